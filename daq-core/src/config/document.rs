@@ -1,0 +1,306 @@
+//! A whole configuration: its texts, and the tree that they make together.
+
+use super::diagnostic::{Diagnostic, Diagnostics};
+use super::expand::expand;
+use super::overrides::Overrides;
+use super::section::Section;
+use super::source_map::{Origin, SourceMap};
+use super::suggest::{list, nearest};
+use super::tree::{self, Entry, Table, Value};
+use std::path::{Path, PathBuf};
+
+/// Texts and their common tree.
+///
+/// Errors go into the caller's [`Diagnostics`]; after an error the document is what could be read, good enough
+/// to find more errors in, not to be run.
+#[derive(Clone, Debug, Default)]
+pub struct Document {
+    sources: SourceMap,
+    root: Table,
+}
+
+impl Document {
+    /// One text, shown under `name` in errors.
+    pub fn from_text(name: &str, text: &str, diagnostics: &mut Diagnostics) -> Self {
+        let mut document = Self::default();
+        document.add(name, text.to_owned(), diagnostics);
+        document
+    }
+
+    /// Several files as one; what two of them define is an error.
+    pub fn load(paths: &[PathBuf], diagnostics: &mut Diagnostics) -> Self {
+        let mut document = Self::default();
+        for path in paths {
+            match std::fs::read(path).map(String::from_utf8) {
+                Ok(Ok(text)) => document.add(&path.display().to_string(), text, diagnostics),
+                Ok(Err(_)) => diagnostics.push(
+                    Diagnostic::error(format!("{} is not UTF-8 text", path.display()))
+                        .help("configuration is TOML, which is UTF-8"),
+                ),
+                Err(error) => diagnostics.push(unreadable(path, &error)),
+            }
+        }
+        document
+    }
+
+    /// All files `*.toml` of a directory that are not hidden, in the order of their names.
+    pub fn load_dir(directory: &Path, diagnostics: &mut Diagnostics) -> Self {
+        let listed = std::fs::read_dir(directory).and_then(|entries| {
+            entries
+                .map(|entry| Ok(entry?.path()))
+                .collect::<std::io::Result<Vec<_>>>()
+        });
+        let mut paths = match listed {
+            Ok(paths) => paths,
+            Err(error) => {
+                diagnostics.push(unreadable(directory, &error));
+                return Self::default();
+            }
+        };
+        paths.retain(|path| {
+            let hidden = path
+                .file_name()
+                .is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+            !hidden
+                && path
+                    .extension()
+                    .is_some_and(|extension| extension == "toml")
+                && path.is_file()
+        });
+        paths.sort();
+        if paths.is_empty() {
+            diagnostics.push(
+                Diagnostic::error(format!("{} has no file *.toml", directory.display()))
+                    .help("name the directory that the configuration lies in"),
+            );
+        }
+        Self::load(&paths, diagnostics)
+    }
+
+    fn add(&mut self, name: &str, text: String, diagnostics: &mut Diagnostics) {
+        // Editors on other systems begin a file with a mark that TOML does not know.
+        let text = text
+            .strip_prefix('\u{feff}')
+            .map(str::to_owned)
+            .unwrap_or(text);
+        let base = self
+            .sources
+            .add(Origin::File(name.to_owned()), text.clone());
+        let (table, errors) = toml::de::DeTable::parse_recoverable(&text);
+        for error in &errors {
+            let span = error.span().unwrap_or(0..0);
+            let span = super::Span::new(base + span.start, base + span.end);
+            diagnostics.push(Diagnostic::error(in_words(error.message())).at(span));
+        }
+        let mut unfit = Vec::new();
+        let table = tree::from_table(table.into_inner(), base, &mut unfit);
+        for unfit in unfit {
+            diagnostics.push(Diagnostic::error(unfit.message).at(unfit.span));
+        }
+        if errors.is_empty() {
+            merge(&mut self.root, table, "", diagnostics);
+        }
+    }
+
+    /// Replaces values by those of the environment and of `--set`.
+    #[must_use]
+    pub fn with_overrides(mut self, overrides: &Overrides, diagnostics: &mut Diagnostics) -> Self {
+        overrides.apply(&mut self.sources, &mut self.root, diagnostics);
+        self
+    }
+
+    /// Replaces `${NAME}` and `${NAME:-default}` in all string values by what `lookup` gives for the name,
+    /// usually [`environment`](super::environment).
+    #[must_use]
+    pub fn expanded(
+        mut self,
+        lookup: &dyn Fn(&str) -> Option<String>,
+        diagnostics: &mut Diagnostics,
+    ) -> Self {
+        for entry in &mut self.root.entries {
+            entry.node.each_string(&mut |text, span| {
+                if text.contains('$') {
+                    *text = expand(text, span, &self.sources, lookup, diagnostics);
+                }
+            });
+        }
+        self
+    }
+
+    /// The texts that places refer to.
+    pub fn sources(&self) -> &SourceMap {
+        &self.sources
+    }
+
+    /// The sections `[kind.NAME]` in the order of the files.
+    pub fn sections(&self, kind: &str) -> Vec<Section> {
+        let Some(table) = self.root.get(kind).and_then(|entry| entry.node.table()) else {
+            return Vec::new();
+        };
+        let mut entries: Vec<&Entry> = table
+            .entries
+            .iter()
+            .filter(|entry| entry.node.table().is_some())
+            .collect();
+        entries.sort_by_key(|entry| entry.node.span);
+        entries
+            .into_iter()
+            .map(|entry| Section::new(kind, &entry.key, &entry.node))
+            .collect()
+    }
+
+    /// The table `[name]`, if it is written.
+    pub fn table(&self, name: &str) -> Option<Section> {
+        let node = &self.root.get(name)?.node;
+        node.table()?;
+        Some(Section::new(name, "", node))
+    }
+
+    /// Reports everything at the top that is neither `[kind.NAME]` of one of `kinds` nor one of `tables`.
+    pub fn check_kinds(&self, kinds: &[&str], tables: &[&str], diagnostics: &mut Diagnostics) {
+        for Entry {
+            key,
+            key_span,
+            node,
+        } in &self.root.entries
+        {
+            if kinds.contains(&key.as_str()) {
+                check_names(key, node, diagnostics);
+            } else if tables.contains(&key.as_str()) {
+                if node.table().is_none() {
+                    diagnostics.push(
+                        Diagnostic::error(format!(
+                            "`{key}` is {}, a table is expected",
+                            node.kind()
+                        ))
+                        .at(node.span)
+                        .help(format!("write a table `[{key}]`")),
+                    );
+                }
+            } else {
+                let known: Vec<&str> = kinds.iter().chain(tables).copied().collect();
+                let what = if node.table().is_some() {
+                    "section"
+                } else {
+                    "key"
+                };
+                let help = if let Some(meant) = nearest(key, &known) {
+                    format!("did you mean `{meant}`?")
+                } else {
+                    let named = kinds.iter().map(|kind| format!("[{kind}.NAME]"));
+                    let plain = tables.iter().map(|table| format!("[{table}]"));
+                    let all: Vec<String> = named.chain(plain).collect();
+                    format!(
+                        "there are {}",
+                        list(&all, 16).replace('`', "").replace(" or ", " and ")
+                    )
+                };
+                diagnostics.push(
+                    Diagnostic::error(format!("unknown {what} `{key}`"))
+                        .at(*key_span)
+                        .help(help),
+                );
+            }
+        }
+    }
+}
+
+/// What the TOML reader says too briefly, in full.
+fn in_words(message: &str) -> &str {
+    match message {
+        "duplicate key" => "this key or section is written twice",
+        "recursion limit" => "tables and arrays are nested too deep",
+        _ => message,
+    }
+}
+
+/// Reports what is not `[kind.NAME]` with a good name.
+fn check_names(kind: &str, node: &tree::Node, diagnostics: &mut Diagnostics) {
+    let Some(table) = node.table() else {
+        let mut diagnostic = Diagnostic::error(format!(
+            "`{kind}` is {}, sections with names are expected",
+            node.kind()
+        ))
+        .at(node.span);
+        diagnostic = match node.value {
+            Value::Array(_) => {
+                diagnostic.help(format!("write [{kind}.NAME] instead of [[{kind}]]"))
+            }
+            _ => diagnostic.help(format!("write a section [{kind}.NAME]")),
+        };
+        diagnostics.push(diagnostic);
+        return;
+    };
+    if let Some(entry) = table
+        .entries
+        .iter()
+        .find(|entry| entry.node.table().is_none())
+    {
+        diagnostics.push(
+            Diagnostic::error(format!("a {kind} needs a name"))
+                .at(entry.key_span)
+                .also(node.span, "")
+                .help(format!("write [{kind}.NAME] above its keys")),
+        );
+    }
+    for Entry { key, key_span, .. } in &table.entries {
+        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        if key.is_empty() || !key.chars().all(good) {
+            diagnostics.push(
+                Diagnostic::error(format!("{key:?} cannot be a name"))
+                    .at(*key_span)
+                    .help("use letters, digits, `_` and `-`"),
+            );
+        }
+    }
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> Diagnostic {
+    let diagnostic = Diagnostic::error(format!("cannot read {}: {error}", path.display()));
+    match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            diagnostic.help("check the name, and the directory it starts from")
+        }
+        std::io::ErrorKind::PermissionDenied => diagnostic.help("check who may read it: ls -l"),
+        _ => diagnostic,
+    }
+}
+
+/// Adds `new` to `table`. Only the tables at the top may come from several texts.
+fn merge(table: &mut Table, new: Table, above: &str, diagnostics: &mut Diagnostics) {
+    for entry in new.entries {
+        let key = &entry.key;
+        let title = if above.is_empty() {
+            key.clone()
+        } else {
+            format!("{above}.{key}")
+        };
+        let Some(old) = table.get_mut(key) else {
+            table.entries.push(entry);
+            continue;
+        };
+        match (&mut old.node.value, entry.node.value) {
+            (Value::Table(old), Value::Table(new)) if above.is_empty() => {
+                merge(old, new, &title, diagnostics);
+            }
+            (_, value) => {
+                // A header underlines better than the last part of it.
+                let place = |is_table: bool, key, node| if is_table { node } else { key };
+                let what = if matches!(value, Value::Table(_)) {
+                    "section"
+                } else {
+                    "key"
+                };
+                let is_table = matches!(value, Value::Table(_));
+                let second = place(is_table, entry.key_span, entry.node.span);
+                let first = place(old.node.table().is_some(), old.key_span, old.node.span);
+                diagnostics.push(
+                    Diagnostic::error(format!("{what} `{title}` is defined twice"))
+                        .labelled(second, "defined again here")
+                        .also(first, "first defined here")
+                        .help("remove one of the two"),
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Configuration: TOML files, environment and `--set` in one document whose every value knows its place.
+//!
+//! A document is loaded, overridden and expanded; then its sections are taken apart by their owners, each of
+//! which reads its own keys into its own type. Whatever is wrong is collected, and shown at once.
+//!
+//! ```
+//! use daq_core::config::{Diagnostics, Document};
+//! use daq_core::units::ByteSize;
+//!
+//! #[derive(Debug, serde::Deserialize)]
+//! #[serde(deny_unknown_fields)]
+//! struct Ring {
+//!     slot: ByteSize,
+//!     slots: u32,
+//! }
+//!
+//! let mut diagnostics = Diagnostics::new();
+//! let document = Document::from_text(
+//!     "daq.toml",
+//!     "[ring.raw]\nslot = \"1 MiB\"\nslotz = 64\n",
+//!     &mut diagnostics,
+//! );
+//! let mut section = document.sections("ring").remove(0);
+//! assert!(section.finish::<Ring>(&[], &mut diagnostics).is_none());
+//! assert_eq!(
+//!     diagnostics.render(document.sources(), false),
+//!     "\
+//! error: unknown key `slotz` in [ring.raw]
+//!  --> daq.toml:3:1
+//!   |
+//! 3 | slotz = 64
+//!   | ^^^^^
+//!   |
+//!   = help: did you mean `slots`?
+//! "
+//! );
+//! ```
+
+mod de;
+mod diagnostic;
+mod document;
+mod expand;
+mod overrides;
+mod pretend;
+mod read;
+mod section;
+mod source_map;
+mod suggest;
+mod tree;
+
+pub use diagnostic::{Diagnostic, Diagnostics, Label, Problem, Severity};
+pub use document::Document;
+pub use expand::environment;
+pub use overrides::Overrides;
+pub use section::Section;
+pub use source_map::{Origin, SourceMap, Span};
+pub use suggest::nearest;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,348 @@
+//! Answers of whatever type is asked for, so that reading goes on behind a missing or wrong value and finds
+//! the other errors too. What it made up is thrown away.
+
+use super::de::{Fault, ReadError};
+use super::tree::Placeholder;
+use serde::de::{
+    self, DeserializeSeed, EnumAccess, Expected, MapAccess, SeqAccess, VariantAccess, Visitor,
+};
+use serde::forward_to_deserialize_any;
+
+/// Texts that some type takes: numbers, names, quantities, addresses.
+const TEXTS: [&str; 10] = [
+    "a",
+    "1",
+    "1 B",
+    "1 s",
+    "1 bit/s",
+    "1 Hz",
+    "127.0.0.1:1",
+    "127.0.0.1",
+    "::1",
+    "host",
+];
+
+/// Numbers that some check lets pass.
+const INTEGERS: [u64; 9] = [1, 0, 2, 3, 8, 64, 100, 1024, 65536];
+const FLOATS: [f64; 6] = [1.0, 0.0, 0.5, 2.0, 100.0, 1e6];
+const BOOLEANS: [bool; 2] = [true, false];
+
+/// Recursive types end here.
+const DEPTH: usize = 16;
+
+/// Pretends to be a right value.
+#[derive(Clone, Copy)]
+pub(super) struct Pretend<'p> {
+    placeholder: &'p Placeholder,
+    depth: usize,
+}
+
+impl<'p> Pretend<'p> {
+    pub(super) fn new(placeholder: &'p Placeholder) -> Self {
+        Self {
+            placeholder,
+            depth: 0,
+        }
+    }
+
+    fn deeper(self) -> Result<Self, ReadError> {
+        if self.depth == DEPTH {
+            return Err(exhausted());
+        }
+        Ok(Self {
+            depth: self.depth + 1,
+            ..self
+        })
+    }
+
+    /// Keeps an example of what the outermost asked for.
+    fn learn(self, example: impl FnOnce() -> String) {
+        if self.depth == 0 {
+            self.placeholder
+                .example
+                .borrow_mut()
+                .get_or_insert_with(example);
+        }
+    }
+
+    fn text(self) -> Option<&'static str> {
+        TEXTS.get(self.placeholder.attempt).copied()
+    }
+}
+
+fn exhausted() -> ReadError {
+    ReadError::new(Fault::Custom("nothing more to pretend".to_owned()))
+}
+
+/// What stands between the first two double quotes of what a type says that it expects.
+fn quoted(expected: &dyn Expected) -> Option<String> {
+    let text = expected.to_string();
+    text.split('"').nth(1).map(str::to_owned)
+}
+
+/// An example of a text, by what a type says that it expects.
+fn text_example(expected: &dyn Expected) -> String {
+    if let Some(example) = quoted(expected) {
+        return format!("{example:?}");
+    }
+    match expected.to_string().as_str() {
+        "socket address" | "IPv4 socket address" => "\"127.0.0.1:4950\"".to_owned(),
+        "IPv6 socket address" => "\"[::1]:4950\"".to_owned(),
+        "IP address" | "IPv4 address" => "\"127.0.0.1\"".to_owned(),
+        "IPv6 address" => "\"::1\"".to_owned(),
+        "path string" => "\"path/to/it\"".to_owned(),
+        _ => "\"…\"".to_owned(),
+    }
+}
+
+/// Methods that take the attempt's value of a list.
+macro_rules! plain {
+    ($values:ident $visit:ident $example:literal: $($method:ident)*) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+            self.learn(|| $example.to_owned());
+            let value = $values.get(self.placeholder.attempt).ok_or_else(exhausted)?;
+            visitor.$visit(*value)
+        }
+    )*};
+}
+
+macro_rules! textual {
+    ($($method:ident)*) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+            self.learn(|| text_example(&visitor));
+            visitor.visit_str(self.text().ok_or_else(exhausted)?)
+        }
+    )*};
+}
+
+impl<'de> de::Deserializer<'de> for Pretend<'_> {
+    type Error = ReadError;
+
+    plain! { BOOLEANS visit_bool "true": deserialize_bool }
+    plain! { FLOATS visit_f64 "1.0": deserialize_f32 deserialize_f64 }
+    plain! {
+        INTEGERS visit_u64 "1":
+        deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128
+        deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128
+    }
+
+    textual! { deserialize_char deserialize_str deserialize_string }
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        let attempt = self.placeholder.attempt;
+        self.learn(|| text_example(&visitor));
+        match attempt {
+            0 => match quoted(&visitor) {
+                Some(text) => visitor.visit_str(&text),
+                None => visitor.visit_str(TEXTS[0]),
+            },
+            _ if attempt < TEXTS.len() => visitor.visit_str(TEXTS[attempt]),
+            _ => match attempt - TEXTS.len() {
+                0 => visitor.visit_u64(1),
+                1 => visitor.visit_bool(true),
+                2 => visitor.visit_f64(1.0),
+                3 => visitor.visit_seq(Made {
+                    pretend: self.deeper()?,
+                    left: 0,
+                }),
+                4 => visitor.visit_map(Made {
+                    pretend: self.deeper()?,
+                    left: 0,
+                }),
+                _ => Err(exhausted()),
+            },
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        visitor.visit_none()
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        self.learn(|| "[…]".to_owned());
+        // An attempt's number of elements, for types that want some.
+        let left = self.placeholder.attempt;
+        if left > 2 {
+            return Err(exhausted());
+        }
+        visitor.visit_seq(Made {
+            pretend: self.deeper()?,
+            left,
+        })
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(
+        self,
+        length: usize,
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        self.learn(|| "[…]".to_owned());
+        visitor.visit_seq(Made {
+            pretend: self.deeper()?,
+            left: length,
+        })
+    }
+
+    fn deserialize_tuple_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        length: usize,
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        self.deserialize_tuple(length, visitor)
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        self.learn(|| "{…}".to_owned());
+        visitor.visit_map(Made {
+            pretend: self.deeper()?,
+            left: 0,
+        })
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        self.learn(|| "{…}".to_owned());
+        visitor.visit_map(Fields {
+            pretend: self.deeper()?,
+            fields,
+        })
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        let variant = variants
+            .get(self.placeholder.attempt)
+            .ok_or_else(exhausted)?;
+        self.learn(|| format!("{variant:?}"));
+        visitor.visit_enum(Chosen {
+            pretend: self.deeper()?,
+            variant,
+        })
+    }
+
+    forward_to_deserialize_any! { bytes byte_buf unit unit_struct identifier ignored_any }
+}
+
+/// A number of made-up elements, or an empty map.
+struct Made<'p> {
+    pretend: Pretend<'p>,
+    left: usize,
+}
+
+impl<'de> SeqAccess<'de> for Made<'_> {
+    type Error = ReadError;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, ReadError> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        self.left -= 1;
+        seed.deserialize(self.pretend).map(Some)
+    }
+}
+
+impl<'de> MapAccess<'de> for Made<'_> {
+    type Error = ReadError;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        _: K,
+    ) -> Result<Option<K::Value>, ReadError> {
+        Ok(None)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, _: V) -> Result<V::Value, ReadError> {
+        Err(exhausted())
+    }
+}
+
+struct Fields<'p> {
+    pretend: Pretend<'p>,
+    fields: &'static [&'static str],
+}
+
+impl<'de> MapAccess<'de> for Fields<'_> {
+    type Error = ReadError;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, ReadError> {
+        let Some((first, rest)) = self.fields.split_first() else {
+            return Ok(None);
+        };
+        self.fields = rest;
+        seed.deserialize(de::value::StrDeserializer::new(first))
+            .map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ReadError> {
+        seed.deserialize(self.pretend)
+    }
+}
+
+struct Chosen<'p> {
+    pretend: Pretend<'p>,
+    variant: &'static str,
+}
+
+impl<'p, 'de> EnumAccess<'de> for Chosen<'p> {
+    type Error = ReadError;
+    type Variant = Pretend<'p>;
+
+    fn variant_seed<V: DeserializeSeed<'de>>(
+        self,
+        seed: V,
+    ) -> Result<(V::Value, Pretend<'p>), ReadError> {
+        let value = seed.deserialize(de::value::StrDeserializer::<ReadError>::new(self.variant))?;
+        Ok((value, self.pretend))
+    }
+}
+
+impl<'de> VariantAccess<'de> for Pretend<'_> {
+    type Error = ReadError;
+
+    fn unit_variant(self) -> Result<(), ReadError> {
+        Ok(())
+    }
+
+    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, ReadError> {
+        seed.deserialize(self)
+    }
+
+    fn tuple_variant<V: Visitor<'de>>(
+        self,
+        length: usize,
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        de::Deserializer::deserialize_tuple(self, length, visitor)
+    }
+
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        de::Deserializer::deserialize_struct(self, "", fields, visitor)
+    }
+}

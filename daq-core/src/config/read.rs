@@ -1,0 +1,341 @@
+//! Reads a table into a type and reports everything that is wrong with it, not only the first.
+//!
+//! Serde gives up at the first fault. So the fault is noted, the faulty value is replaced by a placeholder
+//! that pretends to be right, and the table is read again, until nothing new is found.
+
+use super::de::{Fault, ReadError};
+use super::diagnostic::{Diagnostic, Diagnostics};
+use super::source_map::Span;
+use super::suggest::{list, nearest};
+use super::tree::{Entry, Node, Placeholder, Step, Value};
+use serde::de::DeserializeOwned;
+
+/// How many faults and pretences one table is given.
+const ROUNDS: usize = 1000;
+/// How many pretences one placeholder is given.
+const ATTEMPTS: usize = 24;
+/// How many known keys are listed where none is near.
+const LISTED: usize = 16;
+
+/// A table that is being read.
+pub(super) struct Reader<'r> {
+    /// As in `ring.raw`.
+    pub(super) title: &'r str,
+    /// Keys that belong to the table and that others read.
+    pub(super) also_known: &'r [&'r str],
+    pub(super) root: Node,
+    /// Keys that are missing only because they are written wrong.
+    renamed: Vec<Vec<Step>>,
+    /// Where keys are missing.
+    missing: Vec<(Vec<Step>, Span)>,
+    clean: bool,
+}
+
+impl<'r> Reader<'r> {
+    pub(super) fn new(title: &'r str, also_known: &'r [&'r str], root: Node) -> Self {
+        Self {
+            title,
+            also_known,
+            root,
+            renamed: Vec::new(),
+            missing: Vec::new(),
+            clean: true,
+        }
+    }
+
+    /// The value, or `None` after at least one error was reported.
+    pub(super) fn read<T: DeserializeOwned>(mut self, diagnostics: &mut Diagnostics) -> Option<T> {
+        let mut value = None;
+        for _ in 0..ROUNDS {
+            match T::deserialize(&self.root) {
+                Ok(read) => {
+                    value = Some(read);
+                    break;
+                }
+                Err(error) => {
+                    if !self.note(error, diagnostics) {
+                        break;
+                    }
+                }
+            }
+        }
+        self.tell_missing(diagnostics);
+        value.filter(|_| self.clean)
+    }
+
+    /// Reports a fault and hides it; `false` when there is no way on.
+    fn note(&mut self, mut error: ReadError, diagnostics: &mut Diagnostics) -> bool {
+        self.clean = false;
+        error.path.reverse();
+        let path = error.path;
+        // A type's own check is outside of what was pretended, but at the same place.
+        if let Some(Value::Placeholder(placeholder)) =
+            self.root.descend_mut(&path).map(|node| &mut node.value)
+        {
+            placeholder.attempt += 1;
+            return placeholder.attempt < ATTEMPTS;
+        }
+        if error.pretended {
+            return false;
+        }
+        match error.fault {
+            Fault::UnknownKey(known) => self.unknown_key(&path, known, diagnostics),
+            Fault::Missing(key) => self.missing_key(path, key),
+            fault => {
+                let Some(node) = self.root.descend(&path) else {
+                    return false;
+                };
+                // Made-up values inside it may be what it does not like.
+                if !node.has_placeholder() {
+                    diagnostics.push(self.describe(&path, node, &fault));
+                }
+                if path.is_empty() {
+                    return false;
+                }
+                let Some(node) = self.root.descend_mut(&path) else {
+                    return false;
+                };
+                node.value = Value::Placeholder(Placeholder::default());
+                node.loose = None;
+                true
+            }
+        }
+    }
+
+    fn unknown_key(
+        &mut self,
+        path: &[Step],
+        known: &[&str],
+        diagnostics: &mut Diagnostics,
+    ) -> bool {
+        let Some((Step::Key(key), above)) = path.split_last() else {
+            return false;
+        };
+        let mut known = known.to_vec();
+        if above.is_empty() {
+            known.extend(
+                self.also_known
+                    .iter()
+                    .filter(|key| !known.contains(key))
+                    .copied()
+                    .collect::<Vec<_>>(),
+            );
+        }
+        let Some(table) = self.root.descend_mut(above).and_then(Node::table_mut) else {
+            return false;
+        };
+        let Some(entry) = table.remove(key) else {
+            return false;
+        };
+        // A key that is there already cannot be the one that was meant.
+        let free: Vec<&str> = known
+            .iter()
+            .filter(|known| table.get(known).is_none())
+            .copied()
+            .collect();
+        let title = self.title_of(above);
+        let mut diagnostic =
+            Diagnostic::error(format!("unknown key `{key}` in [{title}]")).at(entry.key_span);
+        if let Some(meant) = nearest(key, &free) {
+            diagnostic = diagnostic.help(format!("did you mean `{meant}`?"));
+            let mut renamed = above.to_vec();
+            renamed.push(Step::Key(meant.to_owned()));
+            self.renamed.push(renamed);
+        } else if known.is_empty() {
+            diagnostic = diagnostic.help("no keys are known here");
+        } else {
+            diagnostic = diagnostic.help(format!(
+                "known keys: {}",
+                list(&known, LISTED).replace(" or ", ", ")
+            ));
+        }
+        diagnostics.push(diagnostic);
+        true
+    }
+
+    fn missing_key(&mut self, mut path: Vec<Step>, key: String) -> bool {
+        let Some(node) = self.root.descend_mut(&path) else {
+            return false;
+        };
+        let span = node.span;
+        let Some(table) = node.table_mut() else {
+            return false;
+        };
+        if table.get(&key).is_some() {
+            return false;
+        }
+        let value = Value::Placeholder(Placeholder::default());
+        table.entries.push(Entry {
+            key: key.clone(),
+            key_span: span,
+            node: Node::new(span, value),
+        });
+        path.push(Step::Key(key));
+        if !self.renamed.contains(&path) {
+            self.missing.push((path, span));
+        }
+        true
+    }
+
+    /// Reports the missing keys, with the examples that reading on has taught.
+    fn tell_missing(&self, diagnostics: &mut Diagnostics) {
+        for (path, span) in &self.missing {
+            let Some((Step::Key(key), above)) = path.split_last() else {
+                continue;
+            };
+            let title = self.title_of(above);
+            let example = self.root.descend(path).and_then(|node| match &node.value {
+                Value::Placeholder(placeholder) => placeholder.example.borrow().clone(),
+                _ => None,
+            });
+            let help = match example.as_deref() {
+                Some("{…}") => format!("add a table `[{title}.{key}]`"),
+                Some(example) => format!("add a line such as `{key} = {example}`"),
+                None => format!("add `{key}`"),
+            };
+            diagnostics.push(
+                Diagnostic::error(format!("missing key `{key}` in [{title}]"))
+                    .at(*span)
+                    .help(help),
+            );
+        }
+    }
+
+    fn describe(&self, path: &[Step], node: &Node, fault: &Fault) -> Diagnostic {
+        let subject = match path {
+            [] => format!("[{}]", self.title),
+            _ => format!("`{}`", joined(path)),
+        };
+        let (message, help) = match fault {
+            Fault::Type(expected) => {
+                let expected = in_words(expected);
+                // The range would distract from what is wrong.
+                let expected = expected
+                    .split_once(" from ")
+                    .map_or(expected.as_str(), |(kind, _)| kind);
+                (
+                    format!("{subject} is {}, {expected} is expected", node.kind()),
+                    None,
+                )
+            }
+            Fault::Range(expected) => {
+                let expected = in_words(expected);
+                (
+                    format!("{subject} is {}, {expected} is expected", shown(node)),
+                    None,
+                )
+            }
+            Fault::UnknownVariant(known) => {
+                let value = match &node.value {
+                    Value::String(text) => text.as_str(),
+                    // `{ name = … }`
+                    Value::Table(table) => table.keys().first().copied().unwrap_or(""),
+                    _ => node.loose.as_deref().unwrap_or(""),
+                };
+                let help = match nearest(value, known) {
+                    Some(meant) => format!("did you mean \"{meant}\"?"),
+                    None => format!("choose {}", list(known, LISTED).replace('`', "\"")),
+                };
+                (format!("{subject} cannot be {value:?}"), Some(help))
+            }
+            Fault::Custom(message) => match message.split_once("; try ") {
+                Some((message, example)) => (
+                    format!("{subject}: {message}"),
+                    Some(format!("write for instance {example}")),
+                ),
+                None => (
+                    format!("{subject}: {message}"),
+                    advice(message).map(str::to_owned),
+                ),
+            },
+            Fault::UnknownKey(_) | Fault::Missing(_) => (format!("{subject} does not fit"), None),
+        };
+        Diagnostic::error(message).at(node.span).maybe_help(help)
+    }
+
+    /// The title of the table at `path`.
+    fn title_of(&self, path: &[Step]) -> String {
+        match path {
+            [] => self.title.to_owned(),
+            _ => format!("{}.{}", self.title, joined(path)),
+        }
+    }
+}
+
+/// As in `channels[2].gain`.
+fn joined(path: &[Step]) -> String {
+    let mut text = String::new();
+    for step in path {
+        match step {
+            Step::Key(key) if text.is_empty() => text.push_str(key),
+            Step::Key(key) => {
+                text.push('.');
+                text.push_str(key);
+            }
+            Step::Index(index) => {
+                text.push('[');
+                text.push_str(&index.to_string());
+                text.push(']');
+            }
+        }
+    }
+    text
+}
+
+/// A value as short text.
+fn shown(node: &Node) -> String {
+    match &node.value {
+        Value::Integer(number) => number.to_string(),
+        Value::Float(number) => number.to_string(),
+        Value::Boolean(value) => value.to_string(),
+        Value::String(text) if text.len() <= 40 => format!("{text:?}"),
+        _ => node.kind().to_owned(),
+    }
+}
+
+/// What Rust's own types say that they expect, in words that a reader of TOML knows.
+fn in_words(expected: &str) -> String {
+    let words = match expected {
+        "u8" => "an integer from 0 to 255",
+        "u16" => "an integer from 0 to 65535",
+        "u32" => "an integer from 0 to 4294967295",
+        "u64" | "u128" | "usize" => "an integer that is not negative",
+        "i8" => "an integer from -128 to 127",
+        "i16" => "an integer from -32768 to 32767",
+        "i32" => "an integer from -2147483648 to 2147483647",
+        "i64" | "i128" | "isize" => "an integer",
+        "f32" | "f64" => "a number",
+        "a nonzero u8" => "an integer from 1 to 255",
+        "a nonzero u16" => "an integer from 1 to 65535",
+        "a nonzero u32" => "an integer from 1 to 4294967295",
+        "a nonzero u64" | "a nonzero usize" => "an integer above 0",
+        "path string" => "a path in quotes",
+        "socket address" => "an address and a port such as \"127.0.0.1:4950\"",
+        "IP address" | "IPv4 address" => "an address such as \"127.0.0.1\"",
+        "IPv6 address" => "an address such as \"::1\"",
+        "a sequence" => "an array",
+        "a map" => "a table",
+        "a character" => "a single character in quotes",
+        _ if expected.starts_with("struct ") || expected.starts_with("internally tagged enum ") => {
+            "a table"
+        }
+        _ if expected.starts_with("a tuple") || expected.starts_with("tuple ") => "an array",
+        _ => return expected.to_owned(),
+    };
+    words.to_owned()
+}
+
+/// What to do about what the standard library's types say.
+fn advice(message: &str) -> Option<&'static str> {
+    Some(match message {
+        "invalid socket address syntax" | "invalid IPv4 socket address syntax" => {
+            "write an address and a port, for instance \"127.0.0.1:4950\""
+        }
+        "invalid IPv6 socket address syntax" => "write for instance \"[::1]:4950\"",
+        "invalid IP address syntax" | "invalid IPv4 address syntax" => {
+            "write for instance \"127.0.0.1\""
+        }
+        "invalid IPv6 address syntax" => "write for instance \"::1\"",
+        _ => return None,
+    })
+}

@@ -1,0 +1,253 @@
+//! One table of the configuration, which its owners take apart key by key.
+
+use super::diagnostic::{Diagnostic, Diagnostics, Problem};
+use super::read::Reader;
+use super::source_map::Span;
+use super::suggest::{list, nearest};
+use super::tree::{Node, Step, Table, Value};
+use serde::de::DeserializeOwned;
+
+/// A table such as `[source.adc]` or `[http]`.
+///
+/// Keys are taken out by those who own them; the last owner calls [`finish`](Self::finish), which refuses
+/// what is left over. Places stay known after keys were taken.
+#[derive(Clone, Debug)]
+pub struct Section {
+    kind: String,
+    name: String,
+    title: String,
+    /// As it was written.
+    written: Node,
+    /// What nobody took yet.
+    left: Node,
+    /// Keys that somebody asked for, written or not.
+    asked: Vec<String>,
+}
+
+impl Section {
+    pub(super) fn new(kind: &str, name: &str, node: &Node) -> Self {
+        let title = if name.is_empty() {
+            kind.to_owned()
+        } else {
+            format!("{kind}.{name}")
+        };
+        Self {
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+            title,
+            written: node.clone(),
+            left: node.clone(),
+            asked: Vec::new(),
+        }
+    }
+
+    /// `source` of `[source.adc]`, `http` of `[http]`.
+    pub fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    /// `adc` of `[source.adc]`; empty for a table without a name such as `[http]`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// `source.adc` of `[source.adc]`.
+    pub fn title(&self) -> &str {
+        &self.title
+    }
+
+    /// The place of the header.
+    pub fn header(&self) -> Span {
+        self.written.span
+    }
+
+    /// The keys as written, in their order, whether taken or not.
+    pub fn keys(&self) -> Vec<&str> {
+        self.written.table().map(Table::keys).unwrap_or_default()
+    }
+
+    /// Whether `key` is written; a key of an inner table is `format.payload`.
+    pub fn has(&self, key: &str) -> bool {
+        self.span_of(key).is_some()
+    }
+
+    /// The place of the value of `key`; a key of an inner table is `format.payload`, of an array `taps.0`.
+    pub fn span_of(&self, key: &str) -> Option<Span> {
+        let (node, whole) = self.deepest(key);
+        whole.then_some(node.span)
+    }
+
+    /// The place of the value of `key` if it is written, else of the table that it should stand in.
+    pub fn place_of(&self, key: &str) -> Span {
+        self.deepest(key).0.span
+    }
+
+    /// The node at the dotted `key`, or the last one on the way there.
+    fn deepest(&self, key: &str) -> (&Node, bool) {
+        let mut node = &self.written;
+        for part in key.split('.') {
+            let step = match (&node.value, part.parse()) {
+                (Value::Array(_), Ok(index)) => Step::Index(index),
+                _ => Step::Key(part.to_owned()),
+            };
+            match node.descend(&[step]) {
+                Some(next) => node = next,
+                None => return (node, false),
+            }
+        }
+        (node, true)
+    }
+
+    fn remove(&mut self, key: &str) -> Option<Node> {
+        if !self.asked.iter().any(|asked| asked == key) {
+            self.asked.push(key.to_owned());
+        }
+        Some(self.left.table_mut()?.remove(key)?.node)
+    }
+
+    /// Takes a required string, which must be one of `choices` unless those are empty.
+    pub fn take_string(
+        &mut self,
+        key: &str,
+        choices: &[&str],
+        diagnostics: &mut Diagnostics,
+    ) -> Option<(String, Span)> {
+        let Some(node) = self.remove(key) else {
+            diagnostics.push(self.lacking(key, choices));
+            return None;
+        };
+        let text = match (node.loose, node.value) {
+            (Some(text), _) | (None, Value::String(text)) => text,
+            (None, value) => {
+                let node = Node::new(node.span, value);
+                diagnostics.push(
+                    Diagnostic::error(format!("`{key}` is {}, a string is expected", node.kind()))
+                        .at(node.span),
+                );
+                return None;
+            }
+        };
+        if !choices.is_empty() && !choices.contains(&text.as_str()) {
+            let help = match nearest(&text, choices) {
+                Some(meant) => format!("did you mean \"{meant}\"?"),
+                None => format!("choose {}", list(choices, 24).replace('`', "\"")),
+            };
+            diagnostics.push(
+                Diagnostic::error(format!("unknown {key} {text:?} in [{}]", self.title))
+                    .at(node.span)
+                    .help(help),
+            );
+            return None;
+        }
+        Some((text, node.span))
+    }
+
+    /// The error that the required `key` is not written.
+    fn lacking(&self, key: &str, choices: &[&str]) -> Diagnostic {
+        let title = &self.title;
+        let mut diagnostic =
+            Diagnostic::error(format!("missing key `{key}` in [{title}]")).at(self.header());
+        let near = self.left.table().and_then(|table| {
+            let near = nearest(key, &table.keys())?.to_owned();
+            table.get(&near)
+        });
+        if let Some(near) = near {
+            diagnostic = diagnostic.also(near.key_span, format!("is this meant to be `{key}`?"));
+        }
+        match choices.first() {
+            Some(first) => diagnostic.help(format!(
+                "add a line such as `{key} = \"{first}\"`; there are {}",
+                list(choices, 24)
+                    .replace('`', "\"")
+                    .replace(" or ", " and ")
+            )),
+            None => diagnostic.help(format!("add a line `{key} = \"…\"`")),
+        }
+    }
+
+    /// Takes `keys` out, as far as they are written, and reads them into `T`.
+    ///
+    /// `None` after an error was reported.
+    pub fn take<T: DeserializeOwned>(
+        &mut self,
+        keys: &[&str],
+        diagnostics: &mut Diagnostics,
+    ) -> Option<T> {
+        let mut taken = Table::default();
+        for key in keys {
+            let entry = self.left.table().and_then(|table| table.get(key)).cloned();
+            taken.entries.extend(entry);
+            self.remove(key);
+        }
+        let root = Node::new(self.written.span, Value::Table(taken));
+        Reader::new(&self.title, keys, root).read(diagnostics)
+    }
+
+    /// Takes an inner table such as `[source.adc.format]` as a section of its own, if it is written.
+    ///
+    /// `None` without an error means that it is not written; see [`require_section`](Self::require_section).
+    pub fn take_section(&mut self, key: &str, diagnostics: &mut Diagnostics) -> Option<Self> {
+        let node = self.remove(key)?;
+        if node.table().is_none() {
+            diagnostics.push(
+                Diagnostic::error(format!("`{key}` is {}, a table is expected", node.kind()))
+                    .at(node.span)
+                    .help(format!("write a table `[{}.{key}]`", self.title)),
+            );
+            return None;
+        }
+        Some(Self {
+            kind: self.kind.clone(),
+            name: self.name.clone(),
+            title: format!("{}.{key}", self.title),
+            written: node.clone(),
+            left: node,
+            asked: Vec::new(),
+        })
+    }
+
+    /// As [`take_section`](Self::take_section), and an error if it is not written.
+    pub fn require_section(&mut self, key: &str, diagnostics: &mut Diagnostics) -> Option<Self> {
+        if self
+            .left
+            .table()
+            .is_none_or(|table| table.get(key).is_none())
+        {
+            let mut diagnostic = self.lacking(key, &[]);
+            diagnostic.help = vec![format!("add a table `[{}.{key}]`", self.title)];
+            diagnostics.push(diagnostic);
+            return None;
+        }
+        self.take_section(key, diagnostics)
+    }
+
+    /// Reads what is left into `T`, whose type must refuse unknown fields, and reports all that is wrong.
+    ///
+    /// `also_known` are keys of this section that others read; those asked for before are known without. A
+    /// type's own error may end in `; try EXAMPLE`, which is shown as help. `None` after an error was reported.
+    pub fn finish<T: DeserializeOwned>(
+        &mut self,
+        also_known: &[&str],
+        diagnostics: &mut Diagnostics,
+    ) -> Option<T> {
+        let empty = Node::new(self.written.span, Value::Table(Table::default()));
+        let left = std::mem::replace(&mut self.left, empty);
+        let known: Vec<&str> = also_known
+            .iter()
+            .copied()
+            .chain(self.asked.iter().map(String::as_str))
+            .collect();
+        Reader::new(&self.title, &known, left).read(diagnostics)
+    }
+
+    /// The error for a problem that was found after reading, at the value that it names.
+    pub fn problem(&self, problem: Problem) -> Diagnostic {
+        let span = problem
+            .key
+            .as_deref()
+            .map_or(self.header(), |key| self.place_of(key));
+        Diagnostic::error(problem.message)
+            .at(span)
+            .maybe_help(problem.help)
+    }
+}

@@ -1,0 +1,150 @@
+//! Where configuration came from: every text in one numbering, so that a span alone tells origin and line.
+
+use std::fmt;
+
+/// A range of bytes in a [`SourceMap`], which identifies the text, the line and the column.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    /// The first byte.
+    pub start: usize,
+    /// One past the last byte.
+    pub end: usize,
+}
+
+impl Span {
+    /// The bytes from `start` to before `end`.
+    pub const fn new(start: usize, end: usize) -> Self {
+        Self { start, end }
+    }
+}
+
+/// What kind of place a text came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A file, by the name that the user gave.
+    File(String),
+    /// An environment variable, by name; the text is its value.
+    Environment(String),
+    /// A `--set` argument; the text is the argument.
+    Set(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(name) => f.write_str(name),
+            Self::Environment(name) => write!(f, "environment {name}"),
+            Self::Set(argument) => write!(f, "--set {argument}"),
+        }
+    }
+}
+
+/// One text of a [`SourceMap`].
+#[derive(Clone, Debug)]
+pub(crate) struct Text {
+    pub(crate) origin: Origin,
+    /// The number of the text's first byte.
+    pub(crate) base: usize,
+    pub(crate) content: String,
+}
+
+/// All texts that a configuration was made of.
+#[derive(Clone, Debug, Default)]
+pub struct SourceMap {
+    texts: Vec<Text>,
+}
+
+impl SourceMap {
+    /// Adds a text and returns the number of its first byte.
+    pub(crate) fn add(&mut self, origin: Origin, text: String) -> usize {
+        // One number is left out between texts, so that the end of one is not the start of the next.
+        let base = self
+            .texts
+            .last()
+            .map_or(0, |last| last.base + last.content.len() + 1);
+        self.texts.push(Text {
+            origin,
+            base,
+            content: text,
+        });
+        base
+    }
+
+    /// The index of the text that `span` starts in.
+    pub(crate) fn index_of(&self, span: Span) -> Option<usize> {
+        let index = self
+            .texts
+            .partition_point(|text| text.base <= span.start)
+            .checked_sub(1)?;
+        let text = &self.texts[index];
+        (span.start - text.base <= text.content.len()).then_some(index)
+    }
+
+    pub(crate) fn text(&self, index: usize) -> &Text {
+        &self.texts[index]
+    }
+
+    /// The place of `span` inside its text, on character boundaries.
+    pub(crate) fn local(&self, span: Span) -> Option<(&Text, std::ops::Range<usize>)> {
+        let text = &self.texts[self.index_of(span)?];
+        let length = text.content.len();
+        let mut start = (span.start - text.base).min(length);
+        let mut end = span.end.saturating_sub(text.base).clamp(start, length);
+        while !text.content.is_char_boundary(start) {
+            start -= 1;
+        }
+        while !text.content.is_char_boundary(end) {
+            end += 1;
+        }
+        Some((text, start..end))
+    }
+
+    /// Where `span` starts: origin, line and column, both counted from 1, columns in characters.
+    ///
+    /// `None` for a span of another map.
+    pub fn locate(&self, span: Span) -> Option<(&Origin, usize, usize)> {
+        let (text, range) = self.local(span)?;
+        let before = &text.content[..range.start];
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
+        Some((&text.origin, line, column))
+    }
+
+    /// What is written at `span`; empty for a span of another map.
+    pub fn slice(&self, span: Span) -> &str {
+        self.local(span)
+            .map_or("", |(text, range)| &text.content[range])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_alone_tells_where() {
+        let mut map = SourceMap::default();
+        let first = map.add(Origin::File("a.toml".into()), "x = 1\ny = 2".into());
+        let second = map.add(Origin::Environment("DAQ__A__B".into()), "µs".into());
+        let third = map.add(Origin::Set("a.b=3".into()), "a.b=3".into());
+        let place = |at| {
+            let (origin, line, column) = map.locate(Span::new(at, at + 1)).unwrap();
+            (origin.to_string(), line, column)
+        };
+        assert_eq!(place(first + 10), ("a.toml".into(), 2, 5));
+        assert_eq!(
+            place(first + 11),
+            ("a.toml".into(), 2, 6),
+            "the end of a text is its own"
+        );
+        assert_eq!(place(second + 2), ("environment DAQ__A__B".into(), 1, 2));
+        assert_eq!(place(third + 4), ("--set a.b=3".into(), 1, 5));
+        assert_eq!(map.slice(Span::new(third + 4, third + 5)), "3");
+        assert_eq!(
+            map.slice(Span::new(second + 1, second + 2)),
+            "µ",
+            "widened to whole characters"
+        );
+        assert_eq!(map.locate(Span::new(999, 999)), None);
+    }
+}

@@ -1,0 +1,338 @@
+//! Texts, their merging and expansion, and how diagnostics are shown.
+
+use super::*;
+
+#[test]
+fn syntax_errors() {
+    assert_eq!(
+        ring("[ring.raw]\nslot = \"1 MiB\nslots = [\n"),
+        r#"error: invalid basic string, expected `"`
+ --> daq.toml:2:14
+  |
+2 | slot = "1 MiB
+  |              ^
+
+error: unclosed array, expected `]`
+ --> daq.toml:3:10
+  |
+3 | slots = [
+  |          ^
+"#
+    );
+}
+
+#[test]
+fn two_files_may_not_define_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+    write("b.toml", "[ring.raw]\nslots = 2\n[http]\nlisten = \"b\"\n");
+    write(
+        "a.toml",
+        "[ring.raw]\nslots = 1\n[ring.other]\n[http]\nlisten = \"a\"\n",
+    );
+    write(".hidden.toml", "= nonsense");
+    write("readme.txt", "= nonsense");
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::load_dir(directory.path(), &mut diagnostics);
+    let place = format!("{}/", directory.path().display());
+    assert_eq!(
+        diagnostics
+            .render(document.sources(), false)
+            .replace(&place, ""),
+        r#"error: section `ring.raw` is defined twice
+ --> b.toml:1:1
+  |
+1 | [ring.raw]
+  | ^^^^^^^^^^ defined again here
+  |
+ ::: a.toml:1:1
+  |
+1 | [ring.raw]
+  | ---------- first defined here
+  |
+  = help: remove one of the two
+
+error: key `http.listen` is defined twice
+ --> b.toml:4:1
+  |
+4 | listen = "b"
+  | ^^^^^^ defined again here
+  |
+ ::: a.toml:5:1
+  |
+5 | listen = "a"
+  | ------ first defined here
+  |
+  = help: remove one of the two
+"#
+    );
+    let names: Vec<String> = document
+        .sections("ring")
+        .iter()
+        .map(|ring| ring.name().to_owned())
+        .collect();
+    assert_eq!(
+        names,
+        ["raw", "other"],
+        "in the order of the text, and the first stays"
+    );
+}
+
+#[test]
+fn files_that_cannot_be_read_are_told_beside_the_errors_of_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let bad = directory.path().join("bad.toml");
+    std::fs::write(&bad, "[").unwrap();
+    let binary = directory.path().join("binary.toml");
+    std::fs::write(&binary, [0xff, 0xfe]).unwrap();
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::load(
+        &[bad, binary, directory.path().join("absent.toml")],
+        &mut diagnostics,
+    );
+    let shown = diagnostics.render(document.sources(), false);
+    assert_eq!(diagnostics.errors(), 3, "{shown}");
+    assert!(shown.contains("absent.toml: No such file"), "{shown}");
+    assert!(shown.contains("binary.toml is not UTF-8 text"), "{shown}");
+    let mut diagnostics = Diagnostics::new();
+    Document::load_dir(&directory.path().join("absent"), &mut diagnostics);
+    assert!(diagnostics.has_errors());
+}
+
+#[test]
+fn top_of_the_document() {
+    let mut diagnostics = Diagnostics::new();
+    let text =
+        "stray = 1\n[sorce.adc]\n[source]\nx = 1\n[[ring]]\n[sink.\"a b\"]\n[kernel.ok]\n[http]\n";
+    let document = Document::from_text("daq.toml", text, &mut diagnostics);
+    document.check_kinds(
+        &["source", "ring", "kernel", "sink"],
+        &["http", "daq"],
+        &mut diagnostics,
+    );
+    assert_eq!(
+        diagnostics.render(document.sources(), false),
+        r#"error: unknown key `stray`
+ --> daq.toml:1:1
+  |
+1 | stray = 1
+  | ^^^^^
+  |
+  = help: there are [source.NAME], [ring.NAME], [kernel.NAME], [sink.NAME], [http] and [daq]
+
+error: unknown section `sorce`
+ --> daq.toml:2:2
+  |
+2 | [sorce.adc]
+  |  ^^^^^
+  |
+  = help: did you mean `source`?
+
+error: a source needs a name
+ --> daq.toml:4:1
+  |
+3 | [source]
+  | --------
+4 | x = 1
+  | ^
+  |
+  = help: write [source.NAME] above its keys
+
+error: `ring` is an array, sections with names are expected
+ --> daq.toml:5:1
+  |
+5 | [[ring]]
+  | ^^^^^^^^
+  |
+  = help: write [ring.NAME] instead of [[ring]]
+
+error: "a b" cannot be a name
+ --> daq.toml:6:7
+  |
+6 | [sink."a b"]
+  |       ^^^^^
+  |
+  = help: use letters, digits, `_` and `-`
+"#
+    );
+}
+
+#[test]
+fn variables_expand_in_strings_only() {
+    let lookup = |name: &str| (name == "OUT").then(|| "/data/${OUT}".to_owned());
+    let text = "[sink.disk]\npath = \"${OUT}/${NO:-x}/$${A}/$5\"\nlist = [\"${OUT}\"]\n";
+    let mut diagnostics = Diagnostics::new();
+    let document =
+        Document::from_text("daq.toml", text, &mut diagnostics).expanded(&lookup, &mut diagnostics);
+    let mut sink = document.sections("sink").remove(0);
+    let (path, span) = sink.take_string("path", &[], &mut diagnostics).unwrap();
+    assert_eq!(diagnostics.render(document.sources(), false), "");
+    assert_eq!(
+        path, "/data/${OUT}/x/${A}/$5",
+        "what a variable holds is not expanded again"
+    );
+    assert_eq!(
+        document.sources().slice(span),
+        "\"${OUT}/${NO:-x}/$${A}/$5\""
+    );
+}
+
+#[test]
+fn undefined_variables_are_pointed_at() {
+    let text = "[sink.disk]\npath = \"$${OUT}${OUT}/${B C}/${\"\nother = \"\\u0041 ${NOPE}\"\n";
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("daq.toml", text, &mut diagnostics)
+        .expanded(&|_| None, &mut diagnostics);
+    assert_eq!(
+        diagnostics.render(document.sources(), false),
+        r#"error: environment variable `OUT` is not set
+ --> daq.toml:2:16
+  |
+2 | path = "$${OUT}${OUT}/${B C}/${"
+  |                ^^^^^^
+  |
+  = help: set it, or give a default: `${OUT:-…}`
+
+error: `B C` is no name of an environment variable
+ --> daq.toml:2:23
+  |
+2 | path = "$${OUT}${OUT}/${B C}/${"
+  |                       ^^^^^^
+  |
+  = help: write `${NAME}` or `${NAME:-default}`, or `$${` for the two characters themselves
+
+error: `${` has no `}`
+ --> daq.toml:2:30
+  |
+2 | path = "$${OUT}${OUT}/${B C}/${"
+  |                              ^^
+  |
+  = help: write `${NAME}`, or `$${` for the two characters themselves
+
+error: environment variable `NOPE` is not set
+ --> daq.toml:3:17
+  |
+3 | other = "\u0041 ${NOPE}"
+  |                 ^^^^^^^
+  |
+  = help: set it, or give a default: `${NOPE:-…}`
+"#
+    );
+}
+
+#[test]
+fn a_wrong_value_behind_a_variable_is_shown_where_it_is_written() {
+    let mut diagnostics = Diagnostics::new();
+    let lookup = |_: &str| Some("lots".to_owned());
+    let document = Document::from_text(
+        "daq.toml",
+        "[ring.raw]\nslot = \"${SIZE}\"\nslots = 1\n",
+        &mut diagnostics,
+    )
+    .expanded(&lookup, &mut diagnostics);
+    document.sections("ring")[0]
+        .clone()
+        .finish::<Ring>(&[], &mut diagnostics);
+    assert_eq!(
+        diagnostics.render(document.sources(), false),
+        r#"error: `slot`: "lots" is not a size: it does not start with a number
+ --> daq.toml:2:8
+  |
+2 | slot = "${SIZE}"
+  |        ^^^^^^^^^
+  |
+  = help: write for instance "4 MiB"
+"#
+    );
+}
+
+#[test]
+fn diagnostics_join_two_places_and_count() {
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text(
+        "daq.toml",
+        "[source.a]\nport = 1\n[source.b]\nport = 1\n",
+        &mut diagnostics,
+    );
+    let sections = document.sections("source");
+    let [first, second] =
+        [&sections[0], &sections[1]].map(|section| section.span_of("port").unwrap());
+    let conflict = Diagnostic::error("two sources listen on port 1")
+        .labelled(second, "`b` wants it")
+        .also(first, "`a` has it");
+    diagnostics.push(conflict.clone());
+    diagnostics.push(conflict);
+    diagnostics.push(Diagnostic::warning("nothing reads `raw`").at(sections[0].header()));
+    assert_eq!(
+        (diagnostics.errors(), diagnostics.warnings()),
+        (1, 1),
+        "the same is told once"
+    );
+    assert_eq!(
+        diagnostics.render(document.sources(), false),
+        r"warning: nothing reads `raw`
+ --> daq.toml:1:1
+  |
+1 | [source.a]
+  | ^^^^^^^^^^
+
+error: two sources listen on port 1
+ --> daq.toml:4:8
+  |
+2 | port = 1
+  |        - `a` has it
+3 | [source.b]
+4 | port = 1
+  |        ^ `b` wants it
+"
+    );
+    assert!(
+        diagnostics
+            .render(document.sources(), true)
+            .contains("\u{1b}[")
+    );
+    assert!(
+        !diagnostics
+            .render(document.sources(), false)
+            .contains('\u{1b}')
+    );
+}
+
+#[test]
+fn odd_texts_keep_their_places() {
+    let shown = ring("\u{feff}[ring.raw]\r\nslot = \"1 MiB\" # µ\r\nslots = \"µ\"\r\n");
+    assert!(shown.contains("daq.toml:3:9"), "{shown}");
+    // Neither the stack nor the reader's patience is exhausted.
+    let deep = ".a".repeat(50_000);
+    for text in [
+        format!("a{deep} = 1\n"),
+        format!("[a{deep}]\n"),
+        format!("a = {}\n", "[".repeat(50_000)),
+    ] {
+        let mut diagnostics = Diagnostics::new();
+        Document::from_text("daq.toml", &text, &mut diagnostics);
+        assert!(diagnostics.has_errors());
+    }
+    let mut diagnostics = Diagnostics::new();
+    let text = format!("[a{}]\nx = 1\n", ".a".repeat(60));
+    let document = Document::from_text("daq.toml", &text, &mut diagnostics);
+    assert!(
+        diagnostics
+            .render(document.sources(), false)
+            .contains("nested deeper than 40 levels")
+    );
+    let mut diagnostics = Diagnostics::new();
+    Document::from_text(
+        "daq.toml",
+        "a = 999999999999999999999999999999999999999999\n",
+        &mut diagnostics,
+    );
+    assert!(diagnostics.has_errors());
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("daq.toml", "[ring.raw]\n[ring.raw]\n", &mut diagnostics);
+    let shown = diagnostics.render(document.sources(), false);
+    assert!(
+        shown.contains("written twice\n --> daq.toml:2:7"),
+        "{shown}"
+    );
+}

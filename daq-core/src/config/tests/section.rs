@@ -1,0 +1,413 @@
+//! Reading sections.
+
+use super::*;
+
+#[test]
+fn a_right_section_is_read() {
+    let read = finish::<Udp>(
+        "source",
+        "[source.adc]\nlisten = \"0.0.0.0:4950\"\nformat.header = 16\nformat.payload = '8 KiB'\n\
+         format.timeout = '5 ms'\nformat.sequence = { offset = 0x10, bytes = 8, endian = \"little\" }\n",
+    );
+    let expected = Udp {
+        listen: "0.0.0.0:4950".parse().unwrap(),
+        ttl: 0,
+        format: Format {
+            header: ByteSize(16),
+            payload: ByteSize(8192),
+            sequence: Sequence {
+                offset: 16,
+                bytes: 8,
+                endian: Endian::Little,
+            },
+            timeout: Some(Time(std::time::Duration::from_millis(5))),
+        },
+    };
+    assert_eq!(read, Ok(expected));
+}
+
+#[test]
+fn unknown_key() {
+    assert_eq!(
+        ring("[ring.raw]\nslot = \"1 MiB\"\nslotz = 64\n"),
+        r"error: unknown key `slotz` in [ring.raw]
+ --> daq.toml:3:1
+  |
+3 | slotz = 64
+  | ^^^^^
+  |
+  = help: did you mean `slots`?
+"
+    );
+    assert_eq!(
+        ring("[ring.raw]\nslot = \"1 MiB\"\nslots = 64\ngain = 2 # of the amplifier\n"),
+        r"error: unknown key `gain` in [ring.raw]
+ --> daq.toml:4:1
+  |
+4 | gain = 2 # of the amplifier
+  | ^^^^
+  |
+  = help: known keys: `memory`, `slot`, `slots`, `driver`, `ring`
+"
+    );
+}
+
+#[test]
+fn wrong_unit() {
+    assert_eq!(
+        ring("[ring.raw]\nslot = \"1 MBi\"\nslots = 64\n"),
+        r#"error: `slot`: "1 MBi" is not a size: unknown unit "MBi"
+ --> daq.toml:2:8
+  |
+2 | slot = "1 MBi"
+  |        ^^^^^^^
+  |
+  = help: write for instance "1 MiB"
+"#
+    );
+}
+
+#[test]
+fn wrong_type_and_wrong_range() {
+    assert_eq!(
+        ring("[ring.raw]\nslot = \"1 MiB\"\nslots = \"many\"\n"),
+        r#"error: `slots` is a string, an integer is expected
+ --> daq.toml:3:9
+  |
+3 | slots = "many"
+  |         ^^^^^^
+"#
+    );
+    assert_eq!(
+        ring("[ring.raw]\nslot = \"1 MiB\"\nslots = -1\n"),
+        r"error: `slots` is -1, an integer from 0 to 4294967295 is expected
+ --> daq.toml:3:9
+  |
+3 | slots = -1
+  |         ^^
+"
+    );
+}
+
+#[test]
+fn missing_keys_all_with_an_example() {
+    assert_eq!(
+        ring("[ring.raw]\nmemory = \"host\"\n"),
+        r#"error: missing key `slot` in [ring.raw]
+ --> daq.toml:1:1
+  |
+1 | [ring.raw]
+  | ^^^^^^^^^^
+  |
+  = help: add a line such as `slot = "4 MiB"`
+
+error: missing key `slots` in [ring.raw]
+ --> daq.toml:1:1
+  |
+1 | [ring.raw]
+  | ^^^^^^^^^^
+  |
+  = help: add a line such as `slots = 1`
+"#
+    );
+    assert_eq!(
+        udp("[source.adc]\n"),
+        r#"error: missing key `listen` in [source.adc]
+ --> daq.toml:1:1
+  |
+1 | [source.adc]
+  | ^^^^^^^^^^^^
+  |
+  = help: add a line such as `listen = "127.0.0.1:4950"`
+
+error: missing key `format` in [source.adc]
+ --> daq.toml:1:1
+  |
+1 | [source.adc]
+  | ^^^^^^^^^^^^
+  |
+  = help: add a table `[source.adc.format]`
+"#
+    );
+}
+
+#[test]
+fn four_errors_in_one_section() {
+    assert_eq!(
+        ring("[ring.raw]\nslot = true\nslots = 1.5\ngain = 2\nmemory = 5\n"),
+        r#"error: `slot` is a boolean, a size such as "4 MiB" is expected
+ --> daq.toml:2:8
+  |
+2 | slot = true
+  |        ^^^^
+
+error: `slots` is a number with a point, an integer is expected
+ --> daq.toml:3:9
+  |
+3 | slots = 1.5
+  |         ^^^
+
+error: unknown key `gain` in [ring.raw]
+ --> daq.toml:4:1
+  |
+4 | gain = 2
+  | ^^^^
+  |
+  = help: known keys: `memory`, `slot`, `slots`, `driver`, `ring`
+
+error: `memory` is an integer, a string is expected
+ --> daq.toml:5:10
+  |
+5 | memory = 5
+  |          ^
+"#
+    );
+}
+
+#[test]
+fn errors_in_inner_tables() {
+    assert_eq!(
+        udp(
+            "[source.adc]\nlisten = \"here\"\n\n[source.adc.format]\nheader = \"16 B\"\npayloda = \"8 KiB\"\n\
+             sequence = { offset = 0, endian = \"bigg\" }\n"
+        ),
+        r#"error: `listen`: invalid socket address syntax
+ --> daq.toml:2:10
+  |
+2 | listen = "here"
+  |          ^^^^^^
+  |
+  = help: write an address and a port, for instance "127.0.0.1:4950"
+
+error: unknown key `payloda` in [source.adc.format]
+ --> daq.toml:6:1
+  |
+6 | payloda = "8 KiB"
+  | ^^^^^^^
+  |
+  = help: did you mean `payload`?
+
+error: missing key `bytes` in [source.adc.format.sequence]
+ --> daq.toml:7:12
+  |
+7 | sequence = { offset = 0, endian = "bigg" }
+  |            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  |
+  = help: add a line such as `bytes = 1`
+
+error: `format.sequence.endian` cannot be "bigg"
+ --> daq.toml:7:35
+  |
+7 | sequence = { offset = 0, endian = "bigg" }
+  |                                   ^^^^^^
+  |
+  = help: did you mean "big"?
+"#
+    );
+}
+
+#[test]
+fn tags_are_taken_with_suggestions() {
+    let mut diagnostics = Diagnostics::new();
+    let text = "[source.a]\ndrvier = \"udp\"\n[source.b]\ndriver = \"upd\"\nformat = 4\n[source.c]\ndriver = \"tape\"\n";
+    let document = Document::from_text("daq.toml", text, &mut diagnostics);
+    for mut section in document.sections("source") {
+        let tag = section.take_string("driver", &["udp", "sim", "replay"], &mut diagnostics);
+        assert!(tag.is_none());
+        assert!(section.take_section("format", &mut diagnostics).is_none());
+    }
+    let mut first = document.sections("source").remove(0);
+    assert!(first.require_section("format", &mut diagnostics).is_none());
+    assert_eq!(
+        diagnostics.render(document.sources(), false),
+        r#"error: missing key `driver` in [source.a]
+ --> daq.toml:1:1
+  |
+1 | [source.a]
+  | ^^^^^^^^^^
+2 | drvier = "udp"
+  | ------ is this meant to be `driver`?
+  |
+  = help: add a line such as `driver = "udp"`; there are "udp", "sim" and "replay"
+
+error: missing key `format` in [source.a]
+ --> daq.toml:1:1
+  |
+1 | [source.a]
+  | ^^^^^^^^^^
+  |
+  = help: add a table `[source.a.format]`
+
+error: unknown driver "upd" in [source.b]
+ --> daq.toml:4:10
+  |
+4 | driver = "upd"
+  |          ^^^^^
+  |
+  = help: did you mean "udp"?
+
+error: `format` is an integer, a table is expected
+ --> daq.toml:5:10
+  |
+5 | format = 4
+  |          ^
+  |
+  = help: write a table `[source.b.format]`
+
+error: unknown driver "tape" in [source.c]
+ --> daq.toml:7:10
+  |
+7 | driver = "tape"
+  |          ^^^^^^
+  |
+  = help: choose "udp", "sim" or "replay"
+"#
+    );
+}
+
+#[test]
+fn owners_share_a_section() {
+    #[derive(Debug, Deserialize, PartialEq)]
+    struct Common {
+        ring: String,
+        #[serde(default)]
+        core: Option<usize>,
+    }
+    #[derive(Debug, Deserialize, PartialEq)]
+    #[serde(deny_unknown_fields)]
+    struct Own {
+        rate: f64,
+    }
+    let mut diagnostics = Diagnostics::new();
+    let text = "[source.sim]\nring = \"raw\"\nrate = 3\ncoer = 1\nformat.kind = \"raw\"\nformat.payload = \"3 B\"\n";
+    let document = Document::from_text("daq.toml", text, &mut diagnostics);
+    let mut section = document.sections("source").remove(0);
+    let common: Common = section.take(&["ring", "core"], &mut diagnostics).unwrap();
+    assert_eq!(
+        common,
+        Common {
+            ring: "raw".into(),
+            core: None
+        }
+    );
+    let mut format = section.take_section("format", &mut diagnostics).unwrap();
+    assert_eq!(format.title(), "source.sim.format");
+    assert_eq!(
+        format
+            .take_string("kind", &["raw"], &mut diagnostics)
+            .unwrap()
+            .0,
+        "raw"
+    );
+    assert!(section.finish::<Own>(&[], &mut diagnostics).is_none());
+    diagnostics.push(
+        section.problem(Problem::at("format.payload", "the payload is odd").help("make it even")),
+    );
+    diagnostics.push(section.problem(Problem::at("format.header", "no header")));
+    diagnostics.push(section.problem(Problem::at("absent", "something absent")));
+    diagnostics.push(section.problem(Problem::section("all of it")));
+    assert_eq!(
+        diagnostics.render(document.sources(), false),
+        r#"error: something absent
+ --> daq.toml:1:1
+  |
+1 | [source.sim]
+  | ^^^^^^^^^^^^
+
+error: all of it
+ --> daq.toml:1:1
+  |
+1 | [source.sim]
+  | ^^^^^^^^^^^^
+
+error: unknown key `coer` in [source.sim]
+ --> daq.toml:4:1
+  |
+4 | coer = 1
+  | ^^^^
+  |
+  = help: did you mean `core`?
+
+error: no header
+ --> daq.toml:5:1
+  |
+5 | format.kind = "raw"
+  | ^^^^^^
+
+error: the payload is odd
+ --> daq.toml:6:18
+  |
+6 | format.payload = "3 B"
+  |                  ^^^^^
+  |
+  = help: make it even
+"#
+    );
+    assert_eq!(
+        section
+            .span_of("ring")
+            .map(|span| document.sources().slice(span)),
+        Some("\"raw\"")
+    );
+    assert_eq!(section.span_of("absent"), None);
+}
+
+#[test]
+fn faults_in_arrays_enums_and_checked_types() {
+    #[derive(Debug, Deserialize)]
+    #[serde(try_from = "u32")]
+    struct Even(#[expect(dead_code, reason = "only its refusal is looked at")] u32);
+    impl TryFrom<u32> for Even {
+        type Error = String;
+        fn try_from(value: u32) -> Result<Self, String> {
+            if value.is_multiple_of(2) {
+                Ok(Self(value))
+            } else {
+                Err(format!("{value} is odd; try {}", value + 1))
+            }
+        }
+    }
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    #[expect(dead_code, reason = "only its refusal is looked at")]
+    enum Shape {
+        Flat,
+        Box { width: u8 },
+        Size(ByteSize),
+    }
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only its refusal is looked at")]
+    struct Kernel {
+        even: Even,
+        taps: Vec<f32>,
+        shapes: Vec<Shape>,
+        pair: (u8, u8),
+        mode: Shape,
+        also: bool,
+    }
+    let text = "[kernel.k]\neven = 3\ntaps = [1, 2.5, \"x\", true]\nshapes = [\"flat\", \"fat\", { box = { width = 256 } }, \
+                { size = \"1 KiB\" }]\npair = [1, 2, 3]\nalso = 1\n";
+    let shown = finish::<Kernel>("kernel", text).unwrap_err();
+    let heads: Vec<&str> = shown
+        .lines()
+        .filter(|line| line.starts_with("error") || line.contains("help"))
+        .collect();
+    assert_eq!(
+        heads,
+        [
+            "error: missing key `mode` in [kernel.k]",
+            "  = help: add a line such as `mode = \"flat\"`",
+            "error: `even`: 3 is odd",
+            "  = help: write for instance 4",
+            "error: `taps[2]` is a string, a number is expected",
+            "error: `taps[3]` is a boolean, a number is expected",
+            "error: `shapes[1]` cannot be \"fat\"",
+            "  = help: did you mean \"flat\"?",
+            "error: `shapes[2].box.width` is 256, an integer from 0 to 255 is expected",
+            "error: `pair`: the array has 3 elements, 2 are expected",
+            "error: `also` is an integer, a boolean is expected",
+        ],
+        "{shown}"
+    );
+}

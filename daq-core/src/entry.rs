@@ -1,0 +1,160 @@
+//! Registry entries: what a driver, a kernel or a sink tells of itself.
+//!
+//! The lists of entries are plain slices (`daq_drivers::SOURCES`, `daq_sinks::SINKS`,
+//! `daq_pipelines::kernels::KERNELS`). `daq list`, `daq new`, the JSON schema and the reference pages are
+//! derived from them.
+
+use crate::config::{Diagnostics, Problem, Section};
+use crate::kernel::KernelSpec;
+use crate::layout::Layout;
+use crate::sink::SinkSpec;
+use crate::source::{Producers, SourceError};
+use crate::window::Geometry;
+use std::fmt;
+
+/// Something that only one component may use.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Claim {
+    /// A UDP port on an address, as in `0.0.0.0:4950`.
+    UdpPort(std::net::SocketAddr),
+    /// A TCP port on an address.
+    TcpPort(std::net::SocketAddr),
+    /// A file or directory that is written.
+    Path(std::path::PathBuf),
+    /// A PCI device or another device by its address.
+    Device(String),
+}
+
+impl Claim {
+    /// Whether both want the same thing: equal, or an unspecified address beside any other on one port, or
+    /// a directory beside something inside it.
+    ///
+    /// ```
+    /// use daq_core::entry::Claim;
+    /// let any = Claim::UdpPort("0.0.0.0:4950".parse().unwrap());
+    /// let one = Claim::UdpPort("127.0.0.1:4950".parse().unwrap());
+    /// let other = Claim::UdpPort("127.0.0.1:4951".parse().unwrap());
+    /// assert!(any.conflicts(&one) && !one.conflicts(&other));
+    /// ```
+    pub fn conflicts(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::UdpPort(a), Self::UdpPort(b)) | (Self::TcpPort(a), Self::TcpPort(b)) => {
+                a.port() == b.port()
+                    && a.port() != 0
+                    && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
+            }
+            (Self::Path(a), Self::Path(b)) => a.starts_with(b) || b.starts_with(a),
+            (Self::Device(a), Self::Device(b)) => a == b,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UdpPort(address) => write!(f, "UDP {address}"),
+            Self::TcpPort(address) => write!(f, "TCP {address}"),
+            Self::Path(path) => write!(f, "path {}", path.display()),
+            Self::Device(device) => write!(f, "device {device}"),
+        }
+    }
+}
+
+/// What a component of one kind tells of itself.
+#[derive(Clone, Copy)]
+pub struct Entry<S: ?Sized> {
+    /// The name in configuration.
+    pub name: &'static str,
+    /// One sentence without a full stop.
+    pub summary: &'static str,
+    /// A commented, valid section with the name `NAME` and, where it needs them, rings named `INPUT` and
+    /// `OUTPUT`.
+    pub example: &'static str,
+    /// The JSON schema of the section's own keys.
+    pub schema: fn() -> schemars::Schema,
+    /// Reads the section's own keys; touches no hardware. `None` when errors were reported.
+    pub parse: fn(&mut Section, &mut Diagnostics) -> Option<Box<S>>,
+}
+
+impl<S: ?Sized> fmt::Debug for Entry<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entry")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The entry of a source's driver.
+pub type SourceEntry = Entry<dyn SourceSpec>;
+/// The entry of a kernel.
+pub type KernelEntry = Entry<dyn KernelSpec>;
+/// The entry of a sink's driver.
+pub type SinkEntry = Entry<dyn SinkSpec>;
+
+/// What a source is told when it is built.
+#[derive(Clone, Debug)]
+pub struct SourceContext {
+    /// The source's name.
+    pub name: String,
+    /// The directory that relative paths start from.
+    pub directory: std::path::PathBuf,
+    /// The geometry that [`SourceSpec::geometry`] gave for the ring's slots.
+    pub geometry: Geometry,
+}
+
+/// A source's declared and checked configuration.
+pub trait SourceSpec: Send + Sync {
+    /// What it claims.
+    fn claims(&self) -> Vec<Claim> {
+        Vec::new()
+    }
+
+    /// Payload bytes of a slot if the ring's section does not say.
+    fn preferred_slot(&self) -> Option<usize> {
+        None
+    }
+
+    /// How frames are made of places in slots of `slot_bytes`, or why they cannot be.
+    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem>;
+
+    /// What a frame of `geometry` means, or why the declared samples do not fit it.
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem>;
+
+    /// Whether it waits for slots (a file, a free-running simulator) or must go on without (a socket).
+    fn holdable(&self) -> bool;
+
+    /// Threads that it runs on.
+    fn threads(&self) -> usize {
+        1
+    }
+
+    /// Cores for those threads, as declared; empty = any.
+    fn cores(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
+    /// Bytes that it will allocate beside its ring; for the plan's memory total.
+    fn memory(&self, _geometry: &Geometry) -> usize {
+        0
+    }
+
+    /// Sentences for the plan: defaults that were assumed, limits that were found.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Opens sockets, files or devices.
+    fn build(&self, context: &SourceContext) -> Result<Producers, SourceError>;
+}
+
+/// The lists of everything that a configuration can name.
+#[derive(Clone, Copy, Debug)]
+pub struct Registry {
+    /// Drivers of sources.
+    pub sources: &'static [SourceEntry],
+    /// Built-in kernels.
+    pub kernels: &'static [KernelEntry],
+    /// Drivers of sinks.
+    pub sinks: &'static [SinkEntry],
+}

@@ -1,0 +1,193 @@
+//! Ledgers: what was expected, what came, what was lost and why.
+//!
+//! A ledger is a handful of counters that one thread writes and any thread reads. Nothing is ever counted
+//! down except gauges that say so. The equations hold in every snapshot because each has one term that is
+//! derived when the snapshot is taken (`pending`), from counters read in the order that keeps it from
+//! going negative.
+
+mod board;
+mod snapshot;
+
+pub use board::{Board, BoardError, Counter, LastRun};
+pub use snapshot::{
+    KernelReport, ReaderReport, Report, RingReport, SinkReport, SourceReport, Violation,
+};
+
+use std::fmt;
+
+/// Why a place is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(usize)]
+pub enum Cause {
+    /// It never arrived, and nothing on this host says that it was dropped here.
+    WireGap = 0,
+    /// It never arrived, and the kernel counted drops at this socket meanwhile.
+    KernelDrop = 1,
+    /// It arrived after its frame was published.
+    Late = 2,
+    /// It arrived damaged.
+    BadPacket = 3,
+    /// It arrived and its frame found no slot: a reader held the ring.
+    RingFull = 4,
+    /// The device overwrote it before it was handed on.
+    Overrun = 5,
+}
+
+impl Cause {
+    /// Every cause, in the order of their numbers.
+    pub const ALL: [Self; 6] = [
+        Self::WireGap,
+        Self::KernelDrop,
+        Self::Late,
+        Self::BadPacket,
+        Self::RingFull,
+        Self::Overrun,
+    ];
+
+    /// The name in reports and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::WireGap => "wire_gap",
+            Self::KernelDrop => "kernel_drop",
+            Self::Late => "late",
+            Self::BadPacket => "bad_packet",
+            Self::RingFull => "ring_full",
+            Self::Overrun => "overrun",
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+macro_rules! ledger {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: Counter,)*
+        }
+
+        impl $name {
+            /// Counters on `board`, named `PREFIX.FIELD`.
+            pub fn on(board: &Board, prefix: &str) -> Result<Self, BoardError> {
+                Ok(Self { $($field: board.counter(&format!("{prefix}.{}", stringify!($field)))?,)* })
+            }
+        }
+    };
+}
+
+ledger! {
+    /// The counters of a ring.
+    RingLedger {
+        /// Slots (gauge).
+        capacity,
+        /// Most frames at a time that the slowest reader had not retired (gauge).
+        high_water,
+        /// Frames handed to readers.
+        published,
+        /// Frames made and refused for want of a slot.
+        ring_full,
+    }
+}
+
+ledger! {
+    /// The counters of a reader: published since attach = read + overrun + discarded + pending.
+    ReaderLedger {
+        /// Frames published before it attached (gauge).
+        attached,
+        /// Frames leased and retired.
+        read,
+        /// Frames overwritten before they were leased.
+        overrun,
+        /// Frames thrown away: by declared policy, or because they changed while leased.
+        discarded,
+        /// Frames refused by the producer because this reader held the ring.
+        held,
+    }
+}
+
+ledger! {
+    /// The counters of a kernel: input = consumed + withheld + failed + pending.
+    KernelLedger {
+        /// Frames taken from the input ring.
+        input,
+        /// Frames whose content has gone into published output.
+        consumed,
+        /// Frames that wait inside the kernel for their integration to end (gauge).
+        withheld,
+        /// Frames the kernel could not process.
+        failed,
+        /// Frames made.
+        made,
+    }
+}
+
+ledger! {
+    /// The counters of a sink.
+    SinkLedger {
+        /// Frames taken; what is not in a finished file yet is lost in a kill.
+        frames,
+        /// Payload bytes of those frames.
+        bytes,
+        /// Files, or their like, completed.
+        files,
+        /// 1 while the medium has no space (gauge).
+        full,
+        /// Frames not written because the medium had no space or failed, taken ones among them.
+        dropped,
+    }
+}
+
+ledger! {
+    /// The counters of a source: expected = delivered + pending + Σ lost.
+    ///
+    /// The unit is what carries the sequence number: a packet for network sources.
+    SourceLedger {
+        /// Places between the first and the last one seen, summed over epochs.
+        expected,
+        /// Places that are in published frames.
+        delivered,
+        /// Lost: [`Cause::WireGap`].
+        lost_wire_gap,
+        /// Lost: [`Cause::KernelDrop`].
+        lost_kernel_drop,
+        /// Lost: [`Cause::Late`].
+        lost_late,
+        /// Lost: [`Cause::BadPacket`].
+        lost_bad_packet,
+        /// Lost: [`Cause::RingFull`].
+        lost_ring_full,
+        /// Lost: [`Cause::Overrun`].
+        lost_overrun,
+        /// Payload bytes of delivered places.
+        bytes,
+        /// Packets whose place had arrived already.
+        duplicates,
+        /// Packets without a readable or believable sequence number.
+        rejected,
+        /// Packets that carry no data by design (descriptors, end of stream).
+        control,
+        /// Times that counting began: 1 after the first packet.
+        epochs,
+        /// Places jumped over, forward, at the start of an epoch; not in `expected`.
+        jumped,
+    }
+}
+
+impl SourceLedger {
+    /// The counter of a cause.
+    pub const fn lost(&self, cause: Cause) -> &Counter {
+        match cause {
+            Cause::WireGap => &self.lost_wire_gap,
+            Cause::KernelDrop => &self.lost_kernel_drop,
+            Cause::Late => &self.lost_late,
+            Cause::BadPacket => &self.lost_bad_packet,
+            Cause::RingFull => &self.lost_ring_full,
+            Cause::Overrun => &self.lost_overrun,
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! Snapshots of ledgers: what `--report json`, `/status`, `/metrics` and the live block show.
+
+use super::{Cause, KernelLedger, ReaderLedger, RingLedger, SinkLedger, SourceLedger};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A source's ledger at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SourceReport {
+    /// Places between the first and the last one seen, summed over epochs.
+    pub expected: u64,
+    /// Places in published frames.
+    pub delivered: u64,
+    /// Places whose fate is open.
+    pub pending: u64,
+    /// Places lost, by cause; causes without losses are left out.
+    pub lost: BTreeMap<&'static str, u64>,
+    /// Payload bytes delivered.
+    pub bytes: u64,
+    /// Packets whose place had arrived already.
+    pub duplicates: u64,
+    /// Packets without a readable or believable sequence number.
+    pub rejected: u64,
+    /// Packets that carry no data by design.
+    pub control: u64,
+    /// Times that counting began.
+    pub epochs: u64,
+    /// Places jumped over at the start of epochs; not in `expected`.
+    pub jumped: u64,
+}
+
+impl SourceReport {
+    /// Reads the counters. `expected` last: every place counted before was expected before.
+    pub fn of(ledger: &SourceLedger) -> Self {
+        let delivered = ledger.delivered.get();
+        let lost: BTreeMap<_, _> = Cause::ALL
+            .into_iter()
+            .map(|cause| (cause.name(), ledger.lost(cause).get()))
+            .filter(|(_, count)| *count > 0)
+            .collect();
+        let expected = ledger.expected.get();
+        let settled = delivered + lost.values().sum::<u64>();
+        Self {
+            expected,
+            delivered,
+            pending: expected.saturating_sub(settled),
+            lost,
+            bytes: ledger.bytes.get(),
+            duplicates: ledger.duplicates.get(),
+            rejected: ledger.rejected.get(),
+            control: ledger.control.get(),
+            epochs: ledger.epochs.get(),
+            jumped: ledger.jumped.get(),
+        }
+    }
+
+    /// Places lost to all causes.
+    pub fn lost_total(&self) -> u64 {
+        self.lost.values().sum()
+    }
+}
+
+/// A ring's ledger at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RingReport {
+    /// Slots.
+    pub capacity: u64,
+    /// Most slots in use at a time.
+    pub high_water: u64,
+    /// Frames offered to the ring.
+    pub made: u64,
+    /// Frames handed to readers.
+    pub published: u64,
+    /// Frames refused for want of a slot.
+    pub ring_full: u64,
+}
+
+impl RingReport {
+    /// Reads the counters.
+    pub fn of(ledger: &RingLedger) -> Self {
+        let (published, ring_full) = (ledger.published.get(), ledger.ring_full.get());
+        Self {
+            capacity: ledger.capacity.get(),
+            high_water: ledger.high_water.get(),
+            made: published + ring_full,
+            published,
+            ring_full,
+        }
+    }
+}
+
+/// A reader's ledger at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ReaderReport {
+    /// The ring it reads.
+    pub ring: String,
+    /// Frames published since it attached.
+    pub published: u64,
+    /// Frames leased and retired.
+    pub read: u64,
+    /// Frames overwritten before they were leased.
+    pub overrun: u64,
+    /// Frames thrown away.
+    pub discarded: u64,
+    /// Frames waiting or leased.
+    pub pending: u64,
+    /// Frames the producer refused because this reader held the ring.
+    pub held: u64,
+}
+
+impl ReaderReport {
+    /// Reads the counters; the ring's last, so that `pending` is never negative.
+    pub fn of(ledger: &ReaderLedger, ring: &str, of_ring: &RingLedger) -> Self {
+        let (read, overrun, discarded) = (
+            ledger.read.get(),
+            ledger.overrun.get(),
+            ledger.discarded.get(),
+        );
+        let published = of_ring
+            .published
+            .get()
+            .saturating_sub(ledger.attached.get());
+        Self {
+            ring: ring.to_owned(),
+            published,
+            read,
+            overrun,
+            discarded,
+            pending: published.saturating_sub(read + overrun + discarded),
+            held: ledger.held.get(),
+        }
+    }
+}
+
+/// A kernel's ledger at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct KernelReport {
+    /// Frames taken.
+    #[serde(rename = "in")]
+    pub input: u64,
+    /// Frames whose content has gone into output.
+    pub consumed: u64,
+    /// Frames waiting for an integration to end.
+    pub withheld: u64,
+    /// Frames that could not be processed.
+    pub failed: u64,
+    /// Frames in work.
+    pub pending: u64,
+    /// Frames made.
+    pub made: u64,
+}
+
+impl KernelReport {
+    /// Reads the counters. Frames go from `withheld` to `consumed`, so `consumed` is read first.
+    pub fn of(ledger: &KernelLedger) -> Self {
+        let consumed = ledger.consumed.get();
+        let failed = ledger.failed.get();
+        let made = ledger.made.get();
+        let withheld = ledger.withheld.get();
+        let input = ledger.input.get();
+        let pending = input.saturating_sub(consumed + withheld + failed);
+        Self {
+            input,
+            consumed,
+            withheld,
+            failed,
+            pending,
+            made,
+        }
+    }
+}
+
+/// A sink's ledger at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SinkReport {
+    /// Frames taken.
+    pub frames: u64,
+    /// Their payload bytes.
+    pub bytes: u64,
+    /// Files, or their like, completed.
+    pub files: u64,
+    /// Whether the medium has no space now.
+    pub full: bool,
+    /// Frames not written.
+    pub dropped: u64,
+}
+
+impl SinkReport {
+    /// Reads the counters.
+    pub fn of(ledger: &SinkLedger) -> Self {
+        Self {
+            frames: ledger.frames.get(),
+            bytes: ledger.bytes.get(),
+            files: ledger.files.get(),
+            full: ledger.full.get() != 0,
+            dropped: ledger.dropped.get(),
+        }
+    }
+}
+
+/// All ledgers of a pipeline at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// By name of the source.
+    pub sources: BTreeMap<String, SourceReport>,
+    /// By name of the ring.
+    pub rings: BTreeMap<String, RingReport>,
+    /// By name of the kernel or sink that reads.
+    pub readers: BTreeMap<String, ReaderReport>,
+    /// By name of the kernel.
+    pub kernels: BTreeMap<String, KernelReport>,
+    /// By name of the sink.
+    pub sinks: BTreeMap<String, SinkReport>,
+    /// Seconds since the start.
+    pub seconds: f64,
+}
+
+/// An equation that does not hold: a defect of daq, never of the data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Whose ledger.
+    pub ledger: String,
+    /// The equation with its numbers.
+    pub equation: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.ledger, self.equation)
+    }
+}
+
+impl Report {
+    /// Every equation that does not hold.
+    pub fn violations(&self) -> Vec<Violation> {
+        let mut found = Vec::new();
+        let mut check = |ledger: String, left: u64, right: &[u64], equation: &str| {
+            if left != right.iter().sum::<u64>() {
+                found.push(Violation {
+                    ledger,
+                    equation: format!("{equation}: {left} is not the sum of {right:?}"),
+                });
+            }
+        };
+        for (name, source) in &self.sources {
+            let right = [source.delivered, source.pending, source.lost_total()];
+            check(
+                format!("source {name}"),
+                source.expected,
+                &right,
+                "expected = delivered + pending + lost",
+            );
+        }
+        for (name, ring) in &self.rings {
+            check(
+                format!("ring {name}"),
+                ring.made,
+                &[ring.published, ring.ring_full],
+                "made = published + ring_full",
+            );
+        }
+        for (name, reader) in &self.readers {
+            let right = [
+                reader.read,
+                reader.overrun,
+                reader.discarded,
+                reader.pending,
+            ];
+            check(
+                format!("reader {name}"),
+                reader.published,
+                &right,
+                "published = read + overrun + discarded + pending",
+            );
+        }
+        for (name, kernel) in &self.kernels {
+            let right = [
+                kernel.consumed,
+                kernel.withheld,
+                kernel.failed,
+                kernel.pending,
+            ];
+            check(
+                format!("kernel {name}"),
+                kernel.input,
+                &right,
+                "in = consumed + withheld + failed + pending",
+            );
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn broken_equations_are_named() {
+        let mut report = Report::default();
+        let source = SourceReport {
+            expected: 3,
+            delivered: 1,
+            pending: 1,
+            ..SourceReport::default()
+        };
+        report.sources.insert("adc".to_owned(), source);
+        let found = report.violations();
+        assert_eq!(found.len(), 1);
+        assert!(found[0].to_string().contains("source adc"), "{}", found[0]);
+        report
+            .sources
+            .get_mut("adc")
+            .unwrap()
+            .lost
+            .insert("wire_gap", 1);
+        assert_eq!(report.violations(), []);
+    }
+}

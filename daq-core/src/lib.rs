@@ -1,0 +1,35 @@
+//! The core of daq: everything that knows nothing of a particular device.
+//!
+//! A *source* writes *frames* into the slots of a *ring*, which is cut from a *region* of pinned memory.
+//! *Kernels* read one ring and fill another, *sinks* read rings and take frames out. *Ledgers* account for
+//! every packet and frame on the way.
+//!
+//! | module | noun |
+//! |---|---|
+//! | [`region`] | one pinned allocation with a placement |
+//! | [`ring`] | slots, one producer, readers, leases |
+//! | [`window`] | the open slots of a ring that packets are placed into |
+//! | [`ledger`] | counters and the equations between them |
+//! | [`source`], [`kernel`], [`sink`] | the seams |
+//! | [`entry`] | what a driver, kernel or sink tells of itself |
+//! | [`config`], [`units`] | TOML with spans, errors that teach |
+
+pub mod config;
+pub mod entry;
+pub mod frame;
+pub mod kernel;
+pub mod layout;
+pub mod ledger;
+pub mod plan;
+pub mod region;
+pub mod ring;
+pub mod sigmf;
+pub mod sink;
+pub mod source;
+pub mod sync;
+mod sys;
+pub mod thread;
+pub mod topology;
+pub mod units;
+pub mod wait;
+pub mod window;

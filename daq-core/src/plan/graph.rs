@@ -1,0 +1,140 @@
+//! The plan as a picture.
+
+use super::Plan;
+use crate::units::ByteSize;
+use std::fmt::Write;
+
+/// A language that pictures are written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GraphFormat {
+    /// Mermaid flowchart.
+    Mermaid,
+    /// Graphviz.
+    Dot,
+}
+
+/// What stands for a node.
+#[derive(Clone, Copy)]
+enum Shape {
+    Source,
+    Ring,
+    Kernel,
+    Sink,
+    Copy,
+}
+
+impl Plan {
+    /// The picture of the pipeline.
+    pub fn graph(&self, format: GraphFormat) -> String {
+        let mut nodes: Vec<(String, String, Shape)> = Vec::new();
+        let mut edges: Vec<(String, String)> = Vec::new();
+        for source in &self.sources {
+            let id = format!("source_{}", source.name);
+            nodes.push((
+                id.clone(),
+                format!("{}\n{}", source.name, source.driver),
+                Shape::Source,
+            ));
+            edges.push((id, ring_id(&source.ring)));
+        }
+        for ring in &self.rings {
+            let slot = ByteSize(ring.slot_bytes as u64);
+            let label = format!(
+                "{} @ {}\n{} × {slot}",
+                ring.name, ring.placement, ring.slots
+            );
+            nodes.push((ring_id(&ring.name), label, Shape::Ring));
+        }
+        for (i, copy) in self.copies.iter().enumerate() {
+            let id = format!("copy_{i}");
+            nodes.push((id.clone(), "copy".to_owned(), Shape::Copy));
+            edges.push((ring_id(&copy.from), id.clone()));
+            edges.push((id, ring_id(&copy.to)));
+        }
+        for kernel in &self.kernels {
+            let id = format!("kernel_{}", kernel.name);
+            nodes.push((
+                id.clone(),
+                format!("{}\n{}", kernel.name, kernel.driver),
+                Shape::Kernel,
+            ));
+            edges.push((ring_id(&kernel.input), id.clone()));
+            edges.push((id, ring_id(&kernel.output)));
+        }
+        for sink in &self.sinks {
+            let id = format!("sink_{}", sink.name);
+            nodes.push((
+                id.clone(),
+                format!("{}\n{}", sink.name, sink.driver),
+                Shape::Sink,
+            ));
+            edges.push((ring_id(&sink.input), id));
+        }
+        match format {
+            GraphFormat::Mermaid => mermaid(&nodes, &edges),
+            GraphFormat::Dot => dot(&nodes, &edges),
+        }
+    }
+}
+
+fn ring_id(name: &str) -> String {
+    format!("ring_{name}")
+}
+
+/// Mermaid's identifiers allow neither `-` nor `@`.
+fn plain(id: &str) -> String {
+    id.chars()
+        .map(|c| {
+            if c.is_ascii_alphanumeric() {
+                c.to_string()
+            } else {
+                format!("_{:x}_", c as u32)
+            }
+        })
+        .collect()
+}
+
+fn mermaid(nodes: &[(String, String, Shape)], edges: &[(String, String)]) -> String {
+    let mut text = "flowchart LR\n".to_owned();
+    for (id, label, shape) in nodes {
+        let (open, close) = match shape {
+            Shape::Source => ("([", "])"),
+            Shape::Ring => ("[(", ")]"),
+            Shape::Kernel => ("[[", "]]"),
+            Shape::Sink => ("[/", "/]"),
+            Shape::Copy => ("{{", "}}"),
+        };
+        let _ = writeln!(
+            text,
+            "    {}{open}\"{}\"{close}",
+            plain(id),
+            label.replace('\n', "<br/>")
+        );
+    }
+    for (from, to) in edges {
+        let _ = writeln!(text, "    {} --> {}", plain(from), plain(to));
+    }
+    text
+}
+
+fn dot(nodes: &[(String, String, Shape)], edges: &[(String, String)]) -> String {
+    let mut text = "digraph pipeline {\n    rankdir=LR;\n".to_owned();
+    for (id, label, shape) in nodes {
+        let shape = match shape {
+            Shape::Source => "oval",
+            Shape::Ring => "cylinder",
+            Shape::Kernel => "component",
+            Shape::Sink => "note",
+            Shape::Copy => "cds",
+        };
+        let _ = writeln!(
+            text,
+            "    \"{id}\" [shape={shape}, label=\"{}\"];",
+            label.replace('\n', "\\n")
+        );
+    }
+    for (from, to) in edges {
+        let _ = writeln!(text, "    \"{from}\" -> \"{to}\";");
+    }
+    text + "}\n"
+}

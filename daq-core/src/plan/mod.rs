@@ -1,0 +1,244 @@
+//! The plan: configuration × topology, resolved. A pure function: it opens nothing and can be printed and
+//! tested anywhere.
+
+mod check;
+mod config;
+mod graph;
+mod render;
+mod resolve;
+
+pub use config::{
+    Component, Config, DaqKeys, FillKey, KernelKeys, Memory, Mention, RingKeys, RingSection,
+    SinkKeys, SourceKeys,
+};
+pub use graph::GraphFormat;
+pub use resolve::{OtherClaims, resolve};
+
+use crate::kernel::Side;
+use crate::layout::Layout;
+use crate::region::Placement;
+use crate::ring::{Fill, RingOptions};
+use crate::wait::Wait;
+use crate::window::Geometry;
+use serde::{Serialize, Serializer};
+use std::fmt::Display;
+
+/// Seats for readers that attach while the pipeline runs.
+const SPARE_READERS: usize = 4;
+
+/// How a source's bytes reach a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Path {
+    /// The device writes into the region.
+    Direct,
+    /// Into a pinned host ring, then copied.
+    Staged,
+    /// The CPU writes into the region.
+    Cpu,
+}
+
+impl Path {
+    /// The name in plans and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Staged => "staged",
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
+/// A source in its place.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlannedSource {
+    /// Its name.
+    pub name: String,
+    /// Its driver.
+    pub driver: String,
+    /// The ring that its driver writes: the declared one, or the one inserted before it.
+    pub ring: String,
+    /// How its bytes reach the declared ring.
+    pub path: Path,
+    /// Why that way.
+    pub reason: String,
+    /// How frames are made of places.
+    #[serde(skip)]
+    pub geometry: Geometry,
+    /// Whether it waits for slots.
+    pub holdable: bool,
+    /// Threads that it runs on.
+    pub threads: usize,
+    /// Their cores; empty = any.
+    pub cores: Vec<usize>,
+    /// How they wait.
+    #[serde(serialize_with = "debug")]
+    pub wait: Wait,
+    /// Bytes that it allocates.
+    pub memory: usize,
+    /// Defaults that were assumed, limits that were found.
+    pub notes: Vec<String>,
+}
+
+/// A ring in its place.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlannedRing {
+    /// Its name; inserted ones are called `RING@PLACEMENT`.
+    pub name: String,
+    /// Where it lies.
+    #[serde(serialize_with = "display")]
+    pub placement: Placement,
+    /// Why there.
+    pub reason: String,
+    /// Why it was inserted; `None` for declared rings.
+    pub inserted: Option<String>,
+    /// Slots.
+    pub slots: usize,
+    /// Payload bytes of a slot.
+    pub slot_bytes: usize,
+    /// Places of a frame; 0 where frames have none.
+    pub places: u32,
+    /// Payload bytes of the first place; 0 where frames have none.
+    pub first_bytes: usize,
+    /// Payload bytes of a place but the first and the last; 0 where frames have none.
+    pub place_bytes: usize,
+    /// Whether the producer waits for slots.
+    pub holdable: bool,
+    /// What missing places show.
+    #[serde(skip)]
+    pub fill: Fill,
+    /// Preferred NUMA node.
+    pub node: Option<u32>,
+    /// Lock in memory.
+    pub lock: bool,
+    /// Use hugepages.
+    pub huge: bool,
+    /// What a frame means.
+    #[serde(serialize_with = "display")]
+    pub layout: Layout,
+    /// Who fills it.
+    pub producer: String,
+    /// Who reads it.
+    pub readers: Vec<String>,
+    /// Bytes of the region.
+    pub region_bytes: usize,
+    /// Bytes of host memory beside it.
+    pub metadata_bytes: usize,
+}
+
+impl PlannedRing {
+    /// The shape for [`Ring::new`](crate::ring::Ring::new).
+    pub fn options(&self) -> RingOptions {
+        RingOptions {
+            name: self.name.clone(),
+            slots: self.slots,
+            slot_bytes: self.slot_bytes,
+            places: self.places,
+            holdable: self.holdable,
+            readers: self.readers.len() + SPARE_READERS,
+            fill: self.fill,
+        }
+    }
+}
+
+/// A kernel in its place.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlannedKernel {
+    /// Its name.
+    pub name: String,
+    /// Which kernel it is.
+    #[serde(rename = "use")]
+    pub driver: String,
+    /// The ring it reads.
+    pub input: String,
+    /// The ring it fills.
+    pub output: String,
+    /// Where it runs.
+    #[serde(serialize_with = "debug")]
+    pub side: Side,
+    /// Whether frames wait for it.
+    pub guarantee: bool,
+    /// Most frames taken at once.
+    pub burst: usize,
+    /// Its core; `None` = any.
+    pub core: Option<usize>,
+    /// How it waits.
+    #[serde(serialize_with = "debug")]
+    pub wait: Wait,
+    /// Bytes that it allocates.
+    pub memory: usize,
+}
+
+/// A sink in its place.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlannedSink {
+    /// Its name.
+    pub name: String,
+    /// Its driver.
+    pub driver: String,
+    /// The ring it reads.
+    pub input: String,
+    /// Whether frames wait for it.
+    pub guarantee: bool,
+    /// Most frames taken at once.
+    pub burst: usize,
+    /// Its core; `None` = any.
+    pub core: Option<usize>,
+    /// How it waits.
+    #[serde(serialize_with = "debug")]
+    pub wait: Wait,
+    /// Bytes that it allocates.
+    pub memory: usize,
+}
+
+/// A copy between a ring and one that was inserted beside it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PlannedCopy {
+    /// The ring it reads.
+    pub from: String,
+    /// The ring it fills.
+    pub to: String,
+}
+
+/// Configuration × topology, resolved.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// The pipeline's name.
+    pub name: String,
+    /// Sources, in file order.
+    pub sources: Vec<PlannedSource>,
+    /// Rings, those that feed others first.
+    pub rings: Vec<PlannedRing>,
+    /// Copies between rings.
+    pub copies: Vec<PlannedCopy>,
+    /// Kernels, those that feed others first.
+    pub kernels: Vec<PlannedKernel>,
+    /// Sinks, in file order.
+    pub sinks: Vec<PlannedSink>,
+    /// Data threads.
+    pub threads: usize,
+    /// Cores that data threads may use; empty if unknown.
+    pub cores: Vec<usize>,
+    /// Bytes allocated for rings, kernels and sinks together.
+    pub memory: usize,
+    /// Hardware that the configuration asks for and the machine does not have.
+    pub unavailable: Vec<String>,
+}
+
+impl Plan {
+    /// The ring called `name`.
+    pub fn ring(&self, name: &str) -> Option<&PlannedRing> {
+        self.rings.iter().find(|ring| ring.name == name)
+    }
+}
+
+fn display<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+fn debug<T: std::fmt::Debug, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format!("{value:?}").to_lowercase())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,142 @@
+//! The plan as text.
+
+use super::Plan;
+use crate::kernel::Side;
+use crate::units::ByteSize;
+use std::fmt::{self, Display};
+
+fn bytes(bytes: usize) -> ByteSize {
+    ByteSize(bytes as u64)
+}
+
+fn about(bytes: usize) -> ByteSize {
+    self::bytes(bytes).rounded()
+}
+
+fn cores(cores: &[usize]) -> String {
+    if cores.is_empty() {
+        "any core".to_owned()
+    } else {
+        format!("core {cores:?}").replace(['[', ']'], "")
+    }
+}
+
+impl Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "pipeline {}", self.name)?;
+        for source in &self.sources {
+            let hold = if source.holdable {
+                "waits for slots"
+            } else {
+                "cannot wait"
+            };
+            writeln!(
+                f,
+                "\nsource {} ({}) → {}",
+                source.name, source.driver, source.ring
+            )?;
+            writeln!(f, "    path     {}: {}", source.path.name(), source.reason)?;
+            let geometry = &source.geometry;
+            writeln!(
+                f,
+                "    frames   {} = {} × {}, window {} frames, {hold}",
+                bytes(geometry.frame_bytes),
+                geometry.places,
+                bytes(geometry.place_bytes),
+                geometry.window,
+            )?;
+            let threads = if source.threads == 1 {
+                "1 thread".to_owned()
+            } else {
+                format!("{} threads", source.threads)
+            };
+            writeln!(f, "    runs on  {threads}, {}", cores(&source.cores))?;
+            writeln!(f, "    memory   {}", about(source.memory))?;
+            for note in &source.notes {
+                writeln!(f, "    note     {note}")?;
+            }
+        }
+        for ring in &self.rings {
+            let inserted = ring
+                .inserted
+                .as_ref()
+                .map(|why| format!("  (inserted: {why})"))
+                .unwrap_or_default();
+            writeln!(f, "\nring {} @ {}{inserted}", ring.name, ring.placement)?;
+            writeln!(f, "    memory   {}", ring.reason)?;
+            writeln!(
+                f,
+                "    slots    {} × {} = {}, metadata {}",
+                ring.slots,
+                bytes(ring.slot_bytes),
+                bytes(ring.region_bytes),
+                about(ring.metadata_bytes),
+            )?;
+            writeln!(f, "    frames   {}", ring.layout)?;
+            let readers = if ring.readers.is_empty() {
+                "nobody".to_owned()
+            } else {
+                ring.readers.join(", ")
+            };
+            writeln!(f, "    flow     {} → {readers}", ring.producer)?;
+        }
+        for copy in &self.copies {
+            writeln!(f, "\ncopy {} → {}", copy.from, copy.to)?;
+        }
+        for kernel in &self.kernels {
+            writeln!(
+                f,
+                "\nkernel {} ({}): {} → {}",
+                kernel.name, kernel.driver, kernel.input, kernel.output
+            )?;
+            let side = match kernel.side {
+                Side::Cpu => "the CPU".to_owned(),
+                Side::Cuda(ordinal) => format!("cuda:{ordinal}"),
+            };
+            let core: Vec<_> = kernel.core.into_iter().collect();
+            writeln!(
+                f,
+                "    runs on  {side}, {}, bursts of up to {}",
+                cores(&core),
+                kernel.burst
+            )?;
+            writeln!(f, "    reads    {}", reads(kernel.guarantee))?;
+            writeln!(f, "    memory   {}", about(kernel.memory))?;
+        }
+        for sink in &self.sinks {
+            writeln!(f, "\nsink {} ({}) ← {}", sink.name, sink.driver, sink.input)?;
+            let core: Vec<_> = sink.core.into_iter().collect();
+            writeln!(
+                f,
+                "    runs on  {}, bursts of up to {}",
+                cores(&core),
+                sink.burst
+            )?;
+            writeln!(f, "    reads    {}", reads(sink.guarantee))?;
+            writeln!(f, "    memory   {}", about(sink.memory))?;
+        }
+        let usable = if self.cores.is_empty() {
+            "unknown".to_owned()
+        } else {
+            self.cores.len().to_string()
+        };
+        writeln!(
+            f,
+            "\ntotal    memory {}, data threads {}, cores {usable}",
+            about(self.memory),
+            self.threads
+        )?;
+        for missing in &self.unavailable {
+            writeln!(f, "missing  {missing}")?;
+        }
+        Ok(())
+    }
+}
+
+fn reads(guarantee: bool) -> &'static str {
+    if guarantee {
+        "every frame: the producer waits or refuses"
+    } else {
+        "what it can: may be overrun, and is told"
+    }
+}

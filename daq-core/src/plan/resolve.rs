@@ -1,0 +1,637 @@
+//! Relating sections to each other: who fills which ring, what it means, where it lies.
+
+use super::check;
+use super::config::at;
+use super::{
+    Config, Memory, Path, Plan, PlannedCopy, PlannedKernel, PlannedRing, PlannedSink,
+    PlannedSource, RingSection, SPARE_READERS,
+};
+use crate::config::{Diagnostic, Diagnostics, Section, nearest};
+use crate::entry::Claim;
+use crate::kernel::Side;
+use crate::layout::Layout;
+use crate::region::Placement;
+use crate::ring::RingOptions;
+use crate::sink::Placements;
+use crate::topology::Topology;
+use crate::window::Geometry;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Bytes of a slot when neither the ring nor its source says.
+const DEFAULT_SLOT: usize = 1 << 20;
+
+/// What sections outside the pipeline (such as `[http]`) claim.
+pub type OtherClaims = Vec<(Section, Vec<Claim>)>;
+
+/// Who fills a ring.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Filler {
+    Source(usize),
+    Kernel(usize),
+}
+
+/// Resolves `config` for `topology`; every error is added to `diagnostics`. `None` if a plan cannot be made.
+pub fn resolve(
+    config: &Config,
+    topology: &Topology,
+    others: &OtherClaims,
+    diagnostics: &mut Diagnostics,
+) -> Option<Plan> {
+    let before = diagnostics.errors();
+    check::claims(config, others, diagnostics);
+    check::cores(config, topology, diagnostics);
+    check::names(config, diagnostics);
+    let fillers = fillers(config, diagnostics);
+    let mut resolver = Resolver {
+        config,
+        topology,
+        fillers,
+        layouts: BTreeMap::new(),
+        plan: Plan {
+            name: config.name.clone(),
+            sources: Vec::new(),
+            rings: Vec::new(),
+            copies: Vec::new(),
+            kernels: Vec::new(),
+            sinks: Vec::new(),
+            threads: 0,
+            cores: topology.cores.clone(),
+            memory: 0,
+            unavailable: Vec::new(),
+        },
+    };
+    resolver.sources(diagnostics);
+    resolver.kernels(diagnostics);
+    resolver.sinks(diagnostics);
+    resolver.unused(diagnostics);
+    if config.sources.is_empty() && !diagnostics.has_errors() {
+        diagnostics.push(
+            Diagnostic::error("the configuration has no source")
+                .help("`daq new sim` prints a section to begin with"),
+        );
+    }
+    if diagnostics.errors() > before {
+        return None;
+    }
+    Some(resolver.finish())
+}
+
+/// Who fills each declared ring; a second one, or a ring that does not exist, is an error.
+fn fillers(config: &Config, diagnostics: &mut Diagnostics) -> BTreeMap<String, Filler> {
+    let mut fillers: BTreeMap<String, Filler> = BTreeMap::new();
+    let of_sources = config.sources.iter().enumerate().map(|(i, source)| {
+        (
+            &source.section,
+            "ring",
+            &source.keys.ring,
+            Filler::Source(i),
+        )
+    });
+    let of_kernels = config.kernels.iter().enumerate().map(|(i, kernel)| {
+        (
+            &kernel.section,
+            "output",
+            &kernel.keys.output,
+            Filler::Kernel(i),
+        )
+    });
+    for (section, key, ring, filler) in of_sources.chain(of_kernels) {
+        if !known_ring(config, section, key, ring, diagnostics) {
+            continue;
+        }
+        if let Some(first) = fillers.get(ring) {
+            let first = match first {
+                Filler::Source(i) => &config.sources[*i].section,
+                Filler::Kernel(i) => &config.kernels[*i].section,
+            };
+            diagnostics.push(
+                Diagnostic::error(format!(
+                    "ring `{ring}` is filled by [{}] and [{}]",
+                    first.title(),
+                    section.title()
+                ))
+                .labelled(section.place_of(key), "filled here too")
+                .also(first.header(), "filled by this")
+                .help("a ring has one producer: declare a ring for each"),
+            );
+        } else {
+            fillers.insert(ring.clone(), filler);
+        }
+    }
+    for kernel in &config.kernels {
+        known_ring(
+            config,
+            &kernel.section,
+            "input",
+            &kernel.keys.input,
+            diagnostics,
+        );
+    }
+    for sink in &config.sinks {
+        known_ring(
+            config,
+            &sink.section,
+            "input",
+            &sink.keys.input,
+            diagnostics,
+        );
+    }
+    for mention in &config.mentions {
+        known_ring(
+            config,
+            &mention.section,
+            mention.key,
+            &mention.ring,
+            diagnostics,
+        );
+    }
+    fillers
+}
+
+fn known_ring(
+    config: &Config,
+    section: &Section,
+    key: &str,
+    ring: &str,
+    diagnostics: &mut Diagnostics,
+) -> bool {
+    let names: Vec<_> = config
+        .rings
+        .iter()
+        .map(|ring| ring.section.name())
+        .collect();
+    if names.contains(&ring) {
+        return true;
+    }
+    let help = match nearest(ring, &names) {
+        Some(meant) => format!("did you mean \"{meant}\"?"),
+        None => format!("declare it: [ring.{ring}]"),
+    };
+    diagnostics.push(at(section, key, format!("there is no ring `{ring}`")).help(help));
+    false
+}
+
+struct Resolver<'a> {
+    config: &'a Config,
+    topology: &'a Topology,
+    fillers: BTreeMap<String, Filler>,
+    /// What the frames of each resolved ring mean.
+    layouts: BTreeMap<String, Layout>,
+    plan: Plan,
+}
+
+impl Resolver<'_> {
+    fn section(&self, name: &str) -> Option<&RingSection> {
+        self.config
+            .rings
+            .iter()
+            .find(|ring| ring.section.name() == name)
+    }
+
+    /// Where a declared ring lies, and why.
+    fn place(&mut self, ring: &RingSection) -> (Placement, String) {
+        match ring.keys.memory {
+            Memory::Auto => match self.topology.gpus.first() {
+                Some(gpu) => (
+                    Placement::Cuda(gpu.ordinal),
+                    format!("the first GPU, {}", gpu.name),
+                ),
+                None => (Placement::Host, self.topology.no_gpu.clone()),
+            },
+            Memory::At(Placement::Host) => (Placement::Host, "declared".to_owned()),
+            Memory::At(Placement::Cuda(ordinal)) => {
+                let is_there = self.topology.gpus.iter().any(|gpu| gpu.ordinal == ordinal);
+                if self.topology.is_real && !is_there {
+                    let no_gpu = &self.topology.no_gpu;
+                    self.plan.unavailable.push(format!(
+                        "ring `{}` wants cuda:{ordinal}: {no_gpu}; use memory = \"auto\" or \"host\"",
+                        ring.section.name()
+                    ));
+                }
+                (Placement::Cuda(ordinal), "declared".to_owned())
+            }
+        }
+    }
+
+    fn sources(&mut self, diagnostics: &mut Diagnostics) {
+        for (i, source) in self.config.sources.iter().enumerate() {
+            let name = &source.keys.ring;
+            if self.fillers.get(name) != Some(&Filler::Source(i)) {
+                continue;
+            }
+            let Some(ring) = self.section(name) else {
+                continue;
+            };
+            let slot = ring.keys.slot.map_or_else(
+                || source.spec.preferred_slot().unwrap_or(DEFAULT_SLOT),
+                |slot| usize::try_from(slot.0).unwrap_or(usize::MAX),
+            );
+            let resolved = source.spec.geometry(slot).and_then(|geometry| {
+                let layout = source.spec.layout(&geometry)?;
+                Ok((geometry, layout))
+            });
+            let (mut geometry, layout) = match resolved {
+                Ok(resolved) => resolved,
+                Err(problem) => {
+                    diagnostics.push(source.section.problem(problem));
+                    continue;
+                }
+            };
+            let slots = ring.keys.slots as usize;
+            if !check::slots(ring, slot, geometry.frame_bytes, diagnostics) {
+                continue;
+            }
+            let mut notes = source.spec.notes();
+            if geometry.window >= slots {
+                geometry.window = (slots - 1).max(1);
+                notes.push(format!(
+                    "window reduced to {} frames: the ring has {slots} slots",
+                    geometry.window
+                ));
+            }
+            let holdable = source.spec.holdable();
+            let (ring_name, path, reason) = self.add_ring(
+                name,
+                slot,
+                Some(&geometry),
+                holdable,
+                &layout,
+                source.name(),
+            );
+            self.plan.threads += source.spec.threads();
+            let memory = source.spec.memory(&geometry);
+            self.plan.sources.push(PlannedSource {
+                memory,
+                name: source.name().to_owned(),
+                driver: source.driver.clone(),
+                ring: ring_name,
+                path,
+                reason,
+                geometry,
+                holdable,
+                threads: source.spec.threads(),
+                cores: source.spec.cores(),
+                wait: source.keys.wait,
+                notes,
+            });
+        }
+    }
+
+    /// Adds a declared ring, and the one that is inserted before it where its producer writes host memory.
+    /// Returns the ring that the producer writes, the path to the declared one and the reason.
+    fn add_ring(
+        &mut self,
+        name: &str,
+        slot: usize,
+        geometry: Option<&Geometry>,
+        holdable: bool,
+        layout: &Layout,
+        producer: &str,
+    ) -> (String, Path, String) {
+        let Some(index) = self
+            .config
+            .rings
+            .iter()
+            .position(|ring| ring.section.name() == name)
+        else {
+            return (name.to_owned(), Path::Cpu, String::new());
+        };
+        let ring = &self.config.rings[index];
+        let (placement, reason) = self.place(ring);
+        let planned = PlannedRing {
+            name: name.to_owned(),
+            placement,
+            reason,
+            inserted: None,
+            slots: ring.keys.slots as usize,
+            slot_bytes: slot,
+            places: geometry.map_or(0, |geometry| geometry.places),
+            first_bytes: geometry.map_or(0, |geometry| geometry.first_bytes),
+            place_bytes: geometry.map_or(0, |geometry| geometry.place_bytes),
+            holdable,
+            fill: ring.keys.fill.0,
+            node: ring.keys.node,
+            lock: ring.keys.lock,
+            huge: ring.keys.huge,
+            layout: layout.clone(),
+            producer: producer.to_owned(),
+            readers: Vec::new(),
+            region_bytes: 0,
+            metadata_bytes: 0,
+        };
+        self.layouts.insert(name.to_owned(), layout.clone());
+        if geometry.is_none() || placement == Placement::Host {
+            self.plan.rings.push(planned);
+            return (
+                name.to_owned(),
+                Path::Cpu,
+                "the CPU writes packets into host memory".to_owned(),
+            );
+        }
+        let staged = format!("{name}@host");
+        self.plan.copies.push(PlannedCopy {
+            from: staged.clone(),
+            to: name.to_owned(),
+        });
+        let copier = format!("copy {staged} → {name}");
+        self.plan.rings.push(PlannedRing {
+            name: staged.clone(),
+            placement: Placement::Host,
+            reason: "sockets and files write host memory".to_owned(),
+            inserted: Some(format!(
+                "the CPU fills it, then it is copied to {placement}"
+            )),
+            readers: vec![copier.clone()],
+            ..planned.clone()
+        });
+        self.plan.rings.push(PlannedRing {
+            producer: copier,
+            holdable: true,
+            ..planned
+        });
+        (
+            staged,
+            Path::Staged,
+            format!("the driver writes host memory, the ring is on {placement}"),
+        )
+    }
+
+    /// Resolves kernels whose input is known until none is left; those that remain feed on themselves, or
+    /// on rings that nobody fills.
+    fn kernels(&mut self, diagnostics: &mut Diagnostics) {
+        let mut left: BTreeSet<usize> = (0..self.config.kernels.len()).collect();
+        let mut failed: BTreeSet<&str> = self
+            .config
+            .sources
+            .iter()
+            .map(|source| source.keys.ring.as_str())
+            .filter(|ring| !self.layouts.contains_key(*ring))
+            .chain(self.config.unknown.iter().map(String::as_str))
+            .collect();
+        while let Some(i) = left.iter().copied().find(|i| {
+            let input = &self.config.kernels[*i].keys.input;
+            self.layouts.contains_key(input) || failed.contains(input.as_str())
+        }) {
+            left.remove(&i);
+            let kernel = &self.config.kernels[i];
+            if failed.contains(kernel.keys.input.as_str()) || !self.kernel(i, diagnostics) {
+                failed.insert(&kernel.keys.output);
+            }
+        }
+        for i in left {
+            let kernel = &self.config.kernels[i];
+            let input = &kernel.keys.input;
+            if self.section(input).is_none() {
+                continue;
+            }
+            let (message, help) = if self.fillers.contains_key(input) {
+                (
+                    format!("ring `{input}` feeds on itself through this kernel"),
+                    "rings and kernels must not form a circle",
+                )
+            } else {
+                (
+                    format!("nobody fills ring `{input}`"),
+                    "name the ring in a source's `ring` or a kernel's `output`",
+                )
+            };
+            diagnostics.push(at(&kernel.section, "input", message).help(help));
+        }
+    }
+
+    fn kernel(&mut self, i: usize, diagnostics: &mut Diagnostics) -> bool {
+        let kernel = &self.config.kernels[i];
+        let (input, output) = (&kernel.keys.input, &kernel.keys.output);
+        if self.fillers.get(output) != Some(&Filler::Kernel(i)) {
+            return false;
+        }
+        let Some(ring) = self.section(output) else {
+            return false;
+        };
+        let layout = match kernel.spec.layout(&self.layouts[input]) {
+            Ok(layout) => layout,
+            Err(problem) => {
+                diagnostics.push(kernel.section.problem(problem));
+                return false;
+            }
+        };
+        let frame = layout.frame_bytes();
+        let slot = ring
+            .keys
+            .slot
+            .map_or(frame, |slot| usize::try_from(slot.0).unwrap_or(usize::MAX));
+        if !check::slots(ring, slot, frame, diagnostics) {
+            return false;
+        }
+        let per_frame = 1.0 / kernel.spec.frames_per_output(&self.layouts[input]);
+        if !check::room(ring, kernel.name(), per_frame, diagnostics) {
+            return false;
+        }
+        let side = self.side(i, input);
+        let reads = match side {
+            Side::Cpu => self.host_side(
+                input,
+                &format!("kernel `{}` runs on the CPU", kernel.name()),
+            ),
+            Side::Cuda(_) => input.clone(),
+        };
+        self.read_by(&reads, kernel.name());
+        let memory = kernel.spec.memory(&self.layouts[input]);
+        self.add_ring(output, slot, None, true, &layout, kernel.name());
+        if let Some(ring) = self.plan.rings.last_mut()
+            && side == Side::Cpu
+            && ring.placement != Placement::Host
+        {
+            // A CPU kernel writes host memory, wherever its output was meant to lie.
+            ring.reason = format!("kernel `{}` has no GPU side", kernel.name());
+            ring.placement = Placement::Host;
+        }
+        self.plan.threads += 1;
+        self.plan.kernels.push(PlannedKernel {
+            name: kernel.name().to_owned(),
+            driver: kernel.driver.clone(),
+            input: reads,
+            output: output.clone(),
+            side,
+            guarantee: kernel.keys.guarantee,
+            burst: kernel.keys.burst as usize,
+            core: kernel.keys.core,
+            wait: kernel.keys.wait,
+            memory,
+        });
+        true
+    }
+
+    /// Where a kernel runs: with its input, if it can.
+    fn side(&self, i: usize, input: &str) -> Side {
+        match self.plan.ring(input).map(|ring| ring.placement) {
+            Some(Placement::Cuda(ordinal))
+                if self.config.kernels[i].spec.has(Side::Cuda(ordinal)) =>
+            {
+                Side::Cuda(ordinal)
+            }
+            _ => Side::Cpu,
+        }
+    }
+
+    fn sinks(&mut self, diagnostics: &mut Diagnostics) {
+        for sink in &self.config.sinks {
+            let input = &sink.keys.input;
+            let Some(layout) = self.layouts.get(input) else {
+                let is_known =
+                    self.section(input).is_some() && !self.config.unknown.contains(input);
+                if is_known && !self.fillers.contains_key(input) {
+                    diagnostics.push(
+                        at(
+                            &sink.section,
+                            "input",
+                            format!("nobody fills ring `{input}`"),
+                        )
+                        .help("name the ring in a source's `ring` or a kernel's `output`"),
+                    );
+                }
+                continue;
+            };
+            if let Err(problem) = sink.spec.check(layout) {
+                diagnostics.push(sink.section.problem(problem));
+                continue;
+            }
+            let reads = match sink.spec.accepts() {
+                Placements::Any => input.clone(),
+                Placements::Host => {
+                    self.host_side(input, &format!("sink `{}` reads host memory", sink.name()))
+                }
+            };
+            self.read_by(&reads, sink.name());
+            let slot = self.plan.ring(&reads).map_or(0, |ring| ring.slot_bytes);
+            self.plan.threads += 1;
+            self.plan.sinks.push(PlannedSink {
+                name: sink.name().to_owned(),
+                driver: sink.driver.clone(),
+                input: reads,
+                guarantee: sink.keys.guarantee,
+                burst: sink.keys.burst as usize,
+                core: sink.keys.core,
+                wait: sink.keys.wait,
+                memory: sink.spec.memory(slot),
+            });
+        }
+    }
+
+    /// The host ring with the same frames as `ring`: itself, the one it is copied from, or a new one that it
+    /// is copied to.
+    fn host_side(&mut self, ring: &str, why: &str) -> String {
+        let host = format!("{ring}@host");
+        let Some(planned) = self.plan.ring(ring) else {
+            return ring.to_owned();
+        };
+        if planned.placement == Placement::Host {
+            return ring.to_owned();
+        }
+        if self.plan.ring(&host).is_none() {
+            let copier = format!("copy {ring} → {host}");
+            let inserted = PlannedRing {
+                name: host.clone(),
+                placement: Placement::Host,
+                reason: why.to_owned(),
+                inserted: Some(why.to_owned()),
+                producer: copier.clone(),
+                holdable: true,
+                readers: Vec::new(),
+                ..planned.clone()
+            };
+            self.read_by(ring, &copier);
+            self.plan.rings.push(inserted);
+            self.plan.copies.push(PlannedCopy {
+                from: ring.to_owned(),
+                to: host.clone(),
+            });
+        }
+        host
+    }
+
+    fn read_by(&mut self, ring: &str, reader: &str) {
+        if let Some(ring) = self
+            .plan
+            .rings
+            .iter_mut()
+            .find(|planned| planned.name == ring)
+        {
+            ring.readers.push(reader.to_owned());
+        }
+    }
+
+    /// Rings that are declared and not used, or filled and not read.
+    fn unused(&self, diagnostics: &mut Diagnostics) {
+        for ring in &self.config.rings {
+            let name = ring.section.name();
+            if self.config.unknown.iter().any(|unknown| unknown == name) {
+                continue;
+            }
+            let is_read = self
+                .config
+                .kernels
+                .iter()
+                .any(|kernel| kernel.keys.input == name)
+                || self.config.sinks.iter().any(|sink| sink.keys.input == name);
+            let message = match (self.fillers.contains_key(name), is_read) {
+                (false, false) => format!("ring `{name}` is not used"),
+                (true, false) => {
+                    format!("nobody reads ring `{name}`: its frames are counted and overwritten")
+                }
+                _ => continue,
+            };
+            diagnostics.push(Diagnostic::warning(message).at(ring.section.header()));
+        }
+    }
+
+    fn finish(self) -> Plan {
+        let mut plan = self.plan;
+        for ring in &mut plan.rings {
+            let options = RingOptions {
+                readers: ring.readers.len() + SPARE_READERS,
+                ..ring.options()
+            };
+            (ring.region_bytes, ring.metadata_bytes) =
+                (options.region_bytes(), options.metadata_bytes());
+        }
+        // Readers that may be overrun on rings that cannot be held back read private copies.
+        let copies = plan
+            .kernels
+            .iter()
+            .map(|kernel| (&kernel.input, kernel.guarantee, kernel.burst));
+        let copies: usize = copies
+            .chain(
+                plan.sinks
+                    .iter()
+                    .map(|sink| (&sink.input, sink.guarantee, sink.burst)),
+            )
+            .filter(|(_, guarantee, _)| !guarantee)
+            .filter_map(|(input, _, burst)| {
+                let ring = plan
+                    .rings
+                    .iter()
+                    .find(|ring| ring.name == *input && !ring.holdable)?;
+                Some(ring.slot_bytes.next_multiple_of(64) * burst)
+            })
+            .sum();
+        plan.memory = plan
+            .rings
+            .iter()
+            .map(|ring| ring.region_bytes + ring.metadata_bytes)
+            .sum::<usize>()
+            + plan
+                .sources
+                .iter()
+                .map(|source| source.memory)
+                .sum::<usize>()
+            + plan
+                .kernels
+                .iter()
+                .map(|kernel| kernel.memory)
+                .sum::<usize>()
+            + plan.sinks.iter().map(|sink| sink.memory).sum::<usize>()
+            + copies;
+        plan
+    }
+}

@@ -1,0 +1,434 @@
+//! Plans of small configurations, over machines with and without a GPU.
+
+use super::*;
+use crate::config::{Diagnostics, Document, Problem, Section};
+use crate::entry::{Claim, Entry, Registry, SourceContext, SourceSpec};
+use crate::kernel::{Kernel, KernelError, KernelSpec};
+use crate::layout::Samples;
+use crate::sink::{Sink, SinkContext, SinkError, SinkSpec};
+use crate::source::{Producers, SourceError};
+use crate::topology::{Gpu, Topology};
+use crate::units::ByteSize;
+use serde::Deserialize;
+
+/// A source of frames of four packets.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FakeSource {
+    packet: ByteSize,
+    port: Option<u16>,
+}
+
+impl SourceSpec for FakeSource {
+    fn claims(&self) -> Vec<Claim> {
+        self.port
+            .map(|port| Claim::UdpPort(([0, 0, 0, 0], port).into()))
+            .into_iter()
+            .collect()
+    }
+
+    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+        let packet = usize::try_from(self.packet.0).unwrap();
+        if packet * 4 > slot_bytes {
+            return Err(Problem::at(
+                "packet",
+                format!("4 packets of {} do not fit the slot", self.packet),
+            ));
+        }
+        Ok(Geometry {
+            window: 8,
+            ..Geometry::new(4, packet)
+        })
+    }
+
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        Samples::default()
+            .layout(geometry.frame_bytes)
+            .map_err(|_| Problem::section("odd bytes"))
+    }
+
+    fn holdable(&self) -> bool {
+        false
+    }
+
+    fn build(&self, _: &SourceContext) -> Result<Producers, SourceError> {
+        Err(SourceError::new("fake", "is never built"))
+    }
+}
+
+/// A kernel that gives a quarter of the points as floats: as many bytes.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FakeKernel {
+    #[serde(default)]
+    gpu: bool,
+    #[serde(default = "one")]
+    frames_per_output: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+impl KernelSpec for FakeKernel {
+    fn layout(&self, input: &Layout) -> Result<Layout, Problem> {
+        Ok(Layout {
+            scalar: crate::layout::Scalar::Float32,
+            points: input.points / 4,
+            ..input.clone()
+        })
+    }
+
+    fn frames_per_output(&self, _: &Layout) -> f64 {
+        self.frames_per_output
+    }
+
+    fn has(&self, side: Side) -> bool {
+        side == Side::Cpu || self.gpu
+    }
+
+    fn memory(&self, _: &Layout) -> usize {
+        1000
+    }
+
+    fn build(&self, _: &Layout, _: Side) -> Result<Box<dyn Kernel>, KernelError> {
+        Err(KernelError("is never built".to_owned()))
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FakeSink {
+    path: Option<String>,
+}
+
+impl SinkSpec for FakeSink {
+    fn claims(&self) -> Vec<Claim> {
+        self.path
+            .iter()
+            .map(|path| Claim::Path(path.into()))
+            .collect()
+    }
+
+    fn build(&self, _: SinkContext) -> Result<Box<dyn Sink>, SinkError> {
+        Err(SinkError::Failed {
+            what: "fake".to_owned(),
+            why: "is never built".to_owned(),
+        })
+    }
+}
+
+fn no_schema() -> schemars::Schema {
+    schemars::json_schema!({})
+}
+
+const REGISTRY: Registry = Registry {
+    sources: &[Entry {
+        name: "fake",
+        summary: "",
+        example: "",
+        schema: no_schema,
+        parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
+            Some(Box::new(section.finish::<FakeSource>(&[], diagnostics)?))
+        },
+    }],
+    kernels: &[Entry {
+        name: "quarter",
+        summary: "",
+        example: "",
+        schema: no_schema,
+        parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
+            Some(Box::new(section.finish::<FakeKernel>(&[], diagnostics)?))
+        },
+    }],
+    sinks: &[Entry {
+        name: "void",
+        summary: "",
+        example: "",
+        schema: no_schema,
+        parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
+            Some(Box::new(section.finish::<FakeSink>(&[], diagnostics)?))
+        },
+    }],
+};
+
+const PIPELINE: &str = r#"
+[source.adc]
+driver = "fake"
+packet = "1 KiB"
+ring = "raw"
+
+[ring.raw]
+slot = "5 KiB"
+slots = 4
+
+[kernel.quarter]
+use = "quarter"
+input = "raw"
+output = "small"
+
+[ring.small]
+
+[sink.disk]
+driver = "void"
+input = "small"
+"#;
+
+fn plan_of(text: &str, topology: &Topology) -> Result<Plan, String> {
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("daq.toml", text, &mut diagnostics);
+    let config = Config::read(&document, &REGISTRY, "test", &mut diagnostics);
+    let plan = resolve(&config, topology, &Vec::new(), &mut diagnostics);
+    plan.filter(|_| !diagnostics.has_errors())
+        .ok_or_else(|| diagnostics.render(document.sources(), false))
+}
+
+fn host() -> Topology {
+    Topology {
+        is_real: true,
+        cores: vec![0, 1],
+        no_gpu: "there is none".to_owned(),
+        ..Topology::unknown()
+    }
+}
+
+fn with_gpu() -> Topology {
+    Topology {
+        gpus: vec![Gpu {
+            ordinal: 0,
+            name: "Test GPU".to_owned(),
+        }],
+        ..host()
+    }
+}
+
+fn names(plan: &Plan) -> Vec<&str> {
+    plan.rings.iter().map(|ring| ring.name.as_str()).collect()
+}
+
+#[test]
+fn without_a_gpu_rings_lie_in_host_memory_and_nothing_is_inserted() {
+    let plan = plan_of(PIPELINE, &host()).unwrap();
+    assert_eq!(names(&plan), ["raw", "small"]);
+    assert!(
+        plan.rings
+            .iter()
+            .all(|ring| ring.placement == Placement::Host && ring.reason == "there is none")
+    );
+    assert_eq!((plan.copies.len(), plan.threads), (0, 3));
+    let raw = plan.ring("raw").unwrap();
+    assert_eq!(
+        (raw.slot_bytes, raw.slots, raw.places, raw.holdable),
+        (5120, 4, 4, false)
+    );
+    assert_eq!(raw.readers, ["quarter"]);
+    let small = plan.ring("small").unwrap();
+    assert_eq!(
+        (small.slot_bytes, small.slots, small.holdable),
+        (4096, 64, true)
+    );
+    assert_eq!(
+        plan.memory,
+        4 * 5120 + 64 * 4096 + raw.metadata_bytes + small.metadata_bytes + 1000
+    );
+    // The window must leave the ring a slot to hand on.
+    assert_eq!(plan.sources[0].geometry.window, 3);
+    assert!(
+        plan.sources[0].notes[0].contains("window reduced to 3"),
+        "{:?}",
+        plan.sources[0].notes
+    );
+}
+
+#[test]
+fn with_a_gpu_rings_are_inserted_before_and_after() {
+    let text = PIPELINE.replace("use = \"quarter\"", "use = \"quarter\"\ngpu = true");
+    let plan = plan_of(&text, &with_gpu()).unwrap();
+    assert_eq!(names(&plan), ["raw@host", "raw", "small", "small@host"]);
+    let copies: Vec<_> = plan
+        .copies
+        .iter()
+        .map(|copy| (copy.from.as_str(), copy.to.as_str()))
+        .collect();
+    assert_eq!(copies, [("raw@host", "raw"), ("small", "small@host")]);
+    assert_eq!(plan.sources[0].path, Path::Staged);
+    assert_eq!(plan.sources[0].ring, "raw@host");
+    assert_eq!(plan.kernels[0].side, Side::Cuda(0));
+    assert_eq!(plan.sinks[0].input, "small@host");
+    let inserted: Vec<_> = plan
+        .rings
+        .iter()
+        .map(|ring| ring.inserted.is_some())
+        .collect();
+    assert_eq!(inserted, [true, false, false, true]);
+}
+
+#[test]
+fn a_kernel_without_a_gpu_side_reads_the_ring_that_feeds_the_gpu() {
+    let plan = plan_of(PIPELINE, &with_gpu()).unwrap();
+    assert_eq!(names(&plan), ["raw@host", "raw", "small"]);
+    assert_eq!(
+        (plan.kernels[0].side, plan.kernels[0].input.as_str()),
+        (Side::Cpu, "raw@host")
+    );
+    assert_eq!(plan.ring("small").unwrap().placement, Placement::Host);
+}
+
+#[test]
+fn memory_that_is_not_there_is_told_apart_from_errors() {
+    let text = PIPELINE.replace("slot = \"5 KiB\"", "slot = \"5 KiB\"\nmemory = \"cuda:1\"");
+    let plan = plan_of(&text, &with_gpu()).unwrap();
+    assert_eq!(plan.unavailable.len(), 1, "{:?}", plan.unavailable);
+    assert!(
+        plan_of(&text, &Topology::unknown())
+            .unwrap()
+            .unavailable
+            .is_empty()
+    );
+}
+
+fn error_of(change: (&str, &str)) -> String {
+    assert!(PIPELINE.contains(change.0), "{change:?}");
+    plan_of(&PIPELINE.replace(change.0, change.1), &host()).unwrap_err()
+}
+
+#[test]
+fn rings_that_are_not_there_are_suggested() {
+    let error = error_of(("input = \"raw\"", "input = \"rwa\""));
+    assert!(
+        error.contains("there is no ring `rwa`") && error.contains("did you mean \"raw\"?"),
+        "{error}"
+    );
+    assert!(error.contains("daq.toml:13:9"), "{error}");
+}
+
+#[test]
+fn one_mistake_is_one_error() {
+    let error = error_of(("packet = \"1 KiB\"", "packet = \"1 KiB\"\nport = true"));
+    assert_eq!(error.matches("error:").count(), 1, "{error}");
+    assert!(!error.contains("warning:"), "{error}");
+}
+
+#[test]
+fn a_ring_with_a_wrong_key_is_still_declared() {
+    let error = error_of(("[ring.small]", "[ring.small]\nslotz = 3"));
+    assert_eq!(error.matches("error:").count(), 1, "{error}");
+}
+
+#[test]
+fn a_wrong_key_does_not_hide_a_wrong_ring() {
+    let error = error_of((
+        "packet = \"1 KiB\"\nring = \"raw\"",
+        "packet = \"1 KiB\"\nprot = 3\nring = \"rwa\"",
+    ));
+    assert!(
+        error.contains("unknown key `prot`") && error.contains("there is no ring `rwa`"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_ring_has_one_producer() {
+    let error = error_of(("output = \"small\"", "output = \"raw\""));
+    assert!(
+        error.contains("ring `raw` is filled by [source.adc] and [kernel.quarter]"),
+        "{error}"
+    );
+}
+
+#[test]
+fn circles_are_found() {
+    let circle = "[kernel.back]\nuse = \"quarter\"\ninput = \"b\"\noutput = \"a\"\n[kernel.forth]\nuse = \"quarter\"\n\
+                  input = \"a\"\noutput = \"b\"\n[ring.a]\n[ring.b]\n";
+    let error = plan_of(&format!("{PIPELINE}\n{circle}"), &host()).unwrap_err();
+    assert_eq!(error.matches("feeds on itself").count(), 2, "{error}");
+}
+
+#[test]
+fn rings_that_nobody_fills_are_errors_for_readers() {
+    let error = error_of(("input = \"small\"", "input = \"dry\"\n[ring.dry]"));
+    assert!(error.contains("nobody fills ring `dry`"), "{error}");
+}
+
+#[test]
+fn frames_must_fit_their_slots() {
+    let error = error_of(("slot = \"5 KiB\"", "slot = \"3 KiB\""));
+    assert!(
+        error.contains("4 packets of 1 KiB do not fit the slot"),
+        "{error}"
+    );
+    let error = error_of(("[ring.small]", "[ring.small]\nslot = \"1 KiB\""));
+    assert!(
+        error.contains("a slot of 1 KiB is too small for frames of 4 KiB"),
+        "{error}"
+    );
+    let error = error_of(("slots = 4", "slots = 1"));
+    assert!(error.contains("at least 2 are needed"), "{error}");
+}
+
+#[test]
+fn a_ring_has_room_for_what_one_frame_yields() {
+    let error = error_of((
+        "use = \"quarter\"",
+        "use = \"quarter\"\nframes_per_output = 0.01",
+    ));
+    assert!(
+        error.contains("64 slots are too few: one frame of kernel `quarter` yields up to 101"),
+        "{error}"
+    );
+    assert!(
+        plan_of(
+            &PIPELINE.replace(
+                "use = \"quarter\"",
+                "use = \"quarter\"\nframes_per_output = 0.02"
+            ),
+            &host()
+        )
+        .is_ok()
+    );
+}
+
+#[test]
+fn two_claims_on_one_thing_are_errors_with_both_places() {
+    let two = "port = 4950\n[source.other]\ndriver = \"fake\"\npacket = \"1 KiB\"\nport = 4950\nring = \"more\"\n[ring.more]";
+    let error = error_of(("ring = \"raw\"", &format!("ring = \"raw\"\n{two}")));
+    assert!(
+        error.contains("[source.adc] and [source.other] both claim UDP 0.0.0.0:4950"),
+        "{error}"
+    );
+    let two =
+        "path = \"out\"\n[sink.twin]\ndriver = \"void\"\ninput = \"small\"\npath = \"out/deep\"";
+    let error = error_of(("input = \"small\"", &format!("input = \"small\"\n{two}")));
+    assert!(error.contains("both claim path out"), "{error}");
+}
+
+#[test]
+fn kernels_and_sinks_share_one_space_of_names() {
+    let error = error_of(("[sink.disk]", "[sink.quarter]"));
+    assert!(
+        error.contains("a kernel and a sink are both called `quarter`"),
+        "{error}"
+    );
+}
+
+#[test]
+fn cores_must_be_ours() {
+    let error = error_of(("input = \"raw\"", "input = \"raw\"\ncore = 7"));
+    assert!(
+        error.contains("core 7 is not among the cores of this process"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_plan_prints_itself() {
+    let text = PIPELINE.replace("use = \"quarter\"", "use = \"quarter\"\ngpu = true");
+    insta::assert_snapshot!(plan_of(&text, &with_gpu()).unwrap().to_string());
+}
+
+#[test]
+fn the_plan_draws_itself() {
+    let plan = plan_of(PIPELINE, &host()).unwrap();
+    insta::assert_snapshot!(plan.graph(GraphFormat::Mermaid));
+    insta::assert_snapshot!(plan.graph(GraphFormat::Dot));
+}

@@ -1,0 +1,291 @@
+//! Regions: one pinned allocation each, with its placement and its registrations.
+//!
+//! ```text
+//!   Region ── owns ──▶ registrations (undone last to first) ──▶ memory (freed at the end)
+//! ```
+//! A region is shared by `Arc`; it is freed when the last ring, reader or device that holds it is gone.
+
+use crate::sys::memory;
+use rustix::io::Errno;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Size of the hugepages that regions ask for.
+const HUGE_PAGE: usize = 2 << 20;
+/// Every region's length is a multiple of this.
+const PAGE: usize = 4096;
+
+/// Where a region's memory lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Placement {
+    /// Host memory.
+    Host,
+    /// Memory of the CUDA device with this ordinal.
+    Cuda(u32),
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+/// Why a region could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    /// A region of no bytes was asked for.
+    #[error("a region of 0 bytes was asked for")]
+    Empty,
+    /// The kernel gave no memory.
+    #[error("no {bytes} bytes of memory to be had: {source}; lower `slots` or `slot` of the ring")]
+    Map {
+        /// Bytes asked for.
+        bytes: usize,
+        /// The kernel's answer.
+        source: Errno,
+    },
+}
+
+/// How a host region is to be had; every wish that cannot be met is told, none is fatal.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostOptions {
+    /// Preferred NUMA node.
+    pub node: Option<u32>,
+    /// Lock the pages in memory.
+    pub lock: bool,
+    /// Use hugepages: the kernel's pool where it has enough, transparent ones else.
+    pub huge: bool,
+}
+
+/// What a host region got of what it wished.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Granted {
+    /// Whether the pages are locked.
+    pub locked: bool,
+    /// What backs the pages: `"hugetlb"`, `"transparent hugepages"` or `"4 KiB pages"`.
+    pub pages: &'static str,
+    /// Wishes that were refused, each with reason and remedy.
+    pub refused: Vec<String>,
+}
+
+/// Something that refers to a region's memory (a registration with a device, an export) and is undone
+/// by being dropped.
+pub trait Registration: Send {
+    /// Who holds the memory, for messages.
+    fn holder(&self) -> &str;
+}
+
+/// One pinned allocation.
+pub struct Region {
+    address: NonNull<u8>,
+    bytes: usize,
+    placement: Placement,
+    granted: Granted,
+    registrations: Mutex<Vec<Box<dyn Registration>>>,
+}
+
+// SAFETY: the region is plain memory behind a pointer that never changes. Who may read or write which
+// part at which time is the business of the ring built on it; the region itself hands out only the
+// pointer. `registrations` is behind a mutex and its items are `Send`.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// A zeroed host region of at least `bytes`.
+    ///
+    /// ```
+    /// use daq_core::region::{HostOptions, Placement, Region};
+    /// let region = Region::host(100_000, HostOptions::default())?;
+    /// assert!(region.bytes() >= 100_000);
+    /// assert_eq!(region.placement(), Placement::Host);
+    /// # Ok::<(), daq_core::region::RegionError>(())
+    /// ```
+    pub fn host(bytes: usize, options: HostOptions) -> Result<Arc<Self>, RegionError> {
+        if bytes == 0 {
+            return Err(RegionError::Empty);
+        }
+        let mut granted = Granted {
+            pages: "4 KiB pages",
+            ..Granted::default()
+        };
+        let wants_huge = options.huge && bytes >= HUGE_PAGE;
+        let length = bytes.next_multiple_of(if wants_huge { HUGE_PAGE } else { PAGE });
+        let pool = wants_huge
+            .then(|| memory::map(length, true))
+            .and_then(Result::ok);
+        let address = match pool {
+            Some(address) => {
+                granted.pages = "hugetlb";
+                address
+            }
+            None => memory::map(length, false).map_err(|source| RegionError::Map {
+                bytes: length,
+                source,
+            })?,
+        };
+        if wants_huge && pool.is_none() {
+            match memory::advise_huge(address, length) {
+                Ok(()) => granted.pages = "transparent hugepages",
+                Err(errno) => granted.refused.push(format!(
+                    "hugepages: {errno}; reserve some: sysctl vm.nr_hugepages=N"
+                )),
+            }
+        }
+        if let Some(node) = options.node
+            && let Err(errno) = memory::prefer_node(address, length, node)
+        {
+            granted
+                .refused
+                .push(format!("memory on NUMA node {node}: {errno}"));
+        }
+        if options.lock {
+            match memory::lock(address, length) {
+                Ok(()) => granted.locked = true,
+                Err(errno) => granted.refused.push(format!(
+                    "locking {} in memory: {errno}; raise the limit (ulimit -l, LimitMEMLOCK= in the unit), going on unlocked",
+                    crate::units::ByteSize(length as u64)
+                )),
+            }
+        }
+        if !granted.locked {
+            // SAFETY: the mapping is `length` bytes, just made, and not shared yet. Touching each page now
+            // keeps page faults out of the data path.
+            unsafe { std::ptr::write_bytes(address.as_ptr(), 0, length) };
+        }
+        Ok(Arc::new(Self {
+            address,
+            bytes: length,
+            placement: Placement::Host,
+            granted,
+            registrations: Mutex::new(Vec::new()),
+        }))
+    }
+
+    /// The address of the first byte, as the CPU sees it.
+    pub fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    /// Bytes in the region; at least as many as were asked for.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where the memory lies.
+    pub fn placement(&self) -> Placement {
+        self.placement
+    }
+
+    /// What the region got of what it wished.
+    pub fn granted(&self) -> &Granted {
+        &self.granted
+    }
+
+    /// Ties a registration's life to the region: it is undone before the memory is freed, later ones first.
+    pub fn register(&self, registration: Box<dyn Registration>) {
+        self.registrations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(registration);
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let registrations = self
+            .registrations
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        while let Some(registration) = registrations.pop() {
+            drop(registration);
+        }
+        // SAFETY: address and length are those of the one mapping made in `host`. This runs when the last
+        // `Arc` is gone, so no ring, reader or lease refers to the memory; every registration that let a
+        // device refer to it was undone just above.
+        let result = unsafe { memory::unmap(self.address, self.bytes) };
+        debug_assert!(result.is_ok(), "unmapping a region failed: {result:?}");
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region")
+            .field("bytes", &self.bytes)
+            .field("placement", &self.placement)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn regions_are_zeroed_and_page_aligned() {
+        let region = Region::host(
+            3 << 20,
+            HostOptions {
+                lock: true,
+                huge: true,
+                node: Some(0),
+            },
+        )
+        .unwrap();
+        assert_eq!(region.address().as_ptr() as usize % PAGE, 0);
+        // SAFETY: the region is at least 3 MiB and nobody writes it.
+        let bytes = unsafe { std::slice::from_raw_parts(region.address().as_ptr(), 3 << 20) };
+        assert!(bytes.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn a_lock_beyond_the_limit_is_told_and_survived() {
+        let region = Region::host(
+            1 << 30,
+            HostOptions {
+                lock: true,
+                ..HostOptions::default()
+            },
+        )
+        .unwrap();
+        let granted = region.granted();
+        assert!(
+            granted.locked || granted.refused.iter().any(|why| why.contains("ulimit -l")),
+            "{granted:?}"
+        );
+    }
+
+    #[test]
+    fn registrations_are_undone_last_to_first() {
+        static UNDONE: AtomicUsize = AtomicUsize::new(0);
+        struct Held(usize);
+        impl Registration for Held {
+            fn holder(&self) -> &'static str {
+                "test"
+            }
+        }
+        impl Drop for Held {
+            fn drop(&mut self) {
+                assert_eq!(UNDONE.fetch_add(1, Ordering::Relaxed), self.0);
+            }
+        }
+        let region = Region::host(1, HostOptions::default()).unwrap();
+        region.register(Box::new(Held(1)));
+        region.register(Box::new(Held(0)));
+        drop(region);
+        assert_eq!(UNDONE.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn an_empty_region_is_refused() {
+        assert!(matches!(
+            Region::host(0, HostOptions::default()),
+            Err(RegionError::Empty)
+        ));
+    }
+}

@@ -1,0 +1,397 @@
+//! Rings: a region cut into equal slots, one producer, any number of readers.
+//!
+//! ```text
+//!            oldest frame a reader holds          published      reserved
+//!                      │                              │              │
+//!   frames  … ─────────┼── leased or waiting ─────────┼── being ─────┼── free …
+//!                      │                              │   written    │
+//!                      └────────────── at most `slots` ──────────────┘
+//! ```
+//! Frame `n` (counted from the ring's start) lives in slot `n % slots`.
+//!
+//! # Guarantees
+//! - A reader sees frames in order, each at most once, and never one that is still being written.
+//! - A lease's frames do not change while it is held. A *guaranteed* reader holds the producer back; an
+//!   unguaranteed one holds back only the slots it has leased, and only a producer that can be held back.
+//!   Where the producer cannot be held back the lease is over a private copy that was checked after copying.
+//! - `published since attach = read + overrun + discarded + pending`, at any moment.
+//! - Nothing here blocks, allocates or makes a system call once a reader is attached, except waking a
+//!   thread that sleeps.
+//!
+//! # Not guaranteed
+//! - That an unguaranteed reader sees every frame: what it missed is counted as `overrun`.
+
+mod producer;
+mod reader;
+mod scratch;
+mod slot;
+
+pub use producer::{Producer, SlotsMut};
+pub use reader::{Completion, Event, Frame, Lease, Reader, Retired};
+
+use crate::ledger::{ReaderLedger, RingLedger};
+use crate::region::{Placement, Region};
+use crate::sync::{Arc, AtomicU64, Ordering, fence};
+use crate::wait::Bell;
+use crossbeam_utils::CachePadded;
+use slot::Slots;
+use std::sync::PoisonError;
+
+#[cfg(test)]
+mod tests;
+
+/// What missing places are filled with before a frame is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill([u8; 4]);
+
+impl Fill {
+    /// Zeroes.
+    pub const ZERO: Self = Self([0; 4]);
+
+    /// Every byte `byte`.
+    pub const fn byte(byte: u8) -> Self {
+        Self([byte; 4])
+    }
+
+    /// Quiet NaNs of binary32.
+    pub const fn nan() -> Self {
+        Self(f32::NAN.to_le_bytes())
+    }
+
+    /// The four bytes that are repeated from the start of the frame.
+    pub const fn pattern(self) -> [u8; 4] {
+        self.0
+    }
+}
+
+impl Default for Fill {
+    fn default() -> Self {
+        Self::ZERO
+    }
+}
+
+/// The shape of a ring.
+#[derive(Clone, Debug)]
+pub struct RingOptions {
+    /// The ring's name in reports.
+    pub name: String,
+    /// Slots, at least 2.
+    pub slots: usize,
+    /// Payload bytes of a slot, at least 1.
+    pub slot_bytes: usize,
+    /// Most places (packets) that a frame is made of; 0 where frames have none.
+    pub places: u32,
+    /// Whether the producer waits for slots (true) or must go on without (false).
+    pub holdable: bool,
+    /// Most readers attached at a time.
+    pub readers: usize,
+    /// What missing places are filled with.
+    pub fill: Fill,
+}
+
+impl RingOptions {
+    /// A ring of `slots` slots of `slot_bytes` with the commonest choices: no places, a producer that can
+    /// be held back, eight readers, zero fill.
+    pub fn new(name: impl Into<String>, slots: usize, slot_bytes: usize) -> Self {
+        Self {
+            name: name.into(),
+            slots,
+            slot_bytes,
+            places: 0,
+            holdable: true,
+            readers: 8,
+            fill: Fill::ZERO,
+        }
+    }
+
+    /// Bytes between the starts of neighbouring slots.
+    pub const fn stride(&self) -> usize {
+        self.slot_bytes.next_multiple_of(64)
+    }
+
+    /// Bytes of the region that the ring needs.
+    pub const fn region_bytes(&self) -> usize {
+        self.stride() * self.slots
+    }
+
+    /// Bytes of host memory beside the region: frame metadata and `present` bitmaps.
+    pub const fn metadata_bytes(&self) -> usize {
+        Slots::bytes(self.slots, self.places)
+    }
+}
+
+/// Why a ring could not be made or joined.
+#[derive(Debug, thiserror::Error)]
+pub enum RingError {
+    /// Fewer than two slots, or slots of no bytes.
+    #[error(
+        "ring `{name}`: {slots} slots of {slot_bytes} bytes; at least 2 slots of 1 byte are needed"
+    )]
+    Shape {
+        /// The ring.
+        name: String,
+        /// Slots asked for.
+        slots: usize,
+        /// Bytes a slot asked for.
+        slot_bytes: usize,
+    },
+    /// The region is too small.
+    #[error("ring `{name}` needs {need} bytes, its region has {have}")]
+    RegionTooSmall {
+        /// The ring.
+        name: String,
+        /// Bytes needed.
+        need: usize,
+        /// Bytes there.
+        have: usize,
+    },
+    /// Every seat for a reader is taken.
+    #[error("ring `{name}` has {readers} readers already, its limit")]
+    Readers {
+        /// The ring.
+        name: String,
+        /// The limit.
+        readers: usize,
+    },
+}
+
+/// A bound that holds nothing back.
+const UNBOUND: u64 = u64::MAX;
+
+/// A reader's side of the agreement with the producer.
+#[derive(Debug)]
+struct Cell {
+    /// Slots of frames from here on must not be overwritten; [`UNBOUND`] where nothing is held.
+    bound: AtomicU64,
+    /// Frames before this one are done with; [`UNBOUND`] while the cell is free.
+    retired: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    options: RingOptions,
+    region: std::sync::Arc<Region>,
+    /// Frames before this one can be read.
+    published: CachePadded<AtomicU64>,
+    /// Frames before this one are being, or have been, written.
+    reserved: CachePadded<AtomicU64>,
+    /// 1 once the producer is gone.
+    closed: AtomicU64,
+    cells: Box<[CachePadded<Cell>]>,
+    /// The ledgers of those who sit in the cells.
+    seats: std::sync::Mutex<Vec<Option<ReaderLedger>>>,
+    slots: Slots,
+    ledger: RingLedger,
+    /// Rung when frames are published.
+    filled: Bell,
+    /// Rung when slots are freed.
+    freed: Bell,
+    /// Stands for the payload in model checking: loom finds every access that is not ordered.
+    #[cfg(loom)]
+    canary: Box<[crate::sync::UnsafeCell<u64>]>,
+}
+
+/// A handle on a ring: attach readers, look at its state.
+#[derive(Clone, Debug)]
+pub struct Ring {
+    shared: Arc<Shared>,
+}
+
+impl Ring {
+    /// Cuts `region` into slots; the ring's only producer comes with it.
+    ///
+    /// ```
+    /// use daq_core::ledger::{ReaderLedger, RingLedger};
+    /// use daq_core::region::{HostOptions, Region};
+    /// use daq_core::ring::{Ring, RingOptions};
+    /// use daq_core::frame::FrameMeta;
+    ///
+    /// let options = RingOptions::new("raw", 4, 1024);
+    /// let region = Region::host(options.region_bytes(), HostOptions::default())?;
+    /// let (ring, mut producer) = Ring::new(region, options, RingLedger::default())?;
+    /// let mut reader = ring.attach(true, 1, ReaderLedger::default())?;
+    ///
+    /// let mut slots = producer.reserve(1);
+    /// slots.bytes_mut().unwrap()[..5].copy_from_slice(b"hello");
+    /// slots.finish(FrameMeta::whole(0, 5));
+    /// slots.publish();
+    ///
+    /// let lease = reader.poll(8).unwrap();
+    /// assert_eq!(lease.frame(0).bytes(), Some(&b"hello"[..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn new(
+        region: std::sync::Arc<Region>,
+        options: RingOptions,
+        ledger: RingLedger,
+    ) -> Result<(Self, Producer), RingError> {
+        if options.slots < 2 || options.slot_bytes == 0 {
+            let RingOptions {
+                name,
+                slots,
+                slot_bytes,
+                ..
+            } = options;
+            return Err(RingError::Shape {
+                name,
+                slots,
+                slot_bytes,
+            });
+        }
+        if region.bytes() < options.region_bytes() {
+            let (need, have) = (options.region_bytes(), region.bytes());
+            return Err(RingError::RegionTooSmall {
+                name: options.name,
+                need,
+                have,
+            });
+        }
+        ledger.capacity.set(options.slots as u64);
+        let shared = Arc::new(Shared {
+            published: CachePadded::new(AtomicU64::new(0)),
+            reserved: CachePadded::new(AtomicU64::new(0)),
+            closed: AtomicU64::new(0),
+            cells: (0..options.readers)
+                .map(|_| {
+                    CachePadded::new(Cell {
+                        bound: AtomicU64::new(UNBOUND),
+                        retired: AtomicU64::new(UNBOUND),
+                    })
+                })
+                .collect(),
+            seats: std::sync::Mutex::new(vec![None; options.readers]),
+            slots: Slots::new(options.slots, options.places),
+            ledger,
+            filled: Bell::default(),
+            freed: Bell::default(),
+            #[cfg(loom)]
+            canary: (0..options.slots)
+                .map(|_| crate::sync::UnsafeCell::new(0))
+                .collect(),
+            region,
+            options,
+        });
+        Ok((
+            Self {
+                shared: shared.clone(),
+            },
+            Producer::new(shared),
+        ))
+    }
+
+    /// Attaches a reader that sees frames published from now on.
+    ///
+    /// With `guarantee` the producer never overwrites a frame that this reader has not retired. `burst` is
+    /// the most frames of one lease where leases are over copies, and sizes that copy.
+    pub fn attach(
+        &self,
+        guarantee: bool,
+        burst: usize,
+        ledger: ReaderLedger,
+    ) -> Result<Reader, RingError> {
+        let shared = &self.shared;
+        let mut seats = shared.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(index) = seats.iter().position(Option::is_none) else {
+            return Err(RingError::Readers {
+                name: shared.options.name.clone(),
+                readers: shared.options.readers,
+            });
+        };
+        seats[index] = Some(ledger.clone());
+        let cell = &shared.cells[index];
+        let first = shared.published.load(Ordering::Acquire);
+        cell.retired.store(first, Ordering::Relaxed);
+        cell.bound
+            .store(if guarantee { first } else { UNBOUND }, Ordering::Relaxed);
+        // With the fence in `Producer::claim`: either the producer's next claim sees this bound, or the
+        // position read below is one that the claim left alone.
+        fence(Ordering::SeqCst);
+        let position = shared.published.load(Ordering::Acquire);
+        cell.retired.store(position, Ordering::Release);
+        if guarantee {
+            cell.bound.store(position, Ordering::Release);
+        }
+        drop(seats);
+        Ok(Reader::new(
+            shared.clone(),
+            index,
+            position,
+            guarantee,
+            burst,
+            ledger,
+        ))
+    }
+
+    /// The shape of the ring.
+    pub fn options(&self) -> &RingOptions {
+        &self.shared.options
+    }
+
+    /// The region below the ring.
+    pub fn region(&self) -> &std::sync::Arc<Region> {
+        &self.shared.region
+    }
+
+    /// Frames published so far.
+    pub fn published(&self) -> u64 {
+        self.shared.published.load(Ordering::Acquire)
+    }
+
+    /// Whether the producer is gone: what is published now is all there will be.
+    pub fn is_closed(&self) -> bool {
+        self.shared.closed.load(Ordering::Acquire) != 0
+    }
+}
+
+impl Shared {
+    /// Whether slots are host memory.
+    fn is_host(&self) -> bool {
+        self.region.placement() == Placement::Host
+    }
+
+    /// The slot of frame `index`, counted from the ring's start.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the remainder is below a usize"
+    )]
+    fn slot_of(&self, index: u64) -> usize {
+        (index % self.options.slots as u64) as usize
+    }
+
+    /// The address of the slot of frame `index`.
+    fn address_of(&self, index: u64) -> *mut u8 {
+        let offset = self.slot_of(index) * self.options.stride();
+        // SAFETY: `slot_of` is below `slots`, and the region holds `slots * stride` bytes (checked in
+        // `Ring::new`), so the offset stays inside the one allocation.
+        unsafe { self.region.address().as_ptr().add(offset) }
+    }
+
+    /// The frame before which every reader that holds the producer back is done, and that reader's cell.
+    fn bound(&self) -> (u64, Option<usize>) {
+        let mut least = (UNBOUND, None);
+        for (index, cell) in self.cells.iter().enumerate() {
+            let bound = cell.bound.load(Ordering::Acquire);
+            if bound < least.0 {
+                least = (bound, Some(index));
+            }
+        }
+        least
+    }
+
+    /// Frames that the slowest reader, at most a ring behind, has not retired.
+    fn occupancy(&self, published: u64) -> u64 {
+        if cfg!(loom) {
+            // Only a figure for people, but each of its loads multiplies the interleavings to check.
+            return 0;
+        }
+        let slowest = self
+            .cells
+            .iter()
+            .map(|cell| cell.retired.load(Ordering::Relaxed))
+            .min()
+            .unwrap_or(UNBOUND);
+        published
+            .saturating_sub(slowest)
+            .min(self.options.slots as u64)
+    }
+}

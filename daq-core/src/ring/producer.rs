@@ -1,0 +1,287 @@
+//! The writing side of a ring.
+
+use super::Shared;
+use crate::frame::FrameMeta;
+use crate::ring::RingOptions;
+use crate::sync::{Arc, Ordering, fence};
+use crate::wait::Wait;
+use std::time::Duration;
+
+/// The only producer of a ring. Dropping it closes the ring: readers drain what is published and end.
+#[derive(Debug)]
+pub struct Producer {
+    shared: Arc<Shared>,
+    /// Frames handed to readers.
+    published: u64,
+    /// Frames whose slots are ours to write.
+    reserved: u64,
+    /// The reader that the last short claim ran into.
+    blocker: Option<usize>,
+    high_water: u64,
+    /// Frames refused.
+    ring_full: u64,
+    /// Refused frames that no reader has been blamed for yet.
+    unblamed: u64,
+    /// Open slots that are finished and wait to be published.
+    submitted: u64,
+}
+
+impl Producer {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            published: 0,
+            reserved: 0,
+            blocker: None,
+            high_water: 0,
+            ring_full: 0,
+            unblamed: 0,
+            submitted: 0,
+        }
+    }
+
+    /// The shape of the ring.
+    pub fn options(&self) -> &RingOptions {
+        &self.shared.options
+    }
+
+    /// Frames published so far.
+    pub const fn published(&self) -> u64 {
+        self.published
+    }
+
+    /// Slots that are reserved and not yet published.
+    pub const fn open(&self) -> u64 {
+        self.reserved - self.published
+    }
+
+    /// Reserves up to `n` further slots and says how many there were; never waits.
+    pub fn claim(&mut self, n: u64) -> u64 {
+        let slots = self.shared.options.slots as u64;
+        let (bound, blocker) = self.shared.bound();
+        let limit = bound.min(self.published).saturating_add(slots);
+        let wanted = self.reserved + n;
+        let mut reserved = wanted.min(limit).max(self.reserved);
+        if reserved > self.reserved {
+            // Announced before the slots are touched, so that a reader without a guarantee can tell that
+            // what it read may have been overwritten meanwhile.
+            self.shared.reserved.store(reserved, Ordering::Release);
+            // With the fence in `Reader::protect` and `Ring::attach`: either we see the reader's new bound
+            // below, or the reader sees this claim and keeps off.
+            fence(Ordering::SeqCst);
+            let late = self.shared.bound().0.saturating_add(slots);
+            if late < reserved {
+                reserved = late.max(self.reserved);
+                self.shared.reserved.store(reserved, Ordering::Release);
+            }
+        }
+        let got = reserved - self.reserved;
+        self.reserved = reserved;
+        if reserved < wanted {
+            self.blocker = blocker;
+        }
+        got
+    }
+
+    /// Waits until a slot is free or about `limit` has passed; says whether one is.
+    pub fn wait(&self, policy: Wait, limit: Duration) -> bool {
+        let slots = self.shared.options.slots as u64;
+        let free = || {
+            self.shared
+                .bound()
+                .0
+                .min(self.published)
+                .saturating_add(slots)
+                > self.reserved
+        };
+        self.shared.freed.wait(policy, limit, free)
+    }
+
+    /// Up to `n` slots to write, as many as are free now.
+    pub fn reserve(&mut self, n: usize) -> SlotsMut<'_> {
+        let free = self.open() - self.submitted;
+        if free < n as u64 {
+            self.claim(n as u64 - free);
+        }
+        let len = usize::try_from(self.open() - self.submitted)
+            .unwrap_or(usize::MAX)
+            .min(n);
+        let first = self.submitted;
+        SlotsMut {
+            producer: self,
+            first,
+            len,
+            filled: 0,
+        }
+    }
+
+    /// Counts `frames` that were made and found no slot, and blames the reader that held the ring.
+    pub fn refuse(&mut self, frames: u64) {
+        self.ring_full += frames;
+        self.shared.ledger.ring_full.set(self.ring_full);
+        self.unblamed += frames;
+        // Contended only while a reader attaches or leaves; then the next refusal tells it.
+        if let Some(index) = self.blocker
+            && let Ok(seats) = self.shared.seats.try_lock()
+            && let Some(Some(ledger)) = seats.get(index)
+        {
+            ledger.held.add(std::mem::take(&mut self.unblamed));
+        }
+    }
+
+    /// The address of the `i`-th open slot (0 is the next to be published), for a device or a socket.
+    ///
+    /// The memory may be written until the slot is published, by whoever the owner of the producer lets.
+    ///
+    /// # Panics
+    /// If fewer than `i + 1` slots are open.
+    pub fn open_slot(&self, i: u64) -> *mut u8 {
+        assert!(i < self.open(), "slot {i} of {} open ones", self.open());
+        self.shared.address_of(self.published + i)
+    }
+
+    /// The addresses of all slots in order, for an engine that cycles through them.
+    pub fn addresses(&self) -> Vec<*mut u8> {
+        (0..self.shared.options.slots as u64)
+            .map(|slot| self.shared.address_of(slot))
+            .collect()
+    }
+
+    /// Writes the record of the `i`-th open slot; `present` is the bitmap of its places.
+    pub fn describe(&mut self, i: u64, meta: &FrameMeta, present: impl Iterator<Item = u64>) {
+        debug_assert!(i < self.open());
+        debug_assert!(meta.length <= self.shared.options.slot_bytes);
+        let slot = self.shared.slot_of(self.published + i);
+        self.shared.slots.write(slot, meta, present);
+        #[cfg(loom)]
+        // SAFETY: only the producer writes, and the slot is open; loom checks exactly this claim.
+        self.shared.canary[slot].with_mut(|canary| unsafe { *canary = meta.sequence });
+    }
+
+    /// Hands the next `n` open slots to the readers: one release store and one ring of the bell.
+    ///
+    /// # Panics
+    /// If fewer than `n` slots are open.
+    pub fn publish(&mut self, n: u64) {
+        assert!(
+            n <= self.open(),
+            "{n} slots of {} open ones published",
+            self.open()
+        );
+        if n == 0 {
+            return;
+        }
+        self.published += n;
+        self.submitted = self.submitted.saturating_sub(n);
+        // The ledger first: no reader may count a frame that the ring does not count yet.
+        self.shared.ledger.published.set(self.published);
+        self.shared
+            .published
+            .store(self.published, Ordering::Release);
+        let occupancy = self.shared.occupancy(self.published);
+        if occupancy > self.high_water {
+            self.high_water = occupancy;
+            self.shared.ledger.high_water.set(occupancy);
+        }
+        self.shared.filled.ring();
+    }
+}
+
+impl Drop for Producer {
+    fn drop(&mut self) {
+        self.shared.closed.store(1, Ordering::Release);
+        self.shared.filled.ring();
+    }
+}
+
+/// Reserved slots, filled one after the other. Those not published stay reserved for the next call.
+///
+/// While slots are in hand nothing else can publish them, and their bytes do not outlive them:
+///
+/// ```compile_fail,E0499
+/// fn behind_the_back(producer: &mut daq_core::ring::Producer) {
+///     let slots = producer.reserve(1);
+///     producer.publish(1);
+///     slots.publish();
+/// }
+/// ```
+/// ```compile_fail,E0505
+/// fn late(producer: &mut daq_core::ring::Producer) {
+///     let mut slots = producer.reserve(1);
+///     let bytes = slots.bytes_mut().unwrap();
+///     slots.publish();
+///     bytes[0] = 1;
+/// }
+/// ```
+#[derive(Debug)]
+pub struct SlotsMut<'a> {
+    producer: &'a mut Producer,
+    /// The first of them among the producer's open slots.
+    first: u64,
+    len: usize,
+    filled: usize,
+}
+
+impl SlotsMut<'_> {
+    /// Slots not yet finished.
+    pub const fn remaining(&self) -> usize {
+        self.len - self.filled
+    }
+
+    /// Slots finished.
+    pub const fn filled(&self) -> usize {
+        self.filled
+    }
+
+    /// The current slot's bytes; `None` when all are finished or the ring is not in host memory.
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        if self.filled == self.len || !self.producer.shared.is_host() {
+            return None;
+        }
+        let address = self.producer.open_slot(self.first + self.filled as u64);
+        // SAFETY: the slot is reserved and not published: no reader reads it, except one that may be
+        // overrun, which copies by volatile reads and discards what changed under it. The only producer is
+        // borrowed mutably by `self`, and no device was given the address of a ring that is filled this way.
+        Some(unsafe {
+            std::slice::from_raw_parts_mut(address, self.producer.shared.options.slot_bytes)
+        })
+    }
+
+    /// Describes the current slot and goes to the next.
+    ///
+    /// # Panics
+    /// If all slots are finished already.
+    pub fn finish(&mut self, meta: FrameMeta) {
+        self.finish_with(meta, &[]);
+    }
+
+    /// As [`finish`](Self::finish), with the bitmap of the frame's places.
+    ///
+    /// # Panics
+    /// If all slots are finished already.
+    pub fn finish_with(&mut self, meta: FrameMeta, present: &[u64]) {
+        assert!(
+            self.filled < self.len,
+            "more frames finished than slots were reserved"
+        );
+        self.producer.describe(
+            self.first + self.filled as u64,
+            &meta,
+            present.iter().copied(),
+        );
+        self.filled += 1;
+    }
+
+    /// Publishes the finished slots now, and those submitted before, and says how many were finished.
+    pub fn publish(self) -> usize {
+        self.producer.publish(self.first + self.filled as u64);
+        self.filled
+    }
+
+    /// Leaves the finished slots to be published later by [`Producer::publish`], when the work that fills
+    /// them is done; says how many they are.
+    pub fn submit(self) -> usize {
+        self.producer.submitted += self.filled as u64;
+        self.filled
+    }
+}

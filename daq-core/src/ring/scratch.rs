@@ -1,0 +1,89 @@
+//! Private copies of bursts, for readers that nothing protects.
+
+use super::Shared;
+use super::reader::Frame;
+use crate::frame::FrameMeta;
+use crate::sync::Ordering;
+use std::fmt;
+
+/// A private copy of a burst.
+pub(super) struct Scratch {
+    /// Frames that it holds.
+    pub(super) frames: usize,
+    bytes: Box<[u8]>,
+    stride: usize,
+    metas: Box<[FrameMeta]>,
+    bitmaps: Box<[u64]>,
+    bitmap: usize,
+}
+
+impl Scratch {
+    pub(super) fn new(shared: &Shared, frames: usize) -> Self {
+        let stride = shared.options.stride();
+        let bitmap = shared.slots.bitmap_len();
+        Self {
+            frames,
+            bytes: vec![0; frames * stride].into(),
+            stride,
+            metas: vec![FrameMeta::default(); frames].into(),
+            bitmaps: vec![0; frames * bitmap].into(),
+            bitmap,
+        }
+    }
+
+    /// Copies frame `index` of the ring to place `i`; what is copied may be torn.
+    pub(super) fn take(&mut self, shared: &Shared, i: usize, index: u64) {
+        let slot = shared.slot_of(index);
+        let meta = shared.slots.read(slot);
+        let length = meta.length.min(shared.options.slot_bytes);
+        self.metas[i] = FrameMeta { length, ..meta };
+        for (word, source) in self.bitmaps[i * self.bitmap..][..self.bitmap]
+            .iter_mut()
+            .zip(shared.slots.bitmap(slot))
+        {
+            *word = source.load(Ordering::Relaxed);
+        }
+        let target = &mut self.bytes[i * self.stride..][..length];
+        // SAFETY: the source is `length <= slot_bytes` bytes of a slot inside the region that `shared` keeps
+        // alive. It may be written meanwhile, so it is read volatile and no reference to it is made.
+        unsafe { copy_volatile(shared.address_of(index).cast_const(), target) };
+    }
+
+    /// Frame `i` as it was copied.
+    pub(super) fn frame(&self, i: usize, slot_bytes: usize) -> Frame<'_> {
+        let bytes = &self.bytes[i * self.stride..][..self.metas[i].length.min(slot_bytes)];
+        let words = &self.bitmaps[i * self.bitmap..][..self.bitmap];
+        Frame {
+            meta: self.metas[i],
+            bytes: Some(bytes),
+            words,
+            address: bytes.as_ptr(),
+        }
+    }
+}
+
+impl fmt::Debug for Scratch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scratch")
+            .field("frames", &self.frames)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Copies memory that another thread or a device may be writing.
+///
+/// # Safety
+/// `source` is 8-byte aligned and `target.len()` bytes from it lie inside one live allocation.
+#[expect(clippy::cast_ptr_alignment, reason = "aligned by the caller's word")]
+unsafe fn copy_volatile(source: *const u8, target: &mut [u8]) {
+    let (words, tail) = target.as_chunks_mut::<8>();
+    let whole = words.len() * 8;
+    for (i, word) in words.iter_mut().enumerate() {
+        // SAFETY: `i * 8 + 8 <= target.len()`, inside the allocation by the caller's word, and aligned.
+        *word = unsafe { source.cast::<u64>().add(i).read_volatile() }.to_ne_bytes();
+    }
+    for (i, byte) in tail.iter_mut().enumerate() {
+        // SAFETY: `whole + i < target.len()`.
+        *byte = unsafe { source.add(whole + i).read_volatile() };
+    }
+}

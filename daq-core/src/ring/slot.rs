@@ -1,0 +1,119 @@
+//! Frame metadata and `present` bitmaps of every slot, in host memory wherever the payload lies.
+
+use crate::frame::{Clock, Flags, FrameMeta, Timestamp};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Words of a record before its bitmap.
+const HEAD: usize = 6;
+/// Words of a cache line: records start on their own.
+const LINE: usize = 8;
+
+/// One record a slot.
+///
+/// The words are atomics, read and written relaxed: order comes from the ring's positions, and a reader
+/// that may be overrun reads words that are just being written, which it finds out afterwards.
+#[derive(Debug)]
+pub(super) struct Slots {
+    words: Box<[AtomicU64]>,
+    stride: usize,
+    bitmap: usize,
+}
+
+impl Slots {
+    pub(super) fn new(slots: usize, places: u32) -> Self {
+        let bitmap = Self::bitmap_words(places);
+        let stride = Self::stride_words(places);
+        Self {
+            words: (0..slots * stride).map(|_| AtomicU64::new(0)).collect(),
+            stride,
+            bitmap,
+        }
+    }
+
+    pub(super) const fn bytes(slots: usize, places: u32) -> usize {
+        slots * Self::stride_words(places) * 8
+    }
+
+    const fn bitmap_words(places: u32) -> usize {
+        (places as usize).div_ceil(64)
+    }
+
+    const fn stride_words(places: u32) -> usize {
+        (HEAD + Self::bitmap_words(places)).next_multiple_of(LINE)
+    }
+
+    /// Writes the record of `slot`; only the producer that reserved the slot calls this.
+    pub(super) fn write(&self, slot: usize, meta: &FrameMeta, present: impl Iterator<Item = u64>) {
+        let record = &self.words[slot * self.stride..][..HEAD + self.bitmap];
+        let head = [
+            meta.sequence,
+            u64::from(meta.epoch) | u64::from(meta.flags.0) << 32,
+            meta.timestamp.ns,
+            meta.timestamp.clock as u64,
+            meta.length as u64,
+            u64::from(meta.places) | u64::from(meta.arrived) << 32,
+        ];
+        for (word, value) in record.iter().zip(head.into_iter().chain(present)) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads the metadata of `slot`.
+    #[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
+    pub(super) fn read(&self, slot: usize) -> FrameMeta {
+        let word = |i: usize| self.words[slot * self.stride + i].load(Ordering::Relaxed);
+        FrameMeta {
+            sequence: word(0),
+            epoch: word(1) as u32,
+            flags: Flags((word(1) >> 32) as u32),
+            timestamp: Timestamp {
+                ns: word(2),
+                clock: Clock::from_u8(word(3) as u8),
+            },
+            length: word(4) as usize,
+            places: word(5) as u32,
+            arrived: (word(5) >> 32) as u32,
+        }
+    }
+
+    /// The bitmap words of `slot`.
+    pub(super) fn bitmap(&self, slot: usize) -> &[AtomicU64] {
+        &self.words[slot * self.stride + HEAD..][..self.bitmap]
+    }
+
+    /// Words of a bitmap.
+    pub(super) fn bitmap_len(&self) -> usize {
+        self.bitmap
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_come_back_as_written() {
+        let slots = Slots::new(3, 70);
+        let meta = FrameMeta {
+            sequence: u64::MAX,
+            epoch: 7,
+            flags: Flags::INCOMPLETE.with(Flags::EPOCH),
+            timestamp: Timestamp {
+                ns: 123,
+                clock: Clock::Kernel,
+            },
+            length: 4096,
+            places: 70,
+            arrived: 69,
+        };
+        slots.write(1, &meta, [u64::MAX, 0x1f].into_iter());
+        assert_eq!(slots.read(1), meta);
+        assert_eq!(slots.read(0), FrameMeta::default());
+        let bitmap: Vec<_> = slots
+            .bitmap(1)
+            .iter()
+            .map(|word| word.load(Ordering::Relaxed))
+            .collect();
+        assert_eq!(bitmap, [u64::MAX, 0x1f]);
+    }
+}

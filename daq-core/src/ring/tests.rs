@@ -1,0 +1,281 @@
+//! Rings against a plain model.
+
+use super::*;
+use crate::frame::FrameMeta;
+use crate::ledger::{ReaderReport, RingReport};
+use crate::region::HostOptions;
+use proptest::prelude::*;
+use std::sync::atomic::AtomicBool;
+
+fn ring(slots: usize, holdable: bool) -> (Ring, Producer, RingLedger) {
+    let options = RingOptions {
+        holdable,
+        ..RingOptions::new("raw", slots, 8)
+    };
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let ledger = RingLedger::default();
+    let (ring, producer) = Ring::new(region, options, ledger.clone()).unwrap();
+    (ring, producer, ledger)
+}
+
+/// Makes one frame; false if there was no slot and the frame was refused.
+fn make(producer: &mut Producer, sequence: u64) -> bool {
+    let mut slots = producer.reserve(1);
+    let Some(bytes) = slots.bytes_mut() else {
+        producer.refuse(1);
+        return false;
+    };
+    bytes.copy_from_slice(&sequence.to_le_bytes());
+    slots.finish(FrameMeta::whole(sequence, 8));
+    slots.publish();
+    true
+}
+
+fn check(frame: &Frame<'_>) -> u64 {
+    let sequence = u64::from_le_bytes(frame.bytes().unwrap().try_into().unwrap());
+    assert_eq!(sequence, frame.meta().sequence);
+    sequence
+}
+
+/// An event that is done when it is told.
+struct Told(AtomicBool);
+
+impl Event for Told {
+    fn is_done(&self) -> bool {
+        self.0.load(std::sync::atomic::Ordering::Acquire)
+    }
+}
+
+#[test]
+fn leases_retire_in_order_when_their_events_are_done() {
+    let (ring, mut producer, _) = ring(4, true);
+    let ledger = ReaderLedger::default();
+    let mut reader = ring.attach(true, 1, ledger.clone()).unwrap();
+    for sequence in 0..4 {
+        assert!(make(&mut producer, sequence));
+    }
+    let events: Vec<_> = (0..2)
+        .map(|_| std::sync::Arc::new(Told(AtomicBool::new(false))))
+        .collect();
+    let word = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(u64::MAX));
+    reader
+        .poll(1)
+        .unwrap()
+        .retire(Completion::Event(events[0].clone()));
+    reader
+        .poll(1)
+        .unwrap()
+        .retire(Completion::Event(events[1].clone()));
+    reader.poll(1).unwrap().retire(Completion::Credit {
+        word: word.clone(),
+        at: 1,
+    });
+    drop(reader.poll(1).unwrap());
+    assert_eq!((reader.held(), ledger.read.get()), (4, 0));
+    assert!(!make(&mut producer, 4), "every slot is held");
+    events[1]
+        .0
+        .store(true, std::sync::atomic::Ordering::Release);
+    reader.reap(|_| panic!("the first lease is not done"));
+    events[0]
+        .0
+        .store(true, std::sync::atomic::Ordering::Release);
+    let mut retired = 0;
+    reader.reap(|lease| retired += lease.frames);
+    assert_eq!((retired, reader.held(), ledger.read.get()), (2, 2, 2));
+    // The credit word counts with wrap-around: from u64::MAX it reaches 1 after two steps.
+    word.store(1, std::sync::atomic::Ordering::Release);
+    reader.reap(|lease| retired += lease.frames);
+    assert_eq!((retired, reader.held()), (4, 0));
+}
+
+#[test]
+fn submitted_slots_are_published_later_and_in_order() {
+    let (ring, mut producer, _) = ring(4, true);
+    let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+    for sequence in [10_u64, 11] {
+        let mut slots = producer.reserve(1);
+        slots
+            .bytes_mut()
+            .unwrap()
+            .copy_from_slice(&sequence.to_le_bytes());
+        slots.finish(FrameMeta::whole(sequence, 8));
+        assert_eq!(slots.submit(), 1);
+    }
+    assert!(reader.poll(4).is_none());
+    producer.publish(1);
+    assert_eq!(check(&reader.poll(4).unwrap().frame(0)), 10);
+    producer.publish(1);
+    assert_eq!(check(&reader.poll(4).unwrap().frame(0)), 11);
+}
+
+#[test]
+fn a_reader_that_leaves_lets_go() {
+    let (ring, mut producer, _) = ring(2, false);
+    let reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+    assert!(make(&mut producer, 0) && make(&mut producer, 1) && !make(&mut producer, 2));
+    drop(reader);
+    assert!(make(&mut producer, 3));
+}
+
+#[test]
+fn the_blamed_reader_is_the_slowest() {
+    let (ring, mut producer, ledger) = ring(2, false);
+    let ledgers: Vec<_> = (0..2).map(|_| ReaderLedger::default()).collect();
+    let mut fast = ring.attach(true, 1, ledgers[0].clone()).unwrap();
+    let _slow = ring.attach(true, 1, ledgers[1].clone()).unwrap();
+    for sequence in 0..5 {
+        make(&mut producer, sequence);
+        drop(fast.poll(8));
+    }
+    assert_eq!(
+        (
+            ledger.published.get(),
+            ledger.ring_full.get(),
+            ledger.high_water.get()
+        ),
+        (2, 3, 2)
+    );
+    assert_eq!((ledgers[0].held.get(), ledgers[1].held.get()), (0, 3));
+}
+
+#[test]
+fn seats_are_limited() {
+    let (ring, _producer, _) = ring(2, true);
+    let readers: Vec<_> = (0..8)
+        .map(|_| ring.attach(true, 1, ReaderLedger::default()).unwrap())
+        .collect();
+    assert!(matches!(
+        ring.attach(true, 1, ReaderLedger::default()),
+        Err(RingError::Readers { readers: 8, .. })
+    ));
+    drop(readers);
+    assert!(ring.attach(true, 1, ReaderLedger::default()).is_ok());
+}
+
+#[test]
+fn shapes_are_checked() {
+    let region = Region::host(64, HostOptions::default()).unwrap();
+    let one = RingOptions::new("raw", 1, 8);
+    assert!(matches!(
+        Ring::new(region.clone(), one, RingLedger::default()),
+        Err(RingError::Shape { .. })
+    ));
+    let large = RingOptions::new("raw", 1000, 8);
+    assert!(matches!(
+        Ring::new(region, large, RingLedger::default()),
+        Err(RingError::RegionTooSmall { .. })
+    ));
+}
+
+/// A step of the world.
+#[derive(Clone, Debug)]
+enum Step {
+    Make(u8),
+    /// (reader, most frames)
+    Read(usize, usize),
+    Discard(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        (1_u8..8).prop_map(Step::Make),
+        (0_usize..3, 1_usize..6).prop_map(|(reader, max)| Step::Read(reader, max)),
+        (0_usize..3).prop_map(Step::Discard),
+    ];
+    prop::collection::vec(step, 1..80)
+}
+
+proptest! {
+    /// The equations of ring and readers hold after every step; frames come in order, each at most once,
+    /// with their own content; a guaranteed reader misses none.
+    #[test]
+    fn ring_and_reader_ledgers_hold(slots in 2_usize..9, holdable: bool, guarantees: [bool; 3], steps in steps()) {
+        let (ring, mut producer, ledger) = ring(slots, holdable);
+        let ledgers: Vec<_> = (0..3).map(|_| ReaderLedger::default()).collect();
+        let mut readers: Vec<_> =
+            guarantees.iter().zip(&ledgers).map(|(guarantee, ledger)| ring.attach(*guarantee, 4, ledger.clone()).unwrap()).collect();
+        let mut last = [None; 3];
+        let (mut made, mut sequence) = (0_u64, 0_u64);
+        for step in steps {
+            match step {
+                Step::Make(count) => {
+                    for _ in 0..count {
+                        made += 1;
+                        // A refused frame's number is used up.
+                        make(&mut producer, sequence);
+                        sequence += 1;
+                    }
+                }
+                Step::Read(i, max) => {
+                    if let Some(lease) = readers[i].poll(max) {
+                        prop_assert!(lease.len() <= max);
+                        for frame in lease.iter() {
+                            let sequence = check(&frame);
+                            prop_assert!(last[i] < Some(sequence));
+                            last[i] = Some(sequence);
+                        }
+                    }
+                }
+                Step::Discard(i) => {
+                    if let Some(lease) = readers[i].poll(usize::MAX) {
+                        last[i] = lease.iter().map(|frame| Some(check(&frame))).max().unwrap();
+                        lease.discard();
+                    }
+                }
+            }
+            let report = RingReport::of(&ledger);
+            prop_assert_eq!(report.made, made);
+            prop_assert_eq!(report.made, report.published + report.ring_full);
+            prop_assert!(report.high_water <= slots as u64);
+            for (i, reader) in readers.iter().enumerate() {
+                let report = ReaderReport::of(&ledgers[i], "raw", &ledger);
+                prop_assert_eq!(report.published, report.read + report.overrun + report.discarded + report.pending);
+                prop_assert_eq!(report.pending, reader.pending());
+                prop_assert!(!guarantees[i] || report.overrun == 0);
+            }
+            if !guarantees.contains(&true) {
+                prop_assert_eq!(RingReport::of(&ledger).ring_full, 0, "nobody holds the ring");
+            }
+        }
+    }
+}
+
+/// A reader without guarantee races a producer that is never held back: what it is given is never torn.
+#[test]
+fn copies_are_never_torn() {
+    const WORDS: usize = 512;
+    let options = RingOptions {
+        holdable: false,
+        ..RingOptions::new("raw", 4, WORDS * 8)
+    };
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let (ring, mut producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+    let ledger = ReaderLedger::default();
+    let mut reader = ring.attach(false, 2, ledger.clone()).unwrap();
+    let writer = std::thread::spawn(move || {
+        for sequence in 0..40_000_u64 {
+            let mut slots = producer.reserve(1);
+            let bytes = slots.bytes_mut().unwrap();
+            for word in bytes.as_chunks_mut::<8>().0 {
+                *word = sequence.to_le_bytes();
+            }
+            slots.finish(FrameMeta::whole(sequence, WORDS * 8));
+            slots.publish();
+        }
+    });
+    let mut seen = 0;
+    while !reader.is_finished() {
+        if let Some(lease) = reader.poll(2) {
+            for frame in lease.iter() {
+                let (words, _) = frame.bytes().unwrap().as_chunks::<8>();
+                let expected = frame.meta().sequence.to_le_bytes();
+                assert!(words.iter().all(|word| *word == expected), "a torn frame");
+                seen += 1;
+            }
+        }
+    }
+    writer.join().unwrap();
+    assert_eq!(seen + ledger.overrun.get(), 40_000);
+    assert_eq!(seen, ledger.read.get());
+}

@@ -1,0 +1,462 @@
+//! SigMF metadata: the text beside a recording that says what its bytes mean.
+//!
+//! Follows the [SigMF specification](https://sigmf.org) 1.2: a recording is a data file of nothing but samples and a JSON
+//! file with three parts, `global`, `captures` (where a contiguous run of samples starts) and `annotations`. What SigMF has
+//! no field for stands in the namespace `daq`, declared as an optional extension:
+//!
+//! | key | where | meaning |
+//! |---|---|---|
+//! | `daq:bytes` | global | bytes of the data file |
+//! | `daq:frames` | global | frames in the data file |
+//! | `daq:frame_bytes` | global | bytes of a whole frame |
+//! | `daq:places` | global | packets that make up a frame; 0 where there is no such thing |
+//! | `daq:segment` | global | number of this file in its recording |
+//! | `daq:source` | global | the ring it was written from |
+//! | `daq:missing_samples` | global | samples that never arrived and are filled |
+//! | `daq:missing_frames` | global | frames that never arrived and are not in the file |
+//! | `daq:channels`, `daq:points`, `daq:order`, `daq:axis` | global | the frame's shape, where it is not interleaved samples over time |
+//! | `daq:sequence`, `daq:epoch` | capture | number of its first frame, and of the counting that number belongs to |
+//! | `daq:clock`, `daq:time_ns` | capture | who told the time of its first frame, and that clock's nanoseconds |
+//! | `daq:frames` | capture | frames in it |
+//! | `daq:missing_frames` | capture, annotation | frames missing before this sample |
+//! | `daq:cause` | annotation | why samples are missing, where that is known |
+//! | `daq:merged` | annotation | spans that one annotation stands for |
+//!
+//! A sample is one point of every channel: `core:sample_start` 5 of a recording with 2 channels of `ci16_le` is byte 40.
+
+mod datetime;
+mod read;
+
+pub use datetime::{format_datetime, parse_datetime};
+pub use read::{MAX_META_BYTES, SigmfError};
+
+use serde::{Serialize, Serializer};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// The version of the specification that is written.
+pub const SPECIFICATION: &str = "1.2.6";
+
+/// The namespace of our own keys.
+pub const NAMESPACE: &str = "daq";
+
+/// The version of our own keys.
+pub const NAMESPACE_VERSION: &str = "1.0.0";
+
+/// The largest integer that SigMF allows.
+pub const MAX_INTEGER: u64 = i64::MAX.unsigned_abs();
+
+/// The label of filled samples and missing frames.
+pub const LABEL_MISSING: &str = "missing";
+
+/// The label of payload whose check failed at the source.
+pub const LABEL_SUSPECT: &str = "suspect";
+
+/// The type of one real number in a data file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Number {
+    /// 8-bit signed integer.
+    I8,
+    /// 8-bit unsigned integer.
+    U8,
+    /// 16-bit signed integer.
+    I16,
+    /// 16-bit unsigned integer.
+    U16,
+    /// 32-bit signed integer.
+    I32,
+    /// 32-bit unsigned integer.
+    U32,
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary64.
+    F64,
+}
+
+impl Number {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::I8,
+        Self::U8,
+        Self::I16,
+        Self::U16,
+        Self::I32,
+        Self::U32,
+        Self::F32,
+        Self::F64,
+    ];
+
+    /// Bytes of one number.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::I8 | Self::U8 => 1,
+            Self::I16 | Self::U16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::F64 => 8,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::I8 => "i8",
+            Self::U8 => "u8",
+            Self::I16 => "i16",
+            Self::U16 => "u16",
+            Self::I32 => "i32",
+            Self::U32 => "u32",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+        }
+    }
+}
+
+/// The type of one sample of one channel, such as `ci16_le`.
+///
+/// ```
+/// use daq_core::sigmf::Datatype;
+/// let iq: Datatype = "ci16_le".parse()?;
+/// assert_eq!((iq.complex, iq.bytes()), (true, 4));
+/// assert_eq!(iq.to_string(), "ci16_le");
+/// # Ok::<(), daq_core::sigmf::SigmfError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Datatype {
+    /// The type of each real number.
+    pub number: Number,
+    /// Whether a sample is a pair (real, imaginary).
+    pub complex: bool,
+    /// Whether numbers are big-endian; without meaning for single bytes.
+    pub big_endian: bool,
+}
+
+impl Datatype {
+    /// A little-endian type.
+    pub const fn little(number: Number, complex: bool) -> Self {
+        Self {
+            number,
+            complex,
+            big_endian: false,
+        }
+    }
+
+    /// Bytes of one sample of one channel.
+    pub const fn bytes(self) -> usize {
+        self.number.bytes() * if self.complex { 2 } else { 1 }
+    }
+}
+
+impl fmt::Display for Datatype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.complex { "c" } else { "r" })?;
+        f.write_str(self.number.name())?;
+        match (self.number.bytes(), self.big_endian) {
+            (1, _) => Ok(()),
+            (_, false) => f.write_str("_le"),
+            (_, true) => f.write_str("_be"),
+        }
+    }
+}
+
+impl FromStr for Datatype {
+    type Err = SigmfError;
+
+    /// Parses a SigMF datatype; single bytes may carry an endianness, and wider numbers without one are little-endian.
+    fn from_str(text: &str) -> Result<Self, SigmfError> {
+        let unknown = || SigmfError::Value {
+            field: "global.core:datatype".into(),
+            value: read::shorten(text),
+            wanted: "a SigMF datatype such as \"ci16_le\", \"rf32_le\" or \"cu8\"",
+        };
+        let (complex, rest) = match text.split_at_checked(1) {
+            Some(("c", rest)) => (true, rest),
+            Some(("r", rest)) => (false, rest),
+            _ => return Err(unknown()),
+        };
+        let (name, big_endian) = match rest.split_once('_') {
+            None | Some((_, "le")) => (rest.split('_').next().unwrap_or(rest), false),
+            Some((name, "be")) => (name, true),
+            Some(_) => return Err(unknown()),
+        };
+        let number = Number::ALL
+            .into_iter()
+            .find(|n| n.name() == name)
+            .ok_or_else(unknown)?;
+        Ok(Self {
+            number,
+            complex,
+            big_endian: big_endian && number.bytes() > 1,
+        })
+    }
+}
+
+impl Serialize for Datatype {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A whole metadata file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Meta {
+    /// What holds for the whole recording.
+    pub global: Global,
+    /// Contiguous runs, by ascending first sample; at least one after [`Meta::parse`].
+    pub captures: Vec<Capture>,
+    /// Remarks about samples, by ascending first sample.
+    pub annotations: Vec<Annotation>,
+}
+
+/// What holds for the whole recording.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Global {
+    /// Type of a sample of one channel.
+    #[serde(rename = "core:datatype")]
+    pub datatype: Datatype,
+    /// Version of the specification the file was written to.
+    #[serde(rename = "core:version")]
+    pub version: String,
+    /// Samples per second and channel.
+    #[serde(rename = "core:sample_rate", skip_serializing_if = "Option::is_none")]
+    pub sample_rate: Option<f64>,
+    /// Interleaved channels, at least 1.
+    #[serde(rename = "core:num_channels")]
+    pub channels: u32,
+    /// Index of the file's first sample; every other index counts from the same origin. Never written by daq, whose files
+    /// each start at 0 and tell their place in the stream by `core:global_index`.
+    #[serde(rename = "core:offset", skip_serializing_if = "is_zero")]
+    pub offset: u64,
+    /// Name of a data file that is not called like the metadata.
+    #[serde(rename = "core:dataset", skip_serializing_if = "Option::is_none")]
+    pub dataset: Option<String>,
+    /// Bytes at the end of the data file that are no samples.
+    #[serde(rename = "core:trailing_bytes", skip_serializing_if = "is_zero")]
+    pub trailing_bytes: u64,
+    /// The program that recorded.
+    #[serde(rename = "core:recorder", skip_serializing_if = "Option::is_none")]
+    pub recorder: Option<String>,
+    /// Free text about the recording.
+    #[serde(rename = "core:description", skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// Who recorded.
+    #[serde(rename = "core:author", skip_serializing_if = "Option::is_none")]
+    pub author: Option<String>,
+    /// The hardware recorded with.
+    #[serde(rename = "core:hw", skip_serializing_if = "Option::is_none")]
+    pub hardware: Option<String>,
+    /// Namespaces in use.
+    #[serde(rename = "core:extensions", skip_serializing_if = "Vec::is_empty")]
+    pub extensions: Vec<Extension>,
+    /// Our own keys; `None` in files of others.
+    #[serde(flatten)]
+    pub stream: Option<Stream>,
+}
+
+/// A declared namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Extension {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Whether the recording can be read without knowing it.
+    pub optional: bool,
+}
+
+/// The keys of the namespace `daq` in `global`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Stream {
+    /// Bytes of the data file.
+    #[serde(rename = "daq:bytes")]
+    pub bytes: u64,
+    /// Frames in the data file.
+    #[serde(rename = "daq:frames")]
+    pub frames: u64,
+    /// Bytes of a whole frame.
+    #[serde(rename = "daq:frame_bytes")]
+    pub frame_bytes: u64,
+    /// Packets that make up a frame; 0 where there is no such thing.
+    #[serde(rename = "daq:places")]
+    pub places: u32,
+    /// Number of this file in its recording.
+    #[serde(rename = "daq:segment")]
+    pub segment: u64,
+    /// The ring it was written from.
+    #[serde(rename = "daq:source", skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// Samples that never arrived and are filled.
+    #[serde(rename = "daq:missing_samples")]
+    pub missing_samples: u64,
+    /// Frames that never arrived and are not in the file, those missing just before its first frame included.
+    #[serde(rename = "daq:missing_frames")]
+    pub missing_frames: u64,
+    /// Channels of a frame that is not interleaved samples over time.
+    #[serde(rename = "daq:channels", skip_serializing_if = "Option::is_none")]
+    pub channels: Option<u32>,
+    /// Points of each channel in such a frame.
+    #[serde(rename = "daq:points", skip_serializing_if = "Option::is_none")]
+    pub points: Option<u64>,
+    /// Order of channels and points in such a frame: `interleaved` or `planar`.
+    #[serde(rename = "daq:order", skip_serializing_if = "Option::is_none")]
+    pub order: Option<String>,
+    /// What the points of such a frame run over.
+    #[serde(rename = "daq:axis", skip_serializing_if = "Option::is_none")]
+    pub axis: Option<serde_json::Value>,
+}
+
+/// The start of a contiguous run of samples.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Capture {
+    /// Index of its first sample.
+    #[serde(rename = "core:sample_start")]
+    pub sample_start: u64,
+    /// Index of that sample in the stream the recording is a part of.
+    #[serde(rename = "core:global_index", skip_serializing_if = "Option::is_none")]
+    pub global_index: Option<u64>,
+    /// When it was taken, as RFC 3339 in UTC; see [`Capture::time_ns`].
+    #[serde(rename = "core:datetime", skip_serializing_if = "Option::is_none")]
+    pub datetime: Option<String>,
+    /// Centre frequency in Hz.
+    #[serde(rename = "core:frequency", skip_serializing_if = "Option::is_none")]
+    pub frequency: Option<f64>,
+    /// Bytes before its first sample that are no samples.
+    #[serde(rename = "core:header_bytes", skip_serializing_if = "is_zero")]
+    pub header_bytes: u64,
+    /// Number of its first frame.
+    #[serde(rename = "daq:sequence", skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<u64>,
+    /// The counting that the number belongs to.
+    #[serde(rename = "daq:epoch", skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u32>,
+    /// Who told the time.
+    #[serde(rename = "daq:clock", skip_serializing_if = "Option::is_none")]
+    pub clock: Option<String>,
+    /// Nanoseconds of that clock.
+    #[serde(rename = "daq:time_ns", skip_serializing_if = "Option::is_none")]
+    pub clock_ns: Option<u64>,
+    /// Frames in it.
+    #[serde(rename = "daq:frames", skip_serializing_if = "Option::is_none")]
+    pub frames: Option<u64>,
+    /// Frames missing just before it.
+    #[serde(rename = "daq:missing_frames", skip_serializing_if = "is_zero")]
+    pub missing_frames: u64,
+}
+
+impl Capture {
+    /// Nanoseconds since 1970-01-01T00:00:00Z, if the file tells a UTC time from then on.
+    pub fn time_ns(&self) -> Option<u64> {
+        self.datetime.as_deref().and_then(parse_datetime)
+    }
+}
+
+/// A remark about samples.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Annotation {
+    /// Index of the first sample meant.
+    #[serde(rename = "core:sample_start")]
+    pub sample_start: u64,
+    /// Samples meant; `None` is up to the end of the capture.
+    #[serde(rename = "core:sample_count", skip_serializing_if = "Option::is_none")]
+    pub sample_count: Option<u64>,
+    /// A word for it.
+    #[serde(rename = "core:label", skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// A sentence about it.
+    #[serde(rename = "core:comment", skip_serializing_if = "Option::is_none")]
+    pub comment: Option<String>,
+    /// Why samples are missing.
+    #[serde(rename = "daq:cause", skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+    /// Frames missing before the first sample meant.
+    #[serde(rename = "daq:missing_frames", skip_serializing_if = "is_zero")]
+    pub missing_frames: u64,
+    /// Spans that this annotation stands for, where that is not 1.
+    #[serde(rename = "daq:merged", skip_serializing_if = "is_zero")]
+    pub merged: u64,
+}
+
+/// A capture's samples in the data file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Index of the capture in [`Meta::captures`].
+    pub capture: usize,
+    /// Byte in the data file where the samples start.
+    pub byte_start: u64,
+    /// Bytes of samples, a multiple of [`Meta::group_bytes`].
+    pub bytes: u64,
+}
+
+impl Meta {
+    /// Bytes of one sample of all channels.
+    pub fn group_bytes(&self) -> u64 {
+        self.global.datatype.bytes() as u64 * u64::from(self.global.channels)
+    }
+
+    /// The data file that belongs to the metadata file `meta`.
+    pub fn data_path(&self, meta: &Path) -> PathBuf {
+        match &self.global.dataset {
+            Some(name) => meta.with_file_name(name),
+            None => meta.with_extension("sigmf-data"),
+        }
+    }
+
+    /// The captures' samples in a data file of `data_bytes`, in order. Captures that start behind its end are left out,
+    /// the last ends where the data ends, and a fraction of a sample at an end is left out.
+    pub fn spans(&self, data_bytes: u64) -> Vec<Span> {
+        let group = u128::from(self.group_bytes());
+        let end = u128::from(data_bytes.saturating_sub(self.global.trailing_bytes));
+        let mut spans = Vec::with_capacity(self.captures.len());
+        let mut headers = 0_u128;
+        for (i, capture) in self.captures.iter().enumerate() {
+            headers += u128::from(capture.header_bytes);
+            let byte = |sample: u64| {
+                u128::from(sample.saturating_sub(self.global.offset)) * group + headers
+            };
+            let start = byte(capture.sample_start).min(end);
+            let stop = self
+                .captures
+                .get(i + 1)
+                .map_or(end, |next| byte(next.sample_start).min(end));
+            let bytes = stop.saturating_sub(start) / group * group;
+            let fits = u64::try_from(start).ok().zip(u64::try_from(bytes).ok());
+            if let Some((byte_start, bytes)) = fits.filter(|&(_, bytes)| bytes > 0) {
+                spans.push(Span {
+                    capture: i,
+                    byte_start,
+                    bytes,
+                });
+            }
+        }
+        spans
+    }
+
+    /// Filled samples as `(first, count)`, counted from the start of the data file; only files that mark them with the
+    /// label [`LABEL_MISSING`] have any.
+    pub fn missing(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.annotations
+            .iter()
+            .filter(|a| a.label.as_deref() == Some(LABEL_MISSING))
+            .filter_map(|a| {
+                let count = a.sample_count.filter(|&count| count > 0)?;
+                Some((a.sample_start.saturating_sub(self.global.offset), count))
+            })
+    }
+
+    /// The text of the metadata file.
+    pub fn to_json(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        // Cannot fail: keys are strings, no member's type can refuse, and memory takes all that is written.
+        let _ = serde_json::to_writer_pretty(&mut text, self);
+        text.push(b'\n');
+        text
+    }
+}
+
+// The signature that serde asks for.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
+}
+
+#[cfg(test)]
+mod tests;

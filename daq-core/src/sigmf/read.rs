@@ -1,0 +1,361 @@
+//! Reading metadata, our own and that of others.
+//!
+//! Strict where a wrong guess would give wrong samples (type, channels, indices), lenient elsewhere: unknown keys are
+//! ignored, texts of the wrong type count as absent, integers may be written as `1000.0`.
+
+use super::{Annotation, Capture, Datatype, Extension, Global, Meta, Stream};
+use serde_json::{Map, Value};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// The largest metadata file that [`Meta::read`] takes.
+pub const MAX_META_BYTES: u64 = 64 << 20;
+
+/// Why metadata cannot be used.
+#[derive(Debug, Error)]
+pub enum SigmfError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Io {
+        /// The metadata file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// The file is implausibly large.
+    #[error("{path} is larger than {MAX_META_BYTES} B: is it really the metadata, not the data?")]
+    TooLarge {
+        /// The metadata file.
+        path: PathBuf,
+    },
+    /// The text is not JSON.
+    #[error("SigMF metadata is not valid JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A field that must be there is not.
+    #[error("SigMF metadata lacks {field}: {why}")]
+    Missing {
+        /// Where it should stand.
+        field: String,
+        /// What it is needed for.
+        why: &'static str,
+    },
+    /// A field holds what it must not.
+    #[error("SigMF metadata: {field} is {value}, wanted {wanted}")]
+    Value {
+        /// Where it stands.
+        field: String,
+        /// What it holds.
+        value: String,
+        /// What it may hold.
+        wanted: &'static str,
+    },
+}
+
+impl Meta {
+    /// Reads the metadata file `path`, up to [`MAX_META_BYTES`].
+    pub fn read(path: &Path) -> Result<Self, SigmfError> {
+        let io = |source| SigmfError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let mut text = Vec::new();
+        std::fs::File::open(path)
+            .map_err(io)?
+            .take(MAX_META_BYTES + 1)
+            .read_to_end(&mut text)
+            .map_err(io)?;
+        if text.len() as u64 > MAX_META_BYTES {
+            return Err(SigmfError::TooLarge {
+                path: path.to_owned(),
+            });
+        }
+        Self::parse(&text)
+    }
+
+    /// Parses the text of a metadata file. Captures and annotations come out sorted; a file without captures gets the one
+    /// that it implies.
+    pub fn parse(text: &[u8]) -> Result<Self, SigmfError> {
+        let root: Value = serde_json::from_slice(text)?;
+        let global = root
+            .get("global")
+            .and_then(Value::as_object)
+            .ok_or_else(|| SigmfError::Missing {
+                field: "the object `global`".into(),
+                why: "it tells the type of the samples",
+            })?;
+        let global = read_global(Fields {
+            at: "global",
+            index: None,
+            map: global,
+        })?;
+        let mut captures = read_list(&root, "captures", read_capture)?;
+        if captures.is_empty() {
+            captures.push(Capture {
+                sample_start: global.offset,
+                ..Capture::default()
+            });
+        }
+        captures.sort_by_key(|capture| capture.sample_start);
+        let mut annotations = read_list(&root, "annotations", read_annotation)?;
+        annotations.sort_by_key(|annotation| annotation.sample_start);
+        Ok(Self {
+            global,
+            captures,
+            annotations,
+        })
+    }
+}
+
+fn read_list<T>(
+    root: &Value,
+    at: &'static str,
+    read: fn(Fields<'_>) -> Result<T, SigmfError>,
+) -> Result<Vec<T>, SigmfError> {
+    let items = match root.get(at) {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::Array(items)) => items,
+        Some(other) => return Err(wrong(at.into(), other, "an array")),
+    };
+    let item = |(i, item): (usize, &Value)| match item.as_object() {
+        Some(map) => read(Fields {
+            at,
+            index: Some(i),
+            map,
+        }),
+        None => Err(wrong(format!("{at}[{i}]"), item, "an object")),
+    };
+    items.iter().enumerate().map(item).collect()
+}
+
+fn read_global(fields: Fields<'_>) -> Result<Global, SigmfError> {
+    let datatype = match fields.map.get("core:datatype") {
+        Some(Value::String(text)) => text.parse::<Datatype>()?,
+        Some(other) => {
+            return Err(fields.wrong("core:datatype", other, "a text such as \"ci16_le\""));
+        }
+        None => {
+            return Err(fields.missing("core:datatype", "without it the samples are only bytes"));
+        }
+    };
+    let channels = match fields.integer("core:num_channels")? {
+        None => 1,
+        Some(n) => u32::try_from(n)
+            .ok()
+            .filter(|&n| n > 0)
+            .ok_or_else(|| SigmfError::Value {
+                field: fields.name("core:num_channels"),
+                value: n.to_string(),
+                wanted: "1 to 4294967295",
+            })?,
+    };
+    let dataset = fields.text("core:dataset");
+    if let Some(name) = dataset.as_deref().filter(|name| !is_plain_name(name)) {
+        return Err(SigmfError::Value {
+            field: fields.name("core:dataset"),
+            value: shorten(name),
+            wanted: "the name of a file in the same directory",
+        });
+    }
+    Ok(Global {
+        datatype,
+        version: fields.text("core:version").unwrap_or_default(),
+        sample_rate: fields.positive("core:sample_rate"),
+        channels,
+        offset: fields.integer("core:offset")?.unwrap_or(0),
+        dataset,
+        trailing_bytes: fields.integer("core:trailing_bytes")?.unwrap_or(0),
+        recorder: fields.text("core:recorder"),
+        description: fields.text("core:description"),
+        author: fields.text("core:author"),
+        hardware: fields.text("core:hw"),
+        extensions: read_extensions(fields.map)?,
+        stream: read_stream(&fields)?,
+    })
+}
+
+fn read_extensions(global: &Map<String, Value>) -> Result<Vec<Extension>, SigmfError> {
+    let items = global
+        .get("core:extensions")
+        .and_then(Value::as_array)
+        .map_or(&[][..], Vec::as_slice);
+    let mut extensions = Vec::new();
+    for item in items {
+        let text = |key: &str| {
+            item.get(key)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let extension = Extension {
+            name: text("name"),
+            version: text("version"),
+            optional: item
+                .get("optional")
+                .and_then(Value::as_bool)
+                .unwrap_or(true),
+        };
+        if !extension.optional && extension.name != super::NAMESPACE {
+            return Err(SigmfError::Value {
+                field: "global.core:extensions".into(),
+                value: shorten(&extension.name),
+                wanted: "no extension that is needed to read the samples (optional: false)",
+            });
+        }
+        extensions.push(extension);
+    }
+    Ok(extensions)
+}
+
+/// Our own keys, if this is a file of ours: `daq:bytes` is always written.
+fn read_stream(fields: &Fields<'_>) -> Result<Option<Stream>, SigmfError> {
+    let Some(bytes) = fields.integer("daq:bytes")? else {
+        return Ok(None);
+    };
+    Ok(Some(Stream {
+        bytes,
+        frames: fields.integer("daq:frames")?.unwrap_or(0),
+        frame_bytes: fields.integer("daq:frame_bytes")?.unwrap_or(0),
+        places: fields.small("daq:places")?.unwrap_or(0),
+        segment: fields.integer("daq:segment")?.unwrap_or(0),
+        source: fields.text("daq:source"),
+        missing_samples: fields.integer("daq:missing_samples")?.unwrap_or(0),
+        missing_frames: fields.integer("daq:missing_frames")?.unwrap_or(0),
+        channels: fields.small("daq:channels")?,
+        points: fields.integer("daq:points")?,
+        order: fields.text("daq:order"),
+        axis: fields
+            .map
+            .get("daq:axis")
+            .filter(|axis| !axis.is_null())
+            .cloned(),
+    }))
+}
+
+fn read_capture(fields: Fields<'_>) -> Result<Capture, SigmfError> {
+    Ok(Capture {
+        sample_start: fields.required("core:sample_start")?,
+        global_index: fields.integer("core:global_index")?,
+        datetime: fields.text("core:datetime"),
+        frequency: fields.map.get("core:frequency").and_then(Value::as_f64),
+        header_bytes: fields.integer("core:header_bytes")?.unwrap_or(0),
+        sequence: fields.integer("daq:sequence")?,
+        epoch: fields.small("daq:epoch")?,
+        clock: fields.text("daq:clock"),
+        clock_ns: fields.integer("daq:time_ns")?,
+        frames: fields.integer("daq:frames")?,
+        missing_frames: fields.integer("daq:missing_frames")?.unwrap_or(0),
+    })
+}
+
+fn read_annotation(fields: Fields<'_>) -> Result<Annotation, SigmfError> {
+    Ok(Annotation {
+        sample_start: fields.required("core:sample_start")?,
+        sample_count: fields.integer("core:sample_count")?,
+        label: fields.text("core:label"),
+        comment: fields.text("core:comment"),
+        cause: fields.text("daq:cause"),
+        missing_frames: fields.integer("daq:missing_frames")?.unwrap_or(0),
+        merged: fields.integer("daq:merged")?.unwrap_or(0),
+    })
+}
+
+/// The members of one object, with the object's place for messages.
+#[derive(Clone, Copy)]
+struct Fields<'a> {
+    at: &'static str,
+    index: Option<usize>,
+    map: &'a Map<String, Value>,
+}
+
+impl Fields<'_> {
+    fn name(&self, key: &str) -> String {
+        match self.index {
+            Some(i) => format!("{}[{i}].{key}", self.at),
+            None => format!("{}.{key}", self.at),
+        }
+    }
+
+    fn wrong(&self, key: &str, value: &Value, wanted: &'static str) -> SigmfError {
+        wrong(self.name(key), value, wanted)
+    }
+
+    fn missing(&self, key: &str, why: &'static str) -> SigmfError {
+        SigmfError::Missing {
+            field: self.name(key),
+            why,
+        }
+    }
+
+    fn text(&self, key: &str) -> Option<String> {
+        self.map.get(key).and_then(Value::as_str).map(str::to_owned)
+    }
+
+    fn positive(&self, key: &str) -> Option<f64> {
+        self.map
+            .get(key)
+            .and_then(Value::as_f64)
+            .filter(|value| *value > 0.0 && value.is_finite())
+    }
+
+    fn integer(&self, key: &str) -> Result<Option<u64>, SigmfError> {
+        match self.map.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => {
+                let whole = value.as_u64().or_else(|| value.as_f64().and_then(whole));
+                whole
+                    .map(Some)
+                    .ok_or_else(|| self.wrong(key, value, "an integer from 0 on"))
+            }
+        }
+    }
+
+    fn small(&self, key: &str) -> Result<Option<u32>, SigmfError> {
+        let Some(n) = self.integer(key)? else {
+            return Ok(None);
+        };
+        u32::try_from(n).map(Some).map_err(|_| SigmfError::Value {
+            field: self.name(key),
+            value: n.to_string(),
+            wanted: "an integer from 0 to 4294967295",
+        })
+    }
+
+    fn required(&self, key: &str) -> Result<u64, SigmfError> {
+        self.integer(key)?
+            .ok_or_else(|| self.missing(key, "it says which samples are meant"))
+    }
+}
+
+/// An integer written as a float, as far as floats are exact.
+fn whole(value: f64) -> Option<u64> {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    // Checked to be whole and in range: nothing is cut.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    (value.fract() == 0.0 && (0.0..=EXACT).contains(&value)).then_some(value as u64)
+}
+
+fn is_plain_name(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
+}
+
+fn wrong(field: String, value: &Value, wanted: &'static str) -> SigmfError {
+    let value = match value {
+        Value::Array(_) => "an array".into(),
+        Value::Object(_) => "an object".into(),
+        other => shorten(&other.to_string()),
+    };
+    SigmfError::Value {
+        field,
+        value,
+        wanted,
+    }
+}
+
+/// `text`, cut to what fits into a message.
+pub(super) fn shorten(text: &str) -> String {
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}

@@ -1,0 +1,115 @@
+//! Sinks: where frames leave.
+
+use crate::layout::Layout;
+use crate::ledger::SinkLedger;
+use crate::region::Placement;
+use crate::ring::Lease;
+use std::path::PathBuf;
+
+/// Which placements a sink can read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placements {
+    /// Host memory only: the plan inserts a staging ring before it where needed.
+    Host,
+    /// Any.
+    Any,
+}
+
+impl Placements {
+    /// Whether `placement` is among them.
+    pub fn contains(self, placement: Placement) -> bool {
+        self == Self::Any || placement == Placement::Host
+    }
+}
+
+/// Why a sink could not take frames.
+#[derive(Debug, thiserror::Error)]
+pub enum SinkError {
+    /// The medium is full. The lease was not consumed beyond what the sink's ledger says; the same frames
+    /// are offered again later, or dropped, as declared.
+    #[error("{what} has no space left: {remedy}")]
+    Full {
+        /// The medium.
+        what: String,
+        /// What helps.
+        remedy: String,
+    },
+    /// The sink cannot go on.
+    #[error("{what}: {why}")]
+    Failed {
+        /// The thing that failed.
+        what: String,
+        /// What happened and what helps.
+        why: String,
+    },
+}
+
+/// What a sink is told when it is built.
+#[derive(Clone, Debug)]
+pub struct SinkContext {
+    /// The pipeline's name.
+    pub pipeline: String,
+    /// The sink's name.
+    pub name: String,
+    /// The ring it reads.
+    pub ring: String,
+    /// What the frames mean.
+    pub layout: Layout,
+    /// Payload bytes of a slot.
+    pub slot_bytes: usize,
+    /// Most places of a frame; 0 where frames have none.
+    pub places: u32,
+    /// Payload bytes of the first place; 0 where frames have none.
+    pub first_bytes: usize,
+    /// Payload bytes of each place but the first and the last; 0 where frames have none.
+    pub place_bytes: usize,
+    /// The directory that relative paths start from.
+    pub directory: PathBuf,
+    /// The sink's counters: it sets `frames`, `bytes` and `files`.
+    pub ledger: SinkLedger,
+}
+
+/// Where frames leave. Runs on its own thread.
+pub trait Sink: Send {
+    /// Takes the first frames of `lease`, all of them unless it fails, and says how many it took.
+    ///
+    /// A sink that fails with [`SinkError::Full`] after some frames says so by returning their number first
+    /// and failing when it is called with the rest.
+    ///
+    /// `from` frames at the start of the lease were taken by earlier calls.
+    fn consume(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, SinkError>;
+
+    /// Called about once a second and when no frames come: rotation by time, retries.
+    fn tick(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    /// Makes everything taken safe and ends. Called once, also after an error.
+    fn finish(&mut self) -> Result<(), SinkError>;
+}
+
+/// A sink's declared and checked configuration.
+pub trait SinkSpec: Send + Sync {
+    /// What it claims; relative paths as they are written.
+    fn claims(&self) -> Vec<crate::entry::Claim> {
+        Vec::new()
+    }
+
+    /// Which placements it can read.
+    fn accepts(&self) -> Placements {
+        Placements::Host
+    }
+
+    /// Whether the sink can take frames of `layout`.
+    fn check(&self, _layout: &Layout) -> Result<(), crate::config::Problem> {
+        Ok(())
+    }
+
+    /// Bytes that the sink will allocate; for the plan's memory total.
+    fn memory(&self, _slot_bytes: usize) -> usize {
+        0
+    }
+
+    /// Opens the sink.
+    fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError>;
+}

@@ -1,0 +1,113 @@
+//! Copies past the cache: for payload that is written once and read by someone else much later.
+//!
+//! An ordinary store first reads the line that it is about to overwrite. Streaming stores write whole lines
+//! instead, which costs half the memory traffic where the destination is not in the cache, as the slots of
+//! a ring are not.
+
+use std::ptr;
+
+/// Below this many bytes the ordinary copy is as fast.
+const LEAST: usize = 512;
+/// Bytes of a cache line.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const LINE: usize = 64;
+
+/// Copies `bytes` bytes; what was copied is ordered before later stores only by [`settle`].
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `bytes` bytes, and they do not overlap.
+#[inline]
+pub unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
+    if bytes < LEAST {
+        // SAFETY: forwarded to the caller.
+        unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
+    } else {
+        // SAFETY: forwarded to the caller.
+        unsafe { stream_lines(from, to, bytes) };
+    }
+}
+
+/// Orders everything that this thread has [streamed](stream) before its later stores.
+#[inline]
+pub fn settle() {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: SFENCE is a part of every x86-64 processor and touches no memory.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn stream_lines(from: *const u8, to: *mut u8, bytes: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+
+    const LANE: usize = size_of::<__m128i>();
+    let head = to.align_offset(LINE).min(bytes);
+    debug_assert!(bytes >= LEAST);
+    // SAFETY: `head` is at most `bytes`, for which the caller vouches.
+    unsafe { less_than_a_line(from, to, head) };
+    let mut done = head;
+    while bytes - done >= LINE {
+        // SAFETY: `done + LINE` is at most `bytes`, so loads and stores stay inside what the caller vouches
+        // for; `to + done` is aligned to a line, as the streaming stores need; the loads need no alignment.
+        // SSE2 is a part of every x86-64 processor.
+        unsafe {
+            let (from, to) = (from.add(done), to.add(done));
+            let load = |lane: usize| _mm_loadu_si128(from.add(lane * LANE).cast());
+            let lanes = [load(0), load(1), load(2), load(3)];
+            for (lane, value) in lanes.into_iter().enumerate() {
+                _mm_stream_si128(to.add(lane * LANE).cast(), value);
+            }
+        }
+        done += LINE;
+    }
+    // SAFETY: what is left of `bytes`.
+    unsafe { less_than_a_line(from.add(done), to.add(done), bytes - done) };
+}
+
+/// Copies up to [`LINE`] - 1 bytes in pieces of fixed lengths, which need no call.
+///
+/// # Safety
+/// As for [`stream`].
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn less_than_a_line(from: *const u8, to: *mut u8, bytes: usize) {
+    debug_assert!(bytes < LINE);
+    let mut done = 0;
+    macro_rules! piece {
+        ($($length:literal)+) => {$(
+            if bytes & $length != 0 {
+                // SAFETY: the lengths are the bits of `bytes`, so `done` never passes it.
+                unsafe { ptr::copy_nonoverlapping(from.add(done), to.add(done), $length) };
+                done += $length;
+            }
+        )+};
+    }
+    piece!(32 16 8 4 2 1);
+    debug_assert_eq!(done, bytes);
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+unsafe fn stream_lines(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: forwarded to the caller.
+    unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn exactly_the_bytes_are_copied(bytes in 0_usize..3000, from in 0_usize..130, to in 0_usize..130, seed: u8) {
+            let source: Vec<u8> = (0_u8..=255).cycle().skip(seed.into()).take(from + bytes).collect();
+            let mut target = vec![0xa5; to + bytes + 130];
+            // SAFETY: both parts lie in vectors of their own.
+            unsafe { stream(source.as_ptr().add(from), target.as_mut_ptr().add(to), bytes) };
+            settle();
+            prop_assert_eq!(&target[to..to + bytes], &source[from..]);
+            prop_assert!(target[..to].iter().chain(&target[to + bytes..]).all(|byte| *byte == 0xa5));
+        }
+    }
+}

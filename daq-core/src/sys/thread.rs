@@ -1,0 +1,25 @@
+//! Where the current thread runs and how it is named.
+
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// Runs the calling thread on `core` alone.
+pub fn pin(core: usize) -> Result<(), Errno> {
+    if core >= CpuSet::MAX_CPU {
+        return Err(Errno::INVAL);
+    }
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set)
+}
+
+/// The cores that the calling thread may run on, ascending.
+pub fn allowed_cores() -> Vec<usize> {
+    rustix::thread::sched_getaffinity(None)
+        .map(|set| {
+            (0..CpuSet::MAX_CPU)
+                .filter(|core| set.is_set(*core))
+                .collect()
+        })
+        .unwrap_or_default()
+}

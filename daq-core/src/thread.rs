@@ -1,0 +1,3 @@
+//! Where threads run.
+
+pub use crate::sys::thread::{allowed_cores, pin};

@@ -1,0 +1,137 @@
+//! The machine as the plan sees it: NUMA nodes, the cores of this process, GPUs.
+
+use std::path::Path;
+
+/// A NUMA node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// The kernel's number.
+    pub id: u32,
+    /// Its cores, ascending.
+    pub cores: Vec<usize>,
+}
+
+/// A GPU that rings can lie on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// CUDA's ordinal.
+    pub ordinal: u32,
+    /// CUDA's name for it.
+    pub name: String,
+}
+
+/// The machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// NUMA nodes, ascending; empty if unknown.
+    pub nodes: Vec<Node>,
+    /// Cores that this process may use, ascending; empty if unknown.
+    pub cores: Vec<usize>,
+    /// GPUs that rings can lie on.
+    pub gpus: Vec<Gpu>,
+    /// Why there are no GPUs, as a clause; shown where `memory = "auto"` became host memory.
+    pub no_gpu: String,
+    /// Whether this was read from the machine; false for plans made without hardware.
+    pub is_real: bool,
+}
+
+impl Topology {
+    /// This machine.
+    pub fn detect() -> Self {
+        Self {
+            cores: crate::thread::allowed_cores(),
+            no_gpu: "this version keeps rings in host memory".to_owned(),
+            is_real: true,
+            ..Self::read(Path::new("/sys"))
+        }
+    }
+
+    /// No machine in particular: for checking a configuration anywhere.
+    pub fn unknown() -> Self {
+        Self {
+            nodes: Vec::new(),
+            cores: Vec::new(),
+            gpus: Vec::new(),
+            no_gpu: "planned without looking at hardware".to_owned(),
+            is_real: false,
+        }
+    }
+
+    /// The nodes of a recorded or present `/sys`.
+    pub fn read(sys: &Path) -> Self {
+        let mut nodes: Vec<Node> = std::fs::read_dir(sys.join("devices/system/node"))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| {
+                let id = entry
+                    .file_name()
+                    .to_str()?
+                    .strip_prefix("node")?
+                    .parse()
+                    .ok()?;
+                let cores = std::fs::read_to_string(entry.path().join("cpulist")).ok()?;
+                Some(Node {
+                    id,
+                    cores: parse_list(&cores),
+                })
+            })
+            .collect();
+        nodes.sort_by_key(|node| node.id);
+        Self {
+            nodes,
+            ..Self::unknown()
+        }
+    }
+
+    /// The node that a core belongs to.
+    pub fn node_of(&self, core: usize) -> Option<u32> {
+        self.nodes
+            .iter()
+            .find(|node| node.cores.contains(&core))
+            .map(|node| node.id)
+    }
+}
+
+/// Reads the kernel's list format.
+///
+/// ```
+/// assert_eq!(daq_core::topology::parse_list("0-2,5\n"), [0, 1, 2, 5]);
+/// assert!(daq_core::topology::parse_list("").is_empty());
+/// ```
+pub fn parse_list(text: &str) -> Vec<usize> {
+    text.trim()
+        .split(',')
+        .filter_map(|part| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            Some(first.trim().parse().ok()?..=last.trim().parse::<usize>().ok()?.min(1 << 16))
+        })
+        .flatten()
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recorded_machine_has_its_nodes() {
+        let dir = tempfile::tempdir().unwrap();
+        for (node, list) in [("node1", "4-7\n"), ("node0", "0-3\n")] {
+            let path = dir.path().join("devices/system/node").join(node);
+            std::fs::create_dir_all(&path).unwrap();
+            std::fs::write(path.join("cpulist"), list).unwrap();
+        }
+        let topology = Topology::read(dir.path());
+        assert_eq!(
+            topology
+                .nodes
+                .iter()
+                .map(|node| node.id)
+                .collect::<Vec<_>>(),
+            [0, 1]
+        );
+        assert_eq!(topology.node_of(5), Some(1));
+        assert_eq!(topology.node_of(8), None);
+    }
+}

@@ -1,0 +1,630 @@
+//! Quantities with their unit written out, as in `"4 MiB"`, `"10 us"`, `"25 Gbit/s"`, `"44.1 kHz"`.
+//!
+//! Each type reads itself from text and from TOML, and what it shows reads back as the same value. Units are
+//! case-sensitive, since `Mb` and `MB` differ by a factor of eight; a wrong case is named in the error.
+
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::{Serialize, Serializer};
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A number of bytes; in TOML a string such as `"64 KiB"`, `"1 GB"`, or a bare integer.
+///
+/// ```
+/// use daq_core::units::ByteSize;
+/// assert_eq!("4 MiB".parse(), Ok(ByteSize(4 << 20)));
+/// assert_eq!("1.5kB".parse(), Ok(ByteSize(1500)));
+/// assert_eq!(ByteSize(65536).to_string(), "64 KiB");
+/// let error = "4 mib".parse::<ByteSize>().unwrap_err();
+/// assert_eq!(error.to_string(), r#""4 mib" is not a size: unknown unit "mib"; try "4 MiB""#);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ByteSize(pub u64);
+
+/// A length of time; in TOML a string such as `"10 us"`, `"1.5 s"`, `"5 min"`. Resolution 1 ns.
+///
+/// ```
+/// use daq_core::units::Span;
+/// use std::time::Duration;
+/// assert_eq!("10 us".parse(), Ok(Span(Duration::from_micros(10))));
+/// assert_eq!(Span(Duration::from_millis(1500)).to_string(), "1.5 s");
+/// assert!("10".parse::<Span>().is_err());
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span(pub Duration);
+
+/// A data rate in bit/s; in TOML a string such as `"25 Gbit/s"`, `"100 MB/s"`, `"3 GiB/s"`.
+///
+/// ```
+/// use daq_core::units::BitRate;
+/// assert_eq!("25 Gbit/s".parse(), Ok(BitRate(25e9)));
+/// assert_eq!("1 MiB/s".parse(), Ok(BitRate(8.0 * 1048576.0)));
+/// assert_eq!(BitRate(1e8).to_string(), "100 Mbit/s");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+pub struct BitRate(pub f64);
+
+/// A frequency or sample rate in Hz; in TOML a string such as `"44.1 kHz"`, `"1 MS/s"`.
+///
+/// ```
+/// use daq_core::units::Frequency;
+/// assert_eq!("44.1 kHz".parse(), Ok(Frequency(44_100.0)));
+/// assert_eq!("1 MS/s".parse(), Ok(Frequency(1e6)));
+/// assert_eq!(Frequency(2.5e9).to_string(), "2.5 GHz");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+pub struct Frequency(pub f64);
+
+/// Why a text is not the quantity that was wanted.
+///
+/// The text after `; try ` is an example of a right value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{read:?} is not a {wanted}: {why}; try {example:?}")]
+pub struct UnitError {
+    /// What was read.
+    pub read: String,
+    /// What was wanted, as in `size`.
+    pub wanted: &'static str,
+    /// What is wrong with it.
+    pub why: String,
+    /// A right value, as near to what was read as can be told.
+    pub example: String,
+}
+
+/// A unit's name, and how many of the base unit it is.
+type Unit = (&'static str, u64);
+
+/// One kind of quantity: what it is called, and its units from the smallest to the largest.
+struct Quantity {
+    wanted: &'static str,
+    example: &'static str,
+    /// In order of preference for suggestions.
+    units: &'static [Unit],
+}
+
+const BYTES: Quantity = Quantity {
+    wanted: "size",
+    example: "4 MiB",
+    units: &[
+        ("B", 1),
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("TiB", 1 << 40),
+        ("kB", 1000),
+        ("MB", 1_000_000),
+        ("GB", 1_000_000_000),
+        ("TB", 1_000_000_000_000),
+    ],
+};
+
+const TIME: Quantity = Quantity {
+    wanted: "time",
+    example: "10 ms",
+    units: &[
+        ("ns", 1),
+        ("us", 1000),
+        ("ms", 1_000_000),
+        ("s", 1_000_000_000),
+        ("min", 60_000_000_000),
+        ("h", 3_600_000_000_000),
+        // The micro sign and the Greek letter.
+        ("\u{b5}s", 1000),
+        ("\u{3bc}s", 1000),
+    ],
+};
+
+const RATE: Quantity = Quantity {
+    wanted: "data rate",
+    example: "10 Gbit/s",
+    units: &[
+        ("bit/s", 1),
+        ("kbit/s", 1000),
+        ("Mbit/s", 1_000_000),
+        ("Gbit/s", 1_000_000_000),
+        ("Tbit/s", 1_000_000_000_000),
+        ("B/s", 8),
+        ("kB/s", 8000),
+        ("MB/s", 8_000_000),
+        ("GB/s", 8_000_000_000),
+        ("KiB/s", 8 << 10),
+        ("MiB/s", 8 << 20),
+        ("GiB/s", 8 << 30),
+    ],
+};
+
+const HERTZ: Quantity = Quantity {
+    wanted: "frequency",
+    example: "1 MHz",
+    units: &[
+        ("Hz", 1),
+        ("kHz", 1000),
+        ("MHz", 1_000_000),
+        ("GHz", 1_000_000_000),
+        ("THz", 1_000_000_000_000),
+        ("S/s", 1),
+        ("kS/s", 1000),
+        ("MS/s", 1_000_000),
+        ("GS/s", 1_000_000_000),
+    ],
+};
+
+impl Quantity {
+    fn error(&self, read: &str, why: impl Into<String>) -> UnitError {
+        UnitError {
+            read: read.to_owned(),
+            wanted: self.wanted,
+            why: why.into(),
+            example: self.example.to_owned(),
+        }
+    }
+
+    /// Splits `text` into its number and the scale of its unit.
+    fn split<'t>(&self, text: &'t str) -> Result<(&'t str, u64), UnitError> {
+        let trimmed = text.trim();
+        let end = trimmed
+            .find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '_')))
+            .unwrap_or(trimmed.len());
+        let (number, unit) = (&trimmed[..end], trimmed[end..].trim_start());
+        if !number.contains(|c: char| c.is_ascii_digit()) {
+            let why = if trimmed.starts_with('-') {
+                "it is negative"
+            } else {
+                "it does not start with a number"
+            };
+            return Err(self.error(text, why));
+        }
+        if let Some((_, scale)) = self.units.iter().find(|(name, _)| *name == unit) {
+            return Ok((number, *scale));
+        }
+        let mut error = if unit.is_empty() {
+            self.error(text, "the unit is missing")
+        } else {
+            self.error(text, format!("unknown unit {unit:?}"))
+        };
+        let nearest = if unit.is_empty() {
+            self.units.first().map(|(name, _)| (*name).to_owned())
+        } else {
+            let names: Vec<&str> = self.units.iter().map(|(name, _)| *name).collect();
+            crate::config::nearest(unit, &names).map(str::to_owned)
+        };
+        if let Some(nearest) = nearest {
+            error.example = format!("{number} {nearest}");
+        }
+        Err(error)
+    }
+
+    /// Reads a whole number of base units, exactly.
+    fn integer(&self, text: &str) -> Result<u128, UnitError> {
+        let (number, scale) = self.split(text)?;
+        let digits: String = number.chars().filter(|c| *c != '_').collect();
+        let (whole, fraction) = digits.split_once('.').unwrap_or((&digits, ""));
+        if fraction.contains('.') {
+            return Err(self.error(text, "the number has two points"));
+        }
+        let fraction = fraction.trim_end_matches('0');
+        let too_large = || self.error(text, "the number is too large");
+        let mut value: u128 = 0;
+        for digit in whole.bytes().chain(fraction.bytes()) {
+            value = value
+                .checked_mul(10)
+                .and_then(|v| v.checked_add(u128::from(digit - b'0')))
+                .ok_or_else(too_large)?;
+        }
+        let value = value.checked_mul(u128::from(scale)).ok_or_else(too_large)?;
+        let divisor = u32::try_from(fraction.len())
+            .ok()
+            .and_then(|n| 10_u128.checked_pow(n))
+            .ok_or_else(|| self.error(text, "the number has too many digits"))?;
+        if value % divisor != 0 {
+            let smallest = self.units[0].0;
+            return Err(self.error(text, format!("it is not a whole number of {smallest}")));
+        }
+        Ok(value / divisor)
+    }
+
+    /// Reads a finite number of base units.
+    fn float(&self, text: &str) -> Result<f64, UnitError> {
+        let (number, scale) = self.split(text)?;
+        let digits: String = number.chars().filter(|c| *c != '_').collect();
+        let value: f64 = digits
+            .parse()
+            .map_err(|_| self.error(text, format!("{number:?} is not a number")))?;
+        let value = value * scale as f64;
+        if value.is_finite() {
+            Ok(value)
+        } else {
+            Err(self.error(text, "the number is too large"))
+        }
+    }
+
+    /// Shows `value` in the largest of the first `count` units in which it reads back unchanged.
+    fn show_float(&self, value: f64, count: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, scale) in self.units[..count].iter().rev() {
+            let scale = *scale as f64;
+            let scaled = value / scale;
+            if value >= scale && scaled * scale == value {
+                let text = scaled.to_string();
+                // A long tail of digits reads worse than a smaller unit.
+                if text.len() <= 9 {
+                    return f.pad(&format!("{text} {name}"));
+                }
+            }
+        }
+        f.pad(&format!("{value} {}", self.units[0].0))
+    }
+}
+
+/// `value / scale` as a decimal of at most `digits` places, if that is exact.
+fn exact_decimal(value: u128, scale: u128, digits: u32) -> Option<String> {
+    let whole = value / scale;
+    let rest = (value % scale) * 10_u128.pow(digits);
+    if !rest.is_multiple_of(scale) {
+        return None;
+    }
+    let fraction = format!("{:0width$}", rest / scale, width = digits as usize);
+    let fraction = fraction.trim_end_matches('0');
+    Some(if fraction.is_empty() {
+        whole.to_string()
+    } else {
+        format!("{whole}.{fraction}")
+    })
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = u128::from(self.0);
+        let (binary, decimal) = BYTES.units.split_at(5);
+        let shown = binary[1..]
+            .iter()
+            .rev()
+            .find(|(_, scale)| self.0 >= *scale)
+            .and_then(|(name, scale)| Some((*name, exact_decimal(value, u128::from(*scale), 2)?)))
+            .or_else(|| {
+                decimal
+                    .iter()
+                    .chain(&binary[1..])
+                    .rev()
+                    .find(|(_, scale)| self.0 != 0 && self.0.is_multiple_of(*scale))
+                    .map(|(name, scale)| (*name, (self.0 / scale).to_string()))
+            });
+        match shown {
+            Some((name, number)) => f.pad(&format!("{number} {name}")),
+            None => f.pad(&format!("{} B", self.0)),
+        }
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.0.as_nanos();
+        if value == 0 {
+            return f.pad("0 s");
+        }
+        for (name, scale) in TIME.units[..6].iter().rev() {
+            let scale = u128::from(*scale);
+            let digits = if matches!(*name, "min" | "h") { 0 } else { 3 };
+            if value >= scale
+                && let Some(number) = exact_decimal(value, scale, digits)
+            {
+                return f.pad(&format!("{number} {name}"));
+            }
+        }
+        f.pad(&format!("{value} ns"))
+    }
+}
+
+impl fmt::Display for BitRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        RATE.show_float(self.0, 5, f)
+    }
+}
+
+impl fmt::Display for Frequency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        HERTZ.show_float(self.0, 5, f)
+    }
+}
+
+impl FromStr for ByteSize {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        u64::try_from(BYTES.integer(text)?)
+            .map(Self)
+            .map_err(|_| BYTES.error(text, "the number is too large"))
+    }
+}
+
+impl FromStr for Span {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let nanoseconds = TIME.integer(text)?;
+        let seconds = u64::try_from(nanoseconds / 1_000_000_000)
+            .map_err(|_| TIME.error(text, "the number is too large"))?;
+        let rest =
+            u32::try_from(nanoseconds % 1_000_000_000).expect("a remainder of 10^9 fits 32 bits");
+        Ok(Self(Duration::new(seconds, rest)))
+    }
+}
+
+impl FromStr for BitRate {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        RATE.float(text).map(Self)
+    }
+}
+
+impl FromStr for Frequency {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        HERTZ.float(text).map(Self)
+    }
+}
+
+impl ByteSize {
+    /// The size to two digits or more, in whole binary units: for people.
+    ///
+    /// ```
+    /// use daq_core::units::ByteSize;
+    /// assert_eq!(ByteSize(574_952).rounded().to_string(), "561 KiB");
+    /// assert_eq!(ByteSize(999).rounded().to_string(), "999 B");
+    /// ```
+    #[must_use]
+    pub const fn rounded(self) -> Self {
+        let mut unit = 1 << 40;
+        while unit > 1 && self.0 < unit * 10 {
+            unit >>= 10;
+        }
+        Self(self.0 / unit * unit)
+    }
+
+    /// The size as a length in memory; `None` where `usize` is too small.
+    pub fn bytes(self) -> Option<usize> {
+        usize::try_from(self.0).ok()
+    }
+}
+
+/// Serde and schema of a quantity; `$integer` says what a bare integer means, if anything.
+macro_rules! quantity {
+    ($type:ident, $quantity:ident, $pattern:literal, [$($example:literal),+], $json:tt $(, $integer:expr)?) => {
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Reader;
+                impl Visitor<'_> for Reader {
+                    type Value = $type;
+
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        write!(f, "a {} such as {:?}", $quantity.wanted, $quantity.example)
+                    }
+
+                    fn visit_str<E: de::Error>(self, text: &str) -> Result<$type, E> {
+                        text.parse().map_err(E::custom)
+                    }
+                    $(
+                        fn visit_u64<E: de::Error>(self, value: u64) -> Result<$type, E> {
+                            Ok($integer(value))
+                        }
+
+                        fn visit_i64<E: de::Error>(self, value: i64) -> Result<$type, E> {
+                            let unexpected = de::Unexpected::Signed(value);
+                            u64::try_from(value)
+                                .map($integer)
+                                .map_err(|_| E::invalid_value(unexpected, &self))
+                        }
+                    )?
+                }
+                deserializer.deserialize_any(Reader)
+            }
+        }
+
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl schemars::JsonSchema for $type {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($type).into()
+            }
+
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!({
+                    "type": $json,
+                    "pattern": $pattern,
+                    "examples": [$($example),+],
+                })
+            }
+        }
+    };
+}
+
+quantity!(
+    ByteSize,
+    BYTES,
+    r"^\s*[0-9_]*\.?[0-9_]+\s*(B|[KMGT]iB|[kMGT]B)\s*$",
+    ["4 MiB", "64 KiB", "1 GB", "16 B"],
+    ["string", "integer"],
+    ByteSize
+);
+quantity!(
+    Span,
+    TIME,
+    r"^\s*[0-9_]*\.?[0-9_]+\s*(ns|[uµμ]s|ms|s|min|h)\s*$",
+    ["10 us", "100 ms", "1.5 s", "5 min"],
+    "string"
+);
+quantity!(
+    BitRate,
+    RATE,
+    r"^\s*[0-9_]*\.?[0-9_]+\s*([kMGT]?bit/s|[kMG]?B/s|[KMG]iB/s)\s*$",
+    ["25 Gbit/s", "100 Mbit/s", "3 GB/s"],
+    "string"
+);
+quantity!(
+    Frequency,
+    HERTZ,
+    r"^\s*[0-9_]*\.?[0-9_]+\s*([kMGT]?Hz|[kMG]?S/s)\s*$",
+    ["1 MHz", "44.1 kHz", "1 MS/s"],
+    "string"
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn sizes_read_back(value: u64) {
+            prop_assert_eq!(ByteSize(value).to_string().parse(), Ok(ByteSize(value)));
+        }
+
+        #[test]
+        fn round_sizes_read_back(value in 0_u64..4096, shift in 0_u32..40, scale in 0_u32..9) {
+            for value in [value << shift, value * 10_u64.pow(scale)] {
+                prop_assert_eq!(ByteSize(value).to_string().parse(), Ok(ByteSize(value)));
+            }
+        }
+
+        #[test]
+        fn spans_read_back(seconds: u64, nanoseconds in 0_u32..1_000_000_000) {
+            for seconds in [seconds, seconds % 7200, 0] {
+                let span = Span(Duration::new(seconds, nanoseconds));
+                prop_assert_eq!(span.to_string().parse(), Ok(span));
+            }
+        }
+
+        #[test]
+        fn rates_read_back(value in 0.0_f64..1e15, exponent in 0_i32..13, mantissa in 1_u32..100_000) {
+            for value in [value, f64::from(mantissa) * 10_f64.powi(exponent)] {
+                prop_assert_eq!(BitRate(value).to_string().parse(), Ok(BitRate(value)));
+                prop_assert_eq!(Frequency(value).to_string().parse(), Ok(Frequency(value)));
+            }
+        }
+
+        #[test]
+        fn any_text_is_a_value_or_an_error(text in "\\PC*") {
+            // An error's example must itself be right, or the advice is wrong.
+            if let Err(error) = text.parse::<ByteSize>() {
+                prop_assert!(error.example.parse::<ByteSize>().is_ok() || error.why.contains("unit"));
+            }
+            let _ = (text.parse::<Span>(), text.parse::<BitRate>(), text.parse::<Frequency>());
+        }
+    }
+
+    #[test]
+    fn every_unit_reads() {
+        for (name, scale) in BYTES.units {
+            assert_eq!(format!("3 {name}").parse(), Ok(ByteSize(3 * scale)));
+        }
+        for (name, scale) in TIME.units {
+            assert_eq!(
+                format!("3{name}").parse(),
+                Ok(Span(Duration::from_nanos(3 * scale)))
+            );
+        }
+        for (name, scale) in RATE.units {
+            assert_eq!(
+                format!("2 {name}").parse(),
+                Ok(BitRate(2.0 * *scale as f64))
+            );
+        }
+        for (name, scale) in HERTZ.units {
+            assert_eq!(
+                format!("2 {name}").parse(),
+                Ok(Frequency(2.0 * *scale as f64))
+            );
+        }
+    }
+
+    #[test]
+    fn shown_in_the_unit_one_would_write() {
+        let sizes = [
+            (0, "0 B"),
+            (16, "16 B"),
+            (1500, "1500 B"),
+            (8192, "8 KiB"),
+            (1_000_000, "1 MB"),
+            (3 << 19, "1.5 MiB"),
+            (64 << 30, "64 GiB"),
+            (u64::MAX, "18446744073709551615 B"),
+        ];
+        for (value, shown) in sizes {
+            assert_eq!(ByteSize(value).to_string(), shown);
+        }
+        let spans = [
+            (0, "0 s"),
+            (1, "1 ns"),
+            (1_500, "1.5 us"),
+            (300_000_000_000, "5 min"),
+        ];
+        for (value, shown) in spans {
+            assert_eq!(Span(Duration::from_nanos(value)).to_string(), shown);
+        }
+        assert_eq!(Span(Duration::from_millis(90_500)).to_string(), "90.5 s");
+        assert_eq!(Frequency(44_100.0).to_string(), "44.1 kHz");
+        assert_eq!(BitRate(400e9).to_string(), "400 Gbit/s");
+    }
+
+    #[test]
+    fn errors_say_what_was_read_and_what_would_be_right() {
+        let says = |text: &str| text.parse::<ByteSize>().unwrap_err().to_string();
+        assert_eq!(
+            says("4"),
+            r#""4" is not a size: the unit is missing; try "4 B""#
+        );
+        assert_eq!(
+            says("4 MBi"),
+            r#""4 MBi" is not a size: unknown unit "MBi"; try "4 MiB""#
+        );
+        assert_eq!(
+            says("lots"),
+            r#""lots" is not a size: it does not start with a number; try "4 MiB""#
+        );
+        assert_eq!(
+            says("1.5 B"),
+            r#""1.5 B" is not a size: it is not a whole number of B; try "4 MiB""#
+        );
+        assert_eq!(
+            says("-1 B"),
+            r#""-1 B" is not a size: it is negative; try "4 MiB""#
+        );
+        assert!(says("99999999999999999999 TiB").contains("too large"));
+        assert!(says("1.2.3 B").contains("two points"));
+        let time = "10 seconds".parse::<Span>().unwrap_err().to_string();
+        assert!(time.contains(r#"unknown unit "seconds""#), "{time}");
+    }
+
+    #[test]
+    fn a_bare_integer_is_bytes_and_nothing_else() {
+        #[derive(serde::Deserialize)]
+        struct Sizes {
+            size: ByteSize,
+        }
+        assert_eq!(
+            toml::from_str::<Sizes>("size = 16").unwrap().size,
+            ByteSize(16)
+        );
+        assert!(toml::from_str::<Sizes>("size = -1").is_err());
+        #[derive(Debug, serde::Deserialize)]
+        struct Times {
+            #[expect(dead_code, reason = "only its refusal is looked at")]
+            time: Span,
+        }
+        let error = toml::from_str::<Times>("time = 16").unwrap_err();
+        assert!(
+            error.message().contains(r#"a time such as "10 ms""#),
+            "{error}"
+        );
+    }
+}

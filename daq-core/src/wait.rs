@@ -1,0 +1,128 @@
+//! Waiting: how a thread passes the time until another thread has moved on.
+
+use crate::sync::spin_hint;
+use rustix::thread::futex;
+use rustix::time::Timespec;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::{Duration, Instant};
+
+/// How a thread waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Wait {
+    /// Poll without pause: least latency, one core spent.
+    Busy,
+    /// Poll for a few microseconds, then sleep until woken.
+    #[default]
+    Adaptive,
+    /// Sleep at once until woken.
+    Event,
+}
+
+impl Wait {
+    /// How long this policy polls before it sleeps; `None` = for ever.
+    const fn spin(self) -> Option<Duration> {
+        match self {
+            Self::Busy => None,
+            Self::Adaptive => Some(Duration::from_micros(20)),
+            Self::Event => Some(Duration::ZERO),
+        }
+    }
+}
+
+/// A word in host memory that wakes sleepers: the host's form of a doorbell.
+///
+/// Ringing costs a fence and a load while nobody sleeps.
+#[derive(Debug, Default)]
+pub struct Bell {
+    sleepers: AtomicU32,
+    word: AtomicU32,
+}
+
+impl Bell {
+    /// Wakes everyone who sleeps in [`Bell::wait`]. Call it after the change that they wait for.
+    #[inline]
+    pub fn ring(&self) {
+        // With the fence in `sleep`: either this load sees the sleeper, or the sleeper's check sees the change.
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Relaxed) != 0 {
+            self.word.fetch_add(1, Ordering::Release);
+            let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX.cast_unsigned());
+        }
+    }
+
+    /// Returns once `ready` answers true, or after about `limit`; says whether `ready` did.
+    pub fn wait(&self, policy: Wait, limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
+        if ready() {
+            return true;
+        }
+        let start = Instant::now();
+        loop {
+            for _ in 0..64 {
+                spin_hint();
+                if ready() {
+                    return true;
+                }
+            }
+            let waited = start.elapsed();
+            if waited >= limit {
+                return false;
+            }
+            if policy.spin().is_some_and(|spin| waited >= spin)
+                && self.sleep(limit.saturating_sub(waited), &mut ready)
+            {
+                return true;
+            }
+        }
+    }
+
+    fn sleep(&self, limit: Duration, ready: &mut impl FnMut() -> bool) -> bool {
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let word = self.word.load(Ordering::Acquire);
+        let mut is_ready = ready();
+        if !is_ready {
+            let limit = Timespec::try_from(limit).unwrap_or(Timespec {
+                tv_sec: 1,
+                tv_nsec: 0,
+            });
+            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, word, Some(&limit));
+            is_ready = ready();
+        }
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+        is_ready
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn a_sleeper_is_woken_by_every_policy() {
+        for policy in [Wait::Busy, Wait::Adaptive, Wait::Event] {
+            let bell = Arc::new((Bell::default(), AtomicBool::new(false)));
+            let ringer = bell.clone();
+            let thread = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(5));
+                ringer.1.store(true, Ordering::Release);
+                ringer.0.ring();
+            });
+            assert!(bell.0.wait(policy, Duration::from_secs(30), || {
+                bell.1.load(Ordering::Acquire)
+            }));
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn waiting_ends_at_the_limit() {
+        for policy in [Wait::Busy, Wait::Adaptive, Wait::Event] {
+            assert!(!Bell::default().wait(policy, Duration::from_millis(2), || false));
+        }
+    }
+}

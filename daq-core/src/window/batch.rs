@@ -1,0 +1,579 @@
+//! Placing packets.
+
+use super::shared::{BLOCKED, Epoch, Record, Shared, state};
+use super::{Geometry, PacketId, Seat};
+use crate::frame::Timestamp;
+use crate::sync::{Ordering, spin_hint};
+use crate::sys::copy;
+use std::sync::PoisonError;
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is in its place.
+    Placed,
+    /// Its place had arrived already.
+    Duplicate,
+    /// Its frame was closed already.
+    Late,
+    /// Its frame has no slot.
+    RingFull,
+    /// Its sequence number is not believable, or its length not that of its place.
+    Rejected,
+}
+
+/// A place in an open frame: where the payload of one packet belongs.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    id: PacketId,
+    /// The number of the epoch that it was predicted in.
+    epoch: u64,
+    /// Position in frames.
+    frame: u64,
+    /// Place in the frame.
+    index: u32,
+    bytes: usize,
+    memory: *mut u8,
+}
+
+impl Place {
+    /// The packet that belongs here.
+    pub const fn id(&self) -> PacketId {
+        self.id
+    }
+
+    /// Where the payload belongs. Valid for writing until the batch ends.
+    pub const fn memory(&self) -> *mut u8 {
+        self.memory
+    }
+
+    /// How long the payload must be.
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// A run of packets placed at one go; while it lives, open frames stay open.
+///
+/// A window's thread has one batch in hand at a time, and cannot end the stream under it:
+///
+/// ```compile_fail,E0499
+/// fn under_it(window: &mut daq_core::window::Window) {
+///     let mut batch = window.batch();
+///     window.finish();
+///     batch.reject_unreadable(1);
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Batch<'a> {
+    shared: &'a Shared,
+    seat: &'a mut Seat,
+    base: u64,
+    /// One past the highest position seen in this batch.
+    horizon: u64,
+    /// The lowest position seen in this batch.
+    start: u64,
+}
+
+/// Whether a frame has memory for a packet.
+enum Memory {
+    Slot(*mut u8),
+    /// It has none: the ring was full.
+    None,
+    /// It was closed while this thread waited.
+    Closed,
+    /// The window has moved elsewhere while this thread waited.
+    Gone,
+}
+
+/// Where a packet's position lies.
+enum Found {
+    Open { frame: u64, place: u32 },
+    Closed { frame: u64, place: u32 },
+    Nowhere,
+}
+
+impl<'a> Batch<'a> {
+    pub(super) fn new(shared: &'a Shared, seat: &'a mut Seat) -> Self {
+        let base = shared.pin(seat.writer);
+        if shared.epoch_number.load(Ordering::Acquire) != seat.epoch.number {
+            seat.refresh(shared);
+        }
+        Self {
+            shared,
+            seat,
+            base,
+            horizon: 0,
+            start: u64::MAX,
+        }
+    }
+
+    /// How frames are made.
+    pub fn geometry(&self) -> &'a Geometry {
+        &self.shared.geometry
+    }
+
+    /// Copies `payload` to the place that `id` names.
+    #[inline]
+    pub fn put(&mut self, id: PacketId, payload: &[u8], time: Timestamp) -> Outcome {
+        let outcome = self.put_with(id, payload.len(), time, |memory| {
+            // SAFETY: `put_with` gives `payload.len()` writable bytes of an open slot that nothing else refers
+            // to: the place has not arrived before and the batch keeps its frame open. The ring's memory and
+            // the caller's payload are different allocations. `flush` settles before others may look.
+            unsafe { copy::stream(payload.as_ptr(), memory, payload.len()) };
+        });
+        self.seat.streamed = true;
+        outcome
+    }
+
+    /// Has `write` write `bytes` of payload to the place that `id` names.
+    ///
+    /// `write` is called at most once, only if the outcome is [`Outcome::Placed`], with the address of `bytes`
+    /// writable bytes.
+    #[inline]
+    pub fn put_with(
+        &mut self,
+        id: PacketId,
+        bytes: usize,
+        time: Timestamp,
+        write: impl FnOnce(*mut u8),
+    ) -> Outcome {
+        let (frame, place) = match self.find(id, Some(bytes)) {
+            Found::Open { frame, place } => (frame, place),
+            Found::Closed { frame, place } => return self.put_late(frame, place),
+            Found::Nowhere => return self.reject(),
+        };
+        let record = self.shared.record(frame);
+        let memory = match self.memory(frame, record) {
+            Memory::Slot(memory) => Some(memory),
+            Memory::None => None,
+            Memory::Closed => return self.put_late(frame, place),
+            Memory::Gone => return self.reject(),
+        };
+        let exclusive = self.shared.is_exclusive();
+        if !record.claim(place, exclusive) {
+            return self.duplicate();
+        }
+        self.see(frame, place);
+        if let Some(memory) = memory {
+            let offset = self.shared.geometry.extent(place).start;
+            // SAFETY: the place's extent lies inside `frame_bytes`, which fits the slot that `memory` starts
+            // (checked in `Window::new`).
+            write(unsafe { memory.add(offset) });
+            #[cfg(loom)]
+            // SAFETY: loom checks that the place is written by one thread at a time and read after.
+            record.canary[place as usize].with_mut(|canary| unsafe { *canary += 1 });
+        }
+        record.mark_present(place, exclusive);
+        stamp(record, time);
+        if memory.is_some() {
+            Outcome::Placed
+        } else {
+            Outcome::RingFull
+        }
+    }
+
+    /// Marks the place that `id` names as arrived damaged.
+    pub fn put_bad(&mut self, id: PacketId) -> Outcome {
+        match self.find(id, None) {
+            Found::Open { frame, place } => {
+                let record = self.shared.record(frame);
+                self.see(frame, place);
+                if record.is_present(place) || !record.mark_bad(place, self.shared.is_exclusive()) {
+                    return self.duplicate();
+                }
+                Outcome::Placed
+            }
+            Found::Closed { frame, place } => self.put_late(frame, place),
+            Found::Nowhere => self.reject(),
+        }
+    }
+
+    /// The next places in order, as many as are open and free, up to `n`: where the next packets belong if
+    /// they come in order. Only for exclusive windows; others get none.
+    ///
+    /// The memory may be written until the batch ends; what was written to a place that is not
+    /// [accepted](Self::accept) does no harm.
+    pub fn predict(&mut self, n: usize, places: &mut Vec<Place>) {
+        places.clear();
+        if !self.shared.is_exclusive() || self.seat.epoch.number == 0 {
+            return;
+        }
+        let (shared, geometry) = (self.shared, self.geometry());
+        let per_frame = u64::from(geometry.places);
+        let end = (self.base + geometry.window as u64) * per_frame;
+        let first = self.seat.cursor.max(self.base * per_frame);
+        let n = n
+            .min(places.capacity())
+            .min(usize::try_from(end.saturating_sub(first)).unwrap_or(usize::MAX));
+        let Epoch {
+            number: epoch,
+            unit,
+            position,
+        } = self.seat.epoch;
+        let mut id = geometry.numbering.after(unit, first - position);
+        let (mut frame, mut index) = self.split(first);
+        while places.len() < n {
+            let record = shared.record(frame);
+            let Some(memory) = self.assigned(frame, record) else {
+                return;
+            };
+            while index < geometry.places && places.len() < n {
+                if record.is_present(index) {
+                    return;
+                }
+                let extent = geometry.extent(index);
+                // SAFETY: `extent` lies inside the slot that `memory` starts, as in `put_with`.
+                let memory = unsafe { memory.add(extent.start) };
+                places.push(Place {
+                    id,
+                    epoch,
+                    frame,
+                    index,
+                    bytes: extent.len(),
+                    memory,
+                });
+                id = geometry.numbering.next(id);
+                index += 1;
+            }
+            (frame, index) = (frame + 1, 0);
+        }
+    }
+
+    /// Says that the packet `id` has been written to `place`, which must come from this batch's
+    /// [`predict`](Self::predict); false if it belongs elsewhere, and nothing has changed.
+    #[inline]
+    pub fn accept(&mut self, id: PacketId, place: &Place, time: Timestamp) -> bool {
+        // The window may have moved on since the prediction.
+        if id != place.id || place.frame < self.base || place.epoch != self.seat.epoch.number {
+            return false;
+        }
+        let record = self.shared.record(place.frame);
+        if !record.mark_present(place.index, true) {
+            return false;
+        }
+        let position = self.follow(id, place.frame, place.index);
+        self.horizon = self.horizon.max(position + 1);
+        self.start = self.start.min(position);
+        stamp(record, time);
+        true
+    }
+
+    /// Counts packets that carry no readable sequence number.
+    pub fn reject_unreadable(&mut self, packets: u64) {
+        self.seat.ledger.rejected.add_shared(packets);
+    }
+
+    fn reject(&mut self) -> Outcome {
+        self.seat.ledger.rejected.add_shared(1);
+        Outcome::Rejected
+    }
+
+    fn duplicate(&mut self) -> Outcome {
+        self.seat.ledger.duplicates.add_shared(1);
+        Outcome::Duplicate
+    }
+
+    fn put_late(&mut self, frame: u64, place: u32) -> Outcome {
+        let record = self.shared.record(frame);
+        if record.is_present(place) {
+            return self.duplicate();
+        }
+        let is_settled = frame < self.shared.settled.load(Ordering::Acquire);
+        let position = frame * u64::from(self.shared.geometry.places) + u64::from(place);
+        let was_expected = position >= self.shared.start.load(Ordering::Acquire);
+        if is_settled || !was_expected || record.state.load(Ordering::Acquire) == state::VOID {
+            return self.reject();
+        }
+        if !record.mark_late(place, self.shared.is_exclusive()) {
+            return self.duplicate();
+        }
+        Outcome::Late
+    }
+
+    fn split(&self, position: u64) -> (u64, u32) {
+        let places = u64::from(self.geometry().places);
+        #[expect(clippy::cast_possible_truncation, reason = "below `places`, a u32")]
+        let place = (position % places) as u32;
+        (position / places, place)
+    }
+
+    /// The position that `id` names in the present epoch, if it is a place of it at all.
+    fn position(&self, id: PacketId) -> Option<u64> {
+        let epoch = &self.seat.epoch;
+        let distance = self
+            .shared
+            .geometry
+            .numbering
+            .places_between(epoch.unit, id)?;
+        epoch.position.checked_add_signed(distance)
+    }
+
+    /// Moves the thread's reference to `id`, so that wrapping numbers stay near it; its position.
+    #[inline]
+    fn follow(&mut self, id: PacketId, frame: u64, place: u32) -> u64 {
+        let geometry = &self.shared.geometry;
+        let position = frame * u64::from(geometry.places) + u64::from(place);
+        let seat = &mut *self.seat;
+        seat.epoch.unit = id.unit;
+        seat.epoch.position = position - u64::from(id.sub);
+        seat.cursor = position + 1;
+        let (frame, place) = if place + 1 < geometry.places {
+            (frame, place + 1)
+        } else {
+            (frame + 1, 0)
+        };
+        seat.next = Some((geometry.numbering.next(id), frame, place));
+        seat.candidate = None;
+        position
+    }
+
+    /// Finds where `id`, with so many bytes, belongs, sliding the window or opening an epoch where it must.
+    #[inline]
+    fn find(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
+        // Most packets are the next one, into a frame that is open: no number needs to be divided.
+        if let Some((next, frame, place)) = self.seat.next
+            && next == id
+            && (self.base..self.base + self.shared.geometry.window as u64).contains(&frame)
+            && bytes.is_none_or(|bytes| bytes == self.shared.geometry.extent(place).len())
+        {
+            self.follow(id, frame, place);
+            return Found::Open { frame, place };
+        }
+        self.search(id, bytes)
+    }
+
+    fn search(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
+        if self.seat.epoch.number == 0 && !self.open_epoch(id) {
+            return Found::Nowhere;
+        }
+        let Some(position) = self.position(id) else {
+            return self.far(id);
+        };
+        let (frame, place) = self.split(position);
+        let geometry = self.geometry();
+        if bytes.is_some_and(|bytes| bytes != geometry.extent(place).len()) {
+            return Found::Nowhere;
+        }
+        let window = geometry.window as u64;
+        if frame >= self.base + 2 * window || frame + window < self.base {
+            return self.far(id);
+        }
+        if frame < self.shared.floor.load(Ordering::Acquire) {
+            // Counting began after it: a straggler, and no sign of a new count.
+            return Found::Nowhere;
+        }
+        if frame >= self.base + window && !self.slide(frame) {
+            return Found::Nowhere;
+        }
+        if frame < self.base {
+            return Found::Closed { frame, place };
+        }
+        self.follow(id, frame, place);
+        Found::Open { frame, place }
+    }
+
+    /// A packet far from the window: an outlier, or the first sign of a new count.
+    fn far(&mut self, id: PacketId) -> Found {
+        let geometry = self.geometry();
+        let near = geometry.window as u64 * u64::from(geometry.places);
+        // With what this batch has seen: its own packets are not those of other threads.
+        let horizon = self
+            .shared
+            .horizon
+            .load(Ordering::Acquire)
+            .max(self.horizon);
+        let (agreed, since) = match self.seat.candidate {
+            Some((unit, count, since)) => match geometry.numbering.places_between(unit, id) {
+                Some(distance) if distance != 0 && distance.unsigned_abs() <= near => {
+                    (count + 1, since)
+                }
+                _ => (1, horizon),
+            },
+            None => (1, horizon),
+        };
+        self.seat.candidate = Some((id.unit, agreed, since));
+        if agreed < geometry.agree {
+            return Found::Nowhere;
+        }
+        if let Some((frame, place)) = self.leap(id) {
+            if !self.slide(frame) || frame < self.base {
+                return Found::Nowhere;
+            }
+            self.follow(id, frame, place);
+            return Found::Open { frame, place };
+        }
+        if horizon != since && !self.shared.is_exclusive() {
+            // Other threads go on in the old count: this one lags, or its sender alone has begun anew.
+            self.seat.candidate = None;
+            return Found::Nowhere;
+        }
+        if !self.open_epoch(id) {
+            return Found::Nowhere;
+        }
+        let Some(position) = self.position(id) else {
+            return Found::Nowhere;
+        };
+        let (frame, place) = self.split(position);
+        // Another thread's packets may have opened the epoch somewhere else.
+        if !(self.base..self.base + geometry.window as u64).contains(&frame) {
+            return Found::Nowhere;
+        }
+        self.follow(id, frame, place);
+        Found::Open { frame, place }
+    }
+
+    /// Where `id` belongs if it lies ahead, and no further than a gap may be long.
+    fn leap(&self, id: PacketId) -> Option<(u64, u32)> {
+        let (geometry, window) = (self.geometry(), self.geometry().window as u64);
+        let (frame, place) = self.split(self.position(id)?);
+        let gap = geometry.max_gap.div_ceil(u64::from(geometry.places));
+        let reach = self.base + 2 * window + gap;
+        (self.base + window..reach)
+            .contains(&frame)
+            .then_some((frame, place))
+    }
+
+    /// Has the sequencer open an epoch at `id`; true if one is open that was not before.
+    fn open_epoch(&mut self, id: PacketId) -> bool {
+        if id.sub >= self.shared.geometry.numbering.places_per_unit {
+            return false;
+        }
+        self.flush();
+        let (shared, known) = (self.shared, self.seat.epoch.number);
+        if let Some(sequencer) = &mut self.seat.sequencer {
+            sequencer.follow(self.seat.epoch);
+            sequencer.open_epoch(shared, self.seat.writer, id);
+        } else {
+            let mut mail = shared.mail.lock().unwrap_or_else(PoisonError::into_inner);
+            if mail.epoch.is_none_or(|(_, asked)| asked < known) {
+                mail.epoch = Some((id, known));
+            }
+            drop(mail);
+            shared.has_mail.store(1, Ordering::Release);
+            shared.unpin(self.seat.writer);
+            while shared.epoch_number.load(Ordering::Acquire) == known
+                && shared.closed.load(Ordering::Acquire) == 0
+            {
+                spin_hint();
+            }
+        }
+        self.base = shared.pin(self.seat.writer);
+        self.seat.refresh(shared);
+        self.seat.epoch.number != known
+    }
+
+    /// Slides the window until `frame` is inside; false if the sequencer is gone or has opened an epoch.
+    fn slide(&mut self, frame: u64) -> bool {
+        let window = self.shared.geometry.window as u64;
+        self.flush();
+        if let Some(sequencer) = &mut self.seat.sequencer {
+            sequencer.advance(self.shared, self.seat.writer, frame + 1 - window);
+            self.base = self.shared.pin(self.seat.writer);
+            return true;
+        }
+        self.await_sequencer(frame, |shared| {
+            let base = shared.base.load(Ordering::Acquire);
+            base != BLOCKED && frame < base + window
+        })
+    }
+
+    /// Asks the sequencer for `frame` and waits, unpinned, until `ready`; false if the sequencer is gone or
+    /// has opened an epoch.
+    fn await_sequencer(&mut self, frame: u64, ready: impl Fn(&Shared) -> bool) -> bool {
+        let (shared, writer) = (self.shared, self.seat.writer);
+        let epoch = self.seat.epoch.number;
+        let moved = || {
+            shared.closed.load(Ordering::Acquire) != 0
+                || shared.epoch_number.load(Ordering::Acquire) != epoch
+        };
+        self.flush();
+        shared.wanted.fetch_max(frame, Ordering::AcqRel);
+        shared.unpin(writer);
+        while !ready(shared) && !moved() {
+            spin_hint();
+        }
+        self.base = shared.pin(writer);
+        !moved()
+    }
+
+    /// The memory of an open frame, for a packet that has come: if there is no slot the frame is refused for
+    /// good.
+    #[inline]
+    fn memory(&mut self, frame: u64, record: &Record) -> Memory {
+        match record.state.load(Ordering::Acquire) {
+            state::ASSIGNED => Memory::Slot(record.memory.load(Ordering::Relaxed)),
+            _ => self.ask_memory(frame, record),
+        }
+    }
+
+    fn ask_memory(&mut self, frame: u64, record: &Record) -> Memory {
+        if record.state.load(Ordering::Acquire) == state::UNASSIGNED {
+            if let Some(sequencer) = &mut self.seat.sequencer {
+                if !sequencer.assign(self.shared, frame) {
+                    record.state.store(state::REFUSED, Ordering::Release);
+                }
+            } else if !self.await_sequencer(frame, |shared| {
+                shared.record(frame).state.load(Ordering::Acquire) != state::UNASSIGNED
+            }) {
+                return Memory::Gone;
+            }
+            if frame < self.base {
+                return Memory::Closed;
+            }
+        }
+        match record.state.load(Ordering::Acquire) {
+            state::ASSIGNED => Memory::Slot(record.memory.load(Ordering::Relaxed)),
+            _ => Memory::None,
+        }
+    }
+
+    /// The memory of a frame if it has, or can have, some.
+    fn assigned(&mut self, frame: u64, record: &Record) -> Option<*mut u8> {
+        if record.state.load(Ordering::Relaxed) == state::UNASSIGNED {
+            self.seat.sequencer.as_mut()?.assign(self.shared, frame);
+        }
+        (record.state.load(Ordering::Relaxed) == state::ASSIGNED)
+            .then(|| record.memory.load(Ordering::Relaxed))
+    }
+
+    fn see(&mut self, frame: u64, place: u32) {
+        let position = frame * u64::from(self.geometry().places) + u64::from(place);
+        self.horizon = self.horizon.max(position + 1);
+        self.start = self.start.min(position);
+    }
+
+    /// Tells the others what this batch has seen.
+    fn flush(&mut self) {
+        if std::mem::take(&mut self.seat.streamed) {
+            copy::settle();
+        }
+        if self.horizon > 0 {
+            self.shared.start.fetch_min(self.start, Ordering::AcqRel);
+            self.shared
+                .horizon
+                .fetch_max(self.horizon, Ordering::AcqRel);
+            (self.horizon, self.start) = (0, u64::MAX);
+        }
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        self.flush();
+        self.shared.unpin(self.seat.writer);
+        if let Some(sequencer) = &mut self.seat.sequencer {
+            sequencer.follow(self.seat.epoch);
+            sequencer.settle_batch(self.shared, self.seat.writer);
+        }
+    }
+}
+
+fn stamp(record: &Record, time: Timestamp) {
+    if time.clock != crate::frame::Clock::None && record.time_clock.load(Ordering::Relaxed) == 0 {
+        record.time_ns.store(time.ns, Ordering::Relaxed);
+        record
+            .time_clock
+            .store(time.clock as u32, Ordering::Release);
+    }
+}

@@ -1,0 +1,331 @@
+//! Windows: the open slots of a ring that packets are placed into, in whatever order they come.
+//!
+//! ```text
+//!        closed, fate open            open                  not yet
+//!   … ┆ late or lost?          │ packets are placed   │ a packet here makes the
+//!     ┆                        │                      │ window slide
+//!     └── window frames ───────┴── window frames ─────┴── window frames ──┐ beyond: rejected until
+//!                              base                                       │ several packets agree,
+//!                                                                           then a new epoch opens
+//! ```
+//! Any number of threads may fill one window, each through its own [`Window`] handle; handle 0 is the
+//! *sequencer*, which alone closes frames, in order, and hands them to the ring.
+//!
+//! # Ledger
+//! `expected` runs from the lowest to the highest place seen in each epoch. A place is `delivered` when its
+//! frame is published with it. What is missing then stays `pending` until the frame has left the window
+//! behind (or the stream has been idle for a second, or has ended), so that a packet that comes late is
+//! counted as `late` and not as a gap; then its cause is settled, and no counter ever goes back.
+//!
+//! A frame that finds no slot is still followed: what arrives for it is lost to `ring_full`, what does not
+//! to the wire.
+
+mod batch;
+mod numbering;
+mod sequencer;
+mod shared;
+
+pub use batch::{Batch, Outcome, Place};
+pub use numbering::{Numbering, PacketId};
+
+use crate::ledger::SourceLedger;
+use crate::ring::{Fill, Producer};
+use crate::sync::{Arc, Ordering};
+use sequencer::Sequencer;
+use shared::{Epoch, Shared};
+use std::time::Instant;
+
+/// How frames are made of places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Places of a frame, at least 1.
+    pub places: u32,
+    /// Payload bytes of the first place.
+    pub first_bytes: usize,
+    /// Payload bytes of every place but the first and the last.
+    pub place_bytes: usize,
+    /// Payload bytes of a frame; the last place has what the others leave.
+    pub frame_bytes: usize,
+    /// How packets name their places.
+    pub numbering: Numbering,
+    /// Frames open at a time, at least 1.
+    pub window: usize,
+    /// Places beyond twice the window that may be missing in a row: where packets agree on a jump that is no
+    /// longer, what lies between is lost; a longer one opens an epoch.
+    pub max_gap: u64,
+    /// Successive packets beyond twice the window that must agree before any of them is believed, at least 1.
+    pub agree: u32,
+}
+
+impl Geometry {
+    /// Frames of `places` equal places of `place_bytes`, numbered by a 64-bit counter, with a window of 4.
+    pub const fn new(places: u32, place_bytes: usize) -> Self {
+        Self {
+            places,
+            first_bytes: place_bytes,
+            place_bytes,
+            frame_bytes: places as usize * place_bytes,
+            numbering: Numbering::PLAIN,
+            window: 4,
+            max_gap: 0,
+            agree: 4,
+        }
+    }
+
+    /// The bytes of place `i` in the frame.
+    pub const fn extent(&self, i: u32) -> std::ops::Range<usize> {
+        let start = if i == 0 {
+            0
+        } else {
+            self.first_bytes + (i as usize - 1) * self.place_bytes
+        };
+        let bytes = if i == 0 {
+            self.first_bytes
+        } else {
+            self.place_bytes
+        };
+        let end = if i + 1 == self.places {
+            self.frame_bytes
+        } else {
+            start + bytes
+        };
+        start..end
+    }
+}
+
+/// A thread's handle on a window.
+#[derive(Debug)]
+pub struct Window {
+    shared: Arc<Shared>,
+    seat: Seat,
+}
+
+/// What belongs to one thread.
+#[derive(Debug)]
+struct Seat {
+    writer: usize,
+    /// The epoch as this thread last saw it; its reference moves along with the packets.
+    epoch: Epoch,
+    /// A unit far away, how many packets in succession have agreed with it, and the horizon at the first.
+    candidate: Option<(u64, u32, u64)>,
+    /// Where the next packet is expected, as a position in places.
+    cursor: u64,
+    /// The same as packet, frame and place; `None` = work it out.
+    next: Option<(PacketId, u64, u32)>,
+    /// Whether payload was copied past the cache and may not be seen by others yet.
+    streamed: bool,
+    ledger: SourceLedger,
+    sequencer: Option<Sequencer>,
+}
+
+impl Window {
+    /// A window over `producer`, filled by `writers` threads: one handle each, the first is the sequencer.
+    ///
+    /// # Panics
+    /// If `writers`, `geometry.window`, `geometry.places` or `geometry.numbering.step` is 0, or a frame does
+    /// not fit the ring's slots.
+    pub fn new(
+        producer: Producer,
+        geometry: Geometry,
+        writers: usize,
+        ledger: &SourceLedger,
+    ) -> Vec<Self> {
+        assert!(
+            writers > 0 && geometry.window > 0 && geometry.places > 0,
+            "an empty window: {geometry:?}"
+        );
+        assert!(
+            geometry.numbering.step > 0 && geometry.numbering.places_per_unit > 0,
+            "{geometry:?}"
+        );
+        assert!(
+            geometry.frame_bytes <= producer.options().slot_bytes,
+            "frames larger than slots: {geometry:?}"
+        );
+        let last = geometry.extent(geometry.places - 1);
+        assert!(
+            last.start < last.end,
+            "the last place is empty: {geometry:?}"
+        );
+        assert!(
+            geometry.places <= producer.options().places,
+            "more places than the ring keeps: {geometry:?}"
+        );
+        let shared = Arc::new(Shared::new(geometry, writers));
+        let mut sequencer = Some(Sequencer::new(
+            producer,
+            ledger.clone(),
+            shared.records.len(),
+        ));
+        (0..writers)
+            .map(|writer| {
+                let seat = Seat {
+                    writer,
+                    epoch: Epoch::default(),
+                    candidate: None,
+                    cursor: 0,
+                    next: None,
+                    streamed: false,
+                    ledger: ledger.clone(),
+                    sequencer: sequencer.take(),
+                };
+                Self {
+                    shared: shared.clone(),
+                    seat,
+                }
+            })
+            .collect()
+    }
+
+    /// How frames are made.
+    pub fn geometry(&self) -> &Geometry {
+        &self.shared.geometry
+    }
+
+    /// Whether this thread alone fills the window, so that the kernel may be told to receive straight into
+    /// places (see [`Batch::predict`]).
+    pub fn is_exclusive(&self) -> bool {
+        self.shared.is_exclusive()
+    }
+
+    /// Whether this handle closes frames.
+    pub const fn is_sequencer(&self) -> bool {
+        self.seat.sequencer.is_some()
+    }
+
+    /// What missing places are filled with.
+    pub fn fill(&self) -> Fill {
+        self.seat
+            .sequencer
+            .as_ref()
+            .map_or(Fill::ZERO, |sequencer| sequencer.producer().options().fill)
+    }
+
+    /// Begins a batch: until it is dropped, frames that are open stay where they are.
+    pub fn batch(&mut self) -> Batch<'_> {
+        Batch::new(&self.shared, &mut self.seat)
+    }
+
+    /// Whether the next `places` places after the last packet all have memory; for sources that wait.
+    ///
+    /// Only the sequencer of an exclusive window can tell; others answer true.
+    pub fn has_room(&mut self, places: u64) -> bool {
+        let Some(sequencer) = &mut self.seat.sequencer else {
+            return true;
+        };
+        let geometry = &self.shared.geometry;
+        let per_frame = u64::from(geometry.places);
+        let base = self.shared.base.load(Ordering::Relaxed);
+        let cursor = if self.seat.epoch.number == 0 {
+            base * per_frame
+        } else {
+            self.seat.cursor
+        };
+        let last = (cursor + places.max(1) - 1) / per_frame;
+        let front = (last + 1).saturating_sub(geometry.window as u64);
+        if front > base {
+            // The packet that comes next would make the window slide.
+            sequencer.advance(&self.shared, self.seat.writer, front);
+        }
+        sequencer.assign(&self.shared, last)
+    }
+
+    /// Waits for a slot to be freed, or about `limit`.
+    pub fn wait(&self, policy: crate::wait::Wait, limit: std::time::Duration) {
+        if let Some(sequencer) = &self.seat.sequencer {
+            sequencer.producer().wait(policy, limit);
+        }
+    }
+
+    /// Reports the drops that the kernel has counted so far at this thread's socket: evidence for the cause
+    /// of gaps, never the amount.
+    pub fn note_drops(&self, total: u64) {
+        self.shared.drops[self.seat.writer].store(total, Ordering::Relaxed);
+        self.shared.readings.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether gaps wait for their cause, so that a reading for [`note_drops`](Self::note_drops) is wanted.
+    pub fn wants_drops(&self) -> bool {
+        self.seat
+            .sequencer
+            .as_ref()
+            .is_some_and(Sequencer::has_gaps)
+            || self.seat.sequencer.is_none()
+    }
+
+    /// Counts packets that carry no readable sequence number.
+    pub fn reject(&self, packets: u64) {
+        self.seat.ledger.rejected.add_shared(packets);
+    }
+
+    /// Counts packets that carry no data by design.
+    pub fn control(&self, packets: u64) {
+        self.seat.ledger.control.add_shared(packets);
+    }
+
+    /// Says that `unit` carries no data by design (a SPEAD heap of descriptors): its places are not expected.
+    ///
+    /// Has an effect only where a unit is a frame, and before anything beyond the unit has come.
+    pub fn void(&mut self, unit: u64) {
+        if self.shared.geometry.numbering.places_per_unit != self.shared.geometry.places {
+            return;
+        }
+        if let Some(sequencer) = &mut self.seat.sequencer {
+            sequencer.void(&self.shared, self.seat.writer, unit);
+        } else {
+            let mut mail = self
+                .shared
+                .mail
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            if mail.voids.len() < mail.voids.capacity() {
+                mail.voids.push(unit);
+            }
+            self.shared.has_mail.store(1, Ordering::Release);
+        }
+    }
+
+    /// The sequencer's work between batches: requests of other threads, frames that are complete, frames that
+    /// have waited too long. Others do nothing. Call it at least every few milliseconds.
+    pub fn tick(&mut self, now: Instant) {
+        if let Some(sequencer) = &mut self.seat.sequencer {
+            sequencer.tick(&self.shared, self.seat.writer, now);
+        }
+    }
+
+    /// The end of the stream: publishes what is open up to the last place seen and settles the ledger.
+    /// All other threads must have stopped filling.
+    pub fn finish(&mut self) {
+        if let Some(sequencer) = &mut self.seat.sequencer {
+            sequencer.finish(&self.shared, self.seat.writer);
+        }
+    }
+}
+
+impl Seat {
+    /// Takes over the epoch that the sequencer opened.
+    fn refresh(&mut self, shared: &Shared) {
+        self.epoch = *shared
+            .epoch
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.cursor = self.epoch.position;
+        self.next = None;
+        self.candidate = None;
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        if self.seat.sequencer.is_some() {
+            // While unwinding the window may be half moved: better an open ledger than a second fault.
+            if !std::thread::panicking() {
+                self.finish();
+            }
+            self.shared.closed.store(1, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

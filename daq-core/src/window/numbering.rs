@@ -1,0 +1,147 @@
+//! Sequence numbers as packets carry them: narrow, wrapping, in steps.
+
+/// How a stream numbers its places.
+///
+/// A packet carries a unit number that wraps at `2^width` and advances by `step`, and its place within the
+/// unit. For a plain packet counter the unit is the packet; for SPEAD it is the heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbering {
+    /// Bits of the unit number, 1 to 64.
+    pub width: u32,
+    /// By how much the unit number grows from one unit to the next, at least 1.
+    pub step: u64,
+    /// Places in a unit, at least 1.
+    pub places_per_unit: u32,
+}
+
+impl Numbering {
+    /// A 64-bit counter of places.
+    pub const PLAIN: Self = Self {
+        width: 64,
+        step: 1,
+        places_per_unit: 1,
+    };
+
+    /// The signed distance from unit number `from` to `to`, the shorter way round.
+    ///
+    /// ```
+    /// use daq_core::window::Numbering;
+    /// let narrow = Numbering { width: 16, ..Numbering::PLAIN };
+    /// assert_eq!(narrow.distance(0xffff, 1), 2);
+    /// assert_eq!(narrow.distance(1, 0xffff), -2);
+    /// ```
+    pub const fn distance(&self, from: u64, to: u64) -> i64 {
+        let spare = 64 - self.width;
+        (to.wrapping_sub(from) << spare).cast_signed() >> spare
+    }
+
+    /// Places from (`from`, place 0) to `to`; `None` if `to` is not a whole number of steps away or the
+    /// distance is beyond any stream's.
+    pub fn places_between(&self, from: u64, to: PacketId) -> Option<i64> {
+        let units = self.distance(from, to.unit);
+        let step = i64::try_from(self.step).ok()?;
+        if units % step != 0 || to.sub >= self.places_per_unit {
+            return None;
+        }
+        (units / step)
+            .checked_mul(i64::from(self.places_per_unit))?
+            .checked_add(i64::from(to.sub))
+    }
+
+    /// The packet of the place `ahead` places after place 0 of `unit`.
+    pub const fn after(&self, unit: u64, ahead: u64) -> PacketId {
+        let places = self.places_per_unit as u64;
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "below `places_per_unit`, a u32"
+        )]
+        let sub = (ahead % places) as u32;
+        PacketId {
+            unit: self.wrapped(unit.wrapping_add((ahead / places).wrapping_mul(self.step))),
+            sub,
+        }
+    }
+
+    /// The packet of the place after that of `id`.
+    #[inline]
+    pub const fn next(&self, id: PacketId) -> PacketId {
+        if id.sub + 1 < self.places_per_unit {
+            return PacketId {
+                unit: id.unit,
+                sub: id.sub + 1,
+            };
+        }
+        PacketId::of(self.wrapped(id.unit.wrapping_add(self.step)))
+    }
+
+    const fn wrapped(&self, unit: u64) -> u64 {
+        unit & (u64::MAX >> (64 - self.width))
+    }
+
+    /// The number of the place that `id` names, counting from unit 0.
+    pub const fn absolute(&self, id: PacketId) -> u64 {
+        (id.unit / self.step)
+            .wrapping_mul(self.places_per_unit as u64)
+            .wrapping_add(id.sub as u64)
+    }
+}
+
+/// What a packet says about where it belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketId {
+    /// The unit's number, as wide as [`Numbering::width`] says.
+    pub unit: u64,
+    /// The place within the unit.
+    pub sub: u32,
+}
+
+impl PacketId {
+    /// A packet that is a unit of its own.
+    pub const fn of(unit: u64) -> Self {
+        Self { unit, sub: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn distance_undoes_wrapping(width in 8_u32..=64, from: u64, by in -100_i64..100) {
+            let numbering = Numbering { width, ..Numbering::PLAIN };
+            let mask = u64::MAX >> (64 - width);
+            let to = from.wrapping_add_signed(by) & mask;
+            prop_assert_eq!(numbering.distance(from & mask, to), by);
+        }
+
+        #[test]
+        fn what_comes_after_is_so_many_places_away(width in 16_u32..=64, step in 1_u64..8, unit: u64, per in 1_u32..64, ahead in 0_u64..1000) {
+            let numbering = Numbering { width, step, places_per_unit: per };
+            let unit = unit & (u64::MAX >> (64 - width));
+            let id = numbering.after(unit, ahead);
+            prop_assert_eq!(numbering.places_between(unit, id), Some(i64::try_from(ahead).unwrap()));
+            prop_assert_eq!(numbering.next(id), numbering.after(unit, ahead + 1));
+        }
+
+        #[test]
+        fn steps_and_subs_make_places(step in 1_u64..10_000, unit in 0_u64..1000, per in 1_u32..64, ahead in 0_u64..1000, sub in 0_u32..64) {
+            let numbering = Numbering { width: 48, step, places_per_unit: per };
+            let to = PacketId { unit: (unit + ahead) * step, sub };
+            let expected = (sub < per).then(|| i64::try_from(ahead).unwrap() * i64::from(per) + i64::from(sub));
+            prop_assert_eq!(numbering.places_between(unit * step, to), expected);
+        }
+    }
+
+    #[test]
+    fn what_falls_between_steps_is_no_place() {
+        let numbering = Numbering {
+            width: 32,
+            step: 8192,
+            places_per_unit: 1,
+        };
+        assert_eq!(numbering.places_between(0, PacketId::of(8192)), Some(1));
+        assert_eq!(numbering.places_between(0, PacketId::of(8191)), None);
+    }
+}

@@ -1,0 +1,572 @@
+//! The one thread that gives frames memory, closes them in order and settles the ledger.
+
+use super::shared::{BLOCKED, Epoch, Mail, Shared, state};
+use super::{Numbering, PacketId};
+use crate::frame::{Clock, Flags, FrameMeta, Timestamp};
+use crate::ledger::{Cause, SourceLedger};
+use crate::ring::Producer;
+use crate::sync::Ordering;
+use std::ops::Range;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+/// How long a frame with gaps is kept open when nothing comes any more.
+const HOLD: Duration = Duration::from_millis(100);
+/// How long the fate of missing places stays open when nothing comes any more.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// What the sequencer keeps of a closed frame until its gaps are settled.
+#[derive(Clone, Debug, Default)]
+struct Closed {
+    /// The places that were expected.
+    places: Range<u32>,
+    missing: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Sequencer {
+    producer: Producer,
+    ledger: SourceLedger,
+    /// Open frames that have a slot: they have the producer's open slots in order.
+    assigned: u64,
+    /// Expected places of epochs that are over.
+    expected: u64,
+    /// Places of this epoch that carry no data by design.
+    voided: u64,
+    /// Missing places of closed frames whose fate is open.
+    missing: u64,
+    /// Places that will never come, and the number of readings of the kernel's drops when that was known: a
+    /// later reading tells where they were lost.
+    gaps: (u64, u64),
+    /// The kernel's drops before the gaps that are open now.
+    drops: u64,
+    /// Room for a mail's list of units.
+    voids: Vec<u64>,
+    closed: Vec<Closed>,
+    /// The epoch, its reference moved along with the packets of this thread.
+    epoch: Epoch,
+    /// Flags of the next frame to be published.
+    flags: Flags,
+    /// The horizon at the last tick, and since when it has been that.
+    seen: (u64, Option<Instant>),
+}
+
+impl Sequencer {
+    pub(super) fn new(producer: Producer, ledger: SourceLedger, records: usize) -> Self {
+        Self {
+            producer,
+            ledger,
+            assigned: 0,
+            expected: 0,
+            voided: 0,
+            missing: 0,
+            gaps: (0, 0),
+            drops: 0,
+            voids: Vec::with_capacity(64),
+            closed: Vec::with_capacity(records),
+            epoch: Epoch::default(),
+            flags: Flags::default(),
+            seen: (0, None),
+        }
+    }
+
+    pub(super) fn producer(&self) -> &Producer {
+        &self.producer
+    }
+
+    pub(super) fn has_gaps(&self) -> bool {
+        self.missing > 0 || self.gaps.0 > 0
+    }
+
+    /// Remembers where this thread's packets are, so that the next epoch's jump can be told.
+    pub(super) fn follow(&mut self, epoch: Epoch) {
+        self.epoch = epoch;
+    }
+
+    /// Gives every open frame up to `frame` a slot, in order; false if `frame` has none.
+    pub(super) fn assign(&mut self, shared: &Shared, frame: u64) -> bool {
+        let base = shared.base.load(Ordering::Relaxed);
+        let base = if base == BLOCKED { return false } else { base };
+        for open in base..=frame {
+            if !self.assign_one(shared, open) {
+                return false;
+            }
+        }
+        shared.record(frame).state.load(Ordering::Relaxed) == state::ASSIGNED
+    }
+
+    /// Gives one frame a slot if it wants one; false if there is none. All before it must have been asked.
+    fn assign_one(&mut self, shared: &Shared, frame: u64) -> bool {
+        let record = shared.record(frame);
+        if record.state.load(Ordering::Relaxed) != state::UNASSIGNED {
+            return true;
+        }
+        if self.producer.open() <= self.assigned && self.producer.claim(1) == 0 {
+            return false;
+        }
+        record
+            .memory
+            .store(self.producer.open_slot(self.assigned), Ordering::Relaxed);
+        record.state.store(state::ASSIGNED, Ordering::Release);
+        self.assigned += 1;
+        true
+    }
+
+    /// After a batch: the ledger, and every frame at the front that is complete.
+    pub(super) fn settle_batch(&mut self, shared: &Shared, writer: usize) {
+        self.account(shared);
+        loop {
+            let base = shared.base.load(Ordering::Relaxed);
+            let record = shared.record(base);
+            let complete = record.arrived.load(Ordering::Acquire) == shared.geometry.places
+                || record.state.load(Ordering::Acquire) == state::VOID;
+            if !complete {
+                return;
+            }
+            self.advance(shared, writer, base + 1);
+        }
+    }
+
+    pub(super) fn tick(&mut self, shared: &Shared, writer: usize, now: Instant) {
+        if shared.has_mail.load(Ordering::Acquire) != 0 {
+            self.read_mail(shared, writer);
+        }
+        let base = shared.base.load(Ordering::Relaxed);
+        let window = shared.geometry.window as u64;
+        let wanted = shared.wanted.load(Ordering::Acquire);
+        if wanted >= base {
+            if wanted >= base + window {
+                self.advance(shared, writer, wanted + 1 - window);
+            }
+            if !self.assign(shared, wanted) {
+                let refused = &shared.record(wanted).state;
+                let _ = refused.compare_exchange(
+                    state::UNASSIGNED,
+                    state::REFUSED,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                );
+            }
+        }
+        self.settle_batch(shared, writer);
+        self.close_stale(shared, writer, now);
+        if self.gaps.0 > 0 && shared.readings.load(Ordering::Acquire) > self.gaps.1 {
+            self.decide(shared);
+        }
+    }
+
+    /// Closes what has waited too long, and settles it later still.
+    fn close_stale(&mut self, shared: &Shared, writer: usize, now: Instant) {
+        let horizon = shared.horizon.load(Ordering::Acquire);
+        let since = match self.seen {
+            (seen, Some(since)) if seen == horizon => since,
+            _ => {
+                self.seen = (horizon, Some(now));
+                return;
+            }
+        };
+        let idle = now.saturating_duration_since(since);
+        if horizon == 0 || idle < HOLD {
+            return;
+        }
+        self.advance(
+            shared,
+            writer,
+            (horizon - 1) / u64::from(shared.geometry.places),
+        );
+        self.settle_batch(shared, writer);
+        if idle >= SETTLE && self.missing > 0 {
+            let base = shared.base.load(Ordering::Relaxed);
+            let from = shared.settled.swap(base, Ordering::AcqRel);
+            shared.grace_idle(writer);
+            for frame in from..base {
+                self.settle(shared, frame);
+            }
+        }
+    }
+
+    fn read_mail(&mut self, shared: &Shared, writer: usize) {
+        let (epoch, voids) = {
+            let mut mail: std::sync::MutexGuard<'_, Mail> =
+                shared.mail.lock().unwrap_or_else(PoisonError::into_inner);
+            shared.has_mail.store(0, Ordering::Relaxed);
+            std::mem::swap(&mut mail.voids, &mut self.voids);
+            (mail.epoch.take(), std::mem::take(&mut self.voids))
+        };
+        for unit in &voids {
+            self.void(shared, writer, *unit);
+        }
+        // Kept, so that the next mail needs no memory.
+        self.voids = voids;
+        self.voids.clear();
+        // Whoever asked before the last epoch was opened has seen too little.
+        if let Some((id, known)) = epoch
+            && known == self.epoch.number
+        {
+            self.open_epoch(shared, writer, id);
+        }
+    }
+
+    /// Moves the window's front to `front`, closing what it passes. Later packets have been seen, or every
+    /// place of the passed frames has.
+    pub(super) fn advance(&mut self, shared: &Shared, writer: usize, front: u64) {
+        let window = shared.geometry.window as u64;
+        let places = u64::from(shared.geometry.places);
+        let mut base = shared.base.load(Ordering::Relaxed);
+        // Beyond the frames that are open now there is nothing to publish: those in between are only counted.
+        let empty_from = base + window;
+        while base < front {
+            shared
+                .horizon
+                .fetch_max((base + 1) * places, Ordering::AcqRel);
+            self.retire_record(shared, base);
+            shared.base.store(base + 1, Ordering::SeqCst);
+            shared.grace(writer, base + 1);
+            self.account(shared);
+            self.close(shared, base, places, base < empty_from + window);
+            base += 1;
+        }
+    }
+
+    /// Frees the record that the frame `base + window` will use.
+    fn retire_record(&mut self, shared: &Shared, base: u64) {
+        let window = shared.geometry.window as u64;
+        let old = base - window - 1;
+        if old >= shared.settled.load(Ordering::Relaxed) {
+            shared.settled.store(old + 1, Ordering::Release);
+            self.settle(shared, old);
+        }
+        shared.record(base + window).reset();
+    }
+
+    fn closed_mut(&mut self, shared: &Shared, frame: u64) -> &mut Closed {
+        if self.closed.is_empty() {
+            self.closed.resize(shared.records.len(), Closed::default());
+        }
+        let index = shared.index(frame);
+        &mut self.closed[index]
+    }
+
+    /// Closes one frame that no writer can reach any more: counts it and hands it to the ring.
+    fn close(&mut self, shared: &Shared, frame: u64, up_to: u64, publish: bool) {
+        let geometry = &shared.geometry;
+        let per_frame = u64::from(geometry.places);
+        let record = shared.record(frame);
+        if record.state.load(Ordering::Acquire) == state::VOID {
+            *self.closed_mut(shared, frame) = Closed::default();
+            self.account(shared);
+            return;
+        }
+        let first = frame * per_frame;
+        let start = shared
+            .start
+            .load(Ordering::Acquire)
+            .clamp(first, first + per_frame)
+            - first;
+        let end = up_to.min(per_frame).max(start);
+        let places = narrow(start)..narrow(end);
+        let arrived = u64::from(record.arrived.load(Ordering::Acquire));
+        let missing = (end - start) - arrived;
+        self.missing += missing;
+        let closed = self.closed_mut(shared, frame);
+        (closed.places, closed.missing) = (places, missing);
+
+        if publish
+            && self.assign_one(shared, frame)
+            && record.state.load(Ordering::Relaxed) == state::ASSIGNED
+        {
+            self.publish(shared, frame, arrived, start > 0 || end < per_frame);
+            self.ledger.bytes.add(Self::bytes(shared, frame, arrived));
+            self.ledger.delivered.add(arrived);
+        } else {
+            if publish {
+                self.producer.refuse(1);
+            }
+            self.ledger.lost_ring_full.add(arrived);
+        }
+    }
+
+    /// Payload bytes of the places that arrived.
+    fn bytes(shared: &Shared, frame: u64, arrived: u64) -> u64 {
+        let geometry = &shared.geometry;
+        let record = shared.record(frame);
+        let odd = [0, geometry.places - 1];
+        let odd = if geometry.places == 1 {
+            &odd[..1]
+        } else {
+            &odd[..]
+        };
+        let odd = odd.iter().filter(|place| record.is_present(**place));
+        let (count, bytes) = odd.fold((0, 0), |(n, bytes), place| {
+            (n + 1, bytes + geometry.extent(*place).len() as u64)
+        });
+        (arrived - count) * geometry.place_bytes as u64 + bytes
+    }
+
+    /// Fills what is missing, describes the frame and publishes it.
+    fn publish(&mut self, shared: &Shared, frame: u64, arrived: u64, truncated: bool) {
+        let geometry = &shared.geometry;
+        let record = shared.record(frame);
+        let mut flags = std::mem::take(&mut self.flags);
+        if arrived < u64::from(geometry.places) {
+            flags = flags.with(Flags::INCOMPLETE);
+            let memory = record.memory.load(Ordering::Relaxed);
+            for place in (0..geometry.places).filter(|place| !record.is_present(*place)) {
+                let extent = geometry.extent(place);
+                // SAFETY: the extent lies inside the frame's slot, which is open and which no writer can reach any
+                // more (see `Shared::grace`).
+                unsafe { fill(memory, extent, self.producer.options().fill.pattern()) };
+                #[cfg(loom)]
+                // SAFETY: loom checks that nobody else writes the place.
+                record.canary[place as usize].with_mut(|canary| unsafe { *canary = 0 });
+            }
+        }
+        if truncated {
+            flags = flags.with(Flags::TRUNCATED);
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "stored from a Clock")]
+        let clock = Clock::from_u8(record.time_clock.load(Ordering::Acquire) as u8);
+        let meta = FrameMeta {
+            sequence: frame.wrapping_sub(shared.epoch_offset.load(Ordering::Relaxed)),
+            #[expect(clippy::cast_possible_truncation, reason = "no run opens 2^32 epochs")]
+            epoch: shared.epoch_number.load(Ordering::Relaxed) as u32,
+            flags,
+            timestamp: Timestamp {
+                ns: record.time_ns.load(Ordering::Relaxed),
+                clock,
+            },
+            length: geometry.frame_bytes,
+            places: geometry.places,
+            arrived: narrow(arrived),
+        };
+        let meta = if clock == Clock::None {
+            FrameMeta {
+                timestamp: Timestamp::default(),
+                ..meta
+            }
+        } else {
+            meta
+        };
+        #[cfg(loom)]
+        for place in (0..geometry.places).filter(|place| record.is_present(*place)) {
+            // SAFETY: loom checks that nobody writes the place any more.
+            record.canary[place as usize].with(|canary| assert!(unsafe { *canary } > 0));
+        }
+        self.producer.describe(0, &meta, record.present());
+        self.producer.publish(1);
+        self.assigned -= 1;
+    }
+
+    /// Gives the missing places of a closed frame their causes.
+    fn settle(&mut self, shared: &Shared, frame: u64) {
+        let closed = std::mem::take(self.closed_mut(shared, frame));
+        if closed.missing == 0 {
+            return;
+        }
+        let (late, bad) = shared.record(frame).fates(closed.places);
+        self.ledger.lost(Cause::Late).add(late);
+        self.ledger.lost(Cause::BadPacket).add(bad);
+        self.missing -= closed.missing;
+        let readings = shared.readings.load(Ordering::Acquire);
+        self.gaps = (self.gaps.0 + closed.missing - late - bad, readings);
+        if readings == 0 {
+            // Nobody reads drops for this source: there is nothing to wait for.
+            self.decide(shared);
+        }
+    }
+
+    /// Says where the places that will never come were lost: here, if the kernel's drops have grown since
+    /// before the gaps began.
+    fn decide(&mut self, shared: &Shared) {
+        let (gaps, _) = std::mem::take(&mut self.gaps);
+        let drops = shared.drops();
+        let cause = if drops == self.drops {
+            Cause::WireGap
+        } else {
+            Cause::KernelDrop
+        };
+        self.ledger.lost(cause).add(gaps);
+        if self.missing == 0 {
+            self.drops = drops;
+        }
+    }
+
+    /// Brings `expected` up to date.
+    fn account(&mut self, shared: &Shared) {
+        self.ledger
+            .expected
+            .set(self.expected + self.expected_of_epoch(shared));
+    }
+
+    fn expected_of_epoch(&self, shared: &Shared) -> u64 {
+        let (start, horizon) = (
+            shared.start.load(Ordering::Acquire),
+            shared.horizon.load(Ordering::Acquire),
+        );
+        horizon.saturating_sub(start).saturating_sub(self.voided)
+    }
+
+    /// Marks the frame of `unit` as void, if nothing in it or beyond it has come.
+    pub(super) fn void(&mut self, shared: &Shared, writer: usize, unit: u64) {
+        if self.epoch.number == 0 {
+            return;
+        }
+        let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
+        shared.grace(writer, BLOCKED);
+        let places = u64::from(shared.geometry.places);
+        let position = shared
+            .geometry
+            .numbering
+            .places_between(self.epoch.unit, PacketId::of(unit))
+            .and_then(|distance| self.epoch.position.checked_add_signed(distance));
+        let end = base + shared.geometry.window as u64;
+        if let Some(frame) = position.map(|position| position / places)
+            && (base..end).contains(&frame)
+            && shared.horizon.load(Ordering::Acquire) <= frame * places
+        {
+            for later in frame..end {
+                let record = shared.record(later);
+                if record.state.load(Ordering::Relaxed) == state::ASSIGNED {
+                    record.state.store(state::UNASSIGNED, Ordering::Relaxed);
+                    self.assigned -= 1;
+                }
+            }
+            let already = shared.record(frame).state.load(Ordering::Relaxed) == state::VOID;
+            if !already && shared.horizon.load(Ordering::Acquire) > 0 {
+                // Its places, and those of gaps before it, come into the horizon and leave the expected at once.
+                shared
+                    .horizon
+                    .fetch_max((frame + 1) * places, Ordering::AcqRel);
+                self.voided += places;
+            }
+            shared
+                .record(frame)
+                .state
+                .store(state::VOID, Ordering::Release);
+        }
+        shared.base.store(base, Ordering::SeqCst);
+    }
+
+    /// Ends the epoch, if there is one, and opens the next at `id`.
+    pub(super) fn open_epoch(&mut self, shared: &Shared, writer: usize, id: PacketId) {
+        let numbering = shared.geometry.numbering;
+        let places = u64::from(shared.geometry.places);
+        let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
+        shared.grace(writer, BLOCKED);
+        let mut absolute = numbering.absolute(id);
+        if self.epoch.number > 0
+            && let Some(ahead) = self.jump(numbering, id)
+        {
+            let horizon = shared.horizon.load(Ordering::Acquire);
+            let position = self.epoch.position.wrapping_add(ahead);
+            self.ledger.jumped.add(position.saturating_sub(horizon));
+            // A jump forward keeps the count's upper bits.
+            absolute = position.wrapping_sub(
+                shared
+                    .epoch_offset
+                    .load(Ordering::Relaxed)
+                    .wrapping_mul(places),
+            );
+        }
+        let end = self.end_epoch(shared, base);
+        self.expected += self.expected_of_epoch(shared);
+        self.voided = 0;
+
+        let front = end + shared.records.len() as u64;
+        for record in &shared.records {
+            record.reset();
+        }
+        self.closed.clear();
+        self.closed.resize(shared.records.len(), Closed::default());
+        let epoch = Epoch {
+            number: self.epoch.number + 1,
+            unit: id.unit,
+            position: front * places + absolute % places - u64::from(id.sub),
+        };
+        shared
+            .epoch_offset
+            .store(front.wrapping_sub(absolute / places), Ordering::Relaxed);
+        shared.start.store(u64::MAX, Ordering::Relaxed);
+        shared.horizon.store(0, Ordering::Relaxed);
+        shared.wanted.store(0, Ordering::Relaxed);
+        shared.settled.store(front, Ordering::Relaxed);
+        shared.floor.store(front, Ordering::Relaxed);
+        *shared.epoch.lock().unwrap_or_else(PoisonError::into_inner) = epoch;
+        self.epoch = epoch;
+        self.flags = Flags::EPOCH;
+        self.ledger.epochs.set(epoch.number);
+        self.account(shared);
+        shared.epoch_number.store(epoch.number, Ordering::Release);
+        shared.base.store(front, Ordering::SeqCst);
+    }
+
+    /// Places from the last packet's unit forward to `id`; `None` for a step back or between steps.
+    fn jump(&self, numbering: Numbering, id: PacketId) -> Option<u64> {
+        numbering
+            .places_between(self.epoch.unit, id)
+            .and_then(|distance| u64::try_from(distance).ok())
+    }
+
+    /// Closes and settles all that was seen since frame `base`; nobody may be filling. Returns the next frame.
+    fn end_epoch(&mut self, shared: &Shared, base: u64) -> u64 {
+        let places = u64::from(shared.geometry.places);
+        let horizon = shared.horizon.load(Ordering::Acquire);
+        let end = horizon.div_ceil(places).max(base);
+        self.account(shared);
+        for frame in base..end {
+            self.close(shared, frame, horizon - frame * places, true);
+        }
+        // Slots given to frames that nothing came for stay open for those to come.
+        self.assigned = 0;
+        for frame in shared.settled.swap(end, Ordering::AcqRel)..end {
+            self.settle(shared, frame);
+        }
+        self.account(shared);
+        end
+    }
+
+    pub(super) fn finish(&mut self, shared: &Shared, writer: usize) {
+        if self.epoch.number == 0 {
+            return;
+        }
+        let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
+        shared.grace(writer, BLOCKED);
+        let end = self.end_epoch(shared, base);
+        self.decide(shared);
+        self.expected += self.expected_of_epoch(shared);
+        self.voided = 0;
+        // Whatever comes now opens an epoch of its own.
+        for record in &shared.records {
+            record.reset();
+        }
+        shared.start.store(u64::MAX, Ordering::Relaxed);
+        shared.horizon.store(0, Ordering::Relaxed);
+        shared.floor.store(end, Ordering::Relaxed);
+        shared.base.store(end, Ordering::SeqCst);
+    }
+}
+
+/// Repeats `pattern` over `extent` of the slot at `memory`, in phase with the slot's start.
+///
+/// # Safety
+/// The extent lies inside memory that only the caller refers to.
+unsafe fn fill(memory: *mut u8, extent: Range<usize>, pattern: [u8; 4]) {
+    if pattern == [pattern[0]; 4] {
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            memory
+                .add(extent.start)
+                .write_bytes(pattern[0], extent.len());
+        };
+        return;
+    }
+    for i in extent {
+        // SAFETY: forwarded to the caller.
+        unsafe { memory.add(i).write(pattern[i % 4]) };
+    }
+}
+
+/// A number of places, which fits by construction.
+fn narrow(places: u64) -> u32 {
+    u32::try_from(places).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,341 @@
+//! What the threads that fill one window share: records of frames, pins, the position.
+//!
+//! # Handing memory over
+//! A writer *pins* the position before it looks at records and unpins when it is done. The sequencer moves
+//! the position on first and then waits until no pin is older: from then on nobody writes the frames that
+//! were passed, and their records may be read, published and used again.
+
+use super::{Geometry, PacketId};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence, spin_hint};
+use crossbeam_utils::CachePadded;
+use std::sync::Mutex;
+
+/// A pin that holds nothing.
+pub(super) const IDLE: u64 = u64::MAX;
+/// A position while the sequencer changes more than the position; nobody may pin.
+pub(super) const BLOCKED: u64 = u64::MAX - 1;
+
+/// The position, in frames, that counting starts from: room for packets that name earlier places.
+const FIRST: u64 = 1 << 20;
+
+/// Whether a frame has memory.
+pub(super) mod state {
+    /// Nobody has asked for it.
+    pub(in super::super) const UNASSIGNED: u32 = 0;
+    /// It has a slot.
+    pub(in super::super) const ASSIGNED: u32 = 1;
+    /// A packet came and there was no slot.
+    pub(in super::super) const REFUSED: u32 = 2;
+    /// It carries no data by design; its unit number is used up.
+    pub(in super::super) const VOID: u32 = 3;
+}
+
+/// One frame: open, or closed not long ago.
+#[derive(Debug)]
+pub(super) struct Record {
+    pub(super) state: AtomicU32,
+    pub(super) memory: AtomicPtr<u8>,
+    pub(super) arrived: AtomicU32,
+    pub(super) time_ns: AtomicU64,
+    pub(super) time_clock: AtomicU32,
+    claimed: Box<[AtomicU64]>,
+    present: Box<[AtomicU64]>,
+    bad: Box<[AtomicU64]>,
+    late: Box<[AtomicU64]>,
+    /// Stands for the payload in model checking.
+    #[cfg(loom)]
+    pub(super) canary: Box<[crate::sync::UnsafeCell<u64>]>,
+}
+
+impl Record {
+    fn new(places: u32) -> Self {
+        let words = || {
+            (0..(places as usize).div_ceil(64))
+                .map(|_| AtomicU64::new(0))
+                .collect()
+        };
+        Self {
+            state: AtomicU32::new(state::UNASSIGNED),
+            memory: AtomicPtr::new(std::ptr::null_mut()),
+            arrived: AtomicU32::new(0),
+            time_ns: AtomicU64::new(0),
+            time_clock: AtomicU32::new(0),
+            claimed: words(),
+            present: words(),
+            bad: words(),
+            late: words(),
+            #[cfg(loom)]
+            canary: (0..places)
+                .map(|_| crate::sync::UnsafeCell::new(0))
+                .collect(),
+        }
+    }
+
+    /// Forgets everything; only while no writer can look at the record.
+    pub(super) fn reset(&self) {
+        self.state.store(state::UNASSIGNED, Ordering::Relaxed);
+        self.memory.store(std::ptr::null_mut(), Ordering::Relaxed);
+        self.arrived.store(0, Ordering::Relaxed);
+        self.time_clock.store(0, Ordering::Relaxed);
+        for word in self
+            .claimed
+            .iter()
+            .chain(&self.present)
+            .chain(&self.bad)
+            .chain(&self.late)
+        {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_present(&self, place: u32) -> bool {
+        bit(&self.present, place)
+    }
+
+    pub(super) fn is_bad(&self, place: u32) -> bool {
+        bit(&self.bad, place)
+    }
+
+    /// The bitmap of places that arrived.
+    pub(super) fn present(&self) -> impl Iterator<Item = u64> {
+        self.present.iter().map(|word| word.load(Ordering::Acquire))
+    }
+
+    /// Takes a place for writing; false if it was taken already.
+    #[inline]
+    pub(super) fn claim(&self, place: u32, exclusive: bool) -> bool {
+        if exclusive {
+            !self.is_present(place)
+        } else {
+            set(&self.claimed, place, false)
+        }
+    }
+
+    /// Marks a place as arrived; false if it was already.
+    #[inline]
+    pub(super) fn mark_present(&self, place: u32, exclusive: bool) -> bool {
+        let fresh = set(&self.present, place, exclusive);
+        if fresh {
+            add(&self.arrived, 1, exclusive);
+        }
+        fresh
+    }
+
+    /// Marks a place as arrived damaged.
+    pub(super) fn mark_bad(&self, place: u32, exclusive: bool) -> bool {
+        set(&self.bad, place, exclusive)
+    }
+
+    /// Marks a place as arrived after its frame was closed; false if it was already.
+    pub(super) fn mark_late(&self, place: u32, exclusive: bool) -> bool {
+        set(&self.late, place, exclusive)
+    }
+
+    /// Among places `range` that did not arrive in time: (late, damaged and not late).
+    pub(super) fn fates(&self, range: std::ops::Range<u32>) -> (u64, u64) {
+        let (mut late, mut bad) = (0, 0);
+        for place in range.filter(|place| !self.is_present(*place)) {
+            if bit(&self.late, place) {
+                late += 1;
+            } else if self.is_bad(place) {
+                bad += 1;
+            }
+        }
+        (late, bad)
+    }
+}
+
+#[inline]
+fn bit(words: &[AtomicU64], i: u32) -> bool {
+    words[i as usize / 64].load(Ordering::Acquire) >> (i % 64) & 1 == 1
+}
+
+/// Sets a bit; true if it was clear. `exclusive` = only this thread writes the words.
+#[inline]
+fn set(words: &[AtomicU64], i: u32, exclusive: bool) -> bool {
+    let word = &words[i as usize / 64];
+    let mask = 1 << (i % 64);
+    let old = if exclusive {
+        let old = word.load(Ordering::Relaxed);
+        word.store(old | mask, Ordering::Release);
+        old
+    } else {
+        word.fetch_or(mask, Ordering::AcqRel)
+    };
+    old & mask == 0
+}
+
+#[inline]
+fn add(word: &AtomicU32, n: u32, exclusive: bool) {
+    if exclusive {
+        word.store(word.load(Ordering::Relaxed) + n, Ordering::Release);
+    } else {
+        word.fetch_add(n, Ordering::AcqRel);
+    }
+}
+
+/// Where counting began: how unit numbers turn into positions.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Epoch {
+    /// How many there have been; 0 = none yet.
+    pub(super) number: u64,
+    /// A unit number …
+    pub(super) unit: u64,
+    /// … and the position of its place 0.
+    pub(super) position: u64,
+}
+
+/// Requests to the sequencer that need everyone to stand still.
+#[derive(Debug, Default)]
+pub(super) struct Mail {
+    /// Packets agree that counting has begun anew here, after the epoch with this number.
+    pub(super) epoch: Option<(PacketId, u64)>,
+    /// Units that carry no data.
+    pub(super) voids: Vec<u64>,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) geometry: Geometry,
+    pub(super) records: Box<[CachePadded<Record>]>,
+    /// The oldest open frame, as a position in frames.
+    pub(super) base: CachePadded<AtomicU64>,
+    /// One past the highest position (in places) seen in this epoch.
+    pub(super) horizon: CachePadded<AtomicU64>,
+    /// The lowest position (in places) seen in this epoch.
+    pub(super) start: AtomicU64,
+    /// The highest frame that someone waits for a slot in.
+    pub(super) wanted: AtomicU64,
+    pub(super) pins: Box<[CachePadded<AtomicU64>]>,
+    /// The epoch's number, for a cheap look.
+    pub(super) epoch_number: AtomicU64,
+    pub(super) epoch: Mutex<Epoch>,
+    /// What is added to a frame's own number to give its position in frames.
+    pub(super) epoch_offset: AtomicU64,
+    /// The first frame of the epoch: nothing before it was ever expected.
+    pub(super) floor: AtomicU64,
+    /// Gaps of frames before this one have their causes.
+    pub(super) settled: AtomicU64,
+    pub(super) has_mail: AtomicU32,
+    pub(super) mail: Mutex<Mail>,
+    /// Whether the sequencer is gone.
+    pub(super) closed: AtomicU32,
+    /// Drops that the kernel has counted, by writer.
+    pub(super) drops: Box<[AtomicU64]>,
+    /// How often drops have been read.
+    pub(super) readings: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(geometry: Geometry, writers: usize) -> Self {
+        // Open frames, as many closed ones, and one that is neither while the window moves.
+        let records = 2 * geometry.window + 1;
+        Self {
+            records: (0..records)
+                .map(|_| CachePadded::new(Record::new(geometry.places)))
+                .collect(),
+            base: CachePadded::new(AtomicU64::new(FIRST)),
+            horizon: CachePadded::new(AtomicU64::new(0)),
+            start: AtomicU64::new(0),
+            wanted: AtomicU64::new(0),
+            pins: (0..writers)
+                .map(|_| CachePadded::new(AtomicU64::new(IDLE)))
+                .collect(),
+            epoch_number: AtomicU64::new(0),
+            epoch: Mutex::new(Epoch::default()),
+            epoch_offset: AtomicU64::new(0),
+            floor: AtomicU64::new(FIRST),
+            settled: AtomicU64::new(FIRST),
+            has_mail: AtomicU32::new(0),
+            mail: Mutex::new(Mail {
+                epoch: None,
+                voids: Vec::with_capacity(64),
+            }),
+            closed: AtomicU32::new(0),
+            drops: (0..writers).map(|_| AtomicU64::new(0)).collect(),
+            readings: AtomicU64::new(0),
+            geometry,
+        }
+    }
+
+    /// Whether one thread alone fills the window.
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.pins.len() == 1
+    }
+
+    /// The index of the record of the frame at `position` (in frames).
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the remainder is below a usize"
+    )]
+    #[inline]
+    pub(super) fn index(&self, position: u64) -> usize {
+        (position % self.records.len() as u64) as usize
+    }
+
+    /// The record of the frame at `position` (in frames).
+    #[inline]
+    pub(super) fn record(&self, position: u64) -> &Record {
+        &self.records[self.index(position)]
+    }
+
+    /// Holds the position for writer `writer` and returns it.
+    pub(super) fn pin(&self, writer: usize) -> u64 {
+        loop {
+            let base = self.base.load(Ordering::Acquire);
+            if base == BLOCKED && self.closed.load(Ordering::Acquire) == 0 {
+                spin_hint();
+                continue;
+            }
+            if self.is_exclusive() {
+                return base;
+            }
+            self.pins[writer].store(base, Ordering::Relaxed);
+            // With the fence in `grace`: either the sequencer sees this pin, or we see its move.
+            fence(Ordering::SeqCst);
+            if self.base.load(Ordering::Acquire) == base {
+                return base;
+            }
+            self.pins[writer].store(IDLE, Ordering::Release);
+        }
+    }
+
+    /// Lets go of what [`pin`](Self::pin) held.
+    pub(super) fn unpin(&self, writer: usize) {
+        if !self.is_exclusive() {
+            self.pins[writer].store(IDLE, Ordering::Release);
+        }
+    }
+
+    /// Returns when no writer but `except` holds a position before `base`.
+    pub(super) fn grace(&self, except: usize, base: u64) {
+        if self.is_exclusive() {
+            return;
+        }
+        fence(Ordering::SeqCst);
+        for (writer, pin) in self.pins.iter().enumerate() {
+            while writer != except && pin.load(Ordering::Acquire) < base {
+                spin_hint();
+            }
+        }
+    }
+
+    /// Returns when every writer but `except` has been seen without a pin.
+    pub(super) fn grace_idle(&self, except: usize) {
+        fence(Ordering::SeqCst);
+        for (writer, pin) in self.pins.iter().enumerate() {
+            while writer != except && pin.load(Ordering::Acquire) != IDLE {
+                spin_hint();
+            }
+        }
+    }
+
+    /// Drops that the kernel has counted at all sockets.
+    pub(super) fn drops(&self) -> u64 {
+        self.drops
+            .iter()
+            .map(|drops| drops.load(Ordering::Relaxed))
+            .fold(0, u64::wrapping_add)
+    }
+}

@@ -1,0 +1,715 @@
+//! The window against a plain model: every packet's fate is known beforehand.
+
+use super::*;
+use crate::frame::{Flags, Timestamp};
+use crate::ledger::{ReaderLedger, RingLedger, SourceReport};
+use crate::region::{HostOptions, Region};
+use crate::ring::{Reader, Ring, RingOptions};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const PLACES: u32 = 4;
+const BYTES: usize = 8;
+
+struct Bench {
+    window: Window,
+    reader: Reader,
+    ledger: SourceLedger,
+    ring_ledger: RingLedger,
+}
+
+fn bench(slots: usize, geometry: Geometry) -> Bench {
+    let options = RingOptions {
+        places: geometry.places,
+        holdable: false,
+        fill: Fill::byte(0xee),
+        ..RingOptions::new("raw", slots, geometry.frame_bytes)
+    };
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let ring_ledger = RingLedger::default();
+    let (ring, producer) = Ring::new(region, options, ring_ledger.clone()).unwrap();
+    let reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+    let ledger = SourceLedger::default();
+    let window = Window::new(producer, geometry, 1, &ledger).pop().unwrap();
+    Bench {
+        window,
+        reader,
+        ledger,
+        ring_ledger,
+    }
+}
+
+fn geometry() -> Geometry {
+    Geometry {
+        window: 2,
+        agree: 3,
+        ..Geometry::new(PLACES, BYTES)
+    }
+}
+
+fn payload(sequence: u64) -> [u8; BYTES] {
+    sequence.to_le_bytes()
+}
+
+impl Bench {
+    fn put(&mut self, sequence: u64) -> Outcome {
+        self.window.batch().put(
+            PacketId::of(sequence),
+            &payload(sequence),
+            Timestamp::default(),
+        )
+    }
+
+    fn report(&self) -> SourceReport {
+        SourceReport::of(&self.ledger)
+    }
+
+    /// (frame sequence, epoch, arrived places as sequence numbers) of all frames that are ready.
+    fn read(&mut self) -> Vec<(u64, u32, Vec<u64>)> {
+        let mut frames = Vec::new();
+        while let Some(lease) = self.reader.poll(1) {
+            let frame = lease.frame(0);
+            let meta = *frame.meta();
+            let bytes = frame.bytes().unwrap();
+            let mut arrived = Vec::new();
+            for place in 0..PLACES {
+                let range = place as usize * BYTES..(place as usize + 1) * BYTES;
+                if frame.present().is_present(place) {
+                    let sequence = meta.sequence * u64::from(PLACES) + u64::from(place);
+                    assert_eq!(bytes[range], payload(sequence), "payload of {sequence}");
+                    arrived.push(sequence);
+                } else {
+                    assert_eq!(
+                        bytes[range], [0xee; BYTES],
+                        "a missing place shows old bytes"
+                    );
+                }
+            }
+            assert_eq!(meta.arrived as usize, arrived.len());
+            assert_eq!(meta.is_incomplete(), arrived.len() < PLACES as usize);
+            frames.push((meta.sequence, meta.epoch, arrived));
+        }
+        frames
+    }
+}
+
+fn lost(causes: &[(&'static str, u64)]) -> BTreeMap<&'static str, u64> {
+    causes.iter().copied().collect()
+}
+
+#[test]
+fn frames_in_order_are_published_when_complete() {
+    let mut bench = bench(8, geometry());
+    for sequence in 0..8 {
+        assert_eq!(bench.put(sequence), Outcome::Placed);
+    }
+    assert_eq!(
+        bench.read(),
+        [(0, 1, vec![0, 1, 2, 3]), (1, 1, vec![4, 5, 6, 7])]
+    );
+    let report = bench.report();
+    assert_eq!(
+        (
+            report.expected,
+            report.delivered,
+            report.pending,
+            report.epochs
+        ),
+        (8, 8, 0, 1)
+    );
+    assert_eq!(report.bytes, 64);
+}
+
+#[test]
+fn reordered_packets_find_their_places() {
+    let mut bench = bench(8, geometry());
+    for sequence in [4, 1, 7, 0, 3, 2, 6, 5] {
+        bench.put(sequence);
+    }
+    // Counting began at 4: frame 0 lies before the first frame, and its packets are not believed.
+    assert_eq!(bench.read(), [(1, 1, vec![4, 5, 6, 7])]);
+    assert_eq!(bench.report().rejected, 4);
+}
+
+#[test]
+fn a_gap_is_pending_until_the_window_has_passed() {
+    let mut bench = bench(16, geometry());
+    for sequence in (0..12).filter(|sequence| *sequence != 5) {
+        bench.put(sequence);
+    }
+    let report = bench.report();
+    assert_eq!(
+        (report.expected, report.delivered, report.pending),
+        (12, 4, 8)
+    );
+    for sequence in 12..28 {
+        bench.put(sequence);
+    }
+    assert_eq!(bench.report().lost, lost(&[("wire_gap", 1)]));
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!(
+        (report.expected, report.delivered, report.pending),
+        (28, 27, 0)
+    );
+    assert_eq!(bench.read()[1], (1, 1, vec![4, 6, 7]));
+}
+
+#[test]
+fn a_packet_after_its_frame_was_closed_is_late_once() {
+    let mut bench = bench(16, geometry());
+    for sequence in (0..9).filter(|sequence| *sequence != 2) {
+        bench.put(sequence);
+    }
+    assert_eq!(bench.put(2), Outcome::Late);
+    assert_eq!(bench.put(2), Outcome::Duplicate);
+    assert_eq!(bench.put(3), Outcome::Duplicate);
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!(report.lost, lost(&[("late", 1)]));
+    assert_eq!(
+        (report.expected, report.delivered, report.duplicates),
+        (9, 8, 2)
+    );
+}
+
+#[test]
+fn damaged_packets_are_a_cause_of_their_own() {
+    let mut bench = bench(16, geometry());
+    for sequence in 0..8 {
+        if sequence == 6 {
+            assert_eq!(
+                bench.window.batch().put_bad(PacketId::of(6)),
+                Outcome::Placed
+            );
+        } else {
+            bench.put(sequence);
+        }
+    }
+    bench.window.finish();
+    assert_eq!(bench.report().lost, lost(&[("bad_packet", 1)]));
+}
+
+#[test]
+fn kernel_drops_are_evidence() {
+    let mut bench = bench(16, geometry());
+    for sequence in (0..6).chain(8..12) {
+        bench.put(sequence);
+    }
+    bench.window.note_drops(1);
+    bench.window.finish();
+    assert_eq!(bench.report().lost, lost(&[("kernel_drop", 2)]));
+}
+
+#[test]
+fn gaps_wait_for_a_reading_of_drops() {
+    let mut bench = bench(64, geometry());
+    bench.window.note_drops(0);
+    // Gaps of a window each: frames close and settle before anyone can read the kernel's counter.
+    for step in 0..12 {
+        for sequence in step * 8..step * 8 + 4 {
+            bench.put(sequence);
+        }
+    }
+    assert_eq!(bench.report().lost, lost(&[]), "the cause is open");
+    bench.window.note_drops(7);
+    bench.window.tick(Instant::now());
+    let kernel = bench.report().lost["kernel_drop"];
+    assert!(kernel >= 24, "{:?}", bench.report());
+    bench.window.note_drops(7);
+    for sequence in 92..132 {
+        bench.put(sequence);
+    }
+    // Whoever reads drops does so as long as gaps are open.
+    bench.window.note_drops(7);
+    bench.window.tick(Instant::now());
+    let after = bench.report().lost["kernel_drop"];
+    // A later gap, while the kernel has dropped nothing more, is the wire's.
+    for sequence in (136..148).chain(149..172) {
+        bench.put(sequence);
+    }
+    bench.window.note_drops(7);
+    bench.window.tick(Instant::now());
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!(
+        report.lost,
+        lost(&[("kernel_drop", after), ("wire_gap", 5)])
+    );
+    assert_eq!(report.expected, report.delivered + after + 5);
+}
+
+#[test]
+fn a_full_ring_loses_what_arrives_and_blames_the_reader() {
+    let mut bench = bench(2, geometry());
+    for sequence in 0..16 {
+        bench.put(sequence);
+    }
+    assert_eq!(bench.put(16), Outcome::RingFull);
+    let report = bench.report();
+    assert_eq!(
+        (report.delivered, report.lost),
+        (8, lost(&[("ring_full", 8)]))
+    );
+    assert_eq!(
+        (
+            bench.ring_ledger.published.get(),
+            bench.ring_ledger.ring_full.get()
+        ),
+        (2, 2)
+    );
+    assert_eq!(bench.read().len(), 2);
+    for sequence in 20..24 {
+        assert_eq!(bench.put(sequence), Outcome::Placed);
+    }
+    bench.window.finish();
+    // Frame 4 was refused by packet 16 and missed three packets of its own.
+    assert_eq!(bench.read(), [(5, 1, vec![20, 21, 22, 23])]);
+    let report = bench.report();
+    assert_eq!((report.expected, report.pending), (24, 0));
+    assert_eq!(report.lost, lost(&[("ring_full", 9), ("wire_gap", 3)]));
+    assert_eq!(bench.ring_ledger.ring_full.get(), 3);
+}
+
+#[test]
+fn an_outlier_is_rejected_and_agreement_opens_an_epoch() {
+    let mut bench = bench(16, geometry());
+    for sequence in 0..6 {
+        bench.put(sequence);
+    }
+    assert_eq!(bench.put(1_000_000), Outcome::Rejected);
+    assert_eq!(bench.put(6), Outcome::Placed);
+    assert_eq!(bench.put(1000), Outcome::Rejected);
+    assert_eq!(bench.put(1001), Outcome::Rejected);
+    assert_eq!(bench.put(1002), Outcome::Placed);
+    bench.put(1003);
+    assert_eq!(bench.report().pending, 2);
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!((report.epochs, report.rejected, report.jumped), (2, 3, 995));
+    assert_eq!(
+        (report.expected, report.delivered, report.pending),
+        (9, 9, 0)
+    );
+    assert_eq!(
+        bench.read(),
+        [
+            (0, 1, vec![0, 1, 2, 3]),
+            (1, 1, vec![4, 5, 6]),
+            (250, 2, vec![1002, 1003])
+        ]
+    );
+}
+
+#[test]
+fn a_gap_that_packets_agree_on_is_lost_and_no_epoch() {
+    let mut bench = bench(
+        16,
+        Geometry {
+            max_gap: 1000,
+            ..geometry()
+        },
+    );
+    for sequence in 0..8 {
+        bench.put(sequence);
+    }
+    assert_eq!(
+        bench.put(900),
+        Outcome::Rejected,
+        "one packet alone is not believed"
+    );
+    assert_eq!(bench.put(8), Outcome::Placed);
+    for sequence in 500..504 {
+        bench.put(sequence);
+    }
+    // Too far, and back: these open epochs.
+    for sequence in (3000..3004).chain(2000..2004) {
+        bench.put(sequence);
+    }
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!(
+        (report.epochs, report.rejected, report.jumped),
+        (3, 7, 2498)
+    );
+    assert_eq!((report.expected, report.delivered), (508, 15));
+    assert_eq!(report.pending, 0);
+}
+
+#[test]
+fn a_restarted_sender_opens_an_epoch() {
+    let mut bench = bench(64, geometry());
+    for sequence in (1000..1008).chain(0..8) {
+        bench.put(sequence);
+    }
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!((report.epochs, report.rejected, report.jumped), (2, 2, 0));
+    assert_eq!((report.expected, report.delivered), (14, 14));
+}
+
+#[test]
+fn narrow_numbers_wrap_without_loss() {
+    let geometry = Geometry {
+        numbering: Numbering {
+            width: 16,
+            ..Numbering::PLAIN
+        },
+        ..geometry()
+    };
+    let mut bench = bench(16, geometry);
+    for sequence in 65_530..65_550_u64 {
+        assert_eq!(bench.put_as(sequence & 0xffff, sequence), Outcome::Placed);
+    }
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!(
+        (report.expected, report.delivered, report.epochs),
+        (20, 20, 1)
+    );
+    let first: Vec<_> = bench.read().iter().map(|frame| frame.0).collect();
+    assert_eq!(first, [16_382, 16_383, 16_384, 16_385, 16_386, 16_387]);
+}
+
+#[test]
+fn wrong_lengths_are_rejected() {
+    let mut bench = bench(8, geometry());
+    bench.put(0);
+    assert_eq!(
+        bench
+            .window
+            .batch()
+            .put(PacketId::of(1), &[0; 7], Timestamp::default()),
+        Outcome::Rejected
+    );
+    assert_eq!(bench.report().expected, 1);
+}
+
+#[test]
+fn a_gap_does_not_hold_frames_back_for_ever() {
+    let mut bench = bench(8, geometry());
+    for sequence in (0..8).filter(|sequence| *sequence != 1) {
+        bench.put(sequence);
+    }
+    let start = Instant::now();
+    bench.window.tick(start);
+    assert_eq!(bench.read(), []);
+    bench.window.tick(start + Duration::from_millis(150));
+    assert_eq!(bench.read().len(), 2);
+    assert_eq!(bench.report().pending, 1);
+    bench.window.tick(start + Duration::from_millis(1500));
+    assert_eq!(bench.report().lost, lost(&[("wire_gap", 1)]));
+    assert_eq!(bench.put(1), Outcome::Rejected);
+}
+
+#[test]
+fn predicted_places_take_packets_without_a_copy() {
+    let mut bench = bench(8, geometry());
+    bench.put(0);
+    let mut places = Vec::with_capacity(16);
+    let mut batch = bench.window.batch();
+    batch.predict(16, &mut places);
+    assert_eq!(places.len(), 7);
+    for (place, sequence) in places.iter().zip(1..) {
+        // SAFETY: the place is valid for `bytes` bytes until the batch ends.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                payload(sequence).as_ptr(),
+                place.memory(),
+                place.bytes(),
+            );
+        };
+    }
+    for (place, sequence) in places.iter().zip(1..) {
+        if sequence == 3 {
+            assert!(
+                !batch.accept(PacketId::of(4), place, Timestamp::default()),
+                "wrong place"
+            );
+        } else {
+            assert!(batch.accept(PacketId::of(sequence), place, Timestamp::default()));
+        }
+    }
+    drop(batch);
+    bench.window.finish();
+    assert_eq!(
+        bench.read(),
+        [(0, 1, vec![0, 1, 2]), (1, 1, vec![4, 5, 6, 7])]
+    );
+}
+
+#[test]
+fn void_units_are_not_expected() {
+    let geometry = Geometry {
+        numbering: Numbering {
+            width: 40,
+            step: 1,
+            places_per_unit: PLACES,
+        },
+        ..geometry()
+    };
+    let mut bench = bench(8, geometry);
+    let put = |bench: &mut Bench, unit: u64| {
+        for sub in 0..PLACES {
+            let sequence = unit * u64::from(PLACES) + u64::from(sub);
+            let id = PacketId { unit, sub };
+            assert_eq!(
+                bench
+                    .window
+                    .batch()
+                    .put(id, &payload(sequence), Timestamp::default()),
+                Outcome::Placed
+            );
+        }
+    };
+    put(&mut bench, 7);
+    bench.window.void(8);
+    bench.window.void(7); // too late: it has come
+    put(&mut bench, 9);
+    put(&mut bench, 10);
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!(
+        (report.expected, report.delivered, report.lost),
+        (12, 12, lost(&[]))
+    );
+    assert_eq!(
+        bench.read().iter().map(|frame| frame.0).collect::<Vec<_>>(),
+        [7, 9, 10]
+    );
+}
+
+#[test]
+fn the_last_frame_says_that_it_is_cut() {
+    let mut bench = bench(8, geometry());
+    for sequence in 0..6 {
+        bench.put(sequence);
+    }
+    bench.window.finish();
+    let lease = bench.reader.poll(8).unwrap();
+    assert!(!lease.frame(0).meta().flags.contains(Flags::TRUNCATED));
+    assert!(lease.frame(0).meta().flags.contains(Flags::EPOCH));
+    assert!(lease.frame(1).meta().flags.contains(Flags::TRUNCATED));
+}
+
+impl Bench {
+    fn put_as(&mut self, number: u64, sequence: u64) -> Outcome {
+        self.window.batch().put(
+            PacketId::of(number),
+            &payload(sequence),
+            Timestamp::default(),
+        )
+    }
+}
+
+/// What a sender does with each packet.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Sent,
+    Lost,
+    Twice,
+    /// Sent this many packets later.
+    Delayed(usize),
+}
+
+fn fates() -> impl Strategy<Value = Vec<Fate>> {
+    let fate = prop_oneof![
+        8 => Just(Fate::Sent),
+        1 => Just(Fate::Lost),
+        1 => Just(Fate::Twice),
+        1 => (1_usize..40).prop_map(Fate::Delayed),
+    ];
+    prop::collection::vec(fate, 1..300)
+}
+
+proptest! {
+    /// Whatever is lost, doubled or delayed and however small the ring: the equation holds after every
+    /// packet, `pending` is what is neither delivered nor lost, no counter goes back, frames come in order,
+    /// every payload is its own, and at the end everything is accounted for.
+    #[test]
+    fn every_packet_is_accounted(fates in fates(), slots in 2_usize..12, drain in 1_usize..50, step in prop_oneof![Just(1_u64), Just(4096)]) {
+        let geometry = Geometry {
+            window: 2,
+            numbering: Numbering { width: 32, step, places_per_unit: 1 },
+            ..geometry()
+        };
+        let mut bench = bench(slots, geometry);
+        let mut schedule: Vec<(usize, u64)> = Vec::new();
+        for (i, fate) in fates.iter().enumerate() {
+            let sequence = i as u64;
+            match fate {
+                Fate::Sent => schedule.push((i, sequence)),
+                Fate::Lost => {}
+                Fate::Twice => schedule.extend([(i, sequence), (i, sequence)]),
+                Fate::Delayed(by) => schedule.push((i + by, sequence)),
+            }
+        }
+        schedule.sort_unstable();
+        let mut outcomes: BTreeMap<Outcome_, u64> = BTreeMap::new();
+        let mut before = SourceReport::default();
+        let mut frames = Vec::new();
+        for (n, (_, sequence)) in schedule.iter().enumerate() {
+            *outcomes.entry(Outcome_::from(bench.put_as((sequence * step) & 0xffff_ffff, *sequence))).or_default() += 1;
+            let now = bench.report();
+            prop_assert_eq!(now.expected, now.delivered + now.pending + now.lost_total());
+            prop_assert!(now.expected >= before.expected && now.delivered >= before.delivered);
+            for (cause, count) in &before.lost {
+                prop_assert!(now.lost[cause] >= *count);
+            }
+            before = now;
+            if n % drain == 0 {
+                frames.extend(bench.read());
+            }
+        }
+        bench.window.finish();
+        frames.extend(bench.read());
+        let report = bench.report();
+        prop_assert_eq!(report.pending, 0);
+        prop_assert_eq!(report.expected, report.delivered + report.lost_total());
+        let count = |outcome| outcomes.get(&outcome).copied().unwrap_or(0);
+        prop_assert_eq!(report.delivered + report.lost.get("ring_full").copied().unwrap_or(0), count(Outcome_::Placed) + count(Outcome_::RingFull));
+        prop_assert_eq!(report.lost.get("late").copied().unwrap_or(0), count(Outcome_::Late));
+        prop_assert_eq!(report.duplicates, count(Outcome_::Duplicate));
+        prop_assert_eq!(report.rejected, count(Outcome_::Rejected));
+        prop_assert_eq!(report.delivered, frames.iter().map(|frame| frame.2.len() as u64).sum::<u64>());
+        prop_assert_eq!(frames.len() as u64, bench.ring_ledger.published.get());
+        prop_assert!(frames.is_sorted_by_key(|frame| (frame.1, frame.0)));
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome_ {
+    Placed,
+    Duplicate,
+    Late,
+    RingFull,
+    Rejected,
+}
+
+impl From<Outcome> for Outcome_ {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Placed => Self::Placed,
+            Outcome::Duplicate => Self::Duplicate,
+            Outcome::Late => Self::Late,
+            Outcome::RingFull => Self::RingFull,
+            Outcome::Rejected => Self::Rejected,
+        }
+    }
+}
+
+/// A thread that lags far behind the others opens no epoch backwards; when the others stop, it is believed.
+#[test]
+fn a_lagging_thread_is_no_restart() {
+    let options = RingOptions {
+        places: PLACES,
+        holdable: false,
+        ..RingOptions::new("raw", 64, geometry().frame_bytes)
+    };
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+    let ledger = SourceLedger::default();
+    let mut windows = Window::new(producer, geometry(), 2, &ledger);
+    let mut lagging = windows.pop().unwrap();
+    let mut sequencer = windows.pop().unwrap();
+    let put = |window: &mut Window, sequence: u64| {
+        window.batch().put(
+            PacketId::of(sequence),
+            &payload(sequence),
+            Timestamp::default(),
+        )
+    };
+    for sequence in 1000..1040 {
+        assert_eq!(put(&mut sequencer, sequence), Outcome::Placed);
+    }
+    for step in 0..20 {
+        assert_eq!(put(&mut lagging, 900 + step), Outcome::Rejected);
+        assert_eq!(put(&mut sequencer, 1040 + step), Outcome::Placed);
+    }
+    let report = SourceReport::of(&ledger);
+    assert_eq!(
+        (report.epochs, report.rejected, report.expected),
+        (1, 20, 60)
+    );
+    // Alone, the sequencer's packets that agree begin a new count.
+    for sequence in 0..6 {
+        put(&mut sequencer, sequence);
+    }
+    assert_eq!(SourceReport::of(&ledger).epochs, 2);
+}
+
+/// Several threads, interleaved flows, one window.
+#[test]
+fn threads_share_a_window() {
+    const PACKETS: u64 = 40_000;
+    let geometry = Geometry {
+        window: 4,
+        ..Geometry::new(PLACES, BYTES)
+    };
+    let options = RingOptions {
+        places: PLACES,
+        holdable: false,
+        ..RingOptions::new("raw", 64, geometry.frame_bytes)
+    };
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let (ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+    let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+    let ledger = SourceLedger::default();
+    let mut windows = Window::new(producer, geometry, 3, &ledger);
+    let stop = std::sync::atomic::AtomicU64::new(0);
+    let progress: Vec<_> = (0..2)
+        .map(|_| std::sync::atomic::AtomicU64::new(0))
+        .collect();
+    let mut frames = 0;
+    std::thread::scope(|scope| {
+        let mut sequencer = windows.remove(0);
+        let (stop, progress) = (&stop, &progress);
+        scope.spawn(move || {
+            while stop.load(Ordering::Acquire) < 2 {
+                sequencer.tick(Instant::now());
+                std::thread::yield_now();
+            }
+            sequencer.finish();
+        });
+        for (flow, mut window) in windows.into_iter().enumerate() {
+            scope.spawn(move || {
+                for i in 0..PACKETS / 2 {
+                    // Neither flow runs further ahead than the window reaches.
+                    while progress[1 - flow].load(Ordering::Acquire) + 8 < i {
+                        std::thread::yield_now();
+                    }
+                    let sequence = i * 2 + flow as u64;
+                    window.batch().put(
+                        PacketId::of(sequence),
+                        &payload(sequence),
+                        Timestamp::default(),
+                    );
+                    progress[flow].store(i, Ordering::Release);
+                }
+                progress[flow].store(u64::MAX / 2, Ordering::Release);
+                stop.fetch_add(1, Ordering::AcqRel);
+            });
+        }
+        while !reader.is_finished() {
+            if let Some(lease) = reader.poll(1) {
+                let frame = lease.frame(0);
+                for place in 0..PLACES {
+                    if frame.present().is_present(place) {
+                        let sequence = frame.meta().sequence * u64::from(PLACES) + u64::from(place);
+                        let range = place as usize * BYTES..(place as usize + 1) * BYTES;
+                        assert_eq!(frame.bytes().unwrap()[range], payload(sequence));
+                    }
+                }
+                frames += 1;
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    });
+    let report = SourceReport::of(&ledger);
+    assert_eq!(report.expected, report.delivered + report.lost_total());
+    assert_eq!(report.expected + report.rejected, PACKETS, "{report:?}");
+    assert!(report.rejected < 8, "{report:?}");
+    assert!(frames >= PACKETS / u64::from(PLACES) - 2);
+}

@@ -1,0 +1,187 @@
+//! Model checking of the rings and windows: every interleaving of a few threads over small rings.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p daq-core --release --test loom`.
+#![cfg(loom)]
+
+use daq_core::frame::{FrameMeta, Timestamp};
+use daq_core::ledger::{ReaderLedger, RingLedger, SourceLedger, SourceReport};
+use daq_core::region::{HostOptions, Region};
+use daq_core::ring::{Producer, Ring, RingOptions};
+use daq_core::window::{Geometry, PacketId, Window};
+use loom::thread;
+
+/// Checks every interleaving with at most `preemptions` forced switches of threads.
+fn model(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(check);
+}
+
+fn ring(slots: usize, holdable: bool, places: u32) -> (Ring, Producer) {
+    let options = RingOptions {
+        holdable,
+        places,
+        readers: 1,
+        ..RingOptions::new("model", slots, 8)
+    };
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    Ring::new(region, options, RingLedger::default()).unwrap()
+}
+
+/// Publishes `frames` frames, refusing those that find no slot; says how many were published.
+fn produce(mut producer: Producer, frames: u64) -> u64 {
+    for sequence in 0..frames {
+        if producer.claim(1) == 1 {
+            producer.describe(0, &FrameMeta::whole(sequence, 8), std::iter::empty());
+            producer.publish(1);
+        } else {
+            producer.refuse(1);
+        }
+    }
+    producer.published()
+}
+
+/// A guaranteed reader sees every published frame, unchanged and in order; `Lease::frame` looks at the
+/// canary, which loom checks for races with the producer.
+#[test]
+fn a_guaranteed_reader_sees_every_frame() {
+    model(3, || {
+        let (ring, producer) = ring(2, false, 0);
+        let ledger = ReaderLedger::default();
+        let mut reader = ring.attach(true, 1, ledger.clone()).unwrap();
+        let writer = thread::spawn(move || produce(producer, 4));
+        let mut seen = Vec::new();
+        while !reader.is_finished() {
+            match reader.poll(2) {
+                Some(lease) => seen.extend(lease.iter().map(|frame| frame.meta().sequence)),
+                None => thread::yield_now(),
+            }
+        }
+        let published = writer.join().unwrap();
+        assert_eq!(seen.len() as u64, published);
+        assert!(seen.is_sorted());
+        assert_eq!((ledger.read.get(), ledger.overrun.get()), (published, 0));
+    });
+}
+
+/// An unguaranteed reader of a producer that can be held back: what it leases does not change; what it
+/// misses is counted.
+#[test]
+fn leased_slots_are_safe_where_the_producer_can_be_held_back() {
+    model(3, || {
+        let (ring, producer) = ring(2, true, 0);
+        let ledger = ReaderLedger::default();
+        let mut reader = ring.attach(false, 1, ledger.clone()).unwrap();
+        let writer = thread::spawn(move || produce(producer, 4));
+        let mut seen = 0;
+        for _ in 0..2 {
+            if let Some(lease) = reader.poll(1) {
+                let _ = lease.frame(0);
+                seen += lease.len() as u64;
+            }
+        }
+        let published = writer.join().unwrap();
+        while let Some(lease) = reader.poll(2) {
+            seen += lease.iter().count() as u64;
+        }
+        assert_eq!(ledger.read.get(), seen);
+        assert_eq!(published, seen + ledger.overrun.get());
+    });
+}
+
+/// A reader that attaches while frames are published never meets a slot that is being written.
+#[test]
+fn attaching_while_frames_flow_is_safe() {
+    model(3, || {
+        let (ring, producer) = ring(2, false, 0);
+        let writer = thread::spawn(move || produce(producer, 3));
+        let ledger = ReaderLedger::default();
+        let mut reader = ring.attach(true, 1, ledger.clone()).unwrap();
+        let mut seen = 0;
+        if let Some(lease) = reader.poll(2) {
+            seen += lease.iter().count() as u64;
+        }
+        let published = writer.join().unwrap();
+        while let Some(lease) = reader.poll(2) {
+            seen += lease.iter().count() as u64;
+        }
+        assert_eq!(published, ledger.attached.get() + seen);
+    });
+}
+
+/// Two threads fill one window, one of them closes frames: no place is written after its frame was handed
+/// on, and every packet is accounted.
+#[test]
+fn writers_and_sequencer_share_a_window() {
+    model(3, || {
+        let (ring, producer) = ring(4, false, 2);
+        let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+        let ledger = SourceLedger::default();
+        let geometry = Geometry {
+            window: 1,
+            ..Geometry::new(2, 4)
+        };
+        let mut windows = Window::new(producer, geometry, 2, &ledger);
+        let mut writer = windows.pop().unwrap();
+        let mut sequencer = windows.pop().unwrap();
+        let put = |window: &mut Window, sequence: u64| {
+            window
+                .batch()
+                .put(PacketId::of(sequence), &[1; 4], Timestamp::default());
+        };
+        // The epoch is open before the other thread begins.
+        put(&mut sequencer, 0);
+        let other = thread::spawn(move || {
+            put(&mut writer, 1);
+            drop(writer);
+        });
+        put(&mut sequencer, 2);
+        other.join().unwrap();
+        sequencer.finish();
+        let report = SourceReport::of(&ledger);
+        assert_eq!(report.expected, 3);
+        assert_eq!(report.expected, report.delivered + report.lost_total());
+        drop(sequencer);
+        let mut frames = 0;
+        while let Some(lease) = reader.poll(1) {
+            frames += lease.len();
+        }
+        assert_eq!(frames, 2);
+    });
+}
+
+/// Two threads are given the same packet: one of them places it, the other counts a duplicate, and no byte
+/// is written twice.
+#[test]
+fn one_of_two_writers_places_a_packet() {
+    model(3, || {
+        let (_ring, producer) = ring(4, false, 2);
+        let ledger = SourceLedger::default();
+        let mut windows = Window::new(
+            producer,
+            Geometry {
+                window: 1,
+                ..Geometry::new(2, 4)
+            },
+            2,
+            &ledger,
+        );
+        let mut writer = windows.pop().unwrap();
+        let mut sequencer = windows.pop().unwrap();
+        let put = |window: &mut Window, sequence: u64| {
+            window
+                .batch()
+                .put(PacketId::of(sequence), &[1; 4], Timestamp::default());
+        };
+        put(&mut sequencer, 0);
+        let other = thread::spawn(move || put(&mut writer, 1));
+        put(&mut sequencer, 1);
+        other.join().unwrap();
+        sequencer.finish();
+        let report = SourceReport::of(&ledger);
+        assert_eq!(
+            (report.expected, report.delivered, report.duplicates),
+            (2, 2, 1)
+        );
+    });
+}

@@ -1,0 +1,452 @@
+//! The keys of `[source.NAME.format]`, and what makes them a format.
+
+use super::{Endian, Field, Format, Places, Raw, Spead, TimeScale};
+use daq_core::config::Problem;
+use daq_core::units::{ByteSize, Frequency, Span};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+/// What UDP can carry at most over IPv4.
+const LARGEST_PACKET: usize = 65_507;
+/// Bytes of a SPEAD header with the four items that every packet has.
+const SPEAD_HEADER: usize = 40;
+
+/// A number at a fixed place of the header.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SequenceConfig {
+    /// Where it begins, in bytes from the start of the packet.
+    pub offset: usize,
+    /// How many bytes it has: 1 to 8.
+    pub bytes: usize,
+    /// Byte order.
+    #[serde(default)]
+    pub endian: Endian,
+    /// What it grows by from one packet to the next.
+    #[serde(default = "one")]
+    pub step: u64,
+    /// How many of its bits count, where not all do; the number wraps at 2 to this power.
+    pub bits: Option<u32>,
+    /// How many of its lowest bits stand for something else.
+    #[serde(default)]
+    pub shift: u32,
+}
+
+/// The time in the header of a `raw` packet. One of `tick` and `rate` says what it counts.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TimestampConfig {
+    /// Where it begins, in bytes from the start of the packet.
+    pub offset: usize,
+    /// How many bytes it has: 1 to 8.
+    pub bytes: usize,
+    /// Byte order.
+    #[serde(default)]
+    pub endian: Endian,
+    /// How long one count lasts; `"1 ns"` if neither this nor `rate` is given.
+    pub tick: Option<Span>,
+    /// How many counts there are a second, where a count is no whole number of nanoseconds; a whole number of Hz.
+    pub rate: Option<Frequency>,
+    /// When the count was 0, as time since 1970-01-01T00:00:00Z.
+    #[serde(default)]
+    pub origin: Span,
+}
+
+/// `kind = "raw"`: a fixed header with a running number in it, a fixed payload, optionally a trailer.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RawConfig {
+    /// Bytes before the payload of each packet.
+    pub header: ByteSize,
+    /// Payload bytes of each packet.
+    pub payload: ByteSize,
+    /// Bytes after the payload of each packet.
+    #[serde(default)]
+    pub trailer: ByteSize,
+    /// The running number of packets.
+    pub sequence: SequenceConfig,
+    /// The time of a packet, where the header has one.
+    pub timestamp: Option<TimestampConfig>,
+}
+
+/// The time in an item of a `spead` heap. One of `tick` and `rate` says what it counts.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ItemConfig {
+    /// Identifier of the item, as in `0x1600`; its value must be in the item pointer itself.
+    pub item: u64,
+    /// How long one count lasts; `"1 ns"` if neither this nor `rate` is given.
+    pub tick: Option<Span>,
+    /// How many counts there are a second, where a count is no whole number of nanoseconds; a whole number of Hz.
+    pub rate: Option<Frequency>,
+    /// When the count was 0, as time since 1970-01-01T00:00:00Z.
+    #[serde(default)]
+    pub origin: Span,
+}
+
+/// `kind = "spead"`: heaps of SPEAD version 4; one heap is one frame.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SpeadConfig {
+    /// Payload bytes of one heap. Heaps of another length (descriptors) are passed over, and told.
+    pub heap: ByteSize,
+    /// Payload bytes of each packet of a heap but the first and the last.
+    pub packet: ByteSize,
+    /// Payload bytes of a heap's first packet, where it has fewer: senders that do not repeat item pointers
+    /// lose 8 bytes there for each item of the heap.
+    pub first: Option<ByteSize>,
+    /// What the heap counter grows by from one heap to the next.
+    #[serde(default = "one")]
+    pub heap_step: u64,
+    /// Bits of an address: 40 for SPEAD-64-40, 48 for SPEAD-64-48.
+    #[serde(default = "forty")]
+    pub address_bits: u32,
+    /// The item that tells when a heap's samples were taken.
+    pub timestamp: Option<ItemConfig>,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn forty() -> u32 {
+    40
+}
+
+/// Problems as they are found, with the keys as they stand below the source's section.
+struct Check(Vec<Problem>);
+
+impl Check {
+    fn must(&mut self, holds: bool, key: &str, message: impl FnOnce() -> (String, String)) {
+        if !holds {
+            let (message, help) = message();
+            self.0
+                .push(Problem::at(format!("format.{key}"), message).help(help));
+        }
+    }
+
+    fn size(&mut self, key: &str, size: ByteSize, least: usize, most: usize) -> usize {
+        let bytes = size.bytes().unwrap_or(usize::MAX);
+        self.must((least..=most).contains(&bytes), key, || {
+            let (least, most) = (ByteSize(least as u64), ByteSize(most as u64));
+            (
+                format!("{size} is not between {least} and {most}"),
+                "give the size that the sender uses".to_owned(),
+            )
+        });
+        bytes
+    }
+
+    /// Whether a field of `bytes` bytes at `offset` is readable in a header of `header` bytes.
+    fn field(&mut self, key: &str, offset: usize, bytes: usize, header: usize) {
+        self.must((1..=8).contains(&bytes), &format!("{key}.bytes"), || {
+            (
+                format!("a number of {bytes} bytes cannot be read"),
+                "give 1 to 8".to_owned(),
+            )
+        });
+        self.must(offset.checked_add(bytes).is_some_and(|end| end <= header), &format!("{key}.offset"), || {
+            let message = format!("{bytes} bytes at offset {offset} do not lie in the header of {header} bytes");
+            (message, "offsets count from the start of the packet; enlarge `header` or lower `offset`".to_owned())
+        });
+    }
+
+    fn step(&mut self, key: &str, step: u64, bits: u32) {
+        let most = if bits >= 64 {
+            u64::MAX / 2
+        } else {
+            (1 << bits) / 2
+        };
+        self.must((1..=most.max(1)).contains(&step), key, || {
+            let message = format!("a number of {bits} bits cannot grow by {step}");
+            (
+                message,
+                "give what the number grows by from one to the next, at least 1".to_owned(),
+            )
+        });
+    }
+
+    fn scale(&mut self, tick: Option<Span>, rate: Option<Frequency>, origin: Span) -> TimeScale {
+        self.must(tick.is_none() || rate.is_none(), "timestamp.rate", || {
+            (
+                "`tick` and `rate` both say what a count is".to_owned(),
+                "give one of them".to_owned(),
+            )
+        });
+        let mut scale = TimeScale {
+            nanoseconds: 1,
+            ticks: 1,
+            origin_ns: 0,
+        };
+        if let Some(tick) = tick {
+            scale.nanoseconds = u64::try_from(tick.0.as_nanos()).unwrap_or(0);
+            self.must(scale.nanoseconds > 0, "timestamp.tick", || {
+                (
+                    format!("a count cannot last {tick}"),
+                    "give a time such as \"8 ns\"".to_owned(),
+                )
+            });
+        } else if let Some(rate) = rate {
+            let is_whole = rate.0 >= 1.0 && rate.0 <= 1e18 && rate.0.fract() == 0.0;
+            self.must(is_whole, "timestamp.rate", || {
+                (
+                    format!("{rate} is no whole number of Hz"),
+                    "give a rate such as \"1712 MHz\"".to_owned(),
+                )
+            });
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "checked just above, else unused"
+            )]
+            let ticks = rate.0 as u64;
+            (scale.nanoseconds, scale.ticks) = (1_000_000_000, ticks.max(1));
+        }
+        let origin_ns = u64::try_from(origin.0.as_nanos());
+        self.must(origin_ns.is_ok(), "timestamp.origin", || {
+            (
+                format!("{origin} after 1970 is beyond the year 2554"),
+                "give the time when the count was 0".to_owned(),
+            )
+        });
+        scale.origin_ns = origin_ns.unwrap_or(0);
+        scale
+    }
+
+    fn end(self, format: Format) -> Result<Format, Vec<Problem>> {
+        if self.0.is_empty() {
+            Ok(format)
+        } else {
+            Err(self.0)
+        }
+    }
+}
+
+impl RawConfig {
+    /// The format, or everything that is wrong with it.
+    pub fn build(&self) -> Result<Format, Vec<Problem>> {
+        let mut check = Check(Vec::new());
+        let header = check.size("header", self.header, 1, LARGEST_PACKET);
+        let payload = check.size("payload", self.payload, 1, LARGEST_PACKET);
+        let trailer = check.size("trailer", self.trailer, 0, LARGEST_PACKET);
+        let length = header.saturating_add(payload).saturating_add(trailer);
+        check.must(
+            length <= LARGEST_PACKET || header.max(payload).max(trailer) > LARGEST_PACKET,
+            "payload",
+            || {
+                let message = format!("header, payload and trailer make {length} bytes");
+                (
+                    message,
+                    format!("a UDP packet carries at most {LARGEST_PACKET}"),
+                )
+            },
+        );
+        let sequence = &self.sequence;
+        check.field("sequence", sequence.offset, sequence.bytes, header);
+        let width = u32::try_from(sequence.bytes.clamp(1, 8) * 8).unwrap_or(64);
+        let bits = sequence
+            .bits
+            .unwrap_or_else(|| width.saturating_sub(sequence.shift).max(1));
+        let fits = bits >= 1
+            && bits
+                .checked_add(sequence.shift)
+                .is_some_and(|end| end <= width);
+        check.must(
+            fits,
+            if sequence.bits.is_some() {
+                "sequence.bits"
+            } else {
+                "sequence.shift"
+            },
+            || {
+                let shift = sequence.shift;
+                let message =
+                    format!("{bits} bits above the lowest {shift} do not lie in {width} bits");
+                (
+                    message,
+                    "lower `bits` or `shift`, or raise `bytes`".to_owned(),
+                )
+            },
+        );
+        check.step("sequence.step", sequence.step, bits);
+        let field = Field::new(
+            sequence.offset,
+            sequence.bytes,
+            sequence.endian,
+            sequence.shift,
+            bits,
+        );
+        let mut raw = Raw::new(header, payload, trailer, field, sequence.step);
+        if let Some(time) = &self.timestamp {
+            check.field("timestamp", time.offset, time.bytes, header);
+            let scale = check.scale(time.tick, time.rate, time.origin);
+            raw = raw.timestamped(
+                Field::new(time.offset, time.bytes, time.endian, 0, 64),
+                scale,
+            );
+        }
+        check.end(Format::Raw(raw))
+    }
+}
+
+impl SpeadConfig {
+    /// The format, or everything that is wrong with it.
+    pub fn build(&self) -> Result<Format, Vec<Problem>> {
+        let mut check = Check(Vec::new());
+        let most = LARGEST_PACKET - SPEAD_HEADER;
+        let packet = check.size("packet", self.packet, 1, most);
+        let first = self
+            .first
+            .map_or(packet, |first| check.size("first", first, 1, most));
+        // Places are numbered with 32 bits; a terabyte is far below that for any sensible packet.
+        let heap = check.size("heap", self.heap, 1, 1 << 40);
+        check.must(
+            heap.div_ceil(packet.max(1)) < u32::MAX as usize,
+            "packet",
+            || {
+                (
+                    format!("a heap of {heap} bytes has too many packets of {packet}"),
+                    "give larger packets".to_owned(),
+                )
+            },
+        );
+        check.must(matches!(self.address_bits, 40 | 48), "address_bits", || {
+            let message = format!("there is no SPEAD-64-{}", self.address_bits);
+            (message, "give 40 or 48".to_owned())
+        });
+        check.step("heap_step", self.heap_step, self.address_bits.clamp(1, 48));
+        let mut spead = Spead::new(
+            self.address_bits,
+            Places {
+                unit_bytes: heap,
+                first,
+                rest: packet,
+            },
+            self.heap_step,
+        );
+        if let Some(time) = &self.timestamp {
+            let bits = 63 - self.address_bits.clamp(8, 56);
+            check.must(
+                (7..1 << bits).contains(&time.item),
+                "timestamp.item",
+                || {
+                    let message =
+                        format!("{:#x} is no identifier of a sender's own item", time.item);
+                    (
+                        message,
+                        format!(
+                            "give 0x7 to {:#x}, as the sender describes it",
+                            (1u64 << bits) - 1
+                        ),
+                    )
+                },
+            );
+            let scale = check.scale(time.tick, time.rate, time.origin);
+            spead = spead.timestamped(time.item, scale);
+        }
+        check.end(Format::Spead(spead))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(text: &str) -> Result<Format, Vec<Problem>> {
+        toml::from_str::<RawConfig>(text).unwrap().build()
+    }
+
+    fn spead(text: &str) -> Result<Format, Vec<Problem>> {
+        toml::from_str::<SpeadConfig>(text).unwrap().build()
+    }
+
+    fn keys(result: Result<Format, Vec<Problem>>) -> Vec<String> {
+        result
+            .unwrap_err()
+            .iter()
+            .filter_map(|problem| problem.key.clone())
+            .collect()
+    }
+
+    #[test]
+    fn the_examples_are_valid() {
+        for entry in super::super::FORMATS {
+            let (kind, rest) = entry.example.split_once('\n').unwrap();
+            assert_eq!(
+                kind.split_whitespace().collect::<String>(),
+                format!("kind={:?}", entry.name)
+            );
+            match entry.name {
+                "raw" => drop(raw(rest).unwrap()),
+                "spead" => drop(spead(rest).unwrap()),
+                other => panic!("no test for {other}"),
+            }
+        }
+    }
+
+    #[test]
+    fn every_problem_is_told_at_once() {
+        let found = raw(r#"
+            header = "8 B"
+            payload = "70 KB"
+            sequence = { offset = 4, bytes = 8, bits = 65, step = 0 }
+            timestamp = { offset = 8, bytes = 9, tick = "0 s", rate = "1 Hz" }
+        "#
+        .replace("KB", "kB")
+        .as_str());
+        let expected = [
+            "payload",
+            "sequence.offset",
+            "sequence.bits",
+            "sequence.step",
+            "timestamp.bytes",
+            "timestamp.offset",
+            "timestamp.rate",
+            "timestamp.tick",
+        ];
+        assert_eq!(keys(found), expected.map(|key| format!("format.{key}")));
+        let found = spead(
+            r#"
+            heap = 0
+            packet = "70 kB"
+            address_bits = 44
+            heap_step = 0
+            timestamp = { item = 3, rate = "1.5 Hz" }
+        "#,
+        );
+        let expected = [
+            "packet",
+            "heap",
+            "address_bits",
+            "heap_step",
+            "timestamp.item",
+            "timestamp.rate",
+        ];
+        assert_eq!(keys(found), expected.map(|key| format!("format.{key}")));
+    }
+
+    #[test]
+    fn what_is_declared_is_what_is_parsed() {
+        let format = raw(r#"
+            header = 16
+            payload = "1 KiB"
+            sequence = { offset = 2, bytes = 4, endian = "little", step = 8, bits = 20, shift = 4 }
+            timestamp = { offset = 8, bytes = 8, rate = "1712 MHz", origin = "10 s" }
+        "#)
+        .unwrap();
+        let numbering = format.numbering();
+        assert_eq!((numbering.width, numbering.step), (20, 8));
+        assert_eq!(
+            format.time_scale().unwrap().ns(1_712_000_000),
+            11_000_000_000
+        );
+        let format = spead("heap = 4000\npacket = 1432\nfirst = 1416\naddress_bits = 48").unwrap();
+        assert_eq!(format.numbering().places_per_unit, 3);
+        assert_eq!(format.places().range(1), 1416..2848);
+    }
+
+    #[test]
+    fn unknown_keys_are_refused() {
+        assert!(toml::from_str::<SpeadConfig>("heap = 4000\npacket = 1432\npackets = 3").is_err());
+    }
+}

@@ -1,0 +1,165 @@
+//! An unsigned number at a fixed place of a header, and what a time in ticks means.
+
+/// Byte order of a number in a header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Endian {
+    /// Most significant byte first: network order.
+    #[default]
+    Big,
+    /// Least significant byte first.
+    Little,
+}
+
+/// An unsigned number of 1 to 8 bytes in a header, of which `bits` bits above `shift` count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    offset: usize,
+    bytes: usize,
+    endian: Endian,
+    shift: u32,
+    bits: u32,
+}
+
+impl Field {
+    /// The `bits` bits above `shift` of the `bytes` bytes (1 to 8) at `offset`; values out of range are pulled into it.
+    pub fn new(offset: usize, bytes: usize, endian: Endian, shift: u32, bits: u32) -> Self {
+        let bytes = bytes.clamp(1, 8);
+        let shift = shift.min(63);
+        Self {
+            offset,
+            bytes,
+            endian,
+            shift,
+            bits: bits.clamp(1, 64),
+        }
+    }
+
+    /// First byte after the field.
+    pub const fn end(&self) -> usize {
+        self.offset + self.bytes
+    }
+
+    /// Bits that count.
+    pub const fn bits(&self) -> u32 {
+        self.bits
+    }
+
+    const fn mask(&self) -> u64 {
+        if self.bits >= 64 {
+            u64::MAX
+        } else {
+            (1 << self.bits) - 1
+        }
+    }
+
+    /// The number in `header`, or `None` where the header ends before the field does.
+    #[inline]
+    pub fn read(&self, header: &[u8]) -> Option<u64> {
+        Some((self.word(header)? >> self.shift) & self.mask())
+    }
+
+    #[inline]
+    fn word(&self, header: &[u8]) -> Option<u64> {
+        let bytes = header.get(self.offset..self.end())?;
+        if let Ok(whole) = <[u8; 8]>::try_from(bytes) {
+            return Some(match self.endian {
+                Endian::Big => u64::from_be_bytes(whole),
+                Endian::Little => u64::from_le_bytes(whole),
+            });
+        }
+        let push = |value: u64, byte: &u8| (value << 8) | u64::from(*byte);
+        Some(match self.endian {
+            Endian::Big => bytes.iter().fold(0, push),
+            Endian::Little => bytes.iter().rev().fold(0, push),
+        })
+    }
+
+    /// Puts `value` into `header`, leaving bits that are not of the field alone; a header too short is left as it is.
+    pub fn write(&self, header: &mut [u8], value: u64) {
+        let Some(old) = self.word(header) else { return };
+        let kept = old & !(self.mask() << self.shift);
+        let word = kept | ((value & self.mask()) << self.shift);
+        let (big, little) = (word.to_be_bytes(), word.to_le_bytes());
+        let bytes = match self.endian {
+            Endian::Big => &big[8 - self.bytes..],
+            Endian::Little => &little[..self.bytes],
+        };
+        header[self.offset..self.offset + self.bytes].copy_from_slice(bytes);
+    }
+}
+
+/// What a sender's time in ticks means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeScale {
+    /// Nanoseconds of `ticks` ticks, at least 1.
+    pub nanoseconds: u64,
+    /// Ticks that take `nanoseconds`, at least 1.
+    pub ticks: u64,
+    /// Nanoseconds added to each time.
+    pub origin_ns: u64,
+}
+
+impl TimeScale {
+    /// Nanoseconds of a time of `ticks`, rounded down; beyond the year 2554 it stays at the largest value.
+    #[inline]
+    pub fn ns(&self, ticks: u64) -> u64 {
+        let scaled =
+            u128::from(ticks) * u128::from(self.nanoseconds) / u128::from(self.ticks.max(1));
+        u64::try_from(scaled)
+            .unwrap_or(u64::MAX)
+            .saturating_add(self.origin_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn ticks_of_a_fast_clock_do_not_drift() {
+        let scale = TimeScale {
+            nanoseconds: 1_000_000_000,
+            ticks: 1_712_000_000,
+            origin_ns: 5,
+        };
+        assert_eq!(scale.ns(1_712_000_000 * 1000), 1_000_000_000_005);
+        assert_eq!(scale.ns(u64::MAX), 10_774_967_332_774_270_803 + 5);
+        assert_eq!(
+            TimeScale {
+                nanoseconds: 1000,
+                ticks: 1,
+                origin_ns: 0
+            }
+            .ns(u64::MAX),
+            u64::MAX
+        );
+    }
+
+    #[test]
+    fn a_field_keeps_its_neighbours() {
+        let field = Field::new(1, 2, Endian::Big, 4, 8);
+        let mut header = [0xff; 4];
+        field.write(&mut header, 0x1ab);
+        assert_eq!(header, [0xff, 0xfa, 0xbf, 0xff]);
+        assert_eq!(field.read(&header), Some(0xab));
+        assert_eq!(field.read(&header[..2]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            offset in 0usize..20, bytes in 1usize..=8, little: bool, shift in 0u32..8, value: u64, noise: [u8; 32],
+        ) {
+            let endian = if little { Endian::Little } else { Endian::Big };
+            let bits = u32::try_from(bytes * 8).unwrap() - shift;
+            let field = Field::new(offset, bytes, endian, shift, bits);
+            let mut header = noise;
+            field.write(&mut header, value);
+            prop_assert_eq!(field.read(&header), Some(value & field.mask()));
+            prop_assert_eq!(&header[..offset], &noise[..offset]);
+            prop_assert_eq!(&header[field.end()..], &noise[field.end()..]);
+        }
+    }
+}

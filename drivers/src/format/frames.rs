@@ -1,0 +1,202 @@
+//! How frames are made of a format's packets.
+
+use super::Format;
+use daq_core::config::Problem;
+use daq_core::layout::{Layout, Samples};
+use daq_core::units::ByteSize;
+use daq_core::window::Geometry;
+
+/// Bytes of a slot where nobody asks for another size, about.
+const SLOT: usize = 1 << 20;
+
+/// What a source of packets is told about its frames.
+#[derive(Clone, Copy, Debug)]
+pub struct Frames<'a> {
+    /// How a packet is made.
+    pub format: &'a Format,
+    /// What the payload means.
+    pub samples: &'a Samples,
+    /// Frames open at a time.
+    pub window: usize,
+    /// Places beyond twice the window that may be missing in a row.
+    pub max_gap: u64,
+    /// Successive packets from far away that must agree.
+    pub agree: u32,
+}
+
+impl Frames<'_> {
+    /// Payload bytes of a slot that frames would fill.
+    pub fn preferred_slot(&self) -> usize {
+        match self.format {
+            Format::Raw(_) => {
+                let payload = self.format.places().unit_bytes;
+                self.packets(SLOT).max(self.whole()) * payload
+            }
+            Format::Spead(_) => self.format.places().unit_bytes,
+        }
+    }
+
+    /// Packets of which one frame is made at least, so that it holds whole points.
+    fn whole(&self) -> usize {
+        let samples = self.samples;
+        let point = samples.scalar.bytes()
+            * if samples.complex { 2 } else { 1 }
+            * samples.channels.max(1) as usize;
+        let payload = self.format.places().unit_bytes;
+        point / gcd(point, payload)
+    }
+
+    /// The most packets of `raw` in a slot, of which frames hold whole points if they can.
+    fn packets(&self, slot: usize) -> usize {
+        let most = slot / self.format.places().unit_bytes.max(1);
+        let whole = self.whole();
+        if most >= whole {
+            most / whole * whole
+        } else {
+            most
+        }
+    }
+
+    /// The geometry of frames in slots of `slot` bytes.
+    pub fn geometry(&self, slot: usize) -> Result<Geometry, Problem> {
+        let places = self.format.places();
+        let slot_size = ByteSize(slot as u64);
+        let (count, frame_bytes) = match self.format {
+            Format::Raw(_) => {
+                let packets = self.packets(slot);
+                if packets == 0 {
+                    let payload = ByteSize(places.unit_bytes as u64);
+                    let message =
+                        format!("a payload of {payload} does not fit into slots of {slot_size}");
+                    return Err(
+                        Problem::at("format.payload", message).help("raise `slot` of the ring")
+                    );
+                }
+                (
+                    u32::try_from(packets).unwrap_or(u32::MAX),
+                    packets * places.unit_bytes,
+                )
+            }
+            Format::Spead(_) => {
+                if places.unit_bytes > slot {
+                    let heap = ByteSize(places.unit_bytes as u64);
+                    let message =
+                        format!("a heap of {heap} does not fit into slots of {slot_size}");
+                    let help = format!(
+                        "one heap is one frame: set `slot = \"{heap}\"` in the ring's section"
+                    );
+                    return Err(Problem::at("format.heap", message).help(help));
+                }
+                (places.count(), places.unit_bytes)
+            }
+        };
+        Ok(Geometry {
+            places: count,
+            first_bytes: places.range(0).len(),
+            place_bytes: places.rest,
+            frame_bytes,
+            numbering: self.format.numbering(),
+            window: self.window,
+            max_gap: self.max_gap,
+            agree: self.agree,
+        })
+    }
+
+    /// What frames of `geometry` mean.
+    pub fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        let bytes = geometry.frame_bytes;
+        self.samples.layout(bytes).map_err(|rest| {
+            let message = format!("a frame of {bytes} bytes ends {rest} bytes into a sample");
+            Problem::at("samples", message)
+                .help("correct `type`, `complex` or `channels`, or choose another slot")
+        })
+    }
+}
+
+const fn gcd(mut a: usize, mut b: usize) -> usize {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    if a == 0 { 1 } else { a }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Endian, Field, Places, Raw, Spead};
+    use daq_core::layout::Scalar;
+
+    fn frames<'a>(format: &'a Format, samples: &'a Samples) -> Frames<'a> {
+        Frames {
+            format,
+            samples,
+            window: 8,
+            max_gap: 0,
+            agree: 4,
+        }
+    }
+
+    #[test]
+    fn frames_of_raw_hold_whole_packets_and_whole_points() {
+        let format = Format::Raw(Raw::new(
+            16,
+            1456,
+            0,
+            Field::new(0, 8, Endian::Big, 0, 64),
+            1,
+        ));
+        let bytes = Samples::default();
+        let geometry = frames(&format, &bytes).geometry(1 << 20).unwrap();
+        assert_eq!((geometry.places, geometry.frame_bytes), (720, 720 * 1456));
+        // 12 bytes a point: three packets are whole points.
+        let points = Samples {
+            scalar: Scalar::Int16,
+            complex: true,
+            channels: 3,
+            ..Samples::default()
+        };
+        let geometry = frames(&format, &points).geometry(5 * 1456).unwrap();
+        assert_eq!(geometry.places, 3);
+        assert!(frames(&format, &points).layout(&geometry).is_ok());
+        let geometry = frames(&format, &points).geometry(2 * 1456).unwrap();
+        let problem = frames(&format, &points).layout(&geometry).unwrap_err();
+        assert_eq!(problem.key.as_deref(), Some("samples"));
+        assert_eq!(
+            frames(&format, &bytes)
+                .geometry(1000)
+                .unwrap_err()
+                .key
+                .as_deref(),
+            Some("format.payload")
+        );
+    }
+
+    #[test]
+    fn a_heap_is_a_frame() {
+        let places = Places {
+            unit_bytes: 4000,
+            first: 1416,
+            rest: 1432,
+        };
+        let format = Format::Spead(Spead::new(40, places, 1));
+        let samples = Samples::default();
+        let geometry = frames(&format, &samples).geometry(8192).unwrap();
+        assert_eq!(
+            (geometry.places, geometry.first_bytes, geometry.frame_bytes),
+            (3, 1416, 4000)
+        );
+        assert_eq!(
+            (0..3).map(|i| geometry.extent(i)).collect::<Vec<_>>(),
+            [0..1416, 1416..2848, 2848..4000]
+        );
+        assert_eq!(frames(&format, &samples).preferred_slot(), 4000);
+        assert_eq!(
+            frames(&format, &samples)
+                .geometry(3999)
+                .unwrap_err()
+                .key
+                .as_deref(),
+            Some("format.heap")
+        );
+    }
+}

@@ -1,0 +1,235 @@
+//! `raw`: a fixed header with a running number in it, a fixed payload, optionally a fixed trailer.
+//!
+//! ```text
+//!   | header: ... sequence ... timestamp ... | payload | trailer |
+//! ```
+//! One packet is one unit of one place.
+
+use super::field::Field;
+use super::{FormatEntry, Numbering, Packet, Parsed, Places, Reject, Split, TimeScale};
+
+/// The registry's line for this format.
+pub(super) const ENTRY: FormatEntry = FormatEntry {
+    name: "raw",
+    summary: "fixed header with a running number, fixed payload",
+    example: r#"kind     = "raw"
+header   = "16 B"        # before the payload of each packet
+payload  = "8 KiB"       # of each packet
+sequence = { offset = 0, bytes = 8, endian = "big" }
+"#,
+};
+
+/// A packet format with everything at a fixed place.
+#[derive(Clone, Debug)]
+pub struct Raw {
+    header: usize,
+    payload: usize,
+    trailer: usize,
+    sequence: Field,
+    step: u64,
+    timestamp: Option<Field>,
+    scale: Option<TimeScale>,
+}
+
+impl Raw {
+    /// Packets of `header`, `payload` and `trailer` bytes, numbered by `sequence` in steps of `step`.
+    ///
+    /// `sequence` must lie in the header; packets are all rejected where it does not.
+    pub fn new(header: usize, payload: usize, trailer: usize, sequence: Field, step: u64) -> Self {
+        Self {
+            header,
+            payload,
+            trailer,
+            sequence,
+            step: step.max(1),
+            timestamp: None,
+            scale: None,
+        }
+    }
+
+    /// With a timestamp in the header, in ticks of `scale`.
+    #[must_use]
+    pub fn timestamped(self, field: Field, scale: TimeScale) -> Self {
+        Self {
+            timestamp: Some(field),
+            scale: Some(scale),
+            ..self
+        }
+    }
+
+    /// Bytes before the payload.
+    pub fn header_len(&self) -> usize {
+        self.header
+    }
+
+    /// Bytes after the payload.
+    pub fn trailer_len(&self) -> usize {
+        self.trailer
+    }
+
+    /// One place a packet; the number is as wide as its field says.
+    pub fn numbering(&self) -> Numbering {
+        Numbering {
+            width: self.sequence.bits(),
+            step: self.step,
+            places_per_unit: 1,
+        }
+    }
+
+    /// One place of the whole payload.
+    pub fn places(&self) -> Places {
+        Places {
+            unit_bytes: self.payload,
+            first: self.payload,
+            rest: self.payload,
+        }
+    }
+
+    /// What the timestamp's ticks mean.
+    pub fn time_scale(&self) -> Option<TimeScale> {
+        self.scale
+    }
+
+    /// Parses one whole datagram.
+    #[inline]
+    pub fn parse(&self, packet: &[u8]) -> Result<Parsed, Reject> {
+        self.check(packet, packet.len())
+    }
+
+    /// Parses a datagram whose first bytes are `header`, with `rest` bytes more elsewhere.
+    #[inline]
+    pub fn parse_split(&self, header: &[u8], rest: usize) -> Result<Split, Reject> {
+        let length = header.len().saturating_add(rest);
+        if header.len() < self.header && length >= self.header {
+            return Ok(Split::Longer {
+                header: self.header,
+            });
+        }
+        self.check(header, length).map(Split::Whole)
+    }
+
+    #[inline]
+    fn check(&self, header: &[u8], length: usize) -> Result<Parsed, Reject> {
+        let expected = self.header + self.payload + self.trailer;
+        if length != expected {
+            return Err(Reject::Length {
+                expected,
+                got: length,
+            });
+        }
+        let short = Reject::Short {
+            need: self.header,
+            got: header.len(),
+        };
+        let unit = self.sequence.read(header).ok_or(short)?;
+        let timestamp = match &self.timestamp {
+            Some(field) => Some(field.read(header).ok_or(short)?),
+            None => None,
+        };
+        let payload = self.header..self.header + self.payload;
+        Ok(Parsed::Data(Packet {
+            unit,
+            sub: 0,
+            offset: 0,
+            payload,
+            timestamp,
+        }))
+    }
+
+    /// Writes number and time into the first [`Self::header_len`] bytes of `packet`, leaving the rest of
+    /// the header as it is; a shorter `packet` is left alone.
+    pub fn write_header(&self, unit: u64, timestamp: Option<u64>, packet: &mut [u8]) {
+        let Some(header) = packet.get_mut(..self.header) else {
+            return;
+        };
+        self.sequence.write(header, unit);
+        if let (Some(field), Some(ticks)) = (&self.timestamp, timestamp) {
+            field.write(header, ticks);
+        }
+    }
+
+    /// Appends one packet to `out`; what no field covers is zero.
+    pub fn build(&self, unit: u64, timestamp: Option<u64>, payload: &[u8], out: &mut Vec<u8>) {
+        let start = out.len();
+        out.resize(start + self.header, 0);
+        self.write_header(unit, timestamp, &mut out[start..]);
+        out.extend_from_slice(payload);
+        out.resize(out.len() + self.trailer, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Endian, Format};
+    use proptest::prelude::*;
+
+    fn format() -> Raw {
+        let scale = TimeScale {
+            nanoseconds: 8,
+            ticks: 1,
+            origin_ns: 0,
+        };
+        Raw::new(16, 32, 4, Field::new(2, 6, Endian::Big, 0, 48), 2)
+            .timestamped(Field::new(8, 4, Endian::Little, 0, 32), scale)
+    }
+
+    #[test]
+    fn a_packet_by_hand() {
+        let mut packet = [0u8; 52];
+        packet[..12].copy_from_slice(&[0xab, 0xcd, 0, 0, 0, 0, 1, 2, 0x10, 0x20, 0, 0]);
+        let expected = Packet {
+            unit: 258,
+            sub: 0,
+            offset: 0,
+            payload: 16..48,
+            timestamp: Some(0x2010),
+        };
+        assert_eq!(format().parse(&packet), Ok(Parsed::Data(expected)));
+        assert_eq!(
+            format().numbering(),
+            Numbering {
+                width: 48,
+                step: 2,
+                places_per_unit: 1
+            }
+        );
+    }
+
+    #[test]
+    fn another_length_is_rejected() {
+        for length in (0..200).filter(|length| *length != 52) {
+            let expected = Err(Reject::Length {
+                expected: 52,
+                got: length,
+            });
+            assert_eq!(format().parse(&vec![0; length]), expected);
+        }
+    }
+
+    #[test]
+    fn a_field_outside_the_header_is_no_panic() {
+        let raw = Raw::new(4, 4, 0, Field::new(6, 8, Endian::Big, 0, 64), 1);
+        assert_eq!(raw.parse(&[0; 8]), Err(Reject::Short { need: 4, got: 8 }));
+        let mut out = Vec::new();
+        raw.build(1, None, &[0; 4], &mut out);
+        assert_eq!(out, [0; 8]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_built_is_parsed(unit: u64, ticks: u32, payload in proptest::collection::vec(any::<u8>(), 32), cut in 0usize..=52) {
+            let mut format = Format::Raw(format());
+            let unit = unit & format.unit_mask();
+            let mut packet = Vec::new();
+            format.build(unit, 0, Some(ticks.into()), &payload, &mut packet);
+            let parsed = format.parse(&packet);
+            let expected = Packet { unit, sub: 0, offset: 0, payload: 16..48, timestamp: Some(ticks.into()) };
+            prop_assert_eq!(&parsed, &Ok(Parsed::Data(expected.clone())));
+            prop_assert_eq!(&packet[16..48], &payload[..]);
+            let split = format.parse_split(&packet[..cut], packet.len() - cut);
+            let whole = if cut < 16 { Split::Longer { header: 16 } } else { Split::Whole(Parsed::Data(expected)) };
+            prop_assert_eq!(split, Ok(whole));
+        }
+    }
+}

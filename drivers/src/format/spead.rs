@@ -1,0 +1,368 @@
+//! `spead`: SPEAD version 4 with 64-bit item pointers (SPEAD-64-40 and SPEAD-64-48), as radio telescopes send it.
+//!
+//! ```text
+//!   | 53 04 pw aw 00 00 nn nn | item pointer 0 | ... | item pointer n-1 | payload |
+//!   item pointer: 1 bit immediate, 63-a bits identifier, a bits value (or address); big endian
+//! ```
+//! The whole payload of a heap is one frame. A heap of another length than the configured one carries
+//! descriptors or other items: its counter is used, its bytes are not.
+//!
+//! Senders put all item pointers into a heap's first packet only (unless told to repeat them), so that
+//! packet has a longer header and less payload: that is what `first` is for.
+//! Source: SPEAD protocol document of the SKA South Africa project, and the packets of PyPI's `spead2`.
+
+use super::{Control, FormatEntry, Numbering, Packet, Parsed, Places, Reject, Split, TimeScale};
+
+/// The registry's line for this format.
+pub(super) const ENTRY: FormatEntry = FormatEntry {
+    name: "spead",
+    summary: "SPEAD-64-40/48 heaps, as radio telescopes send them",
+    example: r#"kind   = "spead"
+heap   = "1 MiB"         # payload of one heap: one frame
+packet = "8 KiB"         # payload of each packet but the first and the last
+# first = "8176 B"       # payload of a heap's first packet, where it has fewer
+"#,
+};
+
+/// First byte of every packet.
+const MAGIC: u8 = 0x53;
+/// Second byte: the protocol's version.
+const VERSION: u8 = 4;
+/// Bytes before the item pointers, and of each item pointer.
+const WORD: usize = 8;
+/// Mode bit of an item pointer: its value follows at once.
+const IMMEDIATE: u64 = 1 << 63;
+/// Value of the stream control item that ends a stream.
+const STREAM_STOP: u64 = 2;
+
+/// Identifiers of the items that the protocol itself defines.
+pub mod item {
+    /// Number of the heap.
+    pub const HEAP_COUNTER: u64 = 1;
+    /// Bytes of the heap's payload.
+    pub const HEAP_LENGTH: u64 = 2;
+    /// Where in the heap this packet's payload begins.
+    pub const HEAP_OFFSET: u64 = 3;
+    /// Bytes of this packet's payload.
+    pub const PAYLOAD_LENGTH: u64 = 4;
+    /// A descriptor of another item.
+    pub const DESCRIPTOR: u64 = 5;
+    /// Start (0) or end (2) of the stream.
+    pub const STREAM_CONTROL: u64 = 6;
+    /// The identifier that builders give to the samples.
+    pub const SAMPLES: u64 = 0x3300;
+}
+
+/// Heaps of SPEAD, and what was learned of their sender's headers.
+#[derive(Clone, Debug)]
+pub struct Spead {
+    address_bits: u32,
+    places: Places,
+    step: u64,
+    timestamp: Option<u64>,
+    scale: Option<TimeScale>,
+    /// Header bytes of the last first packet of a heap.
+    first_header: usize,
+    /// Header bytes of the last other packet.
+    rest_header: usize,
+}
+
+impl Spead {
+    /// Heaps of `places`, with values of `address_bits` bits (40 or 48), counted in steps of `step`.
+    pub fn new(address_bits: u32, places: Places, step: u64) -> Self {
+        let address_bits = address_bits.clamp(8, 56);
+        // Counter, length, offset, payload length; the first packet also points to the samples.
+        let rest_header = WORD + 4 * WORD;
+        let first_header = rest_header + WORD;
+        Self {
+            address_bits,
+            places,
+            step: step.max(1),
+            timestamp: None,
+            scale: None,
+            first_header,
+            rest_header,
+        }
+    }
+
+    /// With a timestamp in the item `id`, in ticks of `scale`.
+    #[must_use]
+    pub fn timestamped(self, id: u64, scale: TimeScale) -> Self {
+        Self {
+            timestamp: Some(id),
+            scale: Some(scale),
+            first_header: self.first_header + WORD,
+            ..self
+        }
+    }
+
+    /// Bits of a value: the width of heap counter and timestamp.
+    pub fn address_bits(&self) -> u32 {
+        self.address_bits
+    }
+
+    /// Header bytes to expect of the packet of place `sub`, from the last packet like it.
+    #[inline]
+    pub fn header_len(&self, sub: u32) -> usize {
+        if sub == 0 {
+            self.first_header
+        } else {
+            self.rest_header
+        }
+    }
+
+    /// Heaps are numbered by their counter; packets of a heap are its places.
+    pub fn numbering(&self) -> Numbering {
+        Numbering {
+            width: self.address_bits,
+            step: self.step,
+            places_per_unit: self.places.count(),
+        }
+    }
+
+    /// How the heap is cut into packets.
+    pub fn places(&self) -> Places {
+        self.places
+    }
+
+    /// What the timestamp's ticks mean.
+    pub fn time_scale(&self) -> Option<TimeScale> {
+        self.scale
+    }
+
+    /// Parses one whole datagram.
+    #[inline]
+    pub fn parse(&mut self, packet: &[u8]) -> Result<Parsed, Reject> {
+        match self.parse_split(packet, 0)? {
+            Split::Whole(parsed) => Ok(parsed),
+            Split::Longer { header } => Err(Reject::Short {
+                need: header,
+                got: packet.len(),
+            }),
+        }
+    }
+
+    /// Parses a datagram whose first bytes are `header`, with `rest` bytes more elsewhere.
+    #[inline]
+    pub fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
+        let length = header.len().saturating_add(rest);
+        let Some(first) = header.first_chunk::<WORD>() else {
+            return if length < WORD {
+                Err(Reject::Short {
+                    need: WORD,
+                    got: length,
+                })
+            } else {
+                Ok(Split::Longer { header: WORD })
+            };
+        };
+        let [magic, version, pointer, address, _, _, count @ ..] = *first;
+        if (magic, version) != (MAGIC, VERSION) {
+            let found = u16::from_be_bytes([magic, version]);
+            return Err(Reject::BadMagic {
+                found,
+                expected: u16::from_be_bytes([MAGIC, VERSION]),
+            });
+        }
+        if u32::from(address) * 8 != self.address_bits
+            || u32::from(pointer) * 8 + self.address_bits != 64
+        {
+            let (pointer, found) = (u16::from(pointer) * 8, u16::from(address) * 8);
+            return Err(Reject::Flavour {
+                pointer,
+                found,
+                expected: self.address_bits,
+            });
+        }
+        let end = WORD + WORD * usize::from(u16::from_be_bytes(count));
+        let Some(items) = header.get(WORD..end) else {
+            return if length < end {
+                Err(Reject::Short {
+                    need: end,
+                    got: length,
+                })
+            } else {
+                Ok(Split::Longer { header: end })
+            };
+        };
+        self.place(
+            &Items::read(items, self.address_bits, self.timestamp),
+            end,
+            length,
+        )
+        .map(Split::Whole)
+    }
+
+    #[inline]
+    fn place(&mut self, items: &Items, header: usize, length: usize) -> Result<Parsed, Reject> {
+        let missing = |item| Reject::MissingItem { item };
+        let unit = items.counter.ok_or(missing("heap counter (item 1)"))?;
+        if let Some(value) = items.control {
+            return Ok(Parsed::Control(if value == STREAM_STOP {
+                Control::EndOfStream { unit }
+            } else {
+                Control::OtherHeap { unit, bytes: 0 }
+            }));
+        }
+        // Length 0 stands for "not known yet": such a heap cannot be placed before it has ended.
+        let heap = items
+            .heap
+            .filter(|heap| *heap > 0)
+            .ok_or(missing("heap length (item 2)"))?;
+        if heap != self.places.unit_bytes as u64 {
+            return Ok(Parsed::Control(Control::OtherHeap { unit, bytes: heap }));
+        }
+        let offset = items.offset.ok_or(missing("heap offset (item 3)"))?;
+        let got = items
+            .payload
+            .ok_or(missing("packet payload length (item 4)"))?;
+        let sub = self.places.at(offset).ok_or(Reject::Misplaced { offset })?;
+        let place = self.places.range(sub);
+        if got != place.len() as u64 {
+            return Err(Reject::PayloadLength {
+                offset,
+                expected: place.len(),
+                got,
+            });
+        }
+        let payload = header..header + place.len();
+        if length < payload.end {
+            return Err(Reject::Short {
+                need: payload.end,
+                got: length,
+            });
+        }
+        *(if sub == 0 {
+            &mut self.first_header
+        } else {
+            &mut self.rest_header
+        }) = header;
+        Ok(Parsed::Data(Packet {
+            unit,
+            sub,
+            offset: place.start,
+            payload,
+            timestamp: items.timestamp,
+        }))
+    }
+
+    /// Appends the packet of place `sub` of heap `unit` to `out`; a timestamp and the samples' pointer are
+    /// in the first packet of a heap only.
+    pub fn build(
+        &self,
+        unit: u64,
+        sub: u32,
+        timestamp: Option<u64>,
+        payload: &[u8],
+        out: &mut Vec<u8>,
+    ) {
+        let mut items = vec![
+            Item::immediate(item::HEAP_COUNTER, unit),
+            Item::immediate(item::HEAP_LENGTH, self.places.unit_bytes as u64),
+            Item::immediate(item::HEAP_OFFSET, self.places.range(sub).start as u64),
+            Item::immediate(item::PAYLOAD_LENGTH, payload.len() as u64),
+        ];
+        if sub == 0 {
+            if let (Some(id), Some(ticks)) = (self.timestamp, timestamp) {
+                items.push(Item::immediate(id, ticks));
+            }
+            items.push(Item {
+                id: item::SAMPLES,
+                value: 0,
+                immediate: false,
+            });
+        }
+        build_packet(self.address_bits, &items, payload, out);
+    }
+
+    /// Appends the packet that ends the stream, using the heap counter `unit`.
+    pub fn build_end(&self, unit: u64, out: &mut Vec<u8>) {
+        let items = [
+            Item::immediate(item::HEAP_COUNTER, unit),
+            Item::immediate(item::HEAP_LENGTH, 1),
+            Item::immediate(item::HEAP_OFFSET, 0),
+            Item::immediate(item::PAYLOAD_LENGTH, 1),
+            Item::immediate(item::STREAM_CONTROL, STREAM_STOP),
+        ];
+        build_packet(self.address_bits, &items, &[0], out);
+    }
+}
+
+/// The items that place a packet.
+#[derive(Default)]
+struct Items {
+    counter: Option<u64>,
+    heap: Option<u64>,
+    offset: Option<u64>,
+    payload: Option<u64>,
+    control: Option<u64>,
+    timestamp: Option<u64>,
+}
+
+impl Items {
+    #[inline]
+    fn read(bytes: &[u8], address_bits: u32, timestamp: Option<u64>) -> Self {
+        let mut items = Self::default();
+        let mask = (1u64 << address_bits) - 1;
+        for word in bytes.as_chunks::<WORD>().0 {
+            let word = u64::from_be_bytes(*word);
+            if word & IMMEDIATE == 0 {
+                continue;
+            }
+            let (id, value) = ((word & !IMMEDIATE) >> address_bits, Some(word & mask));
+            match id {
+                item::HEAP_COUNTER => items.counter = value,
+                item::HEAP_LENGTH => items.heap = value,
+                item::HEAP_OFFSET => items.offset = value,
+                item::PAYLOAD_LENGTH => items.payload = value,
+                item::STREAM_CONTROL => items.control = value,
+                _ if Some(id) == timestamp => items.timestamp = value,
+                _ => {}
+            }
+        }
+        items
+    }
+}
+
+/// One item pointer of a packet to build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Identifier; bits that do not fit are dropped.
+    pub id: u64,
+    /// Value, or address in the heap; bits that do not fit are dropped.
+    pub value: u64,
+    /// Whether `value` is the value itself.
+    pub immediate: bool,
+}
+
+impl Item {
+    /// An item whose value is in its pointer.
+    pub const fn immediate(id: u64, value: u64) -> Self {
+        Self {
+            id,
+            value,
+            immediate: true,
+        }
+    }
+}
+
+/// Appends a packet of any items to `out`: for senders of tests, the hostile ones too.
+///
+/// `address_bits` is 40 or 48 in valid packets; the number of items is cut to 16 bits.
+pub fn build_packet(address_bits: u32, items: &[Item], payload: &[u8], out: &mut Vec<u8>) {
+    let address_bits = address_bits.clamp(8, 56);
+    let address = u8::try_from(address_bits / 8).unwrap_or(u8::MAX);
+    let count = u16::try_from(items.len()).unwrap_or(u16::MAX);
+    out.extend_from_slice(&[MAGIC, VERSION, 8 - address, address, 0, 0]);
+    out.extend_from_slice(&count.to_be_bytes());
+    for item in &items[..usize::from(count)] {
+        let id = (item.id << address_bits) & !IMMEDIATE;
+        let value = item.value & ((1 << address_bits) - 1);
+        let mode = if item.immediate { IMMEDIATE } else { 0 };
+        out.extend_from_slice(&(mode | id | value).to_be_bytes());
+    }
+    out.extend_from_slice(payload);
+}
+
+#[cfg(test)]
+mod tests;

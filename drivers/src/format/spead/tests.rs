@@ -1,0 +1,312 @@
+use super::*;
+use crate::format::Format;
+use proptest::prelude::*;
+
+const SCALE: TimeScale = TimeScale {
+    nanoseconds: 1,
+    ticks: 1,
+    origin_ns: 0,
+};
+
+/// The datagrams of one case of the recorded ones.
+fn recorded(case: &str) -> Vec<Vec<u8>> {
+    let text = include_str!("../../../tests/data/spead2.hex");
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+    let lines = text
+        .lines()
+        .skip_while(|line| !line.starts_with(&format!("@ {case}")))
+        .skip(1);
+    let lines = lines.take_while(|line| !line.starts_with('@'));
+    lines
+        .map(|line| line.as_bytes().chunks(2).map(byte).collect())
+        .collect()
+}
+
+/// A heap: counter, bytes, timestamp.
+type Heap = (u64, Vec<u8>, Option<u64>);
+
+/// Puts packets where they say they belong; heap counter → bytes and timestamp, and the messages.
+fn assemble(spead: &mut Spead, packets: &[Vec<u8>]) -> (Vec<Heap>, Vec<Control>) {
+    let mut heaps: Vec<Heap> = Vec::new();
+    let mut messages = Vec::new();
+    for packet in packets {
+        match spead.parse(packet).unwrap() {
+            Parsed::Control(control) => messages.push(control),
+            Parsed::Data(data) => {
+                if heaps.last().is_none_or(|heap| heap.0 != data.unit) {
+                    heaps.push((data.unit, vec![0xee; spead.places.unit_bytes], None));
+                }
+                let heap = heaps.last_mut().unwrap();
+                heap.1[data.offset..][..data.payload.len()].copy_from_slice(&packet[data.payload]);
+                heap.2 = heap.2.or(data.timestamp);
+            }
+        }
+    }
+    (heaps, messages)
+}
+
+fn sent(heap: usize) -> Vec<u8> {
+    (0..400)
+        .map(|i| u8::try_from((i * 7 + heap) % 251).unwrap())
+        .collect()
+}
+
+#[test]
+fn recorded_heap_with_descriptors_is_another_heap() {
+    let places = Places {
+        unit_bytes: 400,
+        first: 144,
+        rest: 160,
+    };
+    let mut spead = Spead::new(40, places, 1).timestamped(0x1600, SCALE);
+    let (heaps, messages) = assemble(&mut spead, &recorded("64-40 descriptors"));
+    assert_eq!(heaps, [(2, sent(1), Some(1001))]);
+    let mut expected = vec![
+        Control::OtherHeap {
+            unit: 1,
+            bytes: 653
+        };
+        5
+    ];
+    expected.push(Control::EndOfStream { unit: 3 });
+    assert_eq!(messages, expected);
+}
+
+#[test]
+fn recorded_repeated_pointers_make_equal_packets() {
+    let places = Places {
+        unit_bytes: 400,
+        first: 144,
+        rest: 144,
+    };
+    let mut spead = Spead::new(40, places, 1).timestamped(0x1600, SCALE);
+    let (heaps, messages) = assemble(&mut spead, &recorded("64-40 start"));
+    assert_eq!(heaps, [(2, sent(0), Some(1000)), (3, sent(1), Some(1001))]);
+    assert_eq!(
+        messages,
+        [
+            Control::OtherHeap { unit: 1, bytes: 0 },
+            Control::EndOfStream { unit: 4 }
+        ]
+    );
+    assert_eq!((spead.header_len(0), spead.header_len(1)), (56, 56));
+}
+
+#[test]
+fn recorded_wider_addresses() {
+    let places = Places {
+        unit_bytes: 400,
+        first: 152,
+        rest: 160,
+    };
+    let packets = recorded("64-48");
+    let (heaps, messages) = assemble(&mut Spead::new(48, places, 1), &packets);
+    assert_eq!(heaps, [(1, sent(0), None), (2, sent(1), None)]);
+    assert_eq!(messages, [Control::EndOfStream { unit: 3 }]);
+    let other = Spead::new(40, places, 1).parse(&packets[0]).unwrap_err();
+    assert_eq!(
+        other,
+        Reject::Flavour {
+            pointer: 16,
+            found: 48,
+            expected: 40
+        }
+    );
+    assert_eq!(
+        other.to_string(),
+        "it is SPEAD-64-48, configured is SPEAD-64-40: set `address_bits = 48`"
+    );
+}
+
+#[test]
+fn recorded_packets_of_another_size_name_the_keys() {
+    let places = Places {
+        unit_bytes: 400,
+        first: 160,
+        rest: 160,
+    };
+    let packets = recorded("64-48");
+    let mut spead = Spead::new(48, places, 1);
+    assert_eq!(
+        spead.parse(&packets[0]),
+        Err(Reject::PayloadLength {
+            offset: 0,
+            expected: 160,
+            got: 152
+        })
+    );
+    assert_eq!(
+        spead.parse(&packets[1]),
+        Err(Reject::Misplaced { offset: 152 })
+    );
+}
+
+#[test]
+fn what_is_built_is_what_the_recorded_sender_made() {
+    let places = Places {
+        unit_bytes: 400,
+        first: 152,
+        rest: 160,
+    };
+    let spead = Spead::new(48, places, 1);
+    let mut at = 0;
+    let recorded = recorded("64-48");
+    for heap in 0..2 {
+        for sub in 0..places.count() {
+            let mut packet = Vec::new();
+            spead.build(
+                heap as u64 + 1,
+                sub,
+                None,
+                &sent(heap)[places.range(sub)],
+                &mut packet,
+            );
+            assert_eq!(packet, recorded[at], "heap {heap} packet {sub}");
+            at += 1;
+        }
+    }
+}
+
+fn parse(items: &[Item], payload: usize) -> Result<Parsed, Reject> {
+    let mut packet = Vec::new();
+    build_packet(40, items, &vec![0; payload], &mut packet);
+    Spead::new(
+        40,
+        Places {
+            unit_bytes: 100,
+            first: 40,
+            rest: 40,
+        },
+        1,
+    )
+    .parse(&packet)
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let [counter, heap, offset, payload] =
+        [(1, 7), (2, 100), (3, 80), (4, 20)].map(|(id, v)| Item::immediate(id, v));
+    assert!(matches!(
+        parse(&[counter, heap, offset, payload], 20),
+        Ok(Parsed::Data(_))
+    ));
+    // More bytes than the packet claims are padding; fewer are not there.
+    assert!(matches!(
+        parse(&[counter, heap, offset, payload], 21),
+        Ok(Parsed::Data(_))
+    ));
+    assert_eq!(
+        parse(&[counter, heap, offset, payload], 19),
+        Err(Reject::Short { need: 60, got: 59 })
+    );
+    let name = |items: &[Item]| parse(items, 20).unwrap_err().to_string();
+    assert_eq!(
+        name(&[heap, offset, payload]),
+        "it has no heap counter (item 1)"
+    );
+    assert_eq!(
+        name(&[counter, offset, payload]),
+        "it has no heap length (item 2)"
+    );
+    assert_eq!(
+        name(&[counter, Item::immediate(2, 0), offset, payload]),
+        "it has no heap length (item 2)"
+    );
+    assert_eq!(
+        name(&[counter, heap, payload]),
+        "it has no heap offset (item 3)"
+    );
+    assert_eq!(
+        name(&[counter, heap, offset]),
+        "it has no packet payload length (item 4)"
+    );
+    // An address is no value.
+    assert_eq!(
+        name(&[
+            Item {
+                immediate: false,
+                ..counter
+            },
+            heap,
+            offset,
+            payload
+        ]),
+        "it has no heap counter (item 1)"
+    );
+    assert!(matches!(
+        parse(&[counter, heap, Item::immediate(3, 120), payload], 20),
+        Err(Reject::Misplaced { offset: 120 })
+    ));
+    assert!(matches!(
+        parse(&[counter, heap, Item::immediate(3, u64::MAX), payload], 20),
+        Err(Reject::Misplaced { .. })
+    ));
+}
+
+#[test]
+fn no_prefix_is_data_and_no_byte_breaks_it() {
+    let mut packet = Vec::new();
+    let mut spead = Spead::new(
+        40,
+        Places {
+            unit_bytes: 100,
+            first: 40,
+            rest: 40,
+        },
+        1,
+    );
+    spead.build(5, 0, None, &[1; 40], &mut packet);
+    for length in 0..packet.len() {
+        assert!(
+            matches!(spead.parse(&packet[..length]), Err(Reject::Short { .. })),
+            "{length}"
+        );
+    }
+    for at in 0..packet.len() {
+        for bit in 0..8 {
+            let mut wrong = packet.clone();
+            wrong[at] ^= 1 << bit;
+            let _ = spead.parse(&wrong);
+        }
+    }
+    assert_eq!(
+        spead.parse(b"GET / HTTP/1.1"),
+        Err(Reject::BadMagic {
+            found: 0x4745,
+            expected: 0x5304
+        })
+    );
+}
+
+proptest! {
+    #[test]
+    fn what_is_built_is_parsed(
+        unit: u64, ticks: u64, heap in 1usize..5000, first in 1usize..1500, rest in 1usize..1500, wide: bool, cut in 0usize..200,
+    ) {
+        let bits = if wide { 48 } else { 40 };
+        let places = Places { unit_bytes: heap, first, rest };
+        let mut format = Format::Spead(Spead::new(bits, places, 1).timestamped(0x1600, SCALE));
+        let mask = format.unit_mask();
+        for sub in 0..places.count() {
+            let payload = vec![u8::try_from(sub % 256).unwrap(); places.range(sub).len()];
+            let mut packet = Vec::new();
+            format.build(unit & mask, sub, Some(ticks & mask), &payload, &mut packet);
+            let header = packet.len() - payload.len();
+            let expected = Parsed::Data(Packet {
+                unit: unit & mask,
+                sub,
+                offset: places.range(sub).start,
+                payload: header..packet.len(),
+                timestamp: (sub == 0).then_some(ticks & mask),
+            });
+            prop_assert_eq!(format.parse(&packet), Ok(expected.clone()));
+            prop_assert_eq!(format.header_len(sub), header);
+            let cut = cut.min(packet.len());
+            match format.parse_split(&packet[..cut], packet.len() - cut) {
+                Ok(Split::Whole(whole)) => prop_assert!(cut >= header && whole == expected),
+                Ok(Split::Longer { header: longer }) => prop_assert!(cut < longer && longer <= header),
+                Err(reject) => prop_assert!(false, "{reject}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Sources of daq.
+
+pub mod datagram;
+pub mod format;
+pub mod pcap;
+pub mod replay;
+pub mod sim;
+pub mod sys;
+pub mod udp;
+
+use daq_core::entry::SourceEntry;
+
+/// Every source there is.
+pub const SOURCES: &[SourceEntry] = &[udp::ENTRY, sim::ENTRY, replay::ENTRY];

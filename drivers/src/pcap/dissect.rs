@@ -1,0 +1,171 @@
+//! From a captured frame to the payload of the UDP datagram in it.
+
+use pcap_file::DataLink;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::Range;
+
+/// Why a captured frame yields no datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Skip {
+    /// Another protocol.
+    NotUdp,
+    /// A piece of a datagram.
+    Fragment,
+    /// The capture kept only the beginning of it.
+    CutShort,
+    /// A link layer that is not known here.
+    UnknownLink,
+    /// Its own lengths contradict each other.
+    Malformed,
+}
+
+/// A datagram found in a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) source: SocketAddr,
+    pub(super) destination: SocketAddr,
+    /// Where its payload lies in the frame.
+    pub(super) payload: Range<usize>,
+}
+
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+/// Tags of virtual networks: 802.1Q, 802.1ad, and the older doubled one.
+const ETHERTYPE_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+const PROTOCOL_UDP: u8 = 17;
+const UDP_HEADER: usize = 8;
+
+/// Finds the datagram in `frame`, which was `wire` bytes long before the capture cut it.
+pub(super) fn dissect(link: DataLink, frame: &[u8], wire: usize) -> Result<Found, Skip> {
+    // Whatever ends too early was cut by the capture, or was never whole.
+    let short = if frame.len() < wire {
+        Skip::CutShort
+    } else {
+        Skip::Malformed
+    };
+    let network = match link {
+        DataLink::ETHERNET => after_tags(frame, 12, short)?,
+        DataLink::LINUX_SLL => after_tags(frame, 14, short)?,
+        DataLink::LINUX_SLL2 => match word(frame, 0).ok_or(short)? {
+            ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => 20,
+            tag if ETHERTYPE_VLAN.contains(&tag) => after_tags(frame, 22, short)?,
+            _ => return Err(Skip::NotUdp),
+        },
+        // The family before the packet is in the byte order of some machine; the packet says its version itself.
+        DataLink::NULL | DataLink::LOOP => 4,
+        // Some systems number raw IP by their own link type: 12 and 14.
+        DataLink::RAW | DataLink::IPV4 | DataLink::IPV6 | DataLink::Unknown(12 | 14) => 0,
+        _ => return Err(Skip::UnknownLink),
+    };
+    match frame.get(network).ok_or(short)? >> 4 {
+        4 => ipv4(frame, network, short),
+        6 => ipv6(frame, network, short),
+        _ => Err(Skip::NotUdp),
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+/// Where the network header begins, with the protocol word at `at` and any number of tags before it.
+fn after_tags(frame: &[u8], mut at: usize, short: Skip) -> Result<usize, Skip> {
+    loop {
+        match word(frame, at).ok_or(short)? {
+            ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => return Ok(at + 2),
+            tag if ETHERTYPE_VLAN.contains(&tag) => at += 4,
+            _ => return Err(Skip::NotUdp),
+        }
+    }
+}
+
+fn ipv4(frame: &[u8], at: usize, short: Skip) -> Result<Found, Skip> {
+    let packet = frame.get(at..).ok_or(short)?;
+    let header: &[u8; 20] = packet.first_chunk().ok_or(short)?;
+    let header_len = usize::from(header[0] & 15) * 4;
+    if header_len < header.len() {
+        return Err(Skip::Malformed);
+    }
+    if header[9] != PROTOCOL_UDP {
+        return Err(Skip::NotUdp);
+    }
+    // More fragments, or not the first one.
+    if u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0 {
+        return Err(Skip::Fragment);
+    }
+    let address = |at: usize| {
+        let octets: [u8; 4] = *header[at..]
+            .first_chunk()
+            .expect("4 bytes lie behind 12 and 16 of 20");
+        IpAddr::V4(Ipv4Addr::from(octets))
+    };
+    let (source, destination) = (address(12), address(16));
+    udp(frame, at + header_len, source, destination, short)
+}
+
+fn ipv6(frame: &[u8], at: usize, short: Skip) -> Result<Found, Skip> {
+    let packet = frame.get(at..).ok_or(short)?;
+    let header: &[u8; 40] = packet.first_chunk().ok_or(short)?;
+    let address = |at: usize| {
+        let octets: [u8; 16] = *header[at..]
+            .first_chunk()
+            .expect("16 bytes lie behind 8 and 24 of 40");
+        IpAddr::V6(Ipv6Addr::from(octets))
+    };
+    let (source, destination) = (address(8), address(24));
+    let (mut next, mut at) = (header[6], at + header.len());
+    loop {
+        let extension = || frame.get(at..)?.first_chunk::<4>();
+        match next {
+            PROTOCOL_UDP => return udp(frame, at, source, destination, short),
+            // Hop-by-hop, routing and destination options: length in units of 8, not counting the first.
+            0 | 43 | 60 => {
+                let header = extension().ok_or(short)?;
+                (next, at) = (header[0], at + (usize::from(header[1]) + 1) * 8);
+            }
+            // Authentication: length in units of 4, not counting the first two.
+            51 => {
+                let header = extension().ok_or(short)?;
+                (next, at) = (header[0], at + (usize::from(header[1]) + 2) * 4);
+            }
+            // A fragment header on an unfragmented packet is allowed.
+            44 => {
+                let header = extension().ok_or(short)?;
+                if u16::from_be_bytes([header[2], header[3]]) & 0xfff9 != 0 {
+                    return Err(Skip::Fragment);
+                }
+                (next, at) = (header[0], at + 8);
+            }
+            _ => return Err(Skip::NotUdp),
+        }
+    }
+}
+
+fn udp(
+    frame: &[u8],
+    at: usize,
+    source: IpAddr,
+    destination: IpAddr,
+    short: Skip,
+) -> Result<Found, Skip> {
+    let header: &[u8; UDP_HEADER] = frame
+        .get(at..)
+        .and_then(|rest| rest.first_chunk())
+        .ok_or(short)?;
+    let [s0, s1, d0, d1, l0, l1, _, _] = *header;
+    let start = at + UDP_HEADER;
+    let end = match usize::from(u16::from_be_bytes([l0, l1])) {
+        // What a sending host captures before its card cuts it may be too long for the field.
+        0 => frame.len(),
+        length if length < UDP_HEADER => return Err(Skip::Malformed),
+        length => at + length,
+    };
+    if end > frame.len() {
+        return Err(short);
+    }
+    Ok(Found {
+        source: SocketAddr::new(source, u16::from_be_bytes([s0, s1])),
+        destination: SocketAddr::new(destination, u16::from_be_bytes([d0, d1])),
+        payload: start..end,
+    })
+}

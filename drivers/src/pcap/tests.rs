@@ -1,0 +1,490 @@
+use super::*;
+use proptest::prelude::*;
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
+
+fn udp(payload: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(payload.len() + 8).unwrap().to_be_bytes();
+    [&[0x30, 0x39, 0x13, 0x56][..], &length, &[0, 0], payload].concat()
+}
+
+/// An IPv4 packet with the given protocol and fragment word.
+fn ipv4(protocol: u8, fragment: u16, body: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(body.len() + 24).unwrap().to_be_bytes();
+    let mut packet = vec![0x46, 0, length[0], length[1], 0, 1];
+    packet.extend(fragment.to_be_bytes());
+    // One word of options, so that the header is longer than usual.
+    packet.extend([64, protocol, 0, 0, 10, 0, 0, 1, 239, 1, 2, 3, 1, 1, 1, 0]);
+    packet.extend(body);
+    packet
+}
+
+fn ipv6(first: u8, extensions: &[u8], body: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(extensions.len() + body.len())
+        .unwrap()
+        .to_be_bytes();
+    let mut packet = vec![0x60, 0, 0, 0, length[0], length[1], first, 64];
+    packet.extend(Ipv6Addr::LOCALHOST.octets());
+    packet.extend("ff02::1:2".parse::<Ipv6Addr>().unwrap().octets());
+    packet.extend(extensions);
+    packet.extend(body);
+    packet
+}
+
+fn found(link: u32, frame: &[u8]) -> Result<(SocketAddr, Vec<u8>), Skip> {
+    let found = dissect(DataLink::from(link), frame, frame.len())?;
+    assert_eq!(found.source.port(), 12345);
+    Ok((found.destination, frame[found.payload].to_vec()))
+}
+
+fn group() -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::new(239, 1, 2, 3), 4950))
+}
+
+#[test]
+fn every_link_layer() {
+    let four = ipv4(17, 0x4000, &udp(b"payload"));
+    let six = ipv6(17, &[], &udp(b"payload"));
+    let group6 = SocketAddr::from(("ff02::1:2".parse::<Ipv6Addr>().unwrap(), 4950));
+    for (packet, kind, group) in [(&four, [8, 0], group()), (&six, [0x86, 0xdd], group6)] {
+        let ethernet = [&[0; 12][..], &kind, packet, &[0; 9]].concat();
+        let tagged = [
+            &[0; 12][..],
+            &[0x88, 0xa8, 0, 5, 0x81, 0, 0, 7],
+            &kind,
+            packet,
+        ]
+        .concat();
+        let cooked = [&[0; 14][..], &kind, packet].concat();
+        let cooked2 = [&kind[..], &[0; 18], packet].concat();
+        let loopback = [&[2, 0, 0, 0][..], packet].concat();
+        let frames = [
+            (1, ethernet),
+            (1, tagged),
+            (113, cooked),
+            (276, cooked2),
+            (0, loopback.clone()),
+        ];
+        for (link, frame) in frames
+            .into_iter()
+            .chain([(108, loopback), (101, packet.clone())])
+        {
+            assert_eq!(
+                found(link, &frame),
+                Ok((group, b"payload".to_vec())),
+                "link type {link}"
+            );
+        }
+    }
+    assert_eq!(found(105, &four), Err(Skip::UnknownLink));
+}
+
+#[test]
+fn extensions_of_ipv6() {
+    // Hop-by-hop options, then an authentication header, then an atomic fragment header.
+    let options = [[51, 0, 0, 0, 0, 0, 0, 0]].concat();
+    let chain = [
+        &options[..],
+        &[44, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        &[17, 0, 0, 0, 0, 0, 0, 9],
+    ]
+    .concat();
+    assert_eq!(
+        found(101, &ipv6(0, &chain, &udp(b"x"))).map(|found| found.1),
+        Ok(b"x".to_vec())
+    );
+    let piece = [17, 0, 0, 1, 0, 0, 0, 9];
+    assert_eq!(
+        found(101, &ipv6(44, &piece, &udp(b"x"))),
+        Err(Skip::Fragment)
+    );
+    assert_eq!(found(101, &ipv6(6, &[], &[0; 20])), Err(Skip::NotUdp));
+}
+
+#[test]
+fn what_is_no_whole_datagram_is_told_apart() {
+    assert_eq!(found(101, &ipv4(6, 0, &[0; 20])), Err(Skip::NotUdp));
+    assert_eq!(
+        found(1, &[&[0; 12][..], &[8, 6], &[0; 28]].concat()),
+        Err(Skip::NotUdp)
+    );
+    for fragment in [0x2000, 0x0001, 0x20b9] {
+        assert_eq!(
+            found(101, &ipv4(17, fragment, &udp(b"x"))),
+            Err(Skip::Fragment)
+        );
+    }
+    let whole = ipv4(17, 0, &udp(b"payload"));
+    for cut in 0..whole.len() {
+        assert_eq!(
+            dissect(DataLink::RAW, &whole[..cut], whole.len()),
+            Err(Skip::CutShort),
+            "{cut}"
+        );
+        assert_eq!(
+            dissect(DataLink::RAW, &whole[..cut], cut),
+            Err(Skip::Malformed),
+            "{cut}"
+        );
+    }
+}
+
+/// A pcapng block.
+fn block(kind: u32, body: &[u8], big: bool) -> Vec<u8> {
+    let length = u32::try_from(body.len().next_multiple_of(4) + 12).unwrap();
+    let word = |value: u32| {
+        if big {
+            value.to_be_bytes()
+        } else {
+            value.to_le_bytes()
+        }
+    };
+    let padding = vec![0; body.len().next_multiple_of(4) - body.len()];
+    [
+        &word(kind)[..],
+        &word(length),
+        body,
+        &padding,
+        &word(length),
+    ]
+    .concat()
+}
+
+/// A pcapng file: two interfaces of different resolutions, and every block that holds a packet.
+fn pcapng(big: bool, frame: &[u8]) -> Vec<u8> {
+    let word = |value: u32| {
+        if big {
+            value.to_be_bytes()
+        } else {
+            value.to_le_bytes()
+        }
+    };
+    let half = |value: u16| {
+        if big {
+            value.to_be_bytes()
+        } else {
+            value.to_le_bytes()
+        }
+    };
+    let header = [&word(0x1a2b_3c4d)[..], &half(1), &half(0), &[0xff; 8]].concat();
+    let length = word(u32::try_from(frame.len()).unwrap());
+    // Nanoseconds, and 100 seconds of offset; then binary 2^-10 seconds.
+    let offset = if big {
+        100u64.to_be_bytes()
+    } else {
+        100u64.to_le_bytes()
+    };
+    let ten = [
+        &half(9)[..],
+        &half(1),
+        &[9, 0, 0, 0],
+        &half(14),
+        &half(8),
+        &offset,
+        &half(0),
+        &half(0),
+    ]
+    .concat();
+    let two = [&half(9)[..], &half(1), &[0x8a, 0, 0, 0], &half(0), &half(0)].concat();
+    let interface = |options: &[u8]| {
+        block(
+            1,
+            &[&half(101)[..], &half(0), &word(0), options].concat(),
+            big,
+        )
+    };
+    let enhanced = |interface: u32, units: u64| {
+        let (high, low) = (
+            word(u32::try_from(units >> 32).unwrap()),
+            word(u32::try_from(units & 0xffff_ffff).unwrap()),
+        );
+        block(
+            6,
+            &[&word(interface)[..], &high, &low, &length, &length, frame].concat(),
+            big,
+        )
+    };
+    let old = block(
+        2,
+        &[
+            &half(1)[..],
+            &half(7),
+            &word(0),
+            &word(512),
+            &length,
+            &length,
+            frame,
+        ]
+        .concat(),
+        big,
+    );
+    let simple = block(3, &[&length[..], frame].concat(), big);
+    let statistics = block(5, &[0; 12], big);
+    [
+        block(0x0a0d_0d0a, &header, big),
+        interface(&ten),
+        enhanced(0, 5_000_000_007),
+        statistics,
+        interface(&two),
+        enhanced(1, 2048 + 1),
+        old,
+        simple,
+    ]
+    .concat()
+}
+
+/// Timestamp, destination, payload.
+type Seen = (u64, SocketAddr, Vec<u8>);
+
+fn read_all(bytes: &[u8]) -> (Vec<Seen>, Capture<Cursor<Vec<u8>>>) {
+    let mut capture = Capture::new(Path::new("test"), Cursor::new(bytes.to_vec())).unwrap();
+    let mut all = Vec::new();
+    while let Some(datagram) = capture.next().unwrap() {
+        all.push((
+            datagram.timestamp_ns,
+            datagram.destination,
+            datagram.payload.to_vec(),
+        ));
+    }
+    (all, capture)
+}
+
+#[test]
+fn pcapng_of_both_byte_orders_and_sections() {
+    let frame = ipv4(17, 0, &udp(b"payload"));
+    let expected: Vec<_> = [105_000_000_007, 2_000_976_562, 500_000_000, 0]
+        .map(|ns| (ns, group(), b"payload".to_vec()))
+        .into();
+    for big in [false, true] {
+        assert_eq!(
+            read_all(&pcapng(big, &frame)).0,
+            expected,
+            "big endian: {big}"
+        );
+    }
+    // Two files one after the other are one file of two sections.
+    let (both, capture) = read_all(&[pcapng(false, &frame), pcapng(true, &frame)].concat());
+    assert_eq!(both, [expected.clone(), expected].concat());
+    assert_eq!(
+        (
+            capture.frames(),
+            capture.skipped().total(),
+            capture.is_torn()
+        ),
+        (8, 0, false)
+    );
+}
+
+/// A pcap file of raw IP frames with the given magic number.
+fn pcap(magic: u32, frames: &[(u32, u32, &[u8])]) -> Vec<u8> {
+    let mut file = magic.to_le_bytes().to_vec();
+    file.extend([2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 101, 0, 0, 0]);
+    for (seconds, fraction, frame) in frames {
+        let length = u32::try_from(frame.len()).unwrap();
+        for word in [*seconds, *fraction, length, length] {
+            file.extend(word.to_le_bytes());
+        }
+        file.extend(*frame);
+    }
+    file
+}
+
+#[test]
+fn pcap_in_micro_and_nanoseconds() {
+    let frame = ipv4(17, 0, &udp(b"payload"));
+    let other = ipv4(1, 0, &[0; 8]);
+    for (magic, ns) in [(0xa1b2_c3d4, 7_000_123_000), (0xa1b2_3c4d, 7_000_000_123)] {
+        let (all, capture) = read_all(&pcap(magic, &[(7, 123, &frame), (8, 0, &other)]));
+        assert_eq!(all, [(ns, group(), b"payload".to_vec())]);
+        assert_eq!(
+            capture.skipped(),
+            Skipped {
+                not_udp: 1,
+                ..Skipped::default()
+            }
+        );
+    }
+}
+
+#[test]
+fn a_torn_file_gives_what_is_whole() {
+    let frame = ipv4(17, 0, &udp(b"payload"));
+    let whole = pcap(0xa1b2_c3d4, &[(7, 0, &frame), (8, 0, &frame)]);
+    let record = 16 + frame.len();
+    for cut in 24..=whole.len() {
+        let (all, capture) = read_all(&whole[..cut]);
+        assert_eq!(all.len(), (cut - 24) / record);
+        assert_eq!(
+            capture.is_torn(),
+            !(cut - 24).is_multiple_of(record),
+            "{cut}"
+        );
+    }
+}
+
+#[test]
+fn what_is_no_capture_is_said() {
+    let error = |bytes: &[u8]| {
+        Capture::new(Path::new("x.bin"), bytes)
+            .err()
+            .unwrap()
+            .to_string()
+    };
+    assert!(
+        error(b"\x1f\x8b\x08\x00more")
+            .starts_with("x.bin is neither pcap nor pcapng (it begins with [1f, 8b, 08, 00])")
+    );
+    assert!(error(b"").contains("neither pcap nor pcapng (it begins with [])"));
+    assert!(
+        error(&pcap(0xa1b2_c3d4, &[])[..20])
+            .contains("damaged after 0 frames: it ends within its first header")
+    );
+    let error = Capture::open(Path::new("/nonexistent/x.pcap"))
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(
+        error.starts_with("cannot open the capture /nonexistent/x.pcap: No such file"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_damaged_block_ends_it_with_a_reason() {
+    let frame = ipv4(17, 0, &udp(b"payload"));
+    let mut file = pcapng(false, &frame);
+    let last = file.len() - 4;
+    file[last] ^= 1;
+    let mut capture = Capture::new(Path::new("x.pcapng"), &file[..]).unwrap();
+    for _ in 0..3 {
+        assert!(capture.next().unwrap().is_some());
+    }
+    let error = capture.next().unwrap_err().to_string();
+    assert!(
+        error.starts_with("the capture x.pcapng is damaged after 3 frames"),
+        "{error}"
+    );
+    assert_eq!(capture.next().unwrap(), None);
+}
+
+proptest! {
+    #[test]
+    fn no_flipped_byte_panics(big: bool, at in 0usize..600, value: u8) {
+        let frame = ipv4(17, 0, &udp(b"payload"));
+        for mut file in [pcapng(big, &frame), pcap(0xa1b2_c3d4, &[(7, 123, &frame)])] {
+            let at = at % file.len();
+            file[at] = value;
+            let Ok(mut capture) = Capture::new(Path::new("x"), &file[..]) else { continue };
+            while let Ok(Some(_)) = capture.next() {}
+        }
+    }
+}
+
+/// What `tcpdump` with `options` wrote of datagrams sent over the loopback interface; `None` where it may not run.
+fn captured(options: &[&str], payloads: &[Vec<u8>]) -> Option<(Vec<u8>, SocketAddr)> {
+    let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let to = receiver.local_addr().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("capture");
+    let filter = format!("udp port {}", to.port());
+    let mut tcpdump = match Command::new("tcpdump")
+        .args([
+            "-U",
+            "-q",
+            "-Z",
+            "root",
+            "-c",
+            &payloads.len().to_string(),
+            "-w",
+        ])
+        .arg(&file)
+        .args(options)
+        .arg(&filter)
+        .stderr(Stdio::piped())
+        .spawn()
+    {
+        Ok(child) => child,
+        Err(error) => {
+            println!("skipped: tcpdump cannot be run: {error}");
+            return None;
+        }
+    };
+    // It says that it listens before anything is captured; without the right to, it ends.
+    let mut said = String::new();
+    let mut stderr = io::BufReader::new(tcpdump.stderr.take().unwrap());
+    while !said.contains("listening on") {
+        if io::BufRead::read_line(&mut stderr, &mut said).unwrap() == 0 {
+            let _ = tcpdump.wait();
+            println!("skipped: tcpdump may not capture here: {said}");
+            return None;
+        }
+    }
+    for payload in payloads {
+        receiver.send_to(payload, to).unwrap();
+    }
+    for _ in 0..100 {
+        if tcpdump.try_wait().unwrap().is_some() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let _ = tcpdump.kill();
+    let _ = tcpdump.wait();
+    Some((std::fs::read(&file).unwrap(), to))
+}
+
+#[test]
+fn captures_of_tcpdump() {
+    let payloads: Vec<Vec<u8>> = (0u8..20)
+        .map(|i| vec![i; 1 + 70 * usize::from(i)])
+        .collect();
+    let mut report = String::new();
+    for options in [&["-i", "lo"][..], &["-i", "any"], &["-i", "lo", "--nano"]] {
+        let before = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap();
+        let Some((file, to)) = captured(options, &payloads) else {
+            return;
+        };
+        let (all, capture) = read_all(&file);
+        let received: Vec<_> = all.iter().map(|datagram| datagram.2.clone()).collect();
+        assert_eq!(received, payloads, "{options:?}");
+        assert!(all.iter().all(|datagram| datagram.1 == to));
+        let first = Duration::from_nanos(all[0].0);
+        assert!(
+            first.abs_diff(before) < Duration::from_mins(10),
+            "{first:?}"
+        );
+        writeln!(
+            report,
+            "{options:?}: {} frames, {:?}",
+            capture.frames(),
+            capture.skipped()
+        )
+        .unwrap();
+    }
+    print!("{report}");
+}
+
+#[test]
+fn frames_that_tcpdump_cut_are_counted() {
+    let Some((file, _)) = captured(&["-i", "lo", "-s", "60"], &[vec![1; 10], vec![2; 1000]]) else {
+        return;
+    };
+    let (all, capture) = read_all(&file);
+    assert_eq!(
+        all.iter()
+            .map(|datagram| datagram.2.clone())
+            .collect::<Vec<_>>(),
+        [vec![1; 10]]
+    );
+    assert_eq!(
+        capture.skipped(),
+        Skipped {
+            cut_short: 1,
+            ..Skipped::default()
+        }
+    );
+}

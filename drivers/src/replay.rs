@@ -1,0 +1,208 @@
+//! The source `replay`: what was recorded before, at its own speed or another.
+//!
+//! | recording | frames |
+//! |---|---|
+//! | a capture (pcap, pcapng) | its UDP datagrams go through a `format`, as packets that arrive at a `udp` source |
+//! | SigMF written by daq | the same frames and places again, under their recorded numbers |
+//! | SigMF of others | one gapless stream, cut into frames that fit the slot, numbered from 0 |
+//!
+//! Timestamps are the recorded ones ([`Clock::Recorded`](daq_core::frame::Clock::Recorded)), except where a packet's
+//! format carries a time of its own.
+//!
+//! # Ledger
+//! Captures: as `udp`, but nothing is lost to the kernel. SigMF: places that the recording marks as missing, and frames
+//! that its numbers leave out, are lost again, to `wire_gap`; missing places before the first and after the last one of a
+//! recording are not expected. A frame that is left out within a window of the one before appears as a frame without
+//! places. Where the recorded count began anew, an epoch opens. Without `hold`, what finds no slot is lost to `ring_full`.
+
+mod capture;
+mod config;
+mod player;
+mod recording;
+mod timetable;
+
+pub use config::{Paths, ReplayConfig, Speed};
+
+use crate::format::{self, Format, Frames};
+use capture::CapturePlayer;
+use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
+use daq_core::layout::{Layout, Samples};
+use daq_core::source::{Filler, Producers, SourceError};
+use daq_core::window::Geometry;
+use player::RecordingPlayer;
+use recording::Recording;
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// The registry entry.
+pub const ENTRY: SourceEntry = SourceEntry {
+    name: "replay",
+    summary: "Recorded data: captures (pcap, pcapng) and SigMF recordings, at their own speed or another",
+    example: EXAMPLE,
+    schema: || format::section::with_format(schemars::schema_for!(ReplayConfig), false),
+    parse,
+};
+
+const EXAMPLE: &str = r#"[source.NAME]
+driver  = "replay"
+ring    = "OUTPUT"
+path    = "recording.pcap"    # or several: ["first.pcap", "second.pcap"]
+samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
+# path  = "recordings/"       # SigMF: a directory, a .sigmf-meta or a .sigmf-data file; without samples and format
+# name  = "raw"               # which recording of a directory that holds several
+# speed = 2.0                 # twice as fast as recorded; "free" = as fast as it can be read
+# hold  = false               # do not wait for slots: count `ring_full`, as an instrument
+# port  = 4950                # of a capture, only what was sent to this port
+# destination = "239.1.2.3"   # and to this address
+# window  = 8                 # frames open at a time: how far packets may come out of order
+# max_gap = 65536             # packets beyond that which count as lost when one comes after them
+# agree   = 4                 # packets in a row that are believed when they come from far away
+
+[source.NAME.format]
+kind     = "raw"              # or "spead"
+header   = "16 B"             # before the payload of each packet
+payload  = "8 KiB"            # of each packet
+sequence = { offset = 0, bytes = 8, endian = "big" }
+"#;
+
+/// A checked configuration.
+#[derive(Debug)]
+struct Replay {
+    config: ReplayConfig,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Capture {
+        format: Format,
+        samples: Samples,
+    },
+    /// What the metadata says, read when it is first asked for.
+    Recording(OnceLock<Result<Recording, Problem>>),
+}
+
+fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
+    let has_format = section.has("format");
+    let format = if has_format {
+        Some(format::section::take(section, diagnostics))
+    } else {
+        None
+    };
+    let config: ReplayConfig = section.finish(&["format"], diagnostics)?;
+    let mut problems = config.problems(has_format);
+    let is_capture = config.is_capture(has_format);
+    if is_capture && !has_format {
+        problems.push(
+            Problem::at(
+                "path",
+                "a capture holds packets, and their format is not given",
+            )
+            .help(format!("add a table `[source.{}.format]`", section.name())),
+        );
+    }
+    let is_sound = problems.is_empty();
+    for problem in problems {
+        diagnostics.push(section.problem(problem));
+    }
+    let kind = if is_capture {
+        Kind::Capture {
+            format: format??,
+            samples: config.samples.clone().unwrap_or_default(),
+        }
+    } else {
+        Kind::Recording(OnceLock::new())
+    };
+    is_sound.then(|| Box::new(Replay { config, kind }) as Box<dyn SourceSpec>)
+}
+
+impl Replay {
+    fn frames<'a>(&self, format: &'a Format, samples: &'a Samples) -> Frames<'a> {
+        let ReplayConfig {
+            window,
+            max_gap,
+            agree,
+            ..
+        } = self.config;
+        Frames {
+            format,
+            samples,
+            window,
+            max_gap,
+            agree,
+        }
+    }
+
+    fn recording<'a>(
+        &self,
+        known: &'a OnceLock<Result<Recording, Problem>>,
+    ) -> Result<&'a Recording, Problem> {
+        known
+            .get_or_init(|| Recording::open(Path::new(""), &self.config))
+            .as_ref()
+            .map_err(Clone::clone)
+    }
+}
+
+impl SourceSpec for Replay {
+    fn preferred_slot(&self) -> Option<usize> {
+        match &self.kind {
+            Kind::Capture { format, samples } => {
+                Some(self.frames(format, samples).preferred_slot())
+            }
+            Kind::Recording(known) => self.recording(known).ok().map(Recording::preferred_slot),
+        }
+    }
+
+    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+        match &self.kind {
+            Kind::Capture { format, samples } => self.frames(format, samples).geometry(slot_bytes),
+            Kind::Recording(known) => self.recording(known)?.geometry(slot_bytes),
+        }
+    }
+
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        match &self.kind {
+            Kind::Capture { format, samples } => self.frames(format, samples).layout(geometry),
+            Kind::Recording(known) => self.recording(known)?.layout(geometry),
+        }
+    }
+
+    fn holdable(&self) -> bool {
+        self.config.hold
+    }
+
+    fn notes(&self) -> Vec<String> {
+        match &self.kind {
+            Kind::Capture { .. } if self.config.samples.is_none() => {
+                vec!["samples not declared: int8 assumed".to_owned()]
+            }
+            Kind::Capture { .. } => Vec::new(),
+            Kind::Recording(known) => self.recording(known).map_or_else(
+                |_| Vec::new(),
+                |recording| recording.notes(self.config.speed),
+            ),
+        }
+    }
+
+    fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
+        let (name, directory, geometry) = (&*context.name, &*context.directory, context.geometry);
+        let filler: Box<dyn Filler> = match &self.kind {
+            Kind::Capture { format, .. } => Box::new(CapturePlayer::open(
+                name,
+                directory,
+                &self.config,
+                format.clone(),
+                geometry,
+            )?),
+            Kind::Recording(_) => Box::new(RecordingPlayer::open(
+                name,
+                directory,
+                &self.config,
+                geometry,
+            )?),
+        };
+        Ok(Producers::Fillers(vec![filler]))
+    }
+}

@@ -1,0 +1,279 @@
+//! Brings the samples of a SigMF recording to their places.
+
+use super::config::ReplayConfig;
+use super::recording::{Recording, Run};
+use super::timetable::Timetable;
+use daq_core::frame::{Clock, Timestamp};
+use daq_core::source::{Filler, Polled, SourceError};
+use daq_core::window::{Geometry, PacketId, Window};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Replays a recording, a frame or the part of one that a run holds at a time.
+pub(super) struct RecordingPlayer {
+    recording: Recording,
+    /// One a data file, in the order of the recording's.
+    files: Vec<File>,
+    geometry: Geometry,
+    hold: bool,
+    timetable: Timetable,
+    byte_ns: Option<f64>,
+    /// A frame.
+    buffer: Box<[u8]>,
+    /// The present run, and how many of its bytes are behind.
+    run: usize,
+    done: u64,
+    /// The number of the next place.
+    position: u64,
+    /// One past the last place that was brought: where the window expects the next; `None` = nothing was.
+    cursor: Option<u64>,
+    /// All frames before this one have been given memory.
+    assured: u64,
+    /// The present file's missing ranges before this one are behind.
+    gap: usize,
+}
+
+/// What is brought at one go: places of one frame.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    file: usize,
+    byte_start: u64,
+    /// Places `first..end` of the frame.
+    first: u32,
+    end: u32,
+    bytes: usize,
+    time: Option<u64>,
+}
+
+impl RecordingPlayer {
+    pub(super) fn open(
+        name: &str,
+        directory: &Path,
+        config: &ReplayConfig,
+        geometry: Geometry,
+    ) -> Result<Self, SourceError> {
+        let recording = Recording::open(directory, config).map_err(|why| {
+            let what = config
+                .path
+                .0
+                .first()
+                .map_or_else(String::new, |path| path.display().to_string());
+            SourceError::new(what, why.to_string())
+        })?;
+        for note in recording.notes(config.speed) {
+            tracing::warn!("source {name}: {note}");
+        }
+        let mut files = Vec::with_capacity(recording.files.len());
+        for data in &recording.files {
+            let file = File::open(&data.path).map_err(|why| {
+                let path = data.path.display().to_string();
+                SourceError::new(
+                    path,
+                    format!("cannot open it: {why}; `ls -l` shows who may read it"),
+                )
+            })?;
+            files.push(file);
+        }
+        let mut player = Self {
+            byte_ns: recording.byte_ns(),
+            recording,
+            files,
+            geometry,
+            hold: config.hold,
+            timetable: Timetable::new(config.speed),
+            buffer: vec![0; geometry.frame_bytes].into_boxed_slice(),
+            run: 0,
+            done: 0,
+            position: 0,
+            cursor: None,
+            assured: 0,
+            gap: 0,
+        };
+        player.begin_run();
+        Ok(player)
+    }
+
+    fn places(&self) -> u64 {
+        u64::from(self.geometry.places)
+    }
+
+    /// Makes the run that `run` tells the present one.
+    fn begin_run(&mut self) {
+        self.done = 0;
+        if let Some(sequence) = self
+            .recording
+            .runs
+            .get(self.run)
+            .and_then(|run| run.sequence)
+        {
+            self.position = sequence.wrapping_mul(self.places());
+        }
+    }
+
+    /// The next piece; `None` at the end of the recording.
+    fn piece(&mut self) -> Option<Piece> {
+        loop {
+            let &Run {
+                file,
+                byte_start,
+                bytes,
+                sequence,
+                time_ns,
+            } = self.recording.runs.get(self.run)?;
+            #[expect(clippy::cast_possible_truncation, reason = "below `places`, a u32")]
+            let first = (self.position % self.places()) as u32;
+            let left = bytes - self.done;
+            let start = self.geometry.extent(first).start;
+            let mut end = first;
+            while end < self.geometry.places
+                && (self.geometry.extent(end).end - start) as u64 <= left
+            {
+                end += 1;
+            }
+            if end == first {
+                // A short frame's last place is not whole, or nothing is left.
+                if first > 0 && sequence.is_some() {
+                    self.position += self.places() - u64::from(first);
+                }
+                self.run += 1;
+                let next = self.recording.runs.get(self.run);
+                if next.is_some_and(|next| next.file != file) {
+                    self.gap = 0;
+                }
+                self.begin_run();
+                continue;
+            }
+            let bytes = self.geometry.extent(end - 1).end - start;
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "never negative; saturates"
+            )]
+            let time = match (time_ns, self.byte_ns) {
+                (Some(ns), Some(byte_ns)) => {
+                    Some(ns.saturating_add((self.done as f64 * byte_ns) as u64))
+                }
+                (Some(ns), None) => (self.done == 0).then_some(ns),
+                (None, _) => None,
+            };
+            return Some(Piece {
+                file,
+                byte_start: byte_start + self.done,
+                first,
+                end,
+                bytes,
+                time,
+            });
+        }
+    }
+
+    /// When `piece` is due on the recorded clock, or on one that only counts samples.
+    fn due(&self, piece: &Piece) -> Option<u64> {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "never negative; saturates"
+        )]
+        piece.time.or_else(|| {
+            self.byte_ns
+                .map(|ns| (self.position as f64 * self.geometry.place_bytes as f64 * ns) as u64)
+        })
+    }
+
+    /// Whether the window has memory for `piece`.
+    ///
+    /// Asking makes the window slide as the packet itself would, so a gap is closed here, and what the window publishes of
+    /// it (the frames next to its end) is given slots one after the other.
+    fn has_room(&mut self, window: &mut Window, piece: &Piece) -> bool {
+        let places = self.places();
+        let last = self.position + u64::from(piece.end - piece.first);
+        let reach = self.geometry.max_gap.saturating_add(places * 2);
+        let Some(cursor) = self
+            .cursor
+            .filter(|&cursor| (cursor..cursor.saturating_add(reach)).contains(&last))
+        else {
+            // The first, or a count that begins anew: in a frame of its own.
+            return window.has_room(places);
+        };
+        let target = self.position / places;
+        self.assured = self.assured.max(cursor / places);
+        while self.assured < target.min(cursor / places + 2) {
+            if !window.has_room(((self.assured + 1) * places).saturating_sub(cursor).max(1)) {
+                return false;
+            }
+            self.assured += 1;
+        }
+        window.has_room(last - cursor)
+    }
+
+    /// Whether a place never arrived. Marks are as wide as whole samples, so its neighbours' may reach into it.
+    fn is_missing(&mut self, file: usize, from: u64, to: u64) -> bool {
+        let missing = &self.recording.files[file].missing;
+        while missing.get(self.gap).is_some_and(|gap| gap.1 <= from) {
+            self.gap += 1;
+        }
+        let inside = missing[self.gap..].iter().take_while(|gap| gap.0 < to);
+        let lacking: u64 = inside.map(|gap| gap.1.min(to) - gap.0.max(from)).sum();
+        lacking == to - from || lacking >= 2 * self.recording.group as u64
+    }
+
+    fn read(&mut self, piece: &Piece) -> Result<(), SourceError> {
+        let buffer = &mut self.buffer[..piece.bytes];
+        self.files[piece.file]
+            .read_exact_at(buffer, piece.byte_start)
+            .map_err(|why| {
+                let path = self.recording.files[piece.file].path.display().to_string();
+                SourceError::new(
+                    path,
+                    format!("cannot read it at byte {}: {why}", piece.byte_start),
+                )
+            })?;
+        if let Some(bytes) = self.recording.swap {
+            for number in buffer.chunks_exact_mut(bytes) {
+                number.reverse();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Filler for RecordingPlayer {
+    fn fill(&mut self, window: &mut Window, _: Duration) -> Result<Polled, SourceError> {
+        let Some(piece) = self.piece() else {
+            return Ok(Polled::Ended);
+        };
+        if !self.timetable.is_free()
+            && let Some(due) = self.due(&piece)
+            && let Some(wait) = self.timetable.wait(due, Instant::now())
+        {
+            return Ok(Polled::Until(wait));
+        }
+        if self.hold && !self.has_room(window, &piece) {
+            return Ok(Polled::Full);
+        }
+        self.read(&piece)?;
+        let time = piece.time.map_or_else(Timestamp::default, |ns| Timestamp {
+            ns,
+            clock: Clock::Recorded,
+        });
+        let start = self.geometry.extent(piece.first).start;
+        let mut batch = window.batch();
+        for place in piece.first..piece.end {
+            let extent = self.geometry.extent(place);
+            let range = extent.start - start..extent.end - start;
+            let byte = |offset: usize| piece.byte_start + offset as u64;
+            if !self.is_missing(piece.file, byte(range.start), byte(range.end)) {
+                batch.put(PacketId::of(self.position), &self.buffer[range], time);
+                if self.cursor.is_some_and(|cursor| self.position < cursor) {
+                    self.assured = 0;
+                }
+                self.cursor = Some(self.position + 1);
+            }
+            self.position += 1;
+        }
+        self.done += piece.bytes as u64;
+        Ok(Polled::Busy)
+    }
+}

@@ -1,0 +1,487 @@
+//! What a SigMF recording holds: runs of places, as its metadata tells.
+
+use super::config::{ReplayConfig, Speed};
+use daq_core::config::Problem;
+use daq_core::layout::{Axis, Layout, Order, Samples, Scalar};
+use daq_core::sigmf::{Meta, Number, Stream};
+use daq_core::units::{ByteSize, Frequency};
+use daq_core::window::{Geometry, Numbering};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Bytes of a slot for recordings that have no frames, about.
+const SLOT: usize = 1 << 20;
+/// Bytes of a place for recordings that have none, at most where a sample is not larger.
+const PLACE: usize = 8 << 10;
+/// Bytes of a place below which cutting so that nothing is left over costs too much.
+const LEAST_PLACE: usize = 64;
+/// The label of what the file sink could not list one by one.
+const UNLISTED: &str = "unlisted";
+
+/// Samples without a break in one data file.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Run {
+    /// Index in [`Recording::files`].
+    pub file: usize,
+    /// Where they start in the data file.
+    pub byte_start: u64,
+    /// How many bytes they are.
+    pub bytes: u64,
+    /// The number of the first frame; `None` = goes on from the run before.
+    pub sequence: Option<u64>,
+    /// Recorded nanoseconds of its first sample.
+    pub time_ns: Option<u64>,
+}
+
+/// A data file and what is not in it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct DataFile {
+    pub path: PathBuf,
+    /// Bytes that never arrived and are filled, as ascending `(start, end)` that do not touch.
+    pub missing: Vec<(u64, u64)>,
+}
+
+/// A recording in one or several files.
+#[derive(Clone, Debug)]
+pub(super) struct Recording {
+    pub files: Vec<DataFile>,
+    pub runs: Vec<Run>,
+    /// Bytes of a sample of all channels.
+    pub group: usize,
+    /// Bytes of each number if they are big-endian.
+    pub swap: Option<usize>,
+    samples: Samples,
+    /// Our own keys of the first file.
+    stream: Option<Stream>,
+    /// Frames that are missing in a row, at most.
+    longest_gap: u64,
+    notes: Vec<String>,
+}
+
+impl Recording {
+    /// Reads the metadata that `config` names, relative to `directory`.
+    pub(super) fn open(directory: &Path, config: &ReplayConfig) -> Result<Self, Problem> {
+        let mut metas = Vec::new();
+        for path in &config.path.0 {
+            find(&directory.join(path), config.name.as_deref(), &mut metas)?;
+        }
+        let mut recording: Option<Self> = None;
+        let mut last = None;
+        for path in &metas {
+            let meta = Meta::read(path).map_err(|why| {
+                Problem::at("path", why.to_string())
+                    .help("give a .sigmf-meta file, or a directory that holds some")
+            })?;
+            let recording = match &mut recording {
+                Some(recording) => {
+                    recording.must_match(path, &meta)?;
+                    recording
+                }
+                None => recording.insert(Self::new(path, &meta)?),
+            };
+            recording.add(path, &meta, &mut last)?;
+        }
+        recording
+            .filter(|recording| !recording.runs.is_empty())
+            .ok_or_else(|| {
+                Problem::at("path", "the recording holds no samples").help("record some first")
+            })
+    }
+
+    fn new(path: &Path, meta: &Meta) -> Result<Self, Problem> {
+        let datatype = meta.global.datatype;
+        let scalar = match datatype.number {
+            Number::I8 => Scalar::Int8,
+            Number::U8 => Scalar::Uint8,
+            Number::I16 => Scalar::Int16,
+            Number::I32 => Scalar::Int32,
+            Number::F32 => Scalar::Float32,
+            Number::F64 => Scalar::Float64,
+            Number::U16 | Number::U32 => {
+                let message = format!(
+                    "{} holds {datatype}, which no frame can hold",
+                    path.display()
+                );
+                return Err(
+                    Problem::at("path", message).help("convert it to signed numbers, or to floats")
+                );
+            }
+        };
+        let stream = meta
+            .global
+            .stream
+            .clone()
+            .filter(|stream| stream.frame_bytes > 0);
+        let group = usize::try_from(meta.group_bytes()).unwrap_or(usize::MAX);
+        if group > 1 << 30 {
+            let message = format!(
+                "one sample of all channels of {} has {group} bytes",
+                path.display()
+            );
+            return Err(
+                Problem::at("path", message).help("correct `core:num_channels` in its metadata")
+            );
+        }
+        Ok(Self {
+            files: Vec::new(),
+            runs: Vec::new(),
+            group,
+            swap: datatype.big_endian.then(|| datatype.number.bytes()),
+            samples: Samples {
+                scalar,
+                complex: datatype.complex,
+                channels: meta.global.channels,
+                order: Order::Interleaved,
+                rate: meta.global.sample_rate.map(Frequency),
+            },
+            stream,
+            longest_gap: 0,
+            notes: Vec::new(),
+        })
+    }
+
+    fn must_match(&self, path: &Path, meta: &Meta) -> Result<(), Problem> {
+        let shape = |stream: &Option<Stream>| {
+            stream
+                .as_ref()
+                .map(|s| (s.frame_bytes, s.places, s.channels, s.points))
+        };
+        let other = Self::new(path, meta)?;
+        let same = other.samples == self.samples
+            && other.swap == self.swap
+            && shape(&other.stream) == shape(&self.stream);
+        if same {
+            return Ok(());
+        }
+        let message = format!("{} is not made as the files before it", path.display());
+        Err(Problem::at("path", message)
+            .help("give each recording a source of its own; `name` chooses one of several"))
+    }
+
+    /// Adds a file; `last` is the last frame's number and epoch before it.
+    fn add(
+        &mut self,
+        path: &Path,
+        meta: &Meta,
+        last: &mut Option<(u64, u32)>,
+    ) -> Result<(), Problem> {
+        let data = meta.data_path(path);
+        let bytes = std::fs::metadata(&data).map_err(|why| {
+            let message = format!("cannot open {}: {why}", data.display());
+            Problem::at("path", message).help("keep the data file beside its metadata")
+        })?;
+        let bytes = bytes.len();
+        if let Some(stream) = &meta.global.stream
+            && bytes < stream.bytes
+        {
+            let lacking = ByteSize(stream.bytes - bytes);
+            self.notes
+                .push(format!("{} lacks its last {lacking}", data.display()));
+        }
+        if meta
+            .annotations
+            .iter()
+            .any(|note| note.label.as_deref() == Some(UNLISTED))
+        {
+            let path = path.display();
+            self.notes.push(format!(
+                "{path} does not list all that is missing: what it leaves out is replayed as filled"
+            ));
+        }
+        let file = self.files.len();
+        let group = self.group as u64;
+        let spans = meta.spans(bytes);
+        for span in &spans {
+            let capture = &meta.captures[span.capture];
+            let sequence = capture.sequence.filter(|_| self.stream.is_some());
+            let time_ns = capture.clock_ns.or_else(|| capture.time_ns());
+            if let (Some(stream), Some(sequence)) = (&self.stream, sequence) {
+                let (epoch, frames) = (
+                    capture.epoch.unwrap_or(0),
+                    span.bytes.div_ceil(stream.frame_bytes),
+                );
+                if let Some((before, same)) = *last
+                    && same == epoch
+                    && sequence > before
+                {
+                    self.longest_gap = self.longest_gap.max(sequence - before - 1);
+                }
+                *last = Some((sequence.saturating_add(frames.max(1) - 1), epoch));
+            }
+            self.runs.push(Run {
+                file,
+                byte_start: span.byte_start,
+                bytes: span.bytes,
+                sequence,
+                time_ns,
+            });
+        }
+        self.files.push(DataFile {
+            path: data,
+            missing: Vec::new(),
+        });
+        let mut missing: Vec<(u64, u64)> = Vec::new();
+        // Samples to bytes by the span that they lie in: there may be headers between spans.
+        for (first, count) in meta.missing() {
+            let end = first.saturating_add(count);
+            for span in &spans {
+                let start = meta.captures[span.capture]
+                    .sample_start
+                    .saturating_sub(meta.global.offset);
+                let (from, to) = (first.max(start), end.min(start + span.bytes / group));
+                if from < to {
+                    let byte = |sample: u64| span.byte_start + (sample - start) * group;
+                    missing.push((byte(from), byte(to)));
+                }
+            }
+        }
+        missing.sort_unstable();
+        let merged = &mut self.files[file].missing;
+        for (from, to) in missing {
+            match merged.last_mut() {
+                Some(before) if before.1 >= from => before.1 = before.1.max(to),
+                _ => merged.push((from, to)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of a recorded frame, where there are such.
+    fn frame_bytes(&self) -> Option<usize> {
+        self.stream
+            .as_ref()
+            .map(|stream| usize::try_from(stream.frame_bytes).unwrap_or(usize::MAX))
+    }
+
+    /// Bytes of a place in recordings that have no places: the largest that leaves nothing over at the end of a run,
+    /// unless that makes too many of them.
+    fn place_bytes(&self, most: usize) -> usize {
+        let common = self
+            .runs
+            .iter()
+            .fold(0, |common, run| gcd(common, run.bytes / self.group as u64));
+        let common = usize::try_from(common).unwrap_or(usize::MAX).max(1);
+        let most = (most.min(PLACE) / self.group).max(1);
+        let least = LEAST_PLACE.div_ceil(self.group).min(most);
+        (least..=most)
+            .rev()
+            .find(|groups| common.is_multiple_of(*groups))
+            .unwrap_or(most)
+            * self.group
+    }
+
+    pub(super) fn preferred_slot(&self) -> usize {
+        self.frame_bytes().unwrap_or_else(|| {
+            let place = self.place_bytes(SLOT);
+            (SLOT / place).max(1) * place
+        })
+    }
+
+    pub(super) fn geometry(&self, slot: usize) -> Result<Geometry, Problem> {
+        let too_small = |bytes: usize, what: &str| {
+            let (bytes, slot) = (ByteSize(bytes as u64), ByteSize(slot as u64));
+            let message = format!("{what} of {bytes} does not fit into slots of {slot}");
+            Problem::at("path", message)
+                .help(format!("set `slot = \"{bytes}\"` in the ring's section"))
+        };
+        let (frame_bytes, place_bytes) = if let Some(frame_bytes) = self.frame_bytes() {
+            if frame_bytes > slot {
+                return Err(too_small(frame_bytes, "a recorded frame"));
+            }
+            let places = self.stream.as_ref().map_or(0, |stream| stream.places) as usize;
+            let place = if places > 0 {
+                frame_bytes.div_ceil(places)
+            } else {
+                self.place_bytes(frame_bytes)
+            };
+            (frame_bytes, place)
+        } else {
+            if self.group > slot {
+                return Err(too_small(self.group, "a sample"));
+            }
+            let place = self.place_bytes(slot);
+            (slot / place * place, place)
+        };
+        let places = u32::try_from(frame_bytes.div_ceil(place_bytes)).unwrap_or(u32::MAX);
+        Ok(Geometry {
+            places,
+            first_bytes: if places == 1 {
+                frame_bytes
+            } else {
+                place_bytes
+            },
+            place_bytes,
+            frame_bytes,
+            numbering: Numbering::PLAIN,
+            // Nothing comes out of order, and each number is to be believed.
+            window: 1,
+            max_gap: self
+                .longest_gap
+                .saturating_add(1)
+                .saturating_mul(u64::from(places))
+                .min(1 << 48),
+            agree: 1,
+        })
+    }
+
+    pub(super) fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        let bytes = geometry.frame_bytes;
+        let stream = self.stream.as_ref();
+        if let Some((stream, points)) = stream.and_then(|stream| Some((stream, stream.points?))) {
+            let layout = Layout {
+                scalar: self.samples.scalar,
+                complex: self.samples.complex,
+                channels: stream.channels.unwrap_or(1).max(1),
+                points: usize::try_from(points).unwrap_or(0),
+                order: if stream.order.as_deref() == Some("planar") {
+                    Order::Planar
+                } else {
+                    Order::Interleaved
+                },
+                axis: axis(stream.axis.as_ref()),
+                frame_rate: None,
+            };
+            let whole = layout.sample_bytes().checked_mul(layout.channels as usize);
+            if whole.and_then(|whole| whole.checked_mul(layout.points)) == Some(bytes) {
+                return Ok(layout);
+            }
+            let message = format!(
+                "frames of {bytes} bytes do not hold the channels and points that the metadata tells"
+            );
+            return Err(Problem::at("path", message)
+                .help("correct `daq:channels` or `daq:points` in the metadata"));
+        }
+        self.samples.layout(bytes).map_err(|rest| {
+            let message =
+                format!("recorded frames of {bytes} bytes end {rest} bytes into a sample");
+            Problem::at("path", message).help("correct `daq:frame_bytes` in the metadata")
+        })
+    }
+
+    /// Nanoseconds of a byte of samples, where the rate is known.
+    pub(super) fn byte_ns(&self) -> Option<f64> {
+        let rate = self.samples.rate?.0;
+        Some(1e9 / rate / self.group as f64)
+    }
+
+    /// What the plan should tell.
+    pub(super) fn notes(&self, speed: Speed) -> Vec<String> {
+        let mut notes = self.notes.clone();
+        let is_timed =
+            self.samples.rate.is_some() || self.runs.iter().any(|run| run.time_ns.is_some());
+        if speed != Speed::Free && !is_timed {
+            notes.push(
+                "the recording tells no times: replayed as fast as it can be read".to_owned(),
+            );
+        }
+        if self.stream.is_none() {
+            let place = self.place_bytes(SLOT) as u64;
+            let rest = self.runs.iter().map(|run| run.bytes % place).sum::<u64>();
+            if rest > 0 {
+                let rest = ByteSize(rest);
+                notes.push(format!(
+                    "{rest} at the end do not make a whole place and are not replayed"
+                ));
+            }
+        }
+        notes
+    }
+}
+
+/// The metadata files that `path` stands for, in order, onto `metas`.
+fn find(path: &Path, name: Option<&str>, metas: &mut Vec<PathBuf>) -> Result<(), Problem> {
+    if !path.is_dir() {
+        let meta = path.with_extension("sigmf-meta");
+        if !path.exists() && !meta.exists() {
+            let message = format!("there is no {}", path.display());
+            return Err(Problem::at("path", message)
+                .help("correct it; relative paths start from the working directory"));
+        }
+        metas.push(meta);
+        return Ok(());
+    }
+    let unreadable = |why: std::io::Error| {
+        let message = format!("cannot read the directory {}: {why}", path.display());
+        Problem::at("path", message).help("give a directory that may be read")
+    };
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?.path();
+        if entry
+            .extension()
+            .is_some_and(|extension| extension == "sigmf-meta")
+        {
+            found.push(entry);
+        }
+    }
+    found.sort();
+    let stems: BTreeSet<String> = found.iter().map(|path| stem(path)).collect();
+    let list = || {
+        stems
+            .iter()
+            .map(|stem| format!("\"{stem}\""))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    if let Some(name) = name {
+        found.retain(|path| stem(path) == name);
+        if found.is_empty() && !stems.is_empty() {
+            let message = format!("{} holds no recording \"{name}\"", path.display());
+            return Err(Problem::at("name", message).help(format!("it holds {}", list())));
+        }
+    } else if stems.len() > 1 {
+        let message = format!("{} holds {} recordings", path.display(), stems.len());
+        return Err(
+            Problem::at("path", message).help(format!("choose one with `name`: {}", list()))
+        );
+    }
+    if found.is_empty() {
+        let message = format!("there is no .sigmf-meta file in {}", path.display());
+        return Err(Problem::at("path", message)
+            .help("give the directory of a recording, or a capture's file"));
+    }
+    metas.append(&mut found);
+    Ok(())
+}
+
+/// What the names of one recording's segments have in common: all before the number.
+fn stem(path: &Path) -> String {
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
+    let numbered = stem.len() < name.len();
+    let stem = stem
+        .strip_suffix(['-', '_', '.'])
+        .filter(|stem| numbered && !stem.is_empty());
+    stem.unwrap_or(&name).to_owned()
+}
+
+fn axis(value: Option<&Value>) -> Axis {
+    let number = |key: &str| value.and_then(|axis| axis.get(key)).and_then(Value::as_f64);
+    match value
+        .and_then(|axis| axis.get("kind"))
+        .and_then(Value::as_str)
+    {
+        Some("frequency") => Axis::Frequency {
+            start: number("start"),
+            step: number("step"),
+        },
+        Some("fields") => {
+            let names = value
+                .and_then(|axis| axis.get("names"))
+                .and_then(Value::as_array);
+            let text = |name: &Value| name.as_str().unwrap_or_default().to_owned();
+            Axis::Fields(names.map_or_else(Vec::new, |names| names.iter().map(text).collect()))
+        }
+        _ => Axis::Time {
+            rate: number("rate"),
+        },
+    }
+}
+
+const fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}

@@ -1,0 +1,112 @@
+//! When what was recorded is replayed.
+
+use super::config::Speed;
+use std::time::{Duration, Instant};
+
+/// A step back in recorded time of more than this is a clock that was set, not a packet out of order.
+const STEP: u64 = 1_000_000_000;
+
+/// Recorded times on the clock of this run: absolute, so that whoever falls behind catches up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timetable {
+    /// Times as fast; `None` = as fast as can be.
+    speed: Option<f64>,
+    /// A moment of this run and the recorded nanoseconds that belong to it.
+    origin: Option<(Instant, u64)>,
+    /// The latest recorded time seen.
+    latest: u64,
+}
+
+impl Timetable {
+    pub(super) const fn new(speed: Speed) -> Self {
+        let speed = match speed {
+            Speed::Times(times) => Some(times),
+            Speed::Free => None,
+        };
+        Self {
+            speed,
+            origin: None,
+            latest: 0,
+        }
+    }
+
+    /// Whether times matter at all.
+    pub(super) const fn is_free(&self) -> bool {
+        self.speed.is_none()
+    }
+
+    /// How long after `now` what was recorded at `ns` is due; `None` = now. The first is due at once.
+    pub(super) fn wait(&mut self, ns: u64, now: Instant) -> Option<Duration> {
+        let speed = self.speed?;
+        let (start, first) = match self.origin {
+            Some(origin) if ns.saturating_add(STEP) >= self.latest => origin,
+            _ => {
+                self.origin = Some((now, ns));
+                self.latest = ns;
+                return None;
+            }
+        };
+        self.latest = self.latest.max(ns);
+        let after = Duration::from_nanos(ns.saturating_sub(first)).as_secs_f64() / speed;
+        let after = Duration::try_from_secs_f64(after).unwrap_or(Duration::MAX);
+        let wait = after.saturating_sub(now.saturating_duration_since(start));
+        (!wait.is_zero()).then_some(wait)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_scaled_and_absolute() {
+        let now = Instant::now();
+        let mut table = Timetable::new(Speed::Times(2.0));
+        assert_eq!(table.wait(5_000_000_000, now), None);
+        assert_eq!(
+            table.wait(6_000_000_000, now),
+            Some(Duration::from_millis(500))
+        );
+        assert_eq!(
+            table.wait(6_000_000_000, now + Duration::from_millis(400)),
+            Some(Duration::from_millis(100))
+        );
+        assert_eq!(
+            table.wait(6_000_000_000, now + Duration::from_millis(700)),
+            None
+        );
+        assert_eq!(
+            table.wait(7_000_000_000, now + Duration::from_millis(700)),
+            Some(Duration::from_millis(300))
+        );
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_begins_anew() {
+        let now = Instant::now();
+        let mut table = Timetable::new(Speed::Times(1.0));
+        assert_eq!(table.wait(50_000_000_000, now), None);
+        // Out of order, then set back.
+        assert_eq!(table.wait(49_500_000_000, now), None);
+        assert_eq!(
+            table.wait(50_001_000_000, now),
+            Some(Duration::from_millis(1))
+        );
+        assert_eq!(table.wait(1_000_000_000, now), None);
+        assert_eq!(
+            table.wait(1_001_000_000, now),
+            Some(Duration::from_millis(1))
+        );
+    }
+
+    #[test]
+    fn free_never_waits() {
+        let now = Instant::now();
+        let mut table = Timetable::new(Speed::Free);
+        assert!(table.is_free());
+        assert_eq!(
+            (table.wait(0, now), table.wait(u64::MAX, now)),
+            (None, None)
+        );
+    }
+}

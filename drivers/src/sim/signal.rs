@@ -1,0 +1,465 @@
+//! What the simulated sensor measures.
+//!
+//! Tones, noise, ramp and silence are computed once, into a table of at most a few MiB that the stream runs
+//! through again and again; making a packet is copying. What a byte holds depends on its place alone:
+//!
+//! ```text
+//!   frame 0: | point 0 … points-1 |   frame 1: | points … |     point n of the stream = entry n % period
+//! ```
+//! In planar order there is one such table a channel.
+
+use super::counter;
+use daq_core::config::Problem;
+use daq_core::layout::{Order, Samples, Scalar};
+use daq_core::units::Frequency;
+use rand::{Rng, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::f64::consts::TAU;
+
+/// Bytes of a table of noise, which repeats only after so much: fits the caches of a server's core.
+const LONG: usize = 2 << 20;
+/// Bytes of a table without noise: short enough to stay near, long enough to be copied in large pieces.
+const SHORT: usize = 128 << 10;
+/// Points of a table at least, however many channels there are.
+const LEAST_POINTS: usize = 1024;
+/// Samples after which the ramp begins anew.
+const RAMP: usize = 1 << 16;
+
+/// A sine.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tone {
+    /// Frequency: at most half of `samples.rate`; for complex samples below the rate, where the upper half
+    /// stands for negative frequencies.
+    pub frequency: Frequency,
+    /// Amplitude as a part of full scale: 1 is the largest integer, or 1.0. Integers clip beyond it.
+    pub amplitude: f64,
+    /// Phase at the first sample in degrees: 0 is the cosine.
+    #[serde(default)]
+    pub phase: f64,
+    /// The channel, counted from 0; all if not given.
+    pub channel: Option<u32>,
+}
+
+/// A signal that makes every byte predictable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Pattern {
+    /// Samples count up in the order in which they lie in memory: integers from 0 to 65535 as far as their
+    /// type holds them, wrapping; floats from -1 up to 1 in 65536 steps. The imaginary part is the negative.
+    Ramp,
+    /// A 64-bit little-endian number counts the stream's groups of 8 bytes, whatever the sample type.
+    Counter,
+    /// Zeroes; 128 for `uint8`.
+    Silence,
+}
+
+/// What a stream is made of; everything that is random follows from `seed`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recipe {
+    /// The samples.
+    pub samples: Samples,
+    /// The pattern; used where there are neither tones nor noise.
+    pub pattern: Pattern,
+    /// Tones, summed.
+    pub tones: Vec<Tone>,
+    /// Rms of the Gaussian noise in each number, as a part of full scale.
+    pub noise: f64,
+    /// Seed of the noise.
+    pub seed: u64,
+}
+
+/// How a table is made: its length and the whole cycles that each tone makes in it.
+#[derive(Clone, Debug, PartialEq)]
+struct Cycles {
+    period: usize,
+    cycles: Vec<u64>,
+}
+
+impl Recipe {
+    fn has_table(&self) -> bool {
+        !self.tones.is_empty() || self.noise > 0.0
+    }
+
+    fn rate(&self) -> f64 {
+        self.samples.rate.map_or(1.0, |rate| rate.0)
+    }
+
+    /// What cannot be made, each with its key.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut found = Vec::new();
+        if !(self.noise.is_finite() && self.noise >= 0.0) {
+            let message = format!("{} is no rms", self.noise);
+            found.push(
+                Problem::at("noise", message).help("give a part of full scale, such as 0.01"),
+            );
+        }
+        for (i, tone) in self.tones.iter().enumerate() {
+            let key = |key: &str| format!("tones.{i}.{key}");
+            if !tone.amplitude.is_finite() {
+                let message = format!("{} is no amplitude", tone.amplitude);
+                found.push(
+                    Problem::at(key("amplitude"), message)
+                        .help("give a part of full scale, such as 0.5"),
+                );
+            }
+            if !tone.phase.is_finite() {
+                let message = format!("{} is no phase", tone.phase);
+                found.push(Problem::at(key("phase"), message).help("give degrees, such as 90"));
+            }
+            if let Some(channel) = tone
+                .channel
+                .filter(|channel| *channel >= self.samples.channels)
+            {
+                let channels = self.samples.channels;
+                let message = format!(
+                    "there is no channel {channel}: `samples` has {channels}, counted from 0"
+                );
+                found.push(
+                    Problem::at(key("channel"), message)
+                        .help("raise `samples.channels` or name another channel"),
+                );
+            }
+            let Some(rate) = self.samples.rate else {
+                let message = "a tone has no frequency without a sample rate";
+                found.push(
+                    Problem::at(key("frequency"), message)
+                        .help("add `rate = \"1 MHz\"` to `samples`"),
+                );
+                continue;
+            };
+            let (limit, name) = if self.samples.complex {
+                (rate.0, "")
+            } else {
+                (rate.0 / 2.0, "half of ")
+            };
+            if tone.frequency.0 > limit {
+                let message = format!(
+                    "{} is above {name}the sample rate of {rate}",
+                    tone.frequency
+                );
+                found.push(
+                    Problem::at(key("frequency"), message)
+                        .help("lower the frequency or raise `samples.rate`"),
+                );
+            }
+        }
+        found
+    }
+
+    /// Sentences about what will be made that nobody asked for.
+    pub fn notes(&self) -> Vec<String> {
+        if !self.has_table() {
+            return Vec::new();
+        }
+        let mut notes = Vec::new();
+        let plan = self.cycles();
+        let step = self.rate() / plan.period as f64;
+        for (tone, cycles) in self.tones.iter().zip(&plan.cycles) {
+            let made = *cycles as f64 * step;
+            if (made - tone.frequency.0).abs() > tone.frequency.0 * 1e-12 {
+                notes.push(format!(
+                    "the tone of {} is made at {made} Hz, so that it closes after {} samples",
+                    tone.frequency, plan.period
+                ));
+            }
+        }
+        if self.noise > 0.0 {
+            notes.push(format!("the noise repeats after {} samples", plan.period));
+        }
+        notes
+    }
+
+    /// The length of the table, such that every tone closes in it; exactly where a table of the largest size
+    /// can do it, else as near as that allows.
+    fn cycles(&self) -> Cycles {
+        let point = point_bytes(&self.samples);
+        let most = (LONG / point).max(LEAST_POINTS);
+        let wanted = if self.noise > 0.0 {
+            most
+        } else {
+            (SHORT / point).clamp(1, most)
+        };
+        let rate = millihertz(self.rate());
+        // The shortest period that holds whole cycles of all tones.
+        let exact = self.tones.iter().try_fold(1_u64, |period, tone| {
+            let (rate, frequency) = (rate?, millihertz(tone.frequency.0)?);
+            let closes = rate / gcd(rate, frequency);
+            let both = closes.checked_mul(period / gcd(closes, period))?;
+            (both <= most as u64).then_some(both)
+        });
+        let exact = exact.and_then(|period| usize::try_from(period).ok());
+        let period = exact.map_or(most, |period| period * (wanted / period).max(1));
+        let cycles = self.tones.iter().map(|tone| {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "at most a table's length"
+            )]
+            let cycles = (tone.frequency.0 * period as f64 / self.rate()).round() as u64;
+            cycles
+        });
+        Cycles {
+            period,
+            cycles: cycles.collect(),
+        }
+    }
+
+    /// Computes the signal of frames of `frame_bytes`.
+    pub fn build(&self, frame_bytes: usize) -> Signal {
+        let sample = point_bytes(&Samples {
+            channels: 1,
+            ..self.samples.clone()
+        });
+        let table = |unit: usize, planes: usize, bytes: Vec<u8>| {
+            let run = frame_bytes / planes;
+            let period = bytes.len() / planes;
+            Signal {
+                table: bytes,
+                unit,
+                period,
+                run,
+                frame_bytes,
+            }
+        };
+        if self.has_table() {
+            let (channels, planar) = (
+                self.samples.channels as usize,
+                self.samples.order == Order::Planar,
+            );
+            let (unit, planes) = if planar {
+                (sample, channels)
+            } else {
+                (sample * channels, 1)
+            };
+            return table(unit, planes, self.table(sample));
+        }
+        match self.pattern {
+            Pattern::Counter => table(1, 1, Vec::new()),
+            Pattern::Ramp => table(sample, 1, self.each_sample(sample, RAMP, ramp)),
+            Pattern::Silence => table(
+                sample,
+                1,
+                self.each_sample(sample, SHORT / sample, |_, _, out| {
+                    let scalar = self.samples.scalar;
+                    out.chunks_exact_mut(scalar.bytes())
+                        .for_each(|number| encode(0.0, scalar, number));
+                }),
+            ),
+        }
+    }
+
+    fn each_sample(
+        &self,
+        sample: usize,
+        samples: usize,
+        each: impl Fn(usize, Scalar, &mut [u8]),
+    ) -> Vec<u8> {
+        let mut bytes = vec![0; sample * samples];
+        for (i, out) in bytes.chunks_exact_mut(sample).enumerate() {
+            each(i, self.samples.scalar, out);
+        }
+        bytes
+    }
+
+    /// Tones and noise of all channels.
+    fn table(&self, sample: usize) -> Vec<u8> {
+        let Samples {
+            scalar,
+            complex,
+            channels,
+            order,
+            ..
+        } = self.samples;
+        let channels = channels as usize;
+        let plan = self.cycles();
+        let parts = if complex { 2 } else { 1 };
+        let mut bytes = vec![0; plan.period * sample * channels];
+        let mut random = Normal::new(self.seed);
+        let mut numbers = vec![0.0; plan.period * parts];
+        for channel in 0..channels {
+            for number in &mut numbers {
+                *number = if self.noise > 0.0 {
+                    self.noise * random.next()
+                } else {
+                    0.0
+                };
+            }
+            for (tone, cycles) in self.tones.iter().zip(&plan.cycles) {
+                if tone.channel.is_none_or(|only| only as usize == channel) {
+                    add_tone(&mut numbers, parts, tone, *cycles, plan.period);
+                }
+            }
+            for (point, values) in numbers.chunks_exact(parts).enumerate() {
+                let first = match order {
+                    Order::Interleaved => point * channels + channel,
+                    Order::Planar => channel * plan.period + point,
+                } * sample;
+                for (value, out) in values
+                    .iter()
+                    .zip(bytes[first..][..sample].chunks_exact_mut(scalar.bytes()))
+                {
+                    encode(*value, scalar, out);
+                }
+            }
+        }
+        bytes
+    }
+}
+
+/// A signal ready to be copied.
+#[derive(Clone, Debug)]
+pub struct Signal {
+    /// Planes, one after the other; empty for the counter.
+    table: Vec<u8>,
+    /// Bytes of one entry.
+    unit: usize,
+    /// Bytes of one plane of the table.
+    period: usize,
+    /// Bytes of one plane in a frame.
+    run: usize,
+    frame_bytes: usize,
+}
+
+impl Signal {
+    /// Bytes of memory that it holds.
+    pub const fn bytes(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Hands the bytes `extent` of frame `frame` to `out`, in pieces.
+    pub fn write(&self, frame: u64, extent: std::ops::Range<usize>, mut out: impl FnMut(&[u8])) {
+        if self.table.is_empty() {
+            let first = frame
+                .wrapping_mul(self.frame_bytes as u64)
+                .wrapping_add(extent.start as u64);
+            return counter::write(first, extent.len(), out);
+        }
+        let entries = (self.period / self.unit) as u64;
+        let frame_phase = (frame % entries) * ((self.run / self.unit) as u64 % entries) % entries;
+        #[expect(clippy::cast_possible_truncation, reason = "below the table's length")]
+        let frame_phase = frame_phase as usize * self.unit;
+        let mut at = extent.start;
+        while at < extent.end {
+            let (plane, within) = (at / self.run, at % self.run);
+            let phase = (frame_phase + within) % self.period;
+            let bytes = (extent.end - at)
+                .min(self.run - within)
+                .min(self.period - phase);
+            out(&self.table[plane * self.period + phase..][..bytes]);
+            at += bytes;
+        }
+    }
+}
+
+/// Bytes of one point of all channels.
+pub(super) fn point_bytes(samples: &Samples) -> usize {
+    samples.scalar.bytes() * if samples.complex { 2 } else { 1 } * samples.channels.max(1) as usize
+}
+
+fn add_tone(numbers: &mut [f64], parts: usize, tone: &Tone, cycles: u64, period: usize) {
+    let phase = tone.phase.to_radians();
+    for (point, values) in numbers.chunks_exact_mut(parts).enumerate() {
+        // Reduced as an integer, so that the last entry meets the first without a step.
+        let turned = (point as u64 * cycles) % period as u64;
+        let angle = TAU * turned as f64 / period as f64 + phase;
+        values[0] += tone.amplitude * angle.cos();
+        if let Some(imaginary) = values.get_mut(1) {
+            *imaginary += tone.amplitude * angle.sin();
+        }
+    }
+}
+
+/// Sample `i` of the ramp.
+fn ramp(i: usize, scalar: Scalar, out: &mut [u8]) {
+    let i = i64::try_from(i % RAMP).expect("below 2^16");
+    for (number, sign) in out.chunks_exact_mut(scalar.bytes()).zip([1, -1]) {
+        match scalar {
+            Scalar::Float32 | Scalar::Float64 => {
+                let half = (RAMP / 2) as f64;
+                encode((sign * i) as f64 / half - sign as f64, scalar, number);
+            }
+            _ => {
+                let bytes = number.len();
+                number.copy_from_slice(&(sign * i).to_le_bytes()[..bytes]);
+            }
+        }
+    }
+}
+
+/// Writes `value`, a part of full scale, as a number of type `scalar`.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rounded and clipped is what is meant"
+)]
+fn encode(value: f64, scalar: Scalar, out: &mut [u8]) {
+    match scalar {
+        Scalar::Int8 => {
+            out.copy_from_slice(&((value * f64::from(i8::MAX)).round() as i8).to_le_bytes());
+        }
+        Scalar::Uint8 => {
+            out.copy_from_slice(&(((value * 127.0).round() + 128.0) as u8).to_le_bytes());
+        }
+        Scalar::Int16 => {
+            out.copy_from_slice(&((value * f64::from(i16::MAX)).round() as i16).to_le_bytes());
+        }
+        Scalar::Int32 => {
+            out.copy_from_slice(&((value * f64::from(i32::MAX)).round() as i32).to_le_bytes());
+        }
+        Scalar::Float32 => out.copy_from_slice(&(value as f32).to_le_bytes()),
+        Scalar::Float64 => out.copy_from_slice(&value.to_le_bytes()),
+    }
+}
+
+/// A frequency as a whole number of millihertz, if it is one.
+fn millihertz(frequency: f64) -> Option<u64> {
+    let scaled = frequency * 1000.0;
+    let near = (scaled - scaled.round()).abs() <= scaled * 1e-15;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "checked"
+    )]
+    (near && (0.0..9e15).contains(&scaled)).then_some(scaled.round() as u64)
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a.max(1) } else { gcd(b, a % b) }
+}
+
+/// Gaussian random numbers of variance 1, by the method of Box and Muller.
+struct Normal {
+    random: Xoshiro256PlusPlus,
+    spare: Option<f64>,
+}
+
+impl Normal {
+    fn new(seed: u64) -> Self {
+        Self {
+            random: Xoshiro256PlusPlus::seed_from_u64(seed),
+            spare: None,
+        }
+    }
+
+    fn next(&mut self) -> f64 {
+        if let Some(spare) = self.spare.take() {
+            return spare;
+        }
+        let radius = (-2.0 * (1.0 - uniform(&mut self.random)).ln()).sqrt();
+        let (sin, cos) = (TAU * uniform(&mut self.random)).sin_cos();
+        self.spare = Some(radius * sin);
+        radius * cos
+    }
+}
+
+/// A number from 0 up to, not with, 1.
+pub(super) fn uniform(random: &mut Xoshiro256PlusPlus) -> f64 {
+    // 53 bits: all that a double holds.
+    (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,305 @@
+//! Signals against their closed forms.
+
+use super::*;
+use daq_core::layout::Layout;
+use proptest::prelude::*;
+
+const SCALARS: [Scalar; 6] = [
+    Scalar::Int8,
+    Scalar::Uint8,
+    Scalar::Int16,
+    Scalar::Int32,
+    Scalar::Float32,
+    Scalar::Float64,
+];
+
+fn recipe(samples: Samples) -> Recipe {
+    Recipe {
+        samples,
+        pattern: Pattern::Ramp,
+        tones: Vec::new(),
+        noise: 0.0,
+        seed: 0,
+    }
+}
+
+fn samples(scalar: Scalar, complex: bool, channels: u32, order: Order, rate: f64) -> Samples {
+    Samples {
+        scalar,
+        complex,
+        channels,
+        order,
+        rate: Some(Frequency(rate)),
+    }
+}
+
+fn tone(frequency: f64, amplitude: f64, phase: f64, channel: Option<u32>) -> Tone {
+    Tone {
+        frequency: Frequency(frequency),
+        amplitude,
+        phase,
+        channel,
+    }
+}
+
+/// One number as a part of full scale, and the width of its steps.
+fn decode(scalar: Scalar, bytes: &[u8]) -> (f64, f64) {
+    match scalar {
+        Scalar::Int8 => (
+            f64::from(i8::from_le_bytes([bytes[0]])) / 127.0,
+            1.0 / 127.0,
+        ),
+        Scalar::Uint8 => ((f64::from(bytes[0]) - 128.0) / 127.0, 1.0 / 127.0),
+        Scalar::Int16 => (
+            f64::from(i16::from_le_bytes(bytes.try_into().unwrap())) / 32767.0,
+            1.0 / 32767.0,
+        ),
+        Scalar::Int32 => {
+            let full = f64::from(i32::MAX);
+            (
+                f64::from(i32::from_le_bytes(bytes.try_into().unwrap())) / full,
+                1.0 / full,
+            )
+        }
+        Scalar::Float32 => (
+            f64::from(f32::from_le_bytes(bytes.try_into().unwrap())),
+            1e-6,
+        ),
+        Scalar::Float64 => (f64::from_le_bytes(bytes.try_into().unwrap()), 1e-9),
+    }
+}
+
+/// Where number `part` of point `point` of `channel` lies in a frame.
+fn position(layout: &Layout, point: usize, channel: usize, part: usize) -> usize {
+    let sample = match layout.order {
+        Order::Interleaved => point * layout.channels as usize + channel,
+        Order::Planar => channel * layout.points + point,
+    };
+    sample * layout.sample_bytes() + part * layout.scalar.bytes()
+}
+
+fn bytes(signal: &Signal, frame: u64, extent: std::ops::Range<usize>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    signal.write(frame, extent, |piece| bytes.extend_from_slice(piece));
+    bytes
+}
+
+proptest! {
+    /// Any sample of any frame is the sum of the tones there, whatever the type.
+    #[test]
+    fn tones_are_what_they_should_be(
+        scalar in prop::sample::select(SCALARS.to_vec()),
+        complex: bool,
+        channels in 1_u32..4,
+        planar: bool,
+        rate in prop::sample::select(vec![1_000_000_u64, 44_100, 48_000, 1_712_000_000]),
+        parts in 1_u64..50,
+        phase in -180.0_f64..180.0,
+        points in 1_usize..5000,
+        frame in prop_oneof![0_u64..10, 0_u64..1_000_000_000_000],
+        at: prop::sample::Index,
+        only in prop::option::of(0_u32..3),
+    ) {
+        let order = if planar { Order::Planar } else { Order::Interleaved };
+        let first = rate / 100 * parts;
+        let second = rate / 20;
+        let mut recipe = recipe(samples(scalar, complex, channels, order, rate as f64));
+        recipe.tones = vec![
+            tone(first as f64, 0.6, phase, None),
+            tone(second as f64, 0.3, 0.0, only.filter(|only| *only < channels)),
+        ];
+        prop_assert_eq!(recipe.problems(), []);
+        prop_assert_eq!(recipe.notes(), Vec::<String>::new());
+        let layout = recipe.samples.layout(point_bytes(&recipe.samples) * points).unwrap();
+        let signal = recipe.build(layout.frame_bytes());
+        let point = at.index(points);
+        let n = u128::from(frame) * points as u128 + point as u128;
+        let angle = |frequency: u64| TAU * (n * u128::from(frequency) % u128::from(rate)) as f64 / rate as f64;
+        for channel in 0..channels as usize {
+            for part in 0..if complex { 2 } else { 1 } {
+                let of = |angle: f64| if part == 0 { angle.cos() } else { angle.sin() };
+                let mut expected = 0.6 * of(angle(first) + phase.to_radians());
+                if recipe.tones[1].channel.is_none_or(|only| only as usize == channel) {
+                    expected += 0.3 * of(angle(second));
+                }
+                let at = position(&layout, point, channel, part);
+                let (value, step) = decode(scalar, &bytes(&signal, frame, at..at + scalar.bytes()));
+                prop_assert!((value - expected).abs() <= step * 0.51 + 1e-7, "{} instead of {}", value, expected);
+            }
+        }
+    }
+
+    /// However a frame is cut, its bytes are the same.
+    #[test]
+    fn cuts_do_not_show(
+        pattern in prop::sample::select(vec![Pattern::Ramp, Pattern::Counter, Pattern::Silence]),
+        noise in prop::sample::select(vec![0.0, 0.1]),
+        planar: bool,
+        points in 1_usize..3000,
+        frame in 0_u64..1000,
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+    ) {
+        let order = if planar { Order::Planar } else { Order::Interleaved };
+        let mut recipe = recipe(samples(Scalar::Int16, true, 3, order, 1e6));
+        (recipe.pattern, recipe.noise) = (pattern, noise);
+        let length = point_bytes(&recipe.samples) * points;
+        let signal = recipe.build(length);
+        let whole = bytes(&signal, frame, 0..length);
+        let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(length)).chain([0, length]).collect();
+        cuts.sort_unstable();
+        let pieces: Vec<u8> = cuts.windows(2).flat_map(|cut| bytes(&signal, frame, cut[0]..cut[1])).collect();
+        prop_assert_eq!(whole.len(), length);
+        prop_assert!(whole == pieces);
+    }
+}
+
+#[test]
+fn a_frequency_that_does_not_close_is_made_as_near_as_can_be_and_told() {
+    let mut recipe = recipe(samples(Scalar::Float32, false, 1, Order::Interleaved, 1e6));
+    recipe.tones = vec![tone(123_456.789, 1.0, 0.0, None)];
+    let plan = recipe.cycles();
+    let made = plan.cycles[0] as f64 * 1e6 / plan.period as f64;
+    assert!(
+        (made - 123_456.789).abs() <= 0.5 * 1e6 / plan.period as f64,
+        "{made}"
+    );
+    assert!(plan.period * 4 <= LONG);
+    let notes = recipe.notes();
+    assert!(
+        notes.len() == 1
+            && notes[0].starts_with("the tone of 123456.789 Hz is made at 123456.9549"),
+        "{notes:?}"
+    );
+}
+
+#[test]
+fn integers_clip_and_floats_do_not() {
+    let value = |scalar: Scalar, value: f64| {
+        let mut bytes = vec![0; scalar.bytes()];
+        encode(value, scalar, &mut bytes);
+        bytes
+    };
+    assert_eq!(value(Scalar::Int16, 1.0), i16::MAX.to_le_bytes());
+    assert_eq!(value(Scalar::Int16, 2.0), i16::MAX.to_le_bytes());
+    assert_eq!(value(Scalar::Int16, -2.0), i16::MIN.to_le_bytes());
+    assert_eq!(value(Scalar::Int8, -5.0), [0x80]);
+    assert_eq!(
+        (
+            value(Scalar::Uint8, 0.0),
+            value(Scalar::Uint8, 9.0),
+            value(Scalar::Uint8, -9.0)
+        ),
+        (vec![128], vec![255], vec![0])
+    );
+    assert_eq!(value(Scalar::Int32, 3.0), i32::MAX.to_le_bytes());
+    assert_eq!(value(Scalar::Float32, 3.0), 3.0_f32.to_le_bytes());
+    assert_eq!(value(Scalar::Float64, -3.0), (-3.0_f64).to_le_bytes());
+}
+
+#[test]
+fn noise_is_gaussian_independent_and_repeatable() {
+    let mut recipe = recipe(samples(Scalar::Float32, true, 2, Order::Planar, 1e6));
+    (recipe.noise, recipe.seed) = (0.25, 5);
+    let points = 100_000;
+    let signal = recipe.build(point_bytes(&recipe.samples) * points);
+    let frame = bytes(&signal, 0, 0..signal.frame_bytes);
+    let numbers: Vec<f64> = frame
+        .chunks_exact(4)
+        .map(|bytes| decode(Scalar::Float32, bytes).0)
+        .collect();
+    let count = numbers.len() as f64;
+    let mean = numbers.iter().sum::<f64>() / count;
+    let variance = numbers.iter().map(|x| x * x).sum::<f64>() / count;
+    let beyond = numbers.iter().filter(|x| x.abs() > 0.5).count() as f64 / count;
+    assert!(
+        mean.abs() < 0.002 && (variance.sqrt() - 0.25).abs() < 0.002,
+        "{mean} {variance}"
+    );
+    assert!((beyond - 0.0455).abs() < 0.003, "{beyond}: not Gaussian");
+    // Real against imaginary part, and one channel against the other.
+    let parts: f64 = numbers
+        .chunks_exact(2)
+        .map(|pair| pair[0] * pair[1])
+        .sum::<f64>()
+        / count;
+    let (one, other) = numbers.split_at(numbers.len() / 2);
+    let channels: f64 = one.iter().zip(other).map(|(a, b)| a * b).sum::<f64>() / count;
+    assert!(
+        parts.abs() < 0.001 && channels.abs() < 0.001,
+        "{parts} {channels}"
+    );
+    assert!(frame == bytes(&recipe.build(signal.frame_bytes), 0, 0..signal.frame_bytes));
+    let another = Recipe {
+        seed: 6,
+        ..recipe.clone()
+    };
+    assert!(frame != bytes(&another.build(signal.frame_bytes), 0, 0..signal.frame_bytes));
+    assert_eq!(
+        recipe.notes(),
+        [format!("the noise repeats after {} samples", LONG / 16)]
+    );
+}
+
+#[test]
+fn the_ramp_counts_samples() {
+    for scalar in SCALARS {
+        let mut recipe = recipe(samples(scalar, true, 3, Order::Interleaved, 1.0));
+        recipe.samples.rate = None;
+        let sample = 2 * scalar.bytes();
+        let signal = recipe.build(sample * 3 * 100);
+        let frame = 1_000_001;
+        for (i, found) in bytes(&signal, frame, 0..signal.frame_bytes)
+            .chunks_exact(sample)
+            .enumerate()
+        {
+            let n = (frame * 300 + i as u64) % 65_536;
+            let (real, imaginary) = found.split_at(scalar.bytes());
+            if matches!(scalar, Scalar::Float32 | Scalar::Float64) {
+                let expected = n as f64 / 32_768.0 - 1.0;
+                assert_eq!(decode(scalar, real).0, expected);
+                assert_eq!(decode(scalar, imaginary).0, -expected);
+            } else {
+                assert_eq!(real, &n.to_le_bytes()[..scalar.bytes()]);
+                assert_eq!(imaginary, &n.wrapping_neg().to_le_bytes()[..scalar.bytes()]);
+            }
+        }
+    }
+}
+
+#[test]
+fn silence_is_the_middle() {
+    let mut silent = recipe(samples(Scalar::Uint8, false, 1, Order::Interleaved, 1.0));
+    silent.pattern = Pattern::Silence;
+    assert_eq!(bytes(&silent.build(1000), 7, 100..110), [128; 10]);
+    silent.samples.scalar = Scalar::Float32;
+    assert_eq!(bytes(&silent.build(1000), 7, 100..112), [0; 12]);
+}
+
+#[test]
+fn what_cannot_be_made_is_told() {
+    let mut wrong = recipe(samples(Scalar::Int16, false, 2, Order::Interleaved, 1e6));
+    wrong.noise = -1.0;
+    wrong.tones = vec![
+        tone(6e5, f64::NAN, 0.0, Some(2)),
+        tone(5e5, 1.0, f64::INFINITY, Some(1)),
+    ];
+    let keys: Vec<_> = wrong
+        .problems()
+        .into_iter()
+        .filter_map(|problem| problem.key)
+        .collect();
+    assert_eq!(
+        keys,
+        [
+            "noise",
+            "tones.0.amplitude",
+            "tones.0.channel",
+            "tones.0.frequency",
+            "tones.1.phase"
+        ]
+    );
+    wrong.samples.complex = true;
+    assert_eq!(wrong.problems().len(), 4);
+    wrong.samples.rate = None;
+    assert_eq!(wrong.problems().len(), 6);
+}

@@ -1,0 +1,752 @@
+//! The source through a window and a ring: every fault against the ledger that was foretold.
+
+use super::*;
+use daq_core::config::Document;
+use daq_core::frame::{Clock, FrameMeta};
+use daq_core::ledger::{ReaderLedger, RingLedger, SourceLedger, SourceReport};
+use daq_core::region::{HostOptions, Region};
+use daq_core::ring::{Fill, Reader, Ring, RingOptions};
+use daq_core::source::{Filler, Polled};
+use daq_core::window::Window;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+const FILL: u8 = 0xee;
+
+/// A source built from its keys, with a ring and one reader that holds it.
+struct Bench {
+    filler: Box<dyn Filler>,
+    window: Window,
+    reader: Reader,
+    ledger: SourceLedger,
+    ring_ledger: RingLedger,
+    geometry: Geometry,
+    config: SimConfig,
+    frames: Vec<Got>,
+}
+
+/// A frame that was read.
+struct Got {
+    meta: FrameMeta,
+    present: Vec<bool>,
+    bytes: Vec<u8>,
+}
+
+fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text(
+        "daq.toml",
+        &format!(
+            "[source.adc]\n{}",
+            text.replace("[faults]", "[source.adc.faults]")
+        ),
+        &mut diagnostics,
+    );
+    let mut section = document.sections("source").remove(0);
+    let spec = (ENTRY.parse)(&mut section, &mut diagnostics);
+    spec.ok_or_else(|| diagnostics.render(document.sources(), false))
+}
+
+fn bench(text: &str, slot: usize, slots: usize) -> Bench {
+    let spec = spec(text).unwrap_or_else(|errors| panic!("{errors}"));
+    let geometry = spec.geometry(slot).unwrap();
+    let options = RingOptions {
+        places: geometry.places,
+        holdable: spec.holdable(),
+        fill: Fill::byte(FILL),
+        ..RingOptions::new("raw", slots, slot)
+    };
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let ring_ledger = RingLedger::default();
+    let (ring, producer) = Ring::new(region, options, ring_ledger.clone()).unwrap();
+    let reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+    let ledger = SourceLedger::default();
+    let window = Window::new(producer, geometry, spec.threads(), &ledger)
+        .pop()
+        .unwrap();
+    let context = SourceContext {
+        name: "adc".into(),
+        directory: ".".into(),
+        geometry,
+    };
+    let Producers::Fillers(mut fillers) = spec.build(&context).unwrap() else {
+        panic!("sim is a filler")
+    };
+    let mut filler = fillers.pop().unwrap();
+    filler.start().unwrap();
+    let config = toml::from_str(text).unwrap();
+    Bench {
+        filler,
+        window,
+        reader,
+        ledger,
+        ring_ledger,
+        geometry,
+        config,
+        frames: Vec::new(),
+    }
+}
+
+impl Bench {
+    fn fill(&mut self) -> Polled {
+        self.filler.fill(&mut self.window, Duration::ZERO).unwrap()
+    }
+
+    /// Reads at most `most` frames, all bytes checked where they are the counter's.
+    fn read(&mut self, most: usize) -> usize {
+        let mut read = 0;
+        while read < most
+            && let Some(lease) = self.reader.poll(1)
+        {
+            let frame = lease.frame(0);
+            let meta = *frame.meta();
+            let bytes = frame.bytes().unwrap()[..meta.length].to_vec();
+            let present: Vec<_> = (0..self.geometry.places)
+                .map(|i| frame.present().is_present(i))
+                .collect();
+            for (i, is_present) in (0..).zip(&present) {
+                let extent = self.geometry.extent(i);
+                let offset = meta.sequence * self.geometry.frame_bytes as u64 + extent.start as u64;
+                if !is_present {
+                    assert!(
+                        bytes[extent].iter().all(|byte| *byte == FILL),
+                        "old bytes in a missing place"
+                    );
+                } else if self.config.pattern == Some(Pattern::Counter) {
+                    assert_eq!(
+                        verify(&bytes[extent], offset),
+                        None,
+                        "frame {} place {i}",
+                        meta.sequence
+                    );
+                }
+            }
+            self.frames.push(Got {
+                meta,
+                present,
+                bytes,
+            });
+            read += 1;
+        }
+        read
+    }
+
+    /// Runs to the end while the reader keeps up.
+    fn run(mut self) -> Self {
+        let mut idle = 0;
+        loop {
+            match self.fill() {
+                Polled::Ended => break,
+                Polled::Full => {
+                    self.window.tick(Instant::now());
+                    idle += 1;
+                    assert!(
+                        idle < 1000,
+                        "held back for ever: {:?} {:?}",
+                        self.report(),
+                        self.ring_ledger
+                    );
+                }
+                _ => idle = 0,
+            }
+            self.read(usize::MAX);
+        }
+        self.finish();
+        self
+    }
+
+    fn finish(&mut self) {
+        self.window.finish();
+        self.read(usize::MAX);
+    }
+
+    fn report(&self) -> SourceReport {
+        SourceReport::of(&self.ledger)
+    }
+
+    /// Sequence numbers that arrived.
+    fn arrived(&self) -> BTreeSet<u64> {
+        let places = u64::from(self.geometry.places);
+        let mut arrived = BTreeSet::new();
+        for frame in &self.frames {
+            for (place, present) in (0..).zip(&frame.present) {
+                if *present {
+                    arrived.insert(frame.meta.sequence * places + place);
+                }
+            }
+        }
+        arrived
+    }
+}
+
+fn lost(causes: &[(&'static str, u64)]) -> BTreeMap<&'static str, u64> {
+    causes
+        .iter()
+        .copied()
+        .filter(|(_, count)| *count > 0)
+        .collect()
+}
+
+/// Slot, packet: one packet a frame, a few, many, and slots that are not cut evenly.
+const SHAPES: [(usize, usize); 6] = [
+    (64, 64),
+    (256, 64),
+    (1000, 100),
+    (1024, 24),
+    (4096, 32),
+    (16_384, 8192),
+];
+
+/// A fault and what it does to the ledger, in packets.
+struct Case {
+    keys: &'static str,
+    lost: &'static [(&'static str, u64)],
+    duplicates: u64,
+    rejected: u64,
+}
+
+#[test]
+fn every_fault_alone_does_what_it_says() {
+    let fault = |keys, lost| Case {
+        keys,
+        lost,
+        duplicates: 0,
+        rejected: 0,
+    };
+    let cases = [
+        fault("", &[]),
+        fault("lose = [5, 17, \"30..33\"]", &[("wire_gap", 5)]),
+        Case {
+            rejected: 3,
+            ..fault("corrupt_header_at = [7, 8, 50]", &[("wire_gap", 3)])
+        },
+        fault("corrupt_payload_at = [9, \"20..24\"]", &[("bad_packet", 5)]),
+        Case {
+            duplicates: 4,
+            ..fault("duplicate_at = [0, 3, 4, 60]", &[])
+        },
+        fault("reorder_at = [2, 11, 12, 40]\nreorder_by = 1", &[]),
+        fault("late_at = [4, 23, 24, 61]", &[("late", 4)]),
+    ];
+    for (slot, packet) in SHAPES {
+        // Enough that what is held back finds its followers.
+        let packets = 100 + 6 * (slot / packet) as u64;
+        for hold in [true, false] {
+            for case in &cases {
+                let text = format!(
+                    "pattern = \"counter\"\npacket = {packet}\nhold = {hold}\npackets = {packets}\n[faults]\n{}",
+                    case.keys
+                );
+                let bench = bench(&text, slot, 128).run();
+                let report = bench.report();
+                let expected = SourceReport {
+                    expected: packets,
+                    delivered: packets - case.lost.iter().map(|(_, count)| count).sum::<u64>(),
+                    lost: lost(case.lost),
+                    duplicates: case.duplicates,
+                    rejected: case.rejected,
+                    bytes: bench.arrived().len() as u64 * packet as u64,
+                    epochs: 1,
+                    ..SourceReport::default()
+                };
+                assert_eq!(report, expected, "slot {slot}, {text}");
+                assert_eq!(report.delivered, bench.arrived().len() as u64, "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_lost_at_the_ends_was_never_expected() {
+    let text = "packet = 64\npackets = 40\n[faults]\nlose = [0, 1, 38, 39]";
+    let report = bench(text, 256, 16).run().report();
+    assert_eq!(
+        (report.expected, report.delivered, report.lost),
+        (36, 36, lost(&[]))
+    );
+}
+
+/// What a ledger must hold, from the schedule alone: the arrivals are put in order and counted without a
+/// window. `None` where so much is missing in a row that the window would not believe what follows or has
+/// forgotten what comes late.
+fn foretell(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
+    let (places, window) = (u64::from(geometry.places), geometry.window as u64);
+    let by = config
+        .faults
+        .reorder_by
+        .unwrap_or(8)
+        .min((window - 1) * places);
+    let mut order: Vec<Packet> = Vec::new();
+    let mut held: BTreeMap<u64, Packet> = BTreeMap::new();
+    let mut front = 0;
+    for packet in config.schedule(geometry) {
+        let now = match packet.fate {
+            Fate::Sent | Fate::BadPayload | Fate::BadHeader => vec![packet],
+            Fate::Twice => vec![packet, packet],
+            Fate::Lost => vec![],
+            Fate::Late | Fate::Reordered => {
+                held.insert(packet.index, packet);
+                vec![]
+            }
+        };
+        if !now.is_empty() && packet.fate != Fate::BadHeader {
+            front = front.max(packet.sequence / places);
+        }
+        order.extend(now);
+        let mut before = usize::MAX;
+        while held.len() < before {
+            before = held.len();
+            for (index, old) in held.clone() {
+                let due = match old.fate {
+                    Fate::Late => front >= old.sequence / places + window,
+                    _ => packet.index >= index + by,
+                };
+                if due {
+                    front = front.max(old.sequence / places);
+                    order.extend(held.remove(&index));
+                }
+            }
+        }
+    }
+    order.extend(held.into_values());
+
+    let mut report = SourceReport::default();
+    let (mut present, mut damaged, mut late) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let (mut floor, mut front, mut low, mut high) = (None, 0, u64::MAX, 0);
+    for packet in &order {
+        let (sequence, frame) = (packet.sequence, packet.sequence / places);
+        if packet.fate == Fate::BadHeader {
+            report.rejected += 1;
+            continue;
+        }
+        report.epochs = 1;
+        if floor.is_some() && frame > front + window {
+            return None;
+        }
+        if frame < *floor.get_or_insert(frame) {
+            report.rejected += 1;
+        } else if frame + window <= front {
+            if present.contains(&sequence) {
+                report.duplicates += 1;
+            } else if sequence < low {
+                report.rejected += 1;
+            } else if frame + 2 * window <= front {
+                // Whole frames were missing where it should have been let go: the window has forgotten it.
+                return None;
+            } else {
+                late.insert(sequence);
+            }
+        } else {
+            front = front.max(frame);
+            (low, high) = (low.min(sequence), high.max(sequence + 1));
+            let fresh = match packet.fate {
+                Fate::BadPayload => damaged.insert(sequence),
+                _ => present.insert(sequence),
+            };
+            report.duplicates += u64::from(!fresh);
+        }
+    }
+    report.expected = high.saturating_sub(low);
+    report.delivered = present.len() as u64;
+    report.bytes = report.delivered * geometry.place_bytes as u64;
+    let (damaged, late) = (damaged.len() as u64, late.len() as u64);
+    report.lost = lost(&[
+        ("bad_packet", damaged),
+        ("late", late),
+        (
+            "wire_gap",
+            report.expected - report.delivered - damaged - late,
+        ),
+    ]);
+    Some(report)
+}
+
+proptest! {
+    /// All faults at once, any shape: the ledger is the foretold one, held back or not, paced or not.
+    #[test]
+    fn all_faults_together_are_foretold(
+        // TOML has no integers beyond 63 bits.
+        seed in 0..=i64::MAX,
+        chances in prop::array::uniform6(0.0_f64..0.06),
+        burst in 1.0_f64..2.5,
+        by in 1_u64..12,
+        places in 1_usize..9,
+        window in 2_usize..6,
+        packets in 0_u64..1500,
+        start in 0_u64..100,
+        bits in prop::sample::select(vec![10_u32, 16, 64]),
+    ) {
+        let by = by.min((window as u64 - 1) * places as u64);
+        let [loss, header, payload, duplicate, late, reorder] = chances;
+        let text = |keys: &str| format!(
+            "pattern = \"counter\"\npacket = 24\nwindow = {window}\npackets = {packets}\nstart = {start}\n\
+             sequence_bits = {bits}\n{keys}\n[faults]\nseed = {seed}\nloss = {loss}\nloss_burst = {burst}\n\
+             corrupt_header = {header}\ncorrupt_payload = {payload}\nduplicate = {duplicate}\nlate = {late}\n\
+             reorder = {reorder}\nreorder_by = {by}"
+        );
+        let slot = places * 24 + 5;
+        let mut results = Vec::new();
+        for keys in ["", "hold = false", "pace = \"1000 Gbit/s\"", "pace = \"1000 Gbit/s\"\nhold = true"] {
+            let bench = bench(&text(keys), slot, 128).run();
+            let report = bench.report();
+            prop_assert_eq!(report.expected, report.delivered + report.lost_total());
+            prop_assert_eq!(report.delivered, bench.arrived().len() as u64);
+            let foretold = foretell(&bench.config, &bench.geometry);
+            let Some(foretold) = foretold else { return Ok(()) };
+            prop_assert_eq!(&report, &foretold, "{}", keys);
+            results.push(bench.arrived());
+        }
+        prop_assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "it depends on pacing");
+    }
+
+    /// With slots for a part only and a reader that comes when it likes, a source that waits loses nothing.
+    #[test]
+    fn held_back_nothing_is_lost(slots in 2_usize..6, places in 1_usize..70, packets in 0_u64..600, reads in prop::collection::vec(0_usize..4, 1..20), window in 2_usize..5) {
+        let text = format!("pattern = \"counter\"\npacket = 24\npackets = {packets}\nwindow = {window}");
+        let mut bench = bench(&text, places * 24, slots);
+        let mut reads = reads.iter().cycle();
+        let mut turns = 0;
+        while bench.fill() != Polled::Ended {
+            bench.read(*reads.next().unwrap());
+            turns += 1;
+            if turns % 20 == 0 {
+                bench.read(1);
+            }
+        }
+        bench.finish();
+        let report = bench.report();
+        prop_assert_eq!((report.expected, report.delivered, report.lost_total()), (packets, packets, 0));
+        prop_assert_eq!(bench.arrived().len() as u64, packets);
+        prop_assert_eq!(bench.ring_ledger.ring_full.get(), 0);
+    }
+}
+
+#[test]
+fn held_back_with_faults_and_few_slots_only_the_faults_are_lost() {
+    let text = "pattern = \"counter\"\npacket = 64\npackets = 5000\nwindow = 3\n[faults]\nloss = 0.02\nlate = 0.02\n\
+                reorder = 0.1\nreorder_by = 5\nduplicate = 0.05";
+    let mut bench = bench(text, 512, 4);
+    let mut turns = 0;
+    loop {
+        match bench.fill() {
+            Polled::Ended => break,
+            Polled::Full => {
+                turns += 1;
+                assert!(turns < 100_000, "held back for ever");
+                bench.read(1);
+            }
+            _ => {}
+        }
+    }
+    bench.finish();
+    assert_eq!(
+        Some(bench.report()),
+        foretell(&bench.config, &bench.geometry)
+    );
+    assert!(turns > 500, "the ring was never full");
+}
+
+#[test]
+fn not_held_back_a_reader_that_does_not_read_costs_what_it_holds() {
+    for pace in ["pace = \"1000 Gbit/s\"", "hold = false"] {
+        let text = format!("pattern = \"counter\"\npacket = 64\npackets = 400\n{pace}");
+        let mut bench = bench(&text, 256, 8);
+        while bench.fill() != Polled::Ended {}
+        bench.finish();
+        let report = bench.report();
+        assert_eq!(
+            (report.expected, report.delivered, report.lost),
+            (400, 32, lost(&[("ring_full", 368)]))
+        );
+        assert_eq!(
+            (
+                bench.ring_ledger.published.get(),
+                bench.ring_ledger.ring_full.get()
+            ),
+            (8, 92)
+        );
+    }
+}
+
+#[test]
+fn a_restarted_sender_opens_an_epoch() {
+    for (hold, slots) in [(true, 5), (false, 128)] {
+        let text = format!(
+            "pattern = \"counter\"\npacket = 64\npackets = 300\nrestart_at = 202\nhold = {hold}"
+        );
+        let bench = bench(&text, 512, slots).run();
+        let report = bench.report();
+        assert_eq!((report.epochs, report.rejected, report.jumped), (2, 3, 0));
+        assert_eq!(
+            (report.expected, report.delivered, report.lost_total()),
+            (297, 297, 0),
+            "hold = {hold}"
+        );
+        let epochs: Vec<_> = bench
+            .frames
+            .iter()
+            .map(|frame| (frame.meta.epoch, frame.meta.sequence))
+            .collect();
+        assert_eq!((epochs[25], epochs[26]), ((1, 25), (2, 0)));
+    }
+}
+
+#[test]
+fn a_jump_is_a_gap_or_an_epoch() {
+    let near = bench(
+        "packet = 64\npackets = 300\njump = { at = 100, by = 20 }",
+        512,
+        128,
+    )
+    .run()
+    .report();
+    assert_eq!((near.epochs, near.rejected, near.jumped), (1, 0, 0));
+    assert_eq!(
+        (near.expected, near.delivered, near.lost),
+        (320, 300, lost(&[("wire_gap", 20)]))
+    );
+    for hold in [true, false] {
+        let text = format!(
+            "pattern = \"counter\"\npacket = 64\npackets = 300\njump = {{ at = 100, by = 50_000 }}\nhold = {hold}"
+        );
+        let far = bench(&text, 512, 128).run();
+        let report = far.report();
+        assert_eq!(
+            (report.epochs, report.rejected, report.jumped),
+            (2, 3, 50_003)
+        );
+        assert_eq!(
+            (report.expected, report.delivered, report.lost_total()),
+            (297, 297, 0)
+        );
+        assert_eq!(far.arrived().last(), Some(&50_299));
+    }
+}
+
+#[test]
+fn narrow_numbers_wrap_without_loss() {
+    let bench = bench(
+        "pattern = \"counter\"\npacket = 64\npackets = 1000\nsequence_bits = 8\nstart = 250",
+        256,
+        64,
+    )
+    .run();
+    let report = bench.report();
+    assert_eq!(
+        (
+            report.expected,
+            report.delivered,
+            report.epochs,
+            report.rejected
+        ),
+        (1000, 1000, 1, 0)
+    );
+    assert_eq!(
+        bench.arrived().into_iter().collect::<Vec<_>>(),
+        (250..1250).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn frames_count_packets_that_faults_take_too() {
+    let text = "packet = 64\nframes = 50\n[faults]\nlose = [3]\nduplicate_at = [5]";
+    let bench = bench(text, 512, 8).run();
+    assert_eq!(
+        (bench.report().expected, bench.report().delivered),
+        (400, 399)
+    );
+    assert_eq!(bench.frames.len(), 50);
+}
+
+#[test]
+fn timestamps_are_those_of_the_first_sample() {
+    let text = "samples = { type = \"int16\", rate = \"1 MHz\" }\npacket = 64\nframes = 40\nspeed = 1e6\nstart = 3";
+    let bench = bench(text, 512, 64).run();
+    let first = bench.frames[1].meta.timestamp;
+    assert_eq!(first.clock, Clock::Simulated);
+    assert!(first.ns > 1_600_000_000_000_000_000, "{first:?}");
+    for (i, frame) in (0_u64..).zip(&bench.frames[1..]) {
+        // 256 samples at 1 MHz.
+        assert_eq!(frame.meta.timestamp.ns - first.ns, i * 256_000);
+    }
+    assert_eq!(first.ns - bench.frames[0].meta.timestamp.ns, 256_000);
+}
+
+#[test]
+fn a_slow_rate_says_when_to_come_back_and_gives_nothing_early() {
+    let mut bench = bench("pace = \"8 bit/s\"\npacket = \"8 KiB\"", 8192, 4);
+    match bench.fill() {
+        Polled::Until(wait) => assert!(
+            wait > Duration::from_secs(4000) && wait <= Duration::from_secs(8192),
+            "{wait:?}"
+        ),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(bench.report(), SourceReport::default());
+}
+
+#[test]
+fn if_everything_is_lost_the_thread_still_comes_back() {
+    let mut forever = bench("packet = 64\n[faults]\nloss = 1.0", 512, 4);
+    for _ in 0..100 {
+        assert_eq!(forever.fill(), Polled::Busy);
+    }
+    assert_eq!(forever.report(), SourceReport::default());
+    let mut late = bench(
+        "packet = 64\npackets = 10_000\n[faults]\nlate = 1.0",
+        512,
+        4,
+    )
+    .run();
+    assert_eq!(late.fill(), Polled::Ended);
+    let report = late.report();
+    assert_eq!(report.expected, report.delivered + report.lost_total());
+    assert!(report.delivered > 9000, "{report:?}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes() {
+    let run = |seed: u64, pace: &str| {
+        let text = format!(
+            "samples = {{ type = \"int8\", channels = 2, rate = \"1 MHz\" }}\nnoise = 0.1\nseed = {seed}\npacket = 64\n\
+             frames = 60\n{pace}\ntones = [{{ frequency = \"100 kHz\", amplitude = 0.2 }}]\n[faults]\nloss = 0.1\nseed = {seed}"
+        );
+        let bench = bench(&text, 512, 128).run();
+        bench
+            .frames
+            .into_iter()
+            .map(|frame| (frame.meta.sequence, frame.present, frame.bytes))
+            .collect::<Vec<_>>()
+    };
+    let one = run(1, "pace = \"free\"");
+    assert!(one == run(1, "speed = 1e6") && one == run(1, "pace = \"1000 Gbit/s\"\nhold = true"));
+    assert!(one != run(2, "pace = \"free\""));
+}
+
+#[test]
+fn tones_go_on_across_packets_and_frames() {
+    let text = "samples = { type = \"float32\", complex = true, rate = \"1 MHz\" }\npacket = 72\nframes = 100\npace = \"free\"\n\
+                tones = [{ frequency = \"12.5 kHz\", amplitude = 0.5 }]";
+    let bench = bench(text, 1000, 4).run();
+    let mut n = 0_u64;
+    for frame in &bench.frames {
+        for point in frame.bytes.chunks_exact(8) {
+            let real = f64::from(f32::from_le_bytes(point[..4].try_into().unwrap()));
+            let imaginary = f64::from(f32::from_le_bytes(point[4..].try_into().unwrap()));
+            let angle = std::f64::consts::TAU * (n % 80) as f64 / 80.0;
+            assert!(
+                (real - 0.5 * angle.cos()).abs() < 1e-6
+                    && (imaginary - 0.5 * angle.sin()).abs() < 1e-6,
+                "{n}"
+            );
+            n += 1;
+        }
+    }
+    assert_eq!(n, 100 * 117);
+}
+
+#[test]
+fn held_packets_need_no_further_memory() {
+    let config: SimConfig = toml::from_str(
+        "packets = 20_000\npacket = 8\n[faults]\nlate = 0.4\nreorder = 0.4\nreorder_by = 20",
+    )
+    .unwrap();
+    let mut arrivals = config.arrivals(&config.geometry(64).unwrap());
+    let before = arrivals.capacities();
+    assert_eq!(arrivals.by_ref().count(), 20_000);
+    assert_eq!(arrivals.capacities(), before);
+}
+
+#[test]
+fn the_example_is_valid() {
+    let mut diagnostics = Diagnostics::new();
+    let text = ENTRY
+        .example
+        .replace("NAME", "adc")
+        .replace("OUTPUT", "raw");
+    // What is commented out is valid too, one line at a time.
+    for (i, line) in text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| line.starts_with("# ") && line.contains(" = "))
+    {
+        let mut lines: Vec<&str> = text.lines().collect();
+        lines[i] = &line[2..];
+        if line.contains("pattern") {
+            lines.retain(|line| !line.starts_with("noise") && !line.starts_with("tones"));
+        }
+        if line.contains("loss") || line.contains("duplicate_at") {
+            lines.insert(i, "[source.adc.faults]");
+        }
+        if line.contains("speed") || line.contains("hold") || !line.contains("With") {
+            let document = Document::from_text("daq.toml", &lines.join("\n"), &mut diagnostics);
+            let mut section = document.sections("source").remove(0);
+            section.take_string("driver", &["sim"], &mut diagnostics);
+            section.take_string("ring", &[], &mut diagnostics);
+            let spec = (ENTRY.parse)(&mut section, &mut diagnostics);
+            assert!(
+                spec.is_some(),
+                "{line}: {}",
+                diagnostics.render(document.sources(), false)
+            );
+        }
+    }
+    assert!(diagnostics.is_empty());
+    let schema = serde_json::to_value((ENTRY.schema)()).unwrap();
+    for key in ["samples", "tones", "faults", "pace", "restart_at"] {
+        assert!(
+            schema["properties"][key]["description"].is_string()
+                || schema["properties"][key]["$ref"].is_string(),
+            "{key}"
+        );
+    }
+}
+
+#[test]
+fn errors_point_at_their_keys() {
+    let errors = spec("samples = { channels = 2, rate = \"1 MHz\" }\nnoise = 0.1\ntones = [{ frequency = \"1 kHz\", amplitude = 0.5, channel = 7 }]\n[faults]\nloss = 1.5\nlose = [\"9..3\"]")
+        .err()
+        .unwrap();
+    assert!(
+        errors.contains("daq.toml:7:9") && errors.contains("the range \"9..3\" is empty"),
+        "{errors}"
+    );
+    let errors = spec("samples = { channels = 2, rate = \"1 MHz\" }\nnoise = 0.1\ntones = [{ frequency = \"1 kHz\", amplitude = 0.5, channel = 7 }]\n[faults]\nloss = 1.5")
+        .err()
+        .unwrap();
+    assert!(
+        errors.contains("daq.toml:4:60") && errors.contains("there is no channel 7"),
+        "{errors}"
+    );
+    assert!(
+        errors.contains("daq.toml:6:8") && errors.contains("1.5 is no probability"),
+        "{errors}"
+    );
+    let errors = spec("pace = \"fast\"\nsampels = 1").err().unwrap();
+    assert!(
+        errors.contains("did you mean `samples`?") && errors.contains("neither \"realtime\""),
+        "{errors}"
+    );
+}
+
+#[test]
+#[ignore = "prints a figure"]
+fn figure_of_free_running() {
+    for signal in ["pattern = \"counter\"", "pattern = \"ramp\"", "noise = 0.1"] {
+        for packet in [1024, 8192] {
+            let mut bench = bench(&format!("packet = {packet}\n{signal}"), 1 << 20, 64);
+            let start = Instant::now();
+            let mut frames = 0_u64;
+            while start.elapsed() < Duration::from_secs(1) {
+                if bench.fill() == Polled::Full {
+                    while bench.reader.poll(1).is_some() {
+                        frames += 1;
+                    }
+                }
+            }
+            let rate = (frames << 20) as f64 / start.elapsed().as_secs_f64() / 1e9;
+            println!("{signal}, packets of {packet} bytes: {rate:.2} GB/s");
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! The sources' foreign calls: one thin, documented function or type a call, and the only `unsafe` of this crate.
+
+pub mod place;
+pub mod recv;
+pub mod scatter;
+pub mod send;
+pub mod socket;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+//! The source `udp`: packets of a network instrument, through the kernel's sockets.
+//!
+//! ```text
+//!   socket 0 ─▶ thread 0 ─┐
+//!   socket 1 ─▶ thread 1 ─┼─▶ one window of open slots ─▶ ring
+//!      …          …      ─┘
+//! ```
+//! Each thread receives many packets with one call, coalesced where the kernel can, with the time at which
+//! the kernel received them. A single thread has the kernel write payload straight into the slots, see
+//! [`crate::sys::scatter`].
+//!
+//! # Ledger
+//! | what happens | what is counted |
+//! |---|---|
+//! | a packet never comes | lost, `wire_gap`; `kernel_drop` if the kernel counted drops at the socket meanwhile |
+//! | it comes after its frame was closed | lost, `late` |
+//! | it comes twice | `duplicates` |
+//! | it is no packet of the format, or its number is not believable | `rejected` |
+//! | it says something instead of carrying data | `control` |
+//! | its frame finds no slot | lost, `ring_full` |
+
+mod config;
+mod filler;
+mod tune;
+
+pub use config::{Listen, UdpConfig};
+
+use crate::format::{self, Format, Frames};
+use crate::sys::socket::{Interface, Options, SocketError, UdpSocket};
+use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::entry::{Claim, SourceContext, SourceEntry, SourceSpec};
+use daq_core::layout::{Layout, Samples};
+use daq_core::source::{Filler, Producers, SourceError};
+use daq_core::window::Geometry;
+use filler::Receiver;
+use std::net::SocketAddr;
+
+/// The registry entry.
+pub const ENTRY: SourceEntry = SourceEntry {
+    name: "udp",
+    summary: "Packets of a network instrument over UDP, raw or SPEAD",
+    example: EXAMPLE,
+    schema: || format::section::with_format(schemars::schema_for!(UdpConfig), true),
+    parse,
+};
+
+const EXAMPLE: &str = r#"[source.NAME]
+driver  = "udp"
+ring    = "OUTPUT"
+listen  = "0.0.0.0:4950"      # or several: ["10.0.0.1:4950", "10.0.1.1:4950"]
+samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
+# sockets = 2                 # several flows on several threads; 1 for multicast
+# cores   = [2, 3]            # one a thread
+# groups  = ["239.1.2.3"]     # multicast groups to join
+# interface = "eth1"          # where to join them
+# receive_buffer = "64 MiB"   # limited by net.core.rmem_max
+# window  = 8                 # frames open at a time: how far packets may come out of order
+# max_gap = 65536             # packets beyond that which count as lost when one comes after them
+# agree   = 4                 # packets in a row that are believed when they come from far away
+
+[source.NAME.format]
+kind     = "raw"              # or "spead"
+header   = "16 B"             # before the payload of each packet
+payload  = "8 KiB"            # of each packet
+sequence = { offset = 0, bytes = 8, endian = "big" }
+"#;
+
+/// A checked configuration.
+#[derive(Debug)]
+struct Udp {
+    config: UdpConfig,
+    format: Format,
+    samples: Samples,
+}
+
+fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
+    let format = format::section::take(section, diagnostics);
+    let config: UdpConfig = section.finish(&[], diagnostics)?;
+    let problems = config.problems();
+    let is_sound = problems.is_empty();
+    for problem in problems {
+        diagnostics.push(section.problem(problem));
+    }
+    let samples = config.samples.clone().unwrap_or_default();
+    let udp = Udp {
+        format: format?,
+        samples,
+        config,
+    };
+    is_sound.then(|| Box::new(udp) as Box<dyn SourceSpec>)
+}
+
+impl Udp {
+    fn frames(&self) -> Frames<'_> {
+        let UdpConfig {
+            window,
+            max_gap,
+            agree,
+            ..
+        } = self.config;
+        Frames {
+            format: &self.format,
+            samples: &self.samples,
+            window,
+            max_gap,
+            agree,
+        }
+    }
+
+    fn options(&self, reuse_port: bool) -> Options {
+        Options {
+            reuse_port,
+            receive_buffer: self.config.receive_buffer.bytes().unwrap_or(usize::MAX),
+            coalesce: true,
+            timestamps: true,
+            busy_poll: self.config.busy_poll.0,
+            groups: self.config.groups.clone(),
+            interface: self.config.interface.as_deref().map(Interface::from),
+        }
+    }
+
+    /// The sockets of one address.
+    fn open(&self, address: SocketAddr) -> Result<Vec<UdpSocket>, SocketError> {
+        let count = self.config.sockets;
+        let mut options = self.options(count > 1);
+        options
+            .groups
+            .retain(|group| group.is_ipv4() == address.is_ipv4());
+        if count > 1 {
+            // A group is joined without a word: only a socket that shares nothing finds out that a
+            // stranger has the port.
+            let alone = Options {
+                reuse_port: false,
+                receive_buffer: 0,
+                ..options.clone()
+            };
+            UdpSocket::open(address, &alone)?;
+        }
+        let first = UdpSocket::open(address, &options)?;
+        let address = first.local();
+        let mut sockets = vec![first];
+        while sockets.len() < count {
+            sockets.push(UdpSocket::open(address, &options)?);
+        }
+        Ok(sockets)
+    }
+}
+
+impl SourceSpec for Udp {
+    fn claims(&self) -> Vec<Claim> {
+        self.config
+            .listen
+            .0
+            .iter()
+            .copied()
+            .map(Claim::UdpPort)
+            .collect()
+    }
+
+    fn preferred_slot(&self) -> Option<usize> {
+        Some(self.frames().preferred_slot())
+    }
+
+    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+        self.frames().geometry(slot_bytes)
+    }
+
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        self.frames().layout(geometry)
+    }
+
+    fn holdable(&self) -> bool {
+        false
+    }
+
+    fn threads(&self) -> usize {
+        self.config.threads()
+    }
+
+    fn memory(&self, geometry: &Geometry) -> usize {
+        filler::memory(geometry.place_bytes, self.threads()) * self.threads()
+    }
+
+    fn cores(&self) -> Vec<usize> {
+        self.config.cores.clone()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.config.samples.is_none() {
+            notes.push("samples not declared: int8 assumed".to_owned());
+        }
+        if self.threads() > 1 {
+            let threads = self.threads();
+            notes.push(format!(
+                "{threads} threads fill one window: payload is copied once more than with one"
+            ));
+        }
+        notes
+    }
+
+    fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
+        let exclusive = self.threads() == 1;
+        let mut fillers: Vec<Box<dyn Filler>> = Vec::new();
+        let mut is_told = false;
+        for address in &self.config.listen.0 {
+            let sockets = self
+                .open(*address)
+                .map_err(|why| SourceError::new(format!("UDP {address}"), why.to_string()))?;
+            for socket in sockets {
+                let granted = socket.granted();
+                if granted.is_short() && !is_told {
+                    is_told = true;
+                    tracing::warn!("source {}: {granted}", context.name);
+                }
+                if !socket.coalesces() {
+                    tracing::debug!(
+                        "source {}: this kernel does not coalesce packets (UDP_GRO)",
+                        context.name
+                    );
+                }
+                fillers.push(Box::new(Receiver::new(
+                    &context.name,
+                    socket,
+                    self.format.clone(),
+                    exclusive,
+                )));
+            }
+        }
+        Ok(Producers::Fillers(fillers))
+    }
+}

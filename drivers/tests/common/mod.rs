@@ -1,0 +1,139 @@
+//! A source on its own ring, run by hand: what the engine does, without its threads.
+
+#![allow(dead_code, reason = "each test uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use daq_core::config::{Diagnostics, Document};
+use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
+use daq_core::ledger::{ReaderLedger, RingLedger, SourceLedger, SourceReport};
+use daq_core::region::{HostOptions, Region};
+use daq_core::ring::{Fill, Reader, Ring, RingOptions};
+use daq_core::source::{Filler, Polled, Producers, SourceError};
+use daq_core::window::{Geometry, Window};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// The checked source of a configuration's first section, or all that is wrong with it.
+pub fn spec(entry: &SourceEntry, text: &str) -> Result<Box<dyn SourceSpec>, String> {
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("daq.toml", text, &mut diagnostics);
+    let mut section = document.sections("source").remove(0);
+    let _ = section.take_string("driver", &[], &mut diagnostics);
+    let _ = section.take_string("ring", &[], &mut diagnostics);
+    let spec = (entry.parse)(&mut section, &mut diagnostics);
+    if diagnostics.has_errors() {
+        return Err(diagnostics.render(document.sources(), false));
+    }
+    Ok(spec.expect("an error for no source"))
+}
+
+/// A source with its ring and one reader.
+pub struct Rig {
+    pub fillers: Vec<Box<dyn Filler>>,
+    pub windows: Vec<Window>,
+    pub reader: Reader,
+    pub ledger: SourceLedger,
+    pub ring_ledger: RingLedger,
+    pub geometry: Geometry,
+}
+
+/// Opens `spec` on a ring of `slots` slots of `slot` bytes.
+pub fn rig(spec: &dyn SourceSpec, slot: usize, slots: usize) -> Result<Rig, SourceError> {
+    let mut geometry = spec
+        .geometry(slot)
+        .map_err(|problem| SourceError::new("geometry", problem.to_string()))?;
+    geometry.window = geometry.window.min(slots - 1);
+    let context = SourceContext {
+        name: "adc".to_owned(),
+        directory: PathBuf::from("."),
+        geometry,
+    };
+    let Producers::Fillers(fillers) = spec.build(&context)? else {
+        panic!("an engine")
+    };
+    let options = RingOptions {
+        places: geometry.places,
+        holdable: spec.holdable(),
+        fill: Fill::byte(0xee),
+        ..RingOptions::new("raw", slots, slot)
+    };
+    let region = Region::host(
+        options.region_bytes(),
+        HostOptions {
+            huge: true,
+            ..HostOptions::default()
+        },
+    )
+    .unwrap();
+    let ring_ledger = RingLedger::default();
+    let (ring, producer) = Ring::new(region, options, ring_ledger.clone()).unwrap();
+    let reader = ring.attach(true, 16, ReaderLedger::default()).unwrap();
+    let ledger = SourceLedger::default();
+    let windows = Window::new(producer, geometry, fillers.len(), &ledger);
+    Ok(Rig {
+        fillers,
+        windows,
+        reader,
+        ledger,
+        ring_ledger,
+        geometry,
+    })
+}
+
+impl Rig {
+    /// Fills for as long as `on` says, on this thread; one filler only.
+    pub fn fill_while(&mut self, mut on: impl FnMut(&SourceLedger) -> bool) {
+        let (filler, window) = (&mut self.fillers[0], &mut self.windows[0]);
+        while on(&self.ledger) {
+            let polled = filler.fill(window, Duration::from_millis(20)).unwrap();
+            window.tick(Instant::now());
+            if polled == Polled::Ended {
+                break;
+            }
+        }
+    }
+
+    /// Fills until nothing has come for a while.
+    pub fn fill_all(&mut self) {
+        let (filler, window) = (&mut self.fillers[0], &mut self.windows[0]);
+        let mut idle = 0;
+        while idle < 3 {
+            let polled = filler.fill(window, Duration::from_millis(20)).unwrap();
+            match polled {
+                Polled::Busy => idle = 0,
+                Polled::Idle | Polled::Until(_) => idle += 1,
+                Polled::Full | Polled::Ended => return,
+            }
+        }
+    }
+
+    pub fn report(&self) -> SourceReport {
+        SourceReport::of(&self.ledger)
+    }
+
+    /// All frames that are ready: number, epoch, bytes, and the places that arrived.
+    pub fn read(&mut self) -> Vec<(u64, u32, Vec<u8>, Vec<bool>)> {
+        let mut frames = Vec::new();
+        while let Some(lease) = self.reader.poll(1) {
+            let frame = lease.frame(0);
+            let meta = *frame.meta();
+            let present = (0..meta.places)
+                .map(|place| frame.present().is_present(place))
+                .collect();
+            frames.push((
+                meta.sequence,
+                meta.epoch,
+                frame.bytes().unwrap()[..meta.length].to_vec(),
+                present,
+            ));
+        }
+        frames
+    }
+}
+
+/// A port of the loopback interface that is free now.
+pub fn free_port() -> SocketAddr {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    socket.local_addr().unwrap()
+}

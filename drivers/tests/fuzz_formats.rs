@@ -1,0 +1,148 @@
+//! Any bytes at all are either understood or refused: no panic, no range outside the packet, no endless loop.
+//!
+//! `DAQ_FUZZ_SECONDS` says for how long each target runs (1 by default).
+
+use daq_drivers::format::{
+    Endian, Field, Format, Parsed, Places, Raw, Reject, Spead, Split, TimeScale,
+};
+use daq_drivers::pcap::Capture;
+use std::path::Path;
+use std::time::Duration;
+
+fn time() -> Duration {
+    let seconds = std::env::var("DAQ_FUZZ_SECONDS")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(1))
+}
+
+const SCALE: TimeScale = TimeScale {
+    nanoseconds: 1,
+    ticks: 3,
+    origin_ns: 1,
+};
+
+/// What must hold of every packet, given whole and in two pieces.
+fn check(format: &mut Format, packet: &[u8], cut: usize) {
+    let whole = format.parse(packet);
+    if let Ok(Parsed::Data(data)) = &whole {
+        assert!(
+            data.payload.end + format.trailer_len() <= packet.len() || format.trailer_len() == 0
+        );
+        assert!(data.payload.end <= packet.len());
+        assert!(data.sub < format.numbering().places_per_unit);
+        assert!(data.unit <= format.unit_mask());
+        let place = format.places().range(data.sub);
+        assert_eq!(
+            (data.offset, data.payload.len()),
+            (place.start, place.len())
+        );
+        assert_eq!(format.header_len(data.sub), data.payload.start);
+    }
+    if let Err(reject) = &whole {
+        assert!(!reject.to_string().is_empty() && !reject.name().is_empty());
+    }
+    let cut = cut.min(packet.len());
+    match format.parse_split(&packet[..cut], packet.len() - cut) {
+        Ok(Split::Whole(parsed)) => assert_eq!(whole, Ok(parsed)),
+        Ok(Split::Longer { header }) => assert!(cut < header && header <= packet.len()),
+        Err(reject) => assert!(whole == Err(reject) || matches!(whole, Err(Reject::Short { .. }))),
+    }
+}
+
+#[test]
+fn fuzz_raw() {
+    let sequence = Field::new(1, 6, Endian::Little, 3, 40);
+    let mut format = Format::Raw(
+        Raw::new(16, 20, 2, sequence, 5).timestamped(Field::new(8, 8, Endian::Big, 0, 64), SCALE),
+    );
+    bolero::check!()
+        .with_type::<(Vec<u8>, u8)>()
+        .with_test_time(time())
+        .for_each(|(packet, cut)| {
+            check(&mut format.clone(), packet, usize::from(*cut));
+            // Of the right length, too, which arbitrary bytes rarely have.
+            let mut right = packet.clone();
+            right.resize(38, 0);
+            check(&mut format, &right, usize::from(*cut));
+        });
+}
+
+#[test]
+fn fuzz_spead() {
+    let places = Places {
+        unit_bytes: 100,
+        first: 24,
+        rest: 40,
+    };
+    bolero::check!()
+        .with_type::<(Vec<u8>, Vec<(u8, bool, u64)>, u8, bool)>()
+        .with_test_time(time())
+        .for_each(|(bytes, items, cut, wide)| {
+            let bits = if *wide { 48 } else { 40 };
+            let mut format = Format::Spead(Spead::new(bits, places, 1).timestamped(7, SCALE));
+            check(&mut format, bytes, usize::from(*cut));
+            // A packet with a sound beginning: items of any identifier and value.
+            let items: Vec<_> = items
+                .iter()
+                .map(|(id, immediate, value)| daq_drivers::format::spead::Item {
+                    id: u64::from(id % 10),
+                    value: if value % 2 == 0 { value % 128 } else { *value },
+                    immediate: *immediate,
+                })
+                .collect();
+            let mut packet = Vec::new();
+            daq_drivers::format::spead::build_packet(bits, &items, bytes, &mut packet);
+            check(&mut format, &packet, usize::from(*cut));
+            // A sound packet with one byte changed.
+            packet.clear();
+            format.build(
+                u64::from(*cut),
+                u32::from(*cut) % 3,
+                Some(9),
+                bytes,
+                &mut packet,
+            );
+            let at = bytes
+                .first()
+                .map_or(0, |byte| usize::from(*byte) % packet.len());
+            packet[at] = *cut;
+            check(&mut format, &packet, usize::from(*cut));
+        });
+}
+
+#[test]
+fn fuzz_pcap() {
+    bolero::check!().with_type::<(u8, Vec<u8>, Vec<(u8, Vec<u8>)>)>().with_test_time(time()).for_each(
+        |(kind, bytes, blocks)| {
+            let mut file = match kind % 4 {
+                0 => bytes.clone(),
+                1 => b"\x0a\x0d\x0d\x0a\x1c\0\0\0\x4d\x3c\x2b\x1a\x01\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\x1c\0\0\0".to_vec(),
+                _ => b"\xd4\xc3\xb2\xa1\x02\0\x04\0\0\0\0\0\0\0\0\0\0\0\x04\0\x65\0\0\0".to_vec(),
+            };
+            for (block, body) in blocks {
+                let length = u32::try_from(body.len()).expect("generated bodies are short");
+                if kind % 4 == 1 {
+                    let length = (length.next_multiple_of(4) + 12).to_le_bytes();
+                    file.extend((u32::from(*block) % 8).to_le_bytes());
+                    file.extend(length);
+                    file.extend(body);
+                    file.resize(file.len().next_multiple_of(4), 0);
+                    file.extend(length);
+                } else {
+                    file.extend([[*block; 4], [0; 4], length.to_le_bytes(), length.to_le_bytes()].concat());
+                    file.extend(body);
+                }
+            }
+            file.extend(bytes);
+            let Ok(mut capture) = Capture::new(Path::new("fuzz"), &file[..]) else { return };
+            let mut datagrams = 0;
+            while let Ok(Some(datagram)) = capture.next() {
+                assert!(datagram.payload.len() <= file.len());
+                datagrams += 1;
+            }
+            assert!(capture.next().is_ok_and(|more| more.is_none()), "an ended capture stays ended");
+            assert_eq!(capture.frames(), datagrams + capture.skipped().total());
+        },
+    );
+}

@@ -1,0 +1,539 @@
+//! The source `replay`: recordings made here, and what must come of them.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unnecessary_debug_formatting,
+    reason = "quoted and escaped as TOML wants it"
+)]
+
+mod common;
+
+use common::{Rig, rig, spec};
+use daq_core::frame::Clock;
+use daq_core::ledger::SourceReport;
+use daq_core::sigmf::{Annotation, Capture, Datatype, Global, LABEL_MISSING, Meta, Number, Stream};
+use daq_core::source::Polled;
+use daq_drivers::replay::ENTRY;
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const FILL: u8 = 0xee;
+const PAYLOAD: usize = 64;
+
+type Frame = (u64, u32, Vec<u8>, Vec<bool>);
+
+/// Runs to the end while the reader keeps up.
+fn run(rig: &mut Rig) -> Vec<Frame> {
+    let mut frames = Vec::new();
+    let mut held = 0;
+    loop {
+        let polled = rig.fillers[0]
+            .fill(&mut rig.windows[0], Duration::ZERO)
+            .unwrap();
+        match polled {
+            Polled::Ended => break,
+            Polled::Full => {
+                held += 1;
+                assert!(held < 1000, "held back for ever: {:?}", rig.report());
+                frames.append(&mut rig.read());
+                rig.windows[0].tick(Instant::now());
+            }
+            Polled::Until(wait) => std::thread::sleep(wait.min(Duration::from_millis(20))),
+            _ => held = 0,
+        }
+    }
+    frames.append(&mut rig.read());
+    rig.windows[0].finish();
+    frames.append(&mut rig.read());
+    frames
+}
+
+fn open(text: &str, slot: usize, slots: usize) -> Rig {
+    let spec = spec(&ENTRY, text).unwrap_or_else(|errors| panic!("{errors}"));
+    rig(&*spec, slot, slots).unwrap()
+}
+
+fn lost(report: &SourceReport) -> BTreeMap<&'static str, u64> {
+    report
+        .lost
+        .iter()
+        .filter(|(_, count)| **count > 0)
+        .map(|(cause, count)| (*cause, *count))
+        .collect()
+}
+
+/// A pcap file of raw IPv4 packets: each a number, a payload made from it, a port and its time.
+fn pcap(path: &Path, packets: &[(u64, u16, u64)]) {
+    // Nanoseconds, snap length, link type 101 (raw IP).
+    let mut file = Vec::new();
+    for word in [0xa1b2_3c4d_u32, 0x0004_0002, 0, 0, 65_535, 101] {
+        file.extend(word.to_le_bytes());
+    }
+    for &(sequence, port, ns) in packets {
+        let body = [&sequence.to_be_bytes()[..], &[0; 8], &payload(sequence)].concat();
+        let udp = u16::try_from(body.len() + 8).unwrap();
+        let mut packet = vec![0x45, 0];
+        packet.extend((udp + 20).to_be_bytes());
+        packet.extend([0, 1, 0, 0, 64, 17, 0, 0]);
+        packet.extend(Ipv4Addr::new(10, 0, 0, 1).octets());
+        packet.extend(Ipv4Addr::new(10, 0, 0, 2).octets());
+        for word in [1234, port, udp, 0] {
+            packet.extend(word.to_be_bytes());
+        }
+        packet.extend(body);
+        let (seconds, rest) = (ns / 1_000_000_000, ns % 1_000_000_000);
+        let length = packet.len() as u64;
+        for word in [seconds, rest, length, length] {
+            file.extend(u32::try_from(word).unwrap().to_le_bytes());
+        }
+        file.extend(packet);
+    }
+    std::fs::write(path, file).unwrap();
+}
+
+fn payload(sequence: u64) -> Vec<u8> {
+    (0..PAYLOAD as u64)
+        .map(|i| (sequence.wrapping_mul(31) ^ i).to_le_bytes()[0])
+        .collect()
+}
+
+fn pcap_text(paths: &str, more: &str) -> String {
+    format!(
+        "[source.adc]\ndriver = \"replay\"\nring = \"raw\"\npath = {paths}\n{more}\n[source.adc.format]\nkind = \"raw\"\n\
+         header = 16\npayload = {PAYLOAD}\nsequence = {{ offset = 0, bytes = 8 }}\n"
+    )
+}
+
+/// Checks each place; returns the numbers that arrived.
+fn arrived(frames: &[Frame]) -> Vec<u64> {
+    let mut arrived = Vec::new();
+    for (number, _, bytes, present) in frames {
+        for (i, (place, present)) in bytes.chunks(PAYLOAD).zip(present).enumerate() {
+            let sequence = number * present_len(frames) + i as u64;
+            if *present {
+                assert_eq!(place, payload(sequence), "payload of {sequence}");
+                arrived.push(sequence);
+            } else {
+                assert!(
+                    place.iter().all(|byte| *byte == FILL),
+                    "old bytes in {sequence}"
+                );
+            }
+        }
+    }
+    arrived
+}
+
+fn present_len(frames: &[Frame]) -> u64 {
+    frames[0].3.len() as u64
+}
+
+#[test]
+fn a_capture_with_loss_and_reorder_gives_an_exact_ledger() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("a.pcap");
+    let gone = [17, 18, 250];
+    let mut sent: Vec<u64> = (0..400)
+        .filter(|sequence| !gone.contains(sequence))
+        .collect();
+    sent.swap(40, 45);
+    sent.swap(100, 107);
+    sent.insert(60, 55);
+    let packets: Vec<_> = sent
+        .iter()
+        .map(|&sequence| (sequence, 4950, 1_000_000_000 + sequence))
+        .collect();
+    pcap(&path, &packets);
+    for slots in [4, 16] {
+        let text = pcap_text(&format!("{path:?}"), "speed = \"free\"\nwindow = 3");
+        let mut rig = open(&text, PAYLOAD * 8, slots);
+        let frames = run(&mut rig);
+        let report = rig.report();
+        assert_eq!(
+            (report.expected, report.delivered),
+            (400, 397),
+            "{slots} slots: {report:?}"
+        );
+        assert_eq!(lost(&report), BTreeMap::from([("wire_gap", 3)]));
+        assert_eq!(
+            (report.duplicates, report.rejected, report.epochs),
+            (1, 0, 1)
+        );
+        let expected: Vec<u64> = (0..400)
+            .filter(|sequence| !gone.contains(sequence))
+            .collect();
+        assert_eq!((frames.len(), arrived(&frames)), (50, expected));
+    }
+}
+
+#[test]
+fn only_what_was_sent_to_the_port_is_taken_and_captures_follow_each_other() {
+    let dir = TempDir::new().unwrap();
+    let (first, second) = (dir.path().join("a.pcap"), dir.path().join("b.pcap"));
+    let packets = |range: std::ops::Range<u64>| -> Vec<_> {
+        range
+            .flat_map(|sequence| [(sequence, 4950, 5), (sequence + 90_000, 4951, 5)])
+            .collect()
+    };
+    pcap(&first, &packets(0..32));
+    pcap(&second, &packets(32..64));
+    let text = pcap_text(&format!("[{first:?}, {second:?}]"), "port = 4950");
+    let mut rig = open(&text, PAYLOAD * 8, 16);
+    let frames = run(&mut rig);
+    let report = rig.report();
+    assert_eq!(
+        (report.expected, report.delivered, report.rejected),
+        (64, 64, 0)
+    );
+    assert_eq!(arrived(&frames), (0..64).collect::<Vec<_>>());
+    let text = pcap_text(&format!("{first:?}"), "destination = \"10.0.0.9\"");
+    let mut rig = open(&text, PAYLOAD * 8, 16);
+    assert!(run(&mut rig).is_empty());
+    assert_eq!(rig.report().expected, 0);
+}
+
+#[test]
+fn recorded_times_are_kept_and_a_full_ring_holds_or_counts() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("a.pcap");
+    let packets: Vec<_> = (0..64).map(|i| (i, 1, 7_000_000_000 + i * 1000)).collect();
+    pcap(&path, &packets);
+    let mut rig = open(
+        &pcap_text(&format!("{path:?}"), "window = 1"),
+        PAYLOAD * 8,
+        16,
+    );
+    run(&mut rig);
+    let mut rig = open(
+        &pcap_text(&format!("{path:?}"), "window = 1"),
+        PAYLOAD * 8,
+        2,
+    );
+    loop {
+        let polled = rig.fillers[0]
+            .fill(&mut rig.windows[0], Duration::ZERO)
+            .unwrap();
+        if polled == Polled::Full {
+            break;
+        }
+        assert_ne!(polled, Polled::Ended);
+    }
+    let lease = rig.reader.poll(1).unwrap();
+    let meta = *lease.frame(0).meta();
+    assert_eq!(
+        (meta.timestamp.ns, meta.timestamp.clock),
+        (7_000_000_000, Clock::Recorded)
+    );
+    drop(lease);
+    let text = pcap_text(
+        &format!("{path:?}"),
+        "window = 1\nhold = false\nspeed = \"free\"",
+    );
+    let mut rig = open(&text, PAYLOAD * 8, 2);
+    while rig.fillers[0]
+        .fill(&mut rig.windows[0], Duration::ZERO)
+        .unwrap()
+        != Polled::Ended
+    {}
+    rig.windows[0].finish();
+    let report = rig.report();
+    assert_eq!((report.expected, report.delivered), (64, 16));
+    assert_eq!(lost(&report), BTreeMap::from([("ring_full", 48)]));
+}
+
+const FRAME: u64 = 256;
+const PLACES: u32 = 4;
+
+fn global(stream: Option<Stream>, datatype: Datatype) -> Global {
+    Global {
+        datatype,
+        version: "1.2.6".into(),
+        sample_rate: Some(1e6),
+        channels: 2,
+        offset: 0,
+        dataset: None,
+        trailing_bytes: 0,
+        recorder: None,
+        description: None,
+        author: None,
+        hardware: None,
+        extensions: Vec::new(),
+        stream,
+    }
+}
+
+fn bytes(from: u64, count: u64) -> Vec<u8> {
+    (from..from + count)
+        .map(|i| (i * 7 % 251).to_le_bytes()[0])
+        .collect()
+}
+
+fn store(dir: &Path, name: &str, meta: &Meta, data: &[u8]) -> PathBuf {
+    let path = dir.join(format!("{name}.sigmf-meta"));
+    std::fs::write(&path, meta.to_json()).unwrap();
+    std::fs::write(path.with_extension("sigmf-data"), data).unwrap();
+    path
+}
+
+fn capture(frame: u64, sequence: u64, epoch: u32, ns: u64) -> Capture {
+    Capture {
+        sample_start: frame * FRAME / 8,
+        sequence: Some(sequence),
+        epoch: Some(epoch),
+        clock_ns: Some(ns),
+        ..Capture::default()
+    }
+}
+
+fn missing(byte: u64, bytes: u64) -> Annotation {
+    Annotation {
+        sample_start: byte / 8,
+        sample_count: Some(bytes / 8),
+        label: Some(LABEL_MISSING.into()),
+        ..Annotation::default()
+    }
+}
+
+/// A recording of `frames` frames of complex int16, 2 channels.
+fn ours(frames: u64, captures: Vec<Capture>, annotations: Vec<Annotation>) -> Meta {
+    let stream = Stream {
+        bytes: frames * FRAME,
+        frames,
+        frame_bytes: FRAME,
+        places: PLACES,
+        ..Stream::default()
+    };
+    Meta {
+        global: global(Some(stream), Datatype::little(Number::I16, true)),
+        captures,
+        annotations,
+    }
+}
+
+fn sigmf_text(path: &Path, more: &str) -> String {
+    format!(
+        "[source.adc]\ndriver = \"replay\"\nring = \"raw\"\npath = {path:?}\nspeed = \"free\"\n{more}\n"
+    )
+}
+
+#[test]
+fn a_recording_comes_back_with_the_same_bytes_and_the_same_places_lost() {
+    let dir = TempDir::new().unwrap();
+    // Frames 10, 11, 12, then 3 frames missing, 16, 17; a new count 0, 1, 2. Missing: the last place of 11 and the
+    // first of 12 in one mark, and place 2 of the second epoch's frame 1.
+    let captures = vec![
+        capture(0, 10, 1, 1000),
+        capture(3, 16, 1, 9000),
+        capture(5, 0, 2, 500),
+    ];
+    let marks = vec![missing(256 + 192, 128), missing(6 * 256 + 128, 64)];
+    let data = bytes(0, 8 * FRAME);
+    let path = store(dir.path(), "raw-000000", &ours(8, captures, marks), &data);
+    for (slots, path) in [
+        (2, &*path),
+        (3, dir.path()),
+        (16, &*path.with_extension("sigmf-data")),
+    ] {
+        let mut rig = open(&sigmf_text(path, ""), 256, slots);
+        let frames = run(&mut rig);
+        let report = rig.report();
+        assert_eq!(
+            (report.expected, report.delivered),
+            (8 * 4 + 3 * 4, 8 * 4 - 3),
+            "{slots} slots: {report:?}"
+        );
+        assert_eq!(
+            lost(&report),
+            BTreeMap::from([("wire_gap", 15)]),
+            "{slots} slots"
+        );
+        assert_eq!(
+            (report.epochs, report.rejected, report.duplicates),
+            (2, 0, 0)
+        );
+        let whole: Vec<_> = frames
+            .iter()
+            .filter(|frame| frame.3.contains(&true))
+            .collect();
+        let numbers: Vec<_> = whole.iter().map(|frame| (frame.0, frame.1)).collect();
+        assert_eq!(
+            numbers,
+            [
+                (10, 1),
+                (11, 1),
+                (12, 1),
+                (16, 1),
+                (17, 1),
+                (0, 2),
+                (1, 2),
+                (2, 2)
+            ]
+        );
+        for (i, (_, _, bytes, present)) in whole.iter().enumerate() {
+            for place in 0..4 {
+                let at = i * 256 + place * 64;
+                let is_missing = [256 + 192, 512, 6 * 256 + 128].contains(&at);
+                assert_eq!(present[place], !is_missing, "frame {i} place {place}");
+                let got = &bytes[place * 64..][..64];
+                let expected = if is_missing {
+                    &[FILL; 64][..]
+                } else {
+                    &data[at..at + 64]
+                };
+                assert_eq!(got, expected, "frame {i} place {place}");
+            }
+        }
+    }
+}
+
+#[test]
+fn segments_of_a_directory_follow_each_other() {
+    let dir = TempDir::new().unwrap();
+    let data = bytes(0, 6 * FRAME);
+    for segment in 0..3_u64 {
+        let meta = ours(2, vec![capture(0, segment * 2, 1, segment)], Vec::new());
+        let half = usize::try_from(segment * 2 * FRAME).unwrap();
+        store(
+            dir.path(),
+            &format!("raw-{segment:06}"),
+            &meta,
+            &data[half..half + 512],
+        );
+    }
+    let mut rig = open(&sigmf_text(dir.path(), ""), 256, 4);
+    let frames = run(&mut rig);
+    assert_eq!(
+        frames.iter().map(|frame| frame.0).collect::<Vec<_>>(),
+        [0, 1, 2, 3, 4, 5]
+    );
+    assert_eq!(frames.concat_bytes(), data);
+    assert_eq!((rig.report().expected, rig.report().delivered), (24, 24));
+    // A second recording makes it ambiguous.
+    store(
+        dir.path(),
+        "other-000000",
+        &ours(1, vec![capture(0, 0, 1, 0)], Vec::new()),
+        &data[..256],
+    );
+    let problem = spec(&ENTRY, &sigmf_text(dir.path(), ""))
+        .unwrap()
+        .geometry(256)
+        .unwrap_err();
+    assert_eq!(problem.key.as_deref(), Some("path"));
+    assert!(
+        problem.to_string().contains("\"other\", \"raw\""),
+        "{problem}"
+    );
+    let mut rig = open(&sigmf_text(dir.path(), "name = \"other\""), 256, 4);
+    assert_eq!(run(&mut rig).concat_bytes(), &data[..256]);
+    let problem = spec(&ENTRY, &sigmf_text(dir.path(), "name = \"rwa\""))
+        .unwrap()
+        .geometry(256)
+        .unwrap_err();
+    assert_eq!(problem.key.as_deref(), Some("name"));
+}
+
+trait ConcatBytes {
+    fn concat_bytes(&self) -> Vec<u8>;
+}
+
+impl ConcatBytes for Vec<Frame> {
+    fn concat_bytes(&self) -> Vec<u8> {
+        self.iter().flat_map(|frame| frame.2.clone()).collect()
+    }
+}
+
+#[test]
+fn a_foreign_recording_is_cut_into_frames_and_nothing_is_left_over() {
+    let dir = TempDir::new().unwrap();
+    let data = bytes(3, 8 * 1000);
+    for (big_endian, name) in [(false, "little"), (true, "big")] {
+        let datatype = Datatype {
+            big_endian,
+            ..Datatype::little(Number::I16, true)
+        };
+        let meta = Meta {
+            global: global(None, datatype),
+            captures: vec![Capture::default()],
+            annotations: Vec::new(),
+        };
+        let path = store(dir.path(), name, &meta, &data);
+        let mut rig = open(&sigmf_text(&path, ""), 3000, 4);
+        let layout = spec(&ENTRY, &sigmf_text(&path, ""))
+            .unwrap()
+            .layout(&rig.geometry)
+            .unwrap();
+        assert_eq!(
+            (layout.channels, layout.complex, layout.sample_rate()),
+            (2, true, Some(1e6))
+        );
+        let frames = run(&mut rig);
+        let got: Vec<u8> = frames
+            .iter()
+            .flat_map(|(_, _, bytes, present)| {
+                let place = rig.geometry.place_bytes;
+                bytes
+                    .chunks(place)
+                    .zip(present)
+                    .filter(|(_, present)| **present)
+                    .flat_map(|(bytes, _)| bytes.to_vec())
+            })
+            .collect();
+        let expected = if big_endian {
+            data.chunks(2).flat_map(|pair| [pair[1], pair[0]]).collect()
+        } else {
+            data.clone()
+        };
+        assert_eq!(got, expected);
+        let report = rig.report();
+        assert_eq!((report.expected, report.bytes), (report.delivered, 8000));
+        assert!(
+            frames
+                .iter()
+                .enumerate()
+                .all(|(i, frame)| frame.0 == i as u64)
+        );
+    }
+}
+
+#[test]
+fn the_example_is_valid_and_what_is_wrong_is_told() {
+    let example = ENTRY
+        .example
+        .replace("NAME", "adc")
+        .replace("OUTPUT", "raw");
+    let example = spec(&ENTRY, &example).unwrap_or_else(|errors| panic!("{errors}"));
+    assert!(example.claims().is_empty() && example.holdable());
+    assert_eq!(example.geometry(1 << 20).unwrap().places, 128);
+    let why = rig(&*example, 1 << 20, 9).err().unwrap().to_string();
+    assert!(
+        why.contains("recording.pcap") && why.contains("path"),
+        "{why}"
+    );
+    let gone = spec(&ENTRY, &sigmf_text(Path::new("gone.sigmf-meta"), "")).unwrap();
+    let problem = gone.geometry(1 << 20).unwrap_err();
+    assert_eq!(
+        (problem.key.as_deref(), problem.help.is_some()),
+        (Some("path"), true)
+    );
+    let text = "[source.adc]\ndriver = \"replay\"\nring = \"raw\"\npath = \"a.pcap\"\n";
+    let errors = spec(&ENTRY, text).err().unwrap();
+    assert!(errors.contains("[source.adc.format]"), "{errors}");
+    let dir = TempDir::new().unwrap();
+    let meta = ours(1, vec![capture(0, 0, 1, 0)], Vec::new());
+    let path = store(dir.path(), "raw", &meta, &bytes(0, 256));
+    let problem = spec(&ENTRY, &sigmf_text(&path, ""))
+        .unwrap()
+        .geometry(100)
+        .unwrap_err();
+    assert!(problem.to_string().contains("256 B"), "{problem}");
+    assert_eq!(
+        spec(&ENTRY, &sigmf_text(&path, ""))
+            .unwrap()
+            .preferred_slot(),
+        Some(256)
+    );
+}

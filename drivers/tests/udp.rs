@@ -1,0 +1,702 @@
+//! The source `udp` over the loopback interface, beside a window that is given the same packets one by one.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{Rig, free_port, rig, spec};
+use daq_core::frame::Timestamp;
+use daq_core::ledger::SourceReport;
+use daq_core::source::Polled;
+use daq_drivers::datagram::Placer;
+use daq_drivers::format::spead::{Item, build_packet, item};
+use daq_drivers::format::{Endian, Field, Format, Places, Raw, Spead, TimeScale};
+use daq_drivers::sys::send::Sender;
+use daq_drivers::sys::socket::Interface;
+use daq_drivers::udp::ENTRY;
+use proptest::prelude::*;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const HEADER: usize = 16;
+
+fn raw(payload: usize, width: u32) -> Format {
+    Format::Raw(Raw::new(
+        HEADER,
+        payload,
+        0,
+        Field::new(4, 8, Endian::Big, 0, width),
+        1,
+    ))
+}
+
+fn raw_text(listen: &str, payload: usize, width: u32, more: &str) -> String {
+    format!(
+        "[source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = {listen}\n{more}\n[source.adc.format]\n\
+         kind = \"raw\"\nheader = {HEADER}\npayload = {payload}\n\
+         sequence = {{ offset = 4, bytes = 8, bits = {width} }}\n"
+    )
+}
+
+/// What place `sequence` holds: by its lowest 16 bits, which are all that the narrowest number tells.
+fn payload(sequence: u64, bytes: usize) -> Vec<u8> {
+    let seed = (sequence & 0xffff).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..bytes as u64)
+        .map(|i| (seed.rotate_left((i % 61) as u32) ^ i).to_le_bytes()[0])
+        .collect()
+}
+
+/// One datagram and whether it may be sent together with its neighbours of the same length.
+type Sent = Vec<u8>;
+
+fn datagram(format: &Format, sequence: u64) -> Sent {
+    let per = u64::from(format.numbering().places_per_unit);
+    let (unit, sub) = (sequence / per, u32::try_from(sequence % per).unwrap());
+    let mut out = Vec::new();
+    let bytes = format.places().range(sub).len();
+    format.build(
+        unit & format.unit_mask(),
+        sub,
+        None,
+        &payload(sequence, bytes),
+        &mut out,
+    );
+    out
+}
+
+/// Sends `packets` in order, neighbours of equal length as one message where `offload`, and fills meanwhile.
+fn deliver(rig: &mut Rig, to: SocketAddr, packets: &[Sent], offload: bool) {
+    // The loopback interface has a queue a core: a thread that moves to another overtakes its own packets.
+    if let Some(core) = daq_core::thread::allowed_cores().first() {
+        daq_core::thread::pin(*core).unwrap();
+    }
+    let mut sender = Sender::open(to, offload, None).unwrap();
+    for run in packets.chunk_by(|a, b| a.len() == b.len() && !a.is_empty()) {
+        for part in run.chunks((200_000 / run[0].len().max(1)).clamp(1, 256)) {
+            if part[0].is_empty() {
+                sender.send(&[]).unwrap();
+            } else {
+                sender.send_packets(&part.concat(), part[0].len()).unwrap();
+            }
+            while rig.fillers[0]
+                .fill(&mut rig.windows[0], Duration::ZERO)
+                .unwrap()
+                == Polled::Busy
+            {}
+        }
+    }
+    rig.fill_all();
+}
+
+/// What a window makes of the same packets, one at a time.
+fn reference(rig: &mut Rig, format: &Format, packets: &[Sent]) {
+    let mut placer = Placer::new("reference", format.clone());
+    for packet in packets {
+        placer.place(&mut rig.windows[0], [(&packet[..], Timestamp::default())]);
+    }
+}
+
+/// Checks each place of each frame; returns what to compare.
+fn verify(rig: &mut Rig) -> Vec<(u64, u32, Vec<u8>, Vec<bool>)> {
+    let geometry = rig.geometry;
+    let frames = rig.read();
+    for (number, _, bytes, present) in &frames {
+        for (place, present) in (0_u32..).zip(present) {
+            let extent = geometry.extent(place);
+            if *present {
+                let sequence = number * u64::from(geometry.places) + u64::from(place);
+                assert_eq!(
+                    bytes[extent.clone()],
+                    payload(sequence, extent.len()),
+                    "payload of {sequence}"
+                );
+            } else {
+                assert!(
+                    bytes[extent].iter().all(|byte| *byte == 0xee),
+                    "place {place} of {number} shows old bytes"
+                );
+            }
+        }
+    }
+    frames
+}
+
+fn open(text: &str, slot: usize, slots: usize) -> Rig {
+    let spec = spec(&ENTRY, text).unwrap_or_else(|errors| panic!("{errors}"));
+    rig(&*spec, slot, slots).unwrap()
+}
+
+#[test]
+fn packets_in_order_arrive_whole_at_any_size() {
+    for (payload, count) in [
+        (1, 3000),
+        (64, 3000),
+        (1456, 3000),
+        (4096, 1000),
+        (8956, 1000),
+        (30_000, 200),
+    ] {
+        for offload in [false, true] {
+            let port = free_port();
+            let mut rig = open(
+                &raw_text(&format!("\"{port}\""), payload, 64, ""),
+                payload * 50,
+                64,
+            );
+            let format = raw(payload, 64);
+            let packets: Vec<_> = (100..100 + count)
+                .map(|sequence| datagram(&format, sequence))
+                .collect();
+            deliver(&mut rig, port, &packets, offload);
+            rig.windows[0].finish();
+            let report = rig.report();
+            assert_eq!(
+                (report.expected, report.delivered, report.rejected),
+                (count, count, 0),
+                "{payload} {offload}"
+            );
+            assert_eq!(report.bytes, count * payload as u64);
+            let frames = verify(&mut rig);
+            assert_eq!(frames.len() as u64, count / 50);
+            assert!(
+                (2_u64..)
+                    .zip(&frames)
+                    .all(|(number, frame)| frame.0 == number)
+            );
+        }
+    }
+}
+
+/// What happens to a packet on its way.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Sent,
+    Lost(u64),
+    Twice,
+    Delayed(usize),
+    /// Instead of it comes one of another length.
+    Cut(usize),
+    Garbage(usize),
+    /// Numbers go on from here.
+    Jump(u64),
+    Restart,
+    Empty,
+}
+
+fn fate() -> impl Strategy<Value = Fate> {
+    prop_oneof![
+        60 => Just(Fate::Sent),
+        2 => (1_u64..4).prop_map(Fate::Lost),
+        1 => (1_u64..200).prop_map(Fate::Lost),
+        2 => Just(Fate::Twice),
+        2 => (1_usize..60).prop_map(Fate::Delayed),
+        1 => (1_usize..100).prop_map(Fate::Cut),
+        1 => (1_usize..100).prop_map(Fate::Garbage),
+        1 => (100_000_u64..100_000_000).prop_map(Fate::Jump),
+        1 => Just(Fate::Restart),
+        1 => Just(Fate::Empty),
+    ]
+}
+
+fn schedule(format: &Format, first: u64, fates: &[Fate]) -> Vec<Sent> {
+    let mut sequence = first;
+    let mut packets: Vec<(usize, usize, Sent)> = Vec::new();
+    for (i, fate) in fates.iter().enumerate() {
+        let packet = datagram(format, sequence);
+        let mut push = |at: usize, packet: Sent| packets.push((at, packets.len(), packet));
+        match *fate {
+            Fate::Sent => push(i, packet),
+            Fate::Lost(more) => sequence += more - 1,
+            Fate::Twice => {
+                push(i, packet.clone());
+                push(i, packet);
+            }
+            Fate::Delayed(by) => push(i + by, packet),
+            Fate::Cut(by) => push(
+                i,
+                packet[..packet.len() - by.min(packet.len() - 1)].to_vec(),
+            ),
+            Fate::Garbage(bytes) => push(i, vec![0xab; bytes]),
+            Fate::Jump(by) => sequence += by,
+            Fate::Restart => sequence = first,
+            Fate::Empty => push(i, Vec::new()),
+        }
+        sequence += 1;
+    }
+    packets.sort_by_key(|(at, order, _)| (*at, *order));
+    packets.into_iter().map(|(_, _, packet)| packet).collect()
+}
+
+/// `fates` after two frames in order, without those that begin a new count: around the first packets of a count it
+/// matters where batches end.
+fn after_a_clean_start(fates: &[Fate]) -> Vec<Fate> {
+    let begins_anew = |fate: &&Fate| matches!(fate, Fate::Jump(_) | Fate::Restart);
+    let rest = fates.iter().filter(|fate| !begins_anew(fate));
+    std::iter::repeat_n(&Fate::Sent, 64)
+        .chain(rest)
+        .copied()
+        .collect()
+}
+
+fn without_causes(mut report: SourceReport) -> SourceReport {
+    // Whether the kernel dropped anything is not ours to foresee, only the amount.
+    let dropped = report.lost.remove("kernel_drop").unwrap_or(0);
+    if dropped > 0 {
+        *report.lost.entry("wire_gap").or_default() += dropped;
+    }
+    report
+}
+
+fn same_as_one_by_one(
+    text: &str,
+    port: SocketAddr,
+    format: &Format,
+    slot: usize,
+    packets: &[Sent],
+    offload: bool,
+) {
+    let mut received = open(text, slot, 1024);
+    // Any port will do for the one that receives nothing.
+    let other = text.replace(&port.to_string(), &free_port().to_string());
+    let mut expected = open(&other, slot, 1024);
+    deliver(&mut received, port, packets, offload);
+    reference(&mut expected, format, packets);
+    for rig in [&mut received, &mut expected] {
+        rig.windows[0].finish();
+    }
+    let (left, right) = (
+        without_causes(received.report()),
+        without_causes(expected.report()),
+    );
+    assert_eq!(left, right);
+    assert_eq!(left.expected, left.delivered + left.lost_total());
+    let frames = (verify(&mut received), verify(&mut expected));
+    for (left, right) in frames.0.iter().zip(&frames.1) {
+        assert_eq!((left.0, left.1, &left.3), (right.0, right.1, &right.3));
+    }
+    assert!(
+        frames.0 == frames.1,
+        "{} frames, {} expected",
+        frames.0.len(),
+        frames.1.len()
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// With a window that holds everything and a count that begins cleanly, each packet's fate follows from the order alone: the ledger and every
+    /// byte are those of a window that is given the packets one by one. Copied packets (small) and guessed places
+    /// (large), numbers wide and so narrow that they wrap.
+    #[test]
+    fn a_hostile_sender_is_accounted_exactly(
+        fates in prop::collection::vec(fate(), 1..500),
+        large: bool,
+        offload: bool,
+        narrow: bool,
+        places in 1_usize..20,
+    ) {
+        let payload = if large { 5000 } else { 100 };
+        // Where the number wraps a frame must end, or those counted from behind the seam would hold other packets.
+        let (width, places) = if narrow { (16, places.next_power_of_two()) } else { (64, places) };
+        let format = raw(payload, width);
+        let port = free_port();
+        let text = raw_text(&format!("\"{port}\""), payload, width, "window = 1000\nmax_gap = 1000\nagree = 3");
+        let first = if narrow { 65_500 / places * places } else { 0 };
+        let packets = schedule(&format, first as u64, &after_a_clean_start(&fates));
+        same_as_one_by_one(&text, port, &format, payload * places, &packets, offload);
+    }
+
+    #[test]
+    fn hostile_heaps_are_accounted_exactly(
+        fates in prop::collection::vec(fate(), 1..500),
+        large: bool,
+        offload: bool,
+        first_less in prop_oneof![Just(0_usize), Just(24)],
+        tail in 0_usize..3000,
+    ) {
+        let rest = if large { 5000 } else { 500 };
+        let places = Places { unit_bytes: rest * 5 + tail, first: rest - first_less, rest };
+        let format = Format::Spead(Spead::new(40, places, 1));
+        let port = free_port();
+        let text = spead_text(port, places, 1000);
+        let packets = schedule(&format, 0, &after_a_clean_start(&fates));
+        same_as_one_by_one(&text, port, &format, places.unit_bytes, &packets, offload);
+    }
+
+    /// With a small window it matters where batches end; still every packet is counted once, every place too, and
+    /// no byte is anywhere but in its place.
+    #[test]
+    fn a_hostile_sender_finds_no_hole_in_a_small_window(
+        fates in prop::collection::vec(fate(), 1..500),
+        large: bool,
+        offload: bool,
+        window in 1_usize..6,
+        places in 1_usize..20,
+        slots in prop_oneof![Just(8_usize), Just(1024)],
+    ) {
+        let payload = if large { 5000 } else { 100 };
+        let format = raw(payload, 64);
+        let port = free_port();
+        let more = format!("window = {window}\nmax_gap = 1000\nagree = 3");
+        let packets = schedule(&format, 0, &fates);
+        let mut rig = open(&raw_text(&format!("\"{port}\""), payload, 64, &more), payload * places, slots);
+        deliver(&mut rig, port, &packets, offload);
+        rig.windows[0].finish();
+        let report = rig.report();
+        prop_assert_eq!((report.pending, report.expected), (0, report.delivered + report.lost_total()));
+        let of = |cause| report.lost.get(cause).copied().unwrap_or(0);
+        let counted = report.delivered + of("ring_full") + of("late") + report.duplicates + report.rejected;
+        prop_assert_eq!(counted, packets.len() as u64, "{:?}", &report);
+        let frames = verify(&mut rig);
+        let present = frames.iter().flat_map(|frame| &frame.3).filter(|present| **present).count();
+        prop_assert_eq!(present as u64, report.delivered);
+        prop_assert!(frames.is_sorted_by_key(|frame| (frame.1, frame.0)));
+    }
+}
+
+fn spead_text(port: SocketAddr, places: Places, window: usize) -> String {
+    format!(
+        "[source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = \"{port}\"\nwindow = {window}\n[source.adc.format]\n\
+         kind = \"spead\"\nheap = {}\npacket = {}\nfirst = {}\n",
+        places.unit_bytes, places.rest, places.first
+    )
+}
+
+#[test]
+fn gaps_jumps_and_restarts_are_told_apart() {
+    for payload in [100, 5000] {
+        let format = raw(payload, 64);
+        let port = free_port();
+        let more = "window = 3\nmax_gap = 1000\nagree = 3";
+        let text = raw_text(&format!("\"{port}\""), payload, 64, more);
+        let mut rig = open(&text, payload * 10, 256);
+        // A gap within the window, one beyond it, one that is too long for a gap, a restart.
+        let numbers = [0..100, 105..200, 700..800, 1_000_000..1_000_100, 0..100];
+        let packets: Vec<_> = numbers
+            .into_iter()
+            .flatten()
+            .map(|number| datagram(&format, number))
+            .collect();
+        deliver(&mut rig, port, &packets, true);
+        rig.windows[0].finish();
+        let report = without_causes(rig.report());
+        assert_eq!(
+            (report.epochs, report.jumped),
+            (3, 1_000_002 - 800),
+            "{report:?}"
+        );
+        // Of packets from far away the third is believed.
+        assert_eq!(
+            (report.rejected, report.duplicates),
+            (3 * 2, 0),
+            "{report:?}"
+        );
+        assert_eq!(report.lost, [("wire_gap", 5 + 502)].into());
+        assert_eq!(
+            (report.expected, report.delivered),
+            (800 + 98 + 98, 100 + 95 + 98 + 98 + 98)
+        );
+        let epochs: Vec<_> = verify(&mut rig).iter().map(|frame| frame.1).collect();
+        assert!(
+            epochs.is_sorted() && epochs.last() == Some(&3),
+            "{epochs:?}"
+        );
+    }
+}
+
+#[test]
+fn descriptors_and_the_end_of_a_stream_are_no_loss() {
+    for rest in [500, 6000] {
+        let places = Places {
+            unit_bytes: rest * 3 + 100,
+            first: rest - 16,
+            rest,
+        };
+        let spead = Spead::new(40, places, 1);
+        let format = Format::Spead(spead.clone());
+        let per = u64::from(format.numbering().places_per_unit);
+        let port = free_port();
+        let mut rig = open(&spead_text(port, places, 3), places.unit_bytes, 64);
+        let descriptors = |unit| {
+            let items = [
+                Item::immediate(item::HEAP_COUNTER, unit),
+                Item::immediate(item::HEAP_LENGTH, 300),
+                Item::immediate(item::HEAP_OFFSET, 0),
+                Item::immediate(item::PAYLOAD_LENGTH, 300),
+            ];
+            let mut out = Vec::new();
+            build_packet(40, &items, &[1; 300], &mut out);
+            out
+        };
+        let heaps = |range: std::ops::Range<u64>| {
+            (range.start * per..range.end * per).map(|s| datagram(&format, s))
+        };
+        let mut packets = vec![descriptors(1)];
+        packets.extend(heaps(2..6));
+        packets.push(descriptors(6));
+        packets.push(descriptors(6));
+        packets.extend(heaps(7..12));
+        let mut end = Vec::new();
+        spead.build_end(12, &mut end);
+        packets.push(end);
+        deliver(&mut rig, port, &packets, true);
+        rig.windows[0].finish();
+        let report = rig.report();
+        assert_eq!(
+            (report.expected, report.delivered, report.lost_total()),
+            (9 * per, 9 * per, 0),
+            "{report:?}"
+        );
+        assert_eq!((report.control, report.rejected, report.epochs), (4, 0, 1));
+        let frames = verify(&mut rig);
+        assert_eq!(
+            frames.iter().map(|frame| frame.0).collect::<Vec<_>>(),
+            [2, 3, 4, 5, 7, 8, 9, 10, 11]
+        );
+    }
+}
+
+/// Whether packets wait at a socket of `port`: the fifth column of the kernel's table, behind the colon.
+fn is_queued(port: SocketAddr) -> bool {
+    let table = std::fs::read_to_string("/proc/net/udp").unwrap();
+    let here = format!(":{:04X}", port.port());
+    let mut sockets = table
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>());
+    sockets.any(|columns| columns[1].ends_with(&here) && !columns[4].ends_with(":00000000"))
+}
+
+#[test]
+fn flows_on_several_sockets_fill_one_window() {
+    const FLOWS: u64 = 8;
+    const EACH: u64 = 2000;
+    let port = free_port();
+    let payload = 1000;
+    let text = raw_text(
+        &format!("\"{port}\""),
+        payload,
+        64,
+        "sockets = 2\nwindow = 16",
+    );
+    let mut rig = open(&text, payload * 40, 1024);
+    assert_eq!(rig.fillers.len(), 2);
+    let format = raw(payload, 64);
+    let stop = AtomicBool::new(false);
+    let others = AtomicU64::new(1);
+    let (fillers, windows) = (&mut rig.fillers, &mut rig.windows);
+    std::thread::scope(|scope| {
+        let others = &others;
+        for (filler, window) in fillers.iter_mut().zip(windows) {
+            let stop = &stop;
+            scope.spawn(move || {
+                while !stop.load(Ordering::Acquire) {
+                    filler.fill(window, Duration::from_micros(200)).unwrap();
+                    window.tick(Instant::now());
+                }
+                // The sequencer serves the other thread until that is done, as the engine has it.
+                if window.is_sequencer() {
+                    while others.load(Ordering::Acquire) > 0 {
+                        window.tick(Instant::now());
+                    }
+                } else {
+                    others.fetch_sub(1, Ordering::AcqRel);
+                }
+            });
+        }
+        let mut senders: Vec<_> = (0..FLOWS)
+            .map(|_| Sender::open(port, false, None).unwrap())
+            .collect();
+        for i in 0..EACH {
+            for (flow, sender) in (0..).zip(&mut senders) {
+                sender.send(&datagram(&format, i * FLOWS + flow)).unwrap();
+            }
+            // The flows must not run apart further than the window reaches, however the threads are scheduled.
+            while i % 10 == 9 && is_queued(port) {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        stop.store(true, Ordering::Release);
+    });
+    rig.windows[0].finish();
+    let report = rig.report();
+    // Before the first packet that is seen nothing is expected: those of other flows may be just behind it.
+    assert_eq!(
+        report.expected + report.rejected,
+        FLOWS * EACH,
+        "{report:?}"
+    );
+    assert_eq!(report.expected, report.delivered + report.lost_total());
+    assert!(report.delivered >= FLOWS * EACH - 100, "{report:?}");
+    verify(&mut rig);
+}
+
+#[test]
+fn a_group_is_joined() {
+    let port = free_port();
+    let text = raw_text(
+        &format!("\"0.0.0.0:{}\"", port.port()),
+        100,
+        64,
+        "groups = [\"239.255.77.1\"]\ninterface = \"lo\"",
+    );
+    let spec = spec(&ENTRY, &text).unwrap();
+    let mut rig = match rig(&*spec, 1000, 64) {
+        Ok(rig) => rig,
+        Err(error) => {
+            println!("skipped: the loopback interface takes no group here: {error}");
+            return;
+        }
+    };
+    let group = SocketAddr::new("239.255.77.1".parse().unwrap(), port.port());
+    let lo = Interface::Address("127.0.0.1".parse().unwrap());
+    let sent = Sender::open(group, false, Some(&lo)).map(|mut sender| {
+        let format = raw(100, 64);
+        (0..20).for_each(|sequence| drop(sender.send(&datagram(&format, sequence))));
+    });
+    if let Err(error) = sent {
+        println!("skipped: nothing can be sent to a group here: {error}");
+        return;
+    }
+    rig.fill_all();
+    let report = rig.report();
+    if report.expected == 0 {
+        println!("skipped: the loopback interface carries no multicast here");
+        return;
+    }
+    assert_eq!((report.expected, report.delivered), (20, 20));
+}
+
+#[test]
+fn frames_carry_the_time_of_the_kernel_or_of_the_sensor() {
+    let port = free_port();
+    let before = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    let mut rig = open(&raw_text(&format!("\"{port}\""), 100, 64, ""), 1000, 8);
+    let packets: Vec<_> = (0..10)
+        .map(|sequence| datagram(&raw(100, 64), sequence))
+        .collect();
+    deliver(&mut rig, port, &packets, true);
+    let time = rig.reader.poll(1).unwrap().frame(0).meta().timestamp;
+    assert_eq!(time.clock.name(), "kernel");
+    assert!(u128::from(time.ns) >= before.as_nanos());
+
+    let port = free_port();
+    let more = "timestamp = { offset = 12, bytes = 4, tick = \"8 ns\", origin = \"1 s\" }\n";
+    let text = raw_text(&format!("\"{port}\""), 100, 64, "") + more;
+    let mut rig = open(&text, 1000, 8);
+    let scale = TimeScale {
+        nanoseconds: 8,
+        ticks: 1,
+        origin_ns: 1_000_000_000,
+    };
+    let field = Field::new(12, 4, Endian::Big, 0, 32);
+    let stamped =
+        Raw::new(HEADER, 100, 0, Field::new(4, 8, Endian::Big, 0, 64), 1).timestamped(field, scale);
+    let packets: Vec<_> = (0..10)
+        .map(|sequence| {
+            let mut out = Vec::new();
+            stamped.build(
+                sequence,
+                Some(1000 + sequence),
+                &payload(sequence, 100),
+                &mut out,
+            );
+            out
+        })
+        .collect();
+    deliver(&mut rig, port, &packets, true);
+    let time = rig.reader.poll(1).unwrap().frame(0).meta().timestamp;
+    assert_eq!((time.ns, time.clock.name()), (1_000_008_000, "sensor"));
+}
+
+#[test]
+fn what_cannot_be_opened_is_told_with_a_remedy() {
+    let fails = |text: &str| {
+        let spec = spec(&ENTRY, text).unwrap();
+        rig(&*spec, 1 << 20, 8).err().expect("an error").to_string()
+    };
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap();
+    for sockets in [1, 2] {
+        let error = fails(&raw_text(
+            &format!("\"{port}\""),
+            100,
+            64,
+            &format!("sockets = {sockets}"),
+        ));
+        assert!(
+            error.contains("in use") && error.contains("ss -lunp"),
+            "{error}"
+        );
+    }
+    // Even one that shares its port with whoever asks.
+    let spec_of = |port| {
+        spec(
+            &ENTRY,
+            &raw_text(&format!("\"{port}\""), 100, 64, "sockets = 2"),
+        )
+        .unwrap()
+    };
+    let port = free_port();
+    let _first = rig(&*spec_of(port), 1 << 20, 8).unwrap();
+    assert!(rig(&*spec_of(port), 1 << 20, 8).is_err());
+    let error = fails(&raw_text("\"192.0.2.1:4950\"", 100, 64, ""));
+    assert!(error.contains("no address of this machine"), "{error}");
+    let more = "groups = [\"239.1.2.3\"]\ninterface = \"nonesuch0\"";
+    let error = fails(&raw_text(
+        &format!("\"0.0.0.0:{}\"", free_port().port()),
+        100,
+        64,
+        more,
+    ));
+    assert!(error.contains("no interface nonesuch0"), "{error}");
+}
+
+#[test]
+fn everything_wrong_in_a_section_is_told_at_once() {
+    let errors = spec(
+        &ENTRY,
+        "[source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = [\"0.0.0.0:4950\", \"127.0.0.1:4950\"]\n\
+         sockets = 2\ngroups = [\"239.1.2.3\", \"10.0.0.1\"]\ncores = [1]\nwindow = 0\n[source.adc.format]\nkind = \"raw\"\n\
+         header = 4\npayload = 0\nsequence = { offset = 0, bytes = 8 }\n",
+    )
+    .err()
+    .expect("errors");
+    for part in [
+        "127.0.0.1:4950 takes what another address",
+        "2 sockets for a multicast group",
+        "10.0.0.1 is no multicast group",
+        "1 cores for 4 threads",
+        "a window of no frames",
+        "8 bytes at offset 0 do not lie in the header of 4 bytes",
+        "is not between 1 B and",
+    ] {
+        assert!(errors.contains(part), "{part} is not in\n{errors}");
+    }
+    let errors = spec(
+        &ENTRY,
+        "[source.adc]\ndriver = \"udp\"\nlisten = \"4950\"\nbufer = 3\n",
+    )
+    .err()
+    .expect("errors");
+    assert!(
+        errors.contains("missing key `format`") && errors.contains("unknown key `bufer`"),
+        "{errors}"
+    );
+    assert!(errors.contains("write an address and a port"), "{errors}");
+}
+
+#[test]
+fn the_example_is_valid() {
+    let spec = spec(&ENTRY, ENTRY.example).unwrap_or_else(|errors| panic!("{errors}"));
+    let geometry = spec.geometry(spec.preferred_slot().unwrap()).unwrap();
+    assert_eq!(geometry.frame_bytes, 1 << 20);
+    assert_eq!(spec.layout(&geometry).unwrap().points, 1 << 18);
+    assert!(!spec.holdable() && spec.notes().is_empty());
+    let schema = (ENTRY.schema)().to_value();
+    assert!(
+        schema["properties"]["format"].is_object() && schema["properties"]["listen"].is_object()
+    );
+}

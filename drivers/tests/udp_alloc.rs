@@ -1,0 +1,91 @@
+//! After its start the source `udp` allocates nothing, whatever comes.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{free_port, rig, spec};
+use daq_core::source::Polled;
+use daq_drivers::format::{Endian, Field, Format, Raw};
+use daq_drivers::sys::send::Sender;
+use daq_drivers::udp::ENTRY;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+thread_local! {
+    /// Allocations of this thread; const and without a destructor, so that counting allocates nothing itself.
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every call is forwarded to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.set(COUNT.get() + 1);
+        // SAFETY: forwarded.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: forwarded.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn receiving_allocates_nothing() {
+    for payload in [1456, 8956] {
+        let port = free_port();
+        let text = format!(
+            "[source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = \"{port}\"\n[source.adc.format]\nkind = \"raw\"\n\
+             header = 16\npayload = {payload}\nsequence = {{ offset = 0, bytes = 8 }}\n"
+        );
+        let spec = spec(&ENTRY, &text).unwrap();
+        let mut rig = rig(&*spec, payload * 64, 64).unwrap();
+        let format = Format::Raw(Raw::new(
+            16,
+            payload,
+            0,
+            Field::new(0, 8, Endian::Big, 0, 64),
+            1,
+        ));
+        let (filler, window, reader) = (&mut rig.fillers[0], &mut rig.windows[0], &mut rig.reader);
+        filler.start().unwrap();
+        let mut sender = Sender::open(port, true, None).unwrap();
+        let mut allocated = 0;
+        for round in 0..60_u64 {
+            let mut bytes = Vec::new();
+            for i in 0..40 {
+                // Gaps, jumps, steps back and repetitions among what is in order.
+                let sequence = match (round % 10, i) {
+                    (3, 20..) => round * 40 + i + 5,
+                    (5, 10..30) => round * 40 + 39 - i,
+                    (7, _) => round * 1_000_000 + i,
+                    (8, _) => i,
+                    _ => round * 40 + i,
+                };
+                format.build(sequence, 0, None, &vec![0; payload], &mut bytes);
+            }
+            sender.send_packets(&bytes, payload + 16).unwrap();
+            sender.send(&[1, 2, 3]).unwrap();
+            sender.send(&[]).unwrap();
+            let before = COUNT.get();
+            while filler.fill(window, Duration::from_millis(5)).unwrap() == Polled::Busy {
+                window.tick(Instant::now());
+                drop(reader.poll(16));
+            }
+            allocated += COUNT.get() - before;
+        }
+        let report = rig.report();
+        assert!(
+            report.delivered > 1000 && report.epochs > 3 && report.rejected > 100,
+            "{report:?}"
+        );
+        assert_eq!(allocated, 0, "{payload} bytes: {report:?}");
+    }
+}

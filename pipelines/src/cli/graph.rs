@@ -1,0 +1,11 @@
+//! `daq graph`.
+
+use super::load::{Loaded, Sources};
+use daq_core::plan::GraphFormat;
+
+pub(super) fn graph(sources: &Sources, format: GraphFormat) -> u8 {
+    match Loaded::read(sources, true) {
+        Ok(loaded) => super::show(&loaded.plan.graph(format)),
+        Err(code) => code,
+    }
+}

@@ -1,0 +1,112 @@
+//! From files, environment and `--set` to a plan; whatever is wrong is shown.
+
+use super::exit;
+use crate::REGISTRY;
+use crate::http::Http;
+use clap::Args;
+use daq_core::config::{Diagnostics, Document, Overrides, environment};
+use daq_core::entry::Claim;
+use daq_core::plan::{Config, Plan, resolve};
+use daq_core::topology::Topology;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+/// Where the configuration comes from.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Sources {
+    /// TOML files; together they are one configuration.
+    #[arg(value_name = "FILE", required_unless_present = "directory")]
+    files: Vec<PathBuf>,
+    /// A directory: all its *.toml files in order of their names.
+    #[arg(short = 'C', long, value_name = "DIR", conflicts_with = "files")]
+    directory: Option<PathBuf>,
+    /// Set one value, as in `--set ring.raw.slots=128`; wins over files and `DAQ__…` variables.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl Sources {
+    /// The first file, or the directory.
+    pub(super) fn place(&self) -> &Path {
+        let path = self.directory.as_ref().or(self.files.first());
+        path.map_or(Path::new(""), PathBuf::as_path)
+    }
+
+    /// The name of a pipeline that gives itself none.
+    fn name(&self) -> String {
+        let path = self.directory.as_ref().or(self.files.first());
+        path.and_then(|path| path.file_stem()).map_or_else(
+            || "daq".to_owned(),
+            |stem| stem.to_string_lossy().into_owned(),
+        )
+    }
+}
+
+/// A configuration without errors.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) config: Config,
+    pub(super) plan: Plan,
+    /// `None` if there is no `[http]` table.
+    pub(super) http: Option<Http>,
+}
+
+impl Loaded {
+    /// Reads and plans; on errors shows them and gives the exit code.
+    pub(super) fn read(sources: &Sources, hardware: bool) -> Result<Self, u8> {
+        let mut diagnostics = Diagnostics::new();
+        let document = match &sources.directory {
+            Some(directory) => Document::load_dir(directory, &mut diagnostics),
+            None => Document::load(&sources.files, &mut diagnostics),
+        };
+        let overrides = Overrides::from_process(sources.set.clone());
+        let document = document
+            .with_overrides(&overrides, &mut diagnostics)
+            .expanded(&environment, &mut diagnostics);
+        let loaded = Self::relate(&document, &sources.name(), hardware, &mut diagnostics);
+        if !diagnostics.is_empty() {
+            eprint!(
+                "{}",
+                diagnostics.render(document.sources(), std::io::stderr().is_terminal())
+            );
+        }
+        match loaded {
+            Some(loaded) if !diagnostics.has_errors() => Ok(loaded),
+            _ => {
+                let errors = diagnostics.errors();
+                eprintln!(
+                    "{errors} error{} in the configuration",
+                    if errors == 1 { "" } else { "s" }
+                );
+                Err(exit::CONFIG)
+            }
+        }
+    }
+
+    fn relate(
+        document: &Document,
+        name: &str,
+        hardware: bool,
+        diagnostics: &mut Diagnostics,
+    ) -> Option<Self> {
+        document.check_kinds(
+            &["source", "ring", "kernel", "sink"],
+            &["daq", "http"],
+            diagnostics,
+        );
+        let config = Config::read(document, &REGISTRY, name, diagnostics);
+        let mut claims = Vec::new();
+        let http = document.table("http").and_then(|mut section| {
+            let http: Http = section.finish(&[], diagnostics)?;
+            claims.push((section, vec![Claim::TcpPort(http.listen)]));
+            Some(http)
+        });
+        let topology = if hardware {
+            Topology::detect()
+        } else {
+            Topology::unknown()
+        };
+        let plan = resolve(&config, &topology, &claims, diagnostics)?;
+        Some(Self { config, plan, http })
+    }
+}

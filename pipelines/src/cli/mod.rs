@@ -1,0 +1,222 @@
+//! The command line: one file a command.
+
+mod graph;
+mod list;
+mod live;
+mod load;
+mod new;
+mod reference;
+mod run;
+mod state;
+
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use daq_core::plan::GraphFormat;
+use load::{Loaded, Sources};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Exit codes by the BSD convention of `sysexits.h`.
+pub mod exit {
+    /// The command line is wrong.
+    pub const USAGE: u8 = 64;
+    /// Hardware, a port or a library that is needed is not there.
+    pub const UNAVAILABLE: u8 = 69;
+    /// A defect of daq.
+    pub const INTERNAL: u8 = 70;
+    /// Reading or writing failed.
+    pub const IO: u8 = 74;
+    /// The configuration is wrong.
+    pub const CONFIG: u8 = 78;
+}
+
+/// Streams sensor data into rings, runs kernels on it, writes files, and accounts for every packet.
+#[derive(Debug, Parser)]
+#[command(name = "daq", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a pipeline until its sources end or it is told to stop.
+    Run(run::Args),
+    /// Check a configuration; all errors are shown at once.
+    Check {
+        #[command(flatten)]
+        sources: Sources,
+        /// Touch no hardware: check what any machine can check.
+        #[arg(long)]
+        no_hardware: bool,
+    },
+    /// Show what runs where, with sizes, paths and reasons.
+    Plan {
+        #[command(flatten)]
+        sources: Sources,
+        /// Plan without looking at this machine.
+        #[arg(long)]
+        no_hardware: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// List sources, kernels and sinks.
+    List,
+    /// Print a commented, valid configuration to begin with.
+    New {
+        /// What it is made of: a source, kernels and a sink, as in `udp/power-spectrum/file`; what is left
+        /// out is chosen.
+        #[arg(value_name = "SOURCE/KERNEL/SINK")]
+        parts: String,
+    },
+    /// Draw the pipeline.
+    Graph {
+        #[command(flatten)]
+        sources: Sources,
+        /// The language of the drawing.
+        #[arg(long, value_enum, default_value = "mermaid")]
+        format: Format,
+    },
+    /// Look at this machine: what holds data back, and the command that mends it.
+    Doctor {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the JSON schema of configurations, or a reference page.
+    Reference {
+        /// Which page.
+        #[arg(value_enum, default_value = "schema")]
+        page: reference::Page,
+    },
+    /// Print completions for a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Mermaid,
+    Dot,
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let code = if error.use_stderr() { exit::USAGE } else { 0 };
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    ExitCode::from(match cli.command {
+        Command::Run(args) => run::run(&args),
+        Command::Check {
+            sources,
+            no_hardware,
+        } => check(&sources, no_hardware),
+        Command::Plan {
+            sources,
+            no_hardware,
+            json,
+        } => plan(&sources, no_hardware, json),
+        Command::List => show(&list::list()),
+        Command::New { parts } => new(&parts),
+        Command::Graph { sources, format } => graph::graph(
+            &sources,
+            match format {
+                Format::Mermaid => GraphFormat::Mermaid,
+                Format::Dot => GraphFormat::Dot,
+            },
+        ),
+        Command::Doctor { json } => doctor(json),
+        Command::Reference { page } => show(&reference::page(page)),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "daq", &mut script);
+            show(&String::from_utf8_lossy(&script))
+        }
+    })
+}
+
+/// Prints to stdout; a reader that has gone away is no error.
+fn show(text: &str) -> u8 {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => exit::IO,
+        _ => 0,
+    }
+}
+
+fn check(sources: &Sources, no_hardware: bool) -> u8 {
+    let loaded = match Loaded::read(sources, !no_hardware) {
+        Ok(loaded) => loaded,
+        Err(code) => return code,
+    };
+    let plan = &loaded.plan;
+    let counts = [
+        (plan.sources.len(), "source"),
+        (plan.rings.len(), "ring"),
+        (plan.kernels.len(), "kernel"),
+        (plan.sinks.len(), "sink"),
+    ];
+    let counts = counts.map(|(n, what)| format!("{n} {what}{}", if n == 1 { "" } else { "s" }));
+    if let Some(missing) = plan.unavailable.first() {
+        eprintln!("error: {missing}");
+        return exit::UNAVAILABLE;
+    }
+    show(&format!("{}: ok ({})\n", plan.name, counts.join(", ")))
+}
+
+fn plan(sources: &Sources, no_hardware: bool, json: bool) -> u8 {
+    match Loaded::read(sources, !no_hardware) {
+        Ok(Loaded { plan, .. }) if json => match serde_json::to_string_pretty(&plan) {
+            Ok(text) => show(&(text + "\n")),
+            Err(error) => {
+                eprintln!("error: the plan cannot be printed as JSON: {error}");
+                exit::INTERNAL
+            }
+        },
+        Ok(Loaded { plan, .. }) => show(&plan.to_string()),
+        Err(code) => code,
+    }
+}
+
+fn new(parts: &str) -> u8 {
+    match new::new(parts) {
+        Ok(text) => show(&text),
+        Err(error) => {
+            eprintln!("error: {error}");
+            exit::USAGE
+        }
+    }
+}
+
+fn doctor(json: bool) -> u8 {
+    let findings = crate::doctor::examine(Path::new("/"));
+    let text = if json {
+        serde_json::to_string_pretty(&findings).unwrap_or_default() + "\n"
+    } else {
+        crate::doctor::render(&findings, std::io::stdout().is_terminal())
+    };
+    let bad = findings.iter().any(crate::doctor::Finding::is_bad);
+    show(&text).max(if bad { exit::UNAVAILABLE } else { 0 })
+}
+
+/// The directory that relative paths in a configuration start from: this process's.
+fn directory() -> PathBuf {
+    std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,146 @@
+//! The state directory: where counters outlive a killed process.
+
+use daq_core::ledger::{Board, BoardError, LastRun};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The directory by the rules of systemd and XDG: `$STATE_DIRECTORY`, `$XDG_STATE_HOME/daq`,
+/// `~/.local/state/daq`.
+pub(super) fn directory(get: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let get = |name: &str| {
+        get(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    // systemd gives several directories separated by colons.
+    if let Some(first) = get("STATE_DIRECTORY") {
+        let first = first.to_string_lossy();
+        return Some(PathBuf::from(first.split(':').next().unwrap_or_default()));
+    }
+    get("XDG_STATE_HOME")
+        .filter(|path| path.is_absolute())
+        .or_else(|| Some(get("HOME")?.join(".local/state")))
+        .map(|path| path.join("daq"))
+}
+
+/// The counters' board, in a file if there can be one, and the last run if it ended uncleanly.
+pub(super) fn board(directory: Option<&Path>, file: &str) -> (Board, Option<LastRun>) {
+    let Some(directory) = directory else {
+        tracing::warn!(
+            "no state directory (neither HOME nor XDG_STATE_HOME is set): a kill would not be told"
+        );
+        return (Board::in_memory(), None);
+    };
+    let path = directory.join(file);
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO);
+    let start = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+    let mut last = None;
+    let made = std::fs::create_dir_all(directory)
+        .map_err(|source| BoardError::File {
+            path: directory.to_owned(),
+            source,
+        })
+        .and_then(|()| {
+            last = LastRun::read(&path).filter(|last| !last.ended);
+            patiently(|| Board::in_file(&path, std::process::id(), start))
+        });
+    match made {
+        Ok(board) => (board, last),
+        Err(error @ BoardError::Busy { .. }) => {
+            tracing::warn!(
+                "{error}; this run keeps its counters in memory, a kill would not be told"
+            );
+            (Board::in_memory(), None)
+        }
+        Err(error) => {
+            tracing::warn!("{error}; counters stay in memory, a kill would not be told");
+            (Board::in_memory(), last)
+        }
+    }
+}
+
+/// Tries for a second: a process that was just killed may still hold its file.
+fn patiently(open: impl Fn() -> Result<Board, BoardError>) -> Result<Board, BoardError> {
+    for _ in 0..20 {
+        match open() {
+            Err(BoardError::Busy { .. }) => std::thread::sleep(Duration::from_millis(50)),
+            other => return other,
+        }
+    }
+    open()
+}
+
+/// The name of a pipeline's file: pipelines of one name from different places must not meet.
+pub(super) fn file_name(pipeline: &str, configuration: &Path) -> String {
+    let place = configuration
+        .canonicalize()
+        .unwrap_or_else(|_| configuration.to_owned());
+    // FNV-1a, as it is the same on every machine and in every version.
+    let hash = place
+        .as_os_str()
+        .as_encoded_bytes()
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    format!("{pipeline}-{hash:016x}.ledger")
+}
+
+/// The last run in words: what it had counted when it was killed.
+pub(super) fn tell(last: &LastRun) {
+    tracing::warn!(
+        "the last run (process {}) did not end cleanly; its counters were:",
+        last.pid
+    );
+    let mut owner = "";
+    let mut line = String::new();
+    for (name, value) in last.counters.iter().filter(|(_, value)| *value > 0) {
+        let (component, counter) = name.rsplit_once('.').unwrap_or(("", name));
+        if component != owner {
+            if !line.is_empty() {
+                tracing::warn!("  {owner}: {line}");
+            }
+            (owner, line) = (component, String::new());
+        }
+        if !line.is_empty() {
+            line.push_str(", ");
+        }
+        line.push_str(&format!("{counter} {value}"));
+    }
+    if !line.is_empty() {
+        tracing::warn!("  {owner}: {line}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_follows_systemd_then_xdg_then_home() {
+        let with = |pairs: &'static [(&'static str, &'static str)]| {
+            directory(move |name| {
+                pairs
+                    .iter()
+                    .find(|(key, _)| *key == name)
+                    .map(|(_, value)| OsString::from(value))
+            })
+        };
+        assert_eq!(
+            with(&[("STATE_DIRECTORY", "/var/lib/daq:/x"), ("HOME", "/h")]),
+            Some("/var/lib/daq".into())
+        );
+        assert_eq!(
+            with(&[("XDG_STATE_HOME", "/s"), ("HOME", "/h")]),
+            Some("/s/daq".into())
+        );
+        assert_eq!(
+            with(&[("XDG_STATE_HOME", "relative"), ("HOME", "/h")]),
+            Some("/h/.local/state/daq".into())
+        );
+        assert_eq!(with(&[]), None);
+    }
+}

@@ -1,0 +1,265 @@
+//! Optional libraries: whether they are there, what for, and which package brings them. None is loaded.
+
+use super::root::Root;
+use super::{Finding, Verdict};
+
+const GROUP: &str = "libraries";
+const CACHE: &str = "/etc/ld.so.cache";
+const PCI: &str = "/sys/bus/pci/devices";
+const INFINIBAND: &str = "/sys/class/infiniband";
+const NVIDIA: &str = "0x10de";
+/// The first byte of the PCI class of display and 3D controllers.
+const DISPLAY: &str = "0x03";
+
+/// Where the dynamic linker looks by itself, where it is told to on Debian, and where CUDA installs.
+const DIRECTORIES: [&str; 9] = [
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib/aarch64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/lib64",
+    "/usr/lib64",
+    "/lib",
+    "/usr/lib",
+    "/usr/local/cuda/lib64",
+];
+
+/// What makes a library useful.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Needs {
+    Nvidia,
+    Gpu,
+    Rdma,
+}
+
+struct Library {
+    /// As in the finding.
+    name: &'static str,
+    /// Any of these will do; the newest first.
+    files: &'static [&'static str],
+    needs: Needs,
+    purpose: &'static str,
+    /// The command that brings it on Debian and Ubuntu.
+    install: &'static str,
+}
+
+const LIBRARIES: [Library; 6] = [
+    Library {
+        name: "libcuda",
+        files: &["libcuda.so.1"],
+        needs: Needs::Nvidia,
+        purpose: "rings and kernels in the memory of an NVIDIA GPU",
+        install: "sudo apt install libcuda1  # non-free; Ubuntu: sudo ubuntu-drivers install",
+    },
+    Library {
+        name: "libnvrtc",
+        files: &[
+            "libnvrtc.so.13",
+            "libnvrtc.so.12",
+            "libnvrtc.so.11.2",
+            "libnvrtc.so",
+        ],
+        needs: Needs::Nvidia,
+        purpose: "compiling your own CUDA C++ kernels; built-in kernels run without it",
+        install: "sudo apt install nvidia-cuda-toolkit",
+    },
+    Library {
+        name: "libnvidia-ml",
+        files: &["libnvidia-ml.so.1"],
+        needs: Needs::Nvidia,
+        purpose: "topology and health of NVIDIA GPUs",
+        install: "sudo apt install libnvidia-ml1  # Ubuntu: sudo ubuntu-drivers install",
+    },
+    Library {
+        name: "libgdrapi",
+        files: &["libgdrapi.so.2"],
+        needs: Needs::Nvidia,
+        purpose: "stores from the processor into GPU memory (GDRCopy)",
+        install: "sudo apt install libgdrapi  # from NVIDIA's repository, with gdrdrv-dkms",
+    },
+    Library {
+        name: "libvulkan",
+        files: &["libvulkan.so.1"],
+        needs: Needs::Gpu,
+        purpose: "the viewer, and mapping GPU memory without CUDA",
+        install: "sudo apt install libvulkan1",
+    },
+    Library {
+        name: "libibverbs",
+        files: &["libibverbs.so.1"],
+        needs: Needs::Rdma,
+        purpose: "sources over RoCE and InfiniBand",
+        install: "sudo apt install libibverbs1 ibverbs-providers",
+    },
+];
+
+pub(super) fn examine(root: &Root) -> Vec<Finding> {
+    let cached = cached(root);
+    LIBRARIES
+        .iter()
+        .map(|library| judge(root, library, &cached))
+        .collect()
+}
+
+fn judge(root: &Root, library: &Library, cached: &[String]) -> Finding {
+    let in_cache = |file: &&str| {
+        cached
+            .iter()
+            .find(|path| path.rsplit('/').next() == Some(*file) && root.exists(path))
+            .cloned()
+    };
+    let in_directory = |file: &&str| {
+        DIRECTORIES
+            .iter()
+            .map(|directory| format!("{directory}/{file}"))
+            .find(|path| root.exists(path))
+    };
+    let found = library
+        .files
+        .iter()
+        .find_map(|file| in_cache(file).or_else(|| in_directory(file)));
+    if let Some(path) = found {
+        return Finding::new(GROUP, library.name, path)
+            .read(Verdict::Ok, "found")
+            .why(format!("for {}", library.purpose));
+    }
+    let (present, hardware) = match library.needs {
+        Needs::Nvidia => (gpu(root, Some(NVIDIA)), "NVIDIA GPU"),
+        Needs::Gpu => (gpu(root, None), "GPU"),
+        Needs::Rdma => (!root.names(INFINIBAND).is_empty(), "RDMA device"),
+    };
+    let finding =
+        Finding::new(GROUP, library.name, format!("{CACHE}, /usr/lib, …")).fix(library.install);
+    if present {
+        finding
+            .read(Verdict::Warn, "not found")
+            .why(format!("for {}", library.purpose))
+    } else {
+        let why = format!("for {}; this machine shows no {hardware}", library.purpose);
+        finding.read(Verdict::Ok, "not found").why(why)
+    }
+}
+
+/// Whether PCI shows a display or 3D controller, of `vendor` if given.
+fn gpu(root: &Root, vendor: Option<&str>) -> bool {
+    root.names(PCI).iter().any(|device| {
+        let is = |file: &str, prefix: &str| {
+            root.text(&format!("{PCI}/{device}/{file}"))
+                .is_some_and(|text| text.starts_with(prefix))
+        };
+        is("class", DISPLAY) && vendor.is_none_or(|vendor| is("vendor", vendor))
+    })
+}
+
+/// The paths in the dynamic linker's cache. Its strings end in NUL, and only paths begin with a slash, so
+/// the tables in front of them need not be understood.
+fn cached(root: &Root) -> Vec<String> {
+    let bytes = root.bytes(CACHE).unwrap_or_default();
+    bytes
+        .split(|byte| *byte == 0)
+        .filter(|text| text.first() == Some(&b'/'))
+        .filter_map(|text| String::from_utf8(text.to_vec()).ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::root::tests::machine;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn find(files: &[(&str, &str)], name: &str) -> Finding {
+        let (_dir, root) = machine(files);
+        examine(&root)
+            .into_iter()
+            .find(|finding| finding.name == name)
+            .unwrap()
+    }
+
+    #[test]
+    fn the_cache_leads_to_a_library() {
+        let cache = "glibc-ld.so.cache1.1\u{1}\0\0libcuda.so.1\0/opt/driver/libcuda.so.1\0libx\0";
+        let found = find(
+            &[(CACHE, cache), ("/opt/driver/libcuda.so.1", "")],
+            "libcuda",
+        );
+        assert_eq!(
+            (found.verdict, found.from.as_str()),
+            (Verdict::Ok, "/opt/driver/libcuda.so.1")
+        );
+        assert_eq!(found.fix, None);
+        let stale = find(&[(CACHE, cache)], "libcuda");
+        assert_eq!(stale.read, "not found");
+    }
+
+    #[test]
+    fn standard_directories_are_searched() {
+        for library in &LIBRARIES {
+            for file in library.files {
+                let path = format!("/usr/lib/x86_64-linux-gnu/{file}");
+                let found = find(&[(&path, "")], library.name);
+                assert_eq!(
+                    (found.read.as_str(), found.from.as_str()),
+                    ("found", path.as_str())
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_missing_library_matters_where_its_hardware_is() {
+        let class = |code| ("/sys/bus/pci/devices/0000:01:00.0/class", code);
+        let vendor = |code| ("/sys/bus/pci/devices/0000:01:00.0/vendor", code);
+        let rdma = ("/sys/class/infiniband/mlx5_0/node_type", "1: CA");
+        for (files, name, verdict) in [
+            (&[][..], "libcuda", Verdict::Ok),
+            (
+                &[class("0x030200"), vendor("0x10de")],
+                "libcuda",
+                Verdict::Warn,
+            ),
+            (
+                &[class("0x030200"), vendor("0x1002")],
+                "libcuda",
+                Verdict::Ok,
+            ),
+            (
+                &[class("0x020000"), vendor("0x10de")],
+                "libnvrtc",
+                Verdict::Ok,
+            ),
+            (
+                &[class("0x030000"), vendor("0x1002")],
+                "libvulkan",
+                Verdict::Warn,
+            ),
+            (&[], "libvulkan", Verdict::Ok),
+            (&[rdma], "libibverbs", Verdict::Warn),
+            (&[], "libibverbs", Verdict::Ok),
+        ] {
+            let found = find(files, name);
+            assert_eq!(
+                (found.verdict, found.read.as_str()),
+                (verdict, "not found"),
+                "{name} {files:?}"
+            );
+            assert!(
+                found
+                    .fix
+                    .is_some_and(|fix| fix.starts_with("sudo apt install")),
+                "{name}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_cache_is_survived(bytes: Vec<u8>) {
+            let (_dir, root) = machine(&[("/etc/x", "")]);
+            std::fs::write(root.at(CACHE), &bytes).unwrap();
+            for path in cached(&root) {
+                prop_assert!(path.starts_with('/') && !path.contains('\0'));
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The findings as a whole.
+
+use super::root::tests::machine;
+use super::*;
+
+fn finding(verdict: Verdict) -> Finding {
+    Finding::new("network", "rmem_max", "/proc/sys/net/core/rmem_max")
+        .read(verdict, "4 MiB")
+        .fix("sudo sysctl -w net.core.rmem_max=67108864")
+}
+
+#[test]
+fn an_empty_machine_is_unknown_and_not_bad() {
+    let (_dir, root) = machine(&[]);
+    let findings = examine(&root.at("/"));
+    assert!(findings.len() >= 25);
+    assert!(!findings.iter().any(Finding::is_bad));
+    for finding in &findings {
+        assert!(
+            !finding.read.is_empty() && !finding.from.is_empty(),
+            "{finding:?}"
+        );
+    }
+}
+
+#[test]
+fn this_machine_can_be_examined() {
+    let findings = examine(Path::new("/"));
+    let read = |name| {
+        findings
+            .iter()
+            .find(|finding| finding.name == name)
+            .unwrap()
+    };
+    assert_ne!(read("kernel").verdict, Verdict::Unknown);
+    assert_ne!(read("memlock").verdict, Verdict::Unknown);
+    for finding in &findings {
+        let must_fix = finding.verdict >= Verdict::Warn;
+        assert!(
+            !must_fix || finding.fix.is_some(),
+            "no command in {finding:?}"
+        );
+        assert!(
+            !must_fix || finding.why.is_some(),
+            "no reason in {finding:?}"
+        );
+    }
+}
+
+#[test]
+fn names_are_unique() {
+    let findings = examine(Path::new("/"));
+    let mut names: Vec<_> = findings.iter().map(|finding| finding.name).collect();
+    names.sort_unstable();
+    let all = names.len();
+    names.dedup();
+    assert_eq!(names.len(), all);
+}
+
+#[test]
+fn only_bad_is_bad() {
+    for verdict in [Verdict::Ok, Verdict::Unknown, Verdict::Warn] {
+        assert!(!finding(verdict).is_bad());
+    }
+    assert!(finding(Verdict::Bad).is_bad());
+}
+
+#[test]
+fn a_line_has_everything() {
+    let mut short = finding(Verdict::Ok);
+    (short.name, short.fix) = ("swap", Some("sudo swapoff -a".to_owned()));
+    let text = render(&[finding(Verdict::Warn).why("too small"), short], false);
+    let expected = "network\n  \
+        warn  rmem_max  4 MiB  (/proc/sys/net/core/rmem_max)  too small  fix: sudo sysctl -w net.core.rmem_max=67108864\n  \
+        ok    swap      4 MiB  (/proc/sys/net/core/rmem_max)  if wanted: sudo swapoff -a\n\n\
+        1 warning: daq runs, with less margin before it loses packets.\n\
+        What sysctl -w sets lasts until the next boot; a line in /etc/sysctl.d/90-daq.conf keeps it.\n";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn colour_changes_no_text() {
+    let findings = [finding(Verdict::Bad), finding(Verdict::Unknown)];
+    let colored = render(&findings, true);
+    let mut plain = String::new();
+    let mut parts = colored.split('\x1b');
+    plain.push_str(parts.next().unwrap());
+    for part in parts {
+        plain.push_str(part.split_once('m').unwrap().1);
+    }
+    assert_ne!(colored, plain);
+    assert_eq!(plain, render(&findings, false));
+}
+
+#[test]
+fn json_has_the_same_parts() {
+    let json = serde_json::to_value(finding(Verdict::Warn)).unwrap();
+    assert_eq!(json["verdict"], "warn");
+    assert_eq!(json["read"], "4 MiB");
+    assert_eq!(json["from"], "/proc/sys/net/core/rmem_max");
+    assert_eq!(json["fix"], "sudo sysctl -w net.core.rmem_max=67108864");
+    assert!(json.get("why").is_none());
+}

@@ -1,0 +1,120 @@
+//! A kernel's thread: a burst in, slots out, both given up when the work is done.
+
+use super::{Control, FailureKind, PATIENCE, Pulse};
+use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
+use daq_core::ledger::KernelLedger;
+use daq_core::ring::{Completion, Producer, Reader};
+use daq_core::wait::Wait;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+pub(super) struct Runner {
+    pub(super) name: String,
+    pub(super) kernel: Box<dyn Kernel>,
+    pub(super) reader: Reader,
+    pub(super) producer: Producer,
+    pub(super) ledger: KernelLedger,
+    pub(super) burst: usize,
+    pub(super) wait: Wait,
+    pub(super) control: Arc<Control>,
+}
+
+/// Work that a device has not finished: what to count and publish when it has.
+struct InFlight {
+    outputs: u64,
+    submitted: Submitted,
+}
+
+impl Runner {
+    pub(super) fn run(mut self, pulse: &Pulse) {
+        let mut in_flight = VecDeque::with_capacity(self.producer.options().slots);
+        if let Err(error) = self.work(pulse, &mut in_flight) {
+            self.control.fail(
+                FailureKind::Defect,
+                format!("kernel `{}`", self.name),
+                error.to_string(),
+            );
+            // Frames that come while the sources stop are told as discarded.
+            while !self.reader.is_finished() {
+                pulse.beat();
+                self.reader.reap(|_| {});
+                self.reader.discard_pending();
+                self.reader.wait(self.wait, PATIENCE);
+            }
+        }
+    }
+
+    fn work(
+        &mut self,
+        pulse: &Pulse,
+        in_flight: &mut VecDeque<InFlight>,
+    ) -> Result<(), KernelError> {
+        loop {
+            pulse.beat();
+            self.reap(in_flight);
+            // What waits decides how many slots are taken: slots reserved for frames that are not there would
+            // look overwritten to readers of the output that are not waited for.
+            let waiting = usize::try_from(self.reader.pending()).unwrap_or(usize::MAX);
+            let waiting = waiting.min(self.burst);
+            if waiting == 0 {
+                if self.reader.is_finished() {
+                    return Ok(());
+                }
+                self.reader.wait(self.wait, PATIENCE);
+                continue;
+            }
+            let mut slots = self.producer.reserve(self.kernel.outputs(waiting));
+            let room = slots.remaining();
+            // Most often all of them; fewer when the output ring is nearly full.
+            let frames = (0..=waiting)
+                .rev()
+                .find(|frames| self.kernel.outputs(*frames) <= room)
+                .unwrap_or(0);
+            if frames == 0 {
+                self.producer.wait(self.wait, PATIENCE);
+                continue;
+            }
+            // A reader that may be overrun can find nothing after all.
+            let Some(lease) = self.reader.poll(frames) else {
+                continue;
+            };
+            self.ledger.input.add(lease.len() as u64);
+            let submitted = self.kernel.run(&lease, &mut slots, Stream::Host)?;
+            if matches!(submitted.completion, Completion::Immediate) && in_flight.is_empty() {
+                let outputs = slots.publish() as u64;
+                count(&self.ledger, &submitted, outputs);
+                lease.retire(Completion::Immediate);
+            } else {
+                let outputs = slots.submit() as u64;
+                lease.retire(submitted.completion.clone());
+                in_flight.push_back(InFlight { outputs, submitted });
+            }
+        }
+    }
+
+    /// Publishes the output of work that is done.
+    fn reap(&mut self, in_flight: &mut VecDeque<InFlight>) {
+        let Self {
+            reader,
+            producer,
+            ledger,
+            ..
+        } = self;
+        reader.reap(|_| {
+            if let Some(done) = in_flight.pop_front() {
+                producer.publish(done.outputs);
+                count(ledger, &done.submitted, done.outputs);
+            }
+        });
+    }
+}
+
+fn count(ledger: &KernelLedger, submitted: &Submitted, outputs: u64) {
+    ledger.made.add(outputs);
+    // Out of `withheld` before into the others: a snapshot in between shows frames as pending, never twice.
+    let before = ledger.withheld.get();
+    let left = submitted.released + submitted.dropped;
+    ledger.withheld.set(before + submitted.withheld - left);
+    ledger.failed.add(submitted.failed + submitted.dropped);
+    ledger.consumed.add(submitted.consumed + submitted.released);
+}

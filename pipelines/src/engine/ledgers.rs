@@ -1,0 +1,128 @@
+//! All ledgers of a pipeline.
+
+use daq_core::ledger::{
+    Board, BoardError, KernelLedger, KernelReport, ReaderLedger, ReaderReport, Report, RingLedger,
+    RingReport, SinkLedger, SinkReport, SourceLedger, SourceReport,
+};
+use daq_core::plan::Plan;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// The counters of every component, by name.
+#[derive(Debug)]
+pub struct Ledgers {
+    sources: BTreeMap<String, SourceLedger>,
+    rings: BTreeMap<String, RingLedger>,
+    /// With the ring that is read.
+    readers: BTreeMap<String, (String, ReaderLedger)>,
+    kernels: BTreeMap<String, KernelLedger>,
+    sinks: BTreeMap<String, SinkLedger>,
+    start: Instant,
+}
+
+impl Ledgers {
+    /// Counters on `board` for everything in `plan`.
+    pub fn new(plan: &Plan, board: &Board) -> Result<Self, BoardError> {
+        let mut ledgers = Self {
+            sources: BTreeMap::new(),
+            rings: BTreeMap::new(),
+            readers: BTreeMap::new(),
+            kernels: BTreeMap::new(),
+            sinks: BTreeMap::new(),
+            start: Instant::now(),
+        };
+        for source in &plan.sources {
+            let ledger = SourceLedger::on(board, &format!("source.{}", source.name))?;
+            ledgers.sources.insert(source.name.clone(), ledger);
+        }
+        for ring in &plan.rings {
+            ledgers.rings.insert(
+                ring.name.clone(),
+                RingLedger::on(board, &format!("ring.{}", ring.name))?,
+            );
+        }
+        for kernel in &plan.kernels {
+            let ledger = KernelLedger::on(board, &format!("kernel.{}", kernel.name))?;
+            ledgers.kernels.insert(kernel.name.clone(), ledger);
+            ledgers.add_reader(&kernel.name, &kernel.input, board)?;
+        }
+        for sink in &plan.sinks {
+            ledgers.sinks.insert(
+                sink.name.clone(),
+                SinkLedger::on(board, &format!("sink.{}", sink.name))?,
+            );
+            ledgers.add_reader(&sink.name, &sink.input, board)?;
+        }
+        Ok(ledgers)
+    }
+
+    fn add_reader(&mut self, name: &str, ring: &str, board: &Board) -> Result<(), BoardError> {
+        let ledger = ReaderLedger::on(board, &format!("reader.{name}"))?;
+        self.readers
+            .insert(name.to_owned(), (ring.to_owned(), ledger));
+        Ok(())
+    }
+
+    pub(super) fn source(&self, name: &str) -> SourceLedger {
+        self.sources[name].clone()
+    }
+
+    pub(super) fn ring(&self, name: &str) -> RingLedger {
+        self.rings[name].clone()
+    }
+
+    pub(super) fn reader(&self, name: &str) -> ReaderLedger {
+        self.readers[name].1.clone()
+    }
+
+    pub(super) fn kernel(&self, name: &str) -> KernelLedger {
+        self.kernels[name].clone()
+    }
+
+    pub(super) fn sink(&self, name: &str) -> SinkLedger {
+        self.sinks[name].clone()
+    }
+
+    /// The ledgers now. Those downstream are read first, so that none shows frames that the one it feeds on
+    /// does not show yet.
+    pub fn report(&self) -> Report {
+        let sinks = self
+            .sinks
+            .iter()
+            .map(|(name, ledger)| (name.clone(), SinkReport::of(ledger)))
+            .collect();
+        let kernels = self
+            .kernels
+            .iter()
+            .map(|(name, ledger)| (name.clone(), KernelReport::of(ledger)))
+            .collect();
+        let readers = self
+            .readers
+            .iter()
+            .map(|(name, (ring, ledger))| {
+                (
+                    name.clone(),
+                    ReaderReport::of(ledger, ring, &self.rings[ring]),
+                )
+            })
+            .collect();
+        let rings = self
+            .rings
+            .iter()
+            .map(|(name, ledger)| (name.clone(), RingReport::of(ledger)))
+            .collect();
+        let sources = self
+            .sources
+            .iter()
+            .map(|(name, ledger)| (name.clone(), SourceReport::of(ledger)))
+            .collect();
+        Report {
+            sources,
+            rings,
+            readers,
+            kernels,
+            sinks,
+            seconds: self.start.elapsed().as_secs_f64(),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! A sink's thread: leases go in, a full medium is waited for or told.
+
+use super::{Control, FailureKind, PATIENCE, Pulse};
+use daq_core::ledger::SinkLedger;
+use daq_core::ring::{Completion, Lease, Reader};
+use daq_core::sink::{Sink, SinkError};
+use daq_core::wait::Wait;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often a full medium is tried again.
+const RETRY: Duration = Duration::from_millis(250);
+/// How often a sink is told that time passes.
+const TICK: Duration = Duration::from_secs(1);
+
+pub(super) struct Runner {
+    pub(super) name: String,
+    pub(super) sink: Box<dyn Sink>,
+    pub(super) reader: Reader,
+    pub(super) ledger: SinkLedger,
+    pub(super) guarantee: bool,
+    pub(super) burst: usize,
+    pub(super) wait: Wait,
+    pub(super) control: Arc<Control>,
+}
+
+/// The parts of a runner that are used while its reader is borrowed by a lease.
+struct Writer<'a> {
+    name: &'a str,
+    sink: &'a mut dyn Sink,
+    ledger: &'a SinkLedger,
+    guarantee: bool,
+    control: &'a Control,
+    pulse: &'a Pulse,
+}
+
+impl Runner {
+    pub(super) fn run(mut self, pulse: &Pulse) {
+        let result = self.work(pulse);
+        let failed = result.is_err();
+        let finished = self.sink.finish();
+        for error in [result, finished].into_iter().filter_map(Result::err) {
+            self.control.fail(
+                FailureKind::Io,
+                format!("sink `{}`", self.name),
+                error.to_string(),
+            );
+        }
+        if failed {
+            // The ring must not be held by a sink that is gone; what comes is told as discarded.
+            while !self.reader.is_finished() {
+                pulse.beat();
+                self.ledger.dropped.add(self.reader.discard_pending());
+                self.reader.wait(self.wait, PATIENCE);
+            }
+        }
+    }
+
+    fn work(&mut self, pulse: &Pulse) -> Result<(), SinkError> {
+        let mut ticked = Instant::now();
+        loop {
+            pulse.beat();
+            if ticked.elapsed() >= TICK {
+                ticked = Instant::now();
+                self.sink.tick()?;
+            }
+            let Some(lease) = self.reader.poll(self.burst) else {
+                if self.reader.is_finished() {
+                    return Ok(());
+                }
+                self.reader.wait(self.wait, PATIENCE);
+                continue;
+            };
+            let mut writer = Writer {
+                name: &self.name,
+                sink: &mut *self.sink,
+                ledger: &self.ledger,
+                guarantee: self.guarantee,
+                control: &self.control,
+                pulse,
+            };
+            let (taken, result) = writer.write(&lease);
+            if taken == lease.len() {
+                lease.retire(Completion::Immediate);
+            } else {
+                self.ledger.dropped.add((lease.len() - taken) as u64);
+                lease.discard_after(taken);
+            }
+            result?;
+        }
+    }
+}
+
+impl Writer<'_> {
+    /// Gives the burst to the sink and says how many frames it took.
+    fn write(&mut self, lease: &Lease<'_>) -> (usize, Result<(), SinkError>) {
+        let mut taken = 0;
+        while taken < lease.len() {
+            match self.sink.consume(lease, taken) {
+                Ok(frames) => {
+                    taken += frames;
+                    if self.ledger.full.get() != 0 {
+                        self.ledger.full.set(0);
+                        tracing::warn!("sink {}: there is space again, going on", self.name);
+                    }
+                }
+                Err(SinkError::Full { what, remedy }) => {
+                    if self.ledger.full.get() == 0 {
+                        self.ledger.full.set(1);
+                        let policy = if self.guarantee {
+                            "holding the ring until there is space"
+                        } else {
+                            "dropping frames until there is space"
+                        };
+                        tracing::error!(
+                            "sink {}: {what} has no space left, {policy}: {remedy}",
+                            self.name
+                        );
+                    }
+                    if !self.guarantee || self.control.is_overdue() {
+                        return (taken, Ok(()));
+                    }
+                    self.pulse.beat();
+                    std::thread::sleep(RETRY);
+                }
+                Err(error) => return (taken, Err(error)),
+            }
+        }
+        (taken, Ok(()))
+    }
+}

@@ -1,0 +1,103 @@
+//! A source's thread: fill, tick, wait.
+
+use super::{Control, FailureKind, PATIENCE, Pulse};
+use daq_core::source::{Filler, Polled};
+use daq_core::wait::Wait;
+use daq_core::window::Window;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long the thread that closes frames may sleep while others fill the same window.
+const SHARED_PATIENCE: Duration = Duration::from_micros(200);
+
+/// One of the threads that fill a window; it leaves when it is dropped, whatever ends it.
+pub(super) struct Writing {
+    count: Arc<AtomicU64>,
+    is_in: bool,
+}
+
+impl Writing {
+    pub(super) fn join(count: &Arc<AtomicU64>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self {
+            count: count.clone(),
+            is_in: true,
+        }
+    }
+
+    fn leave(&mut self) {
+        if std::mem::take(&mut self.is_in) {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    fn are_any(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+pub(super) struct Runner {
+    pub(super) name: String,
+    pub(super) filler: Box<dyn Filler>,
+    pub(super) window: Window,
+    pub(super) wait: Wait,
+    /// This thread among those that fill the window.
+    pub(super) writing: Writing,
+    /// Threads of sources that have started.
+    pub(super) started: Arc<AtomicU64>,
+    pub(super) control: Arc<Control>,
+}
+
+impl Runner {
+    pub(super) fn run(mut self, pulse: &Pulse) {
+        let result = self.filler.start();
+        if result.is_ok() {
+            self.started.fetch_add(1, Ordering::AcqRel);
+        }
+        if let Err(error) = result.and_then(|()| self.fill(pulse)) {
+            let name = format!("source `{}`", self.name);
+            self.control.fail(FailureKind::Io, name, error.to_string());
+        }
+        self.writing.leave();
+        // Only the sequencer's window closes frames: it serves the others until they are done.
+        while self.window.is_sequencer() && self.writing.are_any() {
+            pulse.beat();
+            self.window.tick(Instant::now());
+            std::thread::sleep(SHARED_PATIENCE);
+        }
+        self.window.finish();
+    }
+
+    fn fill(&mut self, pulse: &Pulse) -> Result<(), daq_core::source::SourceError> {
+        let serves_others = self.window.is_sequencer() && !self.window.is_exclusive();
+        let patience = match self.wait {
+            Wait::Busy => Duration::ZERO,
+            _ if serves_others => SHARED_PATIENCE,
+            _ => PATIENCE,
+        };
+        while !self.control.is_stopping() {
+            pulse.beat();
+            match self.filler.fill(&mut self.window, patience)? {
+                Polled::Busy | Polled::Idle => {}
+                Polled::Until(wait) if self.wait == Wait::Busy => {
+                    let until = Instant::now() + wait.min(PATIENCE);
+                    while Instant::now() < until {
+                        std::hint::spin_loop();
+                    }
+                }
+                Polled::Until(wait) => std::thread::sleep(wait.min(patience)),
+                Polled::Full => self.window.wait(self.wait, PATIENCE),
+                Polled::Ended => break,
+            }
+            self.window.tick(Instant::now());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,225 @@
+//! The HTTP side: metrics, probes, status and a small page, on one thread away from the data path.
+//!
+//! | route | answer |
+//! |---|---|
+//! | `/` | a page with the ledgers, updated every second |
+//! | `/metrics` | Prometheus' text format 0.0.4 |
+//! | `/-/healthy` | 200 while every data thread advances, else 503 and the names of those that do not |
+//! | `/-/ready` | 200 once every source has started and until the pipeline drains, else 503 |
+//! | `/status` | one JSON object with the ledgers and the plan |
+//!
+//! Everything is read-only and served without authentication; that is why the default address is loopback.
+//! To show it elsewhere, put a proxy that authenticates in front.
+
+mod health;
+mod metrics;
+mod process;
+mod routes;
+mod table;
+
+pub use health::Health;
+pub use metrics::{Exposition, Ledgers, ReportFn};
+pub use table::{Kind, METRICS, Metric, reference};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// How long requests in progress may take to end once the server is told to stop.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// The section `[http]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Http {
+    /// Address and port to serve metrics, probes and status on; port 0 takes any free one. Whoever reaches
+    /// it reads everything: keep it on loopback or behind a proxy that authenticates.
+    #[serde(default = "default_listen")]
+    pub listen: SocketAddr,
+}
+
+fn default_listen() -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, 9464))
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self {
+            listen: default_listen(),
+        }
+    }
+}
+
+/// The state of the data threads, taken when called.
+pub type HealthFn = Arc<dyn Fn() -> Health + Send + Sync>;
+
+/// What the server tells. Both functions run on the server's thread, at every request.
+#[derive(Clone)]
+pub struct HttpState {
+    /// Name of the pipeline.
+    pub name: String,
+    /// All ledgers now.
+    pub report: ReportFn,
+    /// The state of the data threads now.
+    pub health: HealthFn,
+    /// The plan as `daq plan` shows it.
+    pub plan: Value,
+    /// The last run, if it ended uncleanly.
+    pub last_run: Option<Value>,
+}
+
+/// Why the server does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// The address could not be bound.
+    #[error("http: cannot listen on {listen}: {source}; {}", remedy(*listen, source))]
+    Listen {
+        /// The address wanted.
+        listen: SocketAddr,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The thread or its runtime could not be made.
+    #[error(
+        "http: cannot start the server's thread: {0}; check the limits on processes and open files with `ulimit -a`"
+    )]
+    Thread(#[source] io::Error),
+    /// The table of metrics contradicts itself.
+    #[error("http: metrics: {0}; this is a defect of daq")]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// What helps when `listen` cannot be bound.
+fn remedy(listen: SocketAddr, error: &io::Error) -> String {
+    let port = listen.port();
+    match error.kind() {
+        io::ErrorKind::AddrInUse => format!(
+            "another program has this port: `ss -ltnp 'sport = :{port}'` names it; stop it, or give `listen` in \
+             [http] another port"
+        ),
+        io::ErrorKind::AddrNotAvailable => {
+            "no interface of this machine has this address: `ip addr` lists them; change `listen` in [http]"
+                .to_owned()
+        }
+        io::ErrorKind::PermissionDenied => {
+            format!("port {port} needs a privilege: give `listen` in [http] a port from 1024 on")
+        }
+        _ => "change `listen` in [http]".to_owned(),
+    }
+}
+
+/// A running server. Dropping it stops it.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Takes the port `listen`, so that whoever wants it learns early that it cannot be had.
+///
+/// # Errors
+/// If the address cannot be bound.
+pub fn bind(listen: SocketAddr) -> Result<TcpListener, HttpError> {
+    let fail = |source| HttpError::Listen { listen, source };
+    // The standard library sets SO_REUSEADDR, so that a restart need not wait for old connections.
+    let listener = TcpListener::bind(listen).map_err(fail)?;
+    listener.set_nonblocking(true).map_err(fail)?;
+    Ok(listener)
+}
+
+/// Serves `state` on `listen`. The port is bound before this returns.
+///
+/// # Errors
+/// If the address cannot be bound or the thread not be made.
+pub fn serve(listen: SocketAddr, state: HttpState) -> Result<Server, HttpError> {
+    serve_on(bind(listen)?, state)
+}
+
+/// Serves `state` on a port that [`bind`] has taken.
+///
+/// # Errors
+/// If the thread cannot be made.
+pub fn serve_on(listener: TcpListener, state: HttpState) -> Result<Server, HttpError> {
+    let address = listener.local_addr().map_err(HttpError::Thread)?;
+    let router = routes::router(state)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(HttpError::Thread)?;
+    let listener = {
+        let _context = runtime.enter();
+        tokio::net::TcpListener::from_std(listener).map_err(HttpError::Thread)?
+    };
+    let (stop, stopped) = oneshot::channel::<()>();
+    let run = move || {
+        runtime.block_on(async move {
+            let (begin, begun) = oneshot::channel::<()>();
+            let graceful = async move {
+                // A dropped sender asks for the end just as well.
+                let _ = stopped.await;
+                let _ = begin.send(());
+            };
+            let server = axum::serve(listener, router)
+                .with_graceful_shutdown(graceful)
+                .into_future();
+            let patience = async move {
+                let _ = begun.await;
+                tokio::time::sleep(GRACE).await;
+            };
+            tokio::select! {
+                ended = server => if let Err(error) = ended {
+                    tracing::error!(%error, "the HTTP server has ended");
+                },
+                // A client that neither asks nor leaves would hold the process for ever.
+                () = patience => {}
+            }
+        });
+    };
+    let thread = std::thread::Builder::new()
+        .name("daq-http".to_owned())
+        .spawn(run)
+        .map_err(HttpError::Thread)?;
+    Ok(Server {
+        address,
+        stop: Some(stop),
+        thread: Some(thread),
+    })
+}
+
+impl Server {
+    /// The address it listens on, with the port that was taken for port 0.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Ends it: no new connections, requests in progress are answered within a second. The port is free when
+    /// this returns.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the HTTP thread panicked");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,109 @@
+//! What the process itself uses, under the names that Prometheus' own client libraries give it.
+
+use rustix::process::{Resource, getrlimit};
+use rustix::time::{ClockId, clock_gettime};
+use std::fs;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Numbers of the running process. What could not be read is NaN, which Prometheus takes for "unknown".
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Process {
+    /// Processor time of all threads, user and system, in seconds.
+    pub(super) cpu_seconds: f64,
+    /// Memory in RAM, in bytes.
+    pub(super) resident_bytes: f64,
+    /// Address space, in bytes.
+    pub(super) virtual_bytes: f64,
+    /// Memory that is locked in RAM by mlock, in bytes.
+    pub(super) locked_bytes: f64,
+    /// Threads.
+    pub(super) threads: f64,
+    /// Open file descriptors.
+    pub(super) open_fds: f64,
+    /// Most file descriptors that it may open.
+    pub(super) max_fds: f64,
+}
+
+impl Process {
+    /// Reads them from `/proc/self`; a few system calls.
+    pub(super) fn read() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let time = clock_gettime(ClockId::ProcessCPUTime);
+        // One entry is the directory being read.
+        let open = fs::read_dir("/proc/self/fd")
+            .map_or(f64::NAN, |entries| entries.count().saturating_sub(1) as f64);
+        Self {
+            cpu_seconds: time.tv_sec as f64 + time.tv_nsec as f64 / 1e9,
+            resident_bytes: field(&status, "VmRSS:") * 1024.0,
+            virtual_bytes: field(&status, "VmSize:") * 1024.0,
+            locked_bytes: field(&status, "VmLck:") * 1024.0,
+            threads: field(&status, "Threads:"),
+            open_fds: open,
+            max_fds: getrlimit(Resource::Nofile)
+                .current
+                .map_or(f64::INFINITY, |limit| limit as f64),
+        }
+    }
+}
+
+/// Seconds since 1970 now; taken once, when the metrics are set up.
+pub(super) fn now() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(f64::NAN, |since| since.as_secs_f64())
+}
+
+/// The number after `name` at the start of a line of `/proc/PID/status`.
+fn field(status: &str, name: &str) -> f64 {
+    status
+        .lines()
+        .find_map(|line| {
+            line.strip_prefix(name)?
+                .split_whitespace()
+                .next()?
+                .parse()
+                .ok()
+        })
+        .unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_is_known_on_linux() {
+        let process = Process::read();
+        let page = 4096.0;
+        assert!(process.resident_bytes > page, "{process:?}");
+        assert!(
+            process.virtual_bytes >= process.resident_bytes,
+            "{process:?}"
+        );
+        assert!(
+            process.threads >= 1.0 && process.open_fds >= 1.0,
+            "{process:?}"
+        );
+        assert!(
+            process.max_fds >= process.open_fds && process.locked_bytes >= 0.0,
+            "{process:?}"
+        );
+    }
+
+    #[test]
+    fn open_files_are_counted() {
+        // Other tests open and close files meanwhile: many more than they do must show.
+        let before = Process::read().open_fds;
+        let files: Vec<_> = (0..200)
+            .map(|_| fs::File::open("/proc/self/status").unwrap())
+            .collect();
+        assert!(Process::read().open_fds >= before + 100.0);
+        drop(files);
+    }
+
+    #[test]
+    fn a_missing_field_is_nan() {
+        assert_eq!(field("VmRSS:\t  120 kB\n", "VmRSS:"), 120.0);
+        assert!(field("VmRSS:\t  120 kB\n", "VmSwap:").is_nan());
+    }
+}

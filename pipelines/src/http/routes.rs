@@ -1,0 +1,129 @@
+//! What each route answers.
+
+use super::{Exposition, HttpError, HttpState};
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::get;
+use daq_core::ledger::Report;
+use serde::Serialize;
+use serde_json::Value;
+use std::sync::Arc;
+
+const PAGE: &str = include_str!("page.html");
+/// The page brings its own script and style, and asks nobody but this server.
+const POLICY: &str =
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'";
+
+struct Shared {
+    state: HttpState,
+    exposition: Exposition,
+}
+
+/// The object that `/status` gives.
+#[derive(Serialize)]
+struct Status<'a> {
+    version: &'static str,
+    name: &'a str,
+    state: &'static str,
+    ready: bool,
+    stalled: &'a [String],
+    seconds: f64,
+    report: &'a Report,
+    plan: &'a Value,
+    last_run: Option<&'a Value>,
+}
+
+/// All routes over `state`.
+pub(super) fn router(state: HttpState) -> Result<Router, HttpError> {
+    let exposition = Exposition::new(state.report.clone())?;
+    Ok(Router::new()
+        .route(
+            "/",
+            get(async || ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], PAGE)),
+        )
+        .route("/metrics", get(metrics))
+        .route("/-/healthy", get(healthy))
+        .route("/-/ready", get(ready))
+        .route("/status", get(status))
+        .fallback(async || (StatusCode::NOT_FOUND, "not here; see /\n"))
+        .layer(middleware::from_fn(guard))
+        .with_state(Arc::new(Shared { state, exposition })))
+}
+
+/// Headers that keep browsers from storing, guessing or embedding what is shown.
+async fn guard(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    for (name, value) in [
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+    ] {
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+    match shared.exposition.text() {
+        Ok(text) => (
+            [(
+                header::CONTENT_TYPE,
+                "text/plain; version=0.0.4; charset=utf-8",
+            )],
+            text,
+        )
+            .into_response(),
+        Err(error) => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("metrics: {error}\n"),
+        )
+            .into_response(),
+    }
+}
+
+async fn healthy(State(shared): State<Arc<Shared>>) -> Response {
+    let health = (shared.state.health)();
+    if health.advances() {
+        "healthy\n".into_response()
+    } else {
+        let text = format!(
+            "these threads do not advance: {}\n",
+            health.stalled.join(", ")
+        );
+        (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+    }
+}
+
+async fn ready(State(shared): State<Arc<Shared>>) -> Response {
+    let health = (shared.state.health)();
+    if health.takes_data() {
+        "ready\n".into_response()
+    } else {
+        (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("not ready: {}\n", health.state()),
+        )
+            .into_response()
+    }
+}
+
+async fn status(State(shared): State<Arc<Shared>>) -> Response {
+    let (report, health) = ((shared.state.report)(), (shared.state.health)());
+    Json(Status {
+        version: env!("CARGO_PKG_VERSION"),
+        name: &shared.state.name,
+        state: health.state(),
+        ready: health.takes_data(),
+        stalled: &health.stalled,
+        seconds: report.seconds,
+        report: &report,
+        plan: &shared.state.plan,
+        last_run: shared.state.last_run.as_ref(),
+    })
+    .into_response()
+}

@@ -1,0 +1,613 @@
+//! The table of metrics: every name with its meaning, likely cause and remedy.
+//!
+//! The exposition and the reference page are both made from this table, so neither can miss a metric.
+
+use super::process::Process;
+use daq_core::ledger::{
+    Cause, KernelReport, ReaderReport, Report, RingReport, SinkReport, SourceReport,
+};
+
+/// How a metric behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows while the process lives.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+}
+
+impl Kind {
+    /// The name in Prometheus' text format.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+        }
+    }
+}
+
+/// Where the number comes from, and by that its labels.
+#[derive(Clone, Copy)]
+pub(super) enum Read {
+    Source(fn(&SourceReport) -> u64),
+    /// One sample for each source and cause.
+    Lost,
+    Ring(fn(&RingReport) -> u64),
+    Reader(fn(&ReaderReport) -> u64),
+    Kernel(fn(&KernelReport) -> u64),
+    Sink(fn(&SinkReport) -> u64),
+    Pipeline(fn(&Report) -> f64),
+    Build,
+    Process(fn(&Process) -> f64),
+    /// When the metrics were set up, in seconds since 1970.
+    Start,
+}
+
+/// One metric.
+pub struct Metric {
+    /// The full name.
+    pub name: &'static str,
+    /// How it behaves.
+    pub kind: Kind,
+    /// One line for `# HELP`.
+    pub help: &'static str,
+    /// What a value says.
+    pub meaning: &'static str,
+    /// What most likely makes it leave its usual value.
+    pub cause: &'static str,
+    /// What to do then.
+    pub remedy: &'static str,
+    pub(super) read: Read,
+}
+
+impl Metric {
+    /// The names of its labels.
+    pub const fn labels(&self) -> &'static [&'static str] {
+        match self.read {
+            Read::Source(_) => &["source"],
+            Read::Lost => &["source", "cause"],
+            Read::Ring(_) => &["ring"],
+            Read::Reader(_) => &["reader", "ring"],
+            Read::Kernel(_) => &["kernel"],
+            Read::Sink(_) => &["sink"],
+            Read::Build => &["version"],
+            Read::Pipeline(_) | Read::Process(_) | Read::Start => &[],
+        }
+    }
+}
+
+const NORMAL: &str = "Grows by itself while data flow.";
+const NOTHING: &str = "None needed.";
+
+/// Every metric, in the order of the reference page.
+pub static METRICS: &[Metric] = &[
+    Metric {
+        name: "daq_source_expected_packets_total",
+        kind: Kind::Counter,
+        help: "Packets between the first and the last sequence number seen, summed over epochs.",
+        meaning: "What should have arrived. Always the sum of delivered, pending and lost. For sources whose \
+                  sequence number counts transfers or frames, the unit is that.",
+        cause: "A rate of 0: the sender is silent, or its packets do not reach this socket.",
+        remedy: "Look for the packets with `sudo tcpdump -ni any udp port PORT`; check address, multicast \
+                 group, cabling and firewall.",
+        read: Read::Source(|s| s.expected),
+    },
+    Metric {
+        name: "daq_source_delivered_packets_total",
+        kind: Kind::Counter,
+        help: "Packets in published frames.",
+        meaning: "What arrived and was handed on.",
+        cause: "A rate below that of daq_source_expected_packets_total: loss.",
+        remedy: "Look at daq_source_lost_packets_total by cause.",
+        read: Read::Source(|s| s.delivered),
+    },
+    Metric {
+        name: "daq_source_pending_packets",
+        kind: Kind::Gauge,
+        help: "Packets whose fate is open: their frame is still being filled.",
+        meaning: "Places in open slots. At most the window's slots times the packets of a frame.",
+        cause: "A value that stays high while nothing is delivered: the sender has stopped in the middle of a \
+                frame, or no slot becomes free.",
+        remedy: "Look at daq_ring_full_frames_total of the source's ring and at the rate of the sender.",
+        read: Read::Source(|s| s.pending),
+    },
+    Metric {
+        name: "daq_source_lost_packets_total",
+        kind: Kind::Counter,
+        help: "Packets lost, by cause.",
+        meaning: "Every expected packet that is in no published frame, under exactly one cause. Every cause is \
+                  exported from the start, with 0.",
+        cause: "wire_gap: lost before this host, or in its network card. kernel_drop: the socket's receive \
+                buffer was full. late: it came after its frame was closed. bad_packet: it was damaged. \
+                ring_full: a reader held the ring. overrun: the device overwrote it.",
+        remedy: "wire_gap: compare `ethtool -S DEV` here with the switch's counters; use flow control or a \
+                 lower rate. kernel_drop: raise net.core.rmem_max and the source's receive buffer, pin its \
+                 thread to a core of its own. late: enlarge the window. bad_packet: look at the sender and \
+                 the cable. ring_full, overrun: see daq_ring_full_frames_total.",
+        read: Read::Lost,
+    },
+    Metric {
+        name: "daq_source_delivered_bytes_total",
+        kind: Kind::Counter,
+        help: "Payload bytes of delivered packets.",
+        meaning: "Its rate is the throughput of the source, without headers.",
+        cause: NORMAL,
+        remedy: NOTHING,
+        read: Read::Source(|s| s.bytes),
+    },
+    Metric {
+        name: "daq_source_duplicate_packets_total",
+        kind: Kind::Counter,
+        help: "Packets whose place had arrived already; not in expected.",
+        meaning: "The first copy was kept, this one was dropped.",
+        cause: "Two paths through the network, a mirroring port, or a sender that repeats itself.",
+        remedy: "Harmless for the data; take away the second path if it costs too much.",
+        read: Read::Source(|s| s.duplicates),
+    },
+    Metric {
+        name: "daq_source_rejected_packets_total",
+        kind: Kind::Counter,
+        help: "Packets without a readable or believable sequence number; not in expected.",
+        meaning: "They could be placed nowhere.",
+        cause: "Another sender on this port, a format declared wrongly, or a sender that has just restarted: a \
+                jump must be confirmed by several packets before an epoch opens.",
+        remedy: "Compare a captured packet with the format section; give each sender its own port.",
+        read: Read::Source(|s| s.rejected),
+    },
+    Metric {
+        name: "daq_source_control_packets_total",
+        kind: Kind::Counter,
+        help: "Packets that carry no data by design, such as descriptors and end of stream.",
+        meaning: "They were understood and are no loss.",
+        cause: NORMAL,
+        remedy: NOTHING,
+        read: Read::Source(|s| s.control),
+    },
+    Metric {
+        name: "daq_source_epochs_total",
+        kind: Kind::Counter,
+        help: "Times that counting began: 1 after the first packet.",
+        meaning: "Each further epoch is a restart of the sender or a jump of its sequence number.",
+        cause: "The sender was restarted, lost its clock or reset its counter; or two senders share a port.",
+        remedy: "Look at the sender's log at that moment; give each sender its own port.",
+        read: Read::Source(|s| s.epochs),
+    },
+    Metric {
+        name: "daq_source_jumped_packets_total",
+        kind: Kind::Counter,
+        help: "Sequence numbers jumped over, forward, at the start of an epoch; not in expected.",
+        meaning: "What would have been lost if the jump was an outage and not a restart.",
+        cause: "An outage longer than the window, or a restarted sender.",
+        remedy: "If the sender did not restart, count these as lost and look at the network.",
+        read: Read::Source(|s| s.jumped),
+    },
+    Metric {
+        name: "daq_ring_capacity_slots",
+        kind: Kind::Gauge,
+        help: "Slots of the ring.",
+        meaning: "Fixed by `slots` in the ring's section.",
+        cause: "Constant.",
+        remedy: NOTHING,
+        read: Read::Ring(|r| r.capacity),
+    },
+    Metric {
+        name: "daq_ring_high_water_slots",
+        kind: Kind::Gauge,
+        help: "Most slots in use at a time since the start.",
+        meaning: "How much of the ring was ever needed. Equal to the capacity: it was full at least once, or a \
+                  reader without guarantee lagged by the whole ring.",
+        cause: "A reader paused: a slow disk, a busy core, a long integration.",
+        remedy: "Enlarge `slots` while it comes near the capacity; shrink them if it never does.",
+        read: Read::Ring(|r| r.high_water),
+    },
+    Metric {
+        name: "daq_ring_made_frames_total",
+        kind: Kind::Counter,
+        help: "Frames offered to the ring.",
+        meaning: "Always the sum of published and refused (ring full).",
+        cause: NORMAL,
+        remedy: NOTHING,
+        read: Read::Ring(|r| r.made),
+    },
+    Metric {
+        name: "daq_ring_published_frames_total",
+        kind: Kind::Counter,
+        help: "Frames handed to the readers.",
+        meaning: "Its rate is the frame rate of the ring.",
+        cause: "A rate of 0: the source or kernel that fills it has nothing, or a reader holds it.",
+        remedy: "Look at the producer's ledger and at daq_ring_full_frames_total.",
+        read: Read::Ring(|r| r.published),
+    },
+    Metric {
+        name: "daq_ring_full_frames_total",
+        kind: Kind::Counter,
+        help: "Frames refused because no slot was free.",
+        meaning: "Loss by a reader with `guarantee = true` in front of a producer that cannot wait.",
+        cause: "The reader named by daq_reader_held_frames_total is slower than the source on average, or \
+                paused for longer than the ring lasts.",
+        remedy: "On average too slow: give it a core, a faster disk, less work. Pauses: more `slots`. If its \
+                 loss is acceptable: `guarantee = false`.",
+        read: Read::Ring(|r| r.ring_full),
+    },
+    Metric {
+        name: "daq_reader_published_frames_total",
+        kind: Kind::Counter,
+        help: "Frames published since the reader attached.",
+        meaning: "Always the sum of read, overrun, discarded and pending.",
+        cause: NORMAL,
+        remedy: NOTHING,
+        read: Read::Reader(|r| r.published),
+    },
+    Metric {
+        name: "daq_reader_read_frames_total",
+        kind: Kind::Counter,
+        help: "Frames read to the end.",
+        meaning: "Its rate is what the reader keeps up with.",
+        cause: "A rate below that of daq_reader_published_frames_total: the reader falls behind.",
+        remedy: "Look at daq_reader_pending_frames, and at the processor time of its thread.",
+        read: Read::Reader(|r| r.read),
+    },
+    Metric {
+        name: "daq_reader_overrun_frames_total",
+        kind: Kind::Counter,
+        help: "Frames overwritten before the reader came to them.",
+        meaning: "Loss of this reader alone, allowed by `guarantee = false`.",
+        cause: "The reader is slower than the source.",
+        remedy: "As for daq_ring_full_frames_total; or `guarantee = true` if the source should wait for it.",
+        read: Read::Reader(|r| r.overrun),
+    },
+    Metric {
+        name: "daq_reader_discarded_frames_total",
+        kind: Kind::Counter,
+        help: "Frames thrown away by declared policy, or because they changed while being read.",
+        meaning: "Frames that were taken but went nowhere.",
+        cause: "A sink's overflow policy (disk full), or a producer that cannot be stopped lapped the reader.",
+        remedy: "Make space on the medium; more `slots` against lapping.",
+        read: Read::Reader(|r| r.discarded),
+    },
+    Metric {
+        name: "daq_reader_pending_frames",
+        kind: Kind::Gauge,
+        help: "Frames that wait for the reader or are being read: its lag.",
+        meaning: "Near 0: it keeps up. Near daq_ring_capacity_slots: it is about to lose or to hold back.",
+        cause: "A pause of the reader, or a reader that is too slow.",
+        remedy: "As for daq_ring_full_frames_total.",
+        read: Read::Reader(|r| r.pending),
+    },
+    Metric {
+        name: "daq_reader_held_frames_total",
+        kind: Kind::Counter,
+        help: "Frames that the producer refused because this reader held the ring.",
+        meaning: "Names the reader behind daq_ring_full_frames_total.",
+        cause: "This reader is too slow.",
+        remedy: "As for daq_ring_full_frames_total, for this reader.",
+        read: Read::Reader(|r| r.held),
+    },
+    Metric {
+        name: "daq_kernel_input_frames_total",
+        kind: Kind::Counter,
+        help: "Frames taken from the input ring.",
+        meaning: "Always the sum of consumed, withheld, failed and pending.",
+        cause: NORMAL,
+        remedy: NOTHING,
+        read: Read::Kernel(|k| k.input),
+    },
+    Metric {
+        name: "daq_kernel_consumed_frames_total",
+        kind: Kind::Counter,
+        help: "Frames whose content has gone into output.",
+        meaning: "What the kernel has finished.",
+        cause: NORMAL,
+        remedy: NOTHING,
+        read: Read::Kernel(|k| k.consumed),
+    },
+    Metric {
+        name: "daq_kernel_withheld_frames",
+        kind: Kind::Gauge,
+        help: "Frames that wait inside the kernel for their integration to end.",
+        meaning: "Between 0 and the length of an integration.",
+        cause: "An integration in progress.",
+        remedy: NOTHING,
+        read: Read::Kernel(|k| k.withheld),
+    },
+    Metric {
+        name: "daq_kernel_failed_frames_total",
+        kind: Kind::Counter,
+        help: "Frames that the kernel could not process.",
+        meaning: "They gave no output.",
+        cause: "A frame of another length than the kernel was planned for, or too incomplete to use.",
+        remedy: "The log names the first such frame and the reason.",
+        read: Read::Kernel(|k| k.failed),
+    },
+    Metric {
+        name: "daq_kernel_pending_frames",
+        kind: Kind::Gauge,
+        help: "Frames in work.",
+        meaning: "At most the frames of one burst.",
+        cause: "A value that does not change while daq_kernel_input_frames_total stands still: it hangs, or its \
+                output ring is held.",
+        remedy: "Look at daq_reader_pending_frames of the output ring's readers and at `/-/healthy`.",
+        read: Read::Kernel(|k| k.pending),
+    },
+    Metric {
+        name: "daq_kernel_made_frames_total",
+        kind: Kind::Counter,
+        help: "Frames made by the kernel.",
+        meaning: "Fewer than the input's where it integrates.",
+        cause: NORMAL,
+        remedy: NOTHING,
+        read: Read::Kernel(|k| k.made),
+    },
+    Metric {
+        name: "daq_sink_frames_total",
+        kind: Kind::Counter,
+        help: "Frames taken over by the sink.",
+        meaning: "What of them is not in a finished file yet is lost in a kill; those that could not be written after all are in daq_sink_dropped_frames_total as well.",
+        cause: "A rate of 0 while its ring is being filled: the medium hangs.",
+        remedy: "Look at daq_sink_full, and at the medium with `iostat -x 1`.",
+        read: Read::Sink(|s| s.frames),
+    },
+    Metric {
+        name: "daq_sink_bytes_total",
+        kind: Kind::Counter,
+        help: "Payload bytes of the frames taken over by the sink.",
+        meaning: "Its rate is the throughput to the medium.",
+        cause: NORMAL,
+        remedy: NOTHING,
+        read: Read::Sink(|s| s.bytes),
+    },
+    Metric {
+        name: "daq_sink_files_total",
+        kind: Kind::Counter,
+        help: "Files, or their like, completed.",
+        meaning: "Each is whole and has its metadata beside it.",
+        cause: NORMAL,
+        remedy: NOTHING,
+        read: Read::Sink(|s| s.files),
+    },
+    Metric {
+        name: "daq_sink_full",
+        kind: Kind::Gauge,
+        help: "1 while the medium has no space, else 0.",
+        meaning: "The sink follows its declared overflow policy until there is space again.",
+        cause: "The disk or the quota is full.",
+        remedy: "Make space or point the sink elsewhere; it goes on by itself.",
+        read: Read::Sink(|s| u64::from(s.full)),
+    },
+    Metric {
+        name: "daq_sink_dropped_frames_total",
+        kind: Kind::Counter,
+        help: "Frames not written because the medium had no space or failed.",
+        meaning: "Loss at the very end.",
+        cause: "A full or failing disk.",
+        remedy: "Make space; read `dmesg` and `smartctl -a DEV` if there is some.",
+        read: Read::Sink(|s| s.dropped),
+    },
+    Metric {
+        name: "daq_ledger_violations",
+        kind: Kind::Gauge,
+        help: "Ledgers whose equation does not hold; always 0 unless daq itself is wrong.",
+        meaning: "Above 0 the numbers of this page cannot be trusted.",
+        cause: "A defect of daq.",
+        remedy: "Report it with the output of `/status`.",
+        read: Read::Pipeline(|r| r.violations().len() as f64),
+    },
+    Metric {
+        name: "daq_uptime_seconds",
+        kind: Kind::Gauge,
+        help: "Seconds since the pipeline started.",
+        meaning: "Falls back to 0 at a restart.",
+        cause: "A restart: by hand, by systemd, after a crash.",
+        remedy: "`journalctl -u 'daq@*'` tells who ended it; `last_run` of `/status` tells whether uncleanly.",
+        read: Read::Pipeline(|r| r.seconds),
+    },
+    Metric {
+        name: "daq_build_info",
+        kind: Kind::Gauge,
+        help: "Always 1; the label says which version runs.",
+        meaning: "Join it to other metrics to see what changed with an upgrade.",
+        cause: "Constant.",
+        remedy: NOTHING,
+        read: Read::Build,
+    },
+    Metric {
+        name: "process_cpu_seconds_total",
+        kind: Kind::Counter,
+        help: "Processor time of all threads, user and system, in seconds.",
+        meaning: "Its rate is the number of cores in use.",
+        cause: "Threads that poll busily use a whole core each, by design.",
+        remedy: "Choose a waiting policy that sleeps if cores are scarce.",
+        read: Read::Process(|p| p.cpu_seconds),
+    },
+    Metric {
+        name: "process_resident_memory_bytes",
+        kind: Kind::Gauge,
+        help: "Memory in RAM, in bytes.",
+        meaning: "After the start it stays near the total that `daq plan` prints.",
+        cause: "Steady growth would be a defect.",
+        remedy: "Report it with the output of `/status`.",
+        read: Read::Process(|p| p.resident_bytes),
+    },
+    Metric {
+        name: "process_virtual_memory_bytes",
+        kind: Kind::Gauge,
+        help: "Address space, in bytes.",
+        meaning: "Mostly mappings that cost no RAM.",
+        cause: NORMAL,
+        remedy: NOTHING,
+        read: Read::Process(|p| p.virtual_bytes),
+    },
+    Metric {
+        name: "daq_process_locked_memory_bytes",
+        kind: Kind::Gauge,
+        help: "Memory locked in RAM, in bytes.",
+        meaning: "Rings that can be neither swapped out nor moved.",
+        cause: "Less than the rings of `daq plan`: the memlock limit is too low.",
+        remedy: "`daq doctor` gives the command for the memlock limit.",
+        read: Read::Process(|p| p.locked_bytes),
+    },
+    Metric {
+        name: "process_threads",
+        kind: Kind::Gauge,
+        help: "Threads of the process.",
+        meaning: "As many as `daq plan` lists, and a few for HTTP and signals.",
+        cause: "Constant after the start.",
+        remedy: NOTHING,
+        read: Read::Process(|p| p.threads),
+    },
+    Metric {
+        name: "process_open_fds",
+        kind: Kind::Gauge,
+        help: "Open file descriptors.",
+        meaning: "Sockets, files being written, connections to this page.",
+        cause: "Steady growth would be a defect.",
+        remedy: "Report it with the output of `ls -l /proc/$(pidof daq)/fd`.",
+        read: Read::Process(|p| p.open_fds),
+    },
+    Metric {
+        name: "process_max_fds",
+        kind: Kind::Gauge,
+        help: "Most file descriptors that the process may open.",
+        meaning: "The soft limit.",
+        cause: "Constant.",
+        remedy: "LimitNOFILE= in the unit, `ulimit -n` in a shell.",
+        read: Read::Process(|p| p.max_fds),
+    },
+    Metric {
+        name: "process_start_time_seconds",
+        kind: Kind::Gauge,
+        help: "When the process set up its metrics, in seconds since 1970.",
+        meaning: "Changes at a restart.",
+        cause: "As for daq_uptime_seconds.",
+        remedy: "As for daq_uptime_seconds.",
+        read: Read::Start,
+    },
+];
+
+/// The reference page, in Markdown.
+pub fn reference() -> String {
+    use std::fmt::Write as _;
+    let causes: Vec<_> = Cause::ALL
+        .iter()
+        .map(|cause| format!("`{cause}`"))
+        .collect();
+    let mut page = format!(
+        "# Metrics\n\n\
+         What `/metrics` tells, in Prometheus' text format. Made from the table in the source; a test keeps the \
+         two equal.\n\n\
+         Counters end in `_total` and start at 0 with the process. Units are bytes, seconds, packets, frames \
+         and slots. Label values are the names of the configuration; `cause` is one of {}.\n\n\
+         These equations hold in every scrape, for each source, ring, reader and kernel:\n\n\
+         ```text\n\
+         source   expected  = delivered + pending + sum over causes of lost\n\
+         ring     made      = published + full\n\
+         reader   published = read + overrun + discarded + pending\n\
+         kernel   input     = consumed + withheld + failed + pending\n\
+         ```\n\n",
+        causes.join(", ")
+    );
+    let rows = METRICS.iter().map(|metric| {
+        let labels: Vec<_> = metric
+            .labels()
+            .iter()
+            .map(|label| format!("`{label}`"))
+            .collect();
+        format!(
+            "| [`{0}`](#{0}) | {1} | {2} |\n",
+            metric.name,
+            metric.kind.name(),
+            labels.join(", ")
+        )
+    });
+    page.push_str("| name | kind | labels |\n|---|---|---|\n");
+    page.extend(rows);
+    for metric in METRICS {
+        let Metric {
+            name,
+            help,
+            meaning,
+            cause,
+            remedy,
+            ..
+        } = metric;
+        // Writing to a string cannot fail.
+        let _ = write!(
+            page,
+            "\n## {name}\n\n{help}\n\n- Meaning: {meaning}\n- Likely cause: {cause}\n- Remedy: {remedy}\n"
+        );
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    #[test]
+    fn names_follow_the_convention() {
+        let names: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), METRICS.len(), "a name stands twice");
+        for metric in METRICS {
+            let counter = metric.kind == Kind::Counter;
+            assert_eq!(metric.name.ends_with("_total"), counter, "{}", metric.name);
+            for text in [metric.help, metric.meaning, metric.cause, metric.remedy] {
+                assert!(
+                    text.ends_with('.') && !text.contains("  "),
+                    "{}: {text:?}",
+                    metric.name
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn texts_name_only_metrics_that_exist() {
+        let names: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
+        for metric in METRICS {
+            for text in [metric.help, metric.meaning, metric.cause, metric.remedy] {
+                for word in text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
+                    assert!(
+                        !word.starts_with("daq_") || names.contains(word),
+                        "{}: no metric {word}",
+                        metric.name
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_cause_has_a_remedy() {
+        let metric = METRICS
+            .iter()
+            .find(|metric| matches!(metric.read, Read::Lost))
+            .unwrap();
+        for cause in Cause::ALL {
+            assert!(
+                metric.cause.contains(&format!("{cause}:")),
+                "{cause} has no cause text"
+            );
+            assert!(
+                metric.remedy.contains(cause.name()),
+                "{cause} has no remedy"
+            );
+        }
+    }
+
+    /// `DAQ_UPDATE=1 cargo test` writes the page anew.
+    #[test]
+    fn the_reference_page_is_up_to_date() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/reference/metrics.md");
+        let page = reference();
+        if std::env::var_os("DAQ_UPDATE").is_some() {
+            std::fs::write(&path, &page).unwrap();
+        }
+        let stored = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            stored == page,
+            "configs/reference/metrics.md differs from the table; run with DAQ_UPDATE=1"
+        );
+    }
+}

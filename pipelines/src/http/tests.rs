@@ -1,0 +1,251 @@
+//! The server as a client sees it, over a plain TCP connection.
+
+use super::metrics::tests::sample_report;
+use super::*;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::Mutex;
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+fn state(health: HealthFn) -> HttpState {
+    HttpState {
+        name: "telescope".to_owned(),
+        report: Arc::new(sample_report),
+        health,
+        plan: serde_json::json!({ "rings": { "raw": "host" } }),
+        last_run: None,
+    }
+}
+
+fn running() -> HttpState {
+    state(Arc::new(|| Health {
+        ready: true,
+        ..Health::default()
+    }))
+}
+
+/// Status code, headers and body of a request.
+fn ask(server: &Server, method: &str, path: &str) -> (u16, String, String) {
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let code = head.split_whitespace().nth(1).unwrap().parse().unwrap();
+    (code, head.to_ascii_lowercase(), body.to_owned())
+}
+
+#[test]
+fn metrics_are_prometheus_text() {
+    let server = serve(ANY, running()).unwrap();
+    let (code, head, body) = ask(&server, "GET", "/metrics");
+    assert_eq!(code, 200);
+    assert!(
+        head.contains("content-type: text/plain; version=0.0.4"),
+        "{head}"
+    );
+    assert!(
+        body.contains("daq_source_expected_packets_total{source=\"adc\"} 1000\n"),
+        "{body}"
+    );
+    server.stop();
+}
+
+#[test]
+fn status_is_one_object() {
+    let mut state = running();
+    state.last_run = Some(serde_json::json!({ "pid": 7 }));
+    let server = serve(ANY, state).unwrap();
+    let (code, head, body) = ask(&server, "GET", "/status");
+    let status: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(code, 200);
+    assert!(head.contains("content-type: application/json"), "{head}");
+    assert_eq!(status["name"], "telescope");
+    assert_eq!(status["state"], "running");
+    assert_eq!(status["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(status["seconds"], 12.5);
+    assert_eq!(status["report"]["sources"]["adc"]["lost"]["wire_gap"], 37);
+    assert_eq!(status["report"]["kernels"]["spectrum"]["in"], 80);
+    assert_eq!(status["plan"]["rings"]["raw"], "host");
+    assert_eq!(status["last_run"]["pid"], 7);
+}
+
+#[test]
+fn probes_follow_the_data_threads() {
+    let health = Arc::new(Mutex::new(Health::default()));
+    let shared = health.clone();
+    let server = serve(ANY, state(Arc::new(move || shared.lock().unwrap().clone()))).unwrap();
+    let probe = |path| {
+        let (code, _, body) = ask(&server, "GET", path);
+        (code, body)
+    };
+    assert_eq!(probe("/-/healthy"), (200, "healthy\n".to_owned()));
+    assert_eq!(probe("/-/ready"), (503, "not ready: starting\n".to_owned()));
+    health.lock().unwrap().ready = true;
+    assert_eq!(probe("/-/ready"), (200, "ready\n".to_owned()));
+    health.lock().unwrap().stalled = vec!["source adc".to_owned(), "sink disk".to_owned()];
+    let (code, body) = probe("/-/healthy");
+    assert_eq!(code, 503);
+    assert!(body.contains("source adc, sink disk"), "{body}");
+    *health.lock().unwrap() = Health {
+        ready: true,
+        stopping: true,
+        ..Health::default()
+    };
+    assert_eq!(probe("/-/ready"), (503, "not ready: stopping\n".to_owned()));
+    assert_eq!(probe("/-/healthy").0, 200);
+}
+
+#[test]
+fn the_page_needs_nothing_from_elsewhere() {
+    let server = serve(ANY, running()).unwrap();
+    let (code, head, body) = ask(&server, "GET", "/");
+    assert_eq!(code, 200);
+    assert!(
+        head.contains("content-type: text/html") && head.contains("content-security-policy:"),
+        "{head}"
+    );
+    assert!(!body.contains("http:") && !body.contains("https:") && !body.contains("innerHTML"));
+    for path in ["/metrics", "/status", "/-/healthy", "/-/ready"] {
+        assert!(
+            body.contains(&format!("href=\"{path}\"")),
+            "no link to {path}"
+        );
+        assert_ne!(ask(&server, "GET", path).0, 404, "{path} is a dead link");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_told() {
+    let server = serve(ANY, running()).unwrap();
+    assert_eq!(ask(&server, "GET", "/nothing").0, 404);
+    assert_eq!(ask(&server, "POST", "/status").0, 405);
+    assert_eq!(ask(&server, "HEAD", "/metrics").0, 200);
+}
+
+#[test]
+fn a_port_in_use_is_an_error_at_start() {
+    let server = serve(ANY, running()).unwrap();
+    let error = serve(server.address(), running()).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, HttpError::Listen { .. }), "{text}");
+    for part in [
+        server.address().to_string().as_str(),
+        "ss -ltnp",
+        "`listen` in [http]",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in {text:?}");
+    }
+}
+
+#[test]
+fn an_address_of_another_machine_is_an_error_at_start() {
+    // A documentation address (RFC 5737): no interface has it.
+    let text = serve("192.0.2.1:9464".parse().unwrap(), running())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("192.0.2.1:9464") && text.contains("ip addr"),
+        "{text}"
+    );
+}
+
+#[test]
+fn stopping_frees_the_port_in_spite_of_a_silent_client() {
+    let server = serve(ANY, running()).unwrap();
+    let address = server.address();
+    let mut silent = TcpStream::connect(address).unwrap();
+    // Answers one request and keeps the connection: the server has certainly accepted it.
+    write!(silent, "GET /-/ready HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut first = [0; 12];
+    silent.read_exact(&mut first).unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200");
+    let _mute = TcpStream::connect(address).unwrap();
+    server.stop();
+    assert!(TcpListener::bind(address).is_ok());
+}
+
+#[test]
+fn unknown_keys_are_refused_and_loopback_is_the_default() {
+    let read = |text: &str| serde_json::from_str::<Http>(text);
+    assert_eq!(read("{}").unwrap(), Http::default());
+    assert!(Http::default().listen.ip().is_loopback());
+    assert_eq!(read(r#"{"listen": "[::1]:80"}"#).unwrap().listen.port(), 80);
+    assert!(
+        read(r#"{"listne": "[::1]:80"}"#)
+            .unwrap_err()
+            .to_string()
+            .contains("listne")
+    );
+    let schema = serde_json::to_value(schemars::schema_for!(Http)).unwrap();
+    assert_eq!(schema["additionalProperties"], false);
+}
+
+/// Every value under the key `expr`, at any depth.
+fn expressions(value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => {
+            for (key, value) in map {
+                match value {
+                    Value::String(text) if key == "expr" => found.push(text.clone()),
+                    _ => expressions(value, found),
+                }
+            }
+        }
+        Value::Array(values) => values.iter().for_each(|value| expressions(value, found)),
+        _ => {}
+    }
+}
+
+fn dashboard() -> Vec<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/grafana/daq.json");
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut found = Vec::new();
+    expressions(&serde_json::from_str(&text).unwrap(), &mut found);
+    assert!(found.len() > 10);
+    found
+}
+
+#[test]
+fn the_dashboard_shows_metrics_that_exist() {
+    for expression in dashboard() {
+        for word in expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
+            let is_name = word.starts_with("daq_") || word.starts_with("process_");
+            assert!(
+                !is_name || METRICS.iter().any(|metric| metric.name == word),
+                "no metric {word}: {expression}"
+            );
+        }
+    }
+}
+
+#[test]
+fn promtool_reads_the_dashboard() {
+    use std::fmt::Write as _;
+    let mut rules = "groups:\n- name: dashboard\n  rules:\n".to_owned();
+    for (number, expression) in dashboard().iter().enumerate() {
+        let expression =
+            serde_json::to_string(&expression.replace("$__rate_interval", "1m")).unwrap();
+        writeln!(rules, "  - record: rule{number}\n    expr: {expression}").unwrap();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rules.yml");
+    std::fs::write(&path, rules).unwrap();
+    match std::process::Command::new("promtool")
+        .args(["check", "rules"])
+        .arg(&path)
+        .output()
+    {
+        Err(error) => eprintln!("skipped: promtool (Debian: prometheus) does not start: {error}"),
+        Ok(output) => assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        ),
+    }
+}

@@ -1,0 +1,198 @@
+//! `convert`: samples of any type to float32.
+//!
+//! Every number `x` of the input, real and imaginary parts alike, becomes
+//!
+//! ```python
+//! y = (x * scale + offset).astype("float32")
+//! ```
+//!
+//! where float32 arithmetic is used for int8, uint8, int16 and float32, and float64 arithmetic for int32 and
+//! float64, which float32 does not hold exactly. Channels, points and axis stay what they are. One output a
+//! frame, with the frame's own sequence number, timestamp and flags.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use super::{Keys, cpu_only, not_empty};
+use daq_core::config::Problem;
+use daq_core::entry::KernelEntry;
+use daq_core::kernel::{Kernel, KernelError, KernelSpec, Side};
+use daq_core::layout::{Layout, Order, Scalar};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde::de::{self, Deserializer, Visitor};
+use std::fmt;
+
+/// What `daq` knows of `convert`.
+pub const ENTRY: KernelEntry = KernelEntry {
+    name: "convert",
+    summary: "Turns samples of any type into float32, with a scale and an offset",
+    example: "\
+[kernel.NAME]
+use = \"convert\"
+input = \"INPUT\"
+output = \"OUTPUT\"
+# What every number is multiplied by; \"full\" maps the full scale of an integer type to 1.
+# scale = 1.0
+# What is added after that.
+# offset = 0.0
+# Order of channels in the output, \"planar\" or \"interleaved\"; as in the input if left out.
+# order = \"planar\"
+",
+    schema: || schemars::schema_for!(Convert),
+    parse: Convert::parse,
+};
+
+/// The keys of a `convert` kernel.
+///
+/// ```
+/// use daq_core::kernel::KernelSpec;
+/// use daq_core::layout::{Order, Samples, Scalar};
+/// use daq_pipelines::kernels::Convert;
+///
+/// let input = Samples { scalar: Scalar::Int16, channels: 2, ..Samples::default() }.layout(4096).unwrap();
+/// let output = Convert { order: Some(Order::Planar), ..Convert::default() }.layout(&input)?;
+/// assert_eq!((output.scalar, output.channels, output.points), (Scalar::Float32, 2, 1024));
+/// assert_eq!((output.order, output.frame_bytes()), (Order::Planar, 8192));
+/// # Ok::<(), daq_core::config::Problem>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Convert {
+    /// What every number is multiplied by; default 1.0.
+    ///
+    /// `"full"` stands for 1 / 2^(bits - 1), which maps the codes of a signed integer type to -1 … 1; with
+    /// `uint8` and `offset = -1.0` too. Only for integer types.
+    pub scale: Scale,
+    /// What is added to every number after the multiplication; default 0.0.
+    pub offset: f64,
+    /// Order of channels and points in the output, `"interleaved"` or `"planar"`; default: as in the input.
+    pub order: Option<Order>,
+}
+
+/// A factor, or the word `full`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scale {
+    /// This factor.
+    Factor(f64),
+    /// 1 / 2^(bits - 1) of an integer type.
+    Full,
+}
+
+impl Default for Scale {
+    fn default() -> Self {
+        Self::Factor(1.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Scale {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl Visitor<'_> for Either {
+            type Value = Scale;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number or \"full\"")
+            }
+
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Scale, E> {
+                Ok(Scale::Factor(value))
+            }
+
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Scale, E> {
+                Ok(Scale::Factor(value as f64))
+            }
+
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Scale, E> {
+                Ok(Scale::Factor(value as f64))
+            }
+
+            fn visit_str<E: de::Error>(self, value: &str) -> Result<Scale, E> {
+                // Values set from outside of a file come as text.
+                match (value, value.parse()) {
+                    ("full", _) => Ok(Scale::Full),
+                    (_, Ok(factor)) => Ok(Scale::Factor(factor)),
+                    _ => Err(E::invalid_value(de::Unexpected::Str(value), &self)),
+                }
+            }
+        }
+        deserializer.deserialize_any(Either)
+    }
+}
+
+impl JsonSchema for Scale {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Scale".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "anyOf": [{ "type": "number" }, { "const": "full" }] })
+    }
+}
+
+impl Keys for Convert {
+    fn check(&self) -> Result<(), Problem> {
+        if let Scale::Factor(factor) = self.scale
+            && (!factor.is_finite() || factor == 0.0)
+        {
+            return Err(Problem::at(
+                "scale",
+                format!("a scale of {factor} leaves nothing of the samples"),
+            )
+            .help("write a finite number other than 0, or \"full\""));
+        }
+        if !self.offset.is_finite() {
+            return Err(Problem::at(
+                "offset",
+                format!("an offset of {} leaves nothing of the samples", self.offset),
+            )
+            .help("write a finite number"));
+        }
+        Ok(())
+    }
+}
+
+impl Convert {
+    /// The factor for numbers of type `scalar`.
+    fn factor(&self, scalar: Scalar) -> Result<f64, Problem> {
+        match (self.scale, scalar) {
+            (Scale::Factor(factor), _) => Ok(factor),
+            (Scale::Full, Scalar::Int8 | Scalar::Uint8) => Ok(1.0 / 128.0),
+            (Scale::Full, Scalar::Int16) => Ok(1.0 / 32_768.0),
+            (Scale::Full, Scalar::Int32) => Ok(1.0 / 2_147_483_648.0),
+            (Scale::Full, Scalar::Float32 | Scalar::Float64) => Err(Problem::at(
+                "scale",
+                format!("\"full\" has no meaning for {scalar}, which has no full scale"),
+            )
+            .help("write a number")),
+        }
+    }
+}
+
+impl KernelSpec for Convert {
+    fn layout(&self, input: &Layout) -> Result<Layout, Problem> {
+        not_empty(input)?;
+        self.factor(input.scalar)?;
+        Ok(Layout {
+            scalar: Scalar::Float32,
+            order: self.order.unwrap_or(input.order),
+            ..input.clone()
+        })
+    }
+
+    fn build(&self, input: &Layout, side: Side) -> Result<Box<dyn Kernel>, KernelError> {
+        cpu_only(ENTRY.name, side)?;
+        let factor = self
+            .factor(input.scalar)
+            .map_err(|problem| KernelError(problem.to_string()))?;
+        let output = self
+            .layout(input)
+            .map_err(|problem| KernelError(problem.to_string()))?;
+        Ok(cpu::build(input, &output, factor, self.offset))
+    }
+}

@@ -1,0 +1,162 @@
+//! The CPU side of `convert`.
+
+use super::super::account::Account;
+use super::super::samples::{Number, Walk, with_number};
+use super::super::{emit, whole};
+use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
+use daq_core::layout::{Layout, Order};
+use daq_core::ring::{Lease, SlotsMut};
+use std::marker::PhantomData;
+
+/// Samples of one channel that are reordered at a time: their output stays in the first-level cache.
+const TILE: usize = 512;
+
+pub(super) fn build(input: &Layout, output: &Layout, factor: f64, offset: f64) -> Box<dyn Kernel> {
+    let reordered = input.order != output.order && input.channels > 1;
+    let shape = Shape {
+        input_bytes: input.frame_bytes(),
+        output_bytes: output.frame_bytes(),
+        points: input.points,
+        channels: input.channels as usize,
+        reordered: reordered.then_some((Walk::through(input), output.order)),
+        complex: input.complex,
+    };
+    let line = Line { factor, offset };
+    with_number!(input.scalar, N => Box::new(Converter::<N> { shape, line, number: PhantomData }))
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    input_bytes: usize,
+    output_bytes: usize,
+    points: usize,
+    channels: usize,
+    /// How to walk the input and how to lay the output, where the two differ.
+    reordered: Option<(Walk, Order)>,
+    complex: bool,
+}
+
+/// `y = x * factor + offset`.
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    factor: f64,
+    offset: f64,
+}
+
+impl Line {
+    /// The function that converts one number, chosen once for a whole frame.
+    #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "float32 is what is asked for"
+    )]
+    fn convert<N: Number>(self) -> impl Fn(N::Raw) -> [u8; 4] {
+        let (factor, offset) = (self.factor as f32, self.offset as f32);
+        move |raw| {
+            if N::EXACT_IN_F32 {
+                (N::f32(raw) * factor + offset).to_le_bytes()
+            } else {
+                ((N::f64(raw) * self.factor + self.offset) as f32).to_le_bytes()
+            }
+        }
+    }
+}
+
+struct Converter<N> {
+    shape: Shape,
+    line: Line,
+    number: PhantomData<fn() -> N>,
+}
+
+impl<N: Number> Kernel for Converter<N> {
+    fn outputs(&self, frames: usize) -> usize {
+        frames
+    }
+
+    fn run(
+        &mut self,
+        burst: &Lease<'_>,
+        out: &mut SlotsMut<'_>,
+        _: Stream,
+    ) -> Result<Submitted, KernelError> {
+        let mut account = Account::default();
+        for frame in burst.iter() {
+            let Some(bytes) = whole(&frame, self.shape.input_bytes)? else {
+                account.fail();
+                continue;
+            };
+            let numbers = N::cut(bytes);
+            emit(out, self.shape.output_bytes, *frame.meta(), |slot| {
+                let target = slot.as_chunks_mut::<4>().0;
+                match self.shape.reordered {
+                    None => straight::<N>(numbers, target, self.line),
+                    Some((walk, order)) if self.shape.complex => {
+                        let (pairs, targets) =
+                            (numbers.as_chunks::<2>().0, target.as_chunks_mut::<2>().0);
+                        let convert = self.line.convert::<N>();
+                        reorder(pairs, targets, walk, order, self.shape, |[re, im]| {
+                            [convert(re), convert(im)]
+                        });
+                    }
+                    Some((walk, order)) => {
+                        reorder(
+                            numbers,
+                            target,
+                            walk,
+                            order,
+                            self.shape,
+                            self.line.convert::<N>(),
+                        );
+                    }
+                }
+            })?;
+            account.take();
+        }
+        Ok(account.submit())
+    }
+}
+
+fn straight<N: Number>(numbers: &[N::Raw], target: &mut [[u8; 4]], line: Line) {
+    let convert = line.convert::<N>();
+    for (target, raw) in target.iter_mut().zip(numbers) {
+        *target = convert(*raw);
+    }
+}
+
+/// Converts sample by sample into the other order, in tiles of points so that lines read once are used for
+/// every channel.
+fn reorder<S: Copy, T: Copy>(
+    source: &[S],
+    target: &mut [T],
+    walk: Walk,
+    order: Order,
+    shape: Shape,
+    convert: impl Fn(S) -> T,
+) {
+    let into = Walk::of(order, shape.channels, shape.points);
+    for first in (0..shape.points).step_by(TILE) {
+        let count = TILE.min(shape.points - first);
+        for channel in 0..shape.channels {
+            let start = channel * into.channel + first * into.point;
+            let places = target.get_mut(start..).unwrap_or_default();
+            if into.point == 1 {
+                walk.gather(source, channel, first, &mut places[..count], &convert);
+            } else {
+                let start = channel * walk.channel + first * walk.point;
+                let samples = source
+                    .get(start..)
+                    .unwrap_or_default()
+                    .iter()
+                    .step_by(walk.point);
+                for (place, sample) in places
+                    .iter_mut()
+                    .step_by(into.point)
+                    .zip(samples)
+                    .take(count)
+                {
+                    *place = convert(*sample);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The built-in kernels.
+//!
+//! | kernel | from | to |
+//! |---|---|---|
+//! | [`convert`] | samples of any type | float32 samples |
+//! | [`power_spectrum`] | samples | averaged power a frequency |
+//! | [`stats`] | numbers of any kind | minimum, maximum, mean, RMS, clip count and histogram |
+//!
+//! What holds for all of them:
+//! - Missing places of a frame were filled before the frame was published, and count as what they were filled
+//!   with, unless a kernel's own keys say otherwise. `fill = "nan"` on a ring of floats makes them visible in
+//!   every output that they touch.
+//! - A frame shorter than its layout says is counted as `failed` and not read.
+//! - An output carries the flags of all frames that went into it, the epoch and the timestamp of the first.
+//! - A module holds the keys, the layout of the output and the registry entry; the side that computes is a
+//!   module below it.
+
+mod account;
+mod blend;
+pub mod convert;
+pub mod power_spectrum;
+mod samples;
+pub mod stats;
+#[cfg(test)]
+mod trial;
+
+use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::entry::KernelEntry;
+use daq_core::frame::FrameMeta;
+use daq_core::kernel::{KernelError, KernelSpec, Side};
+use daq_core::layout::Layout;
+use daq_core::ring::{Frame, SlotsMut};
+use serde::de::DeserializeOwned;
+
+pub use convert::Convert;
+pub use power_spectrum::PowerSpectrum;
+pub use stats::Stats;
+
+/// Every built-in kernel.
+///
+/// ```
+/// let names: Vec<_> = daq_pipelines::kernels::KERNELS.iter().map(|entry| entry.name).collect();
+/// assert_eq!(names, ["convert", "power-spectrum", "stats"]);
+/// ```
+pub const KERNELS: &[KernelEntry] = &[convert::ENTRY, power_spectrum::ENTRY, stats::ENTRY];
+
+/// Keys that can be wrong beyond their types.
+trait Keys: DeserializeOwned + KernelSpec + 'static {
+    /// What is wrong with them whatever the input is.
+    fn check(&self) -> Result<(), Problem>;
+
+    /// Reads them from what is left of a section.
+    fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn KernelSpec>> {
+        let keys: Self = section.finish(&[], diagnostics)?;
+        match keys.check() {
+            Ok(()) => Some(Box::new(keys)),
+            Err(problem) => {
+                diagnostics.push(section.problem(problem));
+                None
+            }
+        }
+    }
+}
+
+/// Refuses every side but the CPU's.
+fn cpu_only(name: &str, side: Side) -> Result<(), KernelError> {
+    match side {
+        Side::Cpu => Ok(()),
+        Side::Cuda(ordinal) => Err(KernelError(format!(
+            "kernel `{name}` has no side for cuda:{ordinal}; give its rings `memory = \"host\"`"
+        ))),
+    }
+}
+
+/// The bytes of a frame of `whole` bytes; `None` where the frame is shorter.
+fn whole<'a>(frame: &Frame<'a>, whole: usize) -> Result<Option<&'a [u8]>, KernelError> {
+    let bytes = frame.bytes().ok_or_else(|| not_host("input"))?;
+    Ok(bytes.get(..whole))
+}
+
+/// Fills the current slot of `out` with a frame of `bytes` bytes and describes it by `meta`.
+fn emit(
+    out: &mut SlotsMut<'_>,
+    bytes: usize,
+    meta: FrameMeta,
+    fill: impl FnOnce(&mut [u8]),
+) -> Result<(), KernelError> {
+    if out.remaining() == 0 {
+        return Err(KernelError(
+            "more outputs are due than slots were given; this is a defect in daq".to_owned(),
+        ));
+    }
+    let slot = out.bytes_mut().ok_or_else(|| not_host("output"))?;
+    let have = slot.len();
+    let slot = slot.get_mut(..bytes).ok_or_else(|| {
+        KernelError(format!(
+            "an output frame has {bytes} bytes, a slot of the output ring {have}; raise its `slot`"
+        ))
+    })?;
+    fill(slot);
+    out.finish(FrameMeta {
+        length: bytes,
+        places: 0,
+        arrived: 0,
+        ..meta
+    });
+    Ok(())
+}
+
+fn not_host(which: &str) -> KernelError {
+    KernelError(format!(
+        "the {which} ring is not in host memory, where the CPU side of a kernel works"
+    ))
+}
+
+/// Refuses layouts without numbers.
+fn not_empty(input: &Layout) -> Result<(), Problem> {
+    if input.points == 0 || input.channels == 0 {
+        return Err(Problem::at("input", "its frames hold no whole point")
+            .help("raise the `slot` of the input ring"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! Numbers of any [`Scalar`](daq_core::layout::Scalar) type, read out of the bytes of a frame.
+//!
+//! ```text
+//!   interleaved, 2 channels, complex     re im | re im | re im | re im     a "number" is one re or im
+//!                                        ch 0    ch 1    ch 0    ch 1
+//!                                        └── point 0 ──┘ └── point 1 ──┘
+//! ```
+
+use daq_core::layout::{Layout, Order};
+
+/// A type of number in a frame, little-endian.
+pub(super) trait Number: 'static {
+    /// Its bytes.
+    type Raw: Copy + Send + Sync;
+    /// Whether binary32 holds every value.
+    const EXACT_IN_F32: bool;
+
+    /// Cuts bytes into numbers; bytes that make no whole number are left out.
+    fn cut(bytes: &[u8]) -> &[Self::Raw];
+    /// The value, rounded to nearest.
+    fn f32(raw: Self::Raw) -> f32;
+    /// The value.
+    fn f64(raw: Self::Raw) -> f64;
+    /// The lowest byte: all of an 8-bit number.
+    fn code(raw: Self::Raw) -> u8;
+    /// The value of a number whose lowest byte is `code` and whose other bytes are 0.
+    fn value(code: u8) -> f64;
+}
+
+macro_rules! number {
+    ($($type:ident, $bytes:literal, $exact:literal;)*) => {$(
+        impl Number for $type {
+            type Raw = [u8; $bytes];
+            const EXACT_IN_F32: bool = $exact;
+
+            fn cut(bytes: &[u8]) -> &[Self::Raw] {
+                bytes.as_chunks().0
+            }
+
+            #[inline]
+            #[expect(clippy::allow_attributes, reason = "not every type needs it")]
+            #[allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "rounding is what is asked for")]
+            fn f32(raw: Self::Raw) -> f32 {
+                $type::from_le_bytes(raw) as f32
+            }
+
+            #[inline]
+            fn f64(raw: Self::Raw) -> f64 {
+                f64::from($type::from_le_bytes(raw))
+            }
+
+            #[inline]
+            fn code(raw: Self::Raw) -> u8 {
+                raw[0]
+            }
+
+            fn value(code: u8) -> f64 {
+                let mut raw = [0; $bytes];
+                raw[0] = code;
+                Self::f64(raw)
+            }
+        }
+    )*};
+}
+
+number! {
+    i8, 1, true;
+    u8, 1, true;
+    i16, 2, true;
+    i32, 4, false;
+    f32, 4, true;
+    f64, 8, false;
+}
+
+/// Evaluates an expression with `$N` standing for the number type of a scalar.
+macro_rules! with_number {
+    ($scalar:expr, $N:ident => $value:expr) => {
+        match $scalar {
+            daq_core::layout::Scalar::Int8 => {
+                type $N = i8;
+                $value
+            }
+            daq_core::layout::Scalar::Uint8 => {
+                type $N = u8;
+                $value
+            }
+            daq_core::layout::Scalar::Int16 => {
+                type $N = i16;
+                $value
+            }
+            daq_core::layout::Scalar::Int32 => {
+                type $N = i32;
+                $value
+            }
+            daq_core::layout::Scalar::Float32 => {
+                type $N = f32;
+                $value
+            }
+            daq_core::layout::Scalar::Float64 => {
+                type $N = f64;
+                $value
+            }
+        }
+    };
+}
+pub(super) use with_number;
+
+/// Where the samples of a channel stand in a frame, counted in samples (a complex sample counts once).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Walk {
+    /// From one channel's sample to the next channel's of the same point.
+    pub(super) channel: usize,
+    /// From one point to the next.
+    pub(super) point: usize,
+}
+
+impl Walk {
+    pub(super) const fn of(order: Order, channels: usize, points: usize) -> Self {
+        match order {
+            Order::Interleaved => Self {
+                channel: 1,
+                point: channels,
+            },
+            Order::Planar => Self {
+                channel: points,
+                point: 1,
+            },
+        }
+    }
+
+    pub(super) const fn through(layout: &Layout) -> Self {
+        Self::of(layout.order, layout.channels as usize, layout.points)
+    }
+
+    /// Fills `target` with what `convert` makes of the samples of `channel` from point `first` on.
+    ///
+    /// Samples that stand side by side go through a loop of their own, which compilers make wide.
+    #[inline]
+    pub(super) fn gather<T: Copy, U>(
+        self,
+        frame: &[T],
+        channel: usize,
+        first: usize,
+        target: &mut [U],
+        convert: impl Fn(T) -> U,
+    ) {
+        let start = channel * self.channel + first * self.point;
+        let samples = frame.get(start..).unwrap_or_default();
+        if self.point == 1 {
+            for (place, sample) in target.iter_mut().zip(samples) {
+                *place = convert(*sample);
+            }
+        } else {
+            for (place, sample) in target.iter_mut().zip(samples.iter().step_by(self.point)) {
+                *place = convert(*sample);
+            }
+        }
+    }
+}

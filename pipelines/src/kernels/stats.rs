@@ -1,0 +1,228 @@
+//! `stats`: what values the numbers of each channel take.
+//!
+//! One output every `every` frames, normally one a frame, with these fields for each channel. Of complex samples,
+//! real and imaginary parts are both numbers of the channel. With `x` the numbers of one channel as an array of
+//! float64, without NaNs, the fields are, in numpy,
+//!
+//! | field | value |
+//! |---|---|
+//! | `count` | `x.size` |
+//! | `min`, `max` | `x.min()`, `x.max()`; NaN where there is no number |
+//! | `mean` | `x.mean()`; NaN where there is no number |
+//! | `rms` | `np.sqrt((x ** 2).mean())`; NaN where there is no number |
+//! | `clip` | `(abs(x) >= clip).sum()`; without the key `clip` numbers at the lowest or the highest code of an integer type, infinite ones of a float type |
+//! | `hist_0`, `hist_1`, … | `np.histogram(x, bins, range)[0]` |
+//!
+//! NaNs are left out and not counted, so with `fill = "nan"` on a ring of floats missing places are left out.
+//! Otherwise missing places count as what they were filled with.
+//!
+//! The number of an output is that of its first frame divided by `every`, rounded down. A new epoch of the input
+//! ends an output early: no output has frames of two epochs, and `count` tells how much went in. Missing frames
+//! do not end it; the output is then flagged `INCOMPLETE`.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use super::{Keys, cpu_only, not_empty};
+use daq_core::config::Problem;
+use daq_core::entry::KernelEntry;
+use daq_core::kernel::{Kernel, KernelError, KernelSpec, Side};
+use daq_core::layout::{Axis, Layout, Order, Scalar};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+/// Bins of a histogram if not given.
+const USUAL_BINS: usize = 256;
+/// Most bins of a histogram.
+const MOST_BINS: usize = 65_536;
+/// Names of the fields before the histogram.
+const FIELDS: [&str; 6] = ["count", "min", "max", "mean", "rms", "clip"];
+
+/// What `daq` knows of `stats`.
+pub const ENTRY: KernelEntry = KernelEntry {
+    name: "stats",
+    summary: "Minimum, maximum, mean, RMS, clip count and histogram of each channel",
+    example: "\
+[kernel.NAME]
+use = \"stats\"
+input = \"INPUT\"
+output = \"OUTPUT\"
+# Frames that go into one output.
+# every = 1
+# Numbers of this magnitude or above count as clipped; the extreme codes of an integer type if left out.
+# clip = 32767.0
+# Bins of the histogram, 0 for none; 256 for integers and where a range is given if left out.
+# bins = 256
+# Range of the histogram; all codes of an integer type if left out.
+# range = [-32768.0, 32768.0]
+",
+    schema: || schemars::schema_for!(Stats),
+    parse: Stats::parse,
+};
+
+/// The keys of a `stats` kernel.
+///
+/// ```
+/// use daq_core::kernel::KernelSpec;
+/// use daq_core::layout::{Axis, Samples, Scalar};
+/// use daq_pipelines::kernels::Stats;
+///
+/// let input = Samples { scalar: Scalar::Int8, channels: 2, ..Samples::default() }.layout(8192).unwrap();
+/// let output = Stats { bins: Some(4), ..Stats::default() }.layout(&input)?;
+/// let Axis::Fields(names) = &output.axis else { panic!("stats are fields") };
+/// assert_eq!(names.join(" "), "count min max mean rms clip hist_0 hist_1 hist_2 hist_3");
+/// assert_eq!((output.scalar, output.channels, output.points), (Scalar::Float64, 2, 10));
+/// # Ok::<(), daq_core::config::Problem>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Stats {
+    /// Frames that go into one output, at least 1 (default).
+    pub every: u64,
+    /// Numbers of this magnitude or above count as clipped; above 0. Default: the lowest and the highest code of
+    /// an integer type, infinite numbers of a float type.
+    pub clip: Option<f64>,
+    /// Bins of the histogram, at most 65536; 0 for none. Default: 256 for integer types and where `range` is
+    /// given, else 0.
+    pub bins: Option<usize>,
+    /// `[low, high]` of the histogram: bins are equally wide, each holds its lower edge, the last one its upper
+    /// edge too, and numbers outside are in no bin. Default for integer types: from the lowest code to the
+    /// highest plus 1, so that 256 bins of an 8-bit type are one code each. Float types have no default.
+    pub range: Option<[f64; 2]>,
+}
+
+impl Default for Stats {
+    fn default() -> Self {
+        Self {
+            every: 1,
+            clip: None,
+            bins: None,
+            range: None,
+        }
+    }
+}
+
+impl Keys for Stats {
+    fn check(&self) -> Result<(), Problem> {
+        if self.every == 0 {
+            return Err(
+                Problem::at("every", "an output of 0 frames is nothing").help("give at least 1")
+            );
+        }
+        if self.clip.is_some_and(|clip| clip.is_nan() || clip <= 0.0) {
+            return Err(Problem::at("clip", "a magnitude is above 0")
+                .help("give the largest value that is not clipped"));
+        }
+        if self.bins.is_some_and(|bins| bins > MOST_BINS) {
+            return Err(
+                Problem::at("bins", "too many bins").help(format!("give at most {MOST_BINS}"))
+            );
+        }
+        if let Some([low, high]) = self.range
+            && !(low.is_finite() && high.is_finite() && low < high && (high - low).is_finite())
+        {
+            return Err(
+                Problem::at("range", format!("[{low}, {high}] is not a range"))
+                    .help("give two numbers, the lower one first"),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Where the bins of a histogram lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Bins {
+    count: usize,
+    low: f64,
+    high: f64,
+}
+
+/// The lowest and the highest code of an integer type.
+const fn codes(scalar: Scalar) -> Option<(f64, f64)> {
+    match scalar {
+        Scalar::Int8 => Some((-128.0, 127.0)),
+        Scalar::Uint8 => Some((0.0, 255.0)),
+        Scalar::Int16 => Some((-32_768.0, 32_767.0)),
+        Scalar::Int32 => Some((-2_147_483_648.0, 2_147_483_647.0)),
+        Scalar::Float32 | Scalar::Float64 => None,
+    }
+}
+
+impl Stats {
+    fn histogram(&self, scalar: Scalar) -> Result<Option<Bins>, Problem> {
+        let range = self
+            .range
+            .or_else(|| codes(scalar).map(|(low, high)| [low, high + 1.0]));
+        match (self.bins, range) {
+            (Some(0), _) | (None, None) => Ok(None),
+            (bins, Some([low, high])) => Ok(Some(Bins {
+                count: bins.unwrap_or(USUAL_BINS),
+                low,
+                high,
+            })),
+            (Some(_), None) => Err(Problem::at(
+                "bins",
+                format!("a histogram of {scalar} needs a range, which the type does not give"),
+            )
+            .help("add a line such as `range = [-1.0, 1.0]`")),
+        }
+    }
+
+    /// The highest number below, and the lowest number above, which nothing is clipped.
+    fn limits(&self, scalar: Scalar) -> (f64, f64) {
+        let magnitude = self.clip.map(|clip| (-clip, clip));
+        magnitude
+            .or(codes(scalar))
+            .unwrap_or((f64::NEG_INFINITY, f64::INFINITY))
+    }
+}
+
+impl KernelSpec for Stats {
+    fn layout(&self, input: &Layout) -> Result<Layout, Problem> {
+        not_empty(input)?;
+        self.check()?;
+        let bins = self.histogram(input.scalar)?.map_or(0, |bins| bins.count);
+        let names: Vec<_> = FIELDS
+            .iter()
+            .map(ToString::to_string)
+            .chain((0..bins).map(|i| format!("hist_{i}")))
+            .collect();
+        Ok(Layout {
+            scalar: Scalar::Float64,
+            complex: false,
+            channels: input.channels,
+            points: names.len(),
+            order: Order::Planar,
+            axis: Axis::Fields(names),
+            frame_rate: input.frame_rate.map(|rate| rate / self.every as f64),
+        })
+    }
+
+    fn frames_per_output(&self, _: &Layout) -> f64 {
+        self.every as f64
+    }
+
+    fn memory(&self, input: &Layout) -> usize {
+        let bins = self
+            .histogram(input.scalar)
+            .ok()
+            .flatten()
+            .map_or(0, |bins| bins.count);
+        input.channels as usize * (bins + FIELDS.len()) * 8 + bins * 8 + cpu::WORK_BYTES
+    }
+
+    fn build(&self, input: &Layout, side: Side) -> Result<Box<dyn Kernel>, KernelError> {
+        cpu_only(ENTRY.name, side)?;
+        let bins = self
+            .histogram(input.scalar)
+            .map_err(|problem| KernelError(problem.to_string()))?;
+        Ok(cpu::build(
+            input,
+            self.every.max(1),
+            self.limits(input.scalar),
+            bins,
+        ))
+    }
+}

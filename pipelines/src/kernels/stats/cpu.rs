@@ -1,0 +1,396 @@
+//! The CPU side of `stats`.
+//!
+//! Numbers are taken in tiles that stay in the first-level cache. Of 8-bit types only the codes are counted; what
+//! the fields are follows from how often each of the 256 codes came.
+
+use super::super::account::Account;
+use super::super::blend::{Blend, Step};
+use super::super::samples::{Number, Walk, with_number};
+use super::super::{emit, whole};
+use super::{Bins, FIELDS, codes};
+use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
+use daq_core::layout::Layout;
+use daq_core::ring::{Lease, SlotsMut};
+use std::marker::PhantomData;
+
+/// Samples of one channel that are looked at together.
+const TILE: usize = 512;
+/// Sums that run side by side.
+const LANES: usize = 4;
+/// Tables of codes that are counted in turn, so that equal codes in a row do not wait for each other.
+const TABLES: usize = 4;
+/// Samples after which the tables of codes are emptied, long before a count can overflow.
+const MOST_COUNTED: usize = 1 << 30;
+/// Bytes of the buffers that do not depend on the configuration.
+pub(super) const WORK_BYTES: usize = TILE * 18 + TABLES * 256 * 4;
+
+pub(super) fn build(
+    input: &Layout,
+    every: u64,
+    limits: (f64, f64),
+    bins: Option<Bins>,
+) -> Box<dyn Kernel> {
+    let histogram = bins.map(|bins| Histogram::new(bins, codes(input.scalar).is_some()));
+    let count = histogram
+        .as_ref()
+        .map_or(0, |histogram| histogram.bins.count);
+    let channels = input.channels as usize;
+    let state = State {
+        input_bytes: input.frame_bytes(),
+        walk: Walk::through(input),
+        points: input.points,
+        complex: input.complex,
+        every,
+        limits,
+        histogram,
+        channels: (0..channels).map(|_| Tally::default()).collect(),
+        counts: vec![0; channels * count].into(),
+        merged: 0,
+        account: Account::default(),
+        blend: Blend::default(),
+    };
+    with_number!(input.scalar, N => Box::new(Counter::<N> {
+        state,
+        tile: Box::new([0.0; TILE * 2]),
+        bytes: Box::new([0; TILE * 2]),
+        codes: Box::new([[0; 256]; TABLES]),
+        number: PhantomData,
+    }))
+}
+
+/// The fields of one channel, still as sums.
+#[derive(Clone, Copy, Debug)]
+struct Tally {
+    count: u64,
+    min: f64,
+    max: f64,
+    sum: f64,
+    squares: f64,
+    clip: u64,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            count: 0,
+            min: f64::INFINITY,
+            max: f64::NEG_INFINITY,
+            sum: 0.0,
+            squares: 0.0,
+            clip: 0,
+        }
+    }
+}
+
+impl Tally {
+    /// Adds `numbers`, leaving NaNs out.
+    fn add(&mut self, numbers: &[f64], limits: (f64, f64)) {
+        let (chunks, rest) = numbers.as_chunks::<LANES>();
+        let mut lanes = [Self::default(); LANES];
+        for chunk in chunks {
+            for (lane, x) in lanes.iter_mut().zip(chunk) {
+                lane.add_one(*x, limits);
+            }
+        }
+        for x in rest {
+            lanes[0].add_one(*x, limits);
+        }
+        for lane in lanes {
+            self.min = self.min.min(lane.min);
+            self.max = self.max.max(lane.max);
+            self.sum += lane.sum;
+            self.squares += lane.squares;
+            self.count += lane.count;
+            self.clip += lane.clip;
+        }
+    }
+
+    #[inline]
+    fn add_one(&mut self, x: f64, (low, high): (f64, f64)) {
+        // Comparisons with a NaN are false, so it moves neither minimum nor maximum.
+        self.min = if x < self.min { x } else { self.min };
+        self.max = if x > self.max { x } else { self.max };
+        let value = if x.is_nan() { 0.0 } else { x };
+        self.sum += value;
+        self.squares += value * value;
+        self.count += u64::from(!x.is_nan());
+        self.clip += u64::from(x <= low) | u64::from(x >= high);
+    }
+
+    /// Adds `x`, which is not a NaN, `times` times.
+    fn add_many(&mut self, x: f64, times: u64, (low, high): (f64, f64)) {
+        self.min = self.min.min(x);
+        self.max = self.max.max(x);
+        self.sum += x * times as f64;
+        self.squares += x * x * times as f64;
+        self.count += times;
+        self.clip += if x <= low || x >= high { times } else { 0 };
+    }
+
+    fn fields(&self) -> [f64; FIELDS.len()] {
+        let count = self.count as f64;
+        let some = |value: f64| if self.count == 0 { f64::NAN } else { value };
+        let rms = (self.squares / count).sqrt();
+        [
+            count,
+            some(self.min),
+            some(self.max),
+            some(self.sum / count),
+            some(rms),
+            self.clip as f64,
+        ]
+    }
+}
+
+/// Equally wide bins with the edges that numpy gives them.
+struct Histogram {
+    bins: Bins,
+    per_unit: f64,
+    edges: Box<[f64]>,
+    /// Whether rounding can put a number that lies at an edge into the neighbour.
+    rounds: bool,
+}
+
+impl Histogram {
+    fn new(bins: Bins, integers: bool) -> Self {
+        let step = (bins.high - bins.low) / bins.count as f64;
+        let edge = |i: usize| {
+            if i == bins.count {
+                bins.high
+            } else {
+                i as f64 * step + bins.low
+            }
+        };
+        let per_unit = bins.count as f64 / (bins.high - bins.low);
+        // The difference of whole numbers of at most 33 bits is exact, and so is it divided by a power of two.
+        let whole = |x: f64| x.fract() == 0.0 && x.abs() <= 4_294_967_296.0;
+        let exact = integers && whole(bins.low) && step >= 1.0 && step.log2().fract() == 0.0;
+        Self {
+            bins,
+            per_unit,
+            edges: (0..=bins.count).map(edge).collect(),
+            rounds: !exact,
+        }
+    }
+
+    /// The bin of `x`; `None` outside of the range.
+    #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "checked to be in range"
+    )]
+    fn bin(&self, x: f64) -> Option<usize> {
+        if !(x >= self.bins.low && x <= self.bins.high) {
+            return None;
+        }
+        let near = (((x - self.bins.low) * self.per_unit) as usize).min(self.bins.count - 1);
+        if !self.rounds {
+            Some(near)
+        } else if x < self.edges[near] {
+            Some(near - 1)
+        } else if near + 1 < self.bins.count && x >= self.edges[near + 1] {
+            Some(near + 1)
+        } else {
+            Some(near)
+        }
+    }
+}
+
+/// All but what depends on the type of the numbers.
+struct State {
+    input_bytes: usize,
+    walk: Walk,
+    points: usize,
+    complex: bool,
+    every: u64,
+    /// Numbers at or below the first, or at or above the second, are clipped.
+    limits: (f64, f64),
+    histogram: Option<Histogram>,
+    channels: Box<[Tally]>,
+    /// The histogram's counts, channel after channel.
+    counts: Box<[u64]>,
+    /// Frames that went in since the last output.
+    merged: u64,
+    account: Account,
+    blend: Blend,
+}
+
+impl State {
+    /// Writes what was counted as one frame and starts anew.
+    fn finish(&mut self, out: &mut SlotsMut<'_>) -> Result<(), KernelError> {
+        let meta = self.blend.finish();
+        let bins = self.counts.len() / self.channels.len();
+        let fields = FIELDS.len() + bins;
+        let (channels, counts) = (&self.channels, &self.counts);
+        emit(out, channels.len() * fields * 8, meta, |slot| {
+            let mut places = slot.as_chunks_mut::<8>().0.iter_mut();
+            for (c, tally) in channels.iter().enumerate() {
+                let histogram = counts[c * bins..][..bins].iter().map(|count| *count as f64);
+                let values = tally.fields().into_iter().chain(histogram);
+                // The values come first, so that the end of them takes no place.
+                for (value, place) in values.zip(places.by_ref()) {
+                    *place = value.to_le_bytes();
+                }
+            }
+        })?;
+        self.channels.fill(Tally::default());
+        self.counts.fill(0);
+        self.merged = 0;
+        self.account.release_held();
+        Ok(())
+    }
+}
+
+struct Counter<N> {
+    state: State,
+    tile: Box<[f64; TILE * 2]>,
+    bytes: Box<[u8; TILE * 2]>,
+    codes: Box<[[u32; 256]; TABLES]>,
+    number: PhantomData<fn() -> N>,
+}
+
+impl<N: Number> Kernel for Counter<N> {
+    fn outputs(&self, frames: usize) -> usize {
+        // A frame ends at most one output: its own, or at a new epoch the one before it.
+        frames
+    }
+
+    fn run(
+        &mut self,
+        burst: &Lease<'_>,
+        out: &mut SlotsMut<'_>,
+        _: Stream,
+    ) -> Result<Submitted, KernelError> {
+        for frame in burst.iter() {
+            let meta = frame.meta();
+            let step = self.state.blend.step(meta);
+            if step == Step::Epoch {
+                if !self.state.blend.is_empty() {
+                    self.state.finish(out)?;
+                }
+                self.state.blend.open_epoch();
+            } else if step == Step::Gap {
+                self.state.blend.mark_incomplete();
+            }
+            let Some(bytes) = whole(&frame, self.state.input_bytes)? else {
+                self.state.account.fail();
+                self.state.blend.mark_incomplete();
+                continue;
+            };
+            self.state
+                .blend
+                .add(meta, meta.sequence / self.state.every, 0);
+            self.count(N::cut(bytes));
+            self.state.merged += 1;
+            if self.state.merged == self.state.every {
+                self.state.finish(out)?;
+                self.state.account.take();
+            } else {
+                self.state.account.hold();
+            }
+        }
+        Ok(self.state.account.submit())
+    }
+}
+
+impl<N: Number> Counter<N> {
+    fn count(&mut self, numbers: &[N::Raw]) {
+        for channel in 0..self.state.channels.len() {
+            if size_of::<N::Raw>() == 1 {
+                self.count_codes(numbers, channel);
+            } else {
+                self.count_numbers(numbers, channel);
+            }
+        }
+    }
+
+    fn count_numbers(&mut self, numbers: &[N::Raw], channel: usize) {
+        let Self { state, tile, .. } = self;
+        let bins = state.counts.len() / state.channels.len();
+        let counts = &mut state.counts[channel * bins..][..bins];
+        for first in (0..state.points).step_by(TILE) {
+            let samples = TILE.min(state.points - first);
+            let values = if state.complex {
+                let pairs = tile.as_chunks_mut::<2>().0;
+                let convert = |[re, im]: [N::Raw; 2]| [N::f64(re), N::f64(im)];
+                let source = numbers.as_chunks::<2>().0;
+                state
+                    .walk
+                    .gather(source, channel, first, &mut pairs[..samples], convert);
+                &tile[..samples * 2]
+            } else {
+                state
+                    .walk
+                    .gather(numbers, channel, first, &mut tile[..samples], N::f64);
+                &tile[..samples]
+            };
+            state.channels[channel].add(values, state.limits);
+            if let Some(histogram) = &state.histogram {
+                for x in values {
+                    if let Some(bin) = histogram.bin(*x) {
+                        counts[bin] += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    fn count_codes(&mut self, numbers: &[N::Raw], channel: usize) {
+        let Self {
+            state,
+            bytes,
+            codes,
+            ..
+        } = self;
+        let bins = state.counts.len() / state.channels.len();
+        let counts = &mut state.counts[channel * bins..][..bins];
+        for part in (0..state.points).step_by(MOST_COUNTED) {
+            let end = state.points.min(part + MOST_COUNTED);
+            for first in (part..end).step_by(TILE) {
+                let samples = TILE.min(end - first);
+                let values = if state.complex {
+                    let pairs = bytes.as_chunks_mut::<2>().0;
+                    let convert = |[re, im]: [N::Raw; 2]| [N::code(re), N::code(im)];
+                    let source = numbers.as_chunks::<2>().0;
+                    state
+                        .walk
+                        .gather(source, channel, first, &mut pairs[..samples], convert);
+                    &bytes[..samples * 2]
+                } else {
+                    state
+                        .walk
+                        .gather(numbers, channel, first, &mut bytes[..samples], N::code);
+                    &bytes[..samples]
+                };
+                let (chunks, rest) = values.as_chunks::<TABLES>();
+                for chunk in chunks {
+                    for (table, code) in codes.iter_mut().zip(chunk) {
+                        table[usize::from(*code)] += 1;
+                    }
+                }
+                for code in rest {
+                    codes[0][usize::from(*code)] += 1;
+                }
+            }
+            for code in 0..=u8::MAX {
+                let times = codes
+                    .iter_mut()
+                    .map(|table| u64::from(std::mem::take(&mut table[usize::from(code)])));
+                let times: u64 = times.sum();
+                if times == 0 {
+                    continue;
+                }
+                let x = N::value(code);
+                state.channels[channel].add_many(x, times, state.limits);
+                if let Some(bin) = state
+                    .histogram
+                    .as_ref()
+                    .and_then(|histogram| histogram.bin(x))
+                {
+                    counts[bin] += times;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+use super::*;
+use daq_core::layout::Samples;
+use daq_core::ledger::RingLedger;
+use daq_core::region::{HostOptions, Region};
+use daq_core::ring::{Ring, RingOptions};
+
+#[test]
+fn examples_are_valid_and_show_every_key() {
+    let input = Samples {
+        scalar: daq_core::layout::Scalar::Int16,
+        ..Samples::default()
+    }
+    .layout(8192)
+    .unwrap();
+    for entry in KERNELS {
+        let spec =
+            trial::parse(entry.example).unwrap_or_else(|errors| panic!("{}: {errors}", entry.name));
+        spec.layout(&input)
+            .unwrap_or_else(|problem| panic!("{}: {problem}", entry.name));
+        let schema = (entry.schema)();
+        let keys = schema.as_value()["properties"].as_object().unwrap();
+        for (key, about) in keys {
+            assert!(
+                entry.example.contains(&format!("# {key} = ")),
+                "{}: `{key}` is not shown",
+                entry.name
+            );
+            assert!(
+                about["description"]
+                    .as_str()
+                    .is_some_and(|text| !text.is_empty()),
+                "{key}"
+            );
+        }
+    }
+}
+
+#[test]
+fn examples_are_valid_with_every_comment_opened() {
+    let input = Samples {
+        scalar: daq_core::layout::Scalar::Int16,
+        rate: Some(daq_core::units::Frequency(1e6)),
+        ..Samples::default()
+    };
+    for entry in KERNELS {
+        let is_key = |line: &str| {
+            line.split_once(" = ")
+                .is_some_and(|(key, _)| !key.contains(' '))
+        };
+        let opened: String = entry
+            .example
+            .lines()
+            .map(|line| {
+                line.strip_prefix("# ")
+                    .filter(|rest| is_key(rest))
+                    .unwrap_or(line)
+            })
+            .fold(String::new(), |text, line| text + line + "\n");
+        let spec =
+            trial::parse(&opened).unwrap_or_else(|errors| panic!("{}: {errors}", entry.name));
+        spec.layout(&input.layout(65_536).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn errors_point_at_the_value_and_say_what_would_be_right() {
+    let says = |keys: &str| {
+        let text = keys.split_once('\n').unwrap();
+        let text = format!(
+            "[kernel.k]\nuse = \"{}\"\ninput = \"a\"\noutput = \"b\"\n{}\n",
+            text.0, text.1
+        );
+        trial::parse(&text).map(|_| ()).unwrap_err()
+    };
+    let unknown = says("convert\nscala = 2");
+    assert!(
+        unknown.contains("test.toml:5:1") && unknown.contains("did you mean `scale`?"),
+        "{unknown}"
+    );
+    let wrong = says("convert\nscale = \"half\"");
+    assert!(
+        wrong.contains("a number or \"full\"") && wrong.contains("test.toml:5:9"),
+        "{wrong}"
+    );
+    assert!(says("convert\nscale = 0").contains("leaves nothing"));
+    assert!(says("power-spectrum\nsize = 1").contains("at least 2"));
+    assert!(says("power-spectrum\nintegrate = 0").contains("at least 1"));
+    assert!(says("power-spectrum\noverlap = 0.95").contains("0.9"));
+    assert!(says("power-spectrum\nwindow = \"han\"").contains("hann"));
+    assert!(says("stats\nrange = [1.0, 1.0]").contains("range"));
+    assert!(says("stats\nevery = 0").contains("at least 1"));
+}
+
+#[test]
+fn a_side_that_is_not_there_is_refused() {
+    let input = Samples::default().layout(4096).unwrap();
+    for entry in KERNELS {
+        let spec = trial::parse(entry.example).unwrap();
+        assert!(spec.has(Side::Cpu) && !spec.has(Side::Cuda(0)));
+        let error = spec.build(&input, Side::Cuda(0)).err().unwrap();
+        assert!(error.to_string().contains("cuda:0"), "{error}");
+    }
+}
+
+#[test]
+fn frames_shorter_than_their_layout_fail_and_later_ones_go_on() {
+    let input = Samples::default().layout(64).unwrap();
+    for entry in KERNELS {
+        let spec = trial::parse(entry.example).unwrap();
+        let frames = trial::frames([vec![1; 64], vec![1; 63], vec![1; 64]]);
+        let outcome = trial::run(&*spec, &input, &frames, &[3]);
+        assert_eq!(
+            outcome.sums(),
+            trial::Sums {
+                consumed: 2,
+                withheld: 0,
+                failed: 1
+            },
+            "{}",
+            entry.name
+        );
+        let sequences: Vec<_> = outcome
+            .outputs
+            .iter()
+            .map(|(meta, _)| meta.sequence)
+            .collect();
+        assert_eq!(sequences, [0, 2], "{}", entry.name);
+    }
+}
+
+#[test]
+fn a_slot_too_small_is_told() {
+    let meta = FrameMeta::whole(0, 4);
+    let options = RingOptions::new("out", 2, 8);
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let (_ring, mut producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+    let mut slots = producer.reserve(1);
+    let error = emit(&mut slots, 9, meta, |_| ()).unwrap_err().to_string();
+    assert!(
+        error.contains("9 bytes") && error.contains("raise its `slot`"),
+        "{error}"
+    );
+    emit(&mut slots, 8, meta, |slot| slot.fill(1)).unwrap();
+    assert!(
+        emit(&mut slots, 8, meta, |_| ()).is_err(),
+        "no slot is left"
+    );
+}

@@ -1,0 +1,27 @@
+//! What runs: the engine, the built-in kernels, the HTTP side and the command line of the `daq` binary.
+//!
+//! | module | noun |
+//! |---|---|
+//! | [`engine`] | a plan made to run: threads, ledgers, the end |
+//! | [`kernels`] | the built-in compute steps |
+//! | [`http`] | metrics, probes, status |
+//! | [`systemd`] | readiness and watchdog |
+//! | [`doctor`] | what this machine lacks and the command that fixes it |
+//! | [`cli`] | the command line |
+
+pub mod cli;
+pub mod doctor;
+pub mod engine;
+pub mod http;
+pub mod kernels;
+mod sys;
+pub mod systemd;
+
+use daq_core::entry::Registry;
+
+/// Everything that a configuration can name.
+pub const REGISTRY: Registry = Registry {
+    sources: daq_drivers::SOURCES,
+    kernels: kernels::KERNELS,
+    sinks: daq_sinks::SINKS,
+};

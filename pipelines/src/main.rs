@@ -1,0 +1,7 @@
+//! The `daq` binary.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    daq_pipelines::cli::main()
+}

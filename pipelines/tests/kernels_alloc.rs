@@ -1,0 +1,160 @@
+//! The built-in kernels allocate nothing once they are built.
+
+#![allow(clippy::unwrap_used)]
+
+use daq_core::frame::FrameMeta;
+use daq_core::kernel::{Kernel, KernelSpec, Side, Stream};
+use daq_core::layout::{Layout, Order, Samples, Scalar};
+use daq_core::ledger::{ReaderLedger, RingLedger};
+use daq_core::region::{HostOptions, Region};
+use daq_core::ring::{Producer, Reader, Ring, RingOptions};
+use daq_pipelines::kernels::{Convert, PowerSpectrum, Stats};
+use std::alloc::{GlobalAlloc, Layout as Memory, System};
+use std::cell::Cell;
+
+thread_local! {
+    /// Allocations by this thread.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counting.
+struct Counting;
+
+fn count() {
+    // No counter is left while a thread ends; nothing is counted then.
+    let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
+}
+
+// SAFETY: every call goes to the system's allocator unchanged, which keeps the contract; counting touches only
+// a thread-local integer that is initialised at compile time and so allocates nothing itself.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, memory: Memory) -> *mut u8 {
+        count();
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(memory) }
+    }
+
+    unsafe fn dealloc(&self, address: *mut u8, memory: Memory) {
+        // SAFETY: `address` came from `System` by way of `alloc` with this `memory`.
+        unsafe { System.dealloc(address, memory) }
+    }
+
+    unsafe fn realloc(&self, address: *mut u8, memory: Memory, bytes: usize) -> *mut u8 {
+        count();
+        // SAFETY: `address` came from `System` by way of `alloc` with this `memory`.
+        unsafe { System.realloc(address, memory, bytes) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn ring(name: &str, slots: usize, slot_bytes: usize) -> (Producer, Reader) {
+    let options = RingOptions::new(name, slots.max(2), slot_bytes);
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let (ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+    let reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+    (producer, reader)
+}
+
+/// Allocations of a hundred bursts through `spec`, and its outputs.
+fn allocations(spec: &dyn KernelSpec, input: &Layout) -> (u64, usize) {
+    let output = spec.layout(input).unwrap();
+    let mut kernel: Box<dyn Kernel> = spec.build(input, Side::Cpu).unwrap();
+    let (mut source, mut reader) = ring("in", 4, input.frame_bytes());
+    let (mut sink, mut results) = ring("out", 64, output.frame_bytes());
+    let (mut counted, mut made, mut sequence) = (0, 0, 0);
+    for burst in 0..100 {
+        let frames = burst % 4 + 1;
+        let mut slots = source.reserve(frames);
+        for _ in 0..frames {
+            slots
+                .bytes_mut()
+                .unwrap()
+                .fill(u8::try_from(burst).unwrap());
+            // Now and then a frame is missing.
+            sequence += if burst % 17 == 5 { 2 } else { 1 };
+            slots.finish(FrameMeta::whole(sequence, input.frame_bytes()));
+        }
+        slots.publish();
+        let lease = reader.poll(frames).unwrap();
+        let outputs = kernel.outputs(frames);
+        let mut out = sink.reserve(outputs);
+        assert_eq!(out.remaining(), outputs);
+        let before = ALLOCATIONS.get();
+        let submitted = kernel.run(&lease, &mut out, Stream::Host).unwrap();
+        counted += ALLOCATIONS.get() - before;
+        assert_eq!(
+            submitted.consumed + submitted.withheld + submitted.failed,
+            frames as u64
+        );
+        made += out.publish();
+        drop(lease);
+        drop(results.poll(usize::MAX));
+    }
+    (counted, made)
+}
+
+#[test]
+fn the_counter_counts() {
+    let before = ALLOCATIONS.get();
+    drop(std::hint::black_box(vec![1_u8; 100]));
+    assert!(ALLOCATIONS.get() > before);
+}
+
+#[test]
+fn kernels_allocate_nothing_in_run() {
+    for scalar in [
+        Scalar::Int8,
+        Scalar::Int16,
+        Scalar::Float32,
+        Scalar::Float64,
+    ] {
+        for complex in [false, true] {
+            let samples = Samples {
+                scalar,
+                complex,
+                channels: 2,
+                ..Samples::default()
+            };
+            let input = samples.layout(1800 * scalar.bytes()).unwrap();
+            let spectrum = |size, integrate| PowerSpectrum {
+                size: Some(size),
+                integrate: Some(integrate),
+                ..PowerSpectrum::default()
+            };
+            let specs: [(&str, Box<dyn KernelSpec>); 7] = [
+                ("convert", Box::new(Convert::default())),
+                (
+                    "convert, reordered",
+                    Box::new(Convert {
+                        order: Some(Order::Planar),
+                        ..Convert::default()
+                    }),
+                ),
+                ("spectrum of a power of two", Box::new(spectrum(64, 5))),
+                ("spectrum of a large prime", Box::new(spectrum(227, 1))),
+                ("spectrum of an odd size", Box::new(spectrum(225, 9))),
+                (
+                    "stats",
+                    Box::new(Stats {
+                        range: Some([-1.0, 1.0]),
+                        ..Stats::default()
+                    }),
+                ),
+                (
+                    "stats, merged",
+                    Box::new(Stats {
+                        every: 3,
+                        ..Stats::default()
+                    }),
+                ),
+            ];
+            for (what, spec) in specs {
+                let (allocations, made) = allocations(&*spec, &input);
+                assert!(made > 30, "{what}: {made} outputs");
+                assert_eq!(allocations, 0, "{what}, {input}");
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! `file`: frames one after the other in data files, each with SigMF metadata beside it.
+//!
+//! A recording is a row of segments, `NAME-000000.sigmf-data` and `NAME-000000.sigmf-meta` and so on. How a segment
+//! becomes whole, and what a kill at any moment leaves, is told in [`segment`](crate::segment); what the metadata says,
+//! in [`sigmf`](crate::sigmf). Numbers go on where an earlier run ended. What a killed run left is settled and told at
+//! the start.
+//!
+//! # What is written
+//! The payload of every frame, byte for byte. A frame that ends inside a sample is written up to its last whole sample,
+//! one that holds no whole sample not at all; the metadata tells both. Samples over time of one channel or of
+//! interleaved channels are what SigMF means by samples. Everything else (spectra, planar channels, named values) is
+//! written as it is, with `core:num_channels` 1 and the shape of a frame in `daq:channels`, `daq:points`, `daq:order` and
+//! `daq:axis`.
+//!
+//! # Rotation
+//! A segment ends when the next frame would make it larger than `segment`, or when it is older than `rotate`. It is made
+//! whole on a thread of its own while the next segment is written by a second writer. If that takes longer than a whole
+//! segment, the sink waits for it, and the ring before it fills.
+//!
+//! # A full disk
+//! A frame is taken whole or not at all, and space is reserved before it is taken. What happens to frames that are not
+//! taken is declared by the sink's `guarantee`: they wait, or they are dropped, counted, and annotated with the cause
+//! `disk_full` in the segment that goes on behind them.
+
+mod closer;
+mod recording;
+mod write;
+
+pub(crate) use recording::{axis, order};
+
+use crate::segment::{Options, SegmentError, SegmentWriter, recover};
+use crate::sigmf::MetaBuilder;
+use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::entry::{Claim, SinkEntry};
+use daq_core::layout::Layout;
+use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
+use daq_core::units::{ByteSize, Span};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// What `daq` knows of `file`.
+pub const ENTRY: SinkEntry = SinkEntry {
+    name: "file",
+    summary: "Writes frames to data files with SigMF metadata, by direct I/O, whole after a kill",
+    example: "\
+[sink.NAME]
+driver = \"file\"
+input = \"INPUT\"
+# Directory of the files, made if it is not there.
+path = \"out\"
+# Files are called NAME-000000.sigmf-data and so on; default: the sink's name.
+# name = \"NAME\"
+# A new file begins before one gets larger than this.
+# segment = \"1 GiB\"
+# And when it is older than this; off if left out.
+# rotate = \"10 min\"
+# Written into the metadata.
+# description = \"What is recorded\"
+# hardware = \"What it is recorded with\"
+# Write past the page cache, where the filesystem can.
+# direct = true
+# Bytes handed to the disk at once; six such buffers are held.
+# buffer = \"4 MiB\"
+",
+    schema: || schemars::schema_for!(FileKeys),
+    parse,
+};
+
+/// The keys of a `file` sink.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FileKeys {
+    /// Directory of the files, made if it is not there; relative paths start where the configuration file lies.
+    pub path: PathBuf,
+    /// Stem of the files' names, `NAME` in `NAME-000000.sigmf-data`; default: the sink's name. Two sinks may share a
+    /// directory, not a stem.
+    pub name: Option<String>,
+    /// A new file begins before one gets larger than this, at least one frame each; default `"1 GiB"`.
+    #[serde(default = "gibibyte")]
+    pub segment: ByteSize,
+    /// A new file begins when one is older than this, counted from its first frame; default: no such limit.
+    pub rotate: Option<Span>,
+    /// Free text for `core:description`; default: none.
+    pub description: Option<String>,
+    /// What is recorded with, for `core:hw`; default: none.
+    pub hardware: Option<String>,
+    /// Write past the page cache where the filesystem can, so that a long recording does not evict everything else;
+    /// default true.
+    #[serde(default = "yes")]
+    pub direct: bool,
+    /// Bytes handed to the disk at once, 4 KiB to 256 MiB; six such buffers are held. Default `"4 MiB"`.
+    #[serde(default = "four_mebibytes")]
+    pub buffer: ByteSize,
+}
+
+const fn gibibyte() -> ByteSize {
+    ByteSize(1 << 30)
+}
+
+const fn four_mebibytes() -> ByteSize {
+    ByteSize(4 << 20)
+}
+
+const fn yes() -> bool {
+    true
+}
+
+impl FileKeys {
+    /// What is wrong with them whatever the input is.
+    fn check(&self) -> Result<(), Problem> {
+        if let Some(name) = &self.name {
+            check_stem(name)?;
+        }
+        if self.segment.0 == 0 {
+            return Err(
+                Problem::at("segment", "a file of no bytes holds no frame").help("try \"1 GiB\"")
+            );
+        }
+        if self.rotate.is_some_and(|rotate| rotate.0.is_zero()) {
+            return Err(Problem::at("rotate", "a file cannot end when it begins")
+                .help("try \"10 min\", or leave it out"));
+        }
+        if !(4 << 10..=256 << 20).contains(&self.buffer.0) {
+            return Err(Problem::at(
+                "buffer",
+                format!("{} is not from 4 KiB to 256 MiB", self.buffer),
+            )
+            .help("try \"4 MiB\""));
+        }
+        Ok(())
+    }
+
+    fn options(&self) -> Options {
+        let buffer_bytes = self.buffer.bytes().unwrap_or(4 << 20);
+        Options {
+            buffer_bytes,
+            direct: self.direct,
+            ..Options::default()
+        }
+    }
+}
+
+/// Refuses what is no part of a file's name.
+pub(crate) fn check_stem(name: &str) -> Result<(), Problem> {
+    if name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.') {
+        return Err(
+            Problem::at("name", format!("{name:?} cannot begin the name of a file"))
+                .help("write a word such as \"adc\"; the directory is `path`"),
+        );
+    }
+    Ok(())
+}
+
+fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SinkSpec>> {
+    let keys: FileKeys = section.finish(&[], diagnostics)?;
+    match keys.check() {
+        Ok(()) => {
+            let stem = keys
+                .name
+                .clone()
+                .unwrap_or_else(|| section.name().to_owned());
+            Some(Box::new(File { stem, keys }))
+        }
+        Err(problem) => {
+            diagnostics.push(section.problem(problem));
+            None
+        }
+    }
+}
+
+/// A checked configuration.
+#[derive(Debug)]
+struct File {
+    stem: String,
+    keys: FileKeys,
+}
+
+impl SinkSpec for File {
+    fn claims(&self) -> Vec<Claim> {
+        vec![Claim::Path(self.keys.path.join(&self.stem))]
+    }
+
+    fn check(&self, layout: &Layout) -> Result<(), Problem> {
+        check_layout(layout)
+    }
+
+    fn memory(&self, _slot_bytes: usize) -> usize {
+        2 * SegmentWriter::memory(&self.keys.options()) + MetaBuilder::memory()
+    }
+
+    fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {
+        let dir = context.directory.join(&self.keys.path);
+        make_directory(&dir)?;
+        let found = recover(&dir, &self.stem).map_err(sink_error)?;
+        if let Some(path) = found.in_use.first() {
+            return Err(SinkError::Failed {
+                what: path.display().to_string(),
+                why: format!(
+                    "another process is writing it; stop that, or give sink `{}` another `name`",
+                    context.name
+                ),
+            });
+        }
+        for path in &found.completed {
+            tracing::warn!(
+                "sink {}: an earlier run ended while it closed {}; it is whole and was closed now",
+                context.name,
+                path.display()
+            );
+        }
+        for left in &found.partial {
+            tracing::warn!(
+                "sink {}: an earlier run ended without closing {}; the {} in it are a prefix of what it took",
+                context.name,
+                left.path.display(),
+                ByteSize(left.bytes)
+            );
+        }
+        for path in &found.unclear {
+            tracing::warn!(
+                "sink {}: {} belongs to no segment that daq would leave; it is left alone",
+                context.name,
+                path.display()
+            );
+        }
+        Ok(Box::new(write::FileSink::new(
+            dir,
+            &self.stem,
+            &self.keys,
+            found.next_index,
+            &context,
+        )?))
+    }
+}
+
+/// Refuses layouts without samples.
+pub(crate) fn check_layout(layout: &Layout) -> Result<(), Problem> {
+    if layout.frame_bytes() == 0 {
+        return Err(Problem::at("input", "its frames hold no whole point")
+            .help("raise the `slot` of the input ring"));
+    }
+    Ok(())
+}
+
+/// Makes `dir` and those above it.
+pub(crate) fn make_directory(dir: &Path) -> Result<(), SinkError> {
+    std::fs::create_dir_all(dir).map_err(|error| SinkError::Failed {
+        what: dir.display().to_string(),
+        why: format!("cannot make this directory: {error}; choose a `path` that the user running daq may write to"),
+    })
+}
+
+/// A segment's error as a sink's.
+fn sink_error(error: SegmentError) -> SinkError {
+    match error {
+        SegmentError::Full { path, .. } => SinkError::Full {
+            what: path.display().to_string(),
+            remedy: "free some space on that filesystem, and writing goes on".to_owned(),
+        },
+        error => SinkError::Failed {
+            what: "writing segments".to_owned(),
+            why: error.to_string(),
+        },
+    }
+}

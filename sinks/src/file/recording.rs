@@ -1,0 +1,94 @@
+//! What a layout is in the words of SigMF.
+
+use crate::sigmf::{Recording, Table};
+use daq_core::layout::{Axis, Layout, Order, Scalar};
+use daq_core::sigmf::{Datatype, Number};
+use daq_core::sink::SinkContext;
+use serde_json::{Value, json};
+
+/// The recording of the frames that `context` tells of.
+pub(super) fn recording(
+    context: &SinkContext,
+    description: Option<String>,
+    hardware: Option<String>,
+) -> Recording {
+    let layout = &context.layout;
+    let table = table(layout);
+    Recording {
+        datatype: Datatype::little(number(layout.scalar), layout.complex),
+        channels: if table.is_some() { 1 } else { layout.channels },
+        sample_rate: if table.is_some() {
+            None
+        } else {
+            layout.sample_rate()
+        },
+        frame_bytes: layout.frame_bytes() as u64,
+        places: context.places,
+        first_bytes: context.first_bytes as u64,
+        place_bytes: context.place_bytes as u64,
+        source: context.ring.clone(),
+        description,
+        hardware,
+        table,
+    }
+}
+
+/// The shape of frames that are not interleaved samples over time.
+fn table(layout: &Layout) -> Option<Table> {
+    let interleaved = layout.order == Order::Interleaved || layout.channels == 1;
+    if interleaved && matches!(layout.axis, Axis::Time { .. }) {
+        return None;
+    }
+    Some(Table {
+        channels: layout.channels,
+        points: layout.points as u64,
+        order: order(layout.order),
+        axis: axis(&layout.axis),
+    })
+}
+
+const fn number(scalar: Scalar) -> Number {
+    match scalar {
+        Scalar::Int8 => Number::I8,
+        Scalar::Uint8 => Number::U8,
+        Scalar::Int16 => Number::I16,
+        Scalar::Int32 => Number::I32,
+        Scalar::Float32 => Number::F32,
+        Scalar::Float64 => Number::F64,
+    }
+}
+
+/// The name of an order in metadata.
+pub(crate) const fn order(order: Order) -> &'static str {
+    match order {
+        Order::Interleaved => "interleaved",
+        Order::Planar => "planar",
+    }
+}
+
+/// An axis in metadata: its `kind` and what is known of it, in Hz.
+pub(crate) fn axis(axis: &Axis) -> Value {
+    let mut known = serde_json::Map::new();
+    let mut tell = |key: &str, value: &Option<f64>| {
+        if let Some(value) = value {
+            known.insert(key.to_owned(), json!(value));
+        }
+    };
+    let kind = match axis {
+        Axis::Time { rate } => {
+            tell("rate", rate);
+            "time"
+        }
+        Axis::Frequency { start, step } => {
+            tell("start", start);
+            tell("step", step);
+            "frequency"
+        }
+        Axis::Fields(names) => {
+            known.insert("names".to_owned(), json!(names));
+            "fields"
+        }
+    };
+    known.insert("kind".to_owned(), json!(kind));
+    Value::Object(known)
+}

@@ -1,0 +1,17 @@
+//! Sinks of daq: one file a sink, one line of [`SINKS`] each.
+
+pub mod file;
+pub mod null;
+pub mod segment;
+pub mod sigmf;
+pub mod zarr;
+
+use daq_core::entry::SinkEntry;
+
+/// Every sink.
+///
+/// ```
+/// let names: Vec<_> = daq_sinks::SINKS.iter().map(|entry| entry.name).collect();
+/// assert_eq!(names, ["file", "zarr", "null"]);
+/// ```
+pub const SINKS: &[SinkEntry] = &[file::ENTRY, zarr::ENTRY, null::ENTRY];

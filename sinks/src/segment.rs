@@ -1,0 +1,527 @@
+//! Segments: a stream of bytes in one data file, committed by the metadata beside it.
+//!
+//! # Files, and what a kill leaves
+//! A segment `NAME` is a pair of files. [`SegmentWriter::close`] brings it about in this order, each step complete before
+//! the next begins:
+//!
+//! | step | what happens | a kill after it leaves | [`recover()`] makes of it |
+//! |---|---|---|---|
+//! | open | `NAME.sigmf-data.partial` is created, locked and written to | the partial | a partial, reported |
+//! | [`Step::Tail`] | the tail is written, the file cut to its exact length | the partial | a partial, reported |
+//! | [`Step::DataSynced`] | `fdatasync` of the data | the partial | a partial, reported |
+//! | [`Step::MetaWritten`] | `NAME.sigmf-meta.tmp` is written and synced | partial and tmp | a whole segment |
+//! | [`Step::DataNamed`] | the partial is renamed to `NAME.sigmf-data` | data and tmp | a whole segment |
+//! | [`Step::DirectorySynced`] | `fsync` of the directory | data and tmp | a whole segment |
+//! | [`Step::MetaNamed`] | the tmp is renamed to `NAME.sigmf-meta`: **the commit** | the pair | nothing to do |
+//! | [`Step::Done`] | `fsync` of the directory | the pair | nothing to do |
+//!
+//! So at every moment: a `.sigmf-meta` stands beside whole, synced data. What has no `.sigmf-meta` is the one segment that
+//! was being written; it carries the mark `.partial` except between the two renames, and there the synced tmp proves that
+//! the data is whole, so [`recover()`] finishes the commit. A tmp that is torn proves nothing: its data is marked
+//! `.partial` (again). The directory is synced between the renames so that a power cut keeps their order, too.
+//!
+//! Bytes reach the data file strictly in order: a partial is a prefix of what was written to the segment, cut anywhere.
+//! Nothing here ever deletes or overwrites data.
+//!
+//! # A full disk
+//! [`SegmentWriter::write`] takes all of the bytes or none. Space is reserved (`fallocate`) before bytes are taken, so a
+//! full disk is seen early and nothing taken is at risk; where a filesystem cannot reserve, the failed write is seen
+//! later, what was taken before stays in memory and is written again with the next call. Either way the error is
+//! [`SegmentError::Full`] and the same call can be repeated when there is room. The reservation keeps
+//! [`META_SLACK`] bytes spare and gives them back before the metadata is written, so that a full disk does not keep a
+//! segment from being closed.
+//!
+//! # Memory and threads
+//! A writer owns one thread and [`Options::buffers`] aligned buffers, all made by [`SegmentWriter::new`] and used again for
+//! every segment: writing copies into a buffer and allocates nothing. While the thread writes one buffer the next is
+//! filled.
+
+mod commit;
+mod disk;
+mod error;
+mod recover;
+
+pub use commit::{Closed, SegmentPaths, Step};
+pub use error::SegmentError;
+pub use recover::{Leftover, Recovered, recover, segment_index, segment_name};
+
+use commit::{Open, rename};
+use disk::{ALIGN, ALIGN_U64, Buffer, DataFile, Disk};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Bytes kept spare while a segment is written and given back for its metadata.
+pub const META_SLACK: u64 = 2 << 20;
+
+/// Bytes reserved ahead where the disk has that much.
+const RESERVE_AHEAD: u64 = 64 << 20;
+
+/// Memory and ways of a [`SegmentWriter`].
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes of one buffer, rounded up to whole blocks of 4096; large writes are what direct I/O is good at.
+    pub buffer_bytes: usize,
+    /// Buffers, at least 2: one is filled while others are written.
+    pub buffers: usize,
+    /// Whether to try direct I/O, which leaves the page cache to others.
+    pub direct: bool,
+    /// Whether to reserve space ahead, where the filesystem can.
+    pub reserve: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            buffer_bytes: 4 << 20,
+            buffers: 3,
+            direct: true,
+            reserve: true,
+        }
+    }
+}
+
+/// Writes segments, one after the other.
+///
+/// ```
+/// use daq_sinks::segment::{Options, SegmentWriter};
+/// let dir = tempfile::tempdir()?;
+/// let mut writer = SegmentWriter::new(&Options::default())?;
+/// writer.open(dir.path(), "demo-000000")?;
+/// writer.write(b"samples")?;
+/// let closed = writer.close(b"{}")?;
+/// assert_eq!(std::fs::read(closed.data)?, b"samples");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct SegmentWriter {
+    options: Options,
+    disk: Disk,
+    free: Vec<Buffer>,
+    /// Buffers whose write failed, by ascending offset.
+    failed: Vec<Buffer>,
+    failure: Option<Errno>,
+    /// The buffer being filled.
+    current: Option<Buffer>,
+    open: Option<Open>,
+    told_buffered: bool,
+}
+
+impl SegmentWriter {
+    /// Makes the buffers and starts the thread.
+    pub fn new(options: &Options) -> Result<Self, SegmentError> {
+        let mut options = options.clone();
+        options.buffers = options.buffers.clamp(2, 256);
+        options.buffer_bytes = options.buffer_bytes.max(1).next_multiple_of(ALIGN);
+        let disk = Disk::start(options.buffers).map_err(|e| {
+            SegmentError::io("start the thread that writes", Path::new("daq-disk"), e)
+        })?;
+        Ok(Self {
+            disk,
+            free: (0..options.buffers)
+                .map(|_| Buffer::new(options.buffer_bytes))
+                .collect(),
+            failed: Vec::with_capacity(options.buffers),
+            failure: None,
+            current: None,
+            open: None,
+            told_buffered: false,
+            options,
+        })
+    }
+
+    /// Bytes of memory that a writer with `options` holds.
+    pub fn memory(options: &Options) -> usize {
+        options.buffers.clamp(2, 256)
+            * (options.buffer_bytes.max(1).next_multiple_of(ALIGN) + ALIGN)
+    }
+
+    /// Begins segment `name` in `dir`, which must exist.
+    pub fn open(&mut self, dir: &Path, name: &str) -> Result<(), SegmentError> {
+        if let Some(open) = &self.open {
+            return Err(SegmentError::StillOpen {
+                path: open.paths.partial.clone(),
+            });
+        }
+        let paths = SegmentPaths::new(dir, name);
+        for path in [&paths.data, &paths.meta] {
+            if path.symlink_metadata().is_ok() {
+                return Err(SegmentError::Exists { path: path.clone() });
+            }
+        }
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let created = rustix::fs::open(&paths.partial, flags, Mode::from_raw_mode(0o666));
+        let fd = created.map_err(|errno| match errno {
+            Errno::EXIST => SegmentError::Exists {
+                path: paths.partial.clone(),
+            },
+            Errno::NOSPC | Errno::DQUOT => SegmentError::Full {
+                path: paths.partial.clone(),
+                wrote: 0,
+                wanted: 0,
+            },
+            _ => SegmentError::io("create", &paths.partial, errno),
+        })?;
+        // Tells `recover` of another process that this one lives. Where locks are not to be had, nothing is lost but that.
+        let _ = rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive);
+        let refused = if self.options.direct {
+            rustix::fs::fcntl_getfl(&fd)
+                .and_then(|now| rustix::fs::fcntl_setfl(&fd, now | OFlags::DIRECT))
+                .err()
+        } else {
+            None
+        };
+        let file = Arc::new(DataFile::new(fd, self.options.direct && refused.is_none()));
+        self.disk.next_stream();
+        self.open = Some(Open {
+            dir: dir.to_owned(),
+            paths,
+            file,
+            len: 0,
+            reserved: 0,
+            can_reserve: self.options.reserve,
+            named: false,
+            unsure: false,
+        });
+        self.tell_buffered();
+        Ok(())
+    }
+
+    /// Whether a segment is open.
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Whether the open segment is written by direct I/O.
+    pub fn is_direct(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.file.is_direct())
+    }
+
+    /// Bytes taken by the open segment; 0 if none is open.
+    pub fn len(&self) -> u64 {
+        self.open.as_ref().map_or(0, |open| open.len)
+    }
+
+    /// Whether no byte was taken yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends all of `bytes`, or none of them if it fails. Waits for the disk when every buffer is on its way.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), SegmentError> {
+        let before = self.usable()?.len;
+        self.reserve(bytes.len() as u64)?;
+        while let Some(done) = self.disk.poll() {
+            self.take_back(done);
+        }
+        if !self.failed.is_empty() {
+            self.write_failed()
+                .map_err(|errno| self.refused(errno, bytes.len() as u64))?;
+        }
+        match self.append(bytes) {
+            Ok(()) => Ok(()),
+            Err(errno) => {
+                self.truncate(before)?;
+                Err(self.refused(errno, bytes.len() as u64))
+            }
+        }
+    }
+
+    /// Takes back everything behind the first `len` bytes; more than were taken changes nothing.
+    // The one panic is proven impossible where it stands.
+    #[allow(clippy::missing_panics_doc)]
+    pub fn truncate(&mut self, len: u64) -> Result<(), SegmentError> {
+        let len = self.usable()?.len.min(len);
+        while let Some(done) = self.disk.wait() {
+            self.take_back(done);
+        }
+        if let Some(buffer) = self.current.take() {
+            self.failed.push(buffer);
+        }
+        // Whichever buffer holds byte `len` becomes the current one; what lies behind it is free, before it still failed.
+        let mut i = 0;
+        while i < self.failed.len() {
+            if self.failed[i].end() < len || self.failed[i].is_full() && self.failed[i].end() == len
+            {
+                i += 1;
+                continue;
+            }
+            let mut buffer = self.failed.remove(i);
+            if buffer.offset <= len && self.current.is_none() {
+                buffer.cut(len);
+                self.current = Some(buffer);
+            } else {
+                self.free.push(buffer);
+            }
+        }
+        if self.failed.is_empty() {
+            self.failure = None;
+        }
+        let open = self.open.as_mut().ok_or(SegmentError::NotOpen)?;
+        let path = &open.paths.partial;
+        if self.current.is_none() && !len.is_multiple_of(ALIGN_U64) {
+            let mut buffer = self
+                .free
+                .pop()
+                .expect("with none current and none in flight, the one that held `len` is free");
+            let loaded = buffer.load(&open.file, len);
+            self.current = Some(buffer);
+            if let Err(errno) = loaded {
+                open.unsure = true;
+                return Err(SegmentError::io("read back", path, errno));
+            }
+        }
+        let stat =
+            rustix::fs::fstat(&open.file.fd).map_err(|e| SegmentError::io("inspect", path, e))?;
+        if u64::try_from(stat.st_size).is_ok_and(|size| size > len) {
+            rustix::fs::ftruncate(&open.file.fd, len)
+                .map_err(|e| SegmentError::io("cut", path, e))?;
+            open.reserved = open.reserved.min(len);
+        }
+        open.len = len;
+        Ok(())
+    }
+
+    /// Makes the segment whole: writes what is in memory, syncs, and commits it with `meta`, the text of its metadata.
+    ///
+    /// After [`SegmentError::Full`] or another error the segment is still open: close it again later, or [`abandon`] it.
+    ///
+    /// [`abandon`]: Self::abandon
+    pub fn close(&mut self, meta: &[u8]) -> Result<Closed, SegmentError> {
+        self.close_until(meta, Step::Done)
+    }
+
+    /// [`close`](Self::close) that stops after step `last`, for tests of what a kill there leaves. The segment stays open
+    /// unless `last` is [`Step::Done`].
+    #[doc(hidden)]
+    pub fn close_until(&mut self, meta: &[u8], last: Step) -> Result<Closed, SegmentError> {
+        let open = self.usable()?;
+        let closed = Closed {
+            data: open.paths.data.clone(),
+            meta: open.paths.meta.clone(),
+            bytes: open.len,
+        };
+        for step in [
+            Step::Tail,
+            Step::DataSynced,
+            Step::MetaWritten,
+            Step::DataNamed,
+            Step::DirectorySynced,
+            Step::MetaNamed,
+            Step::Done,
+        ] {
+            if step > last {
+                break;
+            }
+            if step == Step::Tail {
+                self.write_tail()?;
+            } else {
+                self.open
+                    .as_mut()
+                    .ok_or(SegmentError::NotOpen)?
+                    .take(step, meta)?;
+            }
+        }
+        if last == Step::Done {
+            self.tell_buffered();
+            self.open = None;
+            self.recycle();
+        }
+        Ok(closed)
+    }
+
+    /// Gives the open segment up and returns the file that holds what reached the disk, marked `.partial`.
+    ///
+    /// What is in memory and has not been written is lost; `None` if no segment is open.
+    pub fn abandon(&mut self) -> Option<PathBuf> {
+        while let Some(done) = self.disk.wait() {
+            self.take_back(done);
+        }
+        self.recycle();
+        let open = self.open.take()?;
+        // Perhaps torn, and a proof of wholeness for `recover` if it is not: this segment was given up.
+        let _ = std::fs::remove_file(&open.paths.meta_tmp);
+        if open.named && rename(&open.paths.data, &open.paths.partial).is_err() {
+            return Some(open.paths.data);
+        }
+        Some(open.paths.partial)
+    }
+
+    fn usable(&self) -> Result<&Open, SegmentError> {
+        let open = self.open.as_ref().ok_or(SegmentError::NotOpen)?;
+        if open.unsure {
+            return Err(SegmentError::Unsure {
+                path: open.paths.partial.clone(),
+            });
+        }
+        Ok(open)
+    }
+
+    fn refused(&self, errno: Errno, wanted: u64) -> SegmentError {
+        let (path, wrote) = self
+            .open
+            .as_ref()
+            .map_or((Path::new(""), 0), |open| (&*open.paths.partial, open.len));
+        match errno {
+            Errno::NOSPC | Errno::DQUOT => SegmentError::Full {
+                path: path.to_owned(),
+                wrote,
+                wanted,
+            },
+            _ => SegmentError::io("write", path, errno),
+        }
+    }
+
+    /// Makes sure that `more` bytes and the metadata have room.
+    fn reserve(&mut self, more: u64) -> Result<(), SegmentError> {
+        let Some(open) = self.open.as_mut() else {
+            return Err(SegmentError::NotOpen);
+        };
+        let need = open.len + more + META_SLACK;
+        if !open.can_reserve || need <= open.reserved {
+            return Ok(());
+        }
+        // In large steps where there is room, else exactly what is needed.
+        let mut full = false;
+        for ahead in [RESERVE_AHEAD, RESERVE_AHEAD / 16, 0] {
+            let end = need + ahead;
+            match rustix::fs::fallocate(
+                &open.file.fd,
+                FallocateFlags::KEEP_SIZE,
+                open.reserved,
+                end - open.reserved,
+            ) {
+                Ok(()) => {
+                    open.reserved = end;
+                    return Ok(());
+                }
+                Err(Errno::NOSPC | Errno::DQUOT) => full = true,
+                // Says nothing about space: the write itself will find out.
+                Err(Errno::INTR | Errno::FBIG) => full = false,
+                Err(_) => {
+                    open.can_reserve = false;
+                    return Ok(());
+                }
+            }
+        }
+        if full {
+            Err(self.refused(Errno::NOSPC, more))
+        } else {
+            Ok(())
+        }
+    }
+
+    fn append(&mut self, mut bytes: &[u8]) -> Result<(), Errno> {
+        while !bytes.is_empty() {
+            let mut buffer = match self.current.take() {
+                Some(buffer) => buffer,
+                None => self.empty_buffer()?,
+            };
+            let Some(open) = self.open.as_mut() else {
+                return Err(Errno::BADF);
+            };
+            if buffer.is_empty() {
+                buffer.offset = open.len;
+            }
+            let n = buffer.push(bytes);
+            bytes = &bytes[n..];
+            open.len += n as u64;
+            if buffer.is_full() {
+                self.disk.submit(&open.file, buffer);
+            } else {
+                self.current = Some(buffer);
+            }
+        }
+        Ok(())
+    }
+
+    fn empty_buffer(&mut self) -> Result<Buffer, Errno> {
+        loop {
+            if let Some(mut buffer) = self.free.pop() {
+                buffer.clear();
+                return Ok(buffer);
+            }
+            match self.disk.wait() {
+                Some(done) => self.take_back(done),
+                None => return Err(self.failure.unwrap_or(Errno::NOSPC)),
+            }
+        }
+    }
+
+    fn take_back(&mut self, done: disk::Done) {
+        match done.result {
+            Ok(()) => self.free.push(done.buffer),
+            Err(errno) => {
+                // The first in the file is the one that really failed; the rest was only held back behind it.
+                self.failure = self.failure.or(Some(errno));
+                self.failed.push(done.buffer);
+            }
+        }
+    }
+
+    /// Writes the failed buffers again and waits for everything on its way.
+    fn write_failed(&mut self) -> Result<(), Errno> {
+        // Those still on their way lie behind the failed ones and are refused by the disk thread: they come first.
+        while let Some(done) = self.disk.wait() {
+            self.take_back(done);
+        }
+        self.failure = None;
+        let Some(open) = &self.open else {
+            return Err(Errno::BADF);
+        };
+        for buffer in self.failed.drain(..) {
+            self.disk.submit(&open.file, buffer);
+        }
+        while let Some(done) = self.disk.wait() {
+            self.take_back(done);
+        }
+        self.failure.map_or(Ok(()), Err)
+    }
+
+    /// Writes all that is in memory and cuts the file to its length, which also frees what was reserved behind it.
+    fn write_tail(&mut self) -> Result<(), SegmentError> {
+        self.write_failed()
+            .map_err(|errno| self.refused(errno, 0))?;
+        let open = self.open.as_ref().ok_or(SegmentError::NotOpen)?;
+        if let Some(buffer) = &self.current {
+            open.file
+                .write(buffer.bytes(), buffer.offset)
+                .map_err(|errno| self.refused(errno, 0))?;
+        }
+        if open.reserved > open.len {
+            // Not every filesystem frees what lies behind the end when the length does not change.
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = rustix::fs::fallocate(&open.file.fd, punch, open.len, open.reserved - open.len);
+        }
+        rustix::fs::ftruncate(&open.file.fd, open.len)
+            .map_err(|e| SegmentError::io("cut", &open.paths.partial, e))?;
+        if let Some(open) = &mut self.open {
+            open.reserved = open.len;
+        }
+        Ok(())
+    }
+
+    fn recycle(&mut self) {
+        self.free
+            .extend(self.failed.drain(..).chain(self.current.take()));
+        self.failure = None;
+        debug_assert_eq!(
+            self.free.len() + self.disk.in_flight(),
+            self.options.buffers,
+            "a buffer went missing"
+        );
+    }
+
+    /// Says once that direct I/O was asked for and is not to be had.
+    fn tell_buffered(&mut self) {
+        let Some(open) = &self.open else { return };
+        if self.options.direct && !open.file.is_direct() && !self.told_buffered {
+            self.told_buffered = true;
+            tracing::warn!(
+                path = %open.dir.display(),
+                "this filesystem refuses direct I/O: writing through the page cache"
+            );
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! A segment's files and the steps that make them a whole segment.
+
+use super::disk::DataFile;
+use super::error::SegmentError;
+use rustix::fs::{Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The files of one segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentPaths {
+    /// `NAME.sigmf-data`
+    pub data: PathBuf,
+    /// `NAME.sigmf-data.partial`
+    pub partial: PathBuf,
+    /// `NAME.sigmf-meta`
+    pub meta: PathBuf,
+    /// `NAME.sigmf-meta.tmp`
+    pub meta_tmp: PathBuf,
+}
+
+impl SegmentPaths {
+    /// The files of segment `name` in `dir`.
+    pub fn new(dir: &Path, name: &str) -> Self {
+        let path = |suffix: &str| dir.join(format!("{name}{suffix}"));
+        Self {
+            data: path(".sigmf-data"),
+            partial: path(".sigmf-data.partial"),
+            meta: path(".sigmf-meta"),
+            meta_tmp: path(".sigmf-meta.tmp"),
+        }
+    }
+}
+
+/// The steps of a close, in their order; see the table of [`segment`](super).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Step {
+    /// The tail is written and the file has its exact length.
+    Tail,
+    /// The data is synced.
+    DataSynced,
+    /// The metadata is written under its temporary name and synced.
+    MetaWritten,
+    /// The data has its final name.
+    DataNamed,
+    /// The directory is synced.
+    DirectorySynced,
+    /// The metadata has its final name.
+    MetaNamed,
+    /// The directory is synced again.
+    Done,
+}
+
+/// A segment that is whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Closed {
+    /// The data file.
+    pub data: PathBuf,
+    /// The metadata file.
+    pub meta: PathBuf,
+    /// Bytes of data.
+    pub bytes: u64,
+}
+
+/// The segment being written.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) dir: PathBuf,
+    pub(super) paths: SegmentPaths,
+    pub(super) file: Arc<DataFile>,
+    /// Bytes taken.
+    pub(super) len: u64,
+    /// Space reserved from the start of the file.
+    pub(super) reserved: u64,
+    pub(super) can_reserve: bool,
+    /// The data has its final name.
+    pub(super) named: bool,
+    pub(super) unsure: bool,
+}
+
+impl Open {
+    pub(super) fn take(&mut self, step: Step, meta: &[u8]) -> Result<(), SegmentError> {
+        let paths = &self.paths;
+        match step {
+            Step::Tail => Ok(()),
+            Step::DataSynced => rustix::fs::fdatasync(&self.file.fd).map_err(|errno| {
+                // The kernel may have dropped the pages it failed to write: a second sync that succeeds proves nothing.
+                self.unsure = true;
+                SegmentError::io("sync", &paths.partial, errno)
+            }),
+            Step::MetaWritten => {
+                let write = || {
+                    let mut file = std::fs::File::create(&paths.meta_tmp)?;
+                    file.write_all(meta)?;
+                    file.sync_all()
+                };
+                write().map_err(|e| match e.raw_os_error().map(Errno::from_raw_os_error) {
+                    Some(Errno::NOSPC | Errno::DQUOT) => SegmentError::Full {
+                        path: paths.meta_tmp.clone(),
+                        wrote: self.len,
+                        wanted: meta.len() as u64,
+                    },
+                    _ => SegmentError::io("write", &paths.meta_tmp, e),
+                })
+            }
+            Step::DataNamed if self.named => Ok(()),
+            Step::DataNamed => {
+                rename(&paths.partial, &paths.data)?;
+                self.named = true;
+                Ok(())
+            }
+            Step::MetaNamed => rename(&paths.meta_tmp, &paths.meta),
+            Step::DirectorySynced | Step::Done => sync_directory(&self.dir),
+        }
+    }
+}
+
+/// Renames `from` to `to` unless something is there already.
+pub(super) fn rename(from: &Path, to: &Path) -> Result<(), SegmentError> {
+    let at = rustix::fs::CWD;
+    let errno = match rustix::fs::renameat_with(at, from, at, to, RenameFlags::NOREPLACE) {
+        Ok(()) => return Ok(()),
+        // Some network filesystems know no flags.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) if to.symlink_metadata().is_err() => {
+            match rustix::fs::rename(from, to) {
+                Ok(()) => return Ok(()),
+                Err(errno) => errno,
+            }
+        }
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Errno::EXIST,
+        Err(errno) => errno,
+    };
+    Err(match errno {
+        Errno::EXIST => SegmentError::Exists {
+            path: to.to_owned(),
+        },
+        _ => SegmentError::io("rename", from, errno),
+    })
+}
+
+pub(super) fn sync_directory(dir: &Path) -> Result<(), SegmentError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let synced =
+        rustix::fs::open(dir, flags, Mode::empty()).and_then(|fd| match rustix::fs::fsync(fd) {
+            // Filesystems without such a thing (some network ones) keep the order by themselves or not at all.
+            Err(Errno::INVAL) => Ok(()),
+            other => other,
+        });
+    synced.map_err(|errno| SegmentError::io("sync the directory", dir, errno))
+}

@@ -1,0 +1,342 @@
+//! The data file of a segment and the thread that writes it: aligned buffers in, results out.
+//!
+//! ```text
+//!  SegmentWriter ──Job{file, buffer, offset}──▶ disk thread ──pwrite──▶ file
+//!        ▲                                          │
+//!        └──────────────Done{buffer, errno}─────────┘
+//! ```
+//!
+//! The thread writes strictly in the order of offsets. After a failed write it refuses what is queued behind it, untried,
+//! until the failed buffer comes again: the file is a prefix of the stream at every moment, never one with holes.
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{Errno, pread, pwrite};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Alignment of memory, offset and length of direct I/O: the largest logical block size in use.
+pub(super) const ALIGN: usize = 4096;
+
+/// [`ALIGN`] as an offset in a file.
+pub(super) const ALIGN_U64: u64 = ALIGN as u64;
+
+/// Memory whose start is aligned for direct I/O, filled from the front.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    store: Vec<u8>,
+    start: usize,
+    capacity: usize,
+    fill: usize,
+    /// Where the first byte goes in the file; a multiple of [`ALIGN`].
+    pub(super) offset: u64,
+}
+
+impl Buffer {
+    /// A buffer of `capacity` bytes, a multiple of [`ALIGN`]; its pages are touched here, not on the data path.
+    pub(super) fn new(capacity: usize) -> Self {
+        let mut store = vec![0_u8; capacity + ALIGN];
+        // A zeroed allocation is mapped lazily: write to it so that the pages exist.
+        store.fill(0xA5);
+        // `align_offset` counts in elements, which are bytes.
+        let start = store.as_ptr().align_offset(ALIGN);
+        Self {
+            store,
+            start,
+            capacity,
+            fill: 0,
+            offset: 0,
+        }
+    }
+
+    /// The bytes filled so far.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.store[self.start..self.start + self.fill]
+    }
+
+    /// Offset in the file just behind the last filled byte.
+    pub(super) fn end(&self) -> u64 {
+        self.offset + self.fill as u64
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.fill == self.capacity
+    }
+
+    /// Takes as much of `bytes` as fits and returns how much that was.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> usize {
+        let n = bytes.len().min(self.capacity - self.fill);
+        let at = self.start + self.fill;
+        self.store[at..at + n].copy_from_slice(&bytes[..n]);
+        self.fill += n;
+        n
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.fill == 0
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.fill = 0;
+    }
+
+    /// Keeps only what lies before `end` in the file.
+    pub(super) fn cut(&mut self, end: u64) {
+        let keep = end.saturating_sub(self.offset);
+        self.fill = self.fill.min(usize::try_from(keep).unwrap_or(usize::MAX));
+    }
+
+    /// Fills the buffer from the block of `file` that holds the byte before `end`, up to `end`.
+    pub(super) fn load(&mut self, file: &DataFile, end: u64) -> Result<(), Errno> {
+        self.clear();
+        self.offset = end / ALIGN_U64 * ALIGN_U64;
+        let want = usize::try_from(end % ALIGN_U64).unwrap_or(0);
+        let space = &mut self.store[self.start..self.start + ALIGN];
+        let got = retry(|| pread(&file.fd, &mut *space, self.offset))?;
+        if got < want {
+            return Err(Errno::IO);
+        }
+        self.fill = want;
+        Ok(())
+    }
+}
+
+/// An open data file, written by direct I/O as long as its filesystem allows.
+#[derive(Debug)]
+pub(super) struct DataFile {
+    pub(super) fd: OwnedFd,
+    direct: AtomicBool,
+}
+
+impl DataFile {
+    pub(super) fn new(fd: OwnedFd, direct: bool) -> Self {
+        Self {
+            fd,
+            direct: AtomicBool::new(direct),
+        }
+    }
+
+    /// Whether writes bypass the page cache.
+    pub(super) fn is_direct(&self) -> bool {
+        self.direct.load(Ordering::Relaxed)
+    }
+
+    /// Writes `bytes` at `offset`. Whole blocks go by direct I/O, what is left behind them through the page cache.
+    pub(super) fn write(&self, bytes: &[u8], offset: u64) -> Result<(), Errno> {
+        let blocks = bytes.len() / ALIGN * ALIGN;
+        if !self.is_direct() {
+            return self.write_all(bytes, offset);
+        }
+        match self.write_all(&bytes[..blocks], offset) {
+            // The filesystem took O_DIRECT at open and refuses this write: buffered from here on.
+            Err(Errno::INVAL) => {
+                self.set_direct(false)?;
+                self.direct.store(false, Ordering::Relaxed);
+                return self.write_all(bytes, offset);
+            }
+            other => other?,
+        }
+        if blocks == bytes.len() {
+            return Ok(());
+        }
+        self.set_direct(false)?;
+        let tail = self.write_all(&bytes[blocks..], offset + blocks as u64);
+        self.set_direct(true).and(tail)
+    }
+
+    fn set_direct(&self, on: bool) -> Result<(), Errno> {
+        let flags = fcntl_getfl(&self.fd)?;
+        fcntl_setfl(
+            &self.fd,
+            if on {
+                flags | OFlags::DIRECT
+            } else {
+                flags - OFlags::DIRECT
+            },
+        )
+    }
+
+    fn write_all(&self, mut bytes: &[u8], mut offset: u64) -> Result<(), Errno> {
+        let mut stalled = false;
+        while !bytes.is_empty() {
+            let n = retry(|| pwrite(&self.fd, bytes, offset))?;
+            // A short write may end inside a block; direct I/O can only go on from the block's start.
+            let n = if n < bytes.len() && self.is_direct() {
+                n / ALIGN * ALIGN
+            } else {
+                n
+            };
+            if n == 0 && stalled {
+                return Err(Errno::NOSPC);
+            }
+            stalled = n == 0;
+            bytes = &bytes[n..];
+            offset += n as u64;
+        }
+        Ok(())
+    }
+}
+
+fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// Long enough to really wait.
+const FIRST_WAIT: Duration = Duration::from_millis(1);
+
+struct Job {
+    file: Arc<DataFile>,
+    stream: u64,
+    buffer: Buffer,
+}
+
+/// A buffer on its way back.
+pub(super) struct Done {
+    pub(super) buffer: Buffer,
+    pub(super) result: Result<(), Errno>,
+}
+
+/// The thread that writes buffers, and the two channels to it. Dropping it waits for the writes under way.
+#[derive(Debug)]
+pub(super) struct Disk {
+    jobs: Option<SyncSender<Job>>,
+    done: Receiver<Done>,
+    thread: Option<JoinHandle<()>>,
+    /// Buffers handed over and not yet back.
+    in_flight: usize,
+    /// Counts data files, so that an error of one does not hold up the next.
+    stream: u64,
+}
+
+impl Disk {
+    /// Starts the thread with room for `depth` buffers on their way.
+    pub(super) fn start(depth: usize) -> std::io::Result<Self> {
+        let (jobs, queue) = sync_channel::<Job>(depth);
+        let (finished, done) = sync_channel::<Done>(depth);
+        let thread = std::thread::Builder::new()
+            .name("daq-disk".into())
+            .spawn(move || serve(&queue, &finished))?;
+        Ok(Self {
+            jobs: Some(jobs),
+            done,
+            thread: Some(thread),
+            in_flight: 0,
+            stream: 0,
+        })
+    }
+
+    /// The buffers that follow belong to another file.
+    pub(super) fn next_stream(&mut self) {
+        if self.stream == 0 && self.in_flight == 0 {
+            // The first wait of a thread at a channel allocates; better now, in vain, than while frames flow.
+            let _ = self.done.recv_timeout(FIRST_WAIT);
+        }
+        self.stream += 1;
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Hands `buffer` over. Never waits: the channel holds as many buffers as exist.
+    pub(super) fn submit(&mut self, file: &Arc<DataFile>, buffer: Buffer) {
+        let job = Job {
+            file: Arc::clone(file),
+            stream: self.stream,
+            buffer,
+        };
+        self.jobs
+            .as_ref()
+            .expect("open until drop")
+            .send(job)
+            .expect("the disk thread ends only after this sender");
+        self.in_flight += 1;
+    }
+
+    /// A finished buffer, if one is there.
+    pub(super) fn poll(&mut self) -> Option<Done> {
+        let done = self.done.try_recv().ok()?;
+        self.in_flight -= 1;
+        Some(done)
+    }
+
+    /// The next finished buffer; `None` if none is on its way.
+    pub(super) fn wait(&mut self) -> Option<Done> {
+        if self.in_flight == 0 {
+            return None;
+        }
+        let done = self
+            .done
+            .recv()
+            .expect("the disk thread ends only after this receiver's owner");
+        self.in_flight -= 1;
+        Some(done)
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take() {
+            // The thread returns when its queue is closed and empty; there is nothing to do about a panic in it here.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(queue: &Receiver<Job>, finished: &SyncSender<Done>) {
+    // (file, offset, error) of the write that everything behind it waits for.
+    let mut stuck: Option<(u64, u64, Errno)> = None;
+    while let Ok(Job {
+        file,
+        stream,
+        buffer,
+    }) = queue.recv()
+    {
+        let result = match stuck {
+            Some((at, offset, errno)) if at == stream && buffer.offset > offset => Err(errno),
+            _ => file.write(buffer.bytes(), buffer.offset),
+        };
+        match result {
+            Err(errno)
+                if stuck.is_none_or(|(at, offset, _)| at != stream || buffer.offset <= offset) =>
+            {
+                stuck = Some((stream, buffer.offset, errno));
+            }
+            Ok(()) => stuck = None,
+            Err(_) => {}
+        }
+        drop(file);
+        if finished.send(Done { buffer, result }).is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_aligned_and_fills_from_the_front() {
+        let mut b = Buffer::new(2 * ALIGN);
+        assert_eq!(b.bytes().as_ptr().align_offset(ALIGN), 0);
+        assert_eq!(b.push(&[7; 5000]), 5000);
+        assert_eq!(b.push(&[8; 5000]), 2 * ALIGN - 5000);
+        assert!(b.is_full());
+        assert_eq!((b.bytes()[4999], b.bytes()[5000]), (7, 8));
+        b.offset = 4096;
+        b.cut(4096 + 5001);
+        assert_eq!((b.bytes().len(), b.end()), (5001, 4096 + 5001));
+        b.cut(100);
+        assert!(b.bytes().is_empty());
+    }
+}

@@ -1,0 +1,87 @@
+//! Why a segment could not be written.
+
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Why a segment could not be written.
+#[derive(Debug, Error)]
+pub enum SegmentError {
+    /// The disk or the quota is full. None of the `wanted` bytes was taken; the same call can be repeated.
+    #[error(
+        "no space for {path}: {wrote} B of this segment are taken, {wanted} B more do not fit; \
+         free some space on that filesystem, and writing goes on"
+    )]
+    Full {
+        /// The data file.
+        path: PathBuf,
+        /// Bytes of the segment taken before.
+        wrote: u64,
+        /// Bytes refused.
+        wanted: u64,
+    },
+    /// A file operation failed.
+    #[error("cannot {action} {path}: {source}; {remedy}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+        /// What helps.
+        remedy: &'static str,
+    },
+    /// A file of this segment is there already; it is left alone.
+    #[error(
+        "{path} exists already and is not overwritten; choose another directory or name, or move it away"
+    )]
+    Exists {
+        /// The file in the way.
+        path: PathBuf,
+    },
+    /// Syncing failed once: what the disk holds is unknown, so the segment can only be abandoned.
+    #[error("an earlier sync of {path} failed: it stays marked .partial; check the disk (dmesg)")]
+    Unsure {
+        /// The data file.
+        path: PathBuf,
+    },
+    /// [`SegmentWriter::open`](super::SegmentWriter::open) while a segment is open.
+    #[error("{path} is still open: close or abandon it before opening the next segment")]
+    StillOpen {
+        /// The open segment's data file.
+        path: PathBuf,
+    },
+    /// A call that needs an open segment.
+    #[error("no segment is open: call open first")]
+    NotOpen,
+}
+
+impl SegmentError {
+    pub(super) fn io(action: &'static str, path: &Path, errno: impl Into<std::io::Error>) -> Self {
+        let source = errno.into();
+        let remedy = match source.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::ACCESS | Errno::PERM) => {
+                "give the user that runs daq write permission there"
+            }
+            Some(Errno::NOENT) => {
+                "create the directory first; if it was there, something else moved the file"
+            }
+            Some(Errno::ROFS) => "the filesystem is read-only: remount it or choose another path",
+            Some(Errno::MFILE | Errno::NFILE) => {
+                "raise the limit of open files (ulimit -n, LimitNOFILE)"
+            }
+            Some(Errno::FBIG) => {
+                "the filesystem or `ulimit -f` limits the size of a file: rotate by a smaller size"
+            }
+            Some(Errno::NOSPC | Errno::DQUOT) => "free some space on that filesystem",
+            _ => "check the disk and its cabling (dmesg)",
+        };
+        Self::Io {
+            action,
+            path: path.to_owned(),
+            source,
+            remedy,
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! What an earlier, killed run left in a directory.
+
+use super::commit::{SegmentPaths, rename, sync_directory};
+use super::error::SegmentError;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The metadata key that tells the size of the data file; [`recover`] trusts a metadata file only if it agrees.
+const BYTES_KEY: &str = "daq:bytes";
+
+/// The name of segment `index` of `stem`: `STEM-000042`.
+pub fn segment_name(stem: &str, index: u64) -> String {
+    format!("{stem}-{index:06}")
+}
+
+/// The index in a name made by [`segment_name`] with `stem`; `None` for any other name.
+///
+/// ```
+/// use daq_sinks::segment::segment_index;
+/// assert_eq!(segment_index("adc", "adc-000042"), Some(42));
+/// assert_eq!(segment_index("adc", "adc-raw-000042"), None);
+/// ```
+pub fn segment_index(stem: &str, name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(stem)?.strip_prefix('-')?;
+    let plain = digits.len() >= 6 && digits.bytes().all(|b| b.is_ascii_digit());
+    // Only the form that `segment_name` makes: "0000042" would be another file with the same index.
+    let index = digits.parse().ok().filter(|_| plain)?;
+    (digits.len() == 6 || !digits.starts_with('0')).then_some(index)
+}
+
+/// Data of a segment that was never committed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leftover {
+    /// The file, marked `.partial`.
+    pub path: PathBuf,
+    /// Its bytes: a prefix of what was written to the segment.
+    pub bytes: u64,
+}
+
+/// What [`recover`] found and did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Segments whose commit it finished: whole and valid.
+    pub completed: Vec<PathBuf>,
+    /// Segments that stay partial.
+    pub partial: Vec<Leftover>,
+    /// Files that another process is writing now; left alone.
+    pub in_use: Vec<PathBuf>,
+    /// Files that fit no step of a close (someone moved or copied them); left alone.
+    pub unclear: Vec<PathBuf>,
+    /// Whole segments, those completed now included.
+    pub whole: u64,
+    /// The first index that no file of `stem` uses, and none below it in use is higher.
+    pub next_index: u64,
+}
+
+/// Which files of one segment are there.
+#[derive(Default)]
+// Four files, each there or not: that is what the booleans say.
+#[allow(clippy::struct_excessive_bools)]
+struct Found {
+    data: bool,
+    partial: bool,
+    meta: bool,
+    meta_tmp: bool,
+}
+
+/// Looks at the segments of `stem` in `dir`, finishes or marks what a kill left, and reports it. Deletes no data.
+///
+/// Only names made by [`segment_name`] are looked at. A directory that does not exist holds nothing.
+pub fn recover(dir: &Path, stem: &str) -> Result<Recovered, SegmentError> {
+    let mut found: BTreeMap<u64, Found> = BTreeMap::new();
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Recovered::default()),
+        Err(e) => return Err(SegmentError::io("list", dir, e)),
+    };
+    for entry in entries {
+        let entry = entry.map_err(|e| SegmentError::io("list", dir, e))?;
+        let name = entry.file_name();
+        let Some((base, suffix)) = name.to_str().and_then(|name| name.split_once(".sigmf-")) else {
+            continue;
+        };
+        let Some(index) = segment_index(stem, base) else {
+            continue;
+        };
+        let found = found.entry(index).or_default();
+        match suffix {
+            "data" => found.data = true,
+            "data.partial" => found.partial = true,
+            "meta" => found.meta = true,
+            "meta.tmp" => found.meta_tmp = true,
+            _ => {}
+        }
+    }
+    let mut report = Recovered {
+        next_index: found.keys().last().map_or(0, |last| last + 1),
+        ..Recovered::default()
+    };
+    for (index, found) in found {
+        settle(
+            dir,
+            &SegmentPaths::new(dir, &segment_name(stem, index)),
+            &found,
+            &mut report,
+        )?;
+    }
+    Ok(report)
+}
+
+fn settle(
+    dir: &Path,
+    paths: &SegmentPaths,
+    found: &Found,
+    report: &mut Recovered,
+) -> Result<(), SegmentError> {
+    match found {
+        Found {
+            data: true,
+            meta: true,
+            partial,
+            meta_tmp,
+        } => {
+            report.whole += 1;
+            report
+                .unclear
+                .extend(partial.then(|| paths.partial.clone()));
+            report
+                .unclear
+                .extend(meta_tmp.then(|| paths.meta_tmp.clone()));
+            Ok(())
+        }
+        Found {
+            data: true,
+            partial: true,
+            ..
+        } => {
+            report
+                .unclear
+                .extend([paths.data.clone(), paths.partial.clone()]);
+            Ok(())
+        }
+        Found { meta: true, .. } => {
+            report.unclear.push(paths.meta.clone());
+            report
+                .unclear
+                .extend(found.partial.then(|| paths.partial.clone()));
+            Ok(())
+        }
+        Found {
+            data,
+            partial,
+            meta_tmp,
+            ..
+        } if *data || *partial => {
+            let path = if *data { &paths.data } else { &paths.partial };
+            let fd = match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+                Ok(fd) => fd,
+                // Renamed since the directory was listed.
+                Err(Errno::NOENT) => {
+                    report.in_use.push(path.clone());
+                    return Ok(());
+                }
+                Err(errno) => return Err(SegmentError::io("open", path, errno)),
+            };
+            if rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)
+                == Err(Errno::WOULDBLOCK)
+            {
+                report.in_use.push(path.clone());
+                return Ok(());
+            }
+            let stat = rustix::fs::fstat(&fd).map_err(|e| SegmentError::io("inspect", path, e))?;
+            let bytes = u64::try_from(stat.st_size).unwrap_or(0);
+            let proof = if *meta_tmp {
+                Proof::read(&paths.meta_tmp, bytes)
+            } else {
+                Proof::Torn
+            };
+            if proof == Proof::Whole {
+                if *partial {
+                    rename(&paths.partial, &paths.data)?;
+                }
+                sync_directory(dir)?;
+                rename(&paths.meta_tmp, &paths.meta)?;
+                sync_directory(dir)?;
+                report.whole += 1;
+                report.completed.push(paths.data.clone());
+                return Ok(());
+            }
+            if *data {
+                rename(&paths.data, &paths.partial)?;
+                sync_directory(dir)?;
+            }
+            if proof == Proof::Other {
+                report.unclear.push(paths.meta_tmp.clone());
+            } else if *meta_tmp {
+                // Half a text about data that is still here; a failure to remove it costs a look at the next start.
+                let _ = std::fs::remove_file(&paths.meta_tmp);
+            }
+            report.partial.push(Leftover {
+                path: paths.partial.clone(),
+                bytes,
+            });
+            Ok(())
+        }
+        _ => {
+            report
+                .unclear
+                .extend(found.meta_tmp.then(|| paths.meta_tmp.clone()));
+            Ok(())
+        }
+    }
+}
+
+/// What a metadata file under its temporary name says about the data. It is written only after the data was synced.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Proof {
+    /// It is whole and speaks of exactly this much data.
+    Whole,
+    /// It is whole and speaks of something else.
+    Other,
+    /// It is not whole.
+    Torn,
+}
+
+impl Proof {
+    fn read(path: &Path, bytes: u64) -> Self {
+        let Ok(text) = std::fs::read(path) else {
+            return Self::Torn;
+        };
+        match serde_json::from_slice::<serde_json::Value>(&text) {
+            Ok(meta) if meta["global"][BYTES_KEY].as_u64() == Some(bytes) => Self::Whole,
+            Ok(_) => Self::Other,
+            Err(_) => Self::Torn,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_indices_are_inverse() {
+        for index in [0, 7, 999_999, 1_000_000, u64::MAX] {
+            assert_eq!(
+                segment_index("a-000001", &segment_name("a-000001", index)),
+                Some(index)
+            );
+        }
+        for other in [
+            "a-00001",
+            "a-0000001",
+            "a-+00001",
+            "b-000001",
+            "a000001",
+            "a-000001-x",
+        ] {
+            assert_eq!(segment_index("a", other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,463 @@
+//! The SigMF metadata of a segment, gathered frame by frame while its data is written.
+//!
+//! - A new capture begins wherever samples are not continuous: at lost frames, at a new epoch, after a frame that is
+//!   shorter than the others. `core:global_index` keeps counting through lost frames, so the places of all samples in the
+//!   stream are known.
+//! - Filled samples are annotated `missing`, spans that touch become one. Lost frames are annotated `missing` with
+//!   `core:sample_count` 0 where they would have been, and counted in `daq:missing_frames`.
+//! - `core:datetime` is written only for clocks that tell UTC; the clock and its own nanoseconds always.
+//!
+//! Memory is fixed: beyond [`MAX_CAPTURES`] and [`MAX_ANNOTATIONS`] spans are counted and one annotation `unlisted` at
+//! the end says how many there are, where they begin and how much they cover. The totals in `global` stay exact.
+
+use daq_core::sigmf::{
+    Annotation, Capture, Datatype, Extension, Global, LABEL_MISSING, LABEL_SUSPECT, MAX_INTEGER,
+    Meta, NAMESPACE, NAMESPACE_VERSION, SPECIFICATION, Stream, format_datetime,
+};
+
+/// Captures that a segment's metadata lists.
+pub const MAX_CAPTURES: usize = 10_000;
+
+/// Annotations that a segment's metadata lists, the one about the unlisted not counted.
+pub const MAX_ANNOTATIONS: usize = 10_000;
+
+/// The label of the annotation that stands for all that were not listed.
+pub const LABEL_UNLISTED: &str = "unlisted";
+
+/// What is the same for all frames of a recording.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recording {
+    /// Type of a sample of one channel.
+    pub datatype: Datatype,
+    /// Interleaved channels, at least 1. Frames that are not interleaved samples over time have 1 and a `table`.
+    pub channels: u32,
+    /// Samples per second and channel; `None` where unknown and where frames are not samples over time.
+    pub sample_rate: Option<f64>,
+    /// Bytes of a whole frame.
+    pub frame_bytes: u64,
+    /// Packets that make up a frame; 0 where there is no such thing.
+    pub places: u32,
+    /// Bytes of the first packet's payload in the frame.
+    pub first_bytes: u64,
+    /// Bytes of every other packet's payload in the frame.
+    pub place_bytes: u64,
+    /// The ring written from.
+    pub source: String,
+    /// Free text.
+    pub description: Option<String>,
+    /// The hardware recorded with.
+    pub hardware: Option<String>,
+    /// The shape of frames that are not interleaved samples over time.
+    pub table: Option<Table>,
+}
+
+/// The shape of a frame that SigMF has no words for, such as spectra or planar channels.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    /// Channels of a frame.
+    pub channels: u32,
+    /// Points of each channel.
+    pub points: u64,
+    /// `interleaved` or `planar`.
+    pub order: &'static str,
+    /// What the points run over.
+    pub axis: serde_json::Value,
+}
+
+/// When a frame was taken, and who says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The clock's name.
+    pub clock: &'static str,
+    /// Its nanoseconds.
+    pub ns: u64,
+    /// Whether they count from 1970-01-01T00:00:00Z.
+    pub utc: bool,
+}
+
+/// A frame that was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    /// Its number in its epoch.
+    pub sequence: u64,
+    /// The counting its number belongs to.
+    pub epoch: u32,
+    /// Bytes written, a multiple of a sample of all channels.
+    pub bytes: u64,
+    /// When it was taken.
+    pub moment: Option<Moment>,
+    /// It is not continuous with the frame before, whatever the numbers say.
+    pub restart: bool,
+    /// A check failed at the source.
+    pub suspect: bool,
+    /// Why frames between the last one and this are missing, where that is known.
+    pub cause: Option<&'static str>,
+}
+
+/// A run of frames without a break.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    start: u64,
+    first: Record,
+    frames: u64,
+    lost: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Missing,
+    Suspect,
+    Lost { frames: u64 },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Note {
+    kind: Kind,
+    start: u64,
+    count: u64,
+    cause: Option<&'static str>,
+    merged: u64,
+}
+
+/// What did not fit into the lists.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unlisted {
+    start: u64,
+    end: u64,
+    notes: u64,
+    runs: u64,
+    samples: u64,
+    frames: u64,
+}
+
+impl Unlisted {
+    fn is_empty(&self) -> bool {
+        self.notes == 0 && self.runs == 0
+    }
+
+    fn cover(&mut self, start: u64, count: u64) {
+        if self.is_empty() {
+            self.start = start;
+        }
+        self.end = self.end.max(start + count);
+    }
+}
+
+/// Gathers the metadata of one segment after the other.
+#[derive(Debug)]
+pub struct MetaBuilder {
+    recording: Recording,
+    group: u64,
+    segment: u64,
+    max_runs: usize,
+    runs: Vec<Run>,
+    max_notes: usize,
+    notes: Vec<Note>,
+    unlisted: Unlisted,
+    bytes: u64,
+    frames: u64,
+    missing_samples: u64,
+    missing_frames: u64,
+    /// Index of the sample behind the last missing one.
+    missing_end: u64,
+    /// The last frame written, of whichever segment.
+    last: Option<Record>,
+    /// No frame of this segment was written yet.
+    fresh: bool,
+}
+
+impl MetaBuilder {
+    /// A builder for the segments of `recording`; allocates all that it will need until [`build`](Self::build).
+    pub fn new(recording: Recording) -> Self {
+        Self::with_limits(recording, MAX_CAPTURES, MAX_ANNOTATIONS)
+    }
+
+    /// [`new`](Self::new) that lists at most `captures` and `annotations`.
+    pub fn with_limits(recording: Recording, captures: usize, annotations: usize) -> Self {
+        let group = (recording.datatype.bytes() as u64 * u64::from(recording.channels)).max(1);
+        Self {
+            recording,
+            group,
+            segment: 0,
+            max_runs: captures,
+            runs: Vec::with_capacity(captures),
+            max_notes: annotations,
+            notes: Vec::with_capacity(annotations),
+            unlisted: Unlisted::default(),
+            bytes: 0,
+            frames: 0,
+            missing_samples: 0,
+            missing_frames: 0,
+            missing_end: 0,
+            last: None,
+            fresh: true,
+        }
+    }
+
+    /// Bytes of memory that a builder made by [`new`](Self::new) holds.
+    pub const fn memory() -> usize {
+        MAX_CAPTURES * size_of::<Run>() + MAX_ANNOTATIONS * size_of::<Note>()
+    }
+
+    /// Starts over for segment number `segment`. The last frame is remembered, so frames lost between two segments are
+    /// told in the second.
+    pub fn begin(&mut self, segment: u64) {
+        self.segment = segment;
+        self.runs.clear();
+        self.notes.clear();
+        self.unlisted = Unlisted::default();
+        self.bytes = 0;
+        self.frames = 0;
+        self.missing_samples = 0;
+        self.missing_frames = 0;
+        self.missing_end = 0;
+        self.fresh = true;
+    }
+
+    /// The largest part of `bytes` that is whole samples of all channels: what may be written of a short frame.
+    pub fn whole(&self, bytes: u64) -> u64 {
+        bytes / self.group * self.group
+    }
+
+    /// Notes a frame that was just written, with its missing places as ascending `(first, count)`. Allocates nothing.
+    pub fn frame(&mut self, record: &Record, missing: impl IntoIterator<Item = (u32, u32)>) {
+        let start = self.bytes / self.group;
+        let samples = record.bytes / self.group;
+        let lost = match &self.last {
+            Some(last) if last.epoch == record.epoch => record
+                .sequence
+                .saturating_sub(last.sequence)
+                .saturating_sub(1),
+            _ => 0,
+        };
+        if lost > 0 {
+            self.missing_frames += lost;
+            self.note(Kind::Lost { frames: lost }, start, 0, record.cause);
+        }
+        let follows = self.last.as_ref().is_some_and(|last| {
+            !self.fresh
+                && !record.restart
+                && last.epoch == record.epoch
+                && last.sequence.checked_add(1) == Some(record.sequence)
+                && last.bytes == self.recording.frame_bytes
+        });
+        if follows && self.unlisted.runs > 0 {
+            self.unlisted.end = start + samples;
+        } else if let Some(run) = self.runs.last_mut().filter(|_| follows) {
+            run.frames += 1;
+        } else if self.runs.len() < self.max_runs {
+            self.runs.push(Run {
+                start,
+                first: *record,
+                frames: 1,
+                lost,
+            });
+        } else {
+            self.unlisted.cover(start, samples);
+            self.unlisted.runs += 1;
+        }
+        if record.suspect {
+            self.note(Kind::Suspect, start, samples, None);
+        }
+        for (first, count) in missing {
+            let recording = &self.recording;
+            let byte = |place: u64| match place.checked_sub(1) {
+                None => 0,
+                Some(after) => after
+                    .saturating_mul(recording.place_bytes)
+                    .saturating_add(recording.first_bytes)
+                    .min(record.bytes),
+            };
+            let from = byte(u64::from(first)) / self.group;
+            let to = byte(u64::from(first) + u64::from(count)).div_ceil(self.group);
+            if to > from {
+                self.note(Kind::Missing, start + from, to - from, None);
+            }
+        }
+        self.bytes += record.bytes;
+        self.frames += 1;
+        self.fresh = false;
+        self.last = Some(*record);
+    }
+
+    fn note(&mut self, kind: Kind, mut start: u64, mut count: u64, cause: Option<&'static str>) {
+        if kind == Kind::Missing {
+            // Two places may share a sample: it is missing once.
+            let from = start.max(self.missing_end);
+            count = (start + count).saturating_sub(from);
+            start = from;
+            if count == 0 {
+                return;
+            }
+            self.missing_end = start + count;
+            self.missing_samples += count;
+        }
+        let touches = |note: &&mut Note| {
+            !matches!(kind, Kind::Lost { .. })
+                && (note.kind, note.cause, note.start + note.count) == (kind, cause, start)
+        };
+        // Behind the first unlisted one, the last listed one is not the neighbour.
+        let neighbour = if self.unlisted.notes == 0 {
+            self.notes.last_mut().filter(touches)
+        } else {
+            None
+        };
+        if let Some(note) = neighbour {
+            note.count += count;
+            note.merged += 1;
+        } else if self.notes.len() < self.max_notes {
+            self.notes.push(Note {
+                kind,
+                start,
+                count,
+                cause,
+                merged: 1,
+            });
+        } else {
+            self.unlisted.cover(start, count);
+            self.unlisted.notes += 1;
+            match kind {
+                Kind::Missing => self.unlisted.samples += count,
+                Kind::Lost { frames } => self.unlisted.frames += frames,
+                Kind::Suspect => {}
+            }
+        }
+    }
+
+    /// Bytes of the frames noted for this segment.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Frames noted for this segment.
+    pub fn frames(&self) -> u64 {
+        self.frames
+    }
+
+    /// The metadata of the frames noted since [`begin`](Self::begin).
+    pub fn build(&self) -> Meta {
+        let recording = &self.recording;
+        let table = recording.table.as_ref();
+        let mut captures: Vec<Capture> = self.runs.iter().map(|run| self.capture(run)).collect();
+        if captures.is_empty() {
+            captures.push(Capture::default());
+        }
+        let mut annotations: Vec<Annotation> = self.notes.iter().map(Note::annotation).collect();
+        if !self.unlisted.is_empty() {
+            annotations.push(self.unlisted.annotation());
+            annotations.sort_by_key(|annotation| annotation.sample_start);
+        }
+        Meta {
+            global: Global {
+                datatype: recording.datatype,
+                version: SPECIFICATION.into(),
+                // The specification wants a rate above 0 and up to 1 THz.
+                sample_rate: recording
+                    .sample_rate
+                    .filter(|rate| *rate > 0.0 && *rate <= 1e12),
+                channels: recording.channels,
+                offset: 0,
+                dataset: None,
+                trailing_bytes: 0,
+                recorder: Some(concat!("daq ", env!("CARGO_PKG_VERSION")).into()),
+                description: recording.description.clone(),
+                author: None,
+                hardware: recording.hardware.clone(),
+                extensions: vec![Extension {
+                    name: NAMESPACE.into(),
+                    version: NAMESPACE_VERSION.into(),
+                    optional: true,
+                }],
+                stream: Some(Stream {
+                    bytes: self.bytes,
+                    frames: self.frames,
+                    frame_bytes: recording.frame_bytes,
+                    places: recording.places,
+                    segment: self.segment,
+                    source: Some(recording.source.clone()),
+                    missing_samples: self.missing_samples,
+                    missing_frames: self.missing_frames,
+                    channels: table.map(|table| table.channels),
+                    points: table.map(|table| table.points),
+                    order: table.map(|table| table.order.into()),
+                    axis: table.map(|table| table.axis.clone()),
+                }),
+            },
+            captures,
+            annotations,
+        }
+    }
+
+    fn capture(&self, run: &Run) -> Capture {
+        let moment = run.first.moment;
+        let frame_samples = self.recording.frame_bytes / self.group;
+        Capture {
+            sample_start: run.start,
+            global_index: run
+                .first
+                .sequence
+                .checked_mul(frame_samples)
+                .filter(|&index| index <= MAX_INTEGER),
+            datetime: moment
+                .filter(|moment| moment.utc)
+                .map(|moment| format_datetime(moment.ns)),
+            frequency: None,
+            header_bytes: 0,
+            sequence: Some(run.first.sequence),
+            epoch: Some(run.first.epoch),
+            clock: moment.map(|moment| moment.clock.into()),
+            clock_ns: moment.map(|moment| moment.ns),
+            frames: Some(run.frames),
+            missing_frames: run.lost,
+        }
+    }
+}
+
+impl Note {
+    fn annotation(&self) -> Annotation {
+        let (label, comment, missing_frames) = match self.kind {
+            Kind::Missing => (
+                LABEL_MISSING,
+                "samples that never arrived; the values here are filled in".into(),
+                0,
+            ),
+            Kind::Suspect => (
+                LABEL_SUSPECT,
+                "a check of this payload failed at the source".into(),
+                0,
+            ),
+            Kind::Lost { frames } => (
+                LABEL_MISSING,
+                format!("{frames} frames that never arrived are missing before this sample"),
+                frames,
+            ),
+        };
+        Annotation {
+            sample_start: self.start,
+            sample_count: Some(self.count),
+            label: Some(label.into()),
+            comment: Some(comment),
+            cause: self.cause.map(Into::into),
+            missing_frames,
+            merged: if self.merged > 1 { self.merged } else { 0 },
+        }
+    }
+}
+
+impl Unlisted {
+    fn annotation(&self) -> Annotation {
+        Annotation {
+            sample_start: self.start,
+            sample_count: Some(self.end - self.start),
+            label: Some(LABEL_UNLISTED.into()),
+            comment: Some(format!(
+                "too many to list one by one: in this range {} more annotations ({} missing samples, {} missing frames) \
+                 and {} more captures",
+                self.notes, self.samples, self.frames, self.runs
+            )),
+            cause: None,
+            missing_frames: self.frames,
+            merged: self.notes + self.runs,
+        }
+    }
+}

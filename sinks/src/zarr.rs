@@ -1,0 +1,186 @@
+//! `zarr`: frames as one growing chunked array in a Zarr version 3 store, with arrays that say what each frame is.
+//!
+//! Every run writes a store of its own, the directory `NAME-000000.zarr` and so on. It is a group of arrays whose first
+//! dimension is the frame:
+//!
+//! | array | type | shape | meaning |
+//! |---|---|---|---|
+//! | `frames` | see below | `[n, points, channels]`, planar ones `[n, channels, points]` | payload; a short frame is filled up with 0 |
+//! | `sequence` | uint64 | `[n]` | the frame's number in its epoch; where it jumps, frames are missing |
+//! | `epoch` | uint32 | `[n]` | how often the producer's counting has restarted |
+//! | `timestamp_ns` | uint64 | `[n]` | nanoseconds of the clock below |
+//! | `clock` | uint8 | `[n]` | who told the time; the attribute `names` of the array spells the numbers out |
+//! | `length` | uint64 | `[n]` | valid bytes of the frame |
+//! | `flags` | uint32 | `[n]` | bits, spelled out in the attribute `bits` of the array |
+//! | `present` | bool | `[n, places]` | which places (packets) arrived; only where frames have places |
+//!
+//! Pairs of float32 are complex64, pairs of float64 complex128; pairs of integers, which Zarr has no type for, are a last
+//! dimension of 2 (real, imaginary). The attributes of `frames` tell its axis, order and rates.
+//!
+//! # What a kill leaves
+//! Every file is written under a temporary name (`*.partial`), synced, and renamed: none is ever seen half written. What
+//! is committed comes in this order, each step complete before the next begins:
+//!
+//! 1. the chunk of `frames`,
+//! 2. the chunks of the other arrays,
+//! 3. the shapes of the other arrays (their `zarr.json`),
+//! 4. the shape of `frames` (its `zarr.json`): **the commit**.
+//!
+//! So at every moment the first `frames.shape[0]` rows of all arrays are whole and belong together; after a kill the other
+//! arrays may be longer by one commit. The next start cuts those to the length of `frames`, tells how many frames the
+//! store holds, and changes the attribute `state` of the group from `writing` to `recovered`; a store that was closed says
+//! `complete`. Frames taken since the last commit are lost with a kill: at most one chunk being written, another being
+//! filled, and never more than `flush` of time if the disk keeps up.
+//!
+//! # A full disk
+//! Space for a chunk is reserved before its first frame is taken. What happens to frames that are not taken is declared by
+//! the sink's `guarantee`. Where a filesystem cannot reserve, frames taken wait in memory until there is space; if there
+//! is none at the end, they are counted as dropped and told.
+
+mod batch;
+mod columns;
+mod recover;
+mod store;
+mod worker;
+mod write;
+
+use crate::file::{check_layout, check_stem, make_directory};
+use batch::Batch;
+use columns::{chunk_rows, columns};
+use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::entry::{Claim, SinkEntry};
+use daq_core::layout::Layout;
+use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
+use daq_core::units::{ByteSize, Span};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What `daq` knows of `zarr`.
+pub const ENTRY: SinkEntry = SinkEntry {
+    name: "zarr",
+    summary: "Writes frames as a chunked array that Python's zarr and xarray read, whole after a kill",
+    example: "\
+[sink.NAME]
+driver = \"zarr\"
+input = \"INPUT\"
+# Directory of the stores, made if it is not there.
+path = \"out\"
+# Stores are called NAME-000000.zarr and so on, one each run; default: the sink's name.
+# name = \"NAME\"
+# Bytes of a chunk, at least one frame; two chunks are held in memory.
+# chunk = \"16 MiB\"
+# Frames are committed after this time even if their chunk is not full.
+# flush = \"10 s\"
+# Written into the attributes.
+# description = \"What is recorded\"
+",
+    schema: || schemars::schema_for!(ZarrKeys),
+    parse,
+};
+
+/// The keys of a `zarr` sink.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ZarrKeys {
+    /// Directory of the stores, made if it is not there; relative paths start where the configuration file lies.
+    pub path: PathBuf,
+    /// Stem of the stores' names, `NAME` in `NAME-000000.zarr`; default: the sink's name. Two sinks may share a
+    /// directory, not a stem.
+    pub name: Option<String>,
+    /// Bytes of a chunk, rounded down to whole frames, up to 1 GiB; at least one frame. Two chunks are held in memory.
+    /// Default `"16 MiB"`.
+    #[serde(default = "sixteen_mebibytes")]
+    pub chunk: ByteSize,
+    /// Frames are committed after about this time even if their chunk is not full: what a kill can cost. Default
+    /// `"10 s"`.
+    #[serde(default = "ten_seconds")]
+    pub flush: Span,
+    /// Free text for the attribute `description`; default: none.
+    pub description: Option<String>,
+}
+
+const fn sixteen_mebibytes() -> ByteSize {
+    ByteSize(16 << 20)
+}
+
+const fn ten_seconds() -> Span {
+    Span(Duration::from_secs(10))
+}
+
+impl ZarrKeys {
+    fn check(&self) -> Result<(), Problem> {
+        if let Some(name) = &self.name {
+            check_stem(name)?;
+        }
+        if !(1..=1 << 30).contains(&self.chunk.0) {
+            return Err(
+                Problem::at("chunk", format!("{} is not from 1 B to 1 GiB", self.chunk))
+                    .help("try \"16 MiB\""),
+            );
+        }
+        Ok(())
+    }
+}
+
+fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SinkSpec>> {
+    let keys: ZarrKeys = section.finish(&[], diagnostics)?;
+    match keys.check() {
+        Ok(()) => {
+            let stem = keys
+                .name
+                .clone()
+                .unwrap_or_else(|| section.name().to_owned());
+            Some(Box::new(Zarr { stem, keys }))
+        }
+        Err(problem) => {
+            diagnostics.push(section.problem(problem));
+            None
+        }
+    }
+}
+
+/// A checked configuration.
+#[derive(Debug)]
+struct Zarr {
+    stem: String,
+    keys: ZarrKeys,
+}
+
+impl SinkSpec for Zarr {
+    fn claims(&self) -> Vec<Claim> {
+        vec![Claim::Path(self.keys.path.join(&self.stem))]
+    }
+
+    fn check(&self, layout: &Layout) -> Result<(), Problem> {
+        check_layout(layout)
+    }
+
+    fn memory(&self, slot_bytes: usize) -> usize {
+        // The arrays beside `frames` have chunks of at least 4096 rows of some 40 bytes.
+        2 * (self
+            .keys
+            .chunk
+            .bytes()
+            .unwrap_or(usize::MAX >> 2)
+            .max(slot_bytes)
+            + (256 << 10))
+    }
+
+    fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {
+        let dir = context.directory.join(&self.keys.path);
+        make_directory(&dir)?;
+        let next = recover::recover(&dir, &self.stem, &context.name)?;
+        let rows = chunk_rows(self.keys.chunk, context.layout.frame_bytes());
+        let columns = columns(&context, rows)?;
+        let batches = [Batch::new(&columns), Batch::new(&columns)];
+        let store = store::Store::create(&dir, &self.stem, next, columns, &self.keys, &context)?;
+        Ok(Box::new(write::ZarrSink::new(
+            store,
+            batches,
+            self.keys.flush.0,
+            &context,
+        )?))
+    }
+}

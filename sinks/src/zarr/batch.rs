@@ -1,0 +1,143 @@
+//! One chunk of frames in memory, with the rows of the other arrays that belong to it.
+
+use super::columns::{CLOCK, Column, EPOCH, FLAGS, FRAMES, LENGTH, PRESENT, SEQUENCE, TIMESTAMP};
+use super::store::Room;
+use daq_core::ring::Frame;
+
+/// One chunk of each array. The arrays beside `frames` may have chunks of more rows: those before are in them, too.
+pub(super) struct Batch {
+    /// Row of the store that the first frame is.
+    pub(super) first: u64,
+    /// Frames taken.
+    pub(super) rows: usize,
+    /// Payload bytes of all frames of the store up to here.
+    pub(super) bytes: u64,
+    /// Where the frames will be written.
+    pub(super) room: Option<Room>,
+    pub(super) columns: Vec<Buffer>,
+}
+
+/// A chunk of one array.
+pub(super) struct Buffer {
+    pub(super) bytes: Vec<u8>,
+    /// Bytes of a row.
+    width: usize,
+    /// Rows of a chunk.
+    rows: u64,
+}
+
+impl Buffer {
+    /// Byte where row `row` of the store begins.
+    fn at(&self, row: u64) -> usize {
+        usize::try_from(row % self.rows).unwrap_or(usize::MAX) * self.width
+    }
+
+    fn put(&mut self, row: u64, value: &[u8]) {
+        let at = self.at(row);
+        self.bytes[at..at + value.len()].copy_from_slice(value);
+    }
+}
+
+impl Batch {
+    pub(super) fn new(columns: &[Column]) -> Self {
+        let buffer = |column: &Column| {
+            let mut bytes = vec![0; column.chunk_bytes()];
+            // A zeroed allocation is mapped lazily: write to it so that the pages exist.
+            bytes.fill(0xA5);
+            Buffer {
+                bytes,
+                width: column.width,
+                rows: column.rows,
+            }
+        };
+        Self {
+            first: 0,
+            rows: 0,
+            bytes: 0,
+            room: None,
+            columns: columns.iter().map(buffer).collect(),
+        }
+    }
+
+    /// Frames that it can hold.
+    pub(super) fn capacity(&self) -> usize {
+        usize::try_from(self.columns[FRAMES].rows).unwrap_or(usize::MAX)
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.rows == self.capacity()
+    }
+
+    /// Rows of the store up to its last frame.
+    pub(super) fn end(&self) -> u64 {
+        self.first + self.rows as u64
+    }
+
+    /// Takes `frame`, whose payload is `bytes`, and says how many of them it has room for. Not to be called when it is
+    /// full.
+    pub(super) fn push(&mut self, frame: &Frame<'_>, bytes: &[u8]) -> usize {
+        let row = self.end();
+        let meta = frame.meta();
+        let frames = &mut self.columns[FRAMES];
+        let length = bytes.len().min(frames.width);
+        let at = frames.at(row);
+        let (payload, rest) = frames.bytes[at..at + frames.width].split_at_mut(length);
+        payload.copy_from_slice(&bytes[..length]);
+        rest.fill(0);
+        self.columns[SEQUENCE].put(row, &meta.sequence.to_le_bytes());
+        self.columns[EPOCH].put(row, &meta.epoch.to_le_bytes());
+        self.columns[TIMESTAMP].put(row, &meta.timestamp.ns.to_le_bytes());
+        self.columns[CLOCK].put(row, &[meta.timestamp.clock as u8]);
+        self.columns[LENGTH].put(row, &(length as u64).to_le_bytes());
+        self.columns[FLAGS].put(row, &meta.flags.0.to_le_bytes());
+        if let Some(places) = self.columns.get_mut(PRESENT) {
+            let at = places.at(row);
+            let places = &mut places.bytes[at..at + places.width];
+            // What is no place of this frame is not missing.
+            places.fill(1);
+            for (first, count) in frame.present().missing() {
+                let end = places.len().min(first as usize + count as usize);
+                if let Some(missing) = places.get_mut(first as usize..end) {
+                    missing.fill(0);
+                }
+            }
+        }
+        self.rows += 1;
+        self.bytes += length as u64;
+        length
+    }
+
+    /// Makes this the chunk behind `other`.
+    pub(super) fn follow(&mut self, other: &Self) {
+        (self.first, self.rows, self.bytes) = (other.end(), 0, other.bytes);
+        for (mine, theirs) in self.columns.iter_mut().zip(&other.columns) {
+            let before = mine.at(self.first);
+            mine.bytes[..before].copy_from_slice(&theirs.bytes[..before]);
+        }
+    }
+
+    /// Makes this a copy of `other`, whose room it takes over.
+    pub(super) fn copy(&mut self, other: &mut Self) {
+        (self.first, self.rows, self.bytes) = (other.first, other.rows, other.bytes);
+        self.room = other.room.take();
+        if self.rows == 0 {
+            return;
+        }
+        for (mine, theirs) in self.columns.iter_mut().zip(&other.columns) {
+            let end = theirs.at(other.end() - 1) + theirs.width;
+            mine.bytes[..end].copy_from_slice(&theirs.bytes[..end]);
+        }
+    }
+
+    /// Clears the rows behind the last frame, which hold what was there before.
+    pub(super) fn clear_tail(&mut self) {
+        if self.rows == 0 {
+            return;
+        }
+        let last = self.end() - 1;
+        for column in &mut self.columns {
+            let end = column.at(last) + column.width;
+            column.bytes[end..].fill(0);
+        }
+    }
+}

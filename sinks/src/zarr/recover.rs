@@ -1,0 +1,92 @@
+//! What an earlier, killed run left: stores whose arrays are not equally long.
+
+use super::store::{META, PARTIAL, failed, lock, replace, set_state, sync_directory};
+use crate::segment::segment_index;
+use daq_core::sink::SinkError;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Settles and tells the stores of `stem` in `dir` that were not closed, and returns the next number.
+pub(super) fn recover(dir: &Path, stem: &str, sink: &str) -> Result<u64, SinkError> {
+    let mut next = 0;
+    let entries = std::fs::read_dir(dir).map_err(|error| failed("list", dir, error))?;
+    for entry in entries {
+        let path = entry.map_err(|error| failed("list", dir, error))?.path();
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .and_then(|name| name.strip_suffix(".zarr"));
+        let Some(index) = name.and_then(|name| segment_index(stem, name)) else {
+            continue;
+        };
+        next = next.max(index + 1);
+        match settle(&path) {
+            Ok(None) => {}
+            Ok(Some(frames)) => tracing::warn!(
+                "sink {sink}: an earlier run ended without closing {}; its first {frames} frames are whole",
+                path.display()
+            ),
+            // What an earlier run left is no reason not to record.
+            Err(error) => {
+                tracing::warn!("sink {sink}: cannot tell what an earlier run left: {error}");
+            }
+        }
+    }
+    Ok(next)
+}
+
+/// Makes the arrays of a store that was not closed equally long; how long, or `None` if there is nothing to do.
+fn settle(dir: &Path) -> Result<Option<u64>, SinkError> {
+    if !dir.join(META).exists() {
+        // Killed while the store was made, before any frame: nothing is lost and nothing is to be settled.
+        return Ok(None);
+    }
+    let group = read(&dir.join(META))?;
+    if group["attributes"]["state"] != "writing" {
+        return Ok(None);
+    }
+    let Some(_lock) = lock(dir).map_err(|errno| failed("lock", dir, errno))? else {
+        return Ok(None);
+    };
+    let frames = read(&dir.join("frames").join(META))?["shape"][0]
+        .as_u64()
+        .unwrap_or(0);
+    for entry in std::fs::read_dir(dir).map_err(|error| failed("list", dir, error))? {
+        let array = entry.map_err(|error| failed("list", dir, error))?.path();
+        if !array.is_dir() {
+            continue;
+        }
+        let path = array.join(META);
+        let mut meta = read(&path)?;
+        if meta["shape"][0].as_u64().is_some_and(|rows| rows > frames) {
+            meta["shape"][0] = json!(frames);
+            let text = serde_json::to_vec_pretty(&meta)
+                .map_err(|e| failed("write", &path, std::io::Error::other(e)))?;
+            replace(&array, META, &text)?;
+        }
+        remove_partials(&array);
+        sync_directory(&array)?;
+    }
+    remove_partials(dir);
+    set_state(dir, "recovered", Some(frames))?;
+    Ok(Some(frames))
+}
+
+fn read(path: &Path) -> Result<Value, SinkError> {
+    let text = std::fs::read(path).map_err(|error| failed("read", path, error))?;
+    serde_json::from_slice(&text)
+        .map_err(|error| failed("read", path, std::io::Error::other(error)))
+}
+
+/// Removes files that were never whole, and the space reserved in them.
+fn remove_partials(dir: &Path) {
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return;
+    };
+    for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
+        if path.to_str().is_some_and(|name| name.ends_with(PARTIAL)) {
+            // It is never read; the space is all that a failure costs.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! The store on disk: files that appear whole, in an order that makes the last one the commit.
+
+use super::ZarrKeys;
+use super::batch::Batch;
+use super::columns::{Column, FRAMES};
+use daq_core::sink::{SinkContext, SinkError};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use serde_json::{Map, Value, json};
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits as _, CodecOptions};
+use zarrs::group::GroupBuilder;
+
+/// The file that says what an array or a group is.
+pub(super) const META: &str = "zarr.json";
+/// The end of a file's name until it is whole.
+pub(super) const PARTIAL: &str = ".partial";
+
+/// A file that has the space for a chunk of frames.
+pub(super) struct Room {
+    file: File,
+    path: PathBuf,
+    reserved: u64,
+}
+
+/// Where rooms are made; shared with the thread that fills them.
+#[derive(Clone)]
+pub(super) struct Rooms {
+    dir: PathBuf,
+    /// Bytes of a chunk of frames.
+    chunk: u64,
+    /// Bytes for all that is written with it.
+    slack: u64,
+    made: u64,
+}
+
+/// A store being written.
+pub(super) struct Store {
+    pub(super) dir: PathBuf,
+    columns: Vec<Column>,
+    /// Tells other processes that the store is being written.
+    _lock: OwnedFd,
+}
+
+impl Store {
+    /// Makes the first store of `stem` from number `next` on that is not there yet.
+    pub(super) fn create(
+        parent: &Path,
+        stem: &str,
+        next: u64,
+        columns: Vec<Column>,
+        keys: &ZarrKeys,
+        context: &SinkContext,
+    ) -> Result<Self, SinkError> {
+        let mut number = next;
+        let dir = loop {
+            let dir = parent.join(format!(
+                "{}.zarr",
+                crate::segment::segment_name(stem, number)
+            ));
+            match std::fs::create_dir(&dir) {
+                Ok(()) => break dir,
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+                Err(error) => return Err(failed("make", &dir, error)),
+            }
+        };
+        let lock = lock(&dir).map_err(|errno| failed("lock", &dir, errno))?;
+        let lock = lock.ok_or_else(|| SinkError::Failed {
+            what: dir.display().to_string(),
+            why: "another process took it just now; start again".to_owned(),
+        })?;
+        let store = Self {
+            dir,
+            columns,
+            _lock: lock,
+        };
+        for column in &store.columns {
+            let dir = store.dir.join(column.name);
+            std::fs::create_dir(&dir).map_err(|error| failed("make", &dir, error))?;
+            store_meta(&dir, &column.array)?;
+            sync_directory(&dir)?;
+        }
+        let mut attributes = Map::new();
+        attributes.insert("state".to_owned(), json!("writing"));
+        attributes.insert(
+            "recorder".to_owned(),
+            json!(concat!("daq ", env!("CARGO_PKG_VERSION"))),
+        );
+        attributes.insert("pipeline".to_owned(), json!(context.pipeline));
+        attributes.insert("source".to_owned(), json!(context.ring));
+        if let Some(description) = &keys.description {
+            attributes.insert("description".to_owned(), json!(description));
+        }
+        let group = GroupBuilder::new()
+            .attributes(attributes)
+            .build(Arc::new(()), "/");
+        let group =
+            group.map_err(|error| failed("describe", &store.dir, std::io::Error::other(error)))?;
+        replace(&store.dir, META, &json_text(group.metadata())?)?;
+        sync_directory(&store.dir)?;
+        sync_directory(parent)?;
+        Ok(store)
+    }
+
+    /// Where the chunks of frames are made room for.
+    pub(super) fn rooms(&self) -> Rooms {
+        // Old and new files of the small arrays are there at a time; each has a block that is not full, and a name.
+        let small = self
+            .columns
+            .iter()
+            .skip(FRAMES + 1)
+            .map(|column| column.chunk_bytes() as u64 * 2 + (16 << 10));
+        let chunk = self.columns[FRAMES].chunk_bytes() as u64;
+        Rooms {
+            dir: self.dir.join(self.columns[FRAMES].name),
+            chunk,
+            slack: small.sum::<u64>() + (64 << 10),
+            made: 0,
+        }
+    }
+
+    /// Commits all frames up to the end of `batch`. After an error it can be called again with the same.
+    pub(super) fn commit(&mut self, batch: &mut Batch) -> Result<(), SinkError> {
+        let Batch {
+            columns: buffers,
+            room,
+            first,
+            ..
+        } = &mut *batch;
+        for (column, buffer) in self.columns.iter().zip(buffers) {
+            let room = if column.name == self.columns[FRAMES].name {
+                room.take()
+            } else {
+                None
+            };
+            store_chunk(&self.dir, column, *first / column.rows, &buffer.bytes, room)?;
+        }
+        let end = batch.end();
+        let (frames, others) = self.columns.split_at_mut(FRAMES + 1);
+        for column in others.iter_mut().chain(frames) {
+            let dir = self.dir.join(column.name);
+            let mut shape = column.array.shape().to_vec();
+            shape[0] = end;
+            column
+                .array
+                .set_shape(shape)
+                .map_err(|error| failed("describe", &dir, std::io::Error::other(error)))?;
+            // The chunk's name before the shape that counts on it, also after a power cut.
+            sync_directory(&dir)?;
+            store_meta(&dir, &column.array)?;
+            sync_directory(&dir)?;
+        }
+        Ok(())
+    }
+
+    /// Says in the group's attributes that nothing more will come.
+    pub(super) fn complete(dir: &Path) -> Result<(), SinkError> {
+        set_state(dir, "complete", None)
+    }
+}
+
+impl Rooms {
+    /// Makes room for the next chunk.
+    pub(super) fn make(&mut self) -> Result<Room, SinkError> {
+        // At most two are there at a time: one being filled, one being written.
+        let path = self.dir.join(format!("room-{}{PARTIAL}", self.made % 2));
+        let file = File::create(&path).map_err(|error| failed("make", &path, error))?;
+        let reserved = self.chunk + self.slack;
+        match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, reserved) {
+            // Where nothing can be reserved, the write itself will find out.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
+            Err(errno) => {
+                drop(file);
+                let _ = std::fs::remove_file(&path);
+                return Err(failed("reserve space in", &path, errno));
+            }
+        }
+        self.made += 1;
+        Ok(Room {
+            file,
+            path,
+            reserved,
+        })
+    }
+}
+
+impl Room {
+    /// Gives the space back.
+    pub(super) fn remove(self) {
+        // If it stays, the next start removes it.
+        let _ = std::fs::remove_file(self.path);
+    }
+
+    /// Writes `bytes`, gives back what is behind them, and gives the file its name.
+    fn fill(&mut self, bytes: &[u8], to: &Path) -> Result<(), SinkError> {
+        let length = bytes.len() as u64;
+        std::os::unix::fs::FileExt::write_all_at(&self.file, bytes, 0)
+            .map_err(|error| failed("write", &self.path, error))?;
+        // Not every filesystem frees what lies behind the end when the length does not change.
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = rustix::fs::fallocate(
+            &self.file,
+            punch,
+            length,
+            self.reserved.saturating_sub(length),
+        );
+        self.file
+            .set_len(length)
+            .map_err(|error| failed("cut", &self.path, error))?;
+        self.file
+            .sync_data()
+            .map_err(|error| failed("sync", &self.path, error))?;
+        std::fs::rename(&self.path, to).map_err(|error| failed("rename", &self.path, error))
+    }
+}
+
+fn store_chunk(
+    store: &Path,
+    column: &Column,
+    chunk: u64,
+    bytes: &[u8],
+    room: Option<Room>,
+) -> Result<(), SinkError> {
+    let mut indices = vec![0; column.chunk.len()];
+    indices[0] = chunk;
+    let array = &column.array;
+    let path = store.join(array.chunk_key(&indices).as_str());
+    let encoded = array
+        .codecs()
+        .encode(
+            ArrayBytes::new_flen(bytes),
+            &column.chunk,
+            array.data_type(),
+            array.fill_value(),
+            &CodecOptions::default(),
+        )
+        .map_err(|error| failed("encode", &path, std::io::Error::other(error)))?;
+    if let Some(mut room) = room {
+        return room.fill(&encoded, &path).inspect_err(|_| {
+            // The next attempt makes a new file; this one's space is needed for it.
+            let _ = std::fs::remove_file(&room.path);
+        });
+    }
+    let name = path
+        .file_name()
+        .and_then(std::ffi::OsStr::to_str)
+        .unwrap_or_default();
+    replace(&store.join(column.name), name, &encoded)
+}
+
+fn store_meta(dir: &Path, array: &zarrs::array::Array<()>) -> Result<(), SinkError> {
+    replace(dir, META, &json_text(array.metadata())?)
+}
+
+fn json_text(value: &impl serde::Serialize) -> Result<Vec<u8>, SinkError> {
+    serde_json::to_vec_pretty(value).map_err(|error| SinkError::Failed {
+        what: "describing the store".to_owned(),
+        why: error.to_string(),
+    })
+}
+
+/// Puts a whole, synced file in the place of `name`.
+pub(super) fn replace(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), SinkError> {
+    let partial = dir.join(format!("{name}{PARTIAL}"));
+    let write = || {
+        let mut file = File::create(&partial)?;
+        file.write_all(bytes)?;
+        file.sync_data()
+    };
+    write().map_err(|error| failed("write", &partial, error))?;
+    std::fs::rename(&partial, dir.join(name)).map_err(|error| failed("rename", &partial, error))
+}
+
+/// Changes the attribute `state` of the group in `dir`, and adds the attribute `frames` if given.
+pub(super) fn set_state(dir: &Path, state: &str, frames: Option<u64>) -> Result<(), SinkError> {
+    let path = dir.join(META);
+    let text = std::fs::read(&path).map_err(|error| failed("read", &path, error))?;
+    let mut group: Value = serde_json::from_slice(&text)
+        .map_err(|error| failed("read", &path, std::io::Error::other(error)))?;
+    group["attributes"]["state"] = json!(state);
+    if let Some(frames) = frames {
+        group["attributes"]["frames"] = json!(frames);
+    }
+    replace(dir, META, &json_text(&group)?)?;
+    sync_directory(dir)
+}
+
+pub(super) fn sync_directory(dir: &Path) -> Result<(), SinkError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let synced =
+        rustix::fs::open(dir, flags, Mode::empty()).and_then(|fd| match rustix::fs::fsync(fd) {
+            // Filesystems without such a thing (some network ones) keep the order by themselves or not at all.
+            Err(Errno::INVAL) => Ok(()),
+            other => other,
+        });
+    synced.map_err(|errno| failed("sync", dir, errno))
+}
+
+/// Locks the directory of a store; `None` if another process holds it.
+pub(super) fn lock(dir: &Path) -> Result<Option<OwnedFd>, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(dir, flags, Mode::empty())?;
+    match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        // Where locks are not to be had, nothing is lost but this warning.
+        _ => Ok(Some(fd)),
+    }
+}
+
+/// A failed file operation as a sink's error.
+pub(super) fn failed(action: &str, path: &Path, error: impl Into<std::io::Error>) -> SinkError {
+    let error = error.into();
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::NOSPC | Errno::DQUOT) => SinkError::Full {
+            what: path.display().to_string(),
+            remedy: "free some space on that filesystem, and writing goes on".to_owned(),
+        },
+        _ => SinkError::Failed {
+            what: path.display().to_string(),
+            why: format!("cannot {action} this: {error}; check permissions, and the disk (dmesg)"),
+        },
+    }
+}

@@ -1,0 +1,175 @@
+//! The sink itself: frames into the chunk being filled, commits, the end.
+
+use super::batch::Batch;
+use super::store::{Rooms, Store};
+use super::worker::Worker;
+use daq_core::ledger::SinkLedger;
+use daq_core::ring::{Frame, Lease};
+use daq_core::sink::{Sink, SinkContext, SinkError};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Writes frames into a store.
+pub(super) struct ZarrSink {
+    dir: PathBuf,
+    rooms: Rooms,
+    active: Batch,
+    worker: Worker,
+    /// Frames of the chunk being filled were taken since its last commit.
+    dirty: bool,
+    flush: Duration,
+    flushed: Instant,
+    /// Rows and payload bytes committed.
+    committed: (u64, u64),
+    /// Found after frames were taken in the same call: told by the next.
+    failure: Option<SinkError>,
+    ledger: SinkLedger,
+}
+
+impl ZarrSink {
+    pub(super) fn new(
+        store: Store,
+        [active, spare]: [Batch; 2],
+        flush: Duration,
+        context: &SinkContext,
+    ) -> Result<Self, SinkError> {
+        Ok(Self {
+            dir: store.dir.clone(),
+            rooms: store.rooms(),
+            active,
+            worker: Worker::start(store, spare)?,
+            dirty: false,
+            flush,
+            flushed: Instant::now(),
+            committed: (0, 0),
+            failure: None,
+            ledger: context.ledger.clone(),
+        })
+    }
+
+    /// Takes one frame; the bytes taken, of which there are none if it fails.
+    fn write(&mut self, frame: &Frame<'_>) -> Result<u64, SinkError> {
+        let bytes = frame.bytes().ok_or_else(|| SinkError::Failed {
+            what: "this sink".to_owned(),
+            why: "its frames are not in host memory; this is a defect in the plan".to_owned(),
+        })?;
+        if self.active.is_full() {
+            self.look(true)?;
+            self.ship();
+        }
+        if self.active.room.is_none() {
+            self.active.room = Some(self.rooms.make()?);
+        }
+        let taken = self.active.push(frame, bytes) as u64;
+        self.dirty = true;
+        if self.active.is_full() {
+            // At once if the other chunk is free, else with the next frame.
+            self.ship();
+        }
+        Ok(taken)
+    }
+
+    /// Hands the chunk over to be committed and goes on with the next, if that is free.
+    fn ship(&mut self) {
+        if let Some(mut next) = self.worker.spare() {
+            next.follow(&self.active);
+            self.worker.send(std::mem::replace(&mut self.active, next));
+            self.dirty = false;
+            self.flushed = Instant::now();
+        }
+    }
+
+    /// Commits the frames of a chunk that is not full, if it is time and the other chunk's memory is free.
+    fn flush(&mut self) {
+        if !self.dirty || self.flushed.elapsed() < self.flush {
+            return;
+        }
+        if let Some(mut copy) = self.worker.spare() {
+            copy.copy(&mut self.active);
+            self.worker.send(copy);
+            self.dirty = false;
+            self.flushed = Instant::now();
+        }
+    }
+
+    fn look(&mut self, wait: bool) -> Result<(), SinkError> {
+        if let Some(committed) = self.worker.look(wait)? {
+            self.committed = (committed.rows, committed.bytes);
+            self.ledger.files.add(u64::from(committed.whole));
+        }
+        Ok(())
+    }
+
+    /// Commits everything.
+    fn close(&mut self) -> Result<(), SinkError> {
+        self.look(true)?;
+        if self.dirty {
+            let rest = self.active.rows > 0 && !self.active.is_full();
+            self.ship();
+            self.look(true)?;
+            self.ledger.files.add(u64::from(rest));
+        } else {
+            self.ledger.files.add(u64::from(self.active.rows > 0));
+        }
+        Store::complete(&self.dir)
+    }
+}
+
+impl Sink for ZarrSink {
+    fn consume(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, SinkError> {
+        if let Some(error) = self.failure.take() {
+            return Err(error);
+        }
+        let (mut taken, mut bytes) = (0, 0);
+        for i in from..lease.len() {
+            match self.write(&lease.frame(i)) {
+                Ok(length) => bytes += length,
+                Err(error) if taken == 0 => return Err(error),
+                Err(SinkError::Full { .. }) => break,
+                Err(error) => {
+                    self.failure = Some(error);
+                    break;
+                }
+            }
+            taken += 1;
+        }
+        self.ledger.frames.add(taken as u64);
+        self.ledger.bytes.add(bytes);
+        Ok(taken)
+    }
+
+    fn tick(&mut self) -> Result<(), SinkError> {
+        match self.look(false) {
+            // Frames tell it when they need the space.
+            Ok(()) | Err(SinkError::Full { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        if self.active.is_full() {
+            self.ship();
+        } else {
+            self.flush();
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), SinkError> {
+        let rows = self.active.end();
+        let closed = self.close();
+        if let Some(room) = self.active.room.take() {
+            room.remove();
+        }
+        let lost = rows - self.committed.0;
+        if lost > 0 {
+            // Taken in the trust that they would be written: they stay counted as taken.
+            self.ledger.dropped.add(lost);
+        }
+        let told = closed.map_err(|error| match error {
+            error if lost == 0 => error,
+            error => SinkError::Failed {
+                what: self.dir.display().to_string(),
+                why: format!("{error}. The last {lost} frames taken are not in it"),
+            },
+        });
+        told.and(self.failure.take().map_or(Ok(()), Err))
+    }
+}

@@ -1,0 +1,461 @@
+//! Frames through the `file` sink: what the files say is what was sent.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
+use daq_core::layout::{Axis, Layout, Order, Scalar};
+use daq_core::sigmf::Meta;
+use daq_core::sink::SinkError;
+use proptest::collection::{btree_set, vec};
+use proptest::prelude::*;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use support::{Feed, Sent, context, layout, spec};
+
+/// The committed segments of `stem` in their order: metadata and data.
+fn segments(dir: &Path, stem: &str) -> Vec<(Meta, Vec<u8>)> {
+    let mut names: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    names.sort();
+    let metas = names
+        .iter()
+        .filter(|path| path.extension().is_some_and(|e| e == "sigmf-meta"));
+    let mine = metas.filter(|path| {
+        path.file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .starts_with(&format!("{stem}-"))
+    });
+    mine.map(|path| {
+        let meta = Meta::read(path).unwrap();
+        let data = std::fs::read(meta.data_path(path)).unwrap();
+        assert_eq!(
+            meta.global.stream.as_ref().unwrap().bytes,
+            data.len() as u64
+        );
+        (meta, data)
+    })
+    .collect()
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+fn counting(sequence: u64, bytes: usize) -> Sent {
+    let byte =
+        |i: usize| u8::try_from((i * 7 + usize::try_from(sequence).unwrap() * 13) % 251).unwrap();
+    Sent {
+        meta: FrameMeta {
+            timestamp: Timestamp {
+                ns: 1_700_000_000_000_000_000 + sequence,
+                clock: Clock::Kernel,
+            },
+            ..FrameMeta::whole(sequence, bytes)
+        },
+        bytes: (0..bytes).map(byte).collect(),
+        present: Vec::new(),
+    }
+}
+
+#[test]
+fn every_layout_round_trips() {
+    let axes = [
+        Axis::Time { rate: Some(2.5e6) },
+        Axis::Time { rate: None },
+        Axis::Frequency {
+            start: Some(-1e3),
+            step: Some(62.5),
+        },
+        Axis::Frequency {
+            start: None,
+            step: None,
+        },
+        Axis::Fields((0..32).map(|i| format!("f{i}")).collect()),
+    ];
+    for scalar in [
+        Scalar::Int8,
+        Scalar::Uint8,
+        Scalar::Int16,
+        Scalar::Int32,
+        Scalar::Float32,
+        Scalar::Float64,
+    ] {
+        for (complex, channels, order) in [
+            (false, 1, Order::Interleaved),
+            (true, 3, Order::Interleaved),
+            (true, 1, Order::Planar),
+            (false, 2, Order::Planar),
+        ] {
+            for axis in &axes {
+                let layout = Layout {
+                    order,
+                    axis: axis.clone(),
+                    ..layout(scalar, complex, channels, 32)
+                };
+                let dir = tempfile::tempdir().unwrap();
+                let spec = spec(
+                    "file",
+                    "disk",
+                    "path = \"out\"\ndescription = \"d\"\nhardware = \"h\"",
+                )
+                .unwrap();
+                spec.check(&layout).unwrap();
+                let context = context(dir.path(), "disk", layout.clone(), 0, 0);
+                let ledger = context.ledger.clone();
+                let mut sink = spec.build(context).unwrap();
+                let frames: Vec<_> = (5..25).map(|n| counting(n, layout.frame_bytes())).collect();
+                Feed::new(8, layout.frame_bytes(), 0).give(&mut *sink, &frames);
+                sink.finish().unwrap();
+                let found = segments(&dir.path().join("out"), "disk");
+                let [(meta, data)] = &found[..] else {
+                    panic!("one segment")
+                };
+                let sent: Vec<u8> = frames
+                    .iter()
+                    .flat_map(|frame| frame.bytes.clone())
+                    .collect();
+                assert!(*data == sent);
+                assert_eq!(
+                    (ledger.frames.get(), ledger.bytes.get(), ledger.files.get()),
+                    (20, sent.len() as u64, 1)
+                );
+                let global = &meta.global;
+                assert_eq!(
+                    (global.description.as_deref(), global.hardware.as_deref()),
+                    (Some("d"), Some("h"))
+                );
+                assert_eq!(
+                    (
+                        global.datatype.bytes(),
+                        global.datatype.complex,
+                        global.datatype.big_endian
+                    ),
+                    (layout.sample_bytes(), complex, false)
+                );
+                let stream = global.stream.as_ref().unwrap();
+                let plain = matches!(axis, Axis::Time { .. })
+                    && (order == Order::Interleaved || channels == 1);
+                if plain {
+                    assert_eq!(
+                        (global.channels, global.sample_rate),
+                        (channels, layout.sample_rate())
+                    );
+                    assert_eq!((stream.points, &stream.axis), (None, &None));
+                } else {
+                    let word = if order == Order::Planar {
+                        "planar"
+                    } else {
+                        "interleaved"
+                    };
+                    assert_eq!((global.channels, global.sample_rate), (1, None));
+                    assert_eq!(
+                        (stream.channels, stream.points, stream.order.as_deref()),
+                        (Some(channels), Some(32), Some(word))
+                    );
+                    let wanted = match axis {
+                        Axis::Time { rate: Some(rate) } => json!({"kind": "time", "rate": rate}),
+                        Axis::Time { rate: None } => json!({"kind": "time"}),
+                        Axis::Frequency {
+                            start: Some(start),
+                            step,
+                        } => {
+                            json!({"kind": "frequency", "start": start, "step": step})
+                        }
+                        Axis::Frequency { .. } => json!({"kind": "frequency"}),
+                        Axis::Fields(names) => json!({"kind": "fields", "names": names}),
+                    };
+                    assert_eq!(stream.axis, Some(wanted));
+                }
+                let [capture] = &meta.captures[..] else {
+                    panic!("one capture")
+                };
+                assert_eq!(
+                    (capture.sequence, capture.clock_ns),
+                    (Some(5), Some(1_700_000_000_000_000_005))
+                );
+                assert_eq!(capture.time_ns(), Some(1_700_000_000_000_000_005));
+                assert!(meta.annotations.is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn segments_end_by_size_and_numbers_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = layout(Scalar::Int16, false, 1, 500);
+    let mut feed = Feed::new(8, 1000, 0);
+    let mut sent = Vec::new();
+    for run in 0..3 {
+        let context = context(dir.path(), "adc", layout.clone(), 0, 0);
+        let ledger = context.ledger.clone();
+        let mut sink = spec("file", "adc", "path = \".\"\nsegment = 3500\nbuffer = 4096")
+            .unwrap()
+            .build(context)
+            .unwrap();
+        let frames: Vec<_> = (run * 10..run * 10 + 10)
+            .map(|n| counting(n, 1000))
+            .collect();
+        feed.give(&mut *sink, &frames);
+        sink.finish().unwrap();
+        assert_eq!((ledger.frames.get(), ledger.files.get()), (10, 4));
+        sent.extend(frames.iter().flat_map(|frame| frame.bytes.clone()));
+    }
+    let found = segments(dir.path(), "adc");
+    let sizes: Vec<_> = found.iter().map(|(_, data)| data.len()).collect();
+    assert_eq!(sizes, [3000, 3000, 3000, 1000].repeat(3));
+    assert!(
+        found
+            .iter()
+            .flat_map(|(_, data)| data.clone())
+            .collect::<Vec<_>>()
+            == sent
+    );
+    let numbers: Vec<_> = found
+        .iter()
+        .map(|(meta, _)| meta.global.stream.as_ref().unwrap().segment)
+        .collect();
+    assert_eq!(numbers, (0..12).collect::<Vec<_>>());
+    assert_eq!(names(dir.path()).len(), 24, "nothing but pairs");
+}
+
+#[test]
+fn a_segment_ends_by_age_and_an_empty_one_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let context = context(dir.path(), "adc", layout(Scalar::Int8, false, 1, 100), 0, 0);
+    let ledger = context.ledger.clone();
+    let mut sink = spec("file", "adc", "path = \"out\"\nrotate = \"1 ms\"")
+        .unwrap()
+        .build(context)
+        .unwrap();
+    let mut feed = Feed::new(8, 100, 0);
+    let out = dir.path().join("out");
+    sink.tick().unwrap();
+    assert!(names(&out).is_empty(), "no file before the first frame");
+    for n in 0..3 {
+        feed.give(&mut *sink, &[counting(n, 100)]);
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        while ledger.files.get() <= n {
+            sink.tick().unwrap();
+        }
+    }
+    for _ in 0..3 {
+        sink.tick().unwrap();
+    }
+    sink.finish().unwrap();
+    assert_eq!(segments(&out, "adc").len(), 3);
+    assert_eq!(names(&out).len(), 6);
+}
+
+#[test]
+fn an_unused_sink_leaves_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let context = context(dir.path(), "adc", layout(Scalar::Int8, false, 1, 100), 0, 0);
+    let mut sink = spec("file", "adc", "path = \"out\"")
+        .unwrap()
+        .build(context)
+        .unwrap();
+    sink.finish().unwrap();
+    drop(sink);
+    assert!(names(&dir.path().join("out")).is_empty());
+}
+
+#[test]
+fn what_a_kill_left_is_settled_and_one_stem_has_one_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("adc-000004.sigmf-data.partial"), [1; 77]).unwrap();
+    let layout = layout(Scalar::Int8, false, 1, 100);
+    let build = |name: &str| {
+        let context = context(dir.path(), name, layout.clone(), 0, 0);
+        spec("file", name, "path = \".\"").unwrap().build(context)
+    };
+    let mut sink = build("adc").unwrap();
+    Feed::new(8, 100, 0).give(&mut *sink, &[counting(0, 100)]);
+    let Err(SinkError::Failed { what, why }) = build("adc") else {
+        panic!("two writers of one stem")
+    };
+    assert!(
+        what.contains("adc-000005.sigmf-data.partial") && why.contains("another process"),
+        "{what}: {why}"
+    );
+    build("other").unwrap().finish().unwrap();
+    sink.finish().unwrap();
+    assert_eq!(
+        names(dir.path()),
+        [
+            "adc-000004.sigmf-data.partial",
+            "adc-000005.sigmf-data",
+            "adc-000005.sigmf-meta"
+        ]
+    );
+}
+
+#[test]
+fn keys_are_checked() {
+    for (keys, wanted) in [
+        (
+            "path = \"out\"\nsegmant = \"1 GiB\"",
+            "did you mean `segment`?",
+        ),
+        (
+            "path = \"out\"\nsegment = 0",
+            "a file of no bytes holds no frame",
+        ),
+        (
+            "path = \"out\"\nrotate = \"0 s\"",
+            "a file cannot end when it begins",
+        ),
+        (
+            "path = \"out\"\nname = \"a/b\"",
+            "\"a/b\" cannot begin the name of a file",
+        ),
+        (
+            "path = \"out\"\nbuffer = 1",
+            "1 B is not from 4 KiB to 256 MiB",
+        ),
+        ("segment = \"1 GiB\"", "path"),
+    ] {
+        let error = spec("file", "disk", keys).err().unwrap();
+        assert!(error.contains(wanted), "{error}");
+    }
+    let claims = spec("file", "disk", "path = \"out\"").unwrap().claims();
+    let others = spec("file", "disk2", "path = \"out\"").unwrap().claims();
+    assert!(
+        !claims[0].conflicts(&others[0]),
+        "two stems share a directory"
+    );
+    let same = spec("file", "disk2", "path = \"out\"\nname = \"disk\"")
+        .unwrap()
+        .claims();
+    assert!(claims[0].conflicts(&same[0]), "one stem has one owner");
+    let layout = Layout {
+        points: 0,
+        ..layout(Scalar::Int8, false, 1, 1)
+    };
+    assert!(
+        spec("file", "disk", "path = \"out\"")
+            .unwrap()
+            .check(&layout)
+            .is_err()
+    );
+}
+
+const POINTS: usize = 24;
+const PLACES: u32 = 6;
+const PLACE_BYTES: usize = 7;
+const CHANNELS: u32 = 2;
+/// Two channels of int8, 24 points: 48 bytes, 6 places of 7 bytes and one of 6.
+const FRAME: usize = 48;
+
+/// One frame: how far its number is from the last one's, whether an epoch opens, missing places, bytes cut off.
+type Step = (u64, bool, BTreeSet<u32>, usize);
+
+fn frames(steps: &[Step]) -> Vec<Sent> {
+    let (mut sequence, mut epoch) = (3, 0);
+    let make = |(step, restart, missing, cut): &Step| {
+        if *restart {
+            epoch += 1;
+            sequence = 0;
+        } else {
+            sequence += step;
+        }
+        let mut flags = Flags::default();
+        if *restart {
+            flags = flags.with(Flags::EPOCH);
+        }
+        if !missing.is_empty() {
+            flags = flags.with(Flags::INCOMPLETE);
+        }
+        let length = FRAME - cut;
+        let mut sent = counting(sequence, length);
+        let mut present = (1_u64 << (PLACES + 1)) - 1;
+        for place in missing {
+            present &= !(1 << place);
+        }
+        sent.meta = FrameMeta {
+            epoch,
+            flags,
+            places: PLACES + 1,
+            arrived: present.count_ones(),
+            length,
+            ..sent.meta
+        };
+        sent.bytes[0] = u8::try_from(epoch).unwrap();
+        sent.present = vec![present];
+        sent
+    };
+    steps.iter().map(make).collect()
+}
+
+proptest! {
+    // Every case writes and syncs several files.
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn gaps_are_told_exactly(
+        steps in vec((prop_oneof![4 => Just(1_u64), 1 => 2_u64..9], prop::bool::weighted(0.1),
+            btree_set(0..=PLACES, 0..4), prop_oneof![5 => Just(0_usize), 1 => 0_usize..20]), 1..40),
+        segment in 40_u64..400,
+    ) {
+        let group = CHANNELS as usize;
+        let sent = frames(&steps);
+        let dir = tempfile::tempdir().unwrap();
+        let layout = layout(Scalar::Int8, false, CHANNELS, POINTS);
+        let keys = format!("path = \".\"\nsegment = {segment}\nbuffer = 4096");
+        let mut sink = spec("file", "adc", &keys).unwrap()
+            .build(context(dir.path(), "adc", layout, PLACES + 1, PLACE_BYTES)).unwrap();
+        Feed::new(8, FRAME, PLACES + 1).give(&mut *sink, &sent);
+        sink.finish().unwrap();
+
+        // What the files say of every sample: (epoch, number in its epoch's stream) -> (bytes, missing).
+        let mut told = BTreeMap::new();
+        let mut lost = 0;
+        for (meta, data) in segments(dir.path(), "adc") {
+            let missing: BTreeSet<u64> = meta.missing().flat_map(|(first, count)| first..first + count).collect();
+            let stream = meta.global.stream.as_ref().unwrap();
+            prop_assert_eq!(stream.missing_samples, missing.len() as u64);
+            let annotated: u64 = meta.annotations.iter().map(|note| note.missing_frames).sum();
+            let before: u64 = meta.captures.iter().map(|capture| capture.missing_frames).sum();
+            prop_assert_eq!((annotated, before), (stream.missing_frames, stream.missing_frames));
+            lost += stream.missing_frames;
+            for span in meta.spans(data.len() as u64) {
+                let capture = &meta.captures[span.capture];
+                let first = capture.global_index.unwrap();
+                prop_assert_eq!(first, capture.sequence.unwrap() * POINTS as u64);
+                for i in 0..span.bytes / group as u64 {
+                    let at = usize::try_from(span.byte_start).unwrap() + usize::try_from(i).unwrap() * group;
+                    let sample = (data[at..at + group].to_vec(), missing.contains(&(at as u64 / group as u64)));
+                    let known = told.insert((capture.epoch.unwrap(), first + i), sample);
+                    prop_assert!(known.is_none(), "a sample is told twice");
+                }
+            }
+        }
+        let mut wanted = BTreeMap::new();
+        let mut jumps = 0;
+        for (i, frame) in sent.iter().enumerate() {
+            if i > 0 && sent[i - 1].meta.epoch == frame.meta.epoch {
+                jumps += frame.meta.sequence - sent[i - 1].meta.sequence - 1;
+            }
+            for (p, sample) in frame.bytes.chunks_exact(group).enumerate() {
+                let gone = |byte: usize| frame.present[0] >> (byte / PLACE_BYTES) & 1 == 0;
+                let missing = (p * group..(p + 1) * group).any(gone);
+                let key = (frame.meta.epoch, frame.meta.sequence * POINTS as u64 + p as u64);
+                wanted.insert(key, (sample.to_vec(), missing));
+            }
+        }
+        prop_assert_eq!(lost, jumps);
+        prop_assert_eq!(told, wanted);
+    }
+}

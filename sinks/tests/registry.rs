@@ -1,0 +1,123 @@
+//! Every entry's example is a valid section that shows all keys; `null` counts.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use daq_core::config::{Diagnostics, Document};
+use daq_core::frame::FrameMeta;
+use daq_core::layout::Scalar;
+use daq_core::region::Placement;
+use daq_sinks::SINKS;
+use support::{Feed, Sent, context, layout, spec};
+
+/// Keys that the engine takes out before a sink sees its section.
+const ENGINE: [&str; 6] = ["driver", "input", "guarantee", "wait", "core", "burst"];
+
+/// The example, and the same with the keys in its comments written.
+fn examples(example: &str) -> [String; 2] {
+    let uncomment = |line: &str| match line.strip_prefix("# ") {
+        Some(key)
+            if key
+                .split_once(" = ")
+                .is_some_and(|(key, _)| key.chars().all(|c| c.is_lowercase() || c == '_')) =>
+        {
+            key.to_owned()
+        }
+        _ => line.to_owned(),
+    };
+    [
+        example.to_owned(),
+        example
+            .lines()
+            .map(uncomment)
+            .collect::<Vec<_>>()
+            .join("\n"),
+    ]
+}
+
+#[test]
+fn examples_are_valid_and_show_every_key() {
+    for entry in SINKS {
+        let mut shown = Vec::new();
+        for text in examples(entry.example) {
+            let mut diagnostics = Diagnostics::new();
+            let document = Document::from_text("daq.toml", &text, &mut diagnostics);
+            let mut section = document.sections("sink").remove(0);
+            assert_eq!(section.name(), "NAME");
+            shown = section.keys().into_iter().map(str::to_owned).collect();
+            assert_eq!(
+                section
+                    .take_string("driver", &[], &mut diagnostics)
+                    .unwrap()
+                    .0,
+                entry.name
+            );
+            assert_eq!(
+                section
+                    .take_string("input", &[], &mut diagnostics)
+                    .unwrap()
+                    .0,
+                "INPUT"
+            );
+            let spec = (entry.parse)(&mut section, &mut diagnostics);
+            assert!(
+                diagnostics.is_empty(),
+                "{}",
+                diagnostics.render(document.sources(), false)
+            );
+            assert!(spec.unwrap().accepts().contains(Placement::Host));
+        }
+        let schema = (entry.schema)();
+        let keys = schema.get("properties").unwrap().as_object().unwrap();
+        for (key, value) in keys {
+            assert!(
+                shown.contains(key),
+                "the example of {} does not show `{key}`",
+                entry.name
+            );
+            assert!(
+                value.get("description").is_some(),
+                "`{key}` of {} has no description",
+                entry.name
+            );
+        }
+        for key in &shown {
+            assert!(
+                keys.contains_key(key) || ENGINE.contains(&key.as_str()),
+                "`{key}` of {}",
+                entry.name
+            );
+        }
+        assert!(!entry.summary.ends_with('.') && !entry.summary.is_empty());
+    }
+}
+
+#[test]
+fn null_counts_what_it_is_given() {
+    for keys in ["", "touch = true", "delay = \"1 us\""] {
+        let dir = tempfile::tempdir().unwrap();
+        let context = context(dir.path(), "n", layout(Scalar::Int8, false, 1, 64), 0, 0);
+        let ledger = context.ledger.clone();
+        let spec = spec("null", "n", keys).unwrap();
+        assert_eq!(
+            spec.accepts().contains(Placement::Cuda(0)),
+            !keys.contains("touch")
+        );
+        let mut sink = spec.build(context).unwrap();
+        let frames: Vec<_> = (0..30)
+            .map(|n| Sent {
+                meta: FrameMeta::whole(n, 60),
+                bytes: vec![1; 60],
+                present: Vec::new(),
+            })
+            .collect();
+        Feed::new(8, 64, 0).give(&mut *sink, &frames);
+        sink.finish().unwrap();
+        assert_eq!(
+            (ledger.frames.get(), ledger.bytes.get(), ledger.files.get()),
+            (30, 1800, 0),
+            "{keys}"
+        );
+    }
+}

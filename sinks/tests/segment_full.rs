@@ -1,0 +1,150 @@
+//! A disk that is really full: a small tmpfs in a mount namespace of its own, or the directory named by `DAQ_SMALL_DIR`
+//! on a filesystem of 16 MiB.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use daq_sinks::segment::{Options, SegmentError, SegmentWriter};
+use std::path::{Path, PathBuf};
+use support::small_disk;
+
+fn pattern(n: usize, seed: usize) -> Vec<u8> {
+    (0..n)
+        .map(|i| u8::try_from((i * 7 + i / 253 + seed * 13) % 256).unwrap())
+        .collect()
+}
+
+/// Writes pieces until the disk is full and returns what was taken, and the piece that was not.
+fn fill(writer: &mut SegmentWriter, sizes: &[usize]) -> (Vec<u8>, Vec<u8>) {
+    let mut taken = Vec::new();
+    for i in 0.. {
+        assert!(taken.len() < 64 << 20, "the disk never got full");
+        let piece = pattern(sizes[i % sizes.len()], i);
+        match writer.write(&piece) {
+            Ok(()) => taken.extend(piece),
+            Err(SegmentError::Full { wrote, wanted, .. }) => {
+                assert_eq!((wrote, wanted), (taken.len() as u64, piece.len() as u64));
+                assert_eq!(writer.len(), wrote);
+                return (taken, piece);
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    unreachable!()
+}
+
+fn options(reserve: bool) -> Options {
+    Options {
+        buffer_bytes: 64 << 10,
+        buffers: 3,
+        reserve,
+        ..Options::default()
+    }
+}
+
+/// Pieces smaller and larger than all buffers together, none a multiple of a block.
+const SIZES: [usize; 4] = [50_001, 700_003, 4_095, 131_073];
+
+fn ballast(dir: &Path) -> PathBuf {
+    let path = dir.join("ballast");
+    std::fs::write(&path, vec![1; 8 << 20]).unwrap();
+    path
+}
+
+fn goes_on(dir: &Path, reserve: bool) {
+    let ballast = ballast(dir);
+    let mut writer = SegmentWriter::new(&options(reserve)).unwrap();
+    writer.open(dir, "a").unwrap();
+    let (mut wanted, piece) = fill(&mut writer, &SIZES);
+    assert!(wanted.len() > 1 << 20);
+    for _ in 0..3 {
+        assert!(
+            matches!(writer.write(&piece), Err(SegmentError::Full { .. })),
+            "still full"
+        );
+    }
+    std::fs::remove_file(ballast).unwrap();
+    writer.write(&piece).unwrap();
+    wanted.extend(&piece);
+    for i in 0..5 {
+        let more = pattern(100_001, 1000 + i);
+        writer.write(&more).unwrap();
+        wanted.extend(more);
+    }
+    let closed = writer.close(b"{}").unwrap();
+    assert!(
+        std::fs::read(closed.data).unwrap() == wanted,
+        "no byte torn, doubled or lost"
+    );
+    assert!(closed.meta.exists());
+}
+
+#[test]
+fn writing_goes_on_when_there_is_room_again() {
+    let Some(dir) = small_disk("writing_goes_on_when_there_is_room_again") else {
+        return;
+    };
+    goes_on(&dir, true);
+}
+
+#[test]
+fn writing_goes_on_without_reservations() {
+    let Some(dir) = small_disk("writing_goes_on_without_reservations") else {
+        return;
+    };
+    goes_on(&dir, false);
+}
+
+#[test]
+fn a_full_disk_does_not_keep_a_segment_from_being_closed() {
+    let Some(dir) = small_disk("a_full_disk_does_not_keep_a_segment_from_being_closed") else {
+        return;
+    };
+    let mut writer = SegmentWriter::new(&options(true)).unwrap();
+    writer.open(&dir, "a").unwrap();
+    let (wanted, _) = fill(&mut writer, &SIZES);
+    let closed = writer.close(&vec![b' '; 1 << 20]).unwrap();
+    assert!(std::fs::read(closed.data).unwrap() == wanted);
+    assert_eq!(std::fs::metadata(closed.meta).unwrap().len(), 1 << 20);
+}
+
+#[test]
+fn a_close_that_finds_no_room_can_be_repeated() {
+    let Some(dir) = small_disk("a_close_that_finds_no_room_can_be_repeated") else {
+        return;
+    };
+    let ballast = ballast(&dir);
+    let mut writer = SegmentWriter::new(&options(false)).unwrap();
+    writer.open(&dir, "a").unwrap();
+    let (wanted, _) = fill(&mut writer, &[4_095]);
+    let error = writer.close(b"{}").unwrap_err();
+    assert!(matches!(error, SegmentError::Full { .. }), "{error}");
+    assert!(!dir.join("a.sigmf-data").exists() && !dir.join("a.sigmf-meta").exists());
+    std::fs::remove_file(ballast).unwrap();
+    let closed = writer.close(b"{}").unwrap();
+    assert!(std::fs::read(closed.data).unwrap() == wanted);
+}
+
+#[test]
+fn a_writer_that_gives_up_keeps_a_prefix_and_can_cut_it_to_whole_records() {
+    let Some(dir) =
+        small_disk("a_writer_that_gives_up_keeps_a_prefix_and_can_cut_it_to_whole_records")
+    else {
+        return;
+    };
+    let mut writer = SegmentWriter::new(&options(false)).unwrap();
+    writer.open(&dir, "a").unwrap();
+    let (wanted, _) = fill(&mut writer, &SIZES);
+    // What is certainly on disk ends somewhere in the last buffers: cut well before.
+    let keep = wanted.len() - (1 << 20);
+    writer.truncate(keep as u64).unwrap();
+    let closed = writer.close(b"{}").unwrap();
+    assert!(std::fs::read(&closed.data).unwrap() == wanted[..keep]);
+    writer.open(&dir, "b").unwrap();
+    let (wanted, _) = fill(&mut writer, &SIZES);
+    let partial = writer.abandon().unwrap();
+    assert_eq!(partial, dir.join("b.sigmf-data.partial"));
+    let kept = std::fs::read(partial).unwrap();
+    assert!(wanted.starts_with(&kept) && kept.len() + 3 * (64 << 10) >= wanted.len());
+}

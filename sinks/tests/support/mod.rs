@@ -1,0 +1,221 @@
+//! What the tests of sinks share: a ring to feed a sink from, a small disk, a python.
+
+#![allow(clippy::unwrap_used, dead_code)]
+
+use daq_core::config::{Diagnostics, Document};
+use daq_core::frame::FrameMeta;
+use daq_core::layout::{Axis, Layout, Order, Scalar};
+use daq_core::ledger::{ReaderLedger, RingLedger, SinkLedger};
+use daq_core::region::{HostOptions, Region};
+use daq_core::ring::{Completion, Producer, Reader, Ring, RingOptions};
+use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Reads `[sink.NAME]` of `driver` with `keys`; the errors as text if there are any.
+pub fn spec(driver: &str, name: &str, keys: &str) -> Result<Box<dyn SinkSpec>, String> {
+    let mut diagnostics = Diagnostics::new();
+    let text = format!("[sink.{name}]\n{keys}\n");
+    let document = Document::from_text("daq.toml", &text, &mut diagnostics);
+    let mut section = document.sections("sink").remove(0);
+    let entry = daq_sinks::SINKS
+        .iter()
+        .find(|entry| entry.name == driver)
+        .unwrap();
+    let spec = (entry.parse)(&mut section, &mut diagnostics);
+    if diagnostics.is_empty() {
+        Ok(spec.unwrap())
+    } else {
+        Err(diagnostics.render(document.sources(), false))
+    }
+}
+
+/// Frames of `points` samples over time.
+pub fn layout(scalar: Scalar, complex: bool, channels: u32, points: usize) -> Layout {
+    Layout {
+        scalar,
+        complex,
+        channels,
+        points,
+        order: Order::Interleaved,
+        axis: Axis::Time { rate: Some(1e6) },
+        frame_rate: Some(1e6 / points as f64),
+    }
+}
+
+pub fn context(
+    dir: &Path,
+    name: &str,
+    layout: Layout,
+    places: u32,
+    place_bytes: usize,
+) -> SinkContext {
+    SinkContext {
+        pipeline: "test".into(),
+        name: name.into(),
+        ring: "raw".into(),
+        slot_bytes: layout.frame_bytes(),
+        layout,
+        places,
+        first_bytes: place_bytes,
+        place_bytes,
+        directory: dir.to_owned(),
+        ledger: SinkLedger::default(),
+    }
+}
+
+/// One frame for a sink: what is known of it, its payload, its bitmap.
+#[derive(Clone, Debug, Default)]
+pub struct Sent {
+    pub meta: FrameMeta,
+    pub bytes: Vec<u8>,
+    pub present: Vec<u64>,
+}
+
+/// A ring with one guaranteed reader.
+pub struct Feed {
+    producer: Producer,
+    reader: Reader,
+}
+
+impl Feed {
+    pub fn new(slots: usize, slot_bytes: usize, places: u32) -> Self {
+        let options = RingOptions {
+            places,
+            ..RingOptions::new("raw", slots, slot_bytes)
+        };
+        let region = Region::host(
+            options.region_bytes(),
+            HostOptions {
+                lock: false,
+                ..HostOptions::default()
+            },
+        )
+        .unwrap();
+        let (ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+        let reader = ring.attach(true, slots, ReaderLedger::default()).unwrap();
+        Self { producer, reader }
+    }
+
+    /// Publishes `frames`, which fit into the ring.
+    pub fn publish(&mut self, frames: &[Sent]) {
+        let mut slots = self.producer.reserve(frames.len());
+        assert_eq!(slots.remaining(), frames.len());
+        for frame in frames {
+            slots.bytes_mut().unwrap()[..frame.bytes.len()].copy_from_slice(&frame.bytes);
+            slots.finish_with(frame.meta, &frame.present);
+        }
+        slots.publish();
+    }
+
+    /// Offers all published frames once each, in bursts of at most `burst`; those not taken are thrown away. Returns
+    /// how many were taken, and the first error.
+    pub fn offer(&mut self, sink: &mut dyn Sink, burst: usize) -> (usize, Result<(), SinkError>) {
+        let (mut total, mut first) = (0, Ok(()));
+        while let Some(lease) = self.reader.poll(burst) {
+            let mut taken = 0;
+            while taken < lease.len() {
+                match sink.consume(&lease, taken) {
+                    Ok(frames) => taken += frames,
+                    Err(error) => {
+                        first = first.and(Err(error));
+                        break;
+                    }
+                }
+            }
+            assert!(taken <= lease.len());
+            total += taken;
+            lease.retire(Completion::Immediate);
+        }
+        (total, first)
+    }
+
+    /// Offers all published frames until they are taken, calling `full` whenever the medium is full.
+    pub fn insist(&mut self, sink: &mut dyn Sink, burst: usize, mut full: impl FnMut()) {
+        while let Some(lease) = self.reader.poll(burst) {
+            let mut taken = 0;
+            while taken < lease.len() {
+                match sink.consume(&lease, taken) {
+                    Ok(frames) => taken += frames,
+                    Err(SinkError::Full { .. }) => full(),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    }
+
+    /// Gives `frames` to the sink, which takes them all.
+    pub fn give(&mut self, sink: &mut dyn Sink, frames: &[Sent]) {
+        for some in frames.chunks(self.producer.options().slots) {
+            self.publish(some);
+            let (taken, result) = self.offer(sink, 5);
+            result.unwrap();
+            assert_eq!(taken, some.len());
+        }
+    }
+}
+
+/// A python that can import `modules`: `DAQ_TEST_PYTHON`, else `.venv/bin/python` at the root of the repository.
+pub fn python(modules: &str) -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let python = std::env::var_os("DAQ_TEST_PYTHON")
+        .map_or_else(|| root.join(".venv/bin/python"), |path| root.join(path));
+    match Command::new(&python)
+        .args(["-c", &format!("import {modules}")])
+        .output()
+    {
+        Ok(run) if run.status.success() => Some(python),
+        _ => {
+            println!(
+                "skipped: {} is no python with {modules}; set DAQ_TEST_PYTHON",
+                python.display()
+            );
+            None
+        }
+    }
+}
+
+const MOUNT: &str = r#"mount -t tmpfs -o size=16m daq-test "$0" || exit 90; exec "$@""#;
+
+/// Runs test `name` again in a process that sees a filesystem of 16 MiB, or hands out its directory in that process.
+pub fn small_disk(name: &str) -> Option<PathBuf> {
+    if let Some(dir) = std::env::var_os("DAQ_SMALL_DIR") {
+        let dir = PathBuf::from(dir).join(name);
+        std::fs::create_dir(&dir).unwrap();
+        return Some(dir);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let exe = std::env::current_exe().unwrap();
+    for namespaces in [&["-m"][..], &["-r", "-m"]] {
+        let sh = |argv: &[&std::ffi::OsStr]| {
+            let mut command = Command::new("unshare");
+            command
+                .args(namespaces)
+                .args(["sh", "-c", MOUNT])
+                .arg(dir.path())
+                .args(argv);
+            command.env("DAQ_SMALL_DIR", dir.path()).output()
+        };
+        if sh(&["true".as_ref()]).is_ok_and(|probe| probe.status.success()) {
+            let run = sh(&[
+                exe.as_os_str(),
+                "--exact".as_ref(),
+                name.as_ref(),
+                "--nocapture".as_ref(),
+            ])
+            .unwrap();
+            let (out, err) = (
+                String::from_utf8_lossy(&run.stdout),
+                String::from_utf8_lossy(&run.stderr),
+            );
+            assert!(
+                run.status.success() && out.contains("1 passed"),
+                "{}\n{out}\n{err}",
+                run.status
+            );
+            return None;
+        }
+    }
+    println!("skipped: neither `unshare -m` nor `unshare -rm` may mount a tmpfs here");
+    None
+}

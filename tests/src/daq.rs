@@ -1,0 +1,277 @@
+//! The binary, run on a configuration in a directory of its own.
+
+use super::PATIENCE;
+use super::ledger;
+use super::live::Live;
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The `daq` binary beside this test's executable, or the one that `DAQ_TEST_BINARY` names.
+pub fn binary() -> PathBuf {
+    let path = std::env::var_os("DAQ_TEST_BINARY").map_or_else(
+        || {
+            let exe = std::env::current_exe().unwrap();
+            // target/PROFILE/deps/TEST
+            exe.ancestors().nth(2).unwrap().join("daq")
+        },
+        PathBuf::from,
+    );
+    assert!(
+        path.is_file(),
+        "{} is not there; build it with `cargo build -p daq-pipelines`",
+        path.display()
+    );
+    path
+}
+
+/// The root of the repository.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_owned()
+}
+
+/// The runnable examples, `configs/*.toml`.
+pub fn configs() -> Vec<PathBuf> {
+    let found = super::files(&repository().join("configs"), ".toml");
+    assert!(!found.is_empty(), "there are no configs");
+    found
+}
+
+/// A configuration in a directory of its own, to run daq on. The directory is the working directory of every run and
+/// holds the state, so that runs of one `Daq` see each other's ends and those of two do not.
+#[derive(Debug)]
+pub struct Daq {
+    dir: tempfile::TempDir,
+    environment: Vec<(String, String)>,
+}
+
+/// What a command that is not `run` has given.
+#[derive(Clone, Debug)]
+pub struct Done {
+    /// The exit code; 128 + the signal where one ended it.
+    pub code: i32,
+    /// What it printed.
+    pub stdout: String,
+    /// What it told.
+    pub stderr: String,
+}
+
+/// What a run has given.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The final report; null where the run printed none.
+    pub report: Value,
+    /// The exit code; 128 + the signal where one ended it.
+    pub code: i32,
+    /// What it told.
+    pub stderr: String,
+}
+
+impl Daq {
+    /// Writes `config` to `daq.toml` in a new directory.
+    pub fn new(config: &str) -> Self {
+        let dir = tempfile::Builder::new()
+            .prefix("daq-test-")
+            .tempdir()
+            .unwrap();
+        std::fs::write(dir.path().join("daq.toml"), config).unwrap();
+        Self {
+            dir,
+            environment: Vec::new(),
+        }
+    }
+
+    /// Sets a variable for all runs.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// A path in the directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Writes a further file.
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// The binary with the environment of these tests and nothing else.
+    pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
+        let mut command = Command::new(binary());
+        self.prepare(&mut command).args(arguments);
+        command
+    }
+
+    /// Gives any `command` directory and environment of these tests.
+    pub fn prepare<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command
+            .current_dir(self.dir.path())
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("HOME", self.dir.path())
+            .env("XDG_STATE_HOME", self.path("state"))
+            .env("LANG", "C.UTF-8")
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+    }
+
+    /// Runs a command to its end, whatever it is.
+    pub fn cli<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Done {
+        self.start(self.command(arguments)).wait()
+    }
+
+    /// `daq run daq.toml --report json` with `arguments` to its end.
+    ///
+    /// Panics unless stdout holds one JSON object whose ledgers balance, or nothing where the run did not start.
+    pub fn run(&self, arguments: &[&str]) -> Outcome {
+        self.spawn(arguments).wait()
+    }
+
+    /// Starts `daq run daq.toml --report json` with `arguments`.
+    pub fn spawn(&self, arguments: &[&str]) -> Live {
+        let command = self.command(&[&["run", "daq.toml", "--report", "json"], arguments].concat());
+        self.spawn_command(command)
+    }
+
+    /// Starts any command that ends in a run with `--report json`.
+    pub fn spawn_command(&self, command: Command) -> Live {
+        Live::new(self.start(command))
+    }
+
+    pub(crate) fn start(&self, mut command: Command) -> Process {
+        static STARTED: AtomicU64 = AtomicU64::new(0);
+        let n = STARTED.fetch_add(1, Ordering::Relaxed);
+        let logs = self.path("logs");
+        std::fs::create_dir_all(&logs).unwrap();
+        let (stdout, stderr) = (
+            logs.join(format!("{n}.stdout")),
+            logs.join(format!("{n}.stderr")),
+        );
+        command
+            .stdout(std::fs::File::create(&stdout).unwrap())
+            .stderr(std::fs::File::create(&stderr).unwrap());
+        let child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        Process {
+            child,
+            stdout,
+            stderr,
+        }
+    }
+}
+
+/// A process whose output goes to files.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) child: Child,
+    stdout: PathBuf,
+    stderr: PathBuf,
+}
+
+impl Process {
+    /// What it has told until now.
+    pub(crate) fn stderr(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.stderr).unwrap()).into_owned()
+    }
+
+    pub(crate) fn wait(&mut self) -> Done {
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if start.elapsed() > PATIENCE {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                panic!("the process hangs; it told:\n{}", self.stderr());
+            }
+            std::thread::sleep(Duration::from_millis(3));
+        };
+        let code = status.code().unwrap_or_else(|| {
+            use std::os::unix::process::ExitStatusExt;
+            128 + status.signal().unwrap_or(0)
+        });
+        let stdout = std::fs::read(&self.stdout).unwrap();
+        let stdout = String::from_utf8(stdout).expect("daq prints UTF-8");
+        Done {
+            code,
+            stdout,
+            stderr: self.stderr(),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Outcome {
+    pub(crate) fn of(done: Done) -> Self {
+        let Done {
+            code,
+            stdout,
+            stderr,
+        } = done;
+        assert!(!stderr.contains("panicked"), "{stderr}");
+        let report = if stdout.is_empty() {
+            assert_ne!(code, 0, "a run that ends well prints its report:\n{stderr}");
+            Value::Null
+        } else {
+            let report: Value = serde_json::from_str(&stdout)
+                .unwrap_or_else(|e| panic!("not one JSON object: {e}\n{stdout}\n{stderr}"));
+            assert!(report.is_object(), "{stdout}");
+            let wrong = ledger::violations(&report);
+            assert!(wrong.is_empty(), "{wrong:#?}\n{report:#}\n{stderr}");
+            report
+        };
+        Self {
+            report,
+            code,
+            stderr,
+        }
+    }
+
+    /// Panics unless the run ended well, with nothing pending.
+    #[must_use]
+    pub fn ok(self) -> Self {
+        assert_eq!(self.code, 0, "{}\n{:#}", self.stderr, self.report);
+        let open = ledger::open(&self.report);
+        assert!(
+            open.is_empty(),
+            "{open:#?}\n{:#}\n{}",
+            self.report,
+            self.stderr
+        );
+        self
+    }
+
+    /// The number at `path`, as in `sources.adc.lost.late`; 0 where there is none.
+    pub fn count(&self, path: &str) -> u64 {
+        ledger::count(&self.report, path)
+    }
+}
+
+impl Done {
+    /// Panics unless the command ended well.
+    #[must_use]
+    pub fn ok(self) -> Self {
+        assert_eq!(self.code, 0, "{}{}", self.stdout, self.stderr);
+        self
+    }
+}

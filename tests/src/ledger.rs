@@ -1,0 +1,214 @@
+//! The equations of the ledgers, computed from the printed report alone.
+
+use serde_json::{Map, Value};
+
+/// The number at `path`, as in `sources.adc.lost.late`; 0 where there is none.
+pub fn count(report: &Value, path: &str) -> u64 {
+    let mut value = report;
+    for key in path.split('.') {
+        match value.get(key) {
+            Some(inner) => value = inner,
+            None => return 0,
+        }
+    }
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("{path} is {value}"))
+}
+
+/// Places of a source that were lost, all causes together.
+pub fn lost(report: &Value, source: &str) -> u64 {
+    sum(&report["sources"][source]["lost"])
+}
+
+fn sum(causes: &Value) -> u64 {
+    causes
+        .as_object()
+        .expect("`lost` is an object")
+        .values()
+        .map(|count| count.as_u64().unwrap())
+        .sum()
+}
+
+/// Every component in a table of the report.
+fn components<'a>(report: &'a Value, table: &str) -> &'a Map<String, Value> {
+    report[table]
+        .as_object()
+        .unwrap_or_else(|| panic!("the report has no `{table}`"))
+}
+
+/// Equations that hold at any moment and do not.
+pub fn violations_while_running(report: &Value) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut equal = |who: &str, left: (&str, u64), right: &[(&str, u64)]| {
+        if left.1 != right.iter().map(|(_, count)| count).sum::<u64>() {
+            wrong.push(format!("{who}: {left:?} is not the sum of {right:?}"));
+        }
+    };
+    for (name, source) in components(report, "sources") {
+        let n = |key: &'static str| {
+            (
+                key,
+                source[key]
+                    .as_u64()
+                    .unwrap_or_else(|| panic!("source {name} has no {key}")),
+            )
+        };
+        equal(
+            name,
+            n("expected"),
+            &[n("delivered"), n("pending"), ("lost", sum(&source["lost"]))],
+        );
+        for key in ["bytes", "duplicates", "rejected", "epochs"] {
+            n(key);
+        }
+    }
+    for (name, ring) in components(report, "rings") {
+        let n = |key: &'static str| {
+            (
+                key,
+                ring[key]
+                    .as_u64()
+                    .unwrap_or_else(|| panic!("ring {name} has no {key}")),
+            )
+        };
+        equal(name, n("made"), &[n("published"), n("ring_full")]);
+        if n("high_water").1 > n("capacity").1 {
+            equal(name, n("high_water"), &[n("capacity")]);
+        }
+    }
+    for (name, reader) in components(report, "readers") {
+        let n = |key: &'static str| {
+            (
+                key,
+                reader[key]
+                    .as_u64()
+                    .unwrap_or_else(|| panic!("reader {name} has no {key}")),
+            )
+        };
+        equal(
+            name,
+            n("published"),
+            &[n("read"), n("overrun"), n("discarded"), n("pending")],
+        );
+    }
+    for (name, kernel) in components(report, "kernels") {
+        let n = |key: &'static str| {
+            (
+                key,
+                kernel[key]
+                    .as_u64()
+                    .unwrap_or_else(|| panic!("kernel {name} has no {key}")),
+            )
+        };
+        equal(
+            name,
+            n("in"),
+            &[n("consumed"), n("withheld"), n("failed"), n("pending")],
+        );
+    }
+    for (name, sink) in components(report, "sinks") {
+        for key in ["frames", "bytes", "files"] {
+            assert!(sink[key].is_u64(), "sink {name} has no {key}");
+        }
+    }
+    assert!(report["seconds"].is_number());
+    wrong
+}
+
+/// Equations that a final report breaks: those of any moment, and those between components.
+pub fn violations(report: &Value) -> Vec<String> {
+    let mut wrong = violations_while_running(report);
+    for (name, reader) in components(report, "readers") {
+        let ring = reader["ring"].as_str().unwrap();
+        let (seen, published) = (&reader["published"], &report["rings"][ring]["published"]);
+        if seen != published {
+            wrong.push(format!(
+                "{name} attached before the start and saw {seen} of {published} frames of {ring}"
+            ));
+        }
+        let n = |key: &str| count(reader, key);
+        if let Some(kernel) = report["kernels"].get(name) {
+            let taken = count(kernel, "in");
+            if taken != n("read") {
+                wrong.push(format!(
+                    "kernel {name} took {taken} frames and retired {}",
+                    n("read")
+                ));
+            }
+        }
+        if let Some(sink) = report["sinks"].get(name) {
+            let (frames, dropped) = (count(sink, "frames"), count(sink, "dropped"));
+            if frames + dropped != n("read") + n("discarded") {
+                wrong.push(format!(
+                    "sink {name} took {frames} and dropped {dropped} frames: {reader}"
+                ));
+            }
+        }
+    }
+    wrong
+}
+
+/// What is still pending in a final report.
+pub fn open(report: &Value) -> Vec<String> {
+    let mut open = Vec::new();
+    for table in ["sources", "readers", "kernels"] {
+        for (name, component) in components(report, table) {
+            let pending = count(component, "pending");
+            if pending > 0 {
+                open.push(format!("{table}.{name}: {pending} pending"));
+            }
+        }
+    }
+    open
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn report() -> Value {
+        json!({
+            "sources": { "s": { "expected": 6, "delivered": 4, "pending": 1, "lost": { "late": 1 }, "bytes": 1,
+                                "duplicates": 0, "rejected": 0, "epochs": 1 } },
+            "rings": { "r": { "capacity": 2, "high_water": 2, "made": 3, "published": 2, "ring_full": 1 } },
+            "readers": { "k": { "ring": "r", "published": 2, "read": 2, "overrun": 0, "discarded": 0, "pending": 0 } },
+            "kernels": { "k": { "in": 2, "consumed": 1, "withheld": 1, "failed": 0, "pending": 0 } },
+            "sinks": {},
+            "seconds": 1.0,
+        })
+    }
+
+    #[test]
+    fn every_equation_is_checked() {
+        assert_eq!(violations(&report()), [""; 0]);
+        assert_eq!(open(&report()), ["sources.s: 1 pending"]);
+        for (table, name, keys) in [
+            ("sources", "s", &["expected", "delivered", "pending"][..]),
+            ("rings", "r", &["made", "published", "ring_full"]),
+            (
+                "readers",
+                "k",
+                &["published", "read", "overrun", "discarded", "pending"],
+            ),
+            (
+                "kernels",
+                "k",
+                &["in", "consumed", "withheld", "failed", "pending"],
+            ),
+        ] {
+            for key in keys {
+                let mut broken = report();
+                broken[table][name][key] = json!(100);
+                assert!(!violations(&broken).is_empty(), "{table}.{name}.{key}");
+            }
+        }
+        let mut broken = report();
+        broken["sources"]["s"]["lost"]["late"] = json!(2);
+        assert!(!violations_while_running(&broken).is_empty());
+        let mut broken = report();
+        broken["rings"]["r"]["high_water"] = json!(3);
+        assert!(!violations_while_running(&broken).is_empty());
+    }
+}

@@ -1,0 +1,134 @@
+//! Whole-system tests of daq: what they share.
+//!
+//! A test gives a configuration to [`Daq`], which keeps it in a directory of its own, and runs the binary on it:
+//! [`Daq::run`] to the end, [`Daq::spawn`] to watch it. Either way the final report must be one JSON object whose
+//! ledgers balance, or the test fails. Nothing here asserts on elapsed time; [`PATIENCE`] only turns a hang into a
+//! failure.
+//!
+//! What a test needs and does not find makes it skip with the reason: see [`skip!`] and [`Python`].
+
+#![allow(
+    clippy::missing_panics_doc,
+    reason = "these are helpers of tests: panicking is how they report"
+)]
+#![allow(clippy::unwrap_used, reason = "the same")]
+
+mod daq;
+pub mod ledger;
+mod live;
+mod python;
+
+pub use daq::{Daq, Done, Outcome, binary, configs, repository};
+pub use live::{Answer, Live, get};
+pub use python::Python;
+
+use std::collections::BTreeSet;
+use std::net::{TcpListener, UdpSocket};
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// How long something may take before it counts as hanging.
+pub const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Ends the test, telling why it could not run. The reason is shown even where output of tests is captured.
+#[macro_export]
+macro_rules! skip {
+    ($($reason:tt)*) => {{
+        $crate::tell(&format!("skipped: {}", format_args!($($reason)*)));
+        return;
+    }};
+}
+
+/// Writes a line to stderr past the capture of test output.
+pub fn tell(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(
+        std::io::stderr(),
+        "{}: {line}",
+        std::thread::current().name().unwrap_or("test")
+    );
+}
+
+/// A TCP port of the loopback that is free now and is given out once in this process.
+pub fn free_tcp_port() -> u16 {
+    free(|| {
+        TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port()
+    })
+}
+
+/// A UDP port of the loopback that is free now and is given out once in this process.
+pub fn free_udp_port() -> u16 {
+    free(|| {
+        UdpSocket::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port()
+    })
+}
+
+fn free(bind: impl Fn() -> u16) -> u16 {
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    loop {
+        let port = bind();
+        if GIVEN.lock().unwrap().insert(port) {
+            return port;
+        }
+    }
+}
+
+/// Waits until `look` gives something; panics with `what` where that does not happen within [`PATIENCE`].
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The program `name` in the search path, if it is there.
+pub fn program(name: &str) -> Option<std::path::PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(name))
+        .find(|path| path.is_file())
+}
+
+/// The files in `dir` whose names end in `suffix`, in order of their names; none where there is no such directory.
+pub fn files(dir: &Path, suffix: &str) -> Vec<std::path::PathBuf> {
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return Vec::new();
+    };
+    let mut found: Vec<_> = entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().ends_with(suffix))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// Numbers that look random and repeat with their seed (splitmix64).
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// A number below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % end
+    }
+}

@@ -1,0 +1,73 @@
+//! Python with packages from PyPI: senders and readers that nobody here wrote.
+
+use super::{PATIENCE, repository};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// An interpreter that has the packages a test wants.
+#[derive(Clone, Debug)]
+pub struct Python(PathBuf);
+
+impl Python {
+    /// The interpreter that `DAQ_TEST_PYTHON` names, else `.venv/bin/python` of the repository, if it can import
+    /// `packages`; otherwise why not, to be given to [`skip!`](crate::skip).
+    pub fn with(packages: &[&str]) -> Result<Self, String> {
+        let given = std::env::var_os("DAQ_TEST_PYTHON").filter(|path| !path.is_empty());
+        let path = given.map_or_else(|| repository().join(".venv/bin/python"), PathBuf::from);
+        if !path.is_file() {
+            return Err(format!(
+                "there is no Python at {}; tests/run makes it",
+                path.display()
+            ));
+        }
+        for package in packages {
+            let output = Command::new(&path)
+                .args(["-c", &format!("import {package}")])
+                .output();
+            if !output.is_ok_and(|output| output.status.success()) {
+                return Err(format!(
+                    "{} has no `{package}`; tests/run installs it",
+                    path.display()
+                ));
+            }
+        }
+        Ok(Self(path))
+    }
+
+    /// Runs `script` with `arguments` to its end; what it printed. Panics where it fails.
+    pub fn run<S: AsRef<std::ffi::OsStr>>(&self, script: &str, arguments: &[S]) -> String {
+        let child = self.spawn(script, arguments);
+        let pid = child.id();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || sender.send(child.wait_with_output().unwrap()));
+        let start = Instant::now();
+        let output = receiver.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+            let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            panic!(
+                "the script hangs since {:?}",
+                start.elapsed().max(Duration::ZERO)
+            );
+        });
+        let (out, err) = (
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
+        assert!(output.status.success(), "{}\n{out}{err}", output.status);
+        out.into_owned()
+    }
+
+    /// Starts `script` with `arguments`; its output is piped.
+    pub fn spawn<S: AsRef<std::ffi::OsStr>>(&self, script: &str, arguments: &[S]) -> Child {
+        Command::new(&self.0)
+            .arg("-c")
+            .arg(script)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+}

@@ -1,0 +1,243 @@
+//! Once a pipeline runs, its data threads allocate nothing.
+
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+use daq_core::config::{Diagnostics, Document};
+use daq_core::ledger::Board;
+use daq_core::plan::{Config, resolve};
+use daq_core::topology::Topology;
+use daq_pipelines::REGISTRY;
+use daq_pipelines::engine::{Options, Pipeline};
+use daq_tests::wait_for;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Threads whose allocations are told apart.
+const THREADS: usize = 64;
+
+thread_local! {
+    /// Where this thread counts: its place plus 1, `usize::MAX` if it is none of daq's; 0 is not known yet.
+    static PLACE: Cell<usize> = const { Cell::new(0) };
+}
+
+static ARMED: AtomicBool = AtomicBool::new(false);
+static PLACES: AtomicU64 = AtomicU64::new(0);
+static COUNTS: [AtomicU64; THREADS] = [const { AtomicU64::new(0) }; THREADS];
+/// Names of threads, 16 bytes each.
+static NAMES: [[AtomicU64; 2]; THREADS] = [const { [const { AtomicU64::new(0) }; 2] }; THREADS];
+
+/// The system's allocator, counting for threads called `daq-…`.
+struct Counting;
+
+fn count() {
+    if !ARMED.load(Ordering::Relaxed) {
+        return;
+    }
+    // No counter is left while a thread ends; nothing is counted then.
+    let _ = PLACE.try_with(|place| {
+        if place.get() == 0 {
+            let mut name = [0_u8; 16];
+            // SAFETY: PR_GET_NAME writes at most 16 bytes, ended by a zero, to the address given, which has 16.
+            unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+            if name.starts_with(b"daq-") {
+                let mine =
+                    usize::try_from(PLACES.fetch_add(1, Ordering::Relaxed)).unwrap_or(THREADS);
+                place.set(mine + 1);
+                if let Some(entry) = NAMES.get(mine) {
+                    for (half, bytes) in entry.iter().zip(name.as_chunks::<8>().0) {
+                        half.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+                    }
+                }
+            } else {
+                place.set(usize::MAX);
+            }
+        }
+        if let Some(counter) = COUNTS.get(place.get().wrapping_sub(1)) {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+}
+
+// SAFETY: every call goes to the system's allocator unchanged, which keeps the contract; counting touches atomics and
+// a thread-local integer that is initialised at compile time, and so allocates nothing itself.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
+        // SAFETY: `address` came from `System` by way of `alloc` with this `layout`.
+        unsafe { System.dealloc(address, layout) }
+    }
+
+    unsafe fn realloc(&self, address: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        count();
+        // SAFETY: `address` came from `System` by way of `alloc` with this `layout`.
+        unsafe { System.realloc(address, layout, bytes) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Allocations since the last call, by name of the thread.
+fn counted() -> Vec<(String, u64)> {
+    let names = NAMES.iter().map(|halves| {
+        let bytes: Vec<u8> = halves
+            .iter()
+            .flat_map(|half| half.load(Ordering::Relaxed).to_ne_bytes())
+            .collect();
+        String::from_utf8_lossy(&bytes)
+            .trim_end_matches('\0')
+            .to_owned()
+    });
+    let counts = COUNTS.iter().map(|count| count.swap(0, Ordering::Relaxed));
+    names.zip(counts).filter(|(_, count)| *count > 0).collect()
+}
+
+const PIPELINE: &str = r#"
+[source.adc]
+driver = "sim"
+ring = "raw"
+samples = { type = "int16", complex = true, channels = 2, rate = "1 MHz" }
+noise = 0.1
+packet = 1024
+pace = "160 Mbit/s"
+hold = HOLD
+
+[source.adc.faults]
+loss = 0.01
+loss_burst = 3.0
+late = 0.002
+duplicate = 0.01
+reorder = 0.01
+corrupt_header = 0.002
+corrupt_payload = 0.002
+
+[ring.raw]
+slot = "16 KiB"
+slots = 32
+
+[kernel.floats]
+use = "convert"
+input = "raw"
+output = "float"
+
+[ring.float]
+slots = 32
+
+[kernel.spectrum]
+use = "power-spectrum"
+input = "float"
+output = "spectra"
+size = 500
+integrate = 7
+
+[ring.spectra]
+
+[kernel.health]
+use = "stats"
+input = "raw"
+output = "statistics"
+
+[ring.statistics]
+
+[sink.spectra-out]
+driver = "null"
+input = "spectra"
+touch = true
+
+[sink.health-out]
+driver = "null"
+input = "statistics"
+
+[sink.overrun]
+driver = "null"
+input = "raw"
+guarantee = false
+delay = "5 ms"
+
+[sink.disk]
+driver = "file"
+input = "raw"
+path = "out"
+buffer = "64 KiB"
+"#;
+
+/// Runs it, and counts while `frames` frames go through, after a hundred.
+fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
+    let dir = tempfile::tempdir().unwrap();
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("daq.toml", text, &mut diagnostics);
+    let config = Config::read(&document, &REGISTRY, "alloc", &mut diagnostics);
+    let plan = resolve(&config, &Topology::detect(), &Vec::new(), &mut diagnostics);
+    let plan = plan.unwrap_or_else(|| panic!("{}", diagnostics.render(document.sources(), false)));
+    let options = Options {
+        directory: dir.path().to_owned(),
+        board: Board::in_memory(),
+        drain: Duration::from_secs(10),
+    };
+    let pipeline = Pipeline::start(&config, &plan, &options).unwrap();
+    let published = |ring: &str| pipeline.published(ring).unwrap();
+    // The first frames open files and make threads known to each other.
+    wait_for("the first frames", || {
+        (published("raw") > 100 && published("spectra") > 20).then_some(())
+    });
+    counted();
+    ARMED.store(true, Ordering::SeqCst);
+    let from = published("raw");
+    wait_for("frames", || {
+        (published("raw") >= from + frames).then_some(())
+    });
+    ARMED.store(false, Ordering::SeqCst);
+    let counted = counted();
+    pipeline.stop();
+    wait_for("the end", || pipeline.is_finished().then_some(()));
+    let (report, failures) = pipeline.finish();
+    assert_eq!((report.violations(), failures), (Vec::new(), Vec::new()));
+    assert!(
+        report.sources["adc"].lost_total() > 0 && report.readers["overrun"].overrun > 0,
+        "{report:#?}"
+    );
+    assert_eq!(
+        report.sinks["disk"].files, 1,
+        "no rotation while it was counted"
+    );
+    counted
+}
+
+// One test: another one running beside it would be counted.
+#[test]
+fn data_threads_allocate_nothing() {
+    // The counter counts, and tells threads apart.
+    ARMED.store(true, Ordering::SeqCst);
+    let allocate = |name: &str| {
+        let body = || drop(std::hint::black_box(vec![1_u8; 100]));
+        std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(body)
+            .unwrap()
+            .join()
+            .unwrap();
+    };
+    allocate("daq-proof");
+    allocate("other");
+    ARMED.store(false, Ordering::SeqCst);
+    let proof = counted();
+    assert!(
+        matches!(&proof[..], [(name, count)] if name == "daq-proof" && *count > 0),
+        "{proof:?}"
+    );
+
+    for hold in ["true", "false"] {
+        assert_eq!(
+            run(&PIPELINE.replace("HOLD", hold), 1000),
+            [],
+            "hold = {hold}"
+        );
+    }
+}
