@@ -11,6 +11,7 @@ use crate::sink::SinkSpec;
 use crate::source::{Producers, SourceError};
 use crate::window::Geometry;
 use std::fmt;
+use std::path::{Component, Path, PathBuf};
 
 /// Something that only one component may use.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,14 +21,16 @@ pub enum Claim {
     /// A TCP port on an address.
     TcpPort(std::net::SocketAddr),
     /// A file or directory that is written.
-    Path(std::path::PathBuf),
+    Path(PathBuf),
     /// A PCI device or another device by its address.
     Device(String),
 }
 
 impl Claim {
     /// Whether both want the same thing: equal, or an unspecified address beside any other on one port, or
-    /// a directory beside something inside it.
+    /// a directory beside something inside it. Paths are compared as they are written, without looking at
+    /// any file system, so that `out`, `./out/` and `a/../out` are one; see [`at`](Self::at) for relative
+    /// beside absolute ones.
     ///
     /// ```
     /// use daq_core::entry::Claim;
@@ -35,6 +38,8 @@ impl Claim {
     /// let one = Claim::UdpPort("127.0.0.1:4950".parse().unwrap());
     /// let other = Claim::UdpPort("127.0.0.1:4951".parse().unwrap());
     /// assert!(any.conflicts(&one) && !one.conflicts(&other));
+    /// let path = |path: &str| Claim::Path(path.into());
+    /// assert!(path("out").conflicts(&path("a/.././out/")) && !path("out").conflicts(&path("output")));
     /// ```
     pub fn conflicts(&self, other: &Self) -> bool {
         match (self, other) {
@@ -43,11 +48,57 @@ impl Claim {
                     && a.port() != 0
                     && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
             }
-            (Self::Path(a), Self::Path(b)) => a.starts_with(b) || b.starts_with(a),
+            (Self::Path(a), Self::Path(b)) => {
+                let (a, b) = (normal(a), normal(b));
+                contains(&a, &b) || contains(&b, &a)
+            }
             (Self::Device(a), Self::Device(b)) => a == b,
             _ => false,
         }
     }
+
+    /// The same claim with a relative path starting from `directory`.
+    ///
+    /// ```
+    /// use daq_core::entry::Claim;
+    /// let (there, here) = (Claim::Path("/data/out".into()), Claim::Path("out".into()));
+    /// assert!(!there.conflicts(&here) && there.conflicts(&here.at("/data".as_ref())));
+    /// ```
+    #[must_use]
+    pub fn at(&self, directory: &Path) -> Self {
+        match self {
+            Self::Path(path) => Self::Path(directory.join(path)),
+            other => other.clone(),
+        }
+    }
+}
+
+/// `path` without `.` and, as far as it names what they lead out of, without `..`.
+fn normal(path: &Path) -> PathBuf {
+    let mut normal = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir => match normal.components().next_back() {
+                Some(Component::Normal(_)) => {
+                    normal.pop();
+                }
+                // There is nothing above the root.
+                Some(Component::RootDir | Component::Prefix(_)) => {}
+                Some(Component::ParentDir | Component::CurDir) | None => normal.push(component),
+            },
+            _ => normal.push(component),
+        }
+    }
+    normal
+}
+
+/// Whether `inner` is `directory` or lies in it; both are [`normal`].
+fn contains(directory: &Path, inner: &Path) -> bool {
+    directory.is_absolute() == inner.is_absolute()
+        && inner
+            .strip_prefix(directory)
+            .is_ok_and(|rest| !rest.components().any(|part| part == Component::ParentDir))
 }
 
 impl fmt::Display for Claim {
@@ -110,6 +161,12 @@ pub trait SourceSpec: Send + Sync {
         Vec::new()
     }
 
+    /// Where its data comes from, for the plan: what it claims, unless it knows more, such as the groups
+    /// that it joins or the file that it reads.
+    fn origins(&self) -> Vec<String> {
+        self.claims().iter().map(Claim::to_string).collect()
+    }
+
     /// Payload bytes of a slot if the ring's section does not say.
     fn preferred_slot(&self) -> Option<usize> {
         None
@@ -157,4 +214,57 @@ pub struct Registry {
     pub kernels: &'static [KernelEntry],
     /// Drivers of sinks.
     pub sinks: &'static [SinkEntry],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conflict(a: &str, b: &str) -> bool {
+        let (a, b) = (Claim::Path(a.into()), Claim::Path(b.into()));
+        assert_eq!(a.conflicts(&b), b.conflicts(&a), "{a} and {b}");
+        a.conflicts(&b)
+    }
+
+    #[test]
+    fn a_place_has_many_spellings() {
+        for other in [
+            "out",
+            "./out",
+            "out/",
+            "out//",
+            "out/.",
+            "a/../out",
+            "./a/./b/../../out/",
+            "out/deep",
+            "out/deep/..",
+            ".",
+            "x/..",
+        ] {
+            assert!(conflict("out", other), "{other}");
+        }
+        for other in [
+            "output",
+            "a/out",
+            "../out",
+            "out/../other",
+            "a/../../out",
+            "/out",
+            "..out",
+        ] {
+            assert!(!conflict("out", other), "{other}");
+        }
+        assert!(conflict("/a", "/../a") && conflict("/", "/a") && conflict("../a", "./../a/b"));
+        assert!(!conflict(".", "../a") && !conflict("../a", "../../a"));
+    }
+
+    #[test]
+    fn relative_paths_start_somewhere() {
+        let at = |path: &str| Claim::Path(path.into()).at(Path::new("/data/run"));
+        let there = Claim::Path("/data/out".into());
+        assert!(there.conflicts(&at("../out")) && there.conflicts(&at("/data/run/../out")));
+        assert!(!there.conflicts(&at("out")) && !there.conflicts(&at("../../out")));
+        let port = Claim::UdpPort(([0, 0, 0, 0], 4950).into());
+        assert_eq!(port.at(Path::new("/data")), port);
+    }
 }

@@ -11,7 +11,8 @@ pub enum Clock {
     None = 0,
     /// The host's `CLOCK_REALTIME` when our code handled the frame: UTC as well as the host keeps it.
     Host = 1,
-    /// The host's `CLOCK_REALTIME` when the kernel received the frame's first packet.
+    /// The host's `CLOCK_REALTIME` when the kernel received the first packet of the frame that came, less the signal
+    /// before it where the sample rate is known.
     Kernel = 2,
     /// The sensor's own count scaled to nanoseconds; its epoch is whatever the sensor uses.
     Sensor = 3,
@@ -97,7 +98,7 @@ pub struct FrameMeta {
     pub epoch: u32,
     /// Flags.
     pub flags: Flags,
-    /// When the frame's first sample was taken or its first packet received.
+    /// When the frame's first sample was taken or its first packet received; told by the first of its packets that came.
     pub timestamp: Timestamp,
     /// Valid bytes in the slot.
     pub length: usize,

@@ -15,6 +15,7 @@
 //! | `daq:missing_samples` | global | samples that never arrived and are filled |
 //! | `daq:missing_frames` | global | frames that never arrived and are not in the file |
 //! | `daq:channels`, `daq:points`, `daq:order`, `daq:axis` | global | the frame's shape, where it is not interleaved samples over time |
+//! | `daq:frame_rate` | global | frames a second, where the frame's shape is given and the rate is known |
 //! | `daq:sequence`, `daq:epoch` | capture | number of its first frame, and of the counting that number belongs to |
 //! | `daq:clock`, `daq:time_ns` | capture | who told the time of its first frame, and that clock's nanoseconds |
 //! | `daq:frames` | capture | frames in it |
@@ -302,6 +303,9 @@ pub struct Stream {
     /// What the points of such a frame run over.
     #[serde(rename = "daq:axis", skip_serializing_if = "Option::is_none")]
     pub axis: Option<serde_json::Value>,
+    /// Such frames a second.
+    #[serde(rename = "daq:frame_rate", skip_serializing_if = "Option::is_none")]
+    pub frame_rate: Option<f64>,
 }
 
 /// The start of a contiguous run of samples.

@@ -54,7 +54,18 @@ impl Bell {
     }
 
     /// Returns once `ready` answers true, or after about `limit`; says whether `ready` did.
-    pub fn wait(&self, policy: Wait, limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
+    pub fn wait(&self, policy: Wait, limit: Duration, ready: impl FnMut() -> bool) -> bool {
+        self.wait_looking(policy, limit, limit, ready)
+    }
+
+    /// As [`wait`](Self::wait), for what may become ready without a ring: a sleeper looks about every `look`.
+    pub fn wait_looking(
+        &self,
+        policy: Wait,
+        look: Duration,
+        limit: Duration,
+        mut ready: impl FnMut() -> bool,
+    ) -> bool {
         if ready() {
             return true;
         }
@@ -71,7 +82,7 @@ impl Bell {
                 return false;
             }
             if policy.spin().is_some_and(|spin| waited >= spin)
-                && self.sleep(limit.saturating_sub(waited), &mut ready)
+                && self.sleep(look.min(limit.saturating_sub(waited)), &mut ready)
             {
                 return true;
             }
@@ -116,6 +127,20 @@ mod tests {
                 bell.1.load(Ordering::Acquire)
             }));
             thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn what_rings_no_bell_is_looked_after() {
+        for policy in [Wait::Busy, Wait::Adaptive, Wait::Event] {
+            let mut looks = 0;
+            let look = Duration::from_micros(10);
+            assert!(
+                Bell::default().wait_looking(policy, look, Duration::from_secs(30), || {
+                    looks += 1;
+                    looks == 1000
+                })
+            );
         }
     }
 

@@ -94,6 +94,17 @@ impl Placer {
         }
     }
 
+    /// Whether `bytes` can be [placed](Self::place) without a frame being refused a slot, see [`Batch::has_room_for`].
+    pub fn has_room(&mut self, window: &mut Window, bytes: &[u8]) -> bool {
+        let Ok(Parsed::Data(packet)) = self.format.parse(bytes) else {
+            return true;
+        };
+        window.batch().has_room_for(PacketId {
+            unit: packet.unit,
+            sub: packet.sub,
+        })
+    }
+
     /// Places one datagram; what it says where it carries a message instead of data.
     #[inline]
     fn put(&mut self, batch: &mut Batch<'_>, bytes: &[u8], received: Timestamp) -> Option<Control> {

@@ -2,11 +2,16 @@
 
 pub mod datagram;
 pub mod format;
+pub mod list;
 pub mod pcap;
 pub mod replay;
 pub mod sim;
 pub mod sys;
 pub mod udp;
+
+#[cfg(test)]
+#[path = "../tests/common/loopback.rs"]
+mod loopback;
 
 use daq_core::entry::SourceEntry;
 

@@ -13,7 +13,8 @@
 //! Captures: as `udp`, but nothing is lost to the kernel. SigMF: places that the recording marks as missing, and frames
 //! that its numbers leave out, are lost again, to `wire_gap`; missing places before the first and after the last one of a
 //! recording are not expected. A frame that is left out within a window of the one before appears as a frame without
-//! places. Where the recorded count began anew, an epoch opens. Without `hold`, what finds no slot is lost to `ring_full`.
+//! places. Where the recorded count began anew, an epoch opens, and with `loop` each time it is played: a pass loses what
+//! another loses, and nothing is lost between them. Without `hold`, what finds no slot is lost to `ring_full`.
 
 mod capture;
 mod config;
@@ -52,6 +53,7 @@ samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
 # path  = "recordings/"       # SigMF: a directory, a .sigmf-meta or a .sigmf-data file; without samples and format
 # name  = "raw"               # which recording of a directory that holds several
 # speed = 2.0                 # twice as fast as recorded; "free" = as fast as it can be read
+# loop  = true                # play it again from the start until stopped, as an epoch each time
 # hold  = false               # do not wait for slots: count `ring_full`, as an instrument
 # port  = 4950                # of a capture, only what was sent to this port
 # destination = "239.1.2.3"   # and to this address
@@ -146,6 +148,11 @@ impl Replay {
 }
 
 impl SourceSpec for Replay {
+    fn origins(&self) -> Vec<String> {
+        let paths = self.config.path.0.iter();
+        paths.map(|path| path.display().to_string()).collect()
+    }
+
     fn preferred_slot(&self) -> Option<usize> {
         match &self.kind {
             Kind::Capture { format, samples } => {
@@ -194,7 +201,6 @@ impl SourceSpec for Replay {
                 directory,
                 &self.config,
                 format.clone(),
-                geometry,
             )?),
             Kind::Recording(_) => Box::new(RecordingPlayer::open(
                 name,

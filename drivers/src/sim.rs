@@ -16,8 +16,8 @@
 //! | no free slot, and not held back | lost `ring_full` |
 //!
 //! Before the first packet seen and after the last one nothing is expected, so what is lost there is not
-//! counted. More packets lost in a row than the window is long make a jump. A source that waits for slots
-//! needs more of them than its window has frames, or every gap holds it up until the window gives in.
+//! counted. More packets lost in a row than the window is long make a jump. For a source that waits for slots
+//! the window is no longer than the ring has slots.
 //!
 //! What a place holds depends on its sequence number alone ([`expected_byte`] for the pattern `counter`);
 //! timestamps go on where the count breaks.

@@ -157,6 +157,22 @@ impl SourceSpec for Udp {
             .collect()
     }
 
+    fn origins(&self) -> Vec<String> {
+        let on = self.config.interface.as_ref();
+        let on = on.map_or(String::new(), |interface| format!(" on {interface}"));
+        let listen = self.config.listen.0.iter().map(|address| {
+            if address.ip().is_multicast() {
+                format!("UDP {address}, multicast{on}")
+            } else {
+                format!("UDP {address}")
+            }
+        });
+        let groups = &self.config.groups;
+        listen
+            .chain(groups.iter().map(|group| format!("multicast {group}{on}")))
+            .collect()
+    }
+
     fn preferred_slot(&self) -> Option<usize> {
         Some(self.frames().preferred_slot())
     }

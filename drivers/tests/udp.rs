@@ -4,10 +4,10 @@
 
 mod common;
 
+use common::loopback::{self, Queue};
 use common::{Rig, free_port, rig, spec};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::SourceReport;
-use daq_core::source::Polled;
 use daq_drivers::datagram::Placer;
 use daq_drivers::format::spead::{Item, build_packet, item};
 use daq_drivers::format::{Endian, Field, Format, Places, Raw, Spead, TimeScale};
@@ -67,10 +67,7 @@ fn datagram(format: &Format, sequence: u64) -> Sent {
 
 /// Sends `packets` in order, neighbours of equal length as one message where `offload`, and fills meanwhile.
 fn deliver(rig: &mut Rig, to: SocketAddr, packets: &[Sent], offload: bool) {
-    // The loopback interface has a queue a core: a thread that moves to another overtakes its own packets.
-    if let Some(core) = daq_core::thread::allowed_cores().first() {
-        daq_core::thread::pin(*core).unwrap();
-    }
+    loopback::stay();
     let mut sender = Sender::open(to, offload, None).unwrap();
     for run in packets.chunk_by(|a, b| a.len() == b.len() && !a.is_empty()) {
         for part in run.chunks((200_000 / run[0].len().max(1)).clamp(1, 256)) {
@@ -79,11 +76,7 @@ fn deliver(rig: &mut Rig, to: SocketAddr, packets: &[Sent], offload: bool) {
             } else {
                 sender.send_packets(&part.concat(), part[0].len()).unwrap();
             }
-            while rig.fillers[0]
-                .fill(&mut rig.windows[0], Duration::ZERO)
-                .unwrap()
-                == Polled::Busy
-            {}
+            rig.fill_all();
         }
     }
     rig.fill_all();
@@ -458,16 +451,6 @@ fn descriptors_and_the_end_of_a_stream_are_no_loss() {
     }
 }
 
-/// Whether packets wait at a socket of `port`: the fifth column of the kernel's table, behind the colon.
-fn is_queued(port: SocketAddr) -> bool {
-    let table = std::fs::read_to_string("/proc/net/udp").unwrap();
-    let here = format!(":{:04X}", port.port());
-    let mut sockets = table
-        .lines()
-        .map(|line| line.split_whitespace().collect::<Vec<_>>());
-    sockets.any(|columns| columns[1].ends_with(&here) && !columns[4].ends_with(":00000000"))
-}
-
 #[test]
 fn flows_on_several_sockets_fill_one_window() {
     const FLOWS: u64 = 8;
@@ -505,6 +488,7 @@ fn flows_on_several_sockets_fill_one_window() {
                 }
             });
         }
+        loopback::stay();
         let mut senders: Vec<_> = (0..FLOWS)
             .map(|_| Sender::open(port, false, None).unwrap())
             .collect();
@@ -513,11 +497,11 @@ fn flows_on_several_sockets_fill_one_window() {
                 sender.send(&datagram(&format, i * FLOWS + flow)).unwrap();
             }
             // The flows must not run apart further than the window reaches, however the threads are scheduled.
-            while i % 10 == 9 && is_queued(port) {
-                std::thread::sleep(Duration::from_micros(100));
+            if i % 10 == 9 {
+                Queue::all_drained(port.port(), 2);
             }
         }
-        std::thread::sleep(Duration::from_millis(50));
+        Queue::all_drained(port.port(), 2);
         stop.store(true, Ordering::Release);
     });
     rig.windows[0].finish();
@@ -550,6 +534,7 @@ fn a_group_is_joined() {
             return;
         }
     };
+    loopback::stay();
     let group = SocketAddr::new("239.255.77.1".parse().unwrap(), port.port());
     let lo = Interface::Address("127.0.0.1".parse().unwrap());
     let sent = Sender::open(group, false, Some(&lo)).map(|mut sender| {
@@ -609,6 +594,44 @@ fn frames_carry_the_time_of_the_kernel_or_of_the_sensor() {
     deliver(&mut rig, port, &packets, true);
     let time = rig.reader.poll(1).unwrap().frame(0).meta().timestamp;
     assert_eq!((time.ns, time.clock.name()), (1_000_008_000, "sensor"));
+}
+
+/// With a sample rate the time of the first packet that came tells the time of the first that should have.
+#[test]
+fn a_frame_without_its_first_packets_is_told_when_it_began() {
+    for (rate, told) in [
+        ("", 1_000_300),
+        ("samples = { rate = \"1 GHz\" }", 1_000_000),
+    ] {
+        let port = free_port();
+        let text = raw_text(&format!("\"{port}\""), 100, 64, rate)
+            + "timestamp = { offset = 12, bytes = 4, tick = \"1 ns\", origin = \"1 ms\" }\n";
+        let mut rig = open(&text, 1000, 8);
+        let field = Field::new(12, 4, Endian::Big, 0, 32);
+        let scale = TimeScale {
+            nanoseconds: 1,
+            ticks: 1,
+            origin_ns: 0,
+        };
+        let stamped = Raw::new(HEADER, 100, 0, Field::new(4, 8, Endian::Big, 0, 64), 1)
+            .timestamped(field, scale);
+        let packets: Vec<_> = (3..10)
+            .map(|sequence| {
+                let mut out = Vec::new();
+                stamped.build(
+                    sequence,
+                    Some(100 * sequence),
+                    &payload(sequence, 100),
+                    &mut out,
+                );
+                out
+            })
+            .collect();
+        deliver(&mut rig, port, &packets, true);
+        rig.windows[0].finish();
+        let time = rig.reader.poll(1).unwrap().frame(0).meta().timestamp;
+        assert_eq!((time.ns, time.clock.name()), (told, "sensor"), "{rate}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{free_port, rig, spec};
+use common::{free_port, loopback, rig, spec};
 use daq_core::source::Polled;
 use daq_drivers::format::{Endian, Field, Format, Raw};
 use daq_drivers::sys::send::Sender;
@@ -56,6 +56,7 @@ fn receiving_allocates_nothing() {
         ));
         let (filler, window, reader) = (&mut rig.fillers[0], &mut rig.windows[0], &mut rig.reader);
         filler.start().unwrap();
+        loopback::stay();
         let mut sender = Sender::open(port, true, None).unwrap();
         let mut allocated = 0;
         for round in 0..60_u64 {
@@ -74,6 +75,7 @@ fn receiving_allocates_nothing() {
             sender.send_packets(&bytes, payload + 16).unwrap();
             sender.send(&[1, 2, 3]).unwrap();
             sender.send(&[]).unwrap();
+            loopback::arrived();
             let before = COUNT.get();
             while filler.fill(window, Duration::from_millis(5)).unwrap() == Polled::Busy {
                 window.tick(Instant::now());

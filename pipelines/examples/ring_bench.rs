@@ -169,11 +169,12 @@ fn window_copy() -> Result<f64> {
         let start = Instant::now();
         let mut sequence = 0;
         while sequence < (BYTES / PACKET) as u64 {
-            if !window.has_room(32) {
+            let mut batch = window.batch();
+            if !batch.has_room_for(PacketId::of(sequence + 31)) {
+                drop(batch);
                 window.wait(Wait::Busy, Duration::from_millis(1));
                 continue;
             }
-            let mut batch = window.batch();
             for _ in 0..32 {
                 batch.put(
                     PacketId::of(sequence),

@@ -3,14 +3,14 @@
 //! A recording is a row of segments, `NAME-000000.sigmf-data` and `NAME-000000.sigmf-meta` and so on. How a segment
 //! becomes whole, and what a kill at any moment leaves, is told in [`segment`](crate::segment); what the metadata says,
 //! in [`sigmf`](crate::sigmf). Numbers go on where an earlier run ended. What a killed run left is settled and told at
-//! the start.
+//! the start. Only one process at a time writes segments of one name in one directory, see [`lock`](crate::lock).
 //!
 //! # What is written
 //! The payload of every frame, byte for byte. A frame that ends inside a sample is written up to its last whole sample,
 //! one that holds no whole sample not at all; the metadata tells both. Samples over time of one channel or of
 //! interleaved channels are what SigMF means by samples. Everything else (spectra, planar channels, named values) is
 //! written as it is, with `core:num_channels` 1 and the shape of a frame in `daq:channels`, `daq:points`, `daq:order` and
-//! `daq:axis`.
+//! `daq:axis`, and the frames a second in `daq:frame_rate`.
 //!
 //! # Rotation
 //! A segment ends when the next frame would make it larger than `segment`, or when it is older than `rotate`. It is made
@@ -26,10 +26,11 @@ mod closer;
 mod recording;
 mod write;
 
-pub(crate) use recording::{axis, order};
-
+use crate::directory::no_space;
+use crate::layout::check_layout;
 use crate::segment::{Options, SegmentError, SegmentWriter, recover};
 use crate::sigmf::MetaBuilder;
+use crate::stem::{Stem, StemKeys};
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Claim, SinkEntry};
 use daq_core::layout::Layout;
@@ -106,12 +107,16 @@ const fn yes() -> bool {
     true
 }
 
-impl FileKeys {
-    /// What is wrong with them whatever the input is.
+impl StemKeys for FileKeys {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
     fn check(&self) -> Result<(), Problem> {
-        if let Some(name) = &self.name {
-            check_stem(name)?;
-        }
         if self.segment.0 == 0 {
             return Err(
                 Problem::at("segment", "a file of no bytes holds no frame").help("try \"1 GiB\"")
@@ -130,7 +135,9 @@ impl FileKeys {
         }
         Ok(())
     }
+}
 
+impl FileKeys {
     fn options(&self) -> Options {
         let buffer_bytes = self.buffer.bytes().unwrap_or(4 << 20);
         Options {
@@ -141,44 +148,21 @@ impl FileKeys {
     }
 }
 
-/// Refuses what is no part of a file's name.
-pub(crate) fn check_stem(name: &str) -> Result<(), Problem> {
-    if name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.') {
-        return Err(
-            Problem::at("name", format!("{name:?} cannot begin the name of a file"))
-                .help("write a word such as \"adc\"; the directory is `path`"),
-        );
-    }
-    Ok(())
-}
-
 fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SinkSpec>> {
-    let keys: FileKeys = section.finish(&[], diagnostics)?;
-    match keys.check() {
-        Ok(()) => {
-            let stem = keys
-                .name
-                .clone()
-                .unwrap_or_else(|| section.name().to_owned());
-            Some(Box::new(File { stem, keys }))
-        }
-        Err(problem) => {
-            diagnostics.push(section.problem(problem));
-            None
-        }
-    }
+    let (stem, keys) = Stem::read(section, diagnostics)?;
+    Some(Box::new(File { stem, keys }))
 }
 
 /// A checked configuration.
 #[derive(Debug)]
 struct File {
-    stem: String,
+    stem: Stem,
     keys: FileKeys,
 }
 
 impl SinkSpec for File {
     fn claims(&self) -> Vec<Claim> {
-        vec![Claim::Path(self.keys.path.join(&self.stem))]
+        self.stem.claims()
     }
 
     fn check(&self, layout: &Layout) -> Result<(), Problem> {
@@ -190,18 +174,8 @@ impl SinkSpec for File {
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {
-        let dir = context.directory.join(&self.keys.path);
-        make_directory(&dir)?;
-        let found = recover(&dir, &self.stem).map_err(sink_error)?;
-        if let Some(path) = found.in_use.first() {
-            return Err(SinkError::Failed {
-                what: path.display().to_string(),
-                why: format!(
-                    "another process is writing it; stop that, or give sink `{}` another `name`",
-                    context.name
-                ),
-            });
-        }
+        let lock = self.stem.lock(&context)?;
+        let found = recover(&lock).map_err(sink_error)?;
         for path in &found.completed {
             tracing::warn!(
                 "sink {}: an earlier run ended while it closed {}; it is whole and was closed now",
@@ -225,8 +199,7 @@ impl SinkSpec for File {
             );
         }
         Ok(Box::new(write::FileSink::new(
-            dir,
-            &self.stem,
+            lock,
             &self.keys,
             found.next_index,
             &context,
@@ -234,30 +207,10 @@ impl SinkSpec for File {
     }
 }
 
-/// Refuses layouts without samples.
-pub(crate) fn check_layout(layout: &Layout) -> Result<(), Problem> {
-    if layout.frame_bytes() == 0 {
-        return Err(Problem::at("input", "its frames hold no whole point")
-            .help("raise the `slot` of the input ring"));
-    }
-    Ok(())
-}
-
-/// Makes `dir` and those above it.
-pub(crate) fn make_directory(dir: &Path) -> Result<(), SinkError> {
-    std::fs::create_dir_all(dir).map_err(|error| SinkError::Failed {
-        what: dir.display().to_string(),
-        why: format!("cannot make this directory: {error}; choose a `path` that the user running daq may write to"),
-    })
-}
-
 /// A segment's error as a sink's.
 fn sink_error(error: SegmentError) -> SinkError {
     match error {
-        SegmentError::Full { path, .. } => SinkError::Full {
-            what: path.display().to_string(),
-            remedy: "free some space on that filesystem, and writing goes on".to_owned(),
-        },
+        SegmentError::Full { path, .. } => no_space(&path),
         error => SinkError::Failed {
             what: "writing segments".to_owned(),
             why: error.to_string(),

@@ -1,9 +1,14 @@
 //! Sinks of daq: one file a sink, one line of [`SINKS`] each.
 
+mod directory;
 pub mod file;
+mod finisher;
+mod layout;
+pub mod lock;
 pub mod null;
 pub mod segment;
 pub mod sigmf;
+mod stem;
 pub mod zarr;
 
 use daq_core::entry::SinkEntry;

@@ -6,7 +6,7 @@
 //!
 //! | step | what happens | a kill after it leaves | [`recover()`] makes of it |
 //! |---|---|---|---|
-//! | open | `NAME.sigmf-data.partial` is created, locked and written to | the partial | a partial, reported |
+//! | open | `NAME.sigmf-data.partial` is created and written to | the partial | a partial, reported |
 //! | [`Step::Tail`] | the tail is written, the file cut to its exact length | the partial | a partial, reported |
 //! | [`Step::DataSynced`] | `fdatasync` of the data | the partial | a partial, reported |
 //! | [`Step::MetaWritten`] | `NAME.sigmf-meta.tmp` is written and synced | partial and tmp | a whole segment |
@@ -19,6 +19,8 @@
 //! was being written; it carries the mark `.partial` except between the two renames, and there the synced tmp proves that
 //! the data is whole, so [`recover()`] finishes the commit. A tmp that is torn proves nothing: its data is marked
 //! `.partial` (again). The directory is synced between the renames so that a power cut keeps their order, too.
+//!
+//! Whoever writes segments of a stem holds its [lock](crate::lock), without which there is no [`recover()`].
 //!
 //! Bytes reach the data file strictly in order: a partial is a prefix of what was written to the segment, cut anywhere.
 //! Nothing here ever deletes or overwrites data.
@@ -47,7 +49,7 @@ pub use recover::{Leftover, Recovered, recover, segment_index, segment_name};
 
 use commit::{Open, rename};
 use disk::{ALIGN, ALIGN_U64, Buffer, DataFile, Disk};
-use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -163,8 +165,6 @@ impl SegmentWriter {
             },
             _ => SegmentError::io("create", &paths.partial, errno),
         })?;
-        // Tells `recover` of another process that this one lives. Where locks are not to be had, nothing is lost but that.
-        let _ = rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive);
         let refused = if self.options.direct {
             rustix::fs::fcntl_getfl(&fd)
                 .and_then(|now| rustix::fs::fcntl_setfl(&fd, now | OFlags::DIRECT))

@@ -5,6 +5,13 @@
 //!   stream are known.
 //! - Filled samples are annotated `missing`, spans that touch become one. Lost frames are annotated `missing` with
 //!   `core:sample_count` 0 where they would have been, and counted in `daq:missing_frames`.
+//! - Where the stream began or ended inside a frame, the places before its first and behind its last packet were never
+//!   sent: they are filled, and so annotated `missing`, but with `daq:cause` [`CAUSE_TRUNCATED`], and they count in no
+//!   total of what is missing. Where both ends of the first frame of an epoch are empty, its flags do not tell whether the
+//!   later one was sent, and it is taken as lost.
+//! - Frames that are not interleaved samples over time have no `core:sample_rate`, which would be that of numbers in a
+//!   file. Their shape is in `daq:channels`, `daq:points`, `daq:order` and `daq:axis`, and how many of them there are a
+//!   second, where that is known, in the global key `daq:frame_rate`.
 //! - `core:datetime` is written only for clocks that tell UTC; the clock and its own nanoseconds always.
 //!
 //! Memory is fixed: beyond [`MAX_CAPTURES`] and [`MAX_ANNOTATIONS`] spans are counted and one annotation `unlisted` at
@@ -23,6 +30,9 @@ pub const MAX_ANNOTATIONS: usize = 10_000;
 
 /// The label of the annotation that stands for all that were not listed.
 pub const LABEL_UNLISTED: &str = "unlisted";
+
+/// Why samples are missing that the stream began behind or ended before.
+pub const CAUSE_TRUNCATED: &str = "truncated";
 
 /// What is the same for all frames of a recording.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,6 +72,8 @@ pub struct Table {
     pub order: &'static str,
     /// What the points run over.
     pub axis: serde_json::Value,
+    /// Frames a second, where known.
+    pub frame_rate: Option<f64>,
 }
 
 /// When a frame was taken, and who says so.
@@ -90,8 +102,21 @@ pub struct Record {
     pub restart: bool,
     /// A check failed at the source.
     pub suspect: bool,
+    /// Its places (packets); 0 where it has none.
+    pub places: u32,
+    /// The stream began or ended inside it.
+    pub truncated: bool,
     /// Why frames between the last one and this are missing, where that is known.
     pub cause: Option<&'static str>,
+}
+
+impl Record {
+    /// Whether its `count` missing places from `first` on lie outside of the stream; `begins` if those at its start do.
+    fn truncates(&self, first: u32, count: u32, begins: bool) -> bool {
+        let (at_start, at_end) = (first == 0, first.saturating_add(count) >= self.places);
+        // A stream holds a place at least, and its first frame is the first of an epoch.
+        self.truncated && at_start != at_end && !begins && (at_end || self.restart)
+    }
 }
 
 /// A run of frames without a break.
@@ -106,6 +131,7 @@ struct Run {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Missing,
+    Truncated,
     Suspect,
     Lost { frames: u64 },
 }
@@ -259,7 +285,14 @@ impl MetaBuilder {
         if record.suspect {
             self.note(Kind::Suspect, start, samples, None);
         }
+        let mut begins = false;
         for (first, count) in missing {
+            let kind = if record.truncates(first, count, begins) {
+                begins = first == 0;
+                Kind::Truncated
+            } else {
+                Kind::Missing
+            };
             let recording = &self.recording;
             let byte = |place: u64| match place.checked_sub(1) {
                 None => 0,
@@ -271,7 +304,8 @@ impl MetaBuilder {
             let from = byte(u64::from(first)) / self.group;
             let to = byte(u64::from(first) + u64::from(count)).div_ceil(self.group);
             if to > from {
-                self.note(Kind::Missing, start + from, to - from, None);
+                let cause = (kind == Kind::Truncated).then_some(CAUSE_TRUNCATED);
+                self.note(kind, start + from, to - from, cause);
             }
         }
         self.bytes += record.bytes;
@@ -281,7 +315,7 @@ impl MetaBuilder {
     }
 
     fn note(&mut self, kind: Kind, mut start: u64, mut count: u64, cause: Option<&'static str>) {
-        if kind == Kind::Missing {
+        if matches!(kind, Kind::Missing | Kind::Truncated) {
             // Two places may share a sample: it is missing once.
             let from = start.max(self.missing_end);
             count = (start + count).saturating_sub(from);
@@ -290,7 +324,9 @@ impl MetaBuilder {
                 return;
             }
             self.missing_end = start + count;
-            self.missing_samples += count;
+            if kind == Kind::Missing {
+                self.missing_samples += count;
+            }
         }
         let touches = |note: &&mut Note| {
             !matches!(kind, Kind::Lost { .. })
@@ -319,7 +355,7 @@ impl MetaBuilder {
             match kind {
                 Kind::Missing => self.unlisted.samples += count,
                 Kind::Lost { frames } => self.unlisted.frames += frames,
-                Kind::Suspect => {}
+                Kind::Truncated | Kind::Suspect => {}
             }
         }
     }
@@ -381,6 +417,10 @@ impl MetaBuilder {
                     points: table.map(|table| table.points),
                     order: table.map(|table| table.order.into()),
                     axis: table.map(|table| table.axis.clone()),
+                    // JSON has no word for what is not finite.
+                    frame_rate: table
+                        .and_then(|table| table.frame_rate)
+                        .filter(|rate| rate.is_finite()),
                 }),
             },
             captures,
@@ -419,6 +459,12 @@ impl Note {
             Kind::Missing => (
                 LABEL_MISSING,
                 "samples that never arrived; the values here are filled in".into(),
+                0,
+            ),
+            Kind::Truncated => (
+                LABEL_MISSING,
+                "the stream began or ended inside this frame: these samples were never sent, the values here are filled in"
+                    .into(),
                 0,
             ),
             Kind::Suspect => (

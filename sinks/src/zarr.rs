@@ -1,7 +1,8 @@
 //! `zarr`: frames as one growing chunked array in a Zarr version 3 store, with arrays that say what each frame is.
 //!
 //! Every run writes a store of its own, the directory `NAME-000000.zarr` and so on. It is a group of arrays whose first
-//! dimension is the frame:
+//! dimension is the frame. Only one process at a time writes stores of one name in one directory; the
+//! [lock](crate::lock) lies beside them, not inside.
 //!
 //! | array | type | shape | meaning |
 //! |---|---|---|---|
@@ -41,10 +42,10 @@ mod batch;
 mod columns;
 mod recover;
 mod store;
-mod worker;
 mod write;
 
-use crate::file::{check_layout, check_stem, make_directory};
+use crate::layout::check_layout;
+use crate::stem::{Stem, StemKeys};
 use batch::Batch;
 use columns::{chunk_rows, columns};
 use daq_core::config::{Diagnostics, Problem, Section};
@@ -54,7 +55,7 @@ use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{ByteSize, Span};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// What `daq` knows of `zarr`.
@@ -109,11 +110,16 @@ const fn ten_seconds() -> Span {
     Span(Duration::from_secs(10))
 }
 
-impl ZarrKeys {
+impl StemKeys for ZarrKeys {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
     fn check(&self) -> Result<(), Problem> {
-        if let Some(name) = &self.name {
-            check_stem(name)?;
-        }
         if !(1..=1 << 30).contains(&self.chunk.0) {
             return Err(
                 Problem::at("chunk", format!("{} is not from 1 B to 1 GiB", self.chunk))
@@ -125,32 +131,20 @@ impl ZarrKeys {
 }
 
 fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SinkSpec>> {
-    let keys: ZarrKeys = section.finish(&[], diagnostics)?;
-    match keys.check() {
-        Ok(()) => {
-            let stem = keys
-                .name
-                .clone()
-                .unwrap_or_else(|| section.name().to_owned());
-            Some(Box::new(Zarr { stem, keys }))
-        }
-        Err(problem) => {
-            diagnostics.push(section.problem(problem));
-            None
-        }
-    }
+    let (stem, keys) = Stem::read(section, diagnostics)?;
+    Some(Box::new(Zarr { stem, keys }))
 }
 
 /// A checked configuration.
 #[derive(Debug)]
 struct Zarr {
-    stem: String,
+    stem: Stem,
     keys: ZarrKeys,
 }
 
 impl SinkSpec for Zarr {
     fn claims(&self) -> Vec<Claim> {
-        vec![Claim::Path(self.keys.path.join(&self.stem))]
+        self.stem.claims()
     }
 
     fn check(&self, layout: &Layout) -> Result<(), Problem> {
@@ -169,14 +163,14 @@ impl SinkSpec for Zarr {
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {
-        let dir = context.directory.join(&self.keys.path);
-        make_directory(&dir)?;
-        let next = recover::recover(&dir, &self.stem, &context.name)?;
+        let lock = self.stem.lock(&context)?;
+        let next = recover::recover(&lock, &context.name)?;
         let rows = chunk_rows(self.keys.chunk, context.layout.frame_bytes());
         let columns = columns(&context, rows)?;
         let batches = [Batch::new(&columns), Batch::new(&columns)];
-        let store = store::Store::create(&dir, &self.stem, next, columns, &self.keys, &context)?;
+        let store = store::Store::create(&lock, next, columns, &self.keys, &context)?;
         Ok(Box::new(write::ZarrSink::new(
+            lock,
             store,
             batches,
             self.keys.flush.0,

@@ -6,8 +6,9 @@ mod support;
 
 use daq_core::frame::FrameMeta;
 use daq_core::layout::Scalar;
+use daq_core::ledger::SinkLedger;
 use daq_core::sigmf::Meta;
-use daq_core::sink::SinkError;
+use daq_core::sink::{Sink, SinkError};
 use std::path::{Path, PathBuf};
 use support::{Feed, Sent, context, layout, small_disk, spec};
 
@@ -22,6 +23,14 @@ fn frame(sequence: u64) -> Sent {
         bytes,
         present: Vec::new(),
     }
+}
+
+fn sink(dir: &Path, keys: &str) -> (Box<dyn Sink>, SinkLedger) {
+    let context = context(dir, "adc", layout(Scalar::Int8, false, 1, FRAME), 0, 0);
+    let ledger = context.ledger.clone();
+    let keys = format!("path = \"out\"\nbuffer = \"64 KiB\"\n{keys}");
+    let sink = spec("file", "adc", &keys).unwrap().build(context).unwrap();
+    (sink, ledger)
 }
 
 fn ballast(dir: &Path) -> PathBuf {
@@ -77,10 +86,7 @@ fn a_guaranteed_sink_waits_and_goes_on() {
         let dir = dir.join(&keys[11..13]);
         std::fs::create_dir(&dir).unwrap();
         let ballast = ballast(&dir);
-        let context = context(&dir, "adc", layout(Scalar::Int8, false, 1, FRAME), 0, 0);
-        let ledger = context.ledger.clone();
-        let keys = format!("path = \"out\"\nbuffer = \"64 KiB\"\n{keys}");
-        let mut sink = spec("file", "adc", &keys).unwrap().build(context).unwrap();
+        let (mut sink, ledger) = sink(&dir, keys);
         let mut feed = Feed::new(8, FRAME, 0);
         let mut met = 0;
         for n in 0..200 {
@@ -112,10 +118,7 @@ fn a_sink_that_drops_tells_what_and_why() {
         let dir = dir.join(&keys[11..13]);
         std::fs::create_dir(&dir).unwrap();
         let ballast = ballast(&dir);
-        let context = context(&dir, "adc", layout(Scalar::Int8, false, 1, FRAME), 0, 0);
-        let ledger = context.ledger.clone();
-        let keys = format!("path = \"out\"\nbuffer = \"64 KiB\"\n{keys}");
-        let mut sink = spec("file", "adc", &keys).unwrap().build(context).unwrap();
+        let (mut sink, ledger) = sink(&dir, keys);
         let mut feed = Feed::new(8, FRAME, 0);
         let mut wanted = Vec::new();
         let (mut dropped, mut after) = (0, 0);
@@ -161,12 +164,7 @@ fn a_disk_that_stays_full_does_not_keep_what_was_taken_from_being_closed() {
     else {
         return;
     };
-    let context = context(&dir, "adc", layout(Scalar::Int8, false, 1, FRAME), 0, 0);
-    let ledger = context.ledger.clone();
-    let mut sink = spec("file", "adc", "path = \"out\"\nbuffer = \"64 KiB\"")
-        .unwrap()
-        .build(context)
-        .unwrap();
+    let (mut sink, ledger) = sink(&dir, "");
     let mut feed = Feed::new(8, FRAME, 0);
     let mut taken = 0;
     loop {

@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+use daq_sinks::lock::StemLock;
 use daq_sinks::segment::{
-    Options, SegmentError, SegmentPaths, SegmentWriter, Step, recover, segment_name,
+    Options, Recovered, SegmentError, SegmentPaths, SegmentWriter, Step, segment_name,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -20,6 +21,12 @@ const STEPS: [Step; 7] = [
     Step::MetaNamed,
     Step::Done,
 ];
+
+/// What the next start finds.
+fn recover(dir: &Path) -> Recovered {
+    let lock = StemLock::take(dir, STEM).unwrap();
+    daq_sinks::segment::recover(&lock).unwrap()
+}
 
 fn small() -> Options {
     Options {
@@ -92,14 +99,11 @@ fn every_point_of_a_close_keeps_the_promise() {
         // Dropping an open writer does what a kill does: nothing.
         drop(writer);
         assert_promise(dir.path(), &wanted);
-        let found = recover(dir.path(), STEM).unwrap();
+        let found = recover(dir.path());
         assert_promise(dir.path(), &wanted);
         let second = SegmentPaths::new(dir.path(), &segment_name(STEM, 1));
         assert_eq!(found.next_index, 2, "{stop:?}");
-        assert!(
-            found.in_use.is_empty() && found.unclear.is_empty(),
-            "{stop:?}: {found:?}"
-        );
+        assert!(found.unclear.is_empty(), "{stop:?}: {found:?}");
         if stop < Step::MetaWritten {
             assert_eq!(
                 (found.whole, found.partial[0].bytes),
@@ -112,7 +116,7 @@ fn every_point_of_a_close_keeps_the_promise() {
             assert!(second.meta.exists() && !second.meta_tmp.exists() && !second.partial.exists());
             assert_eq!(found.completed.len(), usize::from(stop < Step::MetaNamed));
         }
-        let again = recover(dir.path(), STEM).unwrap();
+        let again = recover(dir.path());
         assert_eq!(
             (again.whole, again.partial, again.completed.len()),
             (found.whole, found.partial, 0)
@@ -132,7 +136,7 @@ fn torn_or_strange_metadata_proves_nothing() {
         let paths = SegmentPaths::new(dir.path(), &segment_name(STEM, 3));
         std::fs::write(&paths.data, [5; 100]).unwrap();
         std::fs::write(&paths.meta_tmp, tmp).unwrap();
-        let found = recover(dir.path(), STEM).unwrap();
+        let found = recover(dir.path());
         assert_eq!((found.whole, found.next_index), (0, 4));
         assert_eq!(
             (found.partial[0].path.clone(), found.partial[0].bytes),
@@ -148,8 +152,6 @@ fn torn_or_strange_metadata_proves_nothing() {
 #[test]
 fn recovery_leaves_others_alone() {
     let dir = tempfile::tempdir().unwrap();
-    let mut writer = SegmentWriter::new(&small()).unwrap();
-    writer.open(dir.path(), &segment_name(STEM, 0)).unwrap();
     let others = [
         "adc-2.sigmf-data",
         "other-000001.sigmf-data",
@@ -163,21 +165,15 @@ fn recovery_leaves_others_alone() {
     let twice = SegmentPaths::new(dir.path(), &segment_name(STEM, 5));
     std::fs::write(&twice.data, b"one").unwrap();
     std::fs::write(&twice.partial, b"two").unwrap();
-    let found = recover(dir.path(), STEM).unwrap();
+    let found = recover(dir.path());
     assert_eq!(
-        found.in_use,
-        [SegmentPaths::new(dir.path(), "adc-000000").partial]
+        (found.whole, found.partial.len(), found.next_index),
+        (0, 0, 8)
     );
     assert_eq!(found.unclear, [twice.data.clone(), twice.partial.clone()]);
     assert_eq!(std::fs::read(twice.data).unwrap(), b"one");
     assert_eq!(std::fs::read(twice.partial).unwrap(), b"two");
     assert!(others.iter().all(|other| dir.path().join(other).exists()));
-    assert_eq!(
-        recover(&dir.path().join("not there"), STEM)
-            .unwrap()
-            .next_index,
-        0
-    );
 }
 
 #[test]

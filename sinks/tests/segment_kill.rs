@@ -2,15 +2,19 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
+use daq_sinks::lock::StemLock;
 use daq_sinks::segment::{
     Options, SegmentPaths, SegmentWriter, recover, segment_index, segment_name,
 };
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Duration;
+use support::{Writer, names, wait_for};
 
 const STEM: &str = "adc";
+const LOCK: &str = ".adc.lock";
 const RUNS: u64 = 25;
 
 fn content(index: u64) -> Vec<u8> {
@@ -32,11 +36,12 @@ fn meta(bytes: usize) -> String {
 #[test]
 #[ignore = "started and killed by the other test"]
 fn writer_process() {
-    let Some(dir) = std::env::var_os("DAQ_KILL_DIR") else {
+    let Some(dir) = Writer::dir() else {
         return;
     };
-    let dir = Path::new(&dir);
-    let mut index = recover(dir, STEM).unwrap().next_index;
+    // Held until the kill, whose lock file hinders no later run.
+    let lock = StemLock::take(&dir, STEM).unwrap();
+    let mut index = recover(&lock).unwrap().next_index;
     let mut writer = SegmentWriter::new(&Options {
         buffer_bytes: 8192,
         buffers: 2,
@@ -44,7 +49,7 @@ fn writer_process() {
     })
     .unwrap();
     loop {
-        writer.open(dir, &segment_name(STEM, index)).unwrap();
+        writer.open(&dir, &segment_name(STEM, index)).unwrap();
         let bytes = content(index);
         bytes
             .chunks(3001)
@@ -57,8 +62,10 @@ fn writer_process() {
 fn check(dir: &Path, partials: &mut BTreeSet<u64>) -> u64 {
     let mut whole = 0;
     let mut open = Vec::new();
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
+    for name in names(dir) {
+        if name == LOCK {
+            continue;
+        }
         let (base, suffix) = name.split_once(".sigmf-").unwrap();
         let index = segment_index(STEM, base).unwrap();
         let paths = SegmentPaths::new(dir, base);
@@ -103,26 +110,25 @@ fn kill_at_random_moments() {
     let mut partials = BTreeSet::new();
     let mut whole = 0;
     for run in 0..RUNS {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "writer_process", "--ignored"])
-            .env("DAQ_KILL_DIR", dir.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        // Anywhere from "just started" to "several segments later".
-        std::thread::sleep(Duration::from_micros(5_000 + run * run * 7919 % 90_000));
-        let ended = child.try_wait().unwrap();
-        assert_eq!(ended, None, "the writer ended by itself");
-        child.kill().unwrap();
-        child.wait().unwrap();
+        let writer = Writer::start(dir.path());
+        // Every third at a moment from its start on, the others at moments after they closed a segment.
+        let committed = |name: &String| name.ends_with(".sigmf-meta");
+        if run % 3 > 0 {
+            wait_for("a segment", || {
+                names(dir.path())
+                    .iter()
+                    .filter(|name| committed(name))
+                    .count() as u64
+                    > whole
+            });
+        }
+        std::thread::sleep(Duration::from_micros(run * run * 7919 % 90_000));
+        writer.kill();
         let before = check(dir.path(), &mut partials.clone());
         assert!(before >= whole, "whole segments stay");
-        let found = recover(dir.path(), STEM).unwrap();
-        assert!(
-            found.in_use.is_empty() && found.unclear.is_empty(),
-            "{found:?}"
-        );
+        let lock = StemLock::take(dir.path(), STEM).unwrap();
+        let found = recover(&lock).unwrap();
+        assert!(found.unclear.is_empty(), "{found:?}");
         whole = check(dir.path(), &mut partials);
         assert_eq!(
             (found.whole, found.whole - found.completed.len() as u64),

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use daq_core::sigmf::{Datatype, Meta, Number};
-use daq_sinks::sigmf::{MetaBuilder, Record, Recording};
+use daq_sinks::sigmf::{CAUSE_TRUNCATED, MetaBuilder, Record, Recording};
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -66,8 +66,9 @@ proptest! {
             }
             sample += bytes / group;
         }
+        let text = builder.build().to_json();
         let meta = builder.build();
-        prop_assert_eq!(Meta::parse(&meta.to_json()).unwrap(), meta.clone());
+        prop_assert_eq!(Meta::parse(&text).unwrap(), meta.clone());
         let told: Vec<u64> = meta.missing().flat_map(|(first, count)| first..first + count).collect();
         prop_assert_eq!(told, missing.iter().copied().collect::<Vec<_>>());
         let stream = meta.global.stream.as_ref().unwrap();
@@ -117,4 +118,97 @@ fn a_segment_starts_fresh_but_remembers_the_last_frame() {
         (meta.captures.len(), meta.captures[0].sequence),
         (1, Some(5))
     );
+}
+
+#[test]
+fn what_was_never_sent_is_not_counted_as_missing() {
+    // Six places of 10 samples a frame: (first frame of an epoch, truncated, missing places) and what is told of it, as
+    // (first sample, samples, whether it was cut off).
+    type Case = (
+        bool,
+        bool,
+        &'static [(u32, u32)],
+        &'static [(u64, u64, bool)],
+    );
+    let cases: [Case; 9] = [
+        (true, true, &[(0, 2)], &[(0, 20, true)]),
+        (false, true, &[(4, 2)], &[(40, 20, true)]),
+        (true, true, &[(4, 2)], &[(40, 20, true)]),
+        // Lost before the end of the stream, and after its beginning.
+        (
+            false,
+            true,
+            &[(0, 1), (2, 1), (5, 1)],
+            &[(0, 10, false), (20, 10, false), (50, 10, true)],
+        ),
+        (
+            true,
+            true,
+            &[(0, 1), (2, 1)],
+            &[(0, 10, true), (20, 10, false)],
+        ),
+        // The flags do not tell which end is the one that was cut: no loss is explained away.
+        (
+            true,
+            true,
+            &[(0, 1), (5, 1)],
+            &[(0, 10, true), (50, 10, false)],
+        ),
+        // Nothing came at all.
+        (true, true, &[(0, 6)], &[(0, 60, false)]),
+        // Not truncated: lost.
+        (true, false, &[(0, 2)], &[(0, 20, false)]),
+        (false, false, &[(4, 2)], &[(40, 20, false)]),
+    ];
+    for (restart, truncated, missing, wanted) in cases {
+        let mut builder = MetaBuilder::new(recording(Number::I8, 1, 6, 10));
+        let record = Record {
+            bytes: 60,
+            places: 6,
+            restart,
+            truncated,
+            ..Record::default()
+        };
+        builder.frame(&record, missing.iter().copied());
+        let meta = builder.build();
+        let cut = |cause: &Option<String>| cause.as_deref() == Some(CAUSE_TRUNCATED);
+        let told: Vec<_> = meta
+            .annotations
+            .iter()
+            .map(|note| {
+                (
+                    note.sample_start,
+                    note.sample_count.unwrap(),
+                    cut(&note.cause),
+                )
+            })
+            .collect();
+        assert_eq!(told, wanted, "{record:?} {missing:?}");
+        let lost = wanted.iter().filter(|note| !note.2).map(|note| note.1);
+        assert_eq!(
+            meta.global.stream.as_ref().unwrap().missing_samples,
+            lost.sum::<u64>()
+        );
+        // Cut off or lost: neither is replayed as samples.
+        assert_eq!(meta.missing().count(), wanted.len());
+    }
+}
+
+#[test]
+fn bytes_behind_the_last_whole_sample_are_not_missing() {
+    // Samples of 8 bytes in places of 3; the frame has 21 bytes, of which 16 are written. Place 5 is bytes 15 to 17,
+    // place 6 what lies behind.
+    let mut builder = MetaBuilder::new(recording(Number::I16, 4, 7, 3));
+    let bytes = builder.whole(21);
+    assert_eq!(bytes, 16);
+    for (missing, wanted) in [((6, 1), None), ((5, 2), Some((1, 1)))] {
+        builder.begin(0);
+        let record = Record {
+            bytes,
+            places: 7,
+            ..Record::default()
+        };
+        builder.frame(&record, [missing]);
+        assert_eq!(builder.build().missing().next(), wanted);
+    }
 }

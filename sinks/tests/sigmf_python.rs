@@ -13,8 +13,7 @@ use daq_sinks::segment::{Options, SegmentWriter, segment_name};
 use daq_sinks::sigmf::{LABEL_UNLISTED, MetaBuilder, Moment, Record, Recording, Table};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use support::python;
+use support::{python, script};
 
 fn recording(number: Number, complex: bool, channels: u32, frame_bytes: u64) -> Recording {
     Recording {
@@ -68,25 +67,6 @@ fn write(
     (closed.meta, data)
 }
 
-fn check(python: &Path, metas: &[PathBuf]) -> Vec<Value> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sigmf_check.py");
-    let run = Command::new(python)
-        .arg(script)
-        .args(metas)
-        .output()
-        .unwrap();
-    assert!(
-        run.status.success(),
-        "{}",
-        String::from_utf8_lossy(&run.stderr)
-    );
-    String::from_utf8(run.stdout)
-        .unwrap()
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
-}
-
 fn assert_samples(meta: &Path, data: &[u8], convert: impl Fn(&[u8]) -> f32, width: usize) {
     let name = format!("{}.f32", meta.display());
     let read: Vec<f32> = std::fs::read(name)
@@ -131,8 +111,9 @@ fn every_datatype_is_read_back() {
         }
     }
     let metas: Vec<PathBuf> = written.iter().map(|w| w.3.clone()).collect();
-    for (seen, (number, complex, channels, meta, data)) in
-        check(&python, &metas).iter().zip(&written)
+    for (seen, (number, complex, channels, meta, data)) in script(&python, "sigmf_check.py", &metas)
+        .iter()
+        .zip(&written)
     {
         let group = number.bytes() * if *complex { 2 } else { 1 } * *channels as usize;
         assert_eq!(seen["samples"], json!(data.len() / group));
@@ -213,7 +194,7 @@ fn gaps_and_epochs_are_told() {
     )];
     let a = write(dir.path(), 0, &mut builder, &first);
     let b = write(dir.path(), 1, &mut builder, &second);
-    let seen = check(&python, &[a.0.clone(), b.0.clone()]);
+    let seen = script(&python, "sigmf_check.py", &[a.0.clone(), b.0.clone()]);
     assert_samples(
         &a.0,
         &a.1,
@@ -303,7 +284,7 @@ fn more_gaps_than_can_be_listed_are_summed_up() {
     // Every other frame is lost, and of each one a place is missing.
     let frames: Vec<_> = (0..n).map(|i| (at(2 * i, 8, i), vec![(3, 1)])).collect();
     let (meta, _) = write(dir.path(), 0, &mut builder, &frames);
-    let seen = check(&python, std::slice::from_ref(&meta)).remove(0);
+    let seen = script(&python, "sigmf_check.py", std::slice::from_ref(&meta)).remove(0);
     assert_eq!(seen["captures"].as_array().unwrap().len() as u64, CAPTURES);
     let annotations = seen["annotations"].as_array().unwrap();
     assert_eq!(annotations.len() as u64, ANNOTATIONS + 1);
@@ -350,6 +331,7 @@ fn spectra_and_extremes_validate() {
         points: 512,
         order: "planar",
         axis: json!({"kind": "frequency", "start": 0.0, "step": 976.5625}),
+        frame_rate: Some(122.5),
     });
     let a = write(
         dir.path(),
@@ -370,8 +352,10 @@ fn spectra_and_extremes_validate() {
         &mut MetaBuilder::new(spectra),
         &[(far, vec![(0, u32::MAX)])],
     );
-    let seen = check(&python, &[a.0, b.0]);
+    let seen = script(&python, "sigmf_check.py", &[a.0, b.0]);
     assert_eq!(seen[0]["global"]["daq:axis"]["step"], 976.5625);
+    assert_eq!(seen[0]["global"]["daq:frame_rate"], 122.5);
+    assert_eq!(seen[0]["global"].get("core:sample_rate"), None);
     assert_eq!(
         seen[0]["captures"][0]["core:datetime"],
         "2554-07-21T23:34:33.709551615Z"
@@ -443,7 +427,7 @@ fn recordings_of_the_file_sink_are_valid() {
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.extension().is_some_and(|e| e == "sigmf-meta"))
         .collect();
-    let samples: u64 = check(&python, &metas)
+    let samples: u64 = script(&python, "sigmf_check.py", &metas)
         .iter()
         .map(|seen| seen["samples"].as_u64().unwrap())
         .sum();

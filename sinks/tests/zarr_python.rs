@@ -8,31 +8,11 @@ mod support;
 
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
-use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use support::{Feed, Sent, context, layout, python, spec};
+use serde_json::json;
+use std::path::PathBuf;
+use support::{Feed, Sent, context, layout, python, script, spec};
 
 const ROWS: u64 = 11;
-
-fn check(python: &Path, stores: &[PathBuf]) -> Vec<Value> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/zarr_check.py");
-    let run = Command::new(python)
-        .arg(script)
-        .args(stores)
-        .output()
-        .unwrap();
-    assert!(
-        run.status.success(),
-        "{}",
-        String::from_utf8_lossy(&run.stderr)
-    );
-    String::from_utf8(run.stdout)
-        .unwrap()
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
-}
 
 fn frame(n: u64, bytes: usize, places: u32) -> Sent {
     // The last byte of each eight makes floats that are no NaN.
@@ -130,7 +110,7 @@ fn every_layout_is_read_back() {
         }
     }
     let stores: Vec<PathBuf> = written.iter().map(|w| w.0.clone()).collect();
-    let seen = check(&python, &stores);
+    let seen = script(&python, "zarr_check.py", &stores);
     assert_eq!(seen.len(), written.len());
     for (seen, (store, layout, sent, dtype)) in seen.iter().zip(&written) {
         let values = |name: &str| std::fs::read(format!("{}.{name}.bin", store.display())).unwrap();

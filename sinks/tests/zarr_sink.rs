@@ -8,10 +8,9 @@ use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
 use daq_core::layout::{Layout, Order, Scalar};
 use daq_core::sink::SinkError;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Feed, Sent, context, layout, small_disk, spec};
+use support::{Feed, SCALARS, Sent, Writer, context, layout, small_disk, spec, wait_for};
 use zarrs::array::{Array, ArrayBytes};
 use zarrs::filesystem::FilesystemStore;
 
@@ -152,14 +151,7 @@ fn assert_holds(store: &Path, sent: &[Sent], layout: &Layout, places: u32) {
 
 #[test]
 fn every_layout_round_trips() {
-    for scalar in [
-        Scalar::Int8,
-        Scalar::Uint8,
-        Scalar::Int16,
-        Scalar::Int32,
-        Scalar::Float32,
-        Scalar::Float64,
-    ] {
+    for scalar in SCALARS {
         for (complex, channels, order, places) in [
             (false, 1, Order::Interleaved, 0),
             (true, 3, Order::Interleaved, 5),
@@ -235,15 +227,10 @@ fn frames_are_committed_in_time_and_their_chunk_goes_on() {
     let sent: Vec<_> = (0..21).map(|n| frame(n, 100, 4)).collect();
     for (i, some) in sent.chunks(3).enumerate() {
         feed.give(&mut *sink, some);
-        for _ in 0..2000 {
+        wait_for("the commit", || {
             sink.tick().unwrap();
-            if numbers(&store, "length", Some(0)).is_empty()
-                && read(&store, "frames", None).1[0] == (i as u64 + 1) * 3
-            {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+            read(&store, "frames", None).1[0] == (i as u64 + 1) * 3
+        });
         assert_holds(&store, &sent[..(i + 1) * 3], &layout, 4);
     }
     assert_eq!(state(&store), "writing");
@@ -296,12 +283,12 @@ const KILL_FRAME: usize = 600;
 #[test]
 #[ignore = "started and killed by the other test"]
 fn writer_process() {
-    let Some(dir) = std::env::var_os("DAQ_KILL_DIR") else {
+    let Some(dir) = Writer::dir() else {
         return;
     };
     let layout = layout(Scalar::Int8, false, 1, KILL_FRAME);
     let keys = "path = \".\"\nchunk = 6000\nflush = \"1 ns\"";
-    let context = context(Path::new(&dir), "a", layout, 4, KILL_FRAME / 4);
+    let context = context(&dir, "a", layout, 4, KILL_FRAME / 4);
     let mut sink = spec("zarr", "a", keys).unwrap().build(context).unwrap();
     let mut feed = Feed::new(8, KILL_FRAME, 4);
     for n in 0.. {
@@ -325,29 +312,14 @@ fn kill_at_random_moments() {
     let layout = layout(Scalar::Int8, false, 1, KILL_FRAME);
     let mut most = 0;
     for run in 0..20_u64 {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "writer_process", "--ignored"])
-            .env("DAQ_KILL_DIR", dir.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let writer = Writer::start(dir.path());
         // The first at moments from its start on, the others at moments after some frames were committed.
         let frames = dir.path().join(format!("a-{run:06}.zarr/frames/zarr.json"));
-        for _ in 0..20_000 * u32::from(run >= 8) {
-            if committed(&frames) > run * 2 {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(1));
+        if run >= 8 {
+            wait_for("a commit", || committed(&frames) > run * 2);
         }
         std::thread::sleep(Duration::from_micros(run * run * 7919 % 50_000));
-        assert_eq!(
-            child.try_wait().unwrap(),
-            None,
-            "the writer ended by itself"
-        );
-        child.kill().unwrap();
-        child.wait().unwrap();
+        writer.kill();
         let store = dir.path().join(format!("a-{run:06}.zarr"));
         if !store.join("zarr.json").exists() {
             // Killed before the store was made: the number is used up only if its directory is there.

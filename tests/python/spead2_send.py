@@ -8,12 +8,27 @@ Arguments: a JSON object with `port`, `file`, `heaps`, `heap` (bytes), `packet` 
 import json
 import random
 import sys
+import time
 
 import numpy as np
 import spead2
 import spead2.send
 
 ITEM = 0x1234
+
+
+def queued(port):
+    """Bytes that wait in the sockets of `port` on this machine."""
+    with open("/proc/net/udp") as table:
+        rows = [line.split() for line in table.readlines()[1:]]
+    return sum(int(row[4].split(":")[1], 16) for row in rows if int(row[1].split(":")[1], 16) == port)
+
+
+def drain(port):
+    """Waits until the receiver has taken what was sent: its buffer may be smaller than what comes in a moment."""
+    end = time.monotonic() + 60
+    while queued(port) > 0 and time.monotonic() < end:
+        time.sleep(0.0005)
 
 
 def send(job):
@@ -59,9 +74,11 @@ def send(job):
         for i in range(0, len(rest), 3):
             references = [spead2.send.HeapReference(one, cnt=number) for number, one in rest[i : i + 3]]
             stream.send_heaps(references, spead2.send.GroupMode.ROUND_ROBIN)
+            drain(job["port"])
     else:
         for number, one in rest:
             stream.send_heap(one, cnt=number)
+            drain(job["port"])
     stream.send_heap(items.get_end(), cnt=counter)
     with open(job["file"], "wb") as file:
         for block in blocks:

@@ -22,14 +22,16 @@ pub use daq::{Daq, Done, Outcome, binary, configs, repository};
 pub use live::{Answer, Live, get};
 pub use python::Python;
 
-use std::collections::BTreeSet;
 use std::net::{TcpListener, UdpSocket};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long something may take before it counts as hanging.
-pub const PATIENCE: Duration = Duration::from_mins(1);
+/// How long something may take before it counts as hanging: far longer than anything takes on a slow machine that
+/// has other things to do.
+pub const PATIENCE: Duration = Duration::from_mins(5);
 
 /// Ends the test, telling why it could not run. The reason is shown even where output of tests is captured.
 #[macro_export]
@@ -50,36 +52,37 @@ pub fn tell(line: &str) {
     );
 }
 
-/// A TCP port of the loopback that is free now and is given out once in this process.
+/// A TCP port that is free and that no other test is given, in this process or in another.
 pub fn free_tcp_port() -> u16 {
-    free(|| {
-        TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port()
-    })
+    free(|port| TcpListener::bind(("0.0.0.0", port)).is_ok())
 }
 
-/// A UDP port of the loopback that is free now and is given out once in this process.
+/// A UDP port that is free and that no other test is given, in this process or in another.
 pub fn free_udp_port() -> u16 {
-    free(|| {
-        UdpSocket::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port()
-    })
+    free(|port| UdpSocket::bind(("0.0.0.0", port)).is_ok())
 }
 
-fn free(bind: impl Fn() -> u16) -> u16 {
-    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
-    loop {
-        let port = bind();
-        if GIVEN.lock().unwrap().insert(port) {
-            return port;
-        }
-    }
+/// Ports that the system gives to nobody by itself, so that one which is free now stays so. Each is given out once
+/// while its lock, a name of the abstract namespace, is held: until this process ends.
+fn free(is_free: impl Fn(u16) -> bool) -> u16 {
+    static LOCKS: Mutex<Vec<UnixDatagram>> = Mutex::new(Vec::new());
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let mut range = range
+        .split_whitespace()
+        .map(|port| port.parse::<u16>().unwrap());
+    let (first, last) = (range.next().unwrap(), range.next().unwrap());
+    let outside = (10_000..first).chain(last.saturating_add(1)..u16::MAX);
+    // A system that gives out every port leaves no choice.
+    let mut ports = outside.chain(first.max(10_000)..last);
+    let lock = |port: u16| {
+        let name = SocketAddr::from_abstract_name(format!("daq-test-port-{port}")).unwrap();
+        UnixDatagram::bind_addr(&name).ok()
+    };
+    let (port, lock) = ports
+        .find_map(|port| Some((port, lock(port).filter(|_| is_free(port))?)))
+        .expect("there is a port that is free");
+    LOCKS.lock().unwrap().push(lock);
+    port
 }
 
 /// Waits until `look` gives something; panics with `what` where that does not happen within [`PATIENCE`].
@@ -130,5 +133,22 @@ impl Random {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ (z >> 31)) % end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_port_is_given_twice() {
+        let mut ports: Vec<u16> = (0..50)
+            .flat_map(|_| [free_tcp_port(), free_udp_port()])
+            .collect();
+        ports.sort_unstable();
+        ports.dedup();
+        assert_eq!(ports.len(), 100);
+        let taken = UdpSocket::bind(("0.0.0.0", ports[99])).unwrap();
+        assert_ne!(free_udp_port(), taken.local_addr().unwrap().port());
     }
 }

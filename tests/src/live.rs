@@ -1,12 +1,11 @@
 //! A run that is watched.
 
 use super::daq::{Outcome, Process};
-use super::{ledger, wait_for};
+use super::{PATIENCE, ledger, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
 
 /// A running `daq run`. Dropping it kills it.
 #[derive(Debug)]
@@ -137,8 +136,8 @@ impl Live {
 
 /// One GET over HTTP/1.0.
 pub fn get(address: SocketAddr, path: &str) -> std::io::Result<Answer> {
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(10))?;
-    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;

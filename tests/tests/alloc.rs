@@ -4,7 +4,7 @@
 
 use daq_core::config::{Diagnostics, Document};
 use daq_core::ledger::Board;
-use daq_core::plan::{Config, resolve};
+use daq_core::plan::{Config, Surroundings, resolve};
 use daq_core::topology::Topology;
 use daq_pipelines::REGISTRY;
 use daq_pipelines::engine::{Options, Pipeline};
@@ -159,7 +159,8 @@ input = "statistics"
 driver = "null"
 input = "raw"
 guarantee = false
-delay = "5 ms"
+delay = "40 ms"
+burst = 1
 
 [sink.disk]
 driver = "file"
@@ -174,7 +175,8 @@ fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
     let config = Config::read(&document, &REGISTRY, "alloc", &mut diagnostics);
-    let plan = resolve(&config, &Topology::detect(), &Vec::new(), &mut diagnostics);
+    let around = Surroundings::default();
+    let plan = resolve(&config, &Topology::detect(), &around, &mut diagnostics);
     let plan = plan.unwrap_or_else(|| panic!("{}", diagnostics.render(document.sources(), false)));
     let options = Options {
         directory: dir.path().to_owned(),
@@ -183,9 +185,11 @@ fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
     };
     let pipeline = Pipeline::start(&config, &plan, &options).unwrap();
     let published = |ring: &str| pipeline.published(ring).unwrap();
-    // The first frames open files and make threads known to each other.
+    // The first frames open files and make threads known to each other: each thread must have had its share.
     wait_for("the first frames", || {
-        (published("raw") > 100 && published("spectra") > 20).then_some(())
+        let report = pipeline.report();
+        let all_read = report.readers.values().all(|reader| reader.read > 0);
+        (all_read && published("raw") > 100 && published("spectra") > 20).then_some(())
     });
     counted();
     ARMED.store(true, Ordering::SeqCst);
@@ -193,6 +197,8 @@ fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
     wait_for("frames", || {
         (published("raw") >= from + frames).then_some(())
     });
+    let overrun = || pipeline.report().readers["overrun"].overrun;
+    wait_for("an overrun", || (overrun() > 0).then_some(()));
     ARMED.store(false, Ordering::SeqCst);
     let counted = counted();
     pipeline.stop();

@@ -471,7 +471,6 @@ fn a_slow_guaranteed_kernel_chain_holds_the_source() {
 }
 
 #[test]
-#[ignore = "known defect: `sim` asks for room for one frame where the packet after the gap needs several"]
 fn a_gap_longer_than_the_window_does_not_make_a_source_that_waits_lose() {
     // Five whole frames are missing where four are open; the ring is nearly full all the time.
     let text = slow_reader(true, "", 100) + "[source.adc.faults]\nlose = [\"200..240\"]\n";

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
-use daq_tests::{Daq, Outcome, Python, files, skip};
+use daq_tests::{Daq, Outcome, Python, files, ledger, skip};
 use serde_json::Value;
 
 /// Numbers that count, in packets of 64 bytes and frames of 8, into files of 16 frames and a half.
@@ -155,6 +155,73 @@ fn gaps_are_annotated_where_they_are() {
     let wanted: Vec<_> = (0..1000).filter(|n| missing(*n)).collect();
     assert_eq!(annotated, wanted);
     assert_eq!(sum(&seen, "missing", 1), 21 * 8);
+}
+
+/// The metadata of all segments in `directory`, in order.
+fn metas(daq: &Daq, directory: &str) -> Vec<Value> {
+    files(&daq.path(directory), ".sigmf-meta")
+        .iter()
+        .map(|path| serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap())
+        .collect()
+}
+
+#[test]
+fn the_end_inside_a_frame_is_filled_and_no_loss() {
+    // The last of 126 frames has 3 of its 8 packets, the last file the last 14 frames.
+    let daq = Daq::new(&counting("packets = 1003", "lose = [1000]"));
+    let outcome = run(&daq);
+    assert_eq!(ledger::lost(&outcome.report, "adc"), 1);
+    assert!(data(&daq) == counter(1008, |n| n == 1000 || n >= 1003));
+    let metas = metas(&daq, "out");
+    let told: Vec<_> = metas
+        .iter()
+        .flat_map(|meta| meta["annotations"].as_array().unwrap())
+        .map(|note| {
+            let field = |key: &str| note[key].clone();
+            [
+                "core:sample_start",
+                "core:sample_count",
+                "core:label",
+                "daq:cause",
+            ]
+            .map(field)
+        })
+        .collect();
+    let first = |packet: u64| packet * 8 - 7 * 1024;
+    assert_eq!(
+        serde_json::json!(told),
+        serde_json::json!([
+            [first(1000), 8, "missing", null],
+            [first(1003), 40, "missing", "truncated"],
+        ])
+    );
+    let missing = metas
+        .iter()
+        .map(|meta| meta["global"]["daq:missing_samples"].as_u64().unwrap());
+    assert_eq!(missing.sum::<u64>(), 8);
+}
+
+#[test]
+fn spectra_tell_their_axis_and_how_many_there_are_a_second() {
+    // 64 points a frame at 1 MHz, two transforms a frame, four an output.
+    let text = counting("packets = 1000", "")
+        + "[kernel.spectrum]\nuse = \"power-spectrum\"\ninput = \"raw\"\noutput = \"spectra\"\nsize = 32\nintegrate = 4\n\
+           [ring.spectra]\n\
+           [sink.spectra]\ndriver = \"file\"\ninput = \"spectra\"\npath = \"spectra\"\n";
+    let daq = Daq::new(&text);
+    run(&daq);
+    let metas = metas(&daq, "spectra");
+    let [meta] = &metas[..] else {
+        panic!("one segment: {metas:#?}")
+    };
+    let global = &meta["global"];
+    assert_eq!(global["daq:frame_rate"], 1e6 / 64.0 / 2.0, "{meta:#}");
+    assert_eq!(
+        global["daq:axis"],
+        serde_json::json!({"kind": "frequency", "start": -5e5, "step": 31_250.0})
+    );
+    assert_eq!(global.get("core:sample_rate"), None);
+    assert_eq!(global["core:extensions"][0]["name"], "daq");
 }
 
 #[test]

@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 use daq_drivers::sim::verify;
-use daq_tests::{Daq, Outcome, Random, binary, files, ledger};
+use daq_tests::{Daq, Outcome, Random, binary, files, ledger, wait_for};
+use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -62,7 +63,7 @@ fn index(path: &Path) -> u64 {
         .unwrap()
 }
 
-/// Partials that a kill may leave: the segment that was being written, and the one before it that was being closed.
+/// Partials that a kill may leave: the next segment begins when the one before is whole.
 const PARTIALS: usize = 1;
 
 /// Checks everything that one run left: `from` is the number of its first segment, `sent` the bytes after which the last
@@ -177,7 +178,9 @@ fn a_kill_at_any_moment_leaves_whole_segments_and_is_told() {
         before = (started && whole > 0).then_some(whole);
         from = next;
     }
-    let outcome = daq.run(&["--for", "100ms"]).ok();
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sinks.disk.bytes", 1);
+    let outcome = live.stop().ok();
     if before.is_some() {
         assert!(
             outcome.stderr.contains("did not end cleanly"),
@@ -303,8 +306,9 @@ fn two_runs_of_one_pipeline_do_not_write_one_file() {
     first.wait_count("sinks.disk.bytes", 1 << 20);
     let second = daq.run(&["--for", "50ms"]);
     assert_eq!(second.code, 74, "{}", second.stderr);
+    let told = format!("another process is writing it (pid {})", first.pid());
     assert!(
-        second.stderr.contains("another process is writing it"),
+        second.stderr.contains(&told) && second.stderr.contains("out/disk-*"),
         "{}",
         second.stderr
     );
@@ -316,6 +320,35 @@ fn two_runs_of_one_pipeline_do_not_write_one_file() {
     let outcome = first.stop().ok();
     let (_, whole) = check_remains(&daq.path("out"), 0, outcome.count("sources.adc.bytes"));
     assert_eq!(whole, outcome.count("sinks.disk.bytes"));
+}
+
+#[test]
+fn a_run_between_two_segments_of_another_is_refused_and_one_after_a_kill_is_not() {
+    let daq = Daq::new(RECORDING);
+    // As a process holds it that has closed a segment and not yet begun the next.
+    let path = daq.write("out/.disk.lock", "4242\n");
+    let lock = std::fs::File::open(&path).unwrap();
+    flock(&lock, FlockOperation::LockExclusive).unwrap();
+    let refused = daq.run(&["--for", "50ms"]);
+    assert_eq!(
+        (refused.code, &refused.report),
+        (74, &Value::Null),
+        "{}",
+        refused.stderr
+    );
+    assert!(
+        refused
+            .stderr
+            .contains("another process is writing it (pid 4242)"),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(files(&daq.path("out"), ""), [path]);
+    // As a kill leaves it. Unlocked by name: a process that another test is starting may hold the file for a moment.
+    flock(&lock, FlockOperation::Unlock).unwrap();
+    let outcome = daq.run(&["--for", "50ms"]).ok();
+    check_remains(&daq.path("out"), 0, outcome.count("sources.adc.bytes"));
+    assert!(files(&daq.path("out"), ".lock").is_empty());
 }
 
 #[test]
@@ -336,9 +369,9 @@ fn a_directory_that_cannot_be_made_is_named() {
     );
 }
 
-const MOUNT: &str = r#"mount -t tmpfs -o size=16m daq-test "$0" || exit 90; exec "$@""#;
+const MOUNT: &str = r#"mount -t tmpfs -o size=64m daq-test "$0" || exit 90; exec "$@""#;
 
-/// Runs test `name` again in a process that sees a filesystem of 16 MiB, or hands out its directory in that process.
+/// Runs test `name` again in a process that sees a filesystem of 64 MiB, or hands out its directory in that process.
 fn small_disk(name: &str) -> Option<PathBuf> {
     if let Some(dir) = std::env::var_os("DAQ_SMALL_DIR") {
         return Some(dir.into());
@@ -382,10 +415,10 @@ fn small_disk(name: &str) -> Option<PathBuf> {
     None
 }
 
-/// 5 MB/s onto a disk where 4 MiB are left; returns what fills the rest.
+/// 5 MB/s onto a disk where 4 MiB are left; returns what fills the rest, without which there is room for many seconds.
 fn almost_full(dir: &Path, guarantee: bool) -> (Daq, PathBuf) {
     let ballast = dir.join("ballast");
-    std::fs::write(&ballast, vec![1; 12 << 20]).unwrap();
+    std::fs::write(&ballast, vec![1; 60 << 20]).unwrap();
     let text = RECORDING
         .replace("320 Mbit/s", "40 Mbit/s")
         .replace(
@@ -426,15 +459,12 @@ fn a_full_disk_holds_the_source_where_that_is_declared() {
     let mut live = daq.spawn(&[]);
     live.wait_told("has no space left, holding the ring until there is space");
     // The ring fills up and the source waits; nothing is lost.
-    let report = live.wait_count("rings.raw.high_water", 256);
-    assert_eq!(
-        (
-            ledger::lost(&report, "adc"),
-            &report["sinks"]["disk"]["full"]
-        ),
-        (0, &true.into()),
-        "{report:#}"
-    );
+    let report = wait_for("a full ring before a full disk", || {
+        let report = live.report();
+        let held = ledger::count(&report, "rings.raw.high_water") >= 256;
+        (held && report["sinks"]["disk"]["full"] == true).then_some(report)
+    });
+    assert_eq!(ledger::lost(&report, "adc"), 0, "{report:#}");
     assert_eq!(live.get("/-/healthy").code, 200);
     std::fs::remove_file(ballast).unwrap();
     live.wait_told("there is space again, going on");

@@ -59,7 +59,7 @@ path = "out"
 driver = "null"
 input = "raw"
 guarantee = false
-delay = "3 ms"
+delay = "30 ms"
 
 [sink.drop]
 driver = "null"
@@ -82,7 +82,7 @@ fn promtool_finds_nothing_to_say() {
     };
     let daq = Daq::new(EVERYTHING);
     let mut live = daq.spawn(&[]);
-    live.wait_count("rings.spectra.published", 2);
+    live.wait_count("rings.spectra.published", 1);
     let metrics = live.get("/metrics");
     assert_eq!(metrics.code, 200);
     let mut child = Command::new(promtool)
@@ -162,7 +162,7 @@ fn a_prometheus_server_scrapes_it() {
     let mut live = daq.spawn(&[]);
     let target = live.address();
     let config = format!(
-        "global:\n  scrape_interval: 200ms\n  scrape_timeout: 200ms\n\
+        "global:\n  scrape_interval: 1s\n  scrape_timeout: 1s\n\
          scrape_configs:\n  - job_name: daq\n    static_configs:\n      - targets: ['{target}']\n"
     );
     let config = daq.write("prometheus.yml", &config);
@@ -178,8 +178,12 @@ fn a_prometheus_server_scrapes_it() {
         .arg(format!("--web.listen-address={server}"))
         .stdout(log.try_clone().unwrap())
         .stderr(log);
-    let _server = Server(command.spawn().unwrap());
+    let mut child = Server(command.spawn().unwrap());
     wait_for("a scrape by Prometheus", || {
+        if let Some(status) = child.0.try_wait().unwrap() {
+            let log = std::fs::read_to_string(daq.path("prometheus.log")).unwrap();
+            panic!("Prometheus ended, {status}:\n{log}");
+        }
         query(server, "up{job=\"daq\"}").filter(|up| *up == 1.0)
     });
     for (expression, path) in [
@@ -270,12 +274,19 @@ fn every_counter_in_the_metrics_is_that_of_the_report() {
     let _ = live.stop().ok();
 }
 
+/// Waits until every data thread advances: on a machine that is busy with other things one may not for a while.
+fn wait_healthy(live: &mut Live) {
+    wait_for("health", || {
+        (live.get("/-/healthy").code == 200).then_some(())
+    });
+}
+
 #[test]
 fn probes_answer() {
     let daq = Daq::new(EVERYTHING);
     let mut live = daq.spawn(&[]);
     live.wait_ready();
-    assert_eq!(live.get("/-/healthy").code, 200);
+    wait_healthy(&mut live);
     assert_eq!(live.get("/-/ready").body, "ready\n");
     assert_eq!(live.get("/nowhere").code, 404);
     let page = live.get("/");
@@ -284,10 +295,13 @@ fn probes_answer() {
         "{}",
         page.head
     );
-    let status: Value = serde_json::from_str(&live.get("/status").body).unwrap();
+    let status = wait_for("the state `running`", || {
+        let status: Value = serde_json::from_str(&live.get("/status").body).unwrap();
+        (status["state"] == "running").then_some(status)
+    });
     assert_eq!(
-        (&status["state"], &status["ready"], &status["name"]),
-        (&"running".into(), &true.into(), &"daq".into())
+        (&status["ready"], &status["name"]),
+        (&true.into(), &"daq".into())
     );
     assert!(
         number(&status["seconds"]) >= 0.0
@@ -299,17 +313,26 @@ fn probes_answer() {
 
 #[test]
 fn a_run_that_stops_is_not_ready_but_healthy() {
-    let text = EVERYTHING.replace("guarantee = false\ndelay = \"3 ms\"", "delay = \"1 s\"");
+    // What waits in the ring takes longer to drain than anybody waits for it.
+    let text = EVERYTHING
+        .replace(
+            "guarantee = false\ndelay = \"30 ms\"",
+            "delay = \"1 s\"\nburst = 1",
+        )
+        .replace(
+            "slot = \"16 KiB\"\nslots = 64",
+            "slot = \"16 KiB\"\nslots = 1024",
+        );
     let daq = Daq::new(&text);
     let mut live = daq.spawn(&[]);
-    live.wait_count("rings.raw.published", 10);
+    live.wait_count("readers.slow.pending", 2 * PATIENCE.as_secs());
     live.interrupt();
     live.wait_told("stopping");
     wait_for("the state `stopping`", || {
         let answer = live.get("/-/ready");
         (answer.code == 503 && answer.body.contains("stopping")).then_some(())
     });
-    assert_eq!(live.get("/-/healthy").code, 200);
+    wait_healthy(&mut live);
     drop(live);
 }
 
@@ -327,20 +350,19 @@ fn the_equations_hold_at_any_moment() {
         grows(&last, &now);
         last = now;
     }
+    // They have held while all of this happened.
+    for path in [
+        "sources.adc.lost.wire_gap",
+        "sources.adc.lost.late",
+        "sources.adc.lost.bad_packet",
+        "readers.slow.overrun",
+    ] {
+        let now = live.wait_count(path, 1);
+        grows(&last, &now);
+        last = now;
+    }
     let outcome = live.stop().ok();
     grows(&last, &outcome.report);
-    for cause in ["wire_gap", "late", "bad_packet"] {
-        assert!(
-            outcome.count(&format!("sources.adc.lost.{cause}")) > 0,
-            "{:#}",
-            outcome.report
-        );
-    }
-    assert!(
-        outcome.count("readers.slow.overrun") > 0,
-        "{:#}",
-        outcome.report
-    );
 }
 
 /// No counter goes back.
@@ -422,5 +444,7 @@ fn systemd_is_told() {
     message(&socket, &live, "WATCHDOG=1");
     live.interrupt();
     message(&socket, &live, "STOPPING=1");
+    // Nobody reads any more: a full queue would hold up the end.
+    drop(socket);
     let _ = live.wait().ok();
 }

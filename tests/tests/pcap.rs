@@ -6,8 +6,8 @@ mod network;
 
 use daq_drivers::pcap::Capture;
 use daq_drivers::sys::send::Sender;
-use daq_tests::{Daq, Outcome, PATIENCE, binary, free_udp_port, ledger, program, skip};
-use network::{Queue, Recording, payload, recording};
+use daq_tests::{Daq, Outcome, PATIENCE, binary, ledger, program, skip};
+use network::{Queue, Recording, loopback, payload, recording};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -134,6 +134,7 @@ fn live_run(port: u16) -> (Daq, Outcome) {
     let daq = Daq::new(&live_config(port));
     let mut live = daq.spawn(&[]);
     live.wait_ready();
+    loopback::stay();
     let mut sender =
         Sender::open(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), false, None).unwrap();
     for some in datagrams().chunks(32) {
@@ -171,7 +172,7 @@ fn assert_same(what: &str, replayed: &Recording, live: &Recording) {
 
 #[test]
 fn a_capture_of_tcpdump_is_replayed() {
-    let port = free_udp_port();
+    let port = loopback::free_port();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("capture.pcap");
     let sent = datagrams();
@@ -245,7 +246,7 @@ fn a_recording_with_gaps_is_replayed() {
     if !has_replay() {
         skip!("this binary has no source `replay`");
     }
-    let (daq, live) = live_run(free_udp_port());
+    let (daq, live) = live_run(loopback::free_port());
     let recorded = recording(&daq, "disk");
     assert_eq!(
         recorded.data.len(),
@@ -259,6 +260,43 @@ fn a_recording_with_gaps_is_replayed() {
         ledger::lost(&live.report, "adc"),
     );
     assert_eq!(replayed, received, "{:#}", outcome.report);
+}
+
+/// A recording that is played again and again, until a signal or the time that was given.
+#[test]
+fn a_loop_ends_when_it_is_told_to() {
+    if !has_replay() {
+        skip!("this binary has no source `replay`");
+    }
+    let (daq, _) = live_run(loopback::free_port());
+    let frame = PAYLOAD * PLACES;
+    let again = Daq::new(&format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\n\
+         [source.adc]\ndriver = \"replay\"\nring = \"raw\"\npath = \"{}\"\nspeed = \"free\"\nloop = true\n\
+         [ring.raw]\nmemory = \"host\"\nslot = {frame}\nslots = 8\n\
+         [sink.none]\ndriver = \"null\"\ninput = \"raw\"\n",
+        daq.path("out").display()
+    ));
+    let mut live = again.spawn(&[]);
+    live.wait_count("sources.adc.epochs", 3);
+    let outcome = live.stop().ok();
+    let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
+    assert_eq!(
+        (n("rejected"), n("duplicates")),
+        (0, 0),
+        "{:#}",
+        outcome.report
+    );
+    // Whole passes, and a part of one that nothing need be missing in.
+    let (whole, lost) = (n("epochs") - 1, ledger::lost(&outcome.report, "adc"));
+    assert!(
+        (whole * LOST..=(whole + 1) * LOST).contains(&lost),
+        "{:#}",
+        outcome.report
+    );
+    assert!((whole * PACKETS..=(whole + 1) * PACKETS).contains(&n("expected")));
+    assert_eq!(outcome.count("rings.raw.ring_full"), 0);
+    let _ = again.run(&["--for", "200ms"]).ok();
 }
 
 /// A file that is no capture.

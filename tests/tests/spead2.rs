@@ -4,8 +4,8 @@
 
 mod network;
 
-use daq_tests::{Daq, Outcome, Python, files, free_udp_port, skip};
-use network::recording;
+use daq_tests::{Daq, Outcome, Python, files, skip};
+use network::{loopback, recording};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -89,7 +89,7 @@ impl Stream {
 /// Sends each of `streams` to a source of its own and waits until `expected` packets of each were seen.
 fn send(python: &Python, streams: &[Stream], expected: impl Fn(&Stream) -> u64) -> (Daq, Outcome) {
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
-    let ports: Vec<_> = streams.iter().map(|_| free_udp_port()).collect();
+    let ports: Vec<_> = streams.iter().map(|_| loopback::free_port()).collect();
     for (stream, port) in streams.iter().zip(&ports) {
         text.write_str(&stream.config(*port)).unwrap();
     }
@@ -293,7 +293,7 @@ fn packets_cut_otherwise_are_told() {
         heaps: 3,
         ..PLAIN
     };
-    let port = free_udp_port();
+    let port = loopback::free_port();
     let (first, _) = stream.payloads();
     let text = stream
         .config(port)

@@ -6,8 +6,8 @@ mod network;
 
 use daq_drivers::sys::send::Sender;
 use daq_drivers::sys::socket::Interface;
-use daq_tests::{Daq, Live, Outcome, free_udp_port, program, skip};
-use network::{Queue, payload, recording};
+use daq_tests::{Daq, Live, Outcome, program, skip};
+use network::{Queue, loopback, payload, recording};
 use serde_json::json;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -34,10 +34,11 @@ fn packet(n: u64) -> Vec<u8> {
     packet
 }
 
-/// A run that listens.
+/// A run that listens, and a thread that may send to it.
 fn listening(daq: &Daq) -> Live {
     let mut live = daq.spawn(&[]);
     live.wait_ready();
+    loopback::stay();
     live
 }
 
@@ -74,7 +75,7 @@ fn whole(daq: &Daq, mut live: Live, packets: u64) -> Outcome {
 #[test]
 fn several_flows_fill_one_window() {
     const PACKETS: u64 = 8192;
-    let port = free_udp_port();
+    let port = loopback::free_port();
     let daq = Daq::new(&config(&format!(
         "listen = \"127.0.0.1:{port}\"\nsockets = 2\nwindow = 16\nreceive_buffer = \"1 MiB\""
     )));
@@ -99,7 +100,7 @@ fn several_flows_fill_one_window() {
 #[test]
 fn several_addresses_fill_one_window() {
     const PACKETS: u64 = 2048;
-    let ports = [free_udp_port(), free_udp_port()];
+    let ports = [loopback::free_port(), loopback::free_port()];
     let [a, b] = ports;
     let daq = Daq::new(&config(&format!(
         "listen = [\"127.0.0.1:{a}\", \"[::1]:{b}\"]\nwindow = 16"
@@ -131,7 +132,7 @@ fn ipv6_is_received() {
     if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
         skip!("this machine has no IPv6 loopback");
     }
-    let port = free_udp_port();
+    let port = loopback::free_port();
     let daq = Daq::new(&config(&format!("listen = \"[::1]:{port}\"")));
     let live = listening(&daq);
     let mut sender =
@@ -157,7 +158,7 @@ fn multicast_groups_are_joined() {
             "listen = \"0.0.0.0:PORT\"\ngroups = [\"GROUP\"]\ninterface = \"lo\"",
         ),
     ] {
-        let port = free_udp_port();
+        let port = loopback::free_port();
         let loopback = Interface::Address(Ipv4Addr::LOCALHOST);
         // Whether this machine carries multicast over its loopback at all.
         let probe = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
@@ -197,7 +198,7 @@ fn multicast_groups_are_joined() {
 fn a_port_in_use_is_told() {
     for sockets in [1, 2] {
         for is_shared in [false, true] {
-            let port = free_udp_port();
+            let port = loopback::free_port();
             let address = format!("127.0.0.1:{port}");
             let taken = rustix::net::socket(
                 rustix::net::AddressFamily::INET,
@@ -245,7 +246,7 @@ fn a_small_receive_buffer_is_told() {
     if asked > 1 << 30 {
         skip!("net.core.rmem_max is as large as buffers can be");
     }
-    let port = free_udp_port();
+    let port = loopback::free_port();
     let keys = |bytes: u64| format!("listen = \"127.0.0.1:{port}\"\nreceive_buffer = {bytes}");
     let warning = format!("net.core.rmem_max={asked}");
     for (bytes, is_told) in [(asked, true), (limit, false)] {
@@ -277,7 +278,7 @@ fn a_small_receive_buffer_is_told() {
 /// Nothing comes: nothing is expected, and the run ends well.
 #[test]
 fn silence_is_no_loss() {
-    let port = free_udp_port();
+    let port = loopback::free_port();
     let outcome = Daq::new(&config(&format!(
         "listen = \"127.0.0.1:{port}\"\nsockets = 3"
     )))

@@ -52,7 +52,7 @@ pub use diagnostic::{Diagnostic, Diagnostics, Label, Problem, Severity};
 pub use document::Document;
 pub use expand::environment;
 pub use overrides::Overrides;
-pub use section::Section;
+pub use section::{Aside, Section};
 pub use source_map::{Origin, SourceMap, Span};
 pub use suggest::nearest;
 

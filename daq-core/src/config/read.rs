@@ -43,8 +43,26 @@ impl<'r> Reader<'r> {
         }
     }
 
+    /// Keys at the top that are missing only because others are written wrong, as was told before.
+    pub(super) fn meant(mut self, keys: &[String]) -> Self {
+        let paths = keys.iter().map(|key| vec![Step::Key(key.clone())]);
+        self.renamed.extend(paths);
+        self
+    }
+
+    /// Keys at the top that unknown ones were most likely meant to be.
+    pub(super) fn meant_here(self) -> Vec<String> {
+        let paths = self.renamed.into_iter();
+        paths
+            .filter_map(|path| match <[Step; 1]>::try_from(path) {
+                Ok([Step::Key(key)]) => Some(key),
+                _ => None,
+            })
+            .collect()
+    }
+
     /// The value, or `None` after at least one error was reported.
-    pub(super) fn read<T: DeserializeOwned>(mut self, diagnostics: &mut Diagnostics) -> Option<T> {
+    pub(super) fn read<T: DeserializeOwned>(&mut self, diagnostics: &mut Diagnostics) -> Option<T> {
         let mut value = None;
         for _ in 0..ROUNDS {
             match T::deserialize(&self.root) {

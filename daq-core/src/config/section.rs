@@ -4,7 +4,7 @@ use super::diagnostic::{Diagnostic, Diagnostics, Problem};
 use super::read::Reader;
 use super::source_map::Span;
 use super::suggest::{list, nearest};
-use super::tree::{Node, Step, Table, Value};
+use super::tree::{Entry, Node, Step, Table, Value};
 use serde::de::DeserializeOwned;
 
 /// A table such as `[source.adc]` or `[http]`.
@@ -22,6 +22,15 @@ pub struct Section {
     left: Node,
     /// Keys that somebody asked for, written or not.
     asked: Vec<String>,
+    /// Keys that unknown ones were most likely meant to be.
+    meant: Vec<String>,
+}
+
+/// Keys that were taken out of a section and not read yet.
+#[derive(Debug)]
+pub struct Aside {
+    keys: Vec<String>,
+    table: Table,
 }
 
 impl Section {
@@ -38,6 +47,7 @@ impl Section {
             written: node.clone(),
             left: node.clone(),
             asked: Vec::new(),
+            meant: Vec::new(),
         }
     }
 
@@ -114,6 +124,11 @@ impl Section {
     ) -> Option<(String, Span)> {
         let Some(node) = self.remove(key) else {
             diagnostics.push(self.lacking(key, choices));
+            // What was meant is told with it, and need not be told again.
+            let near = self.near(key).map(|entry| entry.key.clone());
+            if let (Some(near), Some(table)) = (near, self.left.table_mut()) {
+                table.remove(&near);
+            }
             return None;
         };
         let text = match (node.loose, node.value) {
@@ -142,16 +157,18 @@ impl Section {
         Some((text, node.span))
     }
 
+    /// What is left over and looks like `key`.
+    fn near(&self, key: &str) -> Option<&Entry> {
+        let table = self.left.table()?;
+        table.get(nearest(key, &table.keys())?)
+    }
+
     /// The error that the required `key` is not written.
     fn lacking(&self, key: &str, choices: &[&str]) -> Diagnostic {
         let title = &self.title;
         let mut diagnostic =
             Diagnostic::error(format!("missing key `{key}` in [{title}]")).at(self.header());
-        let near = self.left.table().and_then(|table| {
-            let near = nearest(key, &table.keys())?.to_owned();
-            table.get(&near)
-        });
-        if let Some(near) = near {
+        if let Some(near) = self.near(key) {
             diagnostic = diagnostic.also(near.key_span, format!("is this meant to be `{key}`?"));
         }
         match choices.first() {
@@ -173,14 +190,65 @@ impl Section {
         keys: &[&str],
         diagnostics: &mut Diagnostics,
     ) -> Option<T> {
-        let mut taken = Table::default();
+        let aside = self.set_aside(keys);
+        self.read(aside, diagnostics)
+    }
+
+    /// Takes `keys` out, as far as they are written, to be [`read`](Self::read) when the others have been: a
+    /// key that turns out to be a misspelt one of these is told once, and not that the other is missing.
+    pub fn set_aside(&mut self, keys: &[&str]) -> Aside {
+        let mut table = Table::default();
         for key in keys {
             let entry = self.left.table().and_then(|table| table.get(key)).cloned();
-            taken.entries.extend(entry);
+            table.entries.extend(entry);
             self.remove(key);
         }
-        let root = Node::new(self.written.span, Value::Table(taken));
-        Reader::new(&self.title, keys, root).read(diagnostics)
+        let keys = keys.iter().map(|key| (*key).to_owned()).collect();
+        Aside { keys, table }
+    }
+
+    /// Reads what was set aside into `T`.
+    ///
+    /// `None` after an error was reported.
+    pub fn read<T: DeserializeOwned>(
+        &mut self,
+        aside: Aside,
+        diagnostics: &mut Diagnostics,
+    ) -> Option<T> {
+        let Aside { keys, table } = aside;
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let root = Node::new(self.written.span, Value::Table(table));
+        Reader::new(&self.title, &keys, root)
+            .meant(&self.meant)
+            .read(diagnostics)
+    }
+
+    /// The value of `key` as written, whether taken or not; `None`, and no error, where it is missing or no
+    /// `T`.
+    pub fn peek<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
+        T::deserialize(&self.written.table()?.get(key)?.node).ok()
+    }
+
+    /// Reports what is left over that none of `known` is; those asked for before are known without.
+    ///
+    /// For a section whose owner cannot be told, when `known` are the keys of all who could be.
+    pub fn refuse_unknown(&mut self, known: &[&str], diagnostics: &mut Diagnostics) {
+        let asked = self.asked.iter().map(String::as_str);
+        let all: Vec<&str> = known.iter().copied().chain(asked).collect();
+        let entries = self.left.table().map(|table| &table.entries);
+        for Entry { key, key_span, .. } in entries.into_iter().flatten() {
+            if all.contains(&key.as_str()) {
+                continue;
+            }
+            let free: Vec<&str> = all.iter().filter(|key| !self.has(key)).copied().collect();
+            let meant = nearest(key, &free);
+            self.meant.extend(meant.map(str::to_owned));
+            diagnostics.push(
+                Diagnostic::error(format!("unknown key `{key}` in [{}]", self.title))
+                    .at(*key_span)
+                    .maybe_help(meant.map(|meant| format!("did you mean `{meant}`?"))),
+            );
+        }
     }
 
     /// Takes an inner table such as `[source.adc.format]` as a section of its own, if it is written.
@@ -203,6 +271,7 @@ impl Section {
             written: node.clone(),
             left: node,
             asked: Vec::new(),
+            meant: Vec::new(),
         })
     }
 
@@ -237,7 +306,10 @@ impl Section {
             .copied()
             .chain(self.asked.iter().map(String::as_str))
             .collect();
-        Reader::new(&self.title, &known, left).read(diagnostics)
+        let mut reader = Reader::new(&self.title, &known, left);
+        let value = reader.read(diagnostics);
+        self.meant.extend(reader.meant_here());
+        value
     }
 
     /// The error for a problem that was found after reading, at the value that it names.

@@ -1,14 +1,15 @@
 //! Checks of a configuration that need no plan: claims, cores, names, shapes.
 
 use super::config::at;
-use super::resolve::OtherClaims;
+use super::resolve::Surroundings;
 use super::{Config, RingSection};
 use crate::config::{Diagnostic, Diagnostics, Section};
+use crate::entry::Claim;
 use crate::topology::Topology;
 use crate::units::ByteSize;
 
 /// Two components that want one thing.
-pub(super) fn claims(config: &Config, others: &OtherClaims, diagnostics: &mut Diagnostics) {
+pub(super) fn claims(config: &Config, around: &Surroundings, diagnostics: &mut Diagnostics) {
     let sources = config
         .sources
         .iter()
@@ -17,14 +18,17 @@ pub(super) fn claims(config: &Config, others: &OtherClaims, diagnostics: &mut Di
         .sinks
         .iter()
         .map(|sink| (&sink.section, sink.spec.claims()));
-    let others = others
+    let others = around
+        .claims
         .iter()
         .map(|(section, claims)| (section, claims.clone()));
     let all: Vec<_> = sources.chain(sinks).chain(others).collect();
     for (i, (section, claims)) in all.iter().enumerate() {
         for (other, theirs) in &all[..i] {
             let clash = claims.iter().find_map(|claim| {
-                Some((claim, theirs.iter().find(|their| claim.conflicts(their))?))
+                let here = claim.at(&around.directory);
+                let is_same = |their: &&Claim| here.conflicts(&their.at(&around.directory));
+                Some((claim, theirs.iter().find(is_same)?))
             });
             if let Some((claim, their)) = clash {
                 let place = |section: &Section| {
@@ -53,68 +57,52 @@ pub(super) fn cores(config: &Config, topology: &Topology, diagnostics: &mut Diag
     if !topology.is_real {
         return;
     }
-    let sources = config.sources.iter().flat_map(|source| {
-        source
-            .spec
-            .cores()
-            .into_iter()
-            .map(|core| (&source.section, "cores", core))
-    });
-    let kernels = config
-        .kernels
-        .iter()
-        .filter_map(|kernel| Some((&kernel.section, "core", kernel.keys.core?)));
-    let sinks = config
-        .sinks
-        .iter()
-        .filter_map(|sink| Some((&sink.section, "core", sink.keys.core?)));
-    for (section, key, core) in sources.chain(kernels).chain(sinks) {
-        if !topology.cores.contains(&core) {
-            diagnostics.push(
-                at(
-                    section,
-                    key,
-                    format!("core {core} is not among the cores of this process"),
-                )
-                .help(format!("this process may use {:?}", topology.cores)),
-            );
+    for outline in &config.outlines {
+        for core in &outline.cores {
+            if !topology.cores.contains(core) {
+                diagnostics.push(
+                    at(
+                        &outline.section,
+                        outline.cores_by(),
+                        format!("core {core} is not among the cores of this process"),
+                    )
+                    .help(format!("this process may use {:?}", topology.cores)),
+                );
+            }
         }
     }
 }
 
 /// Kernels and sinks both read rings, and their ledgers are told apart by name.
 pub(super) fn names(config: &Config, diagnostics: &mut Diagnostics) {
-    for sink in &config.sinks {
-        if let Some(kernel) = config
-            .kernels
-            .iter()
-            .find(|kernel| kernel.name() == sink.name())
-        {
+    let of_kind = |kind| {
+        let outlines = config.outlines.iter().map(|outline| &outline.section);
+        outlines.filter(move |section| section.kind() == kind)
+    };
+    for sink in of_kind("sink") {
+        if let Some(kernel) = of_kind("kernel").find(|kernel| kernel.name() == sink.name()) {
             diagnostics.push(
                 Diagnostic::error(format!(
                     "a kernel and a sink are both called `{}`",
                     sink.name()
                 ))
-                .labelled(sink.section.header(), "the sink")
-                .also(kernel.section.header(), "the kernel")
+                .labelled(sink.header(), "the sink")
+                .also(kernel.header(), "the kernel")
                 .help("their ledgers are told apart by name: rename one"),
             );
         }
     }
-    let bursts = config
-        .kernels
-        .iter()
-        .map(|kernel| (&kernel.section, kernel.keys.burst))
-        .chain(
-            config
-                .sinks
-                .iter()
-                .map(|sink| (&sink.section, sink.keys.burst)),
-        );
-    for (section, burst) in bursts {
-        if !(1..=4096).contains(&burst) {
+}
+
+/// Bursts that no reader can take.
+pub(super) fn bursts(config: &Config, diagnostics: &mut Diagnostics) {
+    for outline in &config.outlines {
+        if let Some(burst) = outline.burst
+            && outline.reads_by().is_some()
+            && !(1..=4096).contains(&burst)
+        {
             diagnostics.push(at(
-                section,
+                &outline.section,
                 "burst",
                 format!("a burst of {burst} frames; 1 to 4096 are possible"),
             ));

@@ -1,8 +1,8 @@
 //! The typed configuration: sections taken apart by their owners, not yet related to each other.
 
-use crate::config::{Diagnostic, Diagnostics, Document, Section};
-use crate::entry::Registry;
-use crate::entry::SourceSpec;
+use super::Outline;
+use crate::config::{Diagnostic, Diagnostics, Document, Problem, Section};
+use crate::entry::{Entry, Registry, SourceSpec};
 use crate::kernel::KernelSpec;
 use crate::region::Placement;
 use crate::ring::Fill;
@@ -11,7 +11,7 @@ use crate::units::ByteSize;
 use crate::wait::Wait;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, Visitor};
+use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
 use std::borrow::Cow;
 use std::fmt;
 
@@ -231,8 +231,10 @@ impl<K, S: ?Sized> Component<K, S> {
 pub struct RingSection {
     /// The section, for places in messages.
     pub section: Section,
-    /// Its keys.
+    /// Its keys; defaults where they could not be read.
     pub keys: RingKeys,
+    /// Whether they could.
+    pub is_whole: bool,
 }
 
 /// A whole configuration.
@@ -247,21 +249,8 @@ pub struct Config {
     pub kernels: Vec<Component<KernelKeys, dyn KernelSpec>>,
     /// In file order.
     pub sinks: Vec<Component<SinkKeys, dyn SinkSpec>>,
-    /// Rings filled by components that could not be read: nothing is known of them.
-    pub unknown: Vec<String>,
-    /// Rings that components name that could not be read: a name may be wrong too.
-    pub mentions: Vec<Mention>,
-}
-
-/// A ring that a section names.
-#[derive(Clone, Debug)]
-pub struct Mention {
-    /// The section.
-    pub section: Section,
-    /// The key that holds the name.
-    pub key: &'static str,
-    /// The name.
-    pub ring: String,
+    /// Of all sources, then kernels, then sinks, whether they could be read or not.
+    pub outlines: Vec<Outline>,
 }
 
 impl fmt::Debug for Config {
@@ -283,75 +272,84 @@ impl Config {
         name: &str,
         diagnostics: &mut Diagnostics,
     ) -> Self {
-        let keys = match document.table("daq") {
-            Some(mut table) => table.finish(&[], diagnostics).unwrap_or_default(),
-            None => DaqKeys::default(),
-        };
-        let (mut unknown, mut mentions) = (Vec::new(), Vec::new());
+        let name = own_name(document, diagnostics).unwrap_or_else(|| name.to_owned());
         // A ring whose keys are wrong is declared all the same: whoever names it has made no mistake.
         let rings = document.sections("ring").into_iter().map(|mut section| {
-            let keys = section.finish(&[], diagnostics).unwrap_or_default();
-            RingSection { section, keys }
+            let keys = section.finish(&[], diagnostics);
+            RingSection {
+                section,
+                is_whole: keys.is_some(),
+                keys: keys.unwrap_or_default(),
+            }
         });
         let rings = rings.collect();
-        let sources = document
-            .sections("source")
-            .into_iter()
-            .filter_map(|section| {
-                let read = component(
-                    section,
-                    "driver",
-                    registry.sources,
-                    &["ring", "wait"],
-                    diagnostics,
-                );
-                unknown.extend(read.mention(&mut mentions, "ring", |keys: &SourceKeys| &keys.ring));
-                read.whole()
-            });
-        let sources = sources.collect();
-        let keys_of_kernel = ["input", "output", "guarantee", "wait", "core", "burst"];
-        let kernels = document
-            .sections("kernel")
-            .into_iter()
-            .filter_map(|section| {
-                let read = component(
-                    section,
-                    "use",
-                    registry.kernels,
-                    &keys_of_kernel,
-                    diagnostics,
-                );
-                read.mention(&mut mentions, "input", |keys: &KernelKeys| &keys.input);
-                unknown.extend(
-                    read.mention(&mut mentions, "output", |keys: &KernelKeys| &keys.output),
-                );
-                read.whole()
-            });
-        let kernels = kernels.collect();
-        let keys_of_sink = ["input", "guarantee", "wait", "core", "burst"];
-        let sinks = document.sections("sink").into_iter().filter_map(|section| {
-            let read = component(
-                section,
-                "driver",
-                registry.sinks,
-                &keys_of_sink,
-                diagnostics,
-            );
-            read.mention(&mut mentions, "input", |keys: &SinkKeys| &keys.input);
-            read.whole()
-        });
-        let sinks = sinks.collect();
-        let name = keys.name.unwrap_or_else(|| name.to_owned());
+        let mut outlines = Vec::new();
+        let (tag, keys) = ("driver", &["ring", "wait"][..]);
+        let sources: Vec<Component<SourceKeys, dyn SourceSpec>> = components(
+            document,
+            ("source", tag, keys),
+            registry.sources,
+            &mut outlines,
+            diagnostics,
+        );
+        for outline in &mut outlines {
+            // Its driver knows better what it takes.
+            if let Some(source) = outline.index.and_then(|index| sources.get(index)) {
+                outline.cores = source.spec.cores();
+            }
+        }
+        let keys = &["input", "output", "guarantee", "wait", "core", "burst"][..];
+        let kernels = components(
+            document,
+            ("kernel", "use", keys),
+            registry.kernels,
+            &mut outlines,
+            diagnostics,
+        );
+        let keys = &["input", "guarantee", "wait", "core", "burst"][..];
+        let sinks = components(
+            document,
+            ("sink", tag, keys),
+            registry.sinks,
+            &mut outlines,
+            diagnostics,
+        );
         Self {
             name,
             sources,
             rings,
             kernels,
             sinks,
-            unknown,
-            mentions,
+            outlines,
         }
     }
+}
+
+/// `[daq] name`, if it is written and can be what it is used for.
+fn own_name(document: &Document, diagnostics: &mut Diagnostics) -> Option<String> {
+    let mut table = document.table("daq")?;
+    let name = table.finish::<DaqKeys>(&[], diagnostics)?.name?;
+    // A file's name may have 255 bytes; the state directory's files have an ending of 24.
+    const LONGEST: usize = 200;
+    let fault = if name.is_empty() {
+        "is empty".to_owned()
+    } else if name.starts_with('.') {
+        "begins with a dot".to_owned()
+    } else if let Some(wrong) = name.chars().find(|c| *c == '/' || c.is_control()) {
+        format!("has {wrong:?} in it")
+    } else if name.len() > LONGEST {
+        format!("has {} bytes, at most {LONGEST} are possible", name.len())
+    } else {
+        return Some(name);
+    };
+    diagnostics.push(
+        table.problem(
+            Problem::at("name", format!("`name` in [daq] {fault}")).help(
+                "it is part of file names in the state directory: write a word such as \"telescope\", or leave it out",
+            ),
+        ),
+    );
+    None
 }
 
 /// What could be read of a component.
@@ -363,6 +361,10 @@ struct Read<K, S: ?Sized> {
 }
 
 impl<K, S: ?Sized> Read<K, S> {
+    fn is_whole(&self) -> bool {
+        self.driver.is_some() && self.keys.is_some() && self.spec.is_some()
+    }
+
     fn whole(self) -> Option<Component<K, S>> {
         Some(Component {
             section: self.section,
@@ -371,29 +373,30 @@ impl<K, S: ?Sized> Read<K, S> {
             spec: self.spec?,
         })
     }
-
-    /// The ring that it names at `key`, noted if the component is not whole.
-    fn mention(
-        &self,
-        mentions: &mut Vec<Mention>,
-        key: &'static str,
-        ring: impl Fn(&K) -> &String,
-    ) -> Option<String> {
-        let keys = self.keys.as_ref().filter(|_| self.spec.is_none())?;
-        let ring = ring(keys).clone();
-        mentions.push(Mention {
-            section: self.section.clone(),
-            key,
-            ring: ring.clone(),
-        });
-        Some(ring)
-    }
 }
 
-fn component<K: serde::de::DeserializeOwned, S: ?Sized>(
+/// The components of `kind` that could be read; the outlines of all.
+fn components<K: DeserializeOwned, S: ?Sized>(
+    document: &Document,
+    (kind, tag, keys): (&str, &str, &[&str]),
+    entries: &'static [Entry<S>],
+    outlines: &mut Vec<Outline>,
+    diagnostics: &mut Diagnostics,
+) -> Vec<Component<K, S>> {
+    let mut components = Vec::new();
+    for section in document.sections(kind) {
+        let read = component(section, tag, entries, keys, diagnostics);
+        let index = read.is_whole().then_some(components.len());
+        outlines.push(Outline::of(&read.section, index));
+        components.extend(read.whole());
+    }
+    components
+}
+
+fn component<K: DeserializeOwned, S: ?Sized>(
     mut section: Section,
     tag: &str,
-    entries: &'static [crate::entry::Entry<S>],
+    entries: &'static [Entry<S>],
     keys: &[&str],
     diagnostics: &mut Diagnostics,
 ) -> Read<K, S> {
@@ -401,18 +404,40 @@ fn component<K: serde::de::DeserializeOwned, S: ?Sized>(
     let driver = section
         .take_string(tag, &names, diagnostics)
         .map(|(driver, _)| driver);
-    // The keys are read even if the driver is unknown, so that all errors are told at once.
-    let keys = section.take(keys, diagnostics);
+    let keys = section.set_aside(keys);
     let entry = entries
         .iter()
         .find(|entry| Some(entry.name) == driver.as_deref());
-    let spec = entry.and_then(|entry| (entry.parse)(&mut section, diagnostics));
+    let spec = if let Some(entry) = entry {
+        (entry.parse)(&mut section, diagnostics)
+    } else {
+        if let Some(known) = all_keys(entries) {
+            let known: Vec<_> = known.iter().map(String::as_str).collect();
+            section.refuse_unknown(&known, diagnostics);
+        }
+        None
+    };
+    // The keys are read even if the driver is unknown, so that all errors are told at once.
+    let keys = section.read(keys, diagnostics);
     Read {
         section,
         driver,
         keys,
         spec,
     }
+}
+
+/// Every key that any of `entries` knows; `None` where a schema does not tell.
+fn all_keys<S: ?Sized>(entries: &[Entry<S>]) -> Option<Vec<String>> {
+    let mut keys = Vec::new();
+    for entry in entries {
+        let schema = (entry.schema)();
+        if schema.get("additionalProperties")?.as_bool()? {
+            return None;
+        }
+        keys.extend(schema.get("properties")?.as_object()?.keys().cloned());
+    }
+    Some(keys)
 }
 
 /// An error at a key of a section.

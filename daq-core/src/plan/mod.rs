@@ -4,15 +4,18 @@
 mod check;
 mod config;
 mod graph;
+mod outline;
 mod render;
 mod resolve;
+mod wiring;
 
 pub use config::{
-    Component, Config, DaqKeys, FillKey, KernelKeys, Memory, Mention, RingKeys, RingSection,
-    SinkKeys, SourceKeys,
+    Component, Config, DaqKeys, FillKey, KernelKeys, Memory, RingKeys, RingSection, SinkKeys,
+    SourceKeys,
 };
 pub use graph::GraphFormat;
-pub use resolve::{OtherClaims, resolve};
+pub use outline::Outline;
+pub use resolve::{Surroundings, resolve};
 
 use crate::kernel::Side;
 use crate::layout::Layout;
@@ -56,6 +59,8 @@ pub struct PlannedSource {
     pub name: String,
     /// Its driver.
     pub driver: String,
+    /// Where its data comes from: addresses, groups, files; empty if from nowhere but itself.
+    pub from: Vec<String>,
     /// The ring that its driver writes: the declared one, or the one inserted before it.
     pub ring: String,
     /// How its bytes reach the declared ring.
@@ -176,6 +181,8 @@ pub struct PlannedSink {
     pub name: String,
     /// Its driver.
     pub driver: String,
+    /// Where frames leave to; empty if nowhere.
+    pub to: Vec<String>,
     /// The ring it reads.
     pub input: String,
     /// Whether frames wait for it.
@@ -189,6 +196,15 @@ pub struct PlannedSink {
     pub wait: Wait,
     /// Bytes that it allocates.
     pub memory: usize,
+}
+
+/// A section outside the pipeline, such as `[http]`, and what it takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PlannedOther {
+    /// Its title.
+    pub name: String,
+    /// Addresses and paths that it takes.
+    pub claims: Vec<String>,
 }
 
 /// A copy between a ring and one that was inserted beside it.
@@ -215,6 +231,8 @@ pub struct Plan {
     pub kernels: Vec<PlannedKernel>,
     /// Sinks, in file order.
     pub sinks: Vec<PlannedSink>,
+    /// What runs beside the pipeline.
+    pub others: Vec<PlannedOther>,
     /// Data threads.
     pub threads: usize,
     /// Cores that data threads may use; empty if unknown.

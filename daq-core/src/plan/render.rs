@@ -35,6 +35,9 @@ impl Display for Plan {
                 "\nsource {} ({}) → {}",
                 source.name, source.driver, source.ring
             )?;
+            for from in &source.from {
+                writeln!(f, "    from     {from}")?;
+            }
             writeln!(f, "    path     {}: {}", source.path.name(), source.reason)?;
             let geometry = &source.geometry;
             writeln!(
@@ -105,6 +108,9 @@ impl Display for Plan {
         }
         for sink in &self.sinks {
             writeln!(f, "\nsink {} ({}) ← {}", sink.name, sink.driver, sink.input)?;
+            for to in &sink.to {
+                writeln!(f, "    to       {to}")?;
+            }
             let core: Vec<_> = sink.core.into_iter().collect();
             writeln!(
                 f,
@@ -114,6 +120,12 @@ impl Display for Plan {
             )?;
             writeln!(f, "    reads    {}", reads(sink.guarantee))?;
             writeln!(f, "    memory   {}", about(sink.memory))?;
+        }
+        for other in &self.others {
+            writeln!(f, "\n{}", other.name)?;
+            for claim in &other.claims {
+                writeln!(f, "    claims   {claim}")?;
+            }
         }
         let usable = if self.cores.is_empty() {
             "unknown".to_owned()

@@ -2,11 +2,12 @@
 
 use super::check;
 use super::config::at;
+use super::wiring::{Filler, Wiring};
 use super::{
-    Config, Memory, Path, Plan, PlannedCopy, PlannedKernel, PlannedRing, PlannedSink,
+    Config, Memory, Path, Plan, PlannedCopy, PlannedKernel, PlannedOther, PlannedRing, PlannedSink,
     PlannedSource, RingSection, SPARE_READERS,
 };
-use crate::config::{Diagnostic, Diagnostics, Section, nearest};
+use crate::config::{Diagnostic, Diagnostics, Section};
 use crate::entry::Claim;
 use crate::kernel::Side;
 use crate::layout::Layout;
@@ -16,36 +17,37 @@ use crate::sink::Placements;
 use crate::topology::Topology;
 use crate::window::Geometry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 /// Bytes of a slot when neither the ring nor its source says.
 const DEFAULT_SLOT: usize = 1 << 20;
 
-/// What sections outside the pipeline (such as `[http]`) claim.
-pub type OtherClaims = Vec<(Section, Vec<Claim>)>;
-
-/// Who fills a ring.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Filler {
-    Source(usize),
-    Kernel(usize),
+/// What a pipeline is surrounded by.
+#[derive(Clone, Debug, Default)]
+pub struct Surroundings {
+    /// The directory that relative paths start from.
+    pub directory: PathBuf,
+    /// What sections outside the pipeline (such as `[http]`) claim.
+    pub claims: Vec<(Section, Vec<Claim>)>,
 }
 
 /// Resolves `config` for `topology`; every error is added to `diagnostics`. `None` if a plan cannot be made.
 pub fn resolve(
     config: &Config,
     topology: &Topology,
-    others: &OtherClaims,
+    around: &Surroundings,
     diagnostics: &mut Diagnostics,
 ) -> Option<Plan> {
     let before = diagnostics.errors();
-    check::claims(config, others, diagnostics);
+    check::claims(config, around, diagnostics);
     check::cores(config, topology, diagnostics);
     check::names(config, diagnostics);
-    let fillers = fillers(config, diagnostics);
+    check::bursts(config, diagnostics);
+    let wiring = Wiring::of(config, diagnostics);
     let mut resolver = Resolver {
         config,
         topology,
-        fillers,
+        wiring,
         layouts: BTreeMap::new(),
         plan: Plan {
             name: config.name.clone(),
@@ -54,6 +56,7 @@ pub fn resolve(
             copies: Vec::new(),
             kernels: Vec::new(),
             sinks: Vec::new(),
+            others: Vec::new(),
             threads: 0,
             cores: topology.cores.clone(),
             memory: 0,
@@ -64,6 +67,11 @@ pub fn resolve(
     resolver.kernels(diagnostics);
     resolver.sinks(diagnostics);
     resolver.unused(diagnostics);
+    let others = around.claims.iter().map(|(section, claims)| PlannedOther {
+        name: section.title().to_owned(),
+        claims: claims.iter().map(Claim::to_string).collect(),
+    });
+    resolver.plan.others = others.collect();
     if config.sources.is_empty() && !diagnostics.has_errors() {
         diagnostics.push(
             Diagnostic::error("the configuration has no source")
@@ -76,105 +84,10 @@ pub fn resolve(
     Some(resolver.finish())
 }
 
-/// Who fills each declared ring; a second one, or a ring that does not exist, is an error.
-fn fillers(config: &Config, diagnostics: &mut Diagnostics) -> BTreeMap<String, Filler> {
-    let mut fillers: BTreeMap<String, Filler> = BTreeMap::new();
-    let of_sources = config.sources.iter().enumerate().map(|(i, source)| {
-        (
-            &source.section,
-            "ring",
-            &source.keys.ring,
-            Filler::Source(i),
-        )
-    });
-    let of_kernels = config.kernels.iter().enumerate().map(|(i, kernel)| {
-        (
-            &kernel.section,
-            "output",
-            &kernel.keys.output,
-            Filler::Kernel(i),
-        )
-    });
-    for (section, key, ring, filler) in of_sources.chain(of_kernels) {
-        if !known_ring(config, section, key, ring, diagnostics) {
-            continue;
-        }
-        if let Some(first) = fillers.get(ring) {
-            let first = match first {
-                Filler::Source(i) => &config.sources[*i].section,
-                Filler::Kernel(i) => &config.kernels[*i].section,
-            };
-            diagnostics.push(
-                Diagnostic::error(format!(
-                    "ring `{ring}` is filled by [{}] and [{}]",
-                    first.title(),
-                    section.title()
-                ))
-                .labelled(section.place_of(key), "filled here too")
-                .also(first.header(), "filled by this")
-                .help("a ring has one producer: declare a ring for each"),
-            );
-        } else {
-            fillers.insert(ring.clone(), filler);
-        }
-    }
-    for kernel in &config.kernels {
-        known_ring(
-            config,
-            &kernel.section,
-            "input",
-            &kernel.keys.input,
-            diagnostics,
-        );
-    }
-    for sink in &config.sinks {
-        known_ring(
-            config,
-            &sink.section,
-            "input",
-            &sink.keys.input,
-            diagnostics,
-        );
-    }
-    for mention in &config.mentions {
-        known_ring(
-            config,
-            &mention.section,
-            mention.key,
-            &mention.ring,
-            diagnostics,
-        );
-    }
-    fillers
-}
-
-fn known_ring(
-    config: &Config,
-    section: &Section,
-    key: &str,
-    ring: &str,
-    diagnostics: &mut Diagnostics,
-) -> bool {
-    let names: Vec<_> = config
-        .rings
-        .iter()
-        .map(|ring| ring.section.name())
-        .collect();
-    if names.contains(&ring) {
-        return true;
-    }
-    let help = match nearest(ring, &names) {
-        Some(meant) => format!("did you mean \"{meant}\"?"),
-        None => format!("declare it: [ring.{ring}]"),
-    };
-    diagnostics.push(at(section, key, format!("there is no ring `{ring}`")).help(help));
-    false
-}
-
 struct Resolver<'a> {
     config: &'a Config,
     topology: &'a Topology,
-    fillers: BTreeMap<String, Filler>,
+    wiring: Wiring,
     /// What the frames of each resolved ring mean.
     layouts: BTreeMap<String, Layout>,
     plan: Plan,
@@ -216,10 +129,10 @@ impl Resolver<'_> {
     fn sources(&mut self, diagnostics: &mut Diagnostics) {
         for (i, source) in self.config.sources.iter().enumerate() {
             let name = &source.keys.ring;
-            if self.fillers.get(name) != Some(&Filler::Source(i)) {
+            if self.wiring.fillers.get(name) != Some(&Filler::Source(i)) {
                 continue;
             }
-            let Some(ring) = self.section(name) else {
+            let Some(ring) = self.section(name).filter(|ring| ring.is_whole) else {
                 continue;
             };
             let slot = ring.keys.slot.map_or_else(
@@ -264,6 +177,7 @@ impl Resolver<'_> {
                 memory,
                 name: source.name().to_owned(),
                 driver: source.driver.clone(),
+                from: source.spec.origins(),
                 ring: ring_name,
                 path,
                 reason,
@@ -356,56 +270,78 @@ impl Resolver<'_> {
         )
     }
 
-    /// Resolves kernels whose input is known until none is left; those that remain feed on themselves, or
-    /// on rings that nobody fills.
+    /// Resolves kernels whose input is known until none is left; those that remain feed on themselves, on
+    /// rings that nobody fills, or on what comes of these.
     fn kernels(&mut self, diagnostics: &mut Diagnostics) {
         let mut left: BTreeSet<usize> = (0..self.config.kernels.len()).collect();
-        let mut failed: BTreeSet<&str> = self
-            .config
-            .sources
+        let mut failed: BTreeSet<String> = self
+            .wiring
+            .fillers
             .iter()
-            .map(|source| source.keys.ring.as_str())
-            .filter(|ring| !self.layouts.contains_key(*ring))
-            .chain(self.config.unknown.iter().map(String::as_str))
+            .filter(|(ring, filler)| {
+                !matches!(filler, Filler::Kernel(_)) && !self.layouts.contains_key(*ring)
+            })
+            .map(|(ring, _)| ring.clone())
             .collect();
         while let Some(i) = left.iter().copied().find(|i| {
             let input = &self.config.kernels[*i].keys.input;
-            self.layouts.contains_key(input) || failed.contains(input.as_str())
+            self.layouts.contains_key(input) || failed.contains(input)
         }) {
             left.remove(&i);
             let kernel = &self.config.kernels[i];
-            if failed.contains(kernel.keys.input.as_str()) || !self.kernel(i, diagnostics) {
-                failed.insert(&kernel.keys.output);
+            if failed.contains(&kernel.keys.input) || !self.kernel(i, diagnostics) {
+                failed.insert(kernel.keys.output.clone());
             }
         }
         for i in left {
             let kernel = &self.config.kernels[i];
             let input = &kernel.keys.input;
-            if self.section(input).is_none() {
-                continue;
-            }
-            let (message, help) = if self.fillers.contains_key(input) {
-                (
-                    format!("ring `{input}` feeds on itself through this kernel"),
-                    "rings and kernels must not form a circle",
-                )
+            if self.is_circle(i) {
+                let message = format!("ring `{input}` feeds on itself through this kernel");
+                diagnostics.push(
+                    at(&kernel.section, "input", message)
+                        .help("rings and kernels must not form a circle"),
+                );
             } else {
-                (
-                    format!("nobody fills ring `{input}`"),
-                    "name the ring in a source's `ring` or a kernel's `output`",
-                )
-            };
-            diagnostics.push(at(&kernel.section, "input", message).help(help));
+                self.dry(&kernel.section, input, diagnostics);
+            }
+        }
+    }
+
+    /// Whether what a kernel reads comes from itself.
+    fn is_circle(&self, kernel: usize) -> bool {
+        let above = |kernel: usize| match self
+            .wiring
+            .fillers
+            .get(&self.config.kernels[kernel].keys.input)
+        {
+            Some(Filler::Kernel(above)) => Some(*above),
+            _ => None,
+        };
+        // Whoever is further above than there are kernels is in another circle.
+        std::iter::successors(above(kernel), |at| above(*at))
+            .take(self.config.kernels.len())
+            .any(|at| at == kernel)
+    }
+
+    /// Reports that nobody fills a ring that `section` reads, if that is certain.
+    fn dry(&self, section: &Section, ring: &str, diagnostics: &mut Diagnostics) {
+        let is_certain = self.section(ring).is_some() && !self.wiring.may_fill;
+        if is_certain && !self.wiring.fillers.contains_key(ring) {
+            diagnostics.push(
+                at(section, "input", format!("nobody fills ring `{ring}`"))
+                    .help("name the ring in a source's `ring` or a kernel's `output`"),
+            );
         }
     }
 
     fn kernel(&mut self, i: usize, diagnostics: &mut Diagnostics) -> bool {
         let kernel = &self.config.kernels[i];
         let (input, output) = (&kernel.keys.input, &kernel.keys.output);
-        if self.fillers.get(output) != Some(&Filler::Kernel(i)) {
+        if self.wiring.fillers.get(output) != Some(&Filler::Kernel(i)) {
             return false;
         }
-        let Some(ring) = self.section(output) else {
+        let Some(ring) = self.section(output).filter(|ring| ring.is_whole) else {
             return false;
         };
         let layout = match kernel.spec.layout(&self.layouts[input]) {
@@ -478,18 +414,7 @@ impl Resolver<'_> {
         for sink in &self.config.sinks {
             let input = &sink.keys.input;
             let Some(layout) = self.layouts.get(input) else {
-                let is_known =
-                    self.section(input).is_some() && !self.config.unknown.contains(input);
-                if is_known && !self.fillers.contains_key(input) {
-                    diagnostics.push(
-                        at(
-                            &sink.section,
-                            "input",
-                            format!("nobody fills ring `{input}`"),
-                        )
-                        .help("name the ring in a source's `ring` or a kernel's `output`"),
-                    );
-                }
+                self.dry(&sink.section, input, diagnostics);
                 continue;
             };
             if let Err(problem) = sink.spec.check(layout) {
@@ -508,6 +433,7 @@ impl Resolver<'_> {
             self.plan.sinks.push(PlannedSink {
                 name: sink.name().to_owned(),
                 driver: sink.driver.clone(),
+                to: sink.spec.claims().iter().map(Claim::to_string).collect(),
                 input: reads,
                 guarantee: sink.keys.guarantee,
                 burst: sink.keys.burst as usize,
@@ -565,21 +491,15 @@ impl Resolver<'_> {
     fn unused(&self, diagnostics: &mut Diagnostics) {
         for ring in &self.config.rings {
             let name = ring.section.name();
-            if self.config.unknown.iter().any(|unknown| unknown == name) {
+            if self.wiring.may_read || self.wiring.read.contains(name) {
                 continue;
             }
-            let is_read = self
-                .config
-                .kernels
-                .iter()
-                .any(|kernel| kernel.keys.input == name)
-                || self.config.sinks.iter().any(|sink| sink.keys.input == name);
-            let message = match (self.fillers.contains_key(name), is_read) {
-                (false, false) => format!("ring `{name}` is not used"),
-                (true, false) => {
-                    format!("nobody reads ring `{name}`: its frames are counted and overwritten")
-                }
-                _ => continue,
+            let message = if self.wiring.fillers.contains_key(name) {
+                format!("nobody reads ring `{name}`: its frames are counted and overwritten")
+            } else if self.wiring.may_fill {
+                continue;
+            } else {
+                format!("ring `{name}` is not used")
             };
             diagnostics.push(Diagnostic::warning(message).at(ring.section.header()));
         }

@@ -9,14 +9,17 @@ use crate::sink::{Sink, SinkContext, SinkError, SinkSpec};
 use crate::source::{Producers, SourceError};
 use crate::topology::{Gpu, Topology};
 use crate::units::ByteSize;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 /// A source of frames of four packets.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct FakeSource {
     packet: ByteSize,
     port: Option<u16>,
+    #[serde(default)]
+    cores: Vec<usize>,
 }
 
 impl SourceSpec for FakeSource {
@@ -51,13 +54,17 @@ impl SourceSpec for FakeSource {
         false
     }
 
+    fn cores(&self) -> Vec<usize> {
+        self.cores.clone()
+    }
+
     fn build(&self, _: &SourceContext) -> Result<Producers, SourceError> {
         Err(SourceError::new("fake", "is never built"))
     }
 }
 
 /// A kernel that gives a quarter of the points as floats: as many bytes.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct FakeKernel {
     #[serde(default)]
@@ -96,7 +103,7 @@ impl KernelSpec for FakeKernel {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct FakeSink {
     path: Option<String>,
@@ -118,16 +125,12 @@ impl SinkSpec for FakeSink {
     }
 }
 
-fn no_schema() -> schemars::Schema {
-    schemars::json_schema!({})
-}
-
 const REGISTRY: Registry = Registry {
     sources: &[Entry {
         name: "fake",
         summary: "",
         example: "",
-        schema: no_schema,
+        schema: || schemars::schema_for!(FakeSource),
         parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
             Some(Box::new(section.finish::<FakeSource>(&[], diagnostics)?))
         },
@@ -136,7 +139,7 @@ const REGISTRY: Registry = Registry {
         name: "quarter",
         summary: "",
         example: "",
-        schema: no_schema,
+        schema: || schemars::schema_for!(FakeKernel),
         parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
             Some(Box::new(section.finish::<FakeKernel>(&[], diagnostics)?))
         },
@@ -145,7 +148,7 @@ const REGISTRY: Registry = Registry {
         name: "void",
         summary: "",
         example: "",
-        schema: no_schema,
+        schema: || schemars::schema_for!(FakeSink),
         parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
             Some(Box::new(section.finish::<FakeSink>(&[], diagnostics)?))
         },
@@ -178,7 +181,11 @@ fn plan_of(text: &str, topology: &Topology) -> Result<Plan, String> {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
     let config = Config::read(&document, &REGISTRY, "test", &mut diagnostics);
-    let plan = resolve(&config, topology, &Vec::new(), &mut diagnostics);
+    let around = Surroundings {
+        directory: "/data".into(),
+        ..Surroundings::default()
+    };
+    let plan = resolve(&config, topology, &around, &mut diagnostics);
     plan.filter(|_| !diagnostics.has_errors())
         .ok_or_else(|| diagnostics.render(document.sources(), false))
 }
@@ -288,8 +295,28 @@ fn memory_that_is_not_there_is_told_apart_from_errors() {
 }
 
 fn error_of(change: (&str, &str)) -> String {
-    assert!(PIPELINE.contains(change.0), "{change:?}");
-    plan_of(&PIPELINE.replace(change.0, change.1), &host()).unwrap_err()
+    errors_of(&[change])
+}
+
+fn errors_of(changes: &[(&str, &str)]) -> String {
+    let mut text = PIPELINE.to_owned();
+    for (from, to) in changes {
+        assert!(text.contains(from), "{from}");
+        text = text.replacen(from, to, 1);
+    }
+    plan_of(&text, &host()).unwrap_err()
+}
+
+/// That `told` has these errors and nothing else, no warning either.
+fn only(told: &str, errors: &[&str]) {
+    for error in errors {
+        assert!(
+            told.contains(&format!("error: {error}")),
+            "{error}:\n{told}"
+        );
+    }
+    assert_eq!(told.matches("error: ").count(), errors.len(), "{told}");
+    assert!(!told.contains("warning: "), "{told}");
 }
 
 #[test]
@@ -327,6 +354,129 @@ fn a_wrong_key_does_not_hide_a_wrong_ring() {
     );
 }
 
+/// What is wrong with each component whatever its driver is.
+#[test]
+fn a_wrong_driver_hides_no_other_error_of_its_section() {
+    let told = error_of((
+        "driver = \"fake\"",
+        "driver = \"fkae\"\nwait = \"bussy\"\ncores = [0, 9]\nprot = 3",
+    ));
+    only(
+        &told,
+        &[
+            "unknown driver \"fkae\" in [source.adc]",
+            "`wait` cannot be \"bussy\"",
+            "core 9 is not among the cores of this process",
+            "unknown key `prot` in [source.adc]",
+        ],
+    );
+    assert!(told.contains("did you mean `port`?"), "{told}");
+    let told = error_of((
+        "use = \"quarter\"",
+        "use = \"half\"\nburst = 0\ncore = 9\nguarantee = 1\ngpuu = true",
+    ));
+    only(
+        &told,
+        &[
+            "unknown use \"half\" in [kernel.quarter]",
+            "a burst of 0 frames; 1 to 4096 are possible",
+            "core 9 is not among the cores of this process",
+            "`guarantee` is an integer, a boolean is expected",
+            "unknown key `gpuu` in [kernel.quarter]",
+        ],
+    );
+    let told = errors_of(&[
+        (
+            "[sink.disk]\ndriver = \"void\"",
+            "[sink.quarter]\ndriver = \"vod\"\nburst = 9999",
+        ),
+        ("input = \"small\"", "input = \"smal\""),
+    ]);
+    only(
+        &told,
+        &[
+            "unknown driver \"vod\" in [sink.quarter]",
+            "a burst of 9999 frames; 1 to 4096 are possible",
+            "there is no ring `smal`",
+            "a kernel and a sink are both called `quarter`",
+        ],
+    );
+}
+
+#[test]
+fn a_component_that_cannot_be_read_fills_and_reads_its_rings_all_the_same() {
+    let two = "[source.twin]\ndriver = \"fkae\"\nring = \"raw\"\n[ring.raw]";
+    only(
+        &error_of(("[ring.raw]", two)),
+        &[
+            "unknown driver \"fkae\" in [source.twin]",
+            "ring `raw` is filled by [source.adc] and [source.twin]",
+        ],
+    );
+    // Every way to spoil one section, and nothing is said of the others.
+    for (from, to, error) in [
+        ("driver = \"fake\"", "driver = \"fkae\"", "unknown driver"),
+        ("driver = \"fake\"", "", "missing key `driver`"),
+        (
+            "driver = \"fake\"",
+            "drvier = \"fake\"",
+            "missing key `driver`",
+        ),
+        ("driver = \"fake\"", "driver = 3", "`driver` is an integer"),
+        ("packet = \"1 KiB\"", "packet = 1.5", "`packet` is"),
+        ("ring = \"raw\"", "ring = \"raw\"\nwait = 3", "`wait` is"),
+        ("ring = \"raw\"", "rng = \"raw\"", "unknown key `rng`"),
+        ("ring = \"raw\"", "ring = \"rwa\"", "there is no ring `rwa`"),
+        (
+            "ring = \"raw\"",
+            "ring = \"voltages\"",
+            "there is no ring `voltages`",
+        ),
+        ("ring = \"raw\"", "ring = [\"raw\"]", "`ring` is an array"),
+        ("ring = \"raw\"", "", "missing key `ring`"),
+        ("slots = 4", "slots = \"4\"", "`slots` is a string"),
+        ("use = \"quarter\"", "use = \"qarter\"", "unknown use"),
+        ("use = \"quarter\"", "", "missing key `use`"),
+        (
+            "input = \"raw\"",
+            "input = \"rwa\"",
+            "there is no ring `rwa`",
+        ),
+        (
+            "input = \"raw\"",
+            "input = \"voltages\"",
+            "there is no ring `voltages`",
+        ),
+        (
+            "input = \"raw\"",
+            "input = \"raw\"\nburst = true",
+            "`burst` is a boolean",
+        ),
+        ("input = \"raw\"", "", "missing key `input`"),
+        (
+            "output = \"small\"",
+            "output = \"smal\"",
+            "there is no ring `smal`",
+        ),
+        ("output = \"small\"", "", "missing key `output`"),
+        ("[ring.small]", "[ring.small]\nslot = \"1 MBi\"", "`slot`"),
+        ("driver = \"void\"", "driver = \"viod\"", "unknown driver"),
+        (
+            "driver = \"void\"",
+            "driver = \"void\"\npath = 1",
+            "`path` is",
+        ),
+        (
+            "input = \"small\"",
+            "input = \"smal\"",
+            "there is no ring `smal`",
+        ),
+        ("input = \"small\"", "", "missing key `input`"),
+    ] {
+        only(&error_of((from, to)), &[error]);
+    }
+}
+
 #[test]
 fn a_ring_has_one_producer() {
     let error = error_of(("output = \"small\"", "output = \"raw\""));
@@ -342,6 +492,18 @@ fn circles_are_found() {
                   input = \"a\"\noutput = \"b\"\n[ring.a]\n[ring.b]\n";
     let error = plan_of(&format!("{PIPELINE}\n{circle}"), &host()).unwrap_err();
     assert_eq!(error.matches("feeds on itself").count(), 2, "{error}");
+    let below = "[kernel.below]\nuse = \"quarter\"\ninput = \"a\"\noutput = \"c\"\n[ring.c]\n\
+                 [sink.c]\ndriver = \"void\"\ninput = \"c\"\n";
+    let told = plan_of(&format!("{PIPELINE}\n{circle}\n{below}"), &host()).unwrap_err();
+    let feeds = |ring| format!("ring `{ring}` feeds on itself through this kernel");
+    only(&told, &[&feeds("a"), &feeds("b")]);
+    // Nor is it a circle where a kernel reads from one that reads nothing.
+    let dry = below.replace("\"a\"", "\"small\"");
+    let text = format!("{PIPELINE}\n{dry}").replacen("input = \"raw\"", "input = \"rew\"", 1);
+    only(
+        &plan_of(&text, &host()).unwrap_err(),
+        &["there is no ring `rew`"],
+    );
 }
 
 #[test]
@@ -403,6 +565,60 @@ fn two_claims_on_one_thing_are_errors_with_both_places() {
 }
 
 #[test]
+fn one_place_is_one_claim_however_it_is_written() {
+    // Relative paths start from /data here.
+    let sinks = |one: &str, other: &str| {
+        let two = format!(
+            "path = \"{one}\"\n[sink.twin]\ndriver = \"void\"\ninput = \"small\"\npath = \"{other}\""
+        );
+        let change = format!("input = \"small\"\n{two}");
+        plan_of(&PIPELINE.replace("input = \"small\"", &change), &host())
+    };
+    for other in [
+        "./out",
+        "a/../out/",
+        "/data/out",
+        "../data/./out",
+        "/data/x/../out/deep",
+    ] {
+        let told = sinks("out", other).unwrap_err();
+        only(
+            &told,
+            &[&format!(
+                "[sink.disk] and [sink.twin] both claim path {other}"
+            )],
+        );
+        assert!(told.contains("claims path out"), "{told}");
+    }
+    for other in ["../out", "/out", "out2", "/data/../out"] {
+        assert!(sinks("out", other).is_ok(), "{other}");
+    }
+}
+
+#[test]
+fn the_name_can_be_part_of_a_file_name() {
+    for name in ["telescope", "L-band 2", "größe", "a.b", &"x".repeat(200)] {
+        let plan = plan_of(&format!("[daq]\nname = \"{name}\"\n{PIPELINE}"), &host()).unwrap();
+        assert_eq!(plan.name, name);
+    }
+    for (name, why) in [
+        ("", "is empty"),
+        ("a/b", "has '/' in it"),
+        ("../up", "begins with a dot"),
+        (".hidden", "begins with a dot"),
+        ("a\\nb", "has '\\n' in it"),
+        (&"x".repeat(201), "has 201 bytes, at most 200 are possible"),
+    ] {
+        let told = plan_of(&format!("[daq]\nname = \"{name}\"\n{PIPELINE}"), &host()).unwrap_err();
+        only(&told, &[&format!("`name` in [daq] {why}")]);
+        assert!(
+            told.contains("daq.toml:2:8") && told.contains("write a word such as"),
+            "{told}"
+        );
+    }
+}
+
+#[test]
 fn kernels_and_sinks_share_one_space_of_names() {
     let error = error_of(("[sink.disk]", "[sink.quarter]"));
     assert!(
@@ -422,8 +638,16 @@ fn cores_must_be_ours() {
 
 #[test]
 fn the_plan_prints_itself() {
-    let text = PIPELINE.replace("use = \"quarter\"", "use = \"quarter\"\ngpu = true");
-    insta::assert_snapshot!(plan_of(&text, &with_gpu()).unwrap().to_string());
+    let text = PIPELINE
+        .replace("use = \"quarter\"", "use = \"quarter\"\ngpu = true")
+        .replace("driver = \"fake\"", "driver = \"fake\"\nport = 4950")
+        .replace("driver = \"void\"", "driver = \"void\"\npath = \"out\"");
+    let mut plan = plan_of(&text, &with_gpu()).unwrap();
+    plan.others.push(PlannedOther {
+        name: "http".to_owned(),
+        claims: vec!["TCP 127.0.0.1:9464".to_owned()],
+    });
+    insta::assert_snapshot!(plan.to_string());
 }
 
 #[test]

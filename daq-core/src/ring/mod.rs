@@ -21,13 +21,17 @@
 //! # Not guaranteed
 //! - That an unguaranteed reader sees every frame: what it missed is counted as `overrun`.
 
+mod completion;
+mod lease;
 mod producer;
 mod reader;
 mod scratch;
 mod slot;
 
+pub use completion::{Completion, Event};
+pub use lease::{Frame, Lease};
 pub use producer::{Producer, SlotsMut};
-pub use reader::{Completion, Event, Frame, Lease, Reader, Retired};
+pub use reader::Reader;
 
 use crate::ledger::{ReaderLedger, RingLedger};
 use crate::region::{Placement, Region};

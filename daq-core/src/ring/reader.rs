@@ -1,72 +1,24 @@
-//! The reading side of a ring: readers, leases and how leases end.
+//! The reading side of a ring.
 
+use super::completion::{Completion, InFlight, InFlightLeases};
+use super::lease::Lease;
 use super::scratch::Scratch;
 use super::{Shared, UNBOUND};
-use crate::frame::{FrameMeta, Present};
 use crate::ledger::ReaderLedger;
 use crate::sync::{Arc, Ordering, fence};
 use crate::wait::Wait;
-use ringbuf::traits::{Consumer, Observer, Producer as _, Split as _};
 use std::fmt;
-use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Work on a device that a lease waits for.
-pub trait Event: Send + Sync {
-    /// Whether the work is done; never blocks.
-    fn is_done(&self) -> bool;
-}
+/// How long a reader that leaves waits for its leases in flight before it gives their slots up for lost.
+const LEAVING: Duration = Duration::from_secs(5);
 
-/// When a lease's slots are free again.
-#[derive(Clone)]
-pub enum Completion {
-    /// At once.
-    Immediate,
-    /// When the event is done.
-    Event(std::sync::Arc<dyn Event>),
-    /// When the word that a resident kernel writes has reached the value.
-    Credit {
-        /// The word, in memory that the kernel can write.
-        word: std::sync::Arc<AtomicU64>,
-        /// The value, compared with wrap-around.
-        at: u64,
-    },
-}
-
-impl Completion {
-    /// Whether the work is done; never blocks.
-    pub fn is_done(&self) -> bool {
-        match self {
-            Self::Immediate => true,
-            Self::Event(event) => event.is_done(),
-            Self::Credit { word, at } => word.load(Ordering::Acquire).wrapping_sub(*at) < 1 << 63,
-        }
-    }
-}
-
-impl fmt::Debug for Completion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Immediate => f.write_str("Immediate"),
-            Self::Event(_) => f.write_str("Event"),
-            Self::Credit { at, .. } => write!(f, "Credit({at})"),
-        }
-    }
-}
-
-/// A lease that has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub struct Retired {
-    /// Its frames.
-    pub frames: u64,
-    /// Whether they stayed as they were to the end; what was made from frames that did not must be thrown away.
-    pub intact: bool,
-}
+/// How often work on a device is looked after: it rings no bell.
+const LOOK: Duration = Duration::from_micros(50);
 
 /// How a reader makes sure that what it reads does not change.
 #[derive(Debug)]
-enum Protection {
+pub(super) enum Protection {
     /// The producer waits, or refuses new frames, until frames are retired.
     Guarantee,
     /// The producer leaves leased slots alone.
@@ -75,27 +27,16 @@ enum Protection {
     Copy(Scratch),
 }
 
-struct InFlight {
-    frames: u64,
-    completion: Completion,
-}
-
-/// Leases given up but not done, oldest first: both ends of one queue that never grows.
-struct Waiting {
-    push: ringbuf::HeapProd<InFlight>,
-    pop: ringbuf::HeapCons<InFlight>,
-}
-
 /// A reader of a ring. Dropping it lets the producer go on without it.
 pub struct Reader {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     index: usize,
     /// The next frame to lease.
-    position: u64,
+    pub(super) position: u64,
     /// Frames before this one are done with.
     retired: u64,
-    protection: Protection,
-    waiting: Waiting,
+    pub(super) protection: Protection,
+    in_flight: InFlightLeases,
     ledger: ReaderLedger,
 }
 
@@ -115,7 +56,8 @@ impl Reader {
         } else {
             Protection::Copy(Scratch::new(&shared, burst.max(1)))
         };
-        let (push, pop) = ringbuf::HeapRb::new(shared.options.slots).split();
+        // A ring has at most `slots` frames leased, and so at most as many leases.
+        let in_flight = InFlightLeases::new(shared.options.slots);
         ledger.attached.set(position);
         Self {
             shared,
@@ -123,7 +65,7 @@ impl Reader {
             position,
             retired: position,
             protection,
-            waiting: Waiting { push, pop },
+            in_flight,
             ledger,
         }
     }
@@ -137,27 +79,37 @@ impl Reader {
         let count = match &self.protection {
             Protection::Guarantee => (published - self.position).min(max as u64),
             Protection::WhileLeased => self.protect(published, max),
+            // There is one copy, and work in flight still reads it.
+            Protection::Copy(_) if !self.in_flight.is_empty() => 0,
             Protection::Copy(_) => self.copy(published, max),
         };
         if count == 0 {
             return None;
         }
         self.position += count;
-        Some(Lease {
-            count,
-            reader: self,
-            ended: false,
-        })
+        Some(Lease::new(self, count))
     }
 
-    /// Waits until a frame is ready, the ring is closed, or about `limit` has passed; says whether one is ready.
+    /// Waits until a frame is ready, a lease in flight is done, the ring is closed and nothing is in flight, or about
+    /// `limit` has passed; says whether a frame is ready.
     pub fn wait(&self, policy: Wait, limit: Duration) -> bool {
-        let ready = || {
-            self.shared.published.load(Ordering::Acquire) > self.position
-                || self.shared.closed.load(Ordering::Acquire) != 0
-        };
-        self.shared.filled.wait(policy, limit, ready);
+        let is_ready = || self.shared.published.load(Ordering::Acquire) > self.position;
+        if self.in_flight.is_empty() {
+            let is_over = || self.shared.closed.load(Ordering::Acquire) != 0;
+            let ready = || is_ready() || is_over();
+            self.shared.filled.wait(policy, limit, ready);
+        } else {
+            let ready = || is_ready() || self.in_flight.is_oldest_done();
+            self.shared.filled.wait_looking(policy, LOOK, limit, ready);
+        }
         self.pending() > 0
+    }
+
+    /// Waits until the oldest lease in flight is done or about `limit` has passed; says whether it is. False at once
+    /// where none is in flight.
+    pub fn wait_in_flight(&self, policy: Wait, limit: Duration) -> bool {
+        let done = || self.in_flight.is_oldest_done();
+        !self.in_flight.is_empty() && self.shared.filled.wait_looking(policy, LOOK, limit, done)
     }
 
     /// Whether the producer is gone and every frame has been leased and retired.
@@ -178,45 +130,54 @@ impl Reader {
         self.position - self.retired
     }
 
-    /// Ends leases whose completion is done, oldest first, and tells each to `each`. Never blocks.
-    pub fn reap(&mut self, mut each: impl FnMut(Retired)) {
-        while self
-            .waiting
-            .pop
-            .first()
-            .is_some_and(|oldest| oldest.completion.is_done())
-        {
-            let Some(oldest) = self.waiting.pop.try_pop() else {
-                break;
-            };
-            each(self.retire(oldest.frames));
+    /// Ends leases whose completion is done, oldest first, and tells the frames of each to `each`. Never blocks.
+    pub fn reap(&mut self, mut each: impl FnMut(u64)) {
+        while let Some(lease) = self.in_flight.pop_done() {
+            self.end(lease.frames, lease.read);
+            each(lease.frames);
         }
+    }
+
+    /// Whether a lease was given up whose completion has not been reaped.
+    pub fn has_in_flight(&self) -> bool {
+        !self.in_flight.is_empty()
     }
 
     /// Skips everything published so far, counting it as discarded.
     pub fn discard_pending(&mut self) -> u64 {
         let mut discarded = 0;
-        while let Some(lease) = self.poll(usize::MAX) {
+        // Not more than once around: the producer may be faster than this.
+        let end = self.shared.published.load(Ordering::Acquire);
+        while self.position < end
+            && let Some(lease) = self.poll(usize::MAX)
+        {
             discarded += lease.len() as u64;
             lease.discard();
         }
         discarded
     }
 
-    /// Retires the oldest `frames` held ones.
-    fn retire(&mut self, frames: u64) -> Retired {
-        self.release(frames);
-        self.ledger.read.add(frames);
-        Retired {
-            frames,
-            intact: true,
+    /// Gives up a lease of `frames`, the newest held ones; the first `read` of them were read.
+    pub(super) fn give_up(&mut self, frames: u64, read: u64, completion: Completion) {
+        // Leases end in order.
+        if matches!(completion, Completion::Immediate) && self.in_flight.is_empty() {
+            self.end(frames, read);
+        } else {
+            self.in_flight.push(InFlight {
+                frames,
+                read,
+                completion,
+            });
         }
     }
 
-    fn release(&mut self, frames: u64) {
+    /// Retires the oldest `frames` held ones.
+    fn end(&mut self, frames: u64, read: u64) {
         self.retired += frames;
         self.publish_bound();
         self.shared.freed.ring();
+        self.ledger.read.add(read);
+        self.ledger.discarded.add(frames - read);
     }
 
     /// Tells the producer what it must leave alone.
@@ -233,14 +194,13 @@ impl Reader {
 
     /// Skips to `position`, counting what is skipped.
     fn skip_to(&mut self, position: u64) {
+        debug_assert_eq!(self.retired, self.position, "frames are held");
         self.ledger.overrun.add(position - self.position);
-        if self.retired == self.position {
-            self.retired = position;
-            self.shared.cells[self.index]
-                .retired
-                .store(position, Ordering::Release);
-        }
         self.position = position;
+        self.retired = position;
+        self.shared.cells[self.index]
+            .retired
+            .store(position, Ordering::Release);
     }
 
     /// Where a reader that was overrun goes on: a quarter of the ring ahead of the producer's claims.
@@ -256,18 +216,20 @@ impl Reader {
             if published == self.position {
                 return 0;
             }
-            if self.retired == self.position {
-                self.shared.cells[self.index]
-                    .bound
-                    .store(self.position, Ordering::Relaxed);
-                // With the fence in `Producer::claim`: either its check sees this bound, or we see its claim.
-                fence(Ordering::SeqCst);
+            if self.retired < self.position {
+                // The bound of the leases in flight stands before everything newer. `reserved` must not be asked: a
+                // claim announces more than it keeps for as long as it takes to see the bound.
+                return (published - self.position).min(max as u64);
             }
+            self.shared.cells[self.index]
+                .bound
+                .store(self.position, Ordering::Relaxed);
+            // With the fence in `Producer::claim`: either its check sees this bound, or we see its claim.
+            fence(Ordering::SeqCst);
             let reserved = self.shared.reserved.load(Ordering::Acquire);
             match self.oldest_safe(reserved, published) {
                 None => return (published - self.position).min(max as u64),
                 Some(position) => {
-                    // Held leases keep their bound, so the producer cannot have passed them: nothing is held.
                     self.shared.cells[self.index]
                         .bound
                         .store(UNBOUND, Ordering::Release);
@@ -313,8 +275,21 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
-    fn drop(&mut self) {
+impl Reader {
+    /// Waits up to `limit` for the leases in flight and lets the producer go on without this reader; says whether it could.
+    ///
+    /// A device that has not finished by then may read its slots at any time. They stay held for ever, and their memory
+    /// is never freed.
+    pub(super) fn leave(&mut self, limit: Duration) -> bool {
+        let start = Instant::now();
+        while self.has_in_flight() {
+            let rest = limit.saturating_sub(start.elapsed());
+            if !self.wait_in_flight(Wait::Adaptive, rest) && rest.is_zero() {
+                std::mem::forget(self.shared.clone());
+                return false;
+            }
+            self.reap(|_| {});
+        }
         let cell = &self.shared.cells[self.index];
         cell.bound.store(UNBOUND, Ordering::Release);
         cell.retired.store(UNBOUND, Ordering::Release);
@@ -325,6 +300,19 @@ impl Drop for Reader {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         seats[self.index] = None;
+        true
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if !self.leave(LEAVING) {
+            tracing::error!(
+                "ring {}: a device still reads {} frames after {LEAVING:?}; their memory is kept until the process ends",
+                self.shared.options.name,
+                self.held()
+            );
+        }
     }
 }
 
@@ -334,181 +322,7 @@ impl fmt::Debug for Reader {
             .field("ring", &self.shared.options.name)
             .field("position", &self.position)
             .field("retired", &self.retired)
-            .field("waiting", &self.waiting.pop.occupied_len())
+            .field("in_flight", &self.in_flight.len())
             .finish_non_exhaustive()
-    }
-}
-
-/// A burst held by a reader. Dropping it retires it at once.
-///
-/// A reader has one lease in hand at a time, and frames do not outlive their lease:
-///
-/// ```compile_fail,E0499
-/// fn two(reader: &mut daq_core::ring::Reader) {
-///     let first = reader.poll(1);
-///     let second = reader.poll(1);
-///     drop(first);
-/// }
-/// ```
-/// ```compile_fail,E0505
-/// fn late(lease: daq_core::ring::Lease<'_>) -> usize {
-///     let bytes = lease.frame(0).bytes().unwrap();
-///     lease.discard();
-///     bytes.len()
-/// }
-/// ```
-/// ```
-/// fn in_order(lease: daq_core::ring::Lease<'_>) -> usize {
-///     let length = lease.frame(0).bytes().unwrap().len();
-///     lease.discard();
-///     length
-/// }
-/// ```
-#[derive(Debug)]
-#[must_use = "a lease that is dropped retires its frames at once"]
-pub struct Lease<'a> {
-    reader: &'a mut Reader,
-    count: u64,
-    ended: bool,
-}
-
-impl Lease<'_> {
-    /// Frames in the burst, at least 1.
-    #[expect(clippy::len_without_is_empty, reason = "a lease is never empty")]
-    pub fn len(&self) -> usize {
-        usize::try_from(self.count).unwrap_or(usize::MAX)
-    }
-
-    /// Frame `i` of the burst.
-    ///
-    /// # Panics
-    /// If the burst has no frame `i`.
-    pub fn frame(&self, i: usize) -> Frame<'_> {
-        assert!(i < self.len(), "frame {i} of a burst of {}", self.count);
-        let shared = &*self.reader.shared;
-        if let Protection::Copy(scratch) = &self.reader.protection {
-            return scratch.frame(i, shared.options.slot_bytes);
-        }
-        let index = self.reader.position - self.count + i as u64;
-        let slot = shared.slot_of(index);
-        let meta = shared.slots.read(slot);
-        #[cfg(loom)]
-        // SAFETY: the frame is leased; loom checks that no write is concurrent.
-        shared.canary[slot].with(|canary| assert_eq!(unsafe { *canary }, meta.sequence));
-        let bitmap = shared.slots.bitmap(slot);
-        // SAFETY: `AtomicU64` has the layout of `u64`. The frame is published and leased and its slot is
-        // fenced off from the producer, so the words do not change while the lease lives.
-        let words =
-            unsafe { std::slice::from_raw_parts(bitmap.as_ptr().cast::<u64>(), bitmap.len()) };
-        let bytes = shared.is_host().then(|| {
-            let length = meta.length.min(shared.options.slot_bytes);
-            // SAFETY: `address_of` is the start of a slot of `slot_bytes` initialised bytes in the region, which
-            // `shared` keeps alive. The frame is published and leased, so nobody writes the slot until the
-            // lease, which `self` borrows, has ended.
-            unsafe { std::slice::from_raw_parts(shared.address_of(index).cast_const(), length) }
-        });
-        Frame {
-            meta,
-            bytes,
-            words,
-            address: shared.address_of(index),
-        }
-    }
-
-    /// The frames of the burst in order.
-    pub fn iter(&self) -> impl Iterator<Item = Frame<'_>> {
-        (0..self.len()).map(|i| self.frame(i))
-    }
-
-    /// Gives the lease up; its slots are free once `completion` is done (see [`Reader::reap`]).
-    pub fn retire(mut self, completion: Completion) {
-        let frames = self.count;
-        if matches!(completion, Completion::Immediate) && self.reader.waiting.pop.is_empty() {
-            return;
-        }
-        self.ended = true;
-        // A ring has at most `slots` frames leased, and so at most as many leases.
-        let pushed = self
-            .reader
-            .waiting
-            .push
-            .try_push(InFlight { frames, completion });
-        debug_assert!(
-            pushed.is_ok(),
-            "more leases in flight than the ring has slots"
-        );
-    }
-
-    /// Retires the lease at once and counts its frames as discarded instead of read.
-    pub fn discard(self) {
-        self.discard_after(0);
-    }
-
-    /// Retires the lease at once: the first `read` frames as read, the others as discarded. Only for readers
-    /// that have no earlier lease in flight.
-    pub fn discard_after(mut self, read: usize) {
-        debug_assert!(
-            self.reader.waiting.pop.is_empty(),
-            "earlier leases are in flight"
-        );
-        self.ended = true;
-        let read = self.count.min(read as u64);
-        self.reader.release(self.count);
-        self.reader.ledger.read.add(read);
-        self.reader.ledger.discarded.add(self.count - read);
-    }
-}
-
-impl Drop for Lease<'_> {
-    fn drop(&mut self) {
-        if self.ended {
-            return;
-        }
-        if self.reader.waiting.pop.is_empty() {
-            let _ = self.reader.retire(self.count);
-        } else {
-            // Leases end in order: this one waits for those before it.
-            let done = InFlight {
-                frames: self.count,
-                completion: Completion::Immediate,
-            };
-            let pushed = self.reader.waiting.push.try_push(done);
-            debug_assert!(
-                pushed.is_ok(),
-                "more leases in flight than the ring has slots"
-            );
-        }
-    }
-}
-
-/// One frame of a lease.
-#[derive(Clone, Copy, Debug)]
-pub struct Frame<'a> {
-    pub(super) meta: FrameMeta,
-    pub(super) bytes: Option<&'a [u8]>,
-    pub(super) words: &'a [u64],
-    pub(super) address: *const u8,
-}
-
-impl<'a> Frame<'a> {
-    /// What is known of the frame.
-    pub const fn meta(&self) -> &FrameMeta {
-        &self.meta
-    }
-
-    /// The payload; `None` where the ring is not in host memory.
-    pub const fn bytes(&self) -> Option<&'a [u8]> {
-        self.bytes
-    }
-
-    /// Which places arrived.
-    pub fn present(&self) -> Present<'a> {
-        let limit = u32::try_from(self.words.len() * 64).unwrap_or(u32::MAX);
-        Present::new(self.words, self.meta.places.min(limit))
-    }
-
-    /// The payload's address, for a device.
-    pub const fn address(&self) -> *const u8 {
-        self.address
     }
 }

@@ -1,7 +1,7 @@
 //! Private copies of bursts, for readers that nothing protects.
 
 use super::Shared;
-use super::reader::Frame;
+use super::lease::Frame;
 use crate::frame::FrameMeta;
 use crate::sync::Ordering;
 use std::fmt;

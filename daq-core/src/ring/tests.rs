@@ -4,8 +4,13 @@ use super::*;
 use crate::frame::FrameMeta;
 use crate::ledger::{ReaderReport, RingReport};
 use crate::region::HostOptions;
+use crate::wait::Wait;
 use proptest::prelude::*;
+use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+const FOREVER: Duration = Duration::from_secs(60);
 
 fn ring(slots: usize, holdable: bool) -> (Ring, Producer, RingLedger) {
     let options = RingOptions {
@@ -38,7 +43,19 @@ fn check(frame: &Frame<'_>) -> u64 {
 }
 
 /// An event that is done when it is told.
+#[derive(Default)]
 struct Told(AtomicBool);
+
+impl Told {
+    fn tell(&self) {
+        self.0.store(true, std::sync::atomic::Ordering::Release);
+    }
+
+    fn new() -> (std::sync::Arc<Self>, Completion) {
+        let told = std::sync::Arc::new(Self::default());
+        (told.clone(), Completion::Event(told))
+    }
+}
 
 impl Event for Told {
     fn is_done(&self) -> bool {
@@ -54,18 +71,11 @@ fn leases_retire_in_order_when_their_events_are_done() {
     for sequence in 0..4 {
         assert!(make(&mut producer, sequence));
     }
-    let events: Vec<_> = (0..2)
-        .map(|_| std::sync::Arc::new(Told(AtomicBool::new(false))))
-        .collect();
+    let (first, first_done) = Told::new();
+    let (second, second_done) = Told::new();
     let word = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(u64::MAX));
-    reader
-        .poll(1)
-        .unwrap()
-        .retire(Completion::Event(events[0].clone()));
-    reader
-        .poll(1)
-        .unwrap()
-        .retire(Completion::Event(events[1].clone()));
+    reader.poll(1).unwrap().retire(first_done);
+    reader.poll(1).unwrap().retire(second_done);
     reader.poll(1).unwrap().retire(Completion::Credit {
         word: word.clone(),
         at: 1,
@@ -73,20 +83,100 @@ fn leases_retire_in_order_when_their_events_are_done() {
     drop(reader.poll(1).unwrap());
     assert_eq!((reader.held(), ledger.read.get()), (4, 0));
     assert!(!make(&mut producer, 4), "every slot is held");
-    events[1]
-        .0
-        .store(true, std::sync::atomic::Ordering::Release);
+    second.tell();
     reader.reap(|_| panic!("the first lease is not done"));
-    events[0]
-        .0
-        .store(true, std::sync::atomic::Ordering::Release);
+    first.tell();
     let mut retired = 0;
-    reader.reap(|lease| retired += lease.frames);
+    reader.reap(|frames| retired += frames);
     assert_eq!((retired, reader.held(), ledger.read.get()), (2, 2, 2));
     // The credit word counts with wrap-around: from u64::MAX it reaches 1 after two steps.
     word.store(1, std::sync::atomic::Ordering::Release);
-    reader.reap(|lease| retired += lease.frames);
+    reader.reap(|frames| retired += frames);
     assert_eq!((retired, reader.held()), (4, 0));
+}
+
+#[test]
+fn a_reader_waits_for_what_is_in_flight() {
+    let (ring, mut producer, _) = ring(4, true);
+    let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+    assert!(!reader.wait_in_flight(Wait::Event, FOREVER), "nothing is");
+    make(&mut producer, 0);
+    let (told, done) = Told::new();
+    reader.poll(1).unwrap().retire(done);
+    // A ring that is closed is not over while a device reads it: waiting must not spin.
+    drop(producer);
+    assert!(!reader.wait_in_flight(Wait::Adaptive, Duration::from_millis(1)));
+    let teller = std::thread::spawn(move || told.tell());
+    assert!(!reader.wait(Wait::Event, FOREVER), "no frame is ready");
+    assert!(reader.wait_in_flight(Wait::Event, FOREVER));
+    assert!(!reader.is_finished());
+    reader.reap(|frames| assert_eq!(frames, 1));
+    assert!(reader.is_finished());
+    teller.join().unwrap();
+}
+
+#[test]
+fn what_is_discarded_behind_work_in_flight_is_free_after_it() {
+    let (ring, mut producer, _) = ring(4, true);
+    let ledger = ReaderLedger::default();
+    let mut reader = ring.attach(false, 1, ledger.clone()).unwrap();
+    for sequence in 0..4 {
+        make(&mut producer, sequence);
+    }
+    let (told, done) = Told::new();
+    reader.poll(1).unwrap().retire(done);
+    assert_eq!(reader.discard_pending(), 3);
+    assert!(
+        !make(&mut producer, 4),
+        "a device still reads the oldest slot"
+    );
+    told.tell();
+    reader.reap(|_| {});
+    assert!(make(&mut producer, 5));
+    assert_eq!((ledger.read.get(), ledger.discarded.get()), (1, 3));
+}
+
+#[test]
+fn a_copy_in_flight_is_not_written_again() {
+    let (ring, mut producer, _) = ring(4, false);
+    let mut reader = ring.attach(false, 1, ReaderLedger::default()).unwrap();
+    make(&mut producer, 0);
+    make(&mut producer, 1);
+    let (told, done) = Told::new();
+    reader.poll(1).unwrap().retire(done);
+    assert!(reader.poll(1).is_none());
+    told.tell();
+    reader.reap(|_| {});
+    assert_eq!(check(&reader.poll(1).unwrap().frame(0)), 1);
+}
+
+#[test]
+fn a_reader_that_leaves_waits_for_the_device() {
+    let (ring, mut producer, _) = ring(2, true);
+    let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+    make(&mut producer, 0);
+    let (told, done) = Told::new();
+    reader.poll(1).unwrap().retire(done);
+    let leaver = std::thread::spawn(move || drop(reader));
+    make(&mut producer, 1);
+    assert!(!make(&mut producer, 2), "the device is not done");
+    told.tell();
+    leaver.join().unwrap();
+    assert!(make(&mut producer, 3));
+}
+
+#[test]
+fn slots_that_a_device_never_lets_go_stay_held() {
+    let (ring, mut producer, _) = ring(2, true);
+    let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+    make(&mut producer, 0);
+    let (told, done) = Told::new();
+    reader.poll(1).unwrap().retire(done);
+    assert!(!reader.leave(Duration::from_millis(1)));
+    make(&mut producer, 1);
+    assert!(!make(&mut producer, 2));
+    // So that what follows does not wait.
+    told.tell();
 }
 
 #[test]
@@ -175,6 +265,10 @@ enum Step {
     /// (reader, most frames)
     Read(usize, usize),
     Discard(usize),
+    /// (reader, most frames): work on a device begins.
+    Submit(usize, usize),
+    /// The oldest work of a reader is done.
+    Done(usize),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -182,8 +276,28 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         (1_u8..8).prop_map(Step::Make),
         (0_usize..3, 1_usize..6).prop_map(|(reader, max)| Step::Read(reader, max)),
         (0_usize..3).prop_map(Step::Discard),
+        (0_usize..3, 1_usize..6).prop_map(|(reader, max)| Step::Submit(reader, max)),
+        (0_usize..3).prop_map(Step::Done),
     ];
     prop::collection::vec(step, 1..80)
+}
+
+/// What a device is told to read, until it is done.
+struct Work {
+    told: std::sync::Arc<Told>,
+    /// Addresses of frames and the sequence numbers that must be there to the end.
+    reads: Vec<(*const u8, u64)>,
+}
+
+impl Work {
+    fn finish(self) {
+        for (address, sequence) in self.reads {
+            // SAFETY: the 8 bytes of a slot, or of a reader's copy, whose ring and reader live on; one thread.
+            let now = unsafe { address.cast::<u64>().read_volatile() };
+            assert_eq!(now, sequence, "overwritten while a device read it");
+        }
+        self.told.tell();
+    }
 }
 
 proptest! {
@@ -197,6 +311,8 @@ proptest! {
             guarantees.iter().zip(&ledgers).map(|(guarantee, ledger)| ring.attach(*guarantee, 4, ledger.clone()).unwrap()).collect();
         let mut last = [None; 3];
         let (mut made, mut sequence) = (0_u64, 0_u64);
+        let mut work: [VecDeque<Work>; 3] = Default::default();
+        let mut was_held = false;
         for step in steps {
             match step {
                 Step::Make(count) => {
@@ -223,6 +339,22 @@ proptest! {
                         lease.discard();
                     }
                 }
+                Step::Submit(i, max) => {
+                    if let Some(lease) = readers[i].poll(max) {
+                        last[i] = lease.iter().map(|frame| Some(check(&frame))).max().unwrap();
+                        let reads = lease.iter().map(|frame| (frame.address(), check(&frame))).collect();
+                        let (told, done) = Told::new();
+                        work[i].push_back(Work { told, reads });
+                        lease.retire(done);
+                        was_held = true;
+                    }
+                }
+                Step::Done(i) => {
+                    if let Some(work) = work[i].pop_front() {
+                        work.finish();
+                    }
+                    readers[i].reap(|_| {});
+                }
             }
             let report = RingReport::of(&ledger);
             prop_assert_eq!(report.made, made);
@@ -231,13 +363,14 @@ proptest! {
             for (i, reader) in readers.iter().enumerate() {
                 let report = ReaderReport::of(&ledgers[i], "raw", &ledger);
                 prop_assert_eq!(report.published, report.read + report.overrun + report.discarded + report.pending);
-                prop_assert_eq!(report.pending, reader.pending());
+                prop_assert_eq!(report.pending, reader.pending() + reader.held());
                 prop_assert!(!guarantees[i] || report.overrun == 0);
             }
-            if !guarantees.contains(&true) {
+            if !guarantees.contains(&true) && !was_held {
                 prop_assert_eq!(RingReport::of(&ledger).ring_full, 0, "nobody holds the ring");
             }
         }
+        work.into_iter().flatten().for_each(Work::finish);
     }
 }
 

@@ -229,6 +229,7 @@ fn read_stream(fields: &Fields<'_>) -> Result<Option<Stream>, SigmfError> {
             .get("daq:axis")
             .filter(|axis| !axis.is_null())
             .cloned(),
+        frame_rate: fields.map.get("daq:frame_rate").and_then(Value::as_f64),
     }))
 }
 

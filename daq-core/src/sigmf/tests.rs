@@ -154,7 +154,7 @@ prop_compose! {
             stream: stream.map(|(n, m, source)| Stream {
                 bytes: n[0], frames: n[1], frame_bytes: n[2], places: m[0], segment: n[3], missing_samples: n[4],
                 missing_frames: n[5], channels: Some(m[1]), points: Some(n[0]), order: source.clone(), source,
-                axis: Some(serde_json::json!({"kind": "frequency", "step": 0.5})),
+                axis: Some(serde_json::json!({"kind": "frequency", "step": 0.5})), frame_rate: Some(quarters(m[0])),
             }),
         }
     }

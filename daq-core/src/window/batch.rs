@@ -1,5 +1,6 @@
 //! Placing packets.
 
+use super::course::{Candidate, Course};
 use super::shared::{BLOCKED, Epoch, Record, Shared, state};
 use super::{Geometry, PacketId, Seat};
 use crate::frame::Timestamp;
@@ -165,7 +166,7 @@ impl<'a> Batch<'a> {
             record.canary[place as usize].with_mut(|canary| unsafe { *canary += 1 });
         }
         record.mark_present(place, exclusive);
-        stamp(record, time);
+        stamp(record, self.geometry(), place, time);
         if memory.is_some() {
             Outcome::Placed
         } else {
@@ -196,7 +197,7 @@ impl<'a> Batch<'a> {
     /// [accepted](Self::accept) does no harm.
     pub fn predict(&mut self, n: usize, places: &mut Vec<Place>) {
         places.clear();
-        if !self.shared.is_exclusive() || self.seat.epoch.number == 0 {
+        if !self.shared.is_exclusive() || self.seat.opens_epoch() {
             return;
         }
         let (shared, geometry) = (self.shared, self.geometry());
@@ -212,7 +213,7 @@ impl<'a> Batch<'a> {
             position,
         } = self.seat.epoch;
         let mut id = geometry.numbering.after(unit, first - position);
-        let (mut frame, mut index) = self.split(first);
+        let (mut frame, mut index) = geometry.split(first);
         while places.len() < n {
             let record = shared.record(frame);
             let Some(memory) = self.assigned(frame, record) else {
@@ -240,6 +241,46 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// Whether `id` can be put without any frame being refused a slot: the frame that it belongs to has one, and so has
+    /// every frame that it makes the window publish; or it needs none, as what comes late or is not believed.
+    ///
+    /// For sources that wait for slots: if false, end the batch, [wait](super::Window::wait) and ask for the same packet
+    /// again. Asking makes the window slide as the packet itself would, as far as there are slots, so ask only for a
+    /// packet that is put next. The window then reaches no further than the ring has slots, or the source would wait
+    /// for ever. Only the thread of an exclusive window can tell; others answer true.
+    pub fn has_room_for(&mut self, id: PacketId) -> bool {
+        if !self.shared.is_exclusive() {
+            return true;
+        }
+        if let Some((next, frame, _)) = self.seat.next
+            && next == id
+            && (self.base..self.base + self.geometry().window as u64).contains(&frame)
+            && self.shared.record(frame).state.load(Ordering::Relaxed) == state::ASSIGNED
+        {
+            return true;
+        }
+        let course = if self.seat.opens_epoch() {
+            Course::Epoch
+        } else {
+            self.course(id, None).0
+        };
+        self.flush();
+        let (shared, writer) = (self.shared, self.seat.writer);
+        let Some(sequencer) = &mut self.seat.sequencer else {
+            return true;
+        };
+        let has_room = match course {
+            Course::Nowhere => true,
+            Course::Near { frame, .. } if frame < self.base => true,
+            Course::Near { frame, .. } | Course::Leap { frame, .. } => {
+                sequencer.approach(shared, writer, frame)
+            }
+            Course::Epoch => sequencer.has_room_for_epoch(shared, writer),
+        };
+        self.base = shared.pin(writer);
+        has_room
+    }
+
     /// Says that the packet `id` has been written to `place`, which must come from this batch's
     /// [`predict`](Self::predict); false if it belongs elsewhere, and nothing has changed.
     #[inline]
@@ -255,7 +296,7 @@ impl<'a> Batch<'a> {
         let position = self.follow(id, place.frame, place.index);
         self.horizon = self.horizon.max(position + 1);
         self.start = self.start.min(position);
-        stamp(record, time);
+        stamp(record, self.geometry(), place.index, time);
         true
     }
 
@@ -289,24 +330,6 @@ impl<'a> Batch<'a> {
             return self.duplicate();
         }
         Outcome::Late
-    }
-
-    fn split(&self, position: u64) -> (u64, u32) {
-        let places = u64::from(self.geometry().places);
-        #[expect(clippy::cast_possible_truncation, reason = "below `places`, a u32")]
-        let place = (position % places) as u32;
-        (position / places, place)
-    }
-
-    /// The position that `id` names in the present epoch, if it is a place of it at all.
-    fn position(&self, id: PacketId) -> Option<u64> {
-        let epoch = &self.seat.epoch;
-        let distance = self
-            .shared
-            .geometry
-            .numbering
-            .places_between(epoch.unit, id)?;
-        epoch.position.checked_add_signed(distance)
     }
 
     /// Moves the thread's reference to `id`, so that wrapping numbers stay near it; its position.
@@ -344,94 +367,54 @@ impl<'a> Batch<'a> {
     }
 
     fn search(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
-        if self.seat.epoch.number == 0 && !self.open_epoch(id) {
+        if self.seat.opens_epoch() && !self.open_epoch(id) {
             return Found::Nowhere;
         }
-        let Some(position) = self.position(id) else {
-            return self.far(id);
-        };
-        let (frame, place) = self.split(position);
-        let geometry = self.geometry();
-        if bytes.is_some_and(|bytes| bytes != geometry.extent(place).len()) {
-            return Found::Nowhere;
+        let (course, candidate) = self.course(id, bytes);
+        self.seat.candidate = candidate;
+        let window = self.geometry().window as u64;
+        match course {
+            Course::Nowhere => Found::Nowhere,
+            Course::Epoch => self.begin(id),
+            Course::Near { frame, place } => {
+                if frame >= self.base + window && !self.slide(frame) {
+                    return Found::Nowhere;
+                }
+                if frame < self.base {
+                    return Found::Closed { frame, place };
+                }
+                self.follow(id, frame, place);
+                Found::Open { frame, place }
+            }
+            Course::Leap { frame, place } => {
+                if !self.slide(frame) || frame < self.base {
+                    return Found::Nowhere;
+                }
+                self.follow(id, frame, place);
+                Found::Open { frame, place }
+            }
         }
-        let window = geometry.window as u64;
-        if frame >= self.base + 2 * window || frame + window < self.base {
-            return self.far(id);
-        }
-        if frame < self.shared.floor.load(Ordering::Acquire) {
-            // Counting began after it: a straggler, and no sign of a new count.
-            return Found::Nowhere;
-        }
-        if frame >= self.base + window && !self.slide(frame) {
-            return Found::Nowhere;
-        }
-        if frame < self.base {
-            return Found::Closed { frame, place };
-        }
-        self.follow(id, frame, place);
-        Found::Open { frame, place }
     }
 
-    /// A packet far from the window: an outlier, or the first sign of a new count.
-    fn far(&mut self, id: PacketId) -> Found {
-        let geometry = self.geometry();
-        let near = geometry.window as u64 * u64::from(geometry.places);
-        // With what this batch has seen: its own packets are not those of other threads.
-        let horizon = self
-            .shared
-            .horizon
-            .load(Ordering::Acquire)
-            .max(self.horizon);
-        let (agreed, since) = match self.seat.candidate {
-            Some((unit, count, since)) => match geometry.numbering.places_between(unit, id) {
-                Some(distance) if distance != 0 && distance.unsigned_abs() <= near => {
-                    (count + 1, since)
-                }
-                _ => (1, horizon),
-            },
-            None => (1, horizon),
-        };
-        self.seat.candidate = Some((id.unit, agreed, since));
-        if agreed < geometry.agree {
-            return Found::Nowhere;
-        }
-        if let Some((frame, place)) = self.leap(id) {
-            if !self.slide(frame) || frame < self.base {
-                return Found::Nowhere;
-            }
-            self.follow(id, frame, place);
-            return Found::Open { frame, place };
-        }
-        if horizon != since && !self.shared.is_exclusive() {
-            // Other threads go on in the old count: this one lags, or its sender alone has begun anew.
-            self.seat.candidate = None;
-            return Found::Nowhere;
-        }
+    fn course(&self, id: PacketId, bytes: Option<usize>) -> (Course, Option<Candidate>) {
+        self.seat
+            .course(self.shared, (self.base, self.horizon), id, bytes)
+    }
+
+    /// A count that begins anew at `id`.
+    fn begin(&mut self, id: PacketId) -> Found {
         if !self.open_epoch(id) {
             return Found::Nowhere;
         }
-        let Some(position) = self.position(id) else {
+        let Some((frame, place)) = self.seat.locate(self.geometry(), id) else {
             return Found::Nowhere;
         };
-        let (frame, place) = self.split(position);
         // Another thread's packets may have opened the epoch somewhere else.
-        if !(self.base..self.base + geometry.window as u64).contains(&frame) {
+        if !(self.base..self.base + self.geometry().window as u64).contains(&frame) {
             return Found::Nowhere;
         }
         self.follow(id, frame, place);
         Found::Open { frame, place }
-    }
-
-    /// Where `id` belongs if it lies ahead, and no further than a gap may be long.
-    fn leap(&self, id: PacketId) -> Option<(u64, u32)> {
-        let (geometry, window) = (self.geometry(), self.geometry().window as u64);
-        let (frame, place) = self.split(self.position(id)?);
-        let gap = geometry.max_gap.div_ceil(u64::from(geometry.places));
-        let reach = self.base + 2 * window + gap;
-        (self.base + window..reach)
-            .contains(&frame)
-            .then_some((frame, place))
     }
 
     /// Has the sequencer open an epoch at `id`; true if one is open that was not before.
@@ -443,7 +426,7 @@ impl<'a> Batch<'a> {
         let (shared, known) = (self.shared, self.seat.epoch.number);
         if let Some(sequencer) = &mut self.seat.sequencer {
             sequencer.follow(self.seat.epoch);
-            sequencer.open_epoch(shared, self.seat.writer, id);
+            sequencer.open_epoch(shared, self.seat.writer, id, self.seat.restarts);
         } else {
             let mut mail = shared.mail.lock().unwrap_or_else(PoisonError::into_inner);
             if mail.epoch.is_none_or(|(_, asked)| asked < known) {
@@ -569,9 +552,14 @@ impl Drop for Batch<'_> {
     }
 }
 
-fn stamp(record: &Record, time: Timestamp) {
+/// Gives a frame the time of its first packet that came.
+#[inline]
+fn stamp(record: &Record, geometry: &Geometry, place: u32, time: Timestamp) {
     if time.clock != crate::frame::Clock::None && record.time_clock.load(Ordering::Relaxed) == 0 {
-        record.time_ns.store(time.ns, Ordering::Relaxed);
+        let since_start = geometry.nanoseconds_before(place);
+        record
+            .time_ns
+            .store(time.ns.saturating_sub(since_start), Ordering::Relaxed);
         record
             .time_clock
             .store(time.clock as u32, Ordering::Release);

@@ -21,6 +21,7 @@
 //! to the wire.
 
 mod batch;
+mod course;
 mod numbering;
 mod sequencer;
 mod shared;
@@ -31,6 +32,7 @@ pub use numbering::{Numbering, PacketId};
 use crate::ledger::SourceLedger;
 use crate::ring::{Fill, Producer};
 use crate::sync::{Arc, Ordering};
+use course::Candidate;
 use sequencer::Sequencer;
 use shared::{Epoch, Shared};
 use std::time::Instant;
@@ -55,6 +57,9 @@ pub struct Geometry {
     pub max_gap: u64,
     /// Successive packets beyond twice the window that must agree before any of them is believed, at least 1.
     pub agree: u32,
+    /// Nanoseconds of signal in a frame, where each packet's time is that of its own payload: a frame whose first
+    /// packets are missing is then told its start nevertheless. 0 = not known, or a packet's time is its frame's.
+    pub frame_ns: u64,
 }
 
 impl Geometry {
@@ -69,7 +74,25 @@ impl Geometry {
             window: 4,
             max_gap: 0,
             agree: 4,
+            frame_ns: 0,
         }
+    }
+
+    /// Nanoseconds of signal in a frame before place `i`, as far as known.
+    pub fn nanoseconds_before(&self, i: u32) -> u64 {
+        if self.frame_ns == 0 {
+            return 0;
+        }
+        let bytes = self.extent(i).start as u128 * u128::from(self.frame_ns);
+        u64::try_from(bytes / self.frame_bytes.max(1) as u128).unwrap_or(u64::MAX)
+    }
+
+    /// The frame and the place in it at a position in places.
+    const fn split(&self, position: u64) -> (u64, u32) {
+        let places = self.places as u64;
+        #[expect(clippy::cast_possible_truncation, reason = "below `places`, a u32")]
+        let place = (position % places) as u32;
+        (position / places, place)
     }
 
     /// The bytes of place `i` in the frame.
@@ -106,10 +129,11 @@ struct Seat {
     writer: usize,
     /// The epoch as this thread last saw it; its reference moves along with the packets.
     epoch: Epoch,
-    /// A unit far away, how many packets in succession have agreed with it, and the horizon at the first.
-    candidate: Option<(u64, u32, u64)>,
+    candidate: Option<Candidate>,
     /// Where the next packet is expected, as a position in places.
     cursor: u64,
+    /// Whether the next packet opens an epoch, whatever its number.
+    restarts: bool,
     /// The same as packet, frame and place; `None` = work it out.
     next: Option<(PacketId, u64, u32)>,
     /// Whether payload was copied past the cache and may not be seen by others yet.
@@ -164,6 +188,7 @@ impl Window {
                     epoch: Epoch::default(),
                     candidate: None,
                     cursor: 0,
+                    restarts: false,
                     next: None,
                     streamed: false,
                     ledger: ledger.clone(),
@@ -206,30 +231,6 @@ impl Window {
         Batch::new(&self.shared, &mut self.seat)
     }
 
-    /// Whether the next `places` places after the last packet all have memory; for sources that wait.
-    ///
-    /// Only the sequencer of an exclusive window can tell; others answer true.
-    pub fn has_room(&mut self, places: u64) -> bool {
-        let Some(sequencer) = &mut self.seat.sequencer else {
-            return true;
-        };
-        let geometry = &self.shared.geometry;
-        let per_frame = u64::from(geometry.places);
-        let base = self.shared.base.load(Ordering::Relaxed);
-        let cursor = if self.seat.epoch.number == 0 {
-            base * per_frame
-        } else {
-            self.seat.cursor
-        };
-        let last = (cursor + places.max(1) - 1) / per_frame;
-        let front = (last + 1).saturating_sub(geometry.window as u64);
-        if front > base {
-            // The packet that comes next would make the window slide.
-            sequencer.advance(&self.shared, self.seat.writer, front);
-        }
-        sequencer.assign(&self.shared, last)
-    }
-
     /// Waits for a slot to be freed, or about `limit`.
     pub fn wait(&self, policy: crate::wait::Wait, limit: std::time::Duration) {
         if let Some(sequencer) = &self.seat.sequencer {
@@ -253,6 +254,17 @@ impl Window {
             || self.seat.sequencer.is_none()
     }
 
+    /// Says that the sender counts anew: the next packet opens an epoch, however near its number may be.
+    ///
+    /// For sources that know it, as a recording that is played again. Only for exclusive windows; elsewhere packets must
+    /// agree.
+    pub fn restart(&mut self) {
+        if self.shared.is_exclusive() {
+            self.seat.restarts = true;
+            self.seat.next = None;
+        }
+    }
+
     /// Counts packets that carry no readable sequence number.
     pub fn reject(&self, packets: u64) {
         self.seat.ledger.rejected.add_shared(packets);
@@ -265,9 +277,12 @@ impl Window {
 
     /// Says that `unit` carries no data by design (a SPEAD heap of descriptors): its places are not expected.
     ///
-    /// Has an effect only where a unit is a frame, and before anything beyond the unit has come.
+    /// Has an effect only where a unit is a frame, and before anything beyond the unit has come. What this thread puts
+    /// next comes after it: a frame beyond needs a slot, which the sequencer gives when it has read its mail.
     pub fn void(&mut self, unit: u64) {
-        if self.shared.geometry.numbering.places_per_unit != self.shared.geometry.places {
+        let is_frame =
+            self.shared.geometry.numbering.places_per_unit == self.shared.geometry.places;
+        if !is_frame || self.seat.opens_epoch() && self.is_sequencer() {
             return;
         }
         if let Some(sequencer) = &mut self.seat.sequencer {
@@ -310,6 +325,7 @@ impl Seat {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         self.cursor = self.epoch.position;
+        self.restarts = false;
         self.next = None;
         self.candidate = None;
     }

@@ -15,12 +15,26 @@ const HOLD: Duration = Duration::from_millis(100);
 /// How long the fate of missing places stays open when nothing comes any more.
 const SETTLE: Duration = Duration::from_secs(1);
 
+/// Silence that one tick can tell of, at most, and as long as a source waits for packets at one go: a thread that was held
+/// up for longer has not listened meanwhile.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// What the sequencer keeps of a closed frame until its gaps are settled.
 #[derive(Clone, Debug, Default)]
 struct Closed {
     /// The places that were expected.
     places: Range<u32>,
     missing: u64,
+}
+
+/// How long nothing has come.
+#[derive(Clone, Copy, Debug, Default)]
+struct Silence {
+    /// The horizon at the last tick.
+    horizon: u64,
+    /// How long it has been that.
+    length: Duration,
+    last: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -47,8 +61,9 @@ pub(super) struct Sequencer {
     epoch: Epoch,
     /// Flags of the next frame to be published.
     flags: Flags,
-    /// The horizon at the last tick, and since when it has been that.
-    seen: (u64, Option<Instant>),
+    silence: Silence,
+    /// The frame that a packet was last held back for, and one past the last frame that is published on the way there.
+    awaited: (u64, u64),
 }
 
 impl Sequencer {
@@ -66,7 +81,8 @@ impl Sequencer {
             closed: Vec::with_capacity(records),
             epoch: Epoch::default(),
             flags: Flags::default(),
-            seen: (0, None),
+            silence: Silence::default(),
+            awaited: (0, 0),
         }
     }
 
@@ -158,15 +174,18 @@ impl Sequencer {
     /// Closes what has waited too long, and settles it later still.
     fn close_stale(&mut self, shared: &Shared, writer: usize, now: Instant) {
         let horizon = shared.horizon.load(Ordering::Acquire);
-        let since = match self.seen {
-            (seen, Some(since)) if seen == horizon => since,
-            _ => {
-                self.seen = (horizon, Some(now));
-                return;
-            }
-        };
-        let idle = now.saturating_duration_since(since);
-        if horizon == 0 || idle < HOLD {
+        let silence = &mut self.silence;
+        let step = silence.last.map_or(Duration::ZERO, |last| {
+            now.saturating_duration_since(last).min(LOOK)
+        });
+        silence.last = Some(now);
+        if silence.horizon != horizon {
+            (silence.horizon, silence.length) = (horizon, Duration::ZERO);
+            return;
+        }
+        silence.length += step;
+        let silent = silence.length;
+        if horizon == 0 || silent < HOLD {
             return;
         }
         self.advance(
@@ -175,7 +194,7 @@ impl Sequencer {
             (horizon - 1) / u64::from(shared.geometry.places),
         );
         self.settle_batch(shared, writer);
-        if idle >= SETTLE && self.missing > 0 {
+        if silent >= SETTLE && self.missing > 0 {
             let base = shared.base.load(Ordering::Relaxed);
             let from = shared.settled.swap(base, Ordering::AcqRel);
             shared.grace_idle(writer);
@@ -203,29 +222,89 @@ impl Sequencer {
         if let Some((id, known)) = epoch
             && known == self.epoch.number
         {
-            self.open_epoch(shared, writer, id);
+            self.open_epoch(shared, writer, id, false);
         }
     }
 
     /// Moves the window's front to `front`, closing what it passes. Later packets have been seen, or every
     /// place of the passed frames has.
     pub(super) fn advance(&mut self, shared: &Shared, writer: usize, front: u64) {
-        let window = shared.geometry.window as u64;
-        let places = u64::from(shared.geometry.places);
-        let mut base = shared.base.load(Ordering::Relaxed);
-        // Beyond the frames that are open now there is nothing to publish: those in between are only counted.
-        let empty_from = base + window;
-        while base < front {
-            shared
-                .horizon
-                .fetch_max((base + 1) * places, Ordering::AcqRel);
-            self.retire_record(shared, base);
-            shared.base.store(base + 1, Ordering::SeqCst);
-            shared.grace(writer, base + 1);
-            self.account(shared);
-            self.close(shared, base, places, base < empty_from + window);
-            base += 1;
+        let base = shared.base.load(Ordering::Relaxed);
+        let end = Self::publish_end(shared, base);
+        for base in base..front {
+            self.pass(shared, writer, base, base < end);
         }
+    }
+
+    /// One past the last frame to be published when the window slides from `base`: further on there is nothing to
+    /// publish, those in between are only counted.
+    fn publish_end(shared: &Shared, base: u64) -> u64 {
+        base + 2 * shared.geometry.window as u64
+    }
+
+    /// Moves the window's front past the frame `base`, the oldest open one.
+    fn pass(&mut self, shared: &Shared, writer: usize, base: u64, publish: bool) {
+        let places = u64::from(shared.geometry.places);
+        shared
+            .horizon
+            .fetch_max((base + 1) * places, Ordering::AcqRel);
+        self.retire_record(shared, base);
+        shared.base.store(base + 1, Ordering::SeqCst);
+        shared.grace(writer, base + 1);
+        self.account(shared);
+        self.close(shared, base, places, publish);
+    }
+
+    /// Slides the window to `frame` as a packet there would, but refuses no frame a slot: false if there are too few
+    /// slots now. What can be published is, so that readers have something to free.
+    pub(super) fn approach(&mut self, shared: &Shared, writer: usize, frame: u64) -> bool {
+        let slots = self.producer.options().slots;
+        // No more frames are open than there can be slots.
+        let window = shared.geometry.window.min(slots) as u64;
+        let base = shared.base.load(Ordering::Relaxed);
+        if self.awaited.0 != frame {
+            self.awaited = (frame, Self::publish_end(shared, base));
+        }
+        let front = (frame + 1).saturating_sub(window);
+        let has_room = self.close_with_room(shared, writer, front, self.awaited.1)
+            && self.assign(shared, frame);
+        self.note_room(has_room)
+    }
+
+    /// Whether an epoch can be opened without a frame being refused a slot; closes what need not be open for it.
+    pub(super) fn has_room_for_epoch(&mut self, shared: &Shared, writer: usize) -> bool {
+        let horizon = shared.horizon.load(Ordering::Acquire);
+        let end = horizon.div_ceil(u64::from(shared.geometry.places));
+        let has_room = self.close_with_room(shared, writer, end.saturating_sub(1), end) && {
+            let base = shared.base.load(Ordering::Relaxed);
+            // Those that are open with packets in them, one at most, and the epoch's first.
+            (base..end).all(|frame| self.assign_one(shared, frame)) && {
+                let taken = (base..end).filter(|frame| {
+                    shared.record(*frame).state.load(Ordering::Relaxed) == state::ASSIGNED
+                });
+                self.producer.open() > taken.count() as u64 || self.producer.claim(1) > 0
+            }
+        };
+        self.note_room(has_room)
+    }
+
+    /// Closes the frames before `front` in order while each has a slot, those before `end` published; true if all are.
+    fn close_with_room(&mut self, shared: &Shared, writer: usize, front: u64, end: u64) -> bool {
+        for base in shared.base.load(Ordering::Relaxed)..front {
+            if base < end && !self.assign_one(shared, base) {
+                return false;
+            }
+            self.pass(shared, writer, base, base < end);
+        }
+        true
+    }
+
+    /// A source that is held back has not fallen silent: no frame is stale.
+    fn note_room(&mut self, has_room: bool) -> bool {
+        if !has_room {
+            self.silence.length = Duration::ZERO;
+        }
+        has_room
     }
 
     /// Frees the record that the frame `base + window` will use.
@@ -448,13 +527,22 @@ impl Sequencer {
     }
 
     /// Ends the epoch, if there is one, and opens the next at `id`.
-    pub(super) fn open_epoch(&mut self, shared: &Shared, writer: usize, id: PacketId) {
+    ///
+    /// `restarts` = the sender is known to count anew, so that a number further on is no jump.
+    pub(super) fn open_epoch(
+        &mut self,
+        shared: &Shared,
+        writer: usize,
+        id: PacketId,
+        restarts: bool,
+    ) {
         let numbering = shared.geometry.numbering;
         let places = u64::from(shared.geometry.places);
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
         shared.grace(writer, BLOCKED);
         let mut absolute = numbering.absolute(id);
         if self.epoch.number > 0
+            && !restarts
             && let Some(ahead) = self.jump(numbering, id)
         {
             let horizon = shared.horizon.load(Ordering::Acquire);

@@ -1,5 +1,8 @@
 //! The window against a plain model: every packet's fate is known beforehand.
 
+mod threads;
+mod waiting;
+
 use super::*;
 use crate::frame::{Flags, Timestamp};
 use crate::ledger::{ReaderLedger, RingLedger, SourceReport};
@@ -393,12 +396,20 @@ fn a_gap_does_not_hold_frames_back_for_ever() {
         bench.put(sequence);
     }
     let start = Instant::now();
+    // A thread that was held up for long has not listened.
     bench.window.tick(start);
+    bench.window.tick(start + Duration::from_secs(5));
     assert_eq!(bench.read(), []);
-    bench.window.tick(start + Duration::from_millis(150));
+    let start = start + Duration::from_secs(5);
+    let listen = |bench: &mut Bench, from: u64, to: u64| {
+        for ms in (from..to).step_by(5) {
+            bench.window.tick(start + Duration::from_millis(ms));
+        }
+    };
+    listen(&mut bench, 5, 150);
     assert_eq!(bench.read().len(), 2);
     assert_eq!(bench.report().pending, 1);
-    bench.window.tick(start + Duration::from_millis(1500));
+    listen(&mut bench, 150, 1500);
     assert_eq!(bench.report().lost, lost(&[("wire_gap", 1)]));
     assert_eq!(bench.put(1), Outcome::Rejected);
 }
@@ -491,6 +502,55 @@ fn the_last_frame_says_that_it_is_cut() {
     assert!(!lease.frame(0).meta().flags.contains(Flags::TRUNCATED));
     assert!(lease.frame(0).meta().flags.contains(Flags::EPOCH));
     assert!(lease.frame(1).meta().flags.contains(Flags::TRUNCATED));
+}
+
+#[test]
+fn a_count_that_is_known_to_begin_anew_opens_an_epoch_at_once() {
+    let mut bench = bench(16, geometry());
+    for _ in 0..3 {
+        for sequence in 2..7 {
+            assert_eq!(bench.put(sequence), Outcome::Placed);
+        }
+        bench.window.restart();
+        bench.window.restart();
+    }
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!((report.epochs, report.rejected, report.jumped), (3, 0, 0));
+    assert_eq!((report.expected, report.delivered), (15, 15));
+    let epochs: Vec<_> = bench
+        .read()
+        .iter()
+        .map(|frame| (frame.1, frame.0))
+        .collect();
+    assert_eq!(epochs, [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]);
+}
+
+/// With a frame's length in time, its start is told whichever packet comes first.
+#[test]
+fn a_frame_whose_first_packets_are_missing_is_told_its_start() {
+    for (frame_ns, told) in [(4000, 10_000), (0, 12_000)] {
+        let mut bench = bench(
+            8,
+            Geometry {
+                frame_ns,
+                ..geometry()
+            },
+        );
+        for sequence in 0..4_u64 {
+            let time = Timestamp {
+                ns: 10_000 + sequence * 1000,
+                clock: crate::frame::Clock::Sensor,
+            };
+            if sequence >= 2 {
+                let id = PacketId::of(sequence);
+                bench.window.batch().put(id, &payload(sequence), time);
+            }
+        }
+        bench.window.finish();
+        let lease = bench.reader.poll(1).unwrap();
+        assert_eq!(lease.frame(0).meta().timestamp.ns, told);
+    }
 }
 
 impl Bench {
@@ -597,119 +657,4 @@ impl From<Outcome> for Outcome_ {
             Outcome::Rejected => Self::Rejected,
         }
     }
-}
-
-/// A thread that lags far behind the others opens no epoch backwards; when the others stop, it is believed.
-#[test]
-fn a_lagging_thread_is_no_restart() {
-    let options = RingOptions {
-        places: PLACES,
-        holdable: false,
-        ..RingOptions::new("raw", 64, geometry().frame_bytes)
-    };
-    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
-    let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
-    let ledger = SourceLedger::default();
-    let mut windows = Window::new(producer, geometry(), 2, &ledger);
-    let mut lagging = windows.pop().unwrap();
-    let mut sequencer = windows.pop().unwrap();
-    let put = |window: &mut Window, sequence: u64| {
-        window.batch().put(
-            PacketId::of(sequence),
-            &payload(sequence),
-            Timestamp::default(),
-        )
-    };
-    for sequence in 1000..1040 {
-        assert_eq!(put(&mut sequencer, sequence), Outcome::Placed);
-    }
-    for step in 0..20 {
-        assert_eq!(put(&mut lagging, 900 + step), Outcome::Rejected);
-        assert_eq!(put(&mut sequencer, 1040 + step), Outcome::Placed);
-    }
-    let report = SourceReport::of(&ledger);
-    assert_eq!(
-        (report.epochs, report.rejected, report.expected),
-        (1, 20, 60)
-    );
-    // Alone, the sequencer's packets that agree begin a new count.
-    for sequence in 0..6 {
-        put(&mut sequencer, sequence);
-    }
-    assert_eq!(SourceReport::of(&ledger).epochs, 2);
-}
-
-/// Several threads, interleaved flows, one window.
-#[test]
-fn threads_share_a_window() {
-    const PACKETS: u64 = 40_000;
-    let geometry = Geometry {
-        window: 4,
-        ..Geometry::new(PLACES, BYTES)
-    };
-    let options = RingOptions {
-        places: PLACES,
-        holdable: false,
-        ..RingOptions::new("raw", 64, geometry.frame_bytes)
-    };
-    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
-    let (ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
-    let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
-    let ledger = SourceLedger::default();
-    let mut windows = Window::new(producer, geometry, 3, &ledger);
-    let stop = std::sync::atomic::AtomicU64::new(0);
-    let progress: Vec<_> = (0..2)
-        .map(|_| std::sync::atomic::AtomicU64::new(0))
-        .collect();
-    let mut frames = 0;
-    std::thread::scope(|scope| {
-        let mut sequencer = windows.remove(0);
-        let (stop, progress) = (&stop, &progress);
-        scope.spawn(move || {
-            while stop.load(Ordering::Acquire) < 2 {
-                sequencer.tick(Instant::now());
-                std::thread::yield_now();
-            }
-            sequencer.finish();
-        });
-        for (flow, mut window) in windows.into_iter().enumerate() {
-            scope.spawn(move || {
-                for i in 0..PACKETS / 2 {
-                    // Neither flow runs further ahead than the window reaches.
-                    while progress[1 - flow].load(Ordering::Acquire) + 8 < i {
-                        std::thread::yield_now();
-                    }
-                    let sequence = i * 2 + flow as u64;
-                    window.batch().put(
-                        PacketId::of(sequence),
-                        &payload(sequence),
-                        Timestamp::default(),
-                    );
-                    progress[flow].store(i, Ordering::Release);
-                }
-                progress[flow].store(u64::MAX / 2, Ordering::Release);
-                stop.fetch_add(1, Ordering::AcqRel);
-            });
-        }
-        while !reader.is_finished() {
-            if let Some(lease) = reader.poll(1) {
-                let frame = lease.frame(0);
-                for place in 0..PLACES {
-                    if frame.present().is_present(place) {
-                        let sequence = frame.meta().sequence * u64::from(PLACES) + u64::from(place);
-                        let range = place as usize * BYTES..(place as usize + 1) * BYTES;
-                        assert_eq!(frame.bytes().unwrap()[range], payload(sequence));
-                    }
-                }
-                frames += 1;
-            } else {
-                std::thread::yield_now();
-            }
-        }
-    });
-    let report = SourceReport::of(&ledger);
-    assert_eq!(report.expected, report.delivered + report.lost_total());
-    assert_eq!(report.expected + report.rejected, PACKETS, "{report:?}");
-    assert!(report.rejected < 8, "{report:?}");
-    assert!(frames >= PACKETS / u64::from(PLACES) - 2);
 }

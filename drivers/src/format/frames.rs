@@ -2,12 +2,39 @@
 
 use super::Format;
 use daq_core::config::Problem;
-use daq_core::layout::{Layout, Samples};
+use daq_core::layout::{Layout, Order, Samples};
 use daq_core::units::ByteSize;
 use daq_core::window::Geometry;
 
 /// Bytes of a slot where nobody asks for another size, about.
 const SLOT: usize = 1 << 20;
+
+/// Frames open at a time, where nobody says.
+pub(crate) const fn usual_window() -> usize {
+    8
+}
+
+/// Packets beyond twice the window that may be missing in a row, where nobody says.
+pub(crate) const fn usual_max_gap() -> u64 {
+    1 << 16
+}
+
+/// Packets from far away that must agree, where nobody says.
+pub(crate) const fn usual_agree() -> u32 {
+    4
+}
+
+/// What is wrong with the keys `window` and `agree`.
+pub(crate) fn problems(window: usize, agree: u32) -> Vec<Problem> {
+    let mut found = Vec::new();
+    if window == 0 {
+        found.push(Problem::at("window", "a window of no frames").help("give at least 1"));
+    }
+    if agree == 0 {
+        found.push(Problem::at("agree", "no packet cannot agree").help("give at least 1"));
+    }
+    found
+}
 
 /// What a source of packets is told about its frames.
 #[derive(Clone, Copy, Debug)]
@@ -36,12 +63,17 @@ impl Frames<'_> {
         }
     }
 
+    /// Bytes of one sample of all channels.
+    fn point(&self) -> usize {
+        let samples = self.samples;
+        samples.scalar.bytes()
+            * if samples.complex { 2 } else { 1 }
+            * samples.channels.max(1) as usize
+    }
+
     /// Packets of which one frame is made at least, so that it holds whole points.
     fn whole(&self) -> usize {
-        let samples = self.samples;
-        let point = samples.scalar.bytes()
-            * if samples.complex { 2 } else { 1 }
-            * samples.channels.max(1) as usize;
+        let point = self.point();
         let payload = self.format.places().unit_bytes;
         point / gcd(point, payload)
     }
@@ -99,7 +131,29 @@ impl Frames<'_> {
             window: self.window,
             max_gap: self.max_gap,
             agree: self.agree,
+            frame_ns: self.frame_ns(frame_bytes),
         })
+    }
+
+    /// Nanoseconds of signal in a frame, as far as they tell what a packet's time is worth for its frame.
+    fn frame_ns(&self, frame_bytes: usize) -> u64 {
+        // A heap's time is its frame's. In planar order a packet's time says nothing of its place.
+        let is_of_frame =
+            matches!(self.format, Format::Spead(_)) && self.format.time_scale().is_some();
+        let is_in_order = self.samples.order == Order::Interleaved;
+        match self.samples.rate {
+            Some(rate) if is_in_order && !is_of_frame && rate.0 > 0.0 => {
+                let points = frame_bytes as f64 / self.point() as f64;
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "positive; saturates"
+                )]
+                let ns = (points / rate.0 * 1e9).round() as u64;
+                ns
+            }
+            _ => 0,
+        }
     }
 
     /// What frames of `geometry` mean.

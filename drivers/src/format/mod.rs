@@ -17,7 +17,7 @@ pub mod section;
 pub mod spead;
 
 mod field;
-mod frames;
+pub(crate) mod frames;
 mod places;
 
 pub use config::{RawConfig, SpeadConfig};

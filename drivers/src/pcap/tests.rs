@@ -421,10 +421,11 @@ fn captured(options: &[&str], payloads: &[Vec<u8>]) -> Option<(Vec<u8>, SocketAd
             return None;
         }
     }
+    crate::loopback::stay();
     for payload in payloads {
         receiver.send_to(payload, to).unwrap();
     }
-    for _ in 0..100 {
+    for _ in 0..600 {
         if tcpdump.try_wait().unwrap().is_some() {
             break;
         }

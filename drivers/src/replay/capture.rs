@@ -3,11 +3,11 @@
 use super::config::ReplayConfig;
 use super::timetable::Timetable;
 use crate::datagram::Placer;
-use crate::format::{Format, Parsed};
+use crate::format::Format;
 use crate::pcap::{Capture, Datagram};
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::source::{Filler, Polled, SourceError};
-use daq_core::window::{Geometry, Outcome, PacketId, Window};
+use daq_core::window::Window;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -21,11 +21,16 @@ const LARGEST: usize = 1 << 16;
 pub(super) struct CapturePlayer {
     /// The source's name, for messages.
     name: String,
-    /// Those to come, the next one last.
-    captures: Vec<(PathBuf, Capture)>,
+    paths: Vec<PathBuf>,
+    /// Which of them is being read; its packets, until the end.
+    present: usize,
+    capture: Option<Capture>,
     filter: Filter,
+    /// Datagrams of this pass that were meant, and all others.
     matched: u64,
     filtered: u64,
+    repeats: bool,
+    is_first_pass: bool,
     timetable: Timetable,
     to_places: ToPlaces,
     /// A datagram that waits for its time or for room.
@@ -54,47 +59,42 @@ struct Held {
     payload: Vec<u8>,
 }
 
-/// What is known of the window, so that nothing is placed where there is no room.
 struct ToPlaces {
     placer: Placer,
-    geometry: Geometry,
+    /// Whether datagrams wait for slots.
     hold: bool,
-    /// The last packet that was placed: the window expects the one after it.
-    last: Option<PacketId>,
 }
 
 impl CapturePlayer {
-    /// Opens every capture.
+    /// Opens the first capture, and looks whether the others can be opened.
     pub(super) fn open(
         name: &str,
         directory: &Path,
         config: &ReplayConfig,
         format: Format,
-        geometry: Geometry,
     ) -> Result<Self, SourceError> {
-        let mut captures = Vec::new();
-        for path in config.path.0.iter().rev() {
-            let path = directory.join(path);
-            let capture = Capture::open(&path).map_err(|why| {
-                SourceError::new(path.display().to_string(), format!("{why}; correct `path`"))
-            })?;
-            captures.push((path, capture));
+        let paths = config.path.0.iter().map(|path| directory.join(path));
+        let paths: Vec<_> = paths.collect();
+        for path in paths.iter().skip(1) {
+            open(path)?;
         }
         Ok(Self {
             name: name.to_owned(),
-            captures,
+            capture: paths.first().map(|path| open(path)).transpose()?,
+            paths,
+            present: 0,
             filter: Filter {
                 port: config.port,
                 destination: config.destination,
             },
             matched: 0,
             filtered: 0,
+            repeats: config.repeats,
+            is_first_pass: true,
             timetable: Timetable::new(config.speed),
             to_places: ToPlaces {
                 placer: Placer::new(name, format),
-                geometry,
                 hold: config.hold,
-                last: None,
             },
             held: Held {
                 waits: false,
@@ -102,6 +102,27 @@ impl CapturePlayer {
                 payload: Vec::with_capacity(LARGEST),
             },
         })
+    }
+
+    /// Goes on with the next capture, or from the start again; false at the end.
+    fn go_on(&mut self, window: &mut Window) -> Result<bool, SourceError> {
+        if let Some(capture) = self.capture.take()
+            && self.is_first_pass
+        {
+            self.tell(&self.paths[self.present], &capture);
+        }
+        self.present += 1;
+        if self.present >= self.paths.len() {
+            // After a pass that brought nothing no other would bring anything.
+            if !self.repeats || self.matched == 0 {
+                return Ok(false);
+            }
+            (self.present, self.matched, self.is_first_pass) = (0, 0, false);
+            self.timetable.restart();
+            window.restart();
+        }
+        self.capture = Some(open(&self.paths[self.present])?);
+        Ok(true)
     }
 
     /// Tells what a capture held beside packets, once it is over.
@@ -131,63 +152,18 @@ impl CapturePlayer {
 impl ToPlaces {
     /// Places one datagram; false if it must wait for room.
     fn put(&mut self, window: &mut Window, bytes: &[u8], timestamp_ns: u64) -> bool {
-        let received = recorded(timestamp_ns);
-        let Ok(Parsed::Data(packet)) = self.placer.format_mut().parse(bytes) else {
-            // Counted, and told, by the one that does so for packets from the wire.
-            self.placer.place(window, [(bytes, received)]);
-            return true;
-        };
-        let id = PacketId {
-            unit: packet.unit,
-            sub: packet.sub,
-        };
-        if self.hold
-            && let Some(places) = self.wants(id)
-            && !window.has_room(places)
-        {
+        if self.hold && !self.placer.has_room(window, bytes) {
             return false;
         }
-        let time = self.placer.time(packet.timestamp, received);
-        // Within the datagram: the parser has checked its length.
-        let outcome = window.batch().put(id, &bytes[packet.payload], time);
-        if matches!(
-            outcome,
-            Outcome::Placed | Outcome::RingFull | Outcome::Duplicate
-        ) && self.is_ahead(id, outcome)
-        {
-            self.last = Some(id);
-        }
+        self.placer.place(window, [(bytes, recorded(timestamp_ns))]);
         true
     }
+}
 
-    /// Whether the window now goes on from `id`: not where it was a copy of what lies in a closed frame.
-    fn is_ahead(&self, id: PacketId, outcome: Outcome) -> bool {
-        outcome != Outcome::Duplicate || self.ahead(id).is_some_and(|ahead| ahead >= 0)
-    }
-
-    /// Places between where the window expects the next packet and `id`.
-    fn ahead(&self, id: PacketId) -> Option<i64> {
-        let last = self.last?;
-        let places = self.geometry.numbering.places_between(last.unit, id)?;
-        Some(places - i64::from(last.sub) - 1)
-    }
-
-    /// How many places from there must have memory before `id` may be placed; `None` = it needs none.
-    ///
-    /// Asked for exactly what is wanted: asking makes the window slide as the packet itself would.
-    fn wants(&self, id: PacketId) -> Option<u64> {
-        let frame = u64::from(self.geometry.places);
-        let Some(ahead) = self.ahead(id) else {
-            return Some(frame);
-        };
-        let near = self.geometry.window as u64 * frame;
-        match u64::try_from(ahead) {
-            Ok(ahead) if ahead < near => Some(ahead + 1),
-            Err(_) if ahead.unsigned_abs() <= near => None,
-            // Too far away to be believed at first; it opens a new count later, in a frame of its own.
-            _ => Some(frame),
-        }
-    }
+fn open(path: &Path) -> Result<Capture, SourceError> {
+    Capture::open(path).map_err(|why| {
+        SourceError::new(path.display().to_string(), format!("{why}; correct `path`"))
+    })
 }
 
 fn recorded(ns: u64) -> Timestamp {
@@ -217,17 +193,16 @@ impl Filler for CapturePlayer {
             self.held.waits = false;
         }
         for _ in 0..BATCH {
-            let Some((path, capture)) = self.captures.last_mut() else {
+            let Some(capture) = &mut self.capture else {
                 return Ok(Polled::Ended);
             };
-            let next = capture.next();
-            let next =
-                next.map_err(|why| SourceError::new(path.display().to_string(), why.to_string()))?;
+            let next = capture.next().map_err(|why| {
+                let path = self.paths[self.present].display().to_string();
+                SourceError::new(path, why.to_string())
+            })?;
             let Some(datagram) = next else {
-                if let Some((path, capture)) = self.captures.pop() {
-                    self.tell(&path, &capture);
-                }
-                return Ok(Polled::Busy);
+                let goes_on = self.go_on(window)?;
+                return Ok(if goes_on { Polled::Busy } else { Polled::Ended });
             };
             if !self.filter.takes(&datagram) {
                 self.filtered += 1;

@@ -1,57 +1,19 @@
 //! The keys of a `replay` source.
 
+use crate::format::frames;
+use crate::list::List;
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, Visitor};
 use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 /// One file or several.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Paths(pub Vec<PathBuf>);
-
-impl<'de> Deserialize<'de> for Paths {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reader;
-        impl<'de> Visitor<'de> for Reader {
-            type Value = Paths;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a path such as \"recording.pcap\", or an array of such")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Paths, E> {
-                Ok(Paths(vec![text.into()]))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Paths, A::Error> {
-                let mut paths = Vec::new();
-                while let Some(path) = list.next_element::<String>()? {
-                    paths.push(path.into());
-                }
-                Ok(Paths(paths))
-            }
-        }
-        deserializer.deserialize_any(Reader)
-    }
-}
-
-impl JsonSchema for Paths {
-    fn schema_name() -> Cow<'static, str> {
-        "Paths".into()
-    }
-
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({
-            "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" }, "minItems": 1 }],
-            "examples": ["recording.pcap", "recordings/"],
-        })
-    }
-}
+pub type Paths = List<PathBuf>;
 
 /// How fast a recording is replayed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -123,6 +85,10 @@ pub struct ReplayConfig {
     /// How many times as fast as it was recorded, by the recorded times; or `"free"`: as fast as it can be read.
     #[serde(default = "normal")]
     pub speed: Speed,
+    /// Whether it is played again from the start, until the run is stopped. Each time opens an epoch, with the recorded
+    /// times again. The speed is kept, and the last packet is followed by the first at once.
+    #[serde(default, rename = "loop")]
+    pub repeats: bool,
     /// Whether the recording waits for free slots; if not, what finds none is counted as `ring_full`, as with an
     /// instrument.
     #[serde(default = "yes")]
@@ -132,15 +98,15 @@ pub struct ReplayConfig {
     /// Captures: only packets that were sent to this IP address.
     pub destination: Option<IpAddr>,
     /// Captures: frames open at a time, so how far packets may come out of order; at least 1.
-    #[serde(default = "eight")]
+    #[serde(default = "frames::usual_window")]
     pub window: usize,
     /// Captures: packets beyond twice the window that may be missing in a row: a longer gap, or a step back, is no
     /// loss but a count that begins anew, an epoch.
-    #[serde(default = "max_gap")]
+    #[serde(default = "frames::usual_max_gap")]
     pub max_gap: u64,
     /// Captures: packets in a row that must agree on a number beyond twice the window before any of them is
     /// believed; those before are rejected. At least 1.
-    #[serde(default = "four")]
+    #[serde(default = "frames::usual_agree")]
     pub agree: u32,
     /// Captures: what the payload means; without it, real int8 of one channel. SigMF recordings tell themselves.
     pub samples: Option<Samples>,
@@ -152,18 +118,6 @@ const fn normal() -> Speed {
 
 const fn yes() -> bool {
     true
-}
-
-const fn eight() -> usize {
-    8
-}
-
-const fn four() -> u32 {
-    4
-}
-
-const fn max_gap() -> u64 {
-    1 << 16
 }
 
 /// Whether a path's name says that it is a capture, or that it is SigMF.
@@ -188,7 +142,7 @@ impl ReplayConfig {
 
     /// Everything that is wrong with it.
     pub fn problems(&self, has_format: bool) -> Vec<Problem> {
-        let mut found = Vec::new();
+        let mut found = frames::problems(self.window, self.agree);
         let mut must = |holds: bool, key: &str, message: String, help: &str| {
             if !holds {
                 found.push(Problem::at(key, message).help(help));
@@ -230,18 +184,6 @@ impl ReplayConfig {
                 "give a positive number, or \"free\"",
             );
         }
-        must(
-            self.window >= 1,
-            "window",
-            "a window of no frames".into(),
-            "give at least 1",
-        );
-        must(
-            self.agree >= 1,
-            "agree",
-            "no packet cannot agree".into(),
-            "give at least 1",
-        );
         if is_capture {
             let help = "remove it: `path` names the captures";
             must(
@@ -292,7 +234,7 @@ mod tests {
         let config = read("path = \"a.pcap\"").unwrap();
         assert_eq!(
             (config.path, config.speed, config.hold),
-            (Paths(vec!["a.pcap".into()]), Speed::Times(1.0), true)
+            (List(vec!["a.pcap".into()]), Speed::Times(1.0), true)
         );
         let config = read("path = [\"a.pcap\", \"b.pcap\"]\nspeed = 2").unwrap();
         assert_eq!((config.path.0.len(), config.speed), (2, Speed::Times(2.0)));
@@ -324,7 +266,7 @@ mod tests {
         );
         assert_eq!(
             keys("path = []\nwindow = 0\nagree = 0", true),
-            ["path", "window", "agree"]
+            ["window", "agree", "path"]
         );
         assert_eq!(keys("path = \"a.sigmf-data\"", false), Vec::<String>::new());
         assert_eq!(keys("path = \"capture\"", true), Vec::<String>::new());

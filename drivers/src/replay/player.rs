@@ -18,6 +18,7 @@ pub(super) struct RecordingPlayer {
     files: Vec<File>,
     geometry: Geometry,
     hold: bool,
+    repeats: bool,
     timetable: Timetable,
     byte_ns: Option<f64>,
     /// A frame.
@@ -27,12 +28,10 @@ pub(super) struct RecordingPlayer {
     done: u64,
     /// The number of the next place.
     position: u64,
-    /// One past the last place that was brought: where the window expects the next; `None` = nothing was.
-    cursor: Option<u64>,
-    /// All frames before this one have been given memory.
-    assured: u64,
     /// The present file's missing ranges before this one are behind.
     gap: usize,
+    /// Whether this pass has brought anything.
+    has_brought: bool,
 }
 
 /// What is brought at one go: places of one frame.
@@ -82,14 +81,14 @@ impl RecordingPlayer {
             files,
             geometry,
             hold: config.hold,
+            repeats: config.repeats,
             timetable: Timetable::new(config.speed),
             buffer: vec![0; geometry.frame_bytes].into_boxed_slice(),
             run: 0,
             done: 0,
             position: 0,
-            cursor: None,
-            assured: 0,
             gap: 0,
+            has_brought: false,
         };
         player.begin_run();
         Ok(player)
@@ -169,6 +168,19 @@ impl RecordingPlayer {
         }
     }
 
+    /// Goes back to the start; false if the recording is to be played once, or brings nothing.
+    fn restart(&mut self, window: &mut Window) -> bool {
+        if !self.repeats || !self.has_brought {
+            return false;
+        }
+        (self.run, self.position, self.gap) = (0, 0, 0);
+        self.has_brought = false;
+        self.begin_run();
+        self.timetable.restart();
+        window.restart();
+        true
+    }
+
     /// When `piece` is due on the recorded clock, or on one that only counts samples.
     fn due(&self, piece: &Piece) -> Option<u64> {
         #[expect(
@@ -182,30 +194,26 @@ impl RecordingPlayer {
         })
     }
 
-    /// Whether the window has memory for `piece`.
-    ///
-    /// Asking makes the window slide as the packet itself would, so a gap is closed here, and what the window publishes of
-    /// it (the frames next to its end) is given slots one after the other.
+    /// Whether the window has memory for what `piece` brings.
     fn has_room(&mut self, window: &mut Window, piece: &Piece) -> bool {
-        let places = self.places();
-        let last = self.position + u64::from(piece.end - piece.first);
-        let reach = self.geometry.max_gap.saturating_add(places * 2);
-        let Some(cursor) = self
-            .cursor
-            .filter(|&cursor| (cursor..cursor.saturating_add(reach)).contains(&last))
-        else {
-            // The first, or a count that begins anew: in a frame of its own.
-            return window.has_room(places);
-        };
-        let target = self.position / places;
-        self.assured = self.assured.max(cursor / places);
-        while self.assured < target.min(cursor / places + 2) {
-            if !window.has_room(((self.assured + 1) * places).saturating_sub(cursor).max(1)) {
-                return false;
-            }
-            self.assured += 1;
-        }
-        window.has_room(last - cursor)
+        let gap = self.gap;
+        let first = (piece.first..piece.end).find(|place| !self.lacks(piece, *place));
+        self.gap = gap;
+        // All its places are of one frame.
+        first.is_none_or(|first| {
+            let position = self.position + u64::from(first - piece.first);
+            window.batch().has_room_for(PacketId::of(position))
+        })
+    }
+
+    /// Whether a place of `piece` never arrived; to be asked in order.
+    fn lacks(&mut self, piece: &Piece, place: u32) -> bool {
+        let (start, extent) = (
+            self.geometry.extent(piece.first).start,
+            self.geometry.extent(place),
+        );
+        let byte = |offset: usize| piece.byte_start + (offset - start) as u64;
+        self.is_missing(piece.file, byte(extent.start), byte(extent.end))
     }
 
     /// Whether a place never arrived. Marks are as wide as whole samples, so its neighbours' may reach into it.
@@ -242,7 +250,8 @@ impl RecordingPlayer {
 impl Filler for RecordingPlayer {
     fn fill(&mut self, window: &mut Window, _: Duration) -> Result<Polled, SourceError> {
         let Some(piece) = self.piece() else {
-            return Ok(Polled::Ended);
+            let goes_on = self.restart(window);
+            return Ok(if goes_on { Polled::Busy } else { Polled::Ended });
         };
         if !self.timetable.is_free()
             && let Some(due) = self.due(&piece)
@@ -262,14 +271,10 @@ impl Filler for RecordingPlayer {
         let mut batch = window.batch();
         for place in piece.first..piece.end {
             let extent = self.geometry.extent(place);
-            let range = extent.start - start..extent.end - start;
-            let byte = |offset: usize| piece.byte_start + offset as u64;
-            if !self.is_missing(piece.file, byte(range.start), byte(range.end)) {
-                batch.put(PacketId::of(self.position), &self.buffer[range], time);
-                if self.cursor.is_some_and(|cursor| self.position < cursor) {
-                    self.assured = 0;
-                }
-                self.cursor = Some(self.position + 1);
+            if !self.lacks(&piece, place) {
+                let bytes = &self.buffer[extent.start - start..extent.end - start];
+                batch.put(PacketId::of(self.position), bytes, time);
+                self.has_brought = true;
             }
             self.position += 1;
         }

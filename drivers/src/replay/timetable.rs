@@ -30,6 +30,11 @@ impl Timetable {
         }
     }
 
+    /// Begins anew: what comes next is due at once.
+    pub(super) const fn restart(&mut self) {
+        self.origin = None;
+    }
+
     /// Whether times matter at all.
     pub(super) const fn is_free(&self) -> bool {
         self.speed.is_none()

@@ -7,7 +7,7 @@ use super::signal::Signal;
 use crate::sys::place;
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::source::{Filler, Polled, SourceError};
-use daq_core::window::{Batch, Geometry, Outcome, PacketId, Window};
+use daq_core::window::{Batch, Geometry, PacketId, Window};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Packets made at one go at most.
@@ -28,21 +28,9 @@ pub(super) struct Simulator {
     pacer: Option<Pacer>,
     /// When the first packet's first sample is taken: nanoseconds since 1970.
     origin_ns: u64,
-    hold: Option<Hold>,
+    hold: bool,
     /// An arrival that waits for room.
     waiting: Option<Arrival>,
-}
-
-/// What a source that waits for slots knows of the window.
-#[derive(Clone, Copy, Debug, Default)]
-struct Hold {
-    /// How often the sender's count had broken before the last packet that was placed; `None` = the window
-    /// does not follow the count yet.
-    follows: Option<u32>,
-    /// One past the last packet that was placed: where the window expects the next.
-    cursor: u64,
-    /// All frames before this number's have memory.
-    room: u64,
 }
 
 impl Simulator {
@@ -55,7 +43,7 @@ impl Simulator {
             packet_ns: config.packet_ns(&geometry),
             pacer: None,
             origin_ns: 0,
-            hold: config.hold().then(Hold::default),
+            hold: config.hold(),
             waiting: None,
             geometry,
         }
@@ -73,47 +61,6 @@ impl Simulator {
         self.arrivals.next_within(due)
     }
 
-    /// How many places from where the window expects the next packet must have memory before `arrival` may
-    /// be placed; `None` if no question is needed.
-    ///
-    /// Asked for exactly what is wanted: asking makes the window slide as the packet itself would.
-    fn wants(&self, arrival: &Arrival) -> Option<u64> {
-        let hold = self
-            .hold
-            .as_ref()
-            .filter(|_| arrival.state != State::BadHeader)?;
-        let sequence = arrival.packet.sequence;
-        if hold.follows != Some(arrival.packet.breaks) {
-            // A new count opens in a frame of its own.
-            return Some(self.places());
-        }
-        if sequence < hold.room {
-            return None;
-        }
-        let ahead = sequence - hold.cursor;
-        // What lies too far ahead is not believed at first, and opens a new count later.
-        let is_near = ahead < self.geometry.window as u64 * self.places();
-        Some(if is_near { ahead + 1 } else { self.places() })
-    }
-
-    /// Remembers what became of a packet.
-    fn learn(&mut self, arrival: &Arrival, outcome: Outcome) {
-        let places = self.places();
-        if let Some(hold) = &mut self.hold
-            && matches!(outcome, Outcome::Placed | Outcome::RingFull)
-        {
-            let packet = &arrival.packet;
-            let room = (packet.sequence / places + 1) * places;
-            hold.room = if hold.follows == Some(packet.breaks) {
-                hold.room.max(room)
-            } else {
-                room
-            };
-            hold.follows = Some(packet.breaks);
-            hold.cursor = packet.sequence + 1;
-        }
-    }
-
     fn timestamp(&self, arrival: &Arrival) -> Timestamp {
         let Some(packet_ns) = self.packet_ns else {
             return Timestamp::default();
@@ -129,14 +76,17 @@ impl Simulator {
         }
     }
 
-    fn put(&mut self, batch: &mut Batch<'_>, arrival: &Arrival) {
+    /// Brings `arrival` to its place; false if it must wait for room.
+    fn put(&self, batch: &mut Batch<'_>, arrival: &Arrival) -> bool {
         let id = PacketId::of(arrival.packet.sequence & self.mask);
-        let outcome = match arrival.state {
-            State::BadHeader => {
-                batch.reject_unreadable(1);
-                return;
+        if self.hold && arrival.state != State::BadHeader && !batch.has_room_for(id) {
+            return false;
+        }
+        match arrival.state {
+            State::BadHeader => batch.reject_unreadable(1),
+            State::BadPayload => {
+                batch.put_bad(id);
             }
-            State::BadPayload => batch.put_bad(id),
             State::Whole => {
                 let frame = arrival.packet.sequence / self.places();
                 #[expect(clippy::cast_possible_truncation, reason = "below `places`, a u32")]
@@ -146,10 +96,10 @@ impl Simulator {
                 let (signal, bytes) = (&self.signal, extent.len());
                 place::put(batch, id, bytes, self.timestamp(arrival), |place| {
                     signal.write(frame, extent, |piece| place.push(piece));
-                })
+                });
             }
-        };
-        self.learn(arrival, outcome);
+        }
+        true
     }
 }
 
@@ -181,22 +131,15 @@ impl Filler for Simulator {
                 _ => Polled::Busy,
             });
         };
-        if let Some(places) = self.wants(&arrival)
-            && !window.has_room(places)
-        {
-            self.waiting = Some(arrival);
-            return Ok(Polled::Full);
-        }
         // Packets that were held back come in the batch of the one that they waited for: between batches the window
         // moves on over frames that are complete, and forgets those further back.
         let mut batch = window.batch();
         loop {
-            self.put(&mut batch, &arrival);
+            if !self.put(&mut batch, &arrival) {
+                self.waiting = Some(arrival);
+                return Ok(Polled::Full);
+            }
             match self.next(due) {
-                Some(next) if self.wants(&next).is_some() => {
-                    self.waiting = Some(next);
-                    return Ok(Polled::Busy);
-                }
                 Some(next) => arrival = next,
                 None => return Ok(Polled::Busy),
             }

@@ -184,6 +184,22 @@ impl RecvBatch {
         true
     }
 
+    /// Receives what is there into `memory`, a piece of [`MESSAGE_BYTES`] a message, as many as it holds; 0 when nothing
+    /// is. Never blocks. The batch has no other memory then.
+    pub fn recv_into(&mut self, socket: &UdpSocket, memory: &mut [u8]) -> io::Result<usize> {
+        let mut count = 0;
+        for piece in memory.chunks_exact_mut(MESSAGE_BYTES).take(self.messages) {
+            self.clear(count);
+            // SAFETY: the pieces do not overlap, and are borrowed for as long as the batch refers to them: until they
+            // are forgotten below.
+            unsafe { self.push(count, piece.as_mut_ptr(), piece.len()) };
+            count += 1;
+        }
+        let received = self.recv(socket, count);
+        (0..count).for_each(|message| self.clear(message));
+        received
+    }
+
     /// Receives what is there, at most the first `limit` messages of the batch; 0 when nothing is. Never blocks.
     ///
     /// A scatter message without memory receives an empty, truncated message: give each of the first `limit` some.

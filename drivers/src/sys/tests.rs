@@ -3,6 +3,7 @@
 use super::recv::{MESSAGE_BYTES, Message, RecvBatch};
 use super::send::Sender;
 use super::socket::{Interface, Options, SocketError, UdpSocket};
+use crate::loopback;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
@@ -42,6 +43,7 @@ fn packets(count: u8, size: usize) -> Vec<u8> {
 #[test]
 fn plain_packets_arrive_one_a_message() {
     let socket = open(&large());
+    loopback::stay();
     let sent = packets(20, 1472);
     Sender::open(socket.local(), false, None)
         .unwrap()
@@ -85,6 +87,7 @@ fn nothing_there_is_no_message() {
 #[test]
 fn empty_and_truncated_datagrams_are_told() {
     let socket = open(&Options::default());
+    loopback::stay();
     let mut sender = Sender::open(socket.local(), false, None).unwrap();
     sender.send(&[]).unwrap();
     sender.send(&[7; 100]).unwrap();
@@ -123,6 +126,7 @@ fn coalesced_packets_tell_their_size() {
         return;
     }
     // The last packet is shorter, as the last one of a heap.
+    loopback::stay();
     let mut sent = packets(100, 1472);
     sent.truncate(sent.len() - 1000);
     let mut sender = Sender::open(socket.local(), true, None).unwrap();
@@ -276,7 +280,9 @@ fn drops_are_counted() {
         ..Options::default()
     });
     let mut sender = Sender::open(socket.local(), false, None).unwrap();
+    loopback::stay();
     sender.send_packets(&packets(200, 1000), 1000).unwrap();
+    loopback::arrived();
     let info = socket.mem_info().unwrap();
     let received = receive(&socket, 1000);
     assert!(info.drops > 0 && info.drops < 200, "{info:?}");
@@ -303,6 +309,7 @@ fn sockets_of_a_group_share_a_port() {
     };
     let first = open(&options);
     let second = UdpSocket::open(first.local(), &options).unwrap();
+    loopback::stay();
     // Each sender is a flow; each flow comes to one of the two, whole.
     for i in 0..8u8 {
         Sender::open(first.local(), false, None)
@@ -310,11 +317,11 @@ fn sockets_of_a_group_share_a_port() {
             .send_packets(&[i; 300], 100)
             .unwrap();
     }
+    loopback::arrived();
     let mut count = [0; 8];
     for socket in [&first, &second] {
         let mut batch = RecvBatch::plain(64, 200);
         let mut own = [0; 8];
-        // Loopback delivers before the send call returns, so nothing is still on its way.
         for message in 0..batch.recv(socket, 64).unwrap() {
             own[usize::from(batch.bytes(message)[0])] += 1;
         }

@@ -1,62 +1,19 @@
 //! The keys of a `udp` source.
 
+use crate::format::frames;
+use crate::list::List;
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
 use daq_core::units::{ByteSize, Span};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
-use std::borrow::Cow;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 /// Sockets of one address, at most.
 const MOST_SOCKETS: usize = 64;
 
 /// One address or several.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listen(pub Vec<SocketAddr>);
-
-impl<'de> Deserialize<'de> for Listen {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reader;
-        impl<'de> Visitor<'de> for Reader {
-            type Value = Listen;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an address and a port such as \"0.0.0.0:4950\", or an array of such")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Listen, E> {
-                text.parse()
-                    .map(|address| Listen(vec![address]))
-                    .map_err(E::custom)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Listen, A::Error> {
-                let mut addresses = Vec::new();
-                while let Some(address) = list.next_element()? {
-                    addresses.push(address);
-                }
-                Ok(Listen(addresses))
-            }
-        }
-        deserializer.deserialize_any(Reader)
-    }
-}
-
-impl JsonSchema for Listen {
-    fn schema_name() -> Cow<'static, str> {
-        "Listen".into()
-    }
-
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({
-            "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" }, "minItems": 1 }],
-            "examples": ["0.0.0.0:4950", "[::]:4950"],
-        })
-    }
-}
+pub type Listen = List<SocketAddr>;
 
 /// The keys of a `udp` source, but for the table `format`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -87,15 +44,15 @@ pub struct UdpConfig {
     #[serde(default)]
     pub busy_poll: Span,
     /// Frames open at a time, so how far packets may come out of order; at least 1.
-    #[serde(default = "eight")]
+    #[serde(default = "frames::usual_window")]
     pub window: usize,
     /// Packets beyond twice the window that may be missing in a row: a longer gap, or a step back, is no
     /// loss but a count that begins anew, an epoch.
-    #[serde(default = "max_gap")]
+    #[serde(default = "frames::usual_max_gap")]
     pub max_gap: u64,
     /// Packets in a row that must agree on a number beyond twice the window before any of them is believed;
     /// those before are rejected. At least 1.
-    #[serde(default = "four")]
+    #[serde(default = "frames::usual_agree")]
     pub agree: u32,
     /// What the payload means; without it, real int8 of one channel.
     pub samples: Option<Samples>,
@@ -103,18 +60,6 @@ pub struct UdpConfig {
 
 const fn one() -> usize {
     1
-}
-
-const fn four() -> u32 {
-    4
-}
-
-const fn max_gap() -> u64 {
-    1 << 16
-}
-
-const fn eight() -> usize {
-    8
 }
 
 const fn receive_buffer() -> ByteSize {
@@ -190,18 +135,7 @@ impl UdpConfig {
             format!("{} cores for {} threads", self.cores.len(), self.threads()),
             "give one core for each socket of each address",
         );
-        must(
-            self.window >= 1,
-            "window",
-            "a window of no frames".into(),
-            "give at least 1",
-        );
-        must(
-            self.agree >= 1,
-            "agree",
-            "no packet cannot agree".into(),
-            "give at least 1",
-        );
+        found.extend(frames::problems(self.window, self.agree));
         found
     }
 

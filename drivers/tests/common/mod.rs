@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+pub mod loopback;
+
 use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
 use daq_core::ledger::{ReaderLedger, RingLedger, SourceLedger, SourceReport};
@@ -10,7 +12,7 @@ use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Fill, Reader, Ring, RingOptions};
 use daq_core::source::{Filler, Polled, Producers, SourceError};
 use daq_core::window::{Geometry, Window};
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -94,18 +96,11 @@ impl Rig {
         }
     }
 
-    /// Fills until nothing has come for a while.
+    /// Fills until all that this thread has sent has been received.
     pub fn fill_all(&mut self) {
+        loopback::arrived();
         let (filler, window) = (&mut self.fillers[0], &mut self.windows[0]);
-        let mut idle = 0;
-        while idle < 3 {
-            let polled = filler.fill(window, Duration::from_millis(20)).unwrap();
-            match polled {
-                Polled::Busy => idle = 0,
-                Polled::Idle | Polled::Until(_) => idle += 1,
-                Polled::Full | Polled::Ended => return,
-            }
-        }
+        while filler.fill(window, Duration::ZERO).unwrap() == Polled::Busy {}
     }
 
     pub fn report(&self) -> SourceReport {
@@ -134,6 +129,5 @@ impl Rig {
 
 /// A port of the loopback interface that is free now.
 pub fn free_port() -> SocketAddr {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    socket.local_addr().unwrap()
+    (Ipv4Addr::LOCALHOST, loopback::free_port()).into()
 }

@@ -6,7 +6,7 @@ use crate::http::Http;
 use clap::Args;
 use daq_core::config::{Diagnostics, Document, Overrides, environment};
 use daq_core::entry::Claim;
-use daq_core::plan::{Config, Plan, resolve};
+use daq_core::plan::{Config, Plan, Surroundings, resolve};
 use daq_core::topology::Topology;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -95,10 +95,15 @@ impl Loaded {
             diagnostics,
         );
         let config = Config::read(document, &REGISTRY, name, diagnostics);
-        let mut claims = Vec::new();
+        let mut around = Surroundings {
+            directory: super::directory(),
+            ..Surroundings::default()
+        };
         let http = document.table("http").and_then(|mut section| {
             let http: Http = section.finish(&[], diagnostics)?;
-            claims.push((section, vec![Claim::TcpPort(http.listen)]));
+            around
+                .claims
+                .push((section, vec![Claim::TcpPort(http.listen)]));
             Some(http)
         });
         let topology = if hardware {
@@ -106,7 +111,7 @@ impl Loaded {
         } else {
             Topology::unknown()
         };
-        let plan = resolve(&config, &topology, &claims, diagnostics)?;
+        let plan = resolve(&config, &topology, &around, diagnostics)?;
         Some(Self { config, plan, http })
     }
 }

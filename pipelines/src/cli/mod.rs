@@ -11,6 +11,7 @@ mod state;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use daq_core::plan::GraphFormat;
+use daq_core::units::Span;
 use load::{Loaded, Sources};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -83,6 +84,9 @@ enum Command {
         /// Print JSON.
         #[arg(long)]
         json: bool,
+        /// How long to watch whether packets are being dropped; 0s looks at the totals only.
+        #[arg(long, value_name = "TIME", default_value = "1 s")]
+        sample: Span,
     },
     /// Print the JSON schema of configurations, or a reference page.
     Reference {
@@ -133,7 +137,7 @@ pub fn main() -> ExitCode {
                 Format::Dot => GraphFormat::Dot,
             },
         ),
-        Command::Doctor { json } => doctor(json),
+        Command::Doctor { json, sample } => doctor(json, sample),
         Command::Reference { page } => show(&reference::page(page)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
@@ -195,8 +199,8 @@ fn new(parts: &str) -> u8 {
     }
 }
 
-fn doctor(json: bool) -> u8 {
-    let findings = crate::doctor::examine(Path::new("/"));
+fn doctor(json: bool, sample: Span) -> u8 {
+    let findings = crate::doctor::examine(Path::new("/"), sample.0);
     let text = if json {
         serde_json::to_string_pretty(&findings).unwrap_or_default() + "\n"
     } else {

@@ -233,6 +233,34 @@ impl Side {
     }
 }
 
+/// What systemd knows of the run.
+#[derive(Default)]
+struct Told {
+    ready: bool,
+    stopping: bool,
+    /// The last status, and when it was told.
+    status: Option<(Instant, Report)>,
+}
+
+impl Told {
+    fn tell(&mut self, health: &http::Health, pipeline: &Pipeline) {
+        if health.ready && !std::mem::replace(&mut self.ready, true) {
+            systemd::ready();
+        }
+        // Asked to, or by a failure.
+        if health.stopping && !std::mem::replace(&mut self.stopping, true) {
+            systemd::stopping();
+        }
+        let is_due = |(at, _): &(Instant, Report)| at.elapsed() >= Duration::from_secs(1);
+        if self.status.as_ref().is_none_or(is_due) {
+            let report = pipeline.report();
+            let before = self.status.take().map(|(_, before)| before);
+            systemd::status(&systemd::status_line(&report, &before.unwrap_or_default()));
+            self.status = Some((Instant::now(), report));
+        }
+    }
+}
+
 /// The main thread while data flows.
 fn watch(
     args: &Args,
@@ -243,7 +271,7 @@ fn watch(
     let start = Instant::now();
     let health = pipeline.health();
     let mut live = Live::new(on_terminal && args.report.is_none());
-    let mut told = (false, Instant::now(), Report::default());
+    let mut told = Told::default();
     let mut is_stopping = false;
     while !pipeline.is_finished() {
         std::thread::sleep(LOOK);
@@ -257,20 +285,11 @@ fn watch(
         });
         if !is_stopping && (signals.came() || time_is_up || has_enough) {
             is_stopping = true;
-            systemd::stopping();
             pipeline.stop();
         }
         live.show(|| pipeline.report());
         if systemd::present() {
-            if !told.0 && health().ready {
-                told.0 = true;
-                systemd::ready();
-            }
-            if told.1.elapsed() >= Duration::from_secs(1) {
-                let report = pipeline.report();
-                systemd::status(&systemd::status_line(&report, &told.2));
-                (told.1, told.2) = (Instant::now(), report);
-            }
+            told.tell(&health(), &pipeline);
         }
     }
     live.clear();

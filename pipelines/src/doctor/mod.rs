@@ -1,9 +1,11 @@
 //! `daq doctor`: what of this machine stands in the way of lossless data, and the command that mends it.
 //!
 //! Every check reads a few files and judges; nothing is changed, no library is loaded and no device opened.
+//! Counters of drops are read twice, for only those that grow are a warning.
 //! Each finding says what was read, from where, and the command that fixes it.
 
 mod cgroup;
+mod drops;
 mod libraries;
 mod memory;
 mod network;
@@ -11,10 +13,12 @@ mod processor;
 mod root;
 mod system;
 
+use drops::Drops;
 use root::Root;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// What a check found, from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -112,13 +116,22 @@ impl Finding {
 
 /// Runs every check on the machine whose file system begins at `root`: `/`, or a directory with a copy of
 /// the files in question.
-pub fn examine(root: &Path) -> Vec<Finding> {
+///
+/// Counters of drops are watched for the time `sample`, which this takes; at zero it is not known whether
+/// they grow.
+pub fn examine(root: &Path, sample: Duration) -> Vec<Finding> {
     let root = Root::new(root);
+    let mut before = Drops::read(&root);
+    if !sample.is_zero() {
+        let start = Instant::now();
+        std::thread::sleep(sample);
+        before = before.ago(start.elapsed());
+    }
     [
         system::examine(&root),
         memory::examine(&root),
         processor::examine(&root),
-        network::examine(&root),
+        network::examine(&root, &before),
         libraries::examine(&root),
     ]
     .concat()

@@ -8,6 +8,9 @@ use daq_core::wait::Wait;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+#[cfg(test)]
+mod tests;
+
 pub(super) struct Runner {
     pub(super) name: String,
     pub(super) kernel: Box<dyn Kernel>,
@@ -37,7 +40,7 @@ impl Runner {
             // Frames that come while the sources stop are told as discarded.
             while !self.reader.is_finished() {
                 pulse.beat();
-                self.reader.reap(|_| {});
+                self.reap(&mut in_flight);
                 self.reader.discard_pending();
                 self.reader.wait(self.wait, PATIENCE);
             }
@@ -71,7 +74,12 @@ impl Runner {
                 .find(|frames| self.kernel.outputs(*frames) <= room)
                 .unwrap_or(0);
             if frames == 0 {
-                self.producer.wait(self.wait, PATIENCE);
+                // What is in flight becomes frames in the output, and their readers make room.
+                if self.reader.has_in_flight() {
+                    self.reader.wait_in_flight(self.wait, PATIENCE);
+                } else {
+                    self.producer.wait(self.wait, PATIENCE);
+                }
                 continue;
             }
             // A reader that may be overrun can find nothing after all.
@@ -79,7 +87,13 @@ impl Runner {
                 continue;
             };
             self.ledger.input.add(lease.len() as u64);
-            let submitted = self.kernel.run(&lease, &mut slots, Stream::Host)?;
+            let submitted = match self.kernel.run(&lease, &mut slots, Stream::Host) {
+                Ok(submitted) => submitted,
+                Err(error) => {
+                    self.ledger.failed.add(lease.len() as u64);
+                    return Err(error);
+                }
+            };
             if matches!(submitted.completion, Completion::Immediate) && in_flight.is_empty() {
                 let outputs = slots.publish() as u64;
                 count(&self.ledger, &submitted, outputs);

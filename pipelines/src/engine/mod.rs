@@ -133,6 +133,16 @@ pub(crate) struct Control {
 }
 
 impl Control {
+    fn new(drain: Duration) -> Self {
+        Self {
+            stop: AtomicBool::new(false),
+            deadline: AtomicU64::new(0),
+            drain,
+            start: Instant::now(),
+            failures: Mutex::new(Vec::new()),
+        }
+    }
+
     pub(crate) fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
@@ -233,13 +243,7 @@ impl Pipeline {
         }
         let ledgers = Arc::new(Ledgers::new(plan, &options.board)?);
         let mut pipeline = Self {
-            control: Arc::new(Control {
-                stop: AtomicBool::new(false),
-                deadline: AtomicU64::new(0),
-                drain: options.drain,
-                start: Instant::now(),
-                failures: Mutex::new(Vec::new()),
-            }),
+            control: Arc::new(Control::new(options.drain)),
             ledgers,
             rings: BTreeMap::new(),
             pulses: Vec::new(),

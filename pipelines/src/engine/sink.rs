@@ -96,6 +96,7 @@ impl Writer<'_> {
     fn write(&mut self, lease: &Lease<'_>) -> (usize, Result<(), SinkError>) {
         let mut taken = 0;
         while taken < lease.len() {
+            self.pulse.beat();
             match self.sink.consume(lease, taken) {
                 Ok(frames) => {
                     taken += frames;
@@ -120,7 +121,6 @@ impl Writer<'_> {
                     if !self.guarantee || self.control.is_overdue() {
                         return (taken, Ok(()));
                     }
-                    self.pulse.beat();
                     std::thread::sleep(RETRY);
                 }
                 Err(error) => return (taken, Err(error)),

@@ -157,7 +157,10 @@ fn an_address_of_another_machine_is_an_error_at_start() {
 
 #[test]
 fn stopping_frees_the_port_in_spite_of_a_silent_client() {
-    let server = serve(ANY, running()).unwrap();
+    // An address of loopback that no other program uses, for otherwise one may take the port at once.
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let own = SocketAddr::from(([127, 83, high, low], 0));
+    let server = serve(own, running()).unwrap();
     let address = server.address();
     let mut silent = TcpStream::connect(address).unwrap();
     // Answers one request and keeps the connection: the server has certainly accepted it.

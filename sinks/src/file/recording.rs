@@ -1,10 +1,10 @@
 //! What a layout is in the words of SigMF.
 
+use crate::layout::{axis, order};
 use crate::sigmf::{Recording, Table};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use daq_core::sigmf::{Datatype, Number};
 use daq_core::sink::SinkContext;
-use serde_json::{Value, json};
 
 /// The recording of the frames that `context` tells of.
 pub(super) fn recording(
@@ -44,6 +44,7 @@ fn table(layout: &Layout) -> Option<Table> {
         points: layout.points as u64,
         order: order(layout.order),
         axis: axis(&layout.axis),
+        frame_rate: layout.frame_rate,
     })
 }
 
@@ -56,39 +57,4 @@ const fn number(scalar: Scalar) -> Number {
         Scalar::Float32 => Number::F32,
         Scalar::Float64 => Number::F64,
     }
-}
-
-/// The name of an order in metadata.
-pub(crate) const fn order(order: Order) -> &'static str {
-    match order {
-        Order::Interleaved => "interleaved",
-        Order::Planar => "planar",
-    }
-}
-
-/// An axis in metadata: its `kind` and what is known of it, in Hz.
-pub(crate) fn axis(axis: &Axis) -> Value {
-    let mut known = serde_json::Map::new();
-    let mut tell = |key: &str, value: &Option<f64>| {
-        if let Some(value) = value {
-            known.insert(key.to_owned(), json!(value));
-        }
-    };
-    let kind = match axis {
-        Axis::Time { rate } => {
-            tell("rate", rate);
-            "time"
-        }
-        Axis::Frequency { start, step } => {
-            tell("start", start);
-            tell("step", step);
-            "frequency"
-        }
-        Axis::Fields(names) => {
-            known.insert("names".to_owned(), json!(names));
-            "fields"
-        }
-    };
-    known.insert("kind".to_owned(), json!(kind));
-    Value::Object(known)
 }

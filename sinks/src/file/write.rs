@@ -3,13 +3,13 @@
 use super::closer::{Abandoned, Closer, Trouble, abandon};
 use super::recording::recording;
 use super::{FileKeys, sink_error};
+use crate::lock::StemLock;
 use crate::segment::{SegmentWriter, segment_name};
 use crate::sigmf::{MetaBuilder, Moment, Record};
 use daq_core::frame::{Clock, Flags, FrameMeta};
 use daq_core::ledger::SinkLedger;
 use daq_core::ring::{Frame, Lease};
 use daq_core::sink::{Sink, SinkContext, SinkError};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// What the annotation about frames says that were dropped while the disk was full.
@@ -17,8 +17,6 @@ pub(super) const CAUSE_FULL: &str = "disk_full";
 
 /// Writes frames into segments.
 pub(super) struct FileSink {
-    dir: PathBuf,
-    stem: String,
     /// The number of the next segment.
     next: u64,
     limit: u64,
@@ -33,12 +31,13 @@ pub(super) struct FileSink {
     /// Found after frames were taken in the same call: told by the next.
     failure: Option<SinkError>,
     ledger: SinkLedger,
+    /// Held until everything above is gone.
+    lock: StemLock,
 }
 
 impl FileSink {
     pub(super) fn new(
-        dir: PathBuf,
-        stem: &str,
+        lock: StemLock,
         keys: &FileKeys,
         next: u64,
         context: &SinkContext,
@@ -46,8 +45,6 @@ impl FileSink {
         let options = keys.options();
         let recording = recording(context, keys.description.clone(), keys.hardware.clone());
         Ok(Self {
-            dir,
-            stem: stem.to_owned(),
             next,
             limit: keys.segment.0,
             rotate: keys.rotate.map(|rotate| rotate.0),
@@ -58,6 +55,7 @@ impl FileSink {
             refused: None,
             failure: None,
             ledger: context.ledger.clone(),
+            lock,
         })
     }
 
@@ -81,7 +79,7 @@ impl FileSink {
                 self.look(true)?;
             }
             self.active
-                .open(&self.dir, &segment_name(&self.stem, self.next))
+                .open(self.lock.dir(), &segment_name(self.lock.stem(), self.next))
                 .map_err(sink_error)?;
             self.builder.begin(self.next);
             self.next += 1;
@@ -96,6 +94,8 @@ impl FileSink {
             moment: moment(meta),
             restart: meta.flags.contains(Flags::EPOCH),
             suspect: meta.flags.contains(Flags::SUSPECT),
+            places: meta.places,
+            truncated: meta.flags.contains(Flags::TRUNCATED),
             cause: self
                 .refused
                 .filter(|refused| *refused != (meta.epoch, meta.sequence))
@@ -169,7 +169,7 @@ impl FileSink {
                 Ok(())
             }
             Err(error) => {
-                let lost = abandon(&mut self.active, &meta, &error);
+                let lost = abandon(&mut self.active, Some(&meta), &error);
                 Err(self.lose(lost))
             }
         }

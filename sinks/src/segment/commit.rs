@@ -2,7 +2,7 @@
 
 use super::disk::DataFile;
 use super::error::SegmentError;
-use rustix::fs::{Mode, OFlags, RenameFlags};
+use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -141,12 +141,6 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<(), SegmentError> {
 }
 
 pub(super) fn sync_directory(dir: &Path) -> Result<(), SegmentError> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let synced =
-        rustix::fs::open(dir, flags, Mode::empty()).and_then(|fd| match rustix::fs::fsync(fd) {
-            // Filesystems without such a thing (some network ones) keep the order by themselves or not at all.
-            Err(Errno::INVAL) => Ok(()),
-            other => other,
-        });
-    synced.map_err(|errno| SegmentError::io("sync the directory", dir, errno))
+    crate::directory::sync_directory(dir)
+        .map_err(|errno| SegmentError::io("sync the directory", dir, errno))
 }

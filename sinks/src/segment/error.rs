@@ -1,6 +1,6 @@
 //! Why a segment could not be written.
 
-use rustix::io::Errno;
+use crate::directory::remedy;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -60,23 +60,7 @@ pub enum SegmentError {
 impl SegmentError {
     pub(super) fn io(action: &'static str, path: &Path, errno: impl Into<std::io::Error>) -> Self {
         let source = errno.into();
-        let remedy = match source.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::ACCESS | Errno::PERM) => {
-                "give the user that runs daq write permission there"
-            }
-            Some(Errno::NOENT) => {
-                "create the directory first; if it was there, something else moved the file"
-            }
-            Some(Errno::ROFS) => "the filesystem is read-only: remount it or choose another path",
-            Some(Errno::MFILE | Errno::NFILE) => {
-                "raise the limit of open files (ulimit -n, LimitNOFILE)"
-            }
-            Some(Errno::FBIG) => {
-                "the filesystem or `ulimit -f` limits the size of a file: rotate by a smaller size"
-            }
-            Some(Errno::NOSPC | Errno::DQUOT) => "free some space on that filesystem",
-            _ => "check the disk and its cabling (dmesg)",
-        };
+        let remedy = remedy(&source);
         Self::Io {
             action,
             path: path.to_owned(),

@@ -2,8 +2,7 @@
 
 use super::commit::{SegmentPaths, rename, sync_directory};
 use super::error::SegmentError;
-use rustix::fs::{FlockOperation, Mode, OFlags};
-use rustix::io::Errno;
+use crate::lock::StemLock;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -46,13 +45,11 @@ pub struct Recovered {
     pub completed: Vec<PathBuf>,
     /// Segments that stay partial.
     pub partial: Vec<Leftover>,
-    /// Files that another process is writing now; left alone.
-    pub in_use: Vec<PathBuf>,
     /// Files that fit no step of a close (someone moved or copied them); left alone.
     pub unclear: Vec<PathBuf>,
     /// Whole segments, those completed now included.
     pub whole: u64,
-    /// The first index that no file of `stem` uses, and none below it in use is higher.
+    /// The first index above those of all files of the stem.
     pub next_index: u64,
 }
 
@@ -67,17 +64,14 @@ struct Found {
     meta_tmp: bool,
 }
 
-/// Looks at the segments of `stem` in `dir`, finishes or marks what a kill left, and reports it. Deletes no data.
+/// Looks at the segments of the stem that `lock` is of, finishes or marks what a kill left, and reports it. Deletes no
+/// data.
 ///
-/// Only names made by [`segment_name`] are looked at. A directory that does not exist holds nothing.
-pub fn recover(dir: &Path, stem: &str) -> Result<Recovered, SegmentError> {
+/// Only names made by [`segment_name`] are looked at. Holding the lock, nobody else is writing what it finds.
+pub fn recover(lock: &StemLock) -> Result<Recovered, SegmentError> {
+    let (dir, stem) = (lock.dir(), lock.stem());
     let mut found: BTreeMap<u64, Found> = BTreeMap::new();
-    let entries = match std::fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Recovered::default()),
-        Err(e) => return Err(SegmentError::io("list", dir, e)),
-    };
-    for entry in entries {
+    for entry in std::fs::read_dir(dir).map_err(|e| SegmentError::io("list", dir, e))? {
         let entry = entry.map_err(|e| SegmentError::io("list", dir, e))?;
         let name = entry.file_name();
         let Some((base, suffix)) = name.to_str().and_then(|name| name.split_once(".sigmf-")) else {
@@ -156,23 +150,10 @@ fn settle(
             ..
         } if *data || *partial => {
             let path = if *data { &paths.data } else { &paths.partial };
-            let fd = match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
-                Ok(fd) => fd,
-                // Renamed since the directory was listed.
-                Err(Errno::NOENT) => {
-                    report.in_use.push(path.clone());
-                    return Ok(());
-                }
-                Err(errno) => return Err(SegmentError::io("open", path, errno)),
-            };
-            if rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)
-                == Err(Errno::WOULDBLOCK)
-            {
-                report.in_use.push(path.clone());
-                return Ok(());
-            }
-            let stat = rustix::fs::fstat(&fd).map_err(|e| SegmentError::io("inspect", path, e))?;
-            let bytes = u64::try_from(stat.st_size).unwrap_or(0);
+            let bytes = path
+                .metadata()
+                .map_err(|e| SegmentError::io("inspect", path, e))?
+                .len();
             let proof = if *meta_tmp {
                 Proof::read(&paths.meta_tmp, bytes)
             } else {

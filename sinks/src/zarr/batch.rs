@@ -10,8 +10,6 @@ pub(super) struct Batch {
     pub(super) first: u64,
     /// Frames taken.
     pub(super) rows: usize,
-    /// Payload bytes of all frames of the store up to here.
-    pub(super) bytes: u64,
     /// Where the frames will be written.
     pub(super) room: Option<Room>,
     pub(super) columns: Vec<Buffer>,
@@ -53,7 +51,6 @@ impl Batch {
         Self {
             first: 0,
             rows: 0,
-            bytes: 0,
             room: None,
             columns: columns.iter().map(buffer).collect(),
         }
@@ -103,13 +100,12 @@ impl Batch {
             }
         }
         self.rows += 1;
-        self.bytes += length as u64;
         length
     }
 
     /// Makes this the chunk behind `other`.
     pub(super) fn follow(&mut self, other: &Self) {
-        (self.first, self.rows, self.bytes) = (other.end(), 0, other.bytes);
+        (self.first, self.rows) = (other.end(), 0);
         for (mine, theirs) in self.columns.iter_mut().zip(&other.columns) {
             let before = mine.at(self.first);
             mine.bytes[..before].copy_from_slice(&theirs.bytes[..before]);
@@ -118,7 +114,7 @@ impl Batch {
 
     /// Makes this a copy of `other`, whose room it takes over.
     pub(super) fn copy(&mut self, other: &mut Self) {
-        (self.first, self.rows, self.bytes) = (other.first, other.rows, other.bytes);
+        (self.first, self.rows) = (other.first, other.rows);
         self.room = other.room.take();
         if self.rows == 0 {
             return;

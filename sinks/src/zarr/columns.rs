@@ -1,6 +1,6 @@
 //! The arrays of a store: what each holds, in which type and in chunks of how many rows.
 
-use crate::file::{axis, order};
+use crate::layout::{axis, order};
 use daq_core::frame::{Clock, Flags};
 use daq_core::layout::{Layout, Order, Scalar};
 use daq_core::sink::{SinkContext, SinkError};

@@ -1,13 +1,15 @@
 //! What an earlier, killed run left: stores whose arrays are not equally long.
 
-use super::store::{META, PARTIAL, failed, lock, replace, set_state, sync_directory};
+use super::store::{META, PARTIAL, failed, replace, set_state, sync_directory};
+use crate::lock::StemLock;
 use crate::segment::segment_index;
 use daq_core::sink::SinkError;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Settles and tells the stores of `stem` in `dir` that were not closed, and returns the next number.
-pub(super) fn recover(dir: &Path, stem: &str, sink: &str) -> Result<u64, SinkError> {
+/// Settles and tells the stores of the locked stem that were not closed, and returns the next number.
+pub(super) fn recover(lock: &StemLock, sink: &str) -> Result<u64, SinkError> {
+    let (dir, stem) = (lock.dir(), lock.stem());
     let mut next = 0;
     let entries = std::fs::read_dir(dir).map_err(|error| failed("list", dir, error))?;
     for entry in entries {
@@ -45,9 +47,6 @@ fn settle(dir: &Path) -> Result<Option<u64>, SinkError> {
     if group["attributes"]["state"] != "writing" {
         return Ok(None);
     }
-    let Some(_lock) = lock(dir).map_err(|errno| failed("lock", dir, errno))? else {
-        return Ok(None);
-    };
     let frames = read(&dir.join("frames").join(META))?["shape"][0]
         .as_u64()
         .unwrap_or(0);

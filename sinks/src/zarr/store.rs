@@ -3,13 +3,14 @@
 use super::ZarrKeys;
 use super::batch::Batch;
 use super::columns::{Column, FRAMES};
+use crate::directory::{no_space, remedy};
+use crate::lock::StemLock;
 use daq_core::sink::{SinkContext, SinkError};
-use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::io::Write as _;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits as _, CodecOptions};
@@ -42,20 +43,18 @@ pub(super) struct Rooms {
 pub(super) struct Store {
     pub(super) dir: PathBuf,
     columns: Vec<Column>,
-    /// Tells other processes that the store is being written.
-    _lock: OwnedFd,
 }
 
 impl Store {
-    /// Makes the first store of `stem` from number `next` on that is not there yet.
+    /// Makes the first store of the locked stem from number `next` on that is not there yet.
     pub(super) fn create(
-        parent: &Path,
-        stem: &str,
+        lock: &StemLock,
         next: u64,
         columns: Vec<Column>,
         keys: &ZarrKeys,
         context: &SinkContext,
     ) -> Result<Self, SinkError> {
+        let (parent, stem) = (lock.dir(), lock.stem());
         let mut number = next;
         let dir = loop {
             let dir = parent.join(format!(
@@ -68,16 +67,7 @@ impl Store {
                 Err(error) => return Err(failed("make", &dir, error)),
             }
         };
-        let lock = lock(&dir).map_err(|errno| failed("lock", &dir, errno))?;
-        let lock = lock.ok_or_else(|| SinkError::Failed {
-            what: dir.display().to_string(),
-            why: "another process took it just now; start again".to_owned(),
-        })?;
-        let store = Self {
-            dir,
-            columns,
-            _lock: lock,
-        };
+        let store = Self { dir, columns };
         for column in &store.columns {
             let dir = store.dir.join(column.name);
             std::fs::create_dir(&dir).map_err(|error| failed("make", &dir, error))?;
@@ -290,38 +280,17 @@ pub(super) fn set_state(dir: &Path, state: &str, frames: Option<u64>) -> Result<
 }
 
 pub(super) fn sync_directory(dir: &Path) -> Result<(), SinkError> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let synced =
-        rustix::fs::open(dir, flags, Mode::empty()).and_then(|fd| match rustix::fs::fsync(fd) {
-            // Filesystems without such a thing (some network ones) keep the order by themselves or not at all.
-            Err(Errno::INVAL) => Ok(()),
-            other => other,
-        });
-    synced.map_err(|errno| failed("sync", dir, errno))
-}
-
-/// Locks the directory of a store; `None` if another process holds it.
-pub(super) fn lock(dir: &Path) -> Result<Option<OwnedFd>, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(dir, flags, Mode::empty())?;
-    match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => Ok(None),
-        // Where locks are not to be had, nothing is lost but this warning.
-        _ => Ok(Some(fd)),
-    }
+    crate::directory::sync_directory(dir).map_err(|errno| failed("sync", dir, errno))
 }
 
 /// A failed file operation as a sink's error.
 pub(super) fn failed(action: &str, path: &Path, error: impl Into<std::io::Error>) -> SinkError {
     let error = error.into();
     match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::NOSPC | Errno::DQUOT) => SinkError::Full {
-            what: path.display().to_string(),
-            remedy: "free some space on that filesystem, and writing goes on".to_owned(),
-        },
+        Some(Errno::NOSPC | Errno::DQUOT) => no_space(path),
         _ => SinkError::Failed {
             what: path.display().to_string(),
-            why: format!("cannot {action} this: {error}; check permissions, and the disk (dmesg)"),
+            why: format!("cannot {action} this: {error}; {}", remedy(&error)),
         },
     }
 }

@@ -2,7 +2,8 @@
 
 use super::batch::Batch;
 use super::store::{Rooms, Store};
-use super::worker::Worker;
+use crate::finisher::Finisher;
+use crate::lock::StemLock;
 use daq_core::ledger::SinkLedger;
 use daq_core::ring::{Frame, Lease};
 use daq_core::sink::{Sink, SinkContext, SinkError};
@@ -14,36 +15,42 @@ pub(super) struct ZarrSink {
     dir: PathBuf,
     rooms: Rooms,
     active: Batch,
-    worker: Worker,
+    /// Commits the chunk before.
+    committer: Finisher<Batch, SinkError>,
     /// Frames of the chunk being filled were taken since its last commit.
     dirty: bool,
     flush: Duration,
     flushed: Instant,
-    /// Rows and payload bytes committed.
-    committed: (u64, u64),
+    /// Rows committed.
+    committed: u64,
     /// Found after frames were taken in the same call: told by the next.
     failure: Option<SinkError>,
     ledger: SinkLedger,
+    /// Held until everything above is gone.
+    _lock: StemLock,
 }
 
 impl ZarrSink {
     pub(super) fn new(
-        store: Store,
+        lock: StemLock,
+        mut store: Store,
         [active, spare]: [Batch; 2],
         flush: Duration,
         context: &SinkContext,
     ) -> Result<Self, SinkError> {
+        let (dir, rooms) = (store.dir.clone(), store.rooms());
         Ok(Self {
-            dir: store.dir.clone(),
-            rooms: store.rooms(),
+            dir,
+            rooms,
             active,
-            worker: Worker::start(store, spare)?,
+            committer: Finisher::start("daq-zarr", spare, move |batch| store.commit(batch))?,
             dirty: false,
             flush,
             flushed: Instant::now(),
-            committed: (0, 0),
+            committed: 0,
             failure: None,
             ledger: context.ledger.clone(),
+            _lock: lock,
         })
     }
 
@@ -71,9 +78,13 @@ impl ZarrSink {
 
     /// Hands the chunk over to be committed and goes on with the next, if that is free.
     fn ship(&mut self) {
-        if let Some(mut next) = self.worker.spare() {
+        let sent = self.committer.exchange(|mut next| {
             next.follow(&self.active);
-            self.worker.send(std::mem::replace(&mut self.active, next));
+            let mut full = std::mem::replace(&mut self.active, next);
+            full.clear_tail();
+            full
+        });
+        if sent {
             self.dirty = false;
             self.flushed = Instant::now();
         }
@@ -84,18 +95,21 @@ impl ZarrSink {
         if !self.dirty || self.flushed.elapsed() < self.flush {
             return;
         }
-        if let Some(mut copy) = self.worker.spare() {
+        let sent = self.committer.exchange(|mut copy| {
             copy.copy(&mut self.active);
-            self.worker.send(copy);
+            copy.clear_tail();
+            copy
+        });
+        if sent {
             self.dirty = false;
             self.flushed = Instant::now();
         }
     }
 
     fn look(&mut self, wait: bool) -> Result<(), SinkError> {
-        if let Some(committed) = self.worker.look(wait)? {
-            self.committed = (committed.rows, committed.bytes);
-            self.ledger.files.add(u64::from(committed.whole));
+        if let Some(batch) = self.committer.look(wait)? {
+            self.committed = batch.end();
+            self.ledger.files.add(u64::from(batch.is_full()));
         }
         Ok(())
     }
@@ -158,7 +172,7 @@ impl Sink for ZarrSink {
         if let Some(room) = self.active.room.take() {
             room.remove();
         }
-        let lost = rows - self.committed.0;
+        let lost = rows - self.committed;
         if lost > 0 {
             // Taken in the trust that they would be written: they stay counted as taken.
             self.ledger.dropped.add(lost);

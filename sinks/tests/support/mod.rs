@@ -1,4 +1,4 @@
-//! What the tests of sinks share: a ring to feed a sink from, a small disk, a python.
+//! What the tests of sinks share: a ring to feed a sink from, a small disk, a python, a process to kill.
 
 #![allow(clippy::unwrap_used, dead_code)]
 
@@ -10,7 +10,68 @@ use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Completion, Producer, Reader, Ring, RingOptions};
 use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Every type of number.
+pub const SCALARS: [Scalar; 6] = [
+    Scalar::Int8,
+    Scalar::Uint8,
+    Scalar::Int16,
+    Scalar::Int32,
+    Scalar::Float32,
+    Scalar::Float64,
+];
+
+/// How long something may take before it counts as hanging.
+const PATIENCE: Duration = Duration::from_mins(2);
+
+/// Waits until `look` says so; panics with `what` where that does not happen within [`PATIENCE`].
+pub fn wait_for(what: &str, mut look: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !look() {
+        assert!(start.elapsed() < PATIENCE, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The names in `dir`, sorted.
+pub fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// A process of this test's executable that runs the test `writer_process` in `dir`.
+pub struct Writer(Child);
+
+impl Writer {
+    pub fn start(dir: &Path) -> Self {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "writer_process", "--ignored"])
+            .env("DAQ_KILL_DIR", dir)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    /// The directory that this process is to write to, if it is one.
+    pub fn dir() -> Option<PathBuf> {
+        std::env::var_os("DAQ_KILL_DIR").map(PathBuf::from)
+    }
+
+    /// Kills it, which must still run, and waits until it is gone.
+    pub fn kill(mut self) {
+        let ended = self.0.try_wait().unwrap();
+        assert_eq!(ended, None, "the writer ended by itself");
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
 
 /// Reads `[sink.NAME]` of `driver` with `keys`; the errors as text if there are any.
 pub fn spec(driver: &str, name: &str, keys: &str) -> Result<Box<dyn SinkSpec>, String> {
@@ -173,6 +234,28 @@ pub fn python(modules: &str) -> Option<PathBuf> {
             None
         }
     }
+}
+
+/// Runs `tests/SCRIPT` with `paths` and reads the JSON object of each line it prints.
+pub fn script(python: &Path, script: &str, paths: &[PathBuf]) -> Vec<serde_json::Value> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(script);
+    let run = Command::new(python)
+        .arg(script)
+        .args(paths)
+        .output()
+        .unwrap();
+    assert!(
+        run.status.success(),
+        "{}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+    let lines = String::from_utf8(run.stdout).unwrap();
+    lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 const MOUNT: &str = r#"mount -t tmpfs -o size=16m daq-test "$0" || exit 90; exec "$@""#;

@@ -1,11 +1,11 @@
 //! From cases to packets, and from what a run left to a verdict.
 
 use super::cases::{Case, Ledger, PLACES, Shot, Wrong};
-use super::network::{Queue, payload, recording};
+use super::network::{Queue, loopback, payload, recording};
 use daq_drivers::format::spead::{Item, build_packet, item};
 use daq_drivers::format::{Format, RawConfig, SpeadConfig};
 use daq_drivers::sys::send::Sender;
-use daq_tests::{Daq, Outcome, free_udp_port};
+use daq_tests::{Daq, Outcome};
 use std::fmt::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
@@ -192,6 +192,7 @@ impl Attack<'_> {
 
     /// Sends `shots`, about `most` bytes at a time, and does `between` after each.
     pub fn shoot(&self, shots: &[Shot], most: usize, offload: bool, between: impl Fn()) {
+        loopback::stay();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut sender = Sender::open(address, offload, None).unwrap();
         let packets: Vec<_> = shots.iter().map(|shot| self.packet(*shot)).collect();
@@ -313,7 +314,7 @@ pub fn prepare<'a>(kind: Kind, keys: &str, cases: &'a [Case]) -> (Daq, Vec<Attac
     let mut attacks = Vec::new();
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
     for (stream, case) in (1..).zip(cases) {
-        let (port, frame) = (free_udp_port(), kind.frame());
+        let (port, frame) = (loopback::free_port(), kind.frame());
         let name = case.name;
         let (kind_name, format, more) = (kind.name(), kind.keys(case), case.keys);
         write!(

@@ -3,74 +3,16 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
-use daq_tests::{Daq, PATIENCE, Random, files, wait_for};
+#[path = "../../../drivers/tests/common/loopback.rs"]
+pub mod loopback;
+
+#[allow(unused_imports, reason = "as above")]
+pub use loopback::Queue;
+
+use daq_tests::{Daq, Random, files};
 use serde_json::Value;
 use std::ops::Range;
 use std::path::Path;
-use std::time::{Duration, Instant};
-
-/// The sockets that are bound to a port, all together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Queue {
-    /// How many there are.
-    pub sockets: usize,
-    /// Bytes that wait to be received.
-    pub bytes: u64,
-    /// Messages that the kernel dropped.
-    pub drops: u64,
-}
-
-impl Queue {
-    /// Of UDP port `port`, as `/proc/net` shows it.
-    pub fn of(port: u16) -> Self {
-        let mut found = Self::default();
-        for table in ["/proc/net/udp", "/proc/net/udp6"] {
-            let text = std::fs::read_to_string(table).unwrap_or_default();
-            for line in text.lines().skip(1) {
-                let fields: Vec<_> = line.split_whitespace().collect();
-                let hex =
-                    |text: &str| u64::from_str_radix(text.rsplit(':').next().unwrap(), 16).unwrap();
-                if hex(fields[1]) == u64::from(port) {
-                    found.sockets += 1;
-                    found.bytes += hex(fields[4]);
-                    found.drops += fields[12].parse::<u64>().unwrap();
-                }
-            }
-        }
-        found
-    }
-
-    /// Waits until everything sent to `port` is received: a sender that never overruns the receiver, however slow
-    /// this machine is and however small the buffers are.
-    pub fn drained(port: u16) {
-        Self::all_drained(port, 1);
-    }
-
-    /// Waits until everything sent to the `sockets` sockets of `port` is received.
-    pub fn all_drained(port: u16, sockets: usize) {
-        let start = Instant::now();
-        loop {
-            let queue = Self::of(port);
-            // The kernel's table may miss one while others come and go.
-            if queue.bytes == 0 && queue.sockets >= sockets {
-                return;
-            }
-            assert!(
-                start.elapsed() < PATIENCE,
-                "{queue:?} of port {port} is not received"
-            );
-            std::thread::sleep(Duration::from_micros(50));
-        }
-    }
-
-    /// Messages that the kernel has dropped at `port`.
-    pub fn drops(port: u16) -> u64 {
-        wait_for("the socket in the kernel's table", || {
-            let queue = Self::of(port);
-            (queue.sockets > 0).then_some(queue.drops)
-        })
-    }
-}
 
 /// Fills `bytes` with what belongs to place `n` of stream `stream`: never zero, so that it is told from what is filled.
 pub fn payload(stream: u64, n: u64, bytes: &mut [u8]) {

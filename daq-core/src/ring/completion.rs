@@ -1,0 +1,103 @@
+//! How leases end: at once, or when a device says so.
+
+use ringbuf::traits::{Consumer, Observer, Producer as _, Split as _};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Work on a device that a lease waits for.
+pub trait Event: Send + Sync {
+    /// Whether the work is done; never blocks.
+    fn is_done(&self) -> bool;
+}
+
+/// When a lease's slots are free again.
+#[derive(Clone)]
+pub enum Completion {
+    /// At once.
+    Immediate,
+    /// When the event is done.
+    Event(std::sync::Arc<dyn Event>),
+    /// When the word that a resident kernel writes has reached the value.
+    Credit {
+        /// The word, in memory that the kernel can write.
+        word: std::sync::Arc<AtomicU64>,
+        /// The value, compared with wrap-around.
+        at: u64,
+    },
+}
+
+impl Completion {
+    /// Whether the work is done; never blocks.
+    pub fn is_done(&self) -> bool {
+        match self {
+            Self::Immediate => true,
+            Self::Event(event) => event.is_done(),
+            Self::Credit { word, at } => word.load(Ordering::Acquire).wrapping_sub(*at) < 1 << 63,
+        }
+    }
+}
+
+impl fmt::Debug for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Immediate => f.write_str("Immediate"),
+            Self::Event(_) => f.write_str("Event"),
+            Self::Credit { at, .. } => write!(f, "Credit({at})"),
+        }
+    }
+}
+
+/// A lease given up whose completion may not be done.
+pub(super) struct InFlight {
+    /// Its frames.
+    pub(super) frames: u64,
+    /// Those of them that count as read; the others count as discarded.
+    pub(super) read: u64,
+    pub(super) completion: Completion,
+}
+
+/// Leases given up and not done, oldest first: both ends of one queue that never grows.
+pub(super) struct InFlightLeases {
+    push: ringbuf::HeapProd<InFlight>,
+    pop: ringbuf::HeapCons<InFlight>,
+}
+
+impl InFlightLeases {
+    /// Room for `most` leases.
+    pub(super) fn new(most: usize) -> Self {
+        let (push, pop) = ringbuf::HeapRb::new(most).split();
+        Self { push, pop }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.pop.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.pop.occupied_len()
+    }
+
+    pub(super) fn push(&mut self, lease: InFlight) {
+        let pushed = self.push.try_push(lease);
+        debug_assert!(
+            pushed.is_ok(),
+            "more leases in flight than there is room for"
+        );
+    }
+
+    /// Whether the oldest is done; false where there is none.
+    pub(super) fn is_oldest_done(&self) -> bool {
+        self.pop
+            .first()
+            .is_some_and(|oldest| oldest.completion.is_done())
+    }
+
+    /// The oldest, if it is done.
+    pub(super) fn pop_done(&mut self) -> Option<InFlight> {
+        if self.is_oldest_done() {
+            self.pop.try_pop()
+        } else {
+            None
+        }
+    }
+}

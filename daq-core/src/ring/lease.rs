@@ -1,0 +1,156 @@
+//! Leases: bursts in a reader's hand, and the frames in them.
+
+use super::completion::Completion;
+use super::reader::{Protection, Reader};
+use crate::frame::{FrameMeta, Present};
+
+/// A burst held by a reader. Dropping it retires it at once.
+///
+/// A reader has one lease in hand at a time, and frames do not outlive their lease:
+///
+/// ```compile_fail,E0499
+/// fn two(reader: &mut daq_core::ring::Reader) {
+///     let first = reader.poll(1);
+///     let second = reader.poll(1);
+///     drop(first);
+/// }
+/// ```
+/// ```compile_fail,E0505
+/// fn late(lease: daq_core::ring::Lease<'_>) -> usize {
+///     let bytes = lease.frame(0).bytes().unwrap();
+///     lease.discard();
+///     bytes.len()
+/// }
+/// ```
+/// ```
+/// fn in_order(lease: daq_core::ring::Lease<'_>) -> usize {
+///     let length = lease.frame(0).bytes().unwrap().len();
+///     lease.discard();
+///     length
+/// }
+/// ```
+#[derive(Debug)]
+#[must_use = "a lease that is dropped retires its frames at once"]
+pub struct Lease<'a> {
+    reader: &'a mut Reader,
+    count: u64,
+    /// What the drop does: frames that count as read, and when they are free.
+    read: u64,
+    completion: Completion,
+}
+
+impl<'a> Lease<'a> {
+    pub(super) const fn new(reader: &'a mut Reader, count: u64) -> Self {
+        Self {
+            reader,
+            count,
+            read: count,
+            completion: Completion::Immediate,
+        }
+    }
+}
+
+impl Lease<'_> {
+    /// Frames in the burst, at least 1.
+    #[expect(clippy::len_without_is_empty, reason = "a lease is never empty")]
+    pub fn len(&self) -> usize {
+        usize::try_from(self.count).unwrap_or(usize::MAX)
+    }
+
+    /// Frame `i` of the burst.
+    ///
+    /// # Panics
+    /// If the burst has no frame `i`.
+    pub fn frame(&self, i: usize) -> Frame<'_> {
+        assert!(i < self.len(), "frame {i} of a burst of {}", self.count);
+        let shared = &*self.reader.shared;
+        if let Protection::Copy(scratch) = &self.reader.protection {
+            return scratch.frame(i, shared.options.slot_bytes);
+        }
+        let index = self.reader.position - self.count + i as u64;
+        let slot = shared.slot_of(index);
+        let meta = shared.slots.read(slot);
+        #[cfg(loom)]
+        // SAFETY: the frame is leased; loom checks that no write is concurrent.
+        shared.canary[slot].with(|canary| assert_eq!(unsafe { *canary }, meta.sequence));
+        let bitmap = shared.slots.bitmap(slot);
+        // SAFETY: `AtomicU64` has the layout of `u64`. The frame is published and leased and its slot is
+        // fenced off from the producer, so the words do not change while the lease lives.
+        let words =
+            unsafe { std::slice::from_raw_parts(bitmap.as_ptr().cast::<u64>(), bitmap.len()) };
+        let bytes = shared.is_host().then(|| {
+            let length = meta.length.min(shared.options.slot_bytes);
+            // SAFETY: `address_of` is the start of a slot of `slot_bytes` initialised bytes in the region, which
+            // `shared` keeps alive. The frame is published and leased, so nobody writes the slot until the
+            // lease, which `self` borrows, has ended.
+            unsafe { std::slice::from_raw_parts(shared.address_of(index).cast_const(), length) }
+        });
+        Frame {
+            meta,
+            bytes,
+            words,
+            address: shared.address_of(index),
+        }
+    }
+
+    /// The frames of the burst in order.
+    pub fn iter(&self) -> impl Iterator<Item = Frame<'_>> {
+        (0..self.len()).map(|i| self.frame(i))
+    }
+
+    /// Gives the lease up; its slots are free once `completion` is done (see [`Reader::reap`]).
+    ///
+    /// A reader over copies has nothing more to read while this waits.
+    pub fn retire(mut self, completion: Completion) {
+        self.completion = completion;
+    }
+
+    /// Gives the lease up and counts its frames as discarded instead of read.
+    pub fn discard(self) {
+        self.discard_after(0);
+    }
+
+    /// Gives the lease up: the first `read` frames count as read, the others as discarded.
+    pub fn discard_after(mut self, read: usize) {
+        self.read = self.count.min(read as u64);
+    }
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        let completion = std::mem::replace(&mut self.completion, Completion::Immediate);
+        self.reader.give_up(self.count, self.read, completion);
+    }
+}
+
+/// One frame of a lease.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    pub(super) meta: FrameMeta,
+    pub(super) bytes: Option<&'a [u8]>,
+    pub(super) words: &'a [u64],
+    pub(super) address: *const u8,
+}
+
+impl<'a> Frame<'a> {
+    /// What is known of the frame.
+    pub const fn meta(&self) -> &FrameMeta {
+        &self.meta
+    }
+
+    /// The payload; `None` where the ring is not in host memory.
+    pub const fn bytes(&self) -> Option<&'a [u8]> {
+        self.bytes
+    }
+
+    /// Which places arrived.
+    pub fn present(&self) -> Present<'a> {
+        let limit = u32::try_from(self.words.len() * 64).unwrap_or(u32::MAX);
+        Present::new(self.words, self.meta.places.min(limit))
+    }
+
+    /// The payload's address, for a device.
+    pub const fn address(&self) -> *const u8 {
+        self.address
+    }
+}

@@ -1,0 +1,113 @@
+//! Where a packet leads, by the window's rules alone.
+//!
+//! Nothing changes here, so that a source that waits may ask before it puts a packet.
+
+use super::shared::Shared;
+use super::{Geometry, PacketId, Seat};
+use crate::sync::Ordering;
+
+/// A unit far from the window, how many packets in succession have agreed with it, and the horizon at the first.
+pub(super) type Candidate = (u64, u32, u64);
+
+/// Where a packet leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Course {
+    /// To a frame that is open, was closed not long ago, or lies so little ahead that the window slides to it.
+    Near { frame: u64, place: u32 },
+    /// To a frame beyond a gap that packets agree on: the window slides to it.
+    Leap { frame: u64, place: u32 },
+    /// To a count that begins anew.
+    Epoch,
+    /// Nowhere: it is not believed, or names no place.
+    Nowhere,
+}
+
+impl Seat {
+    /// Whether the next packet opens an epoch, whatever its number.
+    #[inline]
+    pub(super) const fn opens_epoch(&self) -> bool {
+        self.epoch.number == 0 || self.restarts
+    }
+
+    /// Where `id` leads while an epoch is open, and the candidate after it.
+    ///
+    /// `front` is the oldest open frame and one past the highest position that this thread has seen and not told;
+    /// a packet that is not of `bytes` leads nowhere.
+    pub(super) fn course(
+        &self,
+        shared: &Shared,
+        front: (u64, u64),
+        id: PacketId,
+        bytes: Option<usize>,
+    ) -> (Course, Option<Candidate>) {
+        let (base, _) = front;
+        let geometry = &shared.geometry;
+        let Some((frame, place)) = self.locate(geometry, id) else {
+            return self.far(shared, front, id);
+        };
+        if bytes.is_some_and(|bytes| bytes != geometry.extent(place).len()) {
+            return (Course::Nowhere, self.candidate);
+        }
+        let window = geometry.window as u64;
+        if frame >= base + 2 * window || frame + window < base {
+            return self.far(shared, front, id);
+        }
+        if frame < shared.floor.load(Ordering::Acquire) {
+            // Counting began after it: a straggler, and no sign of a new count.
+            return (Course::Nowhere, self.candidate);
+        }
+        (Course::Near { frame, place }, self.candidate)
+    }
+
+    /// A packet far from the window: an outlier, or the first sign of a new count.
+    fn far(
+        &self,
+        shared: &Shared,
+        (base, seen): (u64, u64),
+        id: PacketId,
+    ) -> (Course, Option<Candidate>) {
+        let geometry = &shared.geometry;
+        let near = geometry.window as u64 * u64::from(geometry.places);
+        // With what this batch has seen: its own packets are not those of other threads.
+        let horizon = shared.horizon.load(Ordering::Acquire).max(seen);
+        let (agreed, since) = match self.candidate {
+            Some((unit, count, since)) => match geometry.numbering.places_between(unit, id) {
+                Some(distance) if distance != 0 && distance.unsigned_abs() <= near => {
+                    (count + 1, since)
+                }
+                _ => (1, horizon),
+            },
+            None => (1, horizon),
+        };
+        let candidate = Some((id.unit, agreed, since));
+        if agreed < geometry.agree {
+            return (Course::Nowhere, candidate);
+        }
+        if let Some((frame, place)) = self.leap(geometry, base, id) {
+            return (Course::Leap { frame, place }, candidate);
+        }
+        if horizon != since && !shared.is_exclusive() {
+            // Other threads go on in the old count: this one lags, or its sender alone has begun anew.
+            return (Course::Nowhere, None);
+        }
+        (Course::Epoch, candidate)
+    }
+
+    /// Where `id` belongs if it lies ahead, and no further than a gap may be long.
+    fn leap(&self, geometry: &Geometry, base: u64, id: PacketId) -> Option<(u64, u32)> {
+        let window = geometry.window as u64;
+        let (frame, place) = self.locate(geometry, id)?;
+        let gap = geometry.max_gap.div_ceil(u64::from(geometry.places));
+        let reach = base + 2 * window + gap;
+        (base + window..reach)
+            .contains(&frame)
+            .then_some((frame, place))
+    }
+
+    /// The frame and place that `id` names in the present epoch, if it is a place of it at all.
+    pub(super) fn locate(&self, geometry: &Geometry, id: PacketId) -> Option<(u64, u32)> {
+        let distance = geometry.numbering.places_between(self.epoch.unit, id)?;
+        let position = self.epoch.position.checked_add_signed(distance)?;
+        Some(geometry.split(position))
+    }
+}

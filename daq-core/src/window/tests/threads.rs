@@ -1,0 +1,171 @@
+//! Several threads fill one window.
+
+use super::*;
+
+/// A thread that lags far behind the others opens no epoch backwards; when the others stop, it is believed.
+#[test]
+fn a_lagging_thread_is_no_restart() {
+    let options = RingOptions {
+        places: PLACES,
+        holdable: false,
+        ..RingOptions::new("raw", 64, geometry().frame_bytes)
+    };
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+    let ledger = SourceLedger::default();
+    let mut windows = Window::new(producer, geometry(), 2, &ledger);
+    let mut lagging = windows.pop().unwrap();
+    let mut sequencer = windows.pop().unwrap();
+    let put = |window: &mut Window, sequence: u64| {
+        window.batch().put(
+            PacketId::of(sequence),
+            &payload(sequence),
+            Timestamp::default(),
+        )
+    };
+    for sequence in 1000..1040 {
+        assert_eq!(put(&mut sequencer, sequence), Outcome::Placed);
+    }
+    for step in 0..20 {
+        assert_eq!(put(&mut lagging, 900 + step), Outcome::Rejected);
+        assert_eq!(put(&mut sequencer, 1040 + step), Outcome::Placed);
+    }
+    let report = SourceReport::of(&ledger);
+    assert_eq!(
+        (report.epochs, report.rejected, report.expected),
+        (1, 20, 60)
+    );
+    // Alone, the sequencer's packets that agree begin a new count.
+    for sequence in 0..6 {
+        put(&mut sequencer, sequence);
+    }
+    assert_eq!(SourceReport::of(&ledger).epochs, 2);
+}
+
+/// Several threads, interleaved flows, one window.
+#[test]
+fn threads_share_a_window() {
+    const PACKETS: u64 = 40_000;
+    let geometry = Geometry {
+        window: 4,
+        ..Geometry::new(PLACES, BYTES)
+    };
+    let options = RingOptions {
+        places: PLACES,
+        holdable: false,
+        ..RingOptions::new("raw", 64, geometry.frame_bytes)
+    };
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let (ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+    let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+    let ledger = SourceLedger::default();
+    let mut windows = Window::new(producer, geometry, 3, &ledger);
+    let stop = std::sync::atomic::AtomicU64::new(0);
+    let progress: Vec<_> = (0..2)
+        .map(|_| std::sync::atomic::AtomicU64::new(0))
+        .collect();
+    let mut frames = 0;
+    std::thread::scope(|scope| {
+        let mut sequencer = windows.remove(0);
+        let (stop, progress) = (&stop, &progress);
+        scope.spawn(move || {
+            while stop.load(Ordering::Acquire) < 2 {
+                sequencer.tick(Instant::now());
+                std::thread::yield_now();
+            }
+            sequencer.finish();
+        });
+        for (flow, mut window) in windows.into_iter().enumerate() {
+            scope.spawn(move || {
+                for i in 0..PACKETS / 2 {
+                    // Neither flow runs further ahead than the window reaches.
+                    while progress[1 - flow].load(Ordering::Acquire) + 8 < i {
+                        std::thread::yield_now();
+                    }
+                    let sequence = i * 2 + flow as u64;
+                    window.batch().put(
+                        PacketId::of(sequence),
+                        &payload(sequence),
+                        Timestamp::default(),
+                    );
+                    progress[flow].store(i, Ordering::Release);
+                }
+                progress[flow].store(u64::MAX / 2, Ordering::Release);
+                stop.fetch_add(1, Ordering::AcqRel);
+            });
+        }
+        while !reader.is_finished() {
+            if let Some(lease) = reader.poll(1) {
+                let frame = lease.frame(0);
+                for place in 0..PLACES {
+                    if frame.present().is_present(place) {
+                        let sequence = frame.meta().sequence * u64::from(PLACES) + u64::from(place);
+                        let range = place as usize * BYTES..(place as usize + 1) * BYTES;
+                        assert_eq!(frame.bytes().unwrap()[range], payload(sequence));
+                    }
+                }
+                frames += 1;
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    });
+    let report = SourceReport::of(&ledger);
+    assert_eq!(report.expected, report.delivered + report.lost_total());
+    assert_eq!(report.expected + report.rejected, PACKETS, "{report:?}");
+    assert!(report.rejected < 8, "{report:?}");
+    assert!(frames >= PACKETS / u64::from(PLACES) - 2);
+}
+
+/// A thread that is not the sequencer says that a unit is void, and goes on with the next.
+#[test]
+fn what_another_thread_says_to_be_void_is_known_before_its_next_packet() {
+    const UNITS: u64 = 400;
+    let geometry = Geometry {
+        numbering: Numbering {
+            places_per_unit: PLACES,
+            ..Numbering::PLAIN
+        },
+        ..geometry()
+    };
+    let options = RingOptions {
+        places: PLACES,
+        holdable: false,
+        ..RingOptions::new("raw", 512, geometry.frame_bytes)
+    };
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+    let ledger = SourceLedger::default();
+    let mut windows = Window::new(producer, geometry, 2, &ledger);
+    let mut other = windows.pop().unwrap();
+    let mut sequencer = windows.pop().unwrap();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for unit in 0..UNITS {
+                if unit % 2 == 1 {
+                    other.void(unit);
+                    continue;
+                }
+                for sub in 0..PLACES {
+                    let id = PacketId { unit, sub };
+                    let outcome = other.batch().put(id, &payload(unit), Timestamp::default());
+                    assert_eq!(outcome, Outcome::Placed);
+                }
+            }
+            is_over.store(true, Ordering::Release);
+        });
+        while !is_over.load(Ordering::Acquire) {
+            sequencer.tick(Instant::now());
+            std::thread::yield_now();
+        }
+        sequencer.finish();
+    });
+    let report = SourceReport::of(&ledger);
+    let places = UNITS / 2 * u64::from(PLACES);
+    assert_eq!(
+        (report.expected, report.delivered),
+        (places, places),
+        "{report:?}"
+    );
+}

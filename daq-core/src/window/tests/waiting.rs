@@ -1,0 +1,79 @@
+//! Sources that wait for slots.
+
+use super::*;
+
+/// Puts `sequence` if there is room; reads one frame where there is none.
+fn put_with_room(bench: &mut Bench, sequence: u64) -> Vec<(u64, u32, Vec<u64>)> {
+    let mut frames = Vec::new();
+    for _ in 0..100 {
+        let mut batch = bench.window.batch();
+        if batch.has_room_for(PacketId::of(sequence)) {
+            let outcome = batch.put(
+                PacketId::of(sequence),
+                &payload(sequence),
+                Timestamp::default(),
+            );
+            assert_ne!(outcome, Outcome::RingFull, "there was room for {sequence}");
+            return frames;
+        }
+        drop(batch);
+        let read = bench.read();
+        assert!(
+            !read.is_empty(),
+            "{sequence} waits, and nothing can be freed"
+        );
+        frames.extend(read);
+    }
+    panic!("no room for {sequence}, ever");
+}
+
+#[test]
+fn a_source_that_waits_loses_nothing_to_the_ring_over_gaps_and_new_counts() {
+    for slots in 2..10 {
+        for window in 1..5 {
+            let geometry = Geometry {
+                window,
+                max_gap: 1000,
+                ..geometry()
+            };
+            let mut bench = bench(slots, geometry);
+            let mut frames = Vec::new();
+            // Whole frames are missing: fewer than are open, more, many more; then counts begin anew, within a frame.
+            let numbers = [0..9, 17..20, 40..47, 200..215, 90_001..90_010, 6..30];
+            for sequence in numbers.into_iter().flatten() {
+                frames.extend(put_with_room(&mut bench, sequence));
+            }
+            frames.extend(bench.read());
+            bench.window.finish();
+            frames.extend(bench.read());
+            let report = bench.report();
+            let shape = format!("{slots} slots, {window} open: {report:?}");
+            assert_eq!(bench.ring_ledger.ring_full.get(), 0, "{shape}");
+            assert_eq!(
+                report.lost.keys().collect::<Vec<_>>(),
+                [&"wire_gap"],
+                "{shape}"
+            );
+            assert_eq!(report.epochs, 3, "{shape}");
+            let arrived: u64 = frames.iter().map(|frame| frame.2.len() as u64).sum();
+            assert_eq!(report.delivered, arrived, "{shape}");
+            // Of a far number the third is believed.
+            assert_eq!(report.delivered + report.rejected, 67, "{shape}");
+        }
+    }
+}
+
+#[test]
+fn a_packet_that_needs_no_slot_has_room_in_a_full_ring() {
+    let mut bench = bench(2, geometry());
+    for sequence in 0..8 {
+        bench.put(sequence);
+    }
+    let mut batch = bench.window.batch();
+    let mut has_room = |sequence| batch.has_room_for(PacketId::of(sequence));
+    assert!(!has_room(8) && !has_room(12), "both slots are held");
+    assert!(has_room(1), "it came already");
+    assert!(has_room(1_000_000), "it is not believed");
+    drop(batch);
+    assert_eq!(bench.report().expected, 8, "asking expects nothing");
+}

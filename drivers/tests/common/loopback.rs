@@ -1,0 +1,122 @@
+//! The loopback interface: what is sent over it comes in order, and is known to have come, however slow the machine.
+
+#![allow(dead_code, reason = "each test uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long something may take before it counts as hanging.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Keeps the calling thread, which sends, on its core: the interface has a queue a core, so a thread that moves to
+/// another overtakes its own packets. Threads and processes that it starts afterwards have that core alone, too.
+pub fn stay() {
+    let mut here = CpuSet::new();
+    here.set(sched_getcpu());
+    // Where it may not, order is as good as it gets.
+    let _ = sched_setaffinity(None, &here);
+}
+
+/// Returns when everything that this thread has sent since [`stay`] is in the sockets it was sent to, or dropped there:
+/// a packet that it sends to itself comes behind.
+pub fn arrived() {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let address = socket.local_addr().unwrap();
+    socket.send_to(&[0], address).unwrap();
+    socket
+        .recv(&mut [0])
+        .expect("the loopback interface carries packets");
+}
+
+/// A UDP port of the loopback interface that is free now: none of those that the kernel gives to whoever asks for any,
+/// so that nobody is given it before it is used, and given out once in this process.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let first: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
+    let (least, all) = if first > 12_000 {
+        (10_000, first - 10_000)
+    } else {
+        (1024, u16::MAX - 1024)
+    };
+    let spread = std::process::id().wrapping_mul(7919) % u32::from(all);
+    loop {
+        let next = u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = least + u16::try_from((spread + next) % u32::from(all)).unwrap();
+        if UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// The sockets that are bound to a port, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Queue {
+    /// How many there are.
+    pub sockets: usize,
+    /// Bytes that wait to be received.
+    pub bytes: u64,
+    /// Messages that the kernel dropped.
+    pub drops: u64,
+}
+
+impl Queue {
+    /// Of UDP port `port`, as `/proc/net` shows it.
+    pub fn of(port: u16) -> Self {
+        let mut found = Self::default();
+        for table in ["/proc/net/udp", "/proc/net/udp6"] {
+            let text = std::fs::read_to_string(table).unwrap_or_default();
+            for line in text.lines().skip(1) {
+                let fields: Vec<_> = line.split_whitespace().collect();
+                let hex =
+                    |text: &str| u64::from_str_radix(text.rsplit(':').next().unwrap(), 16).unwrap();
+                if hex(fields[1]) == u64::from(port) {
+                    found.sockets += 1;
+                    found.bytes += hex(fields[4]);
+                    found.drops += fields[12].parse::<u64>().unwrap();
+                }
+            }
+        }
+        found
+    }
+
+    /// Waits until everything sent to `port` is received: a sender that never overruns the receiver, however slow
+    /// this machine is and however small the buffers are.
+    pub fn drained(port: u16) {
+        Self::all_drained(port, 1);
+    }
+
+    /// Waits until everything sent to the `sockets` sockets of `port` is received.
+    pub fn all_drained(port: u16, sockets: usize) {
+        arrived();
+        let start = Instant::now();
+        loop {
+            let queue = Self::of(port);
+            // The kernel's table may miss one while others come and go.
+            if queue.bytes == 0 && queue.sockets >= sockets {
+                return;
+            }
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{queue:?} of port {port} is not received"
+            );
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    /// Messages that the kernel has dropped at `port`.
+    pub fn drops(port: u16) -> u64 {
+        let start = Instant::now();
+        loop {
+            let queue = Self::of(port);
+            if queue.sockets > 0 {
+                return queue.drops;
+            }
+            assert!(start.elapsed() < PATIENCE, "no socket has port {port}");
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Directories, and what helps where a file operation fails.
+
+use daq_core::sink::SinkError;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::path::Path;
+
+/// Makes `dir` and those above it.
+pub(crate) fn make_directory(dir: &Path) -> Result<(), SinkError> {
+    std::fs::create_dir_all(dir).map_err(|error| SinkError::Failed {
+        what: dir.display().to_string(),
+        why: format!("cannot make this directory: {error}; choose a `path` that the user running daq may write to"),
+    })
+}
+
+/// Makes the names in `dir` safe.
+pub(crate) fn sync_directory(dir: &Path) -> Result<(), Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(dir, flags, Mode::empty())?;
+    match rustix::fs::fsync(fd) {
+        // Filesystems without such a thing (some network ones) keep the order by themselves or not at all.
+        Err(Errno::INVAL) => Ok(()),
+        other => other,
+    }
+}
+
+/// What helps against a failed file operation.
+pub(crate) fn remedy(error: &std::io::Error) -> &'static str {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::ACCESS | Errno::PERM) => "give the user that runs daq write permission there",
+        Some(Errno::NOENT) => {
+            "create the directory first; if it was there, something else moved the file"
+        }
+        Some(Errno::ROFS) => "the filesystem is read-only: remount it or choose another path",
+        Some(Errno::MFILE | Errno::NFILE) => {
+            "raise the limit of open files (ulimit -n, LimitNOFILE)"
+        }
+        Some(Errno::FBIG) => {
+            "the filesystem or `ulimit -f` limits the size of a file: rotate by a smaller size"
+        }
+        Some(Errno::NOSPC | Errno::DQUOT) => "free some space on that filesystem",
+        _ => "check the disk and its cabling (dmesg)",
+    }
+}
+
+/// The error of a sink that finds no space for `path`.
+pub(crate) fn no_space(path: &Path) -> SinkError {
+    SinkError::Full {
+        what: path.display().to_string(),
+        remedy: "free some space on that filesystem, and writing goes on".to_owned(),
+    }
+}

@@ -1,0 +1,49 @@
+//! What sinks say of a layout in metadata, and which they refuse.
+
+use daq_core::config::Problem;
+use daq_core::layout::{Axis, Layout, Order};
+use serde_json::{Value, json};
+
+/// Refuses layouts without samples.
+pub(crate) fn check_layout(layout: &Layout) -> Result<(), Problem> {
+    if layout.frame_bytes() == 0 {
+        return Err(Problem::at("input", "its frames hold no whole point")
+            .help("raise the `slot` of the input ring"));
+    }
+    Ok(())
+}
+
+/// The name of an order in metadata.
+pub(crate) const fn order(order: Order) -> &'static str {
+    match order {
+        Order::Interleaved => "interleaved",
+        Order::Planar => "planar",
+    }
+}
+
+/// An axis in metadata: its `kind` and what is known of it, in Hz.
+pub(crate) fn axis(axis: &Axis) -> Value {
+    let mut known = serde_json::Map::new();
+    let mut tell = |key: &str, value: &Option<f64>| {
+        if let Some(value) = value {
+            known.insert(key.to_owned(), json!(value));
+        }
+    };
+    let kind = match axis {
+        Axis::Time { rate } => {
+            tell("rate", rate);
+            "time"
+        }
+        Axis::Frequency { start, step } => {
+            tell("start", start);
+            tell("step", step);
+            "frequency"
+        }
+        Axis::Fields(names) => {
+            known.insert("names".to_owned(), json!(names));
+            "fields"
+        }
+    };
+    known.insert("kind".to_owned(), json!(kind));
+    Value::Object(known)
+}

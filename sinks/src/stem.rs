@@ -1,0 +1,73 @@
+//! The stem of a sink's files: how their names begin, and in which directory.
+
+use crate::directory::make_directory;
+use crate::lock::StemLock;
+use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::entry::Claim;
+use daq_core::sink::{SinkContext, SinkError};
+use serde::de::DeserializeOwned;
+use std::path::{Path, PathBuf};
+
+/// The keys of a sink that writes files of one stem.
+pub(crate) trait StemKeys: DeserializeOwned {
+    /// The key `path`: the directory.
+    fn path(&self) -> &Path;
+
+    /// The key `name`: the stem, if it is not the sink's name.
+    fn name(&self) -> Option<&str>;
+
+    /// What is wrong with the other keys whatever the input is.
+    fn check(&self) -> Result<(), Problem>;
+}
+
+/// How the names of a sink's files begin, `NAME` in `PATH/NAME-000000`.
+#[derive(Debug)]
+pub(crate) struct Stem {
+    path: PathBuf,
+    name: String,
+}
+
+impl Stem {
+    /// Reads and checks the keys of `section`. `None` after an error was reported.
+    pub(crate) fn read<K: StemKeys>(
+        section: &mut Section,
+        diagnostics: &mut Diagnostics,
+    ) -> Option<(Self, K)> {
+        let keys: K = section.finish(&[], diagnostics)?;
+        let name = keys.name().unwrap_or(section.name()).to_owned();
+        let checked = keys.name().map_or(Ok(()), check_name);
+        match checked.and_then(|()| keys.check()) {
+            Ok(()) => {
+                let path = keys.path().to_owned();
+                Some((Self { path, name }, keys))
+            }
+            Err(problem) => {
+                diagnostics.push(section.problem(problem));
+                None
+            }
+        }
+    }
+
+    /// What nobody else may write.
+    pub(crate) fn claims(&self) -> Vec<Claim> {
+        vec![Claim::Path(self.path.join(&self.name))]
+    }
+
+    /// Makes the directory and locks the stem in it.
+    pub(crate) fn lock(&self, context: &SinkContext) -> Result<StemLock, SinkError> {
+        let dir = context.directory.join(&self.path);
+        make_directory(&dir)?;
+        StemLock::take(&dir, &self.name).map_err(|error| error.of_sink(&context.name))
+    }
+}
+
+/// Refuses what is no part of a file's name.
+fn check_name(name: &str) -> Result<(), Problem> {
+    if name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.') {
+        return Err(
+            Problem::at("name", format!("{name:?} cannot begin the name of a file"))
+                .help("write a word such as \"adc\"; the directory is `path`"),
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! One stem has one writer, at any moment.
+//!
+//! No test here may start a process: between its fork and its exec it would hold every lock of this one.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use daq_core::frame::FrameMeta;
+use daq_core::layout::Scalar;
+use daq_core::sink::{Sink, SinkError};
+use daq_sinks::lock::{LockError, StemLock};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::File;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use support::{Feed, Sent, context, layout, names, spec};
+
+const LOCK: &str = ".adc.lock";
+
+fn build(driver: &str, dir: &Path) -> Result<Box<dyn Sink>, SinkError> {
+    let context = context(dir, "adc", layout(Scalar::Int8, false, 1, 100), 0, 0);
+    spec(driver, "adc", "path = \".\"").unwrap().build(context)
+}
+
+/// Why a sink was not built.
+fn refusal(driver: &str, dir: &Path) -> (String, String) {
+    match build(driver, dir) {
+        Err(SinkError::Failed { what, why }) => (what, why),
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("two writers of one stem"),
+    }
+}
+
+fn give(sink: &mut dyn Sink, sequence: u64) {
+    let frame = Sent {
+        meta: FrameMeta::whole(sequence, 100),
+        bytes: vec![7; 100],
+        present: Vec::new(),
+    };
+    Feed::new(8, 100, 0).give(sink, &[frame]);
+}
+
+#[test]
+fn a_stem_that_another_process_writes_is_refused_between_two_of_its_files() {
+    for driver in ["file", "zarr"] {
+        let dir = tempfile::tempdir().unwrap();
+        // As another process leaves it that has closed one segment and not yet begun the next.
+        for name in ["adc-000000.sigmf-data", "adc-000000.sigmf-meta"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        let other = File::create(dir.path().join(LOCK)).unwrap();
+        flock(&other, FlockOperation::LockExclusive).unwrap();
+        for (text, told) in [
+            (
+                "4242\n",
+                "another process is writing it (pid 4242); stop that",
+            ),
+            ("", "another process is writing it; stop that"),
+            ("nonsense", "another process is writing it; stop that"),
+        ] {
+            std::fs::write(dir.path().join(LOCK), text).unwrap();
+            let before = names(dir.path());
+            let (what, why) = refusal(driver, dir.path());
+            assert!(what.ends_with("/adc-*"), "{what}");
+            assert!(
+                why.starts_with(told) && why.contains("give sink `adc` another `name`"),
+                "{why}"
+            );
+            assert_eq!(names(dir.path()), before, "nothing was touched");
+        }
+        drop(other);
+        let mut sink = build(driver, dir.path()).unwrap();
+        sink.finish().unwrap();
+    }
+}
+
+#[test]
+fn a_sink_holds_its_stem_for_its_whole_life() {
+    for (driver, other) in [("file", "zarr"), ("zarr", "file")] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut sink = build(driver, dir.path()).unwrap();
+        let pid = std::fs::read_to_string(dir.path().join(LOCK)).unwrap();
+        assert_eq!(pid, format!("{}\n", std::process::id()));
+        // Before the first frame, between two, and when all are written.
+        for step in 0..3 {
+            for driver in [driver, other] {
+                let (_, why) = refusal(driver, dir.path());
+                assert!(why.contains("another sink of this process"), "{why}");
+            }
+            match step {
+                0 => give(&mut *sink, 0),
+                1 => sink.finish().unwrap(),
+                _ => {}
+            }
+        }
+        drop(sink);
+        assert!(!names(dir.path()).contains(&LOCK.to_owned()));
+        drop(build(other, dir.path()).unwrap());
+    }
+}
+
+#[test]
+fn the_lock_of_a_process_that_was_killed_hinders_nobody() {
+    for driver in ["file", "zarr"] {
+        let dir = tempfile::tempdir().unwrap();
+        // A longer number than ours leaves nothing behind it.
+        std::fs::write(dir.path().join(LOCK), "4294967295\n").unwrap();
+        let sink = build(driver, dir.path()).unwrap();
+        let pid = std::fs::read_to_string(dir.path().join(LOCK)).unwrap();
+        assert_eq!(pid, format!("{}\n", std::process::id()));
+        drop(sink);
+        assert!(!names(dir.path()).contains(&LOCK.to_owned()));
+    }
+}
+
+#[test]
+fn stems_and_directories_have_locks_of_their_own() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let _held = StemLock::take(one.path(), "adc").unwrap();
+    StemLock::take(one.path(), "adc-raw").unwrap();
+    StemLock::take(two.path(), "adc").unwrap();
+}
+
+#[test]
+fn a_lock_that_was_removed_by_hand_is_not_removed_from_its_next_holder() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = StemLock::take(dir.path(), "adc").unwrap();
+    std::fs::remove_file(dir.path().join(LOCK)).unwrap();
+    let second = StemLock::take(dir.path(), "adc").unwrap();
+    drop(first);
+    let third = StemLock::take(dir.path(), "adc");
+    assert!(matches!(third, Err(LockError::Held { .. })), "{third:?}");
+    drop(second);
+    assert!(names(dir.path()).is_empty());
+}
+
+#[test]
+fn a_link_is_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let precious = dir.path().join("precious");
+    std::fs::write(&precious, "precious").unwrap();
+    std::os::unix::fs::symlink(&precious, dir.path().join(LOCK)).unwrap();
+    let (_, why) = refusal("file", dir.path());
+    assert!(why.contains(LOCK) && why.contains("remove it"), "{why}");
+    assert_eq!(std::fs::read_to_string(precious).unwrap(), "precious");
+}
+
+#[test]
+fn of_many_that_come_and_go_one_holds_the_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let (inside, taken) = (AtomicBool::new(false), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while taken.load(Ordering::Relaxed) < 2000 {
+                    match StemLock::take(dir.path(), "adc") {
+                        Ok(lock) => {
+                            assert!(!inside.swap(true, Ordering::SeqCst), "two hold the lock");
+                            std::thread::yield_now();
+                            inside.store(false, Ordering::SeqCst);
+                            drop(lock);
+                            taken.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(LockError::Held { .. }) => std::thread::yield_now(),
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+        }
+    });
+    assert!(names(dir.path()).is_empty());
+}
