@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-const FOREVER: Duration = Duration::from_secs(60);
+const FOREVER: Duration = Duration::from_mins(1);
 
 fn ring(slots: usize, holdable: bool) -> (Ring, Producer, RingLedger) {
     let options = RingOptions {
@@ -293,8 +293,12 @@ impl Work {
     fn finish(self) {
         for (address, sequence) in self.reads {
             // SAFETY: the 8 bytes of a slot, or of a reader's copy, whose ring and reader live on; one thread.
-            let now = unsafe { address.cast::<u64>().read_volatile() };
-            assert_eq!(now, sequence, "overwritten while a device read it");
+            let now = unsafe { address.cast::<[u8; 8]>().read_volatile() };
+            assert_eq!(
+                u64::from_le_bytes(now),
+                sequence,
+                "overwritten while a device read it"
+            );
         }
         self.told.tell();
     }

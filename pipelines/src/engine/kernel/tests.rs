@@ -93,7 +93,7 @@ fn run(frames: u64, fails_at: u64) -> (Vec<u64>, KernelReport) {
         ledger: ledger.clone(),
         burst: 3,
         wait: Wait::Event,
-        control: Arc::new(Control::new(Duration::from_secs(60))),
+        control: Arc::new(Control::new(Duration::from_mins(1))),
     };
     let seen =
         std::thread::scope(|scope| {
