@@ -22,13 +22,16 @@ pub enum Claim {
     TcpPort(std::net::SocketAddr),
     /// A file or directory that is written.
     Path(PathBuf),
+    /// Files whose names begin with this one and `-`, as `out/adc` of `out/adc-000000`, in a directory that others may
+    /// write to as well.
+    Stem(PathBuf),
     /// A PCI device or another device by its address.
     Device(String),
 }
 
 impl Claim {
     /// Whether both want the same thing: equal, or an unspecified address beside any other on one port, or
-    /// a directory beside something inside it. Paths are compared as they are written, without looking at
+    /// a directory beside something inside it; a stem is inside its directory and has nothing inside. Paths are compared as they are written, without looking at
     /// any file system, so that `out`, `./out/` and `a/../out` are one; see [`at`](Self::at) for relative
     /// beside absolute ones.
     ///
@@ -40,6 +43,8 @@ impl Claim {
     /// assert!(any.conflicts(&one) && !one.conflicts(&other));
     /// let path = |path: &str| Claim::Path(path.into());
     /// assert!(path("out").conflicts(&path("a/.././out/")) && !path("out").conflicts(&path("output")));
+    /// let stem = |path: &str| Claim::Stem(path.into());
+    /// assert!(stem("out/adc").conflicts(&stem("./out/adc")) && !stem("out/adc").conflicts(&stem("out/adc/raw")));
     /// ```
     pub fn conflicts(&self, other: &Self) -> bool {
         match (self, other) {
@@ -51,6 +56,10 @@ impl Claim {
             (Self::Path(a), Self::Path(b)) => {
                 let (a, b) = (normal(a), normal(b));
                 contains(&a, &b) || contains(&b, &a)
+            }
+            (Self::Stem(a), Self::Stem(b)) => normal(a) == normal(b),
+            (Self::Path(path), Self::Stem(stem)) | (Self::Stem(stem), Self::Path(path)) => {
+                contains(&normal(path), &normal(stem))
             }
             (Self::Device(a), Self::Device(b)) => a == b,
             _ => false,
@@ -68,6 +77,7 @@ impl Claim {
     pub fn at(&self, directory: &Path) -> Self {
         match self {
             Self::Path(path) => Self::Path(directory.join(path)),
+            Self::Stem(stem) => Self::Stem(directory.join(stem)),
             other => other.clone(),
         }
     }
@@ -107,6 +117,7 @@ impl fmt::Display for Claim {
             Self::UdpPort(address) => write!(f, "UDP {address}"),
             Self::TcpPort(address) => write!(f, "TCP {address}"),
             Self::Path(path) => write!(f, "path {}", path.display()),
+            Self::Stem(stem) => write!(f, "files {}-*", stem.display()),
             Self::Device(device) => write!(f, "device {device}"),
         }
     }
@@ -256,6 +267,31 @@ mod tests {
         }
         assert!(conflict("/a", "/../a") && conflict("/", "/a") && conflict("../a", "./../a/b"));
         assert!(!conflict(".", "../a") && !conflict("../a", "../../a"));
+    }
+
+    #[test]
+    fn stems_share_directories() {
+        let stem = |path: &str| Claim::Stem(path.into());
+        let conflict = |a: &Claim, b: &Claim| {
+            assert_eq!(a.conflicts(b), b.conflicts(a), "{a} and {b}");
+            a.conflicts(b)
+        };
+        let adc = stem("out/adc");
+        assert_eq!(adc.to_string(), "files out/adc-*");
+        for same in ["out/adc", "./out//adc", "out/x/../adc"] {
+            assert!(conflict(&adc, &stem(same)), "{same}");
+        }
+        for other in ["out/adc/adc", "out/adc2", "out", "adc", "/out/adc"] {
+            assert!(!conflict(&adc, &stem(other)), "{other}");
+        }
+        // Whoever claims a directory claims what is in it, whoever claims a stem nothing below.
+        let path = |path: &str| Claim::Path(path.into());
+        assert!(conflict(&adc, &path("out")) && conflict(&adc, &path(".")));
+        assert!(!conflict(&adc, &path("out/adc/x")) && !conflict(&adc, &path("out2")));
+        assert!(conflict(
+            &stem("/data/out/adc"),
+            &adc.at(Path::new("/data"))
+        ));
     }
 
     #[test]

@@ -203,6 +203,40 @@ fn writers_and_sequencer_share_a_window() {
     });
 }
 
+/// The window passes a long gap in one step while another thread places a packet before it: no place is written after
+/// its frame was handed on, and every place is accounted.
+#[test]
+fn a_long_gap_is_passed_while_another_writes() {
+    model(3, || {
+        let (_ring, producer) = ring(4, false, 2);
+        let ledger = SourceLedger::default();
+        let geometry = Geometry {
+            window: 1,
+            agree: 2,
+            max_gap: 100,
+            ..Geometry::new(2, 4)
+        };
+        let mut windows = Window::new(producer, geometry, 2, &ledger);
+        let mut writer = windows.pop().unwrap();
+        let mut sequencer = windows.pop().unwrap();
+        let put = |window: &mut Window, sequence: u64| {
+            window
+                .batch()
+                .put(PacketId::of(sequence), &[1; 4], Timestamp::default())
+        };
+        put(&mut sequencer, 0);
+        let other = thread::spawn(move || put(&mut writer, 1));
+        // The second is believed.
+        put(&mut sequencer, 40);
+        put(&mut sequencer, 41);
+        other.join().unwrap();
+        sequencer.finish();
+        let report = SourceReport::of(&ledger);
+        assert_eq!((report.expected, report.pending, report.epochs), (42, 0, 1));
+        assert_eq!(report.expected, report.delivered + report.lost_total());
+    });
+}
+
 /// Two threads are given the same packet: one of them places it, the other counts a duplicate, and no byte
 /// is written twice.
 #[test]

@@ -22,6 +22,16 @@ struct Told {
     other_heap: bool,
 }
 
+/// What became of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Put {
+    Done,
+    /// It carries a message instead of data.
+    Control(Control),
+    /// It must wait for room.
+    Held,
+}
+
 impl Placer {
     /// For the source `name`; each thread has its own.
     pub fn new(name: &str, format: Format) -> Self {
@@ -76,57 +86,79 @@ impl Placer {
         let mut datagrams = datagrams.into_iter();
         loop {
             let mut batch = window.batch();
-            let control =
-                datagrams.find_map(|(bytes, received)| self.put(&mut batch, bytes, received));
+            let control = datagrams.find_map(|(bytes, received)| {
+                match self.put(&mut batch, bytes, received, false) {
+                    Put::Control(control) => Some(control),
+                    Put::Done | Put::Held => None,
+                }
+            });
             drop(batch);
             let Some(control) = control else { return };
-            window.control(1);
-            let unit = match control {
-                Control::EndOfStream { unit } => unit,
-                Control::OtherHeap { unit, bytes } => {
-                    if bytes > 0 && !self.told.other_heap {
-                        self.tell_other_heap(unit, bytes);
-                    }
-                    unit
-                }
-            };
-            window.void(unit);
+            self.heed(window, control);
         }
     }
 
-    /// Whether `bytes` can be [placed](Self::place) without a frame being refused a slot, see [`Batch::has_room_for`].
-    pub fn has_room(&mut self, window: &mut Window, bytes: &[u8]) -> bool {
-        let Ok(Parsed::Data(packet)) = self.format.parse(bytes) else {
-            return true;
+    /// Counts a message, and takes its unit out of what is expected.
+    fn heed(&mut self, window: &mut Window, control: Control) {
+        window.control(1);
+        let unit = match control {
+            Control::EndOfStream { unit } => unit,
+            Control::OtherHeap { unit, bytes } => {
+                if bytes > 0 && !self.told.other_heap {
+                    self.tell_other_heap(unit, bytes);
+                }
+                unit
+            }
         };
-        window.batch().has_room_for(PacketId {
-            unit: packet.unit,
-            sub: packet.sub,
-        })
+        window.void(unit);
     }
 
-    /// Places one datagram; what it says where it carries a message instead of data.
+    /// Places a datagram, unless a frame would be refused a slot for it, see [`Batch::has_room_for`]: then false.
+    pub fn place_with_room(
+        &mut self,
+        window: &mut Window,
+        bytes: &[u8],
+        received: Timestamp,
+    ) -> bool {
+        // Asked and put in one batch: between batches the window moves on over frames that are complete.
+        let put = self.put(&mut window.batch(), bytes, received, true);
+        if let Put::Control(control) = put {
+            self.heed(window, control);
+        }
+        put != Put::Held
+    }
+
+    /// Puts one datagram; `holds` = only if there is room for it.
     #[inline]
-    fn put(&mut self, batch: &mut Batch<'_>, bytes: &[u8], received: Timestamp) -> Option<Control> {
+    fn put(
+        &mut self,
+        batch: &mut Batch<'_>,
+        bytes: &[u8],
+        received: Timestamp,
+        holds: bool,
+    ) -> Put {
         match self.format.parse(bytes) {
             Ok(Parsed::Data(packet)) => {
                 let id = PacketId {
                     unit: packet.unit,
                     sub: packet.sub,
                 };
+                if holds && !batch.has_room_for_bytes(id, packet.payload.len()) {
+                    return Put::Held;
+                }
                 let time = self.time(packet.timestamp, received);
                 // Within the datagram: the parser has checked its length.
                 let outcome = batch.put(id, &bytes[packet.payload], time);
                 if outcome == Outcome::Rejected && !self.told.placement {
                     self.tell_placement(id);
                 }
-                None
+                Put::Done
             }
-            Ok(Parsed::Control(control)) => Some(control),
+            Ok(Parsed::Control(control)) => Put::Control(control),
             Err(reject) => {
                 batch.reject_unreadable(1);
                 self.tell(&reject, bytes);
-                None
+                Put::Done
             }
         }
     }
@@ -164,8 +196,8 @@ impl Placer {
     fn tell_placement(&mut self, id: PacketId) {
         self.told.placement = true;
         tracing::warn!(
-            "source {}: packet {} is rejected, its number is far from those before; several in a row that agree with \
-             it open a new epoch. More of the kind are only counted, as `rejected`",
+            "source {}: packet {} is rejected, its number is far from those before, or that of a heap without data; \
+             several far ones in a row that agree open a new epoch. More of the kind are only counted, as `rejected`",
             self.name,
             id.unit,
         );

@@ -14,15 +14,14 @@
 //!
 //! # Rotation
 //! A segment ends when the next frame would make it larger than `segment`, or when it is older than `rotate`. It is made
-//! whole on a thread of its own while the next segment is written by a second writer. If that takes longer than a whole
-//! segment, the sink waits for it, and the ring before it fills.
+//! whole before the next one begins: two open segments would be two partials after a kill. Meanwhile frames wait in the
+//! ring before the sink, which needs slots for as long as the disk takes to sync.
 //!
 //! # A full disk
 //! A frame is taken whole or not at all, and space is reserved before it is taken. What happens to frames that are not
 //! taken is declared by the sink's `guarantee`: they wait, or they are dropped, counted, and annotated with the cause
 //! `disk_full` in the segment that goes on behind them.
 
-mod closer;
 mod recording;
 mod write;
 
@@ -61,7 +60,7 @@ path = \"out\"
 # hardware = \"What it is recorded with\"
 # Write past the page cache, where the filesystem can.
 # direct = true
-# Bytes handed to the disk at once; six such buffers are held.
+# Bytes handed to the disk at once; three such buffers are held.
 # buffer = \"4 MiB\"
 ",
     schema: || schemars::schema_for!(FileKeys),
@@ -72,7 +71,8 @@ path = \"out\"
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileKeys {
-    /// Directory of the files, made if it is not there; relative paths start where the configuration file lies.
+    /// Directory of the files, made if it is not there; relative paths start from the working
+    /// directory.
     pub path: PathBuf,
     /// Stem of the files' names, `NAME` in `NAME-000000.sigmf-data`; default: the sink's name. Two sinks may share a
     /// directory, not a stem.
@@ -90,7 +90,7 @@ pub struct FileKeys {
     /// default true.
     #[serde(default = "yes")]
     pub direct: bool,
-    /// Bytes handed to the disk at once, 4 KiB to 256 MiB; six such buffers are held. Default `"4 MiB"`.
+    /// Bytes handed to the disk at once, 4 KiB to 256 MiB; three such buffers are held. Default `"4 MiB"`.
     #[serde(default = "four_mebibytes")]
     pub buffer: ByteSize,
 }
@@ -170,7 +170,7 @@ impl SinkSpec for File {
     }
 
     fn memory(&self, _slot_bytes: usize) -> usize {
-        2 * SegmentWriter::memory(&self.keys.options()) + MetaBuilder::memory()
+        SegmentWriter::memory(&self.keys.options()) + MetaBuilder::memory()
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {

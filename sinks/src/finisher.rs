@@ -12,7 +12,7 @@ enum Second<T> {
     Spare(T),
     /// With the thread, or in the hands of a call.
     Away,
-    /// It could not be finished.
+    /// It could not be finished, and waits for the next try.
     Stuck(T),
 }
 
@@ -54,11 +54,6 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
         })
     }
 
-    /// Whether [`exchange`](Self::exchange) would do something.
-    pub(crate) fn is_ready(&self) -> bool {
-        matches!(self.second, Second::Spare(_))
-    }
-
     /// Gives the second thing, if it is free, for what is to be finished from now on, and says whether it was.
     pub(crate) fn exchange(&mut self, full_for: impl FnOnce(T) -> T) -> bool {
         match std::mem::replace(&mut self.second, Second::Away) {
@@ -75,12 +70,13 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
 
     fn send(&mut self, job: T) {
         let jobs = self.jobs.as_ref().expect("open until drop");
-        jobs.send(job)
-            .expect("the thread ends only after this sender");
+        if jobs.send(job).is_err() {
+            self.fail();
+        }
     }
 
     /// Looks after what is being finished, to its end if `wait`, and hands it out if it is finished now. What could not be
-    /// before is tried again; if it cannot be now, it is [`stuck`](Self::give_up).
+    /// before is tried again.
     pub(crate) fn look(&mut self, wait: bool) -> Result<Option<&T>, E> {
         match std::mem::replace(&mut self.second, Second::Away) {
             spare @ Second::Spare(_) => {
@@ -108,24 +104,15 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
                 Err(error)
             }
             Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => {
-                unreachable!("the thread ends only after this receiver's owner")
-            }
+            Err(TryRecvError::Disconnected) => self.fail(),
         }
     }
 
-    /// Frees what is stuck, if something is, with what `abandon` makes of it.
-    pub(crate) fn give_up<R>(&mut self, abandon: impl FnOnce(&mut T) -> R) -> Option<R> {
-        match std::mem::replace(&mut self.second, Second::Away) {
-            Second::Stuck(mut job) => {
-                let result = abandon(&mut job);
-                self.second = Second::Spare(job);
-                Some(result)
-            }
-            other => {
-                self.second = other;
-                None
-            }
+    /// Goes on here with the panic that ended the thread: nothing else ends it before the drop.
+    fn fail(&mut self) -> ! {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            _ => panic!("what this finisher was given was lost in an earlier panic"),
         }
     }
 }
@@ -145,11 +132,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_stuck_is_tried_again_or_given_up() {
+    fn what_is_stuck_is_tried_again() {
         let mut refuse = 2;
         let finish = move |n: &mut u32| {
             refuse -= u32::from(refuse > 0 && *n == 7);
-            if *n == 7 && refuse > 0 || *n == 8 {
+            if *n == 7 && refuse > 0 {
                 Err(*n)
             } else {
                 Ok(())
@@ -159,13 +146,24 @@ mod tests {
         assert_eq!(finisher.look(true), Ok(None));
         assert!(finisher.exchange(|spare| spare + 7) && !finisher.exchange(|_| 9));
         assert_eq!(finisher.look(true), Err(7));
-        assert!(!finisher.is_ready());
+        assert!(!finisher.exchange(|_| 9), "what is stuck is not free");
         assert_eq!(finisher.look(true), Ok(Some(&7)));
-        assert!(finisher.exchange(|_| 8));
-        assert_eq!(finisher.look(true), Err(8));
-        assert_eq!(finisher.give_up(|n| std::mem::replace(n, 1)), Some(8));
-        assert_eq!(finisher.give_up(|_| ()), None);
         assert!(finisher.exchange(|spare| spare + 1));
-        assert_eq!(finisher.look(true), Ok(Some(&2)));
+        assert_eq!(finisher.look(true), Ok(Some(&8)));
+    }
+
+    #[test]
+    fn a_panic_of_the_thread_goes_on_in_its_owner() {
+        let finish = |n: &mut u32| -> Result<(), ()> { panic!("number {n} is bad") };
+        let mut finisher = Finisher::start("finisher", 6, finish).unwrap();
+        assert!(finisher.exchange(|spare| spare + 1));
+        let mut told = || {
+            let look = std::panic::AssertUnwindSafe(|| finisher.look(true).is_ok());
+            let panic = std::panic::catch_unwind(look).unwrap_err();
+            let text = panic.downcast_ref::<String>().cloned();
+            text.unwrap_or_else(|| (*panic.downcast_ref::<&str>().unwrap()).to_owned())
+        };
+        assert_eq!(told(), "number 7 is bad");
+        assert!(told().contains("an earlier panic"));
     }
 }

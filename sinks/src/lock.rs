@@ -7,6 +7,7 @@
 //!   of a file that is no longer there; so everyone looks, once the lock is theirs, whether the path still names what they
 //!   locked, and begins anew if not.
 //! - **A kill** lets the lock go and leaves the file, which hinders nobody: what counts is the lock (`flock`), not the file.
+//! - **Another user's lock** that may only be read is taken by a descriptor for reading, and then names nobody.
 //! - **Where the filesystem has no locks** (some network ones) the sink says so and goes on. Nothing is overwritten even
 //!   then, as files are only ever created anew, but two processes at once may take each other's numbers and fail.
 
@@ -31,15 +32,23 @@ pub enum LockError {
     Held {
         /// The files of the stem.
         files: PathBuf,
-        /// Who holds it, where the lock tells.
+        /// The process that the lock names, if it names one.
         pid: Option<u32>,
     },
-    /// A file operation failed.
+    /// The lock's file was another one each time that it was locked.
     #[error(
-        "cannot open {path}: {source}; {}; if that file is a link or another user's, remove it",
-        remedy(source)
+        "{path} was replaced each of the {TRIES} times that it was locked; start again when no other daq starts and \
+         ends there, and if it stays so choose a `path` on another filesystem: this one's files have no lasting numbers"
     )]
+    Replaced {
+        /// The lock's file.
+        path: PathBuf,
+    },
+    /// A file operation failed.
+    #[error("cannot {what} {path}: {source}; {}", help(source))]
     Io {
+        /// The operation.
+        what: &'static str,
         /// The lock's file.
         path: PathBuf,
         /// The system's error.
@@ -58,22 +67,47 @@ impl LockError {
                     writing(pid)
                 ),
             },
-            error @ Self::Io { .. } => SinkError::Failed {
+            error => SinkError::Failed {
                 what: "locking its files".to_owned(),
                 why: error.to_string(),
             },
         }
     }
+
+    fn io(what: &'static str, path: &Path, errno: Errno) -> Self {
+        Self::Io {
+            what,
+            path: path.to_owned(),
+            source: errno.into(),
+        }
+    }
 }
 
 /// Who holds a lock, in words.
+///
+/// The lock says no more than the number that was written into it. Another container gives the same numbers to processes
+/// of its own, and a holder that could not write leaves the number of the one before.
 fn writing(pid: Option<u32>) -> String {
     match pid {
-        Some(pid) if pid == std::process::id() => {
-            "another sink of this process is writing it".to_owned()
+        Some(pid) if pid == std::process::id() => format!(
+            "another writer has it (its lock names pid {pid}, which this process has, too: another sink of it, or a \
+             process in another container)"
+        ),
+        Some(pid) => format!("another writer has it (its lock names pid {pid})"),
+        None => "another writer has it".to_owned(),
+    }
+}
+
+/// What helps against a failed operation on a lock.
+fn help(error: &std::io::Error) -> &'static str {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::LOOP) => "it is a link, which daq does not follow: remove it",
+        // Some network filesystems lock only what may be written to.
+        Some(Errno::BADF) => {
+            "it is another user's, and this filesystem locks only files that one may write to: remove it when no daq of \
+             that user writes there"
         }
-        Some(pid) => format!("another process is writing it (pid {pid})"),
-        None => "another process is writing it".to_owned(),
+        _ => remedy(error),
     }
 }
 
@@ -99,6 +133,17 @@ pub struct StemLock {
 impl StemLock {
     /// Locks `stem` in `dir`, which must exist. Never waits.
     pub fn take(dir: &Path, stem: &str) -> Result<Self, LockError> {
+        let lock = |file: &File| rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive);
+        Self::take_by(dir, stem, lock, is_named)
+    }
+
+    /// [`take`](Self::take) with the two operations that decide: locking a file, and looking whether it is still there.
+    fn take_by(
+        dir: &Path,
+        stem: &str,
+        lock: impl Fn(&File) -> Result<(), Errno>,
+        is_named: impl Fn(&File, &Path) -> bool,
+    ) -> Result<Self, LockError> {
         let path = dir.join(format!(".{stem}.lock"));
         let hold = |file| Self {
             dir: dir.to_owned(),
@@ -106,19 +151,17 @@ impl StemLock {
             path: path.clone(),
             file,
         };
-        let mut tries = 0;
-        loop {
-            let file = open(&path).map_err(|errno| LockError::Io {
-                path: path.clone(),
-                source: errno.into(),
-            })?;
-            let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
-            tries += 1;
-            if tries < TRIES && (locked == Err(Errno::INTR) || !is_named(&file, &path)) {
+        let mut is_opened = false;
+        for _ in 0..TRIES {
+            let opened = open(&path).map_err(|errno| LockError::io("open", &path, errno))?;
+            is_opened = opened.is_some();
+            let Some(file) = opened else {
                 continue;
-            }
-            match locked {
-                Ok(()) if is_named(&file, &path) => {
+            };
+            match rustix::io::retry_on_intr(|| lock(&file)) {
+                // It opens the next one, or the holder's that is there now.
+                Ok(()) | Err(Errno::WOULDBLOCK) if !is_named(&file, &path) => {}
+                Ok(()) => {
                     sign(&file);
                     return Ok(hold(file));
                 }
@@ -128,20 +171,22 @@ impl StemLock {
                         pid: signature(&file),
                     });
                 }
-                no_lock => {
+                Err(errno @ (Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)) => {
                     tracing::warn!(
-                        "no lock is to be had of {} ({}): make sure that no other process writes {stem}-* there, daq \
-                         cannot see it",
-                        path.display(),
-                        no_lock.map_or_else(
-                            |errno| errno.to_string(),
-                            |()| "it does not stay".to_owned()
-                        )
+                        "this filesystem has no locks ({errno} of {}): make sure that no other process writes {stem}-* \
+                         there, daq cannot see it",
+                        path.display()
                     );
                     return Ok(hold(file));
                 }
+                Err(errno) => return Err(LockError::io("lock", &path, errno)),
             }
         }
+        Err(if is_opened {
+            LockError::Replaced { path }
+        } else {
+            LockError::io("open", &path, Errno::ACCESS)
+        })
     }
 
     /// The directory.
@@ -166,9 +211,20 @@ impl Drop for StemLock {
     }
 }
 
-fn open(path: &Path) -> Result<File, Errno> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)).map(File::from)
+/// The lock's file, made if it is not there; for reading only if it may not be written to, which is enough to lock it.
+/// `None` if it may not be written to and is not there: its holder removed it just now, or nobody may make it.
+fn open(path: &Path) -> Result<Option<File>, Errno> {
+    let open = |flags| {
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)).map(File::from)
+    };
+    match open(OFlags::RDWR | OFlags::CREATE) {
+        Err(Errno::ACCESS) => match open(OFlags::RDONLY) {
+            Err(Errno::NOENT) => Ok(None),
+            other => other.map(Some),
+        },
+        other => other.map(Some),
+    }
 }
 
 /// Whether `path` still names the open `file`.
@@ -196,4 +252,70 @@ fn signature(file: &File) -> Option<u32> {
         .trim_end()
         .parse()
         .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    const FREE: fn(&File) -> Result<(), Errno> = |_| Ok(());
+    const THERE: fn(&File, &Path) -> bool = |_, _| true;
+
+    #[test]
+    fn only_a_filesystem_without_locks_is_written_to_unlocked() {
+        let dir = tempfile::tempdir().unwrap();
+        for errno in [Errno::NOLCK, Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL] {
+            StemLock::take_by(dir.path(), "adc", |_| Err(errno), THERE).unwrap();
+        }
+        for errno in [Errno::BADF, Errno::IO, Errno::STALE, Errno::PERM] {
+            let error = StemLock::take_by(dir.path(), "adc", |_| Err(errno), THERE).unwrap_err();
+            assert!(error.to_string().starts_with("cannot lock "), "{error}");
+        }
+    }
+
+    #[test]
+    fn whoever_loses_every_race_does_not_write() {
+        let dir = tempfile::tempdir().unwrap();
+        for held in [FREE, |_| Err(Errno::WOULDBLOCK)] {
+            let error = StemLock::take_by(dir.path(), "adc", held, |_, _| false).unwrap_err();
+            assert!(matches!(error, LockError::Replaced { .. }), "{error}");
+            let races = Cell::new(0);
+            let is_named = |_: &File, _: &Path| races.replace(races.get() + 1) == TRIES - 1;
+            let last = StemLock::take_by(dir.path(), "adc", held, is_named);
+            assert!(
+                !matches!(last, Err(LockError::Replaced { .. })),
+                "the last try counts"
+            );
+        }
+    }
+
+    #[test]
+    fn a_lock_that_a_signal_interrupts_is_asked_for_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let signals = Cell::new(2 * TRIES);
+        let lock = |_: &File| match signals.replace(signals.get().saturating_sub(1)) {
+            0 => Ok(()),
+            _ => Err(Errno::INTR),
+        };
+        StemLock::take_by(dir.path(), "adc", lock, THERE).unwrap();
+    }
+
+    #[test]
+    fn nobody_is_told_to_break_a_lock() {
+        let told = |errno: Errno| LockError::io("open", Path::new("x"), errno).to_string();
+        assert!(told(Errno::LOOP).ends_with("remove it"));
+        for errno in [Errno::ACCESS, Errno::PERM, Errno::ROFS, Errno::IO] {
+            assert!(!told(errno).contains("remove"), "{}", told(errno));
+        }
+        assert!(told(Errno::BADF).contains("when no daq of that user writes there"));
+    }
+
+    #[test]
+    fn what_is_said_of_the_holder_is_what_its_lock_says() {
+        assert_eq!(writing(None), "another writer has it");
+        assert!(writing(Some(0)).ends_with("has it (its lock names pid 0)"));
+        let own = writing(Some(std::process::id()));
+        assert!(own.contains("another sink of it, or a process in another container"));
+    }
 }

@@ -35,8 +35,7 @@ impl Stem {
     ) -> Option<(Self, K)> {
         let keys: K = section.finish(&[], diagnostics)?;
         let name = keys.name().unwrap_or(section.name()).to_owned();
-        let checked = keys.name().map_or(Ok(()), check_name);
-        match checked.and_then(|()| keys.check()) {
+        match check_name(&name).and_then(|()| keys.check()) {
             Ok(()) => {
                 let path = keys.path().to_owned();
                 Some((Self { path, name }, keys))
@@ -50,7 +49,7 @@ impl Stem {
 
     /// What nobody else may write.
     pub(crate) fn claims(&self) -> Vec<Claim> {
-        vec![Claim::Path(self.path.join(&self.name))]
+        vec![Claim::Stem(self.path.join(&self.name))]
     }
 
     /// Makes the directory and locks the stem in it.
@@ -61,13 +60,21 @@ impl Stem {
     }
 }
 
-/// Refuses what is no part of a file's name.
+/// A file's name may have 255 bytes; what follows the stem takes up to 40.
+const LONGEST: usize = 200;
+
+/// Refuses what is no part of a file's name, whether it is the key `name` or the sink's own.
 fn check_name(name: &str) -> Result<(), Problem> {
-    if name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.') {
-        return Err(
-            Problem::at("name", format!("{name:?} cannot begin the name of a file"))
-                .help("write a word such as \"adc\"; the directory is `path`"),
-        );
-    }
-    Ok(())
+    let shown: String = name.chars().take(40).collect();
+    let problem = if name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.') {
+        format!("{shown:?} cannot begin the name of a file")
+    } else if name.len() > LONGEST {
+        format!(
+            "{shown:?}… has {} bytes; the name of a file can begin with {LONGEST}",
+            name.len()
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Problem::at("name", problem).help("write a word such as \"adc\"; the directory is `path`"))
 }

@@ -85,7 +85,8 @@ path = \"out\"
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ZarrKeys {
-    /// Directory of the stores, made if it is not there; relative paths start where the configuration file lies.
+    /// Directory of the stores, made if it is not there; relative paths start from the working
+    /// directory.
     pub path: PathBuf,
     /// Stem of the stores' names, `NAME` in `NAME-000000.zarr`; default: the sink's name. Two sinks may share a
     /// directory, not a stem.

@@ -313,6 +313,10 @@ fn keys_are_checked() {
             "\"a/b\" cannot begin the name of a file",
         ),
         (
+            &format!("path = \"out\"\nname = \"{}\"", "x".repeat(201)),
+            "has 201 bytes; the name of a file can begin with 200",
+        ),
+        (
             "path = \"out\"\nbuffer = 1",
             "1 B is not from 4 KiB to 256 MiB",
         ),
@@ -321,6 +325,11 @@ fn keys_are_checked() {
         let error = spec("file", "disk", keys).err().unwrap();
         assert!(error.contains(wanted), "{error}");
     }
+    let error = spec("file", "\"../x\"", "path = \"out\"").err().unwrap();
+    assert!(
+        error.contains("\"../x\" cannot begin the name of a file") && error.contains("daq.toml:1"),
+        "{error}"
+    );
     let claims = spec("file", "disk", "path = \"out\"").unwrap().claims();
     let others = spec("file", "disk2", "path = \"out\"").unwrap().claims();
     assert!(
@@ -331,6 +340,13 @@ fn keys_are_checked() {
         .unwrap()
         .claims();
     assert!(claims[0].conflicts(&same[0]), "one stem has one owner");
+    let below = spec("zarr", "disk", "path = \"out/disk\"")
+        .unwrap()
+        .claims();
+    assert!(
+        !claims[0].conflicts(&below[0]),
+        "a directory may be called like a stem beside it"
+    );
     let layout = Layout {
         points: 0,
         ..layout(Scalar::Int8, false, 1, 1)

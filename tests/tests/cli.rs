@@ -330,7 +330,7 @@ fn the_plan_shows_where_data_comes_from_and_goes_to() {
         .stdout;
     for line in [
         "    from     UDP 0.0.0.0:4950",
-        "    to       path out/disk",
+        "    to       files out/disk-*",
         "    claims   TCP 127.0.0.1:9464",
     ] {
         assert!(
@@ -404,9 +404,27 @@ fn one_file_has_one_owner_however_its_path_is_written() {
             "{path}: {told}"
         );
     }
-    let _ = Daq::new(&(SMALL.to_owned() + &file("a", "x") + &file("b", "y")))
-        .cli(&["check", "daq.toml"])
-        .ok();
+    let below = file("b", "y").replace("\"out\"", "\"out/x\"");
+    for other in [file("b", "y"), below] {
+        let _ = Daq::new(&(SMALL.to_owned() + &file("a", "x") + &other))
+            .cli(&["check", "daq.toml"])
+            .ok();
+    }
+}
+
+#[test]
+fn a_sections_name_cannot_lead_out_of_its_directory() {
+    let sink = "[sink.\"../x\"]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\n";
+    let daq = Daq::new(&(SMALL.to_owned() + sink));
+    let told = errors(daq.cli(&["check", "daq.toml"]));
+    assert!(
+        told.contains("\"../x\" cannot be a name") && told.contains("[sink.\"../x\"]\n"),
+        "{told}"
+    );
+    assert!(
+        told.contains("letters, digits") && told.contains("1 error "),
+        "{told}"
+    );
 }
 
 #[test]

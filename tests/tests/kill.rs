@@ -306,7 +306,7 @@ fn two_runs_of_one_pipeline_do_not_write_one_file() {
     first.wait_count("sinks.disk.bytes", 1 << 20);
     let second = daq.run(&["--for", "50ms"]);
     assert_eq!(second.code, 74, "{}", second.stderr);
-    let told = format!("another process is writing it (pid {})", first.pid());
+    let told = format!("another writer has it (its lock names pid {})", first.pid());
     assert!(
         second.stderr.contains(&told) && second.stderr.contains("out/disk-*"),
         "{}",
@@ -339,7 +339,7 @@ fn a_run_between_two_segments_of_another_is_refused_and_one_after_a_kill_is_not(
     assert!(
         refused
             .stderr
-            .contains("another process is writing it (pid 4242)"),
+            .contains("another writer has it (its lock names pid 4242)"),
         "{}",
         refused.stderr
     );

@@ -149,6 +149,17 @@ impl Document {
             .collect()
     }
 
+    /// Reports the names of sections `[kind.NAME]` that are unfit for what they become a part of: labels of metrics,
+    /// names of files and threads.
+    pub fn check_names(&self, kind: &str, diagnostics: &mut Diagnostics) {
+        let table = self.root.get(kind).and_then(|entry| entry.node.table());
+        for entry in table.map_or(&[][..], |table| &table.entries) {
+            if let Some(fault) = fault_of_name(&entry.key) {
+                diagnostics.push(fault.at(entry.key_span));
+            }
+        }
+    }
+
     /// The table `[name]`, if it is written.
     pub fn table(&self, name: &str) -> Option<Section> {
         let node = &self.root.get(name)?.node;
@@ -165,7 +176,7 @@ impl Document {
         } in &self.root.entries
         {
             if kinds.contains(&key.as_str()) {
-                check_names(key, node, diagnostics);
+                check_named(key, node, diagnostics);
             } else if tables.contains(&key.as_str()) {
                 if node.table().is_none() {
                     diagnostics.push(
@@ -214,8 +225,8 @@ fn in_words(message: &str) -> &str {
     }
 }
 
-/// Reports what is not `[kind.NAME]` with a good name.
-fn check_names(kind: &str, node: &tree::Node, diagnostics: &mut Diagnostics) {
+/// Reports what is not `[kind.NAME]`.
+fn check_named(kind: &str, node: &tree::Node, diagnostics: &mut Diagnostics) {
     let Some(table) = node.table() else {
         let mut diagnostic = Diagnostic::error(format!(
             "`{kind}` is {}, sections with names are expected",
@@ -243,15 +254,24 @@ fn check_names(kind: &str, node: &tree::Node, diagnostics: &mut Diagnostics) {
                 .help(format!("write [{kind}.NAME] above its keys")),
         );
     }
-    for Entry { key, key_span, .. } in &table.entries {
-        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-        if key.is_empty() || !key.chars().all(good) {
-            diagnostics.push(
-                Diagnostic::error(format!("{key:?} cannot be a name"))
-                    .at(*key_span)
-                    .help("use letters, digits, `_` and `-`"),
-            );
-        }
+}
+
+/// What is wrong with the name of a section.
+pub(super) fn fault_of_name(name: &str) -> Option<Diagnostic> {
+    // A file's name may have 255 bytes, and sinks add up to 40 to theirs.
+    const LONGEST: usize = 200;
+    let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    if name.is_empty() || !name.chars().all(is_good) {
+        let fault = Diagnostic::error(format!("{name:?} cannot be a name"));
+        Some(fault.help("use letters, digits, `_` and `-`"))
+    } else if name.len() > LONGEST {
+        let length = name.len();
+        let fault = Diagnostic::error(format!(
+            "a name of {length} letters, at most {LONGEST} are possible"
+        ));
+        Some(fault.help("it is part of file names: write a word"))
+    } else {
+        None
     }
 }
 

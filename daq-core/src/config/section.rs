@@ -61,6 +61,11 @@ impl Section {
         &self.name
     }
 
+    /// Whether [`Document::check_names`](super::Document::check_names) has nothing against the name.
+    pub(crate) fn is_well_named(&self) -> bool {
+        super::document::fault_of_name(&self.name).is_none()
+    }
+
     /// `source.adc` of `[source.adc]`.
     pub fn title(&self) -> &str {
         &self.title

@@ -45,7 +45,7 @@ pub(super) fn claims(config: &Config, around: &Surroundings, diagnostics: &mut D
                     ))
                     .labelled(place(section), format!("claims {claim}"))
                     .also(place(other), format!("claims {their}"))
-                    .help("give one of them another address, path or device"),
+                    .help("give one of them another address, path, name or device"),
                 );
             }
         }

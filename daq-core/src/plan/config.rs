@@ -272,6 +272,9 @@ impl Config {
         name: &str,
         diagnostics: &mut Diagnostics,
     ) -> Self {
+        for kind in ["source", "ring", "kernel", "sink"] {
+            document.check_names(kind, diagnostics);
+        }
         let name = own_name(document, diagnostics).unwrap_or_else(|| name.to_owned());
         // A ring whose keys are wrong is declared all the same: whoever names it has made no mistake.
         let rings = document.sections("ring").into_iter().map(|mut section| {
@@ -407,7 +410,9 @@ fn component<K: DeserializeOwned, S: ?Sized>(
     let keys = section.set_aside(keys);
     let entry = entries
         .iter()
-        .find(|entry| Some(entry.name) == driver.as_deref());
+        .find(|entry| Some(entry.name) == driver.as_deref())
+        // It may take the name for the beginning of a path.
+        .filter(|_| section.is_well_named());
     let spec = if let Some(entry) = entry {
         (entry.parse)(&mut section, diagnostics)
     } else {

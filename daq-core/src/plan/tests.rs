@@ -619,6 +619,25 @@ fn the_name_can_be_part_of_a_file_name() {
 }
 
 #[test]
+fn the_name_of_a_section_can_be_part_of_a_file_name() {
+    let long = "x".repeat(201);
+    for name in ["../x", "a/b", "", "a b", "é", ".", &long] {
+        let told = error_of(("[sink.disk]", &format!("[sink.\"{name}\"]")));
+        let wanted = if name == long {
+            "a name of 201 letters, at most 200 are possible".to_owned()
+        } else {
+            format!("{name:?} cannot be a name")
+        };
+        only(&told, &[&wanted]);
+        assert!(told.contains("^^") && told.contains("= help: "), "{told}");
+    }
+    only(
+        &error_of(("[kernel.quarter]", "[kernel.\"a/b\"]")),
+        &["\"a/b\" cannot be a name"],
+    );
+}
+
+#[test]
 fn kernels_and_sinks_share_one_space_of_names() {
     let error = error_of(("[sink.disk]", "[sink.quarter]"));
     assert!(

@@ -140,6 +140,11 @@ impl Producer {
         self.shared.address_of(self.published + i)
     }
 
+    /// Keeps the ring's memory until the process ends: a device that cannot be stopped may still write it.
+    pub fn keep_memory(&self) {
+        std::mem::forget(self.shared.clone());
+    }
+
     /// The addresses of all slots in order, for an engine that cycles through them.
     pub fn addresses(&self) -> Vec<*mut u8> {
         (0..self.shared.options.slots as u64)

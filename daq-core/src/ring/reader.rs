@@ -37,6 +37,8 @@ pub struct Reader {
     retired: u64,
     pub(super) protection: Protection,
     in_flight: InFlightLeases,
+    /// Whether the producer has been told to go on without this reader, or cannot be.
+    parted: bool,
     ledger: ReaderLedger,
 }
 
@@ -66,6 +68,7 @@ impl Reader {
             retired: position,
             protection,
             in_flight,
+            parted: false,
             ledger,
         }
     }
@@ -90,10 +93,11 @@ impl Reader {
         Some(Lease::new(self, count))
     }
 
-    /// Waits until a frame is ready, a lease in flight is done, the ring is closed and nothing is in flight, or about
-    /// `limit` has passed; says whether a frame is ready.
+    /// Waits until a frame can be leased, a lease in flight is done, the ring is closed and nothing is in flight, or
+    /// about `limit` has passed; says whether a frame can be leased.
     pub fn wait(&self, policy: Wait, limit: Duration) -> bool {
-        let is_ready = || self.shared.published.load(Ordering::Acquire) > self.position;
+        let is_busy = !self.in_flight.is_empty() && matches!(self.protection, Protection::Copy(_));
+        let is_ready = || !is_busy && self.shared.published.load(Ordering::Acquire) > self.position;
         if self.in_flight.is_empty() {
             let is_over = || self.shared.closed.load(Ordering::Acquire) != 0;
             let ready = || is_ready() || is_over();
@@ -102,7 +106,7 @@ impl Reader {
             let ready = || is_ready() || self.in_flight.is_oldest_done();
             self.shared.filled.wait_looking(policy, LOOK, limit, ready);
         }
-        self.pending() > 0
+        is_ready()
     }
 
     /// Waits until the oldest lease in flight is done or about `limit` has passed; says whether it is. False at once
@@ -278,14 +282,25 @@ impl Reader {
 impl Reader {
     /// Waits up to `limit` for the leases in flight and lets the producer go on without this reader; says whether it could.
     ///
-    /// A device that has not finished by then may read its slots at any time. They stay held for ever, and their memory
-    /// is never freed.
-    pub(super) fn leave(&mut self, limit: Duration) -> bool {
+    /// A device that has not finished by then may use at any time what its work was given. Slots stay held for ever, and
+    /// neither they nor a copy of them nor the words that the device writes are ever freed.
+    pub fn leave(mut self, limit: Duration) -> bool {
+        self.part(limit)
+    }
+
+    fn part(&mut self, limit: Duration) -> bool {
+        if std::mem::replace(&mut self.parted, true) {
+            return true;
+        }
         let start = Instant::now();
         while self.has_in_flight() {
             let rest = limit.saturating_sub(start.elapsed());
             if !self.wait_in_flight(Wait::Adaptive, rest) && rest.is_zero() {
                 std::mem::forget(self.shared.clone());
+                let protection = std::mem::replace(&mut self.protection, Protection::Guarantee);
+                std::mem::forget(protection);
+                let in_flight = std::mem::replace(&mut self.in_flight, InFlightLeases::new(1));
+                std::mem::forget(in_flight);
                 return false;
             }
             self.reap(|_| {});
@@ -306,7 +321,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        if !self.leave(LEAVING) {
+        if !self.part(LEAVING) {
             tracing::error!(
                 "ring {}: a device still reads {} frames after {LEAVING:?}; their memory is kept until the process ends",
                 self.shared.options.name,

@@ -1,10 +1,10 @@
 //! Placing packets.
 
 use super::course::{Candidate, Course};
-use super::shared::{BLOCKED, Epoch, Record, Shared, state};
+use super::shared::{BLOCKED, Epoch, Record, Shared, state, wait_until};
 use super::{Geometry, PacketId, Seat};
 use crate::frame::Timestamp;
-use crate::sync::{Ordering, spin_hint};
+use crate::sync::Ordering;
 use crate::sys::copy;
 use std::sync::PoisonError;
 
@@ -83,8 +83,8 @@ enum Memory {
     None,
     /// It was closed while this thread waited.
     Closed,
-    /// The window has moved elsewhere while this thread waited.
-    Gone,
+    /// It takes no packets: it is void, or the window has moved elsewhere while this thread waited.
+    Nowhere,
 }
 
 /// Where a packet's position lies.
@@ -149,7 +149,7 @@ impl<'a> Batch<'a> {
             Memory::Slot(memory) => Some(memory),
             Memory::None => None,
             Memory::Closed => return self.put_late(frame, place),
-            Memory::Gone => return self.reject(),
+            Memory::Nowhere => return self.reject(),
         };
         let exclusive = self.shared.is_exclusive();
         if !record.claim(place, exclusive) {
@@ -179,6 +179,9 @@ impl<'a> Batch<'a> {
         match self.find(id, None) {
             Found::Open { frame, place } => {
                 let record = self.shared.record(frame);
+                if record.state.load(Ordering::Acquire) == state::VOID {
+                    return self.reject();
+                }
                 self.see(frame, place);
                 if record.is_present(place) || !record.mark_bad(place, self.shared.is_exclusive()) {
                     return self.duplicate();
@@ -248,21 +251,34 @@ impl<'a> Batch<'a> {
     /// again. Asking makes the window slide as the packet itself would, as far as there are slots, so ask only for a
     /// packet that is put next. The window then reaches no further than the ring has slots, or the source would wait
     /// for ever. Only the thread of an exclusive window can tell; others answer true.
+    ///
+    /// This asks for a packet as long as its place, or one that is [put as damaged](Self::put_bad); where a packet's
+    /// length may be wrong, ask [`has_room_for_bytes`](Self::has_room_for_bytes).
     pub fn has_room_for(&mut self, id: PacketId) -> bool {
+        self.has_room(id, None)
+    }
+
+    /// [`has_room_for`](Self::has_room_for) a packet with so many bytes of payload: one that does not fit its place needs
+    /// no slot and moves nothing.
+    pub fn has_room_for_bytes(&mut self, id: PacketId, bytes: usize) -> bool {
+        self.has_room(id, Some(bytes))
+    }
+
+    fn has_room(&mut self, id: PacketId, bytes: Option<usize>) -> bool {
         if !self.shared.is_exclusive() {
             return true;
         }
-        if let Some((next, frame, _)) = self.seat.next
-            && next == id
-            && (self.base..self.base + self.geometry().window as u64).contains(&frame)
+        if let Some((frame, _)) = self.follows(id, bytes)
             && self.shared.record(frame).state.load(Ordering::Relaxed) == state::ASSIGNED
         {
             return true;
         }
-        let course = if self.seat.opens_epoch() {
+        let course = if id.sub >= self.geometry().numbering.places_per_unit {
+            Course::Nowhere
+        } else if self.seat.opens_epoch() {
             Course::Epoch
         } else {
-            self.course(id, None).0
+            self.course(id, bytes).0
         };
         self.flush();
         let (shared, writer) = (self.shared, self.seat.writer);
@@ -354,16 +370,23 @@ impl<'a> Batch<'a> {
     /// Finds where `id`, with so many bytes, belongs, sliding the window or opening an epoch where it must.
     #[inline]
     fn find(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
-        // Most packets are the next one, into a frame that is open: no number needs to be divided.
-        if let Some((next, frame, place)) = self.seat.next
-            && next == id
-            && (self.base..self.base + self.shared.geometry.window as u64).contains(&frame)
-            && bytes.is_none_or(|bytes| bytes == self.shared.geometry.extent(place).len())
-        {
+        if let Some((frame, place)) = self.follows(id, bytes) {
             self.follow(id, frame, place);
             return Found::Open { frame, place };
         }
         self.search(id, bytes)
+    }
+
+    /// Where `id`, with so many bytes, belongs if it is the next packet, into a frame that is open: most are, and no
+    /// number needs to be divided.
+    #[inline]
+    fn follows(&self, id: PacketId, bytes: Option<usize>) -> Option<(u64, u32)> {
+        let (next, frame, place) = self.seat.next?;
+        let geometry = &self.shared.geometry;
+        (next == id
+            && (self.base..self.base + geometry.window as u64).contains(&frame)
+            && bytes.is_none_or(|bytes| bytes == geometry.extent(place).len()))
+        .then_some((frame, place))
     }
 
     fn search(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
@@ -435,11 +458,10 @@ impl<'a> Batch<'a> {
             drop(mail);
             shared.has_mail.store(1, Ordering::Release);
             shared.unpin(self.seat.writer);
-            while shared.epoch_number.load(Ordering::Acquire) == known
-                && shared.closed.load(Ordering::Acquire) == 0
-            {
-                spin_hint();
-            }
+            wait_until(|| {
+                shared.epoch_number.load(Ordering::Acquire) != known
+                    || shared.closed.load(Ordering::Acquire) != 0
+            });
         }
         self.base = shared.pin(self.seat.writer);
         self.seat.refresh(shared);
@@ -473,9 +495,7 @@ impl<'a> Batch<'a> {
         self.flush();
         shared.wanted.fetch_max(frame, Ordering::AcqRel);
         shared.unpin(writer);
-        while !ready(shared) && !moved() {
-            spin_hint();
-        }
+        wait_until(|| ready(shared) || moved());
         self.base = shared.pin(writer);
         !moved()
     }
@@ -499,7 +519,7 @@ impl<'a> Batch<'a> {
             } else if !self.await_sequencer(frame, |shared| {
                 shared.record(frame).state.load(Ordering::Acquire) != state::UNASSIGNED
             }) {
-                return Memory::Gone;
+                return Memory::Nowhere;
             }
             if frame < self.base {
                 return Memory::Closed;
@@ -507,6 +527,7 @@ impl<'a> Batch<'a> {
         }
         match record.state.load(Ordering::Acquire) {
             state::ASSIGNED => Memory::Slot(record.memory.load(Ordering::Relaxed)),
+            state::VOID => Memory::Nowhere,
             _ => Memory::None,
         }
     }

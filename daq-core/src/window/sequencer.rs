@@ -62,6 +62,9 @@ pub(super) struct Sequencer {
     /// Flags of the next frame to be published.
     flags: Flags,
     silence: Silence,
+    /// Whether gaps are passed frame by frame, however long: the measure of what one step does.
+    #[cfg(test)]
+    pub(super) passes_one_by_one: bool,
     /// The frame that a packet was last held back for, and one past the last frame that is published on the way there.
     awaited: (u64, u64),
 }
@@ -82,12 +85,21 @@ impl Sequencer {
             epoch: Epoch::default(),
             flags: Flags::default(),
             silence: Silence::default(),
+            #[cfg(test)]
+            passes_one_by_one: false,
             awaited: (0, 0),
         }
     }
 
     pub(super) fn producer(&self) -> &Producer {
         &self.producer
+    }
+
+    /// All that is kept of missing places, for comparing.
+    #[cfg(test)]
+    pub(super) fn fates(&self) -> impl std::fmt::Debug {
+        let closed = self.closed.iter().map(|closed| closed.missing).sum::<u64>();
+        (self.assigned, self.missing, self.gaps, self.drops, closed)
     }
 
     pub(super) fn has_gaps(&self) -> bool {
@@ -99,16 +111,11 @@ impl Sequencer {
         self.epoch = epoch;
     }
 
-    /// Gives every open frame up to `frame` a slot, in order; false if `frame` has none.
+    /// Gives every open frame up to `frame` that wants a slot one, in order; false if there are too few. A frame that is
+    /// void or was refused a slot wants none.
     pub(super) fn assign(&mut self, shared: &Shared, frame: u64) -> bool {
         let base = shared.base.load(Ordering::Relaxed);
-        let base = if base == BLOCKED { return false } else { base };
-        for open in base..=frame {
-            if !self.assign_one(shared, open) {
-                return false;
-            }
-        }
-        shared.record(frame).state.load(Ordering::Relaxed) == state::ASSIGNED
+        base != BLOCKED && (base..=frame).all(|open| self.assign_one(shared, open))
     }
 
     /// Gives one frame a slot if it wants one; false if there is none. All before it must have been asked.
@@ -230,10 +237,10 @@ impl Sequencer {
     /// place of the passed frames has.
     pub(super) fn advance(&mut self, shared: &Shared, writer: usize, front: u64) {
         let base = shared.base.load(Ordering::Relaxed);
-        let end = Self::publish_end(shared, base);
-        for base in base..front {
-            self.pass(shared, writer, base, base < end);
+        for frame in base..front.min(Self::publish_end(shared, base)) {
+            self.pass(shared, writer, frame, true);
         }
+        self.pass_gap(shared, writer, front);
     }
 
     /// One past the last frame to be published when the window slides from `base`: further on there is nothing to
@@ -253,6 +260,50 @@ impl Sequencer {
         shared.grace(writer, base + 1);
         self.account(shared);
         self.close(shared, base, places, publish);
+    }
+
+    /// Moves the window's front to `front` past frames that are not published, only counted.
+    fn pass_gap(&mut self, shared: &Shared, writer: usize, front: u64) {
+        while shared.base.load(Ordering::Relaxed) < front {
+            self.skip_gap(shared, writer, front);
+            let base = shared.base.load(Ordering::Relaxed);
+            self.pass(shared, writer, base, false);
+        }
+    }
+
+    /// Moves the window's front in one step over frames that nothing has come for, as far as [`pass`](Self::pass), frame
+    /// by frame on the way to `front`, would settle them: a gap may be as long as a count is wide.
+    fn skip_gap(&mut self, shared: &Shared, writer: usize, front: u64) {
+        #[cfg(test)]
+        if self.passes_one_by_one {
+            return;
+        }
+        let records = shared.records.len() as u64;
+        // Frames further on are closed with their gaps open, for packets that come late.
+        let open = front - (shared.geometry.window as u64 + 1);
+        if open < shared.base.load(Ordering::Relaxed) + records {
+            return;
+        }
+        let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
+        shared.grace(writer, BLOCKED);
+        let places = u64::from(shared.geometry.places);
+        // Other threads may have gone on meanwhile, into the gap.
+        if shared.horizon.load(Ordering::Acquire) > base * places {
+            shared.base.store(base, Ordering::SeqCst);
+            return;
+        }
+        for frame in shared.settled.swap(open, Ordering::AcqRel)..base {
+            self.settle(shared, frame);
+        }
+        for record in &shared.records {
+            record.reset();
+        }
+        let (first, end) = (base * places, open * places);
+        let start = shared.start.load(Ordering::Acquire).clamp(first, end);
+        shared.horizon.fetch_max(end, Ordering::AcqRel);
+        self.account(shared);
+        self.note_gaps(shared, end - start);
+        shared.base.store(open, Ordering::SeqCst);
     }
 
     /// Slides the window to `frame` as a packet there would, but refuses no frame a slot: false if there are too few
@@ -290,12 +341,13 @@ impl Sequencer {
 
     /// Closes the frames before `front` in order while each has a slot, those before `end` published; true if all are.
     fn close_with_room(&mut self, shared: &Shared, writer: usize, front: u64, end: u64) -> bool {
-        for base in shared.base.load(Ordering::Relaxed)..front {
-            if base < end && !self.assign_one(shared, base) {
+        for frame in shared.base.load(Ordering::Relaxed)..front.min(end) {
+            if !self.assign_one(shared, frame) {
                 return false;
             }
-            self.pass(shared, writer, base, base < end);
+            self.pass(shared, writer, frame, true);
         }
+        self.pass_gap(shared, writer, front);
         true
     }
 
@@ -446,8 +498,13 @@ impl Sequencer {
         self.ledger.lost(Cause::Late).add(late);
         self.ledger.lost(Cause::BadPacket).add(bad);
         self.missing -= closed.missing;
+        self.note_gaps(shared, closed.missing - late - bad);
+    }
+
+    /// Counts places that will never come.
+    fn note_gaps(&mut self, shared: &Shared, places: u64) {
         let readings = shared.readings.load(Ordering::Acquire);
-        self.gaps = (self.gaps.0 + closed.missing - late - bad, readings);
+        self.gaps = (self.gaps.0 + places, readings);
         if readings == 0 {
             // Nobody reads drops for this source: there is nothing to wait for.
             self.decide(shared);
@@ -499,9 +556,11 @@ impl Sequencer {
             .places_between(self.epoch.unit, PacketId::of(unit))
             .and_then(|distance| self.epoch.position.checked_add_signed(distance));
         let end = base + shared.geometry.window as u64;
+        let horizon = shared.horizon.load(Ordering::Acquire);
+        // Before anything has come nobody knows on which side of the unit counting begins.
         if let Some(frame) = position.map(|position| position / places)
             && (base..end).contains(&frame)
-            && shared.horizon.load(Ordering::Acquire) <= frame * places
+            && (1..=frame * places).contains(&horizon)
         {
             for later in frame..end {
                 let record = shared.record(later);
@@ -510,14 +569,11 @@ impl Sequencer {
                     self.assigned -= 1;
                 }
             }
-            let already = shared.record(frame).state.load(Ordering::Relaxed) == state::VOID;
-            if !already && shared.horizon.load(Ordering::Acquire) > 0 {
-                // Its places, and those of gaps before it, come into the horizon and leave the expected at once.
-                shared
-                    .horizon
-                    .fetch_max((frame + 1) * places, Ordering::AcqRel);
-                self.voided += places;
-            }
+            // Its places, and those of gaps before it, come into the horizon and leave the expected at once.
+            shared
+                .horizon
+                .fetch_max((frame + 1) * places, Ordering::AcqRel);
+            self.voided += places;
             shared
                 .record(frame)
                 .state

@@ -6,7 +6,7 @@
 //! were passed, and their records may be read, published and used again.
 
 use super::{Geometry, PacketId};
-use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence, spin_hint};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use crossbeam_utils::CachePadded;
 use std::sync::Mutex;
 
@@ -283,11 +283,11 @@ impl Shared {
     /// Holds the position for writer `writer` and returns it.
     pub(super) fn pin(&self, writer: usize) -> u64 {
         loop {
-            let base = self.base.load(Ordering::Acquire);
-            if base == BLOCKED && self.closed.load(Ordering::Acquire) == 0 {
-                spin_hint();
-                continue;
-            }
+            let mut base = BLOCKED;
+            wait_until(|| {
+                base = self.base.load(Ordering::Acquire);
+                base != BLOCKED || self.closed.load(Ordering::Acquire) != 0
+            });
             if self.is_exclusive() {
                 return base;
             }
@@ -315,9 +315,7 @@ impl Shared {
         }
         fence(Ordering::SeqCst);
         for (writer, pin) in self.pins.iter().enumerate() {
-            while writer != except && pin.load(Ordering::Acquire) < base {
-                spin_hint();
-            }
+            wait_until(|| writer == except || pin.load(Ordering::Acquire) >= base);
         }
     }
 
@@ -325,9 +323,7 @@ impl Shared {
     pub(super) fn grace_idle(&self, except: usize) {
         fence(Ordering::SeqCst);
         for (writer, pin) in self.pins.iter().enumerate() {
-            while writer != except && pin.load(Ordering::Acquire) != IDLE {
-                spin_hint();
-            }
+            wait_until(|| writer == except || pin.load(Ordering::Acquire) == IDLE);
         }
     }
 
@@ -337,5 +333,19 @@ impl Shared {
             .iter()
             .map(|drops| drops.load(Ordering::Relaxed))
             .fold(0, u64::wrapping_add)
+    }
+}
+
+/// Returns when `ready` says so, which takes another thread's step: spins a little, then gives the core away again and
+/// again, because where threads outnumber cores the other one may be waiting for it.
+#[inline]
+pub(super) fn wait_until(mut ready: impl FnMut() -> bool) {
+    #[cfg(not(loom))]
+    let backoff = crossbeam_utils::Backoff::new();
+    while !ready() {
+        #[cfg(not(loom))]
+        backoff.snooze();
+        #[cfg(loom)]
+        crate::sync::spin_hint();
     }
 }

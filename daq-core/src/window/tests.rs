@@ -1,6 +1,8 @@
 //! The window against a plain model: every packet's fate is known beforehand.
 
+mod gaps;
 mod threads;
+mod voids;
 mod waiting;
 
 use super::*;

@@ -152,10 +152,11 @@ impl CapturePlayer {
 impl ToPlaces {
     /// Places one datagram; false if it must wait for room.
     fn put(&mut self, window: &mut Window, bytes: &[u8], timestamp_ns: u64) -> bool {
-        if self.hold && !self.placer.has_room(window, bytes) {
-            return false;
+        let received = recorded(timestamp_ns);
+        if self.hold {
+            return self.placer.place_with_room(window, bytes, received);
         }
-        self.placer.place(window, [(bytes, recorded(timestamp_ns))]);
+        self.placer.place(window, [(bytes, received)]);
         true
     }
 }

@@ -5,7 +5,7 @@ use super::recording::{Recording, Run};
 use super::timetable::Timetable;
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::source::{Filler, Polled, SourceError};
-use daq_core::window::{Geometry, PacketId, Window};
+use daq_core::window::{Batch, Geometry, PacketId, Window};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -195,14 +195,14 @@ impl RecordingPlayer {
     }
 
     /// Whether the window has memory for what `piece` brings.
-    fn has_room(&mut self, window: &mut Window, piece: &Piece) -> bool {
+    fn has_room(&mut self, batch: &mut Batch<'_>, piece: &Piece) -> bool {
         let gap = self.gap;
         let first = (piece.first..piece.end).find(|place| !self.lacks(piece, *place));
         self.gap = gap;
         // All its places are of one frame.
         first.is_none_or(|first| {
             let position = self.position + u64::from(first - piece.first);
-            window.batch().has_room_for(PacketId::of(position))
+            batch.has_room_for(PacketId::of(position))
         })
     }
 
@@ -259,7 +259,8 @@ impl Filler for RecordingPlayer {
         {
             return Ok(Polled::Until(wait));
         }
-        if self.hold && !self.has_room(window, &piece) {
+        let mut batch = window.batch();
+        if self.hold && !self.has_room(&mut batch, &piece) {
             return Ok(Polled::Full);
         }
         self.read(&piece)?;
@@ -268,7 +269,6 @@ impl Filler for RecordingPlayer {
             clock: Clock::Recorded,
         });
         let start = self.geometry.extent(piece.first).start;
-        let mut batch = window.batch();
         for place in piece.first..piece.end {
             let extent = self.geometry.extent(place);
             if !self.lacks(&piece, place) {

@@ -1,12 +1,14 @@
 //! What the kernel has dropped since it was booted, and whether it drops now.
 //!
 //! The counters never fall, so a total tells of any time since the start. They are read twice: only one that
-//! grows between the two is a warning.
+//! grows between the two is a warning. What is compared is each core's and each card's own counter: one that comes or
+//! goes between the two readings, or starts again from 0, is no drop.
 
 use super::network::{BACKLOG_WANTED, CORE, GROUP, RMEM_WANTED};
 use super::root::Root;
 use super::{Finding, Verdict};
 use daq_core::units::Span;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 const SOFTNET: &str = "/proc/net/softnet_stat";
@@ -15,16 +17,21 @@ const CARDS: &str = "/sys/class/net";
 /// Cards count what found no free buffer under either name, depending on their drivers.
 const CARD_DROPS: [&str; 2] = ["rx_missed_errors", "rx_fifo_errors"];
 
+/// Packets that a core's receiving has taken, packets that found its backlog full, rounds that were cut short: the first
+/// columns of `/proc/net/softnet_stat`, of 32 bits each.
+type Core = [u32; 3];
+const PACKETS: usize = 0;
+const BACKLOG: usize = 1;
+const SQUEEZED: usize = 2;
+
 /// The counters at one moment; `None` where one could not be read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Drops {
-    backlog: Option<u64>,
-    squeezed: Option<u64>,
-    /// Packets that the kernel's receiving has taken.
-    packets: Option<u64>,
+    /// By core.
+    cores: Option<BTreeMap<u32, Core>>,
     sockets: Option<u64>,
-    /// By card.
-    cards: Vec<(String, u64)>,
+    /// By card. Bridges, bonds and the like are none: they count again what their cards have counted.
+    cards: Option<BTreeMap<String, u64>>,
     /// How long they were watched until now, if at all.
     watched: Option<Duration>,
 }
@@ -54,12 +61,17 @@ impl Drops {
             // Some drivers count one packet under both names.
             Some((name.clone(), counts.max()?))
         };
+        let is_card = |name: &String| root.exists(&format!("{CARDS}/{name}/device"));
+        let cards: BTreeMap<_, _> = root
+            .names(CARDS)
+            .into_iter()
+            .filter(is_card)
+            .filter_map(card)
+            .collect();
         Self {
-            backlog: softnet(root, 1),
-            squeezed: softnet(root, 2),
-            packets: softnet(root, 0),
+            cores: softnet(root),
             sockets: sockets(root),
-            cards: root.names(CARDS).into_iter().filter_map(card).collect(),
+            cards: (!cards.is_empty()).then_some(cards),
             watched: None,
         }
     }
@@ -75,25 +87,26 @@ impl Drops {
     /// Each counter with what became of it until now.
     pub(super) fn watched(&self, root: &Root) -> Vec<Watched> {
         let now = Self::read(root);
-        let grown = |then: Option<u64>, now: Option<u64>| {
-            // A card or core that came or went between the two may make a sum fall.
-            Some((now?.saturating_sub(then?), self.watched?))
-        };
+        let grown = |grown: Option<u64>| Some((grown?, self.watched?));
+        let cores = |column| self.cores_grown(&now, column);
         let backlog: u64 = root
             .value(&format!("{CORE}/netdev_max_backlog"))
             .unwrap_or(0);
         let wanted = BACKLOG_WANTED.max(backlog.saturating_mul(2));
-        let received = grown(self.packets, now.packets).map_or(0, |(packets, _)| packets);
-        let sum = |drops: &Self| {
-            let counts = drops.cards.iter().map(|(_, count)| count);
-            (!drops.cards.is_empty()).then(|| counts.sum())
-        };
+        let mut card_drops = Finding::new(
+            GROUP,
+            "card drops",
+            format!("{CARDS}/*/statistics/{}", CARD_DROPS[0]),
+        );
+        if now.cards.is_none() {
+            card_drops = card_drops.read(Verdict::Unknown, "no hardware card found");
+        }
         vec![
             Watched {
                 finding: Finding::new(GROUP, "backlog drops", SOFTNET),
                 what: "packets",
-                total: now.backlog,
-                grown: grown(self.backlog, now.backlog),
+                total: now.core_total(BACKLOG),
+                grown: grown(cores(BACKLOG)),
                 least: 1,
                 why: "dropped before they reached any socket, for netdev_max_backlog was too small",
                 fix: format!("sudo sysctl -w net.core.netdev_max_backlog={wanted}"),
@@ -101,10 +114,10 @@ impl Drops {
             Watched {
                 finding: Finding::new(GROUP, "receive rounds cut short", SOFTNET),
                 what: "rounds",
-                total: now.squeezed,
-                grown: grown(self.squeezed, now.squeezed),
+                total: now.core_total(SQUEEZED),
+                grown: grown(cores(SQUEEZED)),
                 // A few belong to every burst; one in ten thousand packets costs throughput.
-                least: 2 + received / 10_000,
+                least: 2 + cores(PACKETS).unwrap_or(0) / 10_000,
                 why: "the kernel stopped receiving with packets left, which overflows the card's ring",
                 fix: "sudo sysctl -w net.core.netdev_budget=600 net.core.netdev_budget_usecs=8000"
                     .to_owned(),
@@ -113,7 +126,11 @@ impl Drops {
                 finding: Finding::new(GROUP, "UDP buffer drops", SNMP),
                 what: "packets",
                 total: now.sockets,
-                grown: grown(self.sockets, now.sockets),
+                grown: grown(
+                    now.sockets
+                        .zip(self.sockets)
+                        .map(|(now, then)| now.saturating_sub(then)),
+                ),
                 least: 1,
                 why: "packets of any program that came while its receive buffer was full",
                 fix: format!(
@@ -121,14 +138,10 @@ impl Drops {
                 ),
             },
             Watched {
-                finding: Finding::new(
-                    GROUP,
-                    "card drops",
-                    format!("{CARDS}/*/statistics/{}", CARD_DROPS[0]),
-                ),
+                finding: card_drops,
                 what: "packets",
-                total: sum(&now),
-                grown: grown(sum(self), sum(&now)),
+                total: now.cards.as_ref().map(|cards| cards.values().sum()),
+                grown: grown(self.cards_grown(&now)),
                 least: 1,
                 why: "the card had no free buffer when they came",
                 fix: format!(
@@ -139,13 +152,39 @@ impl Drops {
         ]
     }
 
+    /// How much `column` has grown until `now` on the cores that are in both.
+    fn cores_grown(&self, now: &Self, column: usize) -> Option<u64> {
+        let (then, now) = (self.cores.as_ref()?, now.cores.as_ref()?);
+        let grown = then.iter().filter_map(|(core, then)| {
+            let grown = now.get(core)?[column].wrapping_sub(then[column]);
+            // Beyond the largest number comes 0; what seems to grow by half of all numbers has fallen.
+            Some(u64::from(if grown > u32::MAX / 2 { 0 } else { grown }))
+        });
+        Some(grown.sum())
+    }
+
+    /// The sum of `column` over all cores.
+    fn core_total(&self, column: usize) -> Option<u64> {
+        let cores = self.cores.as_ref()?.values();
+        Some(cores.map(|core| u64::from(core[column])).sum())
+    }
+
+    /// How much the cards that are in both have dropped until `now`.
+    fn cards_grown(&self, now: &Self) -> Option<u64> {
+        let (then, now) = (self.cards.as_ref()?, now.cards.as_ref()?);
+        let grown = then
+            .iter()
+            .filter_map(|(card, then)| Some(now.get(card)?.saturating_sub(*then)));
+        Some(grown.sum())
+    }
+
     /// The card that dropped most since then, or ever.
     fn worst<'a>(&self, now: &'a Self) -> &'a str {
-        let grown = |(name, count): &(String, u64)| {
-            let then = self.cards.iter().find(|(card, _)| card == name);
-            (count - then.map_or(0, |(_, then)| *then.min(count)), *count)
+        let grown = |(name, count): &(&String, &u64)| {
+            let then = self.cards.as_ref().and_then(|cards| cards.get(*name));
+            (then.map_or(0, |then| count.saturating_sub(*then)), **count)
         };
-        let worst = now.cards.iter().max_by_key(|card| grown(card));
+        let worst = now.cards.iter().flatten().max_by_key(grown);
         worst.map_or("CARD", |(name, _)| name)
     }
 }
@@ -173,16 +212,22 @@ impl Watched {
                 .fix(self.fix),
             _ if total == 0 => self.finding.read(Verdict::Ok, "none since boot"),
             Some((grown, time)) => {
-                let grown = match grown {
-                    0 => "none".to_owned(),
-                    grown => grown.to_string(),
+                let (grown, why) = match grown {
+                    0 => (
+                        "none".to_owned(),
+                        "from an earlier time: it does not grow now",
+                    ),
+                    grown => (
+                        grown.to_string(),
+                        "it grows, but too little to cost anything",
+                    ),
                 };
                 self.finding
                     .read(
                         Verdict::Ok,
                         format!("{grown} in {}, {total} since boot", during(time)),
                     )
-                    .why("from an earlier time: it does not grow now")
+                    .why(why)
             }
             None => self
                 .finding
@@ -192,15 +237,20 @@ impl Watched {
     }
 }
 
-/// The sum over all cores of a hexadecimal column of `/proc/net/softnet_stat`.
-fn softnet(root: &Root, column: usize) -> Option<u64> {
-    let text = root.text(SOFTNET)?;
-    let mut sum = 0_u64;
-    for line in text.lines() {
-        sum =
-            sum.saturating_add(u64::from_str_radix(line.split_whitespace().nth(column)?, 16).ok()?);
+/// The counters of each core.
+fn softnet(root: &Root) -> Option<BTreeMap<u32, Core>> {
+    /// Where newer kernels tell which core a line is of: those that are switched off have none.
+    const NUMBER: usize = 12;
+    let mut cores = BTreeMap::new();
+    for (line, text) in (0..).zip(root.text(SOFTNET)?.lines()) {
+        let columns = text.split_whitespace();
+        let columns: Result<Vec<_>, _> =
+            columns.map(|text| u32::from_str_radix(text, 16)).collect();
+        let columns = columns.ok()?;
+        let core = columns.get(NUMBER).copied().unwrap_or(line);
+        cores.insert(core, *columns.first_chunk()?);
     }
-    Some(sum)
+    Some(cores)
 }
 
 /// Packets that found a full receive buffer.
@@ -271,6 +321,43 @@ mod tests {
     }
 
     #[test]
+    fn counters_of_cores_wrap_and_come_and_go() {
+        let line = |core: u32, drops: u32| {
+            let zeroes = "00000000 ".repeat(10);
+            format!("00000602 {drops:08x} {zeroes}{core:08x} 00000000 00000000\n")
+        };
+        let find = |then: &[(u32, u32)], now: &[(u32, u32)]| {
+            let text = |cores: &[(u32, u32)]| -> String {
+                cores
+                    .iter()
+                    .map(|(core, drops)| line(*core, *drops))
+                    .collect()
+            };
+            let found = find(
+                &[(SOFTNET, &text(then))],
+                &[(SOFTNET, &text(now))],
+                "backlog drops",
+            );
+            (found.verdict, found.read)
+        };
+        let read = |verdict, text: &str| (verdict, text.to_owned());
+        // Another core goes on as it was: the one beyond the largest number has dropped 3.
+        assert_eq!(
+            find(&[(0, u32::MAX), (1, 7)], &[(0, 2), (1, 7)]),
+            read(Warn, "3 packets in 1 s, 9 since boot")
+        );
+        // What core 2 dropped before it was switched on again was not now, nor does core 1 hide core 0.
+        assert_eq!(
+            find(&[(0, 5), (1, 9)], &[(0, 5), (2, 500)]),
+            read(Ok, "none in 1 s, 505 since boot")
+        );
+        assert_eq!(
+            find(&[(0, 5), (1, 9)], &[(1, 9)]),
+            read(Ok, "none in 1 s, 9 since boot")
+        );
+    }
+
+    #[test]
     fn what_is_not_watched_is_not_judged() {
         let machine = machine(&[(SNMP, &snmp(1379))]);
         let found = named(
@@ -330,6 +417,8 @@ mod tests {
         );
         assert_eq!(find(0, 1).verdict, Ok);
         assert_eq!(find(0, 2).verdict, Warn);
+        assert!(find(0, 0).why.unwrap().contains("does not grow now"));
+        assert!(find(0, 1).why.unwrap().contains("it grows, but"));
     }
 
     #[test]
@@ -339,13 +428,34 @@ mod tests {
             path("eth0", "rx_missed_errors"),
             path("eth1", "rx_fifo_errors"),
         );
-        let then = [(old.as_str(), "5000\n"), (new.as_str(), "0\n")];
-        let found = find(&then, &then, "card drops");
+        let bond = path("bond0", "rx_missed_errors");
+        let device = |card| (format!("{CARDS}/{card}/device/vendor"), "0x15b3\n");
+        let devices = [device("eth0"), device("eth1")];
+        let find = |then: [&str; 3], now: [&str; 3]| {
+            let machine = |[a, b, c]: [&str; 3]| -> Vec<(String, String)> {
+                let counts = [(&old, a), (&new, b), (&bond, c)];
+                let counts = counts.map(|(path, text)| (path.clone(), text.to_owned()));
+                let devices = devices.clone().map(|(path, text)| (path, text.to_owned()));
+                counts.into_iter().chain(devices).collect()
+            };
+            fn lent(files: &[(String, String)]) -> Vec<(&str, &str)> {
+                files
+                    .iter()
+                    .map(|(path, text)| (&**path, &**text))
+                    .collect()
+            }
+            super::tests::find(&lent(&machine(then)), &lent(&machine(now)), "card drops")
+        };
+        let then = ["5000\n", "0\n", "5000\n"];
+        let found = find(then, then);
         assert_eq!(told(&found), (Ok, "none in 1 s, 5000 since boot"));
-        let found = find(&then, &[(&old, "5000\n"), (&new, "7\n")], "card drops");
+        // A bond counts what its cards have counted.
+        let found = find(then, ["5000\n", "7\n", "5007\n"]);
         assert_eq!(told(&found), (Warn, "7 packets in 1 s, 5007 since boot"));
         assert!(found.fix.unwrap().contains("ethtool -G eth1 rx"));
-        assert_eq!(find(&[], &[], "card drops").verdict, Unknown);
+        let only_virtual = [(bond.as_str(), "9\n")];
+        let found = super::tests::find(&only_virtual, &only_virtual, "card drops");
+        assert_eq!(told(&found), (Unknown, "no hardware card found"));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use daq_core::ring::{Completion, Producer, Reader};
 use daq_core::wait::Wait;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 #[cfg(test)]
 mod tests;
@@ -20,7 +21,14 @@ pub(super) struct Runner {
     pub(super) burst: usize,
     pub(super) wait: Wait,
     pub(super) control: Arc<Control>,
+    /// How long a device may go on with one burst once the end is overdue.
+    pub(super) patience: Duration,
+    /// Since when the end is overdue and a device has finished nothing.
+    pub(super) hanging: Option<Instant>,
 }
+
+/// How long a device may go on with one burst once the end is overdue, unless told otherwise.
+pub(super) const HANG: Duration = Duration::from_secs(5);
 
 /// Work that a device has not finished: what to count and publish when it has.
 struct InFlight {
@@ -38,13 +46,28 @@ impl Runner {
                 error.to_string(),
             );
             // Frames that come while the sources stop are told as discarded.
-            while !self.reader.is_finished() {
+            while !self.reader.is_finished() && !self.hangs() {
                 pulse.beat();
                 self.reap(&mut in_flight);
                 self.reader.discard_pending();
                 self.reader.wait(self.wait, PATIENCE);
             }
         }
+        if self.reader.has_in_flight() {
+            // Whatever the device was given may be used by it at any time.
+            self.producer.keep_memory();
+            std::mem::forget(self.kernel);
+            let _ = self.reader.leave(Duration::ZERO);
+        }
+    }
+
+    /// Whether a device has not finished a burst for so long that the end must not wait for it.
+    fn hangs(&mut self) -> bool {
+        if !self.reader.has_in_flight() || !self.control.is_overdue() {
+            self.hanging = None;
+            return false;
+        }
+        self.hanging.get_or_insert_with(Instant::now).elapsed() >= self.patience
     }
 
     fn work(
@@ -55,6 +78,13 @@ impl Runner {
         loop {
             pulse.beat();
             self.reap(in_flight);
+            if self.hangs() {
+                return Err(KernelError(format!(
+                    "the device has not finished {} frames, and the end does not wait for it any longer; what it holds \
+                     is not freed",
+                    self.reader.held()
+                )));
+            }
             // What waits decides how many slots are taken: slots reserved for frames that are not there would
             // look overwritten to readers of the output that are not waited for.
             let waiting = usize::try_from(self.reader.pending()).unwrap_or(usize::MAX);
@@ -84,6 +114,7 @@ impl Runner {
             }
             // A reader that may be overrun can find nothing after all.
             let Some(lease) = self.reader.poll(frames) else {
+                self.reader.wait_in_flight(self.wait, PATIENCE);
                 continue;
             };
             self.ledger.input.add(lease.len() as u64);
@@ -112,9 +143,11 @@ impl Runner {
             reader,
             producer,
             ledger,
+            hanging,
             ..
         } = self;
         reader.reap(|_| {
+            *hanging = None;
             if let Some(done) = in_flight.pop_front() {
                 producer.publish(done.outputs);
                 count(ledger, &done.submitted, done.outputs);

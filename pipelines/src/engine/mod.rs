@@ -402,6 +402,8 @@ impl Pipeline {
                 burst: planned.burst,
                 wait: planned.wait,
                 control: self.control.clone(),
+                patience: kernel::HANG,
+                hanging: None,
             };
             self.spawn(&planned.name, planned.core, move |pulse| runner.run(pulse))?;
         }

@@ -1,10 +1,9 @@
 //! The sink itself: frames into the open segment, rotation, the end.
 
-use super::closer::{Abandoned, Closer, Trouble, abandon};
 use super::recording::recording;
 use super::{FileKeys, sink_error};
 use crate::lock::StemLock;
-use crate::segment::{SegmentWriter, segment_name};
+use crate::segment::{SegmentError, SegmentWriter, segment_name};
 use crate::sigmf::{MetaBuilder, Moment, Record};
 use daq_core::frame::{Clock, Flags, FrameMeta};
 use daq_core::ledger::SinkLedger;
@@ -22,8 +21,9 @@ pub(super) struct FileSink {
     limit: u64,
     rotate: Option<Duration>,
     builder: MetaBuilder,
-    active: SegmentWriter,
-    closer: Closer,
+    writer: SegmentWriter,
+    /// The open segment takes no more frames: it is to be closed, perhaps again.
+    ending: bool,
     /// When the open segment took its first frame.
     opened: Instant,
     /// Epoch and number of the last frame that was refused for want of space.
@@ -49,8 +49,8 @@ impl FileSink {
             limit: keys.segment.0,
             rotate: keys.rotate.map(|rotate| rotate.0),
             builder: MetaBuilder::new(recording),
-            active: SegmentWriter::new(&options).map_err(sink_error)?,
-            closer: Closer::start(SegmentWriter::new(&options).map_err(sink_error)?)?,
+            writer: SegmentWriter::new(&options).map_err(sink_error)?,
+            ending: false,
             opened: Instant::now(),
             refused: None,
             failure: None,
@@ -70,15 +70,12 @@ impl FileSink {
         if length == 0 {
             return Ok(0);
         }
-        if !self.active.is_empty() && self.active.len() + length > self.limit {
-            self.make_room()?;
+        if !self.writer.is_empty() && self.writer.len() + length > self.limit {
+            self.ending = true;
         }
-        if !self.active.is_open() {
-            // A kill leaves at most one partial segment: the next one begins when the last one is whole.
-            if !self.closer.is_ready() {
-                self.look(true)?;
-            }
-            self.active
+        self.end_segment()?;
+        if !self.writer.is_open() {
+            self.writer
                 .open(self.lock.dir(), &segment_name(self.lock.stem(), self.next))
                 .map_err(sink_error)?;
             self.builder.begin(self.next);
@@ -86,7 +83,7 @@ impl FileSink {
             self.opened = Instant::now();
         }
         let end = usize::try_from(length).unwrap_or(bytes.len());
-        self.active.write(&bytes[..end]).map_err(sink_error)?;
+        self.writer.write(&bytes[..end]).map_err(sink_error)?;
         let record = Record {
             sequence: meta.sequence,
             epoch: meta.epoch,
@@ -107,72 +104,72 @@ impl FileSink {
         Ok(length)
     }
 
-    /// Ends the open segment, waiting for the one before it where that is still being closed.
-    fn make_room(&mut self) -> Result<(), SinkError> {
-        if !self.closer.is_ready() {
-            self.look(true)?;
+    /// Makes the open segment whole if it is ending. Without space for that it stays so, to be tried again.
+    fn end_segment(&mut self) -> Result<(), SinkError> {
+        if !self.ending {
+            return Ok(());
         }
-        self.end_segment();
-        Ok(())
-    }
-
-    /// Ends the open segment, if there is one and the second writer is free.
-    fn end_segment(&mut self) {
-        if self.active.is_open() && self.builder.frames() > 0 && self.closer.is_ready() {
-            self.closer.swap(&mut self.active, self.builder.build());
-        }
-    }
-
-    fn look(&mut self, wait: bool) -> Result<(), SinkError> {
-        match self.closer.look(wait) {
-            Ok(closed) => {
-                self.ledger.files.add(u64::from(closed));
+        match self.writer.close(&self.builder.build().to_json()) {
+            Ok(_) => {
+                self.ending = false;
+                self.ledger.files.add(1);
                 Ok(())
             }
-            Err(Trouble::Full(error)) => Err(error),
-            Err(Trouble::Lost(lost)) => Err(self.lose(lost)),
+            Err(error @ SegmentError::Full { .. }) => Err(sink_error(error)),
+            Err(error) => Err(self.give_up(&error)),
         }
     }
 
-    /// Counts frames that were taken and could not be written after all as dropped, too.
-    fn lose(&self, lost: Abandoned) -> SinkError {
-        self.ledger.dropped.add(lost.frames);
-        lost.error
+    /// Gives up the open segment, which could not be closed, and counts its frames that are not in the file, or not
+    /// wholly, as dropped, too.
+    fn give_up(&mut self, why: &dyn std::error::Error) -> SinkError {
+        self.ending = false;
+        let meta = self.builder.build();
+        let total = self.writer.len();
+        let path = self.writer.abandon();
+        let kept = path
+            .as_ref()
+            .and_then(|path| path.metadata().ok())
+            .map_or(0, |file| file.len().min(total));
+        let (frame_bytes, frames) = meta
+            .global
+            .stream
+            .as_ref()
+            .map_or((1, 0), |s| (s.frame_bytes.max(1), s.frames));
+        let lost = (total - kept).div_ceil(frame_bytes).min(frames);
+        self.ledger.dropped.add(lost);
+        SinkError::Failed {
+            what: path.map_or_else(|| "a segment".to_owned(), |path| path.display().to_string()),
+            why: format!(
+                "this segment could not be made whole: {why}. {kept} bytes are kept in it, {lost} frames are not"
+            ),
+        }
     }
 
-    /// Ends the open segment if it is old enough.
-    fn rotate_by_time(&mut self) {
-        if let Some(rotate) = self.rotate
-            && self.active.is_open()
-            && self.opened.elapsed() >= rotate
-        {
-            self.end_segment();
-        }
+    /// Has the open segment end if it is old enough.
+    fn look_at_age(&mut self) {
+        self.ending |= self.rotate.is_some_and(|rotate| {
+            self.writer.is_open() && self.builder.frames() > 0 && self.opened.elapsed() >= rotate
+        });
     }
 
     /// Makes the open segment whole; one without frames leaves no file.
-    fn close_active(&mut self) -> Result<(), SinkError> {
-        if !self.active.is_open() {
+    fn close(&mut self) -> Result<(), SinkError> {
+        if !self.writer.is_open() {
             return Ok(());
         }
-        if self.builder.frames() == 0 || self.active.is_empty() {
-            if let Some(path) = self.active.abandon() {
+        if self.builder.frames() == 0 || self.writer.is_empty() {
+            if let Some(path) = self.writer.abandon() {
                 // Nothing is in it; if it stays, the next start tells of a partial of 0 bytes.
                 let _ = std::fs::remove_file(path);
             }
             return Ok(());
         }
-        let meta = self.builder.build();
-        match self.active.close(&meta.to_json()) {
-            Ok(_) => {
-                self.ledger.files.add(1);
-                Ok(())
-            }
-            Err(error) => {
-                let lost = abandon(&mut self.active, Some(&meta), &error);
-                Err(self.lose(lost))
-            }
-        }
+        self.ending = true;
+        self.end_segment().map_err(|error| match error {
+            error @ SinkError::Full { .. } => self.give_up(&error),
+            error @ SinkError::Failed { .. } => error,
+        })
     }
 }
 
@@ -181,7 +178,7 @@ impl Sink for FileSink {
         if let Some(error) = self.failure.take() {
             return Err(error);
         }
-        self.rotate_by_time();
+        self.look_at_age();
         let (mut taken, mut bytes) = (0, 0);
         for i in from..lease.len() {
             let frame = lease.frame(i);
@@ -210,8 +207,8 @@ impl Sink for FileSink {
     }
 
     fn tick(&mut self) -> Result<(), SinkError> {
-        self.rotate_by_time();
-        match self.look(false) {
+        self.look_at_age();
+        match self.end_segment() {
             // Frames tell it when they need the space.
             Err(SinkError::Full { .. }) => Ok(()),
             other => other,
@@ -219,17 +216,8 @@ impl Sink for FileSink {
     }
 
     fn finish(&mut self) -> Result<(), SinkError> {
-        let earlier = match self.closer.end() {
-            Ok(closed) => {
-                self.ledger.files.add(u64::from(closed));
-                Ok(())
-            }
-            Err(lost) => Err(self.lose(lost)),
-        };
-        let last = self.close_active();
-        earlier
-            .and(last)
-            .and(self.failure.take().map_or(Ok(()), Err))
+        let closed = self.close();
+        closed.and(self.failure.take().map_or(Ok(()), Err))
     }
 }
 

@@ -110,6 +110,7 @@ fn top_of_the_document() {
         &["http", "daq"],
         &mut diagnostics,
     );
+    document.check_names("sink", &mut diagnostics);
     assert_eq!(
         diagnostics.render(document.sources(), false),
         r#"error: unknown key `stray`

@@ -50,10 +50,12 @@ fn threads_share_a_window() {
         window: 4,
         ..Geometry::new(PLACES, BYTES)
     };
+    // A slot for every frame: the reading thread may be off its core for as long as it takes to make them.
+    let slots = usize::try_from(PACKETS).unwrap() / PLACES as usize;
     let options = RingOptions {
         places: PLACES,
         holdable: false,
-        ..RingOptions::new("raw", 64, geometry.frame_bytes)
+        ..RingOptions::new("raw", slots, geometry.frame_bytes)
     };
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
     let (ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();

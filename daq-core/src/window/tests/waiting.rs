@@ -77,3 +77,53 @@ fn a_packet_that_needs_no_slot_has_room_in_a_full_ring() {
     drop(batch);
     assert_eq!(bench.report().expected, 8, "asking expects nothing");
 }
+
+/// A descriptor's heap is void: a packet of that number needs no slot, though an older frame is open.
+#[test]
+fn a_packet_of_a_void_unit_waits_for_nothing() {
+    for is_full in [false, true] {
+        let mut bench = bench(if is_full { 2 } else { 8 }, voids::geometry());
+        for unit in [8, 9] {
+            (0..PLACES)
+                .for_each(|sub| assert_eq!(voids::put(&mut bench, unit, sub), Outcome::Placed));
+        }
+        if !is_full {
+            assert_eq!(bench.read().len(), 2);
+            // The frame stays open at the front.
+            voids::put(&mut bench, 10, 0);
+        }
+        let next = if is_full { 10 } else { 11 };
+        bench.window.void(next);
+        let id = PacketId { unit: next, sub: 0 };
+        let mut batch = bench.window.batch();
+        assert!(batch.has_room_for(id) && batch.has_room_for_bytes(id, BYTES));
+        let outcome = batch.put(id, &payload(0), Timestamp::default());
+        assert_eq!(outcome, Outcome::Rejected);
+    }
+}
+
+/// Asking moves the window as the packet itself would: one that is no place's moves nothing.
+#[test]
+fn asking_for_a_packet_of_a_wrong_length_moves_nothing() {
+    let mut bench = bench(8, voids::geometry());
+    voids::put(&mut bench, 10, 0);
+    voids::put(&mut bench, 11, 0);
+    let far = PacketId { unit: 13, sub: 0 };
+    let nowhere = PacketId {
+        unit: 13,
+        sub: PLACES,
+    };
+    let mut batch = bench.window.batch();
+    for (id, bytes) in [(far, BYTES - 1), (far, 0), (nowhere, BYTES)] {
+        assert!(batch.has_room_for_bytes(id, bytes));
+        let outcome = batch.put(id, &vec![0; bytes], Timestamp::default());
+        assert_eq!(outcome, Outcome::Rejected);
+    }
+    drop(batch);
+    bench.window.restart();
+    assert!(bench.window.batch().has_room_for(nowhere));
+    let expected = u64::from(PLACES) + 1;
+    assert_eq!((bench.read(), bench.report().expected), (vec![], expected));
+    assert!(bench.window.batch().has_room_for_bytes(far, BYTES));
+    assert_eq!(bench.read().len(), 1, "all but the last frame is closed");
+}

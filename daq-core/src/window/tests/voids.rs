@@ -1,0 +1,122 @@
+//! Units that carry no data, and what comes for them nevertheless.
+
+use super::*;
+
+/// A unit is a frame.
+pub(super) fn geometry() -> Geometry {
+    Geometry {
+        numbering: Numbering {
+            places_per_unit: PLACES,
+            ..Numbering::PLAIN
+        },
+        ..super::geometry()
+    }
+}
+
+pub(super) fn put(bench: &mut Bench, unit: u64, sub: u32) -> Outcome {
+    let sequence = unit * u64::from(PLACES) + u64::from(sub);
+    bench.window.batch().put(
+        PacketId { unit, sub },
+        &payload(sequence),
+        Timestamp::default(),
+    )
+}
+
+#[test]
+fn what_comes_for_a_void_unit_is_rejected() {
+    let mut bench = bench(8, geometry());
+    put(&mut bench, 10, 0);
+    bench.window.void(11);
+    assert_eq!(put(&mut bench, 11, 0), Outcome::Rejected);
+    let id = PacketId { unit: 11, sub: 1 };
+    assert_eq!(bench.window.batch().put_bad(id), Outcome::Rejected);
+    let mut places = Vec::with_capacity(16);
+    bench.window.batch().predict(16, &mut places);
+    assert!(places.iter().all(|place| place.id().unit != 11));
+    for sub in 0..PLACES {
+        assert_eq!(put(&mut bench, 12, sub), Outcome::Placed);
+    }
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!(
+        (report.delivered, report.rejected, report.pending),
+        (5, 2, 0)
+    );
+    assert_eq!(report.lost, lost(&[("wire_gap", 3)]));
+    assert_eq!(bench.ring_ledger.ring_full.get(), 0);
+}
+
+/// A first packet that has a wrong length tells how units are counted, but not where.
+#[test]
+fn a_unit_that_is_void_before_anything_came_leaves_nothing_open() {
+    for came in [&[(10, 1), (12, 0)][..], &[(12, 0)]] {
+        let mut bench = bench(8, geometry());
+        let id = PacketId::of(10);
+        let outcome = bench.window.batch().put(id, &[0], Timestamp::default());
+        assert_eq!(outcome, Outcome::Rejected);
+        bench.window.void(11);
+        for (unit, sub) in came {
+            assert_eq!(put(&mut bench, *unit, *sub), Outcome::Placed);
+        }
+        bench.window.finish();
+        let report = bench.report();
+        let delivered = came.len() as u64;
+        assert_eq!((report.delivered, report.pending), (delivered, 0));
+        assert_eq!(report.expected, delivered + report.lost_total());
+    }
+}
+
+/// What happens to the stream next; places are relative to the highest so far.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Packet(i64),
+    /// The unit so many further on is void.
+    Void(u64),
+    Read,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        12 => Just(Event::Packet(1)),
+        6 => (-20_i64..10).prop_map(Event::Packet),
+        2 => (0_u64..3).prop_map(Event::Void),
+        2 => Just(Event::Read),
+    ];
+    prop::collection::vec(event, 1..300)
+}
+
+proptest! {
+    /// Whatever units are said to be void, every packet ends in one counter and the equation holds.
+    #[test]
+    fn every_packet_is_in_one_counter(events in events(), slots in 2_usize..12) {
+        let mut bench = bench(slots, geometry());
+        let places = u64::from(PLACES);
+        let (mut top, mut packets) = (100 * places, 0);
+        let mut damaged = std::collections::BTreeSet::new();
+        for event in events {
+            match event {
+                Event::Packet(by) => {
+                    let position = top.saturating_add_signed(by);
+                    top = top.max(position);
+                    let (unit, sub) = geometry().split(position);
+                    if position % 7 != 3 {
+                        put(&mut bench, unit, sub);
+                        packets += 1;
+                    } else if damaged.insert(position) {
+                        bench.window.batch().put_bad(PacketId { unit, sub });
+                        packets += 1;
+                    }
+                }
+                Event::Void(by) => bench.window.void(top / places + by),
+                Event::Read => { bench.read(); }
+            }
+            let now = bench.report();
+            prop_assert_eq!(now.expected, now.delivered + now.pending + now.lost_total());
+        }
+        bench.window.finish();
+        let report = bench.report();
+        prop_assert_eq!(report.pending, 0, "{:?}", report);
+        let lost = report.lost_total() - report.lost.get("wire_gap").copied().unwrap_or(0);
+        prop_assert_eq!(report.delivered + lost + report.duplicates + report.rejected, packets, "{:?}", report);
+    }
+}

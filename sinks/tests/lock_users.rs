@@ -1,0 +1,79 @@
+//! The lock of another user: it may be read and not written to, which is no reason to break it.
+
+#![allow(clippy::unwrap_used)]
+
+use daq_sinks::lock::{LockError, StemLock};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+
+const NAME: &str = "another_users_lock_is_respected_and_taken_when_it_is_free";
+const NOBODY: u32 = 65534;
+
+/// What the other user's process looks at, and what it should find.
+fn look(dir: &Path, holder: &str) {
+    let lock = dir.join(".adc.lock");
+    assert!(
+        std::fs::File::options().write(true).open(&lock).is_err(),
+        "this user may write to it"
+    );
+    if holder.is_empty() {
+        let held = StemLock::take(dir, "adc").unwrap();
+        let second = StemLock::take(dir, "adc");
+        assert!(matches!(second, Err(LockError::Held { .. })), "{second:?}");
+        drop(held);
+        // Whoever may make files in the directory may remove them.
+        assert!(!lock.exists());
+    } else {
+        let told = StemLock::take(dir, "adc").unwrap_err();
+        let pid = Some(holder.parse().unwrap());
+        assert!(
+            matches!(told, LockError::Held { pid: named, .. } if named == pid),
+            "{told}"
+        );
+        assert!(!told.to_string().contains("remove"), "{told}");
+    }
+}
+
+#[test]
+fn another_users_lock_is_respected_and_taken_when_it_is_free() {
+    if let Some(dir) = std::env::var_os("DAQ_LOCK_DIR") {
+        look(Path::new(&dir), &std::env::var("DAQ_LOCK_HOLDER").unwrap());
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can start a process of another user");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
+    let other_user = |holder: &str| {
+        let run = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", NAME, "--nocapture"])
+            .env("DAQ_LOCK_DIR", dir.path())
+            .env("DAQ_LOCK_HOLDER", holder)
+            .current_dir("/")
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .output();
+        match run {
+            Ok(run) => {
+                let told = String::from_utf8_lossy(&run.stdout).into_owned()
+                    + &String::from_utf8_lossy(&run.stderr);
+                assert!(run.status.success() && told.contains("1 passed"), "{told}");
+            }
+            Err(error) => println!("skipped: user {NOBODY} cannot run this test: {error}"),
+        }
+    };
+    let lock = StemLock::take(dir.path(), "adc").unwrap();
+    let path = dir.path().join(".adc.lock");
+    std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    other_user(&std::process::id().to_string());
+    drop(lock);
+    // As a kill leaves it.
+    std::fs::write(&path, "4242\n").unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    other_user("");
+}
