@@ -2,6 +2,7 @@
 //!
 //! There are two of each thing: the sink fills one, the finisher has the other, free or being finished.
 
+use crate::channel::spawn_server;
 use daq_core::sink::SinkError;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
@@ -33,7 +34,7 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
     ) -> Result<Self, SinkError> {
         let (jobs, queue) = sync_channel::<T>(1);
         let (finished, done) = sync_channel(1);
-        let serve = move || {
+        let serve = move |queue: Receiver<T>| {
             while let Ok(mut job) = queue.recv() {
                 let result = finish(&mut job);
                 if finished.send((job, result)).is_err() {
@@ -41,8 +42,7 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
                 }
             }
         };
-        let builder = std::thread::Builder::new().name(name.to_owned());
-        let thread = builder.spawn(serve).map_err(|error| SinkError::Failed {
+        let thread = spawn_server(name, queue, serve).map_err(|error| SinkError::Failed {
             what: format!("starting the thread {name}"),
             why: format!("{error}; raise the limit of tasks (ulimit -u, TasksMax)"),
         })?;

@@ -1,5 +1,6 @@
 //! Sinks of daq: one file a sink, one line of [`SINKS`] each.
 
+mod channel;
 mod directory;
 pub mod file;
 mod finisher;

@@ -9,6 +9,7 @@
 //! The thread writes strictly in the order of offsets. After a failed write it refuses what is queued behind it, untried,
 //! until the failed buffer comes again: the file is a prefix of the stream at every moment, never one with holes.
 
+use crate::channel::{spawn_server, wait_in_vain};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, pread, pwrite};
 use std::os::fd::OwnedFd;
@@ -16,7 +17,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 /// Alignment of memory, offset and length of direct I/O: the largest logical block size in use.
 pub(super) const ALIGN: usize = 4096;
@@ -189,9 +189,6 @@ fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     }
 }
 
-/// Long enough to really wait.
-const FIRST_WAIT: Duration = Duration::from_millis(1);
-
 struct Job {
     file: Arc<DataFile>,
     stream: u64,
@@ -221,9 +218,7 @@ impl Disk {
     pub(super) fn start(depth: usize) -> std::io::Result<Self> {
         let (jobs, queue) = sync_channel::<Job>(depth);
         let (finished, done) = sync_channel::<Done>(depth);
-        let thread = std::thread::Builder::new()
-            .name("daq-disk".into())
-            .spawn(move || serve(&queue, &finished))?;
+        let thread = spawn_server("daq-disk", queue, move |queue| serve(&queue, &finished))?;
         Ok(Self {
             jobs: Some(jobs),
             done,
@@ -236,8 +231,7 @@ impl Disk {
     /// The buffers that follow belong to another file.
     pub(super) fn next_stream(&mut self) {
         if self.stream == 0 && self.in_flight == 0 {
-            // The first wait of a thread at a channel allocates; better now, in vain, than while frames flow.
-            let _ = self.done.recv_timeout(FIRST_WAIT);
+            wait_in_vain(&self.done);
         }
         self.stream += 1;
     }
