@@ -1,14 +1,18 @@
 //! Kernels: a compute step from one ring to another.
 
+use crate::cuda;
 use crate::layout::Layout;
 use crate::ring::{Completion, Lease, SlotsMut};
+use std::path::PathBuf;
 
 /// Where a kernel's work is put.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum Stream {
+pub enum Stream<'a> {
     /// Done by the calling thread before `run` returns.
     Host,
+    /// Put on this stream. The engine marks the stream before and after `run`; kernels do not wait for it.
+    Cuda(&'a cuda::Stream),
 }
 
 /// Which side of a kernel is built.
@@ -37,7 +41,8 @@ pub struct Submitted {
     pub released: u64,
     /// Frames withheld by earlier calls that no output will contain: they count as failed now.
     pub dropped: u64,
-    /// When the output is written and the input no longer read.
+    /// When the output is written and the input no longer read, where `run` knows better than the engine: of what was
+    /// put on a CUDA stream, `Immediate` stands for the end of the work there.
     pub completion: Completion,
 }
 
@@ -55,11 +60,51 @@ impl Submitted {
     }
 }
 
-/// Why a kernel stopped the pipeline. A frame that cannot be processed is not such an error: it is counted
-/// as `failed`.
+/// Why a kernel stopped the pipeline, or could not be built. A frame that cannot be processed is not such an
+/// error: it is counted as `failed`.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct KernelError(pub String);
+pub enum KernelError {
+    /// A defect.
+    #[error("{0}")]
+    Defect(String),
+    /// What the user wrote is wrong: a source that does not compile, a parameter that is not there.
+    #[error("{0}")]
+    Refused(String),
+    /// A library or a capability of the machine is missing.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The GPU failed.
+    #[error(transparent)]
+    Cuda(#[from] cuda::CudaError),
+}
+
+/// What a kernel is told when it is built.
+#[derive(Clone, Debug)]
+pub struct KernelContext {
+    /// Its name.
+    pub name: String,
+    /// The directory that relative paths start from.
+    pub directory: PathBuf,
+    /// What the frames of its input mean; accepted by [`KernelSpec::layout`].
+    pub input: Layout,
+    /// Which side is to be built.
+    pub side: Side,
+    /// Most frames that one call of [`Kernel::run`] is given.
+    pub burst: usize,
+}
+
+impl KernelContext {
+    /// A context for a kernel that runs alone: no name, paths from the current directory, bursts of 16.
+    pub fn alone(input: &Layout, side: Side) -> Self {
+        Self {
+            name: "kernel".to_owned(),
+            directory: PathBuf::from("."),
+            input: input.clone(),
+            side,
+            burst: 16,
+        }
+    }
+}
 
 /// A compute step.
 ///
@@ -69,12 +114,19 @@ pub trait Kernel: Send {
     /// with that many slots to write.
     fn outputs(&self, frames: usize) -> usize;
 
+    /// The part of the GPU's threads that the kernel's blocks can keep occupied, 0 to 1; `None` on the CPU.
+    fn occupancy(&self) -> Option<f64> {
+        None
+    }
+
     /// Processes all frames of `burst`, finishing slots of `out` as outputs are complete.
+    ///
+    /// `on` is a stream of the device that the kernel was built for.
     fn run(
         &mut self,
         burst: &Lease<'_>,
         out: &mut SlotsMut<'_>,
-        on: Stream,
+        on: Stream<'_>,
     ) -> Result<Submitted, KernelError>;
 }
 
@@ -88,8 +140,8 @@ pub trait KernelSpec: Send + Sync {
         1.0
     }
 
-    /// Whether the kernel has a side for `side`; the plan places it accordingly.
-    fn has(&self, side: Side) -> bool {
+    /// Whether the kernel has a side for `side` that can take `input`; the plan places it accordingly.
+    fn has(&self, _input: &Layout, side: Side) -> bool {
         side == Side::Cpu
     }
 
@@ -98,6 +150,6 @@ pub trait KernelSpec: Send + Sync {
         0
     }
 
-    /// Builds the kernel; called after `layout` accepted `input`.
-    fn build(&self, input: &Layout, side: Side) -> Result<Box<dyn Kernel>, KernelError>;
+    /// Builds the kernel; called after `layout` accepted the input and `has` the side.
+    fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError>;
 }

@@ -15,6 +15,7 @@
 //! | [`config`], [`units`] | TOML with spans, errors that teach |
 
 pub mod config;
+pub mod cuda;
 pub mod entry;
 pub mod frame;
 pub mod kernel;

@@ -5,6 +5,7 @@
 //! ```
 //! A region is shared by `Arc`; it is freed when the last ring, reader or device that holds it is gone.
 
+use crate::cuda::{CudaError, Device, Memory, Registered};
 use crate::sys::memory;
 use rustix::io::Errno;
 use std::fmt;
@@ -48,6 +49,9 @@ pub enum RegionError {
         /// The kernel's answer.
         source: Errno,
     },
+    /// The GPU gave no memory, or host memory could not be pinned for it.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
 }
 
 /// How a host region is to be had; every wish that cannot be met is told, none is fatal.
@@ -79,18 +83,30 @@ pub trait Registration: Send {
     fn holder(&self) -> &str;
 }
 
+/// What a region's memory is, and who frees it.
+enum Backing {
+    /// A mapping of this process, which the region unmaps.
+    Host,
+    /// Memory of a GPU, which frees itself.
+    Cuda(Memory),
+    /// A mapping of this process that stands for a GPU's memory, without which rings there could not be tested.
+    #[cfg(test)]
+    Pretended,
+}
+
 /// One pinned allocation.
 pub struct Region {
     address: NonNull<u8>,
     bytes: usize,
     placement: Placement,
     granted: Granted,
+    backing: Backing,
     registrations: Mutex<Vec<Box<dyn Registration>>>,
 }
 
 // SAFETY: the region is plain memory behind a pointer that never changes. Who may read or write which
 // part at which time is the business of the ring built on it; the region itself hands out only the
-// pointer. `registrations` is behind a mutex and its items are `Send`.
+// pointer. `registrations` is behind a mutex and its items are `Send`; a GPU's memory may be freed by any thread.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -162,13 +178,71 @@ impl Region {
             bytes: length,
             placement: Placement::Host,
             granted,
+            backing: Backing::Host,
             registrations: Mutex::new(Vec::new()),
         }))
     }
 
-    /// The address of the first byte, as the CPU sees it.
+    /// A zeroed region of at least `bytes` in the memory of a GPU.
+    pub fn cuda(device: &'static Device, bytes: usize) -> Result<Arc<Self>, RegionError> {
+        if bytes == 0 {
+            return Err(RegionError::Empty);
+        }
+        let memory = Memory::new(device, bytes)?;
+        let address = std::ptr::without_provenance_mut(
+            usize::try_from(memory.address()).unwrap_or(usize::MAX),
+        );
+        Ok(Arc::new(Self {
+            address: NonNull::new(address).ok_or(RegionError::Empty)?,
+            bytes: memory.bytes(),
+            placement: Placement::Cuda(device.ordinal()),
+            granted: Granted {
+                locked: true,
+                pages: "GPU memory",
+                refused: Vec::new(),
+            },
+            backing: Backing::Cuda(memory),
+            registrations: Mutex::new(Vec::new()),
+        }))
+    }
+
+    /// A host region that says of itself that it lies on a GPU.
+    #[cfg(test)]
+    pub(crate) fn pretend(bytes: usize, placement: Placement) -> Arc<Self> {
+        let length = bytes.next_multiple_of(PAGE);
+        Arc::new(Self {
+            address: memory::map(length, false).unwrap(),
+            bytes: length,
+            placement,
+            granted: Granted::default(),
+            backing: Backing::Pretended,
+            registrations: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Pins a host region for CUDA, so that GPUs copy from and to it at full rate. Done once, it holds for all
+    /// GPUs; regions of GPUs need nothing.
+    pub fn pin(self: &Arc<Self>, device: &'static Device) -> Result<(), RegionError> {
+        if self.placement == Placement::Host {
+            // SAFETY: the region is mapped, and registrations are undone before it is unmapped.
+            let registered = unsafe { Registered::new(device, self.address, self.bytes) }?;
+            self.register(Box::new(registered));
+        }
+        Ok(())
+    }
+
+    /// The address of the first byte, as the CPU sees it; of a GPU's memory, as the GPU sees it, which the CPU
+    /// cannot follow.
     pub fn address(&self) -> NonNull<u8> {
         self.address
+    }
+
+    /// The GPU's memory; `None` for host regions.
+    pub fn memory(&self) -> Option<&Memory> {
+        match &self.backing {
+            Backing::Cuda(memory) => Some(memory),
+            _ => None,
+        }
     }
 
     /// Bytes in the region; at least as many as were asked for.
@@ -203,6 +277,9 @@ impl Drop for Region {
             .unwrap_or_else(PoisonError::into_inner);
         while let Some(registration) = registrations.pop() {
             drop(registration);
+        }
+        if let Backing::Cuda(_) = self.backing {
+            return;
         }
         // SAFETY: address and length are those of the one mapping made in `host`. This runs when the last
         // `Arc` is gone, so no ring, reader or lease refers to the memory; every registration that let a

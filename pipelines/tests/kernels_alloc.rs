@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use daq_core::frame::FrameMeta;
-use daq_core::kernel::{Kernel, KernelSpec, Side, Stream};
+use daq_core::kernel::{Kernel, KernelContext, KernelSpec, Side, Stream};
 use daq_core::layout::{Layout, Order, Samples, Scalar};
 use daq_core::ledger::{ReaderLedger, RingLedger};
 use daq_core::region::{HostOptions, Region};
@@ -60,7 +60,7 @@ fn ring(name: &str, slots: usize, slot_bytes: usize) -> (Producer, Reader) {
 /// Allocations of a hundred bursts through `spec`, and its outputs.
 fn allocations(spec: &dyn KernelSpec, input: &Layout) -> (u64, usize) {
     let output = spec.layout(input).unwrap();
-    let mut kernel: Box<dyn Kernel> = spec.build(input, Side::Cpu).unwrap();
+    let mut kernel: Box<dyn Kernel> = spec.build(&KernelContext::alone(input, Side::Cpu)).unwrap();
     let (mut source, mut reader) = ring("in", 4, input.frame_bytes());
     let (mut sink, mut results) = ring("out", 64, output.frame_bytes());
     let (mut counted, mut made, mut sequence) = (0, 0, 0);

@@ -123,6 +123,73 @@ ledger! {
         failed,
         /// Frames made.
         made,
+        /// Bursts put on a GPU and done.
+        launches,
+        /// Nanoseconds that the GPU took for them.
+        device_ns,
+        /// Nanoseconds that the GPU waited on the kernel's stream between bursts.
+        gap_ns,
+        /// Millionths of a multiprocessor's threads that the kernel's blocks can keep occupied (gauge).
+        occupancy,
+    }
+}
+
+ledger! {
+    /// The counters of a copy between host memory and a GPU.
+    CopyLedger {
+        /// Copies done.
+        copies,
+        /// Frames in them.
+        frames,
+        /// Bytes in them.
+        bytes,
+        /// Copies under way (gauge).
+        in_flight,
+        /// Nanoseconds during which at least one copy was under way.
+        busy_ns,
+        /// Copies of at most 4 KiB.
+        size_4k,
+        /// Copies of at most 16 KiB, and more than the counter before says.
+        size_16k,
+        /// Copies of at most 64 KiB, …
+        size_64k,
+        /// Copies of at most 256 KiB, …
+        size_256k,
+        /// Copies of at most 1 MiB, …
+        size_1m,
+        /// Copies of at most 4 MiB, …
+        size_4m,
+        /// Copies of at most 16 MiB, …
+        size_16m,
+        /// Larger copies.
+        size_more,
+    }
+}
+
+impl CopyLedger {
+    /// Upper bounds of the size classes in bytes; the last class has none.
+    pub const BOUNDS: [u64; 7] = [
+        4 << 10,
+        16 << 10,
+        64 << 10,
+        256 << 10,
+        1 << 20,
+        4 << 20,
+        16 << 20,
+    ];
+
+    /// The counters of the size classes, in the order of [`BOUNDS`](Self::BOUNDS) and then the rest.
+    pub const fn sizes(&self) -> [&Counter; 8] {
+        [
+            &self.size_4k,
+            &self.size_16k,
+            &self.size_64k,
+            &self.size_256k,
+            &self.size_1m,
+            &self.size_4m,
+            &self.size_16m,
+            &self.size_more,
+        ]
     }
 }
 

@@ -15,6 +15,9 @@ use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
 use std::borrow::Cow;
 use std::fmt;
 
+/// The kernel in the registry that `file` names in place of `use`.
+pub const FILE_KERNEL: &str = "file";
+
 /// Where a ring should lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Memory {
@@ -208,6 +211,40 @@ pub struct DaqKeys {
     pub name: Option<String>,
 }
 
+/// How the staging engine waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum StagingWait {
+    /// Poll without pause: least latency, one core spent a GPU and direction.
+    Busy,
+    /// Poll for a few microseconds, then sleep.
+    #[default]
+    Adaptive,
+}
+
+impl From<StagingWait> for Wait {
+    fn from(wait: StagingWait) -> Self {
+        match wait {
+            StagingWait::Busy => Self::Busy,
+            StagingWait::Adaptive => Self::Adaptive,
+        }
+    }
+}
+
+/// The keys of the `[staging]` table: copies between host memory and GPUs.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct StagingKeys {
+    /// How its threads wait: `"adaptive"` or `"busy"`.
+    pub wait: StagingWait,
+    /// Most bytes of one copy; without it, what `daq tune` measured, or what is measured at the start.
+    pub chunk: Option<ByteSize>,
+    /// Most copies in flight at a time a direction, 1 to 16; without it, as measured.
+    pub depth: Option<u32>,
+    /// The cores that its threads run on, in turn; without them, any.
+    pub cores: Vec<usize>,
+}
+
 /// A component's section with what its owner made of it.
 pub struct Component<K, S: ?Sized> {
     /// The section, for places in messages.
@@ -251,6 +288,10 @@ pub struct Config {
     pub sinks: Vec<Component<SinkKeys, dyn SinkSpec>>,
     /// Of all sources, then kernels, then sinks, whether they could be read or not.
     pub outlines: Vec<Outline>,
+    /// `[staging]`.
+    pub staging: StagingKeys,
+    /// Names of the kernels in the registry that `use` can name.
+    pub built_in: Vec<&'static str>,
 }
 
 impl fmt::Debug for Config {
@@ -317,6 +358,7 @@ impl Config {
             &mut outlines,
             diagnostics,
         );
+        let names = registry.kernels.iter().map(|entry| entry.name);
         Self {
             name,
             sources,
@@ -324,8 +366,32 @@ impl Config {
             kernels,
             sinks,
             outlines,
+            staging: staging(document, diagnostics).unwrap_or_default(),
+            built_in: names.filter(|name| *name != FILE_KERNEL).collect(),
         }
     }
+}
+
+fn staging(document: &Document, diagnostics: &mut Diagnostics) -> Option<StagingKeys> {
+    let mut table = document.table("staging")?;
+    let keys: StagingKeys = table.finish(&[], diagnostics)?;
+    if let Some(depth) = keys.depth
+        && !(1..=16).contains(&depth)
+    {
+        diagnostics.push(table.problem(Problem::at(
+            "depth",
+            format!("{depth} copies in flight; 1 to 16 are possible"),
+        )));
+    }
+    if keys.chunk.is_some_and(|chunk| chunk.0 < 4096) {
+        diagnostics.push(
+            table.problem(
+                Problem::at("chunk", "a copy of less than 4 KiB is mostly overhead")
+                    .help("leave it out: it is measured"),
+            ),
+        );
+    }
+    Some(keys)
 }
 
 /// `[daq] name`, if it is written and can be what it is used for.
@@ -403,10 +469,18 @@ fn component<K: DeserializeOwned, S: ?Sized>(
     keys: &[&str],
     diagnostics: &mut Diagnostics,
 ) -> Read<K, S> {
-    let names: Vec<_> = entries.iter().map(|entry| entry.name).collect();
-    let driver = section
-        .take_string(tag, &names, diagnostics)
-        .map(|(driver, _)| driver);
+    // A kernel of the user's own is named by its file alone.
+    let names = entries.iter().map(|entry| entry.name);
+    let names: Vec<_> = names
+        .filter(|name| *name != FILE_KERNEL || tag != "use")
+        .collect();
+    let driver = if tag == "use" && section.has(FILE_KERNEL) && !section.has(tag) {
+        Some(FILE_KERNEL.to_owned())
+    } else {
+        section
+            .take_string(tag, &names, diagnostics)
+            .map(|(driver, _)| driver)
+    };
     let keys = section.set_aside(keys);
     let entry = entries
         .iter()

@@ -10,8 +10,8 @@ mod resolve;
 mod wiring;
 
 pub use config::{
-    Component, Config, DaqKeys, FillKey, KernelKeys, Memory, RingKeys, RingSection, SinkKeys,
-    SourceKeys,
+    Component, Config, DaqKeys, FILE_KERNEL, FillKey, KernelKeys, Memory, RingKeys, RingSection,
+    SinkKeys, SourceKeys, StagingKeys, StagingWait,
 };
 pub use graph::GraphFormat;
 pub use outline::Outline;
@@ -142,6 +142,7 @@ impl PlannedRing {
             holdable: self.holdable,
             readers: self.readers.len() + SPARE_READERS,
             fill: self.fill,
+            bell: None,
         }
     }
 }
@@ -207,13 +208,39 @@ pub struct PlannedOther {
     pub claims: Vec<String>,
 }
 
-/// A copy between a ring and one that was inserted beside it.
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// From host memory to a GPU.
+    In,
+    /// From a GPU to host memory.
+    Out,
+}
+
+impl Direction {
+    /// The name in plans and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::In => "in",
+            Self::Out => "out",
+        }
+    }
+}
+
+/// A copy between a ring in host memory and one on a GPU, done by the staging engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedCopy {
+    /// Its name as a reader of `from` and as the producer of `to`.
+    pub name: String,
     /// The ring it reads.
     pub from: String,
     /// The ring it fills.
     pub to: String,
+    /// CUDA's number of the GPU.
+    pub device: u32,
+    /// Which way.
+    pub direction: Direction,
 }
 
 /// Configuration × topology, resolved.
@@ -237,8 +264,10 @@ pub struct Plan {
     pub threads: usize,
     /// Cores that data threads may use; empty if unknown.
     pub cores: Vec<usize>,
-    /// Bytes allocated for rings, kernels and sinks together.
+    /// Bytes of host memory allocated for rings, kernels and sinks together.
     pub memory: usize,
+    /// Bytes of GPU memory allocated for rings and kernels together.
+    pub device_memory: usize,
     /// Hardware that the configuration asks for and the machine does not have.
     pub unavailable: Vec<String>,
 }

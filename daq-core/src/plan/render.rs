@@ -84,7 +84,12 @@ impl Display for Plan {
             writeln!(f, "    flow     {} → {readers}", ring.producer)?;
         }
         for copy in &self.copies {
+            let (device, direction) = (copy.device, copy.direction.name());
             writeln!(f, "\ncopy {} → {}", copy.from, copy.to)?;
+            writeln!(
+                f,
+                "    runs on  the staging thread of cuda:{device}, {direction}"
+            )?;
         }
         for kernel in &self.kernels {
             writeln!(
@@ -132,9 +137,14 @@ impl Display for Plan {
         } else {
             self.cores.len().to_string()
         };
+        let device = if self.device_memory == 0 {
+            String::new()
+        } else {
+            format!(", GPU memory {}", about(self.device_memory))
+        };
         writeln!(
             f,
-            "\ntotal    memory {}, data threads {}, cores {usable}",
+            "\ntotal    memory {}{device}, data threads {}, cores {usable}",
             about(self.memory),
             self.threads
         )?;

@@ -1,11 +1,11 @@
 //! Relating sections to each other: who fills which ring, what it means, where it lies.
 
 use super::check;
-use super::config::at;
+use super::config::{FILE_KERNEL, at};
 use super::wiring::{Filler, Wiring};
 use super::{
-    Config, Memory, Path, Plan, PlannedCopy, PlannedKernel, PlannedOther, PlannedRing, PlannedSink,
-    PlannedSource, RingSection, SPARE_READERS,
+    Config, Direction, Memory, Path, Plan, PlannedCopy, PlannedKernel, PlannedOther, PlannedRing,
+    PlannedSink, PlannedSource, RingSection, SPARE_READERS,
 };
 use crate::config::{Diagnostic, Diagnostics, Section};
 use crate::entry::Claim;
@@ -60,6 +60,7 @@ pub fn resolve(
             threads: 0,
             cores: topology.cores.clone(),
             memory: 0,
+            device_memory: 0,
             unavailable: Vec::new(),
         },
     };
@@ -243,11 +244,7 @@ impl Resolver<'_> {
             );
         }
         let staged = format!("{name}@host");
-        self.plan.copies.push(PlannedCopy {
-            from: staged.clone(),
-            to: name.to_owned(),
-        });
-        let copier = format!("copy {staged} → {name}");
+        let copier = self.add_copy(&staged, name, placement, Direction::In);
         self.plan.rings.push(PlannedRing {
             name: staged.clone(),
             placement: Placement::Host,
@@ -268,6 +265,54 @@ impl Resolver<'_> {
             Path::Staged,
             format!("the driver writes host memory, the ring is on {placement}"),
         )
+    }
+
+    /// Adds a copy and returns its name. `gpu` is where one of the rings lies.
+    fn add_copy(&mut self, from: &str, to: &str, gpu: Placement, direction: Direction) -> String {
+        let name = format!("copy to {to}");
+        self.plan.copies.push(PlannedCopy {
+            name: name.clone(),
+            from: from.to_owned(),
+            to: to.to_owned(),
+            device: match gpu {
+                Placement::Cuda(ordinal) => ordinal,
+                Placement::Host => 0,
+            },
+            direction,
+        });
+        name
+    }
+
+    /// Inserts a ring on `placement` beside the planned one called `ring`, and the copy between them, which
+    /// `direction` says of the GPU.
+    fn insert(
+        &mut self,
+        ring: &str,
+        name: &str,
+        placement: Placement,
+        direction: Direction,
+        why: &str,
+    ) {
+        let Some(planned) = self.plan.ring(ring).cloned() else {
+            return;
+        };
+        let gpu = if direction == Direction::In {
+            placement
+        } else {
+            planned.placement
+        };
+        let copier = self.add_copy(ring, name, gpu, direction);
+        self.read_by(ring, &copier);
+        self.plan.rings.push(PlannedRing {
+            name: name.to_owned(),
+            placement,
+            reason: why.to_owned(),
+            inserted: Some(why.to_owned()),
+            producer: copier,
+            holdable: true,
+            readers: Vec::new(),
+            ..planned
+        });
     }
 
     /// Resolves kernels whose input is known until none is left; those that remain feed on themselves, on
@@ -363,31 +408,43 @@ impl Resolver<'_> {
         if !check::room(ring, kernel.name(), per_frame, diagnostics) {
             return false;
         }
-        let side = self.side(i, input);
+        let Some(side) = self.side(i, diagnostics) else {
+            return false;
+        };
+        if let (Memory::At(Placement::Cuda(there)), Side::Cuda(here)) = (ring.keys.memory, side)
+            && there != here
+        {
+            let message = format!(
+                "kernel `{}` runs on cuda:{here}, and its output is to lie on cuda:{there}",
+                kernel.name()
+            );
+            diagnostics.push(
+                Diagnostic::error(message)
+                    .at(ring.section.place_of("memory"))
+                    .help("leave `memory` out, or put the kernel's input on the same GPU"),
+            );
+            return false;
+        }
         let reads = match side {
             Side::Cpu => self.host_side(
                 input,
                 &format!("kernel `{}` runs on the CPU", kernel.name()),
             ),
-            Side::Cuda(_) => input.clone(),
+            Side::Cuda(ordinal) => self.device_side(
+                input,
+                ordinal,
+                &format!("kernel `{}` runs on a GPU only", kernel.name()),
+            ),
         };
         self.read_by(&reads, kernel.name());
         let memory = kernel.spec.memory(&self.layouts[input]);
-        self.add_ring(output, slot, None, true, &layout, kernel.name());
-        if let Some(ring) = self.plan.rings.last_mut()
-            && side == Side::Cpu
-            && ring.placement != Placement::Host
-        {
-            // A CPU kernel writes host memory, wherever its output was meant to lie.
-            ring.reason = format!("kernel `{}` has no GPU side", kernel.name());
-            ring.placement = Placement::Host;
-        }
+        let writes = self.add_output(i, side, slot, &layout);
         self.plan.threads += 1;
         self.plan.kernels.push(PlannedKernel {
             name: kernel.name().to_owned(),
             driver: kernel.driver.clone(),
             input: reads,
-            output: output.clone(),
+            output: writes,
             side,
             guarantee: kernel.keys.guarantee,
             burst: kernel.keys.burst as usize,
@@ -398,16 +455,87 @@ impl Resolver<'_> {
         true
     }
 
-    /// Where a kernel runs: with its input, if it can.
-    fn side(&self, i: usize, input: &str) -> Side {
-        match self.plan.ring(input).map(|ring| ring.placement) {
-            Some(Placement::Cuda(ordinal))
-                if self.config.kernels[i].spec.has(Side::Cuda(ordinal)) =>
-            {
-                Side::Cuda(ordinal)
-            }
-            _ => Side::Cpu,
+    /// Where a kernel runs: with its input, if it can; `None` where it cannot at all.
+    fn side(&self, i: usize, diagnostics: &mut Diagnostics) -> Option<Side> {
+        let kernel = &self.config.kernels[i];
+        let input = &kernel.keys.input;
+        let layout = &self.layouts[input];
+        let has = |side| kernel.spec.has(layout, side);
+        if let Some(Placement::Cuda(ordinal)) = self.plan.ring(input).map(|ring| ring.placement)
+            && has(Side::Cuda(ordinal))
+        {
+            return Some(Side::Cuda(ordinal));
         }
+        if has(Side::Cpu) {
+            return Some(Side::Cpu);
+        }
+        let ordinal = match self.topology.gpus.first() {
+            Some(gpu) => gpu.ordinal,
+            None if !self.topology.is_real => 0,
+            None => {
+                let name = kernel.name();
+                let no_gpu = &self.topology.no_gpu;
+                diagnostics.push(
+                    at(
+                        &kernel.section,
+                        FILE_KERNEL,
+                        format!("kernel `{name}` runs on a GPU only: {no_gpu}"),
+                    )
+                    .help(format!(
+                        "kernels that run on the CPU: {}",
+                        self.config.built_in.join(", ")
+                    )),
+                );
+                return None;
+            }
+        };
+        Some(Side::Cuda(ordinal))
+    }
+
+    /// Adds the output ring of kernel `i`, and the one that is inserted where it writes elsewhere than declared;
+    /// returns the name of the ring that it writes.
+    fn add_output(&mut self, i: usize, side: Side, slot: usize, layout: &Layout) -> String {
+        let kernel = &self.config.kernels[i];
+        let output = &kernel.keys.output;
+        self.add_ring(output, slot, None, true, layout, kernel.name());
+        let (memory, place) = match side {
+            Side::Cpu => (Placement::Host, "the CPU".to_owned()),
+            Side::Cuda(ordinal) => (Placement::Cuda(ordinal), format!("cuda:{ordinal}")),
+        };
+        let is_auto = self
+            .section(output)
+            .is_some_and(|ring| ring.keys.memory == Memory::Auto);
+        let Some(ring) = self.plan.rings.last_mut() else {
+            return output.clone();
+        };
+        if ring.placement == memory {
+            return output.clone();
+        }
+        let why = format!("kernel `{}` runs on {place}", kernel.name());
+        if is_auto {
+            (ring.placement, ring.reason) = (memory, why);
+            return output.clone();
+        }
+        // The kernel writes a ring of its own, from which the declared one is filled.
+        let written = format!("{output}@{memory}");
+        let copier = format!("copy to {output}");
+        let declared = ring.placement;
+        let planned = PlannedRing {
+            name: written.clone(),
+            placement: memory,
+            reason: why.clone(),
+            inserted: Some(why),
+            readers: vec![copier.clone()],
+            ..ring.clone()
+        };
+        ring.producer = copier;
+        let at = self.plan.rings.len() - 1;
+        self.plan.rings.insert(at, planned);
+        match (memory, declared) {
+            (Placement::Host, gpu) => self.add_copy(&written, output, gpu, Direction::In),
+            (gpu, _) => self.add_copy(&written, output, gpu, Direction::Out),
+        };
+        written
     }
 
     fn sinks(&mut self, diagnostics: &mut Diagnostics) {
@@ -448,32 +576,33 @@ impl Resolver<'_> {
     /// is copied to.
     fn host_side(&mut self, ring: &str, why: &str) -> String {
         let host = format!("{ring}@host");
-        let Some(planned) = self.plan.ring(ring) else {
-            return ring.to_owned();
-        };
-        if planned.placement == Placement::Host {
+        match self.plan.ring(ring).map(|planned| planned.placement) {
+            None | Some(Placement::Host) => ring.to_owned(),
+            Some(_) => {
+                if self.plan.ring(&host).is_none() {
+                    self.insert(ring, &host, Placement::Host, Direction::Out, why);
+                }
+                host
+            }
+        }
+    }
+
+    /// The ring on a GPU with the same frames as `ring`: itself, or a new one that its host side is copied to.
+    fn device_side(&mut self, ring: &str, ordinal: u32, why: &str) -> String {
+        let placement = Placement::Cuda(ordinal);
+        if self
+            .plan
+            .ring(ring)
+            .is_none_or(|planned| planned.placement == placement)
+        {
             return ring.to_owned();
         }
-        if self.plan.ring(&host).is_none() {
-            let copier = format!("copy {ring} → {host}");
-            let inserted = PlannedRing {
-                name: host.clone(),
-                placement: Placement::Host,
-                reason: why.to_owned(),
-                inserted: Some(why.to_owned()),
-                producer: copier.clone(),
-                holdable: true,
-                readers: Vec::new(),
-                ..planned.clone()
-            };
-            self.read_by(ring, &copier);
-            self.plan.rings.push(inserted);
-            self.plan.copies.push(PlannedCopy {
-                from: ring.to_owned(),
-                to: host.clone(),
-            });
+        let device = format!("{ring}@{placement}");
+        if self.plan.ring(&device).is_none() {
+            let host = self.host_side(ring, why);
+            self.insert(&host, &device, placement, Direction::In, why);
         }
-        host
+        device
     }
 
     fn read_by(&mut self, ring: &str, reader: &str) {
@@ -505,7 +634,53 @@ impl Resolver<'_> {
         }
     }
 
-    fn finish(self) -> Plan {
+    /// Leaves rings that went to a GPU by themselves in host memory, where nothing on the GPU reads them.
+    fn leave_on_host(&mut self) {
+        let auto = |ring: &str| {
+            self.section(ring)
+                .is_some_and(|ring| ring.keys.memory == Memory::Auto)
+        };
+        let is_idle = |copy: &&PlannedCopy| {
+            let readers = self.plan.ring(&copy.to).map(|ring| &ring.readers);
+            copy.direction == Direction::In && auto(&copy.to) && readers.is_some_and(Vec::is_empty)
+        };
+        let idle: Vec<_> = self.plan.copies.iter().filter(is_idle).cloned().collect();
+        for copy in idle {
+            let plan = &mut self.plan;
+            plan.copies.retain(|other| other.name != copy.name);
+            plan.rings.retain(|ring| ring.name != copy.to);
+            let rings = plan.rings.iter_mut();
+            for ring in rings.filter(|ring| ring.name == copy.from) {
+                ring.name.clone_from(&copy.to);
+                ring.inserted = None;
+                "nothing on a GPU reads it".clone_into(&mut ring.reason);
+                ring.readers.retain(|reader| *reader != copy.name);
+            }
+            let sources = plan.sources.iter_mut();
+            for source in sources.filter(|source| source.ring == copy.from) {
+                source.path = Path::Cpu;
+                "the CPU writes packets into host memory".clone_into(&mut source.reason);
+            }
+            let written = plan.sources.iter_mut().map(|source| &mut source.ring);
+            let outputs = plan.kernels.iter_mut().map(|kernel| &mut kernel.output);
+            for name in written.chain(outputs).filter(|name| **name == copy.from) {
+                name.clone_from(&copy.to);
+            }
+            let inputs = plan.kernels.iter_mut().map(|kernel| &mut kernel.input);
+            let sinks = plan.sinks.iter_mut().map(|sink| &mut sink.input);
+            let copied = plan.copies.iter_mut().map(|copy| &mut copy.from);
+            for name in inputs
+                .chain(sinks)
+                .chain(copied)
+                .filter(|name| **name == copy.from)
+            {
+                name.clone_from(&copy.to);
+            }
+        }
+    }
+
+    fn finish(mut self) -> Plan {
+        self.leave_on_host();
         let mut plan = self.plan;
         for ring in &mut plan.rings {
             let options = RingOptions {
@@ -535,23 +710,26 @@ impl Resolver<'_> {
                 Some(ring.slot_bytes.next_multiple_of(64) * burst)
             })
             .sum();
-        plan.memory = plan
-            .rings
+        let on = |host: bool| {
+            let rings = plan.rings.iter();
+            let rings = rings.filter(move |ring| (ring.placement == Placement::Host) == host);
+            let kernels = plan.kernels.iter();
+            let kernels = kernels.filter(move |kernel| (kernel.side == Side::Cpu) == host);
+            rings.map(|ring| ring.region_bytes).sum::<usize>()
+                + kernels.map(|kernel| kernel.memory).sum::<usize>()
+        };
+        let records = plan.rings.iter().map(|ring| ring.metadata_bytes);
+        let sources = plan.sources.iter().map(|source| source.memory);
+        let sinks = plan.sinks.iter().map(|sink| sink.memory);
+        let beside: usize = records.chain(sources).chain(sinks).sum();
+        (plan.memory, plan.device_memory) = (on(true) + beside + copies, on(false));
+        // One staging thread a GPU and direction.
+        let staging: BTreeSet<_> = plan
+            .copies
             .iter()
-            .map(|ring| ring.region_bytes + ring.metadata_bytes)
-            .sum::<usize>()
-            + plan
-                .sources
-                .iter()
-                .map(|source| source.memory)
-                .sum::<usize>()
-            + plan
-                .kernels
-                .iter()
-                .map(|kernel| kernel.memory)
-                .sum::<usize>()
-            + plan.sinks.iter().map(|sink| sink.memory).sum::<usize>()
-            + copies;
+            .map(|copy| (copy.device, copy.direction))
+            .collect();
+        plan.threads += staging.len();
         plan
     }
 }

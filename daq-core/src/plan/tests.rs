@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::{Diagnostics, Document, Problem, Section};
 use crate::entry::{Claim, Entry, Registry, SourceContext, SourceSpec};
-use crate::kernel::{Kernel, KernelError, KernelSpec};
+use crate::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
 use crate::layout::Samples;
 use crate::sink::{Sink, SinkContext, SinkError, SinkSpec};
 use crate::source::{Producers, SourceError};
@@ -90,7 +90,7 @@ impl KernelSpec for FakeKernel {
         self.frames_per_output
     }
 
-    fn has(&self, side: Side) -> bool {
+    fn has(&self, _: &Layout, side: Side) -> bool {
         side == Side::Cpu || self.gpu
     }
 
@@ -98,8 +98,8 @@ impl KernelSpec for FakeKernel {
         1000
     }
 
-    fn build(&self, _: &Layout, _: Side) -> Result<Box<dyn Kernel>, KernelError> {
-        Err(KernelError("is never built".to_owned()))
+    fn build(&self, _: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
+        Err(KernelError::Defect("is never built".to_owned()))
     }
 }
 
@@ -271,14 +271,45 @@ fn with_a_gpu_rings_are_inserted_before_and_after() {
 }
 
 #[test]
-fn a_kernel_without_a_gpu_side_reads_the_ring_that_feeds_the_gpu() {
+fn nothing_is_copied_to_a_gpu_where_nothing_reads_it() {
     let plan = plan_of(PIPELINE, &with_gpu()).unwrap();
+    assert_eq!(names(&plan), ["raw", "small"]);
+    assert_eq!(plan.copies, []);
+    let raw = plan.ring("raw").unwrap();
+    assert_eq!((raw.placement, raw.holdable), (Placement::Host, false));
+    assert_eq!(raw.reason, "nothing on a GPU reads it");
+    assert_eq!(plan.sources[0].path, Path::Cpu);
+    assert_eq!(
+        (
+            plan.sources[0].ring.as_str(),
+            plan.kernels[0].input.as_str()
+        ),
+        ("raw", "raw")
+    );
+    assert_eq!(
+        plan.ring("small").unwrap().reason,
+        "kernel `quarter` runs on the CPU"
+    );
+    assert_eq!((plan.device_memory, plan.threads), (0, 3));
+}
+
+#[test]
+fn a_kernel_without_a_gpu_side_reads_the_ring_that_feeds_the_gpu() {
+    let text = PIPELINE.replace("slot = \"5 KiB\"", "slot = \"5 KiB\"\nmemory = \"cuda:0\"");
+    let plan = plan_of(&text, &with_gpu()).unwrap();
     assert_eq!(names(&plan), ["raw@host", "raw", "small"]);
     assert_eq!(
         (plan.kernels[0].side, plan.kernels[0].input.as_str()),
         (Side::Cpu, "raw@host")
     );
     assert_eq!(plan.ring("small").unwrap().placement, Placement::Host);
+    let raw = plan.ring("raw").unwrap();
+    assert_eq!(
+        (plan.device_memory, raw.region_bytes),
+        (raw.region_bytes, 4 * 5120)
+    );
+    // The source, the kernel, the sink and the copy.
+    assert_eq!(plan.threads, 4);
 }
 
 #[test]

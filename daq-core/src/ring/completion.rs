@@ -1,13 +1,19 @@
 //! How leases end: at once, or when a device says so.
 
+use crate::cuda::CudaError;
 use ringbuf::traits::{Consumer, Observer, Producer as _, Split as _};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Work on a device that a lease waits for.
 pub trait Event: Send + Sync {
-    /// Whether the work is done; never blocks.
+    /// Whether the work is done, or never will be because the device failed; never blocks.
     fn is_done(&self) -> bool;
+
+    /// Why the device failed before the work was done; `None` while it is not known to have.
+    fn failure(&self) -> Option<CudaError> {
+        None
+    }
 }
 
 /// When a lease's slots are free again.
@@ -33,6 +39,16 @@ impl Completion {
             Self::Immediate => true,
             Self::Event(event) => event.is_done(),
             Self::Credit { word, at } => word.load(Ordering::Acquire).wrapping_sub(*at) < 1 << 63,
+        }
+    }
+}
+
+impl Completion {
+    /// Why the device failed before the work was done; `None` while it is not known to have.
+    pub fn failure(&self) -> Option<CudaError> {
+        match self {
+            Self::Event(event) => event.failure(),
+            Self::Immediate | Self::Credit { .. } => None,
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Leases: bursts in a reader's hand, and the frames in them.
 
+use super::Slice;
 use super::completion::Completion;
 use super::reader::{Protection, Reader};
+use super::slot::Slots;
 use crate::frame::{FrameMeta, Present};
 
 /// A burst held by a reader. Dropping it retires it at once.
@@ -96,6 +98,31 @@ impl Lease<'_> {
     /// The frames of the burst in order.
     pub fn iter(&self) -> impl Iterator<Item = Frame<'_>> {
         (0..self.len()).map(|i| self.frame(i))
+    }
+
+    /// The slots of the burst, for a device. `None` where the frames are a copy.
+    pub fn slice(&self) -> Option<Slice> {
+        let Reader {
+            shared,
+            position,
+            protection,
+            ..
+        } = &*self.reader;
+        (!matches!(protection, Protection::Copy(_)))
+            .then(|| shared.run(position - self.count, self.len()))
+    }
+
+    /// Writes the record of frame `i` to another ring's slot.
+    pub(super) fn copy_record(&self, i: usize, to: &Slots, slot: usize) {
+        let shared = &*self.reader.shared;
+        if matches!(self.reader.protection, Protection::Copy(_)) || !to.has_shape_of(&shared.slots)
+        {
+            let frame = self.frame(i);
+            to.write(slot, frame.meta(), frame.present().words().iter().copied());
+        } else {
+            let from = shared.slot_of(self.reader.position - self.count + i as u64);
+            to.copy(slot, &shared.slots, from);
+        }
     }
 
     /// Gives the lease up; its slots are free once `completion` is done (see [`Reader::reap`]).

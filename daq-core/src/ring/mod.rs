@@ -91,6 +91,8 @@ pub struct RingOptions {
     pub readers: usize,
     /// What missing places are filled with.
     pub fill: Fill,
+    /// Rung when frames are published and when slots are freed, for a thread that looks after several rings.
+    pub bell: Option<std::sync::Arc<Bell>>,
 }
 
 impl RingOptions {
@@ -105,6 +107,7 @@ impl RingOptions {
             holdable: true,
             readers: 8,
             fill: Fill::ZERO,
+            bell: None,
         }
     }
 
@@ -149,6 +152,16 @@ pub enum RingError {
         /// Bytes there.
         have: usize,
     },
+    /// A reader would have to copy frames out of memory that the CPU cannot read.
+    #[error(
+        "ring `{name}` lies on {placement} and its producer cannot be held back: give its readers `guarantee = true`"
+    )]
+    Unreadable {
+        /// The ring.
+        name: String,
+        /// Where it lies.
+        placement: Placement,
+    },
     /// Every seat for a reader is taken.
     #[error("ring `{name}` has {readers} readers already, its limit")]
     Readers {
@@ -157,6 +170,38 @@ pub enum RingError {
         /// The limit.
         readers: usize,
     },
+}
+
+/// Consecutive slots of a ring, for a device: frame `i` lies at `base + (first + i) % slots * stride`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// The address of the ring's first slot.
+    pub base: u64,
+    /// Bytes from one slot to the next.
+    pub stride: usize,
+    /// Slots of the ring.
+    pub slots: usize,
+    /// The slot of the first frame.
+    pub first: usize,
+    /// Frames.
+    pub len: usize,
+}
+
+impl Slice {
+    /// The address of frame `i`.
+    pub const fn address(&self, i: usize) -> u64 {
+        self.base + ((self.first + i) % self.slots * self.stride) as u64
+    }
+
+    /// Frames before the ring's end is reached: those that lie side by side.
+    pub const fn contiguous(&self) -> usize {
+        let before_end = self.slots - self.first;
+        if self.len < before_end {
+            self.len
+        } else {
+            before_end
+        }
+    }
 }
 
 /// A bound that holds nothing back.
@@ -294,6 +339,12 @@ impl Ring {
         ledger: ReaderLedger,
     ) -> Result<Reader, RingError> {
         let shared = &self.shared;
+        if !guarantee && !shared.options.holdable && !shared.is_host() {
+            return Err(RingError::Unreadable {
+                name: shared.options.name.clone(),
+                placement: shared.region.placement(),
+            });
+        }
         let mut seats = shared.seats.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(index) = seats.iter().position(Option::is_none) else {
             return Err(RingError::Readers {
@@ -353,6 +404,33 @@ impl Shared {
         self.region.placement() == Placement::Host
     }
 
+    /// Wakes those who wait for frames.
+    fn ring_filled(&self) {
+        self.filled.ring();
+        if let Some(bell) = &self.options.bell {
+            bell.ring();
+        }
+    }
+
+    /// Wakes those who wait for slots.
+    fn ring_freed(&self) {
+        self.freed.ring();
+        if let Some(bell) = &self.options.bell {
+            bell.ring();
+        }
+    }
+
+    /// The slots of `len` frames from `first` on.
+    fn run(&self, first: u64, len: usize) -> Slice {
+        Slice {
+            base: self.region.address().as_ptr() as u64,
+            stride: self.options.stride(),
+            slots: self.options.slots,
+            first: self.slot_of(first),
+            len,
+        }
+    }
+
     /// The slot of frame `index`, counted from the ring's start.
     #[expect(
         clippy::cast_possible_truncation,
@@ -365,9 +443,8 @@ impl Shared {
     /// The address of the slot of frame `index`.
     fn address_of(&self, index: u64) -> *mut u8 {
         let offset = self.slot_of(index) * self.options.stride();
-        // SAFETY: `slot_of` is below `slots`, and the region holds `slots * stride` bytes (checked in
-        // `Ring::new`), so the offset stays inside the one allocation.
-        unsafe { self.region.address().as_ptr().add(offset) }
+        // Inside of the region, which `Ring::new` has seen to; a GPU's addresses are only numbers here.
+        self.region.address().as_ptr().wrapping_add(offset)
     }
 
     /// The frame before which every reader that holds the producer back is done, and that reader's cell.

@@ -1,6 +1,6 @@
 //! The writing side of a ring.
 
-use super::Shared;
+use super::{Lease, Shared, Slice};
 use crate::frame::FrameMeta;
 use crate::ring::RingOptions;
 use crate::sync::{Arc, Ordering, fence};
@@ -188,14 +188,14 @@ impl Producer {
             self.high_water = occupancy;
             self.shared.ledger.high_water.set(occupancy);
         }
-        self.shared.filled.ring();
+        self.shared.ring_filled();
     }
 }
 
 impl Drop for Producer {
     fn drop(&mut self) {
         self.shared.closed.store(1, Ordering::Release);
-        self.shared.filled.ring();
+        self.shared.ring_filled();
     }
 }
 
@@ -250,6 +250,29 @@ impl SlotsMut<'_> {
         Some(unsafe {
             std::slice::from_raw_parts_mut(address, self.producer.shared.options.slot_bytes)
         })
+    }
+
+    /// The slots not yet finished, for a device.
+    pub fn slice(&self) -> Slice {
+        let first = self.producer.published + self.first + self.filled as u64;
+        self.producer.shared.run(first, self.remaining())
+    }
+
+    /// Gives the next slots the records of the first frames of `burst`, as many as `frames`, and goes past them.
+    ///
+    /// # Panics
+    /// If fewer slots or frames are there.
+    pub fn finish_as(&mut self, burst: &Lease<'_>, frames: usize) {
+        assert!(
+            frames <= self.remaining() && frames <= burst.len(),
+            "more frames finished than slots were reserved"
+        );
+        for i in 0..frames {
+            let slot = self.producer.published + self.first + (self.filled + i) as u64;
+            let slot = self.producer.shared.slot_of(slot);
+            burst.copy_record(i, &self.producer.shared.slots, slot);
+        }
+        self.filled += frames;
     }
 
     /// Describes the current slot and goes to the next.

@@ -179,7 +179,7 @@ impl Reader {
     fn end(&mut self, frames: u64, read: u64) {
         self.retired += frames;
         self.publish_bound();
-        self.shared.freed.ring();
+        self.shared.ring_freed();
         self.ledger.read.add(read);
         self.ledger.discarded.add(frames - read);
     }
@@ -237,7 +237,7 @@ impl Reader {
                     self.shared.cells[self.index]
                         .bound
                         .store(UNBOUND, Ordering::Release);
-                    self.shared.freed.ring();
+                    self.shared.ring_freed();
                     self.skip_to(position);
                 }
             }
@@ -308,7 +308,7 @@ impl Reader {
         let cell = &self.shared.cells[self.index];
         cell.bound.store(UNBOUND, Ordering::Release);
         cell.retired.store(UNBOUND, Ordering::Release);
-        self.shared.freed.ring();
+        self.shared.ring_freed();
         let mut seats = self
             .shared
             .seats

@@ -58,6 +58,23 @@ impl Slots {
         }
     }
 
+    /// Whether records of `other` fit here word by word.
+    pub(super) const fn has_shape_of(&self, other: &Self) -> bool {
+        self.bitmap == other.bitmap
+    }
+
+    /// Writes the record of `slot` as slot `from` of `other` has it, which must be of the same shape.
+    pub(super) fn copy(&self, slot: usize, other: &Self, from: usize) {
+        let words = HEAD + self.bitmap;
+        let record = &self.words[slot * self.stride..][..words];
+        for (word, source) in record
+            .iter()
+            .zip(&other.words[from * other.stride..][..words])
+        {
+            word.store(source.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
     /// Reads the metadata of `slot`.
     #[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
     pub(super) fn read(&self, slot: usize) -> FrameMeta {

@@ -1,5 +1,7 @@
 //! The only foreign calls of the core: one thin function each.
 
 pub mod copy;
+pub mod cuda;
 pub mod memory;
+pub mod nvrtc;
 pub mod thread;

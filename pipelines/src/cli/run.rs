@@ -7,7 +7,9 @@ use crate::engine::{Failure, FailureKind, Options, Pipeline, StartError};
 use crate::http::{self, HttpState, Server};
 use crate::systemd::{self, Watchdog};
 use clap::{Args as ClapArgs, ValueEnum};
+use daq_core::kernel::KernelError;
 use daq_core::ledger::Report;
+use daq_core::region::RegionError;
 use daq_core::units::Span;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -119,7 +121,18 @@ pub(super) fn run(args: &Args) -> u8 {
             options.board.end();
             complain!("error: {error}");
             return match error {
-                StartError::Unavailable(_) | StartError::Source { .. } => exit::UNAVAILABLE,
+                StartError::Unavailable(_)
+                | StartError::Source { .. }
+                | StartError::Cuda(_)
+                | StartError::Region {
+                    source: RegionError::Cuda(_),
+                    ..
+                } => exit::UNAVAILABLE,
+                StartError::Kernel { source, .. } => match source {
+                    KernelError::Refused(_) => exit::CONFIG,
+                    KernelError::Unavailable(_) | KernelError::Cuda(_) => exit::UNAVAILABLE,
+                    KernelError::Defect(_) => exit::INTERNAL,
+                },
                 _ => exit::IO,
             };
         }
@@ -306,11 +319,11 @@ fn conclude(args: &Args, report: &Report, failures: &[Failure]) -> u8 {
     for Failure { component, why, .. } in failures {
         complain!("error: {component}: {why}");
     }
-    let is_defect = failures
-        .iter()
-        .any(|failure| failure.kind == FailureKind::Defect);
-    if is_defect || !report.violations().is_empty() {
+    let has = |kind| failures.iter().any(|failure| failure.kind == kind);
+    if has(FailureKind::Defect) || !report.violations().is_empty() {
         exit::INTERNAL
+    } else if has(FailureKind::Device) {
+        exit::UNAVAILABLE
     } else if !failures.is_empty() {
         exit::IO
     } else {

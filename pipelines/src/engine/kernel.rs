@@ -1,9 +1,10 @@
 //! A kernel's thread: a burst in, slots out, both given up when the work is done.
 
 use super::{Control, FailureKind, PATIENCE, Pulse};
+use daq_core::cuda::{self, CudaError, Mark};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::ledger::KernelLedger;
-use daq_core::ring::{Completion, Producer, Reader};
+use daq_core::ring::{Completion, Lease, Producer, Reader, SlotsMut};
 use daq_core::wait::Wait;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,11 +13,15 @@ use std::time::{Duration, Instant};
 #[cfg(test)]
 mod tests;
 
+/// A kernel with its ends. Fields are dropped in this order: the reader waits for the device before what the device
+/// uses goes.
 pub(super) struct Runner {
     pub(super) name: String,
-    pub(super) kernel: Box<dyn Kernel>,
     pub(super) reader: Reader,
     pub(super) producer: Producer,
+    /// The stream of a kernel on a GPU.
+    pub(super) stream: Option<cuda::Stream>,
+    pub(super) kernel: Box<dyn Kernel>,
     pub(super) ledger: KernelLedger,
     pub(super) burst: usize,
     pub(super) wait: Wait,
@@ -30,25 +35,57 @@ pub(super) struct Runner {
 /// How long a device may go on with one burst once the end is overdue, unless told otherwise.
 pub(super) const HANG: Duration = Duration::from_secs(5);
 
+/// Bursts of one kernel on a GPU at a time: enough that the GPU never waits for the host.
+pub(super) const MOST_IN_FLIGHT: usize = 8;
+
 /// Work that a device has not finished: what to count and publish when it has.
 struct InFlight {
+    frames: u64,
     outputs: u64,
     submitted: Submitted,
+    /// Where it ends on the kernel's stream.
+    mark: Option<Arc<Mark>>,
+}
+
+/// How long a kernel's work takes on its GPU, counted as it is done.
+#[derive(Default)]
+struct Timing {
+    last: Option<Arc<Mark>>,
+}
+
+impl Timing {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "times are positive and short"
+    )]
+    fn count(&mut self, ledger: &KernelLedger, mark: Arc<Mark>) {
+        let ns = |milliseconds: f32| (f64::from(milliseconds.max(0.0)) * 1e6) as u64;
+        ledger.launches.add(1);
+        ledger.device_ns.add(mark.milliseconds().map_or(0, ns));
+        if let Some(last) = &self.last {
+            ledger.gap_ns.add(mark.gap(last).map_or(0, ns));
+        }
+        self.last = Some(mark);
+    }
 }
 
 impl Runner {
     pub(super) fn run(mut self, pulse: &Pulse) {
         let mut in_flight = VecDeque::with_capacity(self.producer.options().slots);
-        if let Err(error) = self.work(pulse, &mut in_flight) {
-            self.control.fail(
-                FailureKind::Defect,
-                format!("kernel `{}`", self.name),
-                error.to_string(),
-            );
+        let mut timing = Timing::default();
+        if let Err(error) = self.work(pulse, &mut in_flight, &mut timing) {
+            let kind = match error {
+                KernelError::Cuda(_) => FailureKind::Device,
+                _ => FailureKind::Defect,
+            };
+            self.control
+                .fail(kind, format!("kernel `{}`", self.name), error.to_string());
             // Frames that come while the sources stop are told as discarded.
             while !self.reader.is_finished() && !self.hangs() {
                 pulse.beat();
-                self.reap(&mut in_flight);
+                // What fails now fails for the reason that has been told.
+                let _ = self.reap(&mut in_flight, &mut timing);
                 self.reader.discard_pending();
                 self.reader.wait(self.wait, PATIENCE);
             }
@@ -57,6 +94,7 @@ impl Runner {
             // Whatever the device was given may be used by it at any time.
             self.producer.keep_memory();
             std::mem::forget(self.kernel);
+            std::mem::forget(self.stream);
             let _ = self.reader.leave(Duration::ZERO);
         }
     }
@@ -74,12 +112,13 @@ impl Runner {
         &mut self,
         pulse: &Pulse,
         in_flight: &mut VecDeque<InFlight>,
+        timing: &mut Timing,
     ) -> Result<(), KernelError> {
         loop {
             pulse.beat();
-            self.reap(in_flight);
+            self.reap(in_flight, timing)?;
             if self.hangs() {
-                return Err(KernelError(format!(
+                return Err(KernelError::Defect(format!(
                     "the device has not finished {} frames, and the end does not wait for it any longer; what it holds \
                      is not freed",
                     self.reader.held()
@@ -94,6 +133,15 @@ impl Runner {
                     return Ok(());
                 }
                 self.reader.wait(self.wait, PATIENCE);
+                continue;
+            }
+            // A mark is free again when its burst has been reaped and is not the last one timed.
+            if self
+                .stream
+                .as_ref()
+                .is_some_and(|stream| !stream.has_mark())
+            {
+                self.reader.wait_in_flight(self.wait, PATIENCE);
                 continue;
             }
             let mut slots = self.producer.reserve(self.kernel.outputs(waiting));
@@ -118,8 +166,15 @@ impl Runner {
                 continue;
             };
             self.ledger.input.add(lease.len() as u64);
-            let submitted = match self.kernel.run(&lease, &mut slots, Stream::Host) {
-                Ok(submitted) => submitted,
+            let ran = match &self.stream {
+                None => self
+                    .kernel
+                    .run(&lease, &mut slots, Stream::Host)
+                    .map(|submitted| (submitted, None)),
+                Some(stream) => launch(&mut *self.kernel, &lease, &mut slots, stream),
+            };
+            let (submitted, mark) = match ran {
+                Ok(ran) => ran,
                 Err(error) => {
                     self.ledger.failed.add(lease.len() as u64);
                     return Err(error);
@@ -130,15 +185,25 @@ impl Runner {
                 count(&self.ledger, &submitted, outputs);
                 lease.retire(Completion::Immediate);
             } else {
-                let outputs = slots.submit() as u64;
+                let (frames, outputs) = (lease.len() as u64, slots.submit() as u64);
                 lease.retire(submitted.completion.clone());
-                in_flight.push_back(InFlight { outputs, submitted });
+                in_flight.push_back(InFlight {
+                    frames,
+                    outputs,
+                    submitted,
+                    mark,
+                });
             }
         }
     }
 
-    /// Publishes the output of work that is done.
-    fn reap(&mut self, in_flight: &mut VecDeque<InFlight>) {
+    /// Publishes the output of work that is done. Of work that the device failed in, nothing is published and all
+    /// frames are counted as failed.
+    fn reap(
+        &mut self,
+        in_flight: &mut VecDeque<InFlight>,
+        timing: &mut Timing,
+    ) -> Result<(), KernelError> {
         let Self {
             reader,
             producer,
@@ -146,14 +211,51 @@ impl Runner {
             hanging,
             ..
         } = self;
+        let mut failure: Option<CudaError> = None;
         reader.reap(|_| {
             *hanging = None;
-            if let Some(done) = in_flight.pop_front() {
-                producer.publish(done.outputs);
-                count(ledger, &done.submitted, done.outputs);
+            let Some(done) = in_flight.pop_front() else {
+                return;
+            };
+            if failure.is_none() {
+                failure = done.submitted.completion.failure();
+            }
+            if failure.is_some() {
+                ledger.failed.add(done.frames);
+                return;
+            }
+            producer.publish(done.outputs);
+            count(ledger, &done.submitted, done.outputs);
+            if let Some(mark) = done.mark {
+                timing.count(ledger, mark);
             }
         });
+        failure.map_or(Ok(()), |error| Err(KernelError::Cuda(error)))
     }
+}
+
+/// Puts a burst's work on a stream, between two marks.
+fn launch(
+    kernel: &mut dyn Kernel,
+    lease: &Lease<'_>,
+    slots: &mut SlotsMut<'_>,
+    stream: &cuda::Stream,
+) -> Result<(Submitted, Option<Arc<Mark>>), KernelError> {
+    stream.begin()?;
+    let mut submitted = match kernel.run(lease, slots, Stream::Cuda(stream)) {
+        Ok(submitted) => submitted,
+        Err(error) => {
+            // A part of the work may be on the stream, and the lease ends now.
+            let _ = stream.synchronize();
+            return Err(error);
+        }
+    };
+    if !matches!(submitted.completion, Completion::Immediate) {
+        return Ok((submitted, None));
+    }
+    let mark = stream.mark()?;
+    submitted.completion = Completion::Event(mark.clone());
+    Ok((submitted, Some(mark)))
 }
 
 fn count(ledger: &KernelLedger, submitted: &Submitted, outputs: u64) {

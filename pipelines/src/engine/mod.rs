@@ -16,7 +16,9 @@ mod source;
 pub use ledgers::Ledgers;
 
 use crate::http::Health;
+use daq_core::cuda::{self, CudaError, Device};
 use daq_core::entry::SourceContext;
+use daq_core::kernel::{KernelContext, KernelError, Side};
 use daq_core::ledger::{Board, BoardError, Report};
 use daq_core::plan::{Config, Plan, PlannedRing};
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
@@ -65,13 +67,16 @@ pub enum StartError {
         source: SourceError,
     },
     /// A kernel could not be built.
-    #[error("kernel `{name}`: {why}")]
+    #[error("kernel `{name}`: {source}")]
     Kernel {
         /// The kernel.
         name: String,
         /// What happened.
-        why: String,
+        source: KernelError,
     },
+    /// A GPU refused what the start needs.
+    #[error("{0}")]
+    Cuda(#[from] CudaError),
     /// A sink could not be opened.
     #[error("sink `{name}`: {source}")]
     Sink {
@@ -95,6 +100,8 @@ pub enum StartError {
 pub enum FailureKind {
     /// A medium, a socket or a file failed.
     Io,
+    /// A GPU failed.
+    Device,
     /// A defect of daq.
     Defect,
 }
@@ -269,29 +276,33 @@ impl Pipeline {
             producers.insert(planned.name.clone(), producer);
         }
         self.sinks(config, plan, options)?;
-        self.kernels(config, plan, &mut producers)?;
+        self.kernels(config, plan, options, &mut producers)?;
         self.sources(config, plan, options, &mut producers)
     }
 
     fn ring(&self, planned: &PlannedRing) -> Result<(Ring, Producer), StartError> {
-        if planned.placement != Placement::Host {
-            let (ring, place) = (&planned.name, planned.placement);
-            return Err(StartError::Unavailable(format!(
-                "ring `{ring}`: this version has no rings on {place}"
-            )));
-        }
         let ring_options = planned.options();
-        let host = HostOptions {
-            node: planned.node,
-            lock: planned.lock,
-            huge: planned.huge,
+        let bytes = ring_options.region_bytes();
+        let region = match planned.placement {
+            Placement::Host => Region::host(
+                bytes,
+                HostOptions {
+                    node: planned.node,
+                    lock: planned.lock,
+                    huge: planned.huge,
+                },
+            ),
+            Placement::Cuda(ordinal) => Device::open(ordinal)
+                .map_err(RegionError::from)
+                .and_then(|device| Region::cuda(device, bytes)),
         };
-        let region = Region::host(ring_options.region_bytes(), host).map_err(|source| {
-            StartError::Region {
-                ring: planned.name.clone(),
-                source,
-            }
+        let region = region.map_err(|source| StartError::Region {
+            ring: planned.name.clone(),
+            source,
         })?;
+        if let Some(memory) = region.memory() {
+            tracing::info!("ring {}: {}", planned.name, memory.backing());
+        }
         for refused in &region.granted().refused {
             tracing::warn!("ring {}: {refused}", planned.name);
         }
@@ -366,6 +377,7 @@ impl Pipeline {
         &mut self,
         config: &Config,
         plan: &Plan,
+        options: &Options,
         producers: &mut BTreeMap<String, Producer>,
     ) -> Result<(), StartError> {
         for planned in &plan.kernels {
@@ -377,13 +389,37 @@ impl Pipeline {
             let ring = plan
                 .ring(&planned.input)
                 .expect("a plan's readers read its rings");
+            let context = KernelContext {
+                name: planned.name.clone(),
+                directory: options.directory.clone(),
+                input: ring.layout.clone(),
+                side: planned.side,
+                burst: planned.burst,
+            };
             let kernel = component
                 .spec
-                .build(&ring.layout, planned.side)
-                .map_err(|why| StartError::Kernel {
+                .build(&context)
+                .map_err(|source| StartError::Kernel {
                     name: planned.name.clone(),
-                    why: why.to_string(),
+                    source,
                 })?;
+            let stream = match planned.side {
+                Side::Cpu => None,
+                Side::Cuda(ordinal) => Some(cuda::Stream::timed(
+                    Device::open(ordinal)?,
+                    // One more for the last one that was timed.
+                    kernel::MOST_IN_FLIGHT + 1,
+                )?),
+            };
+            let ledger = self.ledgers.kernel(&planned.name);
+            if let Some(occupancy) = kernel.occupancy() {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "a part of one"
+                )]
+                ledger.occupancy.set((occupancy * 1e6) as u64);
+            }
             let reader = self.attach(
                 &planned.input,
                 &planned.name,
@@ -395,10 +431,11 @@ impl Pipeline {
                 .expect("a ring has one producer, checked by the plan");
             let runner = kernel::Runner {
                 name: planned.name.clone(),
-                kernel,
                 reader,
                 producer,
-                ledger: self.ledgers.kernel(&planned.name),
+                stream,
+                kernel,
+                ledger,
                 burst: planned.burst,
                 wait: planned.wait,
                 control: self.control.clone(),

@@ -17,7 +17,7 @@ mod tests;
 use super::{Keys, cpu_only, not_empty};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
-use daq_core::kernel::{Kernel, KernelError, KernelSpec, Side};
+use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
 use daq_core::layout::{Layout, Order, Scalar};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -185,14 +185,15 @@ impl KernelSpec for Convert {
         })
     }
 
-    fn build(&self, input: &Layout, side: Side) -> Result<Box<dyn Kernel>, KernelError> {
-        cpu_only(ENTRY.name, side)?;
+    fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
+        let input = &context.input;
+        cpu_only(ENTRY.name, context.side)?;
         let factor = self
             .factor(input.scalar)
-            .map_err(|problem| KernelError(problem.to_string()))?;
+            .map_err(|problem| KernelError::Refused(problem.to_string()))?;
         let output = self
             .layout(input)
-            .map_err(|problem| KernelError(problem.to_string()))?;
+            .map_err(|problem| KernelError::Refused(problem.to_string()))?;
         Ok(cpu::build(input, &output, factor, self.offset))
     }
 }

@@ -66,7 +66,7 @@ trait Keys: DeserializeOwned + KernelSpec + 'static {
 fn cpu_only(name: &str, side: Side) -> Result<(), KernelError> {
     match side {
         Side::Cpu => Ok(()),
-        Side::Cuda(ordinal) => Err(KernelError(format!(
+        Side::Cuda(ordinal) => Err(KernelError::Defect(format!(
             "kernel `{name}` has no side for cuda:{ordinal}; give its rings `memory = \"host\"`"
         ))),
     }
@@ -86,14 +86,14 @@ fn emit(
     fill: impl FnOnce(&mut [u8]),
 ) -> Result<(), KernelError> {
     if out.remaining() == 0 {
-        return Err(KernelError(
+        return Err(KernelError::Defect(
             "more outputs are due than slots were given; this is a defect in daq".to_owned(),
         ));
     }
     let slot = out.bytes_mut().ok_or_else(|| not_host("output"))?;
     let have = slot.len();
     let slot = slot.get_mut(..bytes).ok_or_else(|| {
-        KernelError(format!(
+        KernelError::Defect(format!(
             "an output frame has {bytes} bytes, a slot of the output ring {have}; raise its `slot`"
         ))
     })?;
@@ -108,7 +108,7 @@ fn emit(
 }
 
 fn not_host(which: &str) -> KernelError {
-    KernelError(format!(
+    KernelError::Defect(format!(
         "the {which} ring is not in host memory, where the CPU side of a kernel works"
     ))
 }

@@ -52,7 +52,7 @@ mod window;
 use super::{Keys, cpu_only, not_empty};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
-use daq_core::kernel::{Kernel, KernelError, KernelSpec, Side};
+use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -316,9 +316,10 @@ impl KernelSpec for PowerSpectrum {
         })
     }
 
-    fn build(&self, input: &Layout, side: Side) -> Result<Box<dyn Kernel>, KernelError> {
-        cpu_only(ENTRY.name, side)?;
-        let told = |problem: Problem| KernelError(problem.to_string());
+    fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
+        let input = &context.input;
+        cpu_only(ENTRY.name, context.side)?;
+        let told = |problem: Problem| KernelError::Refused(problem.to_string());
         let shape = self.shape(input).map_err(told)?;
         let factor = self.factor(shape.size, input.sample_rate()).map_err(told)?;
         Ok(cpu::build(self, input, shape, factor))

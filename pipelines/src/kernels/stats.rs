@@ -27,7 +27,7 @@ mod tests;
 use super::{Keys, cpu_only, not_empty};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
-use daq_core::kernel::{Kernel, KernelError, KernelSpec, Side};
+use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -213,11 +213,12 @@ impl KernelSpec for Stats {
         input.channels as usize * (bins + FIELDS.len()) * 8 + bins * 8 + cpu::WORK_BYTES
     }
 
-    fn build(&self, input: &Layout, side: Side) -> Result<Box<dyn Kernel>, KernelError> {
-        cpu_only(ENTRY.name, side)?;
+    fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
+        let input = &context.input;
+        cpu_only(ENTRY.name, context.side)?;
         let bins = self
             .histogram(input.scalar)
-            .map_err(|problem| KernelError(problem.to_string()))?;
+            .map_err(|problem| KernelError::Refused(problem.to_string()))?;
         Ok(cpu::build(
             input,
             self.every.max(1),

@@ -1,4 +1,5 @@
 use super::*;
+use daq_core::kernel::KernelContext;
 use daq_core::layout::Samples;
 use daq_core::ledger::RingLedger;
 use daq_core::region::{HostOptions, Region};
@@ -96,8 +97,11 @@ fn a_side_that_is_not_there_is_refused() {
     let input = Samples::default().layout(4096).unwrap();
     for entry in KERNELS {
         let spec = trial::parse(entry.example).unwrap();
-        assert!(spec.has(Side::Cpu) && !spec.has(Side::Cuda(0)));
-        let error = spec.build(&input, Side::Cuda(0)).err().unwrap();
+        assert!(spec.has(&input, Side::Cpu) && !spec.has(&input, Side::Cuda(0)));
+        let error = spec
+            .build(&KernelContext::alone(&input, Side::Cuda(0)))
+            .err()
+            .unwrap();
         assert!(error.to_string().contains("cuda:0"), "{error}");
     }
 }

@@ -2,7 +2,7 @@
 
 use daq_core::config::{Diagnostics, Document};
 use daq_core::frame::{Clock, FrameMeta, Timestamp};
-use daq_core::kernel::{KernelSpec, Side, Stream, Submitted};
+use daq_core::kernel::{KernelContext, KernelSpec, Side, Stream, Submitted};
 use daq_core::layout::Layout;
 use daq_core::ledger::{ReaderLedger, RingLedger};
 use daq_core::region::{HostOptions, Region};
@@ -52,7 +52,7 @@ pub(super) fn run(
     bursts: &[usize],
 ) -> Outcome {
     let output = spec.layout(input).unwrap();
-    let mut kernel = spec.build(input, Side::Cpu).unwrap();
+    let mut kernel = spec.build(&KernelContext::alone(input, Side::Cpu)).unwrap();
     let longest = bursts.iter().copied().max().unwrap_or(1);
     let (mut source, mut reader) = ring("in", longest, input.frame_bytes());
     let (mut outcome, mut rest) = (
@@ -165,7 +165,7 @@ pub(super) fn parse(text: &str) -> Result<Box<dyn KernelSpec>, String> {
 /// Prints how fast `spec` goes over frames of `input` that lie in the cache of the host.
 pub(super) fn figure(what: &str, spec: &dyn KernelSpec, input: &Layout) {
     let output = spec.layout(input).unwrap();
-    let mut kernel = spec.build(input, Side::Cpu).unwrap();
+    let mut kernel = spec.build(&KernelContext::alone(input, Side::Cpu)).unwrap();
     let (mut source, mut reader) = ring("in", 4, input.frame_bytes());
     let (mut sink, mut results) = ring("out", kernel.outputs(4).max(1) * 2, output.frame_bytes());
     let (mut bytes, mut sequence) = (0, 0);

@@ -48,10 +48,12 @@ impl Kernel for Doubler {
         &mut self,
         burst: &Lease<'_>,
         out: &mut SlotsMut<'_>,
-        _: Stream,
+        _: Stream<'_>,
     ) -> Result<Submitted, KernelError> {
         if self.made >= self.fails_at {
-            return Err(KernelError("the device fell off the bus".to_owned()));
+            return Err(KernelError::Defect(
+                "the device fell off the bus".to_owned(),
+            ));
         }
         let before = self.made;
         for frame in burst.iter() {
@@ -113,6 +115,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
         control: control.clone(),
         patience,
         hanging: None,
+        stream: None,
     };
     let is_over = AtomicBool::new(false);
     let seen =

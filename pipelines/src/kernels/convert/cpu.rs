@@ -77,7 +77,7 @@ impl<N: Number> Kernel for Converter<N> {
         &mut self,
         burst: &Lease<'_>,
         out: &mut SlotsMut<'_>,
-        _: Stream,
+        _: Stream<'_>,
     ) -> Result<Submitted, KernelError> {
         let mut account = Account::default();
         for frame in burst.iter() {

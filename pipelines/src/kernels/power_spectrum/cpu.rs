@@ -178,7 +178,7 @@ impl<N: Number> Kernel for Integrator<N> {
         &mut self,
         burst: &Lease<'_>,
         out: &mut SlotsMut<'_>,
-        _: Stream,
+        _: Stream<'_>,
     ) -> Result<Submitted, KernelError> {
         for frame in burst.iter() {
             let meta = frame.meta();

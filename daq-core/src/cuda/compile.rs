@@ -1,0 +1,173 @@
+//! CUDA C++ to device code, by NVIDIA's run-time compiler, which is found at run time.
+
+use crate::sys::nvrtc::{self, Code};
+use std::ffi::CString;
+use std::fmt;
+use std::sync::OnceLock;
+
+/// The variable of the environment that names the library's file where the linker does not find it.
+const VARIABLE: &str = "DAQ_NVRTC";
+
+/// What is compiled.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    /// The name in messages, most often the file's.
+    pub name: &'a str,
+    /// The text.
+    pub text: &'a str,
+    /// What it may include: names and texts. Nothing is read from files.
+    pub headers: &'a [(&'a str, &'a str)],
+}
+
+/// What it is compiled to. Capabilities are `(major, minor)`, as in `(9, 0)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Machine code for this compute capability.
+    Cubin(i32, i32),
+    /// PTX for this compute capability and all newer ones.
+    Ptx(i32, i32),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cubin(major, minor) => write!(f, "sm_{major}{minor}"),
+            Self::Ptx(major, minor) => write!(f, "compute_{major}{minor}"),
+        }
+    }
+}
+
+/// Why there is no device code.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// No compiler.
+    #[error(
+        "there is no libnvrtc: install it (Debian: nvidia-cuda-toolkit; PyPI: nvidia-cuda-nvrtc) and name its file in {VARIABLE} if the linker does not find it{why}"
+    )]
+    NoCompiler {
+        /// What the linker said, as a clause; empty if nothing.
+        why: String,
+    },
+    /// The source is wrong.
+    #[error("{log}")]
+    Refused {
+        /// The compiler's messages, as `FILE(LINE): error: …`.
+        log: String,
+    },
+    /// The compiler failed otherwise.
+    #[error("libnvrtc failed with error {code} while {what}{log}")]
+    Failed {
+        /// What was being done.
+        what: &'static str,
+        /// The compiler's number of the error.
+        code: u32,
+        /// What it said, behind a line's end; empty if nothing.
+        log: String,
+    },
+}
+
+/// The compiler, if the machine has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Compiler {
+    version: (i32, i32),
+}
+
+impl Compiler {
+    /// Finds the compiler, once a process.
+    pub fn find() -> Result<Self, CompileError> {
+        static FOUND: OnceLock<Result<Compiler, CompileError>> = OnceLock::new();
+        FOUND.get_or_init(Self::open).clone()
+    }
+
+    fn open() -> Result<Self, CompileError> {
+        if let Some(path) = std::env::var_os(VARIABLE) {
+            let name = path.display().to_string();
+            let path = CString::new(path.into_encoded_bytes()).unwrap_or_default();
+            nvrtc::preload(&path).map_err(|said| CompileError::NoCompiler {
+                why: format!("; {VARIABLE} names {name}, and {said}"),
+            })?;
+        }
+        if !nvrtc::is_present() {
+            return Err(CompileError::NoCompiler { why: String::new() });
+        }
+        let version = nvrtc::version().map_err(failed("asking for its version"))?;
+        Ok(Self { version })
+    }
+
+    /// Major and minor version.
+    pub const fn version(&self) -> (i32, i32) {
+        self.version
+    }
+
+    /// Compiles `source`; `options` are those of nvcc that the run-time compiler knows.
+    pub fn compile(
+        &self,
+        source: &Source<'_>,
+        target: Target,
+        options: &[&str],
+    ) -> Result<Vec<u8>, CompileError> {
+        let text = |text: &str| {
+            CString::new(text).map_err(|error| CompileError::Refused {
+                log: format!("{}: byte {} is NUL", source.name, error.nul_position()),
+            })
+        };
+        let mut headers = Vec::with_capacity(source.headers.len());
+        for (name, content) in source.headers {
+            headers.push((text(name)?, text(content)?));
+        }
+        let mut arguments = vec![text(&format!("--gpu-architecture={target}"))?];
+        for option in options {
+            arguments.push(text(option)?);
+        }
+        let program = Program(
+            nvrtc::create(&text(source.text)?, &text(source.name)?, &headers)
+                .map_err(failed("reading the source"))?,
+        );
+        // SAFETY: the program is alive until the end of this function.
+        let compiled = unsafe { nvrtc::compile(program.0, &arguments) };
+        if let Err(code) = compiled {
+            // SAFETY: as above.
+            let log = unsafe { nvrtc::log(program.0) }.unwrap_or_default();
+            let log = String::from_utf8_lossy(&log)
+                .trim_end_matches(['\0', '\n'])
+                .to_owned();
+            return Err(match code {
+                // NVRTC_ERROR_COMPILATION
+                Code(6) => CompileError::Refused { log },
+                Code(code) => CompileError::Failed {
+                    what: "compiling",
+                    code,
+                    log: if log.is_empty() {
+                        log
+                    } else {
+                        format!(":\n{log}")
+                    },
+                },
+            });
+        }
+        match target {
+            // SAFETY: the program is alive and was compiled for this kind of target.
+            Target::Cubin(..) => unsafe { nvrtc::cubin(program.0) },
+            // SAFETY: as above.
+            Target::Ptx(..) => unsafe { nvrtc::ptx(program.0) },
+        }
+        .map_err(failed("handing out its code"))
+    }
+}
+
+fn failed(what: &'static str) -> impl Fn(Code) -> CompileError {
+    move |Code(code)| CompileError::Failed {
+        what,
+        code,
+        log: String::new(),
+    }
+}
+
+struct Program(nvrtc::Program);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: made by `nvrtc::create` and used by nobody else.
+        let _ = unsafe { nvrtc::destroy(self.0) };
+    }
+}

@@ -1,0 +1,200 @@
+//! A GPU and the context that this process has on it.
+
+use super::error::{CudaError, Doing};
+use super::probe::probe;
+use crate::sys::cuda::{self, Attribute, Context, Handle};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+/// What a device can do, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// Major and minor compute capability.
+    pub capability: (i32, i32),
+    /// Multiprocessors.
+    pub multiprocessors: i32,
+    /// Threads that a multiprocessor can hold.
+    pub threads_a_multiprocessor: i32,
+    /// Bytes of shared memory that a block can have if it asks.
+    pub most_shared: i32,
+    /// Copy engines.
+    pub copy_engines: i32,
+    /// Virtual memory management: memory that can carry the RDMA flag and be shared.
+    pub vmm: bool,
+    /// Memory can be exported as a file descriptor.
+    pub posix_fd: bool,
+    /// Other PCIe devices can read and write its memory (attribute 116).
+    pub rdma: bool,
+    /// Memory can be exported as a dma-buf (attribute 124).
+    pub dma_buf: bool,
+    /// Whether the host can flush writes of other devices (attribute 117, bit 0).
+    pub flush: bool,
+    /// For whom writes of other devices are ordered without a flush: 0 nobody, 100 this context, 200 all devices
+    /// (attribute 118).
+    pub write_ordering: i32,
+}
+
+/// A GPU with this process's context on it, shared by all threads.
+pub struct Device {
+    ordinal: u32,
+    handle: Handle,
+    context: Context,
+    name: String,
+    uuid: [u8; 16],
+    pci: String,
+    memory: usize,
+    attributes: Attributes,
+}
+
+// SAFETY: a primary context may be made current on, and used from, any number of threads at a time; the handle is
+// a number. The other fields never change.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// The device with this ordinal. Takes up to a few seconds the first time; from then on the process keeps its
+    /// context on the device until it ends.
+    ///
+    /// # Errors
+    /// Where there is no CUDA the error carries code 3 and the reason as its detail.
+    pub fn open(ordinal: u32) -> Result<&'static Self, CudaError> {
+        static OPEN: Mutex<BTreeMap<u32, &'static Device>> = Mutex::new(BTreeMap::new());
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = open.get(&ordinal) {
+            return Ok(device);
+        }
+        let device: &'static Self = Box::leak(Box::new(Self::new(ordinal)?));
+        open.insert(ordinal, device);
+        Ok(device)
+    }
+
+    fn new(ordinal: u32) -> Result<Self, CudaError> {
+        let what = || format!("opening cuda:{ordinal}");
+        if let Err(missing) = probe() {
+            return Err(CudaError {
+                what: what(),
+                code: 3,
+                name: "no CUDA".to_owned(),
+                detail: missing.to_string(),
+            });
+        }
+        let handle = cuda::device(i32::try_from(ordinal).unwrap_or(i32::MAX)).doing(what)?;
+        Ok(Self {
+            ordinal,
+            handle,
+            name: cuda::device_name(handle).doing(what)?,
+            uuid: cuda::device_uuid(handle).doing(what)?,
+            pci: cuda::pci_address(handle).doing(what)?,
+            memory: cuda::total_memory(handle).doing(what)?,
+            attributes: attributes(handle),
+            context: cuda::retain_context(handle).doing(what)?,
+        })
+    }
+
+    /// CUDA's number of the device.
+    pub const fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// Its name, as in `NVIDIA H200`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its UUID in the form that nvidia-smi prints.
+    pub fn uuid(&self) -> String {
+        let hex = |bytes: &[u8]| {
+            bytes
+                .iter()
+                .fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+        };
+        let [a, b, c, d, e] = [0..4, 4..6, 6..8, 8..10, 10..16].map(|part| hex(&self.uuid[part]));
+        format!("GPU-{a}-{b}-{c}-{d}-{e}")
+    }
+
+    /// Its PCI address, as in `0000:3b:00.0`.
+    pub fn pci(&self) -> &str {
+        &self.pci
+    }
+
+    /// Bytes of its memory.
+    pub const fn memory(&self) -> usize {
+        self.memory
+    }
+
+    /// Free bytes of its memory now.
+    pub fn free_memory(&self) -> Result<usize, CudaError> {
+        self.enter()?;
+        cuda::memory_info()
+            .map(|(free, _)| free)
+            .doing(|| format!("asking cuda:{} for its free memory", self.ordinal))
+    }
+
+    /// What it can do.
+    pub const fn attributes(&self) -> &Attributes {
+        &self.attributes
+    }
+
+    /// Waits until all work of this process on the device is done.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.enter()?;
+        cuda::synchronize().doing(|| format!("waiting for cuda:{}", self.ordinal))
+    }
+
+    pub(super) const fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// Makes the context the calling thread's. Costs nothing where it is already.
+    pub(super) fn enter(&self) -> Result<(), CudaError> {
+        thread_local! {
+            static CURRENT: Cell<Context> = const { Cell::new(std::ptr::null_mut()) };
+        }
+        CURRENT.with(|current| {
+            if current.get() == self.context {
+                return Ok(());
+            }
+            // SAFETY: the context is retained and never released.
+            unsafe { cuda::set_context(self.context) }
+                .doing(|| format!("entering the context of cuda:{}", self.ordinal))?;
+            current.set(self.context);
+            Ok(())
+        })
+    }
+}
+
+fn attributes(handle: Handle) -> Attributes {
+    // An attribute that a driver does not know is one that its device does not have.
+    let value = |attribute| cuda::attribute(handle, attribute).unwrap_or(0);
+    let has = |attribute| value(attribute) != 0;
+    Attributes {
+        capability: (
+            value(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            value(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        ),
+        multiprocessors: value(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+        threads_a_multiprocessor: value(
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
+        ),
+        most_shared: value(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+        copy_engines: value(Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT),
+        vmm: has(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
+        posix_fd: has(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
+        rdma: has(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED),
+        dma_buf: has(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
+        flush: value(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS) & 1 != 0,
+        write_ordering: value(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING),
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("ordinal", &self.ordinal)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,319 @@
+//! Device memory, and host memory that a device may copy.
+
+use super::device::Device;
+use super::error::{CudaError, Doing};
+use crate::region::Registration;
+use crate::sys::cuda::{self, Allocation};
+use crate::units::ByteSize;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+/// What device memory is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Mapped from a physical allocation.
+    Mapped {
+        /// Network cards may be given it.
+        rdma: bool,
+        /// Other processes may be given it.
+        shareable: bool,
+    },
+    /// One plain allocation.
+    Plain,
+}
+
+impl fmt::Display for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mapped {
+                rdma: true,
+                shareable: true,
+            } => "mapped memory, for RDMA, shareable",
+            Self::Mapped {
+                rdma: true,
+                shareable: false,
+            } => "mapped memory, for RDMA",
+            Self::Mapped {
+                rdma: false,
+                shareable: true,
+            } => "mapped memory, shareable",
+            Self::Mapped {
+                rdma: false,
+                shareable: false,
+            } => "mapped memory",
+            Self::Plain => "a plain allocation",
+        })
+    }
+}
+
+/// Memory of one device.
+///
+/// It must not be dropped while work that uses it is on any stream.
+pub struct Memory {
+    device: &'static Device,
+    address: u64,
+    bytes: usize,
+    /// The physical memory, where it is mapped.
+    allocation: Option<Allocation>,
+    backing: Backing,
+}
+
+impl Memory {
+    /// At least `bytes` bytes, all zero: mapped memory that network cards and other processes may be given, as far
+    /// as the device offers that, a plain allocation otherwise.
+    pub fn new(device: &'static Device, bytes: usize) -> Result<Self, CudaError> {
+        let attributes = device.attributes();
+        let (rdma, posix_fd) = (attributes.rdma, attributes.posix_fd);
+        let mut ways = Vec::new();
+        if attributes.vmm {
+            for (rdma, shareable) in [
+                (rdma, posix_fd),
+                (rdma, false),
+                (false, posix_fd),
+                (false, false),
+            ] {
+                let way = Backing::Mapped { rdma, shareable };
+                if !ways.contains(&way) {
+                    ways.push(way);
+                }
+            }
+        }
+        ways.push(Backing::Plain);
+        let mut last = None;
+        for backing in ways {
+            match Self::with(device, bytes, backing) {
+                Ok(memory) => return Ok(memory),
+                // Where there is no memory no other way will find any.
+                Err(error) if error.code == 2 || error.is_sticky() => return Err(error),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| unreachable!("there is always the plain way")))
+    }
+
+    /// At least `bytes` bytes, all zero, made of exactly `backing`.
+    pub fn with(
+        device: &'static Device,
+        bytes: usize,
+        backing: Backing,
+    ) -> Result<Self, CudaError> {
+        device.enter()?;
+        let free = device.free_memory().unwrap_or(0);
+        let what = || {
+            let place = device.ordinal();
+            format!("allocating {} on cuda:{place}", ByteSize(bytes as u64))
+        };
+        let no_room = |error: CudaError| {
+            if error.code == 2 {
+                error.with_detail(format!("{} are free", ByteSize(free as u64)))
+            } else {
+                error
+            }
+        };
+        let memory = match backing {
+            Backing::Plain => Self {
+                device,
+                address: cuda::allocate(bytes).doing(what).map_err(no_room)?,
+                bytes,
+                allocation: None,
+                backing,
+            },
+            Backing::Mapped { rdma, shareable } => {
+                let handle = device.handle();
+                let step = cuda::granularity(handle, rdma, shareable).doing(what)?;
+                let bytes = bytes.next_multiple_of(step.max(1));
+                let allocation = cuda::create(handle, bytes, rdma, shareable)
+                    .doing(what)
+                    .map_err(no_room)?;
+                let address = match cuda::reserve_addresses(bytes) {
+                    Ok(address) => address,
+                    Err(code) => {
+                        // SAFETY: made just above and mapped nowhere.
+                        let _ = unsafe { cuda::release(allocation) };
+                        return Err(CudaError::new(what(), code));
+                    }
+                };
+                // SAFETY: the range was reserved just now, as long as the allocation is.
+                if let Err(code) = unsafe { cuda::map(handle, address, bytes, allocation) } {
+                    // SAFETY: both were made just above, and nothing is mapped.
+                    unsafe {
+                        let _ = cuda::free_addresses(address, bytes);
+                        let _ = cuda::release(allocation);
+                    }
+                    return Err(CudaError::new(what(), code));
+                }
+                Self {
+                    device,
+                    address,
+                    bytes,
+                    allocation: Some(allocation),
+                    backing,
+                }
+            }
+        };
+        // SAFETY: the memory is as long as it says and known to nobody else yet.
+        unsafe { cuda::fill(memory.address, 0, memory.bytes) }.doing(what)?;
+        // Setting is asynchronous to the host for device memory.
+        device.synchronize()?;
+        Ok(memory)
+    }
+
+    /// A copy of `bytes` in device memory.
+    pub fn holding(device: &'static Device, bytes: &[u8]) -> Result<Self, CudaError> {
+        let memory = Self::with(device, bytes.len().max(1), Backing::Plain)?;
+        memory.write(0, bytes)?;
+        Ok(memory)
+    }
+
+    /// The device.
+    pub const fn device(&self) -> &'static Device {
+        self.device
+    }
+
+    /// The first byte's address, as the device sees it.
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes, at least as many as were asked for.
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// What it is made of.
+    pub const fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// Writes `bytes` from `offset` on and waits. For setting up and for tests.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        assert!(
+            offset
+                .checked_add(bytes.len())
+                .is_some_and(|end| end <= self.bytes),
+            "outside of the memory"
+        );
+        self.device.enter()?;
+        // SAFETY: inside of the memory, as just checked. What else uses it meanwhile sees old or new bytes: no
+        // reference is made to device memory.
+        unsafe { cuda::copy_in(self.address + offset as u64, bytes) }
+            .doing(|| format!("writing memory of cuda:{}", self.device.ordinal()))
+    }
+
+    /// Reads into `bytes` from `offset` on and waits. For reading results of setting up and for tests.
+    ///
+    /// # Panics
+    /// If they are not all there.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
+        assert!(
+            offset
+                .checked_add(bytes.len())
+                .is_some_and(|end| end <= self.bytes),
+            "outside of the memory"
+        );
+        self.device.enter()?;
+        // SAFETY: inside of the memory, as just checked.
+        unsafe { cuda::copy_out(bytes, self.address + offset as u64) }
+            .doing(|| format!("reading memory of cuda:{}", self.device.ordinal()))
+    }
+
+    /// A file descriptor through which another process can map the memory; `None` where it is not shareable.
+    pub fn share(&self) -> Result<Option<OwnedFd>, CudaError> {
+        let (
+            Some(allocation),
+            Backing::Mapped {
+                shareable: true, ..
+            },
+        ) = (self.allocation, self.backing)
+        else {
+            return Ok(None);
+        };
+        self.device.enter()?;
+        // SAFETY: the allocation lives as long as `self` and is shareable.
+        unsafe { cuda::export(allocation) }
+            .map(Some)
+            .doing(|| format!("sharing memory of cuda:{}", self.device.ordinal()))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Err(error) = self.device.enter() {
+            tracing::debug!("freeing: {error}");
+            return;
+        }
+        // SAFETY: address, bytes and allocation are those of `with`; no work uses the memory by this type's contract.
+        let result = unsafe {
+            match self.allocation {
+                None => cuda::free(self.address),
+                Some(allocation) => cuda::unmap(self.address, self.bytes)
+                    .and_then(|()| cuda::free_addresses(self.address, self.bytes))
+                    .and_then(|()| cuda::release(allocation)),
+            }
+        };
+        if let Err(code) = result {
+            // After a sticky error nothing can be freed; the process must end anyway.
+            tracing::debug!("freeing memory of cuda:{}: {code:?}", self.device.ordinal());
+        }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory")
+            .field("device", &self.device.ordinal())
+            .field("bytes", &self.bytes)
+            .field("backing", &self.backing)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Host memory that is pinned for CUDA: copies from and to it run at full rate and leave the CPU alone.
+#[derive(Debug)]
+pub struct Registered {
+    device: &'static Device,
+    address: NonNull<u8>,
+}
+
+// SAFETY: the address is only handed back to the driver, from any thread.
+unsafe impl Send for Registered {}
+
+impl Registered {
+    /// Pins `bytes` bytes at `address`, for all devices.
+    ///
+    /// # Safety
+    /// They are mapped and stay so until this is dropped.
+    pub(crate) unsafe fn new(
+        device: &'static Device,
+        address: NonNull<u8>,
+        bytes: usize,
+    ) -> Result<Self, CudaError> {
+        device.enter()?;
+        // SAFETY: by the caller's word.
+        unsafe { cuda::register_host(address.as_ptr(), bytes) }
+            .doing(|| format!("pinning {} of host memory for CUDA", ByteSize(bytes as u64)))?;
+        Ok(Self { device, address })
+    }
+}
+
+impl Registration for Registered {
+    fn holder(&self) -> &'static str {
+        "CUDA"
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let result = self.device.enter().map(|()| {
+            // SAFETY: registered in `new`; a region drops its registrations when no ring, and so no copy, uses it.
+            unsafe { cuda::unregister_host(self.address.as_ptr()) }
+        });
+        if !matches!(result, Ok(Ok(()))) {
+            tracing::debug!("unpinning host memory: {result:?}");
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! NVIDIA GPUs through the CUDA driver, which is found at run time: devices, their memory, streams, events and
+//! the code that runs on them.
+//!
+//! ```text
+//!   Device ◀── Memory, Registration, Stream ◀── Event
+//!      ▲────── Module ◀── Function          each keeps alive what it was made from
+//! ```
+//! A machine without the driver has no devices, and [`probe`] says why; nothing here panics then.
+
+mod compile;
+mod device;
+mod error;
+mod memory;
+mod module;
+mod probe;
+mod stream;
+
+pub use compile::{CompileError, Compiler, Source, Target};
+pub use device::{Attributes, Device};
+pub use error::CudaError;
+pub use memory::{Backing, Memory, Registered};
+pub use module::{Argument, Function, Grid, Module};
+pub use probe::{Found, NoCuda, probe};
+pub use stream::{Graph, Mark, Rows, Stream};

@@ -1,0 +1,366 @@
+//! Streams: work in order on a device, and marks that tell how far it is.
+
+use super::device::Device;
+use super::error::{CudaError, Doing};
+use crate::ring::Event;
+use crate::sys::cuda::{self, RawEvent, RawGraph, RawStream};
+use std::cell::Cell;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+pub use crate::sys::cuda::Rows;
+
+/// An event of the driver.
+struct Raw(RawEvent);
+
+impl Raw {
+    fn new(timed: bool) -> Result<Self, CudaError> {
+        cuda::create_event(timed)
+            .map(Self)
+            .doing(|| "making an event".to_owned())
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // SAFETY: made in `new` and used by nobody else. The driver lets an event go that is still on a stream.
+        let _ = unsafe { cuda::destroy_event(self.0) };
+    }
+}
+
+/// A place on a stream: done when everything before it is. Marks of a [timed](Stream::timed) stream know when.
+///
+/// A mark is used again once nobody but its stream holds it.
+pub struct Mark {
+    device: &'static Device,
+    /// Recorded by [`Stream::begin`]; timed streams have it.
+    start: Option<Raw>,
+    end: Raw,
+    state: AtomicU32,
+    failure: OnceLock<CudaError>,
+}
+
+const PENDING: u32 = 0;
+const DONE: u32 = 1;
+const FAILED: u32 = 2;
+
+// SAFETY: events may be recorded, asked and freed from any thread; the driver has its own locks.
+unsafe impl Send for Mark {}
+// SAFETY: as above.
+unsafe impl Sync for Mark {}
+
+impl Mark {
+    /// Milliseconds of the device's time from the beginning of the work to its end; `None` where it is not timed,
+    /// not done or failed.
+    pub fn milliseconds(&self) -> Option<f32> {
+        self.since(self.start.as_ref()?)
+    }
+
+    /// Milliseconds of the device's time from the end of the work of `before` to the beginning of this one's.
+    pub fn gap(&self, before: &Self) -> Option<f32> {
+        self.device.enter().ok()?;
+        let start = self.start.as_ref()?;
+        // SAFETY: both events live as long as their marks.
+        unsafe { cuda::elapsed(before.end.0, start.0) }.ok()
+    }
+
+    fn since(&self, start: &Raw) -> Option<f32> {
+        self.device.enter().ok()?;
+        // SAFETY: both events live as long as the mark.
+        unsafe { cuda::elapsed(start.0, self.end.0) }.ok()
+    }
+}
+
+impl Event for Mark {
+    fn is_done(&self) -> bool {
+        if self.state.load(Ordering::Acquire) != PENDING {
+            return true;
+        }
+        let asked = self.device.enter().and_then(|()| {
+            // SAFETY: the event lives as long as the mark.
+            unsafe { cuda::query_event(self.end.0) }
+                .doing(|| format!("work on cuda:{}", self.device.ordinal()))
+        });
+        match asked {
+            Ok(false) => return false,
+            Ok(true) => self.state.store(DONE, Ordering::Release),
+            Err(error) => {
+                let _ = self.failure.set(error);
+                self.state.store(FAILED, Ordering::Release);
+            }
+        }
+        true
+    }
+
+    fn failure(&self) -> Option<CudaError> {
+        (self.state.load(Ordering::Acquire) == FAILED)
+            .then(|| self.failure.get().cloned())
+            .flatten()
+    }
+}
+
+impl fmt::Debug for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mark")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A stream of one device, used by one thread at a time.
+pub struct Stream {
+    device: &'static Device,
+    raw: RawStream,
+    marks: Box<[Arc<Mark>]>,
+    /// The mark that is used next, or was begun.
+    next: Cell<usize>,
+}
+
+// SAFETY: the driver lets any thread use a stream, and `Cell` moves with it.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    /// A stream with `marks` marks, which is the most work that can be in flight on it; at least 1.
+    pub fn new(device: &'static Device, marks: usize) -> Result<Self, CudaError> {
+        Self::with(device, marks, false)
+    }
+
+    /// A stream whose marks tell how long the work before them took.
+    pub fn timed(device: &'static Device, marks: usize) -> Result<Self, CudaError> {
+        Self::with(device, marks, true)
+    }
+
+    fn with(device: &'static Device, marks: usize, timed: bool) -> Result<Self, CudaError> {
+        device.enter()?;
+        let mut made = Vec::with_capacity(marks.max(1));
+        for _ in 0..marks.max(1) {
+            made.push(Arc::new(Mark {
+                device,
+                start: timed.then(|| Raw::new(true)).transpose()?,
+                end: Raw::new(timed)?,
+                state: AtomicU32::new(DONE),
+                failure: OnceLock::new(),
+            }));
+        }
+        let raw = cuda::create_stream()
+            .doing(|| format!("making a stream on cuda:{}", device.ordinal()))?;
+        Ok(Self {
+            device,
+            raw,
+            marks: made.into(),
+            next: Cell::new(0),
+        })
+    }
+
+    /// The device.
+    pub const fn device(&self) -> &'static Device {
+        self.device
+    }
+
+    /// Whether a mark is free. Without one nothing may be begun.
+    pub fn has_mark(&self) -> bool {
+        Arc::strong_count(&self.marks[self.next.get()]) == 1
+    }
+
+    /// Notes the time at which the work begins that the next [`mark`](Self::mark) ends.
+    pub fn begin(&self) -> Result<(), CudaError> {
+        self.device.enter()?;
+        match &self.marks[self.next.get()].start {
+            // SAFETY: event and stream live as long as `self`.
+            Some(start) => unsafe { cuda::record_event(start.0, self.raw) }
+                .doing(|| self.what("marking the beginning of work")),
+            None => Ok(()),
+        }
+    }
+
+    /// Marks the end of all work put on the stream so far.
+    ///
+    /// # Panics
+    /// If no mark is [free](Self::has_mark).
+    pub fn mark(&self) -> Result<Arc<Mark>, CudaError> {
+        let next = self.next.get();
+        let mark = &self.marks[next];
+        assert!(
+            self.has_mark(),
+            "more work in flight than the stream has marks"
+        );
+        mark.state.store(PENDING, Ordering::Release);
+        self.device.enter()?;
+        // SAFETY: event and stream live as long as `self`, and the mark's last use is over.
+        unsafe { cuda::record_event(mark.end.0, self.raw) }
+            .doing(|| self.what("marking the end of work"))?;
+        self.next.set((next + 1) % self.marks.len());
+        Ok(mark.clone())
+    }
+
+    /// Waits until everything on the stream is done. Not for the data path.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.device.enter()?;
+        // SAFETY: the stream lives as long as `self`.
+        unsafe { cuda::synchronize_stream(self.raw) }.doing(|| self.what("waiting for work"))
+    }
+
+    /// Copies `bytes` host bytes to device memory.
+    ///
+    /// # Safety
+    /// Both ranges stay alive, the source is not written and the target neither read nor written by others, until
+    /// the next [`mark`](Self::mark) is done.
+    pub unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize) -> Result<(), CudaError> {
+        self.device.enter()?;
+        // SAFETY: by the caller's word.
+        unsafe { cuda::copy_in_async(to, from, bytes, self.raw) }.doing(|| self.what("copying to"))
+    }
+
+    /// Copies `bytes` of device memory to the host.
+    ///
+    /// # Safety
+    /// As for [`copy_in`](Self::copy_in).
+    pub unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize) -> Result<(), CudaError> {
+        self.device.enter()?;
+        // SAFETY: by the caller's word.
+        unsafe { cuda::copy_out_async(to, from, bytes, self.raw) }
+            .doing(|| self.what("copying from"))
+    }
+
+    /// Copies device memory to device memory.
+    ///
+    /// # Safety
+    /// As for [`copy_in`](Self::copy_in).
+    pub unsafe fn copy_within(&self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
+        self.device.enter()?;
+        // SAFETY: by the caller's word.
+        unsafe { cuda::copy_within_async(to, from, bytes, self.raw) }
+            .doing(|| self.what("copying within"))
+    }
+
+    /// Copies rows of host memory to device memory.
+    ///
+    /// # Safety
+    /// As for [`copy_in`](Self::copy_in), for every row.
+    pub unsafe fn copy_rows_in(
+        &self,
+        to: u64,
+        from: *const u8,
+        rows: Rows,
+    ) -> Result<(), CudaError> {
+        self.device.enter()?;
+        // SAFETY: by the caller's word.
+        unsafe { cuda::copy_rows_in_async(to, from, rows, self.raw) }
+            .doing(|| self.what("copying rows to"))
+    }
+
+    /// Copies rows of device memory to the host.
+    ///
+    /// # Safety
+    /// As for [`copy_in`](Self::copy_in), for every row.
+    pub unsafe fn copy_rows_out(
+        &self,
+        to: *mut u8,
+        from: u64,
+        rows: Rows,
+    ) -> Result<(), CudaError> {
+        self.device.enter()?;
+        // SAFETY: by the caller's word.
+        unsafe { cuda::copy_rows_out_async(to, from, rows, self.raw) }
+            .doing(|| self.what("copying rows from"))
+    }
+
+    /// Sets `bytes` bytes of `memory` from `offset` on.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn fill(
+        &self,
+        memory: &super::Memory,
+        offset: usize,
+        byte: u8,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        assert!(
+            offset
+                .checked_add(bytes)
+                .is_some_and(|end| end <= memory.bytes()),
+            "outside of the memory"
+        );
+        self.device.enter()?;
+        // SAFETY: inside of the memory, as just checked; by its contract it is not dropped while work uses it.
+        unsafe { cuda::fill_async(memory.address() + offset as u64, byte, bytes, self.raw) }
+            .doing(|| self.what("setting memory of"))
+    }
+
+    /// Records what `work` puts on the stream, without doing it, so that it can be put there as one, again and again.
+    pub fn record(
+        &self,
+        work: impl FnOnce(&Self) -> Result<(), CudaError>,
+    ) -> Result<Graph, CudaError> {
+        self.device.enter()?;
+        // SAFETY: the stream lives as long as `self`; recording ends below whatever `work` answers.
+        unsafe { cuda::begin_capture(self.raw) }.doing(|| self.what("recording work"))?;
+        let worked = work(self);
+        // SAFETY: recording was begun above.
+        let graph = unsafe { cuda::end_capture(self.raw) }.doing(|| self.what("recording work"));
+        worked?;
+        Ok(Graph {
+            device: self.device,
+            raw: graph?,
+        })
+    }
+
+    /// Puts recorded work on the stream.
+    pub fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
+        self.device.enter()?;
+        // SAFETY: graph and stream are alive. What the graph touches was given to it in `record` under the same
+        // promises that each launch and copy asks for.
+        unsafe { cuda::launch_graph(graph.raw, self.raw) }.doing(|| self.what("launching a graph"))
+    }
+
+    pub(super) const fn raw(&self) -> RawStream {
+        self.raw
+    }
+
+    pub(super) fn what(&self, doing: &str) -> String {
+        format!("{doing} cuda:{}", self.device.ordinal())
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.device.enter().is_ok() {
+            // SAFETY: made in `with` and used by nobody else; the driver finishes what is on it.
+            let _ = unsafe { cuda::destroy_stream(self.raw) };
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream")
+            .field("device", &self.device.ordinal())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Work that was recorded once and is put on a stream as one.
+pub struct Graph {
+    device: &'static Device,
+    raw: RawGraph,
+}
+
+// SAFETY: the driver lets any thread use a graph, one at a time, which `&self` of an un-`Sync` type assures.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.device.enter().is_ok() {
+            // SAFETY: made in `record` and used by nobody else.
+            let _ = unsafe { cuda::destroy_graph(self.raw) };
+        }
+    }
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph").finish_non_exhaustive()
+    }
+}
