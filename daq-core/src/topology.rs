@@ -1,5 +1,8 @@
 //! The machine as the plan sees it: NUMA nodes, the cores of this process, GPUs.
 
+pub mod pci;
+
+use pci::{Link, PciFacts};
 use std::path::Path;
 
 /// A NUMA node.
@@ -18,6 +21,39 @@ pub struct Gpu {
     pub ordinal: u32,
     /// CUDA's name for it.
     pub name: String,
+    /// The driver's identity of the card, as in `GPU-5d5e…`.
+    pub uuid: Option<String>,
+    /// Its address, as in `0000:3b:00.0`.
+    pub pci: Option<String>,
+    /// The NUMA node it hangs on.
+    pub node: Option<u32>,
+    /// Its PCIe link, now and at most.
+    pub link: Option<Link>,
+}
+
+impl Gpu {
+    /// A GPU of which no more is known.
+    pub fn new(ordinal: u32, name: impl Into<String>) -> Self {
+        Self {
+            ordinal,
+            name: name.into(),
+            uuid: None,
+            pci: None,
+            node: None,
+            link: None,
+        }
+    }
+
+    /// The GPU with its place on the bus.
+    #[must_use]
+    pub fn placed(self, facts: &PciFacts) -> Self {
+        Self {
+            pci: Some(facts.address.clone()),
+            node: facts.node,
+            link: facts.link,
+            ..self
+        }
+    }
 }
 
 /// The machine.

@@ -201,10 +201,7 @@ fn host() -> Topology {
 
 fn with_gpu() -> Topology {
     Topology {
-        gpus: vec![Gpu {
-            ordinal: 0,
-            name: "Test GPU".to_owned(),
-        }],
+        gpus: vec![Gpu::new(0, "Test GPU")],
         ..host()
     }
 }
