@@ -1,4 +1,5 @@
-//! Optional libraries: whether they are there, what for, and which package brings them. None is loaded.
+//! Optional libraries: whether they are there, what for, and which package brings them. Found
+//! by name; none is loaded for it.
 
 use super::root::Root;
 use super::{Finding, Verdict};

@@ -1,11 +1,14 @@
 //! `daq doctor`: what of this machine stands in the way of lossless data, and the command that mends it.
 //!
-//! Every check reads a few files and judges; nothing is changed, no library is loaded and no device opened.
+//! Nearly every check reads a few files and judges; nothing is changed. The one library opened is NVIDIA's NVML,
+//! on the running machine and only where an NVIDIA GPU or its driver shows: it opens the driver's device files and
+//! reads, which wakes a card without persistence mode for a few seconds.
 //! Counters of drops are read twice, for only those that grow are a warning.
 //! Each finding says what was read, from where, and the command that fixes it.
 
 mod cgroup;
 mod drops;
+mod gpu;
 mod libraries;
 mod memory;
 mod network;
@@ -14,8 +17,10 @@ mod root;
 mod system;
 
 use drops::Drops;
+pub use gpu::CudaFacts;
 use root::Root;
 use serde::Serialize;
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -59,8 +64,8 @@ impl Verdict {
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What it belongs to, as in `network`.
-    pub group: &'static str,
+    /// What it belongs to, as in `network` or, for one of several cards, `gpu 0000:3b:00.0`.
+    pub group: Cow<'static, str>,
     /// What was looked at, as in `rmem_max`.
     pub name: &'static str,
     /// What was read, for people, as in `4 MiB`.
@@ -79,10 +84,14 @@ pub struct Finding {
 
 impl Finding {
     /// A finding of which nothing is known yet.
-    fn new(group: &'static str, name: &'static str, from: impl Into<String>) -> Self {
+    fn new(
+        group: impl Into<Cow<'static, str>>,
+        name: &'static str,
+        from: impl Into<String>,
+    ) -> Self {
         let (read, from) = ("not readable".to_owned(), from.into());
         Self {
-            group,
+            group: group.into(),
             name,
             read,
             from,
@@ -132,6 +141,7 @@ pub fn examine(root: &Path, sample: Duration) -> Vec<Finding> {
         memory::examine(&root),
         processor::examine(&root),
         network::examine(&root, &before),
+        gpu::examine(&root),
         libraries::examine(&root),
     ]
     .concat()
@@ -162,7 +172,7 @@ pub fn render(findings: &[Finding], color: bool) -> String {
             if !group.is_empty() {
                 text.push('\n');
             }
-            group = finding.group;
+            group = &finding.group;
             let _ = writeln!(text, "{}", paint("1", group));
         }
         let Finding {

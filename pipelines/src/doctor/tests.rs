@@ -50,7 +50,10 @@ fn this_machine_can_be_examined() {
 #[test]
 fn names_are_unique() {
     let findings = examine(Path::new("/"), Duration::from_millis(1));
-    let mut names: Vec<_> = findings.iter().map(|finding| finding.name).collect();
+    let mut names: Vec<_> = findings
+        .iter()
+        .map(|finding| (&finding.group, finding.name))
+        .collect();
     names.sort_unstable();
     let all = names.len();
     names.dedup();

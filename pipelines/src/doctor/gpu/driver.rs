@@ -1,0 +1,191 @@
+//! The driver as a whole: its version, its kernel module and those beside it, the CUDA it serves.
+
+use super::direct::CudaFacts;
+use super::nvml::{self, NvmlFacts, Refusal};
+use super::{Finding, GROUP, Root, Verdict, has_rdma};
+use std::collections::BTreeMap;
+
+pub(super) const VERSION: &str = "/proc/driver/nvidia/version";
+const PEERMEM: &str = "/sys/module/nvidia_peermem";
+const GDRDRV: &str = "/sys/module/gdrdrv";
+/// The open kernel modules with their driver, for Turing and newer.
+pub(super) const INSTALL: &str = "sudo apt install nvidia-open";
+/// The first driver that serves CUDA 12.0 (CUDA release notes, table of driver versions).
+const LEAST_DRIVER: u32 = 525;
+const LEAST_CUDA: (u32, u32) = (12, 0);
+
+/// NVIDIA's kernel module, as it describes itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Module {
+    /// As in `580.95.05`; `None` if its description has none.
+    pub(super) version: Option<String>,
+    pub(super) is_open: bool,
+}
+
+impl Module {
+    /// The loaded module; `None` if there is none.
+    pub(super) fn read(root: &Root) -> Option<Self> {
+        let text = root.text(VERSION)?;
+        let line = text.lines().next()?;
+        let is_version = |word: &&str| {
+            word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok())
+        };
+        Some(Self {
+            version: line
+                .split_whitespace()
+                .find(is_version)
+                .map(ToOwned::to_owned),
+            is_open: line.contains("Open Kernel Module"),
+        })
+    }
+}
+
+pub(super) fn examine(
+    root: &Root,
+    module: Option<&Module>,
+    asked: Option<&Result<NvmlFacts, Refusal>>,
+    cuda: &BTreeMap<String, CudaFacts>,
+) -> Vec<Finding> {
+    let answer = asked.and_then(|asked| asked.as_ref().ok());
+    let mut findings = vec![version(module, answer)];
+    findings.extend(module.map(|module| kind(module, cuda)));
+    if module.is_some() || answer.is_some() {
+        findings.push(peermem(root, module, cuda));
+        findings.push(gdrdrv(root));
+    }
+    match asked {
+        Some(Ok(facts)) => findings.push(served(facts)),
+        // Without a kernel module NVML has nothing to say that is not said above.
+        Some(Err(refusal)) if module.is_some() => findings.push(refused(refusal)),
+        _ => {}
+    }
+    findings
+}
+
+fn version(module: Option<&Module>, answer: Option<&NvmlFacts>) -> Finding {
+    let (version, from) = match (module, answer) {
+        (Some(module), _) => (module.version.as_deref(), VERSION),
+        (None, Some(facts)) => (facts.driver.as_deref(), nvml::SOURCE),
+        (None, None) => {
+            return Finding::new(GROUP, "driver", VERSION)
+                .read(Verdict::Warn, "not loaded")
+                .why("PCI shows an NVIDIA GPU that CUDA cannot use: rings lie in host memory")
+                .fix(format!("sudo modprobe nvidia || {INSTALL}"));
+        }
+    };
+    let finding = Finding::new(GROUP, "driver", from);
+    let Some((version, major)) = version.and_then(|version| {
+        let major: u32 = version.split('.').next()?.parse().ok()?;
+        Some((version, major))
+    }) else {
+        return finding;
+    };
+    if major < LEAST_DRIVER {
+        finding
+            .read(Verdict::Warn, version)
+            .why(format!(
+                "CUDA 12.0 needs {LEAST_DRIVER} or newer: rings lie in host memory"
+            ))
+            .fix("sudo apt install nvidia-driver  # Ubuntu: sudo ubuntu-drivers install; then reboot")
+    } else {
+        finding.read(Verdict::Ok, version)
+    }
+}
+
+/// Whether CUDA says of any card that it exports no dma-buf, and of none that it does.
+fn lacks_dma_buf(cuda: &BTreeMap<String, CudaFacts>) -> bool {
+    !cuda.is_empty() && cuda.values().all(|facts| !facts.dma_buf)
+}
+
+fn kind(module: &Module, cuda: &BTreeMap<String, CudaFacts>) -> Finding {
+    let finding = Finding::new(GROUP, "kernel module", VERSION);
+    if module.is_open {
+        return finding.read(Verdict::Ok, "open");
+    }
+    let fix = format!("{INSTALL}  # Turing and newer; then reboot");
+    if lacks_dma_buf(cuda) {
+        finding
+            .read(Verdict::Warn, "closed")
+            .why("it exports no dma-buf: network cards reach GPU memory by nvidia_peermem alone, other devices not at all")
+            .fix(fix)
+    } else {
+        finding
+            .read(Verdict::Ok, "closed")
+            .why("only the open modules export dma-bufs, by which any device may write GPU memory")
+            .fix(fix)
+    }
+}
+
+fn peermem(root: &Root, module: Option<&Module>, cuda: &BTreeMap<String, CudaFacts>) -> Finding {
+    let finding = Finding::new(GROUP, "nvidia_peermem", PEERMEM);
+    if root.exists(PEERMEM) {
+        return finding.read(Verdict::Ok, "loaded");
+    }
+    let is_closed = module.is_some_and(|module| !module.is_open);
+    let has_dma_buf = cuda.values().any(|facts| facts.dma_buf);
+    match (has_rdma(root), (is_closed && !has_dma_buf) || lacks_dma_buf(cuda)) {
+        (true, true) => finding
+            .read(Verdict::Warn, "not loaded")
+            .why("without it and without dma-buf the network card cannot write GPU memory: the staged path is used")
+            .fix("sudo modprobe nvidia-peermem"),
+        (true, false) => finding
+            .read(Verdict::Ok, "not loaded")
+            .why("dma-buf takes its place"),
+        (false, _) => finding
+            .read(Verdict::Ok, "not loaded")
+            .why("for RDMA network cards; this machine shows none"),
+    }
+}
+
+fn gdrdrv(root: &Root) -> Finding {
+    let finding = Finding::new(GROUP, "gdrdrv", GDRDRV);
+    if root.exists(GDRDRV) {
+        finding.read(Verdict::Ok, "loaded")
+    } else {
+        finding
+            .read(Verdict::Ok, "not loaded")
+            .why("only libgdrapi needs it")
+            .fix("sudo apt install gdrdrv-dkms  # from NVIDIA's repository")
+    }
+}
+
+fn served(facts: &NvmlFacts) -> Finding {
+    let finding = Finding::new(GROUP, "CUDA", nvml::SOURCE);
+    let Some((major, minor)) = facts.cuda else {
+        return finding;
+    };
+    let read = format!("{major}.{minor}");
+    if (major, minor) < LEAST_CUDA {
+        finding
+            .read(Verdict::Warn, read)
+            .why(format!(
+                "daq needs 12.0, driver {LEAST_DRIVER} or newer: rings lie in host memory"
+            ))
+            .fix(
+            "sudo apt install nvidia-driver  # Ubuntu: sudo ubuntu-drivers install; then reboot",
+        )
+    } else {
+        finding.read(Verdict::Ok, read)
+    }
+}
+
+fn refused(refusal: &Refusal) -> Finding {
+    let finding = Finding::new(GROUP, "NVML", "libnvidia-ml.so.1");
+    match refusal {
+        Refusal::NoLibrary => finding
+            .read(Verdict::Unknown, "no library")
+            .why("health of the cards is not known; see libnvidia-ml below"),
+        Refusal::Mismatch => finding
+            .read(Verdict::Warn, "another version")
+            .why("the driver was updated and its old kernel module is still loaded: CUDA refuses to start")
+            .fix("sudo reboot  # or unload the nvidia modules and load them again"),
+        Refusal::Silent(patience) => finding
+            .read(Verdict::Warn, "silent")
+            .why(format!(
+                "the driver did not answer in {} s: a card may have fallen off the bus",
+                patience.as_secs()
+            ))
+            .fix("sudo dmesg | grep -iE 'nvrm|xid'"),
+        Refusal::Other(error) => finding.read(Verdict::Unknown, error),
+    }
+}

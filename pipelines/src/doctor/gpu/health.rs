@@ -1,0 +1,103 @@
+//! The card's state, as NVML tells it: persistence, memory errors, slices, clocks.
+
+use super::nvml::{Brakes, NvmlCard, SOURCE};
+use super::{Card, Finding, Verdict};
+
+/// Nothing where NVML was not asked or refused; that is a finding of the driver.
+pub(super) fn examine(card: &Card) -> Vec<Finding> {
+    let Some(facts) = card.nvml else {
+        return Vec::new();
+    };
+    [
+        Some(persistence(card, facts)),
+        // Not every card counts errors, and few can be sliced.
+        facts.uncorrected.map(|errors| uncorrected(card, errors)),
+        facts.is_mig.map(|is_mig| slices(card, is_mig)),
+        Some(clocks(card, facts)),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn persistence(card: &Card, facts: &NvmlCard) -> Finding {
+    let finding = card.finding("persistence mode", SOURCE);
+    match facts.is_persistent {
+        None => finding,
+        Some(true) => finding.read(Verdict::Ok, "on"),
+        Some(false) => finding
+            .read(Verdict::Warn, "off")
+            .why("the driver stops the card when nobody uses it: the next start takes seconds and counters are lost")
+            .fix(format!(
+                "sudo nvidia-smi -i {} -pm 1  # for good: sudo systemctl enable --now nvidia-persistenced",
+                card.address
+            )),
+    }
+}
+
+fn uncorrected(card: &Card, errors: u64) -> Finding {
+    let finding = card
+        .finding("memory errors", SOURCE)
+        .read(Verdict::Ok, errors.to_string());
+    if errors == 0 {
+        return finding;
+    }
+    finding
+        .read(Verdict::Warn, format!("{errors} uncorrected"))
+        .why("bytes in GPU memory were lost since the driver was loaded, and the driver ends the CUDA contexts that meet them")
+        .fix(format!(
+            "nvidia-smi -q -d ECC,ROW_REMAPPER -i {0}  # then, with nothing running: sudo nvidia-smi -r -i {0}",
+            card.address
+        ))
+}
+
+fn slices(card: &Card, is_mig: bool) -> Finding {
+    let finding = card.finding("MIG", SOURCE);
+    if is_mig {
+        finding
+            .read(Verdict::Ok, "on")
+            .why("CUDA sees slices of the card, each with its part of memory and copy engines")
+            .fix(format!("sudo nvidia-smi -i {} -mig 0", card.address))
+    } else {
+        finding.read(Verdict::Ok, "off")
+    }
+}
+
+fn clocks(card: &Card, facts: &NvmlCard) -> Finding {
+    let finding = card.finding("clocks", SOURCE);
+    let Some(brakes) = facts.brakes else {
+        return finding;
+    };
+    let address = card.address;
+    let Brakes {
+        power,
+        heat,
+        unnamed,
+    } = brakes;
+    let causes: Vec<_> = [(heat, "heat"), (power, "power"), (unnamed, "the hardware")]
+        .into_iter()
+        .filter_map(|(holds, cause)| holds.then_some(cause))
+        .collect();
+    let degrees = facts
+        .temperature
+        .map_or_else(String::new, |degrees| format!(", {degrees} °C"));
+    if causes.is_empty() {
+        return finding.read(Verdict::Ok, format!("free{degrees}"));
+    }
+    let fix = if heat {
+        format!("nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i {address}  # then fans, air, load")
+    } else if power {
+        format!(
+            "nvidia-smi -q -d POWER -i {address}  # then a higher limit: sudo nvidia-smi -i {address} -pl WATTS; check the power cables"
+        )
+    } else {
+        format!("nvidia-smi -q -d PERFORMANCE -i {address}")
+    };
+    finding
+        .read(
+            Verdict::Warn,
+            format!("held back by {}{degrees}", causes.join(" and ")),
+        )
+        .why("kernels take longer than they could, and rings fill")
+        .fix(fix)
+}

@@ -1,0 +1,191 @@
+//! Plain facts from NVIDIA's management library, which is opened at run time. It is only asked, never told.
+
+use daq_core::topology::pci::{Lanes, Link, canonical};
+use nvml_wrapper::Device;
+use nvml_wrapper::Nvml;
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
+use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
+use nvml_wrapper::error::NvmlError;
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Where these facts come from, for findings.
+pub(super) const SOURCE: &str = "NVML";
+/// A driver that starts eight cards without persistence mode takes some 20 s; one that hangs never answers.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What NVML says of the driver and of every card.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NvmlFacts {
+    /// As in `580.95.05`.
+    pub(super) driver: Option<String>,
+    /// The newest CUDA that the driver serves: major, minor.
+    pub(super) cuda: Option<(u32, u32)>,
+    pub(super) cards: Vec<NvmlCard>,
+}
+
+/// What NVML says of one card; `None` is what it does not know or the card does not have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NvmlCard {
+    /// As in `0000:3b:00.0`.
+    pub(super) address: String,
+    pub(super) name: Option<String>,
+    pub(super) uuid: Option<String>,
+    /// Bytes of memory.
+    pub(super) memory: Option<u64>,
+    /// Bytes of the window for others, and of them those mapped.
+    pub(super) bar1: Option<(u64, u64)>,
+    /// Its link; at most what card and slot can do together.
+    pub(super) link: Option<Link>,
+    pub(super) is_persistent: Option<bool>,
+    /// Memory errors that could not be corrected, since the driver was loaded.
+    pub(super) uncorrected: Option<u64>,
+    pub(super) is_mig: Option<bool>,
+    /// Degrees Celsius.
+    pub(super) temperature: Option<u32>,
+    pub(super) brakes: Option<Brakes>,
+}
+
+/// What holds the clocks back now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Brakes {
+    /// The power limit, or the power supply's brake.
+    pub(super) power: bool,
+    /// Temperature of the chip or its memory.
+    pub(super) heat: bool,
+    /// A slowdown by the hardware that gives neither reason.
+    pub(super) unnamed: bool,
+}
+
+/// Why NVML gave no facts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The library is not installed.
+    NoLibrary,
+    /// The library is from another version than the loaded kernel module.
+    Mismatch,
+    /// It did not answer in this time.
+    Silent(Duration),
+    Other(String),
+}
+
+/// Opens the library and asks. Waits at most a minute, for a sick driver may never answer.
+pub(super) fn ask() -> Result<NvmlFacts, Refusal> {
+    let (sender, receiver) = mpsc::channel();
+    // If nobody waits any more, the answer is of no use.
+    let asked = std::thread::Builder::new()
+        .name("nvml".to_owned())
+        .spawn(move || drop(sender.send(read())));
+    match asked {
+        Ok(_) => receiver
+            .recv_timeout(PATIENCE)
+            .unwrap_or(Err(Refusal::Silent(PATIENCE))),
+        Err(error) => Err(Refusal::Other(format!("no thread to ask it: {error}"))),
+    }
+}
+
+fn read() -> Result<NvmlFacts, Refusal> {
+    let nvml = Nvml::init().map_err(|error| match error {
+        NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound => Refusal::NoLibrary,
+        NvmlError::LibRmVersionMismatch => Refusal::Mismatch,
+        error => Refusal::Other(error.to_string()),
+    })?;
+    let count = nvml
+        .device_count()
+        .map_err(|error| Refusal::Other(error.to_string()))?;
+    Ok(NvmlFacts {
+        driver: nvml.sys_driver_version().ok(),
+        cuda: nvml
+            .sys_cuda_driver_version()
+            .ok()
+            .and_then(|version| u32::try_from(version).ok())
+            .map(|version| (version / 1000, version % 1000 / 10)),
+        // A card that fell off the bus has no handle; the files still show it.
+        cards: (0..count)
+            .filter_map(|index| card(&nvml.device_by_index(index).ok()?))
+            .collect(),
+    })
+}
+
+fn card(device: &Device) -> Option<NvmlCard> {
+    Some(NvmlCard {
+        address: canonical(&device.pci_info().ok()?.bus_id)?,
+        name: device.name().ok(),
+        uuid: device.uuid().ok(),
+        memory: device.memory_info().ok().map(|memory| memory.total),
+        bar1: device
+            .bar1_memory_info()
+            .ok()
+            .map(|bar1| (bar1.total, bar1.used)),
+        link: link(device),
+        is_persistent: device.is_in_persistent_mode().ok(),
+        uncorrected: device
+            .total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
+            .ok(),
+        is_mig: device.mig_mode().ok().map(|mode| mode.current != 0),
+        temperature: device.temperature(TemperatureSensor::Gpu).ok(),
+        brakes: device.current_throttle_reasons().ok().map(brakes),
+    })
+}
+
+fn link(device: &Device) -> Option<Link> {
+    let lanes = |generation: u32, width: u32| {
+        (generation > 0 && width > 0).then_some(Lanes { generation, width })
+    };
+    Some(Link {
+        now: lanes(
+            device.current_pcie_link_gen().ok()?,
+            device.current_pcie_link_width().ok()?,
+        )?,
+        most: lanes(
+            device.max_pcie_link_gen().ok()?,
+            device.max_pcie_link_width().ok()?,
+        )?,
+    })
+}
+
+fn brakes(reasons: ThrottleReasons) -> Brakes {
+    let power = reasons
+        .intersects(ThrottleReasons::SW_POWER_CAP | ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN);
+    let heat = reasons
+        .intersects(ThrottleReasons::SW_THERMAL_SLOWDOWN | ThrottleReasons::HW_THERMAL_SLOWDOWN);
+    Brakes {
+        power,
+        heat,
+        unnamed: reasons.contains(ThrottleReasons::HW_SLOWDOWN) && !power && !heat,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn brakes_have_reasons() {
+        let none = Brakes::default();
+        for (reasons, expected) in [
+            (ThrottleReasons::GPU_IDLE, none),
+            (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, none),
+            (
+                ThrottleReasons::SW_POWER_CAP,
+                Brakes {
+                    power: true,
+                    ..none
+                },
+            ),
+            (
+                ThrottleReasons::HW_SLOWDOWN | ThrottleReasons::HW_THERMAL_SLOWDOWN,
+                Brakes { heat: true, ..none },
+            ),
+            (
+                ThrottleReasons::HW_SLOWDOWN,
+                Brakes {
+                    unnamed: true,
+                    ..none
+                },
+            ),
+        ] {
+            assert_eq!(brakes(reasons), expected, "{reasons:?}");
+        }
+    }
+}

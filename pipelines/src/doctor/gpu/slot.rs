@@ -1,0 +1,233 @@
+//! The card in its slot: link, bridges above it, the window to its memory, its NUMA node.
+
+use super::super::root::list;
+use super::{Card, Finding, GIB, MIB, Root, Verdict, is_virtual, nvml, size};
+use daq_core::topology::Topology;
+use daq_core::topology::pci::{Lanes, Link};
+
+const STATUS: &str = "/proc/self/status";
+const PARAMS: &str = "/proc/driver/nvidia/params";
+/// Below this no ring of useful size fits, whatever the card.
+const LEAST_WINDOW: u64 = 256 * MIB;
+/// A card with more memory than this has a larger window unless the firmware keeps it small.
+const LARGE_CARD: u64 = 8 * GIB;
+const LARGE_WINDOW: u64 = GIB;
+/// The window counts as full when less than this part of it is free.
+const FREE_PART: u64 = 10;
+
+pub(super) fn examine(root: &Root, card: &Card) -> Vec<Finding> {
+    let is_virtual = is_virtual(root);
+    vec![
+        link(card, is_virtual),
+        slot(card, is_virtual),
+        window(root, card),
+        node(root, card),
+    ]
+}
+
+/// The card's link from files, else from NVML.
+fn known_link(card: &Card) -> Option<Link> {
+    card.pci
+        .as_ref()
+        .and_then(|pci| pci.link)
+        .or(card.nvml.and_then(|nvml| nvml.link))
+}
+
+/// The lanes of the slot, where the port above the card can be believed.
+fn lanes_of_slot(card: &Card, is_virtual: bool) -> Option<u32> {
+    let pci = card.pci.as_ref().filter(|_| !is_virtual)?;
+    Some(pci.bridges.first()?.link?.most.width)
+}
+
+/// Lanes that neither the card nor its slot lack, yet do not work.
+fn link(card: &Card, is_virtual: bool) -> Finding {
+    let of_files = card.pci.as_ref().and_then(|pci| pci.link);
+    let from = if of_files.is_none() && card.nvml.is_some_and(|nvml| nvml.link.is_some()) {
+        nvml::SOURCE.to_owned()
+    } else {
+        card.file("{current,max}_link_{speed,width}")
+    };
+    let finding = card.finding("link", from);
+    let Some(Link { now, most }) = known_link(card) else {
+        return finding.why("the machine does not tell, as in a virtual machine");
+    };
+    let expected = lanes_of_slot(card, is_virtual).map_or(most.width, |slot| slot.min(most.width));
+    if now.width < expected {
+        return finding
+            .read(Verdict::Warn, format!("{now} of {most}"))
+            .why(format!(
+                "{} of {expected} lanes work: copies run at {} % of what they could",
+                now.width,
+                100 * now.width / expected
+            ))
+            .fix(format!(
+                "sudo lspci -vv -s {} | grep -E 'LnkCap|LnkSta'  # then seat the card and its riser again, look for lanes shared with another slot (bifurcation) in the firmware",
+                card.address
+            ));
+    }
+    if now == most {
+        return finding.read(Verdict::Ok, now.to_string());
+    }
+    let finding = finding.read(Verdict::Ok, format!("{now} of {most}"));
+    if now.generation < most.generation {
+        finding
+            .why("an idle card lowers its speed; under load it rises to what card and slot can do")
+    } else {
+        finding.why("as wide as its slot")
+    }
+}
+
+/// The narrowest place between the card and the processor, if it is not the card itself.
+fn slot(card: &Card, is_virtual: bool) -> Finding {
+    let bridges = card.pci.as_ref().map_or(&[][..], |pci| &pci.bridges);
+    let from = bridges.first().map_or_else(
+        || card.file("../max_link_{speed,width}"),
+        |bridge| format!("{}/{}/max_link_{{speed,width}}", super::PCI, bridge.address),
+    );
+    let finding = card.finding("slot", from);
+    if is_virtual {
+        return finding
+            .read(Verdict::Unknown, "virtual machine")
+            .why("what its host wired cannot be seen from here");
+    }
+    let Some(most) = card
+        .pci
+        .as_ref()
+        .and_then(|pci| pci.link)
+        .map(|link| link.most)
+    else {
+        return finding;
+    };
+    // A port above a switch may have trained narrower than it could; the slot's own width is judged with the card.
+    let narrowest = bridges
+        .iter()
+        .enumerate()
+        .filter_map(|(place, bridge)| {
+            let Link { now, most } = bridge.link?;
+            let width = if place == 0 {
+                most.width
+            } else {
+                most.width.min(now.width)
+            };
+            Some((bridge, Lanes { width, ..most }))
+        })
+        .min_by_key(|(_, lanes)| lanes.rate());
+    let Some((bridge, lanes)) = narrowest else {
+        return finding;
+    };
+    if lanes.rate() >= most.rate() {
+        return finding.read(Verdict::Ok, lanes.to_string());
+    }
+    card.finding(
+        "slot",
+        format!("{}/{}/max_link_{{speed,width}}", super::PCI, bridge.address),
+    )
+    .read(Verdict::Warn, format!("{lanes} for {most}"))
+    .why(format!(
+        "{} carries {:.0} GB/s where the card could take {:.0}: every copy is bound by it",
+        bridge.address,
+        lanes.rate() as f64 / 1e9,
+        most.rate() as f64 / 1e9
+    ))
+    .fix("sudo dmidecode -t slot  # move the card to a slot of its width and generation")
+}
+
+/// The window through which the processor and other devices reach the card's memory.
+fn window(root: &Root, card: &Card) -> Finding {
+    let of_nvml = card.nvml.and_then(|nvml| nvml.bar1);
+    let memory = card.nvml.and_then(|nvml| nvml.memory);
+    let (total, used, from) = match (of_nvml, card.pci.as_ref().and_then(|pci| pci.bar1)) {
+        (Some((total, used)), _) => (total, used, nvml::SOURCE.to_owned()),
+        (None, Some(total)) => (total, 0, card.file("resource")),
+        (None, None) => (0, 0, card.file("resource")),
+    };
+    let finding = card.finding("BAR1", from);
+    if total == 0 {
+        return finding.why("not shown, as in a virtual machine");
+    }
+    let large = memory.is_some_and(|memory| memory > LARGE_CARD);
+    if total < LEAST_WINDOW || (large && total < LARGE_WINDOW) {
+        let mut fix =
+            "sudo systemctl reboot --firmware-setup  # enable \"Above 4G decoding\" and \"Resizable BAR\""
+                .to_owned();
+        if root.field(PARAMS, "EnableResizableBar:").as_deref() == Some("0") {
+            fix.push_str("; if that does not help: options nvidia NVreg_EnableResizableBar=1 in /etc/modprobe.d/nvidia.conf");
+        }
+        return finding
+            .read(Verdict::Warn, size(total))
+            .why("resizable BAR is off: rings that devices or the processor write must fit in this")
+            .fix(fix);
+    }
+    let free = total.saturating_sub(used);
+    if free < total / FREE_PART {
+        return finding
+            .read(
+                Verdict::Warn,
+                format!("{}, {} free", size(total), size(free)),
+            )
+            .why("mappings of other processes fill it: no ring may find a place")
+            .fix(format!(
+                "nvidia-smi -i {}  # shows who uses the card",
+                card.address
+            ));
+    }
+    if memory.is_none() && total < LARGE_WINDOW {
+        return finding
+            .read(Verdict::Unknown, size(total))
+            .why("small if the card has more than 8 GiB, which only NVML tells");
+    }
+    finding.read(Verdict::Ok, size(total))
+}
+
+/// The card's NUMA node against the cores of this process.
+fn node(root: &Root, card: &Card) -> Finding {
+    let finding = card.finding("NUMA node", format!("{}, {STATUS}", card.file("numa_node")));
+    let topology = Topology::read(&root.at("/sys"));
+    let Some(id) = card.pci.as_ref().and_then(|pci| pci.node) else {
+        return if topology.nodes.len() == 1 {
+            finding.read(Verdict::Ok, "the only one")
+        } else {
+            finding.why("the firmware does not tell, as in a virtual machine")
+        };
+    };
+    let Some(node) = topology.nodes.iter().find(|node| node.id == id) else {
+        return finding.read(Verdict::Unknown, id.to_string());
+    };
+    let cores = root
+        .text(&format!("/sys/devices/system/node/node{id}/cpulist"))
+        .unwrap_or_default();
+    let allowed = root
+        .field(STATUS, "Cpus_allowed_list:")
+        .map(|text| list(&text));
+    let Some(allowed) = allowed.filter(|allowed| !allowed.is_empty()) else {
+        return finding.read(Verdict::Unknown, format!("{id}: cores {cores}"));
+    };
+    if node.cores.is_empty() {
+        return finding
+            .read(Verdict::Ok, id.to_string())
+            .why("it has no cores");
+    }
+    let finding_of = |verdict| {
+        finding
+            .clone()
+            .read(verdict, format!("{id}: cores {cores}"))
+    };
+    let near = allowed
+        .iter()
+        .filter(|core| node.cores.contains(core))
+        .count();
+    if near == 0 {
+        finding_of(Verdict::Warn)
+            .why("none of this process's cores is on it: every copy crosses the link between sockets")
+            .fix(format!(
+                "taskset -c {cores} daq run …  # CPUAffinity={cores} in a unit"
+            ))
+    } else if near < allowed.len() {
+        finding_of(Verdict::Ok).why(format!(
+            "pin threads of this GPU's rings there: {near} of this process's {} cores are",
+            allowed.len()
+        ))
+    } else {
+        finding_of(Verdict::Ok)
+    }
+}

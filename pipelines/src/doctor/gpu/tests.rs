@@ -1,0 +1,624 @@
+//! Recorded machines with a GPU, and answers of NVML and CUDA.
+
+use super::nvml::Brakes;
+use super::*;
+use crate::doctor::root::tests::machine;
+use daq_core::topology::pci::{Lanes, Link};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::Duration;
+
+const ADDRESS: &str = "0000:3b:00.0";
+const CARD: &str = "/sys/devices/pci0000:3a/0000:3a:01.0/0000:3b:00.0";
+const PORT: &str = "/sys/devices/pci0000:3a/0000:3a:01.0";
+const OPEN: &str = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build  (dvs-builder)\nGCC version:  gcc version 13.3.0\n";
+const CLOSED: &str =
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n";
+const WIDE: &str =
+    "0xb0000000 0xb0ffffff 0x40200\n0x2000000000 0x3fffffffff 0x14220c\n0 0 0\n0 0 0\n0 0 0\n";
+const NARROW: &str =
+    "0xb0000000 0xb0ffffff 0x40200\n0xc0000000 0xcfffffff 0x14220c\n0 0 0\n0 0 0\n0 0 0\n";
+const TINY: &str =
+    "0xb0000000 0xb0ffffff 0x40200\n0xc0000000 0xc3ffffff 0x14220c\n0 0 0\n0 0 0\n0 0 0\n";
+
+/// A server with one Gen5 x16 card on node 1, all well; `change` replaces, adds, or with `None` removes files.
+fn server(change: &[(&str, Option<&str>)]) -> (tempfile::TempDir, Root) {
+    let (dir, root) = machine(&[
+        (driver::VERSION, OPEN),
+        (&format!("{CARD}/vendor"), "0x10de\n"),
+        (&format!("{CARD}/device"), "0x2335\n"),
+        (&format!("{CARD}/class"), "0x030200\n"),
+        (&format!("{CARD}/numa_node"), "1\n"),
+        (&format!("{CARD}/resource"), WIDE),
+        (&format!("{CARD}/current_link_speed"), "2.5 GT/s PCIe\n"),
+        (&format!("{CARD}/current_link_width"), "16\n"),
+        (&format!("{CARD}/max_link_speed"), "32.0 GT/s PCIe\n"),
+        (&format!("{CARD}/max_link_width"), "16\n"),
+        (&format!("{PORT}/current_link_speed"), "2.5 GT/s PCIe\n"),
+        (&format!("{PORT}/current_link_width"), "16\n"),
+        (&format!("{PORT}/max_link_speed"), "32.0 GT/s PCIe\n"),
+        (&format!("{PORT}/max_link_width"), "16\n"),
+        ("/sys/devices/system/node/node0/cpulist", "0-7\n"),
+        ("/sys/devices/system/node/node1/cpulist", "8-15\n"),
+        ("/proc/self/status", "Cpus_allowed_list:\t0-15\n"),
+    ]);
+    link_to(&root, "/sys/bus/pci/devices", ADDRESS, CARD);
+    for (path, text) in change {
+        let path = root.at(path);
+        match text {
+            Some(text) => {
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, text).unwrap();
+            }
+            None => std::fs::remove_file(path).unwrap(),
+        }
+    }
+    (dir, root)
+}
+
+fn link_to(root: &Root, directory: &str, name: &str, target: &str) {
+    let directory = root.at(directory);
+    std::fs::create_dir_all(&directory).unwrap();
+    std::fs::create_dir_all(root.at(target)).unwrap();
+    symlink(root.at(target), directory.join(name)).unwrap();
+}
+
+fn of_files(root: &Root) -> Vec<Finding> {
+    sound(judge(root, None, &BTreeMap::new()))
+}
+
+/// The findings, each warning with its reason and command, none of them bad, all names apart.
+fn sound(findings: Vec<Finding>) -> Vec<Finding> {
+    let mut names = BTreeSet::new();
+    for finding in &findings {
+        assert!(!finding.is_bad(), "{finding:?}");
+        assert!(!finding.read.is_empty() && !finding.from.is_empty());
+        let is_warning = finding.verdict == Verdict::Warn;
+        assert!(
+            !is_warning || (finding.why.is_some() && finding.fix.is_some()),
+            "{finding:?}"
+        );
+        assert!(
+            names.insert((finding.group.clone(), finding.name)),
+            "{finding:?}"
+        );
+    }
+    findings
+}
+
+fn find<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
+    findings
+        .iter()
+        .find(|finding| finding.name == name)
+        .unwrap_or_else(|| panic!("no {name} in {findings:#?}"))
+}
+
+fn check(change: &[(&str, Option<&str>)], name: &str) -> (Verdict, String) {
+    let (_dir, root) = server(change);
+    let findings = of_files(&root);
+    let found = find(&findings, name);
+    (found.verdict, found.read.clone())
+}
+
+fn lanes(generation: u32, width: u32) -> Lanes {
+    Lanes { generation, width }
+}
+
+/// A healthy H200.
+fn healthy() -> NvmlCard {
+    NvmlCard {
+        address: ADDRESS.to_owned(),
+        name: Some("NVIDIA H200".to_owned()),
+        uuid: Some("GPU-5d5e".to_owned()),
+        memory: Some(140 * GIB),
+        bar1: Some((256 * GIB, 2 * MIB)),
+        link: Some(Link {
+            now: lanes(5, 16),
+            most: lanes(5, 16),
+        }),
+        is_persistent: Some(true),
+        uncorrected: Some(0),
+        is_mig: Some(false),
+        temperature: Some(34),
+        brakes: Some(Brakes::default()),
+    }
+}
+
+fn answer(card: NvmlCard) -> Result<NvmlFacts, Refusal> {
+    Ok(NvmlFacts {
+        driver: Some("580.159.03".to_owned()),
+        cuda: Some((13, 0)),
+        cards: vec![card],
+    })
+}
+
+/// What the server's findings are where NVML says this of its card.
+fn of_nvml(card: NvmlCard, name: &str) -> (Verdict, String) {
+    let (_dir, root) = server(&[]);
+    let findings = sound(judge(&root, Some(&answer(card)), &BTreeMap::new()));
+    let found = find(&findings, name);
+    (found.verdict, found.read.clone())
+}
+
+const GOOD: CudaFacts = CudaFacts {
+    rdma: true,
+    write_ordering: 100,
+    flush: true,
+    dma_buf: true,
+    vmm: true,
+    posix_fd: true,
+};
+
+fn of_cuda(change: &[(&str, Option<&str>)], facts: CudaFacts, name: &str) -> Finding {
+    let (_dir, root) = server(change);
+    let cuda = BTreeMap::from([(ADDRESS.to_owned(), facts)]);
+    find(&sound(judge(&root, None, &cuda)), name).clone()
+}
+
+#[test]
+fn a_good_server_has_no_warning() {
+    let (_dir, root) = server(&[]);
+    let cuda = BTreeMap::from([(ADDRESS.to_owned(), GOOD)]);
+    let findings = sound(judge(&root, Some(&answer(healthy())), &cuda));
+    for finding in &findings {
+        assert_eq!(finding.verdict, Verdict::Ok, "{finding:?}");
+    }
+    let read = |name| find(&findings, name).read.as_str();
+    assert_eq!(read("driver"), "580.159.03");
+    assert_eq!(read("kernel module"), "open");
+    assert_eq!(read("CUDA"), "13.0");
+    assert_eq!(read("card"), "NVIDIA H200, 140 GiB, GPU-5d5e");
+    // The idle card's speed is no fault.
+    assert_eq!(read("link"), "PCIe 1 x16 of PCIe 5 x16");
+    assert_eq!(read("slot"), "PCIe 5 x16");
+    assert_eq!(read("BAR1"), "256 GiB");
+    assert_eq!(read("NUMA node"), "1: cores 8-15");
+    assert_eq!(find(&findings, "BAR1").group, "gpu 0000:3b:00.0");
+}
+
+#[test]
+fn without_a_gpu_there_is_one_line() {
+    let (_dir, root) = machine(&[("/sys/bus/pci/devices/0000:00:1f.0/vendor", "0x8086\n")]);
+    let findings = of_files(&root);
+    assert_eq!(findings.len(), 1);
+    assert_eq!(
+        (findings[0].verdict, findings[0].read.as_str()),
+        (Verdict::Ok, "none")
+    );
+    assert_eq!(
+        findings[0].why.as_deref(),
+        Some("no NVIDIA GPU: rings lie in host memory")
+    );
+    let (_dir, root) = machine(&[]);
+    let findings = of_files(&root);
+    assert_eq!((findings.len(), findings[0].verdict), (1, Verdict::Unknown));
+}
+
+#[test]
+fn the_kernel_module_is_open_closed_or_missing() {
+    let closed = [(driver::VERSION, Some(CLOSED))];
+    assert_eq!(
+        check(&closed, "driver"),
+        (Verdict::Ok, "535.183.01".to_owned())
+    );
+    assert_eq!(
+        check(&closed, "kernel module"),
+        (Verdict::Ok, "closed".to_owned())
+    );
+    let missing = [(driver::VERSION, None)];
+    assert_eq!(
+        check(&missing, "driver"),
+        (Verdict::Warn, "not loaded".to_owned())
+    );
+    let old = CLOSED.replace("535.183.01", "470.256.02");
+    assert_eq!(
+        check(&[(driver::VERSION, Some(&old))], "driver"),
+        (Verdict::Warn, "470.256.02".to_owned())
+    );
+    assert_eq!(
+        check(&[(driver::VERSION, Some("something else\n"))], "driver").0,
+        Verdict::Unknown
+    );
+}
+
+#[test]
+fn a_card_of_another_driver_is_no_card_of_ours() {
+    for (holder, verdict) in [
+        ("nvidia", Verdict::Ok),
+        ("vfio-pci", Verdict::Warn),
+        ("nouveau", Verdict::Warn),
+    ] {
+        let (_dir, root) = server(&[]);
+        link_to(
+            &root,
+            CARD,
+            "driver",
+            &format!("/sys/bus/pci/drivers/{holder}"),
+        );
+        assert_eq!(find(&of_files(&root), "card").verdict, verdict, "{holder}");
+    }
+}
+
+#[test]
+fn lost_lanes_are_a_warning_and_a_narrow_slot_is_its_own() {
+    let width = format!("{CARD}/current_link_width");
+    assert_eq!(
+        check(&[(&width, Some("8\n"))], "link"),
+        (Verdict::Warn, "PCIe 1 x8 of PCIe 5 x16".to_owned())
+    );
+    assert_eq!(check(&[(&width, Some("8\n"))], "slot").0, Verdict::Ok);
+    let slot = format!("{PORT}/max_link_width");
+    let narrow = [(width.as_str(), Some("8\n")), (&slot, Some("8\n"))];
+    assert_eq!(check(&narrow, "link").0, Verdict::Ok);
+    assert_eq!(
+        check(&narrow, "slot"),
+        (Verdict::Warn, "PCIe 5 x8 for PCIe 5 x16".to_owned())
+    );
+    let slow = format!("{PORT}/max_link_speed");
+    assert_eq!(
+        check(&[(&slow, Some("16.0 GT/s PCIe\n"))], "slot"),
+        (Verdict::Warn, "PCIe 4 x16 for PCIe 5 x16".to_owned())
+    );
+}
+
+#[test]
+fn a_switch_that_is_narrower_than_the_card_is_named() {
+    let (_dir, root) = server(&[]);
+    let below = "/sys/devices/pci0000:3a/0000:3a:01.0/0000:3c:00.0/0000:3d:00.0/0000:3e:00.0";
+    let files = [
+        ("current_link_speed", "16.0 GT/s PCIe"),
+        ("current_link_width", "16"),
+        ("max_link_speed", "16.0 GT/s PCIe"),
+        ("max_link_width", "16"),
+        ("vendor", "0x10de"),
+        ("class", "0x030200"),
+    ];
+    let at = Path::new(below);
+    std::fs::create_dir_all(root.at(below)).unwrap();
+    for directory in [
+        at,
+        at.parent().unwrap(),
+        at.parent().unwrap().parent().unwrap(),
+    ] {
+        for (file, text) in files {
+            let path = directory.join(file);
+            std::fs::write(root.at(path.to_str().unwrap()), text).unwrap();
+        }
+    }
+    // The switch's way up trained at half its width.
+    let up = "/sys/devices/pci0000:3a/0000:3a:01.0/0000:3c:00.0/current_link_width";
+    std::fs::write(root.at(up), "4").unwrap();
+    link_to(&root, "/sys/bus/pci/devices", "0000:3e:00.0", below);
+    let findings = of_files(&root);
+    let slot = findings
+        .iter()
+        .find(|finding| finding.name == "slot" && finding.group.ends_with("3e:00.0"))
+        .unwrap();
+    assert_eq!(
+        (slot.verdict, slot.read.as_str()),
+        (Verdict::Warn, "PCIe 4 x4 for PCIe 4 x16")
+    );
+    assert!(slot.from.contains("0000:3c:00.0"), "{slot:?}");
+}
+
+#[test]
+fn a_small_window_is_a_warning_where_the_card_is_large() {
+    let resource = format!("{CARD}/resource");
+    assert_eq!(
+        check(&[(&resource, Some(TINY))], "BAR1"),
+        (Verdict::Warn, "64 MiB".to_owned())
+    );
+    assert_eq!(
+        check(&[(&resource, Some(NARROW))], "BAR1"),
+        (Verdict::Unknown, "256 MiB".to_owned())
+    );
+    assert_eq!(
+        check(&[(&resource, Some(WIDE))], "BAR1"),
+        (Verdict::Ok, "128 GiB".to_owned())
+    );
+    let bar1 = |total, used, memory| {
+        let card = NvmlCard {
+            bar1: Some((total, used)),
+            memory: Some(memory),
+            ..healthy()
+        };
+        of_nvml(card, "BAR1")
+    };
+    assert_eq!(bar1(256 * MIB, 0, 24 * GIB).0, Verdict::Warn);
+    assert_eq!(bar1(256 * MIB, 0, 8 * GIB).0, Verdict::Ok);
+    assert_eq!(
+        bar1(32 * GIB, 31 * GIB, 24 * GIB),
+        (Verdict::Warn, "32 GiB, 1 GiB free".to_owned())
+    );
+}
+
+#[test]
+fn the_driver_can_be_told_to_resize_the_window() {
+    let resource = format!("{CARD}/resource");
+    let (_dir, root) = server(&[
+        (&resource, Some(TINY)),
+        (
+            "/proc/driver/nvidia/params",
+            Some("ResmanDebugLevel: 4294967295\nEnableResizableBar: 0\n"),
+        ),
+    ]);
+    let findings = of_files(&root);
+    let fix = find(&findings, "BAR1").fix.as_deref().unwrap();
+    assert!(fix.contains("NVreg_EnableResizableBar=1"), "{fix}");
+}
+
+#[test]
+fn cores_of_another_node_are_a_warning() {
+    let allowed = |list: &str| format!("Cpus_allowed_list:\t{list}\n");
+    let (_dir, root) = server(&[("/proc/self/status", Some(&allowed("0-3")))]);
+    let findings = of_files(&root);
+    let found = find(&findings, "NUMA node");
+    assert_eq!(found.verdict, Verdict::Warn);
+    let fix = found.fix.as_deref().unwrap();
+    assert!(
+        fix.contains("taskset -c 8-15 ") && fix.contains("CPUAffinity=8-15"),
+        "{fix}"
+    );
+    for list in ["7-8", "8-15"] {
+        let status = allowed(list);
+        let change = [("/proc/self/status", Some(status.as_str()))];
+        assert_eq!(check(&change, "NUMA node").0, Verdict::Ok, "{list}");
+    }
+    assert_eq!(
+        check(&[("/proc/self/status", None)], "NUMA node").0,
+        Verdict::Unknown
+    );
+}
+
+#[test]
+fn what_a_virtual_machine_lacks_is_unknown() {
+    let file = |name| format!("{CARD}/{name}");
+    let (numa, resource) = (file("numa_node"), file("resource"));
+    let (speed, width) = (file("max_link_speed"), file("current_link_width"));
+    let port = format!("{PORT}/max_link_width");
+    let change = [
+        (numa.as_str(), Some("-1\n")),
+        (&resource, None),
+        (&speed, Some("Unknown\n")),
+        (&width, Some("0\n")),
+        (&port, Some("1\n")),
+        ("/proc/cpuinfo", Some("flags\t\t: fpu hypervisor lm\n")),
+    ];
+    for name in ["link", "slot", "BAR1", "NUMA node"] {
+        assert_eq!(check(&change, name).0, Verdict::Unknown, "{name}");
+    }
+    // A virtual port of one lane bounds nothing.
+    assert_eq!(
+        check(&[(&port, Some("1\n"))], "slot").0,
+        Verdict::Warn,
+        "without the flag"
+    );
+    let one_node = [
+        (numa.as_str(), Some("-1\n")),
+        ("/sys/devices/system/node/node1/cpulist", None),
+    ];
+    assert_eq!(check(&one_node, "NUMA node").0, Verdict::Ok);
+}
+
+#[test]
+fn nvml_alone_describes_a_card_that_files_do_not_show() {
+    let (_dir, root) = machine(&[("/proc/self/status", "Cpus_allowed_list:\t0-3\n")]);
+    let findings = sound(judge(&root, Some(&answer(healthy())), &BTreeMap::new()));
+    let read = |name| find(&findings, name).read.as_str();
+    assert_eq!(
+        (read("driver"), read("link"), read("BAR1")),
+        ("580.159.03", "PCIe 5 x16", "256 GiB")
+    );
+}
+
+#[test]
+fn a_card_that_nvml_does_not_list_is_not_judged() {
+    let (_dir, root) = server(&[]);
+    let elsewhere = NvmlCard {
+        address: "0000:99:00.0".to_owned(),
+        ..healthy()
+    };
+    let findings = sound(judge(&root, Some(&answer(elsewhere)), &BTreeMap::new()));
+    let of = |group: &str| findings.iter().filter(|found| found.group == group).count();
+    assert_eq!(of("gpu 0000:3b:00.0"), 1);
+    assert!(of("gpu 0000:99:00.0") > 4);
+}
+
+#[test]
+fn health_is_judged() {
+    assert_eq!(
+        of_nvml(
+            NvmlCard {
+                is_persistent: Some(false),
+                ..healthy()
+            },
+            "persistence mode"
+        ),
+        (Verdict::Warn, "off".to_owned())
+    );
+    assert_eq!(
+        of_nvml(
+            NvmlCard {
+                uncorrected: Some(3),
+                ..healthy()
+            },
+            "memory errors"
+        ),
+        (Verdict::Warn, "3 uncorrected".to_owned())
+    );
+    assert_eq!(
+        of_nvml(
+            NvmlCard {
+                is_mig: Some(true),
+                ..healthy()
+            },
+            "MIG"
+        ),
+        (Verdict::Ok, "on".to_owned())
+    );
+    let none = Brakes::default();
+    for (brakes, verdict, read) in [
+        (none, Verdict::Ok, "free, 34 °C"),
+        (
+            Brakes { heat: true, ..none },
+            Verdict::Warn,
+            "held back by heat, 34 °C",
+        ),
+        (
+            Brakes {
+                power: true,
+                ..none
+            },
+            Verdict::Warn,
+            "held back by power, 34 °C",
+        ),
+        (
+            Brakes {
+                unnamed: true,
+                ..none
+            },
+            Verdict::Warn,
+            "held back by the hardware, 34 °C",
+        ),
+    ] {
+        let card = NvmlCard {
+            brakes: Some(brakes),
+            ..healthy()
+        };
+        assert_eq!(of_nvml(card, "clocks"), (verdict, read.to_owned()));
+    }
+}
+
+#[test]
+fn what_a_card_does_not_know_is_unknown_or_left_out() {
+    let (_dir, root) = server(&[]);
+    let bare = NvmlCard {
+        address: ADDRESS.to_owned(),
+        ..NvmlCard::default()
+    };
+    let findings = sound(judge(&root, Some(&answer(bare)), &BTreeMap::new()));
+    for name in ["card", "persistence mode", "clocks"] {
+        assert_eq!(find(&findings, name).verdict, Verdict::Unknown, "{name}");
+    }
+    assert!(
+        !findings
+            .iter()
+            .any(|finding| ["MIG", "memory errors"].contains(&finding.name))
+    );
+}
+
+#[test]
+fn an_old_cuda_is_a_warning() {
+    for (cuda, verdict) in [
+        (Some((11, 8)), Verdict::Warn),
+        (Some((12, 0)), Verdict::Ok),
+        (None, Verdict::Unknown),
+    ] {
+        let (_dir, root) = server(&[]);
+        let facts = NvmlFacts {
+            cuda,
+            ..answer(healthy()).unwrap()
+        };
+        let findings = sound(judge(&root, Some(&Ok(facts)), &BTreeMap::new()));
+        assert_eq!(find(&findings, "CUDA").verdict, verdict, "{cuda:?}");
+    }
+}
+
+#[test]
+fn a_refusal_says_why() {
+    for (refusal, verdict) in [
+        (Refusal::NoLibrary, Verdict::Unknown),
+        (Refusal::Mismatch, Verdict::Warn),
+        (Refusal::Silent(Duration::from_secs(60)), Verdict::Warn),
+        (Refusal::Other("no permission".to_owned()), Verdict::Unknown),
+    ] {
+        let (_dir, root) = server(&[]);
+        let asked = Err(refusal);
+        let findings = sound(judge(&root, Some(&asked), &BTreeMap::new()));
+        assert_eq!(find(&findings, "NVML").verdict, verdict, "{asked:?}");
+    }
+}
+
+#[test]
+fn attributes_of_cuda_are_judged() {
+    let closed = [(driver::VERSION, Some(CLOSED))];
+    let rdma = ("/sys/class/infiniband/mlx5_0/node_type", Some("1: CA"));
+    let no_dma_buf = CudaFacts {
+        dma_buf: false,
+        ..GOOD
+    };
+    let found = of_cuda(&closed, no_dma_buf, "dma-buf");
+    assert_eq!(found.verdict, Verdict::Warn);
+    assert!(
+        found
+            .fix
+            .unwrap()
+            .starts_with("sudo apt install nvidia-open")
+    );
+    assert_eq!(
+        of_cuda(&closed, no_dma_buf, "kernel module").verdict,
+        Verdict::Warn
+    );
+    assert_eq!(of_cuda(&[], no_dma_buf, "dma-buf").verdict, Verdict::Warn);
+
+    let no_rdma = CudaFacts {
+        rdma: false,
+        ..GOOD
+    };
+    assert_eq!(of_cuda(&[], no_rdma, "GPUDirect RDMA").verdict, Verdict::Ok);
+    assert_eq!(
+        of_cuda(&[rdma], no_rdma, "GPUDirect RDMA").verdict,
+        Verdict::Warn
+    );
+
+    for (write_ordering, flush, verdict, read) in [
+        (200, false, Verdict::Ok, "all devices"),
+        (100, false, Verdict::Ok, "owner"),
+        (0, true, Verdict::Ok, "none"),
+        (0, false, Verdict::Warn, "none"),
+    ] {
+        let facts = CudaFacts {
+            write_ordering,
+            flush,
+            ..GOOD
+        };
+        let found = of_cuda(&[], facts, "write ordering");
+        assert_eq!((found.verdict, found.read.as_str()), (verdict, read));
+    }
+    let plain = CudaFacts {
+        posix_fd: false,
+        ..GOOD
+    };
+    assert_eq!(
+        of_cuda(&[], plain, "shareable memory").read,
+        "not supported"
+    );
+}
+
+#[test]
+fn a_network_card_wants_peermem_only_without_dma_buf() {
+    let rdma = ("/sys/class/infiniband/mlx5_0/node_type", Some("1: CA"));
+    let closed = (driver::VERSION, Some(CLOSED));
+    let loaded = ("/sys/module/nvidia_peermem/refcnt", Some("0"));
+    let name = "nvidia_peermem";
+    assert_eq!(check(&[rdma], name).0, Verdict::Ok);
+    assert_eq!(check(&[closed], name).0, Verdict::Ok);
+    assert_eq!(check(&[rdma, closed], name).0, Verdict::Warn);
+    assert_eq!(
+        check(&[rdma, closed, loaded], name),
+        (Verdict::Ok, "loaded".to_owned())
+    );
+    assert_eq!(
+        check(&[("/sys/module/gdrdrv/refcnt", Some("0"))], "gdrdrv").1,
+        "loaded"
+    );
+}
+
+#[test]
+fn sizes_are_readable() {
+    assert_eq!(size(256 * GIB), "256 GiB");
+    assert_eq!(size(GIB), "1 GiB");
+    assert_eq!(size(GIB + GIB / 2), "1536 MiB");
+    assert_eq!(size(31 * GIB + GIB / 2), "31.5 GiB");
+    assert_eq!(size(64 * MIB), "64 MiB");
+}
