@@ -6,13 +6,16 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::error::NvmlError;
+use std::ffi::OsStr;
 use std::sync::mpsc;
 use std::time::Duration;
 
+/// As the driver's packages install it.
+const LIBRARY: &str = "libnvidia-ml.so.1";
 /// Where these facts come from, for findings.
 pub(super) const SOURCE: &str = "NVML";
 /// A driver that starts eight cards without persistence mode takes some 20 s; one that hangs never answers.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// What NVML says of the driver and of every card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,7 +78,7 @@ pub(super) fn ask() -> Result<NvmlFacts, Refusal> {
     // If nobody waits any more, the answer is of no use.
     let asked = std::thread::Builder::new()
         .name("nvml".to_owned())
-        .spawn(move || drop(sender.send(read())));
+        .spawn(move || drop(sender.send(read(LIBRARY.as_ref()))));
     match asked {
         Ok(_) => receiver
             .recv_timeout(PATIENCE)
@@ -84,12 +87,15 @@ pub(super) fn ask() -> Result<NvmlFacts, Refusal> {
     }
 }
 
-fn read() -> Result<NvmlFacts, Refusal> {
-    let nvml = Nvml::init().map_err(|error| match error {
-        NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound => Refusal::NoLibrary,
-        NvmlError::LibRmVersionMismatch => Refusal::Mismatch,
-        error => Refusal::Other(error.to_string()),
-    })?;
+fn read(library: &OsStr) -> Result<NvmlFacts, Refusal> {
+    let nvml = Nvml::builder()
+        .lib_path(library)
+        .init()
+        .map_err(|error| match error {
+            NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound => Refusal::NoLibrary,
+            NvmlError::LibRmVersionMismatch => Refusal::Mismatch,
+            error => Refusal::Other(error.to_string()),
+        })?;
     let count = nvml
         .device_count()
         .map_err(|error| Refusal::Other(error.to_string()))?;
@@ -159,6 +165,100 @@ fn brakes(reasons: ThrottleReasons) -> Brakes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    /// A library of an old driver: one card, and most functions missing. With `STATUS` it refuses to start.
+    const OLD: &str = r#"
+        #include <string.h>
+        typedef struct { char old[16]; unsigned domain, bus, device, id, sub; char address[32]; } pci;
+        typedef struct { unsigned long long total, free, used; } bar1;
+        int nvmlInit_v2(void) { return STATUS; }
+        int nvmlShutdown(void) { return 0; }
+        int nvmlSystemGetDriverVersion(char *text, unsigned n) { strncpy(text, "470.256.02", n); return 0; }
+        int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 11040; return 0; }
+        int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+        int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **card) { *card = card; return i ? 15 : 0; }
+        int nvmlDeviceGetPciInfo_v3(void *card, pci *p) {
+            memset(p, 0, sizeof *p);
+            strcpy(p->address, "00000000:3B:00.0");
+            return 0;
+        }
+        int nvmlDeviceGetBAR1MemoryInfo(void *card, bar1 *b) { b->free = 5; b->total = 7; b->used = 2; return 0; }
+        int nvmlDeviceGetPersistenceMode(void *card, int *mode) { *mode = 0; return 0; }
+        int nvmlDeviceGetTotalEccErrors(void *card, int kind, int since, unsigned long long *count) {
+            *count = 10 * kind + since;
+            return 0;
+        }
+        int nvmlDeviceGetMigMode(void *card, unsigned *now, unsigned *then) { return 3; }
+        int nvmlDeviceGetMaxPcieLinkGeneration(void *card, unsigned *n) { *n = 4; return 0; }
+        int nvmlDeviceGetMaxPcieLinkWidth(void *card, unsigned *n) { *n = 16; return 0; }
+        int nvmlDeviceGetCurrPcieLinkGeneration(void *card, unsigned *n) { *n = 1; return 0; }
+        int nvmlDeviceGetCurrPcieLinkWidth(void *card, unsigned *n) { *n = 8; return 0; }
+    "#;
+
+    /// The library whose start ends with `status`; `None`, with the reason printed, without a C compiler.
+    fn library(status: u32) -> Option<(tempfile::TempDir, PathBuf)> {
+        let dir = tempfile::tempdir().unwrap();
+        let (source, library) = (dir.path().join("old.c"), dir.path().join("old.so"));
+        std::fs::write(&source, OLD).unwrap();
+        let done = Command::new("cc")
+            .args(["-shared", "-fPIC", &format!("-DSTATUS={status}"), "-o"])
+            .args([&library, &source])
+            .status();
+        match done {
+            Ok(status) => assert!(status.success(), "cc: {status}"),
+            Err(error) => {
+                println!("skipped: no C compiler for a stand-in of the library: {error}");
+                return None;
+            }
+        }
+        Some((dir, library))
+    }
+
+    #[test]
+    fn what_an_old_library_lacks_is_unknown() {
+        let Some((_dir, library)) = library(0) else {
+            return;
+        };
+        let lanes = |generation, width| Lanes { generation, width };
+        let card = NvmlCard {
+            address: "0000:3b:00.0".to_owned(),
+            bar1: Some((7, 2)),
+            link: Some(Link {
+                now: lanes(1, 8),
+                most: lanes(4, 16),
+            }),
+            is_persistent: Some(false),
+            uncorrected: Some(10),
+            ..NvmlCard::default()
+        };
+        let expected = NvmlFacts {
+            driver: Some("470.256.02".to_owned()),
+            cuda: Some((11, 4)),
+            cards: vec![card],
+        };
+        assert_eq!(read(library.as_os_str()), Ok(expected));
+    }
+
+    #[test]
+    fn a_library_that_does_not_start_says_why() {
+        assert_eq!(
+            read("libnvidia-ml-of-nobody.so.1".as_ref()),
+            Err(Refusal::NoLibrary)
+        );
+        // NVML_ERROR_LIB_RM_VERSION_MISMATCH and NVML_ERROR_NO_PERMISSION of nvml.h.
+        if let Some((_dir, library)) = library(18) {
+            assert_eq!(read(library.as_os_str()), Err(Refusal::Mismatch));
+        }
+        if let Some((_dir, library)) = library(4) {
+            let refusal = read(library.as_os_str()).unwrap_err();
+            assert!(
+                matches!(&refusal, Refusal::Other(text) if text.contains("permission")),
+                "{refusal:?}"
+            );
+        }
+    }
 
     #[test]
     fn brakes_have_reasons() {
