@@ -48,7 +48,7 @@ pub(super) fn examine(
 ) -> Vec<Finding> {
     let answer = asked.and_then(|asked| asked.as_ref().ok());
     let mut findings = vec![version(module, answer)];
-    findings.extend(module.map(|module| kind(module, cuda)));
+    findings.extend(module.map(kind));
     if module.is_some() || answer.is_some() {
         findings.push(peermem(root, module, cuda));
         findings.push(gdrdrv(root));
@@ -92,27 +92,15 @@ fn version(module: Option<&Module>, answer: Option<&NvmlFacts>) -> Finding {
     }
 }
 
-/// Whether CUDA says of any card that it exports no dma-buf, and of none that it does.
-fn lacks_dma_buf(cuda: &BTreeMap<String, CudaFacts>) -> bool {
-    !cuda.is_empty() && cuda.values().all(|facts| !facts.dma_buf)
-}
-
-fn kind(module: &Module, cuda: &BTreeMap<String, CudaFacts>) -> Finding {
+fn kind(module: &Module) -> Finding {
     let finding = Finding::new(GROUP, "kernel module", VERSION);
     if module.is_open {
-        return finding.read(Verdict::Ok, "open");
-    }
-    let fix = format!("{INSTALL}  # Turing and newer; then reboot");
-    if lacks_dma_buf(cuda) {
-        finding
-            .read(Verdict::Warn, "closed")
-            .why("it exports no dma-buf: network cards reach GPU memory by nvidia_peermem alone, other devices not at all")
-            .fix(fix)
+        finding.read(Verdict::Ok, "open")
     } else {
         finding
             .read(Verdict::Ok, "closed")
             .why("only the open modules export dma-bufs, by which any device may write GPU memory")
-            .fix(fix)
+            .fix(format!("{INSTALL}  # Turing and newer; then reboot"))
     }
 }
 
@@ -121,14 +109,17 @@ fn peermem(root: &Root, module: Option<&Module>, cuda: &BTreeMap<String, CudaFac
     if root.exists(PEERMEM) {
         return finding.read(Verdict::Ok, "loaded");
     }
-    let is_closed = module.is_some_and(|module| !module.is_open);
-    let has_dma_buf = cuda.values().any(|facts| facts.dma_buf);
-    match (has_rdma(root), (is_closed && !has_dma_buf) || lacks_dma_buf(cuda)) {
-        (true, true) => finding
+    let has_dma_buf = if cuda.is_empty() {
+        module.is_none_or(|module| module.is_open)
+    } else {
+        cuda.values().any(|facts| facts.dma_buf)
+    };
+    match (has_rdma(root), has_dma_buf) {
+        (true, false) => finding
             .read(Verdict::Warn, "not loaded")
             .why("without it and without dma-buf the network card cannot write GPU memory: the staged path is used")
             .fix("sudo modprobe nvidia-peermem"),
-        (true, false) => finding
+        (true, true) => finding
             .read(Verdict::Ok, "not loaded")
             .why("dma-buf takes its place"),
         (false, _) => finding

@@ -68,12 +68,12 @@ fn link(card: &Card, is_virtual: bool) -> Finding {
     if now == most {
         return finding.read(Verdict::Ok, now.to_string());
     }
+    let idle = "an idle card lowers its speed; under load it rises to what card and slot can do";
     let finding = finding.read(Verdict::Ok, format!("{now} of {most}"));
-    if now.generation < most.generation {
-        finding
-            .why("an idle card lowers its speed; under load it rises to what card and slot can do")
-    } else {
-        finding.why("as wide as its slot")
+    match (now.width < most.width, now.generation < most.generation) {
+        (false, _) => finding.why(idle),
+        (true, false) => finding.why("as wide as its slot"),
+        (true, true) => finding.why(format!("as wide as its slot; {idle}")),
     }
 }
 

@@ -554,8 +554,10 @@ fn attributes_of_cuda_are_judged() {
             .unwrap()
             .starts_with("sudo apt install nvidia-open")
     );
+    let both = [closed[0], rdma];
+    assert_eq!(of_cuda(&both, GOOD, "nvidia_peermem").verdict, Verdict::Ok);
     assert_eq!(
-        of_cuda(&closed, no_dma_buf, "kernel module").verdict,
+        of_cuda(&[rdma], no_dma_buf, "nvidia_peermem").verdict,
         Verdict::Warn
     );
     assert_eq!(of_cuda(&[], no_dma_buf, "dma-buf").verdict, Verdict::Warn);
