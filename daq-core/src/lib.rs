@@ -9,6 +9,8 @@
 //! | [`region`] | one pinned allocation with a placement |
 //! | [`ring`] | slots, one producer, readers, leases |
 //! | [`window`] | the open slots of a ring that packets are placed into |
+//! | [`cuda`] | GPUs: memory, streams, code |
+//! | [`staging`] | copies between rings in host memory and rings on a GPU |
 //! | [`ledger`] | counters and the equations between them |
 //! | [`source`], [`kernel`], [`sink`] | the seams |
 //! | [`entry`] | what a driver, kernel or sink tells of itself |
@@ -27,6 +29,7 @@ pub mod ring;
 pub mod sigmf;
 pub mod sink;
 pub mod source;
+pub mod staging;
 pub mod sync;
 mod sys;
 pub mod thread;

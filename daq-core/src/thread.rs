@@ -1,3 +1,3 @@
 //! Where threads run.
 
-pub use crate::sys::thread::{allowed_cores, pin};
+pub use crate::sys::thread::{allowed_cores, pin, wake_on_time};

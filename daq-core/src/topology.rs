@@ -2,6 +2,7 @@
 
 pub mod pci;
 
+use crate::cuda::Identity;
 use pci::{Link, PciFacts};
 use std::path::Path;
 
@@ -44,6 +45,14 @@ impl Gpu {
         }
     }
 
+    /// What CUDA and `/sys` say of a GPU.
+    fn of(gpu: &Identity, sys: &Path) -> Self {
+        Self {
+            uuid: Some(gpu.uuid.clone()),
+            ..Self::new(gpu.ordinal, gpu.name.clone()).placed(&pci::facts(sys, &gpu.pci))
+        }
+    }
+
     /// The GPU with its place on the bus.
     #[must_use]
     pub fn placed(self, facts: &PciFacts) -> Self {
@@ -74,11 +83,20 @@ pub struct Topology {
 impl Topology {
     /// This machine.
     pub fn detect() -> Self {
+        let sys = Path::new("/sys");
+        let (gpus, no_gpu) = match Identity::all() {
+            Ok(found) => (
+                found.iter().map(|gpu| Gpu::of(gpu, sys)).collect(),
+                String::new(),
+            ),
+            Err(why) => (Vec::new(), why.to_string()),
+        };
         Self {
             cores: crate::thread::allowed_cores(),
-            no_gpu: "this version keeps rings in host memory".to_owned(),
+            gpus,
+            no_gpu,
             is_real: true,
-            ..Self::read(Path::new("/sys"))
+            ..Self::read(sys)
         }
     }
 

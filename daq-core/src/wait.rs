@@ -89,7 +89,8 @@ impl Bell {
         }
     }
 
-    fn sleep(&self, limit: Duration, ready: &mut impl FnMut() -> bool) -> bool {
+    /// Sleeps at once until the bell is rung, or about `limit` has passed; returns what `ready` answers then.
+    pub fn sleep(&self, limit: Duration, ready: &mut impl FnMut() -> bool) -> bool {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let word = self.word.load(Ordering::Acquire);

@@ -1,8 +1,8 @@
 //! A GPU and the context that this process has on it.
 
 use super::error::{CudaError, Doing};
-use super::probe::probe;
-use crate::sys::cuda::{self, Attribute, Context, Handle};
+use super::probe::{NoCuda, probe};
+use crate::sys::cuda::{self, Attribute, Code, Context, Handle};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,16 +36,68 @@ pub struct Attributes {
     pub write_ordering: i32,
 }
 
+/// Who a GPU is; known without a context on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    handle: Handle,
+    /// CUDA's number of the device.
+    pub ordinal: u32,
+    /// Its name, as in `NVIDIA H200`.
+    pub name: String,
+    /// Its UUID in the form that nvidia-smi prints.
+    pub uuid: String,
+    /// Its PCI address, as in `0000:3b:00.0`.
+    pub pci: String,
+    /// Bytes of its memory.
+    pub memory: usize,
+    /// What it can do.
+    pub attributes: Attributes,
+}
+
+impl Identity {
+    fn new(ordinal: u32) -> Result<Self, Code> {
+        let handle = cuda::device(i32::try_from(ordinal).unwrap_or(i32::MAX))?;
+        Ok(Self {
+            handle,
+            ordinal,
+            name: cuda::device_name(handle)?,
+            uuid: uuid(cuda::device_uuid(handle)?),
+            pci: cuda::pci_address(handle)?,
+            memory: cuda::total_memory(handle)?,
+            attributes: attributes(handle),
+        })
+    }
+
+    /// All GPUs that CUDA shows to this process, by ordinal; one that does not answer is left out.
+    pub fn all() -> Result<Vec<Self>, NoCuda> {
+        let found = probe()?;
+        Ok((0..found.devices)
+            .filter_map(|ordinal| {
+                Self::new(ordinal)
+                    .inspect_err(|code| tracing::warn!("cuda:{ordinal} does not answer: {code:?}"))
+                    .ok()
+            })
+            .collect())
+    }
+}
+
+fn uuid(bytes: [u8; 16]) -> String {
+    use std::fmt::Write as _;
+    let mut text = "GPU".to_owned();
+    for (i, byte) in bytes.iter().enumerate() {
+        if matches!(i, 0 | 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
 /// A GPU with this process's context on it, shared by all threads.
 pub struct Device {
-    ordinal: u32,
-    handle: Handle,
+    identity: Identity,
     context: Context,
-    name: String,
-    uuid: [u8; 16],
-    pci: String,
-    memory: usize,
-    attributes: Attributes,
 }
 
 // SAFETY: a primary context may be made current on, and used from, any number of threads at a time; the handle is
@@ -81,48 +133,19 @@ impl Device {
                 detail: missing.to_string(),
             });
         }
-        let handle = cuda::device(i32::try_from(ordinal).unwrap_or(i32::MAX)).doing(what)?;
-        Ok(Self {
-            ordinal,
-            handle,
-            name: cuda::device_name(handle).doing(what)?,
-            uuid: cuda::device_uuid(handle).doing(what)?,
-            pci: cuda::pci_address(handle).doing(what)?,
-            memory: cuda::total_memory(handle).doing(what)?,
-            attributes: attributes(handle),
-            context: cuda::retain_context(handle).doing(what)?,
-        })
+        let identity = Identity::new(ordinal).doing(what)?;
+        let context = cuda::retain_context(identity.handle).doing(what)?;
+        Ok(Self { identity, context })
+    }
+
+    /// Who it is.
+    pub const fn identity(&self) -> &Identity {
+        &self.identity
     }
 
     /// CUDA's number of the device.
     pub const fn ordinal(&self) -> u32 {
-        self.ordinal
-    }
-
-    /// Its name, as in `NVIDIA H200`.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Its UUID in the form that nvidia-smi prints.
-    pub fn uuid(&self) -> String {
-        let hex = |bytes: &[u8]| {
-            bytes
-                .iter()
-                .fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
-        };
-        let [a, b, c, d, e] = [0..4, 4..6, 6..8, 8..10, 10..16].map(|part| hex(&self.uuid[part]));
-        format!("GPU-{a}-{b}-{c}-{d}-{e}")
-    }
-
-    /// Its PCI address, as in `0000:3b:00.0`.
-    pub fn pci(&self) -> &str {
-        &self.pci
-    }
-
-    /// Bytes of its memory.
-    pub const fn memory(&self) -> usize {
-        self.memory
+        self.identity.ordinal
     }
 
     /// Free bytes of its memory now.
@@ -130,22 +153,22 @@ impl Device {
         self.enter()?;
         cuda::memory_info()
             .map(|(free, _)| free)
-            .doing(|| format!("asking cuda:{} for its free memory", self.ordinal))
+            .doing(|| format!("asking cuda:{} for its free memory", self.identity.ordinal))
     }
 
     /// What it can do.
     pub const fn attributes(&self) -> &Attributes {
-        &self.attributes
+        &self.identity.attributes
     }
 
     /// Waits until all work of this process on the device is done.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.enter()?;
-        cuda::synchronize().doing(|| format!("waiting for cuda:{}", self.ordinal))
+        cuda::synchronize().doing(|| format!("waiting for cuda:{}", self.identity.ordinal))
     }
 
     pub(super) const fn handle(&self) -> Handle {
-        self.handle
+        self.identity.handle
     }
 
     /// Makes the context the calling thread's. Costs nothing where it is already.
@@ -159,7 +182,7 @@ impl Device {
             }
             // SAFETY: the context is retained and never released.
             unsafe { cuda::set_context(self.context) }
-                .doing(|| format!("entering the context of cuda:{}", self.ordinal))?;
+                .doing(|| format!("entering the context of cuda:{}", self.identity.ordinal))?;
             current.set(self.context);
             Ok(())
         })
@@ -193,8 +216,7 @@ fn attributes(handle: Handle) -> Attributes {
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Device")
-            .field("ordinal", &self.ordinal)
-            .field("name", &self.name)
+            .field("identity", &self.identity)
             .finish_non_exhaustive()
     }
 }

@@ -16,7 +16,7 @@ mod probe;
 mod stream;
 
 pub use compile::{CompileError, Compiler, Source, Target};
-pub use device::{Attributes, Device};
+pub use device::{Attributes, Device, Identity};
 pub use error::CudaError;
 pub use memory::{Backing, Memory, Registered};
 pub use module::{Argument, Function, Grid, Module};

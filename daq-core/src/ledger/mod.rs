@@ -10,7 +10,8 @@ mod snapshot;
 
 pub use board::{Board, BoardError, Counter, LastRun};
 pub use snapshot::{
-    KernelReport, ReaderReport, Report, RingReport, SinkReport, SourceReport, Violation,
+    CopyReport, DeviceReport, KernelReport, ReaderReport, Report, RingReport, SinkReport,
+    SourceReport, Violation,
 };
 
 use std::fmt;
@@ -135,12 +136,16 @@ ledger! {
 }
 
 ledger! {
-    /// The counters of a copy between host memory and a GPU.
+    /// The counters of a copy between host memory and a GPU: taken = frames + failed + pending.
     CopyLedger {
+        /// Frames of which a copy was begun.
+        taken,
+        /// Frames copied.
+        frames,
+        /// Frames lost in copies in which the device failed.
+        failed,
         /// Copies done.
         copies,
-        /// Frames in them.
-        frames,
         /// Bytes in them.
         bytes,
         /// Copies under way (gauge).

@@ -1,6 +1,6 @@
 //! Snapshots of ledgers: what `--report json`, `/status`, `/metrics` and the live block show.
 
-use super::{Cause, KernelLedger, ReaderLedger, RingLedger, SinkLedger, SourceLedger};
+use super::{Cause, CopyLedger, KernelLedger, ReaderLedger, RingLedger, SinkLedger, SourceLedger};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -149,6 +149,22 @@ pub struct KernelReport {
     pub pending: u64,
     /// Frames made.
     pub made: u64,
+    /// What its GPU says; `None` for kernels on the CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceReport>,
+}
+
+/// What a kernel costs its GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DeviceReport {
+    /// Bursts put on the GPU and done.
+    pub launches: u64,
+    /// Nanoseconds that the GPU took for them.
+    pub busy_ns: u64,
+    /// Nanoseconds that the GPU waited on the kernel's stream between bursts.
+    pub gap_ns: u64,
+    /// Millionths of a multiprocessor's threads that the kernel's blocks can keep occupied.
+    pub occupancy_ppm: u64,
 }
 
 impl KernelReport {
@@ -167,6 +183,70 @@ impl KernelReport {
             failed,
             pending,
             made,
+            device: None,
+        }
+    }
+
+    /// As [`of`](Self::of), for a kernel on a GPU.
+    pub fn on_device(ledger: &KernelLedger) -> Self {
+        Self {
+            device: Some(DeviceReport {
+                launches: ledger.launches.get(),
+                busy_ns: ledger.device_ns.get(),
+                gap_ns: ledger.gap_ns.get(),
+                occupancy_ppm: ledger.occupancy.get(),
+            }),
+            ..Self::of(ledger)
+        }
+    }
+}
+
+/// The ledger of a copy between host memory and a GPU at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CopyReport {
+    /// The ring it reads.
+    pub from: String,
+    /// The ring it fills.
+    pub to: String,
+    /// Frames of which a copy was begun.
+    pub taken: u64,
+    /// Frames copied.
+    pub frames: u64,
+    /// Frames lost in copies in which the device failed.
+    pub failed: u64,
+    /// Frames under way.
+    pub pending: u64,
+    /// Copies done.
+    pub copies: u64,
+    /// Bytes in them.
+    pub bytes: u64,
+    /// Copies under way.
+    pub in_flight: u64,
+    /// Nanoseconds during which at least one copy was under way.
+    pub busy_ns: u64,
+    /// Copies by size: at most [`CopyLedger::BOUNDS`] bytes each, and larger ones.
+    pub sizes: [u64; 8],
+}
+
+impl CopyReport {
+    /// Reads the counters, `taken` last, so that `pending` is never negative.
+    pub fn of(ledger: &CopyLedger, from: &str, to: &str) -> Self {
+        let sizes = ledger.sizes().map(super::Counter::get);
+        let (copies, bytes) = (ledger.copies.get(), ledger.bytes.get());
+        let (frames, failed) = (ledger.frames.get(), ledger.failed.get());
+        let taken = ledger.taken.get();
+        Self {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            taken,
+            frames,
+            failed,
+            pending: taken.saturating_sub(frames + failed),
+            copies,
+            bytes,
+            in_flight: ledger.in_flight.get(),
+            busy_ns: ledger.busy_ns.get(),
+            sizes,
         }
     }
 }
@@ -206,8 +286,10 @@ pub struct Report {
     pub sources: BTreeMap<String, SourceReport>,
     /// By name of the ring.
     pub rings: BTreeMap<String, RingReport>,
-    /// By name of the kernel or sink that reads.
+    /// By name of the kernel, sink or copy that reads.
     pub readers: BTreeMap<String, ReaderReport>,
+    /// By name of the ring that is filled.
+    pub copies: BTreeMap<String, CopyReport>,
     /// By name of the kernel.
     pub kernels: BTreeMap<String, KernelReport>,
     /// By name of the sink.
@@ -272,6 +354,14 @@ impl Report {
                 reader.published,
                 &right,
                 "published = read + overrun + discarded + pending",
+            );
+        }
+        for (name, copy) in &self.copies {
+            check(
+                format!("copy to {name}"),
+                copy.taken,
+                &[copy.frames, copy.failed, copy.pending],
+                "taken = frames + failed + pending",
             );
         }
         for (name, kernel) in &self.kernels {

@@ -142,7 +142,7 @@ impl PlannedRing {
             holdable: self.holdable,
             readers: self.readers.len() + SPARE_READERS,
             fill: self.fill,
-            bell: None,
+            bells: Vec::new(),
         }
     }
 }

@@ -112,6 +112,20 @@ impl Lease<'_> {
             .then(|| shared.run(position - self.count, self.len()))
     }
 
+    /// The payload bytes of frame `i`.
+    ///
+    /// # Panics
+    /// If the burst has no frame `i`.
+    pub fn length(&self, i: usize) -> usize {
+        assert!(i < self.len(), "frame {i} of a burst of {}", self.count);
+        let shared = &*self.reader.shared;
+        if let Protection::Copy(scratch) = &self.reader.protection {
+            return scratch.frame(i, shared.options.slot_bytes).meta().length;
+        }
+        let slot = shared.slot_of(self.reader.position - self.count + i as u64);
+        shared.slots.length(slot).min(shared.options.slot_bytes)
+    }
+
     /// Writes the record of frame `i` to another ring's slot.
     pub(super) fn copy_record(&self, i: usize, to: &Slots, slot: usize) {
         let shared = &*self.reader.shared;

@@ -91,8 +91,8 @@ pub struct RingOptions {
     pub readers: usize,
     /// What missing places are filled with.
     pub fill: Fill,
-    /// Rung when frames are published and when slots are freed, for a thread that looks after several rings.
-    pub bell: Option<std::sync::Arc<Bell>>,
+    /// Rung when frames are published and when slots are freed, for threads that look after several rings.
+    pub bells: Vec<std::sync::Arc<Bell>>,
 }
 
 impl RingOptions {
@@ -107,7 +107,7 @@ impl RingOptions {
             holdable: true,
             readers: 8,
             fill: Fill::ZERO,
-            bell: None,
+            bells: Vec::new(),
         }
     }
 
@@ -188,6 +188,16 @@ pub struct Slice {
 }
 
 impl Slice {
+    /// What is left behind the first `frames` of them.
+    #[must_use]
+    pub const fn after(&self, frames: usize) -> Self {
+        Self {
+            first: (self.first + frames) % self.slots,
+            len: self.len.saturating_sub(frames),
+            ..*self
+        }
+    }
+
     /// The address of frame `i`.
     pub const fn address(&self, i: usize) -> u64 {
         self.base + ((self.first + i) % self.slots * self.stride) as u64
@@ -407,7 +417,7 @@ impl Shared {
     /// Wakes those who wait for frames.
     fn ring_filled(&self) {
         self.filled.ring();
-        if let Some(bell) = &self.options.bell {
+        for bell in &self.options.bells {
             bell.ring();
         }
     }
@@ -415,7 +425,7 @@ impl Shared {
     /// Wakes those who wait for slots.
     fn ring_freed(&self) {
         self.freed.ring();
-        if let Some(bell) = &self.options.bell {
+        for bell in &self.options.bells {
             bell.ring();
         }
     }

@@ -85,16 +85,21 @@ impl Producer {
 
     /// Waits until a slot is free or about `limit` has passed; says whether one is.
     pub fn wait(&self, policy: Wait, limit: Duration) -> bool {
+        self.shared
+            .freed
+            .wait(policy, limit, || self.is_claimable())
+    }
+
+    /// Whether a slot is free that is not reserved yet.
+    fn is_claimable(&self) -> bool {
         let slots = self.shared.options.slots as u64;
-        let free = || {
-            self.shared
-                .bound()
-                .0
-                .min(self.published)
-                .saturating_add(slots)
-                > self.reserved
-        };
-        self.shared.freed.wait(policy, limit, free)
+        let (bound, _) = self.shared.bound();
+        bound.min(self.published).saturating_add(slots) > self.reserved
+    }
+
+    /// Whether [`reserve`](Self::reserve) would give a slot now.
+    pub(crate) fn has_room(&self) -> bool {
+        self.open() > self.submitted || self.is_claimable()
     }
 
     /// Up to `n` slots to write, as many as are free now.

@@ -3,7 +3,7 @@
 use super::completion::{Completion, InFlight, InFlightLeases};
 use super::lease::Lease;
 use super::scratch::Scratch;
-use super::{Shared, UNBOUND};
+use super::{RingOptions, Shared, UNBOUND};
 use crate::ledger::ReaderLedger;
 use crate::sync::{Arc, Ordering, fence};
 use crate::wait::Wait;
@@ -140,6 +140,25 @@ impl Reader {
             self.end(lease.frames, lease.read);
             each(lease.frames);
         }
+    }
+
+    /// As [`reap`](Self::reap), telling `each` the completion that each lease was retired with, before its slots are
+    /// freed.
+    pub(crate) fn reap_each(&mut self, mut each: impl FnMut(&Completion)) {
+        while let Some(lease) = self.in_flight.pop_done() {
+            each(&lease.completion);
+            self.end(lease.frames, lease.read);
+        }
+    }
+
+    /// Whether the oldest lease in flight is done; false where none is in flight.
+    pub(crate) fn is_oldest_done(&self) -> bool {
+        self.in_flight.is_oldest_done()
+    }
+
+    /// The shape of the ring.
+    pub fn options(&self) -> &RingOptions {
+        &self.shared.options
     }
 
     /// Whether a lease was given up whose completion has not been reaped.

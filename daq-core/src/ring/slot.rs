@@ -58,6 +58,12 @@ impl Slots {
         }
     }
 
+    /// The payload bytes in the record of `slot`.
+    #[expect(clippy::cast_possible_truncation, reason = "it was a usize")]
+    pub(super) fn length(&self, slot: usize) -> usize {
+        self.words[slot * self.stride + 4].load(Ordering::Relaxed) as usize
+    }
+
     /// Whether records of `other` fit here word by word.
     pub(super) const fn has_shape_of(&self, other: &Self) -> bool {
         self.bitmap == other.bitmap

@@ -91,7 +91,7 @@ impl Loaded {
     ) -> Option<Self> {
         document.check_kinds(
             &["source", "ring", "kernel", "sink"],
-            &["daq", "http"],
+            &["daq", "http", "staging"],
             diagnostics,
         );
         let config = Config::read(document, &REGISTRY, name, diagnostics);

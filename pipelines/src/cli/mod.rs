@@ -8,6 +8,7 @@ mod new;
 mod reference;
 mod run;
 mod state;
+mod tune;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use daq_core::plan::GraphFormat;
@@ -88,6 +89,8 @@ enum Command {
         #[arg(long, value_name = "TIME", default_value = "1 s")]
         sample: Span,
     },
+    /// Measure how this machine's GPUs copy, in under a second each, and keep that for later runs.
+    Tune(tune::Args),
     /// Print the JSON schema of configurations, or a reference page.
     Reference {
         /// Which page.
@@ -138,6 +141,7 @@ pub fn main() -> ExitCode {
             },
         ),
         Command::Doctor { json, sample } => doctor(json, sample),
+        Command::Tune(args) => tune::tune(&args),
         Command::Reference { page } => show(&reference::page(page)),
         Command::Completions { shell } => {
             let mut script = Vec::new();

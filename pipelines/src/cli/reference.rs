@@ -3,7 +3,7 @@
 use crate::REGISTRY;
 use clap::ValueEnum;
 use daq_core::entry::Entry;
-use daq_core::plan::{DaqKeys, KernelKeys, RingKeys, SinkKeys, SourceKeys};
+use daq_core::plan::{DaqKeys, KernelKeys, RingKeys, SinkKeys, SourceKeys, StagingKeys};
 use schemars::{Schema, schema_for};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -52,6 +52,7 @@ fn schema() -> Value {
     let named = |one: Value| json!({ "type": "object", "additionalProperties": one });
     let properties = json!({
         "daq": plain(schema_for!(DaqKeys)),
+        "staging": plain(schema_for!(StagingKeys)),
         "http": plain(schema_for!(crate::http::Http)),
         "ring": named(plain(schema_for!(RingKeys))),
         "source": named(json!({ "oneOf": sources })),
@@ -130,7 +131,7 @@ fn config() -> String {
         .to_owned();
     let definitions = object(&schema, "$defs");
     let properties = object(&schema, "properties");
-    for table in ["daq", "http"] {
+    for table in ["daq", "staging", "http"] {
         let _ = writeln!(text, "\n## [{table}]\n");
         keys(&mut text, "", &properties[table], &definitions);
     }

@@ -114,6 +114,7 @@ pub(super) fn run(args: &Args) -> u8 {
         directory: super::directory(),
         board,
         drain: args.drain.0,
+        profiles: super::tune::known(&loaded.plan, directory.as_deref()),
     };
     let pipeline = match Pipeline::start(&loaded.config, &loaded.plan, &options) {
         Ok(pipeline) => pipeline,
@@ -124,6 +125,7 @@ pub(super) fn run(args: &Args) -> u8 {
                 StartError::Unavailable(_)
                 | StartError::Source { .. }
                 | StartError::Cuda(_)
+                | StartError::Measure { .. }
                 | StartError::Region {
                     source: RegionError::Cuda(_),
                     ..

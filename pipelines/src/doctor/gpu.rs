@@ -10,6 +10,7 @@ pub use direct::CudaFacts;
 
 use super::root::Root;
 use super::{Finding, Verdict};
+use daq_core::cuda::Identity;
 use daq_core::topology::pci::{self, PciFacts};
 use nvml::{NvmlCard, NvmlFacts, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,7 +50,20 @@ impl Card<'_> {
 ///
 /// CUDA is not asked yet, so that there are none and no finding speaks of them.
 fn cuda_facts() -> BTreeMap<String, CudaFacts> {
-    BTreeMap::new()
+    let gpus = Identity::all().unwrap_or_default();
+    let facts = gpus.iter().filter_map(|gpu| {
+        let attributes = &gpu.attributes;
+        let facts = CudaFacts {
+            rdma: attributes.rdma,
+            write_ordering: attributes.write_ordering,
+            flush: attributes.flush,
+            dma_buf: attributes.dma_buf,
+            vmm: attributes.vmm,
+            posix_fd: attributes.posix_fd,
+        };
+        Some((pci::canonical(&gpu.pci)?, facts))
+    });
+    facts.collect()
 }
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {

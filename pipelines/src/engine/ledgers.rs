@@ -1,8 +1,10 @@
 //! All ledgers of a pipeline.
 
+use daq_core::kernel::Side;
 use daq_core::ledger::{
-    Board, BoardError, KernelLedger, KernelReport, ReaderLedger, ReaderReport, Report, RingLedger,
-    RingReport, SinkLedger, SinkReport, SourceLedger, SourceReport,
+    Board, BoardError, CopyLedger, CopyReport, KernelLedger, KernelReport, ReaderLedger,
+    ReaderReport, Report, RingLedger, RingReport, SinkLedger, SinkReport, SourceLedger,
+    SourceReport,
 };
 use daq_core::plan::Plan;
 use std::collections::BTreeMap;
@@ -15,7 +17,10 @@ pub struct Ledgers {
     rings: BTreeMap<String, RingLedger>,
     /// With the ring that is read.
     readers: BTreeMap<String, (String, ReaderLedger)>,
-    kernels: BTreeMap<String, KernelLedger>,
+    /// By the ring that is filled, with the one that is read.
+    copies: BTreeMap<String, (String, CopyLedger)>,
+    /// With whether it runs on a GPU.
+    kernels: BTreeMap<String, (bool, KernelLedger)>,
     sinks: BTreeMap<String, SinkLedger>,
     start: Instant,
 }
@@ -27,6 +32,7 @@ impl Ledgers {
             sources: BTreeMap::new(),
             rings: BTreeMap::new(),
             readers: BTreeMap::new(),
+            copies: BTreeMap::new(),
             kernels: BTreeMap::new(),
             sinks: BTreeMap::new(),
             start: Instant::now(),
@@ -43,8 +49,18 @@ impl Ledgers {
         }
         for kernel in &plan.kernels {
             let ledger = KernelLedger::on(board, &format!("kernel.{}", kernel.name))?;
-            ledgers.kernels.insert(kernel.name.clone(), ledger);
+            let is_on_device = kernel.side != Side::Cpu;
+            ledgers
+                .kernels
+                .insert(kernel.name.clone(), (is_on_device, ledger));
             ledgers.add_reader(&kernel.name, &kernel.input, board)?;
+        }
+        for copy in &plan.copies {
+            let ledger = CopyLedger::on(board, &format!("copy.{}", copy.to))?;
+            ledgers
+                .copies
+                .insert(copy.to.clone(), (copy.from.clone(), ledger));
+            ledgers.add_reader(&copy.name, &copy.from, board)?;
         }
         for sink in &plan.sinks {
             ledgers.sinks.insert(
@@ -76,7 +92,11 @@ impl Ledgers {
     }
 
     pub(super) fn kernel(&self, name: &str) -> KernelLedger {
-        self.kernels[name].clone()
+        self.kernels[name].1.clone()
+    }
+
+    pub(super) fn copy(&self, to: &str) -> CopyLedger {
+        self.copies[to].1.clone()
     }
 
     pub(super) fn sink(&self, name: &str) -> SinkLedger {
@@ -94,7 +114,19 @@ impl Ledgers {
         let kernels = self
             .kernels
             .iter()
-            .map(|(name, ledger)| (name.clone(), KernelReport::of(ledger)))
+            .map(|(name, (is_on_device, ledger))| {
+                let report = if *is_on_device {
+                    KernelReport::on_device(ledger)
+                } else {
+                    KernelReport::of(ledger)
+                };
+                (name.clone(), report)
+            })
+            .collect();
+        let copies = self
+            .copies
+            .iter()
+            .map(|(to, (from, ledger))| (to.clone(), CopyReport::of(ledger, from, to)))
             .collect();
         let readers = self
             .readers
@@ -120,6 +152,7 @@ impl Ledgers {
             sources,
             rings,
             readers,
+            copies,
             kernels,
             sinks,
             seconds: self.start.elapsed().as_secs_f64(),

@@ -12,6 +12,7 @@ mod kernel;
 mod ledgers;
 mod sink;
 mod source;
+mod staging;
 
 pub use ledgers::Ledgers;
 
@@ -20,13 +21,16 @@ use daq_core::cuda::{self, CudaError, Device};
 use daq_core::entry::SourceContext;
 use daq_core::kernel::{KernelContext, KernelError, Side};
 use daq_core::ledger::{Board, BoardError, Report};
-use daq_core::plan::{Config, Plan, PlannedRing};
+use daq_core::plan::{Config, Direction, Plan, PlannedRing};
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
-use daq_core::ring::{Producer, Reader, Ring, RingError};
+use daq_core::ring::{Producer, Reader, Ring, RingError, RingOptions};
 use daq_core::sink::{SinkContext, SinkError};
 use daq_core::source::{Producers, SourceError};
+use daq_core::staging::{CopyStream, Lane, MeasureError, Profile, Stager, Tuning, measure};
+use daq_core::wait::Bell;
 use daq_core::window::Window;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -73,6 +77,14 @@ pub enum StartError {
         name: String,
         /// What happened.
         source: KernelError,
+    },
+    /// A GPU's copies could not be measured.
+    #[error("measuring the copies of cuda:{device}: {source}")]
+    Measure {
+        /// CUDA's number of the GPU.
+        device: u32,
+        /// What happened.
+        source: MeasureError,
     },
     /// A GPU refused what the start needs.
     #[error("{0}")]
@@ -126,6 +138,18 @@ pub struct Options {
     pub board: Board,
     /// How long sinks that cannot write may hold up the end.
     pub drain: Duration,
+    /// What was measured of GPUs before, by their ordinals; others are measured at the start.
+    pub profiles: BTreeMap<u32, Profile>,
+}
+
+/// The bell of each staging thread, which the rings that it copies ring.
+type Bells = BTreeMap<(u32, Direction), Arc<Bell>>;
+
+fn bells(plan: &Plan) -> Bells {
+    let copies = plan.copies.iter();
+    copies
+        .map(|copy| ((copy.device, copy.direction), Arc::default()))
+        .collect()
 }
 
 /// What threads and owner share.
@@ -270,18 +294,33 @@ impl Pipeline {
 
     fn build(&mut self, config: &Config, plan: &Plan, options: &Options) -> Result<(), StartError> {
         let mut producers = BTreeMap::new();
+        let bells = bells(plan);
         for planned in &plan.rings {
-            let (ring, producer) = self.ring(planned)?;
+            let (ring, producer) = self.ring(plan, planned, &bells)?;
             self.rings.insert(planned.name.clone(), ring);
             producers.insert(planned.name.clone(), producer);
         }
         self.sinks(config, plan, options)?;
         self.kernels(config, plan, options, &mut producers)?;
+        self.copies(config, plan, options, &bells, &mut producers)?;
         self.sources(config, plan, options, &mut producers)
     }
 
-    fn ring(&self, planned: &PlannedRing) -> Result<(Ring, Producer), StartError> {
-        let ring_options = planned.options();
+    fn ring(
+        &self,
+        plan: &Plan,
+        planned: &PlannedRing,
+        bells: &Bells,
+    ) -> Result<(Ring, Producer), StartError> {
+        let copies = plan.copies.iter();
+        let copies = copies.filter(|copy| copy.from == planned.name || copy.to == planned.name);
+        let ring_options = RingOptions {
+            bells: copies
+                .clone()
+                .map(|copy| bells[&(copy.device, copy.direction)].clone())
+                .collect(),
+            ..planned.options()
+        };
         let bytes = ring_options.region_bytes();
         let region = match planned.placement {
             Placement::Host => Region::host(
@@ -302,6 +341,14 @@ impl Pipeline {
         })?;
         if let Some(memory) = region.memory() {
             tracing::info!("ring {}: {}", planned.name, memory.backing());
+        } else if let Some(copy) = copies.clone().next() {
+            Device::open(copy.device)
+                .map_err(RegionError::from)
+                .and_then(|device| region.pin(device))
+                .map_err(|source| StartError::Region {
+                    ring: planned.name.clone(),
+                    source,
+                })?;
         }
         for refused in &region.granted().refused {
             tracing::warn!("ring {}: {refused}", planned.name);
@@ -443,6 +490,63 @@ impl Pipeline {
                 hanging: None,
             };
             self.spawn(&planned.name, planned.core, move |pulse| runner.run(pulse))?;
+        }
+        Ok(())
+    }
+
+    /// Starts the staging threads: one a GPU and direction.
+    fn copies(
+        &mut self,
+        config: &Config,
+        plan: &Plan,
+        options: &Options,
+        bells: &Bells,
+        producers: &mut BTreeMap<String, Producer>,
+    ) -> Result<(), StartError> {
+        let keys = &config.staging;
+        let mut measured = options.profiles.clone();
+        for (i, (&(ordinal, direction), bell)) in bells.iter().enumerate() {
+            let device = Device::open(ordinal)?;
+            let profile = match measured.entry(ordinal) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(none) => {
+                    let profile = measure(device).map_err(|source| StartError::Measure {
+                        device: ordinal,
+                        source,
+                    })?;
+                    tracing::info!("cuda:{ordinal}: measured its copies; `daq tune` keeps that");
+                    none.insert(profile)
+                }
+            };
+            let tuning = profile.tuning(direction);
+            let tuning = Tuning {
+                chunk: keys.chunk.map_or(tuning.chunk, |chunk| {
+                    usize::try_from(chunk.0).unwrap_or(usize::MAX)
+                }),
+                depth: keys.depth.map_or(tuning.depth, |depth| depth as usize),
+                ..tuning
+            };
+            let stream = CopyStream::new(device, direction, tuning.depth)?;
+            let mut stager = Stager::new(Box::new(stream), tuning, bell.clone());
+            let copies = plan.copies.iter();
+            for copy in copies.filter(|copy| (copy.device, copy.direction) == (ordinal, direction))
+            {
+                let reader = self.attach(&copy.from, &copy.name, true, 1)?;
+                let producer = producers
+                    .remove(&copy.to)
+                    .expect("a ring has one producer, checked by the plan");
+                let ledger = self.ledgers.copy(&copy.to);
+                stager.add(Lane::new(reader, producer, ledger, tuning.chunk));
+            }
+            let way = match direction {
+                Direction::In => "to",
+                Direction::Out => "from",
+            };
+            let name = format!("copies {way} cuda:{ordinal}");
+            let wait = keys.wait.into();
+            let runner = staging::Runner::new(name.clone(), stager, wait, self.control.clone());
+            let core = (!keys.cores.is_empty()).then(|| keys.cores[i % keys.cores.len()]);
+            self.spawn(&name, core, move |pulse| runner.run(pulse))?;
         }
         Ok(())
     }

@@ -235,6 +235,7 @@ pub(super) mod tests {
             failed: 1,
             pending: 3,
             made: 13,
+            device: None,
         };
         report.kernels.insert("spectrum".to_owned(), kernel);
         let sink = SinkReport {

@@ -1,0 +1,237 @@
+//! One copy between two rings.
+
+use super::stager::Mover;
+use crate::cuda::{CudaError, Rows};
+use crate::ledger::CopyLedger;
+use crate::ring::{Lease, Producer, Reader, Slice};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// A copy that is not done.
+#[derive(Debug)]
+struct Flight {
+    frames: u64,
+    bytes: u64,
+}
+
+/// A source ring's reader, the target ring's producer, and what is under way between them.
+///
+/// Both rings have slots of the same size. Fields are dropped in this order: the reader waits for what is under
+/// way before the target closes.
+#[derive(Debug)]
+pub struct Lane {
+    reader: Reader,
+    producer: Producer,
+    ledger: CopyLedger,
+    in_flight: VecDeque<Flight>,
+    /// Most frames of one copy.
+    burst: usize,
+    /// Since when a copy has been under way.
+    busy: Option<Instant>,
+}
+
+/// What a copy was begun with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Begun {
+    pub(super) bytes: u64,
+}
+
+impl Lane {
+    /// A lane from `reader`'s ring to `producer`'s, whose copies have at most `chunk` bytes, but a frame at least.
+    ///
+    /// `reader` must be guaranteed, or its ring's producer one that can be held back.
+    ///
+    /// # Panics
+    /// If the rings' slots differ in size.
+    pub fn new(reader: Reader, producer: Producer, ledger: CopyLedger, chunk: usize) -> Self {
+        let (from, to) = (reader.options(), producer.options());
+        assert_eq!(from.stride(), to.stride(), "slots of one size are copied");
+        // A small ring is not copied whole: while one part is under way another must be able to gather.
+        let most = (from.slots.min(to.slots) / 4).max(1);
+        Self {
+            burst: (chunk / from.stride()).clamp(1, most),
+            in_flight: VecDeque::with_capacity(from.slots),
+            reader,
+            producer,
+            ledger,
+            busy: None,
+        }
+    }
+
+    /// The source ring's name.
+    pub fn from(&self) -> &str {
+        &self.reader.options().name
+    }
+
+    /// The target ring's name.
+    pub fn to(&self) -> &str {
+        &self.producer.options().name
+    }
+
+    /// Whether the source is gone and everything of it has been published.
+    pub fn is_finished(&self) -> bool {
+        self.reader.is_finished() && self.in_flight.is_empty()
+    }
+
+    /// Whether a copy is under way.
+    pub fn has_in_flight(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
+    /// Whether the oldest copy under way is done; false where none is.
+    pub(super) fn is_oldest_done(&self) -> bool {
+        self.reader.is_oldest_done()
+    }
+
+    /// Whether a copy could begin: frames wait and a slot may be free.
+    pub(super) fn is_ready(&self) -> bool {
+        self.reader.pending() > 0 && self.producer.has_room()
+    }
+
+    /// Whether the source is at its end, which must be looked at.
+    pub(super) fn is_over(&self) -> bool {
+        self.reader.is_finished()
+    }
+
+    /// Begins one copy of what is ready; `None` if nothing is, or the target has no slot.
+    pub(super) fn begin(&mut self, mover: &mut dyn Mover) -> Result<Option<Begun>, CudaError> {
+        let ready = usize::try_from(self.reader.pending()).unwrap_or(usize::MAX);
+        let wanted = ready.min(self.burst);
+        if wanted == 0 {
+            return Ok(None);
+        }
+        let mut slots = self.producer.reserve(wanted);
+        let room = slots.remaining();
+        let Some(lease) = self.reader.poll(room) else {
+            return Ok(None);
+        };
+        let frames = lease.len();
+        let Some(from) = lease.slice() else {
+            unreachable!("the reader of a lane leases slots, not copies");
+        };
+        self.ledger.taken.add(frames as u64);
+        let copied = copy(&lease, from, slots.slice(), mover).and_then(|bytes| {
+            slots.finish_as(&lease, frames);
+            mover.mark().map(|done| (bytes, done))
+        });
+        match copied {
+            Ok((bytes, done)) => {
+                slots.submit();
+                lease.retire(done);
+                self.in_flight.push_back(Flight {
+                    frames: frames as u64,
+                    bytes,
+                });
+                self.ledger.in_flight.set(self.in_flight.len() as u64);
+                self.busy.get_or_insert_with(Instant::now);
+                Ok(Some(Begun { bytes }))
+            }
+            Err(error) => {
+                // A part of it may be under way, and the lease ends now.
+                mover.settle();
+                self.ledger.failed.add(frames as u64);
+                Err(error)
+            }
+        }
+    }
+
+    /// Publishes what is done and says how many copies that were; never waits.
+    ///
+    /// # Errors
+    /// What the device failed with; the frames under way are counted as failed.
+    pub(super) fn reap(&mut self) -> Result<usize, CudaError> {
+        let Self {
+            reader,
+            producer,
+            ledger,
+            in_flight,
+            busy,
+            ..
+        } = self;
+        let (mut failure, mut ended) = (None, 0);
+        reader.reap_each(|completion| {
+            let Some(done) = in_flight.pop_front() else {
+                return;
+            };
+            ended += 1;
+            failure = failure.take().or_else(|| completion.failure());
+            if failure.is_some() {
+                ledger.failed.add(done.frames);
+                return;
+            }
+            producer.publish(done.frames);
+            ledger.frames.add(done.frames);
+            ledger.copies.add(1);
+            ledger.bytes.add(done.bytes);
+            let class = CopyLedger::BOUNDS.partition_point(|bound| *bound < done.bytes);
+            ledger.sizes()[class].add(1);
+        });
+        if ended > 0 {
+            ledger.in_flight.set(in_flight.len() as u64);
+            let now = Instant::now();
+            if let Some(since) = *busy {
+                ledger.busy_ns.add(nanoseconds(now - since));
+                *busy = (!in_flight.is_empty()).then_some(now);
+            }
+        }
+        failure.map_or(Ok(ended), Err)
+    }
+
+    /// Skips what waits, counting it as discarded, after a failure.
+    pub(super) fn discard(&mut self) {
+        self.reader.discard_pending();
+    }
+
+    /// Ends a lane whose copies will not end: nothing that they touch is ever freed.
+    pub(super) fn abandon(self) {
+        self.producer.keep_memory();
+        let _ = self.reader.leave(Duration::ZERO);
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Copies the frames of `lease` into the first slots of `to` and says how many bytes that are.
+///
+/// Neighbours in both rings go together. Where frames fill their slots that is one copy of the whole stretch; where
+/// they leave a good part of them empty, only the rows that are filled are copied.
+fn copy(
+    lease: &Lease<'_>,
+    from: Slice,
+    to: Slice,
+    mover: &mut dyn Mover,
+) -> Result<u64, CudaError> {
+    let (mut done, mut total) = (0, 0);
+    while done < lease.len() {
+        let (source, target) = (from.after(done), to.after(done));
+        let count = source.contiguous().min(target.contiguous());
+        let longest = (done..done + count)
+            .map(|i| lease.length(i))
+            .max()
+            .unwrap_or(0);
+        let last = lease.length(done + count - 1);
+        let stretch = (count - 1) * from.stride + last;
+        let rows = Rows {
+            count,
+            bytes: longest,
+            pitch: from.stride,
+        };
+        // SAFETY: the source's frames are leased, and the target's slots reserved, until the mark is done that `begin`
+        // sets behind this; a lease is retired, and slots are published, only then. Both rings live as long as the
+        // lane, which waits for its copies or abandons the memory. Stretch and rows stay inside the slots: a frame
+        // is no longer than its slot.
+        unsafe {
+            if count > 1 && longest * count < stretch / 4 * 3 {
+                mover.copy_rows(target.address(0), source.address(0), rows)?;
+                total += (longest * count) as u64;
+            } else if stretch > 0 {
+                mover.copy(target.address(0), source.address(0), stretch)?;
+                total += stretch as u64;
+            }
+        }
+        done += count;
+    }
+    Ok(total)
+}

@@ -1,0 +1,29 @@
+//! Staging: copies between rings in host memory and rings on a GPU.
+//!
+//! ```text
+//!   raw@host ──lane──▶┐                      ┌──▶ raw          one stager a GPU and direction:
+//!   aux@host ──lane──▶┤  stager, its stream  ├──▶ aux          one thread, one stream, its lanes in turn
+//! ```
+//! All frames that are ready go in one copy, up to a *chunk*; a few copies are in flight at a time. At low load that
+//! is one frame with the least latency. At high load the copies under way keep the stream busy while frames gather
+//! behind them, so the copies grow by themselves until the bus is full. Lanes take turns, one chunk at most each, so
+//! that none waits longer than the others' chunks take.
+//!
+//! # Guarantees
+//! - A frame is published in the target once its bytes and record are there, in the source's order, each once.
+//! - A slot of the source is freed once its copy is done.
+//! - taken = frames + failed + pending, in every [`CopyLedger`](crate::ledger::CopyLedger) at any moment.
+//! - After a failure nothing that was under way is published, and every frame of it is counted.
+//! - After the start no call here allocates or locks; the driver's own calls may.
+
+mod lane;
+mod measure;
+mod profile;
+mod stager;
+#[cfg(test)]
+mod tests;
+
+pub use lane::Lane;
+pub use measure::{MeasureError, measure};
+pub use profile::{Profile, Profiles, Rates};
+pub use stager::{CopyStream, Mover, Stager, Step, Tuning};

@@ -1,0 +1,301 @@
+//! The lanes of one GPU and direction, and the thread's steps that serve them.
+
+use super::lane::Lane;
+use crate::cuda::{CudaError, Device, Rows, Stream};
+use crate::plan::Direction;
+use crate::ring::Completion;
+use crate::wait::{Bell, Wait};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Below this a sleep costs more than it saves.
+const NAP: Duration = Duration::from_micros(60);
+/// How long before a copy's expected end the thread wakes.
+const EARLY: Duration = Duration::from_micros(10);
+
+/// How copies are sized and timed on one GPU and direction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tuning {
+    /// Most bytes of one copy.
+    pub chunk: usize,
+    /// Most copies in flight, at least 1.
+    pub depth: usize,
+    /// Bytes a second of large copies.
+    pub rate: f64,
+    /// What a copy takes beside its bytes.
+    pub overhead: Duration,
+}
+
+/// What moves bytes between host memory and a GPU, in order.
+pub trait Mover: Send {
+    /// Begins a copy of `bytes` bytes.
+    ///
+    /// # Safety
+    /// Both ranges stay alive, the source is not written and the target neither read nor written by others, until the
+    /// next [`mark`](Self::mark) is done.
+    unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError>;
+
+    /// Begins a copy of rows.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy), for every row.
+    unsafe fn copy_rows(&mut self, to: u64, from: u64, rows: Rows) -> Result<(), CudaError>;
+
+    /// Marks the end of all copies begun so far.
+    fn mark(&mut self) -> Result<Completion, CudaError>;
+
+    /// Whether another copy can be marked.
+    fn has_room(&self) -> bool;
+
+    /// Waits until nothing is under way, as well as a failed device allows.
+    fn settle(&mut self);
+}
+
+/// A stream that copies one way.
+#[derive(Debug)]
+pub struct CopyStream {
+    stream: Stream,
+    direction: Direction,
+}
+
+impl CopyStream {
+    /// A stream for up to `depth` copies in flight.
+    pub fn new(
+        device: &'static Device,
+        direction: Direction,
+        depth: usize,
+    ) -> Result<Self, CudaError> {
+        Ok(Self {
+            stream: Stream::new(device, depth)?,
+            direction,
+        })
+    }
+}
+
+impl Mover for CopyStream {
+    unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: by the caller's word; the direction says which of the addresses the host's is.
+        unsafe {
+            match self.direction {
+                Direction::In => self.stream.copy_in(to, host(from), bytes),
+                Direction::Out => self.stream.copy_out(host(to), from, bytes),
+            }
+        }
+    }
+
+    unsafe fn copy_rows(&mut self, to: u64, from: u64, rows: Rows) -> Result<(), CudaError> {
+        // SAFETY: as above.
+        unsafe {
+            match self.direction {
+                Direction::In => self.stream.copy_rows_in(to, host(from), rows),
+                Direction::Out => self.stream.copy_rows_out(host(to), from, rows),
+            }
+        }
+    }
+
+    fn mark(&mut self) -> Result<Completion, CudaError> {
+        Ok(Completion::Event(self.stream.mark()?))
+    }
+
+    fn has_room(&self) -> bool {
+        self.stream.has_mark()
+    }
+
+    fn settle(&mut self) {
+        // The failure that led here has been told.
+        let _ = self.stream.synchronize();
+    }
+}
+
+fn host(address: u64) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(usize::MAX))
+}
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Copies were begun or ended.
+    Busy,
+    /// Nothing could be done now.
+    Idle,
+    /// All lanes have ended.
+    Finished,
+}
+
+/// A copy in flight: whose, and when it should be done.
+#[derive(Debug)]
+struct Expected {
+    at: Instant,
+}
+
+/// The lanes of one GPU and direction.
+pub struct Stager {
+    lanes: Vec<Lane>,
+    mover: Box<dyn Mover>,
+    tuning: Tuning,
+    /// Rung by the rings of all lanes.
+    bell: Arc<Bell>,
+    /// Copies in flight over all lanes, oldest first.
+    expected: VecDeque<Expected>,
+    /// The lane whose turn it is.
+    turn: usize,
+}
+
+impl Stager {
+    /// A stager without lanes. `bell` is the one that all its rings ring.
+    pub fn new(mover: Box<dyn Mover>, tuning: Tuning, bell: Arc<Bell>) -> Self {
+        Self {
+            lanes: Vec::new(),
+            mover,
+            expected: VecDeque::with_capacity(tuning.depth.max(1)),
+            tuning,
+            bell,
+            turn: 0,
+        }
+    }
+
+    /// Adds a lane.
+    pub fn add(&mut self, lane: Lane) {
+        self.lanes.push(lane);
+    }
+
+    /// Publishes what is done and begins what can be begun; never waits.
+    pub fn step(&mut self) -> Result<Step, CudaError> {
+        let mut ended = 0;
+        let mut failure = None;
+        for lane in &mut self.lanes {
+            match lane.reap() {
+                Ok(copies) => ended += copies,
+                Err(error) => failure = Some(error),
+            }
+        }
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        for _ in 0..ended {
+            self.expected.pop_front();
+        }
+        if ended > 0 || self.expected.is_empty() {
+            let before = self.lanes.len();
+            self.lanes.retain(|lane| !lane.is_finished());
+            if self.lanes.is_empty() {
+                return Ok(Step::Finished);
+            }
+            if self.lanes.len() != before {
+                self.turn = 0;
+            }
+        }
+        let mut begun = 0;
+        // A lane that has nothing passes its turn; once all have in a row there is nothing.
+        let mut passed = 0;
+        while passed < self.lanes.len() && self.has_room() {
+            let turn = self.turn;
+            self.turn = (turn + 1) % self.lanes.len();
+            match self.lanes[turn].begin(&mut *self.mover)? {
+                None => passed += 1,
+                Some(copy) => {
+                    passed = 0;
+                    begun += 1;
+                    self.expect(copy.bytes);
+                }
+            }
+        }
+        Ok(if begun + ended > 0 {
+            Step::Busy
+        } else {
+            Step::Idle
+        })
+    }
+
+    fn has_room(&self) -> bool {
+        self.expected.len() < self.tuning.depth.max(1) && self.mover.has_room()
+    }
+
+    fn expect(&mut self, bytes: u64) {
+        let now = Instant::now();
+        let start = self.expected.back().map_or(now, |last| last.at.max(now));
+        let takes = Duration::try_from_secs_f64(bytes as f64 / self.tuning.rate.max(1.0));
+        self.expected.push_back(Expected {
+            at: start + takes.unwrap_or_default() + self.tuning.overhead,
+        });
+    }
+
+    /// Waits until there is something to do, or about `limit` has passed.
+    ///
+    /// With [`Wait::Adaptive`] the thread sleeps through most of the copies under way: it wakes when one is left that
+    /// keeps the stream busy meanwhile.
+    pub fn wait(&self, policy: Wait, limit: Duration) {
+        let done = || self.lanes.iter().any(Lane::is_oldest_done);
+        if self.expected.is_empty() {
+            let ready = || {
+                self.lanes
+                    .iter()
+                    .any(|lane| lane.is_ready() || lane.is_over())
+            };
+            self.bell.wait(policy, limit, ready);
+            return;
+        }
+        if policy == Wait::Busy {
+            let ready = || done() || (self.has_room() && self.lanes.iter().any(Lane::is_ready));
+            self.bell.wait(policy, limit, ready);
+            return;
+        }
+        let now = Instant::now();
+        if self.has_room() {
+            // New frames ring; the end of a copy does not, but when it comes is known about.
+            let mut ready = || done() || self.lanes.iter().any(Lane::is_ready);
+            let first = self.expected.front().map_or(now, |copy| copy.at);
+            let nap = first.saturating_duration_since(now);
+            if nap > NAP {
+                self.bell.sleep((nap - EARLY).min(limit), &mut ready);
+            } else {
+                self.bell.wait_looking(policy, NAP, limit, ready);
+            }
+            return;
+        }
+        // Nothing can be begun before a copy ends, whatever rings.
+        let at = self.expected.len().saturating_sub(2);
+        let until = self.expected.get(at).map_or(now, |copy| copy.at);
+        let nap = until.saturating_duration_since(now);
+        if nap > NAP {
+            std::thread::sleep((nap - EARLY).min(limit));
+        } else {
+            Bell::default().wait_looking(policy, NAP, limit, done);
+        }
+    }
+
+    /// Whether a copy is under way.
+    pub fn has_in_flight(&self) -> bool {
+        !self.expected.is_empty() || self.lanes.iter().any(Lane::has_in_flight)
+    }
+
+    /// After a failure: ends what has ended, skips what comes, and says whether all sources are at their end.
+    pub fn discard(&mut self) -> bool {
+        for lane in &mut self.lanes {
+            // What fails now fails for the reason that has been told.
+            let _ = lane.reap();
+            lane.discard();
+        }
+        self.expected.clear();
+        self.lanes.iter().all(Lane::is_finished)
+    }
+
+    /// Ends although copies are under way that will not end: nothing that they touch is ever freed.
+    pub fn abandon(mut self) {
+        for lane in self.lanes.drain(..) {
+            lane.abandon();
+        }
+        std::mem::forget(self.mover);
+    }
+}
+
+impl fmt::Debug for Stager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stager")
+            .field("lanes", &self.lanes)
+            .field("tuning", &self.tuning)
+            .finish_non_exhaustive()
+    }
+}

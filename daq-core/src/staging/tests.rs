@@ -1,0 +1,396 @@
+use super::*;
+use crate::cuda::{CudaError, Rows};
+use crate::frame::{Flags, FrameMeta};
+use crate::ledger::{CopyLedger, ReaderLedger, RingLedger};
+use crate::region::{HostOptions, Placement, Region};
+use crate::ring::{Completion, Event, Producer, Reader, Ring, RingOptions};
+use crate::wait::{Bell, Wait};
+use proptest::prelude::*;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const SLOT: usize = 192;
+const PENDING: u32 = 0;
+const DONE: u32 = 1;
+const FAILED: u32 = 2;
+
+#[derive(Default)]
+struct Told(AtomicU32);
+
+fn fault() -> CudaError {
+    CudaError {
+        what: "copying".to_owned(),
+        code: 719,
+        name: "CUDA_ERROR_LAUNCH_FAILED".to_owned(),
+        detail: String::new(),
+    }
+}
+
+impl Event for Told {
+    fn is_done(&self) -> bool {
+        self.0.load(Ordering::Acquire) != PENDING
+    }
+
+    fn failure(&self) -> Option<CudaError> {
+        (self.0.load(Ordering::Acquire) == FAILED).then(fault)
+    }
+}
+
+/// Rows to be copied: from, to, rows.
+type Copy = (u64, u64, Rows);
+
+#[derive(Default)]
+struct Queue {
+    /// What belongs to the next mark.
+    open: Vec<Copy>,
+    marked: Vec<(Vec<Copy>, Arc<Told>)>,
+    /// Bytes of each copy that was begun.
+    sizes: Vec<usize>,
+    refuses: bool,
+}
+
+/// A device that copies when it is told to, from memory that is only then looked at.
+#[derive(Clone, Default)]
+struct Device(Arc<Mutex<Queue>>);
+
+impl Device {
+    /// Ends the oldest copy, if there is one.
+    fn finish(&self, how: u32) -> bool {
+        let mut queue = self.0.lock().unwrap();
+        if queue.marked.is_empty() {
+            return false;
+        }
+        let (copies, told) = queue.marked.remove(0);
+        for (to, from, rows) in copies.into_iter().filter(|_| how == DONE) {
+            for row in 0..rows.count {
+                let at = |address: u64| {
+                    std::ptr::with_exposed_provenance_mut::<u8>(
+                        usize::try_from(address).unwrap() + row * rows.pitch,
+                    )
+                };
+                // SAFETY: the lane's promise: both ranges are alive and nobody writes them until the mark is done.
+                unsafe { at(from).copy_to_nonoverlapping(at(to), rows.bytes) };
+            }
+        }
+        told.0.store(how, Ordering::Release);
+        true
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.lock().unwrap().marked.len()
+    }
+}
+
+impl Mover for Device {
+    unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: by the caller's word.
+        unsafe {
+            self.copy_rows(
+                to,
+                from,
+                Rows {
+                    count: 1,
+                    bytes,
+                    pitch: bytes,
+                },
+            )
+        }
+    }
+
+    unsafe fn copy_rows(&mut self, to: u64, from: u64, rows: Rows) -> Result<(), CudaError> {
+        let mut queue = self.0.lock().unwrap();
+        if queue.refuses {
+            return Err(fault());
+        }
+        queue.open.push((to, from, rows));
+        queue.sizes.push(rows.bytes * rows.count);
+        Ok(())
+    }
+
+    fn mark(&mut self) -> Result<Completion, CudaError> {
+        let mut queue = self.0.lock().unwrap();
+        let told = Arc::new(Told::default());
+        let copies = std::mem::take(&mut queue.open);
+        queue.marked.push((copies, told.clone()));
+        Ok(Completion::Event(told))
+    }
+
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn settle(&mut self) {}
+}
+
+fn tuning(chunk: usize, depth: usize) -> Tuning {
+    Tuning {
+        chunk,
+        depth,
+        rate: 1e9,
+        overhead: Duration::ZERO,
+    }
+}
+
+fn ring(name: &str, slots: usize, placement: Placement, bell: &Arc<Bell>) -> (Ring, Producer) {
+    let options = RingOptions {
+        places: 70,
+        bells: vec![bell.clone()],
+        ..RingOptions::new(name, slots, SLOT)
+    };
+    let region = match placement {
+        Placement::Host => Region::host(options.region_bytes(), HostOptions::default()).unwrap(),
+        gpu => Region::pretend(options.region_bytes(), gpu),
+    };
+    Ring::new(region, options, RingLedger::default()).unwrap()
+}
+
+/// A lane between two rings, from its outer ends.
+struct Ends {
+    source: Producer,
+    target: Ring,
+    reader: Reader,
+    ledger: CopyLedger,
+    /// What the reader of the source tells.
+    read: ReaderLedger,
+    made: u64,
+    seen: u64,
+}
+
+/// The bytes of frame `n`.
+fn content(n: u64) -> Vec<u8> {
+    let length = usize::try_from(n * 37 % (SLOT as u64 + 1)).unwrap();
+    (0..length)
+        .map(|i| u8::try_from((n as usize + i * 3) % 251).unwrap())
+        .collect()
+}
+
+fn meta(n: u64) -> FrameMeta {
+    FrameMeta {
+        places: 70,
+        arrived: 60,
+        flags: Flags::INCOMPLETE,
+        epoch: 3,
+        ..FrameMeta::whole(n, content(n).len())
+    }
+}
+
+impl Ends {
+    fn new(slots: (usize, usize), chunk: usize, stager: &mut Stager, bell: &Arc<Bell>) -> Self {
+        let (from, source) = ring("from", slots.0, Placement::Host, bell);
+        let (target, producer) = ring("to", slots.1, Placement::Cuda(0), bell);
+        let (ledger, read) = (CopyLedger::default(), ReaderLedger::default());
+        let reader = target.attach(true, 1, ReaderLedger::default()).unwrap();
+        let copied = from.attach(true, 1, read.clone()).unwrap();
+        stager.add(Lane::new(copied, producer, ledger.clone(), chunk));
+        Self {
+            source,
+            target,
+            reader,
+            ledger,
+            read,
+            made: 0,
+            seen: 0,
+        }
+    }
+
+    fn make(&mut self, frames: usize) {
+        let mut slots = self.source.reserve(frames);
+        while slots.remaining() > 0 {
+            let bytes = content(self.made);
+            slots.bytes_mut().unwrap()[..bytes.len()].copy_from_slice(&bytes);
+            slots.finish_with(meta(self.made), &[u64::MAX ^ self.made, 0b10_0101]);
+            self.made += 1;
+        }
+        slots.publish();
+    }
+
+    /// Looks at what has come; the target is host memory that pretends, so its bytes can be looked at.
+    fn take(&mut self, most: usize) {
+        let Some(lease) = self.reader.poll(most) else {
+            return;
+        };
+        for frame in lease.iter() {
+            assert_eq!(*frame.meta(), meta(self.seen));
+            assert_eq!(frame.present().words(), [u64::MAX ^ self.seen, 0b10_0101]);
+            assert_eq!(frame.bytes(), None, "a GPU's bytes are not for the CPU");
+            let wanted = content(self.seen);
+            // SAFETY: the frame is leased, and its memory a mapping of this process.
+            let bytes = unsafe { std::slice::from_raw_parts(frame.address(), wanted.len()) };
+            assert_eq!(bytes, wanted, "frame {}", self.seen);
+            self.seen += 1;
+        }
+    }
+
+    fn balances(&self) {
+        let ledger = &self.ledger;
+        let settled = ledger.frames.get() + ledger.failed.get();
+        assert!(ledger.taken.get() >= settled);
+        assert_eq!(self.target.published(), ledger.frames.get());
+        let classes: u64 = ledger.sizes().iter().map(|class| class.get()).sum();
+        assert_eq!(classes, ledger.copies.get());
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_frame_comes_through_whole_and_in_order(
+        slots in (2_usize..9, 2_usize..9),
+        chunk in 1_usize..5,
+        depth in 1_usize..4,
+        script in prop::collection::vec((0_usize..6, 0_u8..4), 1..80),
+    ) {
+        let bell = Arc::new(Bell::default());
+        let device = Device::default();
+        let mut stager = Stager::new(Box::new(device.clone()), tuning(chunk * SLOT, depth), bell.clone());
+        let mut ends = Ends::new(slots, chunk * SLOT, &mut stager, &bell);
+        for (count, what) in script {
+            match what {
+                0 => ends.make(count),
+                1 => { device.finish(DONE); }
+                2 => ends.take(count),
+                _ => { stager.step().unwrap(); }
+            }
+            prop_assert!(device.in_flight() <= depth);
+            ends.balances();
+        }
+        // What is left comes through once all do their part, and then the target closes.
+        let Ends { source, reader, seen, made, ledger, target, read } = ends;
+        drop(source);
+        let mut rest = Ends { source: ring("none", 2, Placement::Host, &bell).1, reader, seen, made, ledger, target, read };
+        while stager.step().unwrap() != Step::Finished {
+            device.finish(DONE);
+            rest.take(usize::MAX);
+        }
+        rest.take(usize::MAX);
+        prop_assert_eq!(rest.seen, rest.made);
+        prop_assert!(rest.reader.is_finished());
+        prop_assert_eq!(rest.read.read.get(), rest.made);
+        prop_assert_eq!(rest.ledger.taken.get(), rest.made);
+    }
+}
+
+#[test]
+fn what_is_ready_goes_in_one_copy_and_grows_behind_copies_in_flight() {
+    let bell = Arc::new(Bell::default());
+    let device = Device::default();
+    let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 2), bell.clone());
+    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &bell);
+    // Frames 5 to 9 fill most of their slots or little of them; all of a burst go together.
+    for frames in [1, 1, 3, 9] {
+        ends.make(frames);
+        stager.step().unwrap();
+    }
+    // Two in flight; twelve frames wait for a place.
+    assert_eq!(device.in_flight(), 2);
+    assert_eq!(ends.ledger.taken.get(), 2);
+    device.finish(DONE);
+    stager.step().unwrap();
+    assert_eq!((device.in_flight(), ends.ledger.taken.get()), (2, 14));
+    assert_eq!(ends.ledger.frames.get(), 1);
+    while device.finish(DONE) {}
+}
+
+#[test]
+fn lanes_take_turns() {
+    let bell = Arc::new(Bell::default());
+    let device = Device::default();
+    let mut stager = Stager::new(Box::new(device.clone()), tuning(2 * SLOT, 1), bell.clone());
+    let mut lanes: Vec<_> = (0..3)
+        .map(|_| Ends::new((32, 32), 2 * SLOT, &mut stager, &bell))
+        .collect();
+    lanes[0].make(30);
+    lanes[1].make(30);
+    lanes[2].make(4);
+    let mut served = Vec::new();
+    for _ in 0..8 {
+        let before: Vec<_> = lanes.iter().map(|lane| lane.ledger.taken.get()).collect();
+        stager.step().unwrap();
+        let at = lanes
+            .iter()
+            .zip(&before)
+            .position(|(lane, before)| lane.ledger.taken.get() > *before);
+        served.push(at.unwrap());
+        assert!(device.finish(DONE));
+    }
+    assert_eq!(served, [0, 1, 2, 0, 1, 2, 0, 1]);
+}
+
+#[test]
+fn short_frames_are_not_copied_with_the_emptiness_behind_them() {
+    let bell = Arc::new(Bell::default());
+    let device = Device::default();
+    let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 1), bell.clone());
+    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &bell);
+    let mut slots = ends.source.reserve(8);
+    for n in 0..8 {
+        slots.bytes_mut().unwrap()[..16].fill(7);
+        slots.finish(FrameMeta::whole(n, 16));
+    }
+    slots.publish();
+    stager.step().unwrap();
+    device.finish(DONE);
+    stager.step().unwrap();
+    assert_eq!(ends.ledger.bytes.get(), 8 * 16);
+    assert_eq!(ends.target.published(), 8);
+}
+
+#[test]
+fn a_failing_device_loses_what_was_under_way_and_nothing_is_published() {
+    for refused in [false, true] {
+        let bell = Arc::new(Bell::default());
+        let device = Device::default();
+        let mut stager = Stager::new(Box::new(device.clone()), tuning(2 * SLOT, 2), bell.clone());
+        let mut ends = Ends::new((32, 32), 2 * SLOT, &mut stager, &bell);
+        ends.make(10);
+        stager.step().unwrap();
+        device.finish(DONE);
+        if refused {
+            device.0.lock().unwrap().refuses = true;
+        } else {
+            device.finish(FAILED);
+        }
+        assert_eq!(stager.step(), Err(fault()));
+        // Of those under way one was refused or had failed; the others end as they end.
+        while device.finish(FAILED) {}
+        ends.make(3);
+        assert!(!stager.discard(), "the source is not at its end");
+        let Ends {
+            source,
+            ledger,
+            read,
+            target,
+            ..
+        } = ends;
+        drop(source);
+        assert!(stager.discard());
+        assert_eq!((ledger.frames.get(), target.published()), (2, 2));
+        assert_eq!(ledger.taken.get(), 2 + ledger.failed.get());
+        assert_eq!(
+            read.read.get() + read.discarded.get(),
+            13,
+            "refused {refused}"
+        );
+    }
+}
+
+#[test]
+fn waiting_ends_with_a_frame_a_copy_or_the_limit() {
+    for policy in [Wait::Busy, Wait::Adaptive] {
+        let bell = Arc::new(Bell::default());
+        let device = Device::default();
+        let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 1), bell.clone());
+        let mut ends = Ends::new((8, 8), 1 << 20, &mut stager, &bell);
+        stager.wait(policy, Duration::from_millis(1));
+        ends.make(1);
+        stager.wait(policy, Duration::from_mins(10));
+        assert_eq!(stager.step(), Ok(Step::Busy));
+        stager.wait(policy, Duration::from_millis(1));
+        device.finish(DONE);
+        stager.wait(policy, Duration::from_mins(10));
+        assert_eq!(stager.step(), Ok(Step::Busy));
+        drop(ends);
+        stager.wait(policy, Duration::from_mins(10));
+        assert_eq!(stager.step(), Ok(Step::Finished));
+    }
+}

@@ -1,0 +1,122 @@
+//! `daq tune`: measures how this machine's GPUs copy, and keeps that for later runs.
+
+use super::{exit, show, state};
+use daq_core::cuda::{Device, probe};
+use daq_core::plan::Plan;
+use daq_core::staging::{Profile, Profiles, Rates, measure};
+use daq_core::topology::{Gpu, Topology};
+use daq_core::units::ByteSize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Where it is kept; without it, the state directory.
+    #[arg(long, value_name = "DIRECTORY")]
+    state_dir: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a profile depends on.
+fn fingerprint(topology: &Topology, gpu: &Gpu) -> String {
+    let driver = probe().map_or(0, |found| found.version);
+    Profiles::fingerprint(topology, gpu, &driver.to_string())
+}
+
+/// What was measured before of the GPUs that `plan` copies to or from, and still holds.
+pub(super) fn known(plan: &Plan, directory: Option<&Path>) -> BTreeMap<u32, Profile> {
+    let Some(directory) = directory.filter(|_| !plan.copies.is_empty()) else {
+        return BTreeMap::new();
+    };
+    let (topology, profiles) = (Topology::detect(), Profiles::load(directory));
+    let gpus = topology.gpus.iter();
+    gpus.filter_map(|gpu| {
+        let profile = profiles.get(&fingerprint(&topology, gpu))?;
+        Some((gpu.ordinal, profile.clone()))
+    })
+    .collect()
+}
+
+pub(super) fn tune(args: &Args) -> u8 {
+    let topology = Topology::detect();
+    if topology.gpus.is_empty() {
+        eprintln!("error: there is nothing to measure: {}", topology.no_gpu);
+        return exit::UNAVAILABLE;
+    }
+    let directory = args
+        .state_dir
+        .clone()
+        .or_else(|| state::directory(|name| std::env::var_os(name)));
+    let mut profiles = directory.as_deref().map(Profiles::load).unwrap_or_default();
+    let mut told = serde_json::Map::new();
+    for gpu in &topology.gpus {
+        let name = format!("cuda:{}", gpu.ordinal);
+        let device = match Device::open(gpu.ordinal) {
+            Ok(device) => device,
+            Err(error) => {
+                eprintln!("error: {error}");
+                return exit::UNAVAILABLE;
+            }
+        };
+        let start = Instant::now();
+        let profile = match measure(device) {
+            Ok(profile) => profile,
+            Err(error) => {
+                eprintln!("error: {name}: {error}");
+                return exit::UNAVAILABLE;
+            }
+        };
+        let seconds = start.elapsed().as_secs_f64();
+        if args.json {
+            let profile =
+                serde_json::json!({ "name": gpu.name, "seconds": seconds, "profile": profile });
+            told.insert(name, profile);
+        } else {
+            let text = describe(&profile);
+            show(&format!(
+                "{name}  {}, measured in {seconds:.2} s\n{text}",
+                gpu.name
+            ));
+        }
+        profiles.set(fingerprint(&topology, gpu), profile);
+    }
+    if args.json {
+        show(&(serde_json::to_string_pretty(&told).unwrap_or_default() + "\n"));
+    }
+    let Some(directory) = directory else {
+        eprintln!(
+            "error: there is no place to keep it: set HOME or XDG_STATE_HOME, or give --state-dir"
+        );
+        return exit::IO;
+    };
+    match profiles.save(&directory) {
+        Ok(file) if !args.json => show(&format!("kept in {}\n", file.display())),
+        Ok(_) => 0,
+        Err(error) => {
+            eprintln!("error: {}: {error}", directory.display());
+            exit::IO
+        }
+    }
+}
+
+fn describe(profile: &Profile) -> String {
+    let way = |name: &str, rates: &Rates| {
+        let tuning = rates.tuning();
+        let latency = rates.latency_ns as f64 / 1e3;
+        let rate = rates.bytes_per_second / 1e9;
+        let chunk = ByteSize(tuning.chunk as u64);
+        let mut text = format!(
+            "  {name:<4} {rate:6.2} GB/s, a small copy takes {latency:.1} us; chunk {chunk}, {} in flight\n",
+            tuning.depth
+        );
+        for (bytes, rate) in &rates.by_size {
+            let size = ByteSize(*bytes as u64).to_string();
+            text += &format!("       {size:>8}  {:6.2} GB/s\n", rate / 1e9);
+        }
+        text
+    };
+    way("in", &profile.inward) + &way("out", &profile.outward)
+}
