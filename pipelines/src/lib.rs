@@ -2,6 +2,7 @@
 //!
 //! | module | noun |
 //! |---|---|
+//! | [`bench`] | measurements of this machine |
 //! | [`engine`] | a plan made to run: threads, ledgers, the end |
 //! | [`kernels`] | the built-in compute steps |
 //! | [`http`] | metrics, probes, status |
@@ -9,6 +10,7 @@
 //! | [`doctor`] | what this machine lacks and the command that fixes it |
 //! | [`cli`] | the command line |
 
+pub mod bench;
 pub mod cli;
 pub mod doctor;
 pub mod engine;

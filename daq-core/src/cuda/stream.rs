@@ -266,6 +266,26 @@ impl Stream {
             .doing(|| self.what("copying rows from"))
     }
 
+    /// Begins many copies with one call; false where the driver has no such call.
+    ///
+    /// # Safety
+    /// As for [`copy_in`](Self::copy_in), for every pair. The lists are equally long.
+    pub(crate) unsafe fn copy_batch(
+        &self,
+        to: &mut [u64],
+        from: &mut [u64],
+        bytes: &mut [usize],
+    ) -> Result<bool, CudaError> {
+        self.device.enter()?;
+        // SAFETY: by the caller's word.
+        match unsafe { cuda::copy_batch_async(to, from, bytes, self.raw) } {
+            None => Ok(false),
+            Some(result) => result
+                .map(|()| true)
+                .doing(|| self.what("copying a batch with")),
+        }
+    }
+
     /// Sets `bytes` bytes of `memory` from `offset` on.
     ///
     /// # Panics

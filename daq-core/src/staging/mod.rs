@@ -16,6 +16,7 @@
 //! - After a failure nothing that was under way is published, and every frame of it is counted.
 //! - After the start no call here allocates or locks; the driver's own calls may.
 
+mod bare;
 mod lane;
 mod measure;
 mod profile;
@@ -23,6 +24,7 @@ mod stager;
 #[cfg(test)]
 mod tests;
 
+pub use bare::{BATCH, Bare};
 pub use lane::Lane;
 pub use measure::{MeasureError, measure};
 pub use profile::{Profile, Profiles, Rates};

@@ -558,6 +558,73 @@ const fn plane(rows: Rows) -> sys::CUDA_MEMCPY2D {
     }
 }
 
+/// Begins many copies with one call, where the driver has such a call (CUDA 12.8 and newer); `None` where not.
+///
+/// # Safety
+/// As for [`copy_in_async`], for every pair; either side may be the host's or the device's. The three lists are
+/// equally long.
+pub unsafe fn copy_batch_async(
+    to: &mut [u64],
+    from: &mut [u64],
+    bytes: &mut [usize],
+    stream: RawStream,
+) -> Option<Result<(), Code>> {
+    type First = unsafe extern "C" fn(
+        *mut u64,
+        *mut u64,
+        *mut usize,
+        usize,
+        *mut sys::CUmemcpyAttributes,
+        *mut usize,
+        usize,
+        *mut usize,
+        RawStream,
+    ) -> c_uint;
+    type Second = unsafe extern "C" fn(
+        *mut u64,
+        *mut u64,
+        *mut usize,
+        usize,
+        *mut sys::CUmemcpyAttributes,
+        *mut usize,
+        usize,
+        RawStream,
+    ) -> c_uint;
+    // SAFETY: the attributes are integers and enumerations that have a zero.
+    let mut attributes: sys::CUmemcpyAttributes = unsafe { std::mem::zeroed() };
+    attributes.srcAccessOrder = sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+    let (count, mut index, mut failed) = (to.len(), 0, 0);
+    // SAFETY: this is how the two versions are declared; lists and attributes live through the call, one set of
+    // attributes counts from the first copy on, and the copies are the caller's word.
+    let code = unsafe {
+        if let Some(call) = symbol::<Second>("cuMemcpyBatchAsync_v2") {
+            call(
+                to.as_mut_ptr(),
+                from.as_mut_ptr(),
+                bytes.as_mut_ptr(),
+                count,
+                &raw mut attributes,
+                &raw mut index,
+                1,
+                stream,
+            )
+        } else {
+            symbol::<First>("cuMemcpyBatchAsync")?(
+                to.as_mut_ptr(),
+                from.as_mut_ptr(),
+                bytes.as_mut_ptr(),
+                count,
+                &raw mut attributes,
+                &raw mut index,
+                1,
+                &raw mut failed,
+                stream,
+            )
+        }
+    };
+    Some(if code == 0 { Ok(()) } else { Err(Code(code)) })
+}
+
 /// Sets bytes of device memory and waits.
 ///
 /// # Safety

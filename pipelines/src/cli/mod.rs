@@ -1,5 +1,6 @@
 //! The command line: one file a command.
 
+mod bench;
 mod graph;
 mod list;
 mod live;
@@ -89,6 +90,8 @@ enum Command {
         #[arg(long, value_name = "TIME", default_value = "1 s")]
         sample: Span,
     },
+    /// Measure this machine: the ways to a GPU side by side.
+    Bench(bench::Args),
     /// Measure how this machine's GPUs copy, in under a second each, and keep that for later runs.
     Tune(tune::Args),
     /// Print the JSON schema of configurations, or a reference page.
@@ -141,6 +144,7 @@ pub fn main() -> ExitCode {
             },
         ),
         Command::Doctor { json, sample } => doctor(json, sample),
+        Command::Bench(args) => bench::bench(&args),
         Command::Tune(args) => tune::tune(&args),
         Command::Reference { page } => show(&reference::page(page)),
         Command::Completions { shell } => {

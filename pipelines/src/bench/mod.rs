@@ -1,0 +1,103 @@
+//! `daq bench`: what this machine's copies can do, and what of it the staging engine reaches. The ways are measured
+//! in turn, in several rounds of one run, and medians are shown, so that their ratios mean something even where
+//! absolute figures move.
+
+mod copies;
+mod rig;
+mod staging;
+mod table;
+
+pub use copies::{bandwidth, latency};
+pub use staging::{StagingArgs, staging};
+pub use table::Table;
+
+use daq_core::cuda::{CudaError, Device};
+use daq_core::region::RegionError;
+use daq_core::ring::RingError;
+use daq_core::staging::MeasureError;
+use std::time::{Duration, Instant};
+
+/// Why there are no figures.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The GPU refused.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// No memory.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// No ring.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// The bare copies could not be measured.
+    #[error(transparent)]
+    Measure(#[from] MeasureError),
+    /// A thread of the measurement failed.
+    #[error("{0}")]
+    Thread(String),
+}
+
+/// What every measurement is told.
+#[derive(Clone, Copy, Debug)]
+pub struct Common {
+    /// CUDA's number of the GPU.
+    pub device: u32,
+    /// Rounds, of which medians are taken.
+    pub rounds: usize,
+    /// How long each way is measured a round.
+    pub window: Duration,
+}
+
+impl Common {
+    fn open(&self) -> Result<&'static Device, CudaError> {
+        Device::open(self.device)
+    }
+}
+
+/// The middle of some figures; 0 of none.
+fn median(figures: &[f64]) -> f64 {
+    quantile(figures, 0.5)
+}
+
+/// The figure that a part `q` of them does not exceed; 0 of none.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "an index into the figures"
+)]
+fn quantile(figures: &[f64], q: f64) -> f64 {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = ((sorted.len() as f64 - 1.0) * q).round().max(0.0) as usize;
+    sorted.get(at).copied().unwrap_or(0.0)
+}
+
+/// Runs `work` again and again for about `window` and gives bytes a second, by the bytes that each call says.
+fn rate(
+    window: Duration,
+    mut work: impl FnMut() -> Result<usize, CudaError>,
+    finish: impl FnOnce() -> Result<(), CudaError>,
+) -> Result<f64, CudaError> {
+    let (start, mut bytes) = (Instant::now(), 0);
+    while start.elapsed() < window {
+        bytes += work()?;
+    }
+    finish()?;
+    Ok(bytes as f64 / start.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_figures_of_the_list() {
+        let figures = [5.0, 1.0, 3.0, 2.0, 4.0];
+        assert_eq!(median(&figures), 3.0);
+        assert_eq!(
+            (quantile(&figures, 0.0), quantile(&figures, 0.99)),
+            (1.0, 5.0)
+        );
+        assert_eq!(median(&[]), 0.0);
+    }
+}

@@ -1,0 +1,343 @@
+//! Rings with threads at both ends: slots are filled beforehand and only published, so that what lies between the
+//! ends is measured and no generator.
+
+use super::BenchError;
+use daq_core::cuda::Device;
+use daq_core::frame::FrameMeta;
+use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
+use daq_core::plan::Direction;
+use daq_core::region::{HostOptions, Region};
+use daq_core::ring::{Producer, Reader, Ring, RingOptions};
+use daq_core::staging::{CopyStream, Lane, Stager, Step, Tuning};
+use daq_core::wait::{Bell, Wait};
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The longest that a thread waits before it looks whether to stop.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// Frames that are published, and given back, at a time.
+const BURST: usize = 512;
+/// Steps of the staging thread between two looks at its own CPU time.
+const LOOK: u64 = 64;
+
+/// The regions of one ring in host memory and one on a GPU, used by one lane after another.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) host: Arc<Region>,
+    pub(super) gpu: Arc<Region>,
+}
+
+impl Place {
+    /// Two regions of `bytes`; the host's is pinned and filled with bytes that are not alike.
+    pub(super) fn new(device: &'static Device, bytes: usize) -> Result<Self, BenchError> {
+        let options = HostOptions {
+            huge: true,
+            ..HostOptions::default()
+        };
+        let host = Region::host(bytes, options)?;
+        fill(&host);
+        host.pin(device)?;
+        let gpu = Region::cuda(device, bytes)?;
+        Ok(Self { host, gpu })
+    }
+}
+
+/// Fills a region through a ring over it.
+fn fill(region: &Arc<Region>) {
+    let slot = 1 << 20;
+    let options = RingOptions::new("fill", region.bytes() / slot, slot);
+    let Ok((_, mut producer)) = Ring::new(region.clone(), options, RingLedger::default()) else {
+        return;
+    };
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut slots = producer.reserve(usize::MAX);
+    while let Some(bytes) = slots.bytes_mut() {
+        for word in bytes.as_chunks_mut::<8>().0 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            *word = state.to_le_bytes();
+        }
+        slots.finish(FrameMeta::whole(0, slot));
+    }
+}
+
+/// What one lane is to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub(super) direction: Direction,
+    /// Bytes of a frame, which fills its slot.
+    pub(super) frame: usize,
+    /// Bytes a second that are published; as fast as slots are free if none is given, waiting for them. With a rate
+    /// the publisher does not wait: frames that find no slot are lost and counted.
+    pub(super) rate: Option<f64>,
+}
+
+/// What a rig tells while it runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sample {
+    /// Bytes that have come through, over all lanes.
+    pub(super) bytes: u64,
+    /// CPU time of the staging threads together.
+    pub(super) cpu: Duration,
+    /// Copies done.
+    pub(super) copies: u64,
+    /// Frames that found no slot, or never came through.
+    pub(super) lost: u64,
+    /// Frames that have come through.
+    pub(super) frames: u64,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// Nanoseconds, one staging thread a word.
+    cpu: [AtomicU64; 2],
+    bytes: AtomicU64,
+    frames: AtomicU64,
+    gaps: AtomicU64,
+}
+
+/// A running measurement.
+#[derive(Debug)]
+pub(super) struct Rig {
+    shared: Arc<Shared>,
+    copies: Vec<CopyLedger>,
+    rings: Vec<RingLedger>,
+    threads: Vec<JoinHandle<Result<(), String>>>,
+}
+
+impl Rig {
+    /// Starts lanes in `places`, one a load, with one staging thread a direction.
+    pub(super) fn start(
+        device: &'static Device,
+        places: &[Place],
+        loads: &[Load],
+        tunings: [Tuning; 2],
+        wait: Wait,
+    ) -> Result<Self, BenchError> {
+        let mut rig = Self {
+            shared: Arc::default(),
+            copies: Vec::new(),
+            rings: Vec::new(),
+            threads: Vec::new(),
+        };
+        let ways = [Direction::In, Direction::Out];
+        for (i, (direction, tuning)) in ways.into_iter().zip(tunings).enumerate() {
+            let bell = Arc::new(Bell::default());
+            let stream = CopyStream::new(device, direction, tuning.depth)?;
+            let mut stager = Stager::new(Box::new(stream), tuning, bell.clone());
+            let mut is_used = false;
+            for (load, place) in loads
+                .iter()
+                .zip(places)
+                .filter(|(load, _)| load.direction == direction)
+            {
+                is_used = true;
+                stager.add(rig.lane(load, place, &bell, tuning)?);
+            }
+            if is_used {
+                let shared = rig.shared.clone();
+                rig.threads.push(std::thread::spawn(move || {
+                    serve(stager, wait, &shared, i).map_err(|error| error.to_string())
+                }));
+            }
+        }
+        Ok(rig)
+    }
+
+    /// A lane with its ends' threads.
+    fn lane(
+        &mut self,
+        load: &Load,
+        place: &Place,
+        bell: &Arc<Bell>,
+        tuning: Tuning,
+    ) -> Result<Lane, BenchError> {
+        let (from, to) = match load.direction {
+            Direction::In => (&place.host, &place.gpu),
+            Direction::Out => (&place.gpu, &place.host),
+        };
+        let options = RingOptions {
+            bells: vec![bell.clone()],
+            holdable: load.rate.is_none(),
+            ..RingOptions::new("from", from.bytes() / load.frame, load.frame)
+        };
+        let (source, producer) = Ring::new(from.clone(), options.clone(), self.ledger())?;
+        let options = RingOptions {
+            holdable: true,
+            ..options
+        };
+        let (target, copied) = Ring::new(to.clone(), options, RingLedger::default())?;
+        let end = target.attach(true, BURST, ReaderLedger::default())?;
+        let reader = source.attach(true, BURST, ReaderLedger::default())?;
+        let copies = CopyLedger::default();
+        self.copies.push(copies.clone());
+        let (shared, load) = (self.shared.clone(), *load);
+        self.threads.push(std::thread::spawn(move || {
+            publish(producer, load, &shared);
+            Ok(())
+        }));
+        let shared = self.shared.clone();
+        self.threads.push(std::thread::spawn(move || {
+            take(end, load.frame, &shared);
+            Ok(())
+        }));
+        Ok(Lane::new(reader, copied, copies, tuning.chunk))
+    }
+
+    fn ledger(&mut self) -> RingLedger {
+        let ledger = RingLedger::default();
+        self.rings.push(ledger.clone());
+        ledger
+    }
+
+    /// How far it is.
+    pub(super) fn sample(&self) -> Sample {
+        let cpu = self
+            .shared
+            .cpu
+            .iter()
+            .map(|word| word.load(Ordering::Relaxed))
+            .sum();
+        Sample {
+            bytes: self.shared.bytes.load(Ordering::Relaxed),
+            cpu: Duration::from_nanos(cpu),
+            copies: self.copies.iter().map(|ledger| ledger.copies.get()).sum(),
+            lost: self
+                .rings
+                .iter()
+                .map(|ledger| ledger.ring_full.get())
+                .sum::<u64>()
+                + self.shared.gaps.load(Ordering::Relaxed),
+            frames: self.shared.frames.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Stops publishing, lets all come through, and gives the last sample with every frame that was made and did not
+    /// come through counted as lost.
+    pub(super) fn stop(mut self) -> Result<Sample, BenchError> {
+        self.shared.stop.store(true, Ordering::Release);
+        let mut failure = None;
+        for thread in self.threads.drain(..) {
+            match thread.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(why)) => failure = Some(why),
+                Err(_) => failure = Some("a thread of the measurement panicked".to_owned()),
+            }
+        }
+        if let Some(why) = failure {
+            return Err(BenchError::Thread(why));
+        }
+        let mut last = self.sample();
+        let published: u64 = self.rings.iter().map(|ledger| ledger.published.get()).sum();
+        last.lost += published - last.frames;
+        Ok(last)
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(
+    mut stager: Stager,
+    wait: Wait,
+    shared: &Shared,
+    index: usize,
+) -> Result<(), daq_core::cuda::CudaError> {
+    daq_core::thread::wake_on_time();
+    let mut steps = 0_u64;
+    loop {
+        match stager.step() {
+            Ok(Step::Finished) => return Ok(()),
+            Ok(Step::Busy) => {}
+            Ok(Step::Idle) => stager.wait(wait, PATIENCE),
+            Err(error) => {
+                shared.stop.store(true, Ordering::Release);
+                while !stager.discard() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                return Err(error);
+            }
+        }
+        steps += 1;
+        if steps % LOOK == 0 {
+            let time = clock_gettime(ClockId::ThreadCPUTime);
+            let time = u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000
+                + u64::try_from(time.tv_nsec).unwrap_or(0);
+            shared.cpu[index].store(time, Ordering::Relaxed);
+        }
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "frames that are due are few and positive"
+)]
+fn publish(mut producer: Producer, load: Load, shared: &Shared) {
+    let burst = BURST.min(producer.options().slots / 8).max(1);
+    let (start, mut sequence) = (Instant::now(), 0);
+    while !shared.stop.load(Ordering::Acquire) {
+        let wanted = match load.rate {
+            None => burst,
+            Some(rate) => {
+                let due = (start.elapsed().as_secs_f64() * rate / load.frame as f64) as u64;
+                usize::try_from(due.saturating_sub(sequence))
+                    .unwrap_or(usize::MAX)
+                    .min(burst)
+            }
+        };
+        if wanted == 0 {
+            std::hint::spin_loop();
+            continue;
+        }
+        let mut slots = producer.reserve(wanted);
+        let got = slots.remaining();
+        for _ in 0..got {
+            slots.finish(FrameMeta::whole(sequence, load.frame));
+            sequence += 1;
+        }
+        slots.publish();
+        if got == 0 && load.rate.is_none() {
+            producer.wait(Wait::Adaptive, PATIENCE);
+        } else if got < wanted && load.rate.is_some() {
+            let refused = (wanted - got) as u64;
+            producer.refuse(refused);
+            sequence += refused;
+        }
+    }
+}
+
+fn take(mut reader: Reader, frame: usize, shared: &Shared) {
+    let mut next = None;
+    while !reader.is_finished() {
+        let Some(lease) = reader.poll(4 * BURST) else {
+            reader.wait(Wait::Adaptive, PATIENCE);
+            continue;
+        };
+        let frames = lease.len() as u64;
+        let first = lease.frame(0).meta().sequence;
+        let last = lease.frame(lease.len() - 1).meta().sequence;
+        // What the publisher was refused is counted there; inside of a burst, and between two, nothing may be out of
+        // order or come twice.
+        if next.is_some_and(|next| first < next) || last < first || last - first + 1 < frames {
+            shared.gaps.fetch_add(1, Ordering::Relaxed);
+        }
+        next = Some(last + 1);
+        drop(lease);
+        shared.frames.fetch_add(frames, Ordering::Relaxed);
+        shared
+            .bytes
+            .fetch_add(frames * frame as u64, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,127 @@
+//! Figures as aligned text or as JSON.
+
+use serde_json::{Map, Value, json};
+use std::fmt;
+
+/// A table: what it shows, its columns, its rows.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    title: String,
+    columns: Vec<&'static str>,
+    rows: Vec<Vec<Cell>>,
+}
+
+/// A cell: the figure and how it is shown.
+#[derive(Clone, Debug)]
+pub enum Cell {
+    /// Words.
+    Text(String),
+    /// A number with this many digits behind the point; NaN is shown as a dash.
+    Number(f64, usize),
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Number(number, _) if number.is_nan() => f.write_str("–"),
+            Self::Number(number, digits) => write!(f, "{number:.digits$}"),
+        }
+    }
+}
+
+impl Table {
+    /// A table without rows.
+    pub fn new(title: impl Into<String>, columns: &[&'static str]) -> Self {
+        Self {
+            title: title.into(),
+            columns: columns.to_vec(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row, a cell a column.
+    pub fn row(&mut self, cells: Vec<Cell>) {
+        debug_assert_eq!(cells.len(), self.columns.len());
+        self.rows.push(cells);
+    }
+
+    /// The rows as objects.
+    pub fn json(&self) -> Value {
+        let rows = self.rows.iter().map(|row| {
+            let cells = self.columns.iter().zip(row).map(|(column, cell)| {
+                let value = match cell {
+                    Cell::Text(text) => json!(text),
+                    Cell::Number(number, _) => json!(number),
+                };
+                ((*column).to_owned(), value)
+            });
+            Value::Object(cells.collect::<Map<_, _>>())
+        });
+        json!({ "title": self.title, "rows": rows.collect::<Vec<_>>() })
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts: Vec<Vec<String>> = self
+            .rows
+            .iter()
+            .map(|row| row.iter().map(ToString::to_string).collect())
+            .collect();
+        let widths: Vec<usize> = self
+            .columns
+            .iter()
+            .enumerate()
+            .map(|(i, column)| {
+                let cells = texts.iter().map(|row| row[i].chars().count());
+                cells.chain([column.chars().count()]).max().unwrap_or(0)
+            })
+            .collect();
+        writeln!(f, "{}", self.title)?;
+        let heads: Vec<String> = self.columns.iter().map(ToString::to_string).collect();
+        for line in [&heads].into_iter().chain(&texts) {
+            let mut text = String::from(" ");
+            for (i, (cell, width)) in line.iter().zip(&widths).enumerate() {
+                // Names to the left, figures to the right.
+                if i == 0 {
+                    text += &format!(" {cell:<width$}");
+                } else {
+                    text += &format!("  {cell:>width$}");
+                }
+            }
+            writeln!(f, "{}", text.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_aligned_and_told_as_json() {
+        let mut table = Table::new("copies", &["frame", "GB/s"]);
+        table.row(vec!["8 KiB".into(), Cell::Number(1.234, 2)]);
+        table.row(vec!["64 MiB".into(), Cell::Number(f64::NAN, 2)]);
+        assert_eq!(
+            table.to_string(),
+            "copies\n  frame   GB/s\n  8 KiB   1.23\n  64 MiB     –\n"
+        );
+        assert_eq!(table.json()["rows"][0]["GB/s"], 1.234);
+        assert_eq!(table.json()["rows"][1]["GB/s"], Value::Null);
+    }
+}

@@ -1,0 +1,153 @@
+//! `daq bench`: measurements of this machine.
+
+use super::{exit, show};
+use crate::bench::{self, BenchError, Common, StagingArgs, Table};
+use clap::{Subcommand, ValueEnum};
+use daq_core::units::{ByteSize, Span};
+use daq_core::wait::Wait;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// The staging engine beside other ways to bring frames to a GPU, and the bare copy as the ceiling.
+    Staging {
+        #[command(flatten)]
+        shared: Shared,
+        /// Frame sizes.
+        #[arg(
+            long,
+            value_delimiter = ',',
+            default_value = "8 KiB,64 KiB,1 MiB,4 MiB"
+        )]
+        frames: Vec<ByteSize>,
+        /// Rings on the GPU at a time, for comparison with one; each takes 256 MiB of both memories.
+        #[arg(long, default_value_t = 8)]
+        rings: usize,
+        /// How the engine's threads wait.
+        #[arg(long, value_enum, default_value = "adaptive")]
+        wait: WaitArg,
+        /// Instead of comparing, stream for this long at a share of the ceiling and count what is lost.
+        #[arg(long, value_name = "TIME")]
+        soak: Option<Span>,
+        /// That share.
+        #[arg(long, default_value_t = 0.9, requires = "soak")]
+        share: f64,
+    },
+    /// Bandwidth of copies by size.
+    Copybw {
+        #[command(flatten)]
+        shared: Shared,
+        /// Sizes of a copy.
+        #[arg(
+            long,
+            value_delimiter = ',',
+            default_value = "4 KiB,16 KiB,64 KiB,256 KiB,1 MiB,4 MiB,16 MiB,64 MiB"
+        )]
+        sizes: Vec<ByteSize>,
+    },
+    /// Latency of copies by size.
+    Copylat {
+        #[command(flatten)]
+        shared: Shared,
+        /// Sizes of a copy.
+        #[arg(
+            long,
+            value_delimiter = ',',
+            default_value = "64 B,1 KiB,4 KiB,16 KiB,64 KiB,256 KiB,1 MiB"
+        )]
+        sizes: Vec<ByteSize>,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Shared {
+    /// CUDA's number of the GPU.
+    #[arg(long, default_value_t = 0)]
+    device: u32,
+    /// Rounds, of which medians are taken.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// How long each way is measured a round.
+    #[arg(long, value_name = "TIME", default_value = "300 ms")]
+    window: Span,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum WaitArg {
+    Adaptive,
+    Busy,
+}
+
+impl Shared {
+    fn common(&self) -> Common {
+        Common {
+            device: self.device,
+            rounds: self.rounds.max(1),
+            window: self.window.0,
+        }
+    }
+}
+
+fn bytes(sizes: &[ByteSize]) -> Vec<usize> {
+    let sizes = sizes
+        .iter()
+        .map(|size| usize::try_from(size.0).unwrap_or(usize::MAX));
+    sizes.map(|size| size.clamp(1, 64 << 20)).collect()
+}
+
+pub(super) fn bench(args: &Args) -> u8 {
+    let (shared, result) = match &args.what {
+        What::Staging {
+            shared,
+            frames,
+            rings,
+            wait,
+            soak,
+            share,
+        } => {
+            let args = StagingArgs {
+                common: shared.common(),
+                frames: bytes(frames),
+                rings: (*rings).max(1),
+                wait: match wait {
+                    WaitArg::Adaptive => Wait::Adaptive,
+                    WaitArg::Busy => Wait::Busy,
+                },
+                soak: soak.map(|soak| (soak.0, *share)),
+            };
+            (shared, bench::staging(&args))
+        }
+        What::Copybw { shared, sizes } => {
+            (shared, bench::bandwidth(&shared.common(), &bytes(sizes)))
+        }
+        What::Copylat { shared, sizes } => {
+            (shared, bench::latency(&shared.common(), &bytes(sizes)))
+        }
+    };
+    tell(shared, result)
+}
+
+fn tell(shared: &Shared, result: Result<Vec<Table>, BenchError>) -> u8 {
+    match result {
+        Ok(tables) if shared.json => {
+            let tables: Vec<_> = tables.iter().map(Table::json).collect();
+            show(&(serde_json::to_string_pretty(&tables).unwrap_or_default() + "\n"))
+        }
+        Ok(tables) => {
+            let texts: Vec<_> = tables.iter().map(ToString::to_string).collect();
+            show(&texts.join("\n"))
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            exit::UNAVAILABLE
+        }
+    }
+}
