@@ -1,0 +1,71 @@
+//! What the simulated devices say about themselves: the figures of an H100.
+
+use crate::options::Options;
+
+/// Bytes of dynamic shared memory that a block may use at most, after it asked for them.
+pub const SHARED_OPTIN: i32 = 227 << 10;
+/// Bytes of shared memory that a block may use without asking.
+pub const SHARED: i32 = 48 << 10;
+/// Bytes of shared memory of a multiprocessor.
+pub const SHARED_MULTIPROCESSOR: i32 = 228 << 10;
+/// Threads of a block.
+pub const THREADS: u32 = 1024;
+/// Threads of a multiprocessor.
+pub const THREADS_MULTIPROCESSOR: u32 = 2048;
+/// Blocks of a multiprocessor.
+pub const BLOCKS_MULTIPROCESSOR: u32 = 32;
+/// Blocks and threads in each direction.
+pub const GRID: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
+/// Threads in each direction.
+pub const BLOCK: [u32; 3] = [1024, 1024, 64];
+/// 10 × major + minor of the compute capability.
+pub const CAPABILITY: i32 = 90;
+/// The longest pitch of a two-dimensional copy in bytes.
+pub const PITCH: u64 = 0x7fff_ffff;
+
+/// The PCI bus of a device. Its number has letters in hexadecimal, as those of many real ones have.
+pub const fn bus(ordinal: i32) -> i32 {
+    0xab + ordinal
+}
+
+/// The value of the attribute with the driver's number; 0 where this knows none.
+pub const fn value(options: &Options, ordinal: i32, attribute: i32) -> i32 {
+    match attribute {
+        1 => THREADS.cast_signed(),
+        2 => BLOCK[0].cast_signed(),
+        3 => BLOCK[1].cast_signed(),
+        4 => BLOCK[2].cast_signed(),
+        5 => GRID[0].cast_signed(),
+        6 => GRID[1].cast_signed(),
+        7 => GRID[2].cast_signed(),
+        8 => SHARED,
+        10 => 32,
+        11 => 0x7fff_ffff,
+        9 | 12 | 82 => 65_536,
+        13 => 1_980_000,
+        14 => 512,
+        16 => 132,
+        33 => bus(ordinal),
+        36 => 2_619_000,
+        37 => 5120,
+        38 => 50 << 20,
+        39 => THREADS_MULTIPROCESSOR.cast_signed(),
+        40 => 3,
+        // Overlap, mapped host memory, several kernels at once, ECC, unified addresses, priorities, host pointers
+        // as device pointers, cooperative launch, registration of host memory (read only too), dma-buf.
+        15 | 19 | 31 | 32 | 41 | 78 | 91 | 95 | 99 | 113 | 124 => 1,
+        75 => CAPABILITY / 10,
+        76 => CAPABILITY % 10,
+        81 => SHARED_MULTIPROCESSOR,
+        97 => SHARED_OPTIN,
+        102 => options.vmm as i32,
+        103 => options.posix_fd as i32,
+        106 => BLOCKS_MULTIPROCESSOR.cast_signed(),
+        110 => (options.rdma && options.vmm) as i32,
+        111 => 1024,
+        116 | 117 => options.rdma as i32,
+        118 => options.ordering,
+        131 | 134 => -1,
+        _ => 0,
+    }
+}

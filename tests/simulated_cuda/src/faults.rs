@@ -1,0 +1,73 @@
+//! Decides what goes wrong, by counting.
+
+use crate::code::Code;
+use crate::options::{Failure, Options};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The options of this process.
+///
+/// Panics where they are wrong: a test must not run on another machine than it asked for.
+pub static OPTIONS: LazyLock<Options> = LazyLock::new(|| {
+    let text = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
+    Options::parse(&text).unwrap_or_else(|error| panic!("{error}"))
+});
+
+/// Executed operations of one kind.
+#[derive(Debug)]
+pub struct Executed {
+    what: &'static str,
+    count: AtomicU64,
+}
+
+/// Copies that streams have begun.
+pub static COPIES: Executed = Executed::new("copy");
+/// Launches that streams have begun.
+pub static LAUNCHES: Executed = Executed::new("launch");
+
+/// What becomes of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is done.
+    Done,
+    /// It breaks its context.
+    Fails(Code),
+    /// It never ends.
+    Hangs,
+}
+
+impl Executed {
+    const fn new(what: &'static str) -> Self {
+        Self {
+            what,
+            count: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts one that begins.
+    pub fn begin(&self) -> Fate {
+        let nth = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        if find(&OPTIONS.hang, self.what, nth).is_some() {
+            Fate::Hangs
+        } else {
+            find(&OPTIONS.fail_async, self.what, nth).map_or(Fate::Done, Fate::Fails)
+        }
+    }
+
+    /// How many have begun.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
+/// The code that the `nth` call of `symbol` is to return instead of being done.
+pub fn of_call(symbol: &str, nth: u64) -> Option<Code> {
+    find(&OPTIONS.fail, symbol, nth)
+}
+
+fn find(failures: &[Failure], what: &str, nth: u64) -> Option<Code> {
+    failures
+        .iter()
+        .find(|failure| failure.what == what && failure.nth == nth)
+        .map(|failure| failure.code)
+}

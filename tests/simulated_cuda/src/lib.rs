@@ -1,0 +1,32 @@
+//! A stand-in for the CUDA driver library `libcuda.so.1`, so that the whole of daq runs on machines without a GPU.
+//!
+//! It is strict where the driver forgives, since it exists to find mistakes: device memory cannot be touched through
+//! its address and is never zero by itself, streams are threads of their own, what is out of order is refused with
+//! the code that the driver documents, and everything is counted.
+//!
+//! Two variables shape it. `DAQ_SIMULATED_CUDA` is a list of options, see [`Options`]; an option that is not known
+//! ends the process. `DAQ_SIMULATED_CUDA_REPORT` names a file that gets a report in JSON when a context ends and when
+//! the process does:
+//!
+//! | key | meaning |
+//! |---|---|
+//! | `calls` | calls of each function |
+//! | `copied` | bytes copied: `host_to_device`, `device_to_host`, `device_to_device`, `host_to_host` |
+//! | `copies`, `fills`, `launches` | operations that streams have executed |
+//! | `unregistered` | copies from or to host memory that the driver did not know: `copies` and their `bytes` |
+//! | `leaks` | what lived on when its context ended, and what lives now |
+//! | `errors` | calls that were refused, by their code; answers "not ready" (600) are no errors |
+//!
+//! What it does not do: run kernels (only those in `kernels.rs`, by name), peer access, memory pools, external
+//! memory, capture across several streams.
+
+mod attributes;
+mod code;
+mod faults;
+mod kernels;
+mod options;
+mod ptx;
+mod report;
+mod sys;
+
+pub use options::Options;

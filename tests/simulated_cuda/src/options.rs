@@ -1,0 +1,208 @@
+//! The shape of the simulated machine and what goes wrong on it, from `DAQ_SIMULATED_CUDA`.
+
+use crate::code::Code;
+use std::time::Duration;
+
+/// The options of `DAQ_SIMULATED_CUDA`, separated by commas:
+///
+/// | option | meaning |
+/// |---|---|
+/// | `version=12040` | what `cuDriverGetVersion` says; older ones refuse newer PTX; 13000 without |
+/// | `gpus=2` | number of devices; 1 without |
+/// | `memory=64MiB` | memory of each device, in `KiB`, `MiB` or `GiB`; 256 MiB without |
+/// | `no-init=100` | `cuInit` returns this code |
+/// | `vmm=0` | no virtual memory management |
+/// | `rdma=0` | no `GPUDirect` RDMA |
+/// | `posix-fd=0` | memory cannot be shared as a file descriptor |
+/// | `ordering=0` | the attribute `GPU_DIRECT_RDMA_WRITES_ORDERING`; 100 without |
+/// | `latency=50` | µs that each copy takes at least |
+/// | `gbps=20` | 10⁹ bytes a second that a copy engine moves at most |
+/// | `fail=SYMBOL@N:CODE` | the N-th call of a function returns the code; if the code is one that breaks a context, so do later calls |
+/// | `fail-async=copy@N:CODE`, `launch@N` | the N-th executed operation breaks its context with the code |
+/// | `hang=copy@N`, `launch@N` | the N-th executed operation never ends |
+///
+/// Counts begin at 1; options from `fail` on may be given several times.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// What `cuDriverGetVersion` says: 1000 × major + 10 × minor.
+    pub version: i32,
+    /// Number of devices.
+    pub gpus: i32,
+    /// Bytes of memory of each device.
+    pub memory: usize,
+    /// What `cuInit` returns; 0 where it succeeds.
+    pub no_init: Code,
+    /// Whether there is virtual memory management.
+    pub vmm: bool,
+    /// Whether there is `GPUDirect` RDMA.
+    pub rdma: bool,
+    /// Whether memory can be shared as a file descriptor.
+    pub posix_fd: bool,
+    /// The attribute `GPU_DIRECT_RDMA_WRITES_ORDERING`.
+    pub ordering: i32,
+    /// What each copy takes at least.
+    pub latency: Duration,
+    /// 10⁹ bytes a second that a copy engine moves at most; 0 without a limit.
+    pub gbps: u32,
+    /// Calls that fail.
+    pub fail: Vec<Failure>,
+    /// Executed operations that fail.
+    pub fail_async: Vec<Failure>,
+    /// Executed operations that never end; the code has no meaning.
+    pub hang: Vec<Failure>,
+}
+
+/// One thing that goes wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The function, `copy` or `launch`.
+    pub what: String,
+    /// Which of them, from 1.
+    pub nth: u64,
+    /// With which code.
+    pub code: Code,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            version: 13_000,
+            gpus: 1,
+            memory: 256 << 20,
+            no_init: 0,
+            vmm: true,
+            rdma: true,
+            posix_fd: true,
+            ordering: 100,
+            latency: Duration::ZERO,
+            gbps: 0,
+            fail: Vec::new(),
+            fail_async: Vec::new(),
+            hang: Vec::new(),
+        }
+    }
+}
+
+impl Options {
+    /// Reads the value of `DAQ_SIMULATED_CUDA`. The error names the option that is wrong.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut options = Self::default();
+        for option in text.split(',').map(str::trim).filter(|o| !o.is_empty()) {
+            options.set(option).ok_or_else(|| {
+                format!("DAQ_SIMULATED_CUDA: option \"{option}\" is not understood")
+            })?;
+        }
+        Ok(options)
+    }
+
+    fn set(&mut self, option: &str) -> Option<()> {
+        let (name, value) = option.split_once('=')?;
+        match name {
+            "version" => self.version = value.parse().ok()?,
+            "gpus" => self.gpus = value.parse().ok().filter(|gpus| (0..=16).contains(gpus))?,
+            "memory" => self.memory = bytes(value)?,
+            "no-init" => self.no_init = value.parse().ok()?,
+            "vmm" => self.vmm = flag(value)?,
+            "rdma" => self.rdma = flag(value)?,
+            "posix-fd" => self.posix_fd = flag(value)?,
+            "ordering" => self.ordering = value.parse().ok()?,
+            "latency" => self.latency = Duration::from_micros(value.parse().ok()?),
+            "gbps" => self.gbps = value.parse().ok()?,
+            "fail" => self.fail.push(failure(value, true)?),
+            "fail-async" => self.fail_async.push(operation(failure(value, true)?)?),
+            "hang" => self.hang.push(operation(failure(value, false)?)?),
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+fn flag(value: &str) -> Option<bool> {
+    match value {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    }
+}
+
+fn bytes(value: &str) -> Option<usize> {
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
+    let (number, shift) = units
+        .iter()
+        .find_map(|(unit, shift)| Some((value.strip_suffix(unit)?, *shift)))?;
+    number.trim().parse::<usize>().ok()?.checked_mul(1 << shift)
+}
+
+/// `WHAT@N:CODE`, or `WHAT@N`.
+fn failure(value: &str, with_code: bool) -> Option<Failure> {
+    let (what, rest) = value.split_once('@')?;
+    let (nth, code) = if with_code {
+        let (nth, code) = rest.split_once(':')?;
+        (nth, code.parse().ok().filter(|code| *code != 0)?)
+    } else {
+        (rest, 0)
+    };
+    Some(Failure {
+        what: what.to_owned(),
+        nth: nth.parse().ok().filter(|nth| *nth > 0)?,
+        code,
+    })
+}
+
+fn operation(mut failure: Failure) -> Option<Failure> {
+    failure.what.make_ascii_lowercase();
+    matches!(failure.what.as_str(), "copy" | "launch").then_some(failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_is_read() {
+        let options = Options::parse(
+            "version=12040, gpus=2,memory=64MiB,vmm=0,rdma=0,posix-fd=0,ordering=0,latency=50,gbps=20,no-init=100,\
+             fail=cuMemAlloc_v2@3:2,fail-async=COPY@1:700,hang=copy@9",
+        )
+        .unwrap();
+        let failure = |what: &str, nth, code| Failure {
+            what: what.into(),
+            nth,
+            code,
+        };
+        assert_eq!(
+            options,
+            Options {
+                version: 12_040,
+                gpus: 2,
+                memory: 64 << 20,
+                no_init: 100,
+                vmm: false,
+                rdma: false,
+                posix_fd: false,
+                ordering: 0,
+                latency: Duration::from_micros(50),
+                gbps: 20,
+                fail: vec![failure("cuMemAlloc_v2", 3, 2)],
+                fail_async: vec![failure("copy", 1, 700)],
+                hang: vec![failure("copy", 9, 0)],
+            }
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for wrong in [
+            "vmm",
+            "vmm=2",
+            "memory=64",
+            "fail=cuInit@0:1",
+            "fail=cuInit@1",
+            "hang=fill@1",
+            "gpu=1",
+        ] {
+            let error = Options::parse(wrong).unwrap_err();
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
+}

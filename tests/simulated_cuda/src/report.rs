@@ -1,0 +1,173 @@
+//! What is counted, and the file that it is written to.
+
+use crate::code::{Code, NOT_READY, SUCCESS};
+use crate::{faults, sys};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From host memory to device memory.
+    HostToDevice,
+    /// From device memory to host memory.
+    DeviceToHost,
+    /// Within device memory or between devices.
+    DeviceToDevice,
+    /// From host memory to host memory.
+    HostToHost,
+}
+
+/// Things that have to be given back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Alive {
+    /// Allocations of device memory, mapped or not.
+    pub memory: usize,
+    /// Bytes of them.
+    pub memory_bytes: usize,
+    /// Reservations of device addresses.
+    pub reservations: usize,
+    /// Registrations and allocations of host memory.
+    pub host: usize,
+    /// Streams.
+    pub streams: usize,
+    /// Events.
+    pub events: usize,
+    /// Modules.
+    pub modules: usize,
+    /// Graphs, executable ones too.
+    pub graphs: usize,
+    /// Contexts that were retained and not released.
+    pub contexts: usize,
+}
+
+/// What is counted.
+#[derive(Debug, Default)]
+pub struct Counts {
+    copied: [AtomicU64; 4],
+    /// Operations that fill memory.
+    pub fills: AtomicU64,
+    unregistered: [AtomicU64; 2],
+    calls: Mutex<BTreeMap<&'static str, u64>>,
+    errors: Mutex<BTreeMap<Code, u64>>,
+    leaked: Mutex<Alive>,
+}
+
+/// The counts of this process.
+pub static COUNTS: LazyLock<Counts> = LazyLock::new(Counts::default);
+static FILE: LazyLock<Option<PathBuf>> =
+    LazyLock::new(|| std::env::var_os("DAQ_SIMULATED_CUDA_REPORT").map(PathBuf::from));
+
+impl Counts {
+    /// Counts a call; which one of its function it is, from 1.
+    pub fn called(&self, symbol: &'static str) -> u64 {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = calls.entry(symbol).or_default();
+        *count += 1;
+        *count
+    }
+
+    /// Counts what a call has returned.
+    pub fn returned(&self, code: Code) {
+        if code != SUCCESS && code != NOT_READY {
+            let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+            *errors.entry(code).or_default() += 1;
+        }
+    }
+
+    /// Counts bytes that were copied.
+    pub fn copied(&self, direction: Direction, bytes: u64) {
+        self.copied[direction as usize].fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts a copy from or to host memory that is not registered.
+    pub fn unregistered(&self, bytes: u64) {
+        self.unregistered[0].fetch_add(1, Ordering::Relaxed);
+        self.unregistered[1].fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts what a context takes with it.
+    pub fn leaked(&self, alive: Alive) {
+        let mut leaked = self.leaked.lock().unwrap_or_else(PoisonError::into_inner);
+        *leaked = leaked.and(alive);
+    }
+
+    fn report(&self) -> Value {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls: Map<_, _> = calls
+            .iter()
+            .map(|(name, n)| ((*name).to_owned(), json!(n)))
+            .collect();
+        let errors: Map<_, _> = errors
+            .iter()
+            .map(|(code, n)| (code.to_string(), json!(n)))
+            .collect();
+        let leaked = *self.leaked.lock().unwrap_or_else(PoisonError::into_inner);
+        json!({
+            "calls": calls,
+            "errors": errors,
+            "copied": {
+                "host_to_device": load(&self.copied[Direction::HostToDevice as usize]),
+                "device_to_host": load(&self.copied[Direction::DeviceToHost as usize]),
+                "device_to_device": load(&self.copied[Direction::DeviceToDevice as usize]),
+                "host_to_host": load(&self.copied[Direction::HostToHost as usize]),
+            },
+            "copies": faults::COPIES.count(),
+            "fills": load(&self.fills),
+            "launches": faults::LAUNCHES.count(),
+            "unregistered": {"copies": load(&self.unregistered[0]), "bytes": load(&self.unregistered[1])},
+            "leaks": leaked.and(sys::alive()).json(),
+        })
+    }
+}
+
+impl Alive {
+    /// Both together.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self {
+            memory: self.memory + other.memory,
+            memory_bytes: self.memory_bytes + other.memory_bytes,
+            reservations: self.reservations + other.reservations,
+            host: self.host + other.host,
+            streams: self.streams + other.streams,
+            events: self.events + other.events,
+            modules: self.modules + other.modules,
+            graphs: self.graphs + other.graphs,
+            contexts: self.contexts + other.contexts,
+        }
+    }
+
+    fn json(self) -> Value {
+        json!({
+            "memory": self.memory,
+            "memory_bytes": self.memory_bytes,
+            "reservations": self.reservations,
+            "host": self.host,
+            "streams": self.streams,
+            "events": self.events,
+            "modules": self.modules,
+            "graphs": self.graphs,
+            "contexts": self.contexts,
+        })
+    }
+}
+
+/// Writes the report where `DAQ_SIMULATED_CUDA_REPORT` names a file; a reader sees the old one or the new one.
+pub fn write() {
+    static WRITING: Mutex<()> = Mutex::new(());
+    let Some(path) = &*FILE else { return };
+    let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut beside = path.clone().into_os_string();
+    beside.push(format!(".{}", std::process::id()));
+    let written = std::fs::write(&beside, COUNTS.report().to_string())
+        .and_then(|()| std::fs::rename(&beside, path));
+    if let Err(error) = written {
+        eprintln!("DAQ_SIMULATED_CUDA_REPORT: {}: {error}", path.display());
+    }
+}

@@ -1,0 +1,231 @@
+//! Devices and their primary contexts, the only ones there are.
+
+use super::stream::Stream;
+use super::{Out, call, event, graph, lock, module, space, stream};
+use crate::code::{
+    CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, Result,
+};
+use crate::faults::OPTIONS;
+use crate::report::{self, Alive, COUNTS};
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+
+/// A device and the state of its primary context.
+#[derive(Debug)]
+pub struct Device {
+    /// Its number.
+    pub ordinal: c_int,
+    /// Bytes of its memory that are in use.
+    pub used: AtomicUsize,
+    /// Its copy engines: to the device, from it, within it. Held for as long as the model says that a copy takes.
+    pub engines: [Mutex<()>; 3],
+    retained: Mutex<usize>,
+    broken: AtomicI32,
+    default_stream: Mutex<Option<Arc<Stream>>>,
+}
+
+static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
+    (0..OPTIONS.gpus)
+        .map(|ordinal| Device {
+            ordinal,
+            used: AtomicUsize::new(0),
+            engines: [const { Mutex::new(()) }; 3],
+            retained: Mutex::new(0),
+            broken: AtomicI32::new(0),
+            default_stream: Mutex::new(None),
+        })
+        .collect()
+});
+
+/// The handle of the first device's context; those of the others follow.
+const FIRST: usize = 0x00c0_0000;
+
+thread_local! {
+    /// The handle of this thread's context; 0 where there is none.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The device with a number.
+pub fn device(ordinal: c_int) -> Result<&'static Device> {
+    usize::try_from(ordinal)
+        .ok()
+        .and_then(|ordinal| DEVICES.get(ordinal))
+        .ok_or(INVALID_DEVICE)
+}
+
+/// The first device, which takes errors that belong to none. Panics where there is no device.
+pub fn first() -> &'static Device {
+    &DEVICES[0]
+}
+
+/// The device whose context is current in this thread.
+pub fn current() -> Result<&'static Device> {
+    let device = of(CURRENT.get())?;
+    if *lock(&device.retained) == 0 {
+        return Err(CONTEXT_IS_DESTROYED);
+    }
+    Ok(device)
+}
+
+/// How many contexts are retained.
+pub fn retained() -> usize {
+    DEVICES
+        .iter()
+        .filter(|device| *lock(&device.retained) > 0)
+        .count()
+}
+
+fn of(handle: usize) -> Result<&'static Device> {
+    handle
+        .checked_sub(FIRST)
+        .filter(|offset| offset % 16 == 0)
+        .and_then(|offset| DEVICES.get(offset / 16))
+        .ok_or(INVALID_CONTEXT)
+}
+
+impl Device {
+    fn handle(&self) -> usize {
+        FIRST + 16 * self.ordinal.cast_unsigned() as usize
+    }
+
+    /// The error that broke the context, if one did.
+    pub fn check(&self) -> Result {
+        match self.broken.load(Ordering::Acquire) {
+            0 => Ok(()),
+            code => Err(code),
+        }
+    }
+
+    /// Breaks the context; the first error stays.
+    pub fn fail(&self, code: Code) {
+        let _ = self
+            .broken
+            .compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// The stream with the handle 0.
+    pub fn default_stream(&'static self) -> Arc<Stream> {
+        lock(&self.default_stream)
+            .get_or_insert_with(|| Stream::start_default(self))
+            .clone()
+    }
+
+    /// The stream with the handle 0, if it was used.
+    pub fn default_stream_in_use(&self) -> Option<Arc<Stream>> {
+        lock(&self.default_stream).clone()
+    }
+
+    /// All streams of the context.
+    pub fn streams(&'static self) -> Vec<Arc<Stream>> {
+        let mut streams = stream::STREAMS.all();
+        streams.retain(|stream| std::ptr::eq(stream.device, self));
+        streams.extend(self.default_stream_in_use());
+        streams
+    }
+
+    /// Waits for all streams.
+    pub fn synchronise(&'static self) -> Result {
+        self.streams()
+            .iter()
+            .try_for_each(|stream| stream.synchronise())
+    }
+
+    /// Ends the context with all that it holds. Memory of the virtual memory management belongs to no context.
+    fn end(&'static self) {
+        let streams = stream::STREAMS.take(|stream| std::ptr::eq(stream.device, self));
+        let default_stream = lock(&self.default_stream).take();
+        streams
+            .iter()
+            .chain(&default_stream)
+            .for_each(|stream| stream.abandon());
+        let modules = module::MODULES.take(|module| std::ptr::eq(module.device, self));
+        modules.iter().for_each(|module| module.unload());
+        let events = event::EVENTS.take(|event| std::ptr::eq(event.device, self));
+        let graphs = graph::GRAPHS
+            .take(|graph| std::ptr::eq(graph.device, self))
+            .len()
+            + graph::EXECUTABLES
+                .take(|graph| std::ptr::eq(graph.device, self))
+                .len();
+        let (memory, memory_bytes, host) = space::lock().forget(self.ordinal);
+        COUNTS.leaked(Alive {
+            memory,
+            memory_bytes,
+            host,
+            streams: streams.len(),
+            events: events.len(),
+            modules: modules.len(),
+            graphs,
+            ..Alive::default()
+        });
+        self.broken.store(0, Ordering::Release);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxRetain(context: Out<usize>, ordinal: c_int) -> Code {
+    call!(cuDevicePrimaryCtxRetain).initialised(|| {
+        let device = device(ordinal)?;
+        context.set(device.handle())?;
+        *lock(&device.retained) += 1;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxRelease_v2(ordinal: c_int) -> Code {
+    call!(cuDevicePrimaryCtxRelease_v2).initialised(|| {
+        let device = device(ordinal)?;
+        let mut retained = lock(&device.retained);
+        *retained = retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        let is_last = *retained == 0;
+        drop(retained);
+        if is_last {
+            device.end();
+            report::write();
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSetCurrent(context: usize) -> Code {
+    call!(cuCtxSetCurrent).initialised(|| {
+        if context != 0 {
+            of(context)?;
+        }
+        CURRENT.set(context);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxGetCurrent(context: Out<usize>) -> Code {
+    call!(cuCtxGetCurrent).initialised(|| context.set(CURRENT.get()))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxGetDevice(ordinal: Out<c_int>) -> Code {
+    call!(cuCtxGetDevice).in_context(|device| ordinal.set(device.ordinal))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSynchronize() -> Code {
+    call!(cuCtxSynchronize).in_context(Device::synchronise)
+}
+
+/// Streams have two priorities, 0 and -1.
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) -> Code {
+    call!(cuCtxGetStreamPriorityRange).in_context(|_| {
+        least.offer(0);
+        greatest.offer(-1);
+        if least.is_null() && greatest.is_null() {
+            Err(INVALID_VALUE)
+        } else {
+            Ok(())
+        }
+    })
+}

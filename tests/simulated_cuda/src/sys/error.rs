@@ -1,0 +1,20 @@
+//! Names of codes.
+
+use super::{Out, call};
+use crate::code::{self, Code, INVALID_VALUE};
+use std::ffi::{CStr, c_char};
+
+fn give(out: &Out<*const c_char>, text: Option<&'static CStr>) -> crate::code::Result {
+    out.set(text.map_or(std::ptr::null(), CStr::as_ptr))?;
+    text.map(|_| ()).ok_or(INVALID_VALUE)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGetErrorName(code: Code, out: Out<*const c_char>) -> Code {
+    call!(cuGetErrorName).anytime(|| give(&out, code::describe(code).map(|(name, _)| name)))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGetErrorString(code: Code, out: Out<*const c_char>) -> Code {
+    call!(cuGetErrorString).anytime(|| give(&out, code::describe(code).map(|(_, text)| text)))
+}

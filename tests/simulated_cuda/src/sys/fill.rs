@@ -1,0 +1,76 @@
+//! Filling memory with a pattern.
+
+use super::space::{self, Pieces, Space};
+use super::stream::{Operation, Stream};
+use super::{call, context, require};
+use crate::code::{Code, ILLEGAL_ADDRESS, INVALID_VALUE, Result};
+use crate::report::COUNTS;
+use std::ffi::{c_uchar, c_uint};
+use std::sync::atomic::Ordering;
+
+/// A range that is to be filled.
+#[derive(Clone, Copy, Debug)]
+pub struct Fill {
+    address: u64,
+    bytes: usize,
+    pattern: [u8; 4],
+}
+
+impl Fill {
+    /// `count` values of `width` bytes, in a stream.
+    fn submit(address: u64, pattern: [u8; 4], width: usize, count: usize, stream: usize) -> Result {
+        let bytes = count.checked_mul(width).ok_or(INVALID_VALUE)?;
+        require(address.is_multiple_of(width as u64))?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let fill = Self {
+            address,
+            bytes,
+            pattern,
+        };
+        fill.pieces(&space::lock())?;
+        let stream = Stream::find(context::current()?, stream)?;
+        stream.submit(Operation::Fill(fill)).map(|_| ())
+    }
+
+    fn pieces(&self, space: &Space) -> Result<Pieces> {
+        if space.is_device(self.address) {
+            return space.device(self.address, self.bytes, true);
+        }
+        require(space.registered_bytes(self.address, self.bytes)? == self.bytes)?;
+        Pieces::host(self.address, self.bytes)
+    }
+
+    /// Does it. Memory that has gone since it was submitted breaks the context.
+    pub fn execute(&self) -> Result {
+        let pieces = self.pieces(&space::lock()).map_err(|_| ILLEGAL_ADDRESS)?;
+        let mut pattern = self.pattern.iter().cycle();
+        for (address, bytes) in pieces.part(0, self.bytes) {
+            for (n, value) in (0..bytes).zip(&mut pattern) {
+                // SAFETY: `n` is inside a piece. Pieces of device memory are mapped as long as they are held, and
+                // registered host memory as long as it is registered, for which callers of the driver vouch.
+                unsafe { (address as *mut u8).add(n).write(*value) };
+            }
+        }
+        COUNTS.fills.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Device memory is filled while the host goes on.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemsetD8_v2(address: u64, value: c_uchar, count: usize) -> Code {
+    call!(cuMemsetD8_v2).in_context(|_| Fill::submit(address, [value; 4], 1, count, 0))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemsetD8Async(address: u64, value: c_uchar, count: usize, stream: usize) -> Code {
+    call!(cuMemsetD8Async).in_context(|_| Fill::submit(address, [value; 4], 1, count, stream))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemsetD32Async(address: u64, value: c_uint, count: usize, stream: usize) -> Code {
+    call!(cuMemsetD32Async)
+        .in_context(|_| Fill::submit(address, value.to_ne_bytes(), 4, count, stream))
+}

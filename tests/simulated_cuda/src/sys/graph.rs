@@ -1,0 +1,81 @@
+//! Graphs: what a stream has captured, to be submitted again as one operation.
+
+use super::context::Device;
+use super::stream::{Operation, Stream};
+use super::table::Table;
+use super::{Out, call, require};
+use crate::code::{Code, INVALID_HANDLE};
+use std::ffi::c_ulonglong;
+use std::sync::Arc;
+
+/// A graph, executable or not.
+#[derive(Debug)]
+pub struct Graph {
+    /// The device of its context.
+    pub device: &'static Device,
+    operations: Arc<[Operation]>,
+}
+
+/// All graphs that are not executable.
+pub static GRAPHS: Table<Graph> = Table::new();
+/// All executable graphs.
+pub static EXECUTABLES: Table<Graph> = Table::new();
+
+/// Events recorded while capturing only order the operations, which have an order here anyway.
+fn is_work(operation: &Operation) -> bool {
+    !matches!(operation, Operation::Record(..) | Operation::Await(..))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamEndCapture(stream: usize, graph: Out<usize>) -> Code {
+    call!(cuStreamEndCapture).in_context(|device| {
+        let ended = Stream::find(device, stream)?.end_capture();
+        if ended.is_err() {
+            graph.offer(0);
+        }
+        let operations = ended?
+            .iter()
+            .filter(|operation| is_work(operation))
+            .cloned()
+            .collect();
+        require(!graph.is_null())?;
+        graph.set(GRAPHS.insert(Arc::new(Graph { device, operations })))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphInstantiateWithFlags(
+    executable: Out<usize>,
+    graph: usize,
+    flags: c_ulonglong,
+) -> Code {
+    call!(cuGraphInstantiateWithFlags).in_context(|device| {
+        require(!executable.is_null() && flags & !0xf == 0)?;
+        let operations = Arc::clone(&GRAPHS.get(graph)?.operations);
+        executable.set(EXECUTABLES.insert(Arc::new(Graph { device, operations })))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphLaunch(executable: usize, stream: usize) -> Code {
+    call!(cuGraphLaunch).in_context(|device| {
+        let graph = EXECUTABLES.get(executable)?;
+        if !std::ptr::eq(graph.device, device) {
+            return Err(INVALID_HANDLE);
+        }
+        let operations = Arc::clone(&graph.operations);
+        Stream::find(device, stream)?
+            .submit(Operation::Graph(operations))
+            .map(|_| ())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphExecDestroy(executable: usize) -> Code {
+    call!(cuGraphExecDestroy).giving_back(|_| EXECUTABLES.remove(executable).map(|_| ()))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphDestroy(graph: usize) -> Code {
+    call!(cuGraphDestroy).giving_back(|_| GRAPHS.remove(graph).map(|_| ()))
+}

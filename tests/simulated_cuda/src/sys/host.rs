@@ -1,0 +1,87 @@
+//! Host memory that the driver knows.
+
+use super::physical::POISON;
+use super::space;
+use super::{Out, call, require};
+use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY, Result};
+use std::ffi::c_uint;
+use std::ptr;
+
+const PAGE: u64 = 4096;
+
+/// Whether all pages of a range are mapped.
+fn is_mapped(address: u64, bytes: usize) -> bool {
+    let start = address / PAGE * PAGE;
+    let Some(end) = address
+        .checked_add(bytes as u64)
+        .and_then(|end| end.checked_next_multiple_of(PAGE))
+    else {
+        return false;
+    };
+    let mut pages = vec![0_u8; usize::try_from((end - start) / PAGE).unwrap_or(0)];
+    let length = pages.len() * usize::try_from(PAGE).unwrap_or(0);
+    // SAFETY: one byte is written for each page of `length` bytes, as many as `pages` has. The call reads nothing
+    // of the range and says by an error that it is not mapped.
+    unsafe { libc::mincore(start as *mut libc::c_void, length, pages.as_mut_ptr()) == 0 }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostRegister_v2(address: u64, bytes: usize, flags: c_uint) -> Code {
+    call!(cuMemHostRegister_v2).in_context(|device| {
+        require(flags & !0xf == 0 && bytes > 0 && is_mapped(address, bytes))?;
+        space::lock().register(address, bytes, device.ordinal, false)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostUnregister(address: u64) -> Code {
+    call!(cuMemHostUnregister).giving_back(|_| space::lock().unregister(address, false).map(|_| ()))
+}
+
+/// Registered memory has the same address on the device.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: u64, flags: c_uint) -> Code {
+    call!(cuMemHostGetDevicePointer_v2).in_context(|_| {
+        require(flags == 0 && space::lock().registered_bytes(address, 1)? == 1)?;
+        out.set(address)
+    })
+}
+
+fn allocate(bytes: usize, ordinal: i32) -> Result<u64> {
+    let (protection, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    );
+    // SAFETY: a new mapping at an address of the system's choice takes nobody's memory.
+    let base = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
+    if base == libc::MAP_FAILED {
+        return Err(OUT_OF_MEMORY);
+    }
+    // SAFETY: `bytes` bytes were mapped there for writing a moment ago, and nobody else knows them.
+    unsafe { ptr::write_bytes(base.cast::<u8>(), POISON, bytes) };
+    space::lock().register(base as u64, bytes, ordinal, true)?;
+    Ok(base as u64)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostAlloc(out: Out<u64>, bytes: usize, flags: c_uint) -> Code {
+    call!(cuMemHostAlloc).in_context(|device| {
+        require(!out.is_null() && bytes > 0 && flags & !7 == 0)?;
+        out.set(allocate(bytes, device.ordinal)?)
+    })
+}
+
+/// Waits for all streams, as the driver does.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFreeHost(address: u64) -> Code {
+    call!(cuMemFreeHost).giving_back(|device| {
+        // A broken context is told after the memory is given back.
+        let _ = device.synchronise();
+        let bytes = space::lock()
+            .unregister(address, true)
+            .map_err(|_| INVALID_VALUE)?;
+        // SAFETY: `allocate` has mapped these bytes, and the caller, who gives them back, has no more use for them.
+        unsafe { libc::munmap(address as *mut libc::c_void, bytes) };
+        Ok(())
+    })
+}

@@ -1,0 +1,387 @@
+//! Streams: queues of operations, each with a thread that does one after the other.
+
+use super::context::Device;
+use super::copy::Copy;
+use super::event::Event;
+use super::fill::Fill;
+use super::launch::Launch;
+use super::table::Table;
+use super::{Out, call, lock, require};
+use crate::code::{
+    Code, ILLEGAL_STATE, INVALID_HANDLE, NOT_READY, Result, STREAM_CAPTURE_INVALIDATED,
+    STREAM_CAPTURE_UNSUPPORTED, STREAM_CAPTURE_WRONG_THREAD,
+};
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_uint};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+const NON_BLOCKING: c_uint = 1;
+
+/// What a stream does.
+#[derive(Clone, Debug)]
+pub enum Operation {
+    /// A copy.
+    Copy(Copy),
+    /// Copies in no order.
+    Batch(Arc<[Copy]>),
+    /// Filling memory.
+    Fill(Fill),
+    /// A kernel.
+    Launch(Launch),
+    /// Passing the n-th record of an event.
+    Record(Arc<Event>, u64),
+    /// Waiting until the n-th record of an event is passed.
+    Await(Arc<Event>, u64),
+    /// Waiting until another stream has done so many operations.
+    AwaitStream(Arc<Stream>, u64),
+    /// All operations of a graph.
+    Graph(Arc<[Operation]>),
+}
+
+/// What became of an operation that was submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submitted {
+    /// It is the n-th operation of the stream.
+    Queued(u64),
+    /// It is a part of the graph to come.
+    Captured,
+}
+
+/// A stream.
+#[derive(Debug)]
+pub struct Stream {
+    /// The device of its context.
+    pub device: &'static Device,
+    /// Whether it and the default stream wait for each other.
+    is_blocking: bool,
+    is_default: bool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Operation>,
+    submitted: u64,
+    completed: u64,
+    /// No operation will follow.
+    is_closed: bool,
+    /// Its context is gone: nothing is to be done any more.
+    is_abandoned: bool,
+    capture: Option<Capture>,
+}
+
+#[derive(Debug)]
+struct Capture {
+    operations: Vec<Operation>,
+    thread: Option<ThreadId>,
+    is_valid: bool,
+}
+
+/// All streams but the default ones.
+pub static STREAMS: Table<Stream> = Table::new();
+
+impl Stream {
+    /// Makes the default stream of a device.
+    pub fn start_default(device: &'static Device) -> Arc<Self> {
+        Self::start(device, true, true)
+    }
+
+    /// Makes a stream with its thread.
+    fn start(device: &'static Device, is_default: bool, is_blocking: bool) -> Arc<Self> {
+        let stream = Arc::new(Self {
+            device,
+            is_blocking,
+            is_default,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let worker = Arc::clone(&stream);
+        thread::Builder::new()
+            .name("cuda-stream".to_owned())
+            .spawn(move || worker.work())
+            .expect("a stream gets its thread");
+        stream
+    }
+
+    /// The stream with a handle; 0 and 1 are the default stream of the device.
+    pub fn find(device: &'static Device, handle: usize) -> Result<Arc<Self>> {
+        match handle {
+            0 | 1 => Ok(device.default_stream()),
+            _ => STREAMS.get(handle),
+        }
+    }
+
+    /// Whether it is the default stream.
+    pub const fn is_default(&self) -> bool {
+        self.is_default
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        // An error of another stream wakes nobody here.
+        let patience = Duration::from_millis(5);
+        self.changed
+            .wait_timeout(state, patience)
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+    }
+
+    /// Appends an operation.
+    pub fn submit(self: &Arc<Self>, operation: Operation) -> Result<Submitted> {
+        if let Some(capture) = &mut lock(&self.state).capture {
+            if !capture.is_valid {
+                return Err(STREAM_CAPTURE_INVALIDATED);
+            }
+            capture.operations.push(operation);
+            return Ok(Submitted::Captured);
+        }
+        let first = self.order();
+        let mut state = lock(&self.state);
+        if state.is_closed {
+            return Err(INVALID_HANDLE);
+        }
+        for operation in first.into_iter().chain([operation]) {
+            state.queue.push_back(operation);
+            state.submitted += 1;
+        }
+        self.changed.notify_all();
+        Ok(Submitted::Queued(state.submitted))
+    }
+
+    /// What has to be waited for first: the default stream and the blocking ones do not overtake each other.
+    fn order(self: &Arc<Self>) -> Vec<Operation> {
+        let mut others = Vec::new();
+        if self.is_default {
+            others = STREAMS.all();
+            others.retain(|other| other.is_blocking && std::ptr::eq(other.device, self.device));
+        } else if self.is_blocking {
+            others.extend(self.device.default_stream_in_use());
+        }
+        others
+            .into_iter()
+            .filter_map(|other| {
+                let state = lock(&other.state);
+                let submitted = state.submitted;
+                let is_busy = state.completed < submitted;
+                drop(state);
+                is_busy.then_some(Operation::AwaitStream(other, submitted))
+            })
+            .collect()
+    }
+
+    /// Waits until so many operations are done, or the context is broken.
+    pub fn wait_for(&self, operations: u64) -> Result {
+        let mut state = lock(&self.state);
+        while state.completed < operations && !state.is_abandoned {
+            self.device.check()?;
+            state = self.wait(state);
+        }
+        drop(state);
+        self.device.check()
+    }
+
+    /// Waits until all operations are done that were submitted before.
+    pub fn synchronise(&self) -> Result {
+        self.not_capturing()?;
+        let submitted = lock(&self.state).submitted;
+        self.wait_for(submitted)
+    }
+
+    fn query(&self) -> Result {
+        self.not_capturing()?;
+        let state = lock(&self.state);
+        if state.completed < state.submitted {
+            Err(NOT_READY)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// What must not be asked while capturing ends the capture.
+    fn not_capturing(&self) -> Result {
+        match &mut lock(&self.state).capture {
+            None => Ok(()),
+            Some(capture) => {
+                capture.is_valid = false;
+                Err(STREAM_CAPTURE_UNSUPPORTED)
+            }
+        }
+    }
+
+    /// No operation follows; the thread ends when all are done.
+    fn close(&self) {
+        lock(&self.state).is_closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Nothing more is done.
+    pub fn abandon(&self) {
+        let mut state = lock(&self.state);
+        state.is_abandoned = true;
+        state.is_closed = true;
+        for operation in std::mem::take(&mut state.queue) {
+            operation.pass_over();
+        }
+        self.changed.notify_all();
+    }
+
+    fn is_abandoned(&self) -> bool {
+        lock(&self.state).is_abandoned
+    }
+
+    fn work(&self) {
+        while let Some(operation) = self.next() {
+            let done = if self.device.check().is_ok() {
+                operation.execute(self)
+            } else {
+                operation.pass_over();
+                Ok(())
+            };
+            if let Err(code) = done
+                && !self.is_abandoned()
+            {
+                self.device.fail(code);
+            }
+            lock(&self.state).completed += 1;
+            self.changed.notify_all();
+        }
+    }
+
+    fn next(&self) -> Option<Operation> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(operation) = state.queue.pop_front() {
+                return Some(operation);
+            }
+            if state.is_closed {
+                return None;
+            }
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Begins to capture; from this thread only unless it `is_relaxed`.
+    fn begin_capture(&self, is_relaxed: bool) -> Result {
+        if self.is_default {
+            return Err(STREAM_CAPTURE_UNSUPPORTED);
+        }
+        let mut state = lock(&self.state);
+        if state.capture.is_some() {
+            return Err(ILLEGAL_STATE);
+        }
+        state.capture = Some(Capture {
+            operations: Vec::new(),
+            thread: (!is_relaxed).then(|| thread::current().id()),
+            is_valid: true,
+        });
+        Ok(())
+    }
+
+    /// Ends capturing; what was captured.
+    pub fn end_capture(&self) -> Result<Arc<[Operation]>> {
+        let mut state = lock(&self.state);
+        let capture = state.capture.take().ok_or(ILLEGAL_STATE)?;
+        if capture
+            .thread
+            .is_some_and(|thread| thread != thread::current().id())
+        {
+            state.capture = Some(capture);
+            return Err(STREAM_CAPTURE_WRONG_THREAD);
+        }
+        if capture.is_valid {
+            Ok(capture.operations.into())
+        } else {
+            Err(STREAM_CAPTURE_INVALIDATED)
+        }
+    }
+}
+
+impl Operation {
+    fn execute(&self, stream: &Stream) -> Result {
+        let device = stream.device;
+        let is_over = || device.check().is_err() || stream.is_abandoned();
+        match self {
+            Self::Copy(copy) => copy.execute(device),
+            // Whoever relies on the order of a batch is mistaken.
+            Self::Batch(copies) => copies
+                .iter()
+                .rev()
+                .try_for_each(|copy| copy.execute(device)),
+            Self::Fill(fill) => fill.execute(),
+            Self::Launch(launch) => launch.execute(),
+            Self::Record(event, nth) => {
+                event.pass(*nth);
+                Ok(())
+            }
+            Self::Await(event, nth) => {
+                event.wait(*nth, is_over);
+                Ok(())
+            }
+            Self::AwaitStream(other, operations) => {
+                // A broken context is found out by the next one.
+                let _ = other.wait_for(*operations);
+                Ok(())
+            }
+            Self::Graph(operations) => operations
+                .iter()
+                .try_for_each(|operation| operation.execute(stream)),
+        }
+    }
+
+    /// What remains to be done where nothing is done any more: nobody waits for ever.
+    fn pass_over(&self) {
+        if let Self::Record(event, nth) = self {
+            event.pass(*nth);
+        }
+    }
+}
+
+fn create(out: &Out<usize>, flags: c_uint) -> Result {
+    let device = super::context::current()?;
+    require(!out.is_null() && flags & !NON_BLOCKING == 0)?;
+    out.set(STREAMS.insert(Stream::start(device, false, flags & NON_BLOCKING == 0)))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamCreate(stream: Out<usize>, flags: c_uint) -> Code {
+    call!(cuStreamCreate).in_context(|_| create(&stream, flags))
+}
+
+/// A priority out of range is brought into it, as the driver does, and makes no difference here.
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamCreateWithPriority(stream: Out<usize>, flags: c_uint, _: c_int) -> Code {
+    call!(cuStreamCreateWithPriority).in_context(|_| create(&stream, flags))
+}
+
+/// What is pending goes on.
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamDestroy_v2(stream: usize) -> Code {
+    call!(cuStreamDestroy_v2).giving_back(|_| {
+        STREAMS.remove(stream)?.close();
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamSynchronize(stream: usize) -> Code {
+    call!(cuStreamSynchronize).in_context(|device| Stream::find(device, stream)?.synchronise())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamQuery(stream: usize) -> Code {
+    call!(cuStreamQuery).in_context(|device| Stream::find(device, stream)?.query())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamBeginCapture_v2(stream: usize, mode: c_uint) -> Code {
+    const RELAXED: c_uint = 2;
+    call!(cuStreamBeginCapture_v2).in_context(|device| {
+        require(mode <= RELAXED)?;
+        Stream::find(device, stream)?.begin_capture(mode == RELAXED)
+    })
+}

@@ -1,0 +1,199 @@
+//! Virtual memory management: memory and addresses apart. It needs no current context.
+
+use super::memory::duplicate;
+use super::physical::Physical;
+use super::space::{self, Access, GRANULARITY};
+use super::table::Table;
+use super::{In, Out, call, require};
+use crate::code::{Code, INVALID_VALUE, NOT_SUPPORTED, Result};
+use crate::faults::OPTIONS;
+use std::ffi::{c_int, c_uchar, c_uint, c_ulonglong, c_ushort};
+use std::sync::Arc;
+
+/// Shareable as a file descriptor.
+const POSIX_FILE: c_uint = 1;
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Location {
+    kind: c_uint,
+    id: c_int,
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Properties {
+    kind: c_uint,
+    handles: c_uint,
+    location: Location,
+    win32: usize,
+    compression: c_uchar,
+    rdma: c_uchar,
+    usage: c_ushort,
+    reserved: [c_uchar; 4],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Grant {
+    location: Location,
+    access: c_uint,
+}
+
+/// Memory that was made without an address.
+#[derive(Debug)]
+struct Made {
+    memory: Arc<Physical>,
+    handles: c_uint,
+}
+
+static MADE: Table<Made> = Table::new();
+
+impl Location {
+    /// The device that it names.
+    fn device(self) -> Result<c_int> {
+        require(self.kind == 1)?;
+        Ok(super::context::device(self.id)?.ordinal)
+    }
+}
+
+impl Properties {
+    /// Whether there can be such memory; its device.
+    fn check(&self) -> Result<c_int> {
+        require(self.kind == 1 && self.win32 == 0 && self.usage == 0 && self.reserved == [0; 4])?;
+        let ordinal = self.location.device()?;
+        let can_share = self.handles == 0 || self.handles == POSIX_FILE && OPTIONS.posix_fd;
+        if !OPTIONS.vmm || !can_share || self.rdma != 0 && !OPTIONS.rdma || self.compression != 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        Ok(ordinal)
+    }
+}
+
+/// `INVALID_VALUE` unless `bytes` are whole granules.
+fn whole(bytes: usize) -> Result {
+    require(bytes > 0 && bytes.is_multiple_of(GRANULARITY))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemGetAllocationGranularity(
+    out: Out<usize>,
+    properties: In<Properties>,
+    option: c_uint,
+) -> Code {
+    call!(cuMemGetAllocationGranularity).initialised(|| {
+        require(option <= 1)?;
+        properties.get()?.check()?;
+        out.set(GRANULARITY)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemCreate(
+    handle: Out<usize>,
+    bytes: usize,
+    properties: In<Properties>,
+    flags: c_ulonglong,
+) -> Code {
+    call!(cuMemCreate).initialised(|| {
+        let properties = properties.get()?;
+        let ordinal = properties.check()?;
+        require(flags == 0 && !handle.is_null())?;
+        whole(bytes)?;
+        let memory = Physical::new(ordinal, bytes)?;
+        handle.set(MADE.insert(Arc::new(Made {
+            memory,
+            handles: properties.handles,
+        })))
+    })
+}
+
+/// The memory is freed when no mapping is left.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemRelease(handle: usize) -> Code {
+    call!(cuMemRelease).initialised(|| MADE.remove(handle).map(|_| ()).map_err(|_| INVALID_VALUE))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemAddressReserve(
+    address: Out<u64>,
+    bytes: usize,
+    alignment: usize,
+    _hint: u64,
+    flags: c_ulonglong,
+) -> Code {
+    call!(cuMemAddressReserve).initialised(|| {
+        if !OPTIONS.vmm {
+            return Err(NOT_SUPPORTED);
+        }
+        require(
+            flags == 0 && !address.is_null() && (alignment == 0 || alignment.is_power_of_two()),
+        )?;
+        whole(bytes)?;
+        address.set(space::lock().reserve(bytes, alignment)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemAddressFree(address: u64, bytes: usize) -> Code {
+    call!(cuMemAddressFree).initialised(|| space::lock().unreserve(address, bytes))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemMap(
+    address: u64,
+    bytes: usize,
+    offset: usize,
+    handle: usize,
+    flags: c_ulonglong,
+) -> Code {
+    call!(cuMemMap).initialised(|| {
+        let made = MADE.get(handle).map_err(|_| INVALID_VALUE)?;
+        whole(bytes)?;
+        // The manual asks for an offset of 0.
+        require(flags == 0 && offset == 0 && address.is_multiple_of(GRANULARITY as u64))?;
+        require(bytes <= made.memory.bytes)?;
+        space::lock().map(address, bytes, Arc::clone(&made.memory), offset)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemUnmap(address: u64, bytes: usize) -> Code {
+    call!(cuMemUnmap).initialised(|| space::lock().unmap(address, bytes))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemSetAccess(address: u64, bytes: usize, grants: In<Grant>, count: usize) -> Code {
+    call!(cuMemSetAccess).initialised(|| {
+        require(count > 0)?;
+        for n in 0..count {
+            let grant = grants.at(n)?;
+            grant.location.device()?;
+            let access = match grant.access {
+                0 => Access::None,
+                1 => Access::Read,
+                3 => Access::ReadWrite,
+                _ => return Err(INVALID_VALUE),
+            };
+            space::lock().set_access(address, bytes, access)?;
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemExportToShareableHandle(
+    out: Out<c_int>,
+    handle: usize,
+    kind: c_uint,
+    flags: c_ulonglong,
+) -> Code {
+    call!(cuMemExportToShareableHandle).initialised(|| {
+        let made = MADE.get(handle).map_err(|_| INVALID_VALUE)?;
+        require(flags == 0 && kind == POSIX_FILE && made.handles == POSIX_FILE)?;
+        duplicate(made.memory.file(), &out)
+    })
+}
