@@ -70,6 +70,12 @@ impl Counts {
         *count
     }
 
+    /// Whether there was any call.
+    pub fn any(&self) -> bool {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        !calls.is_empty()
+    }
+
     /// Counts what a call has returned.
     pub fn returned(&self, code: Code) {
         if code != SUCCESS && code != NOT_READY {

@@ -141,7 +141,9 @@ impl Device {
             .chain(&default_stream)
             .for_each(|stream| stream.abandon());
         let modules = module::MODULES.take(|module| std::ptr::eq(module.device, self));
-        modules.iter().for_each(|module| module.unload());
+        for module in &modules {
+            module.unload();
+        }
         let events = event::EVENTS.take(|event| std::ptr::eq(event.device, self));
         let graphs = graph::GRAPHS
             .take(|graph| std::ptr::eq(graph.device, self))

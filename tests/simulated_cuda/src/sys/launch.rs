@@ -44,6 +44,33 @@ impl Launch {
     }
 }
 
+/// A function of the host with what it is called with.
+#[derive(Clone, Copy, Debug)]
+pub struct HostFunction {
+    function: extern "C" fn(usize),
+    argument: usize,
+}
+
+impl HostFunction {
+    /// Calls it.
+    pub fn execute(self) {
+        (self.function)(self.argument);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuLaunchHostFunc(
+    stream: usize,
+    function: Option<extern "C" fn(usize)>,
+    argument: usize,
+) -> Code {
+    call!(cuLaunchHostFunc).in_context(|device| {
+        let function = function.ok_or(INVALID_VALUE)?;
+        let operation = Operation::Host(HostFunction { function, argument });
+        Stream::find(device, stream)?.submit(operation).map(|_| ())
+    })
+}
+
 /// The values of the parameters, of as many bytes as the kernel says.
 fn values(kernel: &Kernel, parameters: In<In<u8>>) -> Result<Vec<u64>> {
     let mut values = Vec::with_capacity(kernel.parameters.len());

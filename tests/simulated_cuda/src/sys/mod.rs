@@ -169,7 +169,7 @@ impl<T: Copy> In<T> {
         Ok(unsafe { self.0.add(n).read_unaligned() })
     }
 
-    fn get(&self) -> Result<T> {
+    fn get(self) -> Result<T> {
         self.at(0)
     }
 
@@ -222,7 +222,8 @@ pub fn alive() -> Alive {
 }
 
 extern "C" fn end() {
-    if INITIALISED.load(Ordering::Acquire) {
+    // Whoever only opened the library has nothing to report.
+    if COUNTS.any() {
         report::write();
     }
 }

@@ -4,7 +4,7 @@ use super::context::Device;
 use super::copy::Copy;
 use super::event::Event;
 use super::fill::Fill;
-use super::launch::Launch;
+use super::launch::{HostFunction, Launch};
 use super::table::Table;
 use super::{Out, call, lock, require};
 use crate::code::{
@@ -30,6 +30,8 @@ pub enum Operation {
     Fill(Fill),
     /// A kernel.
     Launch(Launch),
+    /// A function of the host.
+    Host(HostFunction),
     /// Passing the n-th record of an event.
     Record(Arc<Event>, u64),
     /// Waiting until the n-th record of an event is passed.
@@ -314,6 +316,10 @@ impl Operation {
                 .try_for_each(|copy| copy.execute(device)),
             Self::Fill(fill) => fill.execute(),
             Self::Launch(launch) => launch.execute(),
+            Self::Host(function) => {
+                function.execute();
+                Ok(())
+            }
             Self::Record(event, nth) => {
                 event.pass(*nth);
                 Ok(())

@@ -1,0 +1,138 @@
+//! What goes wrong on request.
+
+use crate::sys::context;
+use crate::{alone, cu, ok, passes};
+use std::ptr::null_mut;
+
+fn allocate() -> (i32, u64) {
+    let mut address = 0;
+    (cu!(cuMemAlloc_v2(&raw mut address, 64)), address)
+}
+
+#[test]
+fn one_call_fails() {
+    let report = passes("faults::one_call_fails", "fail=cuMemAlloc_v2@2:2", || {
+        context(0);
+        assert_eq!(allocate().0, 0);
+        assert_eq!(allocate().0, 2);
+        assert_eq!(allocate().0, 0);
+    });
+    if let Some(report) = report {
+        assert_eq!(report["errors"], serde_json::json!({"2": 1}));
+        assert_eq!(report["calls"]["cuMemAlloc_v2"], 3);
+    }
+}
+
+#[test]
+fn an_error_in_a_stream_stays() {
+    let report = passes(
+        "faults::an_error_in_a_stream_stays",
+        "fail-async=COPY@2:719",
+        || {
+            context(0);
+            let (_, device) = allocate();
+            let (mut stream, mut event) = (null_mut(), null_mut());
+            ok!(cuStreamCreate(&raw mut stream, 1));
+            ok!(cuEventCreate(&raw mut event, 2));
+            ok!(cuMemcpyDtoDAsync_v2(device, device + 32, 32, stream));
+            ok!(cuStreamSynchronize(stream));
+            ok!(cuMemcpyDtoDAsync_v2(device, device + 32, 32, stream));
+            // Either is in time or late; the wait tells at last.
+            let recorded = cu!(cuEventRecord(event, stream));
+            assert!(recorded == 0 || recorded == 719, "{recorded}");
+            assert_eq!(cu!(cuStreamSynchronize(stream)), 719);
+            assert_eq!(cu!(cuEventQuery(event)), 719);
+            assert_eq!(cu!(cuEventSynchronize(event)), 719);
+            assert_eq!(allocate().0, 719);
+            assert_eq!(cu!(cuCtxSynchronize()), 719);
+            // Giving back says so too, and counts.
+            assert_eq!(cu!(cuMemFree_v2(device)), 719);
+            assert_eq!(cu!(cuEventDestroy_v2(event)), 719);
+            assert_eq!(cu!(cuStreamDestroy_v2(stream)), 719);
+            // What needs no context goes on.
+            let mut count = 0;
+            ok!(cuDeviceGetCount(&raw mut count));
+            // A new context is a new beginning.
+            ok!(cuDevicePrimaryCtxRelease_v2(0));
+            assert_eq!(allocate().0, 709);
+            context(0);
+            assert_eq!(allocate().0, 0);
+        },
+    );
+    if let Some(report) = report {
+        let leaks = &report["leaks"];
+        assert_eq!(
+            (&leaks["streams"], &leaks["events"]),
+            (&0.into(), &0.into())
+        );
+        assert_eq!(leaks["memory"], 1);
+    }
+}
+
+#[test]
+fn a_call_breaks_the_context() {
+    passes(
+        "faults::a_call_breaks_the_context",
+        "gpus=2,fail=cuStreamQuery@1:214",
+        || {
+            context(0);
+            assert_eq!(cu!(cuStreamQuery(null_mut())), 214);
+            assert_eq!(allocate().0, 214);
+            // The other device is not concerned.
+            context(1);
+            assert_eq!(allocate().0, 0);
+        },
+    );
+}
+
+#[test]
+fn what_a_context_holds_ends_with_it() {
+    let report = passes(
+        "faults::what_a_context_holds_ends_with_it",
+        "memory=1MiB",
+        || {
+            let first = context(0);
+            context(0);
+            let (_, device) = allocate();
+            let mut stream = null_mut();
+            ok!(cuStreamCreate(&raw mut stream, 1));
+            ok!(cuDevicePrimaryCtxRelease_v2(0));
+            assert_eq!(cu!(cuMemsetD8_v2(device, 1, 1)), 0, "it was retained twice");
+            ok!(cuDevicePrimaryCtxRelease_v2(0));
+            assert_eq!(cu!(cuDevicePrimaryCtxRelease_v2(0)), 201);
+            assert_eq!(context(0), first);
+            assert_eq!(cu!(cuMemsetD8_v2(device, 1, 1)), 1);
+            assert_eq!(cu!(cuStreamQuery(stream)), 400);
+            let (mut free, mut total) = (0, 0);
+            ok!(cuMemGetInfo_v2(&raw mut free, &raw mut total));
+            assert_eq!(free, total);
+            ok!(cuDevicePrimaryCtxRelease_v2(0));
+        },
+    );
+    if let Some(report) = report {
+        let leaks = &report["leaks"];
+        assert_eq!(
+            (&leaks["memory"], &leaks["memory_bytes"]),
+            (&1.into(), &64.into())
+        );
+        assert_eq!(
+            (&leaks["streams"], &leaks["contexts"]),
+            (&1.into(), &0.into())
+        );
+    }
+}
+
+#[test]
+fn options_that_are_wrong_end_the_process() {
+    let name = "faults::options_that_are_wrong_end_the_process";
+    let ended = alone(name, "gpu=2", || {
+        context(0);
+    });
+    if let Some(ended) = ended {
+        let told = String::from_utf8_lossy(&ended.output.stderr);
+        assert!(
+            told.contains("option \"gpu=2\" is not understood"),
+            "{told}"
+        );
+    }
+}

@@ -1,0 +1,206 @@
+//! Modules and launches.
+
+use crate::sys::context;
+use crate::{cu, ok, passes};
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
+
+const TEXT: &CStr = c"//
+// made by hand; .entry commented
+.version 8.0
+.target sm_70
+.address_size 64
+.visible .const .align 4 .u32 factor = 258;
+.visible .global .align 8 .b8 table[16] = {1, 2, 3};
+.visible .entry daq_simulated_copy(.param .u64 a, .param .u64 b, .param .u64 c) { ret; }
+.visible .entry nothing() { ret; }
+";
+
+fn load(text: &CStr) -> (i32, CUmodule) {
+    let mut module = null_mut();
+    (
+        cu!(cuModuleLoadData(&raw mut module, text.as_ptr().cast())),
+        module,
+    )
+}
+
+fn function(module: CUmodule, name: &CStr) -> (i32, CUfunction) {
+    let mut function = null_mut();
+    (
+        cu!(cuModuleGetFunction(
+            &raw mut function,
+            module,
+            name.as_ptr()
+        )),
+        function,
+    )
+}
+
+fn launch(
+    function: CUfunction,
+    grid: u32,
+    block: [u32; 2],
+    shared: u32,
+    values: &mut [u64],
+) -> i32 {
+    let mut parameters: Vec<*mut c_void> =
+        values.iter_mut().map(|v| (&raw mut *v).cast()).collect();
+    let parameters = parameters.as_mut_ptr();
+    let [x, y] = block;
+    cu!(cuLaunchKernel(
+        function,
+        grid,
+        1,
+        1,
+        x,
+        y,
+        1,
+        shared,
+        null_mut(),
+        parameters,
+        null_mut()
+    ))
+}
+
+#[test]
+fn ptx_has_what_it_declares() {
+    let report = passes("modules::ptx_has_what_it_declares", "", || {
+        context(0);
+        let (code, module) = load(TEXT);
+        assert_eq!(code, 0);
+        assert_eq!(function(module, c"nothing").0, 0);
+        assert_eq!(function(module, c"commented").0, 500);
+        assert_eq!(function(module, c"noth").0, 500);
+        let (mut address, mut bytes) = (0, 0);
+        let mut variable = |name: &CStr| {
+            let code = cu!(cuModuleGetGlobal_v2(
+                &raw mut address,
+                &raw mut bytes,
+                module,
+                name.as_ptr()
+            ));
+            if code != 0 {
+                return Err(code);
+            }
+            let mut value = vec![0_u8; bytes];
+            ok!(cuMemcpyDtoH_v2(value.as_mut_ptr().cast(), address, bytes));
+            Ok(value)
+        };
+        assert_eq!(variable(c"factor"), Ok(vec![2, 1, 0, 0]));
+        assert_eq!(
+            variable(c"table"),
+            Ok(vec![1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+        );
+        assert_eq!(variable(c"none"), Err(500));
+        ok!(cuModuleUnload(module));
+        assert_eq!(cu!(cuModuleUnload(module)), 400);
+    });
+    if let Some(report) = report {
+        assert_eq!(report["leaks"]["memory"], 0);
+        assert_eq!(report["leaks"]["modules"], 0);
+    }
+}
+
+#[test]
+fn images_that_are_none_are_refused() {
+    passes(
+        "modules::images_that_are_none_are_refused",
+        "version=12040",
+        || {
+            context(0);
+            assert_eq!(load(c"hello").0, 200);
+            assert_eq!(load(c"").0, 200);
+            assert_eq!(load(c".version 8.4\n.target sm_80\n").0, 0);
+            assert_eq!(load(c".version 8.5\n.target sm_80\n").0, 222);
+            // What the compiler says goes to the caller.
+            let mut log = [1_u8; 30];
+            let mut options = [
+                CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+                CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+            ];
+            let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), 30 as *mut c_void];
+            let (mut module, text) = (null_mut(), c".version 9.0\n.target sm_80\n");
+            let code = cu!(cuModuleLoadDataEx(
+                &raw mut module,
+                text.as_ptr().cast(),
+                2,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            ));
+            assert_eq!(code, 222);
+            assert_eq!(values[1] as usize, 29);
+            assert_eq!(
+                CStr::from_bytes_until_nul(&log).unwrap(),
+                c"ptxas fatal   : Unsupported ."
+            );
+        },
+    );
+}
+
+#[test]
+fn a_kernel_with_a_host_function_runs() {
+    let report = passes("modules::a_kernel_with_a_host_function_runs", "", || {
+        context(0);
+        let (_, module) = load(TEXT);
+        let (_, copy) = function(module, c"daq_simulated_copy");
+        let mut device = 0;
+        ok!(cuMemAlloc_v2(&raw mut device, 64));
+        ok!(cuMemsetD8_v2(device, 1, 32));
+        ok!(cuMemsetD8_v2(device + 32, 2, 32));
+        assert_eq!(
+            launch(copy, 1, [32, 1], 0, &mut [device + 8, device + 40, 4]),
+            0
+        );
+        let mut to = [0_u8; 16];
+        ok!(cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), device, 16));
+        assert_eq!(to, [1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 1, 1]);
+        // Outside of all memory: an error of the kernel, so the context is broken.
+        assert_eq!(
+            launch(copy, 1, [32, 1], 0, &mut [device, device + 60, 8]),
+            0
+        );
+        assert_eq!(cu!(cuCtxSynchronize()), 700);
+        assert_eq!(launch(copy, 1, [32, 1], 0, &mut [device, device, 8]), 700);
+    });
+    if let Some(report) = report {
+        assert_eq!(report["launches"], 2);
+    }
+}
+
+#[test]
+fn launches_have_limits() {
+    passes("modules::launches_have_limits", "", || {
+        context(0);
+        let (_, module) = load(TEXT);
+        let (_, nothing) = function(module, c"nothing");
+        let go = |grid, block, shared| launch(nothing, grid, block, shared, &mut []);
+        assert_eq!(go(1, [1024, 1], 48 << 10), 0);
+        assert_eq!(go(0, [1024, 1], 0), 1);
+        assert_eq!(go(1, [1024, 2], 0), 1);
+        assert_eq!(go(1, [1025, 1], 0), 1);
+        assert_eq!(go(1, [32, 1], (48 << 10) + 1), 1);
+        let shared = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        assert_eq!(cu!(cuFuncSetAttribute(nothing, shared, 232_449)), 1);
+        ok!(cuFuncSetAttribute(nothing, shared, 232_448));
+        assert_eq!(go(1, [32, 1], 232_448), 0);
+        assert_eq!(go(1, [32, 1], 232_449), 1);
+        let mut blocks = 0;
+        ok!(cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            &raw mut blocks,
+            nothing,
+            256,
+            0
+        ));
+        assert_eq!(blocks, 8);
+        ok!(cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            &raw mut blocks,
+            nothing,
+            256,
+            100 << 10
+        ));
+        assert_eq!(blocks, 2);
+        ok!(cuModuleUnload(module));
+        assert_eq!(go(1, [1, 1], 0), 400);
+    });
+}
