@@ -13,11 +13,13 @@
 )]
 #![allow(clippy::unwrap_used, reason = "the same")]
 
+mod cuda;
 mod daq;
 pub mod ledger;
 mod live;
 mod python;
 
+pub use cuda::Simulated;
 pub use daq::{Daq, Done, Outcome, binary, configs, repository};
 pub use live::{Answer, Live, get};
 pub use python::Python;

@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn the_bytes_of_an_elf_image_come_from_its_tables() {
-        let mut image = vec![0; 64 + 2 * 64];
+        let mut image = [0; 64 + 2 * 64];
         image[..6].copy_from_slice(b"\x7fELF\x02\x01");
         image[40..48].copy_from_slice(&64_u64.to_le_bytes());
         image[58..60].copy_from_slice(&64_u16.to_le_bytes());

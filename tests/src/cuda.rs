@@ -1,0 +1,124 @@
+//! A machine with simulated GPUs: the driver library of `daq-simulated-cuda` in the place of NVIDIA's.
+
+use super::Daq;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The driver's file names, in the order in which programs look for them.
+const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
+
+/// A directory with a driver library, and where its report goes.
+#[derive(Debug)]
+pub struct Simulated {
+    dir: tempfile::TempDir,
+    options: String,
+}
+
+impl Simulated {
+    /// A driver with `options`, which are those of `DAQ_SIMULATED_CUDA`: `"gpus=2,memory=64MiB"`.
+    pub fn new(options: &str) -> Self {
+        let simulated = Self {
+            dir: tempfile::Builder::new()
+                .prefix("daq-cuda-")
+                .tempdir()
+                .unwrap(),
+            options: options.to_owned(),
+        };
+        for name in NAMES {
+            std::os::unix::fs::symlink(library(), simulated.dir.path().join(name)).unwrap();
+        }
+        simulated
+    }
+
+    /// The same, but an older driver, whose library does not have the function `symbol`.
+    #[must_use]
+    pub fn without(self, symbol: &str) -> Self {
+        let path = self.dir.path().join(NAMES[0]);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let name = [b"\0", symbol.as_bytes(), b"\0"].concat();
+        let found: Vec<usize> = (0..bytes.len() - name.len())
+            .filter(|at| bytes[*at..].starts_with(&name))
+            .collect();
+        assert!(!found.is_empty(), "the driver has no function {symbol}");
+        // Under another first letter nobody finds it.
+        for at in found {
+            bytes[at + 1] = b'_';
+        }
+        for name in NAMES {
+            let path = self.dir.path().join(name);
+            std::fs::remove_file(&path).unwrap();
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        self
+    }
+
+    /// The variables that make a process find the driver.
+    pub fn environment(&self) -> Vec<(String, String)> {
+        let mut path = self.dir.path().as_os_str().to_owned();
+        if let Some(others) =
+            std::env::var_os("LD_LIBRARY_PATH").filter(|others| !others.is_empty())
+        {
+            path.push(":");
+            path.push(others);
+        }
+        let text = |path: &std::ffi::OsStr| path.to_str().unwrap().to_owned();
+        vec![
+            ("LD_LIBRARY_PATH".to_owned(), text(&path)),
+            ("DAQ_SIMULATED_CUDA".to_owned(), self.options.clone()),
+            (
+                "DAQ_SIMULATED_CUDA_REPORT".to_owned(),
+                text(self.file().as_os_str()),
+            ),
+        ]
+    }
+
+    /// Makes all runs of `daq` find the driver.
+    #[must_use]
+    pub fn on(&self, daq: Daq) -> Daq {
+        self.environment()
+            .iter()
+            .fold(daq, |daq, (name, value)| daq.env(name, value))
+    }
+
+    /// Makes a command find the driver.
+    pub fn prepare<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.envs(self.environment())
+    }
+
+    /// What the driver has counted in the process that ended last, or null where none has called it. The keys are
+    /// explained where the driver is: in `tests/simulated_cuda/src/lib.rs`.
+    pub fn report(&self) -> Value {
+        std::fs::read(self.file()).map_or(Value::Null, |report| {
+            serde_json::from_slice(&report).unwrap()
+        })
+    }
+
+    /// Panics unless everything was given back that was taken from the driver.
+    pub fn assert_no_leaks(&self) {
+        let report = self.report();
+        let leaks = report["leaks"].as_object().expect("the driver was called");
+        assert!(leaks.values().all(|count| count == 0), "{leaks:#?}");
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join("report.json")
+    }
+}
+
+/// The library: among the dependencies of this test's executable, or where a build of the workspace puts it.
+fn library() -> PathBuf {
+    const NAME: &str = "libdaq_simulated_cuda.so";
+    let executable = std::env::current_exe().unwrap();
+    // target/PROFILE/deps/TEST
+    let places: Vec<&Path> = executable.ancestors().skip(1).take(2).collect();
+    places
+        .iter()
+        .map(|place| place.join(NAME))
+        .find(|path| path.is_file())
+        .unwrap_or_else(|| {
+            panic!(
+                "{NAME} is in none of {places:?}; build it with `cargo build -p daq-simulated-cuda`"
+            )
+        })
+}
