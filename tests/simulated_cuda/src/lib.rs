@@ -17,6 +17,9 @@
 //! | `leaks` | what lived on when its context ended, and what lives now |
 //! | `errors` | calls that were refused, by their code; answers "not ready" (600) are no errors |
 //!
+//! In a broken context calls that give something back say that it is broken, but what they give back is no leak. Freeing
+//! memory waits for all streams of its context, as the driver does: where one hangs, it does not return.
+//!
 //! What it does not do: run kernels (only those in `kernels.rs`, by name), peer access, memory pools, external
 //! memory, capture across several streams.
 

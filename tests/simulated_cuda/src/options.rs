@@ -1,6 +1,6 @@
 //! The shape of the simulated machine and what goes wrong on it, from `DAQ_SIMULATED_CUDA`.
 
-use crate::code::Code;
+use crate::code::{self, Code};
 use std::time::Duration;
 
 /// The options of `DAQ_SIMULATED_CUDA`, separated by commas:
@@ -101,7 +101,7 @@ impl Options {
             "version" => self.version = value.parse().ok()?,
             "gpus" => self.gpus = value.parse().ok().filter(|gpus| (0..=16).contains(gpus))?,
             "memory" => self.memory = bytes(value)?,
-            "no-init" => self.no_init = value.parse().ok()?,
+            "no-init" => self.no_init = value.parse().ok().filter(|code| is_error(*code))?,
             "vmm" => self.vmm = flag(value)?,
             "rdma" => self.rdma = flag(value)?,
             "posix-fd" => self.posix_fd = flag(value)?,
@@ -138,7 +138,7 @@ fn failure(value: &str, with_code: bool) -> Option<Failure> {
     let (what, rest) = value.split_once('@')?;
     let (nth, code) = if with_code {
         let (nth, code) = rest.split_once(':')?;
-        (nth, code.parse().ok().filter(|code| *code != 0)?)
+        (nth, code.parse().ok().filter(|code| is_error(*code))?)
     } else {
         (rest, 0)
     };
@@ -147,6 +147,11 @@ fn failure(value: &str, with_code: bool) -> Option<Failure> {
         nth: nth.parse().ok().filter(|nth| *nth > 0)?,
         code,
     })
+}
+
+/// Whether the driver has such an error: bindings may take a number that it does not have for impossible.
+fn is_error(code: Code) -> bool {
+    code != code::SUCCESS && code::describe(code).is_some()
 }
 
 fn operation(mut failure: Failure) -> Option<Failure> {
@@ -199,6 +204,8 @@ mod tests {
             "fail=cuInit@0:1",
             "fail=cuInit@1",
             "hang=fill@1",
+            "no-init=0",
+            "fail=cuInit@1:12345",
             "gpu=1",
         ] {
             let error = Options::parse(wrong).unwrap_err();

@@ -55,9 +55,9 @@ pub fn device(ordinal: c_int) -> Result<&'static Device> {
         .ok_or(INVALID_DEVICE)
 }
 
-/// The first device, which takes errors that belong to none. Panics where there is no device.
-pub fn first() -> &'static Device {
-    &DEVICES[0]
+/// The device that an error of a call breaks: the current one, the first one where there is none.
+pub fn concerned() -> Option<&'static Device> {
+    current().ok().or_else(|| DEVICES.first())
 }
 
 /// The device whose context is current in this thread.

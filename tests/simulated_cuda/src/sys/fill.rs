@@ -45,12 +45,18 @@ impl Fill {
     /// Does it. Memory that has gone since it was submitted breaks the context.
     pub fn execute(&self) -> Result {
         let pieces = self.pieces(&space::lock()).map_err(|_| ILLEGAL_ADDRESS)?;
-        let mut pattern = self.pattern.iter().cycle();
+        // Pieces begin where a value does: they are parts of allocations or whole granules.
+        let block = self.pattern.repeat(1024);
         for (address, bytes) in pieces.part(0, self.bytes) {
-            for (n, value) in (0..bytes).zip(&mut pattern) {
-                // SAFETY: `n` is inside a piece. Pieces of device memory are mapped as long as they are held, and
-                // registered host memory as long as it is registered, for which callers of the driver vouch.
-                unsafe { (address as *mut u8).add(n).write(*value) };
+            for start in (0..bytes).step_by(block.len()) {
+                let length = block.len().min(bytes - start);
+                // SAFETY: `length` bytes from `start` on are inside a piece. Pieces of device memory are mapped as
+                // long as they are held, and registered host memory as long as it is registered, for which callers
+                // of the driver vouch. `block` holds `length` bytes and is nobody else's.
+                unsafe {
+                    let to = (address as *mut u8).add(start);
+                    to.copy_from_nonoverlapping(block.as_ptr(), length);
+                }
             }
         }
         COUNTS.fills.fetch_add(1, Ordering::Relaxed);

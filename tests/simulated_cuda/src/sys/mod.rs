@@ -54,10 +54,10 @@ impl Call {
         let nth = COUNTS.called(self.0);
         let done = match faults::of_call(self.0, nth) {
             Some(code) => {
-                if code::is_sticky(code) {
-                    context::current()
-                        .unwrap_or_else(|_| context::first())
-                        .fail(code);
+                if code::is_sticky(code)
+                    && let Some(device) = context::concerned()
+                {
+                    device.fail(code);
                 }
                 Err(code)
             }

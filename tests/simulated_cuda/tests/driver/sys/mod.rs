@@ -4,6 +4,10 @@ use cudarc::driver::sys::{
     CUcontext, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationType, CUmemLocation, CUmemLocationType,
 };
+use cudarc::driver::{
+    CudaFunction, CudaSlice, CudaStream, DriverError, LaunchConfig, PushKernelArg,
+};
+use std::sync::Arc;
 
 /// Calls a function of the driver; its code.
 #[macro_export]
@@ -102,4 +106,18 @@ pub fn mapped(file: i32, bytes: usize) -> Vec<u8> {
     let mut read = vec![0; bytes];
     file.read_exact_at(&mut read, 0).unwrap();
     read
+}
+
+/// Launches the kernel that copies `bytes` bytes.
+pub fn launch(
+    stream: &Arc<CudaStream>,
+    copy: &CudaFunction,
+    to: &mut CudaSlice<u32>,
+    from: &CudaSlice<u32>,
+    bytes: u64,
+) -> Result<(), DriverError> {
+    let mut builder = stream.launch_builder(copy);
+    builder.arg(to).arg(from).arg(&bytes);
+    // SAFETY: these are the kernel's parameters, and both slices hold `bytes` bytes.
+    unsafe { builder.launch(LaunchConfig::for_num_elems(32)) }.map(|_| ())
 }
