@@ -13,6 +13,7 @@ use crate::code::{
 };
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
@@ -59,6 +60,8 @@ pub struct Stream {
     /// Whether it and the default stream wait for each other.
     is_blocking: bool,
     is_default: bool,
+    /// Its context is gone: nothing is to be done any more.
+    is_abandoned: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -70,8 +73,6 @@ struct State {
     completed: u64,
     /// No operation will follow.
     is_closed: bool,
-    /// Its context is gone: nothing is to be done any more.
-    is_abandoned: bool,
     capture: Option<Capture>,
 }
 
@@ -97,6 +98,7 @@ impl Stream {
             device,
             is_blocking,
             is_default,
+            is_abandoned: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -176,7 +178,7 @@ impl Stream {
     /// Waits until so many operations are done, or the context is broken.
     pub fn wait_for(&self, operations: u64) -> Result {
         let mut state = lock(&self.state);
-        while state.completed < operations && !state.is_abandoned {
+        while state.completed < operations && !self.is_abandoned() {
             self.device.check()?;
             state = self.wait(state);
         }
@@ -220,17 +222,16 @@ impl Stream {
 
     /// Nothing more is done.
     pub fn abandon(&self) {
-        let mut state = lock(&self.state);
-        state.is_abandoned = true;
-        state.is_closed = true;
-        for operation in std::mem::take(&mut state.queue) {
-            operation.pass_over();
+        self.is_abandoned.store(true, Ordering::Release);
+        self.close();
+        let rest = std::mem::take(&mut lock(&self.state).queue);
+        for operation in rest {
+            operation.pass();
         }
-        self.changed.notify_all();
     }
 
     fn is_abandoned(&self) -> bool {
-        lock(&self.state).is_abandoned
+        self.is_abandoned.load(Ordering::Acquire)
     }
 
     fn work(&self) {
@@ -238,7 +239,6 @@ impl Stream {
             let done = if self.device.check().is_ok() {
                 operation.execute(self)
             } else {
-                operation.pass_over();
                 Ok(())
             };
             if let Err(code) = done
@@ -246,7 +246,11 @@ impl Stream {
             {
                 self.device.fail(code);
             }
-            lock(&self.state).completed += 1;
+            // Whoever sees the event passed sees the stream so far, and the other way round.
+            let mut state = lock(&self.state);
+            operation.pass();
+            state.completed += 1;
+            drop(state);
             self.changed.notify_all();
         }
     }
@@ -320,10 +324,8 @@ impl Operation {
                 function.execute();
                 Ok(())
             }
-            Self::Record(event, nth) => {
-                event.pass(*nth);
-                Ok(())
-            }
+            // The stream has them passed when it counts them.
+            Self::Record(..) => Ok(()),
             Self::Await(event, nth) => {
                 event.wait(*nth, is_over);
                 Ok(())
@@ -339,8 +341,8 @@ impl Operation {
         }
     }
 
-    /// What remains to be done where nothing is done any more: nobody waits for ever.
-    fn pass_over(&self) {
+    /// What follows even where nothing is done any more, so that nobody waits for ever.
+    fn pass(&self) {
         if let Self::Record(event, nth) = self {
             event.pass(*nth);
         }

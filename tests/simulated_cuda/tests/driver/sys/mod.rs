@@ -90,6 +90,11 @@ pub mod gate {
         drop(CHANGED.wait_while(is_open, |is_open| !*is_open).unwrap());
     }
 
+    /// Shuts the gate.
+    pub fn shut() {
+        *IS_OPEN.lock().unwrap() = false;
+    }
+
     /// Opens the gate.
     pub fn open() {
         *IS_OPEN.lock().unwrap() = true;
