@@ -1,15 +1,15 @@
 //! Devices and their primary contexts, the only ones there are.
 
 use super::stream::Stream;
-use super::{Out, call, event, graph, lock, module, space, stream};
+use super::{Out, call, event, graph, lock, module, require, space, stream};
 use crate::code::{
     CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, Result,
 };
 use crate::faults::OPTIONS;
 use crate::report::{self, Alive, COUNTS};
 use std::cell::Cell;
-use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
 /// A device and the state of its primary context.
@@ -22,6 +22,7 @@ pub struct Device {
     /// Its copy engines: to the device, from it, within it. Held for as long as the model says that a copy takes.
     pub engines: [Mutex<()>; 3],
     retained: Mutex<usize>,
+    flags: AtomicU32,
     broken: AtomicI32,
     default_stream: Mutex<Option<Arc<Stream>>>,
 }
@@ -33,6 +34,7 @@ static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
             used: AtomicUsize::new(0),
             engines: [const { Mutex::new(()) }; 3],
             retained: Mutex::new(0),
+            flags: AtomicU32::new(0),
             broken: AtomicI32::new(0),
             default_stream: Mutex::new(None),
         })
@@ -132,6 +134,11 @@ impl Device {
             .try_for_each(|stream| stream.synchronise())
     }
 
+    /// Waits for what was submitted to all streams.
+    pub fn drain(&'static self) -> Result {
+        self.streams().iter().try_for_each(|stream| stream.drain())
+    }
+
     /// Ends the context with all that it holds. Memory of the virtual memory management belongs to no context.
     fn end(&'static self) {
         let streams = stream::STREAMS.take(|stream| std::ptr::eq(stream.device, self));
@@ -190,6 +197,37 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(ordinal: c_int) -> Code {
         }
         Ok(())
     })
+}
+
+/// How threads wait makes no difference here.
+fn set_flags(device: &Device, flags: c_uint) -> Result {
+    // One way of scheduling, and independent bits above.
+    require(matches!(flags & 7, 0 | 1 | 2 | 4) && flags & !0xff == 0)?;
+    device.flags.store(flags, Ordering::Release);
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxSetFlags_v2(ordinal: c_int, flags: c_uint) -> Code {
+    call!(cuDevicePrimaryCtxSetFlags_v2).initialised(|| set_flags(device(ordinal)?, flags))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxGetState(
+    ordinal: c_int,
+    flags: Out<c_uint>,
+    is_active: Out<c_int>,
+) -> Code {
+    call!(cuDevicePrimaryCtxGetState).initialised(|| {
+        let device = device(ordinal)?;
+        flags.set(device.flags.load(Ordering::Acquire))?;
+        is_active.set((*lock(&device.retained) > 0).into())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSetFlags(flags: c_uint) -> Code {
+    call!(cuCtxSetFlags).in_context(|device| set_flags(device, flags))
 }
 
 #[unsafe(no_mangle)]

@@ -76,7 +76,7 @@ extern "C" fn cuMemHostAlloc(out: Out<u64>, bytes: usize, flags: c_uint) -> Code
 extern "C" fn cuMemFreeHost(address: u64) -> Code {
     call!(cuMemFreeHost).giving_back(|device| {
         // A broken context is told after the memory is given back.
-        let _ = device.synchronise();
+        let _ = device.drain();
         let bytes = space::lock()
             .unregister(address, true)
             .map_err(|_| INVALID_VALUE)?;

@@ -41,7 +41,7 @@ extern "C" fn cuMemFree_v2(address: u64) -> Code {
             return Ok(());
         }
         // A broken context is told after the memory is given back.
-        let _ = device.synchronise();
+        let _ = device.drain();
         space::lock().unplace(address, Origin::Allocated)
     })
 }

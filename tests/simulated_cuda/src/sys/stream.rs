@@ -189,6 +189,11 @@ impl Stream {
     /// Waits until all operations are done that were submitted before.
     pub fn synchronise(&self) -> Result {
         self.not_capturing()?;
+        self.drain()
+    }
+
+    /// The same, which a stream that is capturing does not mind.
+    pub fn drain(&self) -> Result {
         let submitted = lock(&self.state).submitted;
         self.wait_for(submitted)
     }

@@ -77,6 +77,15 @@ fn the_order_of_the_first_calls_matters() {
         // A context belongs to the thread that made it current.
         let elsewhere = move || cu!(cuMemAlloc_v2(&raw mut address, 1));
         assert_eq!(std::thread::spawn(elsewhere).join().unwrap(), 201);
+        let (mut flags, mut is_active) = (0, 0);
+        assert_eq!(cu!(cuDevicePrimaryCtxSetFlags_v2(0, 3)), 1);
+        ok!(cuDevicePrimaryCtxSetFlags_v2(0, 4));
+        ok!(cuDevicePrimaryCtxGetState(
+            0,
+            &raw mut flags,
+            &raw mut is_active
+        ));
+        assert_eq!((flags, is_active), (4, 1));
         let mut current = null_mut();
         ok!(cuCtxGetCurrent(&raw mut current));
         assert_eq!(current, context);

@@ -191,6 +191,7 @@ fn a_graph_repeats_what_was_captured() {
         ok!(cuStreamBeginCapture_v2(stream, relaxed));
         ok!(cuMemcpyDtoDAsync_v2(device + 1, device, 1, stream));
         ok!(cuMemsetD8Async(device, 5, 1, stream));
+        ok!(cuMemFree_v2(allocate(64)));
         ok!(cuStreamEndCapture(stream, &raw mut graph));
         ok!(cuGraphInstantiateWithFlags(&raw mut executable, graph, 0));
         ok!(cuGraphDestroy(graph));
