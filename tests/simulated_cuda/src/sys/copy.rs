@@ -3,12 +3,12 @@
 use super::context::{self, Device};
 use super::space::{self, Pieces, Space};
 use super::stream::{Operation, Stream, Submitted};
-use super::{In, Out, call, require};
+use super::{In, call, require};
 use crate::attributes;
 use crate::code::{Code, ILLEGAL_ADDRESS, INVALID_VALUE, NOT_SUPPORTED, Result};
 use crate::faults::{COPIES, Fate, OPTIONS};
 use crate::report::{COUNTS, Direction};
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_uint;
 use std::time::{Duration, Instant};
 
 /// What kind of memory an address leads to.
@@ -23,8 +23,10 @@ enum Memory {
 
 /// What an address of a call is said to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Said {
+pub enum Said {
+    /// Host memory.
     Host,
+    /// Memory that devices reach.
     Device,
     /// Whatever it is.
     Either,
@@ -69,16 +71,6 @@ struct Corner {
     device: u64,
     array: usize,
     pitch: usize,
-}
-
-/// `CUmemcpyAttributes`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct Attributes {
-    order: c_uint,
-    from: [c_int; 2],
-    to: [c_int; 2],
-    flags: c_uint,
 }
 
 impl Memory {
@@ -149,7 +141,8 @@ impl Copy {
         })
     }
 
-    fn linear(to: (Said, u64), from: (Said, u64), bytes: usize) -> Result<Self> {
+    /// A copy of one row, if both ends are what they are said to be.
+    pub fn linear(to: (Said, u64), from: (Said, u64), bytes: usize) -> Result<Self> {
         Self::new((to.0, to.1, 0), (from.0, from.1, 0), bytes, 1)
     }
 
@@ -266,7 +259,8 @@ impl Copy {
     }
 }
 
-fn submit_to(
+/// Appends `operation`, which does `copies`; waits for it where the driver would.
+pub fn submit_to(
     stream: &std::sync::Arc<Stream>,
     operation: Operation,
     copies: &[Copy],
@@ -399,119 +393,5 @@ extern "C" fn cuMemcpy2DAsync_v2(copy: In<TwoDimensional>, stream: usize) -> Cod
         }
         let (to, from) = (to.end(width, rows)?, from.end(width, rows)?);
         Copy::new(to, from, width, rows)?.submit(stream, false)
-    })
-}
-
-/// The arguments that both versions of the batch have in common.
-#[derive(Clone, Copy)]
-struct Batch {
-    tos: In<u64>,
-    froms: In<u64>,
-    bytes: In<usize>,
-    count: usize,
-    attributes: In<Attributes>,
-    /// The first copy that each of the attributes is for.
-    firsts: In<usize>,
-    attribute_count: usize,
-}
-
-impl Batch {
-    /// Submits the batch; the error goes with the number of the copy that is to blame, if one is.
-    fn submit(&self, stream: usize) -> std::result::Result<(), (Option<usize>, Code)> {
-        let general = |code| (None, code);
-        let waits = self.check().map_err(general)?;
-        let stream = context::current()
-            .and_then(|device| Stream::find(device, stream))
-            .map_err(general)?;
-        // The driver refuses the default stream.
-        require(!stream.is_default()).map_err(general)?;
-        let mut copies = Vec::with_capacity(self.count);
-        for n in 0..self.count {
-            let copy = || {
-                let (to, from) = (self.tos.at(n)?, self.froms.at(n)?);
-                Copy::linear((Said::Either, to), (Said::Either, from), self.bytes.at(n)?)
-            };
-            copies.push(copy().map_err(|code| (Some(n), code))?);
-        }
-        submit_to(
-            &stream,
-            Operation::Batch(copies.as_slice().into()),
-            &copies,
-            waits,
-        )
-        .map_err(general)
-    }
-
-    /// Whether the sources are read before the call returns.
-    fn check(&self) -> Result<bool> {
-        const DURING_CALL: c_uint = 2;
-        require(self.count > 0 && (1..=self.count).contains(&self.attribute_count))?;
-        let mut waits = false;
-        for n in 0..self.attribute_count {
-            let first = self.firsts.at(n)?;
-            require(if n == 0 {
-                first == 0
-            } else {
-                first > self.firsts.at(n - 1)? && first < self.count
-            })?;
-            let order = self.attributes.at(n)?.order;
-            require((1..=3).contains(&order))?;
-            waits |= order == DURING_CALL;
-        }
-        Ok(waits)
-    }
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyBatchAsync(
-    tos: In<u64>,
-    froms: In<u64>,
-    bytes: In<usize>,
-    count: usize,
-    attributes: In<Attributes>,
-    firsts: In<usize>,
-    attribute_count: usize,
-    failed: Out<usize>,
-    stream: usize,
-) -> Code {
-    call!(cuMemcpyBatchAsync).in_context(|_| {
-        let batch = Batch {
-            tos,
-            froms,
-            bytes,
-            count,
-            attributes,
-            firsts,
-            attribute_count,
-        };
-        batch.submit(stream).map_err(|(nth, code)| {
-            failed.offer(nth.unwrap_or(usize::MAX));
-            code
-        })
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyBatchAsync_v2(
-    tos: In<u64>,
-    froms: In<u64>,
-    bytes: In<usize>,
-    count: usize,
-    attributes: In<Attributes>,
-    firsts: In<usize>,
-    attribute_count: usize,
-    stream: usize,
-) -> Code {
-    call!(cuMemcpyBatchAsync_v2).in_context(|_| {
-        let batch = Batch {
-            tos,
-            froms,
-            bytes,
-            count,
-            attributes,
-            firsts,
-            attribute_count,
-        };
-        batch.submit(stream).map_err(|(_, code)| code)
     })
 }

@@ -9,6 +9,7 @@
     reason = "names and parameters are the driver's"
 )]
 
+mod batch;
 mod context;
 mod copy;
 mod device;

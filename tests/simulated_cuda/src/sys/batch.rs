@@ -1,0 +1,131 @@
+//! Copies in a batch.
+
+use super::copy::{Copy, Said, submit_to};
+use super::stream::{Operation, Stream};
+use super::{In, Out, call, context, require};
+use crate::code::{Code, Result};
+use std::ffi::{c_int, c_uint};
+
+/// `CUmemcpyAttributes`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Attributes {
+    order: c_uint,
+    from: [c_int; 2],
+    to: [c_int; 2],
+    flags: c_uint,
+}
+
+/// The arguments that both versions of the batch have in common.
+#[derive(Clone, Copy)]
+struct Batch {
+    tos: In<u64>,
+    froms: In<u64>,
+    bytes: In<usize>,
+    count: usize,
+    attributes: In<Attributes>,
+    /// The first copy that each of the attributes is for.
+    firsts: In<usize>,
+    attribute_count: usize,
+}
+
+impl Batch {
+    /// Submits the batch; the error goes with the number of the copy that is to blame, if one is.
+    fn submit(&self, stream: usize) -> std::result::Result<(), (Option<usize>, Code)> {
+        let general = |code| (None, code);
+        let waits = self.check().map_err(general)?;
+        let stream = context::current()
+            .and_then(|device| Stream::find(device, stream))
+            .map_err(general)?;
+        // The driver refuses the default stream.
+        require(!stream.is_default()).map_err(general)?;
+        let mut copies = Vec::with_capacity(self.count);
+        for n in 0..self.count {
+            let copy = || {
+                let (to, from) = (self.tos.at(n)?, self.froms.at(n)?);
+                Copy::linear((Said::Either, to), (Said::Either, from), self.bytes.at(n)?)
+            };
+            copies.push(copy().map_err(|code| (Some(n), code))?);
+        }
+        submit_to(
+            &stream,
+            Operation::Batch(copies.as_slice().into()),
+            &copies,
+            waits,
+        )
+        .map_err(general)
+    }
+
+    /// Whether the sources are read before the call returns.
+    fn check(&self) -> Result<bool> {
+        const DURING_CALL: c_uint = 2;
+        require(self.count > 0 && (1..=self.count).contains(&self.attribute_count))?;
+        let mut waits = false;
+        for n in 0..self.attribute_count {
+            let first = self.firsts.at(n)?;
+            require(if n == 0 {
+                first == 0
+            } else {
+                first > self.firsts.at(n - 1)? && first < self.count
+            })?;
+            let order = self.attributes.at(n)?.order;
+            require((1..=3).contains(&order))?;
+            waits |= order == DURING_CALL;
+        }
+        Ok(waits)
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyBatchAsync(
+    tos: In<u64>,
+    froms: In<u64>,
+    bytes: In<usize>,
+    count: usize,
+    attributes: In<Attributes>,
+    firsts: In<usize>,
+    attribute_count: usize,
+    failed: Out<usize>,
+    stream: usize,
+) -> Code {
+    call!(cuMemcpyBatchAsync).in_context(|_| {
+        let batch = Batch {
+            tos,
+            froms,
+            bytes,
+            count,
+            attributes,
+            firsts,
+            attribute_count,
+        };
+        batch.submit(stream).map_err(|(nth, code)| {
+            failed.offer(nth.unwrap_or(usize::MAX));
+            code
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyBatchAsync_v2(
+    tos: In<u64>,
+    froms: In<u64>,
+    bytes: In<usize>,
+    count: usize,
+    attributes: In<Attributes>,
+    firsts: In<usize>,
+    attribute_count: usize,
+    stream: usize,
+) -> Code {
+    call!(cuMemcpyBatchAsync_v2).in_context(|_| {
+        let batch = Batch {
+            tos,
+            froms,
+            bytes,
+            count,
+            attributes,
+            firsts,
+            attribute_count,
+        };
+        batch.submit(stream).map_err(|(_, code)| code)
+    })
+}
