@@ -9,6 +9,10 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 /// What a device can do, as far as it matters here.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is an attribute of the device"
+)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// Major and minor compute capability.

@@ -83,9 +83,10 @@ impl Lane {
         self.reader.is_oldest_done()
     }
 
-    /// Whether a copy could begin: frames wait and a slot may be free.
-    pub(super) fn is_ready(&self) -> bool {
-        self.reader.pending() > 0 && self.producer.has_room()
+    /// Whether a copy could begin: frames wait, of `whole` copies as many as one can have, and a slot may be free.
+    pub(super) fn is_ready(&self, whole: bool) -> bool {
+        let least = if whole { self.burst as u64 } else { 1 };
+        self.reader.pending() >= least && self.producer.has_room()
     }
 
     /// Whether the source is at its end, which must be looked at.
@@ -93,13 +94,18 @@ impl Lane {
         self.reader.is_finished()
     }
 
-    /// Begins one copy of what is ready; `None` if nothing is, or the target has no slot.
-    pub(super) fn begin(&mut self, mover: &mut dyn Mover) -> Result<Option<Begun>, CudaError> {
-        let ready = usize::try_from(self.reader.pending()).unwrap_or(usize::MAX);
-        let wanted = ready.min(self.burst);
-        if wanted == 0 {
+    /// Begins one copy of what is ready; `None` if nothing is, or the target has no slot. A `whole` copy has as many
+    /// frames as one can have.
+    pub(super) fn begin(
+        &mut self,
+        mover: &mut dyn Mover,
+        whole: bool,
+    ) -> Result<Option<Begun>, CudaError> {
+        if !self.is_ready(whole) {
             return Ok(None);
         }
+        let ready = usize::try_from(self.reader.pending()).unwrap_or(usize::MAX);
+        let wanted = ready.min(self.burst);
         let mut slots = self.producer.reserve(wanted);
         let room = slots.remaining();
         let Some(lease) = self.reader.poll(room) else {

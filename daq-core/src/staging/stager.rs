@@ -124,9 +124,13 @@ pub enum Step {
     Finished,
 }
 
-/// A copy in flight: whose, and when it should be done.
+/// Copies under way that keep the stream busy; more are begun only if they are whole chunks, so that frames gather.
+const ENOUGH: usize = 2;
+
+/// A copy in flight: how long it takes by itself, and when it should be done.
 #[derive(Debug)]
 struct Expected {
+    takes: Duration,
     at: Instant,
 }
 
@@ -174,9 +178,7 @@ impl Stager {
         if let Some(error) = failure {
             return Err(error);
         }
-        for _ in 0..ended {
-            self.expected.pop_front();
-        }
+        self.ended(ended);
         if ended > 0 || self.expected.is_empty() {
             let before = self.lanes.len();
             self.lanes.retain(|lane| !lane.is_finished());
@@ -193,7 +195,8 @@ impl Stager {
         while passed < self.lanes.len() && self.has_room() {
             let turn = self.turn;
             self.turn = (turn + 1) % self.lanes.len();
-            match self.lanes[turn].begin(&mut *self.mover)? {
+            let whole = self.expected.len() >= ENOUGH;
+            match self.lanes[turn].begin(&mut *self.mover, whole)? {
                 None => passed += 1,
                 Some(copy) => {
                     passed = 0;
@@ -217,9 +220,24 @@ impl Stager {
         let now = Instant::now();
         let start = self.expected.back().map_or(now, |last| last.at.max(now));
         let takes = Duration::try_from_secs_f64(bytes as f64 / self.tuning.rate.max(1.0));
+        let takes = takes.unwrap_or_default() + self.tuning.overhead;
         self.expected.push_back(Expected {
-            at: start + takes.unwrap_or_default() + self.tuning.overhead,
+            takes,
+            at: start + takes,
         });
+    }
+
+    /// Takes note of copies that have ended: the next one is under way from about now, whatever was expected.
+    fn ended(&mut self, copies: usize) {
+        if copies == 0 {
+            return;
+        }
+        self.expected.drain(..copies.min(self.expected.len()));
+        let mut at = Instant::now();
+        for copy in &mut self.expected {
+            at += copy.takes;
+            copy.at = at;
+        }
     }
 
     /// Waits until there is something to do, or about `limit` has passed.
@@ -232,35 +250,39 @@ impl Stager {
             let ready = || {
                 self.lanes
                     .iter()
-                    .any(|lane| lane.is_ready() || lane.is_over())
+                    .any(|lane| lane.is_ready(false) || lane.is_over())
             };
             self.bell.wait(policy, limit, ready);
             return;
         }
         if policy == Wait::Busy {
-            let ready = || done() || (self.has_room() && self.lanes.iter().any(Lane::is_ready));
+            let whole = self.expected.len() >= ENOUGH;
+            let ready = || {
+                done() || (self.has_room() && self.lanes.iter().any(|lane| lane.is_ready(whole)))
+            };
             self.bell.wait(policy, limit, ready);
             return;
         }
         let now = Instant::now();
-        if self.has_room() {
+        if self.expected.len() < ENOUGH && self.has_room() {
             // New frames ring; the end of a copy does not, but when it comes is known about.
-            let mut ready = || done() || self.lanes.iter().any(Lane::is_ready);
+            let mut ready = || done() || self.lanes.iter().any(|lane| lane.is_ready(false));
             let first = self.expected.front().map_or(now, |copy| copy.at);
             let nap = first.saturating_duration_since(now);
             if nap > NAP {
-                self.bell.sleep((nap - EARLY).min(limit), &mut ready);
+                self.bell
+                    .sleep(nap.saturating_sub(EARLY).min(limit), &mut ready);
             } else {
                 self.bell.wait_looking(policy, NAP, limit, ready);
             }
             return;
         }
-        // Nothing can be begun before a copy ends, whatever rings.
+        // Nothing need be begun before a copy ends, whatever rings.
         let at = self.expected.len().saturating_sub(2);
         let until = self.expected.get(at).map_or(now, |copy| copy.at);
         let nap = until.saturating_duration_since(now);
         if nap > NAP {
-            std::thread::sleep((nap - EARLY).min(limit));
+            std::thread::sleep(nap.saturating_sub(EARLY).min(limit));
         } else {
             Bell::default().wait_looking(policy, NAP, limit, done);
         }

@@ -140,7 +140,7 @@ fn ring(name: &str, slots: usize, placement: Placement, bell: &Arc<Bell>) -> (Ri
     };
     let region = match placement {
         Placement::Host => Region::host(options.region_bytes(), HostOptions::default()).unwrap(),
-        gpu => Region::pretend(options.region_bytes(), gpu),
+        gpu @ Placement::Cuda(_) => Region::pretend(options.region_bytes(), gpu),
     };
     Ring::new(region, options, RingLedger::default()).unwrap()
 }
@@ -160,8 +160,8 @@ struct Ends {
 /// The bytes of frame `n`.
 fn content(n: u64) -> Vec<u8> {
     let length = usize::try_from(n * 37 % (SLOT as u64 + 1)).unwrap();
-    (0..length)
-        .map(|i| u8::try_from((n as usize + i * 3) % 251).unwrap())
+    (0..length as u64)
+        .map(|i| u8::try_from((n + i * 3) % 251).unwrap())
         .collect()
 }
 

@@ -270,7 +270,7 @@ fn serve(
             }
         }
         steps += 1;
-        if steps % LOOK == 0 {
+        if steps.is_multiple_of(LOOK) {
             let time = clock_gettime(ClockId::ThreadCPUTime);
             let time = u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000
                 + u64::try_from(time.tv_nsec).unwrap_or(0);

@@ -3,17 +3,21 @@
 use super::rig::{Load, Place, Rig};
 use super::table::{Cell, Table};
 use super::{BenchError, Common, median, rate};
-use daq_core::cuda::{CudaError, Device};
+use daq_core::cuda::{CudaError, Device, Mark};
 use daq_core::plan::Direction;
 use daq_core::staging::{BATCH, Bare, Tuning, measure};
 use daq_core::units::ByteSize;
 use daq_core::wait::Wait;
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes of every ring.
 const RING: usize = 256 << 20;
 /// The copy that is the ceiling.
 const LARGE: usize = 64 << 20;
+/// Batches of copies in flight.
+const BATCHES: usize = 4;
 /// How long a rig runs before it is looked at.
 const WARM: Duration = Duration::from_millis(150);
 
@@ -143,12 +147,18 @@ impl Session<'_> {
         }
         self.bare.finish()?;
         let (start, mut bytes) = (Instant::now(), 0);
+        let mut marks: VecDeque<Arc<Mark>> = VecDeque::with_capacity(BATCHES);
         while start.elapsed() < self.args.common.window {
+            if marks.len() == BATCHES
+                && let Some(oldest) = marks.pop_front()
+            {
+                Bare::wait(&oldest);
+            }
             self.bare.begin_batch(0, frame)?;
-            let mark = self.bare.mark()?;
-            Bare::wait(&mark);
+            marks.push_back(self.bare.mark()?);
             bytes += frame * BATCH;
         }
+        self.bare.finish()?;
         Ok(bytes as f64 / start.elapsed().as_secs_f64())
     }
 

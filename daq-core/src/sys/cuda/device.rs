@@ -1,0 +1,110 @@
+//! Devices, contexts and their memory as a whole.
+
+use super::{Attribute, Code, Context, Handle, check};
+use cudarc::driver::sys;
+use std::ffi::{CStr, c_char, c_int};
+use std::mem::MaybeUninit;
+use std::ptr;
+
+/// Devices there are.
+pub fn device_count() -> Result<i32, Code> {
+    let mut count = 0;
+    // SAFETY: a place for one integer.
+    check(unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+    Ok(count)
+}
+
+/// The handle of the device with this ordinal.
+pub fn device(ordinal: i32) -> Result<Handle, Code> {
+    let mut handle = 0;
+    // SAFETY: a place for one handle.
+    check(unsafe { sys::cuDeviceGet(&raw mut handle, ordinal) })?;
+    Ok(handle)
+}
+
+/// The name of a device.
+pub fn device_name(device: Handle) -> Result<String, Code> {
+    text(128, |text, bytes| {
+        // SAFETY: `text` has room for `bytes` characters.
+        unsafe { sys::cuDeviceGetName(text, bytes, device) }
+    })
+}
+
+/// The PCI address of a device, as `0000:3b:00.0`.
+pub fn pci_address(device: Handle) -> Result<String, Code> {
+    text(32, |text, bytes| {
+        // SAFETY: `text` has room for `bytes` characters.
+        unsafe { sys::cuDeviceGetPCIBusId(text, bytes, device) }
+    })
+    .map(|address| address.to_ascii_lowercase())
+}
+
+fn text(
+    bytes: c_int,
+    call: impl FnOnce(*mut c_char, c_int) -> sys::CUresult,
+) -> Result<String, Code> {
+    let mut text = vec![0_u8; usize::try_from(bytes).unwrap_or(0)];
+    check(call(text.as_mut_ptr().cast(), bytes))?;
+    Ok(CStr::from_bytes_until_nul(&text)
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned())
+}
+
+/// The UUID of a device.
+pub fn device_uuid(device: Handle) -> Result<[u8; 16], Code> {
+    let mut uuid = MaybeUninit::<sys::CUuuid>::zeroed();
+    // SAFETY: a place for one UUID; any bytes are one.
+    let uuid = unsafe {
+        check(sys::cuDeviceGetUuid_v2(uuid.as_mut_ptr(), device))?;
+        uuid.assume_init()
+    };
+    Ok(uuid.bytes.map(i8::cast_unsigned))
+}
+
+/// An attribute of a device.
+pub fn attribute(device: Handle, attribute: Attribute) -> Result<i32, Code> {
+    let mut value = 0;
+    // SAFETY: a place for one integer.
+    check(unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) })?;
+    Ok(value)
+}
+
+/// Bytes of a device's memory.
+pub fn total_memory(device: Handle) -> Result<usize, Code> {
+    let mut bytes = 0;
+    // SAFETY: a place for one size.
+    check(unsafe { sys::cuDeviceTotalMem_v2(&raw mut bytes, device) })?;
+    Ok(bytes)
+}
+
+/// Takes a share in a device's primary context, which all libraries of the process use, until the process ends.
+pub fn retain_context(device: Handle) -> Result<Context, Code> {
+    let mut context = ptr::null_mut();
+    // SAFETY: a place for one pointer.
+    check(unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, device) })?;
+    Ok(context)
+}
+
+/// Makes a context the calling thread's.
+///
+/// # Safety
+/// The context is retained.
+pub unsafe fn set_context(context: Context) -> Result<(), Code> {
+    // SAFETY: by the caller's word.
+    check(unsafe { sys::cuCtxSetCurrent(context) })
+}
+
+/// Waits until all work of the current context is done.
+pub fn synchronize() -> Result<(), Code> {
+    // SAFETY: no requirement; without a context it fails.
+    check(unsafe { sys::cuCtxSynchronize() })
+}
+
+/// Free and total bytes of the current context's device.
+pub fn memory_info() -> Result<(usize, usize), Code> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: places for two sizes.
+    check(unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+    Ok((free, total))
+}

@@ -1,0 +1,137 @@
+//! Device code.
+
+use super::{Code, RawFunction, RawModule, RawStream, check};
+use cudarc::driver::sys;
+use std::ffi::{CStr, c_void};
+use std::ptr;
+
+/// Loads device code; where that fails, what the driver's compiler says is in `log`.
+///
+/// # Safety
+/// `image` is PTX that ends in NUL, or a whole cubin.
+pub unsafe fn load_module(image: &[u8], log: &mut [u8]) -> Result<RawModule, Code> {
+    let mut module = ptr::null_mut();
+    let mut options = [
+        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+    ];
+    let mut values: [*mut c_void; 2] = [
+        log.as_mut_ptr().cast(),
+        // The driver takes numbers in place of pointers here.
+        ptr::without_provenance_mut(log.len()),
+    ];
+    // SAFETY: `image` by the caller's word; two options with two values, and `log` is as long as is said.
+    check(unsafe {
+        sys::cuModuleLoadDataEx(
+            &raw mut module,
+            image.as_ptr().cast(),
+            2,
+            options.as_mut_ptr(),
+            values.as_mut_ptr(),
+        )
+    })?;
+    Ok(module)
+}
+
+/// Unloads device code.
+///
+/// # Safety
+/// The module came from [`load_module`] and nothing of it is used again.
+pub unsafe fn unload_module(module: RawModule) -> Result<(), Code> {
+    // SAFETY: by the caller's word.
+    check(unsafe { sys::cuModuleUnload(module) })
+}
+
+/// A kernel of a module.
+///
+/// # Safety
+/// The module is alive.
+pub unsafe fn function(module: RawModule, name: &CStr) -> Result<RawFunction, Code> {
+    let mut function = ptr::null_mut();
+    // SAFETY: by the caller's word; a place for one pointer.
+    check(unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) })?;
+    Ok(function)
+}
+
+/// Address and bytes of a variable of a module.
+///
+/// # Safety
+/// The module is alive.
+pub unsafe fn global(module: RawModule, name: &CStr) -> Result<(u64, usize), Code> {
+    let (mut address, mut bytes) = (0, 0);
+    // SAFETY: by the caller's word; places for an address and a size.
+    check(unsafe {
+        sys::cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, name.as_ptr())
+    })?;
+    Ok((address, bytes))
+}
+
+/// Lets a kernel use up to `bytes` of dynamic shared memory a block.
+///
+/// # Safety
+/// The function's module is alive.
+pub unsafe fn allow_shared(function: RawFunction, bytes: i32) -> Result<(), Code> {
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // SAFETY: by the caller's word.
+    check(unsafe { sys::cuFuncSetAttribute(function, attribute, bytes) })
+}
+
+/// The most threads a block that a kernel can be launched with.
+///
+/// # Safety
+/// The function's module is alive.
+pub unsafe fn most_threads(function: RawFunction) -> Result<i32, Code> {
+    let mut threads = 0;
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+    // SAFETY: by the caller's word; a place for one integer.
+    check(unsafe { sys::cuFuncGetAttribute(&raw mut threads, attribute, function) })?;
+    Ok(threads)
+}
+
+/// Blocks of a kernel that one multiprocessor can hold at a time.
+///
+/// # Safety
+/// The function's module is alive.
+pub unsafe fn blocks_a_multiprocessor(
+    function: RawFunction,
+    threads: i32,
+    shared: usize,
+) -> Result<i32, Code> {
+    let mut blocks = 0;
+    // SAFETY: by the caller's word; a place for one integer.
+    check(unsafe {
+        sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function, threads, shared)
+    })?;
+    Ok(blocks)
+}
+
+/// Puts a kernel on a stream.
+///
+/// # Safety
+/// All handles are alive; `parameters` point to values of the types that the kernel declares, as many as it
+/// declares; everything that the kernel touches through them stays alive until the stream has passed this.
+pub unsafe fn launch(
+    function: RawFunction,
+    blocks: [u32; 3],
+    threads: [u32; 3],
+    shared: u32,
+    stream: RawStream,
+    parameters: &mut [*mut c_void],
+) -> Result<(), Code> {
+    // SAFETY: by the caller's word.
+    check(unsafe {
+        sys::cuLaunchKernel(
+            function,
+            blocks[0],
+            blocks[1],
+            blocks[2],
+            threads[0],
+            threads[1],
+            threads[2],
+            shared,
+            stream,
+            parameters.as_mut_ptr(),
+            ptr::null_mut(),
+        )
+    })
+}

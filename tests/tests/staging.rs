@@ -1,0 +1,214 @@
+//! Pipelines with rings on a GPU, on the simulated driver: what is copied, what is told where there is no GPU, and what
+//! becomes of the ledgers when a GPU fails.
+
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+use daq_tests::{Daq, Outcome, Simulated};
+
+/// A source of 2000 frames in a ring on a GPU, which a sink reads there.
+const PIPELINE: &str = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = \"4 KiB\"\n\
+                        frames = 2000\nsamples = { type = \"int16\" }\n\
+                        [ring.raw]\nmemory = \"MEMORY\"\nslot = \"16 KiB\"\nslots = 32\n\
+                        [sink.end]\ndriver = \"null\"\ninput = \"raw\"\n";
+
+fn pipeline(memory: &str) -> String {
+    PIPELINE.replace("MEMORY", memory)
+}
+
+/// What the driver still holds, but for contexts, which live as long as the process.
+fn leaks(simulated: &Simulated) -> Vec<String> {
+    let report = simulated.report();
+    let leaks = report["leaks"].as_object().expect("the driver was called");
+    leaks
+        .iter()
+        .filter(|(what, count)| *what != "contexts" && **count != 0)
+        .map(|(what, count)| format!("{what}: {count}"))
+        .collect()
+}
+
+/// The frames that the copies of `raw` took are all accounted for.
+fn is_accounted_for(outcome: &Outcome) {
+    let count = |path: &str| outcome.count(path);
+    assert_eq!(
+        count("copies.raw.taken"),
+        count("copies.raw.frames") + count("copies.raw.failed"),
+        "{:#}",
+        outcome.report
+    );
+    assert_eq!(count("rings.raw.published"), count("copies.raw.frames"));
+    assert_eq!(count("sinks.end.frames"), count("copies.raw.frames"));
+    let reader = &outcome.report["readers"]["copy to raw"];
+    let settled = reader["read"].as_u64().unwrap() + reader["discarded"].as_u64().unwrap();
+    assert_eq!(count("rings.raw@host.published"), settled, "{reader:#}");
+}
+
+#[test]
+fn frames_go_through_pinned_memory_to_the_gpu_and_everything_is_given_back() {
+    for options in ["", "vmm=0", "posix-fd=0", "rdma=0"] {
+        let simulated = Simulated::new(options);
+        let outcome = simulated.on(Daq::new(&pipeline("auto"))).run(&[]).ok();
+        assert_eq!(outcome.count("copies.raw.frames"), 2000);
+        is_accounted_for(&outcome);
+        let report = simulated.report();
+        assert_eq!(report["unregistered"]["copies"], 0, "{options}: {report:#}");
+        // What `daq` measures at the start comes on top.
+        let copied = report["copied"]["host_to_device"].as_u64().unwrap();
+        assert!(copied >= 2000 * 16384, "{options}: {report:#}");
+        assert_eq!(leaks(&simulated), [""; 0], "{options}");
+        let told = match options {
+            "" => "mapped memory, for RDMA, shareable",
+            "vmm=0" => "a plain allocation",
+            "posix-fd=0" => "mapped memory, for RDMA\n",
+            _ => "mapped memory, shareable",
+        };
+        assert!(
+            outcome.stderr.contains(told),
+            "{options}: {}",
+            outcome.stderr
+        );
+    }
+}
+
+#[test]
+fn what_was_tuned_is_not_measured_again_until_the_machine_changes() {
+    let simulated = Simulated::new("");
+    let daq = simulated.on(Daq::new(&pipeline("cuda:0")));
+    let measured = "measured its copies";
+    let outcome = daq.run(&[]).ok();
+    assert!(outcome.stderr.contains(measured), "{}", outcome.stderr);
+    let state = daq.path("state");
+    let tuned = daq
+        .cli(&["tune", "--state-dir", state.to_str().unwrap()])
+        .ok();
+    assert!(tuned.stdout.contains("chunk"), "{}", tuned.stdout);
+    let state = ["--state-dir", state.to_str().unwrap()];
+    let outcome = daq.run(&state).ok();
+    assert!(!outcome.stderr.contains(measured), "{}", outcome.stderr);
+    // Another driver.
+    let newer = daq.env("DAQ_SIMULATED_CUDA", "version=13010");
+    let outcome = newer.run(&state).ok();
+    assert!(outcome.stderr.contains(measured), "{}", outcome.stderr);
+}
+
+#[test]
+fn without_a_usable_driver_rings_lie_in_host_memory_and_the_plan_says_why() {
+    let old = Simulated::new("version=11040");
+    let incomplete = Simulated::new("").without("cuMemCreate");
+    let empty = Simulated::new("no-init=100");
+    for (simulated, why) in [
+        (None, "there is no libcuda.so.1"),
+        (
+            Some(&old),
+            "the driver supports CUDA 11.4, and daq needs 12.0",
+        ),
+        (Some(&incomplete), "libcuda.so.1 lacks cuMemCreate"),
+        (Some(&empty), "CUDA_ERROR_NO_DEVICE"),
+    ] {
+        let mut daq = Daq::new(&pipeline("auto"));
+        if let Some(simulated) = simulated {
+            daq = simulated.on(daq);
+        }
+        let plan = daq.cli(&["plan", "daq.toml"]).ok();
+        if simulated.is_none() && plan.stdout.contains("ring raw @ cuda:") {
+            daq_tests::skip!("this machine has a GPU: what is told without one cannot be seen");
+        }
+        assert!(
+            plan.stdout.contains("ring raw @ host") && plan.stdout.contains(why),
+            "{}",
+            plan.stdout
+        );
+        let outcome = daq.run(&[]).ok();
+        assert_eq!(outcome.count("sinks.end.frames"), 2000);
+    }
+    // Where a GPU is asked for by its number it is missed.
+    let daq = old.on(Daq::new(&pipeline("cuda:0")));
+    let outcome = daq.run(&[]);
+    assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("CUDA 11.4"), "{}", outcome.stderr);
+}
+
+#[test]
+fn too_little_memory_is_told_with_what_there_is() {
+    let simulated = Simulated::new("memory=16MiB");
+    let text = pipeline("cuda:0").replace("slots = 32", "slots = 2048");
+    let outcome = simulated.on(Daq::new(&text)).run(&[]);
+    assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+    for part in [
+        "ring `raw`",
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        "16 MiB are free",
+        "lower `slots`",
+    ] {
+        assert!(outcome.stderr.contains(part), "{part}: {}", outcome.stderr);
+    }
+    assert_eq!(leaks(&simulated), [""; 0]);
+}
+
+/// Options that let the copies fail which the start measures would end the run before it begins.
+const TUNED: &str = "[staging]\nchunk = \"64 KiB\"\ndepth = 2\n";
+
+#[test]
+fn a_failing_gpu_stops_the_pipeline_and_the_ledgers_hold() {
+    let text = pipeline("cuda:0") + TUNED;
+    let state = |daq: &Daq| {
+        let state = daq.path("state");
+        let _ = daq
+            .cli(&["tune", "--state-dir", state.to_str().unwrap()])
+            .ok();
+        state.to_str().unwrap().to_owned()
+    };
+    // The call fails; or the copy does, later, and with it everything on the device.
+    for (options, name) in [
+        (
+            "fail=cuMemcpyHtoDAsync_v2@100:719",
+            "CUDA_ERROR_LAUNCH_FAILED",
+        ),
+        ("fail-async=COPY@60:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("fail-async=COPY@1:214", "CUDA_ERROR_ECC_UNCORRECTABLE"),
+    ] {
+        let healthy = Simulated::new("");
+        let daq = healthy.on(Daq::new(&text));
+        let state = state(&daq);
+        let daq = daq.env("DAQ_SIMULATED_CUDA", options);
+        let outcome = daq.run(&["--state-dir", &state]);
+        assert_eq!(outcome.code, 69, "{options}: {}", outcome.stderr);
+        assert!(
+            outcome.stderr.contains(name) && outcome.stderr.contains("copies to cuda:0"),
+            "{options}: {}",
+            outcome.stderr
+        );
+        is_accounted_for(&outcome);
+        assert!(outcome.count("copies.raw.failed") > 0, "{options}");
+        assert_eq!(leaks(&healthy), [""; 0], "{options}");
+    }
+}
+
+#[test]
+fn a_gpu_that_hangs_does_not_hold_up_the_end_for_ever() {
+    let simulated = Simulated::new("");
+    let text = pipeline("cuda:0").replace("frames = 2000\n", "") + TUNED;
+    let daq = simulated.on(Daq::new(&text));
+    let state = daq.path("state");
+    let state = state.to_str().unwrap();
+    let _ = daq.cli(&["tune", "--state-dir", state]).ok();
+    let daq = daq.env("DAQ_SIMULATED_CUDA", "hang=copy@50");
+    let mut live = daq.spawn(&["--state-dir", state, "--drain", "1 s"]);
+    live.wait_told("ring raw");
+    live.interrupt();
+    let outcome = live.wait();
+    assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("has not finished its copies"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(
+        outcome.count("copies.raw.pending") > 0,
+        "{:#}",
+        outcome.report
+    );
+    assert_eq!(
+        outcome.count("rings.raw.published"),
+        outcome.count("copies.raw.frames")
+    );
+}
