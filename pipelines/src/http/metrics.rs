@@ -1,10 +1,12 @@
 //! Ledgers as Prometheus metrics, read when somebody asks and never on the data path.
 
 use super::process::{self, Process};
-use super::table::{Kind, METRICS, Read};
-use daq_core::ledger::{Cause, Report};
+use super::table::{Kind, METRICS, Metric, Read};
+use daq_core::ledger::{Cause, CopyLedger, CopyReport, Report};
 use prometheus::core::{Collector, Desc};
-use prometheus::proto::{Counter, Gauge, LabelPair, Metric as Sample, MetricFamily, MetricType};
+use prometheus::proto::{
+    Bucket, Counter, Gauge, Histogram, LabelPair, Metric as Sample, MetricFamily, MetricType,
+};
 use prometheus::{Registry, TextEncoder};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -48,51 +50,83 @@ impl Ledgers {
         })
     }
 
-    fn samples(
-        &self,
-        read: Read,
-        labels: &[&str],
-        report: &Report,
-        process: &Process,
-    ) -> Vec<(Vec<LabelPair>, f64)> {
-        let alone = |value: f64| vec![(Vec::new(), value)];
-        match read {
-            Read::Source(of) => each(&report.sources, labels, of),
+    fn samples(&self, metric: &Metric, report: &Report, process: &Process) -> Vec<Sample> {
+        let sample = |values: &[&str], value: f64| {
+            let mut sample = Sample::from_label(pairs(metric.labels(), values));
+            if metric.kind == Kind::Counter {
+                let mut counter = Counter::default();
+                counter.set_value(value);
+                sample.set_counter(counter);
+            } else {
+                let mut gauge = Gauge::default();
+                gauge.set_value(value);
+                sample.set_gauge(gauge);
+            }
+            sample
+        };
+        match metric.read {
+            Read::Source(of) => each(&report.sources, |name, s| sample(&[name], of(s) as f64)),
             Read::Lost => report
                 .sources
                 .iter()
                 .flat_map(|(name, source)| {
                     Cause::ALL.into_iter().map(move |cause| {
                         let lost = source.lost.get(cause.name()).copied().unwrap_or(0);
-                        (pairs(labels, &[name, cause.name()]), lost as f64)
+                        sample(&[name, cause.name()], lost as f64)
                     })
                 })
                 .collect(),
-            Read::Ring(of) => each(&report.rings, labels, of),
-            Read::Reader(of) => report
-                .readers
+            Read::Ring(of) => each(&report.rings, |name, r| sample(&[name], of(r) as f64)),
+            Read::Reader(of) => each(&report.readers, |name, r| {
+                sample(&[name, &r.ring], of(r) as f64)
+            }),
+            Read::Copy(of) => each(&report.copies, |_, c| sample(&[&c.from, &c.to], of(c))),
+            Read::CopySizes => each(&report.copies, |_, c| {
+                // The text format adds `le` to each class.
+                let mut sample = Sample::from_label(pairs(metric.labels(), &[&c.from, &c.to]));
+                sample.set_histogram(sizes(c));
+                sample
+            }),
+            Read::Kernel(of) => each(&report.kernels, |name, k| sample(&[name], of(k) as f64)),
+            Read::Device(of) => report
+                .kernels
                 .iter()
-                .map(|(name, reader)| (pairs(labels, &[name, &reader.ring]), of(reader) as f64))
+                .filter_map(|(name, kernel)| Some(sample(&[name], of(kernel.device.as_ref()?))))
                 .collect(),
-            Read::Kernel(of) => each(&report.kernels, labels, of),
-            Read::Sink(of) => each(&report.sinks, labels, of),
-            Read::Pipeline(of) => alone(of(report)),
-            Read::Build => vec![(pairs(labels, &[env!("CARGO_PKG_VERSION")]), 1.0)],
-            Read::Process(of) => alone(of(process)),
-            Read::Start => alone(self.started),
+            Read::Sink(of) => each(&report.sinks, |name, s| sample(&[name], of(s) as f64)),
+            Read::Pipeline(of) => vec![sample(&[], of(report))],
+            Read::Build => vec![sample(&[env!("CARGO_PKG_VERSION")], 1.0)],
+            Read::Process(of) => vec![sample(&[], of(process))],
+            Read::Start => vec![sample(&[], self.started)],
         }
     }
 }
 
-fn each<T>(
-    parts: &BTreeMap<String, T>,
-    labels: &[&str],
-    of: fn(&T) -> u64,
-) -> Vec<(Vec<LabelPair>, f64)> {
+fn each<T>(parts: &BTreeMap<String, T>, sample: impl Fn(&str, &T) -> Sample) -> Vec<Sample> {
     parts
         .iter()
-        .map(|(name, part)| (pairs(labels, &[name]), of(part) as f64))
+        .map(|(name, part)| sample(name, part))
         .collect()
+}
+
+/// The classes of size as Prometheus counts them: each with all smaller ones.
+fn sizes(copy: &CopyReport) -> Histogram {
+    let mut up_to = 0;
+    let buckets = CopyLedger::BOUNDS
+        .iter()
+        .zip(copy.sizes)
+        .map(|(bound, count)| {
+            up_to += count;
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(*bound as f64);
+            bucket.set_cumulative_count(up_to);
+            bucket
+        });
+    let mut histogram = Histogram::default();
+    histogram.set_bucket(buckets.collect());
+    histogram.set_sample_count(copy.copies);
+    histogram.set_sample_sum(copy.bytes as f64);
+    histogram
 }
 
 fn pairs(names: &[&str], values: &[&str]) -> Vec<LabelPair> {
@@ -118,33 +152,15 @@ impl Collector for Ledgers {
         METRICS
             .iter()
             .map(|metric| {
-                let samples = self
-                    .samples(metric.read, metric.labels(), &report, &process)
-                    .into_iter();
-                let samples = samples.map(|(labels, value)| {
-                    let mut sample = Sample::from_label(labels);
-                    match metric.kind {
-                        Kind::Counter => {
-                            let mut counter = Counter::default();
-                            counter.set_value(value);
-                            sample.set_counter(counter);
-                        }
-                        Kind::Gauge => {
-                            let mut gauge = Gauge::default();
-                            gauge.set_value(value);
-                            sample.set_gauge(gauge);
-                        }
-                    }
-                    sample
-                });
                 let mut family = MetricFamily::default();
                 family.set_name(metric.name.to_owned());
                 family.set_help(metric.help.to_owned());
                 family.set_field_type(match metric.kind {
                     Kind::Counter => MetricType::COUNTER,
                     Kind::Gauge => MetricType::GAUGE,
+                    Kind::Histogram => MetricType::HISTOGRAM,
                 });
-                family.set_metric(samples.collect());
+                family.set_metric(self.samples(metric, &report, &process));
                 family
             })
             .collect()
@@ -186,7 +202,9 @@ impl Exposition {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use daq_core::ledger::{KernelReport, ReaderReport, RingReport, SinkReport, SourceReport};
+    use daq_core::ledger::{
+        DeviceReport, KernelReport, ReaderReport, RingReport, SinkReport, SourceReport,
+    };
     use std::collections::BTreeSet;
     use std::io::Write as _;
     use std::process::{Command, Stdio};
@@ -238,6 +256,33 @@ pub(super) mod tests {
             device: None,
         };
         report.kernels.insert("spectrum".to_owned(), kernel);
+        let kernel = KernelReport {
+            input: 85,
+            consumed: 85,
+            made: 86,
+            device: Some(DeviceReport {
+                launches: 23,
+                busy_ns: 1_500_000_000,
+                gap_ns: 250_000_000,
+                occupancy_ppm: 625_000,
+            }),
+            ..KernelReport::default()
+        };
+        report.kernels.insert("beam".to_owned(), kernel);
+        let copy = CopyReport {
+            from: "raw@host".to_owned(),
+            to: "raw".to_owned(),
+            taken: 107,
+            frames: 100,
+            failed: 2,
+            pending: 5,
+            copies: 36,
+            bytes: 409_600,
+            in_flight: 3,
+            busy_ns: 750_000_000,
+            sizes: [1, 2, 3, 4, 5, 6, 7, 8],
+        };
+        report.copies.insert("raw".to_owned(), copy);
         let sink = SinkReport {
             frames: 17,
             bytes: 69_632,
@@ -315,6 +360,18 @@ pub(super) mod tests {
             r#"daq_kernel_failed_frames_total{kernel="spectrum"} 1"#,
             r#"daq_kernel_pending_frames{kernel="spectrum"} 3"#,
             r#"daq_kernel_made_frames_total{kernel="spectrum"} 13"#,
+            r#"daq_copy_taken_frames_total{from="raw@host",to="raw"} 107"#,
+            r#"daq_copy_frames_total{from="raw@host",to="raw"} 100"#,
+            r#"daq_copy_failed_frames_total{from="raw@host",to="raw"} 2"#,
+            r#"daq_copy_pending_frames{from="raw@host",to="raw"} 5"#,
+            r#"daq_copies_total{from="raw@host",to="raw"} 36"#,
+            r#"daq_copy_bytes_total{from="raw@host",to="raw"} 409600"#,
+            r#"daq_copy_in_flight{from="raw@host",to="raw"} 3"#,
+            r#"daq_copy_busy_seconds_total{from="raw@host",to="raw"} 0.75"#,
+            r#"daq_kernel_launches_total{kernel="beam"} 23"#,
+            r#"daq_kernel_device_seconds_total{kernel="beam"} 1.5"#,
+            r#"daq_kernel_launch_gap_seconds_total{kernel="beam"} 0.25"#,
+            r#"daq_kernel_occupancy_ratio{kernel="beam"} 0.625"#,
             r#"daq_sink_frames_total{sink="di\"sk"} 17"#,
             r#"daq_sink_bytes_total{sink="di\"sk"} 69632"#,
             r#"daq_sink_files_total{sink="di\"sk"} 14"#,
@@ -327,6 +384,50 @@ pub(super) mod tests {
                 text.lines().any(|found| found == line),
                 "{line} is not in\n{text}"
             );
+        }
+    }
+
+    #[test]
+    fn sizes_of_copies_are_a_histogram() {
+        let text = text();
+        let found: Vec<_> = text
+            .lines()
+            .filter(|line| line.starts_with("daq_copy_size_bytes"))
+            .collect();
+        // Each class with the smaller ones, and the last with all.
+        let mut expected: Vec<_> = CopyLedger::BOUNDS
+            .iter()
+            .zip([1, 3, 6, 10, 15, 21, 28])
+            .map(|(bound, count)| (bound.to_string(), count))
+            .collect();
+        expected.push(("+Inf".to_owned(), 36));
+        let mut expected: Vec<_> = expected
+            .iter()
+            .map(|(bound, count)| {
+                format!(
+                    r#"daq_copy_size_bytes_bucket{{from="raw@host",to="raw",le="{bound}"}} {count}"#
+                )
+            })
+            .collect();
+        for (series, value) in [("sum", 409_600), ("count", 36)] {
+            expected.push(format!(
+                r#"daq_copy_size_bytes_{series}{{from="raw@host",to="raw"}} {value}"#
+            ));
+        }
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn kernels_on_the_cpu_tell_nothing_of_a_gpu() {
+        let text = text();
+        for name in [
+            "daq_kernel_launches_total",
+            "daq_kernel_device_seconds_total",
+            "daq_kernel_launch_gap_seconds_total",
+            "daq_kernel_occupancy_ratio",
+        ] {
+            let series = text.lines().filter(|line| line.starts_with(name));
+            assert_eq!(series.count(), 1, "{name}");
         }
     }
 
@@ -355,7 +456,9 @@ pub(super) mod tests {
             .text()
             .unwrap();
         assert!(
-            !text.contains("daq_source") && text.contains("\ndaq_uptime_seconds 0\n"),
+            !text.contains("daq_source")
+                && !text.contains("daq_cop")
+                && text.contains("\ndaq_uptime_seconds 0\n"),
             "{text}"
         );
     }

@@ -14,12 +14,14 @@
 mod health;
 mod metrics;
 mod process;
+mod reference;
 mod routes;
 mod table;
 
 pub use health::Health;
 pub use metrics::{Exposition, Ledgers, ReportFn};
-pub use table::{Kind, METRICS, Metric, reference};
+pub use reference::reference;
+pub use table::{Kind, METRICS, Metric};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -4,7 +4,8 @@
 
 use super::process::Process;
 use daq_core::ledger::{
-    Cause, KernelReport, ReaderReport, Report, RingReport, SinkReport, SourceReport,
+    CopyReport, DeviceReport, KernelReport, ReaderReport, Report, RingReport, SinkReport,
+    SourceReport,
 };
 
 /// How a metric behaves.
@@ -14,6 +15,8 @@ pub enum Kind {
     Counter,
     /// Goes up and down.
     Gauge,
+    /// Counters of what was at most so large, by classes of size, with their sum and number.
+    Histogram,
 }
 
 impl Kind {
@@ -22,6 +25,7 @@ impl Kind {
         match self {
             Self::Counter => "counter",
             Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
         }
     }
 }
@@ -34,7 +38,12 @@ pub(super) enum Read {
     Lost,
     Ring(fn(&RingReport) -> u64),
     Reader(fn(&ReaderReport) -> u64),
+    Copy(fn(&CopyReport) -> f64),
+    /// The copies of a ring by size.
+    CopySizes,
     Kernel(fn(&KernelReport) -> u64),
+    /// Only for kernels on a GPU.
+    Device(fn(&DeviceReport) -> f64),
     Sink(fn(&SinkReport) -> u64),
     Pipeline(fn(&Report) -> f64),
     Build,
@@ -68,7 +77,9 @@ impl Metric {
             Read::Lost => &["source", "cause"],
             Read::Ring(_) => &["ring"],
             Read::Reader(_) => &["reader", "ring"],
-            Read::Kernel(_) => &["kernel"],
+            Read::Copy(_) => &["from", "to"],
+            Read::CopySizes => &["from", "to", "le"],
+            Read::Kernel(_) | Read::Device(_) => &["kernel"],
             Read::Sink(_) => &["sink"],
             Read::Build => &["version"],
             Read::Pipeline(_) | Read::Process(_) | Read::Start => &[],
@@ -78,6 +89,10 @@ impl Metric {
 
 const NORMAL: &str = "Grows by itself while data flow.";
 const NOTHING: &str = "None needed.";
+
+fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e9
+}
 
 /// Every metric, in the order of the reference page.
 pub static METRICS: &[Metric] = &[
@@ -284,6 +299,99 @@ pub static METRICS: &[Metric] = &[
         read: Read::Reader(|r| r.held),
     },
     Metric {
+        name: "daq_copy_taken_frames_total",
+        kind: Kind::Counter,
+        help: "Frames of which a copy between host memory and a GPU was begun.",
+        meaning: "Always the sum of copied, failed and pending.",
+        cause: NORMAL,
+        remedy: NOTHING,
+        read: Read::Copy(|c| c.taken as f64),
+    },
+    Metric {
+        name: "daq_copy_frames_total",
+        kind: Kind::Counter,
+        help: "Frames copied, and published in the ring named by `to`.",
+        meaning: "Its rate is the frame rate of that ring.",
+        cause: "A rate below that of daq_ring_published_frames_total of the ring named by `from`: the \
+                copies fall behind.",
+        remedy: "Compare daq_copy_bytes_total over daq_copy_busy_seconds_total with what `daq tune` \
+                 measured. If it is as much, the bus is full; if the copies are idle, the ring named by \
+                 `to` is: look at daq_reader_pending_frames of its readers.",
+        read: Read::Copy(|c| c.frames as f64),
+    },
+    Metric {
+        name: "daq_copy_failed_frames_total",
+        kind: Kind::Counter,
+        help: "Frames lost in copies in which the device failed.",
+        meaning: "Loss: they are in no ring any more. The pipeline ends after the first.",
+        cause: "The GPU fell off the bus, ran into a memory error, or was reset.",
+        remedy: "The log names the error; look for `Xid` in `dmesg`, and run `daq doctor`.",
+        read: Read::Copy(|c| c.failed as f64),
+    },
+    Metric {
+        name: "daq_copy_pending_frames",
+        kind: Kind::Gauge,
+        help: "Frames whose copy is under way.",
+        meaning: "At most the frames of the copies in daq_copy_in_flight.",
+        cause: "A value that does not change while daq_copy_frames_total stands still: the GPU or its \
+                driver hangs.",
+        remedy: "Look at `nvidia-smi`, at `dmesg` and at `/-/healthy`.",
+        read: Read::Copy(|c| c.pending as f64),
+    },
+    Metric {
+        name: "daq_copies_total",
+        kind: Kind::Counter,
+        help: "Copies done; each holds all frames that were ready, up to a limit.",
+        meaning: "daq_copy_frames_total over it is the number of frames that went together.",
+        cause: NORMAL,
+        remedy: NOTHING,
+        read: Read::Copy(|c| c.copies as f64),
+    },
+    Metric {
+        name: "daq_copy_bytes_total",
+        kind: Kind::Counter,
+        help: "Bytes copied, without those that a failed copy may have moved.",
+        meaning: "Its rate is the throughput of the copy; over the rate of daq_copy_busy_seconds_total it \
+                  is the bandwidth while the copy is at work.",
+        cause: "A bandwidth far below what `daq tune` measured: copies too small to fill the bus, a narrow \
+                or slow PCIe link, or another user of it.",
+        remedy: "Look at daq_copy_size_bytes: if most copies are small, use larger slots. `daq doctor` \
+                 tells what the link could do and does.",
+        read: Read::Copy(|c| c.bytes as f64),
+    },
+    Metric {
+        name: "daq_copy_in_flight",
+        kind: Kind::Gauge,
+        help: "Copies under way: the depth of the queue.",
+        meaning: "0: nothing waits to be copied. The copies of a GPU in one direction share `depth` of the \
+                  section [staging], or what `daq tune` measured; at that the bus is the limit.",
+        cause: "Data arrive faster than they are copied.",
+        remedy: "As for daq_copy_frames_total.",
+        read: Read::Copy(|c| c.in_flight as f64),
+    },
+    Metric {
+        name: "daq_copy_busy_seconds_total",
+        kind: Kind::Counter,
+        help: "Seconds during which at least one copy was under way.",
+        meaning: "Its rate is the part of the time that the copy was at work; near 1 the bus is always in \
+                  use.",
+        cause: "Near 1: the bus is full, or the copies are small and each pays its latency.",
+        remedy: "Look at daq_copy_size_bytes. Small copies: larger slots. Large ones: fewer bytes a sample, \
+                 or a GPU of its own for some of the sources.",
+        read: Read::Copy(|c| seconds(c.busy_ns)),
+    },
+    Metric {
+        name: "daq_copy_size_bytes",
+        kind: Kind::Histogram,
+        help: "Copies by size in bytes.",
+        meaning: "The sum is that of daq_copy_bytes_total, the count that of daq_copies_total. Copies grow \
+                  by themselves with the load, up to the chunk that `daq tune` finds.",
+        cause: "Small copies: low load, or a GPU ring that is nearly full, so that few frames find a slot.",
+        remedy: "At low load none needed. Else more `slots` in the ring named by `to`, and a look at \
+                 daq_reader_pending_frames of its readers.",
+        read: Read::CopySizes,
+    },
+    Metric {
         name: "daq_kernel_input_frames_total",
         kind: Kind::Counter,
         help: "Frames taken from the input ring.",
@@ -337,6 +445,47 @@ pub static METRICS: &[Metric] = &[
         cause: NORMAL,
         remedy: NOTHING,
         read: Read::Kernel(|k| k.made),
+    },
+    Metric {
+        name: "daq_kernel_launches_total",
+        kind: Kind::Counter,
+        help: "Bursts of frames put on the GPU and done; only for kernels on a GPU.",
+        meaning: "daq_kernel_consumed_frames_total over it is about the number of frames in a burst.",
+        cause: NORMAL,
+        remedy: NOTHING,
+        read: Read::Device(|d| d.launches as f64),
+    },
+    Metric {
+        name: "daq_kernel_device_seconds_total",
+        kind: Kind::Counter,
+        help: "Seconds that the GPU took for the bursts of the kernel; only for kernels on a GPU.",
+        meaning: "Its rate is the part of the time that the GPU was busy with this kernel.",
+        cause: "Near 1: the GPU can do no more of this kernel.",
+        remedy: "Choose a cheaper method or less resolution, or spread the kernels over more GPUs. Kernels \
+                 that share a GPU slow each other.",
+        read: Read::Device(|d| seconds(d.busy_ns)),
+    },
+    Metric {
+        name: "daq_kernel_launch_gap_seconds_total",
+        kind: Kind::Counter,
+        help: "Seconds that the GPU waited on the kernel's stream between one burst and the next; only for \
+               kernels on a GPU.",
+        meaning: "Idle time: with that of daq_kernel_device_seconds_total its rate comes to about 1.",
+        cause: "Above 0 at low load as a matter of course. While daq_reader_pending_frames of the kernel \
+                grows: its thread is too late with the next burst.",
+        remedy: "Pin the thread to a core of its own; use larger slots, so that a burst lasts longer.",
+        read: Read::Device(|d| seconds(d.gap_ns)),
+    },
+    Metric {
+        name: "daq_kernel_occupancy_ratio",
+        kind: Kind::Gauge,
+        help: "Part of a multiprocessor's threads that the kernel's blocks can keep occupied, from 0 to 1; \
+               only for kernels on a GPU.",
+        meaning: "Fixed when the kernel is planned; a property of its code, not of the load.",
+        cause: "A low value: the kernel needs many registers or much shared memory for each block.",
+        remedy: "None needed while daq_kernel_device_seconds_total grows slowly; many fast kernels have a \
+                 low one.",
+        read: Read::Device(|d| d.occupancy_ppm as f64 / 1e6),
     },
     Metric {
         name: "daq_sink_frames_total",
@@ -484,66 +633,11 @@ pub static METRICS: &[Metric] = &[
     },
 ];
 
-/// The reference page, in Markdown.
-pub fn reference() -> String {
-    use std::fmt::Write as _;
-    let causes: Vec<_> = Cause::ALL
-        .iter()
-        .map(|cause| format!("`{cause}`"))
-        .collect();
-    let mut page = format!(
-        "# Metrics\n\n\
-         What `/metrics` tells, in Prometheus' text format. Made from the table in the source; a test keeps the \
-         two equal.\n\n\
-         Counters end in `_total` and start at 0 with the process. Units are bytes, seconds, packets, frames \
-         and slots. Label values are the names of the configuration; `cause` is one of {}.\n\n\
-         These equations hold in every scrape, for each source, ring, reader and kernel:\n\n\
-         ```text\n\
-         source   expected  = delivered + pending + sum over causes of lost\n\
-         ring     made      = published + full\n\
-         reader   published = read + overrun + discarded + pending\n\
-         kernel   input     = consumed + withheld + failed + pending\n\
-         ```\n\n",
-        causes.join(", ")
-    );
-    let rows = METRICS.iter().map(|metric| {
-        let labels: Vec<_> = metric
-            .labels()
-            .iter()
-            .map(|label| format!("`{label}`"))
-            .collect();
-        format!(
-            "| [`{0}`](#{0}) | {1} | {2} |\n",
-            metric.name,
-            metric.kind.name(),
-            labels.join(", ")
-        )
-    });
-    page.push_str("| name | kind | labels |\n|---|---|---|\n");
-    page.extend(rows);
-    for metric in METRICS {
-        let Metric {
-            name,
-            help,
-            meaning,
-            cause,
-            remedy,
-            ..
-        } = metric;
-        // Writing to a string cannot fail.
-        let _ = write!(
-            page,
-            "\n## {name}\n\n{help}\n\n- Meaning: {meaning}\n- Likely cause: {cause}\n- Remedy: {remedy}\n"
-        );
-    }
-    page
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use daq_core::ledger::Cause;
     use std::collections::BTreeSet;
-    use std::path::Path;
 
     #[test]
     fn names_follow_the_convention() {
@@ -552,6 +646,8 @@ mod tests {
         for metric in METRICS {
             let counter = metric.kind == Kind::Counter;
             assert_eq!(metric.name.ends_with("_total"), counter, "{}", metric.name);
+            let sizes = matches!(metric.read, Read::CopySizes);
+            assert_eq!(metric.kind == Kind::Histogram, sizes, "{}", metric.name);
             for text in [metric.help, metric.meaning, metric.cause, metric.remedy] {
                 assert!(
                     text.ends_with('.') && !text.contains("  "),
@@ -594,20 +690,5 @@ mod tests {
                 "{cause} has no remedy"
             );
         }
-    }
-
-    /// `DAQ_UPDATE=1 cargo test` writes the page anew.
-    #[test]
-    fn the_reference_page_is_up_to_date() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/reference/metrics.md");
-        let page = reference();
-        if std::env::var_os("DAQ_UPDATE").is_some() {
-            std::fs::write(&path, &page).unwrap();
-        }
-        let stored = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(
-            stored == page,
-            "configs/reference/metrics.md differs from the table; run with DAQ_UPDATE=1"
-        );
     }
 }

@@ -71,6 +71,15 @@ fn status_is_one_object() {
     assert_eq!(status["seconds"], 12.5);
     assert_eq!(status["report"]["sources"]["adc"]["lost"]["wire_gap"], 37);
     assert_eq!(status["report"]["kernels"]["spectrum"]["in"], 80);
+    let copy = &status["report"]["copies"]["raw"];
+    assert_eq!(
+        (&copy["from"], &copy["frames"]),
+        (&"raw@host".into(), &100.into())
+    );
+    assert_eq!(
+        status["report"]["kernels"]["beam"]["device"]["launches"],
+        23
+    );
     assert_eq!(status["plan"]["rings"]["raw"], "host");
     assert_eq!(status["last_run"]["pid"], 7);
 }
@@ -219,8 +228,16 @@ fn the_dashboard_shows_metrics_that_exist() {
     for expression in dashboard() {
         for word in expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
             let is_name = word.starts_with("daq_") || word.starts_with("process_");
+            let is_of = |metric: &Metric| {
+                let series = word.strip_prefix(metric.name);
+                let parts: &[_] = match metric.kind {
+                    Kind::Histogram => &["_bucket", "_sum", "_count"],
+                    Kind::Counter | Kind::Gauge => &[""],
+                };
+                series.is_some_and(|part| parts.contains(&part))
+            };
             assert!(
-                !is_name || METRICS.iter().any(|metric| metric.name == word),
+                !is_name || METRICS.iter().any(is_of),
                 "no metric {word}: {expression}"
             );
         }

@@ -1,0 +1,83 @@
+//! The reference page of the metrics, made from their table.
+
+use super::table::{METRICS, Metric};
+use daq_core::ledger::Cause;
+
+/// The reference page, in Markdown.
+pub fn reference() -> String {
+    use std::fmt::Write as _;
+    let causes: Vec<_> = Cause::ALL
+        .iter()
+        .map(|cause| format!("`{cause}`"))
+        .collect();
+    let mut page = format!(
+        "# Metrics\n\n\
+         What `/metrics` tells, in Prometheus' text format. Made from the table in the source; a test keeps the \
+         two equal.\n\n\
+         Counters end in `_total` and start at 0 with the process. Units are bytes, seconds, packets, frames \
+         and slots. Label values are the names of the configuration; `cause` is one of {}. `from` and `to` are \
+         the rings of a copy between host memory and a GPU. A histogram has the series `NAME_bucket` with the \
+         upper bound `le` of each class of size, `NAME_sum` and `NAME_count`.\n\n\
+         These equations hold in every scrape, for each source, ring, reader, copy and kernel:\n\n\
+         ```text\n\
+         source   expected  = delivered + pending + sum over causes of lost\n\
+         ring     made      = published + full\n\
+         reader   published = read + overrun + discarded + pending\n\
+         copy     taken     = copied + failed + pending\n\
+         kernel   input     = consumed + withheld + failed + pending\n\
+         ```\n\n",
+        causes.join(", ")
+    );
+    let rows = METRICS.iter().map(|metric| {
+        let labels: Vec<_> = metric
+            .labels()
+            .iter()
+            .map(|label| format!("`{label}`"))
+            .collect();
+        format!(
+            "| [`{0}`](#{0}) | {1} | {2} |\n",
+            metric.name,
+            metric.kind.name(),
+            labels.join(", ")
+        )
+    });
+    page.push_str("| name | kind | labels |\n|---|---|---|\n");
+    page.extend(rows);
+    for metric in METRICS {
+        let Metric {
+            name,
+            help,
+            meaning,
+            cause,
+            remedy,
+            ..
+        } = metric;
+        // Writing to a string cannot fail.
+        let _ = write!(
+            page,
+            "\n## {name}\n\n{help}\n\n- Meaning: {meaning}\n- Likely cause: {cause}\n- Remedy: {remedy}\n"
+        );
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// `DAQ_UPDATE=1 cargo test` writes the page anew.
+    #[test]
+    fn the_reference_page_is_up_to_date() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/reference/metrics.md");
+        let page = reference();
+        if std::env::var_os("DAQ_UPDATE").is_some() {
+            std::fs::write(&path, &page).unwrap();
+        }
+        let stored = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            stored == page,
+            "configs/reference/metrics.md differs from the table; run with DAQ_UPDATE=1"
+        );
+    }
+}
