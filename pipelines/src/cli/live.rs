@@ -1,6 +1,6 @@
 //! What a run shows while it runs: one live block on a terminal, a log line a second elsewhere.
 
-use daq_core::ledger::{Report, SourceReport};
+use daq_core::ledger::{CopyReport, DeviceReport, Report, SourceReport};
 use daq_core::units::{BitRate, ByteSize};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::io::Write;
@@ -174,6 +174,18 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
             ring.capacity, ring.high_water
         ));
     }
+    for (name, copy) in &now.copies {
+        let empty = CopyReport::default();
+        let old = before.copies.get(name).unwrap_or(&empty);
+        let lag = now
+            .readers
+            .get(&format!("copy to {name}"))
+            .map_or(0, |reader| reader.pending);
+        lines.push(format!(
+            "copy   {name:<width$}  {}  lag {lag}",
+            copying(copy, old, passed)
+        ));
+    }
     for (name, kernel) in &now.kernels {
         let failed = if kernel.failed > 0 {
             format!("  failed {}", kernel.failed)
@@ -181,8 +193,15 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
             String::new()
         };
         let lag = now.readers.get(name).map_or(0, |reader| reader.pending);
+        let gpu = kernel.device.map_or_else(String::new, |device| {
+            let old = before.kernels.get(name).and_then(|kernel| kernel.device);
+            let new_ns = device
+                .busy_ns
+                .saturating_sub(old.unwrap_or_default().busy_ns);
+            format!("  GPU busy {:3.0} %", percent(new_ns, passed.as_secs_f64()))
+        });
         lines.push(format!(
-            "kernel {name:<width$}  {:>9} in  {:>9} out  lag {lag}{failed}",
+            "kernel {name:<width$}  {:>9} in  {:>9} out  lag {lag}{gpu}{failed}",
             kernel.input, kernel.made
         ));
     }
@@ -209,6 +228,37 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
     lines
 }
 
+/// A copy since `old`, `passed` ago: rate and mean size; and what is under way and was lost.
+fn copying(copy: &CopyReport, old: &CopyReport, passed: Duration) -> String {
+    let bytes = copy.bytes.saturating_sub(old.bytes);
+    let rate = bytes as f64 / passed.as_secs_f64() / 1e9;
+    let size = mean(bytes, copy.copies.saturating_sub(old.copies));
+    let failed = if copy.failed > 0 {
+        format!("  failed {}", copy.failed)
+    } else {
+        String::new()
+    };
+    format!(
+        "{rate:6.2} GB/s  {:>9} frames  {size:>8} a copy  {} in flight{failed}",
+        copy.frames, copy.in_flight
+    )
+}
+
+/// The mean size of copies; 0 of none.
+fn mean(bytes: u64, copies: u64) -> ByteSize {
+    ByteSize(bytes.checked_div(copies).unwrap_or(0)).rounded()
+}
+
+/// The share of `seconds` that `busy_ns` are, in percent. Work is counted when it is done, so that in a short
+/// time more may end than has room in it; more than all is not shown.
+fn percent(busy_ns: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 {
+        (busy_ns as f64 / 1e9 / seconds * 100.0).min(100.0)
+    } else {
+        0.0
+    }
+}
+
 /// What is counted beside the equation, where there is any.
 fn apart(source: &SourceReport) -> String {
     let epochs = if source.epochs > 1 { source.epochs } else { 0 };
@@ -223,6 +273,18 @@ fn apart(source: &SourceReport) -> String {
         }
     }
     text
+}
+
+/// What a kernel cost its GPU in a run of `seconds`.
+fn on_gpu(device: &DeviceReport, seconds: f64) -> String {
+    format!(
+        "; launches {}, GPU busy {:.3} s ({:.1} % of the run), gaps {:.3} s, occupancy {:.1} %",
+        device.launches,
+        device.busy_ns as f64 / 1e9,
+        percent(device.busy_ns, seconds),
+        device.gap_ns as f64 / 1e9,
+        device.occupancy_ppm as f64 / 1e4
+    )
 }
 
 /// The final ledger as text.
@@ -265,9 +327,33 @@ pub(super) fn ledger(report: &Report) -> String {
             ring.made, ring.published, ring.ring_full, ring.high_water, ring.capacity
         );
     }
-    for (name, kernel) in &report.kernels {
+    for (name, copy) in &report.copies {
+        let busy = copy.busy_ns as f64 / 1e9;
+        let rate = if copy.busy_ns > 0 {
+            copy.bytes as f64 / copy.busy_ns as f64
+        } else {
+            0.0
+        };
         text += &format!(
-            "kernel {name}: in {}, consumed {}, withheld {}, failed {}, pending {}; made {}\n",
+            "copy to {name} from {}: taken {}, frames {}, failed {}, pending {}; copies {}, bytes {}, \
+             mean size {}, in flight {}; busy {busy:.3} s at {rate:.2} GB/s\n",
+            copy.from,
+            copy.taken,
+            copy.frames,
+            copy.failed,
+            copy.pending,
+            copy.copies,
+            copy.bytes,
+            mean(copy.bytes, copy.copies),
+            copy.in_flight
+        );
+    }
+    for (name, kernel) in &report.kernels {
+        let gpu = kernel
+            .device
+            .map_or_else(String::new, |device| on_gpu(&device, report.seconds));
+        text += &format!(
+            "kernel {name}: in {}, consumed {}, withheld {}, failed {}, pending {}; made {}{gpu}\n",
             kernel.input,
             kernel.consumed,
             kernel.withheld,
@@ -304,4 +390,114 @@ pub(super) fn ledger(report: &Report) -> String {
         );
     }
     text + &format!("{:.3} seconds\n", report.seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use daq_core::ledger::KernelReport;
+
+    /// A report of a GPU pipeline after `seconds`, whose counters grow by the same every second.
+    fn report(seconds: u64, failed: u64) -> Report {
+        let copy = CopyReport {
+            from: "raw@host".to_owned(),
+            to: "raw".to_owned(),
+            taken: 1000 * seconds + failed,
+            frames: 1000 * seconds,
+            failed,
+            copies: 4000 * seconds,
+            bytes: (4000 << 20) * seconds,
+            in_flight: 2,
+            busy_ns: 500_000_000 * seconds,
+            ..CopyReport::default()
+        };
+        let kernel = |device| KernelReport {
+            input: 7,
+            consumed: 7,
+            device,
+            ..KernelReport::default()
+        };
+        let device = DeviceReport {
+            launches: 10 * seconds,
+            busy_ns: 250_000_000 * seconds,
+            gap_ns: 125_000_000 * seconds,
+            occupancy_ppm: 625_000,
+        };
+        Report {
+            copies: [("raw".to_owned(), copy)].into(),
+            kernels: [
+                ("beam".to_owned(), kernel(Some(device))),
+                ("stats".to_owned(), kernel(None)),
+            ]
+            .into(),
+            seconds: seconds as f64,
+            ..Report::default()
+        }
+    }
+
+    fn line<'a>(lines: impl IntoIterator<Item = &'a str>, start: &str) -> &'a str {
+        lines
+            .into_iter()
+            .find(|line| line.starts_with(start))
+            .unwrap()
+    }
+
+    #[test]
+    fn a_line_shows_what_a_copy_does_now() {
+        let passed = Duration::from_secs(2);
+        let shown = lines(&report(6, 0), &report(4, 0), passed);
+        let copy = line(shown.iter().map(String::as_str), "copy   raw ");
+        for part in [
+            "  4.19 GB/s",
+            " 6000 frames",
+            " 1 MiB a copy",
+            "2 in flight",
+            "lag 0",
+        ] {
+            assert!(copy.contains(part), "{part:?} is not in {copy:?}");
+        }
+        assert!(!copy.contains("failed"), "{copy}");
+        // At rest, and from the start.
+        let still = lines(&report(6, 3), &report(6, 3), passed);
+        let copy = line(still.iter().map(String::as_str), "copy   raw ");
+        assert!(
+            copy.contains("  0.00 GB/s")
+                && copy.contains(" 0 B a copy")
+                && copy.contains("failed 3"),
+            "{copy}"
+        );
+        let first = lines(&report(2, 0), &Report::default(), passed);
+        let copy = line(first.iter().map(String::as_str), "copy   raw ");
+        assert!(copy.contains("  4.19 GB/s"), "{copy}");
+    }
+
+    #[test]
+    fn a_line_shows_how_busy_the_gpu_is_with_a_kernel() {
+        for (passed, share) in [(2, " 25 %"), (8, "  6 %"), (1, " 50 %")] {
+            let shown = lines(&report(6, 0), &report(4, 0), Duration::from_secs(passed));
+            let lines = || shown.iter().map(String::as_str);
+            let beam = line(lines(), "kernel beam ");
+            assert!(beam.contains(&format!("GPU busy {share}")), "{beam}");
+            let stats = line(lines(), "kernel stats");
+            assert!(!stats.contains("GPU"), "{stats}");
+        }
+        assert_eq!((percent(3, 1e-9), percent(3, 0.0)), (100.0, 0.0));
+    }
+
+    #[test]
+    fn the_final_ledger_has_the_copies_and_the_gpu() {
+        let text = ledger(&report(8, 5));
+        assert_eq!(
+            text.lines().collect::<Vec<_>>(),
+            [
+                "copy to raw from raw@host: taken 8005, frames 8000, failed 5, pending 0; copies 32000, \
+                 bytes 33554432000, mean size 1 MiB, in flight 2; busy 4.000 s at 8.39 GB/s",
+                "kernel beam: in 7, consumed 7, withheld 0, failed 0, pending 0; made 0; launches 80, GPU busy \
+                 2.000 s (25.0 % of the run), gaps 1.000 s, occupancy 62.5 %",
+                "kernel stats: in 7, consumed 7, withheld 0, failed 0, pending 0; made 0",
+                "8.000 seconds",
+            ]
+        );
+        assert!(!ledger(&Report::default()).contains("copy"));
+    }
 }

@@ -386,7 +386,8 @@ pub static METRICS: &[Metric] = &[
         help: "Copies by size in bytes.",
         meaning: "The sum is that of daq_copy_bytes_total, the count that of daq_copies_total. Copies grow \
                   by themselves with the load, up to the chunk that `daq tune` finds.",
-        cause: "Small copies: low load, or a GPU ring that is nearly full, so that few frames find a slot.",
+        cause: "Small copies: low load, or the ring named by `to` is nearly full, so that few frames find a \
+                slot.",
         remedy: "At low load none needed. Else more `slots` in the ring named by `to`, and a look at \
                  daq_reader_pending_frames of its readers.",
         read: Read::CopySizes,
