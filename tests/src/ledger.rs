@@ -30,6 +30,16 @@ fn sum(causes: &Value) -> u64 {
         .sum()
 }
 
+/// Copies in all classes of size.
+fn sizes(copy: &Value) -> u64 {
+    copy["sizes"]
+        .as_array()
+        .expect("`sizes` is an array")
+        .iter()
+        .map(|count| count.as_u64().unwrap())
+        .sum()
+}
+
 /// Every component in a table of the report.
 fn components<'a>(report: &'a Value, table: &str) -> &'a Map<String, Value> {
     report[table]
@@ -92,6 +102,29 @@ pub fn violations_while_running(report: &Value) -> Vec<String> {
             &[n("read"), n("overrun"), n("discarded"), n("pending")],
         );
     }
+    for (name, copy) in components(report, "copies") {
+        let n = |key: &'static str| {
+            (
+                key,
+                copy[key]
+                    .as_u64()
+                    .unwrap_or_else(|| panic!("copy to {name} has no {key}")),
+            )
+        };
+        equal(name, n("taken"), &[n("frames"), n("failed"), n("pending")]);
+        // A copy is counted before its size is, so while running the sizes may be behind.
+        if sizes(copy) > n("copies").1 {
+            equal(name, n("copies"), &[("sizes", sizes(copy))]);
+        }
+        for key in ["bytes", "in_flight", "busy_ns"] {
+            n(key);
+        }
+        assert_eq!(
+            copy["to"],
+            name.as_str(),
+            "a copy is called by the ring that it fills"
+        );
+    }
     for (name, kernel) in components(report, "kernels") {
         let n = |key: &'static str| {
             (
@@ -106,6 +139,11 @@ pub fn violations_while_running(report: &Value) -> Vec<String> {
             n("in"),
             &[n("consumed"), n("withheld"), n("failed"), n("pending")],
         );
+        if let Some(device) = kernel.get("device") {
+            for key in ["launches", "busy_ns", "gap_ns", "occupancy_ppm"] {
+                assert!(device[key].is_u64(), "kernel {name} has no device.{key}");
+            }
+        }
     }
     for (name, sink) in components(report, "sinks") {
         for key in ["frames", "bytes", "files"] {
@@ -146,13 +184,41 @@ pub fn violations(report: &Value) -> Vec<String> {
             }
         }
     }
+    for (name, copy) in components(report, "copies") {
+        let n = |key: &str| count(copy, key);
+        let reader = &report["readers"][format!("copy to {name}")];
+        if reader["ring"] != copy["from"] {
+            wrong.push(format!("the reader of the copy to {name} is {reader}"));
+            continue;
+        }
+        let (read, settled) = (count(reader, "read"), n("frames") + n("failed"));
+        if read < settled {
+            wrong.push(format!(
+                "the copy to {name} settled {settled} frames and retired {read}"
+            ));
+        }
+        let published = &report["rings"][name]["published"];
+        if *published != n("frames") {
+            wrong.push(format!(
+                "{} frames were copied to {name} and {published} published",
+                n("frames")
+            ));
+        }
+        if sizes(copy) != n("copies") {
+            wrong.push(format!(
+                "{} copies to {name} have {} sizes",
+                n("copies"),
+                sizes(copy)
+            ));
+        }
+    }
     wrong
 }
 
 /// What is still pending in a final report.
 pub fn open(report: &Value) -> Vec<String> {
     let mut open = Vec::new();
-    for table in ["sources", "readers", "kernels"] {
+    for table in ["sources", "readers", "copies", "kernels"] {
         for (name, component) in components(report, table) {
             let pending = count(component, "pending");
             if pending > 0 {
@@ -172,9 +238,16 @@ mod tests {
         json!({
             "sources": { "s": { "expected": 6, "delivered": 4, "pending": 1, "lost": { "late": 1 }, "bytes": 1,
                                 "duplicates": 0, "rejected": 0, "epochs": 1 } },
-            "rings": { "r": { "capacity": 2, "high_water": 2, "made": 3, "published": 2, "ring_full": 1 } },
-            "readers": { "k": { "ring": "r", "published": 2, "read": 2, "overrun": 0, "discarded": 0, "pending": 0 } },
-            "kernels": { "k": { "in": 2, "consumed": 1, "withheld": 1, "failed": 0, "pending": 0 } },
+            "rings": { "r@host": { "capacity": 4, "high_water": 4, "made": 4, "published": 4, "ring_full": 0 },
+                       "r": { "capacity": 2, "high_water": 2, "made": 3, "published": 2, "ring_full": 1 } },
+            "readers": { "copy to r": { "ring": "r@host", "published": 4, "read": 3, "overrun": 0, "discarded": 0,
+                                        "pending": 1 },
+                         "k": { "ring": "r", "published": 2, "read": 2, "overrun": 0, "discarded": 0, "pending": 0 } },
+            "copies": { "r": { "from": "r@host", "to": "r", "taken": 4, "frames": 2, "failed": 1, "pending": 1,
+                               "copies": 3, "bytes": 9, "in_flight": 0, "busy_ns": 1,
+                               "sizes": [1, 0, 2, 0, 0, 0, 0, 0] } },
+            "kernels": { "k": { "in": 2, "consumed": 1, "withheld": 1, "failed": 0, "pending": 0,
+                                "device": { "launches": 1, "busy_ns": 1, "gap_ns": 1, "occupancy_ppm": 1 } } },
             "sinks": {},
             "seconds": 1.0,
         })
@@ -183,7 +256,14 @@ mod tests {
     #[test]
     fn every_equation_is_checked() {
         assert_eq!(violations(&report()), [""; 0]);
-        assert_eq!(open(&report()), ["sources.s: 1 pending"]);
+        assert_eq!(
+            open(&report()),
+            [
+                "sources.s: 1 pending",
+                "readers.copy to r: 1 pending",
+                "copies.r: 1 pending"
+            ]
+        );
         for (table, name, keys) in [
             ("sources", "s", &["expected", "delivered", "pending"][..]),
             ("rings", "r", &["made", "published", "ring_full"]),
@@ -192,6 +272,7 @@ mod tests {
                 "k",
                 &["published", "read", "overrun", "discarded", "pending"],
             ),
+            ("copies", "r", &["taken", "frames", "failed", "pending"]),
             (
                 "kernels",
                 "k",
@@ -210,5 +291,34 @@ mod tests {
         let mut broken = report();
         broken["rings"]["r"]["high_water"] = json!(3);
         assert!(!violations_while_running(&broken).is_empty());
+        let mut broken = report();
+        broken["copies"]["r"]["sizes"][7] = json!(1);
+        assert!(!violations_while_running(&broken).is_empty());
+    }
+
+    #[test]
+    fn copies_are_held_against_their_rings() {
+        for (table, name, key, value) in [
+            // Balanced in itself.
+            ("readers", "copy to r", "read", 2),
+            ("copies", "r", "copies", 4),
+        ] {
+            let mut broken = report();
+            broken[table][name][key] = json!(value);
+            if key == "read" {
+                broken[table][name]["pending"] = json!(2);
+            }
+            assert_eq!(violations_while_running(&broken), [""; 0]);
+            assert_eq!(violations(&broken).len(), 1, "{table}.{name}.{key}");
+        }
+        let mut broken = report();
+        for (key, value) in [("frames", 1), ("failed", 2)] {
+            broken["copies"]["r"][key] = json!(value);
+        }
+        assert_eq!(violations_while_running(&broken), [""; 0]);
+        assert_eq!(violations(&broken).len(), 1, "ring r published 2");
+        let mut broken = report();
+        broken["copies"]["r"]["from"] = json!("r");
+        assert_eq!(violations(&broken).len(), 1, "another reader");
     }
 }

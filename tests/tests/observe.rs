@@ -255,6 +255,17 @@ fn every_counter_in_the_metrics_is_that_of_the_report() {
                 format!("readers.{}.overrun", label("reader").unwrap())
             }
             "daq_reader_read_frames_total" => format!("readers.{}.read", label("reader").unwrap()),
+            "daq_copy_taken_frames_total" => format!("copies.{}.taken", label("to").unwrap()),
+            "daq_copy_frames_total" => format!("copies.{}.frames", label("to").unwrap()),
+            "daq_copies_total" | "daq_copy_size_bytes_count" => {
+                format!("copies.{}.copies", label("to").unwrap())
+            }
+            "daq_copy_bytes_total" | "daq_copy_size_bytes_sum" => {
+                format!("copies.{}.bytes", label("to").unwrap())
+            }
+            "daq_kernel_launches_total" => {
+                format!("kernels.{}.device.launches", label("kernel").unwrap())
+            }
             _ => continue,
         };
         let (least, most) = (
@@ -384,7 +395,22 @@ fn grows(before: &Value, after: &Value) {
             "readers",
             &["published", "read", "overrun", "discarded", "held"],
         ),
-        ("kernels", &["in", "consumed", "failed", "made"]),
+        (
+            "copies",
+            &["taken", "frames", "failed", "copies", "bytes", "busy_ns"],
+        ),
+        (
+            "kernels",
+            &[
+                "in",
+                "consumed",
+                "failed",
+                "made",
+                "device.launches",
+                "device.busy_ns",
+                "device.gap_ns",
+            ],
+        ),
         ("sinks", &["frames", "bytes", "files", "dropped"]),
     ] {
         for (name, old) in before[table].as_object().unwrap() {
