@@ -130,6 +130,83 @@ fn the_page_needs_nothing_from_elsewhere() {
 }
 
 #[test]
+fn the_page_names_the_classes_of_size() {
+    use daq_core::ledger::CopyLedger;
+    use daq_core::units::ByteSize;
+    let bounds = CopyLedger::BOUNDS.map(|bound| format!("\"≤ {}\"", ByteSize(bound)));
+    let classes = format!("const classes = [{}, \"larger\"];", bounds.join(", "));
+    assert!(include_str!("page.html").contains(&classes), "{classes}");
+}
+
+/// The lines that the page shows after `answers` of `/status`, in a document of our own; `None` without Node.js.
+fn shown(answers: &[Value]) -> Option<Vec<String>> {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/src/http");
+    let started = std::process::Command::new("node")
+        .args(["page_shown.js", "page.html"])
+        .current_dir(directory)
+        .env("LC_ALL", "en_US.UTF-8")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn();
+    let mut node = match started {
+        Ok(node) => node,
+        Err(error) => {
+            eprintln!("skipped: node (Debian: nodejs) does not start: {error}");
+            return None;
+        }
+    };
+    let mut input = node.stdin.take().unwrap();
+    serde_json::to_writer(&mut input, answers).unwrap();
+    drop(input);
+    let output = node.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    Some(text.lines().map(str::to_owned).collect())
+}
+
+#[test]
+fn the_page_shows_copies_and_gpus() {
+    let server = serve(ANY, running()).unwrap();
+    let first: Value = serde_json::from_str(&ask(&server, "GET", "/status").2).unwrap();
+    let mut second = first.clone();
+    let report = &mut second["report"];
+    report["seconds"] = serde_json::json!(14.5);
+    report["copies"]["raw"]["bytes"] = serde_json::json!(8_000_409_600_u64);
+    let Some(lines) = shown(&[first.clone(), second]) else {
+        return;
+    };
+    for line in [
+        "# copies",
+        "name | from | taken | frames | failed | pending | copies | bytes | in flight | busy s | sizes | rate",
+        "raw | raw@host | 107 | 100 | 2! | 5 | 36 | 8,000,409,600 | 3 | 0.75 | ≤ 4 KiB 1, ≤ 16 KiB 2, \
+         ≤ 64 KiB 3, ≤ 256 KiB 4, ≤ 1 MiB 5, ≤ 4 MiB 6, ≤ 16 MiB 7, larger 8 | 4.00 GB/s",
+        "name | in | consumed | withheld | failed | pending | made | gpu launches | gpu busy s | gpu gap s | \
+         gpu occupancy %",
+        "beam | 85 | 85 | 0 | 0 | 0 | 86 | 23 | 1.5 | 0.25 | 62.5",
+        "spectrum | 80 | 64 | 12 | 1! | 3 | 13 | – | – | – | –",
+    ] {
+        assert!(
+            lines.iter().any(|shown| shown == line),
+            "{line:?} is not in {lines:#?}"
+        );
+    }
+    // A report without any.
+    let mut without = first;
+    let report = without["report"].as_object_mut().unwrap();
+    report.remove("copies");
+    report["kernels"].as_object_mut().unwrap().remove("beam");
+    let lines = shown(&[without]).unwrap();
+    assert!(
+        lines[0].starts_with("running"),
+        "the page failed: {}",
+        lines[0]
+    );
+    assert!(!lines.iter().any(|line| line == "# copies"), "{lines:#?}");
+    let header = "name | in | consumed | withheld | failed | pending | made";
+    assert!(lines.iter().any(|line| line == header), "{lines:#?}");
+}
+
+#[test]
 fn what_is_not_there_is_told() {
     let server = serve(ANY, running()).unwrap();
     assert_eq!(ask(&server, "GET", "/nothing").0, 404);
