@@ -95,29 +95,30 @@ pub(super) fn tell(last: &LastRun) {
         "the last run (process {}) did not end cleanly; its counters were:",
         last.pid
     );
+    for line in counted(last) {
+        tracing::warn!("  {line}");
+    }
+}
+
+/// Everything that was counted, a line for each component, gauges as they stood.
+fn counted(last: &LastRun) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
     let mut owner = "";
-    let mut line = String::new();
     for (name, value) in last.counters.iter().filter(|(_, value)| *value > 0) {
         let (component, counter) = name.rsplit_once('.').unwrap_or(("", name));
-        if component != owner {
-            if !line.is_empty() {
-                tracing::warn!("  {owner}: {line}");
-            }
-            (owner, line) = (component, String::new());
+        match lines.last_mut() {
+            Some(line) if component == owner => line.push_str(&format!(", {counter} {value}")),
+            _ => lines.push(format!("{component}: {counter} {value}")),
         }
-        if !line.is_empty() {
-            line.push_str(", ");
-        }
-        line.push_str(&format!("{counter} {value}"));
+        owner = component;
     }
-    if !line.is_empty() {
-        tracing::warn!("  {owner}: {line}");
-    }
+    lines
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use daq_core::ledger::{CopyLedger, KernelLedger, ReaderLedger, RingLedger};
 
     #[test]
     fn the_directory_follows_systemd_then_xdg_then_home() {
@@ -142,5 +143,33 @@ mod tests {
             Some("/h/.local/state/daq".into())
         );
         assert_eq!(with(&[]), None);
+    }
+    #[test]
+    fn an_unclean_end_tells_of_copies_and_gpus() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("telescope.ledger");
+        let board = Board::in_file(&path, 7, 1).unwrap();
+        let ring = RingLedger::on(&board, "ring.raw").unwrap();
+        let copy = CopyLedger::on(&board, "copy.raw").unwrap();
+        let reader = ReaderLedger::on(&board, "reader.copy to raw").unwrap();
+        let kernel = KernelLedger::on(&board, "kernel.beam").unwrap();
+        ring.published.add(3);
+        copy.taken.add(5);
+        copy.frames.add(3);
+        copy.size_4m.add(2);
+        copy.in_flight.set(1);
+        reader.read.add(3);
+        kernel.input.add(3);
+        kernel.launches.add(2);
+        let last = LastRun::read(&path).unwrap();
+        assert_eq!(
+            counted(&last),
+            [
+                "ring.raw: published 3",
+                "copy.raw: taken 5, frames 3, in_flight 1, size_4m 2",
+                "reader.copy to raw: read 3",
+                "kernel.beam: input 3, launches 2",
+            ]
+        );
     }
 }
