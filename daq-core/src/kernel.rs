@@ -91,10 +91,12 @@ pub struct KernelContext {
     pub side: Side,
     /// Most frames that one call of [`Kernel::run`] is given.
     pub burst: usize,
+    /// Most places of a frame of its input; 0 where frames have none.
+    pub places: u32,
 }
 
 impl KernelContext {
-    /// A context for a kernel that runs alone: no name, paths from the current directory, bursts of 16.
+    /// A context for a kernel that runs alone: no name, paths from the current directory, bursts of 16, no places.
     pub fn alone(input: &Layout, side: Side) -> Self {
         Self {
             name: "kernel".to_owned(),
@@ -102,6 +104,7 @@ impl KernelContext {
             input: input.clone(),
             side,
             burst: 16,
+            places: 0,
         }
     }
 }

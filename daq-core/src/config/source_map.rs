@@ -70,6 +70,12 @@ impl SourceMap {
         base
     }
 
+    /// Adds the text of a file that is no configuration and is to be shown in diagnostics; a byte's number is its
+    /// place behind the one returned.
+    pub fn add_file(&mut self, name: &str, text: &str) -> usize {
+        self.add(Origin::File(name.to_owned()), text.to_owned())
+    }
+
     /// The index of the text that `span` starts in.
     pub(crate) fn index_of(&self, span: Span) -> Option<usize> {
         let index = self

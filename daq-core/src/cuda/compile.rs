@@ -1,8 +1,9 @@
 //! CUDA C++ to device code, by NVIDIA's run-time compiler, which is found at run time.
 
 use crate::sys::nvrtc::{self, Code};
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::fmt;
+use std::path::Path;
 use std::sync::OnceLock;
 
 /// The variable of the environment that names the library's file where the linker does not find it.
@@ -75,13 +76,20 @@ pub struct Compiler {
 impl Compiler {
     /// Finds the compiler, once a process.
     pub fn find() -> Result<Self, CompileError> {
-        static FOUND: OnceLock<Result<Compiler, CompileError>> = OnceLock::new();
-        FOUND.get_or_init(Self::open).clone()
+        Self::find_at(None)
     }
 
-    fn open() -> Result<Self, CompileError> {
-        if let Some(path) = std::env::var_os(VARIABLE) {
+    /// As [`find`](Self::find), in the library's file at `path` where the environment names none.
+    pub fn find_at(path: Option<&Path>) -> Result<Self, CompileError> {
+        static FOUND: OnceLock<Result<Compiler, CompileError>> = OnceLock::new();
+        let open = || Self::open(std::env::var_os(VARIABLE).or(path.map(Into::into)));
+        FOUND.get_or_init(open).clone()
+    }
+
+    fn open(path: Option<OsString>) -> Result<Self, CompileError> {
+        if let Some(path) = path {
             let name = path.display().to_string();
+            preload_built_in(path.as_ref());
             let path = CString::new(path.into_encoded_bytes()).unwrap_or_default();
             nvrtc::preload(&path).map_err(|said| CompileError::NoCompiler {
                 why: format!("; {VARIABLE} names {name}, and {said}"),
@@ -152,6 +160,21 @@ impl Compiler {
             Target::Ptx(..) => unsafe { nvrtc::ptx(program.0) },
         }
         .map_err(failed("handing out its code"))
+    }
+}
+
+/// Opens the library of built-in code beside the compiler at `path`: newer compilers look for it by its name alone,
+/// where only the linker's own directories are searched.
+fn preload_built_in(path: &Path) {
+    let entries = path.parent().and_then(|parent| parent.read_dir().ok());
+    for entry in entries.into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if name.as_encoded_bytes().starts_with(b"libnvrtc-builtins.so")
+            && let Ok(path) = CString::new(entry.path().into_os_string().into_encoded_bytes())
+        {
+            // Without it the compiler says what it misses.
+            let _ = nvrtc::preload(&path);
+        }
     }
 }
 

@@ -12,6 +12,7 @@ mod device;
 mod error;
 mod memory;
 mod module;
+mod pinned;
 mod probe;
 mod stream;
 
@@ -20,5 +21,6 @@ pub use device::{Attributes, Device, Identity};
 pub use error::CudaError;
 pub use memory::{Backing, Memory, Registered};
 pub use module::{Argument, Function, Grid, Module};
+pub use pinned::Pinned;
 pub use probe::{Found, NoCuda, probe};
 pub use stream::{Graph, Mark, Rows, Stream};

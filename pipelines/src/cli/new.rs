@@ -19,11 +19,14 @@ pub(super) fn new(parts: &str) -> Result<String, NewError> {
     let mut source = None;
     let mut kernels = Vec::new();
     let mut sink = None;
-    for name in parts.split('/').filter(|name| !name.is_empty()) {
+    let mut parts = parts.split('/').filter(|name| !name.is_empty()).peekable();
+    while let Some(name) = parts.next() {
         let is_first = source.is_none() && kernels.is_empty() && sink.is_none();
+        // `file` is a kernel where something follows it.
+        let is_sink = parts.peek().is_none() && find(REGISTRY.sinks, name).is_some();
         if let Some(entry) = find(REGISTRY.sources, name).filter(|_| is_first) {
             source = Some(entry);
-        } else if let Some(entry) = find(REGISTRY.kernels, name) {
+        } else if let Some(entry) = find(REGISTRY.kernels, name).filter(|_| !is_sink) {
             if sink.is_some() {
                 return Err(NewError::Order {
                     what: "kernel",

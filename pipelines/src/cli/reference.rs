@@ -3,7 +3,9 @@
 use crate::REGISTRY;
 use clap::ValueEnum;
 use daq_core::entry::Entry;
-use daq_core::plan::{DaqKeys, KernelKeys, RingKeys, SinkKeys, SourceKeys, StagingKeys};
+use daq_core::plan::{
+    DaqKeys, FILE_KERNEL, KernelKeys, RingKeys, SinkKeys, SourceKeys, StagingKeys,
+};
 use schemars::{Schema, schema_for};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -17,6 +19,8 @@ pub(super) enum Page {
     Config,
     /// Every metric, as Markdown.
     Metrics,
+    /// The header that kernels of your own are compiled against, `daq.cuh`.
+    KernelHeader,
 }
 
 pub(super) fn page(page: Page) -> String {
@@ -24,6 +28,7 @@ pub(super) fn page(page: Page) -> String {
         Page::Schema => serde_json::to_string_pretty(&schema()).unwrap_or_default() + "\n",
         Page::Config => config(),
         Page::Metrics => crate::http::reference(),
+        Page::KernelHeader => crate::kernels::file::HEADER.to_owned(),
     }
 }
 
@@ -96,8 +101,13 @@ fn variants<S: ?Sized>(
             let mut own = hoist((entry.schema)().to_value(), definitions);
             let mut properties = object(&common, "properties");
             properties.extend(object(&own, "properties"));
-            properties.insert(tag.to_owned(), json!({ "const": entry.name }));
-            let mut required = vec![json!(tag)];
+            // A kernel of the user's own is named by its file alone.
+            let is_named = tag != "use" || entry.name != FILE_KERNEL;
+            let mut required = Vec::new();
+            if is_named {
+                properties.insert(tag.to_owned(), json!({ "const": entry.name }));
+                required.push(json!(tag));
+            }
             for part in [&common, &own] {
                 required.extend(
                     part.get("required")

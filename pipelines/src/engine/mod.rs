@@ -442,6 +442,7 @@ impl Pipeline {
                 input: ring.layout.clone(),
                 side: planned.side,
                 burst: planned.burst,
+                places: ring.places,
             };
             let kernel = component
                 .spec

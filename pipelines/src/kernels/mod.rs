@@ -5,6 +5,7 @@
 //! | [`convert`] | samples of any type | float32 samples |
 //! | [`power_spectrum`] | samples | averaged power a frequency |
 //! | [`stats`] | numbers of any kind | minimum, maximum, mean, RMS, clip count and histogram |
+//! | [`file`] | frames | what code of the user's own makes of them, on a GPU |
 //!
 //! What holds for all of them:
 //! - Missing places of a frame were filled before the frame was published, and count as what they were filled
@@ -18,6 +19,7 @@
 mod account;
 mod blend;
 pub mod convert;
+pub mod file;
 pub mod power_spectrum;
 mod samples;
 pub mod stats;
@@ -33,16 +35,22 @@ use daq_core::ring::{Frame, SlotsMut};
 use serde::de::DeserializeOwned;
 
 pub use convert::Convert;
+pub use file::FileKernel;
 pub use power_spectrum::PowerSpectrum;
 pub use stats::Stats;
 
-/// Every built-in kernel.
+/// Every built-in kernel, and the one that runs files of the user's own.
 ///
 /// ```
 /// let names: Vec<_> = daq_pipelines::kernels::KERNELS.iter().map(|entry| entry.name).collect();
-/// assert_eq!(names, ["convert", "power-spectrum", "stats"]);
+/// assert_eq!(names, ["convert", "power-spectrum", "stats", "file"]);
 /// ```
-pub const KERNELS: &[KernelEntry] = &[convert::ENTRY, power_spectrum::ENTRY, stats::ENTRY];
+pub const KERNELS: &[KernelEntry] = &[
+    convert::ENTRY,
+    power_spectrum::ENTRY,
+    stats::ENTRY,
+    file::ENTRY,
+];
 
 /// Keys that can be wrong beyond their types.
 trait Keys: DeserializeOwned + KernelSpec + 'static {

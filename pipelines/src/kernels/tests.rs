@@ -5,6 +5,13 @@ use daq_core::ledger::RingLedger;
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Ring, RingOptions};
 
+/// The kernels that need no file of the user's.
+fn built_in() -> impl Iterator<Item = &'static KernelEntry> {
+    KERNELS
+        .iter()
+        .filter(|entry| entry.name != daq_core::plan::FILE_KERNEL)
+}
+
 #[test]
 fn examples_are_valid_and_show_every_key() {
     let input = Samples {
@@ -13,7 +20,7 @@ fn examples_are_valid_and_show_every_key() {
     }
     .layout(8192)
     .unwrap();
-    for entry in KERNELS {
+    for entry in built_in() {
         let spec =
             trial::parse(entry.example).unwrap_or_else(|errors| panic!("{}: {errors}", entry.name));
         spec.layout(&input)
@@ -43,7 +50,7 @@ fn examples_are_valid_with_every_comment_opened() {
         rate: Some(daq_core::units::Frequency(1e6)),
         ..Samples::default()
     };
-    for entry in KERNELS {
+    for entry in built_in() {
         let is_key = |line: &str| {
             line.split_once(" = ")
                 .is_some_and(|(key, _)| !key.contains(' '))
@@ -95,7 +102,7 @@ fn errors_point_at_the_value_and_say_what_would_be_right() {
 #[test]
 fn a_side_that_is_not_there_is_refused() {
     let input = Samples::default().layout(4096).unwrap();
-    for entry in KERNELS {
+    for entry in built_in() {
         let spec = trial::parse(entry.example).unwrap();
         assert!(spec.has(&input, Side::Cpu) && !spec.has(&input, Side::Cuda(0)));
         let error = spec
@@ -109,7 +116,7 @@ fn a_side_that_is_not_there_is_refused() {
 #[test]
 fn frames_shorter_than_their_layout_fail_and_later_ones_go_on() {
     let input = Samples::default().layout(64).unwrap();
-    for entry in KERNELS {
+    for entry in built_in() {
         let spec = trial::parse(entry.example).unwrap();
         let frames = trial::frames([vec![1; 64], vec![1; 63], vec![1; 64]]);
         let outcome = trial::run(&*spec, &input, &frames, &[3]);

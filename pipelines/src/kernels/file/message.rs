@@ -1,0 +1,291 @@
+//! What the compiler says, shown with the user's lines.
+
+use super::unit::{HEADER_NAME, OURS, PARAMETER, Unit};
+use daq_core::config::{Diagnostic, Diagnostics, SourceMap, Span, nearest};
+
+/// What every file defines.
+const SIGNATURE: &str =
+    "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p)";
+
+/// One message of the compiler.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Message {
+    /// The file; empty for the end of all text.
+    pub(super) file: String,
+    /// Counted from 1.
+    pub(super) line: usize,
+    /// Counted from 1, in bytes; `None` where the compiler does not say.
+    pub(super) column: Option<usize>,
+    pub(super) is_error: bool,
+    pub(super) text: String,
+    /// Other places that it speaks of.
+    pub(super) also: Vec<(String, usize)>,
+}
+
+/// The parts of `FILE(LINE): REST`.
+fn head(line: &str) -> Option<(&str, usize, &str)> {
+    let (place, rest) = line.split_once("): ")?;
+    let (file, number) = place.rsplit_once('(')?;
+    Some((file, number.parse().ok()?, rest))
+}
+
+/// The text behind `error: `, `error #20: ` and the like; whether it is an error.
+fn severity(rest: &str) -> Option<(bool, &str)> {
+    for (word, is_error) in [
+        ("error", true),
+        ("catastrophic error", true),
+        ("internal error", true),
+        ("warning", false),
+        ("remark", false),
+    ] {
+        if let Some(rest) = rest.strip_prefix(word) {
+            let (number, text) = rest.split_once(": ")?;
+            if number.is_empty() || number.starts_with(" #") {
+                return Some((is_error, text));
+            }
+        }
+    }
+    None
+}
+
+/// The place that a line about an instantiation names: `… at line 12` or `… at line 12 of my.cu`.
+fn place_in(line: &str, file: &str) -> Option<(String, usize)> {
+    let (_, rest) = line.split_once("at line ")?;
+    let digits = rest
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(rest.len());
+    let number = rest[..digits].parse().ok()?;
+    let file = rest[digits..].trim().strip_prefix("of ").unwrap_or(file);
+    Some((file.trim_matches('"').to_owned(), number))
+}
+
+/// Takes a log apart.
+pub(super) fn messages(log: &str) -> Vec<Message> {
+    let mut messages: Vec<Message> = Vec::new();
+    let mut lines = log.lines().peekable();
+    while let Some(line) = lines.next() {
+        if let Some(text) = line.strip_prefix("At end of source: ")
+            && let Some((is_error, text)) = severity(text)
+        {
+            messages.push(Message {
+                is_error,
+                text: text.to_owned(),
+                ..Message::default()
+            });
+            continue;
+        }
+        if let Some((file, number, rest)) = head(line) {
+            if let Some((is_error, text)) = severity(rest) {
+                messages.push(Message {
+                    file: file.to_owned(),
+                    line: number,
+                    is_error,
+                    text: text.to_owned(),
+                    ..Message::default()
+                });
+            } else if let Some(last) = messages.last_mut() {
+                // A note, or a sentence that goes on with a place.
+                if !rest.starts_with("note") {
+                    last.text = format!("{} {rest}", last.text);
+                }
+                last.also.push((file.to_owned(), number));
+            }
+            continue;
+        }
+        let Some(last) = messages.last_mut() else {
+            continue;
+        };
+        // The line at fault, and a caret below it, both behind two blanks.
+        if let Some(under) = lines.peek()
+            && under.trim() == "^"
+        {
+            if last.column.is_none() && last.also.is_empty() {
+                last.column = under.find('^').and_then(|at| at.checked_sub(1));
+            }
+            lines.next();
+        } else if line.starts_with("      ") {
+            let text = line.trim();
+            match place_in(text, &last.file) {
+                Some(place) => last.also.push(place),
+                None => last.text = format!("{}; {text}", last.text),
+            }
+        }
+    }
+    messages
+}
+
+/// All that is wrong with the user's text, with its lines, as one text.
+pub(super) fn told(unit: &Unit<'_>, log: &str) -> String {
+    let mut messages = messages(log);
+    messages.retain(|message| message.is_error);
+    let mut sources = SourceMap::default();
+    sources.add_file(unit.name, unit.text);
+    let mut diagnostics = Diagnostics::new();
+    for message in &messages {
+        if let Some(diagnostic) = theirs(unit, message) {
+            diagnostics.push(diagnostic);
+        }
+    }
+    // A brace that is not closed makes everything behind it wrong.
+    let is_open = messages.iter().any(|message| message.file.is_empty());
+    let mut keys = Vec::new();
+    for message in messages.iter().filter(|_| !is_open) {
+        if let Some(key) = message.file.strip_prefix(PARAMETER)
+            && !keys.contains(&key)
+        {
+            keys.push(key);
+            diagnostics.push(parameter(unit, key, message));
+        }
+    }
+    if diagnostics.is_empty() {
+        for message in &messages {
+            diagnostics.push(added(unit, message));
+        }
+    }
+    if diagnostics.is_empty() {
+        // A form of log that is not known.
+        return format!("{} does not compile:\n{log}", unit.name);
+    }
+    let count = match diagnostics.errors() {
+        1 => "an error".to_owned(),
+        errors => format!("{errors} errors"),
+    };
+    let told = diagnostics.render(&sources, false);
+    format!("{} has {count}\n\n{}", unit.name, told.trim_end())
+}
+
+/// The diagnostic for what lies in the user's text or in what it includes.
+fn theirs(unit: &Unit<'_>, message: &Message) -> Option<Diagnostic> {
+    if message.file.is_empty() {
+        // The brace that misses its other half.
+        let (_, line) = message.also.iter().find(|(file, _)| file == unit.name)?;
+        return Some(
+            Diagnostic::error(&message.text)
+                .labelled(span(unit.text, *line, None, &message.text), "for this one"),
+        );
+    }
+    if message.file == unit.name {
+        let span = span(unit.text, message.line, message.column, &message.text);
+        return Some(Diagnostic::error(&message.text).at(span));
+    }
+    if message.file == OURS || message.file.starts_with(PARAMETER) {
+        return None;
+    }
+    let text = format!("{} ({}:{})", message.text, message.file, message.line);
+    let diagnostic = Diagnostic::error(text);
+    // Code of a header fails for the sake of the line that uses it.
+    let user = message.also.iter().find(|(file, _)| file == unit.name);
+    Some(match user {
+        Some((_, line)) => diagnostic.labelled(span(unit.text, *line, None, ""), "by way of this"),
+        None if message.file == HEADER_NAME => {
+            diagnostic.help("look whether `options` change what the header means")
+        }
+        None => diagnostic,
+    })
+}
+
+/// The diagnostic for a parameter that cannot be set.
+fn parameter(unit: &Unit<'_>, key: &str, message: &Message) -> Diagnostic {
+    let file = unit.name;
+    if message.text.contains("daq::NoParams") {
+        return Diagnostic::error(format!("`params.{key}`: {file} has no `struct Params`")).help(
+            format!("add `struct Params {{ float {key} = 1; }};` to it, or leave `params` out"),
+        );
+    }
+    if message.text.contains("has no member") {
+        let mut names = names(unit.text);
+        names.retain(|name| *name != key);
+        let near = nearest(key, &names);
+        return Diagnostic::error(format!(
+            "`params.{key}`: `struct Params` in {file} has no member `{key}`"
+        ))
+        .help(match near {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("add it to the struct, as in `float {key} = 1;`"),
+        });
+    }
+    Diagnostic::error(format!(
+        "`params.{key}`: member `{key}` of `struct Params` in {file} cannot be set: {}",
+        message.text
+    ))
+    .help("make it a public number, boolean or array of them that is not static")
+}
+
+/// The diagnostic for a line that daq added, where nothing else is wrong.
+fn added(unit: &Unit<'_>, message: &Message) -> Diagnostic {
+    let file = unit.name;
+    let end = Span::new(unit.text.trim_end().len(), unit.text.trim_end().len());
+    if message.file.is_empty() {
+        return Diagnostic::error(&message.text).labelled(end, "the end of the text");
+    }
+    let says = |what: &str| message.text.contains(what);
+    if says("on_frame") && (says("undefined") || says("has no")) {
+        return Diagnostic::error(format!("{file} defines no function `on_frame`"))
+            .help(format!("add `{SIGNATURE} {{ … }}`"));
+    }
+    if says("dynamic initialization") {
+        return Diagnostic::error(format!(
+            "the defaults of `struct Params` in {file} are not constants"
+        ))
+        .help("write numbers after `=`, and no constructor");
+    }
+    if says("60 KiB") {
+        return Diagnostic::error(format!(
+            "`struct Params` in {file} has more than the 60 KiB that it may have"
+        ))
+        .help("make its arrays shorter: parameters lie in constant memory");
+    }
+    let line = unit
+        .text
+        .lines()
+        .position(|line| line.contains("on_frame"))
+        .map(|line| span(unit.text, line + 1, None, "\"on_frame\""));
+    let diagnostic = Diagnostic::error(format!(
+        "`on_frame` cannot be called as daq does: {}",
+        message.text
+    ))
+    .help(format!("its form is `{SIGNATURE}`"));
+    match line {
+        Some(span) => diagnostic.at(span),
+        None => diagnostic,
+    }
+}
+
+/// What a message at `line` points at: the word at `column`; else what the message quotes; else the line.
+fn span(text: &str, line: usize, column: Option<usize>, message: &str) -> Span {
+    let mut start = 0;
+    for _ in 1..line {
+        start = text[start..]
+            .find('\n')
+            .map_or(text.len(), |end| start + end + 1);
+    }
+    let whole = text[start..].lines().next().unwrap_or("");
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    if let Some(column) = column
+        && let Some(rest) = whole.get(column - 1..)
+        && let Some(first) = rest.chars().next()
+    {
+        let word = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
+        let length = if word == 0 { first.len_utf8() } else { word };
+        return Span::new(start + column - 1, start + column - 1 + length);
+    }
+    for quoted in message.split('"').skip(1).step_by(2) {
+        let at = whole.match_indices(quoted).find(|(at, _)| {
+            let before = whole[..*at].chars().next_back();
+            let behind = whole[at + quoted.len()..].chars().next();
+            !quoted.is_empty() && !before.is_some_and(is_word) && !behind.is_some_and(is_word)
+        });
+        if let Some((at, _)) = at {
+            return Span::new(start + at, start + at + quoted.len());
+        }
+    }
+    let indent = whole.len() - whole.trim_start().len();
+    Span::new(start + indent, start + whole.trim_end().len().max(indent))
+}
+
+/// The names in a text of C++.
+fn names(text: &str) -> Vec<&str> {
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+        .filter(|word| super::params::is_identifier(word))
+        .collect()
+}

@@ -1,0 +1,314 @@
+//! Kernels of the user's own without a GPU: keys, frames, messages, and what the compiler makes of the unit.
+
+mod compile;
+mod message;
+mod params;
+
+use super::*;
+use daq_core::config::{Diagnostics, Document};
+use daq_core::layout::{Axis, Order, Samples, Scalar};
+use daq_core::units::Frequency;
+
+/// Reads a kernel's section; errors are their text.
+fn parse(keys: &str) -> Result<FileKernel, String> {
+    let text = format!("[kernel.k]\ninput = \"a\"\noutput = \"b\"\n{keys}\n");
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("test.toml", &text, &mut diagnostics);
+    let mut section = document.sections("kernel").remove(0);
+    for ring in ["input", "output"] {
+        section.take_string(ring, &[], &mut diagnostics);
+    }
+    let mut again = section.clone();
+    let spec = (ENTRY.parse)(&mut section, &mut diagnostics);
+    if spec.is_none() || !diagnostics.is_empty() {
+        return Err(diagnostics.render(document.sources(), false));
+    }
+    Ok(again.finish(&[], &mut diagnostics).unwrap())
+}
+
+fn input() -> Layout {
+    Samples {
+        scalar: Scalar::Int16,
+        complex: true,
+        channels: 2,
+        rate: Some(Frequency(1e6)),
+        ..Samples::default()
+    }
+    .layout(8000)
+    .unwrap()
+}
+
+#[test]
+fn the_example_is_valid_and_shows_every_key_but_the_rarest() {
+    let opened = ENTRY.example.replace("# ", "");
+    let keys: Vec<&str> = opened
+        .lines()
+        .filter(|line| {
+            line.split_once(" = ")
+                .is_some_and(|(key, _)| !key.contains(' '))
+        })
+        .filter(|line| !line.starts_with("input") && !line.starts_with("output"))
+        .collect();
+    let kernel = parse(&keys.join("\n")).unwrap();
+    assert_eq!(kernel.params.len(), 2);
+    let schema = schemars::schema_for!(FileKernel);
+    for (key, about) in schema.as_value()["properties"].as_object().unwrap() {
+        let is_shown = keys
+            .iter()
+            .any(|line| line.starts_with(&format!("{key} = ")));
+        assert!(is_shown || key == "entry", "{key}");
+        assert!(
+            !about["description"].as_str().unwrap_or("").is_empty(),
+            "{key}"
+        );
+    }
+}
+
+#[test]
+fn what_is_left_out_has_its_default() {
+    let kernel = parse("file = \"a/my.cu\"").unwrap();
+    assert_eq!(kernel, FileKernel::new("a/my.cu"));
+    assert_eq!((kernel.threads, kernel.blocks(&input())), (256, 1));
+    let large = Layout {
+        points: 1 << 20,
+        ..input()
+    };
+    assert_eq!(kernel.blocks(&large), 256);
+    assert_eq!(
+        kernel.blocks(&Layout {
+            points: 5000,
+            ..input()
+        }),
+        3
+    );
+    assert_eq!(kernel.layout(&input()), Ok(input()));
+    assert!(kernel.has(&input(), Side::Cuda(3)) && !kernel.has(&input(), Side::Cpu));
+}
+
+#[test]
+fn parameters_of_every_kind_are_read() {
+    let kernel = parse(
+        "file = \"my.cu\"\nparams = { a = 1, b = -2.5, c = true, d = [1, 2.0, false], e = inf, f = 0xFF }",
+    )
+    .unwrap();
+    let array = vec![Value::Integer(1), Value::Float(2.0), Value::Boolean(false)];
+    for (key, value) in [
+        ("a", Value::Integer(1)),
+        ("b", Value::Float(-2.5)),
+        ("c", Value::Boolean(true)),
+        ("d", Value::Array(array)),
+        ("e", Value::Float(f64::INFINITY)),
+        ("f", Value::Integer(255)),
+    ] {
+        assert_eq!(kernel.params[key], value, "{key}");
+    }
+    assert_eq!(kernel.params["d"].to_string(), "[1, 2.0, false]");
+}
+
+/// Every mistake is told at its place with a remedy.
+#[test]
+fn wrong_keys_are_told_where_they_are() {
+    for (keys, place, says) in [
+        ("threads = 32", "1:", "missing key `file`"),
+        ("file = \"my.c\"", "4:8", "ends in .cu"),
+        (
+            "file = \"my.cu\"\nthreads = 100",
+            "5:11",
+            "a multiple of 32",
+        ),
+        (
+            "file = \"my.cu\"\nthreads = 2048",
+            "5:11",
+            "a multiple of 32",
+        ),
+        ("file = \"my.cu\"\nthreads = 0", "5:11", "a multiple of 32"),
+        ("file = \"my.cu\"\nblocks = 0", "5:10", "1 to 65535"),
+        (
+            "file = \"my.cu\"\nshared = \"1 GiB\"",
+            "5:10",
+            "no GPU has 1 GiB",
+        ),
+        (
+            "file = \"my.cu\"\nentry = \"f\"",
+            "5:9",
+            "leave `entry` out",
+        ),
+        ("file = \"my.ptx\"\nentry = \"f()\"", "5:9", "DAQ_ENTRY"),
+        (
+            "file = \"my.ptx\"\noptions = [\"-G\"]",
+            "5:11",
+            "compiled already",
+        ),
+        (
+            "file = \"my.cu\"\noptions = [\"-G\", \"-arch=sm_80\"]",
+            "5:18",
+            "leave this option out",
+        ),
+        (
+            "file = \"my.cu\"\nparams = { \"a-b\" = 1 }",
+            "5:20",
+            "cannot be the name",
+        ),
+        (
+            "file = \"my.cu\"\nparams = { a = \"x\" }",
+            "5:16",
+            "a number, a boolean or an array",
+        ),
+        (
+            "file = \"my.cu\"\nparams = { a = [1, [2]] }",
+            "5:20",
+            "in a row",
+        ),
+        (
+            "file = \"my.cu\"\nparam = { a = 1 }",
+            "5:1",
+            "did you mean `params`?",
+        ),
+        (
+            "file = \"my.cu\"\nframe = { typ = \"int8\" }",
+            "5:11",
+            "did you mean `type`?",
+        ),
+        (
+            "file = \"my.cu\"\nframe = { type = \"int9\" }",
+            "5:18",
+            "int8",
+        ),
+        (
+            "file = \"my.cu\"\nframe = { points = 0 }",
+            "5:20",
+            "at least 1",
+        ),
+        (
+            "file = \"my.cu\"\nframe = { channels = 0 }",
+            "5:22",
+            "at least 1",
+        ),
+        (
+            "file = \"my.cu\"\nframe = { fields = [] }",
+            "5:20",
+            "at least 1",
+        ),
+        (
+            "file = \"my.cu\"\nframe = { points = 3, fields = [\"a\"] }",
+            "5:20",
+            "leave `points` out",
+        ),
+        (
+            "file = \"my.cu\"\nframe = { rate = \"1 Hz\", step = \"1 Hz\" }",
+            "5:18",
+            "either `rate`",
+        ),
+        (
+            "file = \"my.cu\"\nframe = { axis = \"time\", start = \"1 Hz\" }",
+            "5:34",
+            "either `rate`",
+        ),
+        (
+            "file = \"my.cu\"\nframe = { axis = \"time\", fields = [\"a\"] }",
+            "5:35",
+            "either `rate`",
+        ),
+    ] {
+        let told = parse(keys).unwrap_err();
+        assert!(
+            told.contains(&format!("test.toml:{place}")) && told.contains(says),
+            "{keys}\n{told}"
+        );
+        assert_eq!(told.matches("error: ").count(), 1, "{told}");
+    }
+}
+
+fn framed(frame: &str, input: &Layout) -> Result<Layout, Problem> {
+    parse(&format!("file = \"my.cu\"\nframe = {frame}"))
+        .unwrap()
+        .layout(input)
+}
+
+#[test]
+fn an_output_frame_is_as_declared_and_else_as_in_the_input() {
+    let input = input();
+    assert_eq!((input.points, input.frame_rate), (1000, Some(1000.0)));
+    let floats = framed(
+        "{ type = \"float32\", complex = false, order = \"planar\" }",
+        &input,
+    );
+    assert_eq!(
+        floats,
+        Ok(Layout {
+            scalar: Scalar::Float32,
+            complex: false,
+            order: Order::Planar,
+            ..input.clone()
+        })
+    );
+    // Every tenth point is a tenth of the rate, unless said otherwise.
+    let thinned = framed("{ points = 100 }", &input).unwrap();
+    assert_eq!(
+        (thinned.axis, thinned.frame_rate),
+        (Axis::Time { rate: Some(1e5) }, Some(1000.0))
+    );
+    let said = framed("{ points = 100, rate = \"5 Hz\" }", &input).unwrap();
+    assert_eq!(said.axis, Axis::Time { rate: Some(5.0) });
+    let spectrum = framed("{ points = 8, step = \"2 kHz\" }", &input).unwrap();
+    let axis = Axis::Frequency {
+        start: None,
+        step: Some(2000.0),
+    };
+    assert_eq!(spectrum.axis, axis);
+    // A spectrum of other points lies nobody knows where.
+    let again = framed("{ type = \"int8\" }", &spectrum).unwrap();
+    assert_eq!(again.axis, axis);
+    let fewer = framed("{ points = 4 }", &spectrum).unwrap();
+    assert_eq!(
+        fewer.axis,
+        Axis::Frequency {
+            start: None,
+            step: None
+        }
+    );
+    let named = framed("{ fields = [\"mean\", \"rms\"], channels = 1 }", &input).unwrap();
+    assert_eq!((named.points, named.channels), (2, 1));
+    assert_eq!(framed("{ type = \"int8\" }", &named).unwrap().points, 2);
+    let error = framed("{ points = 3 }", &named).unwrap_err();
+    assert_eq!(error.key.as_deref(), Some("frame.points"));
+    assert_eq!(
+        framed("{ points = 3, axis = \"time\" }", &named)
+            .unwrap()
+            .axis,
+        Axis::Time { rate: Some(3000.0) }
+    );
+    let error = framed("{ points = 1000000000000 }", &input).unwrap_err();
+    assert!(error.message.contains("more than 1 TiB"), "{error}");
+}
+
+#[test]
+fn a_file_that_is_not_there_is_told_with_where_it_was_looked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let told = FileKernel::new("none.cu")
+        .image(directory.path(), (9, 0))
+        .unwrap_err();
+    let told = format!("{told}");
+    assert!(
+        told.contains("none.cu") && told.contains(directory.path().to_str().unwrap()),
+        "{told}"
+    );
+    std::fs::write(directory.path().join("bad.cu"), b"ab\xff").unwrap();
+    let told = FileKernel::new("bad.cu").image(directory.path(), (9, 0));
+    let told = told.unwrap_err().to_string();
+    assert!(
+        told.contains("byte 2 of") && told.contains("UTF-8"),
+        "{told}"
+    );
+    // What is compiled already is taken as it is.
+    std::fs::write(directory.path().join("a.ptx"), b"\x00\xff").unwrap();
+    let image = FileKernel::new("a.ptx").image(directory.path(), (9, 0));
+    assert_eq!(image.unwrap(), b"\x00\xff");
+}
+
+#[test]
+fn there_is_no_side_for_the_cpu() {
+    let context = KernelContext::alone(&input(), Side::Cpu);
+    let error = FileKernel::new("my.cu").build(&context).err().unwrap();
+    assert!(error.to_string().contains("code for a GPU"), "{error}");
+}

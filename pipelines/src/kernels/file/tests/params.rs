@@ -1,0 +1,183 @@
+//! Values into bytes.
+
+use super::super::params::{Kind, Member, refused};
+use super::Value;
+use proptest::prelude::*;
+
+fn member(kind: Kind, bytes: usize, count: Option<usize>) -> Member {
+    Member {
+        offset: 8,
+        bytes,
+        count,
+        kind,
+    }
+}
+
+/// A description as daq.cuh lays it out.
+fn described(offset: u64, words: [u32; 4]) -> Vec<u8> {
+    let mut bytes = offset.to_le_bytes().to_vec();
+    bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    bytes
+}
+
+#[test]
+fn descriptions_are_read() {
+    assert_eq!(
+        Member::read(&described(8, [4, 0, 3, 0])),
+        Some(member(Kind::Float, 4, None))
+    );
+    assert_eq!(
+        Member::read(&described(8, [2, 7, 1, 0])),
+        Some(member(Kind::Signed, 2, Some(7)))
+    );
+    assert_eq!(
+        Member::read(&described(8, [8, 1, 2, 0])),
+        Some(member(Kind::Unsigned, 8, Some(1)))
+    );
+    for wrong in [
+        [4, 0, 0, 0],
+        [4, 0, 5, 0],
+        [3, 0, 1, 0],
+        [2, 0, 3, 0],
+        [4, 0, 4, 0],
+    ] {
+        assert_eq!(Member::read(&described(8, wrong)), None, "{wrong:?}");
+    }
+    assert_eq!(Member::read(&[0; 23]), None);
+}
+
+fn set(member: &Member, value: &Value) -> Result<Vec<u8>, String> {
+    let mut image = vec![0xaa; 32];
+    member.set(&mut image, value)?;
+    let end = member.offset + member.bytes * member.count.unwrap_or(1);
+    // Nothing beside the member has changed.
+    for (i, byte) in image.iter().enumerate() {
+        assert!(i >= member.offset && i < end || *byte == 0xaa, "byte {i}");
+    }
+    Ok(image[member.offset..end].to_vec())
+}
+
+#[test]
+fn values_go_where_the_compiler_says() {
+    let float = member(Kind::Float, 4, None);
+    assert_eq!(
+        set(&float, &Value::Float(1.5)).unwrap(),
+        1.5_f32.to_le_bytes()
+    );
+    assert_eq!(
+        set(&float, &Value::Integer(-3)).unwrap(),
+        (-3_f32).to_le_bytes()
+    );
+    let double = member(Kind::Float, 8, None);
+    assert_eq!(
+        set(&double, &Value::Float(1e300)).unwrap(),
+        1e300_f64.to_le_bytes()
+    );
+    let bool = member(Kind::Boolean, 1, None);
+    assert_eq!(set(&bool, &Value::Boolean(true)).unwrap(), [1]);
+    let taps = member(Kind::Signed, 2, Some(3));
+    let three = Value::Array(vec![
+        Value::Integer(1),
+        Value::Integer(-2),
+        Value::Integer(300),
+    ]);
+    assert_eq!(set(&taps, &three).unwrap(), [1, 0, 0xfe, 0xff, 0x2c, 1]);
+    let wide = member(Kind::Unsigned, 8, None);
+    assert_eq!(
+        set(&wide, &Value::Integer(u64::MAX.into())).unwrap(),
+        [0xff; 8]
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_told_with_what_would() {
+    let int = member(Kind::Signed, 4, None);
+    let floats = member(Kind::Float, 4, Some(4));
+    let two = Value::Array(vec![Value::Integer(1), Value::Integer(2)]);
+    for (member, value, says) in [
+        (int, Value::Float(2.0), "write 2"),
+        (int, Value::Float(2.5), "a whole number"),
+        (int, Value::Boolean(true), "write a number"),
+        (int, two.clone(), "write one value"),
+        (int, Value::Integer(1 << 31), "-2147483648 to 2147483647"),
+        (floats, two, "write 4"),
+        (floats, Value::Float(0.5), "an array of 4, as in [0.5, …]"),
+        (
+            member(Kind::Boolean, 1, None),
+            Value::Integer(1),
+            "true or false",
+        ),
+        (member(Kind::Float, 4, None), Value::Float(1e39), "a double"),
+        (
+            Member {
+                offset: usize::MAX - 1,
+                ..int
+            },
+            Value::Integer(1),
+            "compile it again",
+        ),
+        (
+            Member { offset: 30, ..int },
+            Value::Integer(1),
+            "compile it again",
+        ),
+    ] {
+        let why = set(&member, &value).unwrap_err();
+        assert!(why.contains(says), "{member} = {value}: {why}");
+    }
+    let value = Value::Integer(300);
+    let byte = member(Kind::Unsigned, 1, Some(2));
+    let array = Value::Array(vec![Value::Integer(3), value.clone()]);
+    let why = set(&byte, &array).unwrap_err();
+    assert!(
+        why.contains("value 300 at place 1") && why.contains("0 to 255"),
+        "{why}"
+    );
+    let told = refused("my.cu", "level", &value, &byte, "it does not fit");
+    assert_eq!(
+        told,
+        "`params.level` = 300: member `level` of `struct Params` in my.cu is unsigned char[2]; it does not fit"
+    );
+}
+
+proptest! {
+    /// An integer is taken exactly if the member's type holds it, and then it is the one that is read back.
+    #[test]
+    fn integers_are_taken_that_the_type_holds(
+        value in prop_oneof![any::<i128>(), any::<i64>().prop_map(i128::from), -70_000..70_000_i128],
+        bytes in prop_oneof![Just(1_usize), Just(2), Just(4), Just(8)],
+        signed in any::<bool>(),
+    ) {
+        let kind = if signed { Kind::Signed } else { Kind::Unsigned };
+        let holds = match (signed, bytes) {
+            (true, 1) => i8::try_from(value).is_ok(),
+            (true, 2) => i16::try_from(value).is_ok(),
+            (true, 4) => i32::try_from(value).is_ok(),
+            (true, _) => i64::try_from(value).is_ok(),
+            (false, 1) => u8::try_from(value).is_ok(),
+            (false, 2) => u16::try_from(value).is_ok(),
+            (false, 4) => u32::try_from(value).is_ok(),
+            (false, _) => u64::try_from(value).is_ok(),
+        };
+        let got = set(&member(kind, bytes, None), &Value::Integer(value));
+        prop_assert_eq!(got.is_ok(), holds);
+        if let Ok(got) = got {
+            prop_assert_eq!(&got[..], &value.to_le_bytes()[..bytes]);
+        }
+    }
+
+    /// A float is the nearest one, and never becomes infinite.
+    #[test]
+    fn floats_are_the_nearest(value in any::<f64>()) {
+        let got = set(&member(Kind::Float, 4, None), &Value::Float(value));
+        match got {
+            Ok(got) => {
+                let got = f32::from_le_bytes(got.try_into().unwrap());
+                prop_assert_eq!(got.is_infinite(), value.is_infinite());
+                prop_assert!(value.is_nan() && got.is_nan() || f64::from(got) == value
+                    || (f64::from(got) - value).abs() <= value.abs() * f64::from(f32::EPSILON) + f64::from(f32::MIN_POSITIVE));
+            }
+            Err(_) => prop_assert!(value.is_finite() && value.abs() > f64::from(f32::MAX)),
+        }
+    }
+}
