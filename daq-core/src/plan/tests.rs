@@ -1,8 +1,10 @@
 //! Plans of small configurations, over machines with and without a GPU.
 
+mod file_kernel;
+
 use super::*;
 use crate::config::{Diagnostics, Document, Problem, Section};
-use crate::entry::{Claim, Entry, Registry, SourceContext, SourceSpec};
+use crate::entry::{Claim, Entry, KernelEntry, Registry, SourceContext, SourceSpec};
 use crate::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
 use crate::layout::Samples;
 use crate::sink::{Sink, SinkContext, SinkError, SinkSpec};
@@ -125,6 +127,16 @@ impl SinkSpec for FakeSink {
     }
 }
 
+const QUARTER: KernelEntry = Entry {
+    name: "quarter",
+    summary: "",
+    example: "",
+    schema: || schemars::schema_for!(FakeKernel),
+    parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
+        Some(Box::new(section.finish::<FakeKernel>(&[], diagnostics)?))
+    },
+};
+
 const REGISTRY: Registry = Registry {
     sources: &[Entry {
         name: "fake",
@@ -135,15 +147,7 @@ const REGISTRY: Registry = Registry {
             Some(Box::new(section.finish::<FakeSource>(&[], diagnostics)?))
         },
     }],
-    kernels: &[Entry {
-        name: "quarter",
-        summary: "",
-        example: "",
-        schema: || schemars::schema_for!(FakeKernel),
-        parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
-            Some(Box::new(section.finish::<FakeKernel>(&[], diagnostics)?))
-        },
-    }],
+    kernels: &[QUARTER],
     sinks: &[Entry {
         name: "void",
         summary: "",
@@ -178,9 +182,13 @@ input = "small"
 "#;
 
 fn plan_of(text: &str, topology: &Topology) -> Result<Plan, String> {
+    plan_with(text, &REGISTRY, topology)
+}
+
+fn plan_with(text: &str, registry: &Registry, topology: &Topology) -> Result<Plan, String> {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
-    let config = Config::read(&document, &REGISTRY, "test", &mut diagnostics);
+    let config = Config::read(&document, registry, "test", &mut diagnostics);
     let around = Surroundings {
         directory: "/data".into(),
         ..Surroundings::default()

@@ -1,0 +1,141 @@
+//! Kernels of the user's own, which run on a GPU only and are named by their file.
+
+use super::*;
+
+/// A kernel that gives what it is given.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct FakeFile {
+    #[expect(dead_code, reason = "what names it is all that matters")]
+    file: String,
+}
+
+impl KernelSpec for FakeFile {
+    fn layout(&self, input: &Layout) -> Result<Layout, Problem> {
+        Ok(input.clone())
+    }
+
+    fn has(&self, _: &Layout, side: Side) -> bool {
+        matches!(side, Side::Cuda(_))
+    }
+
+    fn build(&self, _: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
+        Err(KernelError::Defect("is never built".to_owned()))
+    }
+}
+
+const WITH_FILES: Registry = Registry {
+    kernels: &[
+        QUARTER,
+        Entry {
+            name: FILE_KERNEL,
+            summary: "",
+            example: "",
+            schema: || schemars::schema_for!(FakeFile),
+            parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
+                Some(Box::new(section.finish::<FakeFile>(&[], diagnostics)?))
+            },
+        },
+    ],
+    ..REGISTRY
+};
+
+/// The plan of the pipeline with a file in place of its kernel, its rings declared with these lines.
+fn plan_with(raw: &str, small: &str, topology: &Topology) -> Result<Plan, String> {
+    let text = PIPELINE
+        .replace("use = \"quarter\"", "file = \"my.cu\"")
+        .replace("slot = \"5 KiB\"", &format!("slot = \"5 KiB\"\n{raw}"))
+        .replace("[ring.small]", &format!("[ring.small]\n{small}"));
+    super::plan_with(&text, &WITH_FILES, topology)
+}
+
+fn copies(plan: &Plan) -> Vec<(&str, &str)> {
+    plan.copies
+        .iter()
+        .map(|copy| (copy.from.as_str(), copy.to.as_str()))
+        .collect()
+}
+
+#[test]
+fn a_file_takes_the_place_of_a_built_in_kernel() {
+    let plan = plan_with("", "", &with_gpu()).unwrap();
+    assert_eq!(names(&plan), ["raw@host", "raw", "small", "small@host"]);
+    let kernel = &plan.kernels[0];
+    assert_eq!(
+        (kernel.name.as_str(), kernel.driver.as_str(), kernel.side),
+        ("quarter", FILE_KERNEL, Side::Cuda(0))
+    );
+    assert_eq!(
+        (kernel.input.as_str(), kernel.output.as_str()),
+        ("raw", "small")
+    );
+}
+
+#[test]
+fn its_input_is_copied_to_the_gpu_where_it_is_declared_to_lie_in_host_memory() {
+    let plan = plan_with("memory = \"host\"", "", &with_gpu()).unwrap();
+    let kernel = &plan.kernels[0];
+    assert_eq!(
+        (kernel.side, kernel.input.as_str(), kernel.output.as_str()),
+        (Side::Cuda(0), "raw@cuda:0", "small")
+    );
+    assert_eq!(names(&plan), ["raw", "raw@cuda:0", "small", "small@host"]);
+    assert_eq!(
+        copies(&plan),
+        [("raw", "raw@cuda:0"), ("small", "small@host")]
+    );
+    let inserted = plan.ring("raw@cuda:0").unwrap();
+    assert_eq!(
+        (inserted.placement, inserted.places, inserted.slot_bytes),
+        (Placement::Cuda(0), 4, 5120)
+    );
+    assert!(
+        inserted
+            .inserted
+            .as_deref()
+            .is_some_and(|why| why.contains("quarter")),
+        "{inserted:?}"
+    );
+    assert_eq!(plan.ring("raw").unwrap().placement, Placement::Host);
+    assert_eq!(plan.sources[0].ring, "raw");
+}
+
+#[test]
+fn its_output_is_copied_to_host_memory_where_that_is_declared() {
+    let plan = plan_with("memory = \"cuda:0\"", "memory = \"host\"", &with_gpu()).unwrap();
+    assert_eq!(plan.kernels[0].output, "small@cuda:0");
+    assert_eq!(
+        copies(&plan),
+        [("raw@host", "raw"), ("small@cuda:0", "small")]
+    );
+    assert_eq!(plan.sinks[0].input, "small");
+}
+
+#[test]
+fn without_a_gpu_it_is_an_error_that_names_what_runs_without() {
+    for raw in ["", "memory = \"host\""] {
+        let told = plan_with(raw, "", &host()).unwrap_err();
+        only(
+            &told,
+            &["kernel `quarter` runs on a GPU only: there is none"],
+        );
+        assert!(
+            told.contains("file = \"my.cu\"")
+                && told.contains("help: kernels that run on the CPU: quarter\n"),
+            "{told}"
+        );
+    }
+    // Where the machine is not looked at, it is planned for one with a GPU.
+    let plan = plan_with("", "", &Topology::unknown()).unwrap();
+    assert_eq!(plan.kernels[0].side, Side::Cuda(0));
+}
+
+#[test]
+fn the_word_that_stands_for_files_is_no_kernel() {
+    let text = PIPELINE.replace("use = \"quarter\"", "use = \"file\"");
+    let told = super::plan_with(&text, &WITH_FILES, &host()).unwrap_err();
+    assert!(
+        told.contains("unknown use \"file\"") && told.contains("choose \"quarter\""),
+        "{told}"
+    );
+}

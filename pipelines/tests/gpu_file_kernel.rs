@@ -1,0 +1,559 @@
+//! Kernels of the user's own on a real GPU, from source, PTX and machine code. Skipped, with the reason, where there is
+//! no GPU or no compiler. Nothing of the repository is read at run time.
+
+#![allow(clippy::unwrap_used)]
+
+use daq_core::cuda::{self, Compiler, CudaError, Device, Source, Target};
+use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
+use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side, Stream};
+use daq_core::layout::{Layout, Samples, Scalar};
+use daq_core::ledger::{ReaderLedger, RingLedger};
+use daq_core::region::Region;
+use daq_core::ring::{Completion, Producer, Reader, Ring, RingOptions};
+use daq_pipelines::kernels::FileKernel;
+use daq_pipelines::kernels::file::{FrameKeys, HEADER, Value};
+use std::path::Path;
+use std::sync::Arc;
+
+const CLIP: &str = include_str!("../../configs/kernels/clip.cu");
+
+/// Tells all that it is told: what is known of the frame, its parameters, and a sum of the payload that every thread of
+/// every block has its part in.
+const TELL: &str = r"
+struct Params {
+    float gain = 1;
+    int taps[4] = {};
+    unsigned char level = 7;
+    bool on = false;
+    double far = 0.25;
+};
+
+__device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {
+    using Word = unsigned long long;
+    Word* words = out.as<Word>();
+    const short* x = in.as<const short>();
+    if (in.index() == 0) {
+        Word bits[2] = {0, 0};
+        for (unsigned i = 0; i < in.places(); i++)
+            if (in.present(i)) bits[i / 64] |= Word(1) << (i % 64);
+        const Word told[] = {
+            in.sequence(), in.timestamp(), Word(in.clock()), in.epoch(), in.flags(), in.incomplete(),
+            in.places(), in.arrived(), bits[0], bits[1], in.present(in.places()), in.length, in.channels, in.points,
+            in.blocks, in.threads, in.stride(), out.capacity, out.channels, out.points,
+            p.level, p.on, Word(p.far * 100), in.count<short>(), DAQ_THREADS,
+        };
+        for (unsigned i = 0; i < 32; i++) words[i] = i < sizeof(told) / 8 ? told[i] : 0;
+    }
+    double* y = out.as<double>() + 32;
+    for (daq::Size i = in.index(); i < in.points; i += in.stride()) y[i] = p.gain * x[i] + p.taps[i % 4];
+}
+";
+/// What makes it a file that is compiled outside of daq.
+const MACROS: &str = "DAQ_KERNEL(on_frame, Params)\nDAQ_ENTRY(again, on_frame)\nDAQ_PARAM(Params, gain)\n\
+                      DAQ_PARAM(Params, taps)\nDAQ_PARAM(Params, on)\n";
+
+const POINTS: usize = 1000;
+const PLACES: u32 = 70;
+/// Words that `TELL` writes before its numbers.
+const TOLD: usize = 32;
+/// Bursts in flight at a time, as in the engine.
+const IN_FLIGHT: usize = 9;
+
+fn device() -> Option<&'static Device> {
+    match Device::open(0) {
+        Ok(device) => Some(device),
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn compiler() -> Option<Compiler> {
+    match Compiler::find() {
+        Ok(compiler) => Some(compiler),
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn input() -> Layout {
+    Samples {
+        scalar: Scalar::Int16,
+        ..Samples::default()
+    }
+    .layout(2 * POINTS)
+    .unwrap()
+}
+
+fn tell(file: &str) -> FileKernel {
+    let taps = [1, -2, 300, 4].map(Value::Integer).to_vec();
+    FileKernel {
+        params: [
+            ("gain".to_owned(), Value::Float(2.5)),
+            ("taps".to_owned(), Value::Array(taps)),
+            ("on".to_owned(), Value::Boolean(true)),
+        ]
+        .into(),
+        frame: FrameKeys {
+            scalar: Some(Scalar::Float64),
+            points: Some(TOLD + POINTS),
+            ..FrameKeys::default()
+        },
+        blocks: Some(3),
+        threads: 128,
+        ..FileKernel::new(file)
+    }
+}
+
+/// Frame `i`: what is known of it, its bitmap and its samples.
+fn frame(i: u64) -> (FrameMeta, [u64; 2], Vec<i16>) {
+    let missing = i % 5 == 3;
+    let bitmap = if missing {
+        [u64::MAX << 1, 0b10_1111]
+    } else {
+        [u64::MAX, 0b11_1111]
+    };
+    let meta = FrameMeta {
+        sequence: (1 << 40) + i,
+        epoch: 3,
+        flags: if missing {
+            Flags::INCOMPLETE.with(Flags::SUSPECT)
+        } else {
+            Flags::default()
+        },
+        timestamp: Timestamp {
+            ns: 1_700_000_000_000_000_000 + i,
+            clock: Clock::Kernel,
+        },
+        // One that the stream ended in.
+        length: if i == 11 { 2 * POINTS - 2 } else { 2 * POINTS },
+        places: PLACES,
+        arrived: if missing { PLACES - 2 } else { PLACES },
+    };
+    let sample = |k: usize| i16::try_from((k * 31 + i as usize * 7) % 20_000).unwrap() - 10_000;
+    (meta, bitmap, (0..POINTS).map(sample).collect())
+}
+
+/// A kernel between two rings in GPU memory.
+struct Bench {
+    regions: [Arc<Region>; 2],
+    source: Producer,
+    reader: Reader,
+    kernel: Box<dyn Kernel>,
+    sink: Producer,
+    results: Reader,
+    stream: cuda::Stream,
+}
+
+fn ring(device: &'static Device, slots: usize, bytes: usize) -> (Arc<Region>, Producer, Reader) {
+    let options = RingOptions {
+        places: PLACES,
+        ..RingOptions::new("ring", slots, bytes)
+    };
+    let region = Region::cuda(device, options.region_bytes()).unwrap();
+    let (ring, producer) = Ring::new(region.clone(), options, RingLedger::default()).unwrap();
+    let reader = ring.attach(true, slots, ReaderLedger::default()).unwrap();
+    (region, producer, reader)
+}
+
+/// Builds `keys`, whose file lies in `directory`.
+fn build(
+    keys: &FileKernel,
+    directory: &Path,
+    input: &Layout,
+) -> Result<Box<dyn Kernel>, KernelError> {
+    keys.build(&KernelContext {
+        directory: directory.to_owned(),
+        places: PLACES,
+        ..KernelContext::alone(input, Side::Cuda(0))
+    })
+}
+
+impl Bench {
+    fn new(device: &'static Device, keys: &FileKernel, directory: &Path, slots: usize) -> Self {
+        let input = input();
+        let output = keys.layout(&input).unwrap();
+        let kernel = build(keys, directory, &input).unwrap_or_else(|error| panic!("{error}"));
+        let (read, source, reader) = ring(device, slots, input.frame_bytes());
+        let (written, sink, results) = ring(device, slots, output.frame_bytes());
+        Self {
+            regions: [read, written],
+            source,
+            reader,
+            kernel,
+            sink,
+            results,
+            stream: cuda::Stream::new(device, IN_FLIGHT).unwrap(),
+        }
+    }
+
+    /// Publishes frames `first` and on in the input ring.
+    fn publish(&mut self, first: u64, frames: u64) {
+        assert_eq!(self.source.claim(frames), frames, "the ring is full");
+        for i in 0..frames {
+            let (meta, bitmap, samples) = frame(first + i);
+            let at = self.source.open_slot(i).addr() - self.regions[0].address().as_ptr().addr();
+            let bytes: Vec<u8> = samples.iter().flat_map(|x| x.to_le_bytes()).collect();
+            self.regions[0].memory().unwrap().write(at, &bytes).unwrap();
+            self.source.describe(i, &meta, bitmap.into_iter());
+        }
+        self.source.publish(frames);
+    }
+
+    /// Runs bursts of these sizes with up to nine in flight; says how many frames were consumed and failed.
+    fn run(&mut self, bursts: &[usize]) -> Result<(u64, u64), KernelError> {
+        let (mut consumed, mut failed) = (0, 0);
+        for some in bursts.chunks(IN_FLIGHT) {
+            let mut outputs = 0;
+            for burst in some {
+                let lease = self.reader.poll(*burst).unwrap();
+                assert_eq!(lease.len(), *burst);
+                let mut slots = self.sink.reserve(self.kernel.outputs(*burst));
+                self.stream.begin()?;
+                let submitted = self
+                    .kernel
+                    .run(&lease, &mut slots, Stream::Cuda(&self.stream))?;
+                lease.retire(Completion::Event(self.stream.mark()?));
+                outputs += slots.submit() as u64;
+                consumed += submitted.consumed;
+                failed += submitted.failed;
+            }
+            self.stream.synchronize()?;
+            let mut done = 0;
+            self.reader.reap(|_| done += 1);
+            assert_eq!(done, some.len());
+            self.sink.publish(outputs);
+        }
+        Ok((consumed, failed))
+    }
+
+    /// Takes what was published in the output ring.
+    fn take(&mut self) -> Vec<(FrameMeta, Vec<u64>)> {
+        let base = self.regions[1].address().as_ptr().addr() as u64;
+        let memory = self.regions[1].memory().unwrap();
+        let Some(lease) = self.results.poll(usize::MAX) else {
+            return Vec::new();
+        };
+        let slice = lease.slice().unwrap();
+        (0..lease.len())
+            .map(|i| {
+                let meta = *lease.frame(i).meta();
+                let mut bytes = vec![0; meta.length];
+                let at = usize::try_from(slice.address(i) - base).unwrap();
+                memory.read(at, &mut bytes).unwrap();
+                let words = bytes.as_chunks().0.iter();
+                (meta, words.map(|word| u64::from_le_bytes(*word)).collect())
+            })
+            .collect()
+    }
+}
+
+/// Runs 200 frames through `keys` over rings of 64 slots and compares all that comes.
+fn tells_the_truth(device: &'static Device, keys: &FileKernel, directory: &Path) {
+    let mut bench = Bench::new(device, keys, directory, 64);
+    // Sizes that share no factor with the ring's, so that bursts lie over its end.
+    let sizes = [5, 3, 7, 1, 4, 6, 2, 7, 5, 3];
+    let (mut next, mut came) = (0, 0);
+    let mut totals = (0, 0);
+    while next < 200 {
+        let bursts = &sizes[..IN_FLIGHT];
+        let frames = bursts.iter().sum::<usize>() as u64;
+        bench.publish(next, frames);
+        let (consumed, failed) = bench.run(bursts).unwrap_or_else(|error| panic!("{error}"));
+        totals = (totals.0 + consumed, totals.1 + failed);
+        next += frames;
+        for (meta, words) in bench.take() {
+            // The short one is left out.
+            came += u64::from(came == 11);
+            expect(came, keys, meta, &words);
+            came += 1;
+        }
+    }
+    assert_eq!((came, totals), (next, (next - 1, 1)));
+    let occupancy = bench.kernel.occupancy().unwrap();
+    assert!(occupancy > 0.0 && occupancy <= 1.0, "{occupancy}");
+}
+
+/// Output `i` is what `TELL` makes of frame `i`.
+fn expect(i: u64, keys: &FileKernel, got: FrameMeta, words: &[u64]) {
+    let (meta, bitmap, samples) = frame(i);
+    let length = 8 * (TOLD + POINTS);
+    let wanted = FrameMeta {
+        length,
+        places: 0,
+        arrived: 0,
+        ..meta
+    };
+    assert_eq!(got, wanted, "frame {i}");
+    let (blocks, threads) = (u64::from(keys.blocks.unwrap()), u64::from(keys.threads));
+    // What is not compiled by daq knows only the most threads that there can be.
+    let declared = if keys.file.ends_with(".cu") {
+        threads
+    } else {
+        1024
+    };
+    let told = [
+        meta.sequence,
+        meta.timestamp.ns,
+        meta.timestamp.clock as u64,
+        meta.epoch.into(),
+        meta.flags.0.into(),
+        meta.is_incomplete().into(),
+        meta.places.into(),
+        meta.arrived.into(),
+        bitmap[0],
+        bitmap[1],
+        0,
+        2 * POINTS as u64,
+        1,
+        POINTS as u64,
+        blocks,
+        threads,
+        blocks * threads,
+        length as u64,
+        1,
+        (TOLD + POINTS) as u64,
+        7,
+        1,
+        25,
+        POINTS as u64,
+        declared,
+    ];
+    assert_eq!(&words[..told.len()], told, "frame {i}");
+    let taps = [1.0, -2.0, 300.0, 4.0];
+    for (k, x) in samples.iter().enumerate() {
+        let got = f64::from_bits(words[TOLD + k]);
+        assert_eq!(
+            got,
+            2.5 * f64::from(*x) + taps[k % 4],
+            "frame {i}, point {k}"
+        );
+    }
+}
+
+#[test]
+fn a_source_file_is_compiled_and_sees_all_that_is_known() {
+    let (Some(device), Some(_)) = (device(), compiler()) else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("tell.cu"), TELL).unwrap();
+    tells_the_truth(device, &tell("tell.cu"), directory.path());
+    let wide = FileKernel {
+        blocks: Some(1),
+        threads: 1024,
+        shared: Some(daq_core::units::ByteSize(64 << 10)),
+        ..tell("tell.cu")
+    };
+    tells_the_truth(device, &wide, directory.path());
+}
+
+/// Device code of `text` as a tool outside of daq would make it, in a file called `name`.
+fn outside(compiler: &Compiler, text: &str, target: Target, path: &Path) {
+    let whole = format!("#include \"daq.cuh\"\n{text}");
+    let source = Source {
+        name: "tell.cu",
+        text: &whole,
+        headers: &[("daq.cuh", HEADER)],
+    };
+    let image = compiler.compile(&source, target, &["--std=c++17"]).unwrap();
+    std::fs::write(path, image).unwrap();
+}
+
+/// Whether the driver is older than the compiler's PTX.
+fn is_too_new(built: Result<Box<dyn Kernel>, KernelError>) -> bool {
+    match built {
+        Err(KernelError::Cuda(error)) if error.code == 222 => {
+            assert!(error.to_string().contains("update the driver"), "{error}");
+            eprintln!("skipped: {error}");
+            true
+        }
+        _ => false,
+    }
+}
+
+#[test]
+fn files_that_are_compiled_already_run_the_same_way() {
+    let (Some(device), Some(compiler)) = (device(), compiler()) else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let (major, minor) = device.attributes().capability;
+    for (file, target) in [
+        ("tell.cubin", Target::Cubin(major, minor)),
+        ("tell.ptx", Target::Ptx(8, 0)),
+    ] {
+        outside(
+            &compiler,
+            &format!("{TELL}{MACROS}"),
+            target,
+            &directory.path().join(file),
+        );
+        if is_too_new(build(&tell(file), directory.path(), &input())) {
+            continue;
+        }
+        tells_the_truth(device, &tell(file), directory.path());
+        let again = FileKernel {
+            entry: Some("again".to_owned()),
+            ..tell(file)
+        };
+        tells_the_truth(device, &again, directory.path());
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_a_remedy() {
+    let (Some(device), Some(compiler)) = (device(), compiler()) else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let (major, minor) = device.attributes().capability;
+    let target = Target::Cubin(major, minor);
+    std::fs::write(directory.path().join("tell.cu"), TELL).unwrap();
+    for (file, text) in [
+        ("tell.cubin", format!("{TELL}{MACROS}")),
+        (
+            "bare.cubin",
+            "extern \"C\" __global__ void daq_burst() {}".to_owned(),
+        ),
+    ] {
+        outside(&compiler, &text, target, &directory.path().join(file));
+    }
+    let refused = |keys: &FileKernel| match build(keys, directory.path(), &input()) {
+        Err(KernelError::Refused(why)) => why,
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("{keys:?} was built"),
+    };
+    let with = |file: &str, key: &str, value: Value| FileKernel {
+        params: [(key.to_owned(), value)].into(),
+        ..tell(file)
+    };
+    for (keys, says) in [
+        (
+            with("tell.cu", "level", Value::Integer(256)),
+            "`params.level` = 256: member `level` of `struct Params` in tell.cu is unsigned char; it does not fit; write 0 to 255",
+        ),
+        (with("tell.cu", "taps", Value::Array(Vec::new())), "write 4"),
+        (
+            with("tell.cu", "gian", Value::Float(1.0)),
+            "did you mean `gain`?",
+        ),
+        (
+            with("tell.cubin", "level", Value::Integer(1)),
+            "DAQ_PARAM(Params, level)",
+        ),
+        (tell("bare.cubin"), "DAQ_KERNEL(on_frame, Params)"),
+        (
+            FileKernel {
+                entry: Some("nothing".to_owned()),
+                ..tell("tell.cubin")
+            },
+            "DAQ_ENTRY(nothing, FUNCTION)",
+        ),
+        (
+            FileKernel {
+                shared: Some(daq_core::units::ByteSize(1 << 20)),
+                ..tell("tell.cu")
+            },
+            "write less",
+        ),
+    ] {
+        let why = refused(&keys);
+        assert!(why.contains(says), "{why}");
+    }
+}
+
+/// The example of the documentation takes out what is too strong, with its neighbours.
+#[test]
+fn the_example_clips() {
+    let (Some(device), Some(_)) = (device(), compiler()) else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("clip.cu"), CLIP).unwrap();
+    let keys = FileKernel {
+        params: [
+            ("limit".to_owned(), Value::Float(0.25)),
+            ("guard".to_owned(), Value::Integer(2)),
+            ("complex".to_owned(), Value::Boolean(false)),
+        ]
+        .into(),
+        frame: FrameKeys {
+            scalar: Some(Scalar::Float32),
+            ..FrameKeys::default()
+        },
+        ..FileKernel::new("clip.cu")
+    };
+    let mut bench = Bench::new(device, &keys, directory.path(), 8);
+    bench.publish(0, 3);
+    bench.run(&[3]).unwrap_or_else(|error| panic!("{error}"));
+    for (i, (_, words)) in (0..).zip(bench.take()) {
+        let (_, _, samples) = frame(i);
+        let got = words.iter().flat_map(|word| {
+            let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
+            [[a, b, c, d], [e, f, g, h]].map(f32::from_le_bytes)
+        });
+        let mut kept = 0;
+        for (k, got) in got.enumerate() {
+            let near = &samples[k.saturating_sub(2)..(k + 3).min(POINTS)];
+            let keep = near.iter().all(|x| x.unsigned_abs() <= 8192);
+            kept += usize::from(keep);
+            let wanted = if keep {
+                f32::from(samples[k]) / 32_768.0
+            } else {
+                0.0
+            };
+            assert_eq!(got, wanted, "frame {i}, point {k}");
+        }
+        assert!(kept > 100 && kept < POINTS - 100, "{kept} samples are kept");
+    }
+}
+
+/// Says in a child what a fault does to it.
+const FAULT: &str = "DAQ_TEST_FAULT";
+
+#[test]
+fn a_fault_is_named_and_ends_the_use_of_the_gpu() {
+    let (Some(device), Some(_)) = (device(), compiler()) else {
+        return;
+    };
+    if std::env::var_os(FAULT).is_none() {
+        let name = "a_fault_is_named_and_ends_the_use_of_the_gpu";
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(FAULT, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(
+            said.contains("fault: ")
+                && said.contains("the GPU cannot be used by this process any more"),
+            "{said}\n{}",
+            String::from_utf8_lossy(&child.stderr)
+        );
+        // The fault was the child's alone.
+        device.synchronize().unwrap();
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let text = "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {\n    \
+                out.as<char>()[1ull << 45] = 1;\n}\n";
+    std::fs::write(directory.path().join("bad.cu"), text).unwrap();
+    let mut bench = Bench::new(device, &FileKernel::new("bad.cu"), directory.path(), 8);
+    bench.publish(0, 2);
+    let error = match bench.run(&[2]) {
+        Err(KernelError::Cuda(error)) => error,
+        other => panic!("{other:?}"),
+    };
+    assert!(error.is_sticky() && !error.name.is_empty(), "{error:?}");
+    assert!(error.remedy().contains("compute-sanitizer"), "{error}");
+    let later: CudaError = device.synchronize().unwrap_err();
+    assert!(later.is_sticky(), "{later}");
+    println!("fault: {error}");
+    drop(directory);
+    // What lies on a GPU that is gone cannot be given back in order.
+    std::process::exit(0);
+}
