@@ -133,7 +133,7 @@ fn frame(i: u64) -> (FrameMeta, [u64; 2], Vec<i16>) {
         places: PLACES,
         arrived: if missing { PLACES - 2 } else { PLACES },
     };
-    let sample = |k: usize| i16::try_from((k * 31 + i as usize * 7) % 20_000).unwrap() - 10_000;
+    let sample = |k: usize| i16::try_from((k as u64 * 31 + i * 7) % 20_000).unwrap() - 10_000;
     (meta, bitmap, (0..POINTS).map(sample).collect())
 }
 
@@ -290,7 +290,7 @@ fn expect(i: u64, keys: &FileKernel, got: FrameMeta, words: &[u64]) {
     assert_eq!(got, wanted, "frame {i}");
     let (blocks, threads) = (u64::from(keys.blocks.unwrap()), u64::from(keys.threads));
     // What is not compiled by daq knows only the most threads that there can be.
-    let declared = if keys.file.ends_with(".cu") {
+    let declared = if Path::new(&keys.file).extension() == Some("cu".as_ref()) {
         threads
     } else {
         1024
@@ -352,7 +352,7 @@ fn a_source_file_is_compiled_and_sees_all_that_is_known() {
 }
 
 /// Device code of `text` as a tool outside of daq would make it, in a file called `name`.
-fn outside(compiler: &Compiler, text: &str, target: Target, path: &Path) {
+fn outside(compiler: Compiler, text: &str, target: Target, path: &Path) {
     let whole = format!("#include \"daq.cuh\"\n{text}");
     let source = Source {
         name: "tell.cu",
@@ -387,7 +387,7 @@ fn files_that_are_compiled_already_run_the_same_way() {
         ("tell.ptx", Target::Ptx(8, 0)),
     ] {
         outside(
-            &compiler,
+            compiler,
             &format!("{TELL}{MACROS}"),
             target,
             &directory.path().join(file),
@@ -420,7 +420,7 @@ fn what_cannot_be_is_refused_with_a_remedy() {
             "extern \"C\" __global__ void daq_burst() {}".to_owned(),
         ),
     ] {
-        outside(&compiler, &text, target, &directory.path().join(file));
+        outside(compiler, &text, target, &directory.path().join(file));
     }
     let refused = |keys: &FileKernel| match build(keys, directory.path(), &input()) {
         Err(KernelError::Refused(why)) => why,
@@ -493,8 +493,7 @@ fn the_example_clips() {
     for (i, (_, words)) in (0..).zip(bench.take()) {
         let (_, _, samples) = frame(i);
         let got = words.iter().flat_map(|word| {
-            let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
-            [[a, b, c, d], [e, f, g, h]].map(f32::from_le_bytes)
+            [0, 32].map(|shift| f32::from_bits((word >> shift & 0xffff_ffff).try_into().unwrap()))
         });
         let mut kept = 0;
         for (k, got) in got.enumerate() {

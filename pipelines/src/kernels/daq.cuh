@@ -25,6 +25,8 @@
 // keeps the sequence number, timestamp and flags of the input.
 //
 // What holds
+// - Which part is this thread's is told by `in` (index and stride, or block and thread), never by blockIdx and gridDim:
+//   how frames lie in the grid is daq's business, and may change.
 // - Blocks may meet at nothing: __syncthreads() and what it is made of are allowed, synchronisation of the whole grid
 //   is not, nor are launches from the device. Blocks run in any order; frames run side by side.
 // - Nothing may be kept from one call to the next: no static or global variable is written.
@@ -35,7 +37,7 @@
 //
 // daq compiles a .cu file itself, with this header included already; other headers are found beside the file.
 // DAQ_THREADS is the declared number of threads of a block, so that arrays in shared memory can be sized by it;
-// dynamic shared memory has the bytes declared as `shared`.
+// dynamic shared memory (extern __shared__ ...) has the bytes declared as `shared`.
 //
 // To compile it yourself, name function and members at the end of the file (daq ignores these lines when it compiles
 // the file, where the function must be on_frame and the struct Params):

@@ -181,13 +181,13 @@ impl FileKernel {
         })?;
         let compiler = Compiler::find().map_err(|error| no_compiler(&self.file, &error))?;
         let target = Target::Cubin(capability.0, capability.1);
-        self.compile(&compiler, &text, path.parent(), target)
+        self.compile(compiler, &text, path.parent(), target)
     }
 
     /// Compiles the text of the user's file, which lies in `directory`.
     fn compile(
         &self,
-        compiler: &Compiler,
+        compiler: Compiler,
         text: &str,
         directory: Option<&Path>,
         target: Target,

@@ -66,7 +66,16 @@ impl FileCode {
         let output = keys
             .layout(&context.input)
             .map_err(|problem| KernelError::Refused(problem.to_string()))?;
-        let module = device_code::user_code(device, file, image)?;
+        let module = device_code::user_code(device, file, image).map_err(|error| {
+            let (major, minor) = device.attributes().capability;
+            match error.code {
+                // Not of a form that the driver knows, of another architecture, wrong PTX.
+                200 | 209 | 218 => KernelError::Refused(format!(
+                    "{error}; compile {file} for this GPU: nvcc -cubin -arch=sm_{major}{minor}"
+                )),
+                _ => error.into(),
+            }
+        })?;
         let made_with = module.read_global(HEADER_VERSION.0)?;
         if made_with.as_deref() != Some(&HEADER_VERSION.1.to_le_bytes()) {
             return Err(KernelError::Refused(format!(

@@ -193,7 +193,7 @@ fn parameter(unit: &Unit<'_>, key: &str, message: &Message) -> Diagnostic {
         );
     }
     if message.text.contains("has no member") {
-        let mut names = names(unit.text);
+        let mut names = names(of_params(unit.text));
         names.retain(|name| *name != key);
         let near = nearest(key, &names);
         return Diagnostic::error(format!(
@@ -281,6 +281,13 @@ fn span(text: &str, line: usize, column: Option<usize>, message: &str) -> Span {
     }
     let indent = whole.len() - whole.trim_start().len();
     Span::new(start + indent, start + whole.trim_end().len().max(indent))
+}
+
+/// The part of the text that most likely defines `struct Params`.
+fn of_params(text: &str) -> &str {
+    let from = text.find("struct Params").unwrap_or(0);
+    let end = text[from..].find("};").map_or(text.len(), |end| from + end);
+    &text[from..end]
 }
 
 /// The names in a text of C++.

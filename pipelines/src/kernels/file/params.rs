@@ -277,8 +277,9 @@ impl Member {
                 "it does not fit; write {least} to {most}, or give the member a wider type"
             ));
         }
-        let [a, b, c, d, e, f, g, h, ..] = value.to_le_bytes();
-        Ok([a, b, c, d, e, f, g, h])
+        let mut low = [0; 8];
+        low.copy_from_slice(&value.to_le_bytes()[..8]);
+        Ok(low)
     }
 
     #[expect(

@@ -53,7 +53,7 @@ impl Unit<'_> {
 
     pub(super) fn compile(
         &self,
-        compiler: &Compiler,
+        compiler: Compiler,
         target: Target,
     ) -> Result<Vec<u8>, CompileError> {
         let whole = self.whole();

@@ -44,7 +44,7 @@ fn keys(params: &[(&str, Value)]) -> FileKernel {
     }
 }
 
-fn compile(keys: &FileKernel, compiler: &Compiler, text: &str) -> Result<String, String> {
+fn compile(keys: &FileKernel, compiler: Compiler, text: &str) -> Result<String, String> {
     keys.compile(compiler, text, None, Target::Ptx(8, 0))
         .map(|ptx| String::from_utf8(ptx).unwrap())
         .map_err(|error| error.to_string())
@@ -72,9 +72,9 @@ fn the_example_becomes_machine_code_and_ptx() {
         ("limit", Value::Float(0.25)),
         ("silence", Value::Array(vec![Value::Integer(0); 2])),
     ]);
-    let cubin = keys.compile(&compiler, CLIP, None, Target::Cubin(9, 0));
+    let cubin = keys.compile(compiler, CLIP, None, Target::Cubin(9, 0));
     assert!(cubin.unwrap().starts_with(b"\x7fELF"));
-    let ptx = compile(&keys, &compiler, CLIP).unwrap();
+    let ptx = compile(&keys, compiler, CLIP).unwrap();
     assert!(ptx.contains(".visible .entry daq_burst("), "{ptx}");
     assert!(ptx.contains(".maxntid"), "the threads are declared");
     assert!(
@@ -132,7 +132,7 @@ fn every_type_is_described_as_it_is() {
         .iter()
         .map(|name| (name.as_str(), Value::Integer(1)))
         .collect();
-    let ptx = compile(&keys(&named), &compiler, &text).unwrap();
+    let ptx = compile(&keys(&named), compiler, &text).unwrap();
     let member = |name: &str| Member::read(&variable(&ptx, &format!("daq_param_{name}"), 24));
     assert_eq!(member("first").unwrap().offset, 0);
     let mut end = 8;
@@ -159,10 +159,10 @@ fn a_kernel_without_parameters_needs_no_struct() {
     let text = KERNEL
         .replace("const Params&", "const daq::NoParams&")
         .replace("p.gain + ", "");
-    assert!(compile(&keys(&[]), &compiler, &text).is_ok());
+    assert!(compile(&keys(&[]), compiler, &text).is_ok());
     // A struct of that name in the user's text is the user's.
-    assert!(compile(&keys(&[]), &compiler, &format!("{PARAMS}{KERNEL}")).is_ok());
-    let told = compile(&keys(&[("gain", Value::Integer(1))]), &compiler, &text).unwrap_err();
+    assert!(compile(&keys(&[]), compiler, &format!("{PARAMS}{KERNEL}")).is_ok());
+    let told = compile(&keys(&[("gain", Value::Integer(1))]), compiler, &text).unwrap_err();
     assert!(
         told.contains("`params.gain`: my.cu has no `struct Params`") && told.contains("an error"),
         "{told}"
@@ -198,7 +198,7 @@ fn errors_stand_at_the_users_lines() {
     ] {
         let wrong = text.replacen(from, to, 1);
         assert_ne!(wrong, text, "{from}");
-        let told = compile(&keys(&[("gain", Value::Integer(1))]), &compiler, &wrong).unwrap_err();
+        let told = compile(&keys(&[("gain", Value::Integer(1))]), compiler, &wrong).unwrap_err();
         assert!(told.contains(place) && told.contains(says), "{told}");
         assert!(
             !told.contains("[daq]") && !told.contains("[params]"),
@@ -209,7 +209,7 @@ fn errors_stand_at_the_users_lines() {
     let wrong = text
         .replace("p.gain", "p.gian")
         .replace("in.sequence()", "missing");
-    let told = compile(&keys(&[]), &compiler, &wrong).unwrap_err();
+    let told = compile(&keys(&[]), compiler, &wrong).unwrap_err();
     assert!(told.starts_with("my.cu has 2 errors\n"), "{told}");
 }
 
@@ -251,7 +251,7 @@ fn what_daq_adds_fails_in_our_words() {
             "are not constants",
         ),
     ] {
-        let told = compile(&keys(&gain), &compiler, &text).unwrap_err();
+        let told = compile(&keys(&gain), compiler, &text).unwrap_err();
         assert!(told.contains(says), "{says}:\n{told}");
         assert!(told.starts_with("my.cu has an error\n"), "{told}");
     }
@@ -264,7 +264,7 @@ fn a_file_for_both_ways_of_compiling_is_one_kernel_in_either() {
     let text = format!(
         "{PARAMS}{KERNEL}DAQ_KERNEL(on_frame, Params)\nDAQ_ENTRY(again, on_frame)\nDAQ_PARAM(Params, gain)\n"
     );
-    let ours = compile(&keys(&[("gain", Value::Integer(1))]), &compiler, &text).unwrap();
+    let ours = compile(&keys(&[("gain", Value::Integer(1))]), compiler, &text).unwrap();
     assert_eq!(ours.matches(".entry").count(), 1);
     let whole = format!("#include \"daq.cuh\"\n{text}");
     let source = daq_core::cuda::Source {
@@ -308,7 +308,7 @@ fn options_and_headers_beside_the_file_reach_the_compiler() {
         ..FileKernel::new("my.cu")
     };
     let target = Target::Ptx(8, 0);
-    let made = keys.compile(&compiler, &text, Some(directory.path()), target);
+    let made = keys.compile(compiler, &text, Some(directory.path()), target);
     let made = String::from_utf8(made.unwrap()).unwrap();
     // 2 * 3 * 128 as a float.
     assert!(
@@ -316,7 +316,7 @@ fn options_and_headers_beside_the_file_reach_the_compiler() {
         "{made}"
     );
     let told = keys
-        .compile(&compiler, &text, None, target)
+        .compile(compiler, &text, None, target)
         .unwrap_err()
         .to_string();
     assert!(
