@@ -132,6 +132,26 @@ impl Daq {
         self.start(self.command(arguments)).wait()
     }
 
+    /// Runs it for a while, a longer one where that was not enough for every source to deliver something: a busy machine
+    /// may give their threads no time at first.
+    pub fn run_a_while(&self, arguments: &[&str]) -> Outcome {
+        let mut time = Duration::from_millis(200);
+        loop {
+            let millis = format!("{} ms", time.as_millis());
+            let outcome = self.run(&[&["--for", &millis], arguments].concat()).ok();
+            let sources = outcome.report["sources"].as_object().unwrap();
+            assert!(!sources.is_empty());
+            if sources
+                .values()
+                .all(|source| source["delivered"].as_u64() > Some(0))
+            {
+                return outcome;
+            }
+            assert!(time < PATIENCE, "{:#}\n{}", outcome.report, outcome.stderr);
+            time *= 4;
+        }
+    }
+
     /// `daq run daq.toml --report json` with `arguments` to its end.
     ///
     /// Panics unless stdout holds one JSON object whose ledgers balance, or nothing where the run did not start.

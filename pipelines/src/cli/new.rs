@@ -3,6 +3,7 @@
 use crate::REGISTRY;
 use daq_core::config::nearest;
 use daq_core::entry::Entry;
+use daq_core::plan::FILE_KERNEL;
 use std::fmt::Write;
 
 /// Why no configuration could be made.
@@ -63,17 +64,18 @@ pub(super) fn new(parts: &str) -> Result<String, NewError> {
     let mut text = String::new();
     let mut ring = "raw".to_owned();
     if let Some(source) = source {
-        example(&mut text, source, "", &ring);
+        example(&mut text, source, source.name, "", &ring);
     }
     for kernel in kernels {
         declare(&mut text, &ring);
-        let output = format!("{}-out", kernel.name);
-        example(&mut text, kernel, &ring, &output);
+        let output = format!("{}-out", called(kernel.name));
+        let text = &mut text;
+        example(text, kernel, called(kernel.name), &ring, &output);
         ring = output;
     }
     declare(&mut text, &ring);
     if let Some(sink) = sink {
-        example(&mut text, sink, &ring, "");
+        example(&mut text, sink, sink.name, &ring, "");
     }
     text += "[http]\nlisten = \"127.0.0.1:9464\"   # /metrics, /status, /-/healthy, /-/ready\n";
     Ok(text)
@@ -91,10 +93,19 @@ fn find<S: ?Sized>(entries: &'static [Entry<S>], name: &str) -> Option<&'static 
     entries.iter().find(|entry| entry.name == name)
 }
 
-fn example<S: ?Sized>(text: &mut String, entry: &Entry<S>, input: &str, output: &str) {
+/// The name of a section for kernel `name`: its own, unless a sink may have that.
+fn called(name: &str) -> &str {
+    if name == FILE_KERNEL {
+        "my-kernel"
+    } else {
+        name
+    }
+}
+
+fn example<S: ?Sized>(text: &mut String, entry: &Entry<S>, name: &str, input: &str, output: &str) {
     let section = entry
         .example
-        .replace("NAME", entry.name)
+        .replace("NAME", name)
         .replace("INPUT", input)
         .replace("OUTPUT", output);
     let _ = writeln!(text, "{}", section.trim());
