@@ -152,6 +152,11 @@ impl Device {
         self.identity.ordinal
     }
 
+    /// Its name, as in `NVIDIA H200`.
+    pub fn name(&self) -> &str {
+        &self.identity.name
+    }
+
     /// Free bytes of its memory now.
     pub fn free_memory(&self) -> Result<usize, CudaError> {
         self.enter()?;
