@@ -153,6 +153,11 @@ pub trait KernelSpec: Send + Sync {
         0
     }
 
+    /// The same for its side on a GPU, in the GPU's memory.
+    fn device_memory(&self, input: &Layout) -> usize {
+        self.memory(input)
+    }
+
     /// Builds the kernel; called after `layout` accepted the input and `has` the side.
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError>;
 }

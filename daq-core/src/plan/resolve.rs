@@ -437,7 +437,10 @@ impl Resolver<'_> {
             ),
         };
         self.read_by(&reads, kernel.name());
-        let memory = kernel.spec.memory(&self.layouts[input]);
+        let memory = match side {
+            Side::Cpu => kernel.spec.memory(&self.layouts[input]),
+            Side::Cuda(_) => kernel.spec.device_memory(&self.layouts[input]),
+        };
         let writes = self.add_output(i, side, slot, &layout);
         self.plan.threads += 1;
         self.plan.kernels.push(PlannedKernel {

@@ -1,11 +1,11 @@
 //! The built-in kernels.
 //!
-//! | kernel | from | to |
-//! |---|---|---|
-//! | [`convert`] | samples of any type | float32 samples |
-//! | [`power_spectrum`] | samples | averaged power a frequency |
-//! | [`stats`] | numbers of any kind | minimum, maximum, mean, RMS, clip count and histogram |
-//! | [`file`] | frames | what code of the user's own makes of them, on a GPU |
+//! | kernel | from | to | on a GPU |
+//! |---|---|---|---|
+//! | [`convert`] | samples of any type | float32 samples | always |
+//! | [`power_spectrum`] | samples | averaged power a frequency | transforms of 2 to 2^20 points without a prime factor above 7 |
+//! | [`stats`] | numbers of any kind | minimum, maximum, mean, RMS, clip count and histogram | always |
+//! | [`file`] | frames | what code of the user's own makes of them | only |
 //!
 //! What holds for all of them:
 //! - Missing places of a frame were filled before the frame was published, and count as what they were filled
@@ -13,12 +13,17 @@
 //!   every output that they touch.
 //! - A frame shorter than its layout says is counted as `failed` and not read.
 //! - An output carries the flags of all frames that went into it, the epoch and the timestamp of the first.
-//! - A module holds the keys, the layout of the output and the registry entry; the side that computes is a
-//!   module below it.
+//! - A module holds the keys, the layout of the output and the registry entry; the sides that compute, `cpu` and
+//!   `cuda`, are modules below it. What goes into which output, and what an output's record says, is decided by code
+//!   that both sides share.
+//! - On a GPU a burst takes as few launches as there are stretches of frames without one that is left out; nothing
+//!   waits for them. The device code is `KERNEL.cu`, carried as PTX, which the driver of any GPU since compute
+//!   capability 7.0 (2017) compiles; frames of 2 GiB and more stay on the CPU.
 
 mod account;
 mod blend;
 pub mod convert;
+mod device;
 pub mod file;
 pub mod power_spectrum;
 mod samples;
@@ -29,7 +34,7 @@ mod trial;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::KernelEntry;
 use daq_core::frame::FrameMeta;
-use daq_core::kernel::{KernelError, KernelSpec, Side};
+use daq_core::kernel::{KernelError, KernelSpec};
 use daq_core::layout::Layout;
 use daq_core::ring::{Frame, SlotsMut};
 use serde::de::DeserializeOwned;
@@ -70,16 +75,6 @@ trait Keys: DeserializeOwned + KernelSpec + 'static {
     }
 }
 
-/// Refuses every side but the CPU's.
-fn cpu_only(name: &str, side: Side) -> Result<(), KernelError> {
-    match side {
-        Side::Cpu => Ok(()),
-        Side::Cuda(ordinal) => Err(KernelError::Defect(format!(
-            "kernel `{name}` has no side for cuda:{ordinal}; give its rings `memory = \"host\"`"
-        ))),
-    }
-}
-
 /// The bytes of a frame of `whole` bytes; `None` where the frame is shorter.
 fn whole<'a>(frame: &Frame<'a>, whole: usize) -> Result<Option<&'a [u8]>, KernelError> {
     let bytes = frame.bytes().ok_or_else(|| not_host("input"))?;
@@ -93,18 +88,13 @@ fn emit(
     meta: FrameMeta,
     fill: impl FnOnce(&mut [u8]),
 ) -> Result<(), KernelError> {
-    if out.remaining() == 0 {
-        return Err(KernelError::Defect(
-            "more outputs are due than slots were given; this is a defect in daq".to_owned(),
-        ));
-    }
-    let slot = out.bytes_mut().ok_or_else(|| not_host("output"))?;
-    let have = slot.len();
-    let slot = slot.get_mut(..bytes).ok_or_else(|| {
-        KernelError::Defect(format!(
-            "an output frame has {bytes} bytes, a slot of the output ring {have}; raise its `slot`"
-        ))
-    })?;
+    let remaining = out.remaining();
+    let slot = match out.bytes_mut() {
+        None if remaining > 0 => return Err(not_host("output")),
+        slot => slot.unwrap_or_default(),
+    };
+    check_slot(remaining, slot.len(), bytes)?;
+    let slot = &mut slot[..bytes];
     fill(slot);
     out.finish(FrameMeta {
         length: bytes,
@@ -112,6 +102,21 @@ fn emit(
         arrived: 0,
         ..meta
     });
+    Ok(())
+}
+
+/// Refuses an output of `bytes` where `remaining` slots of `have` bytes are left.
+fn check_slot(remaining: usize, have: usize, bytes: usize) -> Result<(), KernelError> {
+    if remaining == 0 {
+        return Err(KernelError::Defect(
+            "more outputs are due than slots were given; this is a defect in daq".to_owned(),
+        ));
+    }
+    if bytes > have {
+        return Err(KernelError::Defect(format!(
+            "an output frame has {bytes} bytes, a slot of the output ring {have}; raise its `slot`"
+        )));
+    }
     Ok(())
 }
 

@@ -43,16 +43,26 @@
 //! spectrum (frame number × spectra in a frame + place in the frame) divided by `integrate`, rounded down. So
 //! numbers grow by one while nothing is missing, and by more where at least one output's worth of spectra is.
 //! Its flags are those of all its frames, and `INCOMPLETE` also where a frame was skipped or missing inside.
+//!
+//! # On a GPU
+//! The CUDA side takes a `size` of 2 to 2^20 without a prime factor above 7; with other sizes the kernel stays on the
+//! CPU. Its transforms are its own, in float32 with roots computed in float64, and sums are kept in float64 as on the
+//! CPU; records of outputs are the same. Sizes up to 8192 (less where a block has less than 68 KiB of shared memory) are
+//! transformed in shared memory, in one launch for as many spectra of a burst as fit into 32 MiB of partial sums;
+//! longer ones in two, by way of 32 MiB of work space. One more launch puts the partial sums together.
 
 mod cpu;
+mod cuda;
+mod integration;
+mod passes;
 #[cfg(test)]
 mod tests;
 mod window;
 
-use super::{Keys, cpu_only, not_empty};
+use super::{Keys, device, not_empty};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
-use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
+use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -316,12 +326,24 @@ impl KernelSpec for PowerSpectrum {
         })
     }
 
+    fn device_memory(&self, input: &Layout) -> usize {
+        self.shape(input)
+            .map_or(0, |shape| cuda::memory(input, &shape))
+    }
+
+    fn has(&self, input: &Layout, side: Side) -> bool {
+        let fits = |shape: Shape| device::can_count(input) && passes::has(shape.size);
+        side == Side::Cpu || self.shape(input).is_ok_and(fits)
+    }
+
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
         let input = &context.input;
-        cpu_only(ENTRY.name, context.side)?;
         let told = |problem: Problem| KernelError::Refused(problem.to_string());
         let shape = self.shape(input).map_err(told)?;
         let factor = self.factor(shape.size, input.sample_rate()).map_err(told)?;
-        Ok(cpu::build(self, input, shape, factor))
+        match context.side {
+            Side::Cpu => Ok(cpu::build(self, input, shape, factor)),
+            Side::Cuda(ordinal) => cuda::build(ordinal, self, input, shape, factor),
+        }
     }
 }

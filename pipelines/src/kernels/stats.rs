@@ -19,16 +19,25 @@
 //! The number of an output is that of its first frame divided by `every`, rounded down. A new epoch of the input
 //! ends an output early: no output has frames of two epochs, and `count` tells how much went in. Missing frames
 //! do not end it; the output is then flagged `INCOMPLETE`.
+//!
+//! On a GPU counts, extremes and histograms are the same numbers as on the CPU; sums are added in another order, so
+//! `mean` and `rms` may differ in the last digits. Of 8-bit types only the codes are counted. Histograms of up to 8192
+//! bins are counted in shared memory, longer ones in the GPU's own. Two launches for all frames of a burst; more where
+//! frames are too short, or histograms so long that 16 MiB do not hold those of all outputs.
 
 mod cpu;
+mod cuda;
+mod histogram;
+mod merging;
 #[cfg(test)]
 mod tests;
 
-use super::{Keys, cpu_only, not_empty};
+use super::{Keys, device, not_empty};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
-use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
+use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
+use histogram::Histogram;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -213,17 +222,26 @@ impl KernelSpec for Stats {
         input.channels as usize * (bins + FIELDS.len()) * 8 + bins * 8 + cpu::WORK_BYTES
     }
 
+    fn device_memory(&self, input: &Layout) -> usize {
+        let bins = self.histogram(input.scalar).ok().flatten();
+        cuda::memory(input, bins.map_or(0, |bins| bins.count))
+    }
+
+    fn has(&self, input: &Layout, side: Side) -> bool {
+        side == Side::Cpu || device::can_count(input)
+    }
+
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
         let input = &context.input;
-        cpu_only(ENTRY.name, context.side)?;
         let bins = self
             .histogram(input.scalar)
             .map_err(|problem| KernelError::Refused(problem.to_string()))?;
-        Ok(cpu::build(
-            input,
-            self.every.max(1),
-            self.limits(input.scalar),
-            bins,
-        ))
+        let integers = codes(input.scalar).is_some();
+        let histogram = bins.map(|bins| Histogram::new(bins, integers));
+        let (every, limits) = (self.every.max(1), self.limits(input.scalar));
+        match context.side {
+            Side::Cpu => Ok(cpu::build(input, every, limits, histogram)),
+            Side::Cuda(ordinal) => cuda::build(ordinal, input, every, limits, histogram),
+        }
     }
 }

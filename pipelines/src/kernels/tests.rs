@@ -1,5 +1,5 @@
 use super::*;
-use daq_core::kernel::KernelContext;
+use daq_core::kernel::{KernelContext, Side};
 use daq_core::layout::Samples;
 use daq_core::ledger::RingLedger;
 use daq_core::region::{HostOptions, Region};
@@ -100,16 +100,47 @@ fn errors_point_at_the_value_and_say_what_would_be_right() {
 }
 
 #[test]
-fn a_side_that_is_not_there_is_refused() {
-    let input = Samples::default().layout(4096).unwrap();
+fn sides_are_there_for_what_they_can_do() {
+    let samples = Samples::default();
+    let (short, long) = (
+        samples.layout(4096).unwrap(),
+        samples.layout(1 << 31).unwrap(),
+    );
     for entry in built_in() {
         let spec = trial::parse(entry.example).unwrap();
-        assert!(spec.has(&input, Side::Cpu) && !spec.has(&input, Side::Cuda(0)));
-        let error = spec
-            .build(&KernelContext::alone(&input, Side::Cuda(0)))
-            .err()
-            .unwrap();
-        assert!(error.to_string().contains("cuda:0"), "{error}");
+        for (input, gpu) in [(&short, true), (&long, false)] {
+            let has = (spec.has(input, Side::Cpu), spec.has(input, Side::Cuda(0)));
+            assert_eq!(has, (true, gpu), "{}", entry.name);
+        }
+    }
+    let spectrum = |size| PowerSpectrum {
+        size: Some(size),
+        ..PowerSpectrum::default()
+    };
+    for (size, gpu) in [
+        (2, true),
+        (2520, true),
+        (4095, false),
+        (4096, true),
+        (11, false),
+    ] {
+        assert_eq!(spectrum(size).has(&short, Side::Cuda(0)), gpu, "{size}");
+        assert!(spectrum(size).has(&short, Side::Cpu));
+    }
+    let input = samples.layout(1 << 21).unwrap();
+    assert!(spectrum(1 << 20).has(&input, Side::Cuda(0)));
+    assert!(!spectrum(1 << 21).has(&input, Side::Cuda(0)));
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_told() {
+    let input = Samples::default().layout(4096).unwrap();
+    let absent = daq_core::cuda::probe().map_or(0, |found| found.devices);
+    for entry in built_in() {
+        let spec = trial::parse(entry.example).unwrap();
+        let context = KernelContext::alone(&input, Side::Cuda(absent));
+        let error = spec.build(&context).err().unwrap().to_string();
+        assert!(error.contains(&format!("cuda:{absent}")), "{error}");
     }
 }
 

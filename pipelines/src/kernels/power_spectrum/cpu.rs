@@ -4,15 +4,14 @@
 //! their transforms, |A[k]|² + |B[k]|² = (|Z[k]|² + |Z[N-k]|²) / 2. So where both go into one sum, |Z|² is summed
 //! as for complex samples, and the sum is folded once when it is finished.
 
-use super::super::account::Account;
-use super::super::blend::{Blend, Step};
 use super::super::samples::{Number, Walk, with_number};
 use super::super::{emit, whole};
-use super::{Gap, Incomplete, PowerSpectrum, Scaling, Shape};
+use super::integration::{Integration, Sums};
+use super::{PowerSpectrum, Scaling, Shape};
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::Layout;
-use daq_core::ring::{Lease, SlotsMut};
+use daq_core::ring::{Frame, Lease, SlotsMut};
 use rustfft::num_complex::Complex;
 use rustfft::{Fft, FftPlanner};
 use std::marker::PhantomData;
@@ -44,55 +43,25 @@ pub(super) fn build(
         input_bytes: input.frame_bytes(),
         walk: Walk::through(input),
         complex: input.complex,
-        rate: input.sample_rate().filter(|rate| *rate > 0.0),
-        skip: keys.incomplete == Incomplete::Skip,
-        restart: keys.gap == Gap::Restart,
-        factor,
+        factor: factor / shape.integrate as f64,
         db: keys.scaling == Scaling::Db,
     };
-    let (account, blend) = (Account::default(), Blend::default());
-    with_number!(input.scalar, N => Box::new(Integrator::<N> {
-        plan, transform, sums, summed: 0, account, blend, number: PhantomData,
+    let integration = Integration::new(keys, input, shape);
+    with_number!(input.scalar, N => Box::new(Averager::<N> {
+        integration,
+        summer: Summer { plan, transform, sums, number: PhantomData },
     }))
 }
 
 /// What does not change.
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is one answer of the configuration"
-)]
 struct Plan {
     shape: Shape,
     input_bytes: usize,
     walk: Walk,
     complex: bool,
-    /// Points per second and channel.
-    rate: Option<f64>,
-    skip: bool,
-    restart: bool,
+    /// What a sum is multiplied by.
     factor: f64,
     db: bool,
-}
-
-impl Plan {
-    /// The number of the output whose first spectrum is spectrum `i` of the frame.
-    #[expect(clippy::cast_possible_truncation, reason = "numbers wrap at 64 bits")]
-    fn number(&self, meta: &FrameMeta, i: usize) -> u64 {
-        let first = u128::from(meta.sequence) * self.shape.spectra as u128 + i as u128;
-        (first / u128::from(self.shape.integrate)) as u64
-    }
-
-    /// Nanoseconds from a frame's first sample to that of its spectrum `i`.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "saturates; never negative"
-    )]
-    fn delay_ns(&self, i: usize) -> u64 {
-        self.rate.map_or(0, |rate| {
-            ((i * self.shape.hop) as f64 / rate * 1e9).round() as u64
-        })
-    }
 }
 
 struct Transform {
@@ -156,22 +125,14 @@ impl Transform {
     }
 }
 
-struct Integrator<N> {
-    plan: Plan,
-    transform: Transform,
-    /// Sums of squared magnitudes, `size` a channel, in the order of the transform.
-    sums: Box<[f64]>,
-    /// Spectra in them.
-    summed: u64,
-    account: Account,
-    blend: Blend,
-    number: PhantomData<fn() -> N>,
+struct Averager<N> {
+    integration: Integration,
+    summer: Summer<N>,
 }
 
-impl<N: Number> Kernel for Integrator<N> {
+impl<N: Number> Kernel for Averager<N> {
     fn outputs(&self, frames: usize) -> usize {
-        let spectra = self.plan.shape.spectra as u128 * frames as u128 + u128::from(self.summed);
-        usize::try_from(spectra / u128::from(self.plan.shape.integrate)).unwrap_or(usize::MAX)
+        self.integration.outputs(frames)
     }
 
     fn run(
@@ -180,76 +141,50 @@ impl<N: Number> Kernel for Integrator<N> {
         out: &mut SlotsMut<'_>,
         _: Stream<'_>,
     ) -> Result<Submitted, KernelError> {
-        for frame in burst.iter() {
-            let meta = frame.meta();
-            self.meet(meta);
-            match whole(&frame, self.plan.input_bytes)? {
-                Some(bytes) if !(self.plan.skip && meta.is_incomplete()) => {
-                    self.integrate(meta, N::cut(bytes), out)?;
-                }
-                _ => {
-                    self.account.fail();
-                    self.blend.mark_incomplete();
-                }
-            }
-        }
-        Ok(self.account.submit())
+        let summer = &mut self.summer;
+        self.integration.run(burst, &mut Writing { summer, out })
     }
 }
 
-impl<N: Number> Integrator<N> {
-    /// Starts anew where `meta` does not go with what has been integrated.
-    fn meet(&mut self, meta: &FrameMeta) {
-        let step = self.blend.step(meta);
-        let restart = match step {
-            Step::Next => false,
-            Step::Gap => self.plan.restart,
-            Step::Epoch => true,
-        };
-        if restart {
-            self.account.drop_held();
-            self.blend.clear();
-            self.sums.fill(0.0);
-            self.summed = 0;
-        } else if step == Step::Gap {
-            self.blend.mark_incomplete();
-        }
-        if step == Step::Epoch {
-            self.blend.open_epoch();
-        }
-    }
+/// A summer, and where it writes.
+struct Writing<'a, 'b, N> {
+    summer: &'a mut Summer<N>,
+    out: &'a mut SlotsMut<'b>,
+}
 
-    fn integrate(
+impl<N: Number> Sums for Writing<'_, '_, N> {
+    fn add(
         &mut self,
-        meta: &FrameMeta,
-        numbers: &[N::Raw],
-        out: &mut SlotsMut<'_>,
+        _: usize,
+        frame: &Frame<'_>,
+        first: usize,
+        count: usize,
     ) -> Result<(), KernelError> {
-        let Shape {
-            spectra, integrate, ..
-        } = self.plan.shape;
-        let mut next = 0;
-        while next < spectra {
-            let room = usize::try_from(integrate - self.summed).unwrap_or(usize::MAX);
-            let count = room.min(spectra - next);
-            self.blend
-                .add(meta, self.plan.number(meta, next), self.plan.delay_ns(next));
-            self.sum(numbers, next, count);
-            self.summed += count as u64;
-            next += count;
-            if self.summed == integrate {
-                self.finish(out)?;
-                self.account.release_held();
-            }
-        }
-        if self.summed == 0 {
-            self.account.take();
-        } else {
-            self.account.hold();
+        if let Some(bytes) = whole(frame, self.summer.plan.input_bytes)? {
+            self.summer.sum(N::cut(bytes), first, count);
         }
         Ok(())
     }
 
+    fn finish(&mut self, meta: FrameMeta) -> Result<(), KernelError> {
+        self.summer.finish(meta, self.out)
+    }
+
+    fn clear(&mut self) -> Result<(), KernelError> {
+        self.summer.sums.fill(0.0);
+        Ok(())
+    }
+}
+
+struct Summer<N> {
+    plan: Plan,
+    transform: Transform,
+    /// Sums of squared magnitudes, `size` a channel, in the order of the transform.
+    sums: Box<[f64]>,
+    number: PhantomData<fn() -> N>,
+}
+
+impl<N: Number> Summer<N> {
     /// Adds spectra `first` to `first + count` of every channel to the sums.
     fn sum(&mut self, numbers: &[N::Raw], first: usize, count: usize) {
         let Shape { size, hop, .. } = self.plan.shape;
@@ -278,7 +213,7 @@ impl<N: Number> Integrator<N> {
     }
 
     /// Writes the sums out as one frame and empties them.
-    fn finish(&mut self, out: &mut SlotsMut<'_>) -> Result<(), KernelError> {
+    fn finish(&mut self, meta: FrameMeta, out: &mut SlotsMut<'_>) -> Result<(), KernelError> {
         let Plan {
             shape,
             complex,
@@ -286,8 +221,6 @@ impl<N: Number> Integrator<N> {
             db,
             ..
         } = self.plan;
-        let factor = factor / self.summed as f64;
-        let meta = self.blend.finish();
         let channels = self.sums.len() / shape.size;
         let sums = &self.sums;
         emit(out, channels * shape.bins * 4, meta, |slot| {
@@ -313,7 +246,6 @@ impl<N: Number> Integrator<N> {
             }
         })?;
         self.sums.fill(0.0);
-        self.summed = 0;
         Ok(())
     }
 }

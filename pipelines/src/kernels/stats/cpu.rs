@@ -3,14 +3,15 @@
 //! Numbers are taken in tiles that stay in the first-level cache. Of 8-bit types only the codes are counted; what
 //! the fields are follows from how often each of the 256 codes came.
 
-use super::super::account::Account;
-use super::super::blend::{Blend, Step};
 use super::super::samples::{Number, Walk, with_number};
 use super::super::{emit, whole};
-use super::{Bins, FIELDS, codes};
+use super::FIELDS;
+use super::histogram::Histogram;
+use super::merging::{Merging, Tallies};
+use daq_core::frame::FrameMeta;
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::Layout;
-use daq_core::ring::{Lease, SlotsMut};
+use daq_core::ring::{Frame, Lease, SlotsMut};
 use std::marker::PhantomData;
 
 /// Samples of one channel that are looked at together.
@@ -28,9 +29,8 @@ pub(super) fn build(
     input: &Layout,
     every: u64,
     limits: (f64, f64),
-    bins: Option<Bins>,
+    histogram: Option<Histogram>,
 ) -> Box<dyn Kernel> {
-    let histogram = bins.map(|bins| Histogram::new(bins, codes(input.scalar).is_some()));
     let count = histogram
         .as_ref()
         .map_or(0, |histogram| histogram.bins.count);
@@ -40,21 +40,21 @@ pub(super) fn build(
         walk: Walk::through(input),
         points: input.points,
         complex: input.complex,
-        every,
         limits,
         histogram,
         channels: (0..channels).map(|_| Tally::default()).collect(),
         counts: vec![0; channels * count].into(),
-        merged: 0,
-        account: Account::default(),
-        blend: Blend::default(),
     };
-    with_number!(input.scalar, N => Box::new(Counter::<N> {
-        state,
-        tile: Box::new([0.0; TILE * 2]),
-        bytes: Box::new([0; TILE * 2]),
-        codes: Box::new([[0; 256]; TABLES]),
-        number: PhantomData,
+    let merging = Merging::new(input, every);
+    with_number!(input.scalar, N => Box::new(Merger::<N> {
+        merging,
+        counter: Counter {
+            state,
+            tile: Box::new([0.0; TILE * 2]),
+            bytes: Box::new([0; TILE * 2]),
+            codes: Box::new([[0; 256]; TABLES]),
+            number: PhantomData,
+        },
     }))
 }
 
@@ -142,84 +142,23 @@ impl Tally {
     }
 }
 
-/// Equally wide bins with the edges that numpy gives them.
-struct Histogram {
-    bins: Bins,
-    per_unit: f64,
-    edges: Box<[f64]>,
-    /// Whether rounding can put a number that lies at an edge into the neighbour.
-    rounds: bool,
-}
-
-impl Histogram {
-    fn new(bins: Bins, integers: bool) -> Self {
-        let step = (bins.high - bins.low) / bins.count as f64;
-        let edge = |i: usize| {
-            if i == bins.count {
-                bins.high
-            } else {
-                i as f64 * step + bins.low
-            }
-        };
-        let per_unit = bins.count as f64 / (bins.high - bins.low);
-        // The difference of whole numbers of at most 33 bits is exact, and so is it divided by a power of two.
-        let whole = |x: f64| x.fract() == 0.0 && x.abs() <= 4_294_967_296.0;
-        let exact = integers && whole(bins.low) && step >= 1.0 && step.log2().fract() == 0.0;
-        Self {
-            bins,
-            per_unit,
-            edges: (0..=bins.count).map(edge).collect(),
-            rounds: !exact,
-        }
-    }
-
-    /// The bin of `x`; `None` outside of the range.
-    #[inline]
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "checked to be in range"
-    )]
-    fn bin(&self, x: f64) -> Option<usize> {
-        if !(x >= self.bins.low && x <= self.bins.high) {
-            return None;
-        }
-        let near = (((x - self.bins.low) * self.per_unit) as usize).min(self.bins.count - 1);
-        if !self.rounds {
-            Some(near)
-        } else if x < self.edges[near] {
-            Some(near - 1)
-        } else if near + 1 < self.bins.count && x >= self.edges[near + 1] {
-            Some(near + 1)
-        } else {
-            Some(near)
-        }
-    }
-}
-
 /// All but what depends on the type of the numbers.
 struct State {
     input_bytes: usize,
     walk: Walk,
     points: usize,
     complex: bool,
-    every: u64,
     /// Numbers at or below the first, or at or above the second, are clipped.
     limits: (f64, f64),
     histogram: Option<Histogram>,
     channels: Box<[Tally]>,
     /// The histogram's counts, channel after channel.
     counts: Box<[u64]>,
-    /// Frames that went in since the last output.
-    merged: u64,
-    account: Account,
-    blend: Blend,
 }
 
 impl State {
     /// Writes what was counted as one frame and starts anew.
-    fn finish(&mut self, out: &mut SlotsMut<'_>) -> Result<(), KernelError> {
-        let meta = self.blend.finish();
+    fn finish(&mut self, meta: FrameMeta, out: &mut SlotsMut<'_>) -> Result<(), KernelError> {
         let bins = self.counts.len() / self.channels.len();
         let fields = FIELDS.len() + bins;
         let (channels, counts) = (&self.channels, &self.counts);
@@ -236,8 +175,6 @@ impl State {
         })?;
         self.channels.fill(Tally::default());
         self.counts.fill(0);
-        self.merged = 0;
-        self.account.release_held();
         Ok(())
     }
 }
@@ -250,10 +187,14 @@ struct Counter<N> {
     number: PhantomData<fn() -> N>,
 }
 
-impl<N: Number> Kernel for Counter<N> {
+struct Merger<N> {
+    merging: Merging,
+    counter: Counter<N>,
+}
+
+impl<N: Number> Kernel for Merger<N> {
     fn outputs(&self, frames: usize) -> usize {
-        // A frame ends at most one output: its own, or at a new epoch the one before it.
-        frames
+        Merging::outputs(frames)
     }
 
     fn run(
@@ -262,35 +203,27 @@ impl<N: Number> Kernel for Counter<N> {
         out: &mut SlotsMut<'_>,
         _: Stream<'_>,
     ) -> Result<Submitted, KernelError> {
-        for frame in burst.iter() {
-            let meta = frame.meta();
-            let step = self.state.blend.step(meta);
-            if step == Step::Epoch {
-                if !self.state.blend.is_empty() {
-                    self.state.finish(out)?;
-                }
-                self.state.blend.open_epoch();
-            } else if step == Step::Gap {
-                self.state.blend.mark_incomplete();
-            }
-            let Some(bytes) = whole(&frame, self.state.input_bytes)? else {
-                self.state.account.fail();
-                self.state.blend.mark_incomplete();
-                continue;
-            };
-            self.state
-                .blend
-                .add(meta, meta.sequence / self.state.every, 0);
-            self.count(N::cut(bytes));
-            self.state.merged += 1;
-            if self.state.merged == self.state.every {
-                self.state.finish(out)?;
-                self.state.account.take();
-            } else {
-                self.state.account.hold();
-            }
+        let counter = &mut self.counter;
+        self.merging.run(burst, &mut Writing { counter, out })
+    }
+}
+
+/// A counter, and where it writes.
+struct Writing<'a, 'b, N> {
+    counter: &'a mut Counter<N>,
+    out: &'a mut SlotsMut<'b>,
+}
+
+impl<N: Number> Tallies for Writing<'_, '_, N> {
+    fn add(&mut self, _: usize, frame: &Frame<'_>) -> Result<(), KernelError> {
+        if let Some(bytes) = whole(frame, self.counter.state.input_bytes)? {
+            self.counter.count(N::cut(bytes));
         }
-        Ok(self.state.account.submit())
+        Ok(())
+    }
+
+    fn finish(&mut self, meta: FrameMeta) -> Result<(), KernelError> {
+        self.counter.state.finish(meta, self.out)
     }
 }
 

@@ -1,0 +1,132 @@
+// Samples of any type to float32. Products and sums are rounded one after the other, as on the CPU.
+
+#include "samples.cuh"
+
+// Samples of a tile that changes the order.
+constexpr u32 TILE = 1024;
+
+struct Line {
+    float factor32, offset32;
+    double factor64, offset64;
+
+    __device__ Line(double factor, double offset)
+        : factor32((float)factor), offset32((float)offset), factor64(factor), offset64(offset) {}
+
+    __device__ float narrow(float x) const { return __fadd_rn(__fmul_rn(x, factor32), offset32); }
+    __device__ float wide(double x) const {
+        return __double2float_rn(__dadd_rn(__dmul_rn(x, factor64), offset64));
+    }
+    __device__ float of(signed char x) const { return narrow((float)x); }
+    __device__ float of(u8 x) const { return narrow((float)x); }
+    __device__ float of(short x) const { return narrow((float)x); }
+    __device__ float of(int x) const { return wide((double)x); }
+    // A NaN keeps its sign and payload, which arithmetic does not promise.
+    __device__ float of(float x) const {
+        return x == x ? narrow(x) : __uint_as_float(__float_as_uint(x) | 0x00400000u);
+    }
+    __device__ float of(double x) const {
+        u64 bits = (u64)__double_as_longlong(x);
+        u32 nan = (u32)(bits >> 32 & 0x80000000u) | 0x7fc00000u | (u32)(bits >> 29 & 0x003fffffu);
+        return x == x ? wide(x) : __uint_as_float(nan);
+    }
+};
+
+template <class N> struct alignas(4 * sizeof(N) > 16 ? 16 : 4 * sizeof(N)) Four {
+    N x[4];
+};
+
+template <class N> __device__ void straight(const u8* from, u8* to, u64 numbers, Line line) {
+    const N* source = (const N*)from;
+    float* target = (float*)to;
+    u64 step = (u64)gridDim.x * blockDim.x;
+    u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    // Slots begin at multiples of 64 bytes.
+    u64 fours = numbers / 4;
+#pragma unroll 4
+    for (u64 i = first; i < fours; i += step) {
+        Four<N> x = ((const Four<N>*)source)[i];
+        Four<float> y;
+        for (int k = 0; k < 4; k++) y.x[k] = line.of(x.x[k]);
+        ((Four<float>*)target)[i] = y;
+    }
+    for (u64 i = fours * 4 + first; i < numbers; i += step) target[i] = line.of(source[i]);
+}
+
+// `parts` is 2 for complex samples. A tile is `points` points of `wide` channels.
+template <class N>
+__device__ void tiles(const u8* from, u8* to, float* tile, u64 points, u32 channels, u32 parts, u32 tile_points,
+                      u32 wide, bool planar, Line line) {
+    const N* source = (const N*)from;
+    float* target = (float*)to;
+    u64 point = (u64)blockIdx.x * tile_points;
+    u32 channel = blockIdx.z * wide;
+    u32 across = channels - channel < wide ? channels - channel : wide;
+    u32 along = points - point < tile_points ? (u32)(points - point) : tile_points;
+    // One more than the numbers of a row, so that columns lie in different banks.
+    u32 pitch = along * parts | 1;
+    Divider rows(along * parts), columns(across * parts);
+    for (u32 i = threadIdx.x; i < along * across * parts; i += blockDim.x) {
+        u32 c, k;
+        u64 at;
+        if (planar) {
+            u32 p = columns.of(i), rest = i - p * columns.by;
+            c = rest / parts;
+            k = p * parts + rest % parts;
+            at = ((point + p) * channels + channel) * parts + rest;
+        } else {
+            c = rows.of(i);
+            k = i - c * rows.by;
+            at = ((channel + c) * points + point) * parts + k;
+        }
+        tile[c * pitch + k] = line.of(source[at]);
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < along * across * parts; i += blockDim.x) {
+        if (planar) {
+            u32 c = rows.of(i), k = i - c * rows.by;
+            target[((channel + c) * points + point) * parts + k] = tile[c * pitch + k];
+        } else {
+            u32 p = columns.of(i), rest = i - p * columns.by;
+            target[((point + p) * channels + channel) * parts + rest] =
+                tile[rest / parts * pitch + p * parts + rest % parts];
+        }
+    }
+}
+
+// blocks: x along a frame, y frames
+extern "C" __global__ void __launch_bounds__(256)
+    convert_straight(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u64 out_base, u64 out_stride,
+                     u32 out_slots, u32 out_first, u32 scalar, u64 numbers, double factor, double offset) {
+    const u8* from = Ring{in_base, in_stride, in_slots, in_first}.frame(blockIdx.y);
+    u8* to = Ring{out_base, out_stride, out_slots, out_first}.frame(blockIdx.y);
+    Line line(factor, offset);
+    switch (scalar) {
+    case INT8: straight<signed char>(from, to, numbers, line); break;
+    case UINT8: straight<u8>(from, to, numbers, line); break;
+    case INT16: straight<short>(from, to, numbers, line); break;
+    case INT32: straight<int>(from, to, numbers, line); break;
+    case FLOAT32: straight<float>(from, to, numbers, line); break;
+    default: straight<double>(from, to, numbers, line); break;
+    }
+}
+
+// blocks: x along the points, y frames, z along the channels; `planar` is the order of the output
+extern "C" __global__ void __launch_bounds__(256)
+    convert_tiles(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u64 out_base, u64 out_stride,
+                  u32 out_slots, u32 out_first, u32 scalar, u64 points, u32 channels, u32 parts, u32 tile_points,
+                  u32 wide, u32 planar, double factor, double offset) {
+    // A row has at most one number more than it needs, and rows are at most 32.
+    __shared__ float tile[TILE * 2 + 32];
+    const u8* from = Ring{in_base, in_stride, in_slots, in_first}.frame(blockIdx.y);
+    u8* to = Ring{out_base, out_stride, out_slots, out_first}.frame(blockIdx.y);
+    Line line(factor, offset);
+#define TILES(N) tiles<N>(from, to, tile, points, channels, parts, tile_points, wide, planar != 0, line)
+    switch (scalar) {
+    case INT8: TILES(signed char); break;
+    case UINT8: TILES(u8); break;
+    case INT16: TILES(short); break;
+    case INT32: TILES(int); break;
+    case FLOAT32: TILES(float); break;
+    default: TILES(double); break;
+    }
+}

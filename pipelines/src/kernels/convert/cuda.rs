@@ -1,0 +1,189 @@
+//! The CUDA side of `convert`.
+
+use super::super::account::Account;
+use super::super::device::{self, after, code_of, promise, ring, slots, small};
+use daq_core::cuda::{self, Argument, Function, Grid};
+use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
+use daq_core::layout::{Layout, Order};
+use daq_core::ring::{Lease, Slice, SlotsMut};
+
+const THREADS: u32 = 256;
+/// Numbers that a thread converts at a time.
+const WIDTH: usize = 4;
+/// Samples of a tile, and most channels of one.
+const TILE: usize = 1024;
+const MOST_WIDE: usize = 32;
+/// Blocks that a multiprocessor is given.
+const BLOCKS: u32 = 16;
+/// Most frames of one launch.
+const MOST_FRAMES: usize = 65_535;
+
+pub(super) fn build(
+    ordinal: u32,
+    input: &Layout,
+    output: &Layout,
+    factor: f64,
+    offset: f64,
+) -> Result<Box<dyn Kernel>, KernelError> {
+    let (device, module) = device::CONVERT.load(ordinal)?;
+    let reordered = input.order != output.order && input.channels > 1;
+    let name = if reordered {
+        "convert_tiles"
+    } else {
+        "convert_straight"
+    };
+    let function = module.function(name)?;
+    let processors = device.attributes().multiprocessors.max(1).cast_unsigned();
+    let occupancy = function.occupancy(&Grid::line(1, THREADS))?;
+    Ok(Box::new(Converter {
+        scalar: code_of(input.scalar),
+        input_bytes: input.frame_bytes(),
+        output_bytes: output.frame_bytes(),
+        points: input.points,
+        channels: input.channels as usize,
+        parts: if input.complex { 2 } else { 1 },
+        reordered: reordered.then_some(output.order),
+        factor,
+        offset,
+        blocks: processors * BLOCKS,
+        function,
+        occupancy,
+    }))
+}
+
+struct Converter {
+    scalar: Argument,
+    input_bytes: usize,
+    output_bytes: usize,
+    points: usize,
+    channels: usize,
+    parts: usize,
+    /// The order of the output, where it is another one.
+    reordered: Option<Order>,
+    factor: f64,
+    offset: f64,
+    /// Blocks that fill the device.
+    blocks: u32,
+    function: Function,
+    occupancy: f64,
+}
+
+impl Kernel for Converter {
+    fn outputs(&self, frames: usize) -> usize {
+        frames
+    }
+
+    fn occupancy(&self) -> Option<f64> {
+        Some(self.occupancy)
+    }
+
+    fn run(
+        &mut self,
+        burst: &Lease<'_>,
+        out: &mut SlotsMut<'_>,
+        on: Stream<'_>,
+    ) -> Result<Submitted, KernelError> {
+        let stream = device::stream(on)?;
+        let from = slots(burst)?;
+        let mut account = Account::default();
+        let (mut first, mut to) = (0, out.slice());
+        for (i, frame) in burst.iter().enumerate() {
+            if frame.meta().length < self.input_bytes {
+                account.fail();
+                self.launch(stream, &after(&from, first), &to, i - first)?;
+                (first, to) = (i + 1, out.slice());
+                continue;
+            }
+            promise(out, self.output_bytes, *frame.meta())?;
+            account.take();
+        }
+        self.launch(stream, &after(&from, first), &to, burst.len() - first)?;
+        Ok(account.submit())
+    }
+}
+
+impl Converter {
+    /// Converts frames that follow each other in both rings.
+    fn launch(
+        &self,
+        stream: &cuda::Stream,
+        from: &Slice,
+        to: &Slice,
+        frames: usize,
+    ) -> Result<(), KernelError> {
+        let mut done = 0;
+        while done < frames {
+            let now = (frames - done).min(MOST_FRAMES);
+            self.launch_some(stream, &after(from, done), &after(to, done), now)?;
+            done += now;
+        }
+        Ok(())
+    }
+
+    fn launch_some(
+        &self,
+        stream: &cuda::Stream,
+        from: &Slice,
+        to: &Slice,
+        frames: usize,
+    ) -> Result<(), KernelError> {
+        let ([a, b, c, d], [e, f, g, h]) = (ring(from), ring(to));
+        let (factor, offset) = (Argument::F64(self.factor), Argument::F64(self.offset));
+        let across = small(frames);
+        if let Some(order) = self.reordered {
+            let wide = self.channels.min(MOST_WIDE);
+            let tile_points = TILE / wide;
+            let grid = Grid {
+                blocks: [
+                    small(self.points.div_ceil(tile_points)),
+                    across,
+                    small(self.channels.div_ceil(wide)),
+                ],
+                ..Grid::line(1, THREADS)
+            };
+            let arguments = [
+                a,
+                b,
+                c,
+                d,
+                e,
+                f,
+                g,
+                h,
+                self.scalar,
+                Argument::U64(self.points as u64),
+                Argument::U32(small(self.channels)),
+                Argument::U32(small(self.parts)),
+                Argument::U32(small(tile_points)),
+                Argument::U32(small(wide)),
+                Argument::U32(u32::from(order == Order::Planar)),
+                factor,
+                offset,
+            ];
+            self.function.launch(stream, &grid, &arguments)?;
+        } else {
+            let numbers = self.points * self.channels * self.parts;
+            let most = small(numbers.div_ceil(THREADS as usize * WIDTH)).max(1);
+            let grid = Grid {
+                blocks: [most.min(self.blocks.div_ceil(across)), across, 1],
+                ..Grid::line(1, THREADS)
+            };
+            let arguments = [
+                a,
+                b,
+                c,
+                d,
+                e,
+                f,
+                g,
+                h,
+                self.scalar,
+                Argument::U64(numbers as u64),
+                factor,
+                offset,
+            ];
+            self.function.launch(stream, &grid, &arguments)?;
+        }
+        Ok(())
+    }
+}

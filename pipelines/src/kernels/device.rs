@@ -1,0 +1,126 @@
+//! What the CUDA sides of the kernels share: their code, and the ways to a burst's slots.
+
+use crate::sys::device_code;
+use daq_core::cuda::{self, Argument, Device, Module};
+use daq_core::frame::FrameMeta;
+use daq_core::kernel::{KernelError, Stream};
+use daq_core::layout::{Layout, Scalar};
+use daq_core::ring::{Lease, Slice, SlotsMut};
+use std::sync::Arc;
+
+#[cfg(test)]
+mod tests;
+
+/// Bytes of a frame that device code counts in 32 bits.
+const MOST_BYTES: usize = 1 << 31;
+/// Most channels that a grid has room for.
+const MOST_CHANNELS: u32 = 1 << 20;
+
+/// Device code of a kernel, as PTX for compute capability 7.0.
+pub(super) struct Code {
+    name: &'static str,
+    ptx: &'static [u8],
+}
+
+macro_rules! code {
+    ($name:literal) => {
+        Code {
+            name: $name,
+            ptx: include_bytes!(concat!("ptx/", $name, ".ptx")),
+        }
+    };
+}
+
+pub(super) const CONVERT: Code = code!("convert");
+pub(super) const POWER_SPECTRUM: Code = code!("power_spectrum");
+pub(super) const STATS: Code = code!("stats");
+
+impl Code {
+    /// Loads the code on a device.
+    pub(super) fn load(&self, ordinal: u32) -> Result<(&'static Device, Arc<Module>), KernelError> {
+        let device = Device::open(ordinal)?;
+        let module = device_code::built_in(device, self.name, self.ptx)?;
+        Ok((device, module))
+    }
+}
+
+/// Whether frames of `input` are small enough for device code.
+pub(super) fn can_count(input: &Layout) -> bool {
+    input.frame_bytes() < MOST_BYTES && input.channels <= MOST_CHANNELS
+}
+
+/// A type's number in device code.
+pub(super) const fn code_of(scalar: Scalar) -> Argument {
+    Argument::U32(match scalar {
+        Scalar::Int8 => 0,
+        Scalar::Uint8 => 1,
+        Scalar::Int16 => 2,
+        Scalar::Int32 => 3,
+        Scalar::Float32 => 4,
+        Scalar::Float64 => 5,
+    })
+}
+
+/// A count that is known to fit into 32 bits.
+pub(super) fn small(count: impl TryInto<u32>) -> u32 {
+    count.try_into().unwrap_or(u32::MAX)
+}
+
+/// A ring's slots from the first of `slice` on, as device code takes them.
+pub(super) fn ring(slice: &Slice) -> [Argument; 4] {
+    [
+        Argument::U64(slice.base),
+        Argument::U64(slice.stride as u64),
+        Argument::U32(small(slice.slots)),
+        Argument::U32(small(slice.first)),
+    ]
+}
+
+/// The slots from `frames` further on.
+pub(super) const fn after(slice: &Slice, frames: usize) -> Slice {
+    Slice {
+        first: (slice.first + frames) % slice.slots,
+        ..*slice
+    }
+}
+
+/// The stream that work is put on.
+pub(super) fn stream(on: Stream<'_>) -> Result<&cuda::Stream, KernelError> {
+    match on {
+        Stream::Cuda(stream) => Ok(stream),
+        _ => Err(not_device("stream")),
+    }
+}
+
+/// The slots of a burst.
+pub(super) fn slots(burst: &Lease<'_>) -> Result<Slice, KernelError> {
+    if burst.frame(0).bytes().is_some() {
+        return Err(not_device("input ring"));
+    }
+    burst.slice().ok_or_else(|| not_device("input ring"))
+}
+
+/// Describes the current slot of `out`, a frame of `bytes` bytes that is written later, by `meta`.
+pub(super) fn promise(
+    out: &mut SlotsMut<'_>,
+    bytes: usize,
+    meta: FrameMeta,
+) -> Result<(), KernelError> {
+    if out.bytes_mut().is_some() {
+        return Err(not_device("output ring"));
+    }
+    super::check_slot(out.remaining(), out.slice().stride, bytes)?;
+    out.finish(FrameMeta {
+        length: bytes,
+        places: 0,
+        arrived: 0,
+        ..meta
+    });
+    Ok(())
+}
+
+fn not_device(which: &str) -> KernelError {
+    KernelError::Defect(format!(
+        "the {which} is not on the GPU, where this side of a kernel works; this is a defect in daq"
+    ))
+}

@@ -1,0 +1,89 @@
+use daq_core::cuda::{Compiler, Source, Target};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What the PTX is made with: a compiler whose output drivers from 525 on read, for GPUs from Volta on.
+const VERSION: (i32, i32) = (12, 0);
+const TARGET: Target = Target::Ptx(7, 0);
+const OPTIONS: [&str; 1] = ["--std=c++17"];
+
+const HEADERS: [(&str, &str); 1] = [("samples.cuh", include_str!("../samples.cuh"))];
+const SOURCES: [(&str, &str, &[u8]); 3] = [
+    ("convert", include_str!("../convert.cu"), super::CONVERT.ptx),
+    (
+        "power_spectrum",
+        include_str!("../power_spectrum.cu"),
+        super::POWER_SPECTRUM.ptx,
+    ),
+    ("stats", include_str!("../stats.cu"), super::STATS.ptx),
+];
+
+/// The compiler in the tests' Python environment.
+fn in_python() -> Option<PathBuf> {
+    let python = PathBuf::from(std::env::var_os("DAQ_TEST_PYTHON")?);
+    let libraries = python.parent()?.parent()?.join("lib");
+    let versions = std::fs::read_dir(libraries).ok()?;
+    versions
+        .flatten()
+        .map(|version| {
+            version
+                .path()
+                .join("site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
+        })
+        .find(|library| library.is_file())
+}
+
+/// The committed PTX is what the sources compile to; `DAQ_UPDATE=1` rewrites it.
+#[test]
+fn the_code_is_that_of_the_sources() {
+    if std::env::var_os("DAQ_NVRTC").is_none()
+        && let Some(library) = in_python()
+    {
+        // The library is looked for once a process, so another one is told where it is.
+        let name = std::thread::current().name().unwrap().to_owned();
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &name, "--nocapture"])
+            .env("DAQ_NVRTC", library)
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let compiler = match Compiler::find() {
+        Ok(compiler) if compiler.version() == VERSION => compiler,
+        Ok(compiler) => {
+            let ((major, minor), (wanted, point)) = (compiler.version(), VERSION);
+            eprintln!(
+                "skipped: libnvrtc is {major}.{minor}, the code was made with {wanted}.{point}"
+            );
+            return;
+        }
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            return;
+        }
+    };
+    for (name, text, committed) in SOURCES {
+        let file = format!("{name}.cu");
+        let source = Source {
+            name: &file,
+            text,
+            headers: &HEADERS,
+        };
+        let mut made = compiler
+            .compile(&source, TARGET, &OPTIONS)
+            .unwrap_or_else(|error| panic!("{error}"));
+        while made.last() == Some(&0) {
+            made.pop();
+        }
+        if std::env::var_os("DAQ_UPDATE").is_some() {
+            let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kernels/ptx");
+            std::fs::write(directory.join(format!("{name}.ptx")), &made).unwrap();
+        } else {
+            assert!(
+                made == committed,
+                "{name}.ptx is not what {file} compiles to: run the tests once with DAQ_UPDATE=1"
+            );
+        }
+    }
+}

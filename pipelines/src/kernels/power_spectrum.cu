@@ -1,0 +1,434 @@
+// Averaged power spectra.
+//
+// Blocks of samples are transformed in shared memory by Stockham's algorithm: passes of radix 2, 3, 4, 5, 7 or 8, each
+// of which leaves the data sorted, so that no reordering is left over. A thread keeps its points in registers while
+// they are rewritten, so one buffer suffices. Longer transforms of A * B points go through memory once: columns of
+// length A, then rows of length B (Bailey's four steps without the last transposition):
+//
+//   x[b + B a]  --columns-->  y[ka, b]  --times w^(b ka)-->  --rows-->  X[ka + A kb]
+//
+// Where samples are real, two successive blocks are the real and the imaginary part of one transform. The sums of
+// |Z|^2 are folded into those of both: |A[k]|^2 + |B[k]|^2 = (|Z[k]|^2 + |Z[N-k]|^2) / 2.
+
+#include "samples.cuh"
+
+// Most points of a transform that a thread holds.
+constexpr int POINTS = 16;
+constexpr int MOST_THREADS = 512;
+
+struct alignas(8) Complex {
+    float x, y;
+};
+
+__device__ inline Complex operator+(Complex a, Complex b) { return {a.x + b.x, a.y + b.y}; }
+__device__ inline Complex operator-(Complex a, Complex b) { return {a.x - b.x, a.y - b.y}; }
+__device__ inline Complex operator*(Complex a, Complex b) {
+    return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x};
+}
+// a times -i
+__device__ inline Complex turned(Complex a) { return {a.y, -a.x}; }
+
+// Transforms of R points, in place.
+template <int R> struct Small {
+    // For odd R, by pairs of points whose roots are conjugate.
+    __device__ __forceinline__ static void run(Complex* v) {
+        constexpr float COS[3][7] = {{1.0f, -0.5f, -0.5f},
+                                     {1.0f, 0.30901699437494742f, -0.80901699437494742f, -0.80901699437494742f,
+                                      0.30901699437494742f},
+                                     {1.0f, 0.62348980185873353f, -0.22252093395631440f, -0.90096886790241913f,
+                                      -0.90096886790241913f, -0.22252093395631440f, 0.62348980185873353f}};
+        constexpr float SIN[3][7] = {{0.0f, 0.86602540378443865f, -0.86602540378443865f},
+                                     {0.0f, 0.95105651629515357f, 0.58778525229247313f, -0.58778525229247313f,
+                                      -0.95105651629515357f},
+                                     {0.0f, 0.78183148246802981f, 0.97492791218182361f, 0.43388373911755812f,
+                                      -0.43388373911755812f, -0.97492791218182361f, -0.78183148246802981f}};
+        constexpr int H = R / 2, T = (R - 3) / 2;
+        Complex sum[H], difference[H], zero = v[0];
+#pragma unroll
+        for (int i = 0; i < H; i++) {
+            sum[i] = v[1 + i] + v[R - 1 - i];
+            difference[i] = v[1 + i] - v[R - 1 - i];
+            v[0] = v[0] + sum[i];
+        }
+#pragma unroll
+        for (int k = 1; k <= H; k++) {
+            Complex even = zero, odd = {0.0f, 0.0f};
+#pragma unroll
+            for (int i = 0; i < H; i++) {
+                float c = COS[T][k * (i + 1) % R], s = SIN[T][k * (i + 1) % R];
+                even = even + Complex{c * sum[i].x, c * sum[i].y};
+                odd = odd + Complex{s * difference[i].x, s * difference[i].y};
+            }
+            v[k] = even + turned(odd);
+            v[R - k] = even - turned(odd);
+        }
+    }
+};
+
+template <> struct Small<2> {
+    __device__ __forceinline__ static void run(Complex* v) {
+        Complex a = v[0];
+        v[0] = a + v[1];
+        v[1] = a - v[1];
+    }
+};
+
+template <> struct Small<4> {
+    __device__ __forceinline__ static void run(Complex* v) {
+        Complex a = v[0] + v[2], b = v[0] - v[2], c = v[1] + v[3], d = turned(v[1] - v[3]);
+        v[0] = a + c;
+        v[1] = b + d;
+        v[2] = a - c;
+        v[3] = b - d;
+    }
+};
+
+template <> struct Small<8> {
+    __device__ __forceinline__ static void run(Complex* v) {
+        constexpr float HALF = 0.70710678118654752f;
+        Complex even[4] = {v[0], v[2], v[4], v[6]}, odd[4] = {v[1], v[3], v[5], v[7]};
+        Small<4>::run(even);
+        Small<4>::run(odd);
+        odd[1] = Complex{HALF * (odd[1].x + odd[1].y), HALF * (odd[1].y - odd[1].x)};
+        odd[2] = turned(odd[2]);
+        odd[3] = Complex{HALF * (odd[3].y - odd[3].x), -HALF * (odd[3].x + odd[3].y)};
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            v[k] = even[k] + odd[k];
+            v[k + 4] = even[k] - odd[k];
+        }
+    }
+};
+
+// `count` transforms of `size` points side by side in shared memory.
+struct Batch {
+    Complex* buffer;
+    const Complex* roots; // exp(-2 pi i k / size)
+    u64 radices;          // four bits each, the first pass lowest
+    u32 size, count;
+
+    // Points are spread so that those at a distance of a small power of two lie in different banks; so are transforms.
+    __device__ static u32 place(u32 point) { return point + (point >> 4); }
+    __device__ u32 pitch() const { return place(size) | 1; }
+    __device__ u32 at(u32 transform, u32 point) const { return transform * pitch() + place(point); }
+
+    // One pass; `done` is the product of the radices before. The last pass adds squared magnitudes to `sums` if asked.
+    template <int R> __device__ __forceinline__ void pass(u32 done, bool squares, double (&sums)[POINTS]) const {
+        constexpr int K = POINTS / R;
+        u32 across = size / R, work = across * count;
+        u32 stride = size / (done * R);
+        Divider by_transform(across), by_done(done);
+        Complex v[K][R];
+#pragma unroll
+        for (int q = 0; q < K; q++) {
+            u32 i = threadIdx.x + q * blockDim.x;
+            if (i >= work) continue;
+            u32 t = by_transform.of(i), j = i - t * across;
+            u32 k = j - by_done.of(j) * done;
+            const Complex* from = buffer + t * pitch();
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                v[q][r] = from[place(j + r * across)];
+                if (r > 0 && done > 1) v[q][r] = v[q][r] * roots[k * r * stride];
+            }
+            Small<R>::run(v[q]);
+        }
+        if (squares && done * R == size) {
+#pragma unroll
+            for (int q = 0; q < K; q++) {
+                if (threadIdx.x + q * blockDim.x >= work) continue;
+#pragma unroll
+                for (int r = 0; r < R; r++) {
+                    Complex z = v[q][r];
+                    sums[q * R + r] += (double)(z.x * z.x + z.y * z.y);
+                }
+            }
+            __syncthreads();
+            return;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int q = 0; q < K; q++) {
+            u32 i = threadIdx.x + q * blockDim.x;
+            if (i >= work) continue;
+            u32 t = by_transform.of(i), j = i - t * across;
+            u32 block = by_done.of(j), k = j - block * done;
+            Complex* to = buffer + t * pitch();
+#pragma unroll
+            for (int r = 0; r < R; r++) to[place(block * done * R + k + r * done)] = v[q][r];
+        }
+        __syncthreads();
+    }
+
+    // All passes over what is in the buffer. Other threads' points must be visible.
+    __device__ __forceinline__ void run(bool squares, double (&sums)[POINTS]) const {
+        u32 done = 1;
+        for (u64 rest = radices; rest != 0; rest >>= 4) {
+            u32 radix = (u32)rest & 15;
+            switch (radix) {
+            case 2: pass<2>(done, squares, sums); break;
+            case 3: pass<3>(done, squares, sums); break;
+            case 4: pass<4>(done, squares, sums); break;
+            case 5: pass<5>(done, squares, sums); break;
+            case 7: pass<7>(done, squares, sums); break;
+            default: pass<8>(done, squares, sums); break;
+            }
+            done *= radix;
+        }
+    }
+
+    // Puts the sums of the last pass where its points were.
+    template <int R> __device__ __forceinline__ void spread(double* to, const double (&sums)[POINTS]) const {
+        constexpr int K = POINTS / R;
+        u32 across = size / R;
+        Divider by_transform(across);
+#pragma unroll
+        for (int q = 0; q < K; q++) {
+            u32 i = threadIdx.x + q * blockDim.x;
+            if (i >= across * count) continue;
+            u32 t = by_transform.of(i), j = i - t * across;
+#pragma unroll
+            for (int r = 0; r < R; r++) to[at(t, j + r * across)] = sums[q * R + r];
+        }
+    }
+
+    __device__ __forceinline__ void spread(double* to, const double (&sums)[POINTS]) const {
+        u64 rest = radices;
+        while (rest >> 4 != 0) rest >>= 4;
+        switch (rest) {
+        case 2: spread<2>(to, sums); break;
+        case 3: spread<3>(to, sums); break;
+        case 4: spread<4>(to, sums); break;
+        case 5: spread<5>(to, sums); break;
+        case 7: spread<7>(to, sums); break;
+        default: spread<8>(to, sums); break;
+        }
+    }
+};
+
+// The samples of a run of frames. Spectrum `s` of the run is spectrum `origin + s` counted from the first frame.
+struct Samples {
+    Ring ring;
+    u32 scalar, complex;
+    u64 point_step, channel_step; // in samples
+    u64 hop, spectra, origin;
+
+    // The first sample of a block.
+    __device__ const u8* start(u64 s, u32 channel) const {
+        u64 frame = (origin + s) / spectra, i = (origin + s) % spectra;
+        u64 bytes = scalar == FLOAT64 ? 8 : scalar >= INT32 ? 4 : scalar == INT16 ? 2 : 1;
+        return ring.frame(frame) + (channel * channel_step + i * hop * point_step) * (bytes << complex);
+    }
+};
+
+// Fills the buffer with blocks that begin at `starts`, two for each transform where samples are real; null stands for
+// zeroes. Point `e` of transform `t` is point `first + t * t_step + e * e_step` of its block.
+template <class N>
+__device__ void fill(const Batch& batch, const Samples& in, const u8* const* starts, const float* window, u32 first,
+                     u32 t_step, u32 e_step, u32 count, bool columns) {
+    Divider by(columns ? batch.count : batch.size);
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < batch.size * batch.count; i += blockDim.x) {
+        u32 high = by.of(i), low = i - high * by.by;
+        u32 t = columns ? low : high, e = columns ? high : low;
+        u32 point = first + t * t_step + e * e_step;
+        u32 which = columns ? 0 : 2 * t;
+        const N *a = (const N*)starts[which], *b = (const N*)starts[which + 1];
+        Complex z = {0.0f, 0.0f};
+        if (t < count && a != nullptr) {
+            float w = window[point];
+            u64 at = point * in.point_step;
+            if (in.complex) {
+                z = Complex{(float)a[2 * at] * w, (float)a[2 * at + 1] * w};
+            } else {
+                z.x = (float)a[at] * w;
+                if (b != nullptr) z.y = (float)b[at] * w;
+            }
+        }
+        batch.buffer[batch.at(t, e)] = z;
+    }
+}
+
+__device__ inline void fill_any(const Batch& batch, const Samples& in, const u8* const* starts, const float* window,
+                                u32 first, u32 t_step, u32 e_step, u32 count, bool columns) {
+#define FILL(N) fill<N>(batch, in, starts, window, first, t_step, e_step, count, columns)
+    switch (in.scalar) {
+    case INT8: FILL(signed char); break;
+    case UINT8: FILL(u8); break;
+    case INT16: FILL(short); break;
+    case INT32: FILL(int); break;
+    case FLOAT32: FILL(float); break;
+    default: FILL(double); break;
+    }
+}
+
+// Piece `q` of `pieces` of output `o`: spectra `begin` to `end` of the run.
+struct Piece {
+    u64 begin, end;
+
+    __device__ Piece(Cut cut, u64 chunk, u32 pieces, u32 index) {
+        u64 o = index / pieces, q = index % pieces;
+        u64 stop = cut.end(o);
+        begin = cut.begin(o) + q * chunk;
+        begin = begin < stop ? begin : stop;
+        end = begin + chunk < stop ? begin + chunk : stop;
+    }
+};
+
+// Short transforms from samples to sums: `partial` gets `bins` numbers for each piece and channel.
+// blocks: (output, piece, channel), the channel running fastest
+extern "C" __global__ void __launch_bounds__(MOST_THREADS)
+    power_spectrum_short(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
+                         u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u64 total, u64 left,
+                         u64 each, u64 chunk, u32 pieces, u32 channels, u32 size, u32 count, u64 radices,
+                         const float* window, const Complex* roots, double* partial) {
+    extern __shared__ Complex shared[];
+    Batch batch = {shared, roots, radices, size, count};
+    const u8** starts = (const u8**)(shared + count * batch.pitch());
+    Samples in = {{in_base, in_stride, in_slots, in_first}, scalar, complex, point_step, channel_step,
+                  hop, spectra, origin};
+    u32 channel = blockIdx.x % channels;
+    Piece piece(Cut{total, left, each}, chunk, pieces, blockIdx.x / channels);
+    if (piece.begin >= piece.end) return;
+    double sums[POINTS] = {};
+    u32 blocks = complex ? count : 2 * count;
+    for (u64 s = piece.begin; s < piece.end; s += blocks) {
+        for (u32 t = threadIdx.x; t < 2 * count; t += blockDim.x) {
+            u64 mine = s + (complex ? t / 2 : t);
+            starts[t] = mine < piece.end ? in.start(mine, channel) : nullptr;
+        }
+        __syncthreads();
+        fill_any(batch, in, starts, window, 0, 0, 1, count, false);
+        __syncthreads();
+        batch.run(true, sums);
+    }
+    double* spread = (double*)shared;
+    batch.spread(spread, sums);
+    __syncthreads();
+    u32 bins = complex ? size : size / 2 + 1;
+    for (u32 k = threadIdx.x; k < bins; k += blockDim.x) {
+        u32 mirrored = complex || k == 0 ? k : size - k;
+        double sum = 0.0;
+        for (u32 t = 0; t < count; t++) sum += (spread[batch.at(t, k)] + spread[batch.at(t, mirrored)]) / 2.0;
+        partial[(u64)blockIdx.x * bins + k] = sum;
+    }
+}
+
+// The columns of long transforms: `work` gets `down` * `across` points for each spectrum and channel, of which only
+// those of a pair's first spectrum are written where samples are real.
+// blocks: (spectrum, channel, group of `count` columns), the group running fastest
+extern "C" __global__ void __launch_bounds__(MOST_THREADS)
+    power_spectrum_columns(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
+                           u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u64 total, u64 left,
+                           u64 each, u64 chunk, u32 channels, u32 down, u32 across, u32 count, u64 radices,
+                           const float* window, const Complex* roots, const Complex* all_roots, Complex* work) {
+    extern __shared__ Complex shared[];
+    Batch batch = {shared, roots, radices, down, count};
+    const u8** starts = (const u8**)(shared + count * batch.pitch());
+    Samples in = {{in_base, in_stride, in_slots, in_first}, scalar, complex, point_step, channel_step,
+                  hop, spectra, origin};
+    u32 groups = (across + count - 1) / count;
+    u32 first = blockIdx.x % groups * count;
+    u32 index = blockIdx.x / groups;
+    u32 channel = index % channels;
+    u64 s = index / channels;
+    Cut cut = {total, left, each};
+    u64 o = cut.output_of(s);
+    u64 inside = (s - cut.begin(o)) % chunk;
+    if (!complex && inside % 2 == 1) return;
+    bool paired = !complex && inside + 1 < chunk && s + 1 < cut.end(o);
+    if (threadIdx.x == 0) {
+        starts[0] = in.start(s, channel);
+        starts[1] = paired ? in.start(s + 1, channel) : nullptr;
+    }
+    __syncthreads();
+    u32 valid = across - first < count ? across - first : count;
+    fill_any(batch, in, starts, window, first, 1, across, valid, true);
+    __syncthreads();
+    double none[POINTS];
+    batch.run(false, none);
+    Complex* to = work + (u64)index * down * across;
+    Divider by(count);
+    for (u32 i = threadIdx.x; i < down * count; i += blockDim.x) {
+        u32 ka = by.of(i), t = i - ka * count, b = first + t;
+        if (t < valid) to[(u64)ka * across + b] = batch.buffer[batch.at(t, ka)] * all_roots[(u64)b * ka];
+    }
+}
+
+// The rows of long transforms: `partial` gets `down` * `across` numbers for each piece and channel.
+// blocks: (output, piece, channel, group of `count` rows), the group running fastest
+extern "C" __global__ void __launch_bounds__(MOST_THREADS)
+    power_spectrum_rows(u32 complex, u64 total, u64 left, u64 each, u64 chunk, u32 pieces, u32 channels, u32 down,
+                        u32 across, u32 count, u64 radices, const Complex* roots, const Complex* work,
+                        double* partial) {
+    extern __shared__ Complex shared[];
+    Batch batch = {shared, roots, radices, across, count};
+    u32 groups = (down + count - 1) / count;
+    u32 first = blockIdx.x % groups * count;
+    u32 index = blockIdx.x / groups;
+    u32 channel = index % channels;
+    Piece piece(Cut{total, left, each}, chunk, pieces, index / channels);
+    if (piece.begin >= piece.end) return;
+    u32 valid = down - first < count ? down - first : count;
+    u64 size = (u64)down * across;
+    double sums[POINTS] = {};
+    Divider by(across);
+    for (u64 s = piece.begin; s < piece.end; s += complex ? 1 : 2) {
+        const Complex* from = work + (s * channels + channel) * size + (u64)first * across;
+#pragma unroll 4
+        for (u32 i = threadIdx.x; i < across * count; i += blockDim.x) {
+            u32 t = by.of(i), e = i - t * across;
+            batch.buffer[batch.at(t, e)] = t < valid ? from[i] : Complex{0.0f, 0.0f};
+        }
+        __syncthreads();
+        batch.run(true, sums);
+    }
+    double* spread = (double*)shared;
+    batch.spread(spread, sums);
+    __syncthreads();
+    double* to = partial + (u64)index * size + first;
+    Divider by_row(count);
+    for (u32 i = threadIdx.x; i < across * count; i += blockDim.x) {
+        u32 kb = by_row.of(i), t = i - kb * count;
+        if (t < valid) to[(u64)kb * down + t] = spread[batch.at(t, kb)];
+    }
+}
+
+// Adds up the pieces of each output and what was carried over, and writes the output, or what is carried on.
+// `size` is not 0 where partial sums are still to be folded.
+// blocks: (output, channel, 32 bins), the bins running fastest; 256 threads
+extern "C" __global__ void __launch_bounds__(256)
+    power_spectrum_combine(const double* partial, u64 total, u64 left, u64 each, u64 chunk, u32 pieces, u32 channels,
+                           u32 bins, u32 width, u32 fold, u32 complete, u64 carried, double* carry, u64 out_base,
+                           u64 out_stride, u32 out_slots, u32 out_first, double factor, u32 shift, u32 db) {
+    __shared__ double lanes[8][33];
+    u32 tiles = (bins + 31) / 32;
+    u32 lane = threadIdx.x % 32, row = threadIdx.x / 32;
+    u32 k = blockIdx.x % tiles * 32 + lane;
+    u32 channel = blockIdx.x / tiles % channels, o = blockIdx.x / tiles / channels;
+    Cut cut = {total, left, each};
+    u32 mine = (u32)((cut.end(o) - cut.begin(o) + chunk - 1) / chunk);
+    u32 mirrored = fold && k > 0 ? width - k : k;
+    double sum = 0.0;
+    if (k < bins) {
+#pragma unroll 4
+        for (u32 q = row; q < mine; q += 8) {
+            const double* from = partial + (((u64)o * pieces + q) * channels + channel) * width;
+            sum += fold ? (from[k] + from[mirrored]) / 2.0 : from[k];
+        }
+    }
+    lanes[row][lane] = sum;
+    __syncthreads();
+    if (row != 0 || k >= bins) return;
+    for (u32 other = 1; other < 8; other++) sum += lanes[other][lane];
+    u64 at = (u64)channel * bins + k;
+    if (o == 0 && carried != 0) sum += ((const double*)carried)[at];
+    if (o >= complete) {
+        carry[at] = sum;
+        return;
+    }
+    double power = sum * factor;
+    u32 place = shift ? (k + bins / 2) % bins : k;
+    float* to = (float*)Ring{out_base, out_stride, out_slots, out_first}.frame(o);
+    to[(u64)channel * bins + place] = (float)(db ? 10.0 * log10(power) : power);
+}

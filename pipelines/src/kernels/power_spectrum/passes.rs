@@ -1,0 +1,221 @@
+//! How the CUDA side cuts transforms into passes, and how many threads they take.
+
+use std::f64::consts::TAU;
+
+/// Longest transform.
+const MOST_SIZE: usize = 1 << 20;
+/// Points of transforms that a thread holds at a time, as in the device code.
+const POINTS: usize = 16;
+/// Most threads of a block, as in the device code.
+const MOST_THREADS: usize = 512;
+/// Points that a block has at a time where the sizes leave a choice.
+const USUAL_POINTS: usize = 4096;
+/// Most short transforms side by side.
+const MOST_SIDE_BY_SIDE: usize = 64;
+
+/// Whether transforms of `size` points can be done.
+pub(super) fn has(size: usize) -> bool {
+    (2..=MOST_SIZE).contains(&size) && Radices::of(size).is_some()
+}
+
+/// The radices of the passes, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Radices {
+    /// Four bits each, the first lowest.
+    packed: u64,
+    count: u32,
+}
+
+impl Radices {
+    /// `None` where `size` has a prime factor above 7 or takes more than 16 passes.
+    fn of(size: usize) -> Option<Self> {
+        let mut radices = Self {
+            packed: 0,
+            count: 0,
+        };
+        let mut rest = size;
+        // Two passes of radix 4 instead of one of 2 and one of 8.
+        let twos = size.trailing_zeros();
+        let fours = match twos % 3 {
+            0 => 0,
+            1 if twos >= 4 => 2,
+            1 => 0,
+            _ => 1,
+        };
+        for radix in std::iter::repeat_n(4, fours).chain([3, 5, 7, 8, 2]) {
+            let most = if radix == 4 { 1 } else { u32::MAX };
+            let mut times = 0;
+            while rest.is_multiple_of(radix) && times < most {
+                radices.push(radix)?;
+                rest /= radix;
+                times += 1;
+            }
+        }
+        (rest == 1).then_some(radices)
+    }
+
+    fn push(&mut self, radix: usize) -> Option<()> {
+        if self.count == 16 {
+            return None;
+        }
+        self.packed |= (radix as u64) << (4 * self.count);
+        self.count += 1;
+        Some(())
+    }
+
+    fn iter(self) -> impl Iterator<Item = usize> {
+        (0..self.count).map(move |i| (self.packed >> (4 * i) & 15) as usize)
+    }
+}
+
+/// Transforms of one length that a block does side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Batch {
+    pub(super) size: usize,
+    pub(super) count: usize,
+    /// As the device code takes them.
+    pub(super) radices: u64,
+    pub(super) threads: usize,
+    /// Bytes of shared memory.
+    pub(super) shared: usize,
+}
+
+impl Batch {
+    /// `None` where they are too many for a block with `most_shared` bytes of shared memory.
+    fn new(size: usize, count: usize, most_shared: usize) -> Option<Self> {
+        let radices = Radices::of(size)?;
+        let threads = radices
+            .iter()
+            .map(|radix| (size / radix * count).div_ceil(POINTS / radix))
+            .max()?
+            .next_multiple_of(32);
+        // Points are spread and transforms set apart as the device code's `Batch` says; behind them are two addresses
+        // for each transform.
+        let pitch = (size + size / 16) | 1;
+        let shared = count * (pitch + 2) * 8;
+        let fits = threads <= MOST_THREADS && shared <= most_shared;
+        fits.then_some(Self {
+            size,
+            count,
+            radices: radices.packed,
+            threads,
+            shared,
+        })
+    }
+
+    /// As many as are usual, at most `most`.
+    fn usual(size: usize, most: usize, most_shared: usize) -> Option<Self> {
+        let wanted = (USUAL_POINTS / size)
+            .min(MOST_SIDE_BY_SIDE)
+            .min(most)
+            .max(1);
+        (1..=wanted)
+            .rev()
+            .find_map(|count| Self::new(size, count, most_shared))
+    }
+}
+
+/// How transforms of one size are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Passes {
+    /// In shared memory.
+    Short(Batch),
+    /// Columns, then rows.
+    Long { columns: Batch, rows: Batch },
+}
+
+impl Passes {
+    /// For transforms of `size` points, of which up to `most` go into one sum, in blocks with `most_shared` bytes of
+    /// shared memory. `None` where [`has`] says so.
+    pub(super) fn new(size: usize, most: usize, most_shared: usize) -> Option<Self> {
+        if !has(size) {
+            return None;
+        }
+        if let Some(batch) = Batch::usual(size, most, most_shared) {
+            return Some(Self::Short(batch));
+        }
+        // Columns and rows about as long as each other.
+        (2..=size.isqrt())
+            .rev()
+            .filter(|down| size.is_multiple_of(*down))
+            .find_map(|down| {
+                let across = size / down;
+                Some(Self::Long {
+                    columns: Batch::usual(down, across, most_shared)?,
+                    rows: Batch::usual(across, down, most_shared)?,
+                })
+            })
+    }
+}
+
+/// `exp(-2 π i k / size)` for every `k` below `size`, real and imaginary parts in float32.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the transform is float32; the angle is not"
+)]
+pub(super) fn roots(size: usize) -> impl Iterator<Item = [f32; 2]> {
+    (0..size).map(move |k| {
+        let (sin, cos) = (TAU * k as f64 / size as f64).sin_cos();
+        [cos as f32, -sin as f32]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn radices_multiply_to_the_size() {
+        let mut had = 0;
+        for size in 2..=5000 {
+            let mut rest = size;
+            for prime in [2, 3, 5, 7] {
+                while rest % prime == 0 {
+                    rest /= prime;
+                }
+            }
+            assert_eq!(has(size), rest == 1, "{size}");
+            let Some(radices) = Radices::of(size) else {
+                continue;
+            };
+            had += 1;
+            assert_eq!(radices.iter().product::<usize>(), size);
+            assert!(
+                radices.iter().all(|radix| (2..=8).contains(&radix)),
+                "{size}"
+            );
+        }
+        assert!(had > 200, "{had} sizes");
+        let order = |size| Radices::of(size).unwrap().iter().collect::<Vec<_>>();
+        assert_eq!(order(4096), [8, 8, 8, 8]);
+        assert_eq!(order(8192), [4, 4, 8, 8, 8]);
+        assert_eq!(order(16_384), [4, 8, 8, 8, 8]);
+        assert!(!has(1) && !has(1 << 21) && !has(11));
+    }
+
+    #[test]
+    fn every_size_has_passes_that_a_block_can_do() {
+        let smooth = (2..=MOST_SIZE).filter(|size| has(*size));
+        // 48 KiB, Turing's 64 KiB, Hopper's 227 KiB
+        for (size, shared) in smooth.flat_map(|size| [48, 64, 227].map(|kib| (size, kib << 10))) {
+            let batches = match Passes::new(size, 7, shared) {
+                Some(Passes::Short(batch)) => {
+                    assert_eq!(batch.size, size);
+                    vec![batch]
+                }
+                Some(Passes::Long { columns, rows }) => {
+                    assert_eq!(columns.size * rows.size, size);
+                    vec![columns, rows]
+                }
+                None => panic!("{size} points with {shared} bytes"),
+            };
+            for batch in batches {
+                assert!(batch.threads <= MOST_THREADS && batch.shared <= shared);
+                // Device code divides by numbers below 2^16.
+                assert!(batch.size * batch.count < 1 << 16);
+            }
+        }
+        let short = |size, shared| matches!(Passes::new(size, 1, shared), Some(Passes::Short(_)));
+        assert!(short(4096, 48 << 10) && short(8192, 227 << 10) && !short(8192, 48 << 10));
+    }
+}

@@ -1,0 +1,38 @@
+// What the device code of the built-in kernels shares: rings, the types of numbers, and which part of a burst a block
+// works on. Compiled by NVRTC, which needs no headers, and by a C++ compiler in the tests.
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// Types of numbers, as the host's `code_of` gives them.
+enum Scalar : u32 { INT8, UINT8, INT16, INT32, FLOAT32, FLOAT64 };
+
+// Consecutive slots of a ring: frame `i` is in slot `(first + i) % slots`.
+struct Ring {
+    u64 base, stride;
+    u32 slots, first;
+
+    __device__ u8* frame(u64 i) const { return (u8*)(base + (first + i) % slots * stride); }
+};
+
+// A run of items (spectra, frames) is cut into outputs: the first takes `left` items, which complete it, later ones
+// `each`; the last may stay incomplete. Output `o` begins at `begin(o)`.
+struct Cut {
+    u64 total, left, each;
+
+    __device__ u64 begin(u64 o) const {
+        u64 at = o == 0 ? 0 : left + (o - 1) * each;
+        return at < total ? at : total;
+    }
+    __device__ u64 end(u64 o) const { return begin(o + 1); }
+    __device__ u64 output_of(u64 item) const { return item < left ? 0 : 1 + (item - left) / each; }
+};
+
+// x / by for x < 2^16 and 1 < by < 2^16 (Granlund and Montgomery: the error of the inverse stays below one).
+struct Divider {
+    u32 by, inverse;
+
+    __device__ explicit Divider(u32 by) : by(by), inverse(0xffffffffu / by + 1) {}
+    __device__ u32 of(u32 x) const { return by == 1 ? x : __umulhi(x, inverse); }
+};

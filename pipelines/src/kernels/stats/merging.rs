@@ -1,0 +1,87 @@
+//! Which frames go into which output, whoever counts them.
+
+use super::super::account::Account;
+use super::super::blend::{Blend, Step};
+use daq_core::frame::FrameMeta;
+use daq_core::kernel::{KernelError, Submitted};
+use daq_core::layout::Layout;
+use daq_core::ring::{Frame, Lease};
+
+/// What is counted on one side.
+pub(super) trait Tallies {
+    /// Counts the numbers of frame `i` of the burst.
+    fn add(&mut self, i: usize, frame: &Frame<'_>) -> Result<(), KernelError>;
+
+    /// Writes what was counted as one frame with this record, and starts anew.
+    fn finish(&mut self, meta: FrameMeta) -> Result<(), KernelError>;
+}
+
+/// The course of an output.
+pub(super) struct Merging {
+    input_bytes: usize,
+    every: u64,
+    /// Frames that went in since the last output.
+    merged: u64,
+    account: Account,
+    blend: Blend,
+}
+
+impl Merging {
+    pub(super) fn new(input: &Layout, every: u64) -> Self {
+        Self {
+            input_bytes: input.frame_bytes(),
+            every,
+            merged: 0,
+            account: Account::default(),
+            blend: Blend::default(),
+        }
+    }
+
+    /// Most outputs that `frames` further frames can yield: a frame ends at most one, its own, or at a new epoch the
+    /// one before it.
+    pub(super) const fn outputs(frames: usize) -> usize {
+        frames
+    }
+
+    /// Puts a burst into `tallies`.
+    pub(super) fn run(
+        &mut self,
+        burst: &Lease<'_>,
+        tallies: &mut impl Tallies,
+    ) -> Result<Submitted, KernelError> {
+        for (i, frame) in burst.iter().enumerate() {
+            let meta = frame.meta();
+            let step = self.blend.step(meta);
+            if step == Step::Epoch {
+                if !self.blend.is_empty() {
+                    self.finish(tallies)?;
+                }
+                self.blend.open_epoch();
+            } else if step == Step::Gap {
+                self.blend.mark_incomplete();
+            }
+            if meta.length < self.input_bytes {
+                self.account.fail();
+                self.blend.mark_incomplete();
+                continue;
+            }
+            self.blend.add(meta, meta.sequence / self.every, 0);
+            tallies.add(i, &frame)?;
+            self.merged += 1;
+            if self.merged == self.every {
+                self.finish(tallies)?;
+                self.account.take();
+            } else {
+                self.account.hold();
+            }
+        }
+        Ok(self.account.submit())
+    }
+
+    fn finish(&mut self, tallies: &mut impl Tallies) -> Result<(), KernelError> {
+        tallies.finish(self.blend.finish())?;
+        self.merged = 0;
+        self.account.release_held();
+        Ok(())
+    }
+}

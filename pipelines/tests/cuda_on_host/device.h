@@ -1,0 +1,52 @@
+// CUDA C++ for a C++ compiler: one thread of the host runs the threads of a block in turn, each until it waits at a
+// barrier. Only what the built-in kernels use.
+
+#pragma once
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+// One block runs at a time on a thread of the host. Dynamic shared memory is defined beside the kernels.
+#define __shared__ thread_local
+
+struct Dim {
+    unsigned x, y, z;
+};
+
+// Of the thread that runs.
+extern thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
+
+// Lets the other threads of the block run up to their barriers.
+void __syncthreads();
+
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+
+template <class To, class From> To bits_as(From from) {
+    To to;
+    static_assert(sizeof to == sizeof from);
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
+inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
+inline double __longlong_as_double(long long x) { return bits_as<double>(x); }
+inline long long __double_as_longlong(double x) { return bits_as<long long>(x); }
+
+// Compiled without contraction, the host rounds after each operation.
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline float __double2float_rn(double x) { return (float)x; }
+
+template <class T> T atomicAdd(T* at, T more) {
+    T before = *at;
+    *at = before + more;
+    return before;
+}

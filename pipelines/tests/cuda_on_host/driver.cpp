@@ -1,0 +1,279 @@
+// A CUDA driver without a GPU, for tests: device memory is host memory, a launch runs the kernel at once. It has the
+// functions that daq asks for; what the built-in kernels do not need answers "not supported". What a GPU would do
+// silently ends the process here: access beyond an allocation (as far as it touches the guards), barriers that not all
+// threads reach. Shared memory starts out as NaNs, and every other block runs its threads backwards, so that a missing
+// barrier shows.
+
+#include "device.h"
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string>
+#include <ucontext.h>
+#include <vector>
+
+constexpr size_t SHARED = 227 << 10;
+constexpr size_t GUARD = 256;
+constexpr unsigned char GUARD_BYTE = 0xa5;
+
+thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
+
+[[noreturn]] static void fail(const char* what) {
+    fprintf(stderr, "CUDA on the host: %s\n", what);
+    abort();
+}
+
+static void check_guard(const unsigned char* guard, const char* what) {
+    for (size_t i = 0; i < GUARD; i++) {
+        if (guard[i] != GUARD_BYTE) fail(what);
+    }
+}
+
+#define shared power_spectrum_shared
+namespace power_spectrum {
+#include "power_spectrum.cu"
+extern "C" {
+thread_local Complex shared[(SHARED + GUARD) / sizeof(Complex)];
+}
+} // namespace power_spectrum
+#undef shared
+#define shared stats_shared
+namespace stats {
+#include "stats.cu"
+extern "C" {
+thread_local u32 shared[(SHARED + GUARD) / sizeof(u32)];
+}
+} // namespace stats
+#undef shared
+namespace convert {
+#include "convert.cu"
+} // namespace convert
+
+struct Kernel {
+    std::string name;
+    void* (*shared)();
+    void (*call)(void (*)(), void**);
+    void (*function)();
+};
+
+template <class... A> struct Caller {
+    template <size_t... I>
+    static void call(void (*function)(A...), void** arguments, std::index_sequence<I...>) {
+        function(*(A*)arguments[I]...);
+    }
+    static void run(void (*function)(), void** arguments) {
+        call((void (*)(A...))function, arguments, std::index_sequence_for<A...>());
+    }
+};
+
+template <class... A> Kernel kernel(const char* name, void* (*shared)(), void (*function)(A...)) {
+    return {name, shared, Caller<A...>::run, (void (*)())function};
+}
+
+static std::vector<Kernel> kernels() {
+    // Each thread of the host has its own.
+    auto spectra = +[]() -> void* { return power_spectrum::power_spectrum_shared; };
+    auto numbers = +[]() -> void* { return stats::stats_shared; };
+    return {
+        kernel("convert_straight", nullptr, convert::convert_straight),
+        kernel("convert_tiles", nullptr, convert::convert_tiles),
+        kernel("power_spectrum_short", spectra, power_spectrum::power_spectrum_short),
+        kernel("power_spectrum_columns", spectra, power_spectrum::power_spectrum_columns),
+        kernel("power_spectrum_rows", spectra, power_spectrum::power_spectrum_rows),
+        kernel("power_spectrum_combine", nullptr, power_spectrum::power_spectrum_combine),
+        kernel("stats_numbers", numbers, stats::stats_numbers),
+        kernel("stats_codes", nullptr, stats::stats_codes),
+        kernel("stats_finish", nullptr, stats::stats_finish),
+    };
+}
+
+// The threads of a block.
+struct Threads {
+    std::vector<ucontext_t> contexts;
+    std::vector<bool> ended;
+    std::vector<char> stacks;
+    ucontext_t scheduler;
+    size_t running;
+    const Kernel* kernel;
+    void** arguments;
+};
+static thread_local Threads threads;
+
+void __syncthreads() { swapcontext(&threads.contexts[threads.running], &threads.scheduler); }
+
+static void thread() {
+    threads.kernel->call(threads.kernel->function, threads.arguments);
+    threads.ended[threads.running] = true;
+    swapcontext(&threads.contexts[threads.running], &threads.scheduler);
+}
+
+static void run_block(bool backwards) {
+    constexpr size_t STACK = 64 << 10;
+    size_t count = blockDim.x;
+    threads.contexts.resize(count);
+    threads.ended.assign(count, false);
+    if (threads.stacks.size() < count * STACK) threads.stacks.resize(count * STACK);
+    for (size_t i = 0; i < count; i++) {
+        getcontext(&threads.contexts[i]);
+        threads.contexts[i].uc_stack.ss_sp = &threads.stacks[i * STACK];
+        threads.contexts[i].uc_stack.ss_size = STACK;
+        makecontext(&threads.contexts[i], thread, 0);
+    }
+    for (size_t left = count; left > 0;) {
+        size_t ended = 0;
+        for (size_t i = 0; i < count; i++) {
+            threads.running = backwards ? count - 1 - i : i;
+            if (threads.ended[threads.running]) continue;
+            threadIdx = {(unsigned)threads.running, 0, 0};
+            swapcontext(&threads.scheduler, &threads.contexts[threads.running]);
+            ended += threads.ended[threads.running];
+        }
+        left -= ended;
+    }
+}
+
+static std::mutex lock;
+static std::map<uint64_t, size_t> allocations;
+
+extern "C" {
+
+typedef int Result;
+constexpr Result SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_FOUND = 500;
+
+Result cuInit(unsigned) { return SUCCESS; }
+Result cuDriverGetVersion(int* version) { return *version = 12000, SUCCESS; }
+Result cuDeviceGet(int* device, int ordinal) { return *device = 0, ordinal == 0 ? SUCCESS : INVALID_DEVICE; }
+Result cuDeviceGetCount(int* count) { return *count = 1, SUCCESS; }
+Result cuDeviceGetName(char* name, int bytes, int) { return snprintf(name, bytes, "the host"), SUCCESS; }
+Result cuDeviceGetPCIBusId(char* id, int bytes, int) { return snprintf(id, bytes, "0000:00:00.0"), SUCCESS; }
+Result cuDeviceGetUuid_v2(char* uuid, int) { return memset(uuid, 0, 16), SUCCESS; }
+Result cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = (size_t)1 << 30, SUCCESS; }
+Result cuDeviceGetAttribute(int* value, int attribute, int) {
+    switch (attribute) {
+    case 16: *value = 2; break;      // multiprocessors
+    case 39: *value = 512; break;    // threads of a multiprocessor
+    case 75: *value = 7; break;      // compute capability
+    case 97: *value = SHARED; break; // shared memory of a block
+    default: *value = 0;
+    }
+    return SUCCESS;
+}
+Result cuDevicePrimaryCtxRetain(void** context, int) { return *context = &allocations, SUCCESS; }
+Result cuCtxSetCurrent(void*) { return SUCCESS; }
+Result cuCtxSynchronize() { return SUCCESS; }
+Result cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = *total = (size_t)1 << 30, SUCCESS; }
+
+Result cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+    size_t rounded = (bytes + 63) / 64 * 64;
+    auto* memory = (unsigned char*)aligned_alloc(256, (rounded + 2 * GUARD + 255) / 256 * 256);
+    if (memory == nullptr) return OUT_OF_MEMORY;
+    memset(memory, GUARD_BYTE, GUARD);
+    memset(memory + GUARD + bytes, GUARD_BYTE, GUARD);
+    *address = (uint64_t)(memory + GUARD);
+    std::lock_guard<std::mutex> held(lock);
+    allocations[*address] = bytes;
+    return SUCCESS;
+}
+Result cuMemFree_v2(uint64_t address) {
+    std::lock_guard<std::mutex> held(lock);
+    auto found = allocations.find(address);
+    if (found == allocations.end()) return INVALID_VALUE;
+    check_guard((unsigned char*)address - GUARD, "a write before an allocation");
+    check_guard((unsigned char*)address + found->second, "a write behind an allocation");
+    free((unsigned char*)address - GUARD);
+    allocations.erase(found);
+    return SUCCESS;
+}
+Result cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) { return memcpy((void*)to, from, bytes), SUCCESS; }
+Result cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) { return memcpy(to, (void*)from, bytes), SUCCESS; }
+Result cuMemsetD8_v2(uint64_t at, unsigned char byte, size_t bytes) { return memset((void*)at, byte, bytes), SUCCESS; }
+Result cuMemsetD8Async(uint64_t at, unsigned char byte, size_t bytes, void*) { return cuMemsetD8_v2(at, byte, bytes); }
+
+Result cuStreamCreate(void** stream, unsigned) { return *stream = &allocations, SUCCESS; }
+Result cuStreamDestroy_v2(void*) { return SUCCESS; }
+Result cuStreamSynchronize(void*) { return SUCCESS; }
+
+typedef std::chrono::steady_clock::time_point Moment;
+Result cuEventCreate(Moment** event, unsigned) { return *event = new Moment(), SUCCESS; }
+Result cuEventDestroy_v2(Moment* event) { return delete event, SUCCESS; }
+Result cuEventRecord(Moment* event, void*) { return *event = std::chrono::steady_clock::now(), SUCCESS; }
+Result cuEventQuery(Moment*) { return SUCCESS; }
+Result cuEventElapsedTime(float* milliseconds, Moment* start, Moment* end) {
+    *milliseconds = std::chrono::duration<float, std::milli>(*end - *start).count();
+    return SUCCESS;
+}
+
+Result cuModuleLoadDataEx(void** module, const void*, unsigned, void*, void*) { return *module = &allocations, SUCCESS; }
+Result cuModuleUnload(void*) { return SUCCESS; }
+Result cuModuleGetFunction(const Kernel** function, void*, const char* name) {
+    static const std::vector<Kernel> all = kernels();
+    for (const Kernel& kernel : all) {
+        if (kernel.name == name) return *function = &kernel, SUCCESS;
+    }
+    return NOT_FOUND;
+}
+Result cuFuncGetAttribute(int* value, int, void*) { return *value = 1024, SUCCESS; }
+Result cuFuncSetAttribute(void*, int, int) { return SUCCESS; }
+Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int count, size_t) {
+    return *blocks = 512 / count > 0 ? 512 / count : 1, SUCCESS;
+}
+
+Result cuLaunchKernel(const Kernel* kernel, unsigned x, unsigned y, unsigned z, unsigned count, unsigned, unsigned,
+                      unsigned bytes, void*, void** arguments, void**) {
+    if (x * y * z == 0 || count == 0 || count > 1024 || bytes > SHARED) return INVALID_VALUE;
+    if (bytes > 0 && kernel->shared == nullptr) fail("dynamic shared memory for a kernel that has none");
+    unsigned char* shared = bytes > 0 ? (unsigned char*)kernel->shared() : nullptr;
+    threads.kernel = kernel;
+    threads.arguments = arguments;
+    gridDim = {x, y, z};
+    blockDim = {count, 1, 1};
+    bool backwards = false;
+    for (unsigned k = 0; k < z; k++) {
+        for (unsigned j = 0; j < y; j++) {
+            for (unsigned i = 0; i < x; i++) {
+                blockIdx = {i, j, k};
+                if (bytes > 0) {
+                    memset(shared, 0xff, bytes);
+                    memset(shared + bytes, GUARD_BYTE, GUARD);
+                }
+                run_block(backwards);
+                if (bytes > 0) check_guard(shared + bytes, "a write behind shared memory");
+                backwards = !backwards;
+            }
+        }
+    }
+    return SUCCESS;
+}
+
+Result cuGetErrorName(int, const char** name) { return *name = "an error on the host", SUCCESS; }
+Result cuGetErrorString(int, const char** text) { return *text = "", SUCCESS; }
+
+#define UNSUPPORTED(name) \
+    Result name() { return 801; }
+UNSUPPORTED(cuMemGetAllocationGranularity)
+UNSUPPORTED(cuMemCreate)
+UNSUPPORTED(cuMemRelease)
+UNSUPPORTED(cuMemAddressReserve)
+UNSUPPORTED(cuMemAddressFree)
+UNSUPPORTED(cuMemMap)
+UNSUPPORTED(cuMemUnmap)
+UNSUPPORTED(cuMemSetAccess)
+UNSUPPORTED(cuMemExportToShareableHandle)
+UNSUPPORTED(cuMemHostRegister_v2)
+UNSUPPORTED(cuMemHostUnregister)
+UNSUPPORTED(cuMemcpyHtoDAsync_v2)
+UNSUPPORTED(cuMemcpyDtoHAsync_v2)
+UNSUPPORTED(cuMemcpyDtoDAsync_v2)
+UNSUPPORTED(cuMemcpy2DAsync_v2)
+UNSUPPORTED(cuStreamBeginCapture_v2)
+UNSUPPORTED(cuStreamEndCapture)
+UNSUPPORTED(cuGraphInstantiateWithFlags)
+UNSUPPORTED(cuGraphLaunch)
+UNSUPPORTED(cuGraphExecDestroy)
+UNSUPPORTED(cuGraphDestroy)
+UNSUPPORTED(cuModuleGetGlobal_v2)
+
+} // extern "C"

@@ -1,0 +1,62 @@
+//! The same tests without a GPU: device code compiled for the CPU, behind a library that takes the driver's place.
+
+use std::process::Command;
+
+const FILES: [(&str, &str); 6] = [
+    ("driver.cpp", include_str!("../cuda_on_host/driver.cpp")),
+    ("device.h", include_str!("../cuda_on_host/device.h")),
+    ("samples.cuh", include_str!("../../src/kernels/samples.cuh")),
+    ("convert.cu", include_str!("../../src/kernels/convert.cu")),
+    (
+        "power_spectrum.cu",
+        include_str!("../../src/kernels/power_spectrum.cu"),
+    ),
+    ("stats.cu", include_str!("../../src/kernels/stats.cu")),
+];
+
+#[test]
+fn on_the_host() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, text) in FILES {
+        std::fs::write(directory.path().join(name), text).unwrap();
+    }
+    let compiled = Command::new("g++")
+        .current_dir(directory.path())
+        // Roundings are those of single operations, as on the CPU side.
+        .args(["-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared"])
+        // Directives for another compiler.
+        .args(["-Wno-unknown-pragmas", "driver.cpp", "-o", "libcuda.so"])
+        .output();
+    let compiled = match compiled {
+        Ok(compiled) => compiled,
+        Err(error) => {
+            eprintln!("skipped: g++ cannot be started ({error}); Debian has it as g++");
+            return;
+        }
+    };
+    assert!(
+        compiled.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compiled.stderr)
+    );
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--nocapture",
+            "--skip",
+            "on_the_host",
+            "--skip",
+            "throughput",
+        ])
+        .env("LD_LIBRARY_PATH", directory.path())
+        .output()
+        .unwrap();
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(output.status.success(), "{}\n{out}{err}", output.status);
+    assert!(
+        !err.contains("libcuda") && !err.contains("no GPU"),
+        "the library was not taken:\n{err}"
+    );
+}

@@ -1,0 +1,27 @@
+//! The CUDA sides of the built-in kernels: against their CPU sides, in numbers and in records, and against numpy.
+//!
+//! On a machine without a GPU the tests skip, and `on_the_host` runs them all against a driver that runs device code on
+//! the CPU. Nothing is read from the source tree, so that the binary can be carried to a machine with a GPU.
+
+#![allow(clippy::unwrap_used)]
+
+mod convert;
+mod host;
+mod numpy;
+mod power_spectrum;
+mod stats;
+mod throughput;
+mod trial;
+
+use daq_core::cuda::{self, Device};
+
+/// The first GPU; without one the reason is printed.
+fn device() -> Option<&'static Device> {
+    match cuda::probe() {
+        Ok(_) => Some(Device::open(0).unwrap()),
+        Err(why) => {
+            eprintln!("skipped: {why}");
+            None
+        }
+    }
+}

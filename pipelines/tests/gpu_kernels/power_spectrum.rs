@@ -1,0 +1,212 @@
+//! `power-spectrum` on both sides: equal records; bins that differ by less than 1e-5 of the bin or of the spectrum's
+//! mean, whichever is larger.
+
+use super::device;
+use super::trial::{Noise, as_f32, both, disturb, every_type, frames, layout};
+use daq_core::cuda::Device;
+use daq_core::layout::{Layout, Order, Samples, Scalar};
+use daq_core::units::Frequency;
+use daq_pipelines::kernels::PowerSpectrum;
+use daq_pipelines::kernels::power_spectrum::{Gap, Incomplete, Scaling, Window};
+
+/// The largest error of a spectrum, as a part of the bin or of the mean.
+pub fn error(made: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(made.len(), want.len());
+    let mean = want.iter().sum::<f64>() / want.len() as f64;
+    made.iter()
+        .zip(want)
+        .map(|(made, want)| (made - want).abs() / mean.max(*want))
+        // A NaN is the largest error.
+        .fold(
+            0.0,
+            |worst, error| if error <= worst { worst } else { error },
+        )
+}
+
+/// Outputs made; all within 1e-5.
+fn compare(
+    spec: &PowerSpectrum,
+    input: &Layout,
+    device: &'static Device,
+    seed: u64,
+    count: usize,
+    bursts: &[usize],
+    disturbed: bool,
+) -> usize {
+    let mut noise = Noise(seed);
+    let numbers = input.frame_bytes() / input.scalar.bytes();
+    let mut given = frames((0..count).map(|_| noise.numbers(input.scalar, numbers)));
+    if disturbed {
+        disturb(&mut given, &mut noise);
+    }
+    let what = format!("{spec:?} {input} {:?} seed {seed}", input.order);
+    let pairs = both(spec, input, &given, bursts, device, &what);
+    let bins = spec_bins(spec, input);
+    for (made, want) in &pairs {
+        let power = |x: &f64| match spec.scaling {
+            Scaling::Db => 10_f64.powf(x / 10.0),
+            _ => *x,
+        };
+        let made: Vec<f64> = as_f32(made).iter().map(power).collect();
+        let want: Vec<f64> = as_f32(want).iter().map(power).collect();
+        for (made, want) in made.chunks(bins).zip(want.chunks(bins)) {
+            let error = error(made, want);
+            assert!(error <= 1e-5, "{what}: error {error}: {made:?} {want:?}");
+        }
+    }
+    pairs.len()
+}
+
+fn spec_bins(spec: &PowerSpectrum, input: &Layout) -> usize {
+    use daq_core::kernel::KernelSpec;
+    spec.layout(input).unwrap().points
+}
+
+#[test]
+fn spectra_of_every_type_equal_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    for (seed, samples) in (0..).zip(every_type(&[1, 3])) {
+        for (size, points) in [(64, 700), (15, 50)] {
+            let spec = PowerSpectrum {
+                size: Some(size),
+                overlap: 0.3,
+                integrate: Some(7),
+                ..PowerSpectrum::default()
+            };
+            let made = compare(
+                &spec,
+                &layout(&samples, points),
+                device,
+                seed,
+                5,
+                &[2],
+                false,
+            );
+            assert!(made > 0);
+        }
+    }
+}
+
+#[test]
+fn spectra_of_every_radix_equal_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    let sizes = [
+        2, 3, 4, 5, 6, 7, 8, 9, 14, 16, 30, 35, 49, 60, 63, 105, 128, 210, 243, 256, 343, 512, 625,
+        1000, 1024, 2048, 2401, 3125, 4096, 4374, 6000, 6561, 8192,
+    ];
+    for size in sizes {
+        for complex in [false, true] {
+            let samples = Samples {
+                scalar: Scalar::Int16,
+                complex,
+                ..Samples::default()
+            };
+            for (integrate, window) in [(1, Window::BlackmanHarris), (3, Window::Rectangular)] {
+                let spec = PowerSpectrum {
+                    size: Some(size),
+                    integrate: Some(integrate),
+                    window,
+                    ..PowerSpectrum::default()
+                };
+                let input = layout(&samples, size * 5 / 2);
+                let made = compare(&spec, &input, device, size as u64, 4, &[3], false);
+                assert_eq!(made as u64, 8 / integrate);
+            }
+        }
+    }
+}
+
+#[test]
+fn long_spectra_equal_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    for (size, channels, count) in [
+        (7000, 1, 5),
+        (10_000, 2, 4),
+        (16_384, 3, 6),
+        (16_807, 1, 4),
+        (24_576, 1, 5),
+        (65_536, 1, 3),
+        (1_048_576, 1, 1),
+    ] {
+        for complex in [false, true] {
+            let samples = Samples {
+                scalar: Scalar::Int8,
+                complex,
+                channels,
+                order: Order::Planar,
+                rate: None,
+            };
+            let spec = PowerSpectrum {
+                size: Some(size),
+                integrate: Some(count.min(3)),
+                ..PowerSpectrum::default()
+            };
+            let input = layout(&samples, size);
+            let frames = usize::try_from(count).unwrap();
+            let made = compare(&spec, &input, device, count, frames, &[2, 3], false);
+            assert_eq!(made as u64, count / count.min(3));
+        }
+    }
+}
+
+#[test]
+fn records_and_accounts_are_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    let mut made = 0;
+    let mut choice = Noise(99);
+    for seed in 0..150 {
+        let mut one_of = |count: u64| choice.below(count);
+        let samples = Samples {
+            scalar: Scalar::Int8,
+            complex: one_of(2) == 0,
+            channels: u32::try_from(one_of(2) + 1).unwrap(),
+            order: Order::Planar,
+            rate: Some(Frequency(8000.0)),
+        };
+        let spec = PowerSpectrum {
+            size: Some(8),
+            overlap: [0.0, 0.5][usize::try_from(one_of(2)).unwrap()],
+            integrate: Some(one_of(14) + 1),
+            incomplete: [Incomplete::Use, Incomplete::Skip][usize::try_from(one_of(2)).unwrap()],
+            gap: [Gap::Restart, Gap::Continue][usize::try_from(one_of(2)).unwrap()],
+            scaling: [Scaling::Db, Scaling::Density, Scaling::None]
+                [usize::try_from(one_of(3)).unwrap()],
+            ..PowerSpectrum::default()
+        };
+        let input = layout(&samples, usize::try_from(one_of(40) + 8).unwrap());
+        let bursts: Vec<usize> = (0..3)
+            .map(|_| usize::try_from(one_of(9) + 1).unwrap())
+            .collect();
+        made += compare(&spec, &input, device, seed, 40, &bursts, true);
+    }
+    assert!(made > 1000, "{made} outputs");
+}
+
+#[test]
+fn integrations_of_many_spectra_are_cut_into_pieces() {
+    let Some(device) = device() else { return };
+    for (integrate, points) in [(1000, 20_000), (333, 9000), (100_000, 20_000)] {
+        for complex in [false, true] {
+            let samples = Samples {
+                scalar: Scalar::Int16,
+                complex,
+                channels: 2,
+                ..Samples::default()
+            };
+            let spec = PowerSpectrum {
+                size: Some(32),
+                integrate: Some(integrate),
+                ..PowerSpectrum::default()
+            };
+            compare(
+                &spec,
+                &layout(&samples, points),
+                device,
+                integrate,
+                7,
+                &[3],
+                false,
+            );
+        }
+    }
+}

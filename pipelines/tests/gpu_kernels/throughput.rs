@@ -1,0 +1,187 @@
+//! How fast the kernels go over frames that lie in a GPU's memory.
+
+use super::device;
+use super::trial::layout;
+use daq_core::cuda::{self, Device, Mark};
+use daq_core::frame::FrameMeta;
+use daq_core::kernel::{KernelContext, KernelSpec, Side, Stream};
+use daq_core::layout::{Order, Samples, Scalar};
+use daq_core::ledger::{ReaderLedger, RingLedger};
+use daq_core::region::Region;
+use daq_core::ring::{Producer, Ring, RingOptions};
+use daq_pipelines::kernels::convert::Scale;
+use daq_pipelines::kernels::{Convert, PowerSpectrum, Stats};
+use std::sync::Arc;
+
+const BURST: usize = 16;
+const ROUNDS: usize = 40;
+
+/// Prints bytes of input a second, by the GPU's clock, of bursts of 16 frames of about 4 MiB.
+fn rate(device: &'static Device, what: &str, spec: &dyn KernelSpec, samples: &Samples) {
+    let parts = if samples.complex { 2 } else { 1 };
+    let point = samples.scalar.bytes() * parts * samples.channels as usize;
+    let input = layout(samples, (4 << 20) / point);
+    let output = spec.layout(&input).unwrap();
+    let side = Side::Cuda(device.ordinal());
+    let mut kernel = spec.build(&KernelContext::alone(&input, side)).unwrap();
+    let stream = cuda::Stream::timed(device, 1).unwrap();
+    let ring = |name: &str, slots: usize, bytes: usize| {
+        let options = RingOptions::new(name, slots.max(2), bytes);
+        let region = Region::cuda(device, options.region_bytes()).unwrap();
+        let (ring, producer) = Ring::new(region.clone(), options, RingLedger::default()).unwrap();
+        let reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+        (region, producer, reader)
+    };
+    let (region, mut source, mut reader) = ring("in", 2 * BURST, input.frame_bytes());
+    // Every code of 7 bits; no exponent of a float is all ones.
+    let noise: Vec<u8> = (0..region.bytes())
+        .map(|i| u8::try_from((i * 40_503 >> 7) % 113).unwrap())
+        .collect();
+    region.memory().unwrap().write(0, &noise).unwrap();
+    let outputs = kernel.outputs(BURST) + 1;
+    let (_, mut sink, mut results) = ring("out", 2 * outputs, output.frame_bytes());
+    let mut sequence = 0;
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        publish(&mut source, &mut sequence, input.frame_bytes());
+        let lease = reader.poll(BURST).unwrap();
+        let mut out = sink.reserve(kernel.outputs(BURST));
+        stream.begin().unwrap();
+        let _ = kernel.run(&lease, &mut out, Stream::Cuda(&stream)).unwrap();
+        let mark: Arc<Mark> = stream.mark().unwrap();
+        stream.synchronize().unwrap();
+        times.push(mark.milliseconds().unwrap());
+        out.publish();
+        drop(lease);
+        drop(results.poll(usize::MAX));
+    }
+    times.sort_by(f32::total_cmp);
+    let median = f64::from(times[times.len() / 2]) / 1e3;
+    let occupancy = kernel.occupancy().unwrap_or(0.0);
+    println!(
+        "{what:46} {:8.1} GB/s of input, {:7.1} us a burst, occupancy {occupancy:.2}",
+        (BURST * input.frame_bytes()) as f64 / 1e9 / median,
+        median * 1e6,
+    );
+}
+
+fn publish(source: &mut Producer, sequence: &mut u64, bytes: usize) {
+    let mut slots = source.reserve(BURST);
+    for _ in 0..BURST {
+        slots.finish(FrameMeta::whole(*sequence, bytes));
+        *sequence += 1;
+    }
+    slots.publish();
+}
+
+#[test]
+fn throughput() {
+    let Some(device) = device() else { return };
+    println!("{}", device.name());
+    let samples = |scalar, complex, channels, order| Samples {
+        scalar,
+        complex,
+        channels,
+        order,
+        rate: None,
+    };
+    let inter = Order::Interleaved;
+    let one = |scalar| samples(scalar, false, 1, inter);
+    let spectrum = |size, integrate| PowerSpectrum {
+        size: Some(size),
+        integrate,
+        ..PowerSpectrum::default()
+    };
+    let full = |order| Convert {
+        scale: Scale::Full,
+        offset: 0.0,
+        order,
+    };
+    for scalar in [Scalar::Int8, Scalar::Int16, Scalar::Int32] {
+        rate(
+            device,
+            &format!("convert {scalar}"),
+            &full(None),
+            &one(scalar),
+        );
+    }
+    for channels in [2, 64] {
+        let planar = full(Some(Order::Planar));
+        let what = format!("convert int16, {channels} channels to planar");
+        rate(
+            device,
+            &what,
+            &planar,
+            &samples(Scalar::Int16, false, channels, inter),
+        );
+    }
+    for scalar in [Scalar::Int8, Scalar::Int16, Scalar::Float32] {
+        for complex in [false, true] {
+            let kind = if complex { "complex " } else { "" };
+            let what = format!("power-spectrum 4096, {kind}{scalar}");
+            let input = samples(scalar, complex, 1, inter);
+            rate(device, &what, &spectrum(4096, None), &input);
+        }
+    }
+    for size in [64, 256, 1000, 1024, 2048, 8192, 16_384, 65_536, 1 << 20] {
+        let what = format!("power-spectrum {size}, int16");
+        rate(device, &what, &spectrum(size, None), &one(Scalar::Int16));
+    }
+    for integrate in [1, 8, 1000] {
+        let what = format!("power-spectrum 1024, int16, integrate {integrate}");
+        rate(
+            device,
+            &what,
+            &spectrum(1024, Some(integrate)),
+            &one(Scalar::Int16),
+        );
+    }
+    let half = PowerSpectrum {
+        overlap: 0.5,
+        ..spectrum(4096, None)
+    };
+    rate(
+        device,
+        "power-spectrum 4096, int16, overlap 0.5",
+        &half,
+        &one(Scalar::Int16),
+    );
+    let wide = samples(Scalar::Int16, true, 8, inter);
+    rate(
+        device,
+        "power-spectrum 4096, 8 channels",
+        &spectrum(4096, None),
+        &wide,
+    );
+    for scalar in [Scalar::Int8, Scalar::Int16, Scalar::Int32] {
+        rate(
+            device,
+            &format!("stats {scalar}"),
+            &Stats::default(),
+            &one(scalar),
+        );
+    }
+    let range = Stats {
+        range: Some([-1.0, 1.0]),
+        ..Stats::default()
+    };
+    rate(
+        device,
+        "stats float32, 256 bins",
+        &range,
+        &one(Scalar::Float32),
+    );
+    rate(
+        device,
+        "stats float32, no bins",
+        &Stats::default(),
+        &one(Scalar::Float32),
+    );
+    let wide = samples(Scalar::Int16, true, 8, inter);
+    rate(
+        device,
+        "stats complex int16, 8 channels",
+        &Stats::default(),
+        &wide,
+    );
+}

@@ -1,0 +1,328 @@
+//! Runs a kernel alone over rings, on either side.
+
+use daq_core::cuda::{self, Device};
+use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
+use daq_core::kernel::{KernelContext, KernelSpec, Side, Stream, Submitted};
+use daq_core::layout::{Layout, Order, Samples, Scalar};
+use daq_core::ledger::{ReaderLedger, RingLedger};
+use daq_core::region::{HostOptions, Region};
+use daq_core::ring::{Producer, Reader, Ring, RingOptions};
+use std::sync::Arc;
+
+pub const SCALARS: [Scalar; 6] = [
+    Scalar::Int8,
+    Scalar::Uint8,
+    Scalar::Int16,
+    Scalar::Int32,
+    Scalar::Float32,
+    Scalar::Float64,
+];
+
+/// One frame: its record and its bytes.
+pub type Record = (FrameMeta, Vec<u8>);
+
+/// What a kernel made of its input.
+#[derive(Debug)]
+pub struct Outcome {
+    pub outputs: Vec<Record>,
+    /// Consumed, withheld, failed, released and dropped frames of each call.
+    pub calls: Vec<[u64; 5]>,
+}
+
+/// A ring with one reader, in host memory or on a GPU.
+struct Line {
+    region: Arc<Region>,
+    producer: Producer,
+    reader: Reader,
+}
+
+impl Line {
+    fn new(name: &str, slots: usize, slot_bytes: usize, device: Option<&'static Device>) -> Self {
+        let options = RingOptions::new(name, slots.max(2), slot_bytes.max(1));
+        let bytes = options.region_bytes();
+        let region = match device {
+            Some(device) => Region::cuda(device, bytes),
+            None => Region::host(bytes, HostOptions::default()),
+        }
+        .unwrap();
+        let (ring, producer) = Ring::new(region.clone(), options, RingLedger::default()).unwrap();
+        let reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+        Self {
+            region,
+            producer,
+            reader,
+        }
+    }
+
+    fn write(&mut self, frames: &[Record]) {
+        let base = self.region.address().as_ptr() as u64;
+        let mut slots = self.producer.reserve(frames.len());
+        assert_eq!(slots.remaining(), frames.len());
+        for (meta, bytes) in frames {
+            let at = usize::try_from(slots.slice().address(0) - base).unwrap();
+            match self.region.memory() {
+                Some(memory) => memory.write(at, bytes).unwrap(),
+                None => slots.bytes_mut().unwrap()[..bytes.len()].copy_from_slice(bytes),
+            }
+            slots.finish(FrameMeta {
+                length: bytes.len(),
+                ..*meta
+            });
+        }
+        slots.publish();
+    }
+
+    fn read(&mut self) -> Vec<Record> {
+        let base = self.region.address().as_ptr() as u64;
+        let region = self.region.clone();
+        let Some(lease) = self.reader.poll(usize::MAX) else {
+            return Vec::new();
+        };
+        let slice = lease.slice().unwrap();
+        let record = |i| {
+            let frame = lease.frame(i);
+            let mut bytes = vec![0; frame.meta().length];
+            match region.memory() {
+                Some(memory) => {
+                    let at = usize::try_from(slice.address(i) - base).unwrap();
+                    memory.read(at, &mut bytes).unwrap();
+                }
+                None => bytes.copy_from_slice(frame.bytes().unwrap()),
+            }
+            (*frame.meta(), bytes)
+        };
+        (0..lease.len()).map(record).collect()
+    }
+}
+
+/// Runs `spec` over `frames`, given in bursts of the sizes `bursts` again and again, on a GPU or on the CPU.
+pub fn run(
+    spec: &dyn KernelSpec,
+    input: &Layout,
+    frames: &[Record],
+    bursts: &[usize],
+    device: Option<&'static Device>,
+) -> Outcome {
+    let output = spec.layout(input).unwrap();
+    let side = device.map_or(Side::Cpu, |device| Side::Cuda(device.ordinal()));
+    assert!(spec.has(input, side), "{input} on {side:?}");
+    let mut kernel = spec.build(&KernelContext::alone(input, side)).unwrap();
+    assert_eq!(kernel.occupancy().is_some(), device.is_some());
+    let stream = device.map(|device| cuda::Stream::timed(device, 1).unwrap());
+    let longest = bursts.iter().copied().max().unwrap();
+    // One slot more than is needed, so that bursts and outputs go round the end at changing places.
+    let mut source = Line::new("in", longest + 1, input.frame_bytes(), device);
+    let most = kernel.outputs(longest + 1) + 1;
+    let mut sink = Line::new("out", most, output.frame_bytes(), device);
+    let mut outcome = Outcome {
+        outputs: Vec::new(),
+        calls: Vec::new(),
+    };
+    let mut rest = frames;
+    for burst in bursts.iter().copied().cycle() {
+        let (now, later) = rest.split_at(burst.min(rest.len()));
+        if now.is_empty() {
+            break;
+        }
+        rest = later;
+        source.write(now);
+        let lease = source.reader.poll(now.len()).unwrap();
+        assert_eq!(lease.len(), now.len());
+        let outputs = kernel.outputs(now.len());
+        let mut out = sink.producer.reserve(outputs);
+        assert_eq!(out.remaining(), outputs);
+        let on = match &stream {
+            Some(stream) => {
+                stream.begin().unwrap();
+                Stream::Cuda(stream)
+            }
+            None => Stream::Host,
+        };
+        let submitted = kernel.run(&lease, &mut out, on).unwrap();
+        if let Some(stream) = &stream {
+            drop(stream.mark().unwrap());
+            stream.synchronize().unwrap();
+        }
+        out.publish();
+        drop(lease);
+        let Submitted {
+            consumed,
+            withheld,
+            failed,
+            released,
+            dropped,
+            ..
+        } = submitted;
+        outcome
+            .calls
+            .push([consumed, withheld, failed, released, dropped]);
+        outcome.outputs.extend(sink.read());
+    }
+    outcome
+}
+
+/// Runs `spec` on both sides, checks that records and accounts are the same, and returns the contents of the outputs of
+/// the GPU and of the CPU.
+pub fn both(
+    spec: &dyn KernelSpec,
+    input: &Layout,
+    frames: &[Record],
+    bursts: &[usize],
+    device: &'static Device,
+    what: &str,
+) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let made = run(spec, input, frames, bursts, Some(device));
+    let want = run(spec, input, frames, bursts, None);
+    assert_eq!(made.calls, want.calls, "{what}");
+    assert_eq!(made.outputs.len(), want.outputs.len(), "{what}");
+    let pairs = made.outputs.into_iter().zip(want.outputs);
+    pairs
+        .map(|((made_meta, made), (want_meta, want))| {
+            assert_eq!(made_meta, want_meta, "{what}");
+            (made, want)
+        })
+        .collect()
+}
+
+/// Reproducible noise.
+pub struct Noise(pub u64);
+
+impl Noise {
+    fn bits(&mut self) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 11
+    }
+
+    /// 0 … `limit` - 1
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.bits() / 64 % limit
+    }
+
+    /// -1 … 1
+    pub fn number(&mut self) -> f64 {
+        self.bits() as f64 / (1_u64 << 52) as f64 - 1.0
+    }
+
+    /// The bytes of `count` numbers over the whole range of an integer type, between -1 and 1 of a float type.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub fn numbers(&mut self, scalar: Scalar, count: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(count * scalar.bytes());
+        for _ in 0..count {
+            let x = self.number();
+            match scalar {
+                Scalar::Int8 => bytes.extend(((x * 128.0).floor() as i8).to_le_bytes()),
+                Scalar::Uint8 => bytes.extend(((x * 128.0 + 128.0) as u8).to_le_bytes()),
+                Scalar::Int16 => bytes.extend(((x * 32_768.0).floor() as i16).to_le_bytes()),
+                Scalar::Int32 => bytes.extend(((x * 2_147_483_648.0) as i32).to_le_bytes()),
+                Scalar::Float32 => bytes.extend((x as f32).to_le_bytes()),
+                Scalar::Float64 => bytes.extend(x.to_le_bytes()),
+            }
+        }
+        bytes
+    }
+
+    /// The same with some NaNs, infinities and zeroes of float types.
+    pub fn odd_numbers(&mut self, scalar: Scalar, count: usize) -> Vec<u8> {
+        let mut bytes = self.numbers(scalar, count);
+        let width = scalar.bytes();
+        for place in bytes.chunks_exact_mut(width) {
+            let odd = [
+                f64::NAN,
+                -f64::NAN,
+                f64::INFINITY,
+                f64::NEG_INFINITY,
+                0.0,
+                -0.0,
+                1e-40,
+            ];
+            let Some(x) = odd.get(usize::try_from(self.below(30)).unwrap()) else {
+                continue;
+            };
+            #[allow(clippy::cast_possible_truncation)]
+            match scalar {
+                Scalar::Float32 => place.copy_from_slice(&(*x as f32).to_le_bytes()),
+                Scalar::Float64 => place.copy_from_slice(&x.to_le_bytes()),
+                _ => {}
+            }
+        }
+        bytes
+    }
+}
+
+/// The layout of frames of `points` points.
+pub fn layout(samples: &Samples, points: usize) -> Layout {
+    let parts = if samples.complex { 2 } else { 1 };
+    samples
+        .layout(points * parts * samples.channels as usize * samples.scalar.bytes())
+        .unwrap()
+}
+
+/// Samples of every type, real and complex, with these channels, in both orders.
+pub fn every_type(channels: &[u32]) -> Vec<Samples> {
+    let mut all = Vec::new();
+    for scalar in SCALARS {
+        for complex in [false, true] {
+            for &channels in channels {
+                for order in [Order::Interleaved, Order::Planar] {
+                    all.push(Samples {
+                        scalar,
+                        complex,
+                        channels,
+                        order,
+                        rate: Some(daq_core::units::Frequency(48_000.0)),
+                    });
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Frames with consecutive numbers, a millisecond apart.
+pub fn frames(contents: impl IntoIterator<Item = Vec<u8>>) -> Vec<Record> {
+    (0..)
+        .zip(contents)
+        .map(|(i, bytes)| {
+            let meta = FrameMeta {
+                timestamp: Timestamp {
+                    ns: 1_000_000 * i,
+                    clock: Clock::Simulated,
+                },
+                ..FrameMeta::whole(i, bytes.len())
+            };
+            (meta, bytes)
+        })
+        .collect()
+}
+
+/// Makes frames short, missing or incomplete, and begins epochs, now and then.
+pub fn disturb(frames: &mut [Record], noise: &mut Noise) {
+    let (mut missing, mut epoch) = (0, 0);
+    for (meta, bytes) in frames {
+        match noise.below(12) {
+            0 => missing += 2,
+            1 => epoch += 1,
+            2 => {
+                bytes.pop();
+            }
+            3 => meta.flags = Flags::INCOMPLETE,
+            4 => meta.flags = Flags::EPOCH,
+            _ => {}
+        }
+        meta.sequence += missing;
+        meta.epoch = epoch;
+    }
+}
+
+pub fn as_f32(bytes: &[u8]) -> Vec<f64> {
+    let numbers = bytes.as_chunks().0.iter();
+    numbers.map(|x| f64::from(f32::from_le_bytes(*x))).collect()
+}
+
+pub fn as_f64(bytes: &[u8]) -> Vec<f64> {
+    let numbers = bytes.as_chunks().0.iter();
+    numbers.map(|x| f64::from_le_bytes(*x)).collect()
+}
