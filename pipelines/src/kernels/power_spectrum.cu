@@ -282,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
                          u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u64 total, u64 left,
                          u64 each, u64 chunk, u32 pieces, u32 channels, u32 size, u32 count, u64 radices,
                          const float* window, const Complex* roots, double* partial) {
-    extern __shared__ Complex shared[];
+    DYNAMIC_SHARED(Complex, shared);
     Batch batch = {shared, roots, radices, size, count};
     const u8** starts = (const u8**)(shared + count * batch.pitch());
     Samples in = {{in_base, in_stride, in_slots, in_first}, scalar, complex, point_step, channel_step,
@@ -322,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
                            u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u64 total, u64 left,
                            u64 each, u64 chunk, u32 channels, u32 down, u32 across, u32 count, u64 radices,
                            const float* window, const Complex* roots, const Complex* all_roots, Complex* work) {
-    extern __shared__ Complex shared[];
+    DYNAMIC_SHARED(Complex, shared);
     Batch batch = {shared, roots, radices, down, count};
     const u8** starts = (const u8**)(shared + count * batch.pitch());
     Samples in = {{in_base, in_stride, in_slots, in_first}, scalar, complex, point_step, channel_step,
@@ -361,7 +361,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
     power_spectrum_rows(u32 complex, u64 total, u64 left, u64 each, u64 chunk, u32 pieces, u32 channels, u32 down,
                         u32 across, u32 count, u64 radices, const Complex* roots, const Complex* work,
                         double* partial) {
-    extern __shared__ Complex shared[];
+    DYNAMIC_SHARED(Complex, shared);
     Batch batch = {shared, roots, radices, across, count};
     u32 groups = (down + count - 1) / count;
     u32 first = blockIdx.x % groups * count;

@@ -1,6 +1,10 @@
 // What the device code of the built-in kernels shares: rings, the types of numbers, and which part of a burst a block
 // works on. Compiled by NVRTC, which needs no headers, and by a C++ compiler in the tests.
 
+#ifndef DYNAMIC_SHARED
+#define DYNAMIC_SHARED(type, name) extern __shared__ type name[]
+#endif
+
 typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;

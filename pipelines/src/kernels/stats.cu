@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                   u32 channels, u64 point_step, u64 channel_step, u64 total, u64 left, u64 each, u64 chunk, u32 pieces,
                   double low, double high, u32 bins, u32 rounds, double bins_low, double bins_high, double per_unit,
                   const double* edges, u32 in_shared, u64* counts, u32 buffers, u32 buffer, Tally* partial) {
-    extern __shared__ u32 shared[];
+    DYNAMIC_SHARED(u32, shared);
     __shared__ Tally tallies[THREADS];
     u32 bytes = scalar == FLOAT64 ? 8 : scalar == INT16 ? 2 : 4;
     Part part = part_of(Ring{in_base, in_stride, in_slots, in_first}, bytes, parts, points, channels, point_step,

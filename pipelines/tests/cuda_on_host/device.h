@@ -12,15 +12,17 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(threads)
-// One block runs at a time on a thread of the host. Dynamic shared memory is defined beside the kernels.
-#define __shared__ thread_local
+// One block runs at a time.
+#define __shared__ static
+#define DYNAMIC_SHARED(type, name) type* name = (type*)dynamic_shared
+extern unsigned char dynamic_shared[];
 
 struct Dim {
     unsigned x, y, z;
 };
 
 // Of the thread that runs.
-extern thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
+extern Dim threadIdx, blockIdx, blockDim, gridDim;
 
 // Lets the other threads of the block run up to their barriers.
 void __syncthreads();

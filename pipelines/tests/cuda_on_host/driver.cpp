@@ -8,18 +8,22 @@
 
 #include <chrono>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string>
 #include <ucontext.h>
+#include <utility>
 #include <vector>
 
 constexpr size_t SHARED = 227 << 10;
 constexpr size_t GUARD = 256;
 constexpr unsigned char GUARD_BYTE = 0xa5;
 
-thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
+Dim threadIdx, blockIdx, blockDim, gridDim;
+alignas(16) unsigned char dynamic_shared[SHARED + GUARD];
 
 [[noreturn]] static void fail(const char* what) {
     fprintf(stderr, "CUDA on the host: %s\n", what);
@@ -32,29 +36,18 @@ static void check_guard(const unsigned char* guard, const char* what) {
     }
 }
 
-#define shared power_spectrum_shared
 namespace power_spectrum {
 #include "power_spectrum.cu"
-extern "C" {
-thread_local Complex shared[(SHARED + GUARD) / sizeof(Complex)];
 }
-} // namespace power_spectrum
-#undef shared
-#define shared stats_shared
 namespace stats {
 #include "stats.cu"
-extern "C" {
-thread_local u32 shared[(SHARED + GUARD) / sizeof(u32)];
 }
-} // namespace stats
-#undef shared
 namespace convert {
 #include "convert.cu"
-} // namespace convert
+}
 
 struct Kernel {
     std::string name;
-    void* (*shared)();
     void (*call)(void (*)(), void**);
     void (*function)();
 };
@@ -69,68 +62,84 @@ template <class... A> struct Caller {
     }
 };
 
-template <class... A> Kernel kernel(const char* name, void* (*shared)(), void (*function)(A...)) {
-    return {name, shared, Caller<A...>::run, (void (*)())function};
+template <class... A> Kernel kernel(const char* name, void (*function)(A...)) {
+    return {name, Caller<A...>::run, (void (*)())function};
 }
 
 static std::vector<Kernel> kernels() {
-    // Each thread of the host has its own.
-    auto spectra = +[]() -> void* { return power_spectrum::power_spectrum_shared; };
-    auto numbers = +[]() -> void* { return stats::stats_shared; };
     return {
-        kernel("convert_straight", nullptr, convert::convert_straight),
-        kernel("convert_tiles", nullptr, convert::convert_tiles),
-        kernel("power_spectrum_short", spectra, power_spectrum::power_spectrum_short),
-        kernel("power_spectrum_columns", spectra, power_spectrum::power_spectrum_columns),
-        kernel("power_spectrum_rows", spectra, power_spectrum::power_spectrum_rows),
-        kernel("power_spectrum_combine", nullptr, power_spectrum::power_spectrum_combine),
-        kernel("stats_numbers", numbers, stats::stats_numbers),
-        kernel("stats_codes", nullptr, stats::stats_codes),
-        kernel("stats_finish", nullptr, stats::stats_finish),
+        kernel("convert_straight", convert::convert_straight),
+        kernel("convert_tiles", convert::convert_tiles),
+        kernel("power_spectrum_short", power_spectrum::power_spectrum_short),
+        kernel("power_spectrum_columns", power_spectrum::power_spectrum_columns),
+        kernel("power_spectrum_rows", power_spectrum::power_spectrum_rows),
+        kernel("power_spectrum_combine", power_spectrum::power_spectrum_combine),
+        kernel("stats_numbers", stats::stats_numbers),
+        kernel("stats_codes", stats::stats_codes),
+        kernel("stats_finish", stats::stats_finish),
     };
 }
 
-// The threads of a block.
-struct Threads {
-    std::vector<ucontext_t> contexts;
-    std::vector<bool> ended;
-    std::vector<char> stacks;
-    ucontext_t scheduler;
-    size_t running;
-    const Kernel* kernel;
-    void** arguments;
+// The threads of a block, which live on from block to block. They are entered through contexts and then switched by
+// jumps, which unlike contexts cost no system call.
+struct Thread {
+    ucontext_t context;
+    jmp_buf at;
+    bool entered = false, ended = true;
+    std::vector<char> stack;
 };
-static thread_local Threads threads;
+static std::vector<std::unique_ptr<Thread>> threads;
+static jmp_buf scheduler;
+static Thread* running;
+static const Kernel* launched;
+static void** arguments;
 
-void __syncthreads() { swapcontext(&threads.contexts[threads.running], &threads.scheduler); }
+static void leave() {
+    if (_setjmp(running->at) == 0) _longjmp(scheduler, 1);
+}
 
-static void thread() {
-    threads.kernel->call(threads.kernel->function, threads.arguments);
-    threads.ended[threads.running] = true;
-    swapcontext(&threads.contexts[threads.running], &threads.scheduler);
+void __syncthreads() { leave(); }
+
+static void live() {
+    for (;;) {
+        launched->call(launched->function, arguments);
+        running->ended = true;
+        leave();
+    }
+}
+
+static void enter(Thread& thread) {
+    running = &thread;
+    if (_setjmp(scheduler) != 0) return;
+    if (thread.entered) _longjmp(thread.at, 1);
+    thread.entered = true;
+    setcontext(&thread.context);
 }
 
 static void run_block(bool backwards) {
     constexpr size_t STACK = 64 << 10;
     size_t count = blockDim.x;
-    threads.contexts.resize(count);
-    threads.ended.assign(count, false);
-    if (threads.stacks.size() < count * STACK) threads.stacks.resize(count * STACK);
-    for (size_t i = 0; i < count; i++) {
-        getcontext(&threads.contexts[i]);
-        threads.contexts[i].uc_stack.ss_sp = &threads.stacks[i * STACK];
-        threads.contexts[i].uc_stack.ss_size = STACK;
-        makecontext(&threads.contexts[i], thread, 0);
+    while (threads.size() < count) {
+        auto thread = std::make_unique<Thread>();
+        thread->stack.resize(STACK);
+        getcontext(&thread->context);
+        thread->context.uc_stack.ss_sp = thread->stack.data();
+        thread->context.uc_stack.ss_size = STACK;
+        makecontext(&thread->context, live, 0);
+        threads.push_back(std::move(thread));
     }
+    for (size_t i = 0; i < count; i++) threads[i]->ended = false;
     for (size_t left = count; left > 0;) {
         size_t ended = 0;
         for (size_t i = 0; i < count; i++) {
-            threads.running = backwards ? count - 1 - i : i;
-            if (threads.ended[threads.running]) continue;
-            threadIdx = {(unsigned)threads.running, 0, 0};
-            swapcontext(&threads.scheduler, &threads.contexts[threads.running]);
-            ended += threads.ended[threads.running];
+            size_t which = backwards ? count - 1 - i : i;
+            if (threads[which]->ended) continue;
+            threadIdx = {(unsigned)which, 0, 0};
+            enter(*threads[which]);
+            ended += threads[which]->ended;
         }
+        // A barrier is for all threads or, at the end, for none.
+        if (ended != 0 && ended != left) fail("a barrier that not all threads reach");
         left -= ended;
     }
 }
@@ -222,12 +231,12 @@ Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int count
 }
 
 Result cuLaunchKernel(const Kernel* kernel, unsigned x, unsigned y, unsigned z, unsigned count, unsigned, unsigned,
-                      unsigned bytes, void*, void** arguments, void**) {
+                      unsigned bytes, void*, void** given, void**) {
     if (x * y * z == 0 || count == 0 || count > 1024 || bytes > SHARED) return INVALID_VALUE;
-    if (bytes > 0 && kernel->shared == nullptr) fail("dynamic shared memory for a kernel that has none");
-    unsigned char* shared = bytes > 0 ? (unsigned char*)kernel->shared() : nullptr;
-    threads.kernel = kernel;
-    threads.arguments = arguments;
+    // Kernels share what stands for the device.
+    std::lock_guard<std::mutex> held(lock);
+    launched = kernel;
+    arguments = given;
     gridDim = {x, y, z};
     blockDim = {count, 1, 1};
     bool backwards = false;
@@ -235,12 +244,10 @@ Result cuLaunchKernel(const Kernel* kernel, unsigned x, unsigned y, unsigned z, 
         for (unsigned j = 0; j < y; j++) {
             for (unsigned i = 0; i < x; i++) {
                 blockIdx = {i, j, k};
-                if (bytes > 0) {
-                    memset(shared, 0xff, bytes);
-                    memset(shared + bytes, GUARD_BYTE, GUARD);
-                }
+                memset(dynamic_shared, 0xff, bytes);
+                memset(dynamic_shared + bytes, GUARD_BYTE, GUARD);
                 run_block(backwards);
-                if (bytes > 0) check_guard(shared + bytes, "a write behind shared memory");
+                check_guard(dynamic_shared + bytes, "a write behind shared memory");
                 backwards = !backwards;
             }
         }

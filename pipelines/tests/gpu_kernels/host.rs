@@ -23,7 +23,7 @@ fn on_the_host() {
     let compiled = Command::new("g++")
         .current_dir(directory.path())
         // Roundings are those of single operations, as on the CPU side.
-        .args(["-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared"])
+        .args(["-std=c++20", "-O2", "-ffp-contract=off", "-fPIC", "-shared"])
         // Directives for another compiler.
         .args(["-Wno-unknown-pragmas", "driver.cpp", "-o", "libcuda.so"])
         .output();

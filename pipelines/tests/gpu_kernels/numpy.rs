@@ -4,7 +4,7 @@ use super::device;
 use super::power_spectrum::error;
 use super::trial::{Noise, as_f32, as_f64, every_type, frames, layout, run};
 use daq_core::kernel::KernelSpec;
-use daq_core::layout::{Layout, Order, Samples, Scalar};
+use daq_core::layout::{Order, Samples, Scalar};
 use daq_pipelines::kernels::convert::Scale;
 use daq_pipelines::kernels::{Convert, PowerSpectrum, Stats};
 use std::io::Write;
@@ -25,24 +25,8 @@ fn python() -> Option<PathBuf> {
     None
 }
 
-/// What numpy makes of `frames` of `samples`.
-fn numpy(
-    python: &PathBuf,
-    kernel: &str,
-    samples: &Samples,
-    input: &Layout,
-    keys: &str,
-    frames: &[u8],
-) -> Vec<f64> {
-    let header = format!(
-        "{{\"kernel\": \"{kernel}\", \"type\": \"{}\", \"complex\": {}, \"channels\": {}, \"points\": {}, \
-         \"planar\": {}, {keys}}}\n",
-        samples.scalar,
-        samples.complex,
-        samples.channels,
-        input.points,
-        samples.order == Order::Planar,
-    );
+/// What numpy makes of each case: keys and frames.
+fn numpy(python: &PathBuf, cases: &[(String, Vec<u8>)]) -> Vec<Vec<f64>> {
     let mut child = Command::new(python)
         .args(["-c", SCRIPT])
         .stdin(Stdio::piped())
@@ -51,84 +35,118 @@ fn numpy(
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     // The script reads all before it writes.
-    stdin.write_all(header.as_bytes()).unwrap();
-    stdin.write_all(frames).unwrap();
+    for (keys, frames) in cases {
+        stdin.write_all(keys.as_bytes()).unwrap();
+        stdin.write_all(frames).unwrap();
+    }
     drop(stdin);
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{kernel} {header}");
-    as_f64(&output.stdout)
+    assert!(output.status.success(), "{}", output.status);
+    let mut rest = &output.stdout[..];
+    let answers = cases.iter().map(|_| {
+        let (count, later) = rest.split_first_chunk().unwrap();
+        let bytes = usize::try_from(u64::from_le_bytes(*count)).unwrap() * 8;
+        let (numbers, later) = later.split_at(bytes);
+        rest = later;
+        as_f64(numbers)
+    });
+    answers.collect()
 }
 
-/// For some samples: numpy's numbers for three frames and the kernel's outputs, in a row.
+/// Runs a kernel over three frames of samples of every type, as `spec` gives it and its keys for a case and its
+/// samples, and hands the numbers of its outputs and numpy's to `compare`.
 fn each(
     kernel: &str,
-    points: usize,
-    spec: impl Fn(&Samples) -> (Box<dyn KernelSpec>, String),
-    compare: impl Fn(&[Vec<u8>], &[f64], &str),
+    points: &[usize],
+    numbers: fn(&[u8]) -> Vec<f64>,
+    spec: impl Fn(usize, &Samples) -> (Box<dyn KernelSpec>, String),
+    compare: impl Fn(&[f64], &[f64], &str),
 ) {
     let (Some(device), Some(python)) = (device(), python()) else {
         return;
     };
-    for (seed, samples) in (0..).zip(every_type(&[2])) {
-        let input = layout(&samples, points);
-        let (spec, keys) = spec(&samples);
+    let (mut cases, mut made) = (Vec::new(), Vec::new());
+    let all = every_type(&[2]);
+    let all = points
+        .iter()
+        .enumerate()
+        .flat_map(|(case, points)| all.iter().map(move |samples| (case, *points, samples)));
+    for (seed, (case, points, samples)) in (0..).zip(all) {
+        let input = layout(samples, points);
+        let (spec, keys) = spec(case, samples);
         let mut noise = Noise(seed);
-        let numbers = input.frame_bytes() / samples.scalar.bytes();
-        let given = frames((0..3).map(|_| noise.numbers(samples.scalar, numbers)));
-        let all: Vec<u8> = given.iter().flat_map(|(_, bytes)| bytes.clone()).collect();
-        let made = run(&*spec, &input, &given, &[2], Some(device)).outputs;
-        let made: Vec<Vec<u8>> = made.into_iter().map(|(_, bytes)| bytes).collect();
-        let want = numpy(&python, kernel, &samples, &input, &keys, &all);
-        compare(&made, &want, &format!("{samples:?}"));
+        let count = input.frame_bytes() / samples.scalar.bytes();
+        let given = frames((0..3).map(|_| noise.numbers(samples.scalar, count)));
+        let bytes: Vec<u8> = given.iter().flat_map(|(_, bytes)| bytes.clone()).collect();
+        let header = format!(
+            "{{\"kernel\": \"{kernel}\", \"bytes\": {}, \"type\": \"{}\", \"complex\": {}, \"channels\": {}, \
+             \"points\": {points}, \"planar\": {}, {keys}}}\n",
+            bytes.len(),
+            samples.scalar,
+            samples.complex,
+            samples.channels,
+            samples.order == Order::Planar,
+        );
+        let outputs = run(&*spec, &input, &given, &[2], Some(device)).outputs;
+        let outputs: Vec<u8> = outputs.into_iter().flat_map(|(_, bytes)| bytes).collect();
+        made.push((format!("{samples:?} {keys}"), numbers(&outputs)));
+        cases.push((header, bytes));
+    }
+    for ((what, made), want) in made.iter().zip(numpy(&python, &cases)) {
+        assert_eq!(made.len(), want.len(), "{what}");
+        compare(made, &want, what);
     }
 }
 
 #[test]
 fn convert_equals_numpy() {
-    let spec = |_: &Samples| -> (Box<dyn KernelSpec>, String) {
+    let spec = |_, _: &Samples| -> (Box<dyn KernelSpec>, String) {
         let spec = Convert {
             scale: Scale::Factor(0.37),
             offset: 1.5,
             order: None,
         };
-        (
-            Box::new(spec),
-            "\"scale\": 0.37, \"offset\": 1.5".to_owned(),
-        )
+        let keys = "\"scale\": 0.37, \"offset\": 1.5";
+        (Box::new(spec), keys.to_owned())
     };
-    each("convert", 1003, spec, |made, want, what| {
-        assert_eq!(as_f32(&made.concat()), want, "{what}");
+    each("convert", &[1003], as_f32, spec, |made, want, what| {
+        assert_eq!(made, want, "{what}");
     });
 }
 
 #[test]
 fn spectra_equal_numpy() {
-    for (size, points) in [(256, 5000), (360, 1700), (1000, 3000), (4096, 20_000)] {
-        let spec = |_: &Samples| -> (Box<dyn KernelSpec>, String) {
-            let spec = PowerSpectrum {
-                size: Some(size),
-                overlap: 0.5,
-                ..PowerSpectrum::default()
-            };
-            let keys = format!("\"size\": {size}, \"hop\": {}", size / 2);
-            (Box::new(spec), keys)
+    let sizes = [256, 360, 1000, 4096, 8000];
+    let points = [5000, 1700, 3000, 20_000, 20_000];
+    let spec = |case: usize, _: &Samples| -> (Box<dyn KernelSpec>, String) {
+        let size = sizes[case];
+        let spec = PowerSpectrum {
+            size: Some(size),
+            overlap: 0.5,
+            ..PowerSpectrum::default()
         };
-        each("power-spectrum", points, spec, |made, want, what| {
-            let made = as_f32(&made.concat());
-            assert_eq!(made.len(), want.len());
+        let keys = format!("\"size\": {size}, \"hop\": {}", size / 2);
+        (Box::new(spec), keys)
+    };
+    each(
+        "power-spectrum",
+        &points,
+        as_f32,
+        spec,
+        |made, want, what| {
             // Three frames of two channels.
             let bins = want.len() / 6;
             for (made, want) in made.chunks(bins).zip(want.chunks(bins)) {
                 let error = error(made, want);
                 assert!(error <= 1e-5, "{what}: error {error}");
             }
-        });
-    }
+        },
+    );
 }
 
 #[test]
 fn stats_equal_numpy() {
-    let spec = |samples: &Samples| -> (Box<dyn KernelSpec>, String) {
+    let spec = |_, samples: &Samples| -> (Box<dyn KernelSpec>, String) {
         let (low, high) = match samples.scalar {
             Scalar::Float32 | Scalar::Float64 => (-0.77, 0.93),
             Scalar::Int8 | Scalar::Uint8 => (-90.0, 110.5),
@@ -145,9 +163,7 @@ fn stats_equal_numpy() {
         let keys = format!("\"range\": [{low:?}, {high:?}], \"bins\": 37, \"clip\": {clip:?}");
         (Box::new(spec), keys)
     };
-    each("stats", 9001, spec, |made, want, what| {
-        let made = as_f64(&made.concat());
-        assert_eq!(made.len(), want.len());
+    each("stats", &[9001], as_f64, spec, |made, want, what| {
         for (i, (made, want_here)) in made.iter().zip(want).enumerate() {
             let rms = want[i / 43 * 43 + 4];
             let is_sum = matches!(i % 43, 3 | 4);

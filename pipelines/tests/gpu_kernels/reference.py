@@ -1,60 +1,60 @@
-# What numpy makes of frames: a JSON object and the frames on standard input, float64 numbers on standard output.
+# What numpy makes of frames. Standard input: for each case a line of JSON and the frames. Standard output: for each
+# case the number of float64 numbers, in 8 bytes, and the numbers.
 import json
 import sys
 
 import numpy as np
 
-keys = json.loads(sys.stdin.buffer.readline())
-channels, points = keys["channels"], keys["points"]
-parts = 2 if keys["complex"] else 1
-dtype = np.dtype(keys["type"]).newbyteorder("<")
-frame = dtype.itemsize * channels * points * parts
-data = sys.stdin.buffer.read()
+def frames_of(keys, data):
+    """The numbers of each frame: channel, point, part."""
+    dtype = np.dtype(keys["type"]).newbyteorder("<")
+    channels, points = keys["channels"], keys["points"]
+    parts = 2 if keys["complex"] else 1
+    for x in np.frombuffer(data, dtype).reshape(-1, channels * points * parts):
+        if keys["planar"]:
+            yield x.reshape(channels, points, parts)
+        else:
+            yield x.reshape(points, channels, parts).transpose(1, 0, 2)
 
 
-def channel_of(i):
-    """The numbers of each channel of frame i: channel, point, part."""
-    x = np.frombuffer(data[i * frame:(i + 1) * frame], dtype)
-    if keys["planar"]:
-        return x.reshape(channels, points, parts)
-    return x.reshape(points, channels, parts).transpose(1, 0, 2)
-
-
-def convert(frames):
+def convert(keys, frames):
+    work = np.float64 if keys["type"] in ("int32", "float64") else np.float32
     for x in frames:
-        wide = dtype.itemsize > 4 or dtype.kind == "i" and dtype.itemsize == 4
-        work = np.float64 if wide else np.float32
         y = (x.astype(work) * work(keys["scale"]) + work(keys["offset"])).astype("float32")
         yield y if keys["planar"] else y.transpose(1, 0, 2)
 
 
-def power_spectrum(frames):
+def power_spectrum(keys, frames):
     n, hop = keys["size"], keys["hop"]
     t = 2 * np.pi * np.arange(n) / n
     w = 0.5 - 0.5 * np.cos(t)
     for x in frames:
         for samples in x.astype("float32"):
-            z = samples[:, 0].astype(complex) + (1j * samples[:, 1] if parts == 2 else 0)
-            blocks = np.array([z[i:i + n] for i in range(0, points - n + 1, hop)]) * w
-            if parts == 2:
+            z = samples[:, 0].astype(complex) + (1j * samples[:, 1] if keys["complex"] else 0)
+            blocks = np.array([z[i:i + n] for i in range(0, len(z) - n + 1, hop)]) * w
+            if keys["complex"]:
                 p = np.fft.fftshift((abs(np.fft.fft(blocks)) ** 2).mean(axis=0))
             else:
                 p = (abs(np.fft.rfft(blocks.real)) ** 2).mean(axis=0)
             yield p / w.sum() ** 2
 
 
-def stats(frames):
+def stats(keys, frames):
     low, high = keys["range"]
     for x in frames:
-        for numbers in x.reshape(channels, -1).astype("float64"):
+        for numbers in x.reshape(len(x), -1).astype("float64"):
             hist = np.histogram(numbers, keys["bins"], (low, high))[0]
             fields = [numbers.size, numbers.min(), numbers.max(), numbers.mean(), np.sqrt((numbers ** 2).mean()),
                       (abs(numbers) >= keys["clip"]).sum()]
             yield np.concatenate([fields, hist])
 
 
-count = len(data) // frame
-made = {"convert": convert, "power-spectrum": power_spectrum, "stats": stats}[keys["kernel"]](
-    channel_of(i) for i in range(count))
-for numbers in made:
-    sys.stdout.buffer.write(np.ascontiguousarray(numbers, "float64").tobytes())
+KERNELS = {"convert": convert, "power-spectrum": power_spectrum, "stats": stats}
+cases = []
+while line := sys.stdin.buffer.readline():
+    keys = json.loads(line)
+    cases.append((keys, sys.stdin.buffer.read(keys["bytes"])))
+for keys, data in cases:
+    made = KERNELS[keys["kernel"]](keys, frames_of(keys, data))
+    numbers = np.concatenate([np.ravel(x).astype("<f8") for x in made])
+    sys.stdout.buffer.write(len(numbers).to_bytes(8, "little") + numbers.tobytes())
