@@ -1,6 +1,7 @@
 //! Kernels of the user's own without a GPU: keys, frames, messages, and what the compiler makes of the unit.
 
 mod compile;
+mod header;
 mod message;
 mod params;
 

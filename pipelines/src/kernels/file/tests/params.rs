@@ -144,7 +144,13 @@ proptest! {
     /// An integer is taken exactly if the member's type holds it, and then it is the one that is read back.
     #[test]
     fn integers_are_taken_that_the_type_holds(
-        value in prop_oneof![any::<i128>(), any::<i64>().prop_map(i128::from), -70_000..70_000_i128],
+        value in prop_oneof![
+            any::<i128>(),
+            any::<i64>().prop_map(i128::from),
+            // The ends of the types' ranges.
+            (0..66_u32, -1..2_i128, prop_oneof![Just(1), Just(-1)])
+                .prop_map(|(bits, beside, sign)| sign * (1_i128 << bits) + beside),
+        ],
         bytes in prop_oneof![Just(1_usize), Just(2), Just(4), Just(8)],
         signed in any::<bool>(),
     ) {
