@@ -5,7 +5,7 @@
 //! | [`convert`] | samples of any type | float32 samples | always |
 //! | [`power_spectrum`] | samples | averaged power a frequency | transforms of 2 to 2^20 points without a prime factor above 7 |
 //! | [`stats`] | numbers of any kind | minimum, maximum, mean, RMS, clip count and histogram | always |
-//! | [`file`] | frames | what code of the user's own makes of them | only |
+//! | [`file`](mod@file) | frames | what code of the user's own makes of them | only |
 //!
 //! What holds for all of them:
 //! - Missing places of a frame were filled before the frame was published, and count as what they were filled
