@@ -201,7 +201,10 @@ impl Memory {
         // SAFETY: inside of the memory, as just checked. What else uses it meanwhile sees old or new bytes: no
         // reference is made to device memory.
         unsafe { cuda::copy_in(self.address + offset as u64, bytes) }
-            .doing(|| format!("writing memory of cuda:{}", self.device.ordinal()))
+            .doing(|| format!("writing memory of cuda:{}", self.device.ordinal()))?;
+        // The call returns once the bytes have left the host's memory, not once they are there, and streams that do
+        // not wait for the default one would not find them.
+        self.device.synchronize()
     }
 
     /// Reads into `bytes` from `offset` on and waits. For reading results of setting up and for tests.

@@ -120,6 +120,8 @@ impl Module {
         // SAFETY: the variable has at least so many bytes and lives as long as the module.
         unsafe { cuda::copy_in(address, value) }
             .doing(|| format!("writing variable `{name}` of {}", self.name))?;
+        // The call may return before the bytes are there.
+        self.device.synchronize()?;
         Ok(true)
     }
 }

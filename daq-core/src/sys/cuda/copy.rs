@@ -5,7 +5,8 @@ use cudarc::driver::sys;
 use std::ffi::c_uint;
 use std::ptr;
 
-/// Copies host memory to the device and waits.
+/// Copies host memory to the device; `from` may be changed once this returns, although the bytes may still be on their
+/// way.
 ///
 /// # Safety
 /// `bytes` bytes at `to` are device memory that nothing else uses.
