@@ -69,6 +69,78 @@ fn frames_go_through_pinned_memory_to_the_gpu_and_everything_is_given_back() {
     }
 }
 
+/// The same source, whose frames go as they come through a kernel on the GPU, back, and to a file; and to another
+/// file by the shortest way.
+fn through_a_kernel(daq: &Daq) {
+    daq.write(
+        "as-it-is.ptx",
+        ".version 8.0\n.target sm_70\n.address_size 64\n.const .align 4 .u32 daq_header = 1;\n\
+         .visible .entry daq_burst()\n{\n    ret;\n}\n",
+    );
+}
+
+const KERNEL: &str = "[kernel.same]\nfile = \"as-it-is.ptx\"\ninput = \"raw\"\noutput = \"back\"\nburst = 5\n\
+                      [ring.back]\nslots = 12\n\
+                      [sink.there]\ndriver = \"file\"\ninput = \"back\"\npath = \"there/\"\n\
+                      [sink.here]\ndriver = \"file\"\ninput = \"raw\"\npath = \"here/\"\n";
+
+#[test]
+fn frames_come_back_from_the_gpu_as_they_went() {
+    let simulated = Simulated::new("latency=100");
+    let daq = simulated.on(Daq::new(&(pipeline("cuda:0") + KERNEL)));
+    through_a_kernel(&daq);
+    let outcome = daq.run(&[]).ok();
+    assert_eq!(outcome.count("kernels.same.consumed"), 2000);
+    assert_eq!(outcome.count("copies.back@host.frames"), 2000);
+    assert!(outcome.count("kernels.same.device.launches") >= 400);
+    is_accounted_for(&outcome);
+    let bytes = |directory: &str| {
+        let files = daq_tests::files(&daq.path(directory), ".sigmf-data");
+        files
+            .iter()
+            .flat_map(|file| std::fs::read(file).unwrap())
+            .collect::<Vec<_>>()
+    };
+    let (there, here) = (bytes("there"), bytes("here"));
+    assert_eq!(here.len(), 2000 * 16384);
+    assert!(there == here, "what came back differs");
+    assert_eq!(simulated.report()["unregistered"]["copies"], 0);
+    assert_eq!(leaks(&simulated), [""; 0]);
+}
+
+#[test]
+fn a_kernel_that_fails_or_hangs_is_told_and_the_ledgers_hold() {
+    for (options, told) in [
+        ("fail=cuLaunchKernel@20:719", "CUDA_ERROR_LAUNCH_FAILED"),
+        ("fail-async=LAUNCH@20:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("hang=launch@20", "has not finished"),
+    ] {
+        let simulated = Simulated::new(options);
+        let text = pipeline("cuda:0").replace("frames = 2000\n", "frames = 200000\n") + KERNEL;
+        let daq = simulated.on(Daq::new(&text));
+        through_a_kernel(&daq);
+        let mut live = daq.spawn(&["--drain", "1 s"]);
+        if options.starts_with("hang") {
+            live.wait_told("ring raw");
+            live.interrupt();
+        }
+        let outcome = live.wait();
+        let code = if options.starts_with("hang") { 70 } else { 69 };
+        assert_eq!(outcome.code, code, "{options}: {}", outcome.stderr);
+        assert!(
+            outcome.stderr.contains(told),
+            "{options}: {}",
+            outcome.stderr
+        );
+        let made = outcome.count("kernels.same.made");
+        assert_eq!(outcome.count("rings.back.published"), made, "{options}");
+        assert!(
+            outcome.count("kernels.same.in") > outcome.count("kernels.same.consumed"),
+            "{options}"
+        );
+    }
+}
+
 #[test]
 fn what_was_tuned_is_not_measured_again_until_the_machine_changes() {
     let simulated = Simulated::new("");

@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering;
 pub struct Launch {
     kernel: Option<&'static Kernel>,
     values: Vec<u64>,
+    blocks: [u32; 3],
 }
 
 /// The memory of the process as its devices see it.
@@ -33,9 +34,9 @@ impl Launch {
     /// Does it.
     pub fn execute(&self) -> Result {
         match LAUNCHES.begin() {
-            Fate::Done => self
-                .kernel
-                .map_or(Ok(()), |kernel| (kernel.run)(&Devices, &self.values)),
+            Fate::Done => self.kernel.map_or(Ok(()), |kernel| {
+                (kernel.run)(&Devices, &self.values, self.blocks)
+            }),
             Fate::Fails(code) => Err(code),
             Fate::Hangs => loop {
                 std::thread::park();
@@ -129,7 +130,11 @@ extern "C" fn cuLaunchKernel(
         let kernel = function.kernel;
         let values = kernel.map_or(Ok(Vec::new()), |kernel| values(kernel, parameters))?;
         stream
-            .submit(Operation::Launch(Launch { kernel, values }))
+            .submit(Operation::Launch(Launch {
+                kernel,
+                values,
+                blocks: [grid_x, grid_y, grid_z],
+            }))
             .map(|_| ())
     })
 }
