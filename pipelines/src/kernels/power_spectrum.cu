@@ -13,8 +13,8 @@
 #include "samples.cuh"
 
 // Most points of a transform that a thread holds.
-constexpr int POINTS = 16;
-constexpr int MOST_THREADS = 512;
+constexpr int POINTS = 8;
+constexpr int MOST_THREADS = 1024; // so a thread has at least 64 registers
 
 struct alignas(8) Complex {
     float x, y;
@@ -121,8 +121,9 @@ struct Batch {
         Complex v[K][R];
 #pragma unroll
         for (int q = 0; q < K; q++) {
+            // Threads without work repeat the last: points that are not always read cost registers on all ways.
             u32 i = threadIdx.x + q * blockDim.x;
-            if (i >= work) continue;
+            i = i < work ? i : work - 1;
             u32 t = by_transform.of(i), j = i - t * across;
             u32 k = j - by_done.of(j) * done;
             const Complex* from = buffer + t * pitch();
@@ -277,7 +278,7 @@ struct Piece {
 
 // Short transforms from samples to sums: `partial` gets `bins` numbers for each piece and channel.
 // blocks: (output, piece, channel), the channel running fastest
-extern "C" __global__ void __launch_bounds__(MOST_THREADS)
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
     power_spectrum_short(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
                          u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u64 total, u64 left,
                          u64 each, u64 chunk, u32 pieces, u32 channels, u32 size, u32 count, u64 radices,
@@ -317,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
 // The columns of long transforms: `work` gets `down` * `across` points for each spectrum and channel, of which only
 // those of a pair's first spectrum are written where samples are real.
 // blocks: (spectrum, channel, group of `count` columns), the group running fastest
-extern "C" __global__ void __launch_bounds__(MOST_THREADS)
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
     power_spectrum_columns(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
                            u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u64 total, u64 left,
                            u64 each, u64 chunk, u32 channels, u32 down, u32 across, u32 count, u64 radices,
@@ -357,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
 
 // The rows of long transforms: `partial` gets `down` * `across` numbers for each piece and channel.
 // blocks: (output, piece, channel, group of `count` rows), the group running fastest
-extern "C" __global__ void __launch_bounds__(MOST_THREADS)
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
     power_spectrum_rows(u32 complex, u64 total, u64 left, u64 each, u64 chunk, u32 pieces, u32 channels, u32 down,
                         u32 across, u32 count, u64 radices, const Complex* roots, const Complex* work,
                         double* partial) {

@@ -47,9 +47,10 @@
 //! # On a GPU
 //! The CUDA side takes a `size` of 2 to 2^20 without a prime factor above 7; with other sizes the kernel stays on the
 //! CPU. Its transforms are its own, in float32 with roots computed in float64, and sums are kept in float64 as on the
-//! CPU; records of outputs are the same. Sizes up to 8192 (less where a block has less than 68 KiB of shared memory) are
-//! transformed in shared memory, in one launch for as many spectra of a burst as fit into 32 MiB of partial sums;
-//! longer ones in two, by way of 32 MiB of work space. One more launch puts the partial sums together.
+//! CPU; records of outputs are the same. Sizes up to 5120, and up to 8192 where 2 is the only prime factor and the GPU
+//! gives a block 68 KiB of shared memory, are transformed there, in one launch for as many spectra of a burst as fit
+//! into 32 MiB of partial sums; longer ones in two launches, by way of 32 MiB of work space. One more launch puts the
+//! partial sums together.
 
 mod cpu;
 mod cuda;

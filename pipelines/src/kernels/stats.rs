@@ -241,7 +241,7 @@ impl KernelSpec for Stats {
         let (every, limits) = (self.every.max(1), self.limits(input.scalar));
         match context.side {
             Side::Cpu => Ok(cpu::build(input, every, limits, histogram)),
-            Side::Cuda(ordinal) => cuda::build(ordinal, input, every, limits, histogram),
+            Side::Cuda(ordinal) => cuda::build(ordinal, input, every, limits, histogram.as_ref()),
         }
     }
 }

@@ -11,7 +11,7 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 // One block runs at a time.
 #define __shared__ static
 #define DYNAMIC_SHARED(type, name) type* name = (type*)dynamic_shared

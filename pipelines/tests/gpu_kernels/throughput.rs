@@ -35,7 +35,7 @@ fn rate(device: &'static Device, what: &str, spec: &dyn KernelSpec, samples: &Sa
     let (region, mut source, mut reader) = ring("in", 2 * BURST, input.frame_bytes());
     // Every code of 7 bits; no exponent of a float is all ones.
     let noise: Vec<u8> = (0..region.bytes())
-        .map(|i| u8::try_from((i * 40_503 >> 7) % 113).unwrap())
+        .map(|i| u8::try_from(((i * 40_503) >> 7) % 113).unwrap())
         .collect();
     region.memory().unwrap().write(0, &noise).unwrap();
     let outputs = kernel.outputs(BURST) + 1;

@@ -127,7 +127,8 @@ impl Converter {
         to: &Slice,
         frames: usize,
     ) -> Result<(), KernelError> {
-        let ([a, b, c, d], [e, f, g, h]) = (ring(from), ring(to));
+        let [in_base, in_stride, in_slots, in_first] = ring(from);
+        let [out_base, out_stride, out_slots, out_first] = ring(to);
         let (factor, offset) = (Argument::F64(self.factor), Argument::F64(self.offset));
         let across = small(frames);
         if let Some(order) = self.reordered {
@@ -142,14 +143,14 @@ impl Converter {
                 ..Grid::line(1, THREADS)
             };
             let arguments = [
-                a,
-                b,
-                c,
-                d,
-                e,
-                f,
-                g,
-                h,
+                in_base,
+                in_stride,
+                in_slots,
+                in_first,
+                out_base,
+                out_stride,
+                out_slots,
+                out_first,
                 self.scalar,
                 Argument::U64(self.points as u64),
                 Argument::U32(small(self.channels)),
@@ -169,14 +170,14 @@ impl Converter {
                 ..Grid::line(1, THREADS)
             };
             let arguments = [
-                a,
-                b,
-                c,
-                d,
-                e,
-                f,
-                g,
-                h,
+                in_base,
+                in_stride,
+                in_slots,
+                in_first,
+                out_base,
+                out_stride,
+                out_slots,
+                out_first,
                 self.scalar,
                 Argument::U64(numbers as u64),
                 factor,

@@ -5,11 +5,13 @@ use std::f64::consts::TAU;
 /// Longest transform.
 const MOST_SIZE: usize = 1 << 20;
 /// Points of transforms that a thread holds at a time, as in the device code.
-const POINTS: usize = 16;
+const POINTS: usize = 8;
 /// Most threads of a block, as in the device code.
-const MOST_THREADS: usize = 512;
-/// Points that a block has at a time where the sizes leave a choice.
-const USUAL_POINTS: usize = 4096;
+const MOST_THREADS: usize = 1024;
+/// Points that a block has at a time where sizes leave a choice: of short transforms few, so that blocks wait less for
+/// their own threads; of columns and rows many, so that memory is read in long stretches.
+const SHORT_POINTS: usize = 2048;
+const LONG_POINTS: usize = 4096;
 /// Most short transforms side by side.
 const MOST_SIDE_BY_SIDE: usize = 64;
 
@@ -37,10 +39,9 @@ impl Radices {
         // Two passes of radix 4 instead of one of 2 and one of 8.
         let twos = size.trailing_zeros();
         let fours = match twos % 3 {
-            0 => 0,
             1 if twos >= 4 => 2,
-            1 => 0,
-            _ => 1,
+            2 => 1,
+            _ => 0,
         };
         for radix in std::iter::repeat_n(4, fours).chain([3, 5, 7, 8, 2]) {
             let most = if radix == 4 { 1 } else { u32::MAX };
@@ -103,12 +104,9 @@ impl Batch {
         })
     }
 
-    /// As many as are usual, at most `most`.
-    fn usual(size: usize, most: usize, most_shared: usize) -> Option<Self> {
-        let wanted = (USUAL_POINTS / size)
-            .min(MOST_SIDE_BY_SIDE)
-            .min(most)
-            .max(1);
+    /// As many as have `points` points together, at most `most`.
+    fn of(size: usize, points: usize, most: usize, most_shared: usize) -> Option<Self> {
+        let wanted = (points / size).min(MOST_SIDE_BY_SIDE).min(most).max(1);
         (1..=wanted)
             .rev()
             .find_map(|count| Self::new(size, count, most_shared))
@@ -131,7 +129,7 @@ impl Passes {
         if !has(size) {
             return None;
         }
-        if let Some(batch) = Batch::usual(size, most, most_shared) {
+        if let Some(batch) = Batch::of(size, SHORT_POINTS, most, most_shared) {
             return Some(Self::Short(batch));
         }
         // Columns and rows about as long as each other.
@@ -141,8 +139,8 @@ impl Passes {
             .find_map(|down| {
                 let across = size / down;
                 Some(Self::Long {
-                    columns: Batch::usual(down, across, most_shared)?,
-                    rows: Batch::usual(across, down, most_shared)?,
+                    columns: Batch::of(down, LONG_POINTS, across, most_shared)?,
+                    rows: Batch::of(across, LONG_POINTS, down, most_shared)?,
                 })
             })
     }

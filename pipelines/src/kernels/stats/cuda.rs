@@ -52,13 +52,11 @@ pub(super) fn build(
     input: &Layout,
     every: u64,
     limits: (f64, f64),
-    histogram: Option<Histogram>,
+    histogram: Option<&Histogram>,
 ) -> Result<Box<dyn Kernel>, KernelError> {
     let (device, module) = device::STATS.load(ordinal)?;
     let channels = input.channels as usize;
-    let bins = histogram
-        .as_ref()
-        .map_or(0, |histogram| histogram.bins.count);
+    let bins = histogram.map_or(0, |histogram| histogram.bins.count);
     let is_codes = input.scalar.bytes() == 1;
     let in_shared = !is_codes && (1..=MOST_SHARED).contains(&bins);
     let count = module.function(if is_codes {
@@ -94,7 +92,7 @@ pub(super) fn build(
             walk: Walk::through(input),
             every,
             limits,
-            bins: Table::new(histogram.as_ref()),
+            bins: Table::new(histogram),
             in_shared,
             grid,
             blocks: processors * BLOCKS,
