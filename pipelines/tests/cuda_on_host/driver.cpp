@@ -162,7 +162,7 @@ Result cuDeviceGetUuid_v2(char* uuid, int) { return memset(uuid, 0, 16), SUCCESS
 Result cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = (size_t)1 << 30, SUCCESS; }
 Result cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
-    case 16: *value = 2; break;      // multiprocessors
+    case 16: *value = 16; break;     // multiprocessors
     case 39: *value = 512; break;    // threads of a multiprocessor
     case 75: *value = 7; break;      // compute capability
     case 97: *value = SHARED; break; // shared memory of a block

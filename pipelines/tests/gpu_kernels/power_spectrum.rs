@@ -185,7 +185,7 @@ fn records_and_accounts_are_those_of_the_cpu() {
 #[test]
 fn integrations_of_many_spectra_are_cut_into_pieces() {
     let Some(device) = device() else { return };
-    for (integrate, points) in [(1000, 20_000), (333, 9000), (100_000, 20_000)] {
+    for (integrate, points) in [(1000, 20_000), (333, 9000), (3000, 20_000)] {
         for complex in [false, true] {
             let samples = Samples {
                 scalar: Scalar::Int16,
@@ -198,7 +198,7 @@ fn integrations_of_many_spectra_are_cut_into_pieces() {
                 integrate: Some(integrate),
                 ..PowerSpectrum::default()
             };
-            compare(
+            let made = compare(
                 &spec,
                 &layout(&samples, points),
                 device,
@@ -207,6 +207,7 @@ fn integrations_of_many_spectra_are_cut_into_pieces() {
                 &[3],
                 false,
             );
+            assert!(made > 0);
         }
     }
 }

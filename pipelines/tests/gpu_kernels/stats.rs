@@ -1,7 +1,7 @@
 //! `stats` gives the same counts and extremes on both sides, and sums that differ by rounding only.
 
 use super::device;
-use super::trial::{Noise, as_f64, both, disturb, every_type, frames, layout};
+use super::trial::{Noise, Record, as_f64, both, disturb, every_type, frames, layout};
 use daq_core::cuda::Device;
 use daq_core::layout::{Layout, Scalar};
 use daq_pipelines::kernels::Stats;
@@ -12,9 +12,13 @@ fn compare(spec: &Stats, input: &Layout, device: &'static Device, seed: u64, cou
     let numbers = input.frame_bytes() / input.scalar.bytes();
     let mut given = frames((0..count).map(|_| noise.odd_numbers(input.scalar, numbers)));
     disturb(&mut given, &mut noise);
+    compare_over(spec, input, device, &given);
+}
+
+fn compare_over(spec: &Stats, input: &Layout, device: &'static Device, given: &[Record]) {
     let what = format!("{spec:?} {input} {:?}", input.order);
     let channels = input.channels as usize;
-    for (made, want) in both(spec, input, &given, &[3, 1, 6], device, &what) {
+    for (made, want) in both(spec, input, given, &[3, 1, 6], device, &what) {
         let (made, want) = (as_f64(&made), as_f64(&want));
         assert_eq!(made.len(), want.len(), "{what}");
         let fields = made.len() / channels;
@@ -48,6 +52,30 @@ fn stats_count_what_the_cpu_counts() {
             };
             compare(&plain, &input, device, seed, 12);
             compare(&some, &input, device, seed + 1000, 12);
+        }
+    }
+}
+
+#[test]
+fn numbers_at_edges_go_into_the_bins_of_the_cpu() {
+    let Some(device) = device() else { return };
+    let mut noise = Noise(5);
+    for samples in every_type(&[1]) {
+        if !matches!(samples.scalar, Scalar::Float32 | Scalar::Float64) {
+            continue;
+        }
+        let input = layout(&samples, 500);
+        let numbers = input.frame_bytes() / samples.scalar.bytes();
+        let given = frames((0..3).map(|_| noise.tenths(samples.scalar, numbers)));
+        for bins in [3, 7, 10, 20, 30, 1000] {
+            for range in [[-1.0, 1.0], [-0.7, 0.9], [-0.3, 0.6]] {
+                let spec = Stats {
+                    bins: Some(bins),
+                    range: Some(range),
+                    ..Stats::default()
+                };
+                compare_over(&spec, &input, device, &given);
+            }
         }
     }
 }

@@ -224,14 +224,26 @@ impl Noise {
         bytes
     }
 
-    /// The same with some NaNs, infinities and zeroes of float types.
+    /// The bytes of `count` numbers of a float type that are multiples of a tenth, between -1 and 1.
+    #[allow(clippy::cast_possible_truncation)]
+    pub fn tenths(&mut self, scalar: Scalar, count: usize) -> Vec<u8> {
+        let mut tenth = || self.below(21) as f64 / 10.0 - 1.0;
+        match scalar {
+            Scalar::Float32 => (0..count)
+                .flat_map(|_| (tenth() as f32).to_le_bytes())
+                .collect(),
+            _ => (0..count).flat_map(|_| tenth().to_le_bytes()).collect(),
+        }
+    }
+
+    /// As `numbers`, with some NaNs, quiet and signalling, infinities, zeroes and a denormal number of float types.
     pub fn odd_numbers(&mut self, scalar: Scalar, count: usize) -> Vec<u8> {
         let mut bytes = self.numbers(scalar, count);
         let width = scalar.bytes();
         for place in bytes.chunks_exact_mut(width) {
             let odd = [
                 f64::NAN,
-                -f64::NAN,
+                -f64::from_bits(f64::NAN.to_bits() | 5 << 40),
                 f64::INFINITY,
                 f64::NEG_INFINITY,
                 0.0,
@@ -241,8 +253,13 @@ impl Noise {
             let Some(x) = odd.get(usize::try_from(self.below(30)).unwrap()) else {
                 continue;
             };
+            let signals = x.is_nan() && self.below(2) == 0;
             #[allow(clippy::cast_possible_truncation)]
             match scalar {
+                Scalar::Float32 if signals => place.copy_from_slice(&0x7f80_1234_u32.to_le_bytes()),
+                Scalar::Float64 if signals => {
+                    place.copy_from_slice(&0xfff0_1234_5678_9abc_u64.to_le_bytes());
+                }
                 Scalar::Float32 => place.copy_from_slice(&(*x as f32).to_le_bytes()),
                 Scalar::Float64 => place.copy_from_slice(&x.to_le_bytes()),
                 _ => {}
