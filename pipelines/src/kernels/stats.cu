@@ -109,7 +109,6 @@ template <class N, class F> __device__ __forceinline__ void walk(const Part& par
     if (part.side_by_side() && (u64)(source + part.begin) % 16 == 0) {
         u64 whole = (part.end - part.begin) / V;
         const Wide<N>* wide = (const Wide<N>*)(source + part.begin);
-#pragma unroll 2
         for (u64 i = threadIdx.x; i < whole; i += THREADS) {
             Wide<N> numbers = wide[i];
 #pragma unroll
