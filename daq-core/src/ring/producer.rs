@@ -90,6 +90,11 @@ impl Producer {
             .wait(policy, limit, || self.is_claimable())
     }
 
+    /// Whether a reader has gone whose device hangs: it holds its slots for ever, and a guaranteed one the ring.
+    pub fn is_abandoned(&self) -> bool {
+        self.shared.abandoned.load(Ordering::Acquire) != 0
+    }
+
     /// Whether a slot is free that is not reserved yet.
     fn is_claimable(&self) -> bool {
         let slots = self.shared.options.slots as u64;

@@ -320,6 +320,8 @@ impl Reader {
                 std::mem::forget(protection);
                 let in_flight = std::mem::replace(&mut self.in_flight, InFlightLeases::new(1));
                 std::mem::forget(in_flight);
+                self.shared.abandoned.store(1, Ordering::Release);
+                self.shared.ring_freed();
                 return false;
             }
             self.reap(|_| {});

@@ -180,6 +180,10 @@ impl Lane {
                 *busy = (!in_flight.is_empty()).then_some(now);
             }
         }
+        if self.producer.is_abandoned() && self.in_flight.is_empty() {
+            // Nothing more will fit; what comes is told as discarded.
+            self.discard();
+        }
         failure.map_or(Ok(ended), Err)
     }
 

@@ -76,7 +76,7 @@ impl Runner {
         let mut timing = Timing::default();
         if let Err(error) = self.work(pulse, &mut in_flight, &mut timing) {
             let kind = match error {
-                KernelError::Cuda(_) => FailureKind::Device,
+                KernelError::Cuda(_) | KernelError::Unavailable(_) => FailureKind::Device,
                 _ => FailureKind::Defect,
             };
             self.control
@@ -152,6 +152,12 @@ impl Runner {
                 .find(|frames| self.kernel.outputs(*frames) <= room)
                 .unwrap_or(0);
             if frames == 0 {
+                if self.producer.is_abandoned() {
+                    return Err(KernelError::Unavailable(format!(
+                        "ring `{}` is held by a reader whose device hangs",
+                        self.producer.options().name
+                    )));
+                }
                 // What is in flight becomes frames in the output, and their readers make room.
                 if self.reader.has_in_flight() {
                     self.reader.wait_in_flight(self.wait, PATIENCE);

@@ -49,7 +49,7 @@ impl Runner {
         match self.work(pulse, &mut hang) {
             Ok(true) => return,
             Ok(false) => self.control.fail(
-                FailureKind::Device,
+                FailureKind::Defect,
                 self.name.clone(),
                 "the GPU has not finished its copies, and the end does not wait for it any longer; what it holds is \
                  not freed"
