@@ -102,9 +102,17 @@ impl Producer {
         bound.min(self.published).saturating_add(slots) > self.reserved
     }
 
-    /// Whether [`reserve`](Self::reserve) would give a slot now.
-    pub(crate) fn has_room(&self) -> bool {
-        self.open() > self.submitted || self.is_claimable()
+    /// Slots that [`reserve`](Self::reserve) would give now.
+    pub(crate) fn room(&self) -> u64 {
+        let slots = self.shared.options.slots as u64;
+        let (bound, _) = self.shared.bound();
+        let limit = bound.min(self.published).saturating_add(slots);
+        limit.saturating_sub(self.published + self.submitted)
+    }
+
+    /// Slots that are finished and wait for the work that fills them.
+    pub const fn submitted(&self) -> u64 {
+        self.submitted
     }
 
     /// Up to `n` slots to write, as many as are free now.

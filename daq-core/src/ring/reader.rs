@@ -307,7 +307,21 @@ impl Reader {
         self.part(limit)
     }
 
-    fn part(&mut self, limit: Duration) -> bool {
+    /// As [`leave`](Self::leave), with the limit that a dropped reader has, for owners of what the device writes: where
+    /// this is false they must not free it either. True if the reader has left before.
+    pub fn part_or_tell(&mut self) -> bool {
+        let parted = self.part(LEAVING);
+        if !parted {
+            tracing::error!(
+                "ring {}: a device still reads {} frames after {LEAVING:?}; their memory is kept until the process ends",
+                self.shared.options.name,
+                self.held()
+            );
+        }
+        parted
+    }
+
+    pub(crate) fn part(&mut self, limit: Duration) -> bool {
         if std::mem::replace(&mut self.parted, true) {
             return true;
         }
@@ -342,13 +356,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        if !self.part(LEAVING) {
-            tracing::error!(
-                "ring {}: a device still reads {} frames after {LEAVING:?}; their memory is kept until the process ends",
-                self.shared.options.name,
-                self.held()
-            );
-        }
+        self.part_or_tell();
     }
 }
 

@@ -7,6 +7,9 @@ use crate::ring::{Lease, Producer, Reader, Slice};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+/// The longest pitch that rows are copied with; devices allow a little less than 2 GiB.
+const MOST_PITCH: usize = 1 << 30;
+
 /// A copy that is not done.
 #[derive(Debug)]
 struct Flight {
@@ -16,8 +19,8 @@ struct Flight {
 
 /// A source ring's reader, the target ring's producer, and what is under way between them.
 ///
-/// Both rings have slots of the same size. Fields are dropped in this order: the reader waits for what is under
-/// way before the target closes.
+/// Both rings have slots of the same size. A lane that is dropped waits for what is under way; if that does not end,
+/// neither ring's memory is ever freed.
 #[derive(Debug)]
 pub struct Lane {
     reader: Reader,
@@ -28,6 +31,8 @@ pub struct Lane {
     burst: usize,
     /// Since when a copy has been under way.
     busy: Option<Instant>,
+    /// Whether the device has failed: what ends from then on is not published, for the slots before it never came.
+    failed: bool,
 }
 
 /// What a copy was begun with.
@@ -55,6 +60,7 @@ impl Lane {
             producer,
             ledger,
             busy: None,
+            failed: false,
         }
     }
 
@@ -83,10 +89,28 @@ impl Lane {
         self.reader.is_oldest_done()
     }
 
-    /// Whether a copy could begin: frames wait, of `whole` copies as many as one can have, and a slot may be free.
-    pub(super) fn is_ready(&self, whole: bool) -> bool {
-        let least = if whole { self.burst as u64 } else { 1 };
-        self.reader.pending() >= least && self.producer.has_room()
+    /// Frames of the copy that could begin now. With `enough` copies under way, others' and at least one of this lane's,
+    /// only a whole copy does: as many frames as one can have.
+    fn next(&self, enough: bool) -> usize {
+        // Not more than half of the target at a time: a reader that is not waited for must find something to lease.
+        let half = (self.producer.options().slots as u64 / 2).max(1);
+        let room = self.producer.room();
+        let room = room.min(half.saturating_sub(self.producer.submitted()));
+        let frames = self.reader.pending().min(room);
+        let frames = usize::try_from(frames)
+            .unwrap_or(usize::MAX)
+            .min(self.burst);
+        let least = if enough && !self.in_flight.is_empty() {
+            self.burst
+        } else {
+            1
+        };
+        if frames < least { 0 } else { frames }
+    }
+
+    /// Whether a copy could begin, as [`begin`](Self::begin) does.
+    pub(super) fn is_ready(&self, enough: bool) -> bool {
+        self.next(enough) > 0
     }
 
     /// Whether the source is at its end, which must be looked at.
@@ -94,18 +118,17 @@ impl Lane {
         self.reader.is_finished()
     }
 
-    /// Begins one copy of what is ready; `None` if nothing is, or the target has no slot. A `whole` copy has as many
-    /// frames as one can have.
+    /// Begins one copy of what is ready; `None` if nothing is, or the target has no slot. With `enough` copies under way,
+    /// of which one is this lane's, only a whole copy is begun.
     pub(super) fn begin(
         &mut self,
         mover: &mut dyn Mover,
-        whole: bool,
+        enough: bool,
     ) -> Result<Option<Begun>, CudaError> {
-        if !self.is_ready(whole) {
+        let wanted = self.next(enough);
+        if wanted == 0 {
             return Ok(None);
         }
-        let ready = usize::try_from(self.reader.pending()).unwrap_or(usize::MAX);
-        let wanted = ready.min(self.burst);
         let mut slots = self.producer.reserve(wanted);
         let room = slots.remaining();
         let Some(lease) = self.reader.poll(room) else {
@@ -133,9 +156,18 @@ impl Lane {
                 Ok(Some(Begun { bytes }))
             }
             Err(error) => {
-                // A part of it may be under way, and the lease ends now.
-                mover.settle();
-                self.ledger.failed.add(frames as u64);
+                self.failed = true;
+                // A part of it may be under way: the lease ends behind it.
+                if let Ok(done) = mover.mark() {
+                    lease.retire(done);
+                    self.in_flight.push_back(Flight {
+                        frames: frames as u64,
+                        bytes: 0,
+                    });
+                } else {
+                    mover.settle();
+                    self.ledger.failed.add(frames as u64);
+                }
                 Err(error)
             }
         }
@@ -152,6 +184,7 @@ impl Lane {
             ledger,
             in_flight,
             busy,
+            failed,
             ..
         } = self;
         let (mut failure, mut ended) = (None, 0);
@@ -161,7 +194,8 @@ impl Lane {
             };
             ended += 1;
             failure = failure.take().or_else(|| completion.failure());
-            if failure.is_some() {
+            *failed |= failure.is_some();
+            if *failed {
                 ledger.failed.add(done.frames);
                 return;
             }
@@ -193,9 +227,18 @@ impl Lane {
     }
 
     /// Ends a lane whose copies will not end: nothing that they touch is ever freed.
-    pub(super) fn abandon(self) {
-        self.producer.keep_memory();
-        let _ = self.reader.leave(Duration::ZERO);
+    pub(super) fn abandon(mut self) {
+        if !self.reader.part(Duration::ZERO) {
+            self.producer.keep_memory();
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if !self.reader.part_or_tell() {
+            self.producer.keep_memory();
+        }
     }
 }
 
@@ -230,13 +273,15 @@ fn copy(
         };
         // SAFETY: the source's frames are leased, and the target's slots reserved, until the mark is done that `begin`
         // sets behind this; a lease is retired, and slots are published, only then. Both rings live as long as the
-        // lane, which waits for its copies or abandons the memory. Stretch and rows stay inside the slots: a frame
+        // lane, which waits for its copies, or keeps both for ever. Stretch and rows stay inside the slots: a frame
         // is no longer than its slot.
         unsafe {
-            if count > 1 && longest * count < stretch / 4 * 3 {
+            if longest == 0 {
+                // Frames without payload.
+            } else if count > 1 && longest * count < stretch / 4 * 3 && from.stride <= MOST_PITCH {
                 mover.copy_rows(target.address(0), source.address(0), rows)?;
                 total += (longest * count) as u64;
-            } else if stretch > 0 {
+            } else {
                 mover.copy(target.address(0), source.address(0), stretch)?;
                 total += stretch as u64;
             }

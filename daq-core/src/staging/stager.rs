@@ -124,7 +124,8 @@ pub enum Step {
     Finished,
 }
 
-/// Copies under way that keep the stream busy; more are begun only if they are whole chunks, so that frames gather.
+/// Copies under way that keep the stream busy; a lane that has one among them begins another only if it is a whole
+/// chunk, so that frames gather.
 const ENOUGH: usize = 2;
 
 /// A copy in flight: how long it takes by itself, and when it should be done.
@@ -145,6 +146,8 @@ pub struct Stager {
     expected: VecDeque<Expected>,
     /// The lane whose turn it is.
     turn: usize,
+    /// Since when copies have been under way without a pause, and the bytes of those that were begun since.
+    streak: Option<(Instant, u64)>,
 }
 
 impl Stager {
@@ -157,6 +160,7 @@ impl Stager {
             tuning,
             bell,
             turn: 0,
+            streak: None,
         }
     }
 
@@ -195,8 +199,8 @@ impl Stager {
         while passed < self.lanes.len() && self.has_room() {
             let turn = self.turn;
             self.turn = (turn + 1) % self.lanes.len();
-            let whole = self.expected.len() >= ENOUGH;
-            match self.lanes[turn].begin(&mut *self.mover, whole)? {
+            let enough = self.expected.len() >= ENOUGH;
+            match self.lanes[turn].begin(&mut *self.mover, enough)? {
                 None => passed += 1,
                 Some(copy) => {
                     passed = 0;
@@ -221,6 +225,7 @@ impl Stager {
         let start = self.expected.back().map_or(now, |last| last.at.max(now));
         let takes = Duration::try_from_secs_f64(bytes as f64 / self.tuning.rate.max(1.0));
         let takes = takes.unwrap_or_default() + self.tuning.overhead;
+        self.streak.get_or_insert((now, 0)).1 += bytes;
         self.expected.push_back(Expected {
             takes,
             at: start + takes,
@@ -234,6 +239,13 @@ impl Stager {
         }
         self.expected.drain(..copies.min(self.expected.len()));
         let mut at = Instant::now();
+        if self.expected.is_empty()
+            && let Some((since, bytes)) = self.streak.take()
+        {
+            // All ended before anyone looked: copies are at least so fast, whatever was measured once.
+            let rate = bytes as f64 / (at - since).as_secs_f64().max(1e-9);
+            self.tuning.rate = self.tuning.rate.max(rate);
+        }
         for copy in &mut self.expected {
             at += copy.takes;
             copy.at = at;
@@ -256,9 +268,9 @@ impl Stager {
             return;
         }
         if policy == Wait::Busy {
-            let whole = self.expected.len() >= ENOUGH;
+            let enough = self.expected.len() >= ENOUGH;
             let ready = || {
-                done() || (self.has_room() && self.lanes.iter().any(|lane| lane.is_ready(whole)))
+                done() || (self.has_room() && self.lanes.iter().any(|lane| lane.is_ready(enough)))
             };
             self.bell.wait(policy, limit, ready);
             return;

@@ -317,6 +317,81 @@ fn lanes_take_turns() {
 }
 
 #[test]
+fn a_lane_with_little_is_served_beside_one_that_always_has_a_chunk() {
+    let bell = Arc::new(Bell::default());
+    let device = Device::default();
+    let mut stager = Stager::new(Box::new(device.clone()), tuning(2 * SLOT, 4), bell.clone());
+    let mut lanes: Vec<_> = (0..2)
+        .map(|_| Ends::new((64, 64), 2 * SLOT, &mut stager, &bell))
+        .collect();
+    lanes[1].make(1);
+    for _ in 0..20 {
+        lanes[0].make(64);
+        stager.step().unwrap();
+        device.finish(DONE);
+        lanes[0].take(usize::MAX);
+    }
+    assert_eq!(lanes[1].ledger.taken.get(), 1);
+    while device.finish(DONE) {}
+}
+
+#[test]
+fn a_reader_that_is_not_waited_for_sees_frames_of_a_busy_lane() {
+    for slots in [2, 8, 32] {
+        let bell = Arc::new(Bell::default());
+        let device = Device::default();
+        let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 8), bell.clone());
+        let mut ends = Ends::new((64, slots), 1 << 20, &mut stager, &bell);
+        let (ledger, mut seen) = (ReaderLedger::default(), 0);
+        let mut idle = ends.target.attach(false, 1, ledger.clone()).unwrap();
+        for _ in 0..200 {
+            ends.make(64);
+            stager.step().unwrap();
+            device.finish(DONE);
+            stager.step().unwrap();
+            seen += idle.poll(usize::MAX).map_or(0, |lease| lease.len());
+            ends.take(usize::MAX);
+        }
+        assert!(seen > 0, "{slots} slots, overrun {}", ledger.overrun.get());
+        while device.finish(DONE) {}
+    }
+}
+
+#[test]
+fn frames_without_payload_are_not_copied() {
+    let bell = Arc::new(Bell::default());
+    let device = Device::default();
+    let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 1), bell.clone());
+    let mut ends = Ends::new((8, 8), 1 << 20, &mut stager, &bell);
+    let mut slots = ends.source.reserve(2);
+    slots.finish(FrameMeta::whole(0, 0));
+    slots.finish(FrameMeta::whole(1, 0));
+    slots.publish();
+    stager.step().unwrap();
+    device.finish(DONE);
+    stager.step().unwrap();
+    assert_eq!(ends.target.published(), 2);
+    assert_eq!(device.0.lock().unwrap().sizes, [0; 0]);
+}
+
+#[test]
+fn what_ends_behind_a_failed_copy_is_not_published_in_its_place() {
+    let bell = Arc::new(Bell::default());
+    let device = Device::default();
+    let mut stager = Stager::new(Box::new(device.clone()), tuning(2 * SLOT, 3), bell.clone());
+    let mut ends = Ends::new((32, 32), 2 * SLOT, &mut stager, &bell);
+    ends.make(6);
+    stager.step().unwrap();
+    assert_eq!(device.in_flight(), 3);
+    device.finish(FAILED);
+    assert_eq!(stager.step(), Err(fault()));
+    device.finish(DONE);
+    device.finish(DONE);
+    stager.discard();
+    assert_eq!((ends.target.published(), ends.ledger.failed.get()), (0, 6));
+}
+
+#[test]
 fn short_frames_are_not_copied_with_the_emptiness_behind_them() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
