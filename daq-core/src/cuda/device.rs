@@ -165,6 +165,9 @@ impl Device {
             .doing(|| format!("asking cuda:{} for its free memory", self.identity.ordinal))
     }
 
+    /// Placeholder.
+    pub fn give_up(&self) {}
+
     /// What it can do.
     pub const fn attributes(&self) -> &Attributes {
         &self.identity.attributes

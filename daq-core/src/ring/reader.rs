@@ -321,6 +321,11 @@ impl Reader {
         parted
     }
 
+    /// Leaves at once, whatever is in flight: what a device may still use is never freed.
+    pub fn keep_memory(&mut self) {
+        self.part(Duration::ZERO);
+    }
+
     pub(crate) fn part(&mut self, limit: Duration) -> bool {
         if std::mem::replace(&mut self.parted, true) {
             return true;

@@ -83,6 +83,19 @@ pub struct Profile {
 }
 
 impl Profile {
+    /// What suits most machines, for one that was not measured: a bus of the third generation with 16 lanes.
+    pub fn usual() -> Self {
+        let rates = Rates {
+            bytes_per_second: 12e9,
+            latency_ns: 10_000,
+            by_size: vec![(4 << 20, 12e9)],
+        };
+        Self {
+            inward: rates.clone(),
+            outward: rates,
+        }
+    }
+
     /// How to copy that way.
     pub fn tuning(&self, direction: Direction) -> Tuning {
         match direction {

@@ -125,7 +125,6 @@ pub(super) fn run(args: &Args) -> u8 {
                 StartError::Unavailable(_)
                 | StartError::Source { .. }
                 | StartError::Cuda(_)
-                | StartError::Measure { .. }
                 | StartError::Region {
                     source: RegionError::Cuda(_),
                     ..

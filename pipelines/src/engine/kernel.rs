@@ -13,15 +13,16 @@ use std::time::{Duration, Instant};
 #[cfg(test)]
 mod tests;
 
-/// A kernel with its ends. Fields are dropped in this order: the reader waits for the device before what the device
-/// uses goes.
+/// A kernel with its ends. One that is dropped waits for its device; if that does not finish, what the device uses is
+/// never freed.
 pub(super) struct Runner {
     pub(super) name: String,
     pub(super) reader: Reader,
     pub(super) producer: Producer,
     /// The stream of a kernel on a GPU.
     pub(super) stream: Option<cuda::Stream>,
-    pub(super) kernel: Box<dyn Kernel>,
+    /// None once it is kept for ever.
+    pub(super) kernel: Option<Box<dyn Kernel>>,
     pub(super) ledger: KernelLedger,
     pub(super) burst: usize,
     pub(super) wait: Wait,
@@ -30,6 +31,8 @@ pub(super) struct Runner {
     pub(super) patience: Duration,
     /// Since when the end is overdue and a device has finished nothing.
     pub(super) hanging: Option<Instant>,
+    /// Whether work has failed: what ends from then on is not published, for the slots before it were never filled.
+    pub(super) failed: bool,
 }
 
 /// How long a device may go on with one burst once the end is overdue, unless told otherwise.
@@ -42,9 +45,13 @@ pub(super) const MOST_IN_FLIGHT: usize = 8;
 struct InFlight {
     frames: u64,
     outputs: u64,
-    submitted: Submitted,
+    completion: Completion,
+    /// What the kernel took on; `None` where it failed half-way.
+    submitted: Option<Submitted>,
     /// Where it ends on the kernel's stream.
     mark: Option<Arc<Mark>>,
+    /// Whether other work was under way when it was put on the stream.
+    follows: bool,
 }
 
 /// How long a kernel's work takes on its GPU, counted as it is done.
@@ -59,12 +66,13 @@ impl Timing {
         clippy::cast_sign_loss,
         reason = "times are positive and short"
     )]
-    fn count(&mut self, ledger: &KernelLedger, mark: Arc<Mark>) {
+    fn count(&mut self, ledger: &KernelLedger, mark: Arc<Mark>, follows: bool) {
         let ns = |milliseconds: f32| (f64::from(milliseconds.max(0.0)) * 1e6) as u64;
         ledger.launches.add(1);
         ledger.device_ns.add(mark.milliseconds().map_or(0, ns));
-        if let Some(last) = &self.last {
-            ledger.gap_ns.add(mark.gap(last).map_or(0, ns));
+        // Where nothing was under way the GPU waited for frames, not for the launch.
+        if let Some(last) = self.last.take().filter(|_| follows) {
+            ledger.gap_ns.add(mark.gap(&last).map_or(0, ns));
         }
         self.last = Some(mark);
     }
@@ -72,6 +80,10 @@ impl Timing {
 
 impl Runner {
     pub(super) fn run(mut self, pulse: &Pulse) {
+        if self.stream.is_some() {
+            // What a device does rings no bell; looks at it must not come late.
+            daq_core::thread::wake_on_time();
+        }
         let mut in_flight = VecDeque::with_capacity(self.producer.options().slots);
         let mut timing = Timing::default();
         if let Err(error) = self.work(pulse, &mut in_flight, &mut timing) {
@@ -91,12 +103,19 @@ impl Runner {
             }
         }
         if self.reader.has_in_flight() {
-            // Whatever the device was given may be used by it at any time.
-            self.producer.keep_memory();
-            std::mem::forget(self.kernel);
-            std::mem::forget(self.stream);
-            let _ = self.reader.leave(Duration::ZERO);
+            self.keep();
         }
+    }
+
+    /// Ends although the device has not finished: whatever it was given may be used by it at any time.
+    fn keep(&mut self) {
+        if let Some(stream) = &self.stream {
+            stream.device().give_up();
+        }
+        self.producer.keep_memory();
+        std::mem::forget(self.kernel.take());
+        std::mem::forget(self.stream.take());
+        self.reader.keep_memory();
     }
 
     /// Whether a device has not finished a burst for so long that the end must not wait for it.
@@ -144,12 +163,21 @@ impl Runner {
                 self.reader.wait_in_flight(self.wait, PATIENCE);
                 continue;
             }
-            let mut slots = self.producer.reserve(self.kernel.outputs(waiting));
+            // Not more than half of the output at a time: a reader that is not waited for must find something to lease.
+            let slots = self.producer.options().slots as u64;
+            if !in_flight.is_empty() && self.producer.submitted() >= slots.div_ceil(2) {
+                self.reader.wait_in_flight(self.wait, PATIENCE);
+                continue;
+            }
+            let Some(kernel) = self.kernel.as_deref_mut() else {
+                return Ok(());
+            };
+            let mut slots = self.producer.reserve(kernel.outputs(waiting));
             let room = slots.remaining();
             // Most often all of them; fewer when the output ring is nearly full.
             let frames = (0..=waiting)
                 .rev()
-                .find(|frames| self.kernel.outputs(*frames) <= room)
+                .find(|frames| kernel.outputs(*frames) <= room)
                 .unwrap_or(0);
             if frames == 0 {
                 if self.producer.is_abandoned() {
@@ -172,32 +200,55 @@ impl Runner {
                 continue;
             };
             self.ledger.input.add(lease.len() as u64);
+            let follows = !in_flight.is_empty();
             let ran = match &self.stream {
-                None => self
-                    .kernel
-                    .run(&lease, &mut slots, Stream::Host)
-                    .map(|submitted| (submitted, None)),
-                Some(stream) => launch(&mut *self.kernel, &lease, &mut slots, stream),
+                None => match kernel.run(&lease, &mut slots, Stream::Host) {
+                    Ok(submitted) => Ok((submitted, None)),
+                    Err(error) => Err((error, None)),
+                },
+                Some(stream) => launch(kernel, &lease, &mut slots, stream),
             };
+            let frames = lease.len() as u64;
             let (submitted, mark) = match ran {
                 Ok(ran) => ran,
-                Err(error) => {
-                    self.ledger.failed.add(lease.len() as u64);
+                Err((error, None)) => {
+                    self.failed = true;
+                    self.ledger.failed.add(frames);
+                    return Err(error);
+                }
+                Err((error, Some(behind))) => {
+                    self.failed = true;
+                    let completion = Completion::Event(behind);
+                    lease.retire(completion.clone());
+                    in_flight.push_back(InFlight {
+                        frames,
+                        outputs: 0,
+                        completion,
+                        submitted: None,
+                        mark: None,
+                        follows,
+                    });
                     return Err(error);
                 }
             };
-            if matches!(submitted.completion, Completion::Immediate) && in_flight.is_empty() {
+            let completion = mark.clone().map_or_else(
+                || submitted.completion.clone(),
+                |mark| Completion::Event(mark),
+            );
+            if matches!(completion, Completion::Immediate) && in_flight.is_empty() {
                 let outputs = slots.publish() as u64;
                 count(&self.ledger, &submitted, outputs);
                 lease.retire(Completion::Immediate);
             } else {
-                let (frames, outputs) = (lease.len() as u64, slots.submit() as u64);
-                lease.retire(submitted.completion.clone());
+                let outputs = slots.submit() as u64;
+                lease.retire(completion.clone());
                 in_flight.push_back(InFlight {
                     frames,
                     outputs,
-                    submitted,
+                    completion,
+                    submitted: Some(submitted),
                     mark,
+                    follows,
                 });
             }
         }
@@ -215,6 +266,7 @@ impl Runner {
             producer,
             ledger,
             hanging,
+            failed,
             ..
         } = self;
         let mut failure: Option<CudaError> = None;
@@ -223,22 +275,34 @@ impl Runner {
             let Some(done) = in_flight.pop_front() else {
                 return;
             };
-            if failure.is_none() {
-                failure = done.submitted.completion.failure();
-            }
-            if failure.is_some() {
+            failure = failure.take().or_else(|| done.completion.failure());
+            *failed |= failure.is_some();
+            let Some(submitted) = done.submitted.filter(|_| !*failed) else {
                 ledger.failed.add(done.frames);
                 return;
-            }
+            };
             producer.publish(done.outputs);
-            count(ledger, &done.submitted, done.outputs);
+            count(ledger, &submitted, done.outputs);
             if let Some(mark) = done.mark {
-                timing.count(ledger, mark);
+                timing.count(ledger, mark, done.follows);
             }
         });
         failure.map_or(Ok(()), |error| Err(KernelError::Cuda(error)))
     }
 }
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        // A panic can end a kernel with work under way.
+        if !self.reader.part_or_tell() {
+            self.keep();
+        }
+    }
+}
+
+/// What a launch came to, with the mark behind it. Of one that failed too there may be a mark behind what it has put on
+/// the stream; without a mark nothing of it is under way.
+type Launched = Result<(Submitted, Option<Arc<Mark>>), (KernelError, Option<Arc<Mark>>)>;
 
 /// Puts a burst's work on a stream, between two marks.
 fn launch(
@@ -246,22 +310,25 @@ fn launch(
     lease: &Lease<'_>,
     slots: &mut SlotsMut<'_>,
     stream: &cuda::Stream,
-) -> Result<(Submitted, Option<Arc<Mark>>), KernelError> {
-    stream.begin()?;
-    let mut submitted = match kernel.run(lease, slots, Stream::Cuda(stream)) {
-        Ok(submitted) => submitted,
-        Err(error) => {
-            // A part of the work may be on the stream, and the lease ends now.
-            let _ = stream.synchronize();
-            return Err(error);
-        }
-    };
-    if !matches!(submitted.completion, Completion::Immediate) {
-        return Ok((submitted, None));
+) -> Launched {
+    stream.begin().map_err(|error| (error.into(), None))?;
+    let ran = kernel.run(lease, slots, Stream::Cuda(stream));
+    if let Ok(submitted) = &ran
+        && !matches!(submitted.completion, Completion::Immediate)
+    {
+        return ran
+            .map(|submitted| (submitted, None))
+            .map_err(|error| (error, None));
     }
-    let mark = stream.mark()?;
-    submitted.completion = Completion::Event(mark.clone());
-    Ok((submitted, Some(mark)))
+    match (ran, stream.mark()) {
+        (Ok(submitted), Ok(mark)) => Ok((submitted, Some(mark))),
+        (Err(error), Ok(mark)) => Err((error, Some(mark))),
+        (ran, Err(unmarked)) => {
+            // Only waiting tells when it ends; a device that takes no mark does not take long either.
+            let _ = stream.synchronize();
+            Err((ran.err().unwrap_or_else(|| unmarked.into()), None))
+        }
+    }
 }
 
 fn count(ledger: &KernelLedger, submitted: &Submitted, outputs: u64) {

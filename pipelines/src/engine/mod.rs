@@ -26,7 +26,7 @@ use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::ring::{Producer, Reader, Ring, RingError, RingOptions};
 use daq_core::sink::{SinkContext, SinkError};
 use daq_core::source::{Producers, SourceError};
-use daq_core::staging::{CopyStream, Lane, MeasureError, Profile, Stager, Tuning, measure};
+use daq_core::staging::{CopyStream, Lane, Profile, Stager, Tuning, measure};
 use daq_core::wait::Bell;
 use daq_core::window::Window;
 use std::collections::BTreeMap;
@@ -77,14 +77,6 @@ pub enum StartError {
         name: String,
         /// What happened.
         source: KernelError,
-    },
-    /// A GPU's copies could not be measured.
-    #[error("measuring the copies of cuda:{device}: {source}")]
-    Measure {
-        /// CUDA's number of the GPU.
-        device: u32,
-        /// What happened.
-        source: MeasureError,
     },
     /// A GPU refused what the start needs.
     #[error("{0}")]
@@ -150,6 +142,27 @@ fn bells(plan: &Plan) -> Bells {
     copies
         .map(|copy| ((copy.device, copy.direction), Arc::default()))
         .collect()
+}
+
+/// What is known of the copies of each GPU; what is not is measured.
+fn measured(bells: &Bells, options: &Options) -> Result<BTreeMap<u32, Profile>, StartError> {
+    let mut profiles = options.profiles.clone();
+    for &(ordinal, _) in bells.keys() {
+        if let Entry::Vacant(unknown) = profiles.entry(ordinal) {
+            let profile = match measure(Device::open(ordinal)?) {
+                Ok(profile) => {
+                    tracing::info!("cuda:{ordinal}: measured its copies; `daq tune` keeps that");
+                    profile
+                }
+                Err(error) => {
+                    tracing::warn!("cuda:{ordinal}: its copies are not tuned: {error}");
+                    Profile::usual()
+                }
+            };
+            unknown.insert(profile);
+        }
+    }
+    Ok(profiles)
 }
 
 /// What threads and owner share.
@@ -295,6 +308,8 @@ impl Pipeline {
     fn build(&mut self, config: &Config, plan: &Plan, options: &Options) -> Result<(), StartError> {
         let mut producers = BTreeMap::new();
         let bells = bells(plan);
+        // Before the rings take the memory that measuring wants for a moment.
+        let profiles = measured(&bells, options)?;
         for planned in &plan.rings {
             let (ring, producer) = self.ring(plan, planned, &bells)?;
             self.rings.insert(planned.name.clone(), ring);
@@ -302,7 +317,7 @@ impl Pipeline {
         }
         self.sinks(config, plan, options)?;
         self.kernels(config, plan, options, &mut producers)?;
-        self.copies(config, plan, options, &bells, &mut producers)?;
+        self.copies(config, plan, &profiles, &bells, &mut producers)?;
         self.sources(config, plan, options, &mut producers)
     }
 
@@ -482,13 +497,14 @@ impl Pipeline {
                 reader,
                 producer,
                 stream,
-                kernel,
+                kernel: Some(kernel),
                 ledger,
                 burst: planned.burst,
                 wait: planned.wait,
                 control: self.control.clone(),
                 patience: kernel::HANG,
                 hanging: None,
+                failed: false,
             };
             self.spawn(&planned.name, planned.core, move |pulse| runner.run(pulse))?;
         }
@@ -500,25 +516,14 @@ impl Pipeline {
         &mut self,
         config: &Config,
         plan: &Plan,
-        options: &Options,
+        profiles: &BTreeMap<u32, Profile>,
         bells: &Bells,
         producers: &mut BTreeMap<String, Producer>,
     ) -> Result<(), StartError> {
         let keys = &config.staging;
-        let mut measured = options.profiles.clone();
         for (i, (&(ordinal, direction), bell)) in bells.iter().enumerate() {
             let device = Device::open(ordinal)?;
-            let profile = match measured.entry(ordinal) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(none) => {
-                    let profile = measure(device).map_err(|source| StartError::Measure {
-                        device: ordinal,
-                        source,
-                    })?;
-                    tracing::info!("cuda:{ordinal}: measured its copies; `daq tune` keeps that");
-                    none.insert(profile)
-                }
-            };
+            let profile = &profiles[&ordinal];
             let tuning = profile.tuning(direction);
             let tuning = Tuning {
                 chunk: keys.chunk.map_or(tuning.chunk, |chunk| {

@@ -102,11 +102,12 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
     };
     let runner = Runner {
         name: "doubler".to_owned(),
-        kernel: Box::new(Doubler {
+        kernel: Some(Box::new(Doubler {
             device,
             made: 0,
             fails_at,
-        }),
+        })),
+        failed: false,
         reader,
         producer: outputs,
         ledger: ledger.clone(),
