@@ -87,7 +87,10 @@ const KERNEL: &str = "[kernel.same]\nfile = \"as-it-is.ptx\"\ninput = \"raw\"\no
 #[test]
 fn frames_come_back_from_the_gpu_as_they_went() {
     let simulated = Simulated::new("latency=100");
-    let daq = simulated.on(Daq::new(&(pipeline("cuda:0") + KERNEL)));
+    // Packets that are missing are filled on the way to the GPU too.
+    let text = pipeline("cuda:0").replace("slots = 32\n", "slots = 32\nfill = 165\n");
+    let text = text + KERNEL + "[source.adc.faults]\nloss = 0.05\n";
+    let daq = simulated.on(Daq::new(&text));
     through_a_kernel(&daq);
     let outcome = daq.run(&[]).ok();
     assert_eq!(outcome.count("kernels.same.consumed"), 2000);
@@ -103,6 +106,13 @@ fn frames_come_back_from_the_gpu_as_they_went() {
     };
     let (there, here) = (bytes("there"), bytes("here"));
     assert_eq!(here.len(), 2000 * 16384);
+    let lost = outcome.report["sources"]["adc"]["lost"]["wire_gap"]
+        .as_u64()
+        .unwrap();
+    let filled = here
+        .chunks(4096)
+        .filter(|packet| packet.iter().all(|byte| *byte == 165));
+    assert!(lost > 0 && filled.count() as u64 == lost, "{lost} lost");
     assert!(there == here, "what came back differs");
     // A variable of the code is read at the start.
     let unregistered = &simulated.report()["unregistered"]["bytes"];
