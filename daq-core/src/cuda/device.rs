@@ -6,6 +6,7 @@ use crate::sys::cuda::{self, Attribute, Code, Context, Handle};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// What a device can do, as far as it matters here.
@@ -102,10 +103,11 @@ fn uuid(bytes: [u8; 16]) -> String {
 pub struct Device {
     identity: Identity,
     context: Context,
+    given_up: AtomicBool,
 }
 
 // SAFETY: a primary context may be made current on, and used from, any number of threads at a time; the handle is
-// a number. The other fields never change.
+// a number. The other fields never change or are atomic.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
@@ -139,7 +141,11 @@ impl Device {
         }
         let identity = Identity::new(ordinal).doing(what)?;
         let context = cuda::retain_context(identity.handle).doing(what)?;
-        Ok(Self { identity, context })
+        Ok(Self {
+            identity,
+            context,
+            given_up: AtomicBool::new(false),
+        })
     }
 
     /// Who it is.
@@ -165,9 +171,6 @@ impl Device {
             .doing(|| format!("asking cuda:{} for its free memory", self.identity.ordinal))
     }
 
-    /// Placeholder.
-    pub fn give_up(&self) {}
-
     /// What it can do.
     pub const fn attributes(&self) -> &Attributes {
         &self.identity.attributes
@@ -177,6 +180,36 @@ impl Device {
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.enter()?;
         cuda::synchronize().doing(|| format!("waiting for cuda:{}", self.identity.ordinal))
+    }
+
+    /// Says that work on the device hangs and that nobody waits for it any more.
+    ///
+    /// Freeing what the device still uses would wait for that work, for ever. So from here on, until the process
+    /// ends, what is dropped of the device (memory, pinned host memory, modules, streams, marks, graphs) is left to
+    /// the driver instead, which takes it back with the process. Nothing is refused: who has given a device up puts
+    /// no more work on it.
+    pub fn give_up(&self) {
+        self.given_up.store(true, Ordering::Release);
+    }
+
+    /// Whether the device was [given up](Self::give_up).
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Acquire)
+    }
+
+    /// Enters the context so that something can be freed, which `what` names in messages; false where that cannot be,
+    /// or must not be tried because the device was [given up](Self::give_up).
+    pub(super) fn enter_to_free(&self, what: &str) -> bool {
+        if self.is_given_up() {
+            tracing::debug!(
+                "{what} of cuda:{} is left to the driver",
+                self.identity.ordinal
+            );
+            return false;
+        }
+        self.enter()
+            .inspect_err(|error| tracing::debug!("freeing {what}: {error}"))
+            .is_ok()
     }
 
     pub(super) const fn handle(&self) -> Handle {

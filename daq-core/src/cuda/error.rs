@@ -39,17 +39,23 @@ impl CudaError {
     /// Whether the device's context is dead: every later call fails with the same error, and only a new process
     /// can use the device again.
     ///
-    /// The codes are those that the driver's documentation says this of.
+    /// The codes are those of which the driver's documentation says that the context cannot be used or that every
+    /// further call returns the same error (226, 700, 702, 709, 710, 714 to 719, 721), and those of broken hardware
+    /// and of an unknown error (214, 220, 999), after which nothing on the device can be believed.
     pub const fn is_sticky(&self) -> bool {
         matches!(
             self.code,
-            4 | 46 | 214 | 220 | 226 | 304 | 700 | 702 | 709 | 710 | 713..=721 | 999
+            214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 999
         )
     }
 
     /// What helps; empty where nothing is known.
-    pub const fn remedy(&self) -> &'static str {
+    pub fn remedy(&self) -> &'static str {
         match self.code {
+            // Invalid value, out of memory, operating system, not supported: host memory is what they are about.
+            1 | 2 | 304 | 801 if self.what.starts_with(PINNING) => {
+                "raise the limit of locked memory (`ulimit -l unlimited`; for a service `LimitMEMLOCK=infinity` in its unit), or lower `slots` or `slot` of the rings that are copied to the GPU"
+            }
             2 => {
                 "lower `slots` or `slot` of the rings on this GPU, or free memory of other processes (nvidia-smi shows them)"
             }
@@ -90,6 +96,9 @@ impl fmt::Display for CudaError {
 
 impl std::error::Error for CudaError {}
 
+/// How the errors of pinning host memory begin, where a lack of memory is not the GPU's.
+pub(super) const PINNING: &str = "pinning";
+
 /// Adds to a code what was being done.
 pub(super) trait Doing<T> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, CudaError>;
@@ -98,5 +107,40 @@ pub(super) trait Doing<T> {
 impl<T> Doing<T> for Result<T, Code> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, CudaError> {
         self.map_err(|code| CudaError::new(what(), code))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(what: &str, code: u32) -> CudaError {
+        CudaError::new(what, Code(code))
+    }
+
+    #[test]
+    fn the_context_is_dead_after_what_the_documentation_says() {
+        let sticky: Vec<u32> = (0..2000)
+            .filter(|code| error("copying", *code).is_sticky())
+            .collect();
+        assert_eq!(
+            sticky,
+            [
+                214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999
+            ]
+        );
+    }
+
+    #[test]
+    fn host_memory_that_cannot_be_pinned_is_not_the_gpus_lack() {
+        for code in [1, 2, 304, 801] {
+            let told = error("pinning 1 GiB of host memory for CUDA", code).to_string();
+            assert!(told.contains("ulimit -l"), "{told}");
+            assert!(told.contains("LimitMEMLOCK="), "{told}");
+            assert!(!told.contains("nvidia-smi"), "{told}");
+        }
+        let told = error("allocating 1 GiB on cuda:0", 2).to_string();
+        assert!(told.contains("nvidia-smi"), "{told}");
+        assert!(!told.contains("ulimit"), "{told}");
     }
 }

@@ -1,7 +1,7 @@
 //! Device memory, and host memory that a device may copy.
 
 use super::device::Device;
-use super::error::{CudaError, Doing};
+use super::error::{CudaError, Doing, PINNING};
 use crate::region::Registration;
 use crate::sys::cuda::{self, Allocation};
 use crate::units::ByteSize;
@@ -245,8 +245,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Err(error) = self.device.enter() {
-            tracing::debug!("freeing: {error}");
+        if !self.device.enter_to_free("memory") {
             return;
         }
         // SAFETY: address, bytes and allocation are those of `with`; no work uses the memory by this type's contract.
@@ -297,8 +296,12 @@ impl Registered {
     ) -> Result<Self, CudaError> {
         device.enter()?;
         // SAFETY: by the caller's word.
-        unsafe { cuda::register_host(address.as_ptr(), bytes) }
-            .doing(|| format!("pinning {} of host memory for CUDA", ByteSize(bytes as u64)))?;
+        unsafe { cuda::register_host(address.as_ptr(), bytes) }.doing(|| {
+            format!(
+                "{PINNING} {} of host memory for CUDA",
+                ByteSize(bytes as u64)
+            )
+        })?;
         Ok(Self { device, address })
     }
 }
@@ -311,12 +314,12 @@ impl Registration for Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let result = self.device.enter().map(|()| {
-            // SAFETY: registered in `new`; a region drops its registrations when no ring, and so no copy, uses it.
-            unsafe { cuda::unregister_host(self.address.as_ptr()) }
-        });
-        if !matches!(result, Ok(Ok(()))) {
-            tracing::debug!("unpinning host memory: {result:?}");
+        if !self.device.enter_to_free("pinned host memory") {
+            return;
+        }
+        // SAFETY: registered in `new`; a region drops its registrations when no ring, and so no copy, uses it.
+        if let Err(code) = unsafe { cuda::unregister_host(self.address.as_ptr()) } {
+            tracing::debug!("unpinning host memory: {code:?}");
         }
     }
 }

@@ -10,6 +10,7 @@
 mod compile;
 mod device;
 mod error;
+mod image;
 mod memory;
 mod module;
 mod pinned;

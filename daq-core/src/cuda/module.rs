@@ -2,8 +2,9 @@
 
 use super::device::Device;
 use super::error::{CudaError, Doing};
+use super::image;
 use super::stream::Stream;
-use crate::sys::cuda::{self, RawFunction, RawModule};
+use crate::sys::cuda::{self, Code, RawFunction, RawModule};
 use std::ffi::{CString, c_void};
 use std::fmt;
 use std::sync::Arc;
@@ -29,13 +30,21 @@ impl Module {
     /// Loads PTX (text) or a cubin (ELF) called `name` in messages.
     ///
     /// # Safety
-    /// Its kernels touch nothing but memory that their arguments lead to, as their documentation says. From here
-    /// on launching them is safe.
+    /// From here on launching its kernels is safe, on these promises of whoever loads it:
+    /// - Its kernels touch nothing but memory that their arguments lead to, as their documentation says.
+    /// - Whoever is given the module launches them with the arguments that they declare, in number and type (which is
+    ///   checked where the driver knows it), and with values in the ranges that their documentation names.
+    /// - Memory whose address is an argument stays alive until the stream has passed the launch, and nobody else
+    ///   writes what the kernel reads, nor reads or writes what it writes, meanwhile. A launch that is
+    ///   [recorded](Stream::record) counts as one each time that its graph is replayed.
     pub unsafe fn load(
         device: &'static Device,
         name: &str,
         image: &[u8],
     ) -> Result<Arc<Self>, CudaError> {
+        let what = || format!("loading the code of {name} on cuda:{}", device.ordinal());
+        image::check(image)
+            .map_err(|why| CudaError::new(what(), cuda::INVALID_IMAGE).with_detail(why))?;
         device.enter()?;
         let mut ended;
         let image = if image.starts_with(b"\x7fELF") || image.ends_with(&[0]) {
@@ -46,9 +55,9 @@ impl Module {
             &ended
         };
         let mut log = vec![0; LOG_BYTES];
-        // SAFETY: a whole cubin, or text that ends in NUL.
+        // SAFETY: a whole cubin, as just checked, or text that ends in NUL.
         let raw = unsafe { cuda::load_module(image, &mut log) }
-            .doing(|| format!("loading the code of {name} on cuda:{}", device.ordinal()))
+            .doing(what)
             .map_err(|error| {
                 let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
                 match String::from_utf8_lossy(&log[..end]).trim() {
@@ -75,9 +84,13 @@ impl Module {
         let symbol = CString::new(name).unwrap_or_default();
         // SAFETY: the module is loaded as long as `self` lives.
         let raw = unsafe { cuda::function(self.raw, &symbol) }.doing(what)?;
+        // SAFETY: as above.
+        let declared = Declared::ask(|index| unsafe { cuda::parameter(raw, index) });
         Ok(Function {
             module: self.clone(),
             raw,
+            name: name.into(),
+            declared,
         })
     }
 
@@ -88,7 +101,7 @@ impl Module {
         // SAFETY: the module is loaded as long as `self` lives.
         match unsafe { cuda::global(self.raw, &symbol) } {
             Ok(found) => Ok(Some(found)),
-            Err(cuda::Code(500)) => Ok(None),
+            Err(cuda::NOT_FOUND) => Ok(None),
             Err(code) => Err(CudaError::new(
                 format!("looking for variable `{name}` in {}", self.name),
                 code,
@@ -128,7 +141,7 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if self.device.enter().is_ok() {
+        if self.device.enter_to_free("a module") {
             // SAFETY: loaded in `load`; every function keeps its module alive, so none is left.
             let _ = unsafe { cuda::unload_module(self.raw) };
         }
@@ -193,11 +206,108 @@ impl Argument {
     }
 }
 
+impl Argument {
+    /// Bytes of the type.
+    const fn bytes(self) -> usize {
+        match self {
+            Self::U32(_) | Self::I32(_) | Self::F32(_) => 4,
+            Self::U64(_) | Self::F64(_) => 8,
+        }
+    }
+}
+
+/// The parameters that a kernel declares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Declared {
+    /// Bytes of each; those behind `count` are 0.
+    bytes: [usize; MOST_ARGUMENTS],
+    /// Parameters; one more than can be passed stands for all larger numbers.
+    count: usize,
+}
+
+impl Declared {
+    /// Asks for one parameter after the other; `None` where the driver cannot tell.
+    fn ask(about: impl Fn(usize) -> Option<Result<(usize, usize), Code>>) -> Option<Self> {
+        let mut declared = Self {
+            bytes: [0; MOST_ARGUMENTS],
+            count: 0,
+        };
+        while declared.count <= MOST_ARGUMENTS {
+            match about(declared.count)? {
+                Ok((_, bytes)) => {
+                    if let Some(place) = declared.bytes.get_mut(declared.count) {
+                        *place = bytes;
+                    }
+                    declared.count += 1;
+                }
+                // There are no more.
+                Err(cuda::INVALID_VALUE) => break,
+                Err(_) => return None,
+            }
+        }
+        Some(declared)
+    }
+
+    fn are(&self, arguments: &[Argument]) -> bool {
+        self.count == arguments.len()
+            && arguments
+                .iter()
+                .zip(&self.bytes)
+                .all(|(argument, bytes)| argument.bytes() == *bytes)
+    }
+}
+
+impl fmt::Display for Declared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bytes.get(..self.count) {
+            Some(bytes) => f.write_str(&sizes(bytes)),
+            None => write!(f, "more than {MOST_ARGUMENTS}"),
+        }
+    }
+}
+
+/// A list of sizes, as in `3, of 8, 4 and 4 bytes`.
+fn sizes(bytes: &[usize]) -> String {
+    let each: Vec<String> = bytes.iter().map(ToString::to_string).collect();
+    match each.as_slice() {
+        [] => "none".to_owned(),
+        [one] => format!("1, of {one} bytes"),
+        [others @ .., last] => {
+            format!("{}, of {} and {last} bytes", bytes.len(), others.join(", "))
+        }
+    }
+}
+
+/// Why `arguments` are not passed to a kernel that declares `declared`, where that is known.
+fn misfit(declared: Option<&Declared>, arguments: &[Argument]) -> Option<String> {
+    let given = || {
+        let bytes: Vec<usize> = arguments.iter().map(|argument| argument.bytes()).collect();
+        sizes(&bytes)
+    };
+    if arguments.len() > MOST_ARGUMENTS {
+        return Some(format!(
+            "arguments given: {}; at most {MOST_ARGUMENTS} can be passed",
+            given()
+        ));
+    }
+    declared
+        .filter(|declared| !declared.are(arguments))
+        .map(|declared| {
+            format!(
+                "arguments declared: {declared}; arguments given: {}",
+                given()
+            )
+        })
+}
+
 /// A kernel of a module.
 #[derive(Clone)]
 pub struct Function {
     module: Arc<Module>,
     raw: RawFunction,
+    name: Arc<str>,
+    /// Nothing where the driver cannot tell.
+    declared: Option<Declared>,
 }
 
 // SAFETY: a function is a handle into its module, which is kept alive; the driver lets any thread launch it.
@@ -239,22 +349,29 @@ impl Function {
 
     /// Puts the kernel on a stream.
     ///
-    /// What the kernel may touch is what its module promised when it was loaded; its arguments must be those that
-    /// it declares, in number and type.
+    /// What the kernel may touch, and how long that must live, is what was promised when its module was
+    /// [loaded](Module::load).
     ///
-    /// # Panics
-    /// With more than 32 arguments.
+    /// # Errors
+    /// Before anything is put on the stream: where the arguments are not those that the kernel declares, in number
+    /// and size (where the driver can tell, from CUDA 12.4 on), or are more than 32.
     pub fn launch(
         &self,
         stream: &Stream,
         grid: &Grid,
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
-        assert!(
-            arguments.len() <= MOST_ARGUMENTS,
-            "a kernel with {} arguments",
-            arguments.len()
-        );
+        let what = || {
+            format!(
+                "launching kernel `{}` of {} on cuda:{}",
+                self.name,
+                self.module.name,
+                stream.device().ordinal()
+            )
+        };
+        if let Some(why) = misfit(self.declared.as_ref(), arguments) {
+            return Err(CudaError::new(what(), cuda::INVALID_VALUE).with_detail(why));
+        }
         self.module.device.enter()?;
         let mut values = [0_u64; MOST_ARGUMENTS];
         let mut pointers = [std::ptr::null_mut::<c_void>(); MOST_ARGUMENTS];
@@ -262,8 +379,10 @@ impl Function {
             *value = argument.bits();
             *pointer = std::ptr::from_mut(value).cast();
         }
-        // SAFETY: module and stream are alive; each pointer leads to eight bytes, at least as many as the declared
-        // type has. What the kernel does with them is the promise made in `Module::load`.
+        // SAFETY: module and stream are alive; each pointer leads to eight bytes, at least as many as each type that an
+        // argument can have. That they are those that the kernel declares was just checked where the driver knows, and
+        // promised in `Module::load` where not, as was that what they lead to lives and is left alone until the stream
+        // has passed this.
         unsafe {
             cuda::launch(
                 self.raw,
@@ -274,13 +393,7 @@ impl Function {
                 &mut pointers[..arguments.len()],
             )
         }
-        .doing(|| {
-            format!(
-                "launching {} on cuda:{}",
-                self.module.name,
-                stream.device().ordinal()
-            )
-        })
+        .doing(what)
     }
 }
 
@@ -288,6 +401,65 @@ impl fmt::Debug for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Function")
             .field("module", &self.module.name)
+            .field("name", &self.name)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a driver says of a kernel with parameters of these sizes.
+    fn declared(bytes: &[usize]) -> Option<Declared> {
+        Declared::ask(|index| {
+            Some(
+                bytes
+                    .get(index)
+                    .map(|bytes| (8 * index, *bytes))
+                    .ok_or(cuda::INVALID_VALUE),
+            )
+        })
+    }
+
+    const TWO: [Argument; 2] = [Argument::U64(1), Argument::F32(2.0)];
+
+    #[test]
+    fn arguments_as_declared_pass() {
+        assert_eq!(misfit(declared(&[8, 4]).as_ref(), &TWO), None);
+        assert_eq!(misfit(declared(&[]).as_ref(), &[]), None);
+        let most = [Argument::I32(0); MOST_ARGUMENTS];
+        assert_eq!(misfit(declared(&[4; MOST_ARGUMENTS]).as_ref(), &most), None);
+    }
+
+    #[test]
+    fn other_arguments_are_refused() {
+        for (bytes, told) in [
+            (&[][..], "declared: none;"),
+            (&[8], "declared: 1, of 8 bytes;"),
+            (&[8, 8], "declared: 2, of 8 and 8 bytes;"),
+            (&[8, 4, 4], "declared: 3, of 8, 4 and 4 bytes;"),
+            (&[4; 40], "declared: more than 32;"),
+        ] {
+            let why = misfit(declared(bytes).as_ref(), &TWO).unwrap();
+            assert!(why.contains(told), "{why}");
+            assert!(why.contains("given: 2, of 8 and 4 bytes"), "{why}");
+        }
+        let many = [Argument::I32(0); MOST_ARGUMENTS + 1];
+        for declared in [None, declared(&[4; MOST_ARGUMENTS + 1])] {
+            assert!(
+                misfit(declared.as_ref(), &many)
+                    .unwrap()
+                    .contains("at most")
+            );
+        }
+    }
+
+    #[test]
+    fn a_driver_that_cannot_tell_refuses_nothing() {
+        assert_eq!(Declared::ask(|_| None), None);
+        // CUDA_ERROR_NOT_SUPPORTED
+        assert_eq!(Declared::ask(|_| Some(Err(Code(801)))), None);
+        assert_eq!(misfit(None, &TWO), None);
     }
 }

@@ -2,30 +2,38 @@
 
 use super::device::Device;
 use super::error::{CudaError, Doing};
+use super::module::Module;
 use crate::ring::Event;
-use crate::sys::cuda::{self, RawEvent, RawGraph, RawStream};
+use crate::sys::cuda::{self, Code, RawEvent, RawGraph, RawRecording, RawStream};
 use std::cell::Cell;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use crate::sys::cuda::Rows;
 
 /// An event of the driver.
-struct Raw(RawEvent);
+struct Raw {
+    device: &'static Device,
+    event: RawEvent,
+}
 
 impl Raw {
-    fn new(timed: bool) -> Result<Self, CudaError> {
+    /// The device's context must be entered.
+    fn new(device: &'static Device, timed: bool) -> Result<Self, CudaError> {
         cuda::create_event(timed)
-            .map(Self)
+            .map(|event| Self { device, event })
             .doing(|| "making an event".to_owned())
     }
 }
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // SAFETY: made in `new` and used by nobody else. The driver lets an event go that is still on a stream.
-        let _ = unsafe { cuda::destroy_event(self.0) };
+        if self.device.enter_to_free("an event") {
+            // SAFETY: made in `new` and used by nobody else. The driver lets an event go that is still on a stream.
+            let _ = unsafe { cuda::destroy_event(self.event) };
+        }
     }
 }
 
@@ -38,7 +46,8 @@ pub struct Mark {
     start: Option<Raw>,
     end: Raw,
     state: AtomicU32,
-    failure: OnceLock<CudaError>,
+    /// Of the last work; the lock is taken after failures alone.
+    failure: Mutex<Option<CudaError>>,
 }
 
 const PENDING: u32 = 0;
@@ -62,13 +71,24 @@ impl Mark {
         self.device.enter().ok()?;
         let start = self.start.as_ref()?;
         // SAFETY: both events live as long as their marks.
-        unsafe { cuda::elapsed(before.end.0, start.0) }.ok()
+        unsafe { cuda::elapsed(before.end.event, start.event) }.ok()
+    }
+
+    fn kept_failure(&self) -> MutexGuard<'_, Option<CudaError>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Prepares the mark, which nobody else holds, for other work.
+    fn renew(&self) {
+        if self.state.swap(PENDING, Ordering::AcqRel) == FAILED {
+            *self.kept_failure() = None;
+        }
     }
 
     fn since(&self, start: &Raw) -> Option<f32> {
         self.device.enter().ok()?;
         // SAFETY: both events live as long as the mark.
-        unsafe { cuda::elapsed(start.0, self.end.0) }.ok()
+        unsafe { cuda::elapsed(start.event, self.end.event) }.ok()
     }
 }
 
@@ -79,14 +99,14 @@ impl Event for Mark {
         }
         let asked = self.device.enter().and_then(|()| {
             // SAFETY: the event lives as long as the mark.
-            unsafe { cuda::query_event(self.end.0) }
+            unsafe { cuda::query_event(self.end.event) }
                 .doing(|| format!("work on cuda:{}", self.device.ordinal()))
         });
         match asked {
             Ok(false) => return false,
             Ok(true) => self.state.store(DONE, Ordering::Release),
             Err(error) => {
-                let _ = self.failure.set(error);
+                *self.kept_failure() = Some(error);
                 self.state.store(FAILED, Ordering::Release);
             }
         }
@@ -95,7 +115,7 @@ impl Event for Mark {
 
     fn failure(&self) -> Option<CudaError> {
         (self.state.load(Ordering::Acquire) == FAILED)
-            .then(|| self.failure.get().cloned())
+            .then(|| self.kept_failure().clone())
             .flatten()
     }
 }
@@ -137,10 +157,10 @@ impl Stream {
         for _ in 0..marks.max(1) {
             made.push(Arc::new(Mark {
                 device,
-                start: timed.then(|| Raw::new(true)).transpose()?,
-                end: Raw::new(timed)?,
+                start: timed.then(|| Raw::new(device, true)).transpose()?,
+                end: Raw::new(device, timed)?,
                 state: AtomicU32::new(DONE),
-                failure: OnceLock::new(),
+                failure: Mutex::new(None),
             }));
         }
         let raw = cuda::create_stream()
@@ -168,7 +188,7 @@ impl Stream {
         self.device.enter()?;
         match &self.marks[self.next.get()].start {
             // SAFETY: event and stream live as long as `self`.
-            Some(start) => unsafe { cuda::record_event(start.0, self.raw) }
+            Some(start) => unsafe { cuda::record_event(start.event, self.raw) }
                 .doing(|| self.what("marking the beginning of work")),
             None => Ok(()),
         }
@@ -185,10 +205,10 @@ impl Stream {
             self.has_mark(),
             "more work in flight than the stream has marks"
         );
-        mark.state.store(PENDING, Ordering::Release);
+        mark.renew();
         self.device.enter()?;
         // SAFETY: event and stream live as long as `self`, and the mark's last use is over.
-        unsafe { cuda::record_event(mark.end.0, self.raw) }
+        unsafe { cuda::record_event(mark.end.event, self.raw) }
             .doing(|| self.what("marking the end of work"))?;
         self.next.set((next + 1) % self.marks.len());
         Ok(mark.clone())
@@ -205,7 +225,8 @@ impl Stream {
     ///
     /// # Safety
     /// Both ranges stay alive, the source is not written and the target neither read nor written by others, until
-    /// the next [`mark`](Self::mark) is done.
+    /// the next [`mark`](Self::mark) is done; where it is [recorded](Self::record), until the graph is dropped and the
+    /// mark after its last replay is done.
     pub unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize) -> Result<(), CudaError> {
         self.device.enter()?;
         // SAFETY: by the caller's word.
@@ -310,28 +331,36 @@ impl Stream {
     }
 
     /// Records what `work` puts on the stream, without doing it, so that it can be put there as one, again and again.
+    ///
+    /// Everything that is recorded must outlive the graph and the last work that it was [replayed](Self::replay) in:
+    /// the memory that kernels, copies and fills are given, as each of them asks, and the modules of the kernels. The
+    /// graph holds those of `keep`, where the modules belong that nothing else keeps so long.
     pub fn record(
         &self,
+        keep: Vec<Arc<Module>>,
         work: impl FnOnce(&Self) -> Result<(), CudaError>,
     ) -> Result<Graph, CudaError> {
+        let what = || self.what("recording work");
         self.device.enter()?;
-        // SAFETY: the stream lives as long as `self`; recording ends below whatever `work` answers.
-        unsafe { cuda::begin_capture(self.raw) }.doing(|| self.what("recording work"))?;
-        let worked = work(self);
-        // SAFETY: recording was begun above.
-        let graph = unsafe { cuda::end_capture(self.raw) }.doing(|| self.what("recording work"));
-        worked?;
+        // SAFETY: the stream lives as long as `self`; a nested recording is refused by the driver.
+        unsafe { cuda::begin_capture(self.raw) }.doing(what)?;
+        let open = Open(self);
+        work(self)?;
+        let recording = open.end().doing(what)?;
+        // SAFETY: the recording is alive.
+        let raw = unsafe { cuda::instantiate(recording.raw) }.doing(what)?;
         Ok(Graph {
             device: self.device,
-            raw: graph?,
+            raw,
+            _keep: keep,
         })
     }
 
     /// Puts recorded work on the stream.
     pub fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
         self.device.enter()?;
-        // SAFETY: graph and stream are alive. What the graph touches was given to it in `record` under the same
-        // promises that each launch and copy asks for.
+        // SAFETY: graph and stream are alive. What the graph touches was given to it in `record` under the promises
+        // that each launch and copy asks for, which last as long as the graph.
         unsafe { cuda::launch_graph(graph.raw, self.raw) }.doing(|| self.what("launching a graph"))
     }
 
@@ -346,7 +375,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.device.enter().is_ok() {
+        if self.device.enter_to_free("a stream") {
             // SAFETY: made in `with` and used by nobody else; the driver finishes what is on it.
             let _ = unsafe { cuda::destroy_stream(self.raw) };
         }
@@ -361,10 +390,53 @@ impl fmt::Debug for Stream {
     }
 }
 
+/// A recording that is being made; it ends however its maker leaves.
+struct Open<'a>(&'a Stream);
+
+impl<'a> Open<'a> {
+    fn end(self) -> Result<Recording, Code> {
+        let stream = ManuallyDrop::new(self).0;
+        Self::ended(stream)
+    }
+
+    fn ended(stream: &'a Stream) -> Result<Recording, Code> {
+        // SAFETY: whoever makes an `Open` has begun to record, and this is called once for each.
+        let raw = unsafe { cuda::end_capture(stream.raw) }?;
+        Ok(Recording {
+            device: stream.device,
+            raw,
+        })
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        if self.0.device.enter_to_free("a recording") {
+            drop(Self::ended(self.0));
+        }
+    }
+}
+
+/// What was recorded; a graph is made of it.
+struct Recording {
+    device: &'static Device,
+    raw: RawRecording,
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        if self.device.enter_to_free("a recording") {
+            // SAFETY: made in `Open::ended` and used by nobody else.
+            let _ = unsafe { cuda::destroy_recording(self.raw) };
+        }
+    }
+}
+
 /// Work that was recorded once and is put on a stream as one.
 pub struct Graph {
     device: &'static Device,
     raw: RawGraph,
+    _keep: Vec<Arc<Module>>,
 }
 
 // SAFETY: the driver lets any thread use a graph, one at a time, which `&self` of an un-`Sync` type assures.
@@ -372,7 +444,7 @@ unsafe impl Send for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if self.device.enter().is_ok() {
+        if self.device.enter_to_free("a graph") {
             // SAFETY: made in `record` and used by nobody else.
             let _ = unsafe { cuda::destroy_graph(self.raw) };
         }

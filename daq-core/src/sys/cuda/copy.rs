@@ -1,6 +1,6 @@
 //! Copies and fills.
 
-use super::{Code, RawStream, check, symbol};
+use super::{Code, RawStream, check, driver, symbol};
 use cudarc::driver::sys;
 use std::ffi::c_uint;
 use std::ptr;
@@ -12,7 +12,7 @@ use std::ptr;
 /// `bytes` bytes at `to` are device memory that nothing else uses.
 pub unsafe fn copy_in(to: u64, from: &[u8]) -> Result<(), Code> {
     // SAFETY: by the caller's word; `from` is as long as it says.
-    check(unsafe { sys::cuMemcpyHtoD_v2(to, from.as_ptr().cast(), from.len()) })
+    check(unsafe { driver::cuMemcpyHtoD_v2(to, from.as_ptr().cast(), from.len()) })
 }
 
 /// Copies device memory to the host and waits.
@@ -21,7 +21,7 @@ pub unsafe fn copy_in(to: u64, from: &[u8]) -> Result<(), Code> {
 /// `to.len()` bytes at `from` are device memory.
 pub unsafe fn copy_out(to: &mut [u8], from: u64) -> Result<(), Code> {
     // SAFETY: by the caller's word; `to` is as long as it says.
-    check(unsafe { sys::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) })
+    check(unsafe { driver::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) })
 }
 
 /// Copies host memory to the device on a stream.
@@ -35,7 +35,7 @@ pub unsafe fn copy_in_async(
     stream: RawStream,
 ) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream) })
+    check(unsafe { driver::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream) })
 }
 
 /// Copies device memory to the host on a stream.
@@ -49,7 +49,7 @@ pub unsafe fn copy_out_async(
     stream: RawStream,
 ) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream) })
+    check(unsafe { driver::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream) })
 }
 
 /// Copies device memory to device memory on a stream.
@@ -63,7 +63,7 @@ pub unsafe fn copy_within_async(
     stream: RawStream,
 ) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream) })
+    check(unsafe { driver::cuMemcpyDtoDAsync_v2(to, from, bytes, stream) })
 }
 
 /// Rows of equal length at equal distance, the same on both sides.
@@ -95,7 +95,7 @@ pub unsafe fn copy_rows_in_async(
         ..plane(rows)
     };
     // SAFETY: by the caller's word; `copy` lives through the call.
-    check(unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream) })
+    check(unsafe { driver::cuMemcpy2DAsync_v2(&raw const copy, stream) })
 }
 
 /// Copies rows of device memory to the host on a stream.
@@ -116,7 +116,7 @@ pub unsafe fn copy_rows_out_async(
         ..plane(rows)
     };
     // SAFETY: by the caller's word; `copy` lives through the call.
-    check(unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream) })
+    check(unsafe { driver::cuMemcpy2DAsync_v2(&raw const copy, stream) })
 }
 
 const fn plane(rows: Rows) -> sys::CUDA_MEMCPY2D {
@@ -204,7 +204,7 @@ pub unsafe fn copy_batch_async(
             )
         }
     };
-    Some(if code == 0 { Ok(()) } else { Err(Code(code)) })
+    Some(check(code))
 }
 
 /// Sets bytes of device memory and waits.
@@ -213,7 +213,7 @@ pub unsafe fn copy_batch_async(
 /// `bytes` bytes at `address` are device memory that nothing else uses.
 pub unsafe fn fill(address: u64, byte: u8, bytes: usize) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuMemsetD8_v2(address, byte, bytes) })
+    check(unsafe { driver::cuMemsetD8_v2(address, byte, bytes) })
 }
 
 /// Sets bytes of device memory on a stream.
@@ -227,5 +227,5 @@ pub unsafe fn fill_async(
     stream: RawStream,
 ) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuMemsetD8Async(address, byte, bytes, stream) })
+    check(unsafe { driver::cuMemsetD8Async(address, byte, bytes, stream) })
 }

@@ -1,8 +1,8 @@
 //! Devices, contexts and their memory as a whole.
 
-use super::{Attribute, Code, Context, Handle, check};
+use super::{Attribute, Code, Context, Handle, check, driver};
 use cudarc::driver::sys;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::mem::MaybeUninit;
 use std::ptr;
 
@@ -10,7 +10,7 @@ use std::ptr;
 pub fn device_count() -> Result<i32, Code> {
     let mut count = 0;
     // SAFETY: a place for one integer.
-    check(unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+    check(unsafe { driver::cuDeviceGetCount(&raw mut count) })?;
     Ok(count)
 }
 
@@ -18,7 +18,7 @@ pub fn device_count() -> Result<i32, Code> {
 pub fn device(ordinal: i32) -> Result<Handle, Code> {
     let mut handle = 0;
     // SAFETY: a place for one handle.
-    check(unsafe { sys::cuDeviceGet(&raw mut handle, ordinal) })?;
+    check(unsafe { driver::cuDeviceGet(&raw mut handle, ordinal) })?;
     Ok(handle)
 }
 
@@ -26,7 +26,7 @@ pub fn device(ordinal: i32) -> Result<Handle, Code> {
 pub fn device_name(device: Handle) -> Result<String, Code> {
     text(128, |text, bytes| {
         // SAFETY: `text` has room for `bytes` characters.
-        unsafe { sys::cuDeviceGetName(text, bytes, device) }
+        unsafe { driver::cuDeviceGetName(text, bytes, device) }
     })
 }
 
@@ -34,15 +34,12 @@ pub fn device_name(device: Handle) -> Result<String, Code> {
 pub fn pci_address(device: Handle) -> Result<String, Code> {
     text(32, |text, bytes| {
         // SAFETY: `text` has room for `bytes` characters.
-        unsafe { sys::cuDeviceGetPCIBusId(text, bytes, device) }
+        unsafe { driver::cuDeviceGetPCIBusId(text, bytes, device) }
     })
     .map(|address| address.to_ascii_lowercase())
 }
 
-fn text(
-    bytes: c_int,
-    call: impl FnOnce(*mut c_char, c_int) -> sys::CUresult,
-) -> Result<String, Code> {
+fn text(bytes: c_int, call: impl FnOnce(*mut c_char, c_int) -> c_uint) -> Result<String, Code> {
     let mut text = vec![0_u8; usize::try_from(bytes).unwrap_or(0)];
     check(call(text.as_mut_ptr().cast(), bytes))?;
     Ok(CStr::from_bytes_until_nul(&text)
@@ -56,7 +53,7 @@ pub fn device_uuid(device: Handle) -> Result<[u8; 16], Code> {
     let mut uuid = MaybeUninit::<sys::CUuuid>::zeroed();
     // SAFETY: a place for one UUID; any bytes are one.
     let uuid = unsafe {
-        check(sys::cuDeviceGetUuid_v2(uuid.as_mut_ptr(), device))?;
+        check(driver::cuDeviceGetUuid_v2(uuid.as_mut_ptr(), device))?;
         uuid.assume_init()
     };
     Ok(uuid.bytes.map(i8::cast_unsigned))
@@ -66,7 +63,7 @@ pub fn device_uuid(device: Handle) -> Result<[u8; 16], Code> {
 pub fn attribute(device: Handle, attribute: Attribute) -> Result<i32, Code> {
     let mut value = 0;
     // SAFETY: a place for one integer.
-    check(unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) })?;
+    check(unsafe { driver::cuDeviceGetAttribute(&raw mut value, attribute, device) })?;
     Ok(value)
 }
 
@@ -74,7 +71,7 @@ pub fn attribute(device: Handle, attribute: Attribute) -> Result<i32, Code> {
 pub fn total_memory(device: Handle) -> Result<usize, Code> {
     let mut bytes = 0;
     // SAFETY: a place for one size.
-    check(unsafe { sys::cuDeviceTotalMem_v2(&raw mut bytes, device) })?;
+    check(unsafe { driver::cuDeviceTotalMem_v2(&raw mut bytes, device) })?;
     Ok(bytes)
 }
 
@@ -82,7 +79,7 @@ pub fn total_memory(device: Handle) -> Result<usize, Code> {
 pub fn retain_context(device: Handle) -> Result<Context, Code> {
     let mut context = ptr::null_mut();
     // SAFETY: a place for one pointer.
-    check(unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, device) })?;
+    check(unsafe { driver::cuDevicePrimaryCtxRetain(&raw mut context, device) })?;
     Ok(context)
 }
 
@@ -92,19 +89,19 @@ pub fn retain_context(device: Handle) -> Result<Context, Code> {
 /// The context is retained.
 pub unsafe fn set_context(context: Context) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuCtxSetCurrent(context) })
+    check(unsafe { driver::cuCtxSetCurrent(context) })
 }
 
 /// Waits until all work of the current context is done.
 pub fn synchronize() -> Result<(), Code> {
     // SAFETY: no requirement; without a context it fails.
-    check(unsafe { sys::cuCtxSynchronize() })
+    check(unsafe { driver::cuCtxSynchronize() })
 }
 
 /// Free and total bytes of the current context's device.
 pub fn memory_info() -> Result<(usize, usize), Code> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: places for two sizes.
-    check(unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+    check(unsafe { driver::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
     Ok((free, total))
 }

@@ -1,6 +1,6 @@
 //! Device memory, and host memory that devices copy.
 
-use super::{Allocation, Code, Handle, check};
+use super::{Allocation, Code, Handle, check, driver};
 use cudarc::driver::sys;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
@@ -9,7 +9,7 @@ use std::ptr;
 pub fn allocate(bytes: usize) -> Result<u64, Code> {
     let mut address = 0;
     // SAFETY: a place for one address.
-    check(unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) })?;
+    check(unsafe { driver::cuMemAlloc_v2(&raw mut address, bytes) })?;
     Ok(address)
 }
 
@@ -19,7 +19,7 @@ pub fn allocate(bytes: usize) -> Result<u64, Code> {
 /// `address` came from [`allocate`] and nothing uses the memory any more.
 pub unsafe fn free(address: u64) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuMemFree_v2(address) })
+    check(unsafe { driver::cuMemFree_v2(address) })
 }
 
 fn properties(device: Handle, rdma: bool, shareable: bool) -> sys::CUmemAllocationProp {
@@ -55,7 +55,7 @@ pub fn granularity(device: Handle, rdma: bool, shareable: bool) -> Result<usize,
     let flag = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
     // SAFETY: a place for one size and properties that live through the call.
     check(unsafe {
-        sys::cuMemGetAllocationGranularity(&raw mut bytes, &raw const properties, flag)
+        driver::cuMemGetAllocationGranularity(&raw mut bytes, &raw const properties, flag)
     })?;
     Ok(bytes)
 }
@@ -71,7 +71,7 @@ pub fn create(
     let mut allocation = 0;
     let properties = properties(device, rdma, shareable);
     // SAFETY: a place for one handle and properties that live through the call.
-    check(unsafe { sys::cuMemCreate(&raw mut allocation, bytes, &raw const properties, 0) })?;
+    check(unsafe { driver::cuMemCreate(&raw mut allocation, bytes, &raw const properties, 0) })?;
     Ok(allocation)
 }
 
@@ -81,14 +81,14 @@ pub fn create(
 /// `allocation` came from [`create`] and is not used again.
 pub unsafe fn release(allocation: Allocation) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuMemRelease(allocation) })
+    check(unsafe { driver::cuMemRelease(allocation) })
 }
 
 /// A range of device addresses.
 pub fn reserve_addresses(bytes: usize) -> Result<u64, Code> {
     let mut address = 0;
     // SAFETY: a place for one address.
-    check(unsafe { sys::cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0) })?;
+    check(unsafe { driver::cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0) })?;
     Ok(address)
 }
 
@@ -98,7 +98,7 @@ pub fn reserve_addresses(bytes: usize) -> Result<u64, Code> {
 /// The range is one of [`reserve_addresses`] and nothing is mapped in it.
 pub unsafe fn free_addresses(address: u64, bytes: usize) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuMemAddressFree(address, bytes) })
+    check(unsafe { driver::cuMemAddressFree(address, bytes) })
 }
 
 /// Maps physical memory at an address and opens it to the device.
@@ -112,13 +112,13 @@ pub unsafe fn map(
     allocation: Allocation,
 ) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuMemMap(address, bytes, 0, allocation, 0) })?;
+    check(unsafe { driver::cuMemMap(address, bytes, 0, allocation, 0) })?;
     let access = sys::CUmemAccessDesc {
         location: location(device),
         flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
     // SAFETY: the range was mapped just now; `access` lives through the call.
-    let opened = check(unsafe { sys::cuMemSetAccess(address, bytes, &raw const access, 1) });
+    let opened = check(unsafe { driver::cuMemSetAccess(address, bytes, &raw const access, 1) });
     if opened.is_err() {
         // SAFETY: mapped just above and used by nobody.
         unsafe { unmap(address, bytes) }?;
@@ -132,7 +132,7 @@ pub unsafe fn map(
 /// The range is one that was mapped and no work uses it.
 pub unsafe fn unmap(address: u64, bytes: usize) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuMemUnmap(address, bytes) })
+    check(unsafe { driver::cuMemUnmap(address, bytes) })
 }
 
 /// A file descriptor through which another process can map the memory.
@@ -143,7 +143,9 @@ pub unsafe fn export(allocation: Allocation) -> Result<OwnedFd, Code> {
     let mut fd: RawFd = -1;
     let kind = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     // SAFETY: a place for one descriptor, which is what this kind of handle is.
-    check(unsafe { sys::cuMemExportToShareableHandle((&raw mut fd).cast(), allocation, kind, 0) })?;
+    check(unsafe {
+        driver::cuMemExportToShareableHandle((&raw mut fd).cast(), allocation, kind, 0)
+    })?;
     // SAFETY: a fresh descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -155,7 +157,7 @@ pub unsafe fn export(allocation: Allocation) -> Result<OwnedFd, Code> {
 pub unsafe fn register_host(address: *mut u8, bytes: usize) -> Result<(), Code> {
     // SAFETY: by the caller's word.
     check(unsafe {
-        sys::cuMemHostRegister_v2(address.cast(), bytes, sys::CU_MEMHOSTREGISTER_PORTABLE)
+        driver::cuMemHostRegister_v2(address.cast(), bytes, sys::CU_MEMHOSTREGISTER_PORTABLE)
     })
 }
 
@@ -165,5 +167,5 @@ pub unsafe fn register_host(address: *mut u8, bytes: usize) -> Result<(), Code> 
 /// The memory is registered and no copy uses it.
 pub unsafe fn unregister_host(address: *mut u8) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuMemHostUnregister(address.cast()) })
+    check(unsafe { driver::cuMemHostUnregister(address.cast()) })
 }

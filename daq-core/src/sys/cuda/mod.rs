@@ -1,10 +1,12 @@
-//! Calls of the CUDA driver (`libcuda.so.1`), which is opened at run time by `cudarc`.
+//! Calls of the CUDA driver (`libcuda.so.1`), which is opened at run time.
 //!
-//! `cudarc` panics where the library or a symbol is missing. So nothing here may be called before
-//! [`is_complete`] has answered, and what newer drivers alone have goes through [`symbol`].
+//! `cudarc` finds the library and declares its types; the functions are those of [`driver`], and what newer drivers
+//! alone have goes through [`symbol`]. Where the library or a function is missing, calls answer
+//! [`NOT_FOUND`](driver::NOT_FOUND); [`is_present`] and [`missing_symbol`] say which.
 
 mod copy;
 mod device;
+mod driver;
 mod memory;
 mod module;
 mod stream;
@@ -18,111 +20,64 @@ pub use stream::*;
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ptr;
+use std::sync::OnceLock;
 
 pub use cudarc::driver::sys::{
     CUcontext as Context, CUdevice as Handle, CUdevice_attribute as Attribute, CUevent as RawEvent,
-    CUfunction as RawFunction, CUgraphExec as RawGraph, CUmemGenericAllocationHandle as Allocation,
-    CUmodule as RawModule, CUstream as RawStream,
+    CUfunction as RawFunction, CUgraph as RawRecording, CUgraphExec as RawGraph,
+    CUmemGenericAllocationHandle as Allocation, CUmodule as RawModule, CUstream as RawStream,
 };
 
 /// A result code other than success, as the driver numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub u32);
 
+/// `CUDA_ERROR_NOT_FOUND`: no such function, kernel or variable.
+pub const NOT_FOUND: Code = Code(driver::NOT_FOUND);
+
+/// `CUDA_ERROR_INVALID_VALUE`: an argument that is not what the driver expects.
+pub const INVALID_VALUE: Code = Code(1);
+
+/// `CUDA_ERROR_INVALID_IMAGE`: no device code, or not all of it.
+pub const INVALID_IMAGE: Code = Code(200);
+
 /// `CUDA_ERROR_NOT_READY`: work is still under way.
 pub const NOT_READY: Code = Code(600);
 
-/// Symbols that every supported driver (CUDA 12.0 and newer) has and that are called here.
-const REQUIRED: &[&str] = &[
-    "cuInit",
-    "cuDriverGetVersion",
-    "cuDeviceGet",
-    "cuDeviceGetCount",
-    "cuDeviceGetName",
-    "cuDeviceGetUuid_v2",
-    "cuDeviceGetAttribute",
-    "cuDeviceGetPCIBusId",
-    "cuDeviceTotalMem_v2",
-    "cuDevicePrimaryCtxRetain",
-    "cuCtxSetCurrent",
-    "cuCtxSynchronize",
-    "cuMemGetInfo_v2",
-    "cuMemAlloc_v2",
-    "cuMemFree_v2",
-    "cuMemGetAllocationGranularity",
-    "cuMemCreate",
-    "cuMemRelease",
-    "cuMemAddressReserve",
-    "cuMemAddressFree",
-    "cuMemMap",
-    "cuMemUnmap",
-    "cuMemSetAccess",
-    "cuMemExportToShareableHandle",
-    "cuMemHostRegister_v2",
-    "cuMemHostUnregister",
-    "cuMemcpyHtoD_v2",
-    "cuMemcpyDtoH_v2",
-    "cuMemcpyHtoDAsync_v2",
-    "cuMemcpyDtoHAsync_v2",
-    "cuMemcpyDtoDAsync_v2",
-    "cuMemcpy2DAsync_v2",
-    "cuMemsetD8_v2",
-    "cuMemsetD8Async",
-    "cuStreamCreate",
-    "cuStreamDestroy_v2",
-    "cuStreamSynchronize",
-    "cuStreamBeginCapture_v2",
-    "cuStreamEndCapture",
-    "cuGraphInstantiateWithFlags",
-    "cuGraphLaunch",
-    "cuGraphExecDestroy",
-    "cuGraphDestroy",
-    "cuEventCreate",
-    "cuEventDestroy_v2",
-    "cuEventRecord",
-    "cuEventQuery",
-    "cuEventElapsedTime",
-    "cuModuleLoadDataEx",
-    "cuModuleUnload",
-    "cuModuleGetFunction",
-    "cuModuleGetGlobal_v2",
-    "cuFuncGetAttribute",
-    "cuFuncSetAttribute",
-    "cuLaunchKernel",
-    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-    "cuGetErrorName",
-    "cuGetErrorString",
-];
-
 /// Whether the library can be opened.
 pub fn is_present() -> bool {
+    static PRESENT: OnceLock<bool> = OnceLock::new();
     // SAFETY: opening libcuda runs its initialisers, which have no requirement on the process.
-    unsafe { sys::is_culib_present() }
+    *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() })
 }
 
-/// The first symbol that the library lacks; it must be [present](is_present).
+/// The first function that every supported driver has and this one lacks.
 pub fn missing_symbol() -> Option<&'static str> {
-    REQUIRED.iter().find(|name| !has_symbol(name)).copied()
+    let is_missing = |name: &str| {
+        // SAFETY: the symbol is only looked up, never called or read through this type.
+        unsafe { symbol::<*const c_void>(name) }.is_none()
+    };
+    driver::NAMES.iter().find(|name| is_missing(name)).copied()
 }
 
-fn has_symbol(name: &str) -> bool {
-    // SAFETY: the symbol is only looked up, never called or read through this type.
-    unsafe { sys::culib().get::<*const c_void>(name.as_bytes()) }.is_ok()
-}
-
-/// A function that not every driver has.
+/// A function that not every driver has; `None` without the library, too.
 ///
 /// # Safety
-/// `F` is the type of the C function called `name`, as NVIDIA declares it.
+/// `F` is the type of the C function called `name`, as NVIDIA declares it, with integers in the place of the
+/// enumerations that it answers.
 pub unsafe fn symbol<F: Copy>(name: &str) -> Option<F> {
+    // `cudarc` would panic.
+    if !is_present() {
+        return None;
+    }
     // SAFETY: the type is right by the caller's word, and the library is never closed.
     unsafe { sys::culib().get::<F>(name.as_bytes()) }
         .ok()
         .map(|symbol| *symbol)
 }
 
-fn check(result: sys::CUresult) -> Result<(), Code> {
-    match result as u32 {
+const fn check(result: c_uint) -> Result<(), Code> {
+    match result {
         0 => Ok(()),
         code => Err(Code(code)),
     }
@@ -131,18 +86,12 @@ fn check(result: sys::CUresult) -> Result<(), Code> {
 /// The name and the description that the driver gives a code; empty where it knows none.
 pub fn describe(code: Code) -> (String, String) {
     (
-        description("cuGetErrorName", code),
-        description("cuGetErrorString", code),
+        description(driver::cuGetErrorName, code),
+        description(driver::cuGetErrorString, code),
     )
 }
 
-fn description(call: &str, code: Code) -> String {
-    // `cudarc` declares the code as an enumeration, which a newer driver's codes need not be in.
-    type Describe = unsafe extern "C" fn(c_uint, *mut *const c_char) -> c_uint;
-    // SAFETY: this is how both functions are declared; an enumeration of C is an integer.
-    let Some(describe) = (unsafe { symbol::<Describe>(call) }) else {
-        return String::new();
-    };
+fn description(describe: unsafe fn(c_uint, *mut *const c_char) -> c_uint, code: Code) -> String {
     let mut text = ptr::null();
     // SAFETY: a place for one pointer; a code that is not known is answered by an error.
     if unsafe { describe(code.0, &raw mut text) } != 0 || text.is_null() {
@@ -156,14 +105,14 @@ fn description(call: &str, code: Code) -> String {
 
 /// `cuInit`.
 pub fn init() -> Result<(), Code> {
-    // SAFETY: no requirement but the library's presence.
-    check(unsafe { sys::cuInit(0) })
+    // SAFETY: no requirement.
+    check(unsafe { driver::cuInit(0) })
 }
 
 /// The CUDA version that the driver supports: 1000 × major + 10 × minor. May be asked before `init`.
 pub fn driver_version() -> Result<i32, Code> {
     let mut version = 0;
     // SAFETY: a place for one integer.
-    check(unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
+    check(unsafe { driver::cuDriverGetVersion(&raw mut version) })?;
     Ok(version)
 }

@@ -1,8 +1,8 @@
 //! Device code.
 
-use super::{Code, RawFunction, RawModule, RawStream, check};
+use super::{Code, RawFunction, RawModule, RawStream, check, driver, symbol};
 use cudarc::driver::sys;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_uint, c_void};
 use std::ptr;
 
 /// Loads device code; where that fails, what the driver's compiler says is in `log`.
@@ -22,7 +22,7 @@ pub unsafe fn load_module(image: &[u8], log: &mut [u8]) -> Result<RawModule, Cod
     ];
     // SAFETY: `image` by the caller's word; two options with two values, and `log` is as long as is said.
     check(unsafe {
-        sys::cuModuleLoadDataEx(
+        driver::cuModuleLoadDataEx(
             &raw mut module,
             image.as_ptr().cast(),
             2,
@@ -39,7 +39,7 @@ pub unsafe fn load_module(image: &[u8], log: &mut [u8]) -> Result<RawModule, Cod
 /// The module came from [`load_module`] and nothing of it is used again.
 pub unsafe fn unload_module(module: RawModule) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuModuleUnload(module) })
+    check(unsafe { driver::cuModuleUnload(module) })
 }
 
 /// A kernel of a module.
@@ -49,7 +49,7 @@ pub unsafe fn unload_module(module: RawModule) -> Result<(), Code> {
 pub unsafe fn function(module: RawModule, name: &CStr) -> Result<RawFunction, Code> {
     let mut function = ptr::null_mut();
     // SAFETY: by the caller's word; a place for one pointer.
-    check(unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) })?;
+    check(unsafe { driver::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) })?;
     Ok(function)
 }
 
@@ -61,7 +61,7 @@ pub unsafe fn global(module: RawModule, name: &CStr) -> Result<(u64, usize), Cod
     let (mut address, mut bytes) = (0, 0);
     // SAFETY: by the caller's word; places for an address and a size.
     check(unsafe {
-        sys::cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, name.as_ptr())
+        driver::cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, name.as_ptr())
     })?;
     Ok((address, bytes))
 }
@@ -73,7 +73,7 @@ pub unsafe fn global(module: RawModule, name: &CStr) -> Result<(u64, usize), Cod
 pub unsafe fn allow_shared(function: RawFunction, bytes: i32) -> Result<(), Code> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuFuncSetAttribute(function, attribute, bytes) })
+    check(unsafe { driver::cuFuncSetAttribute(function, attribute, bytes) })
 }
 
 /// The most threads a block that a kernel can be launched with.
@@ -84,8 +84,26 @@ pub unsafe fn most_threads(function: RawFunction) -> Result<i32, Code> {
     let mut threads = 0;
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
     // SAFETY: by the caller's word; a place for one integer.
-    check(unsafe { sys::cuFuncGetAttribute(&raw mut threads, attribute, function) })?;
+    check(unsafe { driver::cuFuncGetAttribute(&raw mut threads, attribute, function) })?;
     Ok(threads)
+}
+
+/// Offset and bytes of the parameter of a kernel with this index, as [`INVALID_VALUE`](super::INVALID_VALUE) where it
+/// has fewer; `None` where the driver has no such call (before CUDA 12.4).
+///
+/// # Safety
+/// The function's module is alive.
+pub unsafe fn parameter(
+    function: RawFunction,
+    index: usize,
+) -> Option<Result<(usize, usize), Code>> {
+    type Call = unsafe extern "C" fn(RawFunction, usize, *mut usize, *mut usize) -> c_uint;
+    // SAFETY: this is how the function is declared.
+    let call = unsafe { symbol::<Call>("cuFuncGetParamInfo") }?;
+    let (mut offset, mut bytes) = (0, 0);
+    // SAFETY: the function by the caller's word; places for two sizes.
+    let code = unsafe { call(function, index, &raw mut offset, &raw mut bytes) };
+    Some(check(code).map(|()| (offset, bytes)))
 }
 
 /// Blocks of a kernel that one multiprocessor can hold at a time.
@@ -100,7 +118,12 @@ pub unsafe fn blocks_a_multiprocessor(
     let mut blocks = 0;
     // SAFETY: by the caller's word; a place for one integer.
     check(unsafe {
-        sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function, threads, shared)
+        driver::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            &raw mut blocks,
+            function,
+            threads,
+            shared,
+        )
     })?;
     Ok(blocks)
 }
@@ -120,7 +143,7 @@ pub unsafe fn launch(
 ) -> Result<(), Code> {
     // SAFETY: by the caller's word.
     check(unsafe {
-        sys::cuLaunchKernel(
+        driver::cuLaunchKernel(
             function,
             blocks[0],
             blocks[1],

@@ -1,6 +1,6 @@
 //! Streams, events and graphs.
 
-use super::{Code, NOT_READY, RawEvent, RawGraph, RawStream, check, symbol};
+use super::{Code, NOT_READY, RawEvent, RawGraph, RawRecording, RawStream, check, driver};
 use cudarc::driver::sys;
 use std::ffi::c_uint;
 use std::ptr;
@@ -10,7 +10,7 @@ pub fn create_stream() -> Result<RawStream, Code> {
     let mut stream = ptr::null_mut();
     let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
     // SAFETY: a place for one pointer.
-    check(unsafe { sys::cuStreamCreate(&raw mut stream, flags) })?;
+    check(unsafe { driver::cuStreamCreate(&raw mut stream, flags) })?;
     Ok(stream)
 }
 
@@ -20,7 +20,7 @@ pub fn create_stream() -> Result<RawStream, Code> {
 /// The stream came from [`create_stream`] and is not used again.
 pub unsafe fn destroy_stream(stream: RawStream) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuStreamDestroy_v2(stream) })
+    check(unsafe { driver::cuStreamDestroy_v2(stream) })
 }
 
 /// Waits until everything on a stream is done.
@@ -29,7 +29,7 @@ pub unsafe fn destroy_stream(stream: RawStream) -> Result<(), Code> {
 /// The stream is alive.
 pub unsafe fn synchronize_stream(stream: RawStream) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuStreamSynchronize(stream) })
+    check(unsafe { driver::cuStreamSynchronize(stream) })
 }
 
 /// Begins to record what is put on a stream instead of doing it.
@@ -39,23 +39,38 @@ pub unsafe fn synchronize_stream(stream: RawStream) -> Result<(), Code> {
 pub unsafe fn begin_capture(stream: RawStream) -> Result<(), Code> {
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuStreamBeginCapture_v2(stream, mode) })
+    check(unsafe { driver::cuStreamBeginCapture_v2(stream, mode) })
 }
 
-/// Ends recording and makes what was recorded ready to be put on streams as one.
+/// Ends recording: what was recorded.
 ///
 /// # Safety
 /// Recording was begun on the stream.
-pub unsafe fn end_capture(stream: RawStream) -> Result<RawGraph, Code> {
+pub unsafe fn end_capture(stream: RawStream) -> Result<RawRecording, Code> {
+    let mut recording = ptr::null_mut();
+    // SAFETY: by the caller's word; a place for one pointer.
+    check(unsafe { driver::cuStreamEndCapture(stream, &raw mut recording) })?;
+    Ok(recording)
+}
+
+/// Makes what was recorded ready to be put on streams as one; the graph stands for itself from then on.
+///
+/// # Safety
+/// The recording came from [`end_capture`] and is alive.
+pub unsafe fn instantiate(recording: RawRecording) -> Result<RawGraph, Code> {
     let mut graph = ptr::null_mut();
     // SAFETY: by the caller's word; a place for one pointer.
-    check(unsafe { sys::cuStreamEndCapture(stream, &raw mut graph) })?;
-    let mut ready = ptr::null_mut();
-    // SAFETY: the graph was made just now; a place for one pointer.
-    let result = check(unsafe { sys::cuGraphInstantiateWithFlags(&raw mut ready, graph, 0) });
-    // SAFETY: the graph is not used again; what was made of it stands for itself.
-    check(unsafe { sys::cuGraphDestroy(graph) })?;
-    result.map(|()| ready)
+    check(unsafe { driver::cuGraphInstantiateWithFlags(&raw mut graph, recording, 0) })?;
+    Ok(graph)
+}
+
+/// Frees what was recorded.
+///
+/// # Safety
+/// The recording came from [`end_capture`] and is not used again.
+pub unsafe fn destroy_recording(recording: RawRecording) -> Result<(), Code> {
+    // SAFETY: by the caller's word.
+    check(unsafe { driver::cuGraphDestroy(recording) })
 }
 
 /// Puts a graph on a stream.
@@ -64,16 +79,16 @@ pub unsafe fn end_capture(stream: RawStream) -> Result<RawGraph, Code> {
 /// Both are alive, and everything that the graph touches is.
 pub unsafe fn launch_graph(graph: RawGraph, stream: RawStream) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuGraphLaunch(graph, stream) })
+    check(unsafe { driver::cuGraphLaunch(graph, stream) })
 }
 
 /// Frees a graph.
 ///
 /// # Safety
-/// The graph came from [`end_capture`] and is not used again.
+/// The graph came from [`instantiate`] and is not used again.
 pub unsafe fn destroy_graph(graph: RawGraph) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuGraphExecDestroy(graph) })
+    check(unsafe { driver::cuGraphExecDestroy(graph) })
 }
 
 /// An event; without `timed` it tells no time and costs less.
@@ -85,7 +100,7 @@ pub fn create_event(timed: bool) -> Result<RawEvent, Code> {
         sys::CUevent_flags::CU_EVENT_DISABLE_TIMING
     };
     // SAFETY: a place for one pointer.
-    check(unsafe { sys::cuEventCreate(&raw mut event, flags as c_uint) })?;
+    check(unsafe { driver::cuEventCreate(&raw mut event, flags as c_uint) })?;
     Ok(event)
 }
 
@@ -95,7 +110,7 @@ pub fn create_event(timed: bool) -> Result<RawEvent, Code> {
 /// The event came from [`create_event`] and is not used again.
 pub unsafe fn destroy_event(event: RawEvent) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuEventDestroy_v2(event) })
+    check(unsafe { driver::cuEventDestroy_v2(event) })
 }
 
 /// Puts an event on a stream: it is done when everything before it is.
@@ -104,7 +119,7 @@ pub unsafe fn destroy_event(event: RawEvent) -> Result<(), Code> {
 /// Both are alive.
 pub unsafe fn record_event(event: RawEvent, stream: RawStream) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::cuEventRecord(event, stream) })
+    check(unsafe { driver::cuEventRecord(event, stream) })
 }
 
 /// Whether an event is done; the error is that of the work before it.
@@ -113,7 +128,7 @@ pub unsafe fn record_event(event: RawEvent, stream: RawStream) -> Result<(), Cod
 /// The event is alive.
 pub unsafe fn query_event(event: RawEvent) -> Result<bool, Code> {
     // SAFETY: by the caller's word.
-    match check(unsafe { sys::cuEventQuery(event) }) {
+    match check(unsafe { driver::cuEventQuery(event) }) {
         Ok(()) => Ok(true),
         Err(NOT_READY) => Ok(false),
         Err(code) => Err(code),
@@ -125,17 +140,9 @@ pub unsafe fn query_event(event: RawEvent) -> Result<bool, Code> {
 /// # Safety
 /// Both events are alive.
 pub unsafe fn elapsed(start: RawEvent, end: RawEvent) -> Result<f32, Code> {
-    type Elapsed = unsafe extern "C" fn(*mut f32, RawEvent, RawEvent) -> c_uint;
-    static ELAPSED: std::sync::OnceLock<Option<Elapsed>> = std::sync::OnceLock::new();
-    // `cudarc` binds the successor, which drivers before 12.8 do not have.
-    // SAFETY: this is how the function is declared; its result is an enumeration of C.
-    let Some(call) = ELAPSED.get_or_init(|| unsafe { symbol("cuEventElapsedTime") }) else {
-        return Err(Code(500));
-    };
     let mut milliseconds = 0.0;
+    // The function that `cudarc` binds is its successor, which drivers before 12.8 do not have.
     // SAFETY: by the caller's word; a place for one number.
-    match unsafe { call(&raw mut milliseconds, start, end) } {
-        0 => Ok(milliseconds),
-        code => Err(Code(code)),
-    }
+    check(unsafe { driver::cuEventElapsedTime(&raw mut milliseconds, start, end) })?;
+    Ok(milliseconds)
 }

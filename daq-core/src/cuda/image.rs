@@ -1,0 +1,233 @@
+//! Whether device code is all there, before the driver, which is not told where it ends, reads it.
+
+/// Bytes of the header of a file.
+const HEADER: usize = 64;
+/// Bytes of the header of a section.
+const SECTION: u64 = 64;
+/// Bytes of the header of a segment.
+const SEGMENT: u64 = 56;
+/// Kinds of sections that have a size and no bytes in the file: `SHT_NOBITS`, and NVIDIA's for a kernel's global,
+/// local and shared variables that have no first value.
+const WITHOUT_BYTES: [u32; 4] = [8, 0x7000_0007, 0x7000_0009, 0x7000_000a];
+
+/// Refuses, with the reason as a clause, what is neither a whole cubin nor text.
+///
+/// Layout: "ELF-64 Object File Format", `Elf64_Ehdr`, `Elf64_Phdr` and `Elf64_Shdr`.
+pub(super) fn check(image: &[u8]) -> Result<(), String> {
+    if image.starts_with(b"\x7fELF") {
+        return Elf(image).check();
+    }
+    let text = image.strip_suffix(&[0]).unwrap_or(image);
+    match text.iter().position(|byte| *byte == 0) {
+        Some(at) => Err(format!(
+            "it is neither a cubin nor PTX: byte {at} is NUL; make it with nvcc --cubin or --ptx"
+        )),
+        None => Ok(()),
+    }
+}
+
+struct Elf<'a>(&'a [u8]);
+
+impl Elf<'_> {
+    fn check(&self) -> Result<(), String> {
+        if self.0.len() < HEADER {
+            return Err(self.cut_off("the header of the file", 0, HEADER as u64));
+        }
+        if self.0[4..6] != [2, 1] {
+            return Err("it is not ELF of 64 bits and little-endian order".to_owned());
+        }
+        self.segments()?;
+        self.sections()
+    }
+
+    fn segments(&self) -> Result<(), String> {
+        let (table, count) = (self.u64(32), self.u16(56));
+        if count == 0 {
+            return Ok(());
+        }
+        Self::is_of(SEGMENT, self.u16(54), "segment")?;
+        self.holds("the table of segments", table, u64::from(count) * SEGMENT)
+    }
+
+    fn sections(&self) -> Result<(), String> {
+        let (table, count) = (self.u64(40), self.u16(60));
+        if table == 0 && count == 0 {
+            return Ok(());
+        }
+        Self::is_of(SECTION, self.u16(58), "section")?;
+        self.holds("the table of sections", table, SECTION)?;
+        let count = match count {
+            // With more than a u16 can say the first section's size is their number.
+            0 => self.u64(place(table) + 32),
+            count => u64::from(count),
+        };
+        let bytes = count.checked_mul(SECTION).unwrap_or(u64::MAX);
+        self.holds("the table of sections", table, bytes)?;
+        // The first stands for no section.
+        for index in 1..count {
+            let header = place(table + index * SECTION);
+            if !WITHOUT_BYTES.contains(&self.u32(header + 4)) {
+                let (offset, bytes) = (self.u64(header + 24), self.u64(header + 32));
+                self.holds(&format!("section {index}"), offset, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_of(bytes: u64, told: u16, what: &str) -> Result<(), String> {
+        if u64::from(told) == bytes {
+            return Ok(());
+        }
+        Err(format!(
+            "it is damaged: the header of a {what} has {bytes} bytes, and it says {told}"
+        ))
+    }
+
+    fn holds(&self, what: &str, offset: u64, bytes: u64) -> Result<(), String> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.0.len() as u64 => Ok(()),
+            _ => Err(self.cut_off(what, offset, bytes)),
+        }
+    }
+
+    fn cut_off(&self, what: &str, offset: u64, bytes: u64) -> String {
+        format!(
+            "it is cut off or damaged: {what} needs {bytes} bytes from byte {offset} on, and it has {}; copy or compile it again",
+            self.0.len()
+        )
+    }
+
+    /// The bytes at `at`, which lie in the header or a table that is held.
+    fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(&self.0[at..at + N]);
+        bytes
+    }
+
+    fn u16(&self, at: usize) -> u16 {
+        u16::from_le_bytes(self.bytes(at))
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        u32::from_le_bytes(self.bytes(at))
+    }
+
+    fn u64(&self, at: usize) -> u64 {
+        u64::from_le_bytes(self.bytes(at))
+    }
+}
+
+/// A place in an image, once it is known to lie in it.
+fn place(offset: u64) -> usize {
+    usize::try_from(offset).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A file of a header, a section of `bytes`, one without bytes in the file, their table and one segment at the end.
+    fn elf(bytes: usize) -> Vec<u8> {
+        let sections = 3_usize;
+        let table = HEADER + bytes;
+        let segments = table + sections * 64;
+        let mut image = vec![0; segments + 56];
+        let mut put = |at: usize, value: &[u8]| image[at..at + value.len()].copy_from_slice(value);
+        put(0, b"\x7fELF\x02\x01\x01");
+        put(32, &(segments as u64).to_le_bytes());
+        put(40, &(table as u64).to_le_bytes());
+        put(54, &56_u16.to_le_bytes());
+        put(56, &1_u16.to_le_bytes());
+        put(58, &64_u16.to_le_bytes());
+        put(60, &u16::try_from(sections).unwrap().to_le_bytes());
+        for (index, kind, offset, size) in [
+            (1, 1_u32, HEADER as u64, bytes as u64),
+            (2, 8, u64::MAX, 1 << 40),
+        ] {
+            let header = table + index * 64;
+            put(header + 4, &kind.to_le_bytes());
+            put(header + 24, &offset.to_le_bytes());
+            put(header + 32, &size.to_le_bytes());
+        }
+        image
+    }
+
+    fn refused(image: &[u8]) -> String {
+        check(image).expect_err("refused")
+    }
+
+    #[test]
+    fn whole_code_passes() {
+        assert_eq!(check(&elf(100)), Ok(()));
+        assert_eq!(check(b".version 8.0\n"), Ok(()));
+        assert_eq!(check(b".version 8.0\n\0"), Ok(()));
+    }
+
+    #[test]
+    fn what_is_neither_is_refused() {
+        assert!(refused(b"\x50\xed\x55\xba\x01\x00\x10\x00").contains("byte 5 is NUL"));
+        let mut image = elf(100);
+        image[4] = 1;
+        assert!(refused(&image).contains("64 bits"));
+    }
+
+    #[test]
+    fn sections_behind_the_end_are_refused() {
+        let header = HEADER + 100 + 64;
+        for (at, value) in [(24, u64::MAX), (24, 1 << 32), (32, u64::MAX), (32, 1 << 20)] {
+            let mut image = elf(100);
+            image[header + at..][..8].copy_from_slice(&value.to_le_bytes());
+            assert!(refused(&image).contains("section 1"), "{at} {value}");
+        }
+    }
+
+    #[test]
+    fn tables_behind_the_end_are_refused() {
+        for (at, told) in [(32, "the table of segments"), (40, "the table of sections")] {
+            for value in [1 << 20, u64::MAX, u64::MAX - 8] {
+                let mut image = elf(100);
+                image[at..][..8].copy_from_slice(&value.to_le_bytes());
+                assert!(refused(&image).contains(told), "{at} {value}");
+            }
+        }
+        for (at, told) in [(54, "segment"), (58, "section")] {
+            let mut image = elf(100);
+            image[at] = 32;
+            assert!(refused(&image).contains(&format!("the header of a {told}")));
+        }
+    }
+
+    #[test]
+    fn sections_may_be_counted_by_the_first() {
+        let counted = |count: u64| {
+            let mut image = elf(100);
+            image[60..62].copy_from_slice(&[0, 0]);
+            image[HEADER + 100 + 32..][..8].copy_from_slice(&count.to_le_bytes());
+            image
+        };
+        assert_eq!(check(&counted(3)), Ok(()));
+        for count in [5, 1 << 40, u64::MAX] {
+            assert!(refused(&counted(count)).contains("the table of sections"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn code_that_is_cut_off_is_refused(bytes in 0_usize..300, cut in 1_usize..600) {
+            let image = elf(bytes);
+            // What is shorter than its first four bytes is no ELF.
+            let left = image.len().saturating_sub(cut).max(4);
+            prop_assert!(check(&image[..left]).is_err());
+        }
+
+        #[test]
+        fn damage_is_refused_or_harmless(at in 0_usize..480, byte: u8) {
+            let mut image = elf(100);
+            let at = at % image.len();
+            image[at] = byte;
+            // Nothing is read outside of the image: it would panic.
+            let _ = check(&image);
+        }
+    }
+}
