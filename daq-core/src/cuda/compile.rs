@@ -91,8 +91,8 @@ impl Compiler {
             let name = path.display().to_string();
             preload_built_in(path.as_ref());
             let path = CString::new(path.into_encoded_bytes()).unwrap_or_default();
-            nvrtc::preload(&path).map_err(|said| CompileError::NoCompiler {
-                why: format!("; {VARIABLE} names {name}, and {said}"),
+            nvrtc::open(&path).map_err(|said| CompileError::NoCompiler {
+                why: format!("; {name} was tried: {said}"),
             })?;
         }
         if !nvrtc::is_present() {
@@ -192,5 +192,25 @@ impl Drop for Program {
     fn drop(&mut self) {
         // SAFETY: made by `nvrtc::create` and used by nobody else.
         let _ = unsafe { nvrtc::destroy(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A library that every program here has open and that is no compiler.
+    const OTHER: &str = "libc.so.6";
+
+    #[test]
+    fn a_library_that_is_no_compiler_is_named() {
+        for (path, why) in [
+            (OTHER, "it lacks nvrtcVersion"),
+            ("/nowhere/libnvrtc.so.12", "No such file"),
+        ] {
+            let error = Compiler::open(Some(path.into())).unwrap_err().to_string();
+            assert!(error.contains(&format!("; {path} was tried: ")), "{error}");
+            assert!(error.contains(why), "{error}");
+        }
     }
 }

@@ -212,6 +212,33 @@ mod tests {
         }
     }
 
+    #[test]
+    fn code_of_the_compiler_passes_unless_it_is_cut_off() {
+        use crate::cuda::{Compiler, Source, Target};
+        let compiler = match Compiler::find() {
+            Ok(compiler) => compiler,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        let source = Source {
+            name: "some.cu",
+            text: "__device__ int total[1000]; __device__ int first = 7; __constant__ float factor[9];\n\
+                   extern \"C\" __global__ void some(int *to) {\n\
+                   __shared__ int part[256]; part[threadIdx.x] = to[threadIdx.x]; __syncthreads();\n\
+                   total[threadIdx.x] += part[255 - threadIdx.x] * factor[to[0] % 9] + first; }\n",
+            headers: &[],
+        };
+        for capability in [(8, 0), (9, 0)] {
+            let (major, minor) = capability;
+            let image = compiler
+                .compile(&source, Target::Cubin(major, minor), &[])
+                .unwrap();
+            assert_eq!(check(&image), Ok(()), "{capability:?}");
+            for left in 4..image.len() {
+                assert!(check(&image[..left]).is_err(), "{capability:?}: {left}");
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn code_that_is_cut_off_is_refused(bytes in 0_usize..300, cut in 1_usize..600) {

@@ -7,9 +7,11 @@
 //! ```
 //! A machine without the driver has no devices, and [`probe`] says why; nothing here panics then.
 
+mod arguments;
 mod compile;
 mod device;
 mod error;
+mod graph;
 mod image;
 mod memory;
 mod module;
@@ -17,11 +19,13 @@ mod pinned;
 mod probe;
 mod stream;
 
+pub use arguments::Argument;
 pub use compile::{CompileError, Compiler, Source, Target};
 pub use device::{Attributes, Device, Identity};
 pub use error::CudaError;
+pub use graph::Graph;
 pub use memory::{Backing, Memory, Registered};
-pub use module::{Argument, Function, Grid, Module};
+pub use module::{Function, Grid, Module};
 pub use pinned::Pinned;
 pub use probe::{Found, NoCuda, probe};
-pub use stream::{Graph, Mark, Rows, Stream};
+pub use stream::{Mark, Rows, Stream};

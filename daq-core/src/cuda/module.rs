@@ -1,18 +1,17 @@
 //! Device code: modules, and the functions in them.
 
+use super::arguments::{Argument, Declared, MOST_ARGUMENTS, misfit};
 use super::device::Device;
 use super::error::{CudaError, Doing};
 use super::image;
 use super::stream::Stream;
-use crate::sys::cuda::{self, Code, RawFunction, RawModule};
+use crate::sys::cuda::{self, RawFunction, RawModule};
 use std::ffi::{CString, c_void};
 use std::fmt;
 use std::sync::Arc;
 
 /// Bytes of the driver's compiler log that are kept.
 const LOG_BYTES: usize = 8192;
-/// Most parameters of a kernel.
-const MOST_ARGUMENTS: usize = 32;
 
 /// Loaded device code.
 pub struct Module {
@@ -178,128 +177,6 @@ impl Grid {
     }
 }
 
-/// An argument of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Argument {
-    /// `unsigned int`.
-    U32(u32),
-    /// `int`.
-    I32(i32),
-    /// `unsigned long long`, and every pointer to device memory.
-    U64(u64),
-    /// `float`.
-    F32(f32),
-    /// `double`.
-    F64(f64),
-}
-
-impl Argument {
-    /// The bytes, in the first of eight, as a little-endian device reads them.
-    const fn bits(self) -> u64 {
-        match self {
-            Self::U32(value) => value as u64,
-            Self::I32(value) => value.cast_unsigned() as u64,
-            Self::U64(value) => value,
-            Self::F32(value) => value.to_bits() as u64,
-            Self::F64(value) => value.to_bits(),
-        }
-    }
-}
-
-impl Argument {
-    /// Bytes of the type.
-    const fn bytes(self) -> usize {
-        match self {
-            Self::U32(_) | Self::I32(_) | Self::F32(_) => 4,
-            Self::U64(_) | Self::F64(_) => 8,
-        }
-    }
-}
-
-/// The parameters that a kernel declares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Declared {
-    /// Bytes of each; those behind `count` are 0.
-    bytes: [usize; MOST_ARGUMENTS],
-    /// Parameters; one more than can be passed stands for all larger numbers.
-    count: usize,
-}
-
-impl Declared {
-    /// Asks for one parameter after the other; `None` where the driver cannot tell.
-    fn ask(about: impl Fn(usize) -> Option<Result<(usize, usize), Code>>) -> Option<Self> {
-        let mut declared = Self {
-            bytes: [0; MOST_ARGUMENTS],
-            count: 0,
-        };
-        while declared.count <= MOST_ARGUMENTS {
-            match about(declared.count)? {
-                Ok((_, bytes)) => {
-                    if let Some(place) = declared.bytes.get_mut(declared.count) {
-                        *place = bytes;
-                    }
-                    declared.count += 1;
-                }
-                // There are no more.
-                Err(cuda::INVALID_VALUE) => break,
-                Err(_) => return None,
-            }
-        }
-        Some(declared)
-    }
-
-    fn are(&self, arguments: &[Argument]) -> bool {
-        self.count == arguments.len()
-            && arguments
-                .iter()
-                .zip(&self.bytes)
-                .all(|(argument, bytes)| argument.bytes() == *bytes)
-    }
-}
-
-impl fmt::Display for Declared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.bytes.get(..self.count) {
-            Some(bytes) => f.write_str(&sizes(bytes)),
-            None => write!(f, "more than {MOST_ARGUMENTS}"),
-        }
-    }
-}
-
-/// A list of sizes, as in `3, of 8, 4 and 4 bytes`.
-fn sizes(bytes: &[usize]) -> String {
-    let each: Vec<String> = bytes.iter().map(ToString::to_string).collect();
-    match each.as_slice() {
-        [] => "none".to_owned(),
-        [one] => format!("1, of {one} bytes"),
-        [others @ .., last] => {
-            format!("{}, of {} and {last} bytes", bytes.len(), others.join(", "))
-        }
-    }
-}
-
-/// Why `arguments` are not passed to a kernel that declares `declared`, where that is known.
-fn misfit(declared: Option<&Declared>, arguments: &[Argument]) -> Option<String> {
-    let given = || {
-        let bytes: Vec<usize> = arguments.iter().map(|argument| argument.bytes()).collect();
-        sizes(&bytes)
-    };
-    if arguments.len() > MOST_ARGUMENTS {
-        return Some(format!(
-            "arguments given: {}; at most {MOST_ARGUMENTS} can be passed",
-            given()
-        ));
-    }
-    declared
-        .filter(|declared| !declared.are(arguments))
-        .map(|declared| {
-            format!(
-                "arguments declared: {declared}; arguments given: {}",
-                given()
-            )
-        })
-}
-
 /// A kernel of a module.
 #[derive(Clone)]
 pub struct Function {
@@ -403,63 +280,5 @@ impl fmt::Debug for Function {
             .field("module", &self.module.name)
             .field("name", &self.name)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What a driver says of a kernel with parameters of these sizes.
-    fn declared(bytes: &[usize]) -> Option<Declared> {
-        Declared::ask(|index| {
-            Some(
-                bytes
-                    .get(index)
-                    .map(|bytes| (8 * index, *bytes))
-                    .ok_or(cuda::INVALID_VALUE),
-            )
-        })
-    }
-
-    const TWO: [Argument; 2] = [Argument::U64(1), Argument::F32(2.0)];
-
-    #[test]
-    fn arguments_as_declared_pass() {
-        assert_eq!(misfit(declared(&[8, 4]).as_ref(), &TWO), None);
-        assert_eq!(misfit(declared(&[]).as_ref(), &[]), None);
-        let most = [Argument::I32(0); MOST_ARGUMENTS];
-        assert_eq!(misfit(declared(&[4; MOST_ARGUMENTS]).as_ref(), &most), None);
-    }
-
-    #[test]
-    fn other_arguments_are_refused() {
-        for (bytes, told) in [
-            (&[][..], "declared: none;"),
-            (&[8], "declared: 1, of 8 bytes;"),
-            (&[8, 8], "declared: 2, of 8 and 8 bytes;"),
-            (&[8, 4, 4], "declared: 3, of 8, 4 and 4 bytes;"),
-            (&[4; 40], "declared: more than 32;"),
-        ] {
-            let why = misfit(declared(bytes).as_ref(), &TWO).unwrap();
-            assert!(why.contains(told), "{why}");
-            assert!(why.contains("given: 2, of 8 and 4 bytes"), "{why}");
-        }
-        let many = [Argument::I32(0); MOST_ARGUMENTS + 1];
-        for declared in [None, declared(&[4; MOST_ARGUMENTS + 1])] {
-            assert!(
-                misfit(declared.as_ref(), &many)
-                    .unwrap()
-                    .contains("at most")
-            );
-        }
-    }
-
-    #[test]
-    fn a_driver_that_cannot_tell_refuses_nothing() {
-        assert_eq!(Declared::ask(|_| None), None);
-        // CUDA_ERROR_NOT_SUPPORTED
-        assert_eq!(Declared::ask(|_| Some(Err(Code(801)))), None);
-        assert_eq!(misfit(None, &TWO), None);
     }
 }

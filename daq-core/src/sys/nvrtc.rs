@@ -1,10 +1,12 @@
-//! Calls of NVIDIA's run-time compiler (`libnvrtc`), which is opened at run time by `cudarc`.
+//! Calls of NVIDIA's run-time compiler (`libnvrtc`), which is opened at run time.
 //!
-//! `cudarc` panics where the library is missing: nothing here may be called before [`is_present`] has answered.
+//! `cudarc` finds the library where no [path](open) is given, and declares its types. Where the library or a function
+//! is missing, calls answer [`MISSING`]; [`is_present`] and [`open`] say so beforehand.
 
 use cudarc::nvrtc::sys;
-use std::ffi::{CStr, CString, c_char, c_int};
-use std::ptr;
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
 
 pub use cudarc::nvrtc::sys::nvrtcProgram as Program;
 
@@ -12,43 +14,144 @@ pub use cudarc::nvrtc::sys::nvrtcProgram as Program;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub u32);
 
-fn check(result: sys::nvrtcResult) -> Result<(), Code> {
-    match result as u32 {
+/// The answer for a function that the library lacks: `NVRTC_ERROR_INTERNAL_ERROR`.
+const MISSING: c_uint = 11;
+
+/// Makes a function of each name that looks for the library's the first time, and the list of the names. Results are
+/// integers: a newer library has codes that are no value of `cudarc`'s enumeration.
+macro_rules! functions {
+    ($($function:ident = $name:literal($($argument:ident: $kind:ty),*);)*) => {
+        const NAMES: &[&CStr] = &[$($name),*];
+
+        $(
+            /// # Safety
+            /// As NVIDIA's documentation asks of the arguments.
+            unsafe fn $function($($argument: $kind),*) -> c_uint {
+                type Call = unsafe extern "C" fn($($kind),*) -> c_uint;
+                static CALL: OnceLock<Option<Call>> = OnceLock::new();
+                let find = || {
+                    // SAFETY: this is how the function is declared, an enumeration of C is an integer, and a pointer
+                    // to a function is as large as one to anything.
+                    symbol($name).map(|at| unsafe { std::mem::transmute::<NonNull<c_void>, Call>(at) })
+                };
+                match CALL.get_or_init(find) {
+                    // SAFETY: by the caller's word.
+                    Some(call) => unsafe { call($($argument),*) },
+                    None => MISSING,
+                }
+            }
+        )*
+    };
+}
+
+functions! {
+    version_of = c"nvrtcVersion"(major: *mut c_int, minor: *mut c_int);
+    create_program = c"nvrtcCreateProgram"(
+        program: *mut Program, source: *const c_char, name: *const c_char, count: c_int,
+        headers: *const *const c_char, names: *const *const c_char
+    );
+    destroy_program = c"nvrtcDestroyProgram"(program: *mut Program);
+    compile_program = c"nvrtcCompileProgram"(
+        program: Program, count: c_int, options: *const *const c_char
+    );
+    log_size = c"nvrtcGetProgramLogSize"(program: Program, bytes: *mut usize);
+    log_text = c"nvrtcGetProgramLog"(program: Program, text: *mut c_char);
+    ptx_size = c"nvrtcGetPTXSize"(program: Program, bytes: *mut usize);
+    ptx_text = c"nvrtcGetPTX"(program: Program, text: *mut c_char);
+    cubin_size = c"nvrtcGetCUBINSize"(program: Program, bytes: *mut usize);
+    cubin_bytes = c"nvrtcGetCUBIN"(program: Program, bytes: *mut c_char);
+}
+
+const fn check(result: c_uint) -> Result<(), Code> {
+    match result {
         0 => Ok(()),
         code => Err(Code(code)),
     }
 }
 
-/// Whether the library can be opened.
-pub fn is_present() -> bool {
-    // SAFETY: opening the library runs its initialisers, which have no requirement on the process.
-    unsafe { sys::is_culib_present() }
+/// A handle of the linker, which is never closed.
+struct Library(NonNull<c_void>);
+
+// SAFETY: the linker's functions take a handle from any thread.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+impl Library {
+    fn open(path: &CStr) -> Result<Self, String> {
+        // SAFETY: a path of a library whose initialisers have no requirement on the process, by the word of the
+        // person who named it.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+        if let Some(handle) = NonNull::new(handle) {
+            return Ok(Self(handle));
+        }
+        // SAFETY: the linker's message about the call just made on this thread.
+        let message = unsafe { libc::dlerror() };
+        if message.is_null() {
+            return Err("the dynamic linker gives no reason".to_owned());
+        }
+        // SAFETY: a NUL-terminated string that stays until the linker's next call on this thread.
+        Err(unsafe { CStr::from_ptr(message) }
+            .to_string_lossy()
+            .into_owned())
+    }
+
+    fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: the library is open, and the name ends in NUL.
+        NonNull::new(unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) })
+    }
 }
 
-/// Opens the library at `path` and keeps it open: what is opened by its name afterwards is this one.
+/// The library that was opened by its path.
+static OPENED: OnceLock<Library> = OnceLock::new();
+
+fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
+    if let Some(library) = OPENED.get() {
+        return library.symbol(name);
+    }
+    // `cudarc` would panic.
+    if !is_present() {
+        return None;
+    }
+    // SAFETY: the symbol is only looked up, never called or read through this type.
+    unsafe { sys::culib().get::<*mut c_void>(name.to_bytes_with_nul()) }
+        .ok()
+        .and_then(|symbol| NonNull::new(*symbol))
+}
+
+/// Whether the library is open or can be opened by its name.
+pub fn is_present() -> bool {
+    // SAFETY: opening the library runs its initialisers, which have no requirement on the process.
+    OPENED.get().is_some() || unsafe { sys::is_culib_present() }
+}
+
+/// Opens the library at `path`, whatever its name, for all calls from here on; the first one that opens stays.
+///
+/// # Errors
+/// As a clause: what the linker says, or what the library lacks.
+pub fn open(path: &CStr) -> Result<(), String> {
+    let library = Library::open(path)?;
+    let is_missing = |name: &&&CStr| library.symbol(name).is_none();
+    if let Some(missing) = NAMES.iter().find(is_missing) {
+        return Err(format!(
+            "it is not NVIDIA's run-time compiler: it lacks {}",
+            missing.to_string_lossy()
+        ));
+    }
+    OPENED.get_or_init(|| library);
+    Ok(())
+}
+
+/// Opens another library that the compiler needs and looks for by its name alone.
 pub fn preload(path: &CStr) -> Result<(), String> {
-    // SAFETY: a path of a library whose initialisers have no requirement on the process, by the word of the
-    // person who named it.
-    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-    if !handle.is_null() {
-        return Ok(());
-    }
-    // SAFETY: the linker's message about the call just made on this thread.
-    let message = unsafe { libc::dlerror() };
-    if message.is_null() {
-        return Err("the dynamic linker gives no reason".to_owned());
-    }
-    // SAFETY: a NUL-terminated string that stays until the linker's next call on this thread.
-    Err(unsafe { CStr::from_ptr(message) }
-        .to_string_lossy()
-        .into_owned())
+    Library::open(path).map(drop)
 }
 
 /// Major and minor version.
 pub fn version() -> Result<(i32, i32), Code> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: places for two integers.
-    check(unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) })?;
+    check(unsafe { version_of(&raw mut major, &raw mut minor) })?;
     Ok((major, minor))
 }
 
@@ -60,7 +163,7 @@ pub fn create(source: &CStr, name: &CStr, headers: &[(CString, CString)]) -> Res
     let count = c_int::try_from(headers.len()).unwrap_or(c_int::MAX);
     // SAFETY: NUL-terminated strings that live through the call, `count` headers and as many names.
     check(unsafe {
-        sys::nvrtcCreateProgram(
+        create_program(
             &raw mut program,
             source.as_ptr(),
             name.as_ptr(),
@@ -80,7 +183,7 @@ pub unsafe fn compile(program: Program, options: &[CString]) -> Result<(), Code>
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     let count = c_int::try_from(options.len()).unwrap_or(c_int::MAX);
     // SAFETY: the program by the caller's word; `count` NUL-terminated strings.
-    check(unsafe { sys::nvrtcCompileProgram(program, count, options.as_ptr()) })
+    check(unsafe { compile_program(program, count, options.as_ptr()) })
 }
 
 /// What the compiler said.
@@ -89,13 +192,7 @@ pub unsafe fn compile(program: Program, options: &[CString]) -> Result<(), Code>
 /// The program is alive.
 pub unsafe fn log(program: Program) -> Result<Vec<u8>, Code> {
     // SAFETY: the two calls go together, and the program is the caller's word.
-    unsafe {
-        fetch(
-            program,
-            sys::nvrtcGetProgramLogSize,
-            sys::nvrtcGetProgramLog,
-        )
-    }
+    unsafe { fetch(program, log_size, log_text) }
 }
 
 /// The compiled PTX, without the NUL at its end.
@@ -104,7 +201,7 @@ pub unsafe fn log(program: Program) -> Result<Vec<u8>, Code> {
 /// The program is alive and was compiled for a virtual architecture.
 pub unsafe fn ptx(program: Program) -> Result<Vec<u8>, Code> {
     // SAFETY: as above.
-    unsafe { fetch(program, sys::nvrtcGetPTXSize, sys::nvrtcGetPTX) }.map(|mut text| {
+    unsafe { fetch(program, ptx_size, ptx_text) }.map(|mut text| {
         text.pop_if(|byte| *byte == 0);
         text
     })
@@ -116,11 +213,11 @@ pub unsafe fn ptx(program: Program) -> Result<Vec<u8>, Code> {
 /// The program is alive and was compiled for a real architecture.
 pub unsafe fn cubin(program: Program) -> Result<Vec<u8>, Code> {
     // SAFETY: as above.
-    unsafe { fetch(program, sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN) }
+    unsafe { fetch(program, cubin_size, cubin_bytes) }
 }
 
-type Size = unsafe fn(Program, *mut usize) -> sys::nvrtcResult;
-type Fetch = unsafe fn(Program, *mut c_char) -> sys::nvrtcResult;
+type Size = unsafe fn(Program, *mut usize) -> c_uint;
+type Fetch = unsafe fn(Program, *mut c_char) -> c_uint;
 
 /// # Safety
 /// The program is alive, and `fetch` writes as many bytes as `size` says.
@@ -140,5 +237,5 @@ unsafe fn fetch(program: Program, size: Size, fetch: Fetch) -> Result<Vec<u8>, C
 /// The program came from [`create`] and is not used again.
 pub unsafe fn destroy(mut program: Program) -> Result<(), Code> {
     // SAFETY: by the caller's word.
-    check(unsafe { sys::nvrtcDestroyProgram(&raw mut program) })
+    check(unsafe { destroy_program(&raw mut program) })
 }
