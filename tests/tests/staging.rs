@@ -179,6 +179,8 @@ fn without_a_usable_driver_rings_lie_in_host_memory_and_the_plan_says_why() {
     let old = Simulated::new("version=11040");
     let incomplete = Simulated::new("").without("cuMemCreate");
     let empty = Simulated::new("no-init=100");
+    // As a driver that is newer than the bindings may answer.
+    let unknown = Simulated::new("no-init=12345");
     for (simulated, why) in [
         (None, "there is no libcuda.so.1"),
         (
@@ -187,6 +189,7 @@ fn without_a_usable_driver_rings_lie_in_host_memory_and_the_plan_says_why() {
         ),
         (Some(&incomplete), "libcuda.so.1 lacks cuMemCreate"),
         (Some(&empty), "CUDA_ERROR_NO_DEVICE"),
+        (Some(&unknown), "error 12345"),
     ] {
         let mut daq = Daq::new(&pipeline("auto"));
         if let Some(simulated) = simulated {

@@ -1,5 +1,6 @@
 //! Whether there is CUDA, and which devices.
 
+use super::error::CudaError;
 use crate::sys::cuda;
 use std::sync::OnceLock;
 
@@ -54,9 +55,13 @@ fn start() -> Result<Found, NoCuda> {
         return Err(NoCuda::NoLibrary);
     }
     let no_device = |code| {
-        let (name, about) = cuda::describe(code);
+        let CudaError { name, detail, .. } = CudaError::new("", code);
         NoCuda::NoDevice {
-            why: format!("{name} ({about})"),
+            why: if detail.is_empty() {
+                name
+            } else {
+                format!("{name} ({detail})")
+            },
         }
     };
     // The version before the symbols: an old driver's owner wants to hear of its age.

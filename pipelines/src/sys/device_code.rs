@@ -10,9 +10,11 @@ pub(crate) fn built_in(
     ptx: &'static [u8],
 ) -> Result<Arc<Module>, CudaError> {
     // SAFETY: the code is compiled from the .cu files beside the kernels (a test compares them). Their kernels touch
-    // only shared memory of their own and what their arguments lead to: the slots of a burst, which are leased, the
-    // slots for its output, which are reserved, and memory that the kernel's host side owns. The host sides compute
-    // grids and counts so that every index is inside, which the tests run through on the host.
+    // only shared memory of their own and what their arguments lead to. The module goes to their host sides alone,
+    // which pass the arguments that the .cu files declare, and addresses of the slots of a burst, which are leased
+    // until its mark is done, of the slots for its output, which are reserved as long, and of memory that the host
+    // side owns, keeps until its last mark is done, and uses on one stream. The host sides compute grids and counts so
+    // that every index is inside, which the tests run through on the host.
     unsafe { Module::load(device, name, ptx) }
 }
 
@@ -24,8 +26,10 @@ pub(crate) fn user_code(
 ) -> Result<Arc<Module>, CudaError> {
     // SAFETY: that kernels touch nothing but what their arguments lead to is the promise of the person who named the
     // file in the configuration, as with any plug-in: daq.cuh, which is their contract, gives them one input slot to
-    // read, one output slot of the declared length to write, and their parameters. The arguments of the entry that
-    // the header makes are those that `kernels::file` passes; code made with another header is told by the header's
-    // version before anything of it runs.
+    // read, one output slot of the declared length to write, and their parameters. The module goes to `kernels::file`
+    // alone, which passes the arguments of the entry that the header makes: slots that are leased or reserved until
+    // the mark of the burst is done, and records in memory that it owns and keeps as long. Code made with another
+    // header is told by the header's version before anything of it runs, and code whose entry declares other arguments
+    // is refused when it is launched, where the driver knows them.
     unsafe { Module::load(device, name, image) }
 }
