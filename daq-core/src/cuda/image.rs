@@ -61,7 +61,7 @@ impl Elf<'_> {
             0 => self.u64(place(table) + 32),
             count => u64::from(count),
         };
-        let bytes = count.checked_mul(SECTION).unwrap_or(u64::MAX);
+        let bytes = count.saturating_mul(SECTION);
         self.holds("the table of sections", table, bytes)?;
         // The first stands for no section.
         for index in 1..count {

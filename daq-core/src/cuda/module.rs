@@ -89,7 +89,7 @@ impl Module {
             module: self.clone(),
             raw,
             name: name.into(),
-            declared,
+            declared: declared.map(Arc::new),
         })
     }
 
@@ -184,7 +184,7 @@ pub struct Function {
     raw: RawFunction,
     name: Arc<str>,
     /// Nothing where the driver cannot tell.
-    declared: Option<Declared>,
+    declared: Option<Arc<Declared>>,
 }
 
 // SAFETY: a function is a handle into its module, which is kept alive; the driver lets any thread launch it.
@@ -246,7 +246,7 @@ impl Function {
                 stream.device().ordinal()
             )
         };
-        if let Some(why) = misfit(self.declared.as_ref(), arguments) {
+        if let Some(why) = misfit(self.declared.as_deref(), arguments) {
             return Err(CudaError::new(what(), cuda::INVALID_VALUE).with_detail(why));
         }
         self.module.device.enter()?;
