@@ -2,7 +2,7 @@
 
 use super::config::at;
 use super::resolve::Surroundings;
-use super::{Config, RingSection};
+use super::{Config, Dispatch, RingSection};
 use crate::config::{Diagnostic, Diagnostics, Section};
 use crate::entry::Claim;
 use crate::topology::Topology;
@@ -106,6 +106,22 @@ pub(super) fn bursts(config: &Config, diagnostics: &mut Diagnostics) {
                 "burst",
                 format!("a burst of {burst} frames; 1 to 4096 are possible"),
             ));
+        }
+    }
+}
+
+/// Ways to a kernel that this version does not have.
+pub(super) fn dispatches(config: &Config, diagnostics: &mut Diagnostics) {
+    for kernel in &config.kernels {
+        if kernel.keys.dispatch == Some(Dispatch::Persistent) {
+            diagnostics.push(
+                at(
+                    &kernel.section,
+                    "dispatch",
+                    "dispatch \"persistent\" is not in this version",
+                )
+                .help("leave it out or write \"launch\""),
+            );
         }
     }
 }

@@ -10,8 +10,8 @@ use crate::sink::SinkSpec;
 use crate::units::ByteSize;
 use crate::wait::Wait;
 use schemars::JsonSchema;
-use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt;
 
@@ -109,6 +109,38 @@ impl JsonSchema for FillKey {
     }
 }
 
+/// How bursts reach a kernel on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dispatch {
+    /// One launch a burst, on a stream of the kernel's own that waits for no other.
+    Launch,
+    /// The kernel stays on the GPU and waits for frames. It can be asked for, and is refused.
+    Persistent,
+}
+
+impl<'de> Deserialize<'de> for Dispatch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match String::deserialize(deserializer)?.as_str() {
+            "launch" => Ok(Self::Launch),
+            "persistent" => Ok(Self::Persistent),
+            other => Err(D::Error::custom(format!(
+                "\"{other}\" is no dispatch: leave it out or write \"launch\""
+            ))),
+        }
+    }
+}
+
+impl JsonSchema for Dispatch {
+    fn schema_name() -> Cow<'static, str> {
+        "Dispatch".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "enum": ["launch"] })
+    }
+}
+
 /// The keys of a `[ring.NAME]` section.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -173,6 +205,8 @@ pub struct KernelKeys {
     /// Most frames taken at once, 1 to 4096.
     #[serde(default = "sixteen")]
     pub burst: u32,
+    /// How bursts reach it on a GPU: `"launch"` (one launch a burst), which is the only way.
+    pub dispatch: Option<Dispatch>,
 }
 
 /// The keys that every sink has beside its driver's.
@@ -342,7 +376,15 @@ impl Config {
                 outline.cores = source.spec.cores();
             }
         }
-        let keys = &["input", "output", "guarantee", "wait", "core", "burst"][..];
+        let keys = &[
+            "input",
+            "output",
+            "guarantee",
+            "wait",
+            "core",
+            "burst",
+            "dispatch",
+        ][..];
         let kernels = components(
             document,
             ("kernel", "use", keys),

@@ -10,8 +10,8 @@ mod resolve;
 mod wiring;
 
 pub use config::{
-    Component, Config, DaqKeys, FILE_KERNEL, FillKey, KernelKeys, Memory, RingKeys, RingSection,
-    SinkKeys, SourceKeys, StagingKeys, StagingWait,
+    Component, Config, DaqKeys, Dispatch, FILE_KERNEL, FillKey, KernelKeys, Memory, RingKeys,
+    RingSection, SinkKeys, SourceKeys, StagingKeys, StagingWait,
 };
 pub use graph::GraphFormat;
 pub use outline::Outline;
@@ -162,6 +162,8 @@ pub struct PlannedKernel {
     /// Where it runs.
     #[serde(serialize_with = "debug")]
     pub side: Side,
+    /// How bursts reach it on a GPU; `None` on the CPU.
+    pub dispatch: Option<Dispatch>,
     /// Whether frames wait for it.
     pub guarantee: bool,
     /// Most frames taken at once.

@@ -1,6 +1,6 @@
 //! The plan as text.
 
-use super::Plan;
+use super::{Dispatch, Plan};
 use crate::kernel::Side;
 use crate::units::ByteSize;
 use std::fmt::{self, Display};
@@ -108,6 +108,9 @@ impl Display for Plan {
                 cores(&core),
                 kernel.burst
             )?;
+            if kernel.dispatch == Some(Dispatch::Launch) {
+                writeln!(f, "    dispatch launch: one launch a burst")?;
+            }
             writeln!(f, "    reads    {}", reads(kernel.guarantee))?;
             writeln!(f, "    memory   {}", about(kernel.memory))?;
         }

@@ -4,8 +4,8 @@ use super::check;
 use super::config::{FILE_KERNEL, at};
 use super::wiring::{Filler, Wiring};
 use super::{
-    Config, Direction, Memory, Path, Plan, PlannedCopy, PlannedKernel, PlannedOther, PlannedRing,
-    PlannedSink, PlannedSource, RingSection, SPARE_READERS,
+    Config, Direction, Dispatch, Memory, Path, Plan, PlannedCopy, PlannedKernel, PlannedOther,
+    PlannedRing, PlannedSink, PlannedSource, RingSection, SPARE_READERS,
 };
 use crate::config::{Diagnostic, Diagnostics, Section};
 use crate::entry::Claim;
@@ -14,7 +14,7 @@ use crate::layout::Layout;
 use crate::region::Placement;
 use crate::ring::RingOptions;
 use crate::sink::Placements;
-use crate::topology::Topology;
+use crate::topology::{Gpu, Topology};
 use crate::window::Geometry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -43,6 +43,7 @@ pub fn resolve(
     check::cores(config, topology, diagnostics);
     check::names(config, diagnostics);
     check::bursts(config, diagnostics);
+    check::dispatches(config, diagnostics);
     let wiring = Wiring::of(config, diagnostics);
     let mut resolver = Resolver {
         config,
@@ -252,6 +253,7 @@ impl Resolver<'_> {
             inserted: Some(format!(
                 "the CPU fills it, then it is copied to {placement}"
             )),
+            node: near(self.topology, planned.node, placement),
             readers: vec![copier.clone()],
             ..planned.clone()
         });
@@ -303,7 +305,12 @@ impl Resolver<'_> {
         };
         let copier = self.add_copy(ring, name, gpu, direction);
         self.read_by(ring, &copier);
+        let node = match placement {
+            Placement::Host => near(self.topology, planned.node, gpu),
+            Placement::Cuda(_) => planned.node,
+        };
         self.plan.rings.push(PlannedRing {
+            node,
             name: name.to_owned(),
             placement,
             reason: why.to_owned(),
@@ -437,6 +444,20 @@ impl Resolver<'_> {
             ),
         };
         self.read_by(&reads, kernel.name());
+        // Whether a machine that was not looked at has a GPU is not known.
+        let is_certain =
+            self.topology.is_real || !kernel.spec.has(&self.layouts[input], Side::Cuda(0));
+        if kernel.keys.dispatch == Some(Dispatch::Launch) && side == Side::Cpu && is_certain {
+            let message = format!(
+                "`dispatch` has no meaning for kernel `{}`: it runs on the CPU",
+                kernel.name()
+            );
+            diagnostics.push(
+                Diagnostic::warning(message)
+                    .at(kernel.section.place_of("dispatch"))
+                    .help("leave it out, or put the kernel's input on a GPU"),
+            );
+        }
         let memory = match side {
             Side::Cpu => kernel.spec.memory(&self.layouts[input]),
             Side::Cuda(_) => kernel.spec.device_memory(&self.layouts[input]),
@@ -450,6 +471,7 @@ impl Resolver<'_> {
             output: writes,
             side,
             guarantee: kernel.keys.guarantee,
+            dispatch: (side != Side::Cpu).then_some(Dispatch::Launch),
             burst: kernel.keys.burst as usize,
             core: kernel.keys.core,
             wait: kernel.keys.wait,
@@ -522,8 +544,12 @@ impl Resolver<'_> {
         // The kernel writes a ring of its own, from which the declared one is filled.
         let written = format!("{output}@{memory}");
         let copier = format!("copy to {output}");
-        let declared = ring.placement;
+        let (declared, mut node) = (ring.placement, ring.node);
+        if memory == Placement::Host {
+            node = near(self.topology, node, declared);
+        }
         let planned = PlannedRing {
+            node,
             name: written.clone(),
             placement: memory,
             reason: why.clone(),
@@ -650,12 +676,14 @@ impl Resolver<'_> {
         let idle: Vec<_> = self.plan.copies.iter().filter(is_idle).cloned().collect();
         for copy in idle {
             let plan = &mut self.plan;
+            let node = plan.ring(&copy.to).and_then(|ring| ring.node);
             plan.copies.retain(|other| other.name != copy.name);
             plan.rings.retain(|ring| ring.name != copy.to);
             let rings = plan.rings.iter_mut();
             for ring in rings.filter(|ring| ring.name == copy.from) {
                 ring.name.clone_from(&copy.to);
                 ring.inserted = None;
+                ring.node = node;
                 "nothing on a GPU reads it".clone_into(&mut ring.reason);
                 ring.readers.retain(|reader| *reader != copy.name);
             }
@@ -735,4 +763,10 @@ impl Resolver<'_> {
         plan.threads += staging.len();
         plan
     }
+}
+
+/// The NUMA node for a host ring whose frames are copied to or from `gpu`: the declared one, or the GPU's.
+fn near(topology: &Topology, declared: Option<u32>, gpu: Placement) -> Option<u32> {
+    let is_it = |there: &&Gpu| Placement::Cuda(there.ordinal) == gpu;
+    declared.or_else(|| topology.gpus.iter().find(is_it)?.node)
 }

@@ -1,6 +1,8 @@
 //! Plans of small configurations, over machines with and without a GPU.
 
+mod dispatch;
 mod file_kernel;
+mod nodes;
 
 use super::*;
 use crate::config::{Diagnostics, Document, Problem, Section};

@@ -111,6 +111,9 @@ fn example<S: ?Sized>(text: &mut String, entry: &Entry<S>, name: &str, input: &s
     let _ = writeln!(text, "{}", section.trim());
     if !input.is_empty() {
         text.push_str(READER);
+        if !output.is_empty() {
+            text.push_str(KERNEL);
+        }
     }
     text.push('\n');
 }
@@ -121,6 +124,11 @@ const READER: &str = "\
 # wait = \"adaptive\"      # or \"busy\", \"event\"
 # core = 1               # the core of its thread
 # burst = 16             # most frames at once
+";
+
+/// The keys that every kernel has beside those.
+const KERNEL: &str = "\
+# dispatch = \"launch\"    # on a GPU: one launch a burst, the only way
 ";
 
 fn declare(text: &mut String, ring: &str) {

@@ -239,9 +239,11 @@ pub static METRICS: &[Metric] = &[
         help: "Frames refused because no slot was free.",
         meaning: "Loss by a reader with `guarantee = true` in front of a producer that cannot wait.",
         cause: "The reader named by daq_reader_held_frames_total is slower than the source on average, or \
-                paused for longer than the ring lasts.",
+                paused for longer than the ring lasts. On RING@host, which `copy to RING` holds: a guaranteed \
+                reader of RING, on the GPU, is too slow, or the copies to the GPU are.",
         remedy: "On average too slow: give it a core, a faster disk, less work. Pauses: more `slots`. If its \
-                 loss is acceptable: `guarantee = false`.",
+                 loss is acceptable: `guarantee = false`. On RING@host: the same for that reader of RING whose \
+                 daq_reader_pending_frames is near the capacity of RING; if there is none, for the copies.",
         read: Read::Ring(|r| r.ring_full),
     },
     Metric {
@@ -294,8 +296,10 @@ pub static METRICS: &[Metric] = &[
         kind: Kind::Counter,
         help: "Frames that the producer refused because this reader held the ring.",
         meaning: "Names the reader behind daq_ring_full_frames_total.",
-        cause: "This reader is too slow.",
-        remedy: "As for daq_ring_full_frames_total, for this reader.",
+        cause: "This reader is too slow. `copy to RING`: it waits for a slot of RING, which a reader of RING \
+                holds, or the copies to the GPU are too slow.",
+        remedy: "As for daq_ring_full_frames_total, for this reader; for `copy to RING`, look at the readers of \
+                 RING.",
         read: Read::Reader(|r| r.held),
     },
     Metric {

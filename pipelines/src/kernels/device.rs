@@ -76,14 +76,6 @@ pub(super) fn ring(slice: &Slice) -> [Argument; 4] {
     ]
 }
 
-/// The slots from `frames` further on.
-pub(super) const fn after(slice: &Slice, frames: usize) -> Slice {
-    Slice {
-        first: (slice.first + frames) % slice.slots,
-        ..*slice
-    }
-}
-
 /// The stream that work is put on.
 pub(super) fn stream(on: Stream<'_>) -> Result<&cuda::Stream, KernelError> {
     match on {

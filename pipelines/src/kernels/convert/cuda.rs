@@ -1,7 +1,7 @@
 //! The CUDA side of `convert`.
 
 use super::super::account::Account;
-use super::super::device::{self, after, code_of, promise, ring, slots, small};
+use super::super::device::{self, code_of, promise, ring, slots, small};
 use daq_core::cuda::{self, Argument, Function, Grid};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::{Layout, Order};
@@ -90,14 +90,14 @@ impl Kernel for Converter {
         for (i, frame) in burst.iter().enumerate() {
             if frame.meta().length < self.input_bytes {
                 account.fail();
-                self.launch(stream, &after(&from, first), &to, i - first)?;
+                self.launch(stream, &from.after(first), &to, i - first)?;
                 (first, to) = (i + 1, out.slice());
                 continue;
             }
             promise(out, self.output_bytes, *frame.meta())?;
             account.take();
         }
-        self.launch(stream, &after(&from, first), &to, burst.len() - first)?;
+        self.launch(stream, &from.after(first), &to, burst.len() - first)?;
         Ok(account.submit())
     }
 }
@@ -114,7 +114,7 @@ impl Converter {
         let mut done = 0;
         while done < frames {
             let now = (frames - done).min(MOST_FRAMES);
-            self.launch_some(stream, &after(from, done), &after(to, done), now)?;
+            self.launch_some(stream, &from.after(done), &to.after(done), now)?;
             done += now;
         }
         Ok(())

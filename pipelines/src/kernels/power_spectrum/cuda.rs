@@ -4,7 +4,7 @@
 //! allows. The spectra of one output are cut into pieces, so that there are enough blocks; each piece leaves its sums in
 //! scratch memory, and the last launch puts them together. What an output lacks at the end of a stretch is carried on.
 
-use super::super::device::{self, after, code_of, promise, ring, slots, small};
+use super::super::device::{self, code_of, promise, ring, slots, small};
 use super::super::samples::Walk;
 use super::integration::{Integration, Sums};
 use super::passes::{Batch, Passes, roots};
@@ -394,7 +394,7 @@ impl Summer {
             let cut = self.cut(end - first);
             self.round(stream, from, first, &cut, &to)?;
             first += cut.total;
-            to = after(&to, cut.complete);
+            to = to.after(cut.complete);
         }
         Ok(())
     }
@@ -456,7 +456,7 @@ impl Summer {
             outputs, pieces, ..
         } = *cut;
         let spectra = self.shape.spectra as u64;
-        let from = after(from, as_usize(first / spectra));
+        let from = from.after(as_usize(first / spectra));
         let [a, b, c, d] = ring(&from);
         let complex = Argument::U32(u32::from(self.complex));
         let point_step = Argument::U64(self.walk.point as u64);

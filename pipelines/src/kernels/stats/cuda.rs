@@ -4,7 +4,7 @@
 //! sums in scratch memory; histograms are added up in a buffer for each output. A second launch puts the sums together,
 //! writes the outputs that are complete, and keeps the rest for the next stretch.
 
-use super::super::device::{self, after, code_of, promise, ring, slots, small};
+use super::super::device::{self, code_of, promise, ring, slots, small};
 use super::super::samples::Walk;
 use super::FIELDS;
 use super::histogram::Histogram;
@@ -294,9 +294,9 @@ impl Counter {
         let end = first + count;
         loop {
             let cut = self.cut(end - first, early);
-            self.round(stream, &after(from, first), &cut, &to)?;
+            self.round(stream, &from.after(first), &cut, &to)?;
             first += cut.frames;
-            to = after(&to, cut.complete);
+            to = to.after(cut.complete);
             if first == end {
                 return Ok(());
             }

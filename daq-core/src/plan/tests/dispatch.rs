@@ -1,0 +1,67 @@
+//! How bursts reach kernels on a GPU.
+
+use super::*;
+
+/// The pipeline whose kernel has these lines, and what was told of it.
+fn told(lines: &str, topology: &Topology) -> (Option<Plan>, String) {
+    let text = PIPELINE.replace("use = \"quarter\"", &format!("use = \"quarter\"\n{lines}"));
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("daq.toml", &text, &mut diagnostics);
+    let config = Config::read(&document, &REGISTRY, "test", &mut diagnostics);
+    let plan = resolve(
+        &config,
+        topology,
+        &Surroundings::default(),
+        &mut diagnostics,
+    );
+    (plan, diagnostics.render(document.sources(), false))
+}
+
+#[test]
+fn kernels_on_a_gpu_are_launched_and_it_is_shown() {
+    for lines in ["gpu = true", "gpu = true\ndispatch = \"launch\""] {
+        let (plan, told) = told(lines, &with_gpu());
+        let plan = plan.unwrap();
+        assert_eq!(plan.kernels[0].dispatch, Some(Dispatch::Launch), "{lines}");
+        let shown = "    dispatch launch: one launch a burst\n";
+        assert!(plan.to_string().contains(shown), "{plan}");
+        let json = serde_json::to_value(&plan).unwrap();
+        assert_eq!(json["kernels"][0]["dispatch"], "launch");
+        assert_eq!(told, "");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_refused_at_its_key() {
+    for topology in [host(), with_gpu(), Topology::unknown()] {
+        let (plan, told) = told("gpu = true\ndispatch = \"persistent\"", &topology);
+        assert!(plan.is_none());
+        only(&told, &["dispatch \"persistent\" is not in this version"]);
+        assert!(
+            told.contains("dispatch = \"persistent\"")
+                && told.contains("help: leave it out or write \"launch\"\n"),
+            "{told}"
+        );
+    }
+    let (_, told) = told("gpu = true\ndispatch = \"lunch\"", &with_gpu());
+    assert!(told.contains("\"lunch\" is no dispatch"), "{told}");
+}
+
+#[test]
+fn on_the_cpu_it_has_no_meaning_and_that_is_told() {
+    let warning = "warning: `dispatch` has no meaning for kernel `quarter`: it runs on the CPU";
+    let cases = [
+        ("gpu = true", host(), true),
+        ("gpu = false", with_gpu(), true),
+        ("gpu = false", Topology::unknown(), true),
+        // It may run on a GPU where the machine is looked at.
+        ("gpu = true", Topology::unknown(), false),
+    ];
+    for (lines, topology, is_told) in cases {
+        let (plan, told) = told(&format!("{lines}\ndispatch = \"launch\""), &topology);
+        let plan = plan.unwrap();
+        assert_eq!(plan.kernels[0].dispatch, None);
+        assert!(!plan.to_string().contains("dispatch"), "{plan}");
+        assert_eq!(told.contains(warning), is_told, "{lines}: {told}");
+    }
+}

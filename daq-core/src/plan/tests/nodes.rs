@@ -1,0 +1,77 @@
+//! NUMA nodes of rings that frames are copied from and to.
+
+use super::*;
+
+fn with_gpu_on(node: u32) -> Topology {
+    Topology {
+        gpus: vec![Gpu {
+            node: Some(node),
+            ..Gpu::new(0, "Test GPU")
+        }],
+        ..host()
+    }
+}
+
+/// The rings of the pipeline with these changes, and their nodes.
+fn nodes(changes: &[(&str, &str)], topology: &Topology) -> Vec<(String, Option<u32>)> {
+    let text = changes
+        .iter()
+        .fold(PIPELINE.to_owned(), |text, (from, to)| {
+            text.replace(from, to)
+        });
+    let plan = plan_of(&text, topology).unwrap();
+    let rings = plan.rings.into_iter();
+    rings.map(|ring| (ring.name, ring.node)).collect()
+}
+
+fn own(rings: &[(&str, Option<u32>)]) -> Vec<(String, Option<u32>)> {
+    let rings = rings.iter();
+    rings
+        .map(|(name, node)| ((*name).to_owned(), *node))
+        .collect()
+}
+
+const ON_GPU: (&str, &str) = ("use = \"quarter\"", "use = \"quarter\"\ngpu = true");
+
+#[test]
+fn inserted_host_rings_lie_near_the_gpu() {
+    let rings = [
+        ("raw@host", Some(3)),
+        ("raw", None),
+        ("small", None),
+        ("small@host", Some(3)),
+    ];
+    assert_eq!(nodes(&[ON_GPU], &with_gpu_on(3)), own(&rings));
+    // Of the ring that a kernel on the CPU fills for a GPU.
+    let changes = [("[ring.small]", "[ring.small]\nmemory = \"cuda:0\"")];
+    let rings = [("raw", None), ("small@host", Some(3)), ("small", None)];
+    assert_eq!(nodes(&changes, &with_gpu_on(3)), own(&rings));
+    // Nothing is guessed where the GPU's node is not known.
+    let found = nodes(&[ON_GPU], &with_gpu());
+    assert!(found.iter().all(|(_, node)| node.is_none()), "{found:?}");
+}
+
+#[test]
+fn a_declared_node_is_kept() {
+    let changes = [
+        ON_GPU,
+        ("slots = 4", "slots = 4\nnode = 1"),
+        ("[ring.small]", "[ring.small]\nnode = 0"),
+    ];
+    let rings = [
+        ("raw@host", Some(1)),
+        ("raw", Some(1)),
+        ("small", Some(0)),
+        ("small@host", Some(0)),
+    ];
+    assert_eq!(nodes(&changes, &with_gpu_on(3)), own(&rings));
+}
+
+#[test]
+fn a_ring_that_stays_on_the_host_has_the_node_that_is_declared() {
+    let rings = [("raw", None), ("small", None)];
+    assert_eq!(nodes(&[], &with_gpu_on(3)), own(&rings));
+    let changes = [("slots = 4", "slots = 4\nnode = 1")];
+    let rings = [("raw", Some(1)), ("small", None)];
+    assert_eq!(nodes(&changes, &with_gpu_on(3)), own(&rings));
+}
