@@ -5,9 +5,10 @@ use crate::cuda::{Backing, CudaError, Device, Mark, Memory, Stream};
 use crate::plan::Direction;
 use crate::region::{HostOptions, Region};
 use crate::ring::Event;
+use std::cell::Cell;
 use std::sync::Arc;
 
-/// Frames of one call of the driver's batched copy.
+/// The most frames of one call of the driver's batched copy.
 pub const BATCH: usize = 256;
 /// Marks: copies in flight whose ends can be told apart.
 const MARKS: usize = 16;
@@ -20,6 +21,8 @@ pub struct Bare {
     memory: Memory,
     bytes: usize,
     direction: Direction,
+    /// Where the next copy of a [walk](Self::walk) begins.
+    next: Cell<usize>,
     /// Lists of one batch.
     to: Vec<u64>,
     from: Vec<u64>,
@@ -48,6 +51,7 @@ impl Bare {
             memory: Memory::with(device, bytes, Backing::Plain)?,
             bytes,
             direction,
+            next: Cell::new(0),
             to: Vec::with_capacity(BATCH),
             from: Vec::with_capacity(BATCH),
             sizes: Vec::with_capacity(BATCH),
@@ -62,6 +66,23 @@ impl Bare {
     /// Bytes of each stretch.
     pub const fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Where `bytes` bytes lie behind those of the last call, from the start again where they do not fit: copies that
+    /// walk like this come by all of the memory, whatever their size.
+    ///
+    /// # Panics
+    /// If they fit nowhere.
+    pub fn walk(&self, bytes: usize) -> usize {
+        assert!(
+            bytes <= self.bytes,
+            "{bytes} bytes, more than all {}",
+            self.bytes
+        );
+        let next = self.next.get();
+        let at = if next + bytes <= self.bytes { next } else { 0 };
+        self.next.set(at + bytes);
+        at
     }
 
     fn ends(&self, offset: usize, bytes: usize) -> (*mut u8, u64) {
@@ -89,16 +110,22 @@ impl Bare {
         }
     }
 
-    /// Begins [`BATCH`] copies of `bytes` bytes side by side from `offset` on with one call; false where the driver
-    /// has no such call.
+    /// Begins `count` copies of `bytes` bytes side by side from `offset` on with one call; false where the driver has
+    /// no such call.
     ///
     /// # Panics
-    /// If they do not fit.
-    pub fn begin_batch(&mut self, offset: usize, bytes: usize) -> Result<bool, CudaError> {
+    /// If they do not fit, or are more than [`BATCH`].
+    pub fn begin_batch(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        count: usize,
+    ) -> Result<bool, CudaError> {
+        assert!(count <= BATCH, "a batch of {count} copies");
         self.to.clear();
         self.from.clear();
         self.sizes.clear();
-        for i in 0..BATCH {
+        for i in 0..count {
             let (host, device) = self.ends(offset + i * bytes, bytes);
             let (to, from) = match self.direction {
                 Direction::In => (device, host as u64),

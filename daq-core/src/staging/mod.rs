@@ -27,5 +27,5 @@ mod tests;
 pub use bare::{BATCH, Bare};
 pub use lane::Lane;
 pub use measure::{MeasureError, measure};
-pub use profile::{Profile, Profiles, Rates};
+pub use profile::{Basis, Profile, Profiles, Rates};
 pub use stager::{CopyStream, Mover, Stager, Step, Tuning};

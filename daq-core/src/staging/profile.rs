@@ -2,6 +2,7 @@
 
 use super::Tuning;
 use crate::plan::Direction;
+use crate::topology::pci::{Bridge, Lanes, Link};
 use crate::topology::{Gpu, Topology};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -42,17 +43,21 @@ impl Rates {
     /// assert_eq!(tuning.depth, 6);
     /// ```
     pub fn tuning(&self) -> Tuning {
-        let best = self
-            .by_size
-            .iter()
-            .map(|(_, rate)| *rate)
-            .fold(0.0, f64::max);
-        let near = |(_, rate): &&(usize, f64)| *rate >= 0.985 * best;
-        let chunk = self
-            .by_size
-            .iter()
-            .find(near)
-            .map_or(4 << 20, |(bytes, _)| *bytes);
+        self.tuning_for(None, None)
+    }
+
+    /// The same where someone has decided on the most bytes of a copy or on the copies in flight: as many in flight as
+    /// keep the device busy with copies of *that* size.
+    ///
+    /// ```
+    /// # use daq_core::staging::Rates;
+    /// # let rates = Rates { bytes_per_second: 50e9, latency_ns: 8_000, by_size: vec![(4 << 20, 50e9)] };
+    /// assert_eq!(rates.tuning_for(Some(64 << 10), None).depth, 8);
+    /// assert_eq!(rates.tuning_for(Some(64 << 20), None).depth, 3);
+    /// assert_eq!(rates.tuning_for(Some(64 << 20), Some(2)).depth, 2);
+    /// ```
+    pub fn tuning_for(&self, chunk: Option<usize>, depth: Option<usize>) -> Tuning {
+        let chunk = chunk.unwrap_or_else(|| self.chunk()).max(1);
         let rate = self.bytes_per_second.max(1.0);
         let takes = chunk as f64 / rate;
         let wanted = (SLACK.as_secs_f64() / takes).ceil() + 1.0;
@@ -61,13 +66,34 @@ impl Rates {
             clippy::cast_sign_loss,
             reason = "small and positive"
         )]
-        let depth = (wanted as usize).clamp(3, MOST_DEPTH);
+        let fits = (wanted as usize).clamp(3, MOST_DEPTH);
         Tuning {
             chunk,
-            depth,
+            depth: depth.unwrap_or(fits).max(1),
             rate,
             overhead: Duration::from_nanos(self.latency_ns / 4),
         }
+    }
+
+    /// The smallest copies that come within 1.5 % of the fastest.
+    fn chunk(&self) -> usize {
+        let best = self
+            .by_size
+            .iter()
+            .map(|(_, rate)| *rate)
+            .fold(0.0, f64::max);
+        let near = |(_, rate): &&(usize, f64)| *rate >= 0.985 * best;
+        self.by_size
+            .iter()
+            .find(near)
+            .map_or(4 << 20, |(bytes, _)| *bytes)
+    }
+
+    /// Whether these can be rates of any machine; a file may hold anything.
+    fn is_possible(&self) -> bool {
+        let is_rate = |rate: f64| rate.is_finite() && rate > 0.0;
+        let sizes = &mut self.by_size.iter();
+        is_rate(self.bytes_per_second) && sizes.all(|(bytes, rate)| *bytes > 0 && is_rate(*rate))
     }
 }
 
@@ -98,46 +124,95 @@ impl Profile {
 
     /// How to copy that way.
     pub fn tuning(&self, direction: Direction) -> Tuning {
-        match direction {
-            Direction::In => self.inward.tuning(),
-            Direction::Out => self.outward.tuning(),
-        }
+        self.tuning_for(direction, None, None)
+    }
+
+    /// How to copy that way where someone has decided on chunk or depth; see [`Rates::tuning_for`].
+    pub fn tuning_for(
+        &self,
+        direction: Direction,
+        chunk: Option<usize>,
+        depth: Option<usize>,
+    ) -> Tuning {
+        let rates = match direction {
+            Direction::In => &self.inward,
+            Direction::Out => &self.outward,
+        };
+        rates.tuning_for(chunk, depth)
+    }
+
+    fn is_possible(&self) -> bool {
+        self.inward.is_possible() && self.outward.is_possible()
     }
 }
 
 /// Profiles of a machine's GPUs, valid as long as the machine stays what it was.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Profiles {
-    /// By [`fingerprint`](Self::fingerprint).
+    /// By [`Basis::fingerprint`].
     gpus: BTreeMap<String, Profile>,
 }
 
-impl Profiles {
-    /// What must not change for a profile to hold: the GPU, its place and link, the driver, the cores and nodes.
-    pub fn fingerprint(topology: &Topology, gpu: &Gpu, driver: &str) -> String {
-        let nodes = topology
-            .nodes
-            .iter()
-            .map(|node| format!("{:?}", node.cores));
-        let link = gpu
-            .link
-            .map_or_else(String::new, |link| format!("{:?}", link.most));
+/// What a profile depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Basis<'a> {
+    /// Nodes and cores.
+    pub topology: &'a Topology,
+    /// The GPU and its link.
+    pub gpu: &'a Gpu,
+    /// Bridges between it and the processor.
+    pub bridges: &'a [Bridge],
+    /// The CUDA that the driver serves, as the driver writes it.
+    pub cuda: i32,
+    /// How the driver's kernel module describes itself; `None` where it does not.
+    pub module: Option<&'a str>,
+}
+
+impl Basis<'_> {
+    /// What must not change for a profile to hold, as text: the GPU, its place, link and bridges, the driver, the
+    /// cores and nodes.
+    ///
+    /// Speeds count as the most that can be, for an idle link lowers its own; widths as they are.
+    pub fn fingerprint(&self) -> String {
+        let Self { topology, gpu, .. } = self;
+        let as_wide = |link: Link| Lanes {
+            width: link.now.width,
+            ..link.most
+        };
+        let tell =
+            |link: Option<Lanes>| link.map_or_else(|| "?".to_owned(), |lanes| lanes.to_string());
+        let nodes = topology.nodes.iter();
+        let nodes: Vec<_> = nodes.map(|node| format!("{:?}", node.cores)).collect();
+        // Those of this process only where no others are known: `daq tune` may be given others than `daq run`.
+        let cores = match topology.nodes.iter().map(|node| node.cores.len()).sum() {
+            0 => topology.cores.len(),
+            all => all,
+        };
+        let bridges = self.bridges.iter().filter_map(|bridge| bridge.link);
         format!(
-            "{}|{}|{}|node {:?}|{link}|driver {driver}|nodes {}",
+            "{}|{}|{}|node {:?}|link {}|bridge {}|CUDA {}|module {}|nodes {}|{cores} cores",
             gpu.uuid.as_deref().unwrap_or("?"),
             gpu.name,
             gpu.pci.as_deref().unwrap_or("?"),
             gpu.node,
-            nodes.collect::<Vec<_>>().join(","),
+            tell(gpu.link.map(as_wide)),
+            tell(bridges.map(as_wide).min_by_key(|lanes| lanes.rate())),
+            self.cuda,
+            self.module.unwrap_or("?"),
+            nodes.join(","),
         )
     }
+}
 
-    /// What is kept in `directory`; nothing where nothing readable is.
+impl Profiles {
+    /// What is kept in `directory`; nothing where nothing readable is, and no profile that cannot be.
     pub fn load(directory: &Path) -> Self {
-        std::fs::read(directory.join(FILE))
+        let mut kept: Self = std::fs::read(directory.join(FILE))
             .ok()
             .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-            .unwrap_or_default()
+            .unwrap_or_default();
+        kept.gpus.retain(|_, profile| profile.is_possible());
+        kept
     }
 
     /// Keeps the profiles in `directory`, which is made if it is not there.
@@ -184,19 +259,14 @@ mod tests {
     #[test]
     fn what_is_kept_is_found_until_the_machine_changes() {
         let directory = tempfile::tempdir().unwrap();
-        let topology = Topology::unknown();
-        let gpu = Gpu {
-            uuid: Some("GPU-1".to_owned()),
-            ..Gpu::new(0, "Test")
-        };
-        let print = Profiles::fingerprint(&topology, &gpu, "13.0");
+        let print = "GPU-1|driver 1".to_owned();
         let mut profiles = Profiles::load(directory.path());
         assert_eq!(profiles, Profiles::default());
         profiles.set(print.clone(), profile());
         profiles.save(&directory.path().join("daq")).unwrap();
         let mut profiles = Profiles::load(&directory.path().join("daq"));
         assert_eq!(profiles.get(&print), Some(&profile()));
-        let newer = Profiles::fingerprint(&topology, &gpu, "13.1");
+        let newer = "GPU-1|driver 2".to_owned();
         assert_eq!(profiles.get(&newer), None);
         profiles.set(newer, profile());
         assert_eq!(profiles.get(&print), None, "the old one goes");
@@ -207,5 +277,143 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join(FILE), "{\"gpus\": 7}").unwrap();
         assert_eq!(Profiles::load(directory.path()), Profiles::default());
+    }
+
+    #[test]
+    fn rates_that_cannot_be_are_as_none() {
+        let wrong: [fn(&mut Profile); 5] = [
+            |profile| profile.inward.bytes_per_second = 0.0,
+            |profile| profile.outward.bytes_per_second = -1.0,
+            |profile| profile.outward.bytes_per_second = f64::NAN,
+            |profile| profile.inward.by_size[0].1 = f64::INFINITY,
+            |profile| profile.inward.by_size[0].0 = 0,
+        ];
+        for spoil in wrong {
+            let directory = tempfile::tempdir().unwrap();
+            let mut profiles = Profiles::default();
+            let mut spoiled = profile();
+            spoil(&mut spoiled);
+            profiles.set("GPU-1|".to_owned(), spoiled.clone());
+            profiles.save(directory.path()).unwrap();
+            assert_eq!(
+                Profiles::load(directory.path()),
+                Profiles::default(),
+                "{spoiled:?}"
+            );
+        }
+        assert!(profile().is_possible());
+    }
+
+    const fn lanes(generation: u32, width: u32) -> Lanes {
+        Lanes { generation, width }
+    }
+
+    fn bridge(now: Lanes, most: Lanes) -> Bridge {
+        Bridge {
+            address: "0000:3a:01.0".to_owned(),
+            link: Some(Link { now, most }),
+        }
+    }
+
+    /// A machine whose parts can be exchanged.
+    #[derive(Clone)]
+    struct Machine {
+        topology: Topology,
+        gpu: Gpu,
+        bridges: Vec<Bridge>,
+        cuda: i32,
+        module: Option<&'static str>,
+    }
+
+    impl Machine {
+        fn new() -> Self {
+            let cores = vec![0, 1, 2, 3];
+            let link = Link {
+                now: lanes(5, 16),
+                most: lanes(5, 16),
+            };
+            Self {
+                topology: Topology {
+                    nodes: vec![crate::topology::Node {
+                        id: 0,
+                        cores: cores.clone(),
+                    }],
+                    cores,
+                    ..Topology::unknown()
+                },
+                gpu: Gpu {
+                    uuid: Some("GPU-1".to_owned()),
+                    pci: Some("0000:3b:00.0".to_owned()),
+                    node: Some(0),
+                    link: Some(link),
+                    ..Gpu::new(0, "Test")
+                },
+                bridges: vec![bridge(lanes(5, 16), lanes(5, 16)); 2],
+                cuda: 13_000,
+                module: Some("580.65.06"),
+            }
+        }
+
+        fn fingerprint(&self) -> String {
+            let basis = Basis {
+                topology: &self.topology,
+                gpu: &self.gpu,
+                bridges: &self.bridges,
+                cuda: self.cuda,
+                module: self.module,
+            };
+            basis.fingerprint()
+        }
+    }
+
+    type Change = fn(&mut Machine);
+
+    #[test]
+    fn every_change_of_the_machine_is_another_fingerprint() {
+        let changes: [(&str, Change); 14] = [
+            ("card", |m| m.gpu.uuid = Some("GPU-2".to_owned())),
+            ("name", |m| m.gpu.name = "Other".to_owned()),
+            ("slot", |m| m.gpu.pci = Some("0000:5b:00.0".to_owned())),
+            ("node", |m| m.gpu.node = Some(1)),
+            ("link", |m| m.gpu.link = None),
+            ("width", |m| {
+                m.gpu.link.as_mut().unwrap().now = lanes(5, 8);
+            }),
+            ("capability", |m| {
+                m.gpu.link.as_mut().unwrap().most = lanes(4, 16);
+            }),
+            ("slot's capability", |m| {
+                m.bridges[1] = bridge(lanes(3, 16), lanes(3, 16));
+            }),
+            ("slot's width", |m| {
+                m.bridges[0] = bridge(lanes(5, 4), lanes(5, 16));
+            }),
+            ("CUDA", |m| m.cuda = 13_010),
+            ("kernel module", |m| m.module = Some("580.95.05")),
+            ("nodes", |m| m.topology.nodes[0].cores = vec![0, 1]),
+            ("no nodes", |m| m.topology.nodes.clear()),
+            ("cores", |m| {
+                m.topology.nodes.clear();
+                m.topology.cores = vec![0, 1];
+            }),
+        ];
+        let before = Machine::new();
+        let mut seen = vec![before.fingerprint()];
+        for (what, change) in changes {
+            let mut machine = before.clone();
+            change(&mut machine);
+            let print = machine.fingerprint();
+            assert!(!seen.contains(&print), "{what}: {print}");
+            seen.push(print);
+        }
+    }
+
+    #[test]
+    fn an_idle_link_and_fewer_cores_for_this_process_are_the_same_machine() {
+        let (mut idle, busy) = (Machine::new(), Machine::new());
+        idle.topology.cores = vec![2];
+        idle.gpu.link.as_mut().unwrap().now = lanes(1, 16);
+        idle.bridges[0] = bridge(lanes(1, 16), lanes(5, 16));
+        assert_eq!(idle.fingerprint(), busy.fingerprint());
     }
 }

@@ -46,13 +46,11 @@ pub fn bandwidth(common: &Common, sizes: &[usize]) -> Result<Vec<Table>, BenchEr
                     &mut pinned
                 };
                 bare.turn(direction);
-                let mut at = 0;
                 let figure = rate(
                     common.window,
                     || {
                         for _ in 0..DEPTH {
-                            at = (at + bytes) % (STRETCH - bytes + 1);
-                            bare.begin(at, bytes)?;
+                            bare.begin(bare.walk(bytes), bytes)?;
                         }
                         bare.finish().map(|()| DEPTH * bytes)
                     },

@@ -3,11 +3,13 @@
 //! absolute figures move.
 
 mod copies;
+mod launch;
 mod rig;
 mod staging;
 mod table;
 
 pub use copies::{bandwidth, latency};
+pub use launch::launch;
 pub use staging::{StagingArgs, staging};
 pub use table::Table;
 

@@ -23,6 +23,9 @@ const BURST: usize = 512;
 /// Steps of the staging thread between two looks at its own CPU time.
 const LOOK: u64 = 64;
 
+/// Bytes that are written or compared at a time.
+const PIECE: usize = 1 << 20;
+
 /// The regions of one ring in host memory and one on a GPU, used by one lane after another.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
@@ -38,31 +41,131 @@ impl Place {
             ..HostOptions::default()
         };
         let host = Region::host(bytes, options)?;
-        fill(&host);
         host.pin(device)?;
         let gpu = Region::cuda(device, bytes)?;
-        Ok(Self { host, gpu })
+        let place = Self { host, gpu };
+        place.prepare(Direction::In, 0)?;
+        Ok(place)
+    }
+
+    const fn ends(&self, direction: Direction) -> (&Arc<Region>, &Arc<Region>) {
+        match direction {
+            Direction::In => (&self.host, &self.gpu),
+            Direction::Out => (&self.gpu, &self.host),
+        }
+    }
+
+    /// Fills the source's region with the bytes of `seed`. What lies in the target, of another seed or none, can then
+    /// not be taken for a copy of it.
+    pub(super) fn prepare(&self, direction: Direction, seed: u64) -> Result<(), BenchError> {
+        let (from, _) = self.ends(direction);
+        let mut bytes = vec![0; PIECE];
+        match from.memory() {
+            Some(memory) => {
+                for at in (0..memory.bytes()).step_by(PIECE) {
+                    let bytes = &mut bytes[..PIECE.min(memory.bytes() - at)];
+                    fill(bytes, at, seed);
+                    memory.write(at, bytes)?;
+                }
+                Ok(())
+            }
+            None => each_piece(from, |at, bytes| {
+                fill(bytes, at, seed);
+                Ok(())
+            }),
+        }
+    }
+
+    /// Compares what a lane of frames of `frame` bytes made of the target with the bytes of `seed`, where at least one
+    /// of its `frames` frames lay, and gives the number of bytes that are right: all, or it is an error.
+    pub(super) fn verify(
+        &self,
+        direction: Direction,
+        seed: u64,
+        frame: usize,
+        frames: u64,
+    ) -> Result<u64, BenchError> {
+        let (_, to) = self.ends(direction);
+        let options = slots(to, frame);
+        let used =
+            usize::try_from(frames).map_or(options.slots, |frames| frames.min(options.slots));
+        let mut wanted = vec![0; PIECE];
+        let mut right = 0;
+        let mut compare = |at: usize, bytes: &[u8]| {
+            let wanted = &mut wanted[..bytes.len()];
+            fill(wanted, at, seed);
+            let stride = options.stride();
+            // The slots that reach into the piece.
+            for slot in at / stride..(at + bytes.len()).div_ceil(stride).min(used) {
+                let start = (slot * stride).max(at) - at;
+                let end = (slot * stride + frame).min(at + bytes.len()).max(at) - at;
+                let Some(range) = (start < end).then_some(start..end) else {
+                    continue;
+                };
+                if bytes[range.clone()] != wanted[range] {
+                    return Err(BenchError::Thread(format!(
+                        "slot {slot} of {used}, {} by {} copied: bytes differ; this is a defect in daq",
+                        daq_core::units::ByteSize(frame as u64),
+                        if direction == Direction::In {
+                            "in"
+                        } else {
+                            "out"
+                        },
+                    )));
+                }
+                right += (end - start) as u64;
+            }
+            Ok(())
+        };
+        match to.memory() {
+            Some(memory) => {
+                let mut bytes = vec![0; PIECE];
+                for at in (0..memory.bytes()).step_by(PIECE) {
+                    let bytes = &mut bytes[..PIECE.min(memory.bytes() - at)];
+                    memory.read(at, bytes)?;
+                    compare(at, bytes)?;
+                }
+            }
+            None => each_piece(to, |at, bytes| compare(at, bytes))?,
+        }
+        Ok(right)
     }
 }
 
-/// Fills a region through a ring over it.
-fn fill(region: &Arc<Region>) {
-    let slot = 1 << 20;
-    let options = RingOptions::new("fill", region.bytes() / slot, slot);
-    let Ok((_, mut producer)) = Ring::new(region.clone(), options, RingLedger::default()) else {
-        return;
-    };
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut slots = producer.reserve(usize::MAX);
-    while let Some(bytes) = slots.bytes_mut() {
-        for word in bytes.as_chunks_mut::<8>().0 {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            *word = state.to_le_bytes();
-        }
-        slots.finish(FrameMeta::whole(0, slot));
+/// As many slots for frames of `frame` bytes as a region has room for.
+fn slots(region: &Region, frame: usize) -> RingOptions {
+    let one = RingOptions::new("slots", 1, frame);
+    RingOptions {
+        slots: region.bytes() / one.stride(),
+        ..one
     }
+}
+
+/// Fills the bytes that lie at `at` of a region by `seed`: no two words of a region are alike.
+fn fill(bytes: &mut [u8], at: usize, seed: u64) {
+    let start = (at / 8) as u64;
+    for (i, word) in (start..).zip(bytes.as_chunks_mut::<8>().0) {
+        // Odd factors: a permutation of the words.
+        let value = (i ^ (seed << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        *word = value.to_le_bytes();
+    }
+}
+
+/// Gives `each` all bytes of a host region, a piece at a time with its offset, through a ring over it.
+fn each_piece(
+    region: &Arc<Region>,
+    mut each: impl FnMut(usize, &mut [u8]) -> Result<(), BenchError>,
+) -> Result<(), BenchError> {
+    let options = slots(region, PIECE);
+    let (_, mut producer) = Ring::new(region.clone(), options, RingLedger::default())?;
+    let mut slots = producer.reserve(usize::MAX);
+    let mut at = 0;
+    while let Some(bytes) = slots.bytes_mut() {
+        each(at, bytes)?;
+        at += PIECE;
+        slots.finish(FrameMeta::whole(0, PIECE));
+    }
+    Ok(())
 }
 
 /// What one lane is to do.
@@ -76,27 +179,35 @@ pub(super) struct Load {
     pub(super) rate: Option<f64>,
 }
 
-/// What a rig tells while it runs.
+/// What a rig tells while it runs; by direction, in and out, where both can be meant.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
-    /// Bytes that have come through, over all lanes.
-    pub(super) bytes: u64,
-    /// CPU time of the staging threads together.
-    pub(super) cpu: Duration,
+    /// Bytes that have come through.
+    pub(super) bytes: [u64; 2],
+    /// CPU time of the staging thread.
+    pub(super) cpu: [Duration; 2],
     /// Copies done.
-    pub(super) copies: u64,
+    pub(super) copies: [u64; 2],
     /// Frames that found no slot, or never came through.
     pub(super) lost: u64,
     /// Frames that have come through.
     pub(super) frames: u64,
 }
 
+/// A direction's place in a [`Sample`].
+pub(super) const fn index(direction: Direction) -> usize {
+    match direction {
+        Direction::In => 0,
+        Direction::Out => 1,
+    }
+}
+
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
-    /// Nanoseconds, one staging thread a word.
+    /// Nanoseconds of each direction's staging thread.
     cpu: [AtomicU64; 2],
-    bytes: AtomicU64,
+    bytes: [AtomicU64; 2],
     frames: AtomicU64,
     gaps: AtomicU64,
 }
@@ -105,7 +216,8 @@ struct Shared {
 #[derive(Debug)]
 pub(super) struct Rig {
     shared: Arc<Shared>,
-    copies: Vec<CopyLedger>,
+    /// Each lane's place among the loads, its direction, and what it counts.
+    copies: Vec<(usize, Direction, CopyLedger)>,
     rings: Vec<RingLedger>,
     threads: Vec<JoinHandle<Result<(), String>>>,
 }
@@ -126,23 +238,27 @@ impl Rig {
             threads: Vec::new(),
         };
         let ways = [Direction::In, Direction::Out];
-        for (i, (direction, tuning)) in ways.into_iter().zip(tunings).enumerate() {
+        for (direction, tuning) in ways.into_iter().zip(tunings) {
             let bell = Arc::new(Bell::default());
             let stream = CopyStream::new(device, direction, tuning.depth)?;
             let mut stager = Stager::new(Box::new(stream), tuning, bell.clone());
             let mut is_used = false;
-            for (load, place) in loads
+            for (i, (load, place)) in loads
                 .iter()
                 .zip(places)
-                .filter(|(load, _)| load.direction == direction)
+                .enumerate()
+                .filter(|(_, (load, _))| load.direction == direction)
             {
                 is_used = true;
-                stager.add(rig.lane(load, place, &bell, tuning)?);
+                let copies = CopyLedger::default();
+                rig.copies.push((i, direction, copies.clone()));
+                stager.add(rig.lane(load, place, &bell, copies, tuning)?);
             }
             if is_used {
                 let shared = rig.shared.clone();
                 rig.threads.push(std::thread::spawn(move || {
-                    serve(stager, wait, &shared, i).map_err(|error| error.to_string())
+                    serve(stager, wait, &shared, index(direction))
+                        .map_err(|error| error.to_string())
                 }));
             }
         }
@@ -155,16 +271,14 @@ impl Rig {
         load: &Load,
         place: &Place,
         bell: &Arc<Bell>,
+        copies: CopyLedger,
         tuning: Tuning,
     ) -> Result<Lane, BenchError> {
-        let (from, to) = match load.direction {
-            Direction::In => (&place.host, &place.gpu),
-            Direction::Out => (&place.gpu, &place.host),
-        };
+        let (from, to) = place.ends(load.direction);
         let options = RingOptions {
             bells: vec![bell.clone()],
             holdable: load.rate.is_none(),
-            ..RingOptions::new("from", from.bytes() / load.frame, load.frame)
+            ..slots(from, load.frame)
         };
         let (source, producer) = Ring::new(from.clone(), options.clone(), self.ledger())?;
         let options = RingOptions {
@@ -174,8 +288,6 @@ impl Rig {
         let (target, copied) = Ring::new(to.clone(), options, RingLedger::default())?;
         let end = target.attach(true, BURST, ReaderLedger::default())?;
         let reader = source.attach(true, BURST, ReaderLedger::default())?;
-        let copies = CopyLedger::default();
-        self.copies.push(copies.clone());
         let (shared, load) = (self.shared.clone(), *load);
         self.threads.push(std::thread::spawn(move || {
             publish(producer, load, &shared);
@@ -183,7 +295,7 @@ impl Rig {
         }));
         let shared = self.shared.clone();
         self.threads.push(std::thread::spawn(move || {
-            take(end, load.frame, &shared);
+            take(end, load, &shared);
             Ok(())
         }));
         Ok(Lane::new(reader, copied, copies, tuning.chunk))
@@ -197,16 +309,16 @@ impl Rig {
 
     /// How far it is.
     pub(super) fn sample(&self) -> Sample {
-        let cpu = self
-            .shared
-            .cpu
-            .iter()
-            .map(|word| word.load(Ordering::Relaxed))
-            .sum();
+        let read =
+            |words: &[AtomicU64; 2]| words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let mut copies = [0; 2];
+        for (_, direction, ledger) in &self.copies {
+            copies[index(*direction)] += ledger.copies.get();
+        }
         Sample {
-            bytes: self.shared.bytes.load(Ordering::Relaxed),
-            cpu: Duration::from_nanos(cpu),
-            copies: self.copies.iter().map(|ledger| ledger.copies.get()).sum(),
+            bytes: read(&self.shared.bytes),
+            cpu: read(&self.shared.cpu).map(Duration::from_nanos),
+            copies,
             lost: self
                 .rings
                 .iter()
@@ -218,8 +330,8 @@ impl Rig {
     }
 
     /// Stops publishing, lets all come through, and gives the last sample with every frame that was made and did not
-    /// come through counted as lost.
-    pub(super) fn stop(mut self) -> Result<Sample, BenchError> {
+    /// come through counted as lost; and the frames of each lane, in the order of the loads.
+    pub(super) fn stop(mut self) -> Result<(Sample, Vec<u64>), BenchError> {
         self.shared.stop.store(true, Ordering::Release);
         let mut failure = None;
         for thread in self.threads.drain(..) {
@@ -235,7 +347,9 @@ impl Rig {
         let mut last = self.sample();
         let published: u64 = self.rings.iter().map(|ledger| ledger.published.get()).sum();
         last.lost += published - last.frames;
-        Ok(last)
+        self.copies.sort_by_key(|(load, ..)| *load);
+        let lanes = self.copies.iter().map(|(.., ledger)| ledger.frames.get());
+        Ok((last, lanes.collect()))
     }
 }
 
@@ -318,7 +432,7 @@ fn publish(mut producer: Producer, load: Load, shared: &Shared) {
     }
 }
 
-fn take(mut reader: Reader, frame: usize, shared: &Shared) {
+fn take(mut reader: Reader, load: Load, shared: &Shared) {
     let mut next = None;
     while !reader.is_finished() {
         let Some(lease) = reader.poll(4 * BURST) else {
@@ -336,8 +450,72 @@ fn take(mut reader: Reader, frame: usize, shared: &Shared) {
         next = Some(last + 1);
         drop(lease);
         shared.frames.fetch_add(frames, Ordering::Relaxed);
-        shared
-            .bytes
-            .fetch_add(frames * frame as u64, Ordering::Relaxed);
+        shared.bytes[index(load.direction)]
+            .fetch_add(frames * load.frame as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Copies the first `bytes` of one region to the other as a lane would.
+    fn copy(place: &Place, bytes: usize) {
+        let mut all = Vec::new();
+        each_piece(&place.host, |_, piece| {
+            all.extend_from_slice(piece);
+            Ok(())
+        })
+        .unwrap();
+        each_piece(&place.gpu, |at, piece| {
+            let end = bytes.clamp(at, at + piece.len());
+            piece[..end - at].copy_from_slice(&all[at..end]);
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn only_what_was_copied_in_this_run_is_right() {
+        let region = || Region::host(4 * PIECE, HostOptions::default()).unwrap();
+        // A region of the host in place of the GPU's, so that no GPU is needed.
+        let place = Place {
+            host: region(),
+            gpu: region(),
+        };
+        // Slots of a size that divides no piece, with bytes between them that are not copied.
+        let frame = 1000;
+        let stride = 1024;
+        for seed in 1..3 {
+            place.prepare(Direction::In, seed).unwrap();
+            let verify = |frames| place.verify(Direction::In, seed, frame, frames);
+            assert_eq!(verify(0).unwrap(), 0);
+            assert!(verify(1).is_err(), "nothing was copied of this seed");
+            copy(&place, 1500 * stride);
+            assert_eq!(verify(1500).unwrap(), 1500 * 1000);
+            assert!(verify(1501).is_err(), "one more than was copied");
+            copy(&place, 4 * PIECE);
+            assert_eq!(verify(u64::MAX).unwrap(), 4096 * 1000);
+        }
+        each_piece(&place.gpu, |at, piece| {
+            if at == 2 * PIECE {
+                piece[5 * stride + 999] ^= 1;
+            }
+            Ok(())
+        })
+        .unwrap();
+        let failure = place.verify(Direction::In, 2, frame, u64::MAX).unwrap_err();
+        assert!(failure.to_string().contains("slot 2053"), "{failure}");
+    }
+
+    #[test]
+    fn no_two_words_are_alike() {
+        let mut words = std::collections::HashSet::new();
+        for seed in 0..4 {
+            let mut bytes = vec![0; 1 << 16];
+            fill(&mut bytes, 3 << 16, seed);
+            words.extend(bytes.as_chunks::<8>().0.iter().copied());
+        }
+        assert_eq!(words.len(), 4 << 13);
     }
 }

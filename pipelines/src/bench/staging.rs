@@ -1,6 +1,6 @@
 //! The staging engine beside the other ways to bring frames to a GPU, and the bare copy as the ceiling.
 
-use super::rig::{Load, Place, Rig};
+use super::rig::{Load, Place, Rig, Sample, index};
 use super::table::{Cell, Table};
 use super::{BenchError, Common, median, rate};
 use daq_core::cuda::{CudaError, Device, Mark};
@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of every ring.
+/// Bytes of every ring, and of what the bare copies walk through: all ways come by as much memory.
 const RING: usize = 256 << 20;
 /// The copy that is the ceiling.
 const LARGE: usize = 64 << 20;
@@ -36,26 +36,44 @@ pub struct StagingArgs {
     pub soak: Option<(Duration, f64)>,
 }
 
-/// One way to bring frames to the GPU: what it is called and what it gave a round.
+/// One way to bring frames to the GPU or back: what it is called and what it gave a round.
 struct Way {
     name: String,
     frame: usize,
+    direction: Direction,
     rates: Vec<f64>,
     cores: Vec<f64>,
     copy: f64,
+    /// Bytes that were compared after the first round.
+    verified: Option<u64>,
 }
 
 impl Way {
-    fn new(name: impl Into<String>, frame: usize) -> Self {
+    fn new(name: impl Into<String>, frame: usize, direction: Direction) -> Self {
         Self {
             name: name.into(),
             frame,
+            direction,
             rates: Vec::new(),
             cores: Vec::new(),
             copy: f64::NAN,
+            verified: None,
         }
     }
+
+    /// Notes what went this way between two looks at a rig.
+    fn note(&mut self, before: &Sample, after: &Sample, took: f64) {
+        let i = index(self.direction);
+        let bytes = (after.bytes[i] - before.bytes[i]) as f64;
+        let cpu = after.cpu[i].saturating_sub(before.cpu[i]);
+        self.rates.push(bytes / took);
+        self.cores.push(cpu.as_secs_f64() / took);
+        self.copy = bytes / (after.copies[i] - before.copies[i]).max(1) as f64;
+    }
 }
+
+const IN_BESIDE: &str = "engine in beside out";
+const OUT_BESIDE: &str = "engine out beside in";
 
 /// Measures and tells.
 pub fn staging(args: &StagingArgs) -> Result<Vec<Table>, BenchError> {
@@ -70,7 +88,8 @@ pub fn staging(args: &StagingArgs) -> Result<Vec<Table>, BenchError> {
         args,
         tunings,
         places: Vec::new(),
-        bare: Bare::new(device, Direction::In, LARGE.max(BATCH * (64 << 10)), false)?,
+        bare: Bare::new(device, Direction::In, RING, false)?,
+        seed: 0,
     };
     match args.soak {
         Some((time, share)) => session.soak(time, share).map(|table| vec![table]),
@@ -84,6 +103,8 @@ struct Session<'a> {
     tunings: [Tuning; 2],
     places: Vec<Place>,
     bare: Bare,
+    /// Of the bytes that were written last.
+    seed: u64,
 }
 
 impl Session<'_> {
@@ -91,14 +112,14 @@ impl Session<'_> {
     fn ceiling(&mut self, direction: Direction) -> Result<f64, CudaError> {
         self.bare.turn(direction);
         let bare = &self.bare;
-        bare.begin(0, LARGE)?;
+        bare.begin(bare.walk(LARGE), LARGE)?;
         bare.finish()?;
         rate(
             self.args.common.window,
             || {
                 // Two, so that one is always waiting behind the other.
-                bare.begin(0, LARGE)?;
-                bare.begin(0, LARGE)?;
+                bare.begin(bare.walk(LARGE), LARGE)?;
+                bare.begin(bare.walk(LARGE), LARGE)?;
                 bare.finish().map(|()| 2 * LARGE)
             },
             || bare.finish(),
@@ -107,12 +128,11 @@ impl Session<'_> {
 
     fn each_and_wait(&mut self, frame: usize) -> Result<f64, CudaError> {
         self.bare.turn(Direction::In);
-        let (bare, mut at) = (&self.bare, 0);
+        let bare = &self.bare;
         rate(
             self.args.common.window,
             || {
-                at = (at + frame) % (bare.bytes() - frame + 1);
-                bare.begin(at, frame)?;
+                bare.begin(bare.walk(frame), frame)?;
                 bare.finish().map(|()| frame)
             },
             || bare.finish(),
@@ -121,14 +141,13 @@ impl Session<'_> {
 
     fn each(&mut self, frame: usize) -> Result<f64, CudaError> {
         self.bare.turn(Direction::In);
-        let (bare, mut at) = (&self.bare, 0);
+        let bare = &self.bare;
         rate(
             self.args.common.window,
             || {
                 // Marked now and then, so that the queue does not grow without bound.
                 for _ in 0..BATCH {
-                    at = (at + frame) % (bare.bytes() - frame + 1);
-                    bare.begin(at, frame)?;
+                    bare.begin(bare.walk(frame), frame)?;
                 }
                 bare.finish().map(|()| frame * BATCH)
             },
@@ -138,11 +157,9 @@ impl Session<'_> {
 
     /// Not a number where the driver has no such call.
     fn batch(&mut self, frame: usize) -> Result<f64, CudaError> {
-        if frame * BATCH > self.bare.bytes() {
-            return Ok(f64::NAN);
-        }
+        let count = BATCH.min(self.bare.bytes() / frame);
         self.bare.turn(Direction::In);
-        if !self.bare.begin_batch(0, frame)? {
+        if !self.bare.begin_batch(0, frame, count)? {
             return Ok(f64::NAN);
         }
         self.bare.finish()?;
@@ -154,23 +171,37 @@ impl Session<'_> {
             {
                 Bare::wait(&oldest);
             }
-            self.bare.begin_batch(0, frame)?;
+            let at = self.bare.walk(frame * count);
+            self.bare.begin_batch(at, frame, count)?;
             marks.push_back(self.bare.mark()?);
-            bytes += frame * BATCH;
+            bytes += frame * count;
         }
         self.bare.finish()?;
         Ok(bytes as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// Runs the engine with `loads` for a window.
-    fn engine(&mut self, loads: &[Load], way: &mut Way) -> Result<f64, BenchError> {
-        while self.places.len() < loads.len() {
-            self.places.push(Place::new(self.device, RING)?);
+    /// Runs the engine for a window, with `rings` lanes for each of `ways`. The first time the bytes that came through
+    /// are compared with those that were sent.
+    fn engine(&mut self, ways: &mut [&mut Way], rings: usize) -> Result<(), BenchError> {
+        let loads: Vec<_> = ways
+            .iter()
+            .flat_map(|way| {
+                let load = Load {
+                    direction: way.direction,
+                    frame: way.frame,
+                    rate: None,
+                };
+                std::iter::repeat_n(load, rings)
+            })
+            .collect();
+        let is_first = ways.iter().all(|way| way.rates.is_empty());
+        if is_first {
+            self.prepare(&loads)?;
         }
         let rig = Rig::start(
             self.device,
             &self.places,
-            loads,
+            &loads,
             self.tunings,
             self.args.wait,
         )?;
@@ -178,84 +209,101 @@ impl Session<'_> {
         let (before, start) = (rig.sample(), Instant::now());
         std::thread::sleep(self.args.common.window);
         let (after, took) = (rig.sample(), start.elapsed().as_secs_f64());
-        let last = rig.stop()?;
+        let (last, lanes) = rig.stop()?;
         if last.lost > 0 {
             return Err(BenchError::Thread(format!(
                 "{} frames did not come through; this is a defect in daq",
                 last.lost
             )));
         }
-        let bytes = (after.bytes - before.bytes) as f64;
-        way.rates.push(bytes / took);
-        way.cores
-            .push((after.cpu.saturating_sub(before.cpu)).as_secs_f64() / took);
-        way.copy = bytes / (after.copies - before.copies).max(1) as f64;
-        Ok(bytes / took)
+        let verified = if is_first {
+            self.verify(&loads, &lanes)?
+        } else {
+            [0; 2]
+        };
+        for way in ways {
+            way.note(&before, &after, took);
+            if is_first {
+                way.verified = Some(verified[index(way.direction)]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes places for `loads` and fills the sources with bytes that no target holds.
+    fn prepare(&mut self, loads: &[Load]) -> Result<(), BenchError> {
+        while self.places.len() < loads.len() {
+            self.places.push(Place::new(self.device, RING)?);
+        }
+        self.seed += 1;
+        for (load, place) in loads.iter().zip(&self.places) {
+            place.prepare(load.direction, self.seed)?;
+        }
+        Ok(())
+    }
+
+    /// Compares what came through after [`prepare`](Self::prepare), and gives the number of bytes each way.
+    fn verify(&self, loads: &[Load], lanes: &[u64]) -> Result<[u64; 2], BenchError> {
+        let mut right = [0; 2];
+        for ((load, place), frames) in loads.iter().zip(&self.places).zip(lanes) {
+            right[index(load.direction)] +=
+                place.verify(load.direction, self.seed, load.frame, *frames)?;
+        }
+        Ok(right)
     }
 
     fn compare(&mut self) -> Result<Vec<Table>, BenchError> {
         let args = self.args;
-        let frames = &args.frames;
-        let load = |direction, frame| Load {
-            direction,
-            frame,
-            rate: None,
-        };
         let mut ceilings = [Vec::new(), Vec::new()];
-        let mut both: Vec<Way> = Vec::new();
         let mut ways: Vec<Way> = Vec::new();
-        for frame in frames {
+        for frame in &args.frames {
             for name in [
                 "copy + wait a frame",
                 "copy a frame",
                 "batched copies",
                 "engine in",
-                "engine out",
             ] {
-                ways.push(Way::new(name, *frame));
+                ways.push(Way::new(name, *frame, Direction::In));
             }
+            ways.push(Way::new("engine out", *frame, Direction::Out));
             if args.rings > 1 {
-                ways.push(Way::new(format!("engine in, {} rings", args.rings), *frame));
+                let name = format!("engine in, {} rings", args.rings);
+                ways.push(Way::new(name, *frame, Direction::In));
             }
-            both.push(Way::new("engine both ways", *frame));
+            ways.push(Way::new(IN_BESIDE, *frame, Direction::In));
+            ways.push(Way::new(OUT_BESIDE, *frame, Direction::Out));
         }
         for _ in 0..args.common.rounds {
             ceilings[0].push(self.ceiling(Direction::In)?);
             ceilings[1].push(self.ceiling(Direction::Out)?);
-            for way in &mut ways {
+            let mut rest = ways.iter_mut();
+            while let Some(way) = rest.next() {
                 let frame = way.frame;
                 let figure = match way.name.as_str() {
                     "copy + wait a frame" => self.each_and_wait(frame)?,
                     "copy a frame" => self.each(frame)?,
                     "batched copies" => self.batch(frame)?,
-                    "engine in" => {
-                        self.engine(&[load(Direction::In, frame)], way)?;
+                    "engine in" | "engine out" => {
+                        self.engine(&mut [way], 1)?;
                         continue;
                     }
-                    "engine out" => {
-                        self.engine(&[load(Direction::Out, frame)], way)?;
+                    IN_BESIDE => {
+                        let mut both: Vec<_> = [way].into_iter().chain(rest.next()).collect();
+                        self.engine(&mut both, 1)?;
                         continue;
                     }
                     _ => {
-                        let loads = vec![load(Direction::In, frame); args.rings];
-                        self.engine(&loads, way)?;
+                        self.engine(&mut [way], args.rings)?;
                         continue;
                     }
                 };
                 way.rates.push(figure);
             }
-            for way in &mut both {
-                let loads = [
-                    load(Direction::In, way.frame),
-                    load(Direction::Out, way.frame),
-                ];
-                self.engine(&loads, way)?;
-            }
         }
-        Ok(self.tell(&ceilings, &ways, &both))
+        Ok(self.tell(&ceilings, &ways))
     }
 
-    fn tell(&self, ceilings: &[Vec<f64>; 2], ways: &[Way], both: &[Way]) -> Vec<Table> {
+    fn tell(&self, ceilings: &[Vec<f64>; 2], ways: &[Way]) -> Vec<Table> {
         let ceiling = ceilings.each_ref().map(|rates| median(rates));
         let [inward, outward] = &self.tunings;
         let size = |bytes: usize| ByteSize(bytes as u64).to_string();
@@ -280,15 +328,12 @@ impl Session<'_> {
                 "x copy+wait",
                 "mean copy",
                 "cores",
+                "verified",
             ],
         );
         for way in ways {
             let rate = median(&way.rates);
-            let against = if way.name == "engine out" {
-                ceiling[1]
-            } else {
-                ceiling[0]
-            };
+            let against = ceiling[index(way.direction)];
             let slow = ways
                 .iter()
                 .find(|other| other.frame == way.frame && other.name == "copy + wait a frame");
@@ -317,13 +362,18 @@ impl Session<'_> {
                     },
                     2,
                 ),
+                match way.verified {
+                    Some(bytes) => ByteSize(bytes).rounded().to_string().into(),
+                    None => "–".into(),
+                },
             ]);
         }
         let mut ratios = Table::new(
             "Ratios",
             &[
                 "frame",
-                "both ways / (in + out)",
+                "in beside out / in alone",
+                "out beside in / out alone",
                 "rings / one ring",
                 "engine / copy+wait",
                 "cores in",
@@ -338,18 +388,16 @@ impl Session<'_> {
             |name: &str, frame| figure(name, frame).map_or(f64::NAN, |way| median(&way.rates));
         let cores =
             |name: &str, frame| figure(name, frame).map_or(f64::NAN, |way| median(&way.cores));
-        for way in both {
-            let frame = way.frame;
-            let alone = rate("engine in", frame) + rate("engine out", frame);
+        for frame in &self.args.frames {
+            let frame = *frame;
             let rings = rate(&format!("engine in, {} rings", self.args.rings), frame);
+            let [inward, outward] = [rate("engine in", frame), rate("engine out", frame)];
             ratios.row(vec![
                 size(frame).into(),
-                Cell::Number(median(&way.rates) / alone, 3),
-                Cell::Number(rings / rate("engine in", frame), 3),
-                Cell::Number(
-                    rate("engine in", frame) / rate("copy + wait a frame", frame),
-                    1,
-                ),
+                Cell::Number(rate(IN_BESIDE, frame) / inward, 3),
+                Cell::Number(rate(OUT_BESIDE, frame) / outward, 3),
+                Cell::Number(rings / inward, 3),
+                Cell::Number(inward / rate("copy + wait a frame", frame), 1),
                 Cell::Number(cores("engine in", frame), 3),
                 Cell::Number(cores("engine out", frame), 3),
             ]);
@@ -366,16 +414,17 @@ impl Session<'_> {
             daq_core::units::Span(time),
             ceiling / 1e9
         );
-        let mut table = Table::new(title, &["frame", "GB/s", "frames", "lost", "cores"]);
+        let mut table = Table::new(
+            title,
+            &["frame", "GB/s", "frames", "lost", "cores", "verified"],
+        );
         for frame in &self.args.frames {
-            if self.places.is_empty() {
-                self.places.push(Place::new(self.device, RING)?);
-            }
             let load = Load {
                 direction: Direction::In,
                 frame: *frame,
                 rate: Some(ceiling * share),
             };
+            self.prepare(&[load])?;
             let start = Instant::now();
             let rig = Rig::start(
                 self.device,
@@ -385,15 +434,17 @@ impl Session<'_> {
                 self.args.wait,
             )?;
             std::thread::sleep(time);
-            let cpu = rig.sample().cpu;
+            let sample = rig.sample();
             let took = start.elapsed().as_secs_f64();
-            let last = rig.stop()?;
+            let (last, lanes) = rig.stop()?;
+            let verified = self.verify(&[load], &lanes)?[0];
             table.row(vec![
                 ByteSize(*frame as u64).to_string().into(),
-                Cell::Number(last.bytes as f64 / took / 1e9, 2),
+                Cell::Number(sample.bytes[0] as f64 / took / 1e9, 2),
                 Cell::Number(last.frames as f64, 0),
                 Cell::Number(last.lost as f64, 0),
-                Cell::Number(cpu.as_secs_f64() / took, 3),
+                Cell::Number(sample.cpu[0].as_secs_f64() / took, 3),
+                ByteSize(verified).rounded().to_string().into(),
             ]);
         }
         Ok(table)

@@ -62,6 +62,24 @@ enum What {
         )]
         sizes: Vec<ByteSize>,
     },
+    /// What putting work on a GPU costs: kernels one by one beside the same recorded once and replayed.
+    Launch {
+        /// CUDA's number of the GPU.
+        #[arg(long, default_value_t = 0)]
+        device: u32,
+        /// Rounds, of which medians are taken.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// Bursts of each way a round.
+        #[arg(long, default_value_t = 2000)]
+        bursts: usize,
+        /// Kernels of a burst.
+        #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
+        kernels: Vec<usize>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -104,7 +122,7 @@ fn bytes(sizes: &[ByteSize]) -> Vec<usize> {
 }
 
 pub(super) fn bench(args: &Args) -> u8 {
-    let (shared, result) = match &args.what {
+    let (json, result) = match &args.what {
         What::Staging {
             shared,
             frames,
@@ -123,21 +141,33 @@ pub(super) fn bench(args: &Args) -> u8 {
                 },
                 soak: soak.map(|soak| (soak.0, *share)),
             };
-            (shared, bench::staging(&args))
+            (shared.json, bench::staging(&args))
         }
-        What::Copybw { shared, sizes } => {
-            (shared, bench::bandwidth(&shared.common(), &bytes(sizes)))
-        }
+        What::Copybw { shared, sizes } => (
+            shared.json,
+            bench::bandwidth(&shared.common(), &bytes(sizes)),
+        ),
         What::Copylat { shared, sizes } => {
-            (shared, bench::latency(&shared.common(), &bytes(sizes)))
+            (shared.json, bench::latency(&shared.common(), &bytes(sizes)))
+        }
+        What::Launch {
+            device,
+            rounds,
+            bursts,
+            kernels,
+            json,
+        } => {
+            let kernels: Vec<_> = kernels.iter().map(|count| (*count).max(1)).collect();
+            let result = bench::launch(*device, (*rounds).max(1), (*bursts).max(1), &kernels);
+            (*json, result)
         }
     };
-    tell(shared, result)
+    tell(json, result)
 }
 
-fn tell(shared: &Shared, result: Result<Vec<Table>, BenchError>) -> u8 {
+fn tell(json: bool, result: Result<Vec<Table>, BenchError>) -> u8 {
     match result {
-        Ok(tables) if shared.json => {
+        Ok(tables) if json => {
             let tables: Vec<_> = tables.iter().map(Table::json).collect();
             show(&(serde_json::to_string_pretty(&tables).unwrap_or_default() + "\n"))
         }

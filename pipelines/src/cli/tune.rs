@@ -3,8 +3,8 @@
 use super::{exit, show, state};
 use daq_core::cuda::{Device, probe};
 use daq_core::plan::Plan;
-use daq_core::staging::{Profile, Profiles, Rates, measure};
-use daq_core::topology::{Gpu, Topology};
+use daq_core::staging::{Basis, Profile, Profiles, Rates, measure};
+use daq_core::topology::{Gpu, Topology, pci};
 use daq_core::units::ByteSize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,10 +20,25 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// What a profile depends on.
+/// Where the driver's kernel module describes itself; the first line has its version and is another one after every
+/// update.
+const MODULE: &str = "/proc/driver/nvidia/version";
+
+/// What tells whether a profile of `gpu` still holds.
 fn fingerprint(topology: &Topology, gpu: &Gpu) -> String {
-    let driver = probe().map_or(0, |found| found.version);
-    Profiles::fingerprint(topology, gpu, &driver.to_string())
+    let pci = gpu
+        .pci
+        .as_deref()
+        .map(|address| pci::facts(Path::new("/sys"), address));
+    let module = std::fs::read_to_string(MODULE).ok();
+    let basis = Basis {
+        topology,
+        gpu,
+        bridges: pci.as_ref().map_or(&[], |facts| &facts.bridges),
+        cuda: probe().map_or(0, |found| found.version),
+        module: module.as_deref().and_then(|text| text.lines().next()),
+    };
+    basis.fingerprint()
 }
 
 /// What was measured before of the GPUs that `plan` copies to or from, and still holds.
