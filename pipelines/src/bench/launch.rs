@@ -37,34 +37,24 @@ impl Work {
         let module = device_code::built_in(device, "convert", CODE)?;
         let memory = Memory::new(device, 1 << 16)?;
         let base = memory.address();
-        let ring = |base, stride| {
-            [
-                Argument::U64(base),
-                Argument::U64(stride),
-                Argument::U32(1),
-                Argument::U32(0),
-            ]
-        };
-        let [a, b, c, d] = ring(base, FRAME);
-        let [e, f, g, h] = ring(base + FRAME, FRAME * 4);
-        let int8 = Argument::U32(0);
-        let (scale, offset) = (Argument::F64(1.0), Argument::F64(0.0));
         Ok(Self {
             stream: Stream::new(device, 2)?,
             function: module.function(ENTRY)?,
+            // A ring of one slot to read and one to write, each as address, stride, slots and first slot; the type
+            // int8; numbers, scale and offset.
             arguments: [
-                a,
-                b,
-                c,
-                d,
-                e,
-                f,
-                g,
-                h,
-                int8,
+                Argument::U64(base),
                 Argument::U64(FRAME),
-                scale,
-                offset,
+                Argument::U32(1),
+                Argument::U32(0),
+                Argument::U64(base + FRAME),
+                Argument::U64(FRAME * 4),
+                Argument::U32(1),
+                Argument::U32(0),
+                Argument::U32(0),
+                Argument::U64(FRAME),
+                Argument::F64(1.0),
+                Argument::F64(0.0),
             ],
             _memory: memory,
         })
@@ -84,32 +74,32 @@ impl Work {
         bursts: usize,
         put: impl Fn() -> Result<(), CudaError>,
     ) -> Result<Times, CudaError> {
-        self.times(bursts, put, || {
+        times(bursts, put, || {
             Bare::wait(&*self.stream.mark()?);
             Ok(())
         })
     }
+}
 
-    fn times(
-        &self,
-        bursts: usize,
-        put: impl Fn() -> Result<(), CudaError>,
-        wait: impl Fn() -> Result<(), CudaError>,
-    ) -> Result<Times, CudaError> {
-        let mut times = Times::default();
-        for i in 0..WARM + bursts {
-            let start = Instant::now();
-            put()?;
-            let host = start.elapsed();
-            wait()?;
-            let done = start.elapsed();
-            if i >= WARM {
-                times.host.push(host.as_secs_f64() * 1e6);
-                times.done.push(done.as_secs_f64() * 1e6);
-            }
+/// Bursts one after the other: `put` puts each on a stream and `wait` waits until it is done.
+fn times(
+    bursts: usize,
+    put: impl Fn() -> Result<(), CudaError>,
+    wait: impl Fn() -> Result<(), CudaError>,
+) -> Result<Times, CudaError> {
+    let mut times = Times::default();
+    for i in 0..WARM + bursts {
+        let start = Instant::now();
+        put()?;
+        let host = start.elapsed();
+        wait()?;
+        let done = start.elapsed();
+        if i >= WARM {
+            times.host.push(host.as_secs_f64() * 1e6);
+            times.done.push(done.as_secs_f64() * 1e6);
         }
-        Ok(times)
     }
+    Ok(times)
 }
 
 /// Microseconds of bursts of each number of `kernels`: launched one by one, recorded once and replayed, and launched
@@ -135,7 +125,7 @@ pub fn launch(
                     "replay" => work.poll(bursts, || work.stream.replay(&graph))?,
                     _ => {
                         let wait = || work.stream.synchronize();
-                        work.times(bursts, || work.launch(*kernels), wait)?
+                        times(bursts, || work.launch(*kernels), wait)?
                     }
                 };
                 if let Some([host, host_99, done, done_99]) = cells.next() {
