@@ -51,6 +51,9 @@ pub trait Mover: Send {
 
     /// Waits until nothing is under way, as well as a failed device allows.
     fn settle(&mut self);
+
+    /// The device will not finish: nothing that it was given is freed, nor is it waited for, by anyone.
+    fn give_up(&mut self);
 }
 
 /// A stream that copies one way.
@@ -106,6 +109,10 @@ impl Mover for CopyStream {
     fn settle(&mut self) {
         // The failure that led here has been told.
         let _ = self.stream.synchronize();
+    }
+
+    fn give_up(&mut self) {
+        self.stream.device().give_up();
     }
 }
 
@@ -318,6 +325,7 @@ impl Stager {
 
     /// Ends although copies are under way that will not end: nothing that they touch is ever freed.
     pub fn abandon(mut self) {
+        self.mover.give_up();
         for lane in self.lanes.drain(..) {
             lane.abandon();
         }

@@ -121,6 +121,8 @@ impl Mover for Device {
     }
 
     fn settle(&mut self) {}
+
+    fn give_up(&mut self) {}
 }
 
 fn tuning(chunk: usize, depth: usize) -> Tuning {

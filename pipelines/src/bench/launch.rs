@@ -118,7 +118,7 @@ pub fn launch(
     for _ in 0..rounds {
         let mut cells = figures.iter_mut();
         for kernels in kernels {
-            let graph = work.stream.record(|_| work.launch(*kernels))?;
+            let graph = work.stream.record(Vec::new(), |_| work.launch(*kernels))?;
             for way in ways {
                 let times = match way {
                     "launch" => work.poll(bursts, || work.launch(*kernels))?,

@@ -26,7 +26,7 @@ use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::ring::{Producer, Reader, Ring, RingError, RingOptions};
 use daq_core::sink::{SinkContext, SinkError};
 use daq_core::source::{Producers, SourceError};
-use daq_core::staging::{CopyStream, Lane, Profile, Stager, Tuning, measure};
+use daq_core::staging::{CopyStream, Lane, Profile, Stager, measure};
 use daq_core::wait::Bell;
 use daq_core::window::Window;
 use std::collections::BTreeMap;
@@ -524,14 +524,11 @@ impl Pipeline {
         for (i, (&(ordinal, direction), bell)) in bells.iter().enumerate() {
             let device = Device::open(ordinal)?;
             let profile = &profiles[&ordinal];
-            let tuning = profile.tuning(direction);
-            let tuning = Tuning {
-                chunk: keys.chunk.map_or(tuning.chunk, |chunk| {
-                    usize::try_from(chunk.0).unwrap_or(usize::MAX)
-                }),
-                depth: keys.depth.map_or(tuning.depth, |depth| depth as usize),
-                ..tuning
-            };
+            let chunk = keys
+                .chunk
+                .map(|chunk| usize::try_from(chunk.0).unwrap_or(usize::MAX));
+            let depth = keys.depth.map(|depth| depth as usize);
+            let tuning = profile.tuning_for(direction, chunk, depth);
             let stream = CopyStream::new(device, direction, tuning.depth)?;
             let mut stager = Stager::new(Box::new(stream), tuning, bell.clone());
             let copies = plan.copies.iter();
