@@ -1,6 +1,7 @@
 //! Copies with nothing around them, by size.
 
-use super::rig::{Load, Place};
+use super::place::Place;
+use super::rig::Load;
 use super::table::{Cell, Table};
 use super::{BenchError, Common, median, quantile, rate};
 use daq_core::frame::FrameMeta;

@@ -4,6 +4,7 @@
 
 mod copies;
 mod launch;
+mod place;
 mod rig;
 mod staging;
 mod table;

@@ -1,6 +1,7 @@
 //! The staging engine beside the other ways to bring frames to a GPU, and the bare copy as the ceiling.
 
-use super::rig::{Load, Place, Rig, Sample, index};
+use super::place::Place;
+use super::rig::{Load, Rig, Sample, index};
 use super::table::{Cell, Table};
 use super::{BenchError, Common, median, rate};
 use daq_core::cuda::{CudaError, Device, Mark};
