@@ -92,13 +92,13 @@ impl Place {
                 };
                 if bytes[range.clone()] != wanted[range] {
                     return Err(BenchError::Thread(format!(
-                        "slot {slot} of {used}, {} by {} copied: bytes differ; this is a defect in daq",
-                        ByteSize(frame as u64),
+                        "slot {slot} of {used}, copied {} in frames of {}: bytes differ from those sent; this is a defect in daq",
                         if direction == Direction::In {
                             "in"
                         } else {
                             "out"
                         },
+                        ByteSize(frame as u64),
                     )));
                 }
                 right += (end - start) as u64;
