@@ -84,6 +84,8 @@ const KERNEL: &str = "[kernel.same]\nfile = \"as-it-is.ptx\"\ninput = \"raw\"\no
                       [sink.there]\ndriver = \"file\"\ninput = \"back\"\npath = \"there/\"\n\
                       [sink.here]\ndriver = \"file\"\ninput = \"raw\"\npath = \"here/\"\n";
 
+const HTTP: &str = "[http]\nlisten = \"127.0.0.1:0\"\n";
+
 #[test]
 fn frames_come_back_from_the_gpu_as_they_went() {
     let simulated = Simulated::new("latency=100");
@@ -128,12 +130,13 @@ fn a_kernel_that_fails_or_hangs_is_told_and_the_ledgers_hold() {
         ("hang=launch@20", "has not finished"),
     ] {
         let simulated = Simulated::new(options);
-        let text = pipeline("cuda:0").replace("frames = 2000\n", "frames = 200000\n") + KERNEL;
+        let text =
+            pipeline("cuda:0").replace("frames = 2000\n", "frames = 200000\n") + KERNEL + HTTP;
         let daq = simulated.on(Daq::new(&text));
         through_a_kernel(&daq);
         let mut live = daq.spawn(&["--drain", "1 s"]);
         if options.starts_with("hang") {
-            live.wait_told("ring raw");
+            live.wait_count("kernels.same.device.launches", 19);
             live.interrupt();
         }
         let outcome = live.wait();
@@ -273,14 +276,14 @@ fn a_failing_gpu_stops_the_pipeline_and_the_ledgers_hold() {
 #[test]
 fn a_gpu_that_hangs_does_not_hold_up_the_end_for_ever() {
     let simulated = Simulated::new("");
-    let text = pipeline("cuda:0").replace("frames = 2000\n", "") + TUNED;
+    let text = pipeline("cuda:0").replace("frames = 2000\n", "") + TUNED + HTTP;
     let daq = simulated.on(Daq::new(&text));
     let state = daq.path("state");
     let state = state.to_str().unwrap();
     let _ = daq.cli(&["tune", "--state-dir", state]).ok();
     let daq = daq.env("DAQ_SIMULATED_CUDA", "hang=copy@50");
     let mut live = daq.spawn(&["--state-dir", state, "--drain", "1 s"]);
-    live.wait_told("ring raw");
+    live.wait_count("copies.raw.copies", 49);
     live.interrupt();
     let outcome = live.wait();
     assert_eq!(outcome.code, 70, "{}", outcome.stderr);

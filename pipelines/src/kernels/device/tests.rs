@@ -40,9 +40,11 @@ fn the_code_is_that_of_the_sources() {
         && let Some(library) = in_python()
     {
         // The library is looked for once a process, so another one is told where it is.
-        let name = std::thread::current().name().unwrap().to_owned();
+        let name = concat!(module_path!(), "::the_code_is_that_of_the_sources");
+        // Tests are named without their crate.
+        let (_, name) = name.split_once("::").unwrap();
         let status = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", &name, "--nocapture"])
+            .args(["--exact", name, "--nocapture"])
             .env("DAQ_NVRTC", library)
             .status()
             .unwrap();
