@@ -136,7 +136,7 @@ fn a_kernel_that_fails_or_hangs_is_told_and_the_ledgers_hold() {
         through_a_kernel(&daq);
         let mut live = daq.spawn(&["--drain", "1 s"]);
         if options.starts_with("hang") {
-            live.wait_count("kernels.same.device.launches", 19);
+            live.wait_told("its GPU has finished nothing");
             live.interrupt();
         }
         let outcome = live.wait();
@@ -283,7 +283,11 @@ fn a_gpu_that_hangs_does_not_hold_up_the_end_for_ever() {
     let _ = daq.cli(&["tune", "--state-dir", state]).ok();
     let daq = daq.env("DAQ_SIMULATED_CUDA", "hang=copy@50");
     let mut live = daq.spawn(&["--state-dir", state, "--drain", "1 s"]);
-    live.wait_count("copies.raw.copies", 49);
+    // Whoever watches it is told before it is stopped.
+    daq_tests::wait_for("a stall", || {
+        (live.get("/-/healthy").code == 503).then_some(())
+    });
+    live.wait_told("its GPU has finished nothing");
     live.interrupt();
     let outcome = live.wait();
     assert_eq!(outcome.code, 70, "{}", outcome.stderr);

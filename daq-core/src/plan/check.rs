@@ -57,6 +57,14 @@ pub(super) fn cores(config: &Config, topology: &Topology, diagnostics: &mut Diag
     if !topology.is_real {
         return;
     }
+    if let Some(table) = &config.staging_table {
+        let cores = config.staging.cores.iter();
+        for core in cores.filter(|core| !topology.cores.contains(core)) {
+            let message = format!("core {core} is not among the cores of this process");
+            let help = format!("this process may use {:?}", topology.cores);
+            diagnostics.push(at(table, "cores", message).help(help));
+        }
+    }
     for outline in &config.outlines {
         for core in &outline.cores {
             if !topology.cores.contains(core) {

@@ -324,6 +324,8 @@ pub struct Config {
     pub outlines: Vec<Outline>,
     /// `[staging]`.
     pub staging: StagingKeys,
+    /// Its table, for places in messages.
+    pub staging_table: Option<Section>,
     /// Names of the kernels in the registry that `use` can name.
     pub built_in: Vec<&'static str>,
 }
@@ -409,6 +411,7 @@ impl Config {
             sinks,
             outlines,
             staging: staging(document, diagnostics).unwrap_or_default(),
+            staging_table: document.table("staging"),
             built_in: names.filter(|name| *name != FILE_KERNEL).collect(),
         }
     }
@@ -516,7 +519,17 @@ fn component<K: DeserializeOwned, S: ?Sized>(
     let names: Vec<_> = names
         .filter(|name| *name != FILE_KERNEL || tag != "use")
         .collect();
-    let driver = if tag == "use" && section.has(FILE_KERNEL) && !section.has(tag) {
+    let driver = if tag == "use" && section.has(FILE_KERNEL) {
+        if section.has(tag) {
+            let message = format!(
+                "`use` and `file` exclude each other in [{}]",
+                section.title()
+            );
+            diagnostics.push(at(&section, tag, message).help(
+                "`use` names a built-in kernel, `file` one of your own: leave one of them out",
+            ));
+            section.set_aside(&[tag]);
+        }
         Some(FILE_KERNEL.to_owned())
     } else {
         section

@@ -117,9 +117,14 @@ impl Resolver<'_> {
             Memory::At(Placement::Cuda(ordinal)) => {
                 let is_there = self.topology.gpus.iter().any(|gpu| gpu.ordinal == ordinal);
                 if self.topology.is_real && !is_there {
-                    let no_gpu = &self.topology.no_gpu;
+                    let gpus = self.topology.gpus.iter();
+                    let gpus = gpus.map(|gpu| format!("cuda:{} ({})", gpu.ordinal, gpu.name));
+                    let there = match gpus.collect::<Vec<_>>().join(", ") {
+                        none if none.is_empty() => self.topology.no_gpu.clone(),
+                        gpus => format!("this machine has {gpus}"),
+                    };
                     self.plan.unavailable.push(format!(
-                        "ring `{}` wants cuda:{ordinal}: {no_gpu}; use memory = \"auto\" or \"host\"",
+                        "ring `{}` wants cuda:{ordinal}: {there}; use memory = \"auto\" or \"host\"",
                         ring.section.name()
                     ));
                 }
@@ -507,7 +512,7 @@ impl Resolver<'_> {
                         format!("kernel `{name}` runs on a GPU only: {no_gpu}"),
                     )
                     .help(format!(
-                        "kernels that run on the CPU: {}",
+                        "to check or plan it for another machine: daq check --no-hardware; kernels that run on the CPU: {}",
                         self.config.built_in.join(", ")
                     )),
                 );

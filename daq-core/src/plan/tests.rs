@@ -332,6 +332,34 @@ fn memory_that_is_not_there_is_told_apart_from_errors() {
     );
 }
 
+#[test]
+fn a_gpu_that_is_not_there_is_held_against_those_that_are() {
+    let text = PIPELINE.replace("slot = \"5 KiB\"", "slot = \"5 KiB\"\nmemory = \"cuda:7\"");
+    let plan = plan_of(&text, &with_gpu()).unwrap();
+    assert_eq!(
+        plan.unavailable,
+        [
+            "ring `raw` wants cuda:7: this machine has cuda:0 (Test GPU); use memory = \"auto\" or \"host\""
+        ]
+    );
+    let plan = plan_of(&text, &host()).unwrap();
+    assert!(
+        plan.unavailable[0].contains("there is none"),
+        "{:?}",
+        plan.unavailable
+    );
+}
+
+#[test]
+fn cores_of_staging_must_be_ours() {
+    let error = plan_of(
+        &format!("{PIPELINE}\n[staging]\ncores = [1, 99]\n"),
+        &host(),
+    )
+    .unwrap_err();
+    only(&error, &["core 99 is not among the cores of this process"]);
+}
+
 fn error_of(change: (&str, &str)) -> String {
     errors_of(&[change])
 }

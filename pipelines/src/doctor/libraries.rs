@@ -3,6 +3,7 @@
 
 use super::root::Root;
 use super::{Finding, Verdict};
+use std::path::Path;
 
 const GROUP: &str = "libraries";
 const CACHE: &str = "/etc/ld.so.cache";
@@ -95,11 +96,51 @@ const LIBRARIES: [Library; 6] = [
 ];
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
+    // The environment is this process's, and says nothing of another machine's files.
+    let variable = |name: &str| {
+        let value = std::env::var(name).ok().filter(|_| root.is_real());
+        value.unwrap_or_default()
+    };
+    let named = [variable("DAQ_NVRTC"), variable("LD_LIBRARY_PATH")];
     let cached = cached(root);
     LIBRARIES
         .iter()
-        .map(|library| judge(root, library, &cached))
+        .map(|library| {
+            in_environment(library, &named).unwrap_or_else(|| judge(root, library, &cached))
+        })
         .collect()
+}
+
+/// The finding where the environment says where a library is: in `DAQ_NVRTC`, which only the compiler has, and the
+/// directories of `LD_LIBRARY_PATH`.
+fn in_environment(library: &Library, [nvrtc, directories]: &[String; 2]) -> Option<Finding> {
+    let why = format!("for {}", library.purpose);
+    if library.name == "libnvrtc" && !nvrtc.is_empty() {
+        let finding = Finding::new(GROUP, library.name, "DAQ_NVRTC");
+        return Some(if Path::new(nvrtc).is_file() {
+            finding.read(Verdict::Ok, nvrtc.as_str()).why(why)
+        } else {
+            finding
+                .read(Verdict::Warn, format!("{nvrtc} is no file"))
+                .why(why)
+                .fix("export DAQ_NVRTC=/path/to/libnvrtc.so.12")
+        });
+    }
+    let places = directories.split(':').filter(|place| !place.is_empty());
+    let found = places
+        .flat_map(|place| {
+            library
+                .files
+                .iter()
+                .map(move |file| Path::new(place).join(file))
+        })
+        .find(|path| path.is_file())?;
+    let from = format!("{}, LD_LIBRARY_PATH", found.display());
+    Some(
+        Finding::new(GROUP, library.name, from)
+            .read(Verdict::Ok, "found")
+            .why(why),
+    )
 }
 
 fn judge(root: &Root, library: &Library, cached: &[String]) -> Finding {
@@ -175,6 +216,31 @@ mod tests {
             .into_iter()
             .find(|finding| finding.name == name)
             .unwrap()
+    }
+
+    #[test]
+    fn the_environment_leads_to_a_library() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().to_str().unwrap().to_owned();
+        let file = dir.path().join("libnvrtc.so.12");
+        std::fs::write(&file, "").unwrap();
+        let nvrtc = LIBRARIES
+            .iter()
+            .find(|library| library.name == "libnvrtc")
+            .unwrap();
+        let found = |named: &str, places: &str| {
+            in_environment(nvrtc, &[named.to_owned(), places.to_owned()]).map(|found| found.verdict)
+        };
+        assert_eq!(found("", ""), None);
+        assert_eq!(found("", &format!("/nowhere:{place}")), Some(Verdict::Ok));
+        assert_eq!(found(file.to_str().unwrap(), ""), Some(Verdict::Ok));
+        assert_eq!(
+            found(&place, ""),
+            Some(Verdict::Warn),
+            "a directory is no library"
+        );
+        let cuda = &LIBRARIES[0];
+        assert!(in_environment(cuda, &[file.display().to_string(), place]).is_none());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A kernel's thread: a burst in, slots out, both given up when the work is done.
 
-use super::{Control, FailureKind, PATIENCE, Pulse};
+use super::{Control, FailureKind, PATIENCE, Progress, Pulse};
 use daq_core::cuda::{self, CudaError, Mark};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::ledger::KernelLedger;
@@ -133,9 +133,11 @@ impl Runner {
         in_flight: &mut VecDeque<InFlight>,
         timing: &mut Timing,
     ) -> Result<(), KernelError> {
+        let mut progress = Progress::new();
         loop {
-            pulse.beat();
+            let before = in_flight.len();
             self.reap(in_flight, timing)?;
+            progress.look(!in_flight.is_empty(), in_flight.len() < before, pulse);
             if self.hangs() {
                 return Err(KernelError::Defect(format!(
                     "the device has not finished {} frames, and the end does not wait for it any longer; what it holds \

@@ -264,6 +264,38 @@ impl Pulse {
     }
 }
 
+/// Whether a device goes on with what it was given. The thread of one that does not shows no sign of life, so that it
+/// is told as stalled.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    since: Instant,
+    is_told: bool,
+}
+
+impl Progress {
+    fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            is_told: false,
+        }
+    }
+
+    /// Takes note of one look at the device: whether it has work, and whether any was finished or begun.
+    pub(crate) fn look(&mut self, has_work: bool, has_moved: bool, pulse: &Pulse) {
+        if !has_work || has_moved {
+            *self = Self::new();
+            pulse.beat();
+        } else if !self.is_told && self.since.elapsed() > STALL {
+            self.is_told = true;
+            tracing::warn!(
+                "{}: its GPU has finished nothing for {} s; the GPU or its driver hangs: nvidia-smi; dmesg | grep -i xid",
+                pulse.name,
+                STALL.as_secs()
+            );
+        }
+    }
+}
+
 /// A running pipeline.
 #[derive(Debug)]
 pub struct Pipeline {

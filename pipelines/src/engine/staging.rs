@@ -1,6 +1,6 @@
 //! A staging thread: the copies of one GPU and direction.
 
-use super::{Control, FailureKind, PATIENCE, Pulse, kernel};
+use super::{Control, FailureKind, PATIENCE, Progress, Pulse, kernel};
 use daq_core::cuda::CudaError;
 use daq_core::staging::{Stager, Step};
 use daq_core::wait::Wait;
@@ -72,9 +72,11 @@ impl Runner {
 
     /// Copies until all sources are at their end; false where the device hangs.
     fn work(&mut self, pulse: &Pulse, hang: &mut Hang) -> Result<bool, CudaError> {
+        let mut progress = Progress::new();
         loop {
-            pulse.beat();
-            match self.stager.step()? {
+            let step = self.stager.step()?;
+            progress.look(self.stager.has_in_flight(), step == Step::Busy, pulse);
+            match step {
                 Step::Finished => return Ok(true),
                 Step::Busy => hang.0 = None,
                 Step::Idle if hang.lasts(self) => return Ok(false),

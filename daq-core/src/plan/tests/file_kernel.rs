@@ -121,7 +121,7 @@ fn without_a_gpu_it_is_an_error_that_names_what_runs_without() {
         );
         assert!(
             told.contains("file = \"my.cu\"")
-                && told.contains("help: kernels that run on the CPU: quarter\n"),
+                && told.contains("daq check --no-hardware; kernels that run on the CPU: quarter\n"),
             "{told}"
         );
     }
@@ -137,5 +137,15 @@ fn the_word_that_stands_for_files_is_no_kernel() {
     assert!(
         told.contains("unknown use \"file\"") && told.contains("choose \"quarter\""),
         "{told}"
+    );
+}
+
+#[test]
+fn one_of_use_and_file_is_enough() {
+    let text = PIPELINE.replace("use = \"quarter\"", "use = \"quarter\"\nfile = \"my.cu\"");
+    let error = super::plan_with(&text, &WITH_FILES, &with_gpu()).unwrap_err();
+    only(
+        &error,
+        &["`use` and `file` exclude each other in [kernel.quarter]"],
     );
 }
