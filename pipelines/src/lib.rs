@@ -2,7 +2,7 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | [`bench`] | measurements of this machine |
+//! | [`bench`](mod@bench) | measurements of this machine |
 //! | [`engine`] | a plan made to run: threads, ledgers, the end |
 //! | [`kernels`] | the built-in compute steps |
 //! | [`http`] | metrics, probes, status |
