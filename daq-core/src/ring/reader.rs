@@ -299,16 +299,8 @@ impl Reader {
 }
 
 impl Reader {
-    /// Waits up to `limit` for the leases in flight and lets the producer go on without this reader; says whether it could.
-    ///
-    /// A device that has not finished by then may use at any time what its work was given. Slots stay held for ever, and
-    /// neither they nor a copy of them nor the words that the device writes are ever freed.
-    pub fn leave(mut self, limit: Duration) -> bool {
-        self.part(limit)
-    }
-
-    /// As [`leave`](Self::leave), with the limit that a dropped reader has, for owners of what the device writes: where
-    /// this is false they must not free it either. True if the reader has left before.
+    /// Leaves as a dropped reader does, with its patience, for owners of what the device writes: where this is false they
+    /// must not free it either. True if the reader has left before.
     pub fn part_or_tell(&mut self) -> bool {
         let parted = self.part(LEAVING);
         if !parted {
@@ -326,6 +318,10 @@ impl Reader {
         self.part(Duration::ZERO);
     }
 
+    /// Waits up to `limit` for the leases in flight and lets the producer go on without this reader; says whether it could.
+    ///
+    /// A device that has not finished by then may use at any time what its work was given. Slots stay held for ever, and
+    /// neither they nor a copy of them nor the words that the device writes are ever freed.
     pub(crate) fn part(&mut self, limit: Duration) -> bool {
         if std::mem::replace(&mut self.parted, true) {
             return true;

@@ -159,7 +159,7 @@ fn a_reader_that_leaves_waits_for_the_device() {
     make(&mut producer, 0);
     let (told, done) = Told::new();
     reader.poll(1).unwrap().retire(done);
-    let leaver = std::thread::spawn(move || reader.leave(FOREVER));
+    let leaver = std::thread::spawn(move || reader.part(FOREVER));
     make(&mut producer, 1);
     assert!(!make(&mut producer, 2), "the device is not done");
     told.tell();
@@ -179,7 +179,7 @@ fn what_a_device_never_lets_go_stays() {
         let lease = reader.poll(1).unwrap();
         let address = lease.frame(0).address();
         lease.retire(Completion::Credit { word, at: 1 });
-        assert!(!reader.leave(Duration::from_millis(1)));
+        assert!(!reader.part(Duration::from_millis(1)));
         make(&mut producer, 1);
         assert_eq!(make(&mut producer, 2), !holdable, "a slot is held");
         drop((ring, producer));

@@ -1,5 +1,6 @@
 //! The kernel: loaded code, its parameters, and a launch a burst.
 
+use super::super::device as gpu;
 use super::FileKernel;
 use super::params::{Member, refused};
 use crate::sys::device_code;
@@ -278,12 +279,8 @@ impl Kernel for FileCode {
         on: Stream<'_>,
     ) -> Result<Submitted, KernelError> {
         let defect = |what: &str| KernelError::Defect(format!("{what}; this is a defect in daq"));
-        let Stream::Cuda(stream) = on else {
-            return Err(defect("code for a GPU was to run on the CPU"));
-        };
-        let source = burst
-            .slice()
-            .ok_or_else(|| defect("frames for a GPU are a copy in host memory"))?;
+        let stream = gpu::stream(on)?;
+        let source = gpu::slots(burst)?;
         let frames = burst.len();
         if frames > self.burst || frames > out.remaining() {
             return Err(defect("a burst is longer than was announced"));
