@@ -2,7 +2,9 @@
 
 use crate::cuda;
 use crate::layout::Layout;
-use crate::ring::{Completion, Lease, SlotsMut};
+use crate::mapped::Backend;
+use crate::plan::Dispatch;
+use crate::ring::{Completion, Lease, Slice, SlotsMut};
 use std::path::PathBuf;
 
 /// Where a kernel's work is put.
@@ -93,6 +95,14 @@ pub struct KernelContext {
     pub burst: usize,
     /// Most places of a frame of its input; 0 where frames have none.
     pub places: u32,
+    /// Where its input ring's slots are, for a kernel that stays on its GPU; empty for others.
+    pub slots: Slice,
+    /// The same of its output.
+    pub output: Slice,
+    /// How bursts reach it on a GPU.
+    pub dispatch: Dispatch,
+    /// What may make GPU memory that the CPU stores to.
+    pub backends: Vec<Backend>,
 }
 
 impl KernelContext {
@@ -105,6 +115,10 @@ impl KernelContext {
             side,
             burst: 16,
             places: 0,
+            slots: Slice::default(),
+            output: Slice::default(),
+            dispatch: Dispatch::Launch,
+            backends: Backend::ALL.to_vec(),
         }
     }
 }
@@ -120,6 +134,12 @@ pub trait Kernel: Send {
     /// The part of the GPU's threads that the kernel's blocks can keep occupied, 0 to 1; `None` on the CPU.
     fn occupancy(&self) -> Option<f64> {
         None
+    }
+
+    /// Called once all memory is allocated and all code is loaded, before the first [`run`](Self::run): from here on a
+    /// kernel may stay on its GPU.
+    fn begin(&mut self) -> Result<(), KernelError> {
+        Ok(())
     }
 
     /// Processes all frames of `burst`, finishing slots of `out` as outputs are complete.

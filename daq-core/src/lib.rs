@@ -10,6 +10,8 @@
 //! | [`ring`] | slots, one producer, readers, leases |
 //! | [`window`] | the open slots of a ring that packets are placed into |
 //! | [`cuda`] | GPUs: memory, streams, code |
+//! | [`mapped`] | GPU memory that the CPU can store to |
+//! | [`doorbell`] | words between the CPU and a resident kernel |
 //! | [`staging`] | copies between rings in host memory and rings on a GPU |
 //! | [`ledger`] | counters and the equations between them |
 //! | [`source`], [`kernel`], [`sink`] | the seams |
@@ -18,11 +20,13 @@
 
 pub mod config;
 pub mod cuda;
+pub mod doorbell;
 pub mod entry;
 pub mod frame;
 pub mod kernel;
 pub mod layout;
 pub mod ledger;
+pub mod mapped;
 pub mod plan;
 pub mod region;
 pub mod ring;

@@ -6,6 +6,7 @@
 //! A region is shared by `Arc`; it is freed when the last ring, reader or device that holds it is gone.
 
 use crate::cuda::{CudaError, Device, Memory, Registered};
+use crate::mapped::{Backend, Mapped, Unmappable, Writer};
 use crate::sys::memory;
 use rustix::io::Errno;
 use std::fmt;
@@ -49,6 +50,9 @@ pub enum RegionError {
         /// The kernel's answer.
         source: Errno,
     },
+    /// The GPU has no memory that the CPU can store to.
+    #[error(transparent)]
+    Unmappable(#[from] Unmappable),
     /// The GPU gave no memory, or host memory could not be pinned for it.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -89,6 +93,8 @@ enum Backing {
     Host,
     /// Memory of a GPU, which frees itself.
     Cuda(Memory),
+    /// The same that the CPU can store to.
+    Mapped(Arc<Mapped>),
     /// A mapping of this process that stands for a GPU's memory, without which rings there could not be tested.
     #[cfg(test)]
     Pretended,
@@ -206,6 +212,35 @@ impl Region {
         }))
     }
 
+    /// A zeroed region of at least `bytes` in the memory of a GPU that the CPU can store to, made by the first backend
+    /// that suits `writer` and is `allowed`.
+    pub fn mapped(
+        device: &'static Device,
+        bytes: usize,
+        writer: Writer,
+        allowed: &[Backend],
+    ) -> Result<Arc<Self>, RegionError> {
+        if bytes == 0 {
+            return Err(RegionError::Empty);
+        }
+        let mapped = Mapped::new(device, bytes, writer, allowed)?;
+        let address = std::ptr::without_provenance_mut(
+            usize::try_from(mapped.address()).unwrap_or(usize::MAX),
+        );
+        Ok(Arc::new(Self {
+            address: NonNull::new(address).ok_or(RegionError::Empty)?,
+            bytes: mapped.bytes(),
+            placement: Placement::Cuda(device.ordinal()),
+            granted: Granted {
+                locked: true,
+                pages: "GPU memory",
+                refused: mapped.refused().iter().map(ToString::to_string).collect(),
+            },
+            backing: Backing::Mapped(mapped),
+            registrations: Mutex::new(Vec::new()),
+        }))
+    }
+
     /// A host region that says of itself that it lies on a GPU.
     #[cfg(test)]
     pub(crate) fn pretend(bytes: usize, placement: Placement) -> Arc<Self> {
@@ -237,13 +272,21 @@ impl Region {
         self.address
     }
 
-    /// The GPU's memory; `None` for host regions.
+    /// The GPU's memory, as CUDA allocated it; `None` for host regions and those that the CPU can store to.
     pub fn memory(&self) -> Option<&Memory> {
         match &self.backing {
             Backing::Cuda(memory) => Some(memory),
-            Backing::Host => None,
+            Backing::Host | Backing::Mapped(_) => None,
             #[cfg(test)]
             Backing::Pretended => None,
+        }
+    }
+
+    /// The GPU's memory as the CPU can store to it; `None` where it cannot.
+    pub fn mapping(&self) -> Option<&Arc<Mapped>> {
+        match &self.backing {
+            Backing::Mapped(mapped) => Some(mapped),
+            _ => None,
         }
     }
 
@@ -280,7 +323,7 @@ impl Drop for Region {
         while let Some(registration) = registrations.pop() {
             drop(registration);
         }
-        if let Backing::Cuda(_) = self.backing {
+        if let Backing::Cuda(_) | Backing::Mapped(_) = self.backing {
             return;
         }
         // SAFETY: address and length are those of the one mapping made in `host`. This runs when the last

@@ -1,9 +1,9 @@
 //! How leases end: at once, or when a device says so.
 
 use crate::cuda::CudaError;
+use crate::doorbell::Credits;
 use ringbuf::traits::{Consumer, Observer, Producer as _, Split as _};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Work on a device that a lease waits for.
 pub trait Event: Send + Sync {
@@ -23,11 +23,11 @@ pub enum Completion {
     Immediate,
     /// When the event is done.
     Event(std::sync::Arc<dyn Event>),
-    /// When the word that a resident kernel writes has reached the value.
+    /// When a resident kernel is done with all frames before a certain one.
     Credit {
-        /// The word, in memory that the kernel can write.
-        word: std::sync::Arc<AtomicU64>,
-        /// The value, compared with wrap-around.
+        /// Where the kernel says so.
+        credits: std::sync::Arc<Credits>,
+        /// That frame, counted from the kernel's start.
         at: u64,
     },
 }
@@ -38,7 +38,7 @@ impl Completion {
         match self {
             Self::Immediate => true,
             Self::Event(event) => event.is_done(),
-            Self::Credit { word, at } => word.load(Ordering::Acquire).wrapping_sub(*at) < 1 << 63,
+            Self::Credit { credits, at } => credits.has(*at),
         }
     }
 }

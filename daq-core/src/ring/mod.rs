@@ -173,7 +173,7 @@ pub enum RingError {
 }
 
 /// Consecutive slots of a ring, for a device: frame `i` lies at `base + (first + i) % slots * stride`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slice {
     /// The address of the ring's first slot.
     pub base: u64,
@@ -393,6 +393,11 @@ impl Ring {
     /// The shape of the ring.
     pub fn options(&self) -> &RingOptions {
         &self.shared.options
+    }
+
+    /// All slots, for a device.
+    pub fn slice(&self) -> Slice {
+        self.shared.run(0, self.shared.options.slots)
     }
 
     /// The region below the ring.

@@ -1,6 +1,7 @@
 //! Rings against a plain model.
 
 use super::*;
+use crate::doorbell::Credits;
 use crate::frame::FrameMeta;
 use crate::ledger::{ReaderReport, RingReport};
 use crate::region::HostOptions;
@@ -73,11 +74,11 @@ fn leases_retire_in_order_when_their_events_are_done() {
     }
     let (first, first_done) = Told::new();
     let (second, second_done) = Told::new();
-    let word = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(u64::MAX));
+    let credits = Credits::pretend(1, 1);
     reader.poll(1).unwrap().retire(first_done);
     reader.poll(1).unwrap().retire(second_done);
     reader.poll(1).unwrap().retire(Completion::Credit {
-        word: word.clone(),
+        credits: credits.clone(),
         at: 1,
     });
     drop(reader.poll(1).unwrap());
@@ -89,8 +90,7 @@ fn leases_retire_in_order_when_their_events_are_done() {
     let mut retired = 0;
     reader.reap(|frames| retired += frames);
     assert_eq!((retired, reader.held(), ledger.read.get()), (2, 2, 2));
-    // The credit word counts with wrap-around: from u64::MAX it reaches 1 after two steps.
-    word.store(1, std::sync::atomic::Ordering::Release);
+    credits.give(0, 1);
     reader.reap(|frames| retired += frames);
     assert_eq!((retired, reader.held()), (4, 0));
 }
@@ -174,11 +174,11 @@ fn what_a_device_never_lets_go_stays() {
         let region = std::sync::Arc::downgrade(ring.region());
         let mut reader = ring.attach(false, 1, ReaderLedger::default()).unwrap();
         make(&mut producer, 0);
-        let word = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
-        let credit = std::sync::Arc::downgrade(&word);
+        let credits = Credits::pretend(1, 1);
+        let credit = std::sync::Arc::downgrade(&credits);
         let lease = reader.poll(1).unwrap();
         let address = lease.frame(0).address();
-        lease.retire(Completion::Credit { word, at: 1 });
+        lease.retire(Completion::Credit { credits, at: 1 });
         assert!(!reader.part(Duration::from_millis(1)));
         make(&mut producer, 1);
         assert_eq!(make(&mut producer, 2), !holdable, "a slot is held");

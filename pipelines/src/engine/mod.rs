@@ -21,7 +21,8 @@ use daq_core::cuda::{self, CudaError, Device};
 use daq_core::entry::SourceContext;
 use daq_core::kernel::{KernelContext, KernelError, Side};
 use daq_core::ledger::{Board, BoardError, Report};
-use daq_core::plan::{Config, Direction, Plan, PlannedRing};
+use daq_core::mapped::Backend;
+use daq_core::plan::{Config, Direction, Dispatch, Plan, PlannedRing};
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::ring::{Producer, Reader, Ring, RingError, RingOptions};
 use daq_core::sink::{SinkContext, SinkError};
@@ -490,6 +491,10 @@ impl Pipeline {
                 side: planned.side,
                 burst: planned.burst,
                 places: ring.places,
+                slots: self.rings[&planned.input].slice(),
+                output: self.rings[&planned.output].slice(),
+                dispatch: planned.dispatch.unwrap_or(Dispatch::Launch),
+                backends: Backend::ALL.to_vec(),
             };
             let kernel = component
                 .spec
