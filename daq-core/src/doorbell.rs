@@ -3,12 +3,12 @@
 //! A doorbell lies in GPU memory, where the kernel polls it without the bus; credits lie in host memory, where the CPU
 //! polls them. Neither side ever reads over the bus in a loop.
 
-use crate::cuda::Device;
-use crate::mapped::{Mapped, MappedError};
+use crate::cuda::{CudaError, Device};
+use crate::mapped::{Mapped, MappedError, Stores};
 use crate::region::{HostOptions, Region, RegionError};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// A word that a kernel polls and the CPU stores.
 #[derive(Clone, Debug)]
@@ -42,6 +42,11 @@ impl Doorbell {
     /// Stores `value`: what was stored before through the same memory, or was fenced elsewhere, is there first.
     pub fn ring(&self, value: u64) -> Result<(), MappedError> {
         let mut stores = self.memory.stores()?;
+        self.ring_with(&mut stores, value)
+    }
+
+    /// Stores `value` behind everything that was stored through `stores`, which are of the same memory.
+    pub fn ring_with(&self, stores: &mut Stores<'_>, value: u64) -> Result<(), MappedError> {
         stores.fence();
         stores.word(self.offset, value)
     }
@@ -57,6 +62,8 @@ pub struct Credits {
     blocks: u64,
     /// Frames that are known to be done.
     done: AtomicU64,
+    /// Why no more will be done.
+    failure: OnceLock<CudaError>,
 }
 
 impl Credits {
@@ -75,6 +82,7 @@ impl Credits {
             teams,
             blocks,
             done: AtomicU64::new(0),
+            failure: OnceLock::new(),
         })
     }
 
@@ -89,6 +97,16 @@ impl Credits {
         // SAFETY: the region has room for them, lives as long as `self`, begins at a page and was zeroed; whoever
         // writes them, here or on the GPU, writes whole words.
         unsafe { std::slice::from_raw_parts(self.region.address().cast().as_ptr(), words) }
+    }
+
+    /// The kernel has failed: no more frames will be done.
+    pub fn fail(&self, error: CudaError) {
+        let _ = self.failure.set(error);
+    }
+
+    /// Why the kernel failed; `None` while it is not known to have.
+    pub fn failure(&self) -> Option<&CudaError> {
+        self.failure.get()
     }
 
     /// Whether all frames before `at` are done.

@@ -142,6 +142,23 @@ pub trait Kernel: Send {
         Ok(())
     }
 
+    /// Called now and then while work is under way: whether the device can still finish it.
+    ///
+    /// After an error the completions of what is under way are done, and know of the failure.
+    fn look(&mut self) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    /// What a kernel that stays on its GPU is at, for a message that it hangs; `None` where the kernel is launched.
+    fn hung(&self) -> Option<String> {
+        None
+    }
+
+    /// Ends although the device has not finished: nothing that it was given is freed, nor is it waited for.
+    fn abandon(self: Box<Self>) {
+        std::mem::forget(self);
+    }
+
     /// Processes all frames of `burst`, finishing slots of `out` as outputs are complete.
     ///
     /// `on` is a stream of the device that the kernel was built for.

@@ -85,6 +85,11 @@ pub struct Granted {
 pub trait Registration: Send {
     /// Who holds the memory, for messages.
     fn holder(&self) -> &str;
+
+    /// The GPU whose driver is called when it is undone.
+    fn device(&self) -> Option<&'static Device> {
+        None
+    }
 }
 
 /// What a region's memory is, and who frees it.
@@ -320,16 +325,43 @@ impl Drop for Region {
             .registrations
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
-        while let Some(registration) = registrations.pop() {
+        let rest = Rest {
+            registrations: std::mem::take(registrations),
+            mapping: match self.backing {
+                Backing::Cuda(_) | Backing::Mapped(_) => None,
+                _ => Some((self.address, self.bytes)),
+            },
+        };
+        let registrations = &mut rest.registrations.iter();
+        match registrations.find_map(|registration| registration.device()) {
+            Some(device) => device.free("pinned host memory", move || drop(rest)),
+            None => drop(rest),
+        }
+    }
+}
+
+/// What is left of a region that nobody holds any more.
+struct Rest {
+    registrations: Vec<Box<dyn Registration>>,
+    /// The mapping of this process.
+    mapping: Option<(NonNull<u8>, usize)>,
+}
+
+// SAFETY: as for a region.
+unsafe impl Send for Rest {}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        while let Some(registration) = self.registrations.pop() {
             drop(registration);
         }
-        if let Backing::Cuda(_) | Backing::Mapped(_) = self.backing {
+        let Some((address, bytes)) = self.mapping else {
             return;
-        }
-        // SAFETY: address and length are those of the one mapping made in `host`. This runs when the last
-        // `Arc` is gone, so no ring, reader or lease refers to the memory; every registration that let a
+        };
+        // SAFETY: address and length are those of the one mapping made in `host`. This comes from the drop of the last
+        // `Arc` of the region, so no ring, reader or lease refers to the memory; every registration that let a
         // device refer to it was undone just above.
-        let result = unsafe { memory::unmap(self.address, self.bytes) };
+        let result = unsafe { memory::unmap(address, bytes) };
         debug_assert!(result.is_ok(), "unmapping a region failed: {result:?}");
     }
 }

@@ -177,9 +177,17 @@ impl Device {
     }
 
     /// Waits until all work of this process on the device is done.
+    ///
+    /// # Errors
+    /// Code 401 while a kernel [stays](Self::stay) on the device: its end would be waited for.
     pub fn synchronize(&self) -> Result<(), CudaError> {
+        let what = || format!("waiting for cuda:{}", self.identity.ordinal);
+        if self.has_stay() {
+            return Err(CudaError::new(what(), cuda::ILLEGAL_STATE)
+                .with_detail("a kernel stays on it, whose end would be waited for"));
+        }
         self.enter()?;
-        cuda::synchronize().doing(|| format!("waiting for cuda:{}", self.identity.ordinal))
+        cuda::synchronize().doing(what)
     }
 
     /// Says that work on the device hangs and that nobody waits for it any more.

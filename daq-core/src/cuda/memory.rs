@@ -245,22 +245,24 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if !self.device.enter_to_free("memory") {
-            return;
-        }
-        // SAFETY: address, bytes and allocation are those of `with`; no work uses the memory by this type's contract.
-        let result = unsafe {
-            match self.allocation {
-                None => cuda::free(self.address),
-                Some(allocation) => cuda::unmap(self.address, self.bytes)
-                    .and_then(|()| cuda::free_addresses(self.address, self.bytes))
-                    .and_then(|()| cuda::release(allocation)),
+        let (address, bytes, allocation) = (self.address, self.bytes, self.allocation);
+        let ordinal = self.device.ordinal();
+        self.device.free("memory", move || {
+            // SAFETY: address, bytes and allocation are those of `with`, and their owner is gone; no work uses the
+            // memory by that type's contract.
+            let result = unsafe {
+                match allocation {
+                    None => cuda::free(address),
+                    Some(allocation) => cuda::unmap(address, bytes)
+                        .and_then(|()| cuda::free_addresses(address, bytes))
+                        .and_then(|()| cuda::release(allocation)),
+                }
+            };
+            if let Err(code) = result {
+                // After a sticky error nothing can be freed; the process must end anyway.
+                tracing::debug!("freeing memory of cuda:{ordinal}: {code:?}");
             }
-        };
-        if let Err(code) = result {
-            // After a sticky error nothing can be freed; the process must end anyway.
-            tracing::debug!("freeing memory of cuda:{}: {code:?}", self.device.ordinal());
-        }
+        });
     }
 }
 
@@ -309,6 +311,10 @@ impl Registered {
 impl Registration for Registered {
     fn holder(&self) -> &'static str {
         "CUDA"
+    }
+
+    fn device(&self) -> Option<&'static Device> {
+        Some(self.device)
     }
 }
 

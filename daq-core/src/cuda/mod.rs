@@ -17,6 +17,7 @@ mod memory;
 mod module;
 mod pinned;
 mod probe;
+mod stay;
 mod stream;
 
 pub use arguments::Argument;
@@ -28,4 +29,5 @@ pub use memory::{Backing, Memory, Registered};
 pub use module::{Function, Grid, Module};
 pub use pinned::Pinned;
 pub use probe::{Found, NoCuda, probe};
+pub use stay::Stay;
 pub use stream::{Mark, Rows, Stream};

@@ -20,6 +20,18 @@ pub struct Module {
     name: String,
 }
 
+/// A module on its way to where it is unloaded.
+struct Raw(RawModule);
+
+// SAFETY: the driver lets any thread unload a module.
+unsafe impl Send for Raw {}
+
+impl Raw {
+    fn get(self) -> RawModule {
+        self.0
+    }
+}
+
 // SAFETY: the driver lets any thread use a module; it is unloaded once, by the last owner.
 unsafe impl Send for Module {}
 // SAFETY: as above.
@@ -83,6 +95,9 @@ impl Module {
         let symbol = CString::new(name).unwrap_or_default();
         // SAFETY: the module is loaded as long as `self` lives.
         let raw = unsafe { cuda::function(self.raw, &symbol) }.doing(what)?;
+        // A kernel that is loaded no earlier than with its first launch would wait for kernels that stay.
+        // SAFETY: as above.
+        unsafe { cuda::load_function(raw) }.doing(what)?;
         // SAFETY: as above.
         let declared = Declared::ask(|index| unsafe { cuda::parameter(raw, index) });
         Ok(Function {
@@ -140,10 +155,11 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if self.device.enter_to_free("a module") {
+        let raw = Raw(self.raw);
+        self.device.free("a module", move || {
             // SAFETY: loaded in `load`; every function keeps its module alive, so none is left.
-            let _ = unsafe { cuda::unload_module(self.raw) };
-        }
+            let _ = unsafe { cuda::unload_module(raw.get()) };
+        });
     }
 }
 
@@ -208,6 +224,20 @@ impl Function {
         unsafe { cuda::most_threads(self.raw) }
             .map(|threads| u32::try_from(threads).unwrap_or(0))
             .doing(|| format!("asking for the threads of {}", self.module.name))
+    }
+
+    /// Blocks of `grid` that the device can run side by side.
+    pub fn blocks_at_a_time(&self, grid: &Grid) -> Result<u32, CudaError> {
+        let device = self.module.device;
+        device.enter()?;
+        let threads: u32 = grid.threads.iter().product();
+        let threads = i32::try_from(threads).unwrap_or(i32::MAX);
+        // SAFETY: the module is alive.
+        let blocks =
+            unsafe { cuda::blocks_a_multiprocessor(self.raw, threads, grid.shared as usize) }
+                .doing(|| format!("asking for the blocks of {}", self.module.name))?;
+        let all = blocks.max(0) * device.attributes().multiprocessors.max(0);
+        Ok(all.cast_unsigned())
     }
 
     /// The part of a multiprocessor's threads that blocks of `grid` can keep occupied, 0 to 1.

@@ -298,6 +298,14 @@ impl Stores<'_> {
         Ok(())
     }
 
+    /// Copies `from` to `offset` and on, as [`copy`](Self::copy) does.
+    pub fn words(&mut self, offset: usize, from: &[u64]) -> Result<(), MappedError> {
+        // SAFETY: words are bytes, all of them initialised, and live as long as `from`.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(from.as_ptr().cast::<u8>(), size_of_val(from)) };
+        self.copy(offset, bytes)
+    }
+
     /// Stores one word at `offset`, which is a multiple of 8, in one piece.
     pub fn word(&mut self, offset: usize, value: u64) -> Result<(), MappedError> {
         let to = self.mapped.at(offset, 8)?;

@@ -33,12 +33,12 @@ pub enum Completion {
 }
 
 impl Completion {
-    /// Whether the work is done; never blocks.
+    /// Whether the work is done, or never will be because the device failed; never blocks.
     pub fn is_done(&self) -> bool {
         match self {
             Self::Immediate => true,
             Self::Event(event) => event.is_done(),
-            Self::Credit { credits, at } => credits.has(*at),
+            Self::Credit { credits, at } => credits.has(*at) || credits.failure().is_some(),
         }
     }
 }
@@ -48,6 +48,8 @@ impl Completion {
     pub fn failure(&self) -> Option<CudaError> {
         match self {
             Self::Event(event) => event.failure(),
+            // What was done before the kernel failed is done.
+            Self::Credit { credits, at } if !credits.has(*at) => credits.failure().cloned(),
             Self::Immediate | Self::Credit { .. } => None,
         }
     }

@@ -31,6 +31,8 @@ pub(super) struct Runner {
     pub(super) patience: Duration,
     /// Since when the end is overdue and a device has finished nothing.
     pub(super) hanging: Option<Instant>,
+    /// Whether a kernel that stays on its GPU was found to hang.
+    pub(super) hung: bool,
     /// Whether work has failed: what ends from then on is not published, for the slots before it were never filled.
     pub(super) failed: bool,
 }
@@ -79,6 +81,11 @@ impl Timing {
 }
 
 impl Runner {
+    /// Lets a kernel that stays on its GPU begin.
+    pub(super) fn begin(&mut self) -> Result<(), KernelError> {
+        self.kernel.as_mut().map_or(Ok(()), |kernel| kernel.begin())
+    }
+
     pub(super) fn run(mut self, pulse: &Pulse) {
         if self.stream.is_some() {
             // What a device does rings no bell; looks at it must not come late.
@@ -113,13 +120,18 @@ impl Runner {
             stream.device().give_up();
         }
         self.producer.keep_memory();
-        std::mem::forget(self.kernel.take());
+        if let Some(kernel) = self.kernel.take() {
+            kernel.abandon();
+        }
         std::mem::forget(self.stream.take());
         self.reader.keep_memory();
     }
 
     /// Whether a device has not finished a burst for so long that the end must not wait for it.
     fn hangs(&mut self) -> bool {
+        if self.hung {
+            return true;
+        }
         if !self.reader.has_in_flight() || !self.control.is_overdue() {
             self.hanging = None;
             return false;
@@ -137,7 +149,16 @@ impl Runner {
         loop {
             let before = in_flight.len();
             self.reap(in_flight, timing)?;
-            progress.look(!in_flight.is_empty(), in_flight.len() < before, pulse);
+            let has_moved = in_flight.len() < before;
+            let stalled = progress.look(!in_flight.is_empty(), has_moved, pulse);
+            if let Some(kernel) = self.kernel.as_mut().filter(|_| progress.is_slow()) {
+                kernel.look()?;
+                if let Some(hung) = kernel.hung().filter(|_| stalled) {
+                    // It cannot be ended, and nothing that it holds can be had back.
+                    self.hung = true;
+                    return Err(KernelError::Defect(hung));
+                }
+            }
             if self.hangs() {
                 return Err(KernelError::Defect(format!(
                     "the device has not finished {} frames, and the end does not wait for it any longer; what it holds \

@@ -281,8 +281,14 @@ impl Progress {
         }
     }
 
-    /// Takes note of one look at the device: whether it has work, and whether any was finished or begun.
-    pub(crate) fn look(&mut self, has_work: bool, has_moved: bool, pulse: &Pulse) {
+    /// Whether it takes so long that asking the driver costs nothing.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.since.elapsed() > PATIENCE
+    }
+
+    /// Takes note of one look at the device: whether it has work, and whether any was finished or begun. True if that is
+    /// so long ago that it seems to hang.
+    pub(crate) fn look(&mut self, has_work: bool, has_moved: bool, pulse: &Pulse) -> bool {
         if !has_work || has_moved {
             *self = Self::new();
             pulse.beat();
@@ -294,6 +300,7 @@ impl Progress {
                 STALL.as_secs()
             );
         }
+        self.is_told
     }
 }
 
@@ -349,8 +356,16 @@ impl Pipeline {
             producers.insert(planned.name.clone(), producer);
         }
         self.sinks(config, plan, options)?;
-        self.kernels(config, plan, options, &mut producers)?;
+        let kernels = self.kernels(config, plan, options, &mut producers)?;
         self.copies(config, plan, &profiles, &bells, &mut producers)?;
+        // Once a kernel stays on a GPU nothing can be allocated or loaded there.
+        for (planned, mut runner) in plan.kernels.iter().zip(kernels) {
+            runner.begin().map_err(|source| StartError::Kernel {
+                name: planned.name.clone(),
+                source,
+            })?;
+            self.spawn(&planned.name, planned.core, move |pulse| runner.run(pulse))?;
+        }
         self.sources(config, plan, options, &mut producers)
     }
 
@@ -474,7 +489,8 @@ impl Pipeline {
         plan: &Plan,
         options: &Options,
         producers: &mut BTreeMap<String, Producer>,
-    ) -> Result<(), StartError> {
+    ) -> Result<Vec<kernel::Runner>, StartError> {
+        let mut runners = Vec::new();
         for planned in &plan.kernels {
             let component = config
                 .kernels
@@ -504,6 +520,8 @@ impl Pipeline {
                     source,
                 })?;
             let stream = match planned.side {
+                // A kernel that stays has a stream of its own.
+                _ if planned.dispatch == Some(Dispatch::Persistent) => None,
                 Side::Cpu => None,
                 Side::Cuda(ordinal) => Some(cuda::Stream::timed(
                     Device::open(ordinal)?,
@@ -529,7 +547,7 @@ impl Pipeline {
             let producer = producers
                 .remove(&planned.output)
                 .expect("a ring has one producer, checked by the plan");
-            let runner = kernel::Runner {
+            runners.push(kernel::Runner {
                 name: planned.name.clone(),
                 reader,
                 producer,
@@ -541,11 +559,11 @@ impl Pipeline {
                 control: self.control.clone(),
                 patience: kernel::HANG,
                 hanging: None,
+                hung: false,
                 failed: false,
-            };
-            self.spawn(&planned.name, planned.core, move |pulse| runner.run(pulse))?;
+            });
         }
-        Ok(())
+        Ok(runners)
     }
 
     /// Starts the staging threads: one a GPU and direction.

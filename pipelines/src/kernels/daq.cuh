@@ -200,6 +200,100 @@ class Out {
     unsigned char* const payload_;
 };
 
+// daq's own: how a kernel that stays on its GPU is told of frames, and tells that it is done with them.
+namespace detail {
+
+// The word that the host stores: frames posted so far, how often the shifts have changed, whether to stop.
+enum : unsigned { GENERATION_BIT = 48, SHIFTS_WORD = 8 };
+constexpr Size POSTED = (1ull << GENERATION_BIT) - 1, STOP = 1ull << 63;
+
+// The word as it is now; what the host stored before it is there for all threads of the caller's warp.
+__device__ inline Size load_bell(const Size* bell) {
+#ifdef __CUDA_ARCH__
+    Size value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(bell) : "memory");
+    return value;
+#else
+    return __atomic_load_n(bell, __ATOMIC_ACQUIRE);
+#endif
+}
+
+// Says in the host's memory that everything before is done.
+__device__ inline void store_credit(Size* credit, Size value) {
+#ifdef __CUDA_ARCH__
+    asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(credit), "l"(value) : "memory");
+#else
+    __atomic_store_n(credit, value, __ATOMIC_RELEASE);
+#endif
+}
+
+// Frames as they are posted, those of one team: the blocks that work on the same frames.
+struct Post {
+    const Size* const bell;
+    Size* const credit;  // of this block
+    const Size* const records;
+    const Size last_record;
+    const Size teams;
+    Burst burst;             // of one frame: the team's next
+    Size next;               // its number, counted from the kernel's start
+    Size done;               // the team's frames before it
+    Size seen, generation;   // the word of the host, and the shifts that are in use
+
+    __device__ Post(const Size* bell_word, Size* credits, const Burst& rings, Size record_count)
+        : bell(bell_word),
+          credit(credits + static_cast<Size>(blockIdx.y) * gridDim.x + blockIdx.x),
+          records(rings.records),
+          last_record(record_count - 1),
+          teams(gridDim.y),
+          burst(rings),
+          next(blockIdx.y),
+          done(0),
+          seen(0),
+          generation(~0ull) {}
+
+    __device__ bool is_posted() const { return next < (seen & POSTED); }
+
+    // Waits for the team's next frame; false where there will be none. Each warp looks for itself, which saves a
+    // barrier between the host's store and the first byte that is read.
+    __device__ bool wait() {
+        if (!is_posted()) {
+            for (;;) {
+                seen = load_bell(bell);
+                if (is_posted()) break;
+                if (seen & STOP) return false;
+            }
+        }
+        const Size now = (seen & ~STOP) >> GENERATION_BIT;
+        if (now != generation) {
+            generation = now;
+            burst.input_first = (next + load_bell(bell + SHIFTS_WORD)) % burst.input_slots;
+            burst.output_first = (next + load_bell(bell + SHIFTS_WORD + 1)) % burst.output_slots;
+            burst.records = records + (next & last_record) * burst.record_words;
+        }
+        return true;
+    }
+
+    // The frame in hand is done by this thread. Once all threads of the block are there the host is told: after the
+    // last of the frames that are known to be posted, and after every eighth.
+    __device__ void finish() {
+        ++done;
+        next += teams;
+        __syncthreads();
+        if (threadIdx.x == 0 && (!is_posted() || done % 8 == 0)) store_credit(credit, done);
+        burst.input_first = after(burst.input_first, burst.input_slots);
+        burst.output_first = after(burst.output_first, burst.output_slots);
+        burst.records = records + (next & last_record) * burst.record_words;
+    }
+
+    // The slot that the team takes after `slot`.
+    __device__ Size after(Size slot, Size slots) const {
+        slot += teams;
+        return slot < slots ? slot : slot % slots;
+    }
+};
+
+}  // namespace detail
+
 // What the host must know of a member of Params to set it.
 namespace detail {
 
@@ -265,6 +359,26 @@ template <class P, class Base, class T> __host__ __device__ constexpr Member<P, 
         const daq::Frame in(burst, blockIdx.y);                                                                       \
         daq::Out out(burst, blockIdx.y);                                                                              \
         FUNCTION(in, out, daq_params);                                                                                \
+    }
+
+#define DAQ_DETAIL_RESIDENT(NAME, FUNCTION)                                                                           \
+    extern "C" __global__ void __launch_bounds__(DAQ_THREADS) NAME(                                                   \
+        const daq::Size* bell, daq::Size* credits, const unsigned char* input, daq::Size input_stride,                \
+        daq::Size input_slots, unsigned char* output, daq::Size output_stride, daq::Size output_slots,                \
+        const daq::Size* records, daq::Size record_words, daq::Size record_count, daq::Size in_bytes,                 \
+        daq::Size in_channels, daq::Size in_points, daq::Size out_bytes, daq::Size out_channels,                      \
+        daq::Size out_points) {                                                                                       \
+        const daq::detail::Burst rings = {input, input_stride, input_slots, 0,                                        \
+                                          output, output_stride, output_slots, 0,                                     \
+                                          records, record_words, in_bytes, in_channels,                               \
+                                          in_points, out_bytes, out_channels, out_points};                            \
+        daq::detail::Post post(bell, credits, rings, record_count);                                                   \
+        while (post.wait()) {                                                                                         \
+            const daq::Frame in(post.burst, 0);                                                                       \
+            daq::Out out(post.burst, 0);                                                                              \
+            FUNCTION(in, out, daq_params);                                                                            \
+            post.finish();                                                                                            \
+        }                                                                                                             \
     }
 
 #ifdef DAQ_UNIT

@@ -9,12 +9,18 @@
 //! | `params` | values from the configuration, put into the bytes of the user's `struct Params` |
 //! | `unit` | the text that is compiled: the user's, and what goes with it |
 //! | `message` | what the compiler says, shown with the user's lines |
-//! | `launch` | the kernel |
+//! | `code` | the user's code on its device |
+//! | `record` | what it is told of a frame |
+//! | `launch` | the kernel that is launched for each burst |
+//! | `resident` | the kernel that stays on its GPU |
 
+mod code;
 mod frame;
 mod launch;
 mod message;
 mod params;
+mod record;
+mod resident;
 #[cfg(test)]
 mod tests;
 mod unit;
@@ -28,7 +34,7 @@ use daq_core::cuda::{CompileError, Compiler, Device, Target};
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
 use daq_core::layout::Layout;
-use daq_core::plan::FILE_KERNEL;
+use daq_core::plan::{Dispatch, FILE_KERNEL};
 use daq_core::units::ByteSize;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -44,6 +50,8 @@ const MOST_THREADS: u32 = 1024;
 const WARP: u32 = 32;
 /// Blocks of a frame at most.
 const MOST_BLOCKS: u32 = 65_535;
+/// Teams of a kernel that stays at most.
+const MOST_TEAMS: u32 = 4096;
 /// Bytes of input a thread works on where nobody says how many blocks there are.
 const BYTES_A_THREAD: usize = 64;
 /// Blocks of a frame where nobody says how many there are, at most.
@@ -65,6 +73,8 @@ output = \"OUTPUT\"
 # params = { gain = 2.5, taps = [1, 2, 1, 0] }
 # What an output frame means; what is left out is as in the input.
 # frame = { type = \"float32\" }
+# Frames that a kernel that stays on its GPU (dispatch = \"persistent\") works on at a time.
+# teams = 1
 # Blocks for each frame; by the frame's size if left out.
 # blocks = 64
 # Threads of a block.
@@ -94,6 +104,9 @@ pub struct FileKernel {
     pub frame: FrameKeys,
     /// Blocks for each frame, 1 to 65535. Default: as many as give each thread 64 bytes of input, at most 256.
     pub blocks: Option<u32>,
+    /// With `dispatch = "persistent"`: frames that are worked on at a time, 1 to 4096. Frames are dealt to teams of
+    /// `blocks` blocks in turn. Default: 1.
+    pub teams: Option<u32>,
     /// Threads of a block, a multiple of 32 up to 1024.
     #[serde(default = "usual_threads")]
     pub threads: u32,
@@ -126,6 +139,7 @@ impl FileKernel {
             params: BTreeMap::new(),
             frame: FrameKeys::default(),
             blocks: None,
+            teams: None,
             threads: usual_threads(),
             shared: None,
             entry: None,
@@ -167,7 +181,12 @@ impl FileKernel {
     }
 
     /// Device code for `capability`.
-    fn image(&self, directory: &Path, capability: (i32, i32)) -> Result<Vec<u8>, KernelError> {
+    fn image(
+        &self,
+        directory: &Path,
+        capability: (i32, i32),
+        entry: unit::Entry,
+    ) -> Result<Vec<u8>, KernelError> {
         let (path, bytes) = self.read(directory)?;
         if self.code() != Some(Code::Source) {
             return Ok(bytes);
@@ -181,7 +200,7 @@ impl FileKernel {
         })?;
         let compiler = Compiler::find().map_err(|error| no_compiler(&self.file, &error))?;
         let target = Target::Cubin(capability.0, capability.1);
-        self.compile(compiler, &text, path.parent(), target)
+        self.compile(compiler, &text, path.parent(), target, entry)
     }
 
     /// Compiles the text of the user's file, which lies in `directory`.
@@ -191,8 +210,10 @@ impl FileKernel {
         text: &str,
         directory: Option<&Path>,
         target: Target,
+        entry: unit::Entry,
     ) -> Result<Vec<u8>, KernelError> {
         let unit = unit::Unit {
+            entry,
             name: &self.file,
             text,
             directory,
@@ -248,6 +269,14 @@ impl Keys for FileKernel {
             return Err(
                 Problem::at("blocks", format!("{blocks} blocks for each frame"))
                     .help(format!("1 to {MOST_BLOCKS} are possible")),
+            );
+        }
+        if let Some(teams) = self.teams
+            && !(1..=MOST_TEAMS).contains(&teams)
+        {
+            return Err(
+                Problem::at("teams", format!("{teams} frames worked on at a time"))
+                    .help(format!("1 to {MOST_TEAMS} are possible")),
             );
         }
         if let Some(shared) = self.shared
@@ -310,9 +339,16 @@ impl KernelSpec for FileKernel {
             )));
         };
         let device = Device::open(ordinal)?;
-        let image = self.image(&context.directory, device.attributes().capability)?;
-        Ok(Box::new(launch::FileCode::new(
-            self, context, device, &image,
-        )?))
+        let entry = match context.dispatch {
+            Dispatch::Launch => unit::Entry::Burst,
+            Dispatch::Persistent => unit::Entry::Resident,
+        };
+        let image = self.image(&context.directory, device.attributes().capability, entry)?;
+        Ok(match context.dispatch {
+            Dispatch::Launch => Box::new(launch::FileCode::new(self, context, device, &image)?),
+            Dispatch::Persistent => {
+                Box::new(resident::Resident::new(self, context, device, &image)?)
+            }
+        })
     }
 }

@@ -41,6 +41,9 @@ pub const INVALID_VALUE: Code = Code(1);
 /// `CUDA_ERROR_INVALID_IMAGE`: no device code, or not all of it.
 pub const INVALID_IMAGE: Code = Code(200);
 
+/// `CUDA_ERROR_ILLEGAL_STATE`: what is asked for cannot be now.
+pub const ILLEGAL_STATE: Code = Code(401);
+
 /// `CUDA_ERROR_NOT_READY`: work is still under way.
 pub const NOT_READY: Code = Code(600);
 

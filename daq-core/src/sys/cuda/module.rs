@@ -106,6 +106,20 @@ pub unsafe fn parameter(
     Some(check(code).map(|()| (offset, bytes)))
 }
 
+/// Loads a kernel's code where the driver has put that off, which it can from CUDA 12.4 on.
+///
+/// # Safety
+/// The function's module is alive.
+pub unsafe fn load_function(function: RawFunction) -> Result<(), Code> {
+    type Call = unsafe extern "C" fn(RawFunction) -> c_uint;
+    // SAFETY: this is how the function is declared.
+    match unsafe { symbol::<Call>("cuFuncLoad") } {
+        // SAFETY: by the caller's word.
+        Some(call) => check(unsafe { call(function) }),
+        None => Ok(()),
+    }
+}
+
 /// Blocks of a kernel that one multiprocessor can hold at a time.
 ///
 /// # Safety

@@ -107,6 +107,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
             made: 0,
             fails_at,
         })),
+        hung: false,
         failed: false,
         reader,
         producer: outputs,

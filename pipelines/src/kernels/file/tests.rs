@@ -287,7 +287,7 @@ fn an_output_frame_is_as_declared_and_else_as_in_the_input() {
 fn a_file_that_is_not_there_is_told_with_where_it_was_looked_for() {
     let directory = tempfile::tempdir().unwrap();
     let told = FileKernel::new("none.cu")
-        .image(directory.path(), (9, 0))
+        .image(directory.path(), (9, 0), unit::Entry::Burst)
         .unwrap_err();
     let told = format!("{told}");
     assert!(
@@ -295,7 +295,7 @@ fn a_file_that_is_not_there_is_told_with_where_it_was_looked_for() {
         "{told}"
     );
     std::fs::write(directory.path().join("bad.cu"), b"ab\xff").unwrap();
-    let told = FileKernel::new("bad.cu").image(directory.path(), (9, 0));
+    let told = FileKernel::new("bad.cu").image(directory.path(), (9, 0), unit::Entry::Burst);
     let told = told.unwrap_err().to_string();
     assert!(
         told.contains("byte 2 of") && told.contains("UTF-8"),
@@ -303,7 +303,7 @@ fn a_file_that_is_not_there_is_told_with_where_it_was_looked_for() {
     );
     // What is compiled already is taken as it is.
     std::fs::write(directory.path().join("a.ptx"), b"\x00\xff").unwrap();
-    let image = FileKernel::new("a.ptx").image(directory.path(), (9, 0));
+    let image = FileKernel::new("a.ptx").image(directory.path(), (9, 0), unit::Entry::Burst);
     assert_eq!(image.unwrap(), b"\x00\xff");
 }
 

@@ -12,6 +12,15 @@ pub(super) const OURS: &str = "[daq]";
 /// The same of the line for a parameter; its key follows.
 pub(super) const PARAMETER: &str = "[params] ";
 
+/// How the code is to be called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// For a burst at a time.
+    Burst,
+    /// Once, for all frames to come.
+    Resident,
+}
+
 /// A file of the user's and how it is to be compiled.
 #[derive(Clone, Debug)]
 pub(super) struct Unit<'a> {
@@ -24,6 +33,7 @@ pub(super) struct Unit<'a> {
     pub(super) params: Vec<&'a str>,
     pub(super) threads: u32,
     pub(super) options: &'a [String],
+    pub(super) entry: Entry,
 }
 
 impl Unit<'_> {
@@ -44,10 +54,11 @@ impl Unit<'_> {
                 "#line 1 \"{PARAMETER}{key}\"\nDAQ_DETAIL_PARAM(::Params, {key})\n"
             );
         }
-        let _ = write!(
-            text,
-            "#line 4 \"{OURS}\"\nDAQ_DETAIL_ENTRY(daq_burst, ::on_frame)\n"
-        );
+        let entry = match self.entry {
+            Entry::Burst => "DAQ_DETAIL_ENTRY(daq_burst, ::on_frame)",
+            Entry::Resident => "DAQ_DETAIL_RESIDENT(daq_resident, ::on_frame)",
+        };
+        let _ = write!(text, "#line 4 \"{OURS}\"\n{entry}\n");
         text
     }
 

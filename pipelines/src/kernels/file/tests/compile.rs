@@ -1,6 +1,7 @@
 //! What NVIDIA's compiler makes of sources; skipped, with the reason, where it is not to be had.
 
 use super::super::params::{Kind, Member};
+use super::super::unit::Entry;
 use super::*;
 
 const CLIP: &str = include_str!("../../../../../configs/kernels/clip.cu");
@@ -45,7 +46,7 @@ fn keys(params: &[(&str, Value)]) -> FileKernel {
 }
 
 fn compile(keys: &FileKernel, compiler: Compiler, text: &str) -> Result<String, String> {
-    keys.compile(compiler, text, None, Target::Ptx(8, 0))
+    keys.compile(compiler, text, None, Target::Ptx(8, 0), Entry::Burst)
         .map(|ptx| String::from_utf8(ptx).unwrap())
         .map_err(|error| error.to_string())
 }
@@ -72,7 +73,7 @@ fn the_example_becomes_machine_code_and_ptx() {
         ("limit", Value::Float(0.25)),
         ("silence", Value::Array(vec![Value::Integer(0); 2])),
     ]);
-    let cubin = keys.compile(compiler, CLIP, None, Target::Cubin(9, 0));
+    let cubin = keys.compile(compiler, CLIP, None, Target::Cubin(9, 0), Entry::Burst);
     assert!(cubin.unwrap().starts_with(b"\x7fELF"));
     let ptx = compile(&keys, compiler, CLIP).unwrap();
     assert!(ptx.contains(".visible .entry daq_burst("), "{ptx}");
@@ -99,6 +100,22 @@ fn the_example_becomes_machine_code_and_ptx() {
         .set(&mut image, &Value::Float(0.25))
         .unwrap();
     assert_eq!(&image[..8], [0, 0, 128, 63, 0, 0, 128, 62]);
+}
+
+#[test]
+fn the_example_can_stay_on_its_gpu() {
+    let Some(compiler) = compiler() else { return };
+    let target = Target::Ptx(7, 0);
+    let ptx = keys(&[])
+        .compile(compiler, CLIP, None, target, Entry::Resident)
+        .unwrap();
+    let ptx = String::from_utf8(ptx).unwrap();
+    assert!(ptx.contains(".visible .entry daq_resident("), "{ptx}");
+    // The bell is looked at, and credits are given, in the order that the host relies on; payload is never taken from
+    // the cache for what nobody writes.
+    assert!(ptx.contains("ld.acquire.sys.global.u64"), "{ptx}");
+    assert!(ptx.contains("st.release.sys.global.u64"), "{ptx}");
+    assert!(!ptx.contains(".nc."), "{ptx}");
 }
 
 #[test]
@@ -308,7 +325,13 @@ fn options_and_headers_beside_the_file_reach_the_compiler() {
         ..FileKernel::new("my.cu")
     };
     let target = Target::Ptx(8, 0);
-    let made = keys.compile(compiler, &text, Some(directory.path()), target);
+    let made = keys.compile(
+        compiler,
+        &text,
+        Some(directory.path()),
+        target,
+        Entry::Burst,
+    );
     let made = String::from_utf8(made.unwrap()).unwrap();
     // 2 * 3 * 128 as a float.
     assert!(
@@ -316,7 +339,7 @@ fn options_and_headers_beside_the_file_reach_the_compiler() {
         "{made}"
     );
     let told = keys
-        .compile(compiler, &text, None, target)
+        .compile(compiler, &text, None, target, Entry::Burst)
         .unwrap_err()
         .to_string();
     assert!(

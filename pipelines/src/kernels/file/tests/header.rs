@@ -13,6 +13,7 @@ const PROGRAM: &str = r#"
 #define __launch_bounds__(threads)
 struct Dim { unsigned x, y, z; };
 static Dim blockIdx, gridDim, threadIdx, blockDim;
+static void __syncthreads() {}
 #include "daq.cuh"
 
 struct Params { float gain = 2; int taps[4] = {1, 2, 3, 4}; };

@@ -1,7 +1,7 @@
 //! Logs of compilers of several ages.
 
 use super::super::message::{Message, messages, told};
-use super::super::unit::Unit;
+use super::super::unit::{Entry, Unit};
 
 const TEXT: &str = "struct Params { float gain; };\n__device__ float f(float a) { return a; }\n\
                     __device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {\n    \
@@ -9,6 +9,7 @@ const TEXT: &str = "struct Params { float gain; };\n__device__ float f(float a) 
 
 fn unit(params: Vec<&'static str>) -> Unit<'static> {
     Unit {
+        entry: Entry::Burst,
         name: "my.cu",
         text: TEXT,
         directory: None,

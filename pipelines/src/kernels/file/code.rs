@@ -1,0 +1,165 @@
+//! The user's code on its device: loaded, checked against the configuration, its parameters set.
+
+use super::FileKernel;
+use super::params::{Member, refused};
+use crate::sys::device_code;
+use daq_core::cuda::{Device, Function, Grid, Module};
+use daq_core::kernel::{KernelContext, KernelError, KernelSpec};
+use daq_core::layout::Layout;
+
+/// What the header's version is, and the variable in which code says which it was made with.
+const HEADER_VERSION: (&str, u32) = ("daq_header", 1);
+/// Dynamic shared memory that need not be asked for.
+const FREE_SHARED: u32 = 48 << 10;
+
+/// Code of the user's, ready to be launched.
+pub(super) struct Code {
+    pub(super) device: &'static Device,
+    pub(super) function: Function,
+    /// The blocks of one frame.
+    pub(super) grid: Grid,
+    pub(super) occupancy: f64,
+    pub(super) input: Shape,
+    pub(super) output: Shape,
+}
+
+/// What the code is told of frames.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) bytes: usize,
+    pub(super) channels: u32,
+    pub(super) points: usize,
+}
+
+impl From<&Layout> for Shape {
+    fn from(layout: &Layout) -> Self {
+        Self {
+            bytes: layout.frame_bytes(),
+            channels: layout.channels,
+            points: layout.points,
+        }
+    }
+}
+
+impl Code {
+    /// Loads `image`, whose kernel is called `entry` where the configuration names no other.
+    pub(super) fn load(
+        keys: &FileKernel,
+        context: &KernelContext,
+        device: &'static Device,
+        image: &[u8],
+        entry: &str,
+    ) -> Result<Self, KernelError> {
+        let file = &keys.file;
+        let output = keys
+            .layout(&context.input)
+            .map_err(|problem| KernelError::Refused(problem.to_string()))?;
+        let module = device_code::user_code(device, file, image).map_err(|error| {
+            let (major, minor) = device.attributes().capability;
+            match error.code {
+                // Not of a form that the driver knows, of another architecture, wrong PTX.
+                200 | 209 | 218 => KernelError::Refused(format!(
+                    "{error}; compile {file} for this GPU: nvcc -cubin -arch=sm_{major}{minor}"
+                )),
+                _ => error.into(),
+            }
+        })?;
+        let made_with = module.read_global(HEADER_VERSION.0)?;
+        if made_with.as_deref() != Some(&HEADER_VERSION.1.to_le_bytes()) {
+            return Err(KernelError::Refused(format!(
+                "{file} was {}; put DAQ_KERNEL(on_frame, Params) at the end of its source and compile it with the header \
+                 that `daq reference kernel-header` prints",
+                match made_with {
+                    None => "made without the macro DAQ_KERNEL of daq.cuh",
+                    Some(_) => "made with the daq.cuh of another version of daq",
+                }
+            )));
+        }
+        set_params(keys, &module)?;
+        let entry = keys.entry.as_deref().unwrap_or(entry);
+        let function = module.function(entry).map_err(|error| match error.code {
+            500 => KernelError::Refused(format!(
+                "`entry`: {file} has no kernel `{entry}`; DAQ_ENTRY({entry}, FUNCTION) in its source makes it"
+            )),
+            _ => error.into(),
+        })?;
+        let shared = keys.shared.map_or(0, |shared| shared.0);
+        let grid = Grid {
+            blocks: [keys.blocks(&context.input), 1, 1],
+            threads: [keys.threads, 1, 1],
+            shared: u32::try_from(shared).unwrap_or(u32::MAX),
+        };
+        fit(keys, device, &function, &grid)?;
+        Ok(Self {
+            occupancy: function.occupancy(&grid)?,
+            device,
+            function,
+            grid,
+            input: (&context.input).into(),
+            output: (&output).into(),
+        })
+    }
+}
+
+/// Sets the parameters that the configuration names.
+fn set_params(keys: &FileKernel, module: &Module) -> Result<(), KernelError> {
+    if keys.params.is_empty() {
+        return Ok(());
+    }
+    let file = &keys.file;
+    const NAME: &str = "daq_params";
+    let Some(mut image) = module.read_global(NAME)? else {
+        return Err(KernelError::Refused(format!(
+            "`params`: {file} has no parameters; put DAQ_KERNEL(on_frame, Params) at the end of its source"
+        )));
+    };
+    for (key, value) in &keys.params {
+        let Some(told) = module.read_global(&format!("daq_param_{key}"))? else {
+            return Err(KernelError::Refused(format!(
+                "`params.{key}`: {file} does not let `{key}` be set; put DAQ_PARAM(Params, {key}) at the end of its source"
+            )));
+        };
+        let Some(member) = Member::read(&told) else {
+            return Err(KernelError::Refused(format!(
+                "`params.{key}`: member `{key}` of `struct Params` in {file} is of a type that cannot be set; make it a \
+                 number, a boolean or an array of one dimension"
+            )));
+        };
+        member
+            .set(&mut image, value)
+            .map_err(|why| KernelError::Refused(refused(file, key, value, &member, &why)))?;
+    }
+    module.write_global(NAME, &image)?;
+    Ok(())
+}
+
+/// Refuses a grid that the device or the code cannot have.
+fn fit(
+    keys: &FileKernel,
+    device: &Device,
+    function: &Function,
+    grid: &Grid,
+) -> Result<(), KernelError> {
+    let file = &keys.file;
+    let most = function.most_threads()?;
+    if keys.threads > most {
+        return Err(KernelError::Refused(format!(
+            "`threads` = {}: blocks of {file} have {most} threads at most on {}; write at most {}",
+            keys.threads,
+            device.name(),
+            most / super::WARP * super::WARP
+        )));
+    }
+    let most = u32::try_from(device.attributes().most_shared).unwrap_or(0);
+    if grid.shared > most {
+        return Err(KernelError::Refused(format!(
+            "`shared` = {} bytes: a block can have {most} on {}; write less",
+            grid.shared,
+            device.name()
+        )));
+    }
+    if grid.shared > FREE_SHARED {
+        function.allow_shared(grid.shared)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! What device code is told of a frame: a record of words, as in daq.cuh.
+
+use daq_core::frame::FrameMeta;
+use daq_core::kernel::KernelError;
+use daq_core::ring::Frame;
+
+/// Words of a record before its bitmap.
+const HEAD: usize = 5;
+
+/// Words of a record of a frame of up to `places` places.
+pub(super) const fn words(places: u32) -> usize {
+    HEAD + (places as usize).div_ceil(64)
+}
+
+/// Writes what is known of `frame` into `record`, which has the words for as many places as were announced.
+pub(super) fn describe(frame: &Frame<'_>, record: &mut [u64]) -> Result<(), KernelError> {
+    let FrameMeta {
+        sequence,
+        epoch,
+        flags,
+        timestamp,
+        places,
+        arrived,
+        ..
+    } = *frame.meta();
+    let (head, bitmap) = record.split_at_mut(HEAD);
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    head.copy_from_slice(&[
+        sequence,
+        timestamp.ns,
+        pair(epoch, flags.0),
+        pair(places, arrived),
+        timestamp.clock as u64,
+    ]);
+    let words = frame.present().words();
+    let words = words.get(..(places as usize).div_ceil(64)).unwrap_or(words);
+    let Some(bitmap) = bitmap.get_mut(..words.len()) else {
+        return Err(KernelError::Defect(format!(
+            "a frame of {places} places came where at most {} were announced; this is a defect in daq",
+            64 * bitmap.len()
+        )));
+    };
+    bitmap.copy_from_slice(words);
+    Ok(())
+}

@@ -1,0 +1,427 @@
+//! The kernel that stays on its GPU: frames are posted to it, and it gives credits back.
+//!
+//! ```text
+//!   host:  record ─▶ fence ─▶ bell (frames posted)            credits (frames done) ─▶ retire, publish
+//!                                │                               ▲
+//!   GPU:                      wait ──▶ on_frame ──▶ barrier ─────┘        by each block, for its team's frames
+//! ```
+//! Frames are counted from the kernel's start. Frame `n` is in input slot `n + shift`, and its output goes to slot
+//! `n + shift` of the other ring; the shifts change only where frames are left out, and only once all frames before
+//! are done. Records, bell and shifts lie in GPU memory where the CPU can store there, the credits in host memory, so
+//! that neither side looks at anything over the bus.
+
+use super::super::device as gpu;
+use super::FileKernel;
+use super::code::Code;
+use super::record;
+use daq_core::cuda::{self, Argument, Device, Grid, Mark, Stay};
+use daq_core::doorbell::{Credits, Doorbell};
+use daq_core::frame::FrameMeta;
+use daq_core::kernel::{Kernel, KernelContext, KernelError, Stream, Submitted};
+use daq_core::mapped::{Mapped, MappedError, Unmappable, Writer};
+use daq_core::region::RegionError;
+use daq_core::ring::{Completion, Event, Lease, Slice, SlotsMut};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The kernel's name.
+const ENTRY: &str = "daq_resident";
+/// Where the shifts are, in bytes from the bell, as in daq.cuh.
+const SHIFTS: usize = 64;
+/// Where the records begin.
+const RECORDS: usize = 128;
+/// A record begins on a line of its own.
+const LINE_WORDS: usize = 8;
+/// Bits of the bell's word that count frames; the next ones count changes of the shifts.
+const POSTED_BITS: u32 = 48;
+/// Changes of the shifts are told modulo this.
+const GENERATIONS: u64 = 1 << 15;
+/// The bit of the bell's word that ends the kernel.
+const STOP: u64 = 1 << 63;
+/// How long the kernel may take to end once it is told to, or to finish what must be finished before it goes on.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The part of a GPU that kernels may take for good without a warning.
+const MUCH: f64 = 0.75;
+
+/// A kernel of the user's that stays on its GPU.
+pub(super) struct Resident {
+    code: Code,
+    teams: u32,
+    stream: cuda::Stream,
+    /// What the kernel is told: bell, shifts, records.
+    board: Arc<Mapped>,
+    bell: Doorbell,
+    credits: Arc<Credits>,
+    input: Slice,
+    output: Slice,
+    /// Words from one record to the next.
+    record_words: usize,
+    /// Records on the board, a power of two, as many as can be under way.
+    records: usize,
+    /// Records of a burst on their way to the board.
+    scratch: Vec<u64>,
+    posted: u64,
+    generation: u64,
+    shifts: [u64; 2],
+    running: Option<Running>,
+}
+
+/// A kernel that was launched.
+struct Running {
+    /// Its end.
+    end: Arc<Mark>,
+    _stay: Stay,
+}
+
+fn unmappable(error: &Unmappable) -> KernelError {
+    KernelError::Unavailable(format!(
+        "no place for the doorbell: {error}; allow \"host\" among `backends` in [staging]"
+    ))
+}
+
+fn no_memory(error: RegionError) -> KernelError {
+    match error {
+        RegionError::Cuda(error) => KernelError::Cuda(error),
+        other => KernelError::Unavailable(format!("credits of a kernel: {other}")),
+    }
+}
+
+fn lost(error: &MappedError) -> KernelError {
+    KernelError::Unavailable(format!("the doorbell cannot be reached: {error}"))
+}
+
+fn defect(what: &str) -> KernelError {
+    KernelError::Defect(format!("{what}; this is a defect in daq"))
+}
+
+impl Resident {
+    pub(super) fn new(
+        keys: &FileKernel,
+        context: &KernelContext,
+        device: &'static Device,
+        image: &[u8],
+    ) -> Result<Self, KernelError> {
+        let code = Code::load(keys, context, device, image, ENTRY)?;
+        if code.input.bytes > context.slots.stride || code.output.bytes > context.output.stride {
+            return Err(defect("frames are longer than slots"));
+        }
+        let record_words = record::words(context.places).next_multiple_of(LINE_WORDS);
+        let records = context.slots.slots.max(1).next_power_of_two();
+        let bytes = RECORDS + records * record_words * size_of::<u64>();
+        let board = Mapped::new(device, bytes, Writer::Bell, &context.backends)
+            .map_err(|error| unmappable(&error))?;
+        tracing::info!(
+            "kernel {}: doorbell by {}{}",
+            context.name,
+            board.backend(),
+            board
+                .refused()
+                .iter()
+                .fold(String::new(), |told, refusal| format!("{told}; {refusal}"))
+        );
+        let teams = keys.teams.unwrap_or(1);
+        Ok(Self {
+            stream: cuda::Stream::new(device, 1)?,
+            bell: Doorbell::new(board.clone(), 0).map_err(|error| lost(&error))?,
+            board,
+            credits: Credits::new(device, teams, code.grid.blocks[0]).map_err(no_memory)?,
+            input: context.slots,
+            output: context.output,
+            record_words,
+            records,
+            scratch: vec![0; context.burst.max(1) * record_words],
+            posted: 0,
+            generation: 0,
+            shifts: [0; 2],
+            running: None,
+            teams,
+            code,
+        })
+    }
+
+    /// The blocks that stay.
+    fn grid(&self) -> Grid {
+        let Grid { blocks, .. } = self.code.grid;
+        Grid {
+            blocks: [blocks[0], self.teams, 1],
+            ..self.code.grid
+        }
+    }
+
+    /// The part of the GPU that the kernel takes for good.
+    fn share(&self) -> Result<f64, KernelError> {
+        let grid = self.grid();
+        let wanted = u64::from(grid.blocks[0]) * u64::from(grid.blocks[1]);
+        let most = u64::from(self.code.function.blocks_at_a_time(&grid)?);
+        if wanted > most {
+            return Err(KernelError::Refused(format!(
+                "`teams` × `blocks` = {} × {} = {wanted}: {} runs at most {most} such blocks at a time, and all of a \
+                 kernel that stays must run; write less",
+                self.teams,
+                grid.blocks[0],
+                self.code.device.name()
+            )));
+        }
+        Ok(wanted as f64 / most as f64)
+    }
+
+    /// Waits until all frames posted so far are done.
+    fn settle(&mut self) -> Result<(), KernelError> {
+        let start = Instant::now();
+        let mut looks = 0_u32;
+        while !self.credits.has(self.posted) {
+            std::hint::spin_loop();
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(1 << 14) {
+                self.look()?;
+                if start.elapsed() > PATIENCE {
+                    return Err(KernelError::Defect(self.hung().unwrap_or_default()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts `frames` frames of `burst`, which lie in `source` from frame `first` on, and whose outputs begin at the
+    /// first slot of `target`.
+    fn post(
+        &mut self,
+        burst: &Lease<'_>,
+        (source, first): (&Slice, usize),
+        target: &Slice,
+        frames: usize,
+    ) -> Result<(), KernelError> {
+        let shift = |slice: &Slice, slot: usize| {
+            let slots = slice.slots as u64;
+            ((slot % slice.slots) as u64 + slots - self.posted % slots) % slots
+        };
+        let shifts = [
+            shift(source, source.first + first),
+            shift(target, target.first),
+        ];
+        let board = self.board.clone();
+        if shifts != self.shifts {
+            // Frames under way are found by the shifts as they are.
+            self.settle()?;
+            let mut stores = board.stores().map_err(|error| lost(&error))?;
+            for (i, shift) in shifts.into_iter().enumerate() {
+                stores
+                    .word(SHIFTS + i * size_of::<u64>(), shift)
+                    .map_err(|error| lost(&error))?;
+            }
+            self.shifts = shifts;
+            self.generation = (self.generation + 1) % GENERATIONS;
+        }
+        let mut stores = board.stores().map_err(|error| lost(&error))?;
+        let mut done = 0;
+        while done < frames {
+            let at = self.place(self.posted + done as u64);
+            let run = (frames - done).min(self.records - at);
+            let records = &mut self.scratch[..run * self.record_words];
+            for (i, record) in records.chunks_exact_mut(self.record_words).enumerate() {
+                record::describe(&burst.frame(first + done + i), record)?;
+            }
+            let offset = RECORDS + at * self.record_words * size_of::<u64>();
+            stores
+                .words(offset, records)
+                .map_err(|error| lost(&error))?;
+            done += run;
+        }
+        self.posted += frames as u64;
+        // Rings after everything that was stored.
+        self.bell
+            .ring_with(&mut stores, self.word())
+            .map_err(|error| lost(&error))
+    }
+
+    /// The record that frame `n` takes.
+    fn place(&self, n: u64) -> usize {
+        usize::try_from(n % self.records as u64).unwrap_or(0)
+    }
+
+    fn word(&self) -> u64 {
+        self.posted | self.generation << POSTED_BITS
+    }
+
+    /// Ends the kernel once it has done what was posted; says whether it has ended.
+    fn stop(&mut self) -> bool {
+        let Some(running) = &self.running else {
+            return true;
+        };
+        let mut is_ended = running.end.is_done();
+        if !is_ended {
+            // A bell that cannot be reached is one of a device that is lost.
+            let _ = self.bell.ring(self.word() | STOP);
+            let start = Instant::now();
+            while !is_ended && start.elapsed() < PATIENCE {
+                std::thread::sleep(Duration::from_micros(50));
+                is_ended = running.end.is_done();
+            }
+        }
+        if is_ended {
+            self.running = None;
+        }
+        is_ended
+    }
+}
+
+impl Kernel for Resident {
+    fn outputs(&self, frames: usize) -> usize {
+        frames
+    }
+
+    fn occupancy(&self) -> Option<f64> {
+        Some(self.code.occupancy)
+    }
+
+    fn begin(&mut self) -> Result<(), KernelError> {
+        let share = self.share()?;
+        let device = self.code.device;
+        let stay = device.stay(share).ok_or_else(|| {
+            KernelError::Unavailable(format!(
+                "{:.0} % of {} are taken by other kernels that stay, and this one wants {:.0} %; lower `blocks`, `teams` \
+                 or `threads` of either",
+                100.0 * device.share(),
+                device.name(),
+                100.0 * share
+            ))
+        })?;
+        if device.share() > MUCH {
+            tracing::warn!(
+                "kernels that stay take {:.0} % of {}: what else is launched there waits for room",
+                100.0 * device.share(),
+                device.name()
+            );
+        }
+        let Code { input, output, .. } = &self.code;
+        let word = |value: usize| Argument::U64(value as u64);
+        self.code.function.launch(
+            &self.stream,
+            &self.grid(),
+            &[
+                Argument::U64(self.bell.address()),
+                Argument::U64(self.credits.address()),
+                Argument::U64(self.input.base),
+                word(self.input.stride),
+                word(self.input.slots),
+                Argument::U64(self.output.base),
+                word(self.output.stride),
+                word(self.output.slots),
+                Argument::U64(self.board.address() + RECORDS as u64),
+                word(self.record_words),
+                word(self.records),
+                word(input.bytes),
+                Argument::U64(input.channels.into()),
+                word(input.points),
+                word(output.bytes),
+                Argument::U64(output.channels.into()),
+                word(output.points),
+            ],
+        )?;
+        self.running = Some(Running {
+            end: self.stream.mark()?,
+            _stay: stay,
+        });
+        Ok(())
+    }
+
+    fn look(&mut self) -> Result<(), KernelError> {
+        let Some(running) = &self.running else {
+            return Ok(());
+        };
+        if !running.end.is_done() {
+            return Ok(());
+        }
+        match running.end.failure() {
+            Some(error) => {
+                self.credits.fail(error.clone());
+                Err(KernelError::Cuda(error))
+            }
+            None => Err(KernelError::Defect(
+                "the kernel has ended although nobody told it to: on_frame must return, not exit"
+                    .to_owned(),
+            )),
+        }
+    }
+
+    fn hung(&self) -> Option<String> {
+        let values = self.credits.values();
+        let blocks = self.code.grid.blocks[0] as usize;
+        let first = |(i, done): (usize, u64)| {
+            (done * u64::from(self.teams) + (i / blocks.max(1)) as u64, i)
+        };
+        let (frame, i) = values.into_iter().enumerate().map(first).min()?;
+        Some(format!(
+            "on_frame does not return: frame {frame} of {} (counted from the kernel's start) is not done by block {}; \
+             look for a loop that does not end and for __syncthreads() that not all threads reach",
+            self.posted,
+            i % blocks.max(1)
+        ))
+    }
+
+    fn abandon(self: Box<Self>) {
+        self.code.device.give_up();
+        self.credits.keep_memory();
+        std::mem::forget(self);
+    }
+
+    fn run(
+        &mut self,
+        burst: &Lease<'_>,
+        out: &mut SlotsMut<'_>,
+        _: Stream<'_>,
+    ) -> Result<Submitted, KernelError> {
+        if self.running.is_none() {
+            return Err(defect("a kernel is given frames before it was begun"));
+        }
+        let source = gpu::slots(burst)?;
+        let frames = burst.len();
+        if frames * self.record_words > self.scratch.len() || frames > out.remaining() {
+            return Err(defect("a burst is longer than was announced"));
+        }
+        let bytes = self.code.output.bytes;
+        let (mut next, mut failed) = (0, 0);
+        while next < frames {
+            // Frames that are shorter than they should be are left out: old bytes lie behind their end.
+            let first = next;
+            while next < frames && burst.length(next) >= self.code.input.bytes {
+                next += 1;
+            }
+            if next > first {
+                self.post(burst, (&source, first), &out.slice(), next - first)?;
+            }
+            for i in first..next {
+                out.finish(FrameMeta {
+                    length: bytes,
+                    places: 0,
+                    arrived: 0,
+                    ..*burst.frame(i).meta()
+                });
+            }
+            if next < frames {
+                failed += 1;
+                next += 1;
+            }
+        }
+        Ok(Submitted {
+            failed,
+            completion: Completion::Credit {
+                credits: self.credits.clone(),
+                at: self.posted,
+            },
+            ..Submitted::done(frames as u64 - failed)
+        })
+    }
+}
+
+impl Drop for Resident {
+    fn drop(&mut self) {
+        if !self.stop() {
+            // Nothing that it was given is freed.
+            self.code.device.give_up();
+            self.credits.keep_memory();
+            std::mem::forget(self.board.clone());
+            std::mem::forget(self.running.take());
+        }
+    }
+}
