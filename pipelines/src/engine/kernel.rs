@@ -5,7 +5,8 @@ use daq_core::cuda::{self, CudaError, Mark};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::ledger::KernelLedger;
 use daq_core::ring::{Completion, Lease, Producer, Reader, SlotsMut};
-use daq_core::wait::Wait;
+use daq_core::staging::Carrier;
+use daq_core::wait::{Bell, Wait};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,16 +36,25 @@ pub(super) struct Runner {
     pub(super) hung: bool,
     /// Whether work has failed: what ends from then on is not published, for the slots before it were never filled.
     pub(super) failed: bool,
+    /// What fills the input, where this thread does that itself.
+    pub(super) carrier: Option<Carrier>,
+    /// Rung by both rings of the carrier.
+    pub(super) bell: Arc<Bell>,
+    pub(super) in_flight: VecDeque<InFlight>,
+    pub(super) timing: Timing,
 }
 
 /// How long a device may go on with one burst once the end is overdue, unless told otherwise.
 pub(super) const HANG: Duration = Duration::from_secs(5);
 
+/// How often what rings no bell is looked after by a thread that sleeps.
+const LOOK: Duration = Duration::from_micros(50);
+
 /// Bursts of one kernel on a GPU at a time: enough that the GPU never waits for the host.
 pub(super) const MOST_IN_FLIGHT: usize = 8;
 
 /// Work that a device has not finished: what to count and publish when it has.
-struct InFlight {
+pub(super) struct InFlight {
     frames: u64,
     outputs: u64,
     completion: Completion,
@@ -58,7 +68,7 @@ struct InFlight {
 
 /// How long a kernel's work takes on its GPU, counted as it is done.
 #[derive(Default)]
-struct Timing {
+pub(super) struct Timing {
     last: Option<Arc<Mark>>,
 }
 
@@ -80,20 +90,31 @@ impl Timing {
     }
 }
 
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Something was begun or ended.
+    Moved,
+    /// There are no frames.
+    Idle,
+    /// What is under way must end first, or a reader of the output make room.
+    Full,
+    /// The input is at its end, and everything of it is done.
+    Finished,
+}
+
 impl Runner {
     /// Lets a kernel that stays on its GPU begin.
-    pub(super) fn begin(&mut self) -> Result<(), KernelError> {
+    pub(crate) fn begin(&mut self) -> Result<(), KernelError> {
         self.kernel.as_mut().map_or(Ok(()), |kernel| kernel.begin())
     }
 
     pub(super) fn run(mut self, pulse: &Pulse) {
-        if self.stream.is_some() {
+        if self.stream.is_some() || self.carrier.is_some() {
             // What a device does rings no bell; looks at it must not come late.
             daq_core::thread::wake_on_time();
         }
-        let mut in_flight = VecDeque::with_capacity(self.producer.options().slots);
-        let mut timing = Timing::default();
-        if let Err(error) = self.work(pulse, &mut in_flight, &mut timing) {
+        if let Err(error) = self.work(pulse) {
             let kind = match error {
                 KernelError::Cuda(_) | KernelError::Unavailable(_) => FailureKind::Device,
                 _ => FailureKind::Defect,
@@ -101,17 +122,28 @@ impl Runner {
             self.control
                 .fail(kind, format!("kernel `{}`", self.name), error.to_string());
             // Frames that come while the sources stop are told as discarded.
-            while !self.reader.is_finished() && !self.hangs() {
+            while !self.is_finished() && !self.hangs() {
                 pulse.beat();
                 // What fails now fails for the reason that has been told.
-                let _ = self.reap(&mut in_flight, &mut timing);
+                let _ = self.reap();
+                if let Some(carrier) = &mut self.carrier {
+                    carrier.discard();
+                }
                 self.reader.discard_pending();
-                self.reader.wait(self.wait, PATIENCE);
+                self.wait(Step::Idle);
             }
         }
         if self.reader.has_in_flight() {
             self.keep();
         }
+    }
+
+    /// Whether the input is at its end; closes the ring that this thread fills once its source is.
+    fn is_finished(&mut self) -> bool {
+        if self.carrier.as_ref().is_some_and(Carrier::is_finished) {
+            self.carrier = None;
+        }
+        self.carrier.is_none() && self.reader.is_finished()
     }
 
     /// Ends although the device has not finished: whatever it was given may be used by it at any time.
@@ -139,18 +171,13 @@ impl Runner {
         self.hanging.get_or_insert_with(Instant::now).elapsed() >= self.patience
     }
 
-    fn work(
-        &mut self,
-        pulse: &Pulse,
-        in_flight: &mut VecDeque<InFlight>,
-        timing: &mut Timing,
-    ) -> Result<(), KernelError> {
+    fn work(&mut self, pulse: &Pulse) -> Result<(), KernelError> {
         let mut progress = Progress::new();
         loop {
-            let before = in_flight.len();
-            self.reap(in_flight, timing)?;
-            let has_moved = in_flight.len() < before;
-            let stalled = progress.look(!in_flight.is_empty(), has_moved, pulse);
+            let before = self.in_flight.len();
+            let step = self.step()?;
+            let has_moved = step == Step::Moved;
+            let stalled = progress.look(before > 0, has_moved, pulse);
             if let Some(kernel) = self.kernel.as_mut().filter(|_| progress.is_slow()) {
                 kernel.look()?;
                 if let Some(hung) = kernel.hung().filter(|_| stalled) {
@@ -159,139 +186,166 @@ impl Runner {
                     return Err(KernelError::Defect(hung));
                 }
             }
-            if self.hangs() {
-                return Err(KernelError::Defect(format!(
-                    "the device has not finished {} frames, and the end does not wait for it any longer; what it holds \
-                     is not freed",
-                    self.reader.held()
-                )));
-            }
-            // What waits decides how many slots are taken: slots reserved for frames that are not there would
-            // look overwritten to readers of the output that are not waited for.
-            let waiting = usize::try_from(self.reader.pending()).unwrap_or(usize::MAX);
-            let waiting = waiting.min(self.burst);
-            if waiting == 0 {
-                if self.reader.is_finished() {
-                    return Ok(());
-                }
-                self.reader.wait(self.wait, PATIENCE);
-                continue;
-            }
-            // A mark is free again when its burst has been reaped and is not the last one timed.
-            if self
-                .stream
-                .as_ref()
-                .is_some_and(|stream| !stream.has_mark())
-            {
-                self.reader.wait_in_flight(self.wait, PATIENCE);
-                continue;
-            }
-            // Not more than half of the output at a time: a reader that is not waited for must find something to lease.
-            let slots = self.producer.options().slots as u64;
-            if !in_flight.is_empty() && self.producer.submitted() >= slots.div_ceil(2) {
-                self.reader.wait_in_flight(self.wait, PATIENCE);
-                continue;
-            }
-            let Some(kernel) = self.kernel.as_deref_mut() else {
-                return Ok(());
-            };
-            let mut slots = self.producer.reserve(kernel.outputs(waiting));
-            let room = slots.remaining();
-            // Most often all of them; fewer when the output ring is nearly full.
-            let frames = (0..=waiting)
-                .rev()
-                .find(|frames| kernel.outputs(*frames) <= room)
-                .unwrap_or(0);
-            if frames == 0 {
-                if self.producer.is_abandoned() {
-                    return Err(KernelError::Unavailable(format!(
-                        "ring `{}` is held by a reader whose device hangs",
-                        self.producer.options().name
+            match step {
+                Step::Finished => return Ok(()),
+                Step::Moved => {}
+                Step::Idle | Step::Full if self.hangs() => {
+                    return Err(KernelError::Defect(format!(
+                        "the device has not finished {} frames, and the end does not wait for it any longer; what it \
+                         holds is not freed",
+                        self.reader.held()
                     )));
                 }
-                // What is in flight becomes frames in the output, and their readers make room.
-                if self.reader.has_in_flight() {
-                    self.reader.wait_in_flight(self.wait, PATIENCE);
-                } else {
-                    self.producer.wait(self.wait, PATIENCE);
-                }
-                continue;
-            }
-            // A reader that may be overrun can find nothing after all.
-            let Some(lease) = self.reader.poll(frames) else {
-                self.reader.wait_in_flight(self.wait, PATIENCE);
-                continue;
-            };
-            self.ledger.input.add(lease.len() as u64);
-            let follows = !in_flight.is_empty();
-            let ran = match &self.stream {
-                None => match kernel.run(&lease, &mut slots, Stream::Host) {
-                    Ok(submitted) => Ok((submitted, None)),
-                    Err(error) => Err((error, None)),
-                },
-                Some(stream) => launch(kernel, &lease, &mut slots, stream),
-            };
-            let frames = lease.len() as u64;
-            let (submitted, mark) = match ran {
-                Ok(ran) => ran,
-                Err((error, None)) => {
-                    self.failed = true;
-                    self.ledger.failed.add(frames);
-                    return Err(error);
-                }
-                Err((error, Some(behind))) => {
-                    self.failed = true;
-                    let completion = Completion::Event(behind);
-                    lease.retire(completion.clone());
-                    in_flight.push_back(InFlight {
-                        frames,
-                        outputs: 0,
-                        completion,
-                        submitted: None,
-                        mark: None,
-                        follows,
-                    });
-                    return Err(error);
-                }
-            };
-            let completion = mark.clone().map_or_else(
-                || submitted.completion.clone(),
-                |mark| Completion::Event(mark),
-            );
-            if matches!(completion, Completion::Immediate) && in_flight.is_empty() {
-                let outputs = slots.publish() as u64;
-                count(&self.ledger, &submitted, outputs);
-                lease.retire(Completion::Immediate);
-            } else {
-                let outputs = slots.submit() as u64;
-                lease.retire(completion.clone());
-                in_flight.push_back(InFlight {
-                    frames,
-                    outputs,
-                    completion,
-                    submitted: Some(submitted),
-                    mark,
-                    follows,
-                });
+                Step::Idle | Step::Full => self.wait(step),
             }
         }
     }
 
+    /// Waits until a step that came to `step` may come to something else, for a moment at most.
+    fn wait(&self, step: Step) {
+        if step == Step::Full && !self.reader.has_in_flight() {
+            // What was in flight is frames in the output by now, and their readers make room.
+            self.producer.wait(self.wait, PATIENCE);
+        } else if step == Step::Full {
+            self.reader.wait_in_flight(self.wait, PATIENCE);
+        } else if let Some(carrier) = &self.carrier {
+            let ready = || {
+                carrier.is_ready()
+                    || carrier.is_finished()
+                    || self.reader.pending() > 0
+                    || self.reader.is_oldest_done()
+            };
+            let look = if self.reader.has_in_flight() {
+                LOOK
+            } else {
+                PATIENCE
+            };
+            self.bell.wait_looking(self.wait, look, PATIENCE, ready);
+        } else {
+            self.reader.wait(self.wait, PATIENCE);
+        }
+    }
+
+    /// Publishes what is done and takes on what is there; never waits.
+    pub(crate) fn step(&mut self) -> Result<Step, KernelError> {
+        let reaped = self.reap()?;
+        let moved = |step| if reaped { Step::Moved } else { step };
+        if let Some(carrier) = &mut self.carrier {
+            carrier
+                .step()
+                .map_err(|error| KernelError::Unavailable(error.to_string()))?;
+        }
+        // What waits decides how many slots are taken: slots reserved for frames that are not there would
+        // look overwritten to readers of the output that are not waited for.
+        let waiting = usize::try_from(self.reader.pending()).unwrap_or(usize::MAX);
+        let waiting = waiting.min(self.burst);
+        if waiting == 0 {
+            return Ok(if self.is_finished() {
+                Step::Finished
+            } else {
+                moved(Step::Idle)
+            });
+        }
+        // A mark is free again when its burst has been reaped and is not the last one timed.
+        let has_mark = self.stream.as_ref().is_none_or(cuda::Stream::has_mark);
+        // Not more than half of the output at a time: a reader that is not waited for must find something to lease.
+        let slots = self.producer.options().slots as u64;
+        let is_half = !self.in_flight.is_empty() && self.producer.submitted() >= slots.div_ceil(2);
+        if !has_mark || is_half {
+            return Ok(moved(Step::Full));
+        }
+        let Some(kernel) = self.kernel.as_deref_mut() else {
+            return Ok(Step::Finished);
+        };
+        let mut slots = self.producer.reserve(kernel.outputs(waiting));
+        let room = slots.remaining();
+        // Most often all of them; fewer when the output ring is nearly full.
+        let frames = (0..=waiting)
+            .rev()
+            .find(|frames| kernel.outputs(*frames) <= room)
+            .unwrap_or(0);
+        if frames == 0 {
+            if self.producer.is_abandoned() {
+                return Err(KernelError::Unavailable(format!(
+                    "ring `{}` is held by a reader whose device hangs",
+                    self.producer.options().name
+                )));
+            }
+            return Ok(moved(Step::Full));
+        }
+        // A reader that may be overrun can find nothing after all.
+        let Some(lease) = self.reader.poll(frames) else {
+            return Ok(moved(Step::Full));
+        };
+        self.ledger.input.add(lease.len() as u64);
+        let follows = !self.in_flight.is_empty();
+        let ran = match &self.stream {
+            None => match kernel.run(&lease, &mut slots, Stream::Host) {
+                Ok(submitted) => Ok((submitted, None)),
+                Err(error) => Err((error, None)),
+            },
+            Some(stream) => launch(kernel, &lease, &mut slots, stream),
+        };
+        let frames = lease.len() as u64;
+        let (submitted, mark) = match ran {
+            Ok(ran) => ran,
+            Err((error, None)) => {
+                self.failed = true;
+                self.ledger.failed.add(frames);
+                return Err(error);
+            }
+            Err((error, Some(behind))) => {
+                self.failed = true;
+                let completion = Completion::Event(behind);
+                lease.retire(completion.clone());
+                self.in_flight.push_back(InFlight {
+                    frames,
+                    outputs: 0,
+                    completion,
+                    submitted: None,
+                    mark: None,
+                    follows,
+                });
+                return Err(error);
+            }
+        };
+        let completion = mark.clone().map_or_else(
+            || submitted.completion.clone(),
+            |mark| Completion::Event(mark),
+        );
+        if matches!(completion, Completion::Immediate) && self.in_flight.is_empty() {
+            let outputs = slots.publish() as u64;
+            count(&self.ledger, &submitted, outputs);
+            lease.retire(Completion::Immediate);
+        } else {
+            let outputs = slots.submit() as u64;
+            lease.retire(completion.clone());
+            self.in_flight.push_back(InFlight {
+                frames,
+                outputs,
+                completion,
+                submitted: Some(submitted),
+                mark,
+                follows,
+            });
+        }
+        Ok(Step::Moved)
+    }
+
     /// Publishes the output of work that is done. Of work that the device failed in, nothing is published and all
-    /// frames are counted as failed.
-    fn reap(
-        &mut self,
-        in_flight: &mut VecDeque<InFlight>,
-        timing: &mut Timing,
-    ) -> Result<(), KernelError> {
+    /// frames are counted as failed. Says whether any was done.
+    fn reap(&mut self) -> Result<bool, KernelError> {
         let Self {
             reader,
             producer,
             ledger,
             hanging,
             failed,
+            in_flight,
+            timing,
             ..
         } = self;
+        let before = in_flight.len();
         let mut failure: Option<CudaError> = None;
         reader.reap(|_| {
             *hanging = None;
@@ -310,7 +364,8 @@ impl Runner {
                 timing.count(ledger, mark, done.follows);
             }
         });
-        failure.map_or(Ok(()), |error| Err(KernelError::Cuda(error)))
+        let has_reaped = in_flight.len() < before;
+        failure.map_or(Ok(has_reaped), |error| Err(KernelError::Cuda(error)))
     }
 }
 
