@@ -220,6 +220,12 @@ impl Device {
             .is_ok()
     }
 
+    /// Its UUID, by which other libraries know it.
+    pub(crate) fn uuid(&self) -> Result<[u8; 16], CudaError> {
+        cuda::device_uuid(self.handle())
+            .doing(|| format!("asking cuda:{} who it is", self.ordinal()))
+    }
+
     pub(super) const fn handle(&self) -> Handle {
         self.identity.handle
     }

@@ -241,6 +241,36 @@ impl Memory {
             .map(Some)
             .doing(|| format!("sharing memory of cuda:{}", self.device.ordinal()))
     }
+
+    /// A dma-buf of `bytes` bytes from `offset` on, which both are such that the range begins and ends at pages of the
+    /// host.
+    ///
+    /// # Panics
+    /// If they are not all there.
+    pub fn dma_buf(&self, offset: usize, bytes: usize) -> Result<OwnedFd, CudaError> {
+        assert!(
+            offset
+                .checked_add(bytes)
+                .is_some_and(|end| end <= self.bytes),
+            "outside of the memory"
+        );
+        self.device.enter()?;
+        // SAFETY: inside of the memory, as just checked; what is no page the driver refuses.
+        unsafe { cuda::dma_buf(self.address + offset as u64, bytes) }
+            .doing(|| format!("exporting memory of cuda:{}", self.device.ordinal()))
+    }
+
+    /// Lets the driver's copies to and from it be done before they return, which those need that write it beside CUDA;
+    /// mapped memory needs nothing.
+    pub(crate) fn synchronize_copies(&self) -> Result<(), CudaError> {
+        if self.backing != Backing::Plain {
+            return Ok(());
+        }
+        self.device.enter()?;
+        // SAFETY: a plain allocation's address.
+        unsafe { cuda::synchronize_copies(self.address) }
+            .doing(|| format!("preparing memory of cuda:{}", self.device.ordinal()))
+    }
 }
 
 impl Drop for Memory {

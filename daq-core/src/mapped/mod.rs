@@ -6,19 +6,45 @@
 //! How the memory is made is decided before it is allocated, from what will write it ([`Writer`]): some backends map
 //! memory of CUDA's, one brings its own. Each backend that cannot is kept with its reason ([`Refusal`]).
 //!
+//! | backend | the memory is | and is mapped by |
+//! |---|---|---|
+//! | `gdrapi` | CUDA's | GDRCopy's library and kernel module |
+//! | `dma-buf` | CUDA's | `mmap` of its dma-buf |
+//! | `vulkan` | Vulkan's, imported into CUDA | `vkMapMemory`, through the GPU's BAR |
+//! | `host` | the host's, pinned | nothing: the GPU reads it over the bus |
+//!
 //! # Guarantees
 //! - Any offset and any size can be copied; alignment is this module's business.
 //! - Stores through one [`Stores`] have left the CPU when it is fenced or dropped, in that order for the GPU.
 //! - A mapping is never used after its memory is freed (the types see to it), in a process that was forked, or after
 //!   its device was lost: that is an error ([`MappedError`]).
+//! - Memory that is mapped is mapped once more by [`Mapped::again`] alone, where the backend can.
+//!
+//! Stores that go together cannot outlive the mapping:
+//!
+//! ```compile_fail,E0505
+//! # use daq_core::mapped::{Mapped, MappedError};
+//! fn free_too_early(mapped: Mapped) -> Result<(), MappedError> {
+//!     let mut stores = mapped.stores()?;
+//!     drop(mapped);
+//!     stores.copy(0, &[1])
+//! }
+//! ```
 
-use crate::cuda::Device;
-use crate::region::{HostOptions, Region, RegionError};
+mod dma_buf;
+mod gdrapi;
+mod host;
+mod vulkan;
+
+use crate::cuda::{Backing, Device, Memory};
+use crate::region::Region;
+use crate::sys::copy;
+use crate::sys::guard::Guard;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// What makes a mapping.
@@ -128,6 +154,109 @@ pub enum MappedError {
         /// Bytes that are mapped.
         have: usize,
     },
+    /// Another process made it.
+    #[error(
+        "this process is a fork of the one that mapped memory of cuda:{ordinal}; use the mapping where it was made"
+    )]
+    Forked {
+        /// The device.
+        ordinal: u32,
+    },
+    /// The device or the memory is not there any more.
+    #[error(
+        "the mapped memory of cuda:{ordinal} is gone; look whether the GPU is still there: nvidia-smi; dmesg | grep -i xid"
+    )]
+    Lost {
+        /// The device.
+        ordinal: u32,
+    },
+}
+
+/// Why a backend made nothing, and what helps.
+#[derive(Debug)]
+struct Refused(String);
+
+impl From<String> for Refused {
+    fn from(why: String) -> Self {
+        Self(why)
+    }
+}
+
+/// What a backend made.
+struct Pieces {
+    cpu: NonNull<u8>,
+    gpu: u64,
+    bytes: usize,
+    costs: Costs,
+    made: Made,
+}
+
+/// What is undone when a mapping is dropped.
+#[expect(dead_code, reason = "host regions are kept, not used")]
+enum Made {
+    Gdrapi(gdrapi::Mapping),
+    DmaBuf(dma_buf::Mapping),
+    Vulkan(vulkan::Mapping),
+    Host(Arc<Region>),
+}
+
+impl Pieces {
+    fn new((cpu, gpu, bytes): (NonNull<u8>, u64, usize), made: Made) -> Self {
+        Self {
+            cpu,
+            gpu,
+            bytes,
+            costs: Costs::default(),
+            made,
+        }
+    }
+}
+
+/// Tells how long each step took.
+struct Laps(Instant);
+
+impl Laps {
+    fn new() -> Self {
+        Self(Instant::now())
+    }
+
+    /// The time since the last step.
+    fn lap(&mut self) -> Duration {
+        let now = Instant::now();
+        now.saturating_duration_since(std::mem::replace(&mut self.0, now))
+    }
+}
+
+/// `bytes` in whole pages, at least one.
+fn whole_pages(bytes: usize, page: usize) -> Result<usize, Refused> {
+    let whole = bytes.max(1).checked_next_multiple_of(page);
+    whole.ok_or_else(|| Refused(format!("{bytes} bytes are more than there are addresses")))
+}
+
+/// CUDA memory of `backing`, or as the device offers it, with `bytes` bytes from an address on that is a multiple of
+/// `page`.
+fn allocate(
+    device: &'static Device,
+    bytes: usize,
+    page: usize,
+    backing: Option<Backing>,
+) -> Result<Memory, Refused> {
+    let plain = |bytes: usize| Memory::with(device, bytes.saturating_add(page), Backing::Plain);
+    let memory = match backing {
+        Some(Backing::Plain) => plain(bytes),
+        Some(backing) => Memory::with(device, bytes, backing),
+        None => match Memory::new(device, bytes) {
+            Ok(memory) if plain_offset(&memory, page) == 0 => Ok(memory),
+            Ok(_) => plain(bytes),
+            Err(error) => Err(error),
+        },
+    };
+    memory.map_err(|error| Refused(error.to_string()))
+}
+
+/// Bytes before the first multiple of `page`: plain allocations begin anywhere.
+fn plain_offset(memory: &Memory, page: usize) -> u64 {
+    memory.address().next_multiple_of(page as u64) - memory.address()
 }
 
 /// GPU memory that the CPU can store to.
@@ -139,14 +268,48 @@ pub struct Mapped {
     backend: Backend,
     refused: Vec<Refusal>,
     costs: Costs,
-    _region: Arc<Region>,
+    guard: ManuallyDrop<Guard>,
+    made: ManuallyDrop<Made>,
 }
 
 // SAFETY: plain memory behind a pointer that never changes and to which no reference is made; who may write which part
-// at which time is the business of whoever holds it.
+// at which time is the business of whoever holds it. What undoes it may be called by any thread.
 unsafe impl Send for Mapped {}
-// SAFETY: as above.
+// SAFETY: as above; what undoes it is used through `&mut` alone, or makes another one.
 unsafe impl Sync for Mapped {}
+
+/// One backend, as [`probe`] found it.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The backend.
+    pub backend: Backend,
+    /// What a small mapping took, or why there is none.
+    pub answer: Result<Costs, Refusal>,
+}
+
+/// Tries every backend with one page: what a plan or a diagnosis tells. Those that are not `allowed` are not tried.
+pub fn probe(device: &'static Device, allowed: &[Backend]) -> Vec<Found> {
+    let try_one = |backend: Backend| {
+        if !allowed.contains(&backend) {
+            return Err(not_allowed(backend));
+        }
+        Mapped::with(device, 1, backend).map(|mapped| mapped.costs())
+    };
+    Backend::ALL
+        .into_iter()
+        .map(|backend| Found {
+            backend,
+            answer: try_one(backend),
+        })
+        .collect()
+}
+
+fn not_allowed(backend: Backend) -> Refusal {
+    Refusal {
+        backend,
+        why: "not allowed: it is not among `backends` of `[staging]`".to_owned(),
+    }
+}
 
 impl Mapped {
     /// At least `bytes` bytes, all zero, made by the first backend of those that suit `writer` and are `allowed`.
@@ -159,46 +322,95 @@ impl Mapped {
         let mut refused = Vec::new();
         for &backend in writer.backends() {
             if !allowed.contains(&backend) {
-                refused.push(Refusal {
-                    backend,
-                    why: "not among the allowed `backends`".to_owned(),
-                });
+                refused.push(not_allowed(backend));
                 continue;
             }
-            match Self::with(device, bytes, backend) {
+            match Self::make(device, bytes, backend, None) {
                 Ok(mut mapped) => {
                     mapped.refused = refused;
                     return Ok(Arc::new(mapped));
                 }
-                Err(refusal) => refused.push(refusal),
+                Err(refusal) => {
+                    tracing::debug!("cuda:{}: {refusal}", device.ordinal());
+                    refused.push(refusal);
+                }
             }
         }
         Err(Unmappable { refused })
     }
 
     /// The same, made by exactly `backend`.
-    pub fn with(device: &'static Device, bytes: usize, backend: Backend) -> Result<Self, Refusal> {
-        let start = Instant::now();
-        let refuse = |error: RegionError| Refusal {
-            backend,
-            why: error.to_string(),
+    pub fn with(
+        device: &'static Device,
+        bytes: usize,
+        backend: Backend,
+    ) -> Result<Arc<Self>, Refusal> {
+        Self::make(device, bytes, backend, None).map(Arc::new)
+    }
+
+    /// The same, over CUDA memory of exactly `backing`, for backends that map CUDA's memory; the others refuse.
+    pub fn with_backing(
+        device: &'static Device,
+        bytes: usize,
+        backend: Backend,
+        backing: Backing,
+    ) -> Result<Arc<Self>, Refusal> {
+        Self::make(device, bytes, backend, Some(backing)).map(Arc::new)
+    }
+
+    fn make(
+        device: &'static Device,
+        bytes: usize,
+        backend: Backend,
+        backing: Option<Backing>,
+    ) -> Result<Self, Refusal> {
+        let pieces = match backend {
+            Backend::Gdrapi => gdrapi::make(device, bytes, backing),
+            Backend::DmaBuf => dma_buf::make(device, bytes, backing),
+            Backend::Vulkan | Backend::Host if backing.is_some() => Err(Refused(
+                "it brings memory of its own; leave the kind of CUDA memory out".to_owned(),
+            )),
+            Backend::Vulkan => vulkan::make(device, bytes),
+            Backend::Host => host::make(device, bytes),
         };
-        let region = Region::host(bytes, HostOptions::default()).map_err(refuse)?;
-        let allocate = start.elapsed();
-        region.pin(device).map_err(refuse)?;
+        Self::guarded(device, backend, pieces)
+    }
+
+    /// The same memory, mapped a second time at another address: what is stored through one is there through the other.
+    pub fn again(&self) -> Result<Arc<Self>, Refusal> {
+        let pieces = match &*self.made {
+            _ if let Err(error) = self.check() => Err(Refused(error.to_string())),
+            Made::Gdrapi(mapping) => mapping.again(),
+            Made::DmaBuf(mapping) => mapping.again(),
+            Made::Vulkan(_) | Made::Host(_) => Err(Refused(
+                "its memory is mapped once and cannot be mapped again; share the mapping"
+                    .to_owned(),
+            )),
+        };
+        Self::guarded(self.device, self.backend, pieces).map(Arc::new)
+    }
+
+    fn guarded(
+        device: &'static Device,
+        backend: Backend,
+        pieces: Result<Pieces, Refused>,
+    ) -> Result<Self, Refusal> {
+        let refuse = |why| Refusal { backend, why };
+        let pieces = pieces.map_err(|Refused(why)| refuse(why))?;
+        // SAFETY: the backend mapped so many bytes there just now, and they stay until `drop`, which ends the guard
+        // first. Nothing here makes a reference to them or relies on what they hold.
+        let guard = unsafe { Guard::new(pieces.cpu, pieces.bytes) }
+            .map_err(|error| refuse(error.to_string()))?;
         Ok(Self {
             device,
-            bytes: region.bytes(),
-            cpu: region.address(),
-            gpu: region.address().as_ptr().addr() as u64,
+            bytes: pieces.bytes,
+            cpu: pieces.cpu,
+            gpu: pieces.gpu,
             backend,
             refused: Vec::new(),
-            costs: Costs {
-                allocate,
-                pin: start.elapsed() - allocate,
-                map: Duration::ZERO,
-            },
-            _region: region,
+            costs: pieces.costs,
+            guard: ManuallyDrop::new(guard),
+            made: ManuallyDrop::new(pieces.made),
         })
     }
 
@@ -232,8 +444,23 @@ impl Mapped {
         self.costs
     }
 
-    /// Whether it can be used: this process made it and the device is there.
+    /// Whether it can be used: this process made it and the device is there. A few loads.
     pub fn check(&self) -> Result<(), MappedError> {
+        if self.guard.is_forked() {
+            return Err(MappedError::Forked {
+                ordinal: self.device.ordinal(),
+            });
+        }
+        self.check_device()
+    }
+
+    /// Whether the device and the memory are there.
+    fn check_device(&self) -> Result<(), MappedError> {
+        if self.guard.is_lost() || self.device.is_given_up() {
+            return Err(MappedError::Lost {
+                ordinal: self.device.ordinal(),
+            });
+        }
         Ok(())
     }
 
@@ -253,8 +480,8 @@ impl Mapped {
         self.check()?;
         let from = self.at(offset, to.len())?;
         // SAFETY: inside of the mapping; no reference is made to it.
-        unsafe { from.copy_to_nonoverlapping(NonNull::from(to).cast(), 0) };
-        Ok(())
+        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *to).cast(), to.len()) };
+        self.check_device()
     }
 
     fn at(&self, offset: usize, bytes: usize) -> Result<NonNull<u8>, MappedError> {
@@ -270,6 +497,22 @@ impl Mapped {
         }
         // SAFETY: inside, as just checked.
         Ok(unsafe { self.cpu.add(offset) })
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // A child has no mapping, and CUDA is not to be called in it. What a device that was given up still uses is left
+        // to the driver, and the guard with it.
+        if self.guard.is_forked() || self.device.is_given_up() {
+            return;
+        }
+        // SAFETY: each is dropped here, once, and not used again; the guard first, since from the end of the mapping on
+        // its addresses may be somebody else's.
+        unsafe {
+            ManuallyDrop::drop(&mut self.guard);
+            ManuallyDrop::drop(&mut self.made);
+        }
     }
 }
 
@@ -292,10 +535,11 @@ pub struct Stores<'a> {
 impl Stores<'_> {
     /// Copies `from` to `offset` and on; in no order with other stores until the next fence.
     pub fn copy(&mut self, offset: usize, from: &[u8]) -> Result<(), MappedError> {
+        self.mapped.check()?;
         let to = self.mapped.at(offset, from.len())?;
-        // SAFETY: inside of the mapping; no reference is made to it.
-        unsafe { to.copy_from_nonoverlapping(NonNull::from(from).cast(), from.len()) };
-        Ok(())
+        // SAFETY: inside of the mapping; no reference is made to it, so `from` lies elsewhere.
+        unsafe { copy::stream(from.as_ptr(), to.as_ptr(), from.len()) };
+        self.mapped.check_device()
     }
 
     /// Copies `from` to `offset` and on, as [`copy`](Self::copy) does.
@@ -307,16 +551,23 @@ impl Stores<'_> {
     }
 
     /// Stores one word at `offset`, which is a multiple of 8, in one piece.
+    ///
+    /// # Panics
+    /// If it is none.
     pub fn word(&mut self, offset: usize, value: u64) -> Result<(), MappedError> {
+        assert!(offset.is_multiple_of(8), "a word lies on a multiple of 8");
+        self.mapped.check()?;
         let to = self.mapped.at(offset, 8)?;
         // SAFETY: inside of the mapping, which begins at a page; no reference is made to it.
         unsafe { to.cast::<u64>().write_volatile(value) };
-        Ok(())
+        self.mapped.check_device()
     }
 
     /// Everything stored so far leaves the CPU before anything that is stored later.
     pub fn fence(&mut self) {
-        fence(Ordering::SeqCst);
+        copy::settle();
+        #[cfg(not(target_arch = "x86_64"))]
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 
 /// The kernel's name for "prefer this node, fall back to others" (`linux/mempolicy.h`).
@@ -27,10 +28,27 @@ pub fn map(bytes: usize, huge: bool) -> Result<NonNull<u8>, Errno> {
     Ok(NonNull::new(address.cast()).expect("mmap never returns null for a null hint"))
 }
 
-/// Unmaps what [`map`] returned.
+/// Maps the first `bytes` bytes of what a descriptor refers to, shared with everybody else who maps it.
+pub fn map_file(file: &impl AsFd, bytes: usize) -> Result<NonNull<u8>, Errno> {
+    // SAFETY: a null hint lets the kernel choose an address, so no existing mapping is replaced; that others may write
+    // the memory at any time is why it is handed out as a pointer.
+    let address = unsafe {
+        rustix::mm::mmap(
+            ptr::null_mut(),
+            bytes,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            file,
+            0,
+        )
+    }?;
+    Ok(NonNull::new(address.cast()).expect("mmap never returns null for a null hint"))
+}
+
+/// Unmaps what [`map`] or [`map_file`] returned.
 ///
 /// # Safety
-/// `address` and `bytes` come from one [`map`] call, are unmapped once, and nothing refers to the
+/// `address` and `bytes` come from one such call, are unmapped once, and nothing refers to the
 /// memory any more: no pointer of ours, no device.
 pub unsafe fn unmap(address: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
     // SAFETY: forwarded to the caller.

@@ -2,6 +2,9 @@
 
 pub mod copy;
 pub mod cuda;
+pub mod gdrapi;
+pub mod guard;
 pub mod memory;
 pub mod nvrtc;
 pub mod thread;
+pub mod vulkan;

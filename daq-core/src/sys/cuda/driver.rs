@@ -60,6 +60,11 @@ functions! {
     cuMemUnmap(address: sys::CUdeviceptr, size: usize);
     cuMemSetAccess(address: sys::CUdeviceptr, size: usize, access: *const sys::CUmemAccessDesc, count: usize);
     cuMemExportToShareableHandle(shareable_handle: *mut c_void, handle: sys::CUmemGenericAllocationHandle, handle_type: sys::CUmemAllocationHandleType, flags: c_ulonglong);
+    cuMemGetHandleForAddressRange(handle: *mut c_void, address: sys::CUdeviceptr, size: usize, kind: c_uint, flags: c_ulonglong);
+    cuPointerSetAttribute(value: *const c_void, attribute: c_uint, address: sys::CUdeviceptr);
+    cuImportExternalMemory(memory: *mut sys::CUexternalMemory, about: *const sys::CUDA_EXTERNAL_MEMORY_HANDLE_DESC);
+    cuExternalMemoryGetMappedBuffer(address: *mut sys::CUdeviceptr, memory: sys::CUexternalMemory, about: *const sys::CUDA_EXTERNAL_MEMORY_BUFFER_DESC);
+    cuDestroyExternalMemory(memory: sys::CUexternalMemory);
     cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: c_uint);
     cuMemHostUnregister(address: *mut c_void);
     cuMemcpyHtoD_v2(dst_device: sys::CUdeviceptr, src_host: *const c_void, bytes: usize);

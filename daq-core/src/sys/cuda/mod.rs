@@ -7,12 +7,14 @@
 mod copy;
 mod device;
 mod driver;
+mod import;
 mod memory;
 mod module;
 mod stream;
 
 pub use copy::*;
 pub use device::*;
+pub use import::*;
 pub use memory::*;
 pub use module::*;
 pub use stream::*;

@@ -1,0 +1,111 @@
+//! CUDA memory that GDRCopy maps.
+
+use super::{Laps, Made, Memory, Pieces, Refused, plain_offset};
+use crate::cuda::{Backing, Device};
+use crate::sys::gdrapi::{self, GdrError, NoGdr, PAGE, Pin};
+use rustix::io::Errno;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A pinned and mapped part of CUDA memory.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    pin: Pin,
+    cpu: NonNull<u8>,
+    bytes: usize,
+    memory: Arc<Memory>,
+}
+
+pub(super) fn make(
+    device: &'static Device,
+    bytes: usize,
+    backing: Option<Backing>,
+) -> Result<Pieces, Refused> {
+    // Before anything is allocated.
+    gdrapi::open().map_err(|missing| told(&missing.into()))?;
+    let bytes = super::whole_pages(bytes, PAGE)?;
+    let mut laps = Laps::new();
+    let memory = super::allocate(device, bytes, PAGE, backing)?;
+    memory
+        .synchronize_copies()
+        .map_err(|error| error.to_string())?;
+    let allocate = laps.lap();
+    let mut pieces = map(Arc::new(memory), bytes)?;
+    pieces.costs.allocate = allocate;
+    Ok(pieces)
+}
+
+fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
+    let gpu = memory.address() + plain_offset(&memory, PAGE);
+    let mut laps = Laps::new();
+    // SAFETY: the memory is CUDA's, whole pages of it, and lives as long as the mapping that is made of the pin.
+    let pin = unsafe { gdrapi::pin(gpu, bytes) }.map_err(|error| told(&error))?;
+    let pinned = laps.lap();
+    // SAFETY: pinned just now, with these bytes, and mapped nowhere.
+    let cpu = match unsafe { gdrapi::map(pin, gpu, bytes) } {
+        Ok(cpu) => cpu,
+        Err(error) => {
+            // SAFETY: pinned just now and not mapped.
+            let _ = unsafe { gdrapi::unpin(pin) };
+            return Err(told(&error));
+        }
+    };
+    let mut pieces = Pieces::new(
+        (cpu, gpu, bytes),
+        Made::Gdrapi(Mapping {
+            pin,
+            cpu,
+            bytes,
+            memory,
+        }),
+    );
+    pieces.costs.pin = pinned;
+    pieces.costs.map = laps.lap();
+    Ok(pieces)
+}
+
+impl Mapping {
+    /// The same memory, mapped once more.
+    pub(super) fn again(&self) -> Result<Pieces, Refused> {
+        map(Arc::clone(&self.memory), self.bytes)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: pin and mapping are those of `map`; whoever used the mapping is gone with the value that owned this.
+        let undone = unsafe {
+            gdrapi::unmap(self.pin, self.cpu, self.bytes).and_then(|()| gdrapi::unpin(self.pin))
+        };
+        if let Err(error) = undone {
+            tracing::debug!("unmapping memory of a GPU: {error}");
+        }
+    }
+}
+
+/// An error, and what helps.
+fn told(error: &GdrError) -> Refused {
+    let helps = match error {
+        GdrError::Missing(NoGdr::NoLibrary(_)) => {
+            "install GDRCopy (packages libgdrapi and gdrdrv-dkms) where CPU stores to GPU memory by it are wanted"
+        }
+        GdrError::Missing(NoGdr::Incomplete(_)) => "install GDRCopy 2.3 or newer",
+        GdrError::Missing(NoGdr::NoDriver(..)) => {
+            "load its kernel module and look at its device: modprobe gdrdrv; ls -l /dev/gdrdrv"
+        }
+        GdrError::Call("gdr_pin_buffer", answer) if is(*answer, Errno::NOMEM) => {
+            "the GPU's window into the bus (BAR1) is full: nvidia-smi -q -d MEMORY shows it; lower `slots` or `slot` of the rings on this GPU"
+        }
+        GdrError::Call("gdr_pin_buffer", _) => {
+            "the GPU must be one that other devices can read and write (data centre and RTX cards are), and gdrdrv must fit the driver: dmesg | grep -i gdrdrv"
+        }
+        GdrError::Call(..) | GdrError::Elsewhere { .. } => {
+            "library and kernel module should be of one version: dmesg | grep -i gdrdrv"
+        }
+    };
+    Refused(format!("{error}; {helps}"))
+}
+
+const fn is(answer: gdrapi::Answer, errno: Errno) -> bool {
+    answer.0.saturating_abs() == errno.raw_os_error()
+}

@@ -1,0 +1,19 @@
+//! Pinned host memory, which the GPU reads over the bus.
+
+use super::{Laps, Made, Pieces, Refused};
+use crate::cuda::Device;
+use crate::region::{HostOptions, Region};
+
+pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refused> {
+    let mut laps = Laps::new();
+    let region = Region::host(bytes, HostOptions::default()).map_err(|error| error.to_string())?;
+    let allocate = laps.lap();
+    region.pin(device).map_err(|error| error.to_string())?;
+    let cpu = region.address();
+    // The same address on either side.
+    let gpu = cpu.addr().get() as u64;
+    let mut pieces = Pieces::new((cpu, gpu, region.bytes()), Made::Host(region));
+    pieces.costs.allocate = allocate;
+    pieces.costs.pin = laps.lap();
+    Ok(pieces)
+}

@@ -1,0 +1,140 @@
+//! Vulkan memory behind the GPU's BAR, imported into CUDA.
+
+use super::{Laps, Made, Pieces, Refused};
+use crate::cuda::{Device, External};
+use crate::sys::vulkan::{self, Answer, Gpu, NoVulkan};
+use crate::units::ByteSize;
+use std::mem::ManuallyDrop;
+
+/// What memory is rounded up to.
+const PAGE: usize = 64 << 10;
+
+/// Vulkan memory that CUDA has an address for.
+pub(super) struct Mapping {
+    device: &'static Device,
+    gpu: &'static Gpu,
+    memory: vulkan::Memory,
+    /// Given back before the memory is freed.
+    external: ManuallyDrop<External>,
+}
+
+pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refused> {
+    let bytes = super::whole_pages(bytes, PAGE)?;
+    let uuid = device.uuid().map_err(|error| error.to_string())?;
+    let gpu = vulkan::gpu(uuid).map_err(|missing| told(&missing))?;
+    let mut laps = Laps::new();
+    let (memory, fd) = gpu.allocate(bytes).map_err(|missing| told(&missing))?;
+    // Mapping is a part of it, and takes next to nothing.
+    let allocate = laps.lap();
+    // SAFETY: the descriptor is that of the memory, which was allocated just now, dedicated to its buffer, with so many
+    // bytes; it is freed after this.
+    let external = match unsafe { External::new(device, fd, memory.bytes, bytes) } {
+        Ok(external) => external,
+        Err(error) => {
+            // SAFETY: the memory is this GPU's, and nobody has used it.
+            unsafe { gpu.free(&memory) };
+            return Err(Refused(format!(
+                "{error}; CUDA and Vulkan must come from one driver: reinstall it"
+            )));
+        }
+    };
+    let (cpu, address) = (memory.address, external.address());
+    let mut pieces = Pieces::new(
+        (cpu, address, bytes),
+        Made::Vulkan(Mapping {
+            device,
+            gpu,
+            memory,
+            external: ManuallyDrop::new(external),
+        }),
+    );
+    pieces.costs.allocate = allocate;
+    pieces.costs.pin = laps.lap();
+    Ok(pieces)
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: dropped here, once, and not used again.
+        unsafe { ManuallyDrop::drop(&mut self.external) };
+        // What CUDA could not let go of is not freed below it.
+        if self.device.is_given_up() {
+            return;
+        }
+        // SAFETY: CUDA has just given it up, and whoever stored to it is gone with the value that owned this.
+        unsafe { self.gpu.free(&self.memory) };
+    }
+}
+
+/// An error, and what helps.
+fn told(missing: &NoVulkan) -> Refused {
+    Refused(match missing {
+        NoVulkan::NoLibrary(why) => format!(
+            "the Vulkan loader cannot be opened ({why}); install it: packages libvulkan1 and libegl1, and the driver's own part (libnvidia-gl)"
+        ),
+        NoVulkan::Call("vkCreateInstance", Answer::ERROR_INCOMPATIBLE_DRIVER) => {
+            "vkCreateInstance finds no driver (-9); NVIDIA's needs libglvnd: packages libvulkan1, libegl1 and libnvidia-gl; in a container give it the capability `graphics`".to_owned()
+        }
+        NoVulkan::Call(call, answer) => {
+            let helps = match *answer {
+                Answer::ERROR_OUT_OF_DEVICE_MEMORY | Answer::ERROR_OUT_OF_HOST_MEMORY => {
+                    "lower `slots` or `slot` of the rings on this GPU, or free memory of other processes (nvidia-smi shows them)"
+                }
+                Answer::ERROR_DEVICE_LOST | Answer::ERROR_INITIALIZATION_FAILED => {
+                    "look whether the GPU is still there: nvidia-smi; dmesg | grep -i xid"
+                }
+                _ => "look whether vulkaninfo works",
+            };
+            format!("{call}: {answer} ({}); {helps}", answer.as_raw())
+        }
+        NoVulkan::NoGpu(others) if others.is_empty() => {
+            "Vulkan finds no GPU at all; look whether vulkaninfo does, and whether this user may open /dev/nvidia*".to_owned()
+        }
+        NoVulkan::NoGpu(others) => format!(
+            "the GPU is not among those of Vulkan ({}); it has none on a part of a GPU (MIG), and VK_ICD_FILENAMES or VK_DRIVER_FILES may hide it",
+            others.join(", ")
+        ),
+        NoVulkan::NoExport => {
+            "the GPU's Vulkan driver cannot hand memory on (VK_KHR_external_memory_fd); update the driver".to_owned()
+        }
+        NoVulkan::NoMemory => {
+            "the GPU shows no memory of its own to the CPU; switch on \"Above 4G decoding\" and \"Resizable BAR\" in the firmware".to_owned()
+        }
+        NoVulkan::TooSmall(bytes) => format!(
+            "the GPU shows {} of its memory to the CPU, which is less than what is asked for; switch on \"Above 4G decoding\" and \"Resizable BAR\" in the firmware, or lower `slots` or `slot` of the ring",
+            ByteSize(*bytes)
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_refusal_says_what_helps() {
+        for (missing, words) in [
+            (NoVulkan::NoLibrary("no file".into()), "libvulkan1"),
+            (
+                NoVulkan::Call("vkCreateInstance", Answer::ERROR_INCOMPATIBLE_DRIVER),
+                "libegl1",
+            ),
+            (
+                NoVulkan::Call("vkAllocateMemory", Answer::ERROR_OUT_OF_DEVICE_MEMORY),
+                "`slots`",
+            ),
+            (
+                NoVulkan::Call("vkCreateDevice", Answer::ERROR_INITIALIZATION_FAILED),
+                "(-3)",
+            ),
+            (NoVulkan::NoGpu(Vec::new()), "/dev/nvidia"),
+            (NoVulkan::NoGpu(vec!["llvmpipe".into()]), "(llvmpipe)"),
+            (NoVulkan::NoExport, "VK_KHR_external_memory_fd"),
+            (NoVulkan::NoMemory, "Resizable BAR"),
+            (NoVulkan::TooSmall(256 << 20), "256 MiB"),
+        ] {
+            let told = told(&missing).0;
+            assert!(told.contains(words) && told.contains(';'), "{told}");
+        }
+    }
+}

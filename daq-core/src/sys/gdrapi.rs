@@ -1,0 +1,267 @@
+//! GDRCopy's library (`libgdrapi.so.2`), which is opened at run time.
+//!
+//! Functions and layouts are those of the project's public header, `gdrapi.h`, of versions 2.0 and newer.
+
+use libloading::Library;
+use rustix::io::Errno;
+use std::ffi::{c_int, c_ulong, c_void};
+use std::ptr::{self, NonNull};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The library's file name.
+pub const LIBRARY: &str = "libgdrapi.so.2";
+/// What mapped addresses and sizes are multiples of: a page of the GPU (`GPU_PAGE_SIZE`).
+pub const PAGE: usize = 64 << 10;
+
+/// `gdr_mh_t`: a pinned buffer. It goes by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Pin(c_ulong);
+
+/// `gdr_info_v2_t`, with room for what later versions append.
+#[repr(C)]
+struct Info {
+    address: u64,
+    bytes: u64,
+    page: u32,
+    cycles: u64,
+    cycles_per_ms: u32,
+    flags: u32,
+    kind: u32,
+    more: [u64; 8],
+}
+
+type Handle = *mut c_void;
+
+struct Functions {
+    pin: unsafe extern "C" fn(Handle, c_ulong, usize, u64, u32, *mut Pin) -> c_int,
+    unpin: unsafe extern "C" fn(Handle, Pin) -> c_int,
+    map: unsafe extern "C" fn(Handle, Pin, *mut *mut c_void, usize) -> c_int,
+    unmap: unsafe extern "C" fn(Handle, Pin, *mut c_void, usize) -> c_int,
+    info: unsafe extern "C" fn(Handle, Pin, *mut Info) -> c_int,
+}
+
+/// The library with its connection to the driver, kept until the process ends.
+pub struct Gdr {
+    handle: Handle,
+    functions: Functions,
+    /// What the library calls itself.
+    pub version: (i32, i32),
+}
+
+// SAFETY: the library keeps lists behind the handle; all calls are made under the lock of `lock`.
+unsafe impl Send for Gdr {}
+
+/// Why the library cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoGdr {
+    /// There is none.
+    #[error("{LIBRARY} cannot be opened ({0})")]
+    NoLibrary(String),
+    /// It lacks a function.
+    #[error("{LIBRARY} lacks {0}")]
+    Incomplete(&'static str),
+    /// It finds no driver.
+    #[error("gdr_open of {LIBRARY} {0}.{1} fails ({2})")]
+    NoDriver(i32, i32, Errno),
+}
+
+static OPEN: Mutex<Option<Gdr>> = Mutex::new(None);
+
+/// The library, opened the first time; nobody else calls it while the guard lives.
+fn lock() -> Result<Locked, NoGdr> {
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if open.is_none() {
+        *open = Some(Gdr::open()?);
+    }
+    Ok(Locked(open))
+}
+
+struct Locked(MutexGuard<'static, Option<Gdr>>);
+
+impl Locked {
+    fn get(&self) -> &Gdr {
+        self.0.as_ref().expect("`lock` has put it there")
+    }
+}
+
+/// Opens the library, unless it is open: its version.
+pub fn open() -> Result<(i32, i32), NoGdr> {
+    Ok(lock()?.get().version)
+}
+
+impl Gdr {
+    fn open() -> Result<Self, NoGdr> {
+        // SAFETY: the library's initialisers have no requirement on the process.
+        let library = unsafe { Library::new(LIBRARY) }
+            .map_err(|error| NoGdr::NoLibrary(error.to_string()))?;
+        // Its functions are kept until the process ends.
+        let library: &'static Library = Box::leak(Box::new(library));
+        // SAFETY: this is how the header declares them.
+        let (open, version, functions) = unsafe {
+            (
+                find::<unsafe extern "C" fn() -> Handle>(library, "gdr_open")?,
+                find::<unsafe extern "C" fn(*mut c_int, *mut c_int)>(
+                    library,
+                    "gdr_runtime_get_version",
+                )?,
+                Functions {
+                    pin: find(library, "gdr_pin_buffer")?,
+                    unpin: find(library, "gdr_unpin_buffer")?,
+                    map: find(library, "gdr_map")?,
+                    unmap: find(library, "gdr_unmap")?,
+                    info: find(library, "gdr_get_info_v2")?,
+                },
+            )
+        };
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: places for two integers.
+        unsafe { version(&raw mut major, &raw mut minor) };
+        // SAFETY: no requirement.
+        let handle = unsafe { open() };
+        if handle.is_null() {
+            let errno = Errno::from_io_error(&std::io::Error::last_os_error());
+            return Err(NoGdr::NoDriver(major, minor, errno.unwrap_or(Errno::NODEV)));
+        }
+        Ok(Self {
+            handle,
+            functions,
+            version: (major, minor),
+        })
+    }
+}
+
+/// # Safety
+/// `F` is the type of the C function called `name`.
+unsafe fn find<F: Copy>(library: &'static Library, name: &'static str) -> Result<F, NoGdr> {
+    // SAFETY: the type is right by the caller's word, and the library is never closed.
+    unsafe { library.get::<F>(name.as_bytes()) }
+        .map(|symbol| *symbol)
+        .map_err(|_| NoGdr::Incomplete(name))
+}
+
+/// A call that failed: which, and its answer. Most answers are numbers of the kernel's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GdrError {
+    /// The library itself.
+    #[error(transparent)]
+    Missing(#[from] NoGdr),
+    /// A call.
+    #[error("{0} answers {1}")]
+    Call(&'static str, Answer),
+    /// The mapping begins elsewhere.
+    #[error("the mapping begins at {found:#x} of the GPU and not at {wanted:#x}")]
+    Elsewhere {
+        /// Where it was to begin.
+        wanted: u64,
+        /// Where it begins.
+        found: u64,
+    },
+}
+
+/// What a call answered, with the kernel's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer(pub i32);
+
+impl std::fmt::Display for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The library answers some as negative numbers.
+        let error = std::io::Error::from_raw_os_error(self.0.saturating_abs());
+        write!(f, "{} ({error})", self.0)
+    }
+}
+
+const fn check(name: &'static str, answer: c_int) -> Result<(), GdrError> {
+    match answer {
+        0 => Ok(()),
+        answer => Err(GdrError::Call(name, Answer(answer))),
+    }
+}
+
+/// Pins memory of a GPU.
+///
+/// # Safety
+/// `bytes` bytes at `address` are memory of CUDA's, which stays allocated until [`unpin`]; both are multiples of
+/// [`PAGE`].
+pub unsafe fn pin(address: u64, bytes: usize) -> Result<Pin, GdrError> {
+    let gdr = lock()?;
+    let gdr = gdr.get();
+    let mut pin = Pin(0);
+    // SAFETY: the handle is open; the memory by the caller's word; a place for one handle. The two zeros are tokens of
+    // times before CUDA 6, which the library ignores.
+    let answer = unsafe { (gdr.functions.pin)(gdr.handle, address, bytes, 0, 0, &raw mut pin) };
+    check("gdr_pin_buffer", answer)?;
+    Ok(pin)
+}
+
+/// Undoes [`pin`].
+///
+/// # Safety
+/// The pin came from [`pin`], is not used again, and is not mapped.
+pub unsafe fn unpin(pin: Pin) -> Result<(), GdrError> {
+    let gdr = lock()?;
+    let gdr = gdr.get();
+    // SAFETY: by the caller's word.
+    check("gdr_unpin_buffer", unsafe {
+        (gdr.functions.unpin)(gdr.handle, pin)
+    })
+}
+
+/// Maps what is pinned.
+///
+/// # Safety
+/// The pin came from [`pin`] of `bytes` bytes at `address`, and is mapped nowhere.
+pub unsafe fn map(pin: Pin, address: u64, bytes: usize) -> Result<NonNull<u8>, GdrError> {
+    let gdr = lock()?;
+    let gdr = gdr.get();
+    let mut mapped = ptr::null_mut();
+    // SAFETY: the pin by the caller's word; a place for one pointer.
+    check("gdr_map", unsafe {
+        (gdr.functions.map)(gdr.handle, pin, &raw mut mapped, bytes)
+    })?;
+    let info = info(gdr, pin);
+    let found = info.as_ref().map_or(address, |info| info.address);
+    match (NonNull::new(mapped.cast()), found == address) {
+        (Some(mapped), true) if info.is_ok() => Ok(mapped),
+        _ => {
+            // SAFETY: mapped just above and known to nobody.
+            let _ = unsafe { (gdr.functions.unmap)(gdr.handle, pin, mapped, bytes) };
+            info?;
+            Err(GdrError::Elsewhere {
+                wanted: address,
+                found,
+            })
+        }
+    }
+}
+
+fn info(gdr: &Gdr, pin: Pin) -> Result<Info, GdrError> {
+    let mut info = Info {
+        address: 0,
+        bytes: 0,
+        page: 0,
+        cycles: 0,
+        cycles_per_ms: 0,
+        flags: 0,
+        kind: 0,
+        more: [0; 8],
+    };
+    // SAFETY: the pin is one of this handle's; a place for more than the library writes.
+    check("gdr_get_info_v2", unsafe {
+        (gdr.functions.info)(gdr.handle, pin, &raw mut info)
+    })?;
+    Ok(info)
+}
+
+/// Undoes [`map`].
+///
+/// # Safety
+/// Pin and address are those of one [`map`], of as many bytes, and nobody uses the mapping.
+pub unsafe fn unmap(pin: Pin, address: NonNull<u8>, bytes: usize) -> Result<(), GdrError> {
+    let gdr = lock()?;
+    let gdr = gdr.get();
+    // SAFETY: by the caller's word.
+    check("gdr_unmap", unsafe {
+        (gdr.functions.unmap)(gdr.handle, pin, address.as_ptr().cast(), bytes)
+    })
+}

@@ -1,0 +1,247 @@
+//! Mappings whose memory may go away below them: forks and faults become something that can be asked for.
+//!
+//! Two things make the CPU's next store to a device's memory crash the process: the memory went (the driver takes the
+//! mapping's pages away: SIGBUS), or the process is a fork (a device's mapping is not for its children). For the first
+//! there is a handler of SIGBUS that puts zero pages in the place of the mapping and notes it; for the second a page
+//! that reads zero in a child.
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+/// Mappings that can be guarded at a time.
+const MOST: usize = 1024;
+/// Bytes of a page.
+const PAGE: usize = 4096;
+
+/// A guarded range, or a place for one.
+struct Slot {
+    is_taken: AtomicBool,
+    start: AtomicUsize,
+    /// 0 while there is no range.
+    bytes: AtomicUsize,
+    is_lost: AtomicBool,
+}
+
+static SLOTS: [Slot; MOST] = [const {
+    Slot {
+        is_taken: AtomicBool::new(false),
+        start: AtomicUsize::new(0),
+        bytes: AtomicUsize::new(0),
+        is_lost: AtomicBool::new(false),
+    }
+}; MOST];
+
+/// What was done about SIGBUS before; null until the handler is there. Never freed.
+static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+
+/// Why a mapping cannot be guarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unguarded {
+    /// The kernel lacks what it takes.
+    #[error("guarding the mapping: {0}; it takes Linux 4.14 or newer")]
+    Kernel(Errno),
+    /// There are too many.
+    #[error("{MOST} mappings are guarded already, which is all there can be")]
+    Full,
+    /// This process is a fork of the one that prepared the guards.
+    #[error("this process is a fork of one that had mappings; map in the process that uses them")]
+    Forked,
+}
+
+/// One mapping that is watched over.
+pub struct Guard {
+    slot: &'static Slot,
+    /// 1, and 0 in a child.
+    original: &'static AtomicU32,
+}
+
+impl Guard {
+    /// Watches over `bytes` bytes at `address`, from page to page: children do not inherit them, and a fault inside of
+    /// them turns them into zero pages of this process.
+    ///
+    /// # Safety
+    /// They are one mapping of the caller's which stays where it is until the guard is dropped; that it is replaced by
+    /// zero pages at any time is nothing that anybody relies on, and no reference is made to its bytes.
+    pub unsafe fn new(address: NonNull<u8>, bytes: usize) -> Result<Self, Unguarded> {
+        let original = original().map_err(Unguarded::Kernel)?;
+        if original.load(Ordering::Relaxed) == 0 {
+            return Err(Unguarded::Forked);
+        }
+        watch_faults().map_err(Unguarded::Kernel)?;
+        // SAFETY: the range is mapped, by the caller's word; the advice changes what children get, nothing here.
+        unsafe { rustix::mm::madvise(address.as_ptr().cast(), bytes, Advice::LinuxDontFork) }
+            .map_err(Unguarded::Kernel)?;
+        let slot = SLOTS
+            .iter()
+            .find(|slot| !slot.is_taken.swap(true, Ordering::AcqRel))
+            .ok_or(Unguarded::Full)?;
+        slot.is_lost.store(false, Ordering::Relaxed);
+        slot.start.store(address.addr().get(), Ordering::Relaxed);
+        slot.bytes.store(bytes, Ordering::Release);
+        Ok(Self { slot, original })
+    }
+
+    /// Whether this process is a child of the one that made the mapping, and so has none.
+    pub fn is_forked(&self) -> bool {
+        self.original.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether the memory went and zero pages are in its place.
+    pub fn is_lost(&self) -> bool {
+        self.slot.is_lost.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.slot.bytes.store(0, Ordering::Release);
+        self.slot.is_taken.store(false, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("is_forked", &self.is_forked())
+            .field("is_lost", &self.is_lost())
+            .finish()
+    }
+}
+
+/// A word that is 1, and 0 in every child of this process.
+fn original() -> Result<&'static AtomicU32, Errno> {
+    static WORD: OnceLock<Result<&'static AtomicU32, Errno>> = OnceLock::new();
+    *WORD.get_or_init(|| {
+        // SAFETY: a null hint lets the kernel choose an address, so no existing mapping is replaced.
+        let page = unsafe {
+            rustix::mm::mmap_anonymous(
+                ptr::null_mut(),
+                PAGE,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }?;
+        // SAFETY: the page was mapped just now; the advice changes what children find in it.
+        unsafe { rustix::mm::madvise(page, PAGE, Advice::LinuxWipeOnFork) }?;
+        // SAFETY: the page is never unmapped, begins with an aligned word, and is only ever used as this one word.
+        let word = unsafe { &*page.cast::<AtomicU32>() };
+        word.store(1, Ordering::Relaxed);
+        Ok(word)
+    })
+}
+
+/// Installs the handler of SIGBUS, once a process.
+fn watch_faults() -> Result<(), Errno> {
+    static DONE: OnceLock<Result<(), Errno>> = OnceLock::new();
+    *DONE.get_or_init(|| {
+        let failed =
+            || Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL);
+        let mut before = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: a place for one action; the call changes nothing.
+        if unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr()) } != 0 {
+            return Err(failed());
+        }
+        // SAFETY: the call has filled it.
+        let before = Box::leak(Box::new(unsafe { before.assume_init() }));
+        BEFORE.store(before, Ordering::Release);
+        // SAFETY: an action of zeros is one: the default, an empty mask and no flags.
+        let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+        action.sa_sigaction = on_fault as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // SAFETY: the handler has the type that SA_SIGINFO asks for and calls nothing but what a handler may: system
+        // calls, atomics, and what was installed before.
+        if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) } != 0 {
+            return Err(failed());
+        }
+        Ok(())
+    })
+}
+
+extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel gives a handler that is installed with SA_SIGINFO a valid one. Only faults, whose codes are
+    // positive, have an address.
+    let fault = unsafe {
+        let is_fault = (*info).si_code > 0;
+        is_fault.then(|| (*info).si_addr().addr())
+    };
+    if !fault.is_some_and(replace) {
+        pass_on(signal, info, context, fault.is_some());
+    }
+}
+
+/// Puts zero pages in the place of the guarded mapping that `address` is in; false if it is in none.
+fn replace(address: usize) -> bool {
+    for slot in &SLOTS {
+        let bytes = slot.bytes.load(Ordering::Acquire);
+        let start = slot.start.load(Ordering::Relaxed);
+        if address.wrapping_sub(start) >= bytes {
+            continue;
+        }
+        // The thread that was interrupted may be about to look at its last error.
+        // SAFETY: the place of the calling thread.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: as above.
+        let before = unsafe { *errno };
+        // SAFETY: the range is one mapping of its owner's, who agreed to its being replaced and cannot have unmapped
+        // it: a store to it is under way, and it is guarded. MAP_FIXED replaces exactly that range, in one step.
+        let replaced = unsafe {
+            libc::mmap(
+                ptr::without_provenance_mut(start),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        // SAFETY: as above.
+        unsafe { *errno = before };
+        if replaced == libc::MAP_FAILED {
+            return false;
+        }
+        slot.is_lost.store(true, Ordering::Release);
+        return true;
+    }
+    false
+}
+
+/// Does what would be done without this handler.
+fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_fault: bool) {
+    // SAFETY: stored before the handler was installed, and never freed.
+    let before = unsafe { BEFORE.load(Ordering::Acquire).as_ref() };
+    let (action, flags) = before.map_or((libc::SIG_DFL, 0), |before| {
+        (before.sa_sigaction, before.sa_flags)
+    });
+    match action {
+        // The kernel lets nobody ignore a fault.
+        libc::SIG_IGN if !is_fault => {}
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: both may be called in a handler. A fault happens again when the handler has returned; a signal
+            // that was sent is sent again.
+            unsafe {
+                libc::signal(signal, libc::SIG_DFL);
+                if !is_fault {
+                    libc::raise(signal);
+                }
+            }
+        }
+        action if flags & libc::SA_SIGINFO != 0 => {
+            type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+            // SAFETY: it was installed with SA_SIGINFO, so this is its type.
+            let handler = unsafe { std::mem::transmute::<usize, Handler>(action) };
+            handler(signal, info, context);
+        }
+        action => {
+            type Handler = extern "C" fn(c_int);
+            // SAFETY: it was installed without SA_SIGINFO, so this is its type.
+            let handler = unsafe { std::mem::transmute::<usize, Handler>(action) };
+            handler(signal);
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Vulkan (`libvulkan.so.1`), which is opened at run time: memory of a GPU that lies behind its BAR.
+//!
+//! Instance and devices are made once and kept until the process ends: making them takes some 100 ms, and libraries
+//! that end in one order or the other never meet.
+
+use ash::{khr, vk};
+use std::collections::BTreeMap;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
+
+pub use ash::vk::Result as Answer;
+
+/// Properties that memory must have so that the CPU can store to it as it lies.
+const PROPERTIES: vk::MemoryPropertyFlags = vk::MemoryPropertyFlags::from_raw(
+    vk::MemoryPropertyFlags::DEVICE_LOCAL.as_raw()
+        | vk::MemoryPropertyFlags::HOST_VISIBLE.as_raw()
+        | vk::MemoryPropertyFlags::HOST_COHERENT.as_raw(),
+);
+const KIND: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD;
+
+/// Why there is no such memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoVulkan {
+    /// The loader is not there.
+    NoLibrary(String),
+    /// A call failed.
+    Call(&'static str, Answer),
+    /// None of these GPUs is the one.
+    NoGpu(Vec<String>),
+    /// The GPU cannot hand memory on as a file descriptor.
+    NoExport,
+    /// The GPU shows no memory of its own to the CPU.
+    NoMemory,
+    /// It shows too little.
+    TooSmall(u64),
+}
+
+/// A GPU as Vulkan has it.
+pub struct Gpu {
+    device: ash::Device,
+    external: khr::external_memory_fd::Device,
+    memory: vk::PhysicalDeviceMemoryProperties,
+}
+
+/// Memory of a GPU, mapped.
+#[derive(Debug)]
+pub struct Memory {
+    buffer: vk::Buffer,
+    handle: vk::DeviceMemory,
+    /// Where the CPU finds it.
+    pub address: NonNull<u8>,
+    /// Bytes of it, at least as many as were asked for.
+    pub bytes: usize,
+}
+
+// SAFETY: handles and an address; who stores to the memory at which time is the business of whoever holds it.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+struct Loader {
+    _entry: ash::Entry,
+    instance: ash::Instance,
+}
+
+fn failed(call: &'static str) -> impl Fn(Answer) -> NoVulkan {
+    move |answer| NoVulkan::Call(call, answer)
+}
+
+/// The GPU with this UUID.
+pub fn gpu(uuid: [u8; 16]) -> Result<&'static Gpu, NoVulkan> {
+    static LOADER: Mutex<Option<&'static Loader>> = Mutex::new(None);
+    static GPUS: Mutex<BTreeMap<[u8; 16], &'static Gpu>> = Mutex::new(BTreeMap::new());
+    let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(gpu) = gpus.get(&uuid) {
+        return Ok(gpu);
+    }
+    let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
+    let loader = match *loader {
+        Some(loader) => loader,
+        None => loader.insert(Box::leak(Box::new(load()?))),
+    };
+    let gpu: &'static Gpu = Box::leak(Box::new(open(&loader.instance, uuid)?));
+    gpus.insert(uuid, gpu);
+    Ok(gpu)
+}
+
+fn load() -> Result<Loader, NoVulkan> {
+    // SAFETY: the loader's initialisers have no requirement on the process, and it is never closed.
+    let entry =
+        unsafe { ash::Entry::load() }.map_err(|error| NoVulkan::NoLibrary(error.to_string()))?;
+    let about = vk::ApplicationInfo::default()
+        .application_name(c"daq")
+        .api_version(vk::API_VERSION_1_1);
+    let wanted = vk::InstanceCreateInfo::default().application_info(&about);
+    // SAFETY: what is wanted lives through the call and names no extension or layer.
+    let instance =
+        unsafe { entry.create_instance(&wanted, None) }.map_err(failed("vkCreateInstance"))?;
+    Ok(Loader {
+        _entry: entry,
+        instance,
+    })
+}
+
+fn open(instance: &ash::Instance, uuid: [u8; 16]) -> Result<Gpu, NoVulkan> {
+    // SAFETY: the instance is alive.
+    let found = unsafe { instance.enumerate_physical_devices() }
+        .map_err(failed("vkEnumeratePhysicalDevices"))?;
+    let mut others = Vec::new();
+    let mut wanted = None;
+    for physical in found {
+        let mut id = vk::PhysicalDeviceIDProperties::default();
+        let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut id);
+        // SAFETY: the instance is of version 1.1, which has this call; both structures live through it.
+        unsafe { instance.get_physical_device_properties2(physical, &mut properties) };
+        let name = properties
+            .properties
+            .device_name_as_c_str()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        if id.device_uuid == uuid {
+            wanted = Some(physical);
+        } else {
+            others.push(name);
+        }
+    }
+    let physical = wanted.ok_or(NoVulkan::NoGpu(others))?;
+    // SAFETY: the physical device is the instance's.
+    let memory = unsafe { instance.get_physical_device_memory_properties(physical) };
+    let priorities = [1.0];
+    // A device must have a queue; nothing is ever put on it.
+    let queues = [vk::DeviceQueueCreateInfo::default()
+        .queue_family_index(0)
+        .queue_priorities(&priorities)];
+    let extensions = [khr::external_memory_fd::NAME.as_ptr()];
+    let wanted = vk::DeviceCreateInfo::default()
+        .queue_create_infos(&queues)
+        .enabled_extension_names(&extensions);
+    // SAFETY: what is wanted lives through the call; every physical device has a family of queues.
+    let device = match unsafe { instance.create_device(physical, &wanted, None) } {
+        Ok(device) => device,
+        Err(Answer::ERROR_EXTENSION_NOT_PRESENT) => return Err(NoVulkan::NoExport),
+        Err(answer) => return Err(NoVulkan::Call("vkCreateDevice", answer)),
+    };
+    let external = khr::external_memory_fd::Device::new(instance, &device);
+    Ok(Gpu {
+        device,
+        external,
+        memory,
+    })
+}
+
+impl Gpu {
+    /// At least `bytes` bytes of the GPU's memory, mapped, and a file descriptor to them.
+    pub fn allocate(&self, bytes: usize) -> Result<(Memory, OwnedFd), NoVulkan> {
+        let mut external = vk::ExternalMemoryBufferCreateInfo::default().handle_types(KIND);
+        let wanted = vk::BufferCreateInfo::default()
+            .size(bytes as u64)
+            .usage(vk::BufferUsageFlags::TRANSFER_SRC | vk::BufferUsageFlags::TRANSFER_DST)
+            .sharing_mode(vk::SharingMode::EXCLUSIVE)
+            .push_next(&mut external);
+        // SAFETY: the device is alive; what is wanted lives through the call.
+        let buffer = unsafe { self.device.create_buffer(&wanted, None) }
+            .map_err(failed("vkCreateBuffer"))?;
+        let mut partial = Partial {
+            gpu: self,
+            buffer,
+            memory: vk::DeviceMemory::null(),
+        };
+        // SAFETY: the buffer was made just above.
+        let needs = unsafe { self.device.get_buffer_memory_requirements(buffer) };
+        let kind = self.kind(needs)?;
+        let mut dedicated = vk::MemoryDedicatedAllocateInfo::default().buffer(buffer);
+        let mut export = vk::ExportMemoryAllocateInfo::default().handle_types(KIND);
+        let wanted = vk::MemoryAllocateInfo::default()
+            .allocation_size(needs.size)
+            .memory_type_index(kind)
+            .push_next(&mut dedicated)
+            .push_next(&mut export);
+        // SAFETY: as above; the type is one that the buffer can have.
+        partial.memory = unsafe { self.device.allocate_memory(&wanted, None) }
+            .map_err(failed("vkAllocateMemory"))?;
+        let memory = partial.memory;
+        // SAFETY: both were made just above for one another.
+        unsafe { self.device.bind_buffer_memory(buffer, memory, 0) }
+            .map_err(failed("vkBindBufferMemory"))?;
+        let flags = vk::MemoryMapFlags::empty();
+        // SAFETY: the memory can be mapped, by its type, and is not yet; `map_memory` is called by nobody else on it.
+        let address = unsafe { self.device.map_memory(memory, 0, vk::WHOLE_SIZE, flags) }
+            .map_err(failed("vkMapMemory"))?;
+        let address = NonNull::new(address.cast()).ok_or(NoVulkan::Call(
+            "vkMapMemory",
+            Answer::ERROR_MEMORY_MAP_FAILED,
+        ))?;
+        let wanted = vk::MemoryGetFdInfoKHR::default()
+            .memory(memory)
+            .handle_type(KIND);
+        // SAFETY: the memory was allocated for this kind of handle.
+        let fd =
+            unsafe { self.external.get_memory_fd(&wanted) }.map_err(failed("vkGetMemoryFdKHR"))?;
+        // SAFETY: a fresh descriptor that nobody else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        std::mem::forget(partial);
+        let bytes = usize::try_from(needs.size).unwrap_or(bytes);
+        Ok((
+            Memory {
+                buffer,
+                handle: memory,
+                address,
+                bytes,
+            },
+            fd,
+        ))
+    }
+
+    /// The number of a memory type that will do.
+    fn kind(&self, needs: vk::MemoryRequirements) -> Result<u32, NoVulkan> {
+        let kinds = self.memory.memory_types_as_slice();
+        let suiting = (0_u32..).zip(kinds).filter(|(index, kind)| {
+            needs.memory_type_bits & 1 << index != 0 && kind.property_flags.contains(PROPERTIES)
+        });
+        let largest = suiting
+            .map(|(index, kind)| {
+                let heap = self.memory.memory_heaps[kind.heap_index as usize];
+                (heap.size, index)
+            })
+            .max_by_key(|(size, _)| *size);
+        match largest {
+            None => Err(NoVulkan::NoMemory),
+            Some((size, _)) if size < needs.size => Err(NoVulkan::TooSmall(size)),
+            Some((_, index)) => Ok(index),
+        }
+    }
+
+    /// Unmaps and frees.
+    ///
+    /// # Safety
+    /// The memory is one of this GPU's, and nobody uses it any more: neither the CPU nor CUDA.
+    pub unsafe fn free(&self, memory: &Memory) {
+        // SAFETY: by the caller's word. Freeing memory unmaps it.
+        unsafe {
+            self.device.free_memory(memory.handle, None);
+            self.device.destroy_buffer(memory.buffer, None);
+        }
+    }
+}
+
+/// What is undone when a later step fails.
+struct Partial<'a> {
+    gpu: &'a Gpu,
+    buffer: vk::Buffer,
+    memory: vk::DeviceMemory,
+}
+
+impl Drop for Partial<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made in `allocate` and known to nobody else; that of memory may be none, which is allowed.
+        unsafe {
+            self.gpu.device.free_memory(self.memory, None);
+            self.gpu.device.destroy_buffer(self.buffer, None);
+        }
+    }
+}
