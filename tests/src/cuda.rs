@@ -1,4 +1,5 @@
-//! A machine with simulated GPUs: the driver library of `daq-simulated-cuda` in the place of NVIDIA's.
+//! A machine with simulated GPUs: the driver library of `daq-simulated-cuda` in the place of NVIDIA's, and that of
+//! `daq-simulated-gdr` in the place of GDRCopy's.
 
 use super::Daq;
 use serde_json::Value;
@@ -8,11 +9,16 @@ use std::process::Command;
 /// The driver's file names, in the order in which programs look for them.
 const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
+/// The file name of GDRCopy's library.
+const GDR: &str = "libgdrapi.so.2";
+
 /// A directory with a driver library, and where its report goes.
 #[derive(Debug)]
 pub struct Simulated {
     dir: tempfile::TempDir,
     options: String,
+    /// Options of GDRCopy's library, where there is one.
+    gdr: Option<String>,
 }
 
 impl Simulated {
@@ -24,11 +30,22 @@ impl Simulated {
                 .tempdir()
                 .unwrap(),
             options: options.to_owned(),
+            gdr: None,
         };
         for name in NAMES {
-            std::os::unix::fs::symlink(library(), simulated.dir.path().join(name)).unwrap();
+            std::os::unix::fs::symlink(library("simulated_cuda"), simulated.dir.path().join(name))
+                .unwrap();
         }
         simulated
+    }
+
+    /// The same with GDRCopy's library, whose `options` are those of `DAQ_SIMULATED_GDR`: `"fail=gdr_map@1:12"`.
+    #[must_use]
+    pub fn with_gdr(mut self, options: &str) -> Self {
+        let path = self.dir.path().join(GDR);
+        std::os::unix::fs::symlink(library("simulated_gdr"), path).unwrap();
+        self.gdr = Some(options.to_owned());
+        self
     }
 
     /// The same, but an older driver, whose library does not have the function `symbol`.
@@ -63,14 +80,24 @@ impl Simulated {
             path.push(others);
         }
         let text = |path: &std::ffi::OsStr| path.to_str().unwrap().to_owned();
-        vec![
+        let gdr = self.gdr.iter().flat_map(|options| {
+            [
+                ("DAQ_SIMULATED_GDR".to_owned(), options.clone()),
+                (
+                    "DAQ_SIMULATED_GDR_REPORT".to_owned(),
+                    text(self.gdr_file().as_os_str()),
+                ),
+            ]
+        });
+        let cuda = [
             ("LD_LIBRARY_PATH".to_owned(), text(&path)),
             ("DAQ_SIMULATED_CUDA".to_owned(), self.options.clone()),
             (
                 "DAQ_SIMULATED_CUDA_REPORT".to_owned(),
                 text(self.file().as_os_str()),
             ),
-        ]
+        ];
+        cuda.into_iter().chain(gdr).collect()
     }
 
     /// Makes all runs of `daq` find the driver.
@@ -101,24 +128,35 @@ impl Simulated {
         assert!(leaks.values().all(|count| count == 0), "{leaks:#?}");
     }
 
+    /// The calls of GDRCopy's library in the processes that have ended, as `NAME ANSWER`.
+    pub fn gdr_calls(&self) -> Vec<String> {
+        let calls = std::fs::read_to_string(self.gdr_file()).unwrap_or_default();
+        calls.lines().map(str::to_owned).collect()
+    }
+
+    fn gdr_file(&self) -> PathBuf {
+        self.dir.path().join("gdr.txt")
+    }
+
     fn file(&self) -> PathBuf {
         self.dir.path().join("report.json")
     }
 }
 
 /// The library: among the dependencies of this test's executable, or where a build of the workspace puts it.
-fn library() -> PathBuf {
-    const NAME: &str = "libdaq_simulated_cuda.so";
+fn library(name: &str) -> PathBuf {
+    let file = format!("libdaq_{name}.so");
     let executable = std::env::current_exe().unwrap();
     // target/PROFILE/deps/TEST
     let places: Vec<&Path> = executable.ancestors().skip(1).take(2).collect();
     places
         .iter()
-        .map(|place| place.join(NAME))
+        .map(|place| place.join(&file))
         .find(|path| path.is_file())
         .unwrap_or_else(|| {
             panic!(
-                "{NAME} is in none of {places:?}; build it with `cargo build -p daq-simulated-cuda`"
+                "{file} is in none of {places:?}; build it with `cargo build -p daq-{}`",
+                name.replace('_', "-")
             )
         })
 }

@@ -1,6 +1,6 @@
 //! What the simulated devices say about themselves: the figures of an H100.
 
-use crate::options::Options;
+use crate::options::{DmaBuf, Options};
 
 /// Bytes of dynamic shared memory that a block may use at most, after it asked for them.
 pub const SHARED_OPTIN: i32 = 227 << 10;
@@ -52,8 +52,8 @@ pub const fn value(options: &Options, ordinal: i32, attribute: i32) -> i32 {
         39 => THREADS_MULTIPROCESSOR.cast_signed(),
         40 => 3,
         // Overlap, mapped host memory, several kernels at once, ECC, unified addresses, priorities, host pointers
-        // as device pointers, cooperative launch, registration of host memory (read only too), dma-buf.
-        15 | 19 | 31 | 32 | 41 | 78 | 91 | 95 | 99 | 113 | 124 => 1,
+        // as device pointers, cooperative launch, registration of host memory (read only too).
+        15 | 19 | 31 | 32 | 41 | 78 | 91 | 95 | 99 | 113 => 1,
         75 => CAPABILITY / 10,
         76 => CAPABILITY % 10,
         81 => SHARED_MULTIPROCESSOR,
@@ -65,6 +65,7 @@ pub const fn value(options: &Options, ordinal: i32, attribute: i32) -> i32 {
         111 => 1024,
         116 | 117 => options.rdma as i32,
         118 => options.ordering,
+        124 => !matches!(options.dma_buf, DmaBuf::None) as i32,
         131 | 134 => -1,
         _ => 0,
     }

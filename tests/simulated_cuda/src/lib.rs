@@ -20,6 +20,9 @@
 //! In a broken context calls that give something back say that it is broken, but what they give back is no leak. Freeing
 //! memory waits for all streams of its context, as the driver does: where one hangs, it does not return.
 //!
+//! `daq_simulated_memory` is no function of the driver's: through it the stand-ins of other libraries find the memory
+//! behind a device address.
+//!
 //! What it does not do: run kernels (only those in `kernels.rs`, by name), peer access, memory pools, external
 //! memory, capture across several streams.
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 /// | `vmm=0` | no virtual memory management |
 /// | `rdma=0` | no `GPUDirect` RDMA |
 /// | `posix-fd=0` | memory cannot be shared as a file descriptor |
+/// | `dma-buf=map` | dma-bufs can be mapped; `none`: there are none; without, they can be handed on, not mapped |
 /// | `ordering=0` | the attribute `GPU_DIRECT_RDMA_WRITES_ORDERING`; 100 without |
 /// | `latency=50` | µs that each copy takes at least |
 /// | `gbps=20` | 10⁹ bytes a second that a copy engine moves at most |
@@ -38,6 +39,8 @@ pub struct Options {
     pub rdma: bool,
     /// Whether memory can be shared as a file descriptor.
     pub posix_fd: bool,
+    /// What can be done with dma-bufs.
+    pub dma_buf: DmaBuf,
     /// The attribute `GPU_DIRECT_RDMA_WRITES_ORDERING`.
     pub ordering: i32,
     /// What each copy takes at least.
@@ -50,6 +53,17 @@ pub struct Options {
     pub fail_async: Vec<Failure>,
     /// Executed operations that never end; the code has no meaning.
     pub hang: Vec<Failure>,
+}
+
+/// What can be done with the dma-bufs of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DmaBuf {
+    /// There are none.
+    None,
+    /// They can be handed on; the CPU cannot map them to store to them.
+    Export,
+    /// The CPU can map them.
+    Map,
 }
 
 /// One thing that goes wrong.
@@ -73,6 +87,7 @@ impl Default for Options {
             vmm: true,
             rdma: true,
             posix_fd: true,
+            dma_buf: DmaBuf::Export,
             ordering: 100,
             latency: Duration::ZERO,
             gbps: 0,
@@ -105,6 +120,13 @@ impl Options {
             "vmm" => self.vmm = flag(value)?,
             "rdma" => self.rdma = flag(value)?,
             "posix-fd" => self.posix_fd = flag(value)?,
+            "dma-buf" => {
+                self.dma_buf = match value {
+                    "none" => DmaBuf::None,
+                    "map" => DmaBuf::Map,
+                    _ => return None,
+                }
+            }
             "ordering" => self.ordering = value.parse().ok()?,
             "latency" => self.latency = Duration::from_micros(value.parse().ok()?),
             "gbps" => self.gbps = value.parse().ok()?,
@@ -166,7 +188,7 @@ mod tests {
     #[test]
     fn every_option_is_read() {
         let options = Options::parse(
-            "version=12040, gpus=2,memory=64MiB,vmm=0,rdma=0,posix-fd=0,ordering=0,latency=50,gbps=20,no-init=100,\
+            "version=12040, gpus=2,memory=64MiB,vmm=0,rdma=0,posix-fd=0,dma-buf=map,ordering=0,latency=50,gbps=20,no-init=100,\
              fail=cuMemAlloc_v2@3:2,fail-async=COPY@1:700,hang=copy@9",
         )
         .unwrap();
@@ -185,6 +207,7 @@ mod tests {
                 vmm: false,
                 rdma: false,
                 posix_fd: false,
+                dma_buf: DmaBuf::Map,
                 ordering: 0,
                 latency: Duration::from_micros(50),
                 gbps: 20,
@@ -201,6 +224,7 @@ mod tests {
             "vmm",
             "vmm=2",
             "memory=64",
+            "dma-buf=1",
             "fail=cuInit@0:1",
             "fail=cuInit@1",
             "hang=fill@1",

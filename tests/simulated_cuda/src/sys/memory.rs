@@ -2,11 +2,12 @@
 
 use super::physical::Physical;
 use super::space::{self, Origin};
-use super::{Out, call, require};
-use crate::code::{Code, INVALID_HANDLE, NOT_SUPPORTED, Result};
+use super::{In, Out, call, require};
+use crate::code::{Code, INVALID_HANDLE, NOT_SUPPORTED, OPERATING_SYSTEM, Result};
 use crate::faults::OPTIONS;
+use crate::options::DmaBuf;
 use std::ffi::{c_int, c_uint, c_ulonglong};
-use std::os::fd::{BorrowedFd, IntoRawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::atomic::Ordering;
 
 /// A second descriptor of a file, for the caller to close.
@@ -28,7 +29,7 @@ extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> Code {
 extern "C" fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) -> Code {
     call!(cuMemAlloc_v2).in_context(|device| {
         require(!address.is_null() && bytes > 0)?;
-        let memory = Physical::new(device.ordinal, bytes)?;
+        let memory = Physical::new(device.ordinal, bytes, space::skew(bytes))?;
         address.set(space::lock().place(memory, bytes, Origin::Allocated)?)
     })
 }
@@ -46,7 +47,8 @@ extern "C" fn cuMemFree_v2(address: u64) -> Code {
     })
 }
 
-/// The descriptor is no dma-buf but a file in memory of which `mmap` shows the same bytes; for whole allocations only.
+/// The descriptor is no dma-buf but a file in memory of the same bytes, which `mmap` shows if the options say so; for
+/// whole allocations only.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemGetHandleForAddressRange(
     handle: Out<c_int>,
@@ -60,12 +62,71 @@ extern "C" fn cuMemGetHandleForAddressRange(
     call!(cuMemGetHandleForAddressRange).in_context(|_| {
         require(kind == DMA_BUF && flags <= 1)?;
         require(address.is_multiple_of(PAGE as u64) && bytes.is_multiple_of(PAGE) && bytes > 0)?;
-        if !OPTIONS.rdma || flags != 0 {
+        if !OPTIONS.rdma || OPTIONS.dma_buf == DmaBuf::None || flags != 0 {
             return Err(NOT_SUPPORTED);
         }
         let memory = space::lock().whole(address, bytes)?.ok_or(NOT_SUPPORTED)?;
-        duplicate(memory.file(), &handle)
+        if OPTIONS.dma_buf == DmaBuf::Map {
+            return duplicate(memory.file(), &handle);
+        }
+        // The same file again, without the right to write it.
+        let name = format!("/proc/self/fd/{}", memory.file().as_raw_fd());
+        let file = std::fs::File::open(name).map_err(|_| OPERATING_SYSTEM)?;
+        handle.set(file.into_raw_fd())
     })
+}
+
+/// What is behind a device address, for the stand-ins of other libraries that reach device memory: a descriptor, for
+/// the caller to close, of a file of which `mmap` shows the memory, and where in it the address is. The range must be
+/// one piece of memory, or more of it than is asked for.
+#[unsafe(no_mangle)]
+extern "C" fn daq_simulated_memory(
+    address: u64,
+    bytes: usize,
+    file: Out<c_int>,
+    offset: Out<u64>,
+) -> Code {
+    call!(daq_simulated_memory).initialised(|| {
+        require(!file.is_null() && !offset.is_null())?;
+        let (memory, within) = space::lock().behind(address, bytes)?;
+        offset.set(within as u64)?;
+        duplicate(memory.file(), &file)
+    })
+}
+
+/// Copies are always done when the call that asks for them says so.
+#[unsafe(no_mangle)]
+extern "C" fn cuPointerSetAttribute(value: In<c_uint>, attribute: c_uint, address: u64) -> Code {
+    const SYNC_MEMOPS: c_uint = 6;
+    call!(cuPointerSetAttribute).in_context(|_| {
+        require(attribute == SYNC_MEMOPS && value.get()? <= 1)?;
+        space::lock().device(address, 1, false).map(|_| ())
+    })
+}
+
+/// No other library of this machine has memory of its devices.
+#[unsafe(no_mangle)]
+extern "C" fn cuImportExternalMemory(out: Out<usize>, about: In<c_uint>) -> Code {
+    call!(cuImportExternalMemory).in_context(|_| {
+        require(!out.is_null() && !about.is_null())?;
+        Err(NOT_SUPPORTED)
+    })
+}
+
+/// Nothing was imported.
+#[unsafe(no_mangle)]
+extern "C" fn cuExternalMemoryGetMappedBuffer(
+    _address: Out<u64>,
+    _memory: usize,
+    _about: In<c_uint>,
+) -> Code {
+    call!(cuExternalMemoryGetMappedBuffer).in_context(|_| Err(INVALID_HANDLE))
+}
+
+/// Nothing was imported.
+#[unsafe(no_mangle)]
+extern "C" fn cuDestroyExternalMemory(_memory: usize) -> Code {
+    call!(cuDestroyExternalMemory).giving_back(|_| Err(INVALID_HANDLE))
 }
 
 /// There is nothing to flush: the model's writes are seen in order.

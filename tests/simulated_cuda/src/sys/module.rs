@@ -57,7 +57,7 @@ impl Module {
         if let Image::Ptx { variables, .. } = &module.image {
             for variable in variables {
                 let bytes = variable.bytes.len().max(1);
-                let placed = Physical::new(device.ordinal, bytes)
+                let placed = Physical::new(device.ordinal, bytes, space::skew(bytes))
                     .and_then(|memory| space::lock().place(memory, bytes, Origin::Variable))
                     .and_then(|address| {
                         Copy::initialise(address, &variable.bytes).map(|()| address)

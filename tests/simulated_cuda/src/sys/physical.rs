@@ -24,6 +24,8 @@ pub struct Physical {
     file: OwnedFd,
     /// Where the mapping begins.
     base: usize,
+    /// Bytes of file and mapping before the memory.
+    lead: usize,
 }
 
 /// How many allocations live, and their bytes.
@@ -35,8 +37,9 @@ pub fn alive() -> (usize, usize) {
 }
 
 impl Physical {
-    /// Takes `bytes` bytes of the memory of a device.
-    pub fn new(ordinal: i32, bytes: usize) -> Result<Arc<Self>> {
+    /// Takes `bytes` bytes of the memory of a device, which begin `lead` bytes behind a page: pages of its address are
+    /// then pages of its file.
+    pub fn new(ordinal: i32, bytes: usize, lead: usize) -> Result<Arc<Self>> {
         let device = context::device(ordinal)?;
         let take = |used: usize| {
             used.checked_add(bytes)
@@ -46,7 +49,7 @@ impl Physical {
             .used
             .try_update(Ordering::AcqRel, Ordering::Acquire, take)
             .map_err(|_| OUT_OF_MEMORY)?;
-        if let Some((file, base)) = map(bytes) {
+        if let Some((file, base)) = map(lead + bytes) {
             ALIVE.fetch_add(1, Ordering::AcqRel);
             ALIVE_BYTES.fetch_add(bytes, Ordering::AcqRel);
             Ok(Arc::new(Self {
@@ -54,6 +57,7 @@ impl Physical {
                 bytes,
                 file,
                 base,
+                lead,
             }))
         } else {
             device.used.fetch_sub(bytes, Ordering::AcqRel);
@@ -63,7 +67,12 @@ impl Physical {
 
     /// Where the byte at `offset` is.
     pub const fn at(&self, offset: usize) -> usize {
-        self.base + offset
+        self.base + self.lead + offset
+    }
+
+    /// Where the byte at `offset` is in the file.
+    pub const fn in_file(&self, offset: usize) -> usize {
+        self.lead + offset
     }
 
     /// The file.
@@ -74,9 +83,9 @@ impl Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        // SAFETY: `map` has mapped `bytes` bytes at `base`, this value owned the mapping, and whoever uses it holds
+        // SAFETY: `map` has mapped so many bytes at `base`, this value owned the mapping, and whoever uses it holds
         // an `Arc` of this value.
-        unsafe { libc::munmap(self.base as *mut libc::c_void, self.bytes) };
+        unsafe { libc::munmap(self.base as *mut libc::c_void, self.lead + self.bytes) };
         self.device.used.fetch_sub(self.bytes, Ordering::AcqRel);
         ALIVE.fetch_sub(1, Ordering::AcqRel);
         ALIVE_BYTES.fetch_sub(self.bytes, Ordering::AcqRel);

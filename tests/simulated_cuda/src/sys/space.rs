@@ -84,6 +84,11 @@ fn end(address: u64, bytes: usize) -> Result<u64> {
     address.checked_add(bytes as u64).ok_or(INVALID_VALUE)
 }
 
+/// How far behind a page memory of so many bytes begins that is allocated together with its address.
+pub const fn skew(bytes: usize) -> usize {
+    if bytes < 1 << 20 { 512 } else { 0 }
+}
+
 impl Space {
     fn new() -> Self {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -132,12 +137,9 @@ impl Space {
 
     /// Gives memory an address of its own. Only large memory is aligned to more than 512 bytes.
     pub fn place(&mut self, memory: Arc<Physical>, bytes: usize, origin: Origin) -> Result<u64> {
-        let (alignment, skew) = if bytes < 1 << 20 {
-            (4096, 512)
-        } else {
-            (GRANULARITY, 0)
-        };
-        let address = self.addresses(bytes, alignment, skew)?;
+        let skew = skew(bytes);
+        let alignment = if skew > 0 { 4096 } else { GRANULARITY };
+        let address = self.addresses(bytes, alignment, skew as u64)?;
         let place = Place {
             bytes,
             memory,
@@ -274,6 +276,21 @@ impl Space {
         Ok(place
             .filter(is_whole)
             .map(|place| Arc::clone(&place.memory)))
+    }
+
+    /// The memory behind a range that is all in one place, and where in its file the range begins.
+    pub fn behind(&self, address: u64, bytes: usize) -> Result<(Arc<Physical>, usize)> {
+        let (start, place) = self
+            .places
+            .range(..=address)
+            .next_back()
+            .ok_or(INVALID_VALUE)?;
+        let within = usize::try_from(address - start).map_err(|_| INVALID_VALUE)?;
+        require(bytes > 0 && within < place.bytes && bytes <= place.bytes - within)?;
+        Ok((
+            Arc::clone(&place.memory),
+            place.memory.in_file(place.offset + within),
+        ))
     }
 
     /// Registers host memory.

@@ -103,7 +103,7 @@ extern "C" fn cuMemCreate(
         let ordinal = properties.check()?;
         require(flags == 0 && !handle.is_null())?;
         whole(bytes)?;
-        let memory = Physical::new(ordinal, bytes)?;
+        let memory = Physical::new(ordinal, bytes, 0)?;
         handle.set(MADE.insert(Arc::new(Made {
             memory,
             handles: properties.handles,

@@ -1,0 +1,85 @@
+//! What goes wrong, from `DAQ_SIMULATED_GDR`.
+
+/// The options of `DAQ_SIMULATED_GDR`, separated by commas:
+///
+/// | option | meaning |
+/// |---|---|
+/// | `fail=SYMBOL@N:ERRNO` | the N-th call of a function answers this number; `gdr_open` answers null and leaves it as the thread's last error |
+/// | `misalign` | mappings begin a page of the GPU before what was asked for, and say so |
+/// | `lose=N` | the memory of the N-th mapping that is made goes away at once, for all who have mapped it |
+///
+/// Counts begin at 1; `fail` may be given several times.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Calls that fail: the function, which of its calls, and its answer.
+    pub fail: Vec<(String, u64, i32)>,
+    /// Whether mappings begin too early.
+    pub misalign: bool,
+    /// The mapping that loses its memory; 0 is none.
+    pub lose: u64,
+}
+
+impl Options {
+    /// Reads the value of `DAQ_SIMULATED_GDR`. The error names the option that is wrong.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut options = Self::default();
+        for option in text.split(',').map(str::trim).filter(|o| !o.is_empty()) {
+            options.set(option).ok_or_else(|| {
+                format!("DAQ_SIMULATED_GDR: option \"{option}\" is not understood")
+            })?;
+        }
+        Ok(options)
+    }
+
+    fn set(&mut self, option: &str) -> Option<()> {
+        let positive = |text: &str| text.parse::<u64>().ok().filter(|n| *n > 0);
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("misalign", "") => self.misalign = true,
+            ("lose", nth) => self.lose = positive(nth)?,
+            ("fail", failure) => {
+                let (symbol, rest) = failure.split_once('@')?;
+                let (nth, errno) = rest.split_once(':')?;
+                let errno = errno.parse().ok().filter(|errno| *errno != 0)?;
+                self.fail.push((symbol.to_owned(), positive(nth)?, errno));
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+    use super::*;
+
+    #[test]
+    fn every_option_is_read() {
+        let options = Options::parse("fail=gdr_open@1:2, misalign,lose=3,fail=gdr_map@2:12");
+        assert_eq!(
+            options.unwrap(),
+            Options {
+                fail: vec![("gdr_open".into(), 1, 2), ("gdr_map".into(), 2, 12)],
+                misalign: true,
+                lose: 3,
+            }
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for wrong in [
+            "misalign=1",
+            "lose=0",
+            "lose",
+            "fail=gdr_map@0:1",
+            "fail=gdr_map@1:0",
+            "fail=gdr_map",
+            "loose=1",
+        ] {
+            let error = Options::parse(wrong).unwrap_err();
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
+}
