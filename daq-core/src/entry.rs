@@ -192,6 +192,12 @@ pub trait SourceSpec: Send + Sync {
     /// Whether it waits for slots (a file, a free-running simulator) or must go on without (a socket).
     fn holdable(&self) -> bool;
 
+    /// Whether it is an engine that can ring a kernel's doorbell with its last write
+    /// ([`Caps::rings`](crate::source::Caps)).
+    fn rings(&self) -> bool {
+        false
+    }
+
     /// Threads that it runs on.
     fn threads(&self) -> usize {
         1

@@ -185,6 +185,11 @@ pub trait KernelSpec: Send + Sync {
         side == Side::Cpu
     }
 
+    /// Whether the kernel can stay on a GPU ([`Dispatch::Persistent`]), or why it cannot, as a clause.
+    fn can_stay(&self) -> Result<(), String> {
+        Err("built-in kernels are launched".to_owned())
+    }
+
     /// Bytes that the kernel will allocate beside its rings; for the plan's memory total.
     fn memory(&self, _input: &Layout) -> usize {
         0

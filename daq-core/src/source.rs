@@ -64,6 +64,8 @@ pub trait Filler: Send {
 pub struct Caps {
     /// Whether it stops when it has no credits; else it overwrites.
     pub holdable: bool,
+    /// Whether its last write can ring the doorbell of a kernel that stays on its GPU.
+    pub rings: bool,
     /// Whether it reports the length of each frame.
     pub end_of_packet: bool,
     /// Alignment of slot addresses in bytes, a power of two.

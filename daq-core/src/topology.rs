@@ -2,7 +2,8 @@
 
 pub mod pci;
 
-use crate::cuda::Identity;
+use crate::cuda::{Device, Identity};
+use crate::mapped::{self, Backend};
 use pci::{Link, PciFacts};
 use std::path::Path;
 
@@ -30,6 +31,8 @@ pub struct Gpu {
     pub node: Option<u32>,
     /// Its PCIe link, now and at most.
     pub link: Option<Link>,
+    /// What can make memory on it that the CPU stores to, or why it cannot; `None` where that was not tried.
+    pub mappings: Option<Vec<(Backend, Result<(), String>)>>,
 }
 
 impl Gpu {
@@ -42,6 +45,7 @@ impl Gpu {
             pci: None,
             node: None,
             link: None,
+            mappings: None,
         }
     }
 
@@ -50,6 +54,31 @@ impl Gpu {
         Self {
             uuid: Some(gpu.uuid.clone()),
             ..Self::new(gpu.ordinal, gpu.name.clone()).placed(&pci::facts(sys, &gpu.pci))
+        }
+    }
+
+    /// The GPU, its mappings tried with those backends that are `allowed`: opens the device and makes a small mapping
+    /// with each.
+    #[must_use]
+    pub fn tried(self, allowed: &[Backend]) -> Self {
+        let mappings = match Device::open(self.ordinal) {
+            Ok(device) => mapped::probe(device, allowed)
+                .into_iter()
+                .map(|(backend, found)| {
+                    let told = found.map(|_| ()).map_err(|refusal| refusal.why);
+                    (backend, told)
+                })
+                .collect(),
+            Err(error) => {
+                let refused = allowed.iter();
+                refused
+                    .map(|backend| (*backend, Err(error.to_string())))
+                    .collect()
+            }
+        };
+        Self {
+            mappings: Some(mappings),
+            ..self
         }
     }
 

@@ -40,6 +40,7 @@ use crate::cuda::{Backing, Device, Memory};
 use crate::region::Region;
 use crate::sys::copy;
 use crate::sys::guard::Guard;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -48,7 +49,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What makes a mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
     /// GDRCopy's library, `libgdrapi.so.2`, over CUDA memory.
@@ -278,17 +281,11 @@ unsafe impl Send for Mapped {}
 // SAFETY: as above; what undoes it is used through `&mut` alone, or makes another one.
 unsafe impl Sync for Mapped {}
 
-/// One backend, as [`probe`] found it.
-#[derive(Clone, Debug)]
-pub struct Found {
-    /// The backend.
-    pub backend: Backend,
-    /// What a small mapping took, or why there is none.
-    pub answer: Result<Costs, Refusal>,
-}
-
 /// Tries every backend with one page: what a plan or a diagnosis tells. Those that are not `allowed` are not tried.
-pub fn probe(device: &'static Device, allowed: &[Backend]) -> Vec<Found> {
+pub fn probe(
+    device: &'static Device,
+    allowed: &[Backend],
+) -> Vec<(Backend, Result<Costs, Refusal>)> {
     let try_one = |backend: Backend| {
         if !allowed.contains(&backend) {
             return Err(not_allowed(backend));
@@ -297,10 +294,7 @@ pub fn probe(device: &'static Device, allowed: &[Backend]) -> Vec<Found> {
     };
     Backend::ALL
         .into_iter()
-        .map(|backend| Found {
-            backend,
-            answer: try_one(backend),
-        })
+        .map(|backend| (backend, try_one(backend)))
         .collect()
 }
 

@@ -2,9 +2,11 @@
 
 use super::config::at;
 use super::resolve::Surroundings;
-use super::{Config, Dispatch, RingSection};
+use super::wiring::{Filler, Wiring};
+use super::{Config, Dispatch, RingSection, Ringer};
 use crate::config::{Diagnostic, Diagnostics, Section};
 use crate::entry::Claim;
+use crate::mapped::Writer;
 use crate::topology::Topology;
 use crate::units::ByteSize;
 
@@ -118,18 +120,72 @@ pub(super) fn bursts(config: &Config, diagnostics: &mut Diagnostics) {
     }
 }
 
-/// Ways to a kernel that this version does not have.
-pub(super) fn dispatches(config: &Config, diagnostics: &mut Diagnostics) {
+/// Kernels that cannot stay on a GPU and are to, and doorbells that nobody can ring or that have no place.
+pub(super) fn dispatches(config: &Config, wiring: &Wiring, diagnostics: &mut Diagnostics) {
     for kernel in &config.kernels {
-        if kernel.keys.dispatch == Some(Dispatch::Persistent) {
-            diagnostics.push(
-                at(
-                    &kernel.section,
-                    "dispatch",
-                    "dispatch \"persistent\" is not in this version",
-                )
-                .help("leave it out or write \"launch\""),
+        let (name, keys) = (kernel.name(), &kernel.keys);
+        if keys.dispatch != Some(Dispatch::Persistent) {
+            if keys.doorbell.is_some() {
+                let message = format!("kernel `{name}` has no doorbell: bursts are launched");
+                diagnostics.push(
+                    at(&kernel.section, "doorbell", message)
+                        .help("leave it out, or write dispatch = \"persistent\""),
+                );
+            }
+            continue;
+        }
+        if let Err(why) = kernel.spec.can_stay() {
+            let message = format!("kernel `{name}` cannot stay on a GPU: {why}");
+            diagnostics.push(at(&kernel.section, "dispatch", message).help(
+                "leave `dispatch` out; kernels of your own can stay: file = \"my.cu\" in place of `use`",
+            ));
+            continue;
+        }
+        let backends = &config.staging.backends;
+        if let Some(table) = &config.staging_table
+            && !Writer::Bell
+                .backends()
+                .iter()
+                .any(|backend| backends.contains(backend))
+        {
+            let message = format!(
+                "kernel `{name}` stays on its GPU, and nothing may make memory for its doorbell"
             );
+            diagnostics.push(
+                at(table, "backends", message)
+                    .also(kernel.section.place_of("dispatch"), "it has a doorbell")
+                    .help("add \"host\", which works everywhere, or leave `backends` out"),
+            );
+        }
+        if keys.doorbell == Some(Ringer::Device)
+            && let Some(why) = no_device(config, wiring, &keys.input)
+        {
+            let message = format!("no device rings the doorbell of kernel `{name}`: {why}");
+            diagnostics
+                .push(at(&kernel.section, "doorbell", message).help(
+                    "leave it out or write \"cpu\": the CPU rings once frames are committed",
+                ));
+        }
+    }
+}
+
+/// Why no device can ring once frames are in `ring`; `None` where one can, or who fills the ring is not known.
+fn no_device(config: &Config, wiring: &Wiring, ring: &str) -> Option<String> {
+    match wiring.fillers.get(ring)? {
+        Filler::Unread => None,
+        Filler::Kernel(i) => {
+            let kernel = config.kernels[*i].name();
+            Some(format!("kernel `{kernel}` fills ring `{ring}`"))
+        }
+        Filler::Source(i) => {
+            let source = &config.sources[*i];
+            (!source.spec.rings()).then(|| {
+                format!(
+                    "source `{}` ({}) fills ring `{ring}` and has no engine that can",
+                    source.name(),
+                    source.driver
+                )
+            })
         }
     }
 }

@@ -4,6 +4,7 @@ use super::Outline;
 use crate::config::{Diagnostic, Diagnostics, Document, Problem, Section};
 use crate::entry::{Entry, Registry, SourceSpec};
 use crate::kernel::KernelSpec;
+use crate::mapped::Backend;
 use crate::region::Placement;
 use crate::ring::Fill;
 use crate::sink::SinkSpec;
@@ -110,35 +111,34 @@ impl JsonSchema for FillKey {
 }
 
 /// How bursts reach a kernel on a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Dispatch {
     /// One launch a burst, on a stream of the kernel's own that waits for no other.
     Launch,
-    /// The kernel stays on the GPU and waits for frames. It can be asked for, and is refused.
+    /// The kernel stays on the GPU and waits for its doorbell.
     Persistent,
 }
 
-impl<'de> Deserialize<'de> for Dispatch {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match String::deserialize(deserializer)?.as_str() {
-            "launch" => Ok(Self::Launch),
-            "persistent" => Ok(Self::Persistent),
-            other => Err(D::Error::custom(format!(
-                "\"{other}\" is no dispatch: leave it out or write \"launch\""
-            ))),
+impl Dispatch {
+    /// The name in configuration, plans and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Launch => "launch",
+            Self::Persistent => "persistent",
         }
     }
 }
 
-impl JsonSchema for Dispatch {
-    fn schema_name() -> Cow<'static, str> {
-        "Dispatch".into()
-    }
-
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({ "enum": ["launch"] })
-    }
+/// Who rings the doorbell of a kernel that stays on its GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Ringer {
+    /// The CPU, once frames are committed.
+    #[default]
+    Cpu,
+    /// The device that writes the frames, with its last write.
+    Device,
 }
 
 /// The keys of a `[ring.NAME]` section.
@@ -205,8 +205,12 @@ pub struct KernelKeys {
     /// Most frames taken at once, 1 to 4096.
     #[serde(default = "sixteen")]
     pub burst: u32,
-    /// How bursts reach it on a GPU: `"launch"` (one launch a burst), which is the only way.
+    /// How bursts reach it on a GPU: `"launch"` (one launch a burst) or `"persistent"` (the kernel stays there and
+    /// waits for its doorbell; of kernels of your own in a `.cu` file); without it, `"launch"`.
     pub dispatch: Option<Dispatch>,
+    /// Who rings the doorbell of a persistent kernel: `"cpu"`, or `"device"` (the one that writes the frames, where it
+    /// can); without it, `"cpu"`.
+    pub doorbell: Option<Ringer>,
 }
 
 /// The keys that every sink has beside its driver's.
@@ -266,7 +270,7 @@ impl From<StagingWait> for Wait {
 }
 
 /// The keys of the `[staging]` table: copies between host memory and GPUs.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct StagingKeys {
     /// How its threads wait: `"adaptive"` or `"busy"`.
@@ -277,6 +281,21 @@ pub struct StagingKeys {
     pub depth: Option<u32>,
     /// The cores that its threads run on, in turn; without them, any.
     pub cores: Vec<usize>,
+    /// What may make GPU memory that the CPU stores to: any of `"gdrapi"` (GDRCopy's library), `"dma-buf"`, `"vulkan"`
+    /// and `"host"` (host memory that the GPU reads, for doorbells alone), tried in this order; `[]` for none.
+    pub backends: Vec<Backend>,
+}
+
+impl Default for StagingKeys {
+    fn default() -> Self {
+        Self {
+            wait: StagingWait::default(),
+            chunk: None,
+            depth: None,
+            cores: Vec::new(),
+            backends: Backend::ALL.to_vec(),
+        }
+    }
 }
 
 /// A component's section with what its owner made of it.
@@ -386,6 +405,7 @@ impl Config {
             "core",
             "burst",
             "dispatch",
+            "doorbell",
         ][..];
         let kernels = components(
             document,

@@ -4,26 +4,31 @@
 mod check;
 mod config;
 mod graph;
+mod mapping;
 mod outline;
 mod render;
 mod resolve;
+mod totals;
 mod wiring;
 
 pub use config::{
     Component, Config, DaqKeys, Dispatch, FILE_KERNEL, FillKey, KernelKeys, Memory, RingKeys,
-    RingSection, SinkKeys, SourceKeys, StagingKeys, StagingWait,
+    RingSection, Ringer, SinkKeys, SourceKeys, StagingKeys, StagingWait,
 };
 pub use graph::GraphFormat;
+pub use mapping::CUT_OVER;
 pub use outline::Outline;
 pub use resolve::{Surroundings, resolve};
 
 use crate::kernel::Side;
 use crate::layout::Layout;
+use crate::mapped::Backend;
 use crate::region::Placement;
 use crate::ring::{Fill, RingOptions};
 use crate::wait::Wait;
 use crate::window::Geometry;
 use serde::{Serialize, Serializer};
+use std::collections::BTreeSet;
 use std::fmt::Display;
 
 /// Seats for readers that attach while the pipeline runs.
@@ -95,6 +100,10 @@ pub struct PlannedRing {
     pub placement: Placement,
     /// Why there.
     pub reason: String,
+    /// What is expected to make its memory so that the CPU can store to it; `None` for plain host or CUDA memory.
+    pub mapping: Option<Backend>,
+    /// Why that, with what refused; empty where the CPU has nothing to store there.
+    pub mapping_reason: String,
     /// Why it was inserted; `None` for declared rings.
     pub inserted: Option<String>,
     /// Slots.
@@ -164,6 +173,8 @@ pub struct PlannedKernel {
     pub side: Side,
     /// How bursts reach it on a GPU; `None` on the CPU.
     pub dispatch: Option<Dispatch>,
+    /// What wakes it; `None` unless it stays on its GPU.
+    pub doorbell: Option<PlannedDoorbell>,
     /// Whether frames wait for it.
     pub guarantee: bool,
     /// Most frames taken at once.
@@ -175,6 +186,17 @@ pub struct PlannedKernel {
     pub wait: Wait,
     /// Bytes that it allocates.
     pub memory: usize,
+}
+
+/// The doorbell of a kernel that stays on its GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PlannedDoorbell {
+    /// Who rings it.
+    pub by: Ringer,
+    /// What is expected to make its memory; `None` where that was not tried, or nothing can.
+    pub backend: Option<Backend>,
+    /// Where it lies, with what refused.
+    pub place: String,
 }
 
 /// A sink in its place.
@@ -230,7 +252,19 @@ impl Direction {
     }
 }
 
-/// A copy between a ring in host memory and one on a GPU, done by the staging engine.
+/// How the bytes of a copy move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CopyWay {
+    /// By the GPU's copy engine.
+    Engine,
+    /// Bursts below the cut-over by CPU stores, larger ones by the copy engine.
+    Either,
+    /// By CPU stores alone.
+    Stores,
+}
+
+/// A copy between a ring in host memory and one on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedCopy {
     /// Its name as a reader of `from` and as the producer of `to`.
@@ -243,6 +277,10 @@ pub struct PlannedCopy {
     pub device: u32,
     /// Which way.
     pub direction: Direction,
+    /// How its bytes move.
+    pub way: CopyWay,
+    /// The kernel whose thread does it; `None` where the staging engine does.
+    pub carried_by: Option<String>,
 }
 
 /// Configuration × topology, resolved.
@@ -270,6 +308,9 @@ pub struct Plan {
     pub memory: usize,
     /// Bytes of GPU memory allocated for rings and kernels together.
     pub device_memory: usize,
+    /// GPUs whose mappings would have decided something and were not tried.
+    #[serde(skip)]
+    pub untried: BTreeSet<u32>,
     /// Hardware that the configuration asks for and the machine does not have.
     pub unavailable: Vec<String>,
 }

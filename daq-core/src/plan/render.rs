@@ -1,6 +1,6 @@
 //! The plan as text.
 
-use super::{Dispatch, Plan};
+use super::{CopyWay, Dispatch, Plan, Ringer};
 use crate::kernel::Side;
 use crate::units::ByteSize;
 use std::fmt::{self, Display};
@@ -18,6 +18,16 @@ fn cores(cores: &[usize]) -> String {
         "any core".to_owned()
     } else {
         format!("core {cores:?}").replace(['[', ']'], "")
+    }
+}
+
+impl Display for CopyWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Engine => "the copy engine",
+            Self::Either => "CPU stores below the cut-over, else the copy engine",
+            Self::Stores => "CPU stores",
+        })
     }
 }
 
@@ -67,6 +77,9 @@ impl Display for Plan {
                 .unwrap_or_default();
             writeln!(f, "\nring {} @ {}{inserted}", ring.name, ring.placement)?;
             writeln!(f, "    memory   {}", ring.reason)?;
+            if !ring.mapping_reason.is_empty() {
+                writeln!(f, "    mapping  {}", ring.mapping_reason)?;
+            }
             writeln!(
                 f,
                 "    slots    {} × {} = {}, metadata {}",
@@ -84,12 +97,18 @@ impl Display for Plan {
             writeln!(f, "    flow     {} → {readers}", ring.producer)?;
         }
         for copy in &self.copies {
-            let (device, direction) = (copy.device, copy.direction.name());
             writeln!(f, "\ncopy {} → {}", copy.from, copy.to)?;
-            writeln!(
-                f,
-                "    runs on  the staging thread of cuda:{device}, {direction}"
-            )?;
+            match &copy.carried_by {
+                Some(kernel) => writeln!(f, "    runs on  the thread of kernel {kernel}")?,
+                None => {
+                    let (device, direction) = (copy.device, copy.direction.name());
+                    writeln!(
+                        f,
+                        "    runs on  the staging thread of cuda:{device}, {direction}"
+                    )?;
+                }
+            }
+            writeln!(f, "    way      {}", copy.way)?;
         }
         for kernel in &self.kernels {
             writeln!(
@@ -108,8 +127,21 @@ impl Display for Plan {
                 cores(&core),
                 kernel.burst
             )?;
-            if kernel.dispatch == Some(Dispatch::Launch) {
-                writeln!(f, "    dispatch launch: one launch a burst")?;
+            match kernel.dispatch {
+                Some(Dispatch::Launch) => {
+                    writeln!(f, "    dispatch launch: one launch a burst")?;
+                }
+                Some(Dispatch::Persistent) => {
+                    writeln!(f, "    dispatch persistent: it stays there and waits")?;
+                }
+                None => {}
+            }
+            if let Some(bell) = &kernel.doorbell {
+                let by = match bell.by {
+                    Ringer::Cpu => "the CPU",
+                    Ringer::Device => "the device that writes the frames",
+                };
+                writeln!(f, "    doorbell rung by {by}, {}", bell.place)?;
             }
             writeln!(f, "    reads    {}", reads(kernel.guarantee))?;
             writeln!(f, "    memory   {}", about(kernel.memory))?;

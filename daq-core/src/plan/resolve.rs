@@ -4,15 +4,15 @@ use super::check;
 use super::config::{FILE_KERNEL, at};
 use super::wiring::{Filler, Wiring};
 use super::{
-    Config, Direction, Dispatch, Memory, Path, Plan, PlannedCopy, PlannedKernel, PlannedOther,
-    PlannedRing, PlannedSink, PlannedSource, RingSection, SPARE_READERS,
+    Config, CopyWay, Direction, Dispatch, Memory, Path, Plan, PlannedCopy, PlannedDoorbell,
+    PlannedKernel, PlannedOther, PlannedRing, PlannedSink, PlannedSource, RingSection,
 };
+use super::{mapping, totals};
 use crate::config::{Diagnostic, Diagnostics, Section};
 use crate::entry::Claim;
 use crate::kernel::Side;
 use crate::layout::Layout;
 use crate::region::Placement;
-use crate::ring::RingOptions;
 use crate::sink::Placements;
 use crate::topology::{Gpu, Topology};
 use crate::window::Geometry;
@@ -43,8 +43,8 @@ pub fn resolve(
     check::cores(config, topology, diagnostics);
     check::names(config, diagnostics);
     check::bursts(config, diagnostics);
-    check::dispatches(config, diagnostics);
     let wiring = Wiring::of(config, diagnostics);
+    check::dispatches(config, &wiring, diagnostics);
     let mut resolver = Resolver {
         config,
         topology,
@@ -62,6 +62,7 @@ pub fn resolve(
             cores: topology.cores.clone(),
             memory: 0,
             device_memory: 0,
+            untried: BTreeSet::new(),
             unavailable: Vec::new(),
         },
     };
@@ -223,6 +224,8 @@ impl Resolver<'_> {
             name: name.to_owned(),
             placement,
             reason,
+            mapping: None,
+            mapping_reason: String::new(),
             inserted: None,
             slots: ring.keys.slots as usize,
             slot_bytes: slot,
@@ -286,6 +289,8 @@ impl Resolver<'_> {
                 Placement::Host => 0,
             },
             direction,
+            way: CopyWay::Engine,
+            carried_by: None,
         });
         name
     }
@@ -463,6 +468,19 @@ impl Resolver<'_> {
                     .help("leave it out, or put the kernel's input on a GPU"),
             );
         }
+        let dispatch = kernel.keys.dispatch.unwrap_or(Dispatch::Launch);
+        let is_staying = dispatch == Dispatch::Persistent;
+        if is_staying && side == Side::Cpu && kernel.spec.can_stay().is_ok() {
+            let message = format!(
+                "kernel `{}` cannot stay on a GPU: it runs on the CPU",
+                kernel.name()
+            );
+            diagnostics.push(
+                at(&kernel.section, "dispatch", message)
+                    .help("leave `dispatch` out, or put the kernel's input on a GPU"),
+            );
+            return false;
+        }
         let memory = match side {
             Side::Cpu => kernel.spec.memory(&self.layouts[input]),
             Side::Cuda(_) => kernel.spec.device_memory(&self.layouts[input]),
@@ -476,7 +494,12 @@ impl Resolver<'_> {
             output: writes,
             side,
             guarantee: kernel.keys.guarantee,
-            dispatch: (side != Side::Cpu).then_some(Dispatch::Launch),
+            dispatch: (side != Side::Cpu).then_some(dispatch),
+            doorbell: is_staying.then(|| PlannedDoorbell {
+                by: kernel.keys.doorbell.unwrap_or_default(),
+                backend: None,
+                place: String::new(),
+            }),
             burst: kernel.keys.burst as usize,
             core: kernel.keys.core,
             wait: kernel.keys.wait,
@@ -718,54 +741,8 @@ impl Resolver<'_> {
     fn finish(mut self) -> Plan {
         self.leave_on_host();
         let mut plan = self.plan;
-        for ring in &mut plan.rings {
-            let options = RingOptions {
-                readers: ring.readers.len() + SPARE_READERS,
-                ..ring.options()
-            };
-            (ring.region_bytes, ring.metadata_bytes) =
-                (options.region_bytes(), options.metadata_bytes());
-        }
-        // Readers that may be overrun on rings that cannot be held back read private copies.
-        let copies = plan
-            .kernels
-            .iter()
-            .map(|kernel| (&kernel.input, kernel.guarantee, kernel.burst));
-        let copies: usize = copies
-            .chain(
-                plan.sinks
-                    .iter()
-                    .map(|sink| (&sink.input, sink.guarantee, sink.burst)),
-            )
-            .filter(|(_, guarantee, _)| !guarantee)
-            .filter_map(|(input, _, burst)| {
-                let ring = plan
-                    .rings
-                    .iter()
-                    .find(|ring| ring.name == *input && !ring.holdable)?;
-                Some(ring.slot_bytes.next_multiple_of(64) * burst)
-            })
-            .sum();
-        let on = |host: bool| {
-            let rings = plan.rings.iter();
-            let rings = rings.filter(move |ring| (ring.placement == Placement::Host) == host);
-            let kernels = plan.kernels.iter();
-            let kernels = kernels.filter(move |kernel| (kernel.side == Side::Cpu) == host);
-            rings.map(|ring| ring.region_bytes).sum::<usize>()
-                + kernels.map(|kernel| kernel.memory).sum::<usize>()
-        };
-        let records = plan.rings.iter().map(|ring| ring.metadata_bytes);
-        let sources = plan.sources.iter().map(|source| source.memory);
-        let sinks = plan.sinks.iter().map(|sink| sink.memory);
-        let beside: usize = records.chain(sources).chain(sinks).sum();
-        (plan.memory, plan.device_memory) = (on(true) + beside + copies, on(false));
-        // One staging thread a GPU and direction.
-        let staging: BTreeSet<_> = plan
-            .copies
-            .iter()
-            .map(|copy| (copy.device, copy.direction))
-            .collect();
-        plan.threads += staging.len();
+        mapping::decide(&mut plan, self.topology, &self.config.staging.backends);
+        totals::add(&mut plan);
         plan
     }
 }

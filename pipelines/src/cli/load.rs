@@ -42,6 +42,17 @@ impl Sources {
     }
 }
 
+/// How closely the machine is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// Not at all.
+    Away,
+    /// At what it has.
+    At,
+    /// And whether the CPU can store to GPUs' memory, where the plan depends on it: opens these GPUs.
+    Into,
+}
+
 /// A configuration without errors.
 #[derive(Debug)]
 pub(super) struct Loaded {
@@ -53,7 +64,7 @@ pub(super) struct Loaded {
 
 impl Loaded {
     /// Reads and plans; on errors shows them and gives the exit code.
-    pub(super) fn read(sources: &Sources, hardware: bool) -> Result<Self, u8> {
+    pub(super) fn read(sources: &Sources, look: Look) -> Result<Self, u8> {
         let mut diagnostics = Diagnostics::new();
         let document = match &sources.directory {
             Some(directory) => Document::load_dir(directory, &mut diagnostics),
@@ -63,7 +74,7 @@ impl Loaded {
         let document = document
             .with_overrides(&overrides, &mut diagnostics)
             .expanded(&environment, &mut diagnostics);
-        let loaded = Self::relate(&document, &sources.name(), hardware, &mut diagnostics);
+        let loaded = Self::relate(&document, &sources.name(), look, &mut diagnostics);
         if !diagnostics.is_empty() {
             eprint!(
                 "{}",
@@ -86,7 +97,7 @@ impl Loaded {
     fn relate(
         document: &Document,
         name: &str,
-        hardware: bool,
+        look: Look,
         diagnostics: &mut Diagnostics,
     ) -> Option<Self> {
         document.check_kinds(
@@ -106,11 +117,22 @@ impl Loaded {
                 .push((section, vec![Claim::TcpPort(http.listen)]));
             Some(http)
         });
-        let topology = if hardware {
-            Topology::detect()
-        } else {
-            Topology::unknown()
+        let mut topology = match look {
+            Look::Away => Topology::unknown(),
+            Look::At | Look::Into => Topology::detect(),
         };
+        if look == Look::Into
+            && let Some(plan) = resolve(&config, &topology, &around, &mut Diagnostics::new())
+        {
+            let gpus = topology.gpus.into_iter().map(|gpu| {
+                if plan.untried.contains(&gpu.ordinal) {
+                    gpu.tried(&config.staging.backends)
+                } else {
+                    gpu
+                }
+            });
+            topology.gpus = gpus.collect();
+        }
         let plan = resolve(&config, &topology, &around, diagnostics)?;
         Some(Self { config, plan, http })
     }

@@ -14,7 +14,7 @@ mod tune;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use daq_core::plan::GraphFormat;
 use daq_core::units::Span;
-use load::{Loaded, Sources};
+use load::{Loaded, Look, Sources};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -164,7 +164,8 @@ fn show(text: &str) -> u8 {
 }
 
 fn check(sources: &Sources, no_hardware: bool) -> u8 {
-    let loaded = match Loaded::read(sources, !no_hardware) {
+    let look = if no_hardware { Look::Away } else { Look::At };
+    let loaded = match Loaded::read(sources, look) {
         Ok(loaded) => loaded,
         Err(code) => return code,
     };
@@ -184,7 +185,8 @@ fn check(sources: &Sources, no_hardware: bool) -> u8 {
 }
 
 fn plan(sources: &Sources, no_hardware: bool, json: bool) -> u8 {
-    match Loaded::read(sources, !no_hardware) {
+    let look = if no_hardware { Look::Away } else { Look::Into };
+    match Loaded::read(sources, look) {
         Ok(Loaded { plan, .. }) if json => match serde_json::to_string_pretty(&plan) {
             Ok(text) => show(&(text + "\n")),
             Err(error) => {

@@ -1,7 +1,7 @@
 //! `daq run`.
 
 use super::live::{Live, Stderr, ledger};
-use super::load::{Loaded, Sources};
+use super::load::{Loaded, Look, Sources};
 use super::{exit, state};
 use crate::engine::{Failure, FailureKind, Options, Pipeline, StartError};
 use crate::http::{self, HttpState, Server};
@@ -69,7 +69,7 @@ fn frames(text: &str) -> Result<(String, u64), String> {
 pub(super) fn run(args: &Args) -> u8 {
     let on_terminal = std::io::stderr().is_terminal();
     log(on_terminal);
-    let loaded = match Loaded::read(&args.sources, true) {
+    let loaded = match Loaded::read(&args.sources, Look::Into) {
         Ok(loaded) => loaded,
         Err(code) => return code,
     };

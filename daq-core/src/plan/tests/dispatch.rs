@@ -32,19 +32,20 @@ fn kernels_on_a_gpu_are_launched_and_it_is_shown() {
 }
 
 #[test]
-fn what_is_not_there_is_refused_at_its_key() {
+fn built_in_kernels_cannot_stay_and_that_is_told_at_the_key() {
     for topology in [host(), with_gpu(), Topology::unknown()] {
         let (plan, told) = told("gpu = true\ndispatch = \"persistent\"", &topology);
         assert!(plan.is_none());
-        only(&told, &["dispatch \"persistent\" is not in this version"]);
+        let error = "kernel `quarter` cannot stay on a GPU: built-in kernels are launched";
+        only(&told, &[error]);
         assert!(
-            told.contains("dispatch = \"persistent\"")
-                && told.contains("help: leave it out or write \"launch\"\n"),
+            told.contains("daq.toml:14:12") && told.contains("help: leave `dispatch` out; "),
             "{told}"
         );
     }
     let (_, told) = told("gpu = true\ndispatch = \"lunch\"", &with_gpu());
-    assert!(told.contains("\"lunch\" is no dispatch"), "{told}");
+    only(&told, &["`dispatch` cannot be \"lunch\""]);
+    assert!(told.contains("did you mean \"launch\"?"), "{told}");
 }
 
 #[test]

@@ -1,0 +1,60 @@
+//! What a plan takes altogether.
+
+use super::{Plan, SPARE_READERS};
+use crate::kernel::Side;
+use crate::region::Placement;
+use crate::ring::RingOptions;
+use std::collections::BTreeSet;
+
+/// Adds the sizes of rings and the totals of memory and threads.
+pub(super) fn add(plan: &mut Plan) {
+    for ring in &mut plan.rings {
+        let options = RingOptions {
+            readers: ring.readers.len() + SPARE_READERS,
+            ..ring.options()
+        };
+        (ring.region_bytes, ring.metadata_bytes) =
+            (options.region_bytes(), options.metadata_bytes());
+    }
+    // Readers that may be overrun on rings that cannot be held back read private copies.
+    let copies = plan
+        .kernels
+        .iter()
+        .map(|kernel| (&kernel.input, kernel.guarantee, kernel.burst));
+    let copies: usize = copies
+        .chain(
+            plan.sinks
+                .iter()
+                .map(|sink| (&sink.input, sink.guarantee, sink.burst)),
+        )
+        .filter(|(_, guarantee, _)| !guarantee)
+        .filter_map(|(input, _, burst)| {
+            let ring = plan
+                .rings
+                .iter()
+                .find(|ring| ring.name == *input && !ring.holdable)?;
+            Some(ring.slot_bytes.next_multiple_of(64) * burst)
+        })
+        .sum();
+    let on = |host: bool| {
+        let rings = plan.rings.iter();
+        let rings = rings.filter(move |ring| (ring.placement == Placement::Host) == host);
+        let kernels = plan.kernels.iter();
+        let kernels = kernels.filter(move |kernel| (kernel.side == Side::Cpu) == host);
+        rings.map(|ring| ring.region_bytes).sum::<usize>()
+            + kernels.map(|kernel| kernel.memory).sum::<usize>()
+    };
+    let records = plan.rings.iter().map(|ring| ring.metadata_bytes);
+    let sources = plan.sources.iter().map(|source| source.memory);
+    let sinks = plan.sinks.iter().map(|sink| sink.memory);
+    let beside: usize = records.chain(sources).chain(sinks).sum();
+    (plan.memory, plan.device_memory) = (on(true) + beside + copies, on(false));
+    // One staging thread a GPU and direction, but for what kernels' threads carry.
+    let staging: BTreeSet<_> = plan
+        .copies
+        .iter()
+        .filter(|copy| copy.carried_by.is_none())
+        .map(|copy| (copy.device, copy.direction))
+        .collect();
+    plan.threads += staging.len();
+}
