@@ -1,6 +1,6 @@
 //! The plan as a picture.
 
-use super::Plan;
+use super::{CopyWay, Dispatch, Plan};
 use crate::units::ByteSize;
 use std::fmt::Write;
 
@@ -39,23 +39,39 @@ impl Plan {
         }
         for ring in &self.rings {
             let slot = ByteSize(ring.slot_bytes as u64);
+            let mapping = ring.mapping.map(|backend| format!(", mapped by {backend}"));
             let label = format!(
-                "{} @ {}\n{} × {slot}",
-                ring.name, ring.placement, ring.slots
+                "{} @ {}{}\n{} × {slot}",
+                ring.name,
+                ring.placement,
+                mapping.unwrap_or_default(),
+                ring.slots
             );
             nodes.push((ring_id(&ring.name), label, Shape::Ring));
         }
         for (i, copy) in self.copies.iter().enumerate() {
             let id = format!("copy_{i}");
-            nodes.push((id.clone(), "copy".to_owned(), Shape::Copy));
+            let mut label = match copy.way {
+                CopyWay::Engine => "copy".to_owned(),
+                CopyWay::Either => "copy, small ones stored".to_owned(),
+                CopyWay::Stores => "store".to_owned(),
+            };
+            if let Some(kernel) = &copy.carried_by {
+                let _ = write!(label, "\nby {kernel}");
+            }
+            nodes.push((id.clone(), label, Shape::Copy));
             edges.push((ring_id(&copy.from), id.clone()));
             edges.push((id, ring_id(&copy.to)));
         }
         for kernel in &self.kernels {
             let id = format!("kernel_{}", kernel.name);
+            let stays = match kernel.dispatch {
+                Some(Dispatch::Persistent) => ", persistent",
+                Some(Dispatch::Launch) | None => "",
+            };
             nodes.push((
                 id.clone(),
-                format!("{}\n{}", kernel.name, kernel.driver),
+                format!("{}\n{}{stays}", kernel.name, kernel.driver),
                 Shape::Kernel,
             ));
             edges.push((ring_id(&kernel.input), id.clone()));

@@ -3,10 +3,11 @@
 mod dispatch;
 mod file_kernel;
 mod nodes;
+mod persistent;
 
 use super::*;
 use crate::config::{Diagnostics, Document, Problem, Section};
-use crate::entry::{Claim, Entry, KernelEntry, Registry, SourceContext, SourceSpec};
+use crate::entry::{Claim, Entry, KernelEntry, Registry, SourceContext, SourceEntry, SourceSpec};
 use crate::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
 use crate::layout::Samples;
 use crate::sink::{Sink, SinkContext, SinkError, SinkSpec};
@@ -139,16 +140,18 @@ const QUARTER: KernelEntry = Entry {
     },
 };
 
+const FAKE: SourceEntry = Entry {
+    name: "fake",
+    summary: "",
+    example: "",
+    schema: || schemars::schema_for!(FakeSource),
+    parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
+        Some(Box::new(section.finish::<FakeSource>(&[], diagnostics)?))
+    },
+};
+
 const REGISTRY: Registry = Registry {
-    sources: &[Entry {
-        name: "fake",
-        summary: "",
-        example: "",
-        schema: || schemars::schema_for!(FakeSource),
-        parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
-            Some(Box::new(section.finish::<FakeSource>(&[], diagnostics)?))
-        },
-    }],
+    sources: &[FAKE],
     kernels: &[QUARTER],
     sinks: &[Entry {
         name: "void",

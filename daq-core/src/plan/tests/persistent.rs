@@ -1,0 +1,509 @@
+//! Kernels that stay on their GPU, and rings that the CPU stores to.
+
+use super::*;
+use crate::mapped::Backend;
+
+/// A kernel that can stay, on the CPU too if it says so.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Staying {
+    #[expect(dead_code, reason = "what names it is all that matters")]
+    file: String,
+    #[serde(default)]
+    cpu: bool,
+}
+
+impl KernelSpec for Staying {
+    fn layout(&self, input: &Layout) -> Result<Layout, Problem> {
+        Ok(input.clone())
+    }
+
+    fn has(&self, _: &Layout, side: Side) -> bool {
+        (side == Side::Cpu) == self.cpu
+    }
+
+    fn can_stay(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn build(&self, _: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
+        Err(KernelError::Defect("is never built".to_owned()))
+    }
+}
+
+/// A source whose engine can ring.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Ringing {}
+
+impl SourceSpec for Ringing {
+    fn geometry(&self, _: usize) -> Result<Geometry, Problem> {
+        Ok(Geometry::new(4, 1024))
+    }
+
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        Samples::default()
+            .layout(geometry.frame_bytes)
+            .map_err(|_| Problem::section("odd bytes"))
+    }
+
+    fn holdable(&self) -> bool {
+        true
+    }
+
+    fn rings(&self) -> bool {
+        true
+    }
+
+    fn build(&self, _: &SourceContext) -> Result<Producers, SourceError> {
+        Err(SourceError::new("ringing", "is never built"))
+    }
+}
+
+const STAYING: Registry = Registry {
+    sources: &[
+        FAKE,
+        Entry {
+            name: "ringing",
+            summary: "",
+            example: "",
+            schema: || schemars::schema_for!(Ringing),
+            parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
+                Some(Box::new(section.finish::<Ringing>(&[], diagnostics)?))
+            },
+        },
+    ],
+    kernels: &[
+        QUARTER,
+        Entry {
+            name: FILE_KERNEL,
+            summary: "",
+            example: "",
+            schema: || schemars::schema_for!(Staying),
+            parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
+                Some(Box::new(section.finish::<Staying>(&[], diagnostics)?))
+            },
+        },
+    ],
+    ..REGISTRY
+};
+
+/// The pipeline with a kernel that stays, and these changes.
+fn staying(changes: &[(&str, &str)]) -> String {
+    let file = "file = \"my.cu\"\ndispatch = \"persistent\"";
+    let text = PIPELINE.replace("use = \"quarter\"", file);
+    changes.iter().fold(text, |text, (from, to)| {
+        assert!(text.contains(from), "{from}");
+        text.replacen(from, to, 1)
+    })
+}
+
+fn planned(changes: &[(&str, &str)], topology: &Topology) -> Plan {
+    plan_with(&staying(changes), &STAYING, topology).unwrap()
+}
+
+fn error(changes: &[(&str, &str)], topology: &Topology) -> String {
+    plan_with(&staying(changes), &STAYING, topology).unwrap_err()
+}
+
+/// A GPU of whose backends these work; the others refuse, each with its own words.
+fn gpu(ordinal: u32, works: &[Backend]) -> Gpu {
+    let tried = Backend::ALL.into_iter().map(|backend| {
+        let refused = || Err(format!("no {backend} on {ordinal}"));
+        let works = works.contains(&backend).then_some(Ok(()));
+        (backend, works.unwrap_or_else(refused))
+    });
+    Gpu {
+        mappings: Some(tried.collect()),
+        ..Gpu::new(ordinal, "Test GPU")
+    }
+}
+
+fn with(gpus: Vec<Gpu>) -> Topology {
+    Topology { gpus, ..host() }
+}
+
+/// A machine as most are: Vulkan and host memory work.
+fn usual() -> Topology {
+    with(vec![gpu(0, &[Backend::Vulkan, Backend::Host])])
+}
+
+const REFUSED: &str = "gdrapi: no gdrapi on 0; dma-buf: no dma-buf on 0";
+
+fn way<'a>(plan: &'a Plan, to: &str) -> (CopyWay, Option<&'a str>) {
+    let copy = plan.copies.iter().find(|copy| copy.to == to).unwrap();
+    (copy.way, copy.carried_by.as_deref())
+}
+
+fn doorbell(plan: &Plan) -> (Option<Backend>, &str) {
+    let bell = plan.kernels[0].doorbell.as_ref().unwrap();
+    (bell.backend, &bell.place)
+}
+
+#[test]
+fn its_thread_stores_frames_where_the_gpu_can_be_mapped() {
+    let plan = planned(&[], &usual());
+    assert_eq!(names(&plan), ["raw@host", "raw", "small", "small@host"]);
+    let raw = plan.ring("raw").unwrap();
+    assert_eq!(raw.mapping, Some(Backend::Vulkan));
+    let why = "by vulkan: kernel `quarter` stays on the GPU and reads it";
+    assert_eq!(raw.mapping_reason, format!("{why}; {REFUSED}"));
+    for ring in ["raw@host", "small", "small@host"] {
+        let ring = plan.ring(ring).unwrap();
+        assert_eq!((ring.mapping, ring.mapping_reason.as_str()), (None, ""));
+    }
+    assert_eq!(way(&plan, "raw"), (CopyWay::Stores, Some("quarter")));
+    assert_eq!(way(&plan, "small@host"), (CopyWay::Engine, None));
+    assert_eq!(plan.sources[0].path, Path::Cpu);
+    assert_eq!(
+        doorbell(&plan),
+        (
+            Some(Backend::Vulkan),
+            &*format!("in GPU memory (vulkan); {REFUSED}")
+        )
+    );
+    // The source, the kernel, the sink and the copy out.
+    assert_eq!((plan.threads, plan.untried.len()), (4, 0));
+    insta::assert_snapshot!(plan.to_string());
+}
+
+#[test]
+fn programs_and_pictures_are_told_too() {
+    let plan = planned(&[], &usual());
+    let json = serde_json::to_value(&plan).unwrap();
+    assert_eq!(json["rings"][1]["mapping"], "vulkan");
+    assert_eq!(json["rings"][0]["mapping"], serde_json::Value::Null);
+    assert_eq!(json["copies"][0]["way"], "stores");
+    assert_eq!(json["copies"][0]["carried_by"], "quarter");
+    assert_eq!(json["kernels"][0]["dispatch"], "persistent");
+    let bell = &json["kernels"][0]["doorbell"];
+    assert_eq!(
+        (&bell["by"], &bell["backend"]),
+        (&"cpu".into(), &"vulkan".into())
+    );
+    assert!(json.get("untried").is_none());
+    let graph = plan.graph(GraphFormat::Mermaid);
+    for label in [
+        "raw @ cuda:0, mapped by vulkan<br/>4 × 5 KiB",
+        "{{\"store<br/>by quarter\"}}",
+        "{{\"copy\"}}",
+        "quarter<br/>file, persistent",
+    ] {
+        assert!(graph.contains(label), "{label}: {graph}");
+    }
+}
+
+#[test]
+fn where_nothing_can_be_mapped_the_copy_engine_copies_and_the_doorbell_is_in_host_memory() {
+    let plan = planned(&[], &with(vec![gpu(0, &[Backend::Host])]));
+    let raw = plan.ring("raw").unwrap();
+    let refused = format!("{REFUSED}; vulkan: no vulkan on 0");
+    assert_eq!(raw.mapping, None);
+    assert_eq!(
+        raw.mapping_reason,
+        format!("none: the CPU has no way to store there; {refused}")
+    );
+    assert_eq!(way(&plan, "raw"), (CopyWay::Engine, None));
+    let source = &plan.sources[0];
+    assert_eq!(source.path, Path::Staged);
+    assert_eq!(
+        source.reason,
+        format!(
+            "the driver writes host memory, the ring is on cuda:0; the CPU has no way to store there; {refused}"
+        )
+    );
+    assert_eq!(
+        doorbell(&plan),
+        (Some(Backend::Host), &*format!("in host memory; {refused}"))
+    );
+    assert_eq!((plan.threads, plan.unavailable.len()), (5, 0));
+}
+
+/// Each backend in turn is the one that works.
+#[test]
+fn the_first_backend_that_works_is_expected() {
+    for (i, backend) in Backend::ALL.into_iter().enumerate() {
+        let plan = planned(&[], &with(vec![gpu(0, &Backend::ALL[i..])]));
+        let expected = (backend != Backend::Host).then_some(backend);
+        assert_eq!(plan.ring("raw").unwrap().mapping, expected);
+        let (bell, place) = doorbell(&plan);
+        assert_eq!(bell, Some(backend));
+        assert_eq!(place.matches("no ").count(), i, "{place}");
+    }
+}
+
+#[test]
+fn a_ring_with_another_reader_is_left_to_the_staging_thread() {
+    for other in [
+        "[kernel.other]\nuse = \"quarter\"\ngpu = true\ninput = \"raw\"\noutput = \"more\"\n[ring.more]",
+        "[kernel.other]\nfile = \"b.cu\"\ndispatch = \"persistent\"\ninput = \"raw\"\noutput = \"more\"\n[ring.more]",
+    ] {
+        let plan = planned(
+            &[("[ring.small]", &format!("{other}\n[ring.small]"))],
+            &usual(),
+        );
+        assert_eq!(plan.ring("raw").unwrap().readers, ["quarter", "other"]);
+        assert_eq!(plan.ring("raw").unwrap().mapping, Some(Backend::Vulkan));
+        assert_eq!(way(&plan, "raw"), (CopyWay::Either, None));
+        assert_eq!(plan.sources[0].path, Path::Staged);
+        let told = "small bursts through the GPU's BAR (vulkan); gdrapi: ";
+        assert!(plan.sources[0].reason.contains(told), "{plan}");
+        // The source, two kernels, the sink, and copies either way.
+        assert_eq!(plan.threads, 6);
+    }
+    // One that reads the host side is no reader of the ring.
+    let sink = "[sink.raw]\ndriver = \"void\"\ninput = \"raw\"\n[ring.small]";
+    let plan = planned(&[("[ring.small]", sink)], &usual());
+    assert_eq!(
+        plan.ring("raw@host").unwrap().readers,
+        ["copy to raw", "raw"]
+    );
+    assert_eq!(way(&plan, "raw"), (CopyWay::Stores, Some("quarter")));
+}
+
+#[test]
+fn frames_that_the_copy_engine_is_faster_with_are_left_to_it() {
+    let at = ("slot = \"5 KiB\"", "slot = \"128 KiB\"");
+    let above = ("slot = \"5 KiB\"", "slot = \"129 KiB\"");
+    assert_eq!(
+        way(&planned(&[at], &usual()), "raw"),
+        (CopyWay::Stores, Some("quarter"))
+    );
+    let plan = planned(&[above], &usual());
+    assert_eq!(plan.ring("raw").unwrap().mapping, Some(Backend::Vulkan));
+    assert_eq!(way(&plan, "raw"), (CopyWay::Either, None));
+    // Where no kernel stays, the ring is plain.
+    let launched = ("dispatch = \"persistent\"", "");
+    let plan = planned(&[launched, above], &usual());
+    let raw = plan.ring("raw").unwrap();
+    assert_eq!(raw.mapping, None);
+    assert_eq!(
+        raw.mapping_reason,
+        "none: frames of 129 KiB go by the copy engine"
+    );
+    assert_eq!(way(&plan, "raw"), (CopyWay::Engine, None));
+    assert_eq!(plan.kernels[0].doorbell, None);
+    let plan = planned(&[launched, at], &usual());
+    let raw = plan.ring("raw").unwrap();
+    assert_eq!(raw.mapping, Some(Backend::Vulkan));
+    let why = "by vulkan: frames of 128 KiB can be stored by the CPU";
+    assert_eq!(raw.mapping_reason, format!("{why}; {REFUSED}"));
+    assert_eq!(way(&plan, "raw"), (CopyWay::Either, None));
+}
+
+#[test]
+fn a_ring_that_a_kernel_fills_is_plain() {
+    let second = "[kernel.second]\nfile = \"b.cu\"\ndispatch = \"persistent\"\ninput = \"small\"\noutput = \"more\"\n\
+                  [ring.more]\n[sink.more]\ndriver = \"void\"\ninput = \"more\"\n[ring.small]";
+    let plan = planned(&[("[ring.small]", second)], &usual());
+    let small = plan.ring("small").unwrap();
+    assert_eq!((small.mapping, small.mapping_reason.as_str()), (None, ""));
+    assert!(plan.kernels.iter().all(|kernel| kernel.doorbell.is_some()));
+}
+
+#[test]
+fn a_ring_that_is_declared_in_host_memory_is_copied_to_one_that_is_mapped() {
+    let plan = planned(&[("slots = 4", "slots = 4\nmemory = \"host\"")], &usual());
+    assert_eq!(plan.kernels[0].input, "raw@cuda:0");
+    assert_eq!(
+        plan.ring("raw@cuda:0").unwrap().mapping,
+        Some(Backend::Vulkan)
+    );
+    assert_eq!(way(&plan, "raw@cuda:0"), (CopyWay::Stores, Some("quarter")));
+    // What is declared is host memory, and that is what the CPU writes.
+    let reason = "the CPU writes packets into host memory";
+    assert_eq!(plan.sources[0].reason, reason);
+}
+
+#[test]
+fn backends_can_be_forbidden() {
+    let allow = |list: &str| format!("[staging]\nbackends = {list}\n[ring.small]");
+    let all = [Backend::Gdrapi, Backend::Vulkan, Backend::Host];
+    let topology = with(vec![gpu(0, &all)]);
+    let plan = planned(
+        &[("[ring.small]", &allow("[\"host\", \"vulkan\"]"))],
+        &topology,
+    );
+    let raw = plan.ring("raw").unwrap();
+    assert_eq!(raw.mapping, Some(Backend::Vulkan));
+    let forbidden =
+        "gdrapi: not among the allowed `backends`; dma-buf: not among the allowed `backends`";
+    assert!(
+        raw.mapping_reason.ends_with(forbidden),
+        "{}",
+        raw.mapping_reason
+    );
+    let plan = planned(&[("[ring.small]", &allow("[\"host\"]"))], &topology);
+    assert_eq!(plan.ring("raw").unwrap().mapping, None);
+    assert_eq!(doorbell(&plan).0, Some(Backend::Host));
+    // It is known without trying.
+    let plan = planned(&[("[ring.small]", &allow("[\"host\"]"))], &with_gpu());
+    assert!(
+        plan.ring("raw")
+            .unwrap()
+            .mapping_reason
+            .starts_with("none: ")
+    );
+    // Without one for the doorbell, there is no such kernel.
+    let topology = with(vec![gpu(0, &[Backend::Host])]);
+    let plan = planned(&[("[ring.small]", &allow("[\"vulkan\"]"))], &topology);
+    assert_eq!(plan.unavailable.len(), 1);
+    let told = "kernel `quarter` stays on cuda:0, and nothing can make memory for its doorbell: gdrapi: not among";
+    assert!(
+        plan.unavailable[0].starts_with(told),
+        "{:?}",
+        plan.unavailable
+    );
+    let told = error(&[("[ring.small]", &allow("[]"))], &topology);
+    only(
+        &told,
+        &["kernel `quarter` stays on its GPU, and nothing may make memory for its doorbell"],
+    );
+    assert!(
+        told.contains("backends = []") && told.contains("help: add \"host\""),
+        "{told}"
+    );
+    // Without a kernel that stays it is no error.
+    let launched = ("dispatch = \"persistent\"", "");
+    let plan = planned(&[launched, ("[ring.small]", &allow("[]"))], &topology);
+    assert!(
+        plan.ring("raw")
+            .unwrap()
+            .mapping_reason
+            .starts_with("none: ")
+    );
+}
+
+#[test]
+fn backends_that_are_misspelt_are_suggested() {
+    let told = error(
+        &[(
+            "[ring.small]",
+            "[staging]\nbackends = [\"host\", \"vulcan\"]\n[ring.small]",
+        )],
+        &usual(),
+    );
+    only(&told, &["`backends[1]` cannot be \"vulcan\""]);
+    assert!(told.contains("did you mean \"vulkan\"?"), "{told}");
+}
+
+#[test]
+fn each_gpu_has_mappings_of_its_own() {
+    let topology = with(vec![
+        gpu(0, &[Backend::Host]),
+        gpu(1, &[Backend::Gdrapi, Backend::Host]),
+        Gpu::new(2, "Not tried"),
+    ]);
+    let on = |ordinal| {
+        let memory = format!("slots = 4\nmemory = \"cuda:{ordinal}\"");
+        planned(&[("slots = 4", &memory)], &topology)
+    };
+    assert_eq!(on(0).ring("raw").unwrap().mapping, None);
+    let plan = on(1);
+    assert_eq!(plan.ring("raw").unwrap().mapping, Some(Backend::Gdrapi));
+    assert_eq!(
+        doorbell(&plan),
+        (Some(Backend::Gdrapi), "in GPU memory (gdrapi)")
+    );
+    assert_eq!(on(2).untried, BTreeSet::from([2]));
+}
+
+#[test]
+fn what_was_not_tried_is_probed_at_the_start() {
+    for topology in [with_gpu(), Topology::unknown()] {
+        let plan = planned(
+            &[("slots = 4", "slots = 4\nmemory = \"cuda:0\"")],
+            &topology,
+        );
+        let raw = plan.ring("raw").unwrap();
+        let told = (None, "probed at the start");
+        assert_eq!((raw.mapping, raw.mapping_reason.as_str()), told);
+        assert_eq!(doorbell(&plan), told);
+        assert_eq!(way(&plan, "raw"), (CopyWay::Engine, None));
+        assert_eq!(plan.untried, BTreeSet::from([0]));
+    }
+    // Nothing depends on it where frames are large and kernels are launched.
+    let changes = [
+        ("dispatch = \"persistent\"", ""),
+        ("slot = \"5 KiB\"", "slot = \"1 MiB\""),
+    ];
+    assert!(planned(&changes, &with_gpu()).untried.is_empty());
+}
+
+#[test]
+fn a_doorbell_is_rung_by_who_can() {
+    let persistent = "dispatch = \"persistent\"";
+    let by = |who: &str| format!("{persistent}\ndoorbell = \"{who}\"");
+    let plan = planned(&[(persistent, &by("cpu"))], &usual());
+    assert_eq!(plan.kernels[0].doorbell.as_ref().unwrap().by, Ringer::Cpu);
+    let told = error(&[(persistent, &by("device"))], &usual());
+    let why = "source `adc` (fake) fills ring `raw` and has no engine that can";
+    only(
+        &told,
+        &[&format!(
+            "no device rings the doorbell of kernel `quarter`: {why}"
+        )],
+    );
+    assert!(
+        told.contains("doorbell = \"device\"") && told.contains("write \"cpu\""),
+        "{told}"
+    );
+    let ringing = (
+        "driver = \"fake\"\npacket = \"1 KiB\"",
+        "driver = \"ringing\"",
+    );
+    let plan = planned(&[(persistent, &by("device")), ringing], &usual());
+    let bell = plan.kernels[0].doorbell.as_ref().unwrap();
+    assert_eq!(
+        (bell.by, bell.backend),
+        (Ringer::Device, Some(Backend::Vulkan))
+    );
+    assert!(
+        plan.to_string()
+            .contains("rung by the device that writes the frames, in GPU memory (vulkan)")
+    );
+    // No device writes words into memory that only the CPU has.
+    let plan = planned(
+        &[(persistent, &by("device")), ringing],
+        &with(vec![gpu(0, &[Backend::Host])]),
+    );
+    assert_eq!(plan.unavailable.len(), 1, "{:?}", plan.unavailable);
+    let told = error(&[(persistent, "doorbell = \"cpu\"")], &usual());
+    only(
+        &told,
+        &["kernel `quarter` has no doorbell: bursts are launched"],
+    );
+    let told = error(&[(persistent, &by("devcie"))], &usual());
+    only(&told, &["`doorbell` cannot be \"devcie\""]);
+    // Of whoever fills the ring of a kernel behind another nothing rings; of who cannot be read nothing is said.
+    let second = format!(
+        "[kernel.second]\nfile = \"b.cu\"\n{}\ninput = \"small\"\noutput = \"more\"\n[ring.more]\n[ring.small]",
+        by("device")
+    );
+    let told = error(&[("[ring.small]", &second)], &usual());
+    assert!(
+        told.contains("kernel `second`: kernel `quarter` fills ring `small`"),
+        "{told}"
+    );
+    let told = error(
+        &[(persistent, &by("device")), ("\"fake\"", "\"fkae\"")],
+        &usual(),
+    );
+    only(&told, &["unknown driver \"fkae\""]);
+}
+
+#[test]
+fn a_kernel_that_runs_on_the_cpu_cannot_stay() {
+    let told = error(
+        &[("file = \"my.cu\"", "file = \"my.cu\"\ncpu = true")],
+        &usual(),
+    );
+    only(
+        &told,
+        &["kernel `quarter` cannot stay on a GPU: it runs on the CPU"],
+    );
+    assert!(
+        told.contains("help: leave `dispatch` out, or put"),
+        "{told}"
+    );
+}
