@@ -328,6 +328,32 @@ impl Stream {
             .doing(|| self.what("setting memory of"))
     }
 
+    /// Writes the word at `offset`, a multiple of 4, of `memory`; false where the driver has no such call.
+    ///
+    /// # Panics
+    /// If it is not inside, or no multiple of 4.
+    pub fn write_word(
+        &self,
+        memory: &super::Memory,
+        offset: usize,
+        value: u32,
+    ) -> Result<bool, CudaError> {
+        let end = offset.checked_add(4);
+        assert!(
+            offset.is_multiple_of(4) && end.is_some_and(|end| end <= memory.bytes()),
+            "outside of the memory"
+        );
+        self.device.enter()?;
+        let address = memory.address() + offset as u64;
+        // SAFETY: inside of the memory, as just checked; by its contract it is not dropped while work uses it.
+        match unsafe { cuda::write_word(self.raw, address, value) } {
+            None => Ok(false),
+            Some(result) => result
+                .map(|()| true)
+                .doing(|| self.what("writing a word of")),
+        }
+    }
+
     pub(super) const fn raw(&self) -> RawStream {
         self.raw
     }

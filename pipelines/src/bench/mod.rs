@@ -3,6 +3,8 @@
 //! absolute figures move.
 
 mod copies;
+mod doorbell;
+pub(crate) mod echo;
 mod launch;
 mod place;
 mod rig;
@@ -10,11 +12,13 @@ mod staging;
 mod table;
 
 pub use copies::{bandwidth, latency};
+pub use doorbell::{DoorbellArgs, doorbell};
 pub use launch::launch;
 pub use staging::{StagingArgs, staging};
 pub use table::Table;
 
 use daq_core::cuda::{CudaError, Device};
+use daq_core::mapped::MappedError;
 use daq_core::region::RegionError;
 use daq_core::ring::RingError;
 use daq_core::staging::MeasureError;
@@ -35,6 +39,21 @@ pub enum BenchError {
     /// The bare copies could not be measured.
     #[error(transparent)]
     Measure(#[from] MeasureError),
+    /// A mapping cannot be used.
+    #[error(transparent)]
+    Mapped(#[from] MappedError),
+    /// A kernel that stays gave no answer.
+    #[error(
+        "the kernel that was rung {rung} times has answered {seen} within {seconds} s; does the GPU see what the CPU stores there?"
+    )]
+    Silent {
+        /// The doorbell's word.
+        rung: u64,
+        /// The last one that it answered.
+        seen: u64,
+        /// Seconds.
+        seconds: u64,
+    },
     /// A thread of the measurement failed.
     #[error("{0}")]
     Thread(String),

@@ -1,7 +1,7 @@
 //! `daq bench`: measurements of this machine.
 
 use super::{exit, show};
-use crate::bench::{self, BenchError, Common, StagingArgs, Table};
+use crate::bench::{self, BenchError, Common, DoorbellArgs, StagingArgs, Table};
 use clap::{Subcommand, ValueEnum};
 use daq_core::units::{ByteSize, Span};
 use daq_core::wait::Wait;
@@ -61,6 +61,28 @@ enum What {
             default_value = "64 B,1 KiB,4 KiB,16 KiB,64 KiB,256 KiB,1 MiB"
         )]
         sizes: Vec<ByteSize>,
+    },
+    /// How long a word takes from the CPU to a kernel that waits for it and back, beside launches and copies.
+    Doorbell {
+        /// CUDA's number of the GPU.
+        #[arg(long, default_value_t = 0)]
+        device: u32,
+        /// Rounds, of which medians are taken.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// Round trips of each way a round.
+        #[arg(long, default_value_t = 20_000)]
+        trips: usize,
+        /// Sizes of what the CPU stores and the copy engine copies.
+        #[arg(
+            long,
+            value_delimiter = ',',
+            default_value = "4 B,64 B,256 B,1 KiB,4 KiB"
+        )]
+        sizes: Vec<ByteSize>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// What putting work on a GPU costs: kernels one by one beside the same recorded once and replayed.
     Launch {
@@ -149,6 +171,21 @@ pub(super) fn bench(args: &Args) -> u8 {
         ),
         What::Copylat { shared, sizes } => {
             (shared.json, bench::latency(&shared.common(), &bytes(sizes)))
+        }
+        What::Doorbell {
+            device,
+            rounds,
+            trips,
+            sizes,
+            json,
+        } => {
+            let args = DoorbellArgs {
+                device: *device,
+                rounds: (*rounds).max(1),
+                trips: (*trips).max(8),
+                sizes: bytes(sizes),
+            };
+            (*json, bench::doorbell(&args))
         }
         What::Launch {
             device,

@@ -2,3 +2,4 @@
 
 pub(crate) mod clock;
 pub(crate) mod device_code;
+pub(crate) mod upload;

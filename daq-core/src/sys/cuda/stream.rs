@@ -1,6 +1,6 @@
 //! Streams, events and graphs.
 
-use super::{Code, NOT_READY, RawEvent, RawGraph, RawRecording, RawStream, check, driver};
+use super::{Code, NOT_READY, RawEvent, RawGraph, RawRecording, RawStream, check, driver, symbol};
 use cudarc::driver::sys;
 use std::ffi::c_uint;
 use std::ptr;
@@ -145,4 +145,15 @@ pub unsafe fn elapsed(start: RawEvent, end: RawEvent) -> Result<f32, Code> {
     // SAFETY: by the caller's word; a place for one number.
     check(unsafe { driver::cuEventElapsedTime(&raw mut milliseconds, start, end) })?;
     Ok(milliseconds)
+}
+
+/// Writes a word of device memory on a stream; `None` where the driver has no such call.
+///
+/// # Safety
+/// The stream is alive, and the 4 bytes at `address`, a multiple of 4, are device memory until it has passed this.
+pub unsafe fn write_word(stream: RawStream, address: u64, value: u32) -> Option<Result<(), Code>> {
+    type Call = unsafe extern "C" fn(RawStream, u64, c_uint, c_uint) -> c_uint;
+    // SAFETY: this is how the function is declared; the rest is the caller's word.
+    let code = unsafe { symbol::<Call>("cuStreamWriteValue32_v2")?(stream, address, value, 0) };
+    Some(check(code))
 }

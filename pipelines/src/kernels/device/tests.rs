@@ -8,14 +8,32 @@ const TARGET: Target = Target::Ptx(7, 0);
 const OPTIONS: [&str; 1] = ["--std=c++17"];
 
 const HEADERS: [(&str, &str); 1] = [("samples.cuh", include_str!("../samples.cuh"))];
-const SOURCES: [(&str, &str, &[u8]); 3] = [
-    ("convert", include_str!("../convert.cu"), super::CONVERT.ptx),
+/// Folder, name, text and PTX.
+const SOURCES: [(&str, &str, &str, &[u8]); 4] = [
     (
+        "kernels",
+        "convert",
+        include_str!("../convert.cu"),
+        super::CONVERT.ptx,
+    ),
+    (
+        "kernels",
         "power_spectrum",
         include_str!("../power_spectrum.cu"),
         super::POWER_SPECTRUM.ptx,
     ),
-    ("stats", include_str!("../stats.cu"), super::STATS.ptx),
+    (
+        "kernels",
+        "stats",
+        include_str!("../stats.cu"),
+        super::STATS.ptx,
+    ),
+    (
+        "bench",
+        "echo",
+        include_str!("../../bench/echo.cu"),
+        crate::bench::echo::CODE,
+    ),
 ];
 
 /// The compiler in the tests' Python environment.
@@ -65,7 +83,7 @@ fn the_code_is_that_of_the_sources() {
             return;
         }
     };
-    for (name, text, committed) in SOURCES {
+    for (folder, name, text, committed) in SOURCES {
         let file = format!("{name}.cu");
         let source = Source {
             name: &file,
@@ -79,7 +97,8 @@ fn the_code_is_that_of_the_sources() {
             made.pop();
         }
         if std::env::var_os("DAQ_UPDATE").is_some() {
-            let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kernels/ptx");
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+            let directory = source.join(folder).join("ptx");
             std::fs::write(directory.join(format!("{name}.ptx")), &made).unwrap();
         } else {
             assert!(
