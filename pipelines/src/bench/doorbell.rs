@@ -143,7 +143,7 @@ impl Bench {
         let (mut bells, mut refused) = (Vec::new(), Vec::new());
         for &backend in Writer::Bell.backends() {
             match Mapped::with(device, BELL, backend) {
-                Ok(mapped) => bells.push(Arc::new(mapped)),
+                Ok(mapped) => bells.push(mapped.into()),
                 Err(refusal) => refused.push(refusal),
             }
         }
