@@ -6,5 +6,6 @@ pub mod gdrapi;
 pub mod guard;
 pub mod memory;
 pub mod nvrtc;
+pub mod store;
 pub mod thread;
 pub mod vulkan;

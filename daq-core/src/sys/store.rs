@@ -1,0 +1,337 @@
+//! Copies to and from write-combined memory: what the CPU sees of a GPU through the bus.
+//!
+//! ```text
+//!   64-byte lines   |....####|########|########|###.....|
+//!                       head   whole lines       tail
+//! ```
+//! The processor gathers stores to such memory in a few buffers of one line each. A line whose bytes have all been
+//! stored leaves at once as one packet of the bus; what is stored to it after that opens a buffer anew and leaves as
+//! another packet. So head and tail are stored by pieces that stay inside of their own lines, and the lines between
+//! them by the widest streaming stores, which keep the source in the cache where it is.
+
+use std::ptr;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Bytes of a line, in which the processor gathers stores.
+const LINE: usize = 64;
+/// From this many bytes on the source is fetched ahead, as it need not lie in the cache near the core.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const FETCHED: usize = 1 << 20;
+/// Bytes by which it is fetched ahead.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const AHEAD: usize = 1024;
+
+/// What whole lines are stored by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Width {
+    /// The ordinary copy.
+    Plain,
+    /// Streaming stores of 16 bytes.
+    Sse2,
+    /// Streaming stores of 32 bytes.
+    Avx2,
+    /// Streaming stores of 64 bytes.
+    Avx512,
+}
+
+impl Width {
+    /// All of them, the narrowest first.
+    pub const ALL: [Self; 4] = [Self::Plain, Self::Sse2, Self::Avx2, Self::Avx512];
+
+    /// The name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Sse2 => "SSE2",
+            Self::Avx2 => "AVX2",
+            Self::Avx512 => "AVX-512",
+        }
+    }
+
+    /// Whether this processor has it.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    pub fn is_here(self) -> bool {
+        match self {
+            // SSE2 is a part of every x86-64 processor.
+            Self::Plain | Self::Sse2 => true,
+            Self::Avx2 => is_x86_feature_detected!("avx2"),
+            Self::Avx512 => is_x86_feature_detected!("avx512f"),
+        }
+    }
+
+    /// Whether this processor has it.
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    pub fn is_here(self) -> bool {
+        self == Self::Plain
+    }
+
+    /// The widest that this processor has.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[inline]
+    pub fn widest() -> Self {
+        /// 0 while nobody has asked the processor, else one more than the place in [`Width::ALL`].
+        static WIDEST: AtomicU8 = AtomicU8::new(0);
+
+        #[cold]
+        fn find() -> Width {
+            let here = (1_u8..)
+                .zip(Width::ALL)
+                .filter(|(_, width)| width.is_here());
+            let (place, width) = here.last().unwrap_or((1, Width::Plain));
+            WIDEST.store(place, Ordering::Relaxed);
+            width
+        }
+
+        match WIDEST.load(Ordering::Relaxed) {
+            4 => Self::Avx512,
+            3 => Self::Avx2,
+            2 => Self::Sse2,
+            1 => Self::Plain,
+            _ => find(),
+        }
+    }
+
+    /// The widest that this processor has.
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[inline]
+    pub fn widest() -> Self {
+        Self::Plain
+    }
+}
+
+/// Copies `bytes` bytes to write-combined memory by the widest stores; they have left the CPU after a [`fence`].
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `bytes` bytes, and they do not overlap.
+#[inline]
+pub unsafe fn copy_to(to: *mut u8, from: *const u8, bytes: usize) {
+    if bytes < LINE {
+        // SAFETY: forwarded to the caller.
+        unsafe { less_than_a_line(to, from, bytes) };
+    } else {
+        // SAFETY: forwarded to the caller; this processor has what it was asked for.
+        unsafe { copy_to_with(Width::widest(), to, from, bytes) };
+    }
+}
+
+/// The same by stores of a given width.
+///
+/// # Safety
+/// As for [`copy_to`], and this processor [has](Width::is_here) that width.
+#[inline]
+pub unsafe fn copy_to_with(width: Width, to: *mut u8, from: *const u8, bytes: usize) {
+    debug_assert!(width.is_here());
+    match width {
+        // SAFETY: forwarded to the caller.
+        Width::Plain => unsafe { ptr::copy_nonoverlapping(from, to, bytes) },
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: forwarded to the caller.
+        Width::Sse2 => unsafe { x86::by_16(to, from, bytes) },
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: forwarded to the caller.
+        Width::Avx2 => unsafe { x86::by_32(to, from, bytes) },
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: forwarded to the caller.
+        Width::Avx512 => unsafe { x86::by_64(to, from, bytes) },
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        // SAFETY: forwarded to the caller; no wider stores are here.
+        _ => unsafe { ptr::copy_nonoverlapping(from, to, bytes) },
+    }
+}
+
+/// Everything that this thread has stored leaves the CPU before anything that it stores later.
+#[inline]
+pub fn fence() {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: SFENCE is a part of every x86-64 processor and touches no memory.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+}
+
+/// Copies `bytes` bytes from write-combined memory, by loads of at most 32 bytes that fetch a line at a time where the
+/// processor has them.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `bytes` bytes, and they do not overlap.
+pub unsafe fn copy_from(to: *mut u8, from: *const u8, bytes: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: forwarded to the caller; AVX2 is here.
+            return unsafe { x86::load_by_32(to, from, bytes) };
+        }
+        if is_x86_feature_detected!("sse4.1") {
+            // SAFETY: forwarded to the caller; SSE4.1 is here.
+            return unsafe { x86::load_by_16(to, from, bytes) };
+        }
+    }
+    // SAFETY: forwarded to the caller.
+    unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
+}
+
+/// Copies up to [`LINE`] - 1 bytes by at most four moves, of which the last ones overlap the first ones: no loop, and
+/// nothing outside.
+///
+/// # Safety
+/// As for [`copy_to`].
+#[inline(always)]
+#[expect(
+    clippy::inline_always,
+    reason = "it takes on the instructions of the function that it becomes a part of"
+)]
+unsafe fn less_than_a_line(to: *mut u8, from: *const u8, bytes: usize) {
+    debug_assert!(bytes < LINE);
+    macro_rules! both_ends {
+        ($length:literal) => {
+            // SAFETY: `bytes` is at least the length, so that many from the beginning and as many before the end are
+            // inside.
+            unsafe {
+                let last = bytes - $length;
+                ptr::copy_nonoverlapping(from, to, $length);
+                ptr::copy_nonoverlapping(from.add(last), to.add(last), $length);
+            }
+        };
+    }
+    match bytes {
+        32.. => both_ends!(32),
+        16.. => both_ends!(16),
+        8.. => both_ends!(8),
+        4.. => both_ends!(4),
+        2.. => both_ends!(2),
+        // SAFETY: one byte.
+        1 => unsafe { to.write(from.read()) },
+        0 => {}
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod x86 {
+    use super::{AHEAD, FETCHED, LINE, less_than_a_line};
+    use std::arch::x86_64::{
+        __m128i, __m256i, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128,
+        _mm_stream_load_si128, _mm_stream_si128, _mm256_loadu_si256, _mm256_storeu_si256,
+        _mm256_stream_load_si256, _mm256_stream_si256, _mm512_loadu_si512, _mm512_stream_si512,
+    };
+
+    /// Makes a copy of head, lines and tail; `$width` is the type that whole lines are loaded to and stored from.
+    macro_rules! store {
+        ($name:ident, $features:literal, $width:ty, $load:ident, $stream:ident) => {
+            /// # Safety
+            /// As for [`super::copy_to`], and this processor has the features.
+            #[target_feature(enable = $features)]
+            pub unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
+                const PARTS: usize = LINE / size_of::<$width>();
+                /// Lines a round.
+                const LINES: usize = 4;
+
+                let head = to.align_offset(LINE).min(bytes);
+                // SAFETY: `head` is at most `bytes`, for which the caller vouches.
+                unsafe { less_than_a_line(to, from, head) };
+                let mut done = head;
+                let is_far = bytes >= FETCHED;
+                while bytes - done >= LINES * LINE {
+                    // SAFETY: `done` and the bytes of a round are at most `bytes`, so loads and stores stay inside
+                    // what the caller vouches for; `to + done` is aligned to a line, as the streaming stores need;
+                    // the loads need no alignment. A fetch ahead touches nothing, whatever its address.
+                    unsafe {
+                        let (from, to) = (from.add(done), to.add(done));
+                        if is_far {
+                            for line in 0..LINES {
+                                let ahead = from.wrapping_add(AHEAD + line * LINE);
+                                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                            }
+                        }
+                        let (from, to) = (from.cast::<$width>(), to.cast::<$width>());
+                        for line in 0..LINES {
+                            let first = line * PARTS;
+                            let parts: [$width; PARTS] =
+                                std::array::from_fn(|part| $load(from.add(first + part).cast()));
+                            for (part, value) in parts.into_iter().enumerate() {
+                                $stream(to.add(first + part).cast(), value);
+                            }
+                        }
+                    }
+                    done += LINES * LINE;
+                }
+                while bytes - done >= LINE {
+                    // SAFETY: as above, one line.
+                    unsafe {
+                        let from = from.add(done).cast::<$width>();
+                        let to = to.add(done).cast::<$width>();
+                        for part in 0..PARTS {
+                            $stream(to.add(part).cast(), $load(from.add(part).cast()));
+                        }
+                    }
+                    done += LINE;
+                }
+                // SAFETY: what is left of `bytes`.
+                unsafe { less_than_a_line(to.add(done), from.add(done), bytes - done) };
+            }
+        };
+    }
+
+    store!(by_16, "sse2", __m128i, _mm_loadu_si128, _mm_stream_si128);
+    store!(
+        by_32,
+        "avx2",
+        __m256i,
+        _mm256_loadu_si256,
+        _mm256_stream_si256
+    );
+    store!(
+        by_64,
+        "avx512f",
+        __m512i,
+        _mm512_loadu_si512,
+        _mm512_stream_si512
+    );
+
+    /// Makes a copy by streaming loads of `$width`.
+    macro_rules! load {
+        ($name:ident, $features:literal, $width:ty, $load:ident, $store:ident) => {
+            /// # Safety
+            /// As for [`super::copy_from`], and this processor has the features.
+            #[target_feature(enable = $features)]
+            pub unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
+                const STEP: usize = size_of::<$width>();
+
+                let head = from.align_offset(STEP).min(bytes);
+                // SAFETY: `head` is at most `bytes`, for which the caller vouches.
+                unsafe { less_than_a_line(to, from, head) };
+                let mut done = head;
+                while bytes - done >= STEP {
+                    // SAFETY: `done + STEP` is at most `bytes`; `from + done` is aligned, as the streaming load needs.
+                    unsafe {
+                        let value = $load(from.add(done).cast());
+                        $store(to.add(done).cast(), value);
+                    }
+                    done += STEP;
+                }
+                // SAFETY: what is left of `bytes`.
+                unsafe { less_than_a_line(to.add(done), from.add(done), bytes - done) };
+            }
+        };
+    }
+
+    load!(
+        load_by_16,
+        "sse4.1",
+        __m128i,
+        _mm_stream_load_si128,
+        _mm_storeu_si128
+    );
+    load!(
+        load_by_32,
+        "avx2",
+        __m256i,
+        _mm256_stream_load_si256,
+        _mm256_storeu_si256
+    );
+}
+
+#[cfg(test)]
+mod tests;

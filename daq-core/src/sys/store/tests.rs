@@ -1,0 +1,161 @@
+use super::*;
+use crate::sys::memory;
+use proptest::prelude::*;
+use rustix::mm::{MprotectFlags, mprotect};
+use std::ptr::NonNull;
+
+const PAGE: usize = 4096;
+/// What no copy may touch.
+const BAND: u8 = 0xa5;
+
+/// Memory between two pages that nobody may touch.
+struct Guarded {
+    all: NonNull<u8>,
+    bytes: usize,
+}
+
+impl Guarded {
+    fn new(pages: usize) -> Self {
+        let bytes = pages * PAGE;
+        let all = memory::map(bytes + 2 * PAGE, false).unwrap();
+        for guard in [0, bytes + PAGE] {
+            // SAFETY: pages of the mapping just made, to which nothing refers.
+            unsafe { mprotect(all.add(guard).as_ptr().cast(), PAGE, MprotectFlags::empty()) }
+                .unwrap();
+        }
+        Self { all, bytes }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the pages between the guards, borrowed with `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.all.add(PAGE).as_ptr(), self.bytes) }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping; what was borrowed of it is gone.
+        unsafe { memory::unmap(self.all, self.bytes + 2 * PAGE) }.unwrap();
+    }
+}
+
+type Copy = unsafe fn(*mut u8, *const u8, usize);
+
+/// All ways to copy that this machine has.
+fn ways() -> Vec<(&'static str, Box<dyn Fn(*mut u8, *const u8, usize)>)> {
+    let mut ways: Vec<(&'static str, Box<dyn Fn(*mut u8, *const u8, usize)>)> = Vec::new();
+    for width in Width::ALL {
+        if width.is_here() {
+            let by = move |to, from, bytes| {
+                // SAFETY: the tests' ranges are inside of two mappings; the width is here.
+                unsafe { copy_to_with(width, to, from, bytes) };
+            };
+            ways.push((width.name(), Box::new(by)));
+        } else {
+            eprintln!("skipped: this processor has no {}", width.name());
+        }
+    }
+    let mut add = |name, copy: Copy| {
+        // SAFETY: the tests' ranges are inside of two mappings.
+        let by = move |to, from, bytes| unsafe { copy(to, from, bytes) };
+        ways.push((name, Box::new(by)));
+    };
+    add("to", |to, from, bytes| {
+        // SAFETY: forwarded.
+        unsafe { copy_to(to, from, bytes) };
+    });
+    add("from", copy_from);
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if is_x86_feature_detected!("sse4.1") {
+        add("from, by 16", x86::load_by_16);
+    }
+    ways
+}
+
+struct Pair {
+    from: Guarded,
+    to: Guarded,
+}
+
+impl Pair {
+    fn new(pages: usize) -> Self {
+        let (mut from, mut to) = (Guarded::new(pages), Guarded::new(pages));
+        // Neither a band's byte nor alike at distances of powers of two.
+        for (n, byte) in from.bytes().iter_mut().enumerate() {
+            *byte = u8::try_from(n * 7 % 163).unwrap();
+        }
+        to.bytes().fill(BAND);
+        Self { from, to }
+    }
+
+    /// Copies, and compares the copy and the bands about it; the guards stop what goes further.
+    fn check(
+        &mut self,
+        (name, copy): &(&str, Box<dyn Fn(*mut u8, *const u8, usize)>),
+        to: usize,
+        from: usize,
+        bytes: usize,
+    ) {
+        let source = &self.from.bytes()[from..from + bytes];
+        let target = self.to.bytes();
+        copy(target[to..to + bytes].as_mut_ptr(), source.as_ptr(), bytes);
+        fence();
+        let said = format!("{name}: {bytes} bytes from {from} to {to}");
+        assert!(target[to..to + bytes] == *source, "{said}");
+        let band = to.saturating_sub(256)..(to + bytes + 256).min(target.len());
+        let (before, after) = (&target[band.start..to], &target[to + bytes..band.end]);
+        let is_whole = before.iter().chain(after).all(|byte| *byte == BAND);
+        assert!(is_whole, "{said}: written outside");
+        target[to..to + bytes].fill(BAND);
+    }
+}
+
+#[test]
+fn every_small_size_at_every_offset_of_a_line() {
+    let mut pair = Pair::new(1);
+    for way in &ways() {
+        for bytes in 0..=300 {
+            for offset in 0..LINE {
+                let other = offset * 13 % LINE;
+                pair.check(way, offset, other, bytes);
+                // Ends against the guard behind, of one and of both.
+                let last = PAGE - bytes;
+                pair.check(way, last - offset, last, bytes);
+                pair.check(way, last, last - offset, bytes);
+            }
+        }
+    }
+}
+
+#[test]
+fn sizes_whose_source_is_fetched_ahead_end_at_the_guard() {
+    let pages = (1 << 20) / PAGE + 2;
+    let mut pair = Pair::new(pages);
+    for way in &ways() {
+        for bytes in [(1 << 20) - 1, 1 << 20, (1 << 20) + 333] {
+            let last = pages * PAGE - bytes;
+            pair.check(way, last, last - 5, bytes);
+            pair.check(way, last - 3, last, bytes);
+            pair.check(way, 0, 1, bytes);
+        }
+    }
+}
+
+#[test]
+fn the_widest_is_the_widest_that_is_here() {
+    let here = Width::ALL.into_iter().filter(|width| width.is_here());
+    assert_eq!(Some(Width::widest()), here.max());
+    assert_eq!(Width::widest(), Width::widest());
+}
+
+proptest! {
+    #[test]
+    fn exactly_the_bytes_are_copied(
+        bytes in 0_usize..12_000, to in 0_usize..4000, from in 0_usize..4000,
+    ) {
+        let mut pair = Pair::new(4);
+        for way in &ways() {
+            pair.check(way, to, from, bytes);
+        }
+    }
+}
