@@ -38,7 +38,7 @@ mod vulkan;
 
 use crate::cuda::{Backing, Device, Memory};
 use crate::region::Region;
-use crate::sys::copy;
+use crate::sys::store;
 use crate::sys::guard::Guard;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -474,7 +474,7 @@ impl Mapped {
         self.check()?;
         let from = self.at(offset, to.len())?;
         // SAFETY: inside of the mapping; no reference is made to it.
-        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *to).cast(), to.len()) };
+        unsafe { store::copy_from(to.as_mut_ptr(), from.as_ptr(), to.len()) };
         self.check_device()
     }
 
@@ -532,7 +532,7 @@ impl Stores<'_> {
         self.mapped.check()?;
         let to = self.mapped.at(offset, from.len())?;
         // SAFETY: inside of the mapping; no reference is made to it, so `from` lies elsewhere.
-        unsafe { copy::stream(from.as_ptr(), to.as_ptr(), from.len()) };
+        unsafe { store::copy_to(to.as_ptr(), from.as_ptr(), from.len()) };
         self.mapped.check_device()
     }
 
@@ -559,7 +559,7 @@ impl Stores<'_> {
 
     /// Everything stored so far leaves the CPU before anything that is stored later.
     pub fn fence(&mut self) {
-        copy::settle();
+        store::fence();
         #[cfg(not(target_arch = "x86_64"))]
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
