@@ -1,3 +1,3 @@
 //! Where threads run.
 
-pub use crate::sys::thread::{allowed_cores, pin, wake_on_time};
+pub use crate::sys::thread::{allowed_cores, current_core, pin, wake_on_time};

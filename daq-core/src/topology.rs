@@ -94,6 +94,18 @@ impl Gpu {
     }
 }
 
+/// A core on another node than a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it is on node {node}, the GPU on node {gpu}")]
+pub struct Far {
+    /// The core.
+    pub core: usize,
+    /// Its node.
+    pub node: u32,
+    /// The GPU's node.
+    pub gpu: u32,
+}
+
 /// The machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
@@ -167,6 +179,16 @@ impl Topology {
         }
     }
 
+    /// How far `core` is from a GPU on node `gpu`; `None` on the same node, and where either node is unknown.
+    pub fn far(&self, core: usize, gpu: Option<u32>) -> Option<Far> {
+        let far = Far {
+            core,
+            node: self.node_of(core)?,
+            gpu: gpu?,
+        };
+        (far.node != far.gpu).then_some(far)
+    }
+
     /// The node that a core belongs to.
     pub fn node_of(&self, core: usize) -> Option<u32> {
         self.nodes
@@ -216,5 +238,23 @@ mod tests {
         );
         assert_eq!(topology.node_of(5), Some(1));
         assert_eq!(topology.node_of(8), None);
+    }
+
+    #[test]
+    fn a_core_is_far_from_a_gpu_on_another_node_and_from_no_unknown_one() {
+        let node = |id, cores: &[usize]| Node {
+            id,
+            cores: cores.to_vec(),
+        };
+        let topology = Topology {
+            nodes: vec![node(0, &[0, 1]), node(1, &[2, 3])],
+            ..Topology::unknown()
+        };
+        let far = topology.far(1, Some(1)).unwrap();
+        assert_eq!(far.to_string(), "it is on node 0, the GPU on node 1");
+        assert_eq!(topology.far(2, Some(1)), None);
+        assert_eq!(topology.far(1, None), None, "the firmware does not say");
+        assert_eq!(topology.far(9, Some(1)), None, "the core is of no node");
+        assert_eq!(Topology::unknown().far(1, Some(1)), None);
     }
 }

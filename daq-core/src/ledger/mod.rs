@@ -144,7 +144,9 @@ ledger! {
         frames,
         /// Frames lost in copies in which the device failed.
         failed,
-        /// Copies done.
+        /// Frames copied by stores of the CPU, and not by the GPU's copy engine.
+        stored,
+        /// Copies done, by either.
         copies,
         /// Bytes in them.
         bytes,
@@ -182,6 +184,14 @@ impl CopyLedger {
         4 << 20,
         16 << 20,
     ];
+
+    /// Counts a copy of `bytes` bytes as done.
+    pub fn tell_copy(&self, bytes: u64) {
+        self.copies.add(1);
+        self.bytes.add(bytes);
+        let class = Self::BOUNDS.partition_point(|bound| *bound < bytes);
+        self.sizes()[class].add(1);
+    }
 
     /// The counters of the size classes, in the order of [`BOUNDS`](Self::BOUNDS) and then the rest.
     pub const fn sizes(&self) -> [&Counter; 8] {

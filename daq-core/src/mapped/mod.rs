@@ -423,6 +423,11 @@ impl Mapped {
         self.bytes
     }
 
+    /// The first byte's address, as the CPU sees it.
+    pub(crate) const fn pointer(&self) -> NonNull<u8> {
+        self.cpu
+    }
+
     /// What made it.
     pub const fn backend(&self) -> Backend {
         self.backend
@@ -560,8 +565,6 @@ impl Stores<'_> {
     /// Everything stored so far leaves the CPU before anything that is stored later.
     pub fn fence(&mut self) {
         store::fence();
-        #[cfg(not(target_arch = "x86_64"))]
-        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 }
 

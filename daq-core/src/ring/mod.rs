@@ -458,6 +458,16 @@ impl Shared {
         (index % self.options.slots as u64) as usize
     }
 
+    /// The slots of frame `index` and those behind it, round and round without a division each.
+    fn around(&self, index: u64) -> impl Iterator<Item = usize> + use<> {
+        let (slots, mut next) = (self.options.slots, self.slot_of(index));
+        std::iter::repeat_with(move || {
+            let slot = next;
+            next = if slot + 1 == slots { 0 } else { slot + 1 };
+            slot
+        })
+    }
+
     /// The address of the slot of frame `index`.
     fn address_of(&self, index: u64) -> *mut u8 {
         let offset = self.slot_of(index) * self.options.stride();

@@ -2,6 +2,7 @@
 
 use super::{Lease, Shared, Slice};
 use crate::frame::FrameMeta;
+use crate::region::Region;
 use crate::ring::RingOptions;
 use crate::sync::{Arc, Ordering, fence};
 use crate::wait::Wait;
@@ -43,6 +44,11 @@ impl Producer {
     /// The shape of the ring.
     pub fn options(&self) -> &RingOptions {
         &self.shared.options
+    }
+
+    /// The region below the ring.
+    pub(crate) fn region(&self) -> &std::sync::Arc<Region> {
+        &self.shared.region
     }
 
     /// Frames published so far.
@@ -285,11 +291,9 @@ impl SlotsMut<'_> {
             frames <= self.remaining() && frames <= burst.len(),
             "more frames finished than slots were reserved"
         );
-        for i in 0..frames {
-            let slot = self.producer.published + self.first + (self.filled + i) as u64;
-            let slot = self.producer.shared.slot_of(slot);
-            burst.copy_record(i, &self.producer.shared.slots, slot);
-        }
+        let shared = &self.producer.shared;
+        let first = self.producer.published + self.first + self.filled as u64;
+        burst.copy_records(frames, &shared.slots, shared.around(first));
         self.filled += frames;
     }
 

@@ -5,6 +5,7 @@ use super::lease::Lease;
 use super::scratch::Scratch;
 use super::{RingOptions, Shared, UNBOUND};
 use crate::ledger::ReaderLedger;
+use crate::region::Region;
 use crate::sync::{Arc, Ordering, fence};
 use crate::wait::Wait;
 use std::fmt;
@@ -154,6 +155,11 @@ impl Reader {
     /// Whether the oldest lease in flight is done; false where none is in flight.
     pub(crate) fn is_oldest_done(&self) -> bool {
         self.in_flight.is_oldest_done()
+    }
+
+    /// The region below the ring.
+    pub(crate) fn region(&self) -> &std::sync::Arc<Region> {
+        &self.shared.region
     }
 
     /// The shape of the ring.

@@ -63,6 +63,11 @@ impl Bare {
         self.direction = direction;
     }
 
+    /// The GPU.
+    pub fn device(&self) -> &'static Device {
+        self.stream.device()
+    }
+
     /// Bytes of each stretch.
     pub const fn bytes(&self) -> usize {
         self.bytes

@@ -1,6 +1,8 @@
 //! One copy between two rings.
 
+use super::StagingError;
 use super::stager::Mover;
+use super::target::{self, Target};
 use crate::cuda::{CudaError, Rows};
 use crate::ledger::CopyLedger;
 use crate::ring::{Lease, Producer, Reader, Slice};
@@ -25,6 +27,8 @@ struct Flight {
 pub struct Lane {
     reader: Reader,
     producer: Producer,
+    /// The target's memory, where the CPU can store to it.
+    target: Option<Target>,
     ledger: CopyLedger,
     in_flight: VecDeque<Flight>,
     /// Most frames of one copy.
@@ -35,10 +39,24 @@ pub struct Lane {
     failed: bool,
 }
 
-/// What a copy was begun with.
+/// What a lane did at its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Begun {
-    pub(super) bytes: u64,
+pub(super) enum Begun {
+    /// A copy of so many bytes is under way.
+    Copy(u64),
+    /// Frames were stored and published.
+    Stored,
+}
+
+/// How it stands with the lanes' GPU when it is a lane's turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// Whether another copy can be under way.
+    pub(super) has_room: bool,
+    /// Whether so many are that a lane with one among them begins another only if it is a whole one.
+    pub(super) enough: bool,
+    /// Bursts of at most so many bytes are stored by the CPU where it can; 0: none.
+    pub(super) cut_over: usize,
 }
 
 impl Lane {
@@ -54,6 +72,7 @@ impl Lane {
         // A small ring is not copied whole: while one part is under way another must be able to gather.
         let most = (from.slots.min(to.slots) / 4).max(1);
         Self {
+            target: Target::of(&reader, &producer),
             burst: (chunk / from.stride()).clamp(1, most),
             in_flight: VecDeque::with_capacity(from.slots),
             reader,
@@ -62,6 +81,17 @@ impl Lane {
             busy: None,
             failed: false,
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn storing_to(mut self, target: Target) -> Self {
+        self.target = Some(target);
+        self
+    }
+
+    /// The target's memory, where the CPU can store to it.
+    pub(super) const fn target(&self) -> Option<&Target> {
+        self.target.as_ref()
     }
 
     /// The source ring's name.
@@ -108,9 +138,28 @@ impl Lane {
         if frames < least { 0 } else { frames }
     }
 
-    /// Whether a copy could begin, as [`begin`](Self::begin) does.
-    pub(super) fn is_ready(&self, enough: bool) -> bool {
-        self.next(enough) > 0
+    /// Whether a copy could begin, or frames could be stored, as [`begin`](Self::begin) does.
+    pub(super) fn is_ready(&self, terms: Terms) -> bool {
+        self.wanted(terms) > 0
+    }
+
+    /// Whether frames may be stored now, whatever their size: nothing is under way that they would overtake.
+    pub(super) fn may_store(&self, cut_over: usize) -> bool {
+        self.target.is_some() && cut_over > 0 && self.in_flight.is_empty() && !self.failed
+    }
+
+    /// Frames of the copy that could begin now; where no other can be under way, of those that are stored instead,
+    /// which are few enough whatever their lengths.
+    fn wanted(&self, terms: Terms) -> usize {
+        if terms.has_room {
+            return self.next(terms.enough);
+        }
+        if !self.may_store(terms.cut_over) {
+            return 0;
+        }
+        let frames = self.next(false);
+        let bytes = frames.saturating_mul(self.reader.options().stride());
+        if bytes <= terms.cut_over { frames } else { 0 }
     }
 
     /// Whether the source is at its end, which must be looked at.
@@ -118,23 +167,31 @@ impl Lane {
         self.reader.is_finished()
     }
 
-    /// Begins one copy of what is ready; `None` if nothing is, or the target has no slot. With `enough` copies under way,
-    /// of which one is this lane's, only a whole copy is begun.
+    /// Begins one copy of what is ready, or stores it; `None` if nothing is, or the target has no slot. With enough
+    /// copies under way, of which one is this lane's, only a whole copy is begun.
     pub(super) fn begin(
         &mut self,
         mover: &mut dyn Mover,
-        enough: bool,
-    ) -> Result<Option<Begun>, CudaError> {
-        let wanted = self.next(enough);
+        terms: Terms,
+    ) -> Result<Option<Begun>, StagingError> {
+        let may_store = self.may_store(terms.cut_over);
+        let wanted = self.wanted(terms);
         if wanted == 0 {
             return Ok(None);
         }
-        let mut slots = self.producer.reserve(wanted);
-        let room = slots.remaining();
+        let room = self.producer.reserve(wanted).remaining();
         let Some(lease) = self.reader.poll(room) else {
             return Ok(None);
         };
         let frames = lease.len();
+        if let Some(target) = self.target.as_ref().filter(|_| may_store)
+            && (!terms.has_room || lease.lengths().sum::<usize>() <= terms.cut_over)
+        {
+            let stored = target::store(target, lease, &mut self.producer, &self.ledger);
+            self.failed = stored.is_err();
+            return Ok(stored.map(|()| Some(Begun::Stored))?);
+        }
+        let mut slots = self.producer.reserve(frames);
         let Some(from) = lease.slice() else {
             unreachable!("the reader of a lane leases slots, not copies");
         };
@@ -153,7 +210,7 @@ impl Lane {
                 });
                 self.ledger.in_flight.set(self.in_flight.len() as u64);
                 self.busy.get_or_insert_with(Instant::now);
-                Ok(Some(Begun { bytes }))
+                Ok(Some(Begun::Copy(bytes)))
             }
             Err(error) => {
                 self.failed = true;
@@ -168,7 +225,7 @@ impl Lane {
                     mover.settle();
                     self.ledger.failed.add(frames as u64);
                 }
-                Err(error)
+                Err(error.into())
             }
         }
     }
@@ -201,10 +258,7 @@ impl Lane {
             }
             producer.publish(done.frames);
             ledger.frames.add(done.frames);
-            ledger.copies.add(1);
-            ledger.bytes.add(done.bytes);
-            let class = CopyLedger::BOUNDS.partition_point(|bound| *bound < done.bytes);
-            ledger.sizes()[class].add(1);
+            ledger.tell_copy(done.bytes);
         });
         if ended > 0 {
             ledger.in_flight.set(in_flight.len() as u64);

@@ -3,6 +3,7 @@
 use super::bare::Bare;
 use super::profile::{Profile, Rates};
 use crate::cuda::{CudaError, Device, Mark};
+use crate::mapped::{Backend, Mapped, MappedError, Writer};
 use crate::plan::Direction;
 use crate::region::RegionError;
 use std::collections::VecDeque;
@@ -33,6 +34,22 @@ const LIMIT: Duration = Duration::from_millis(20);
 const LEAST: usize = 4;
 /// Small copies whose time is taken.
 const SMALL: usize = 32;
+/// The sizes between which the copy engine overtakes the CPU.
+const STORES: [usize; 9] = [
+    4 << 10,
+    8 << 10,
+    16 << 10,
+    32 << 10,
+    64 << 10,
+    128 << 10,
+    256 << 10,
+    512 << 10,
+    1 << 20,
+];
+/// Stores, and copies beside them, whose times are taken.
+const PAIRS: usize = 9;
+/// A cut-over is a multiple of this.
+const GRAIN: usize = 4 << 10;
 
 /// Why nothing was measured.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +60,9 @@ pub enum MeasureError {
     /// The GPU refused.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// The CPU could not store to the GPU's memory any more.
+    #[error(transparent)]
+    Mapped(#[from] MappedError),
 }
 
 /// Whether `copies` of `bytes` bytes, begun within `took`, are enough for a figure.
@@ -105,18 +125,111 @@ fn rates(bare: &Bare) -> Result<Rates, CudaError> {
     })
 }
 
-/// Measures both directions of a GPU. Takes 128 MiB of memory meanwhile, half of it the GPU's.
+/// What a store and a copy of one size take.
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    bytes: usize,
+    store: Duration,
+    copy: Duration,
+}
+
+/// Where the copies' time falls below the stores', between two sizes in proportion; 0 where it always is, the largest
+/// size where it never is.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "between two sizes"
+)]
+fn crossing(pairs: &[Pair]) -> usize {
+    let gain = |pair: &Pair| pair.copy.as_secs_f64() - pair.store.as_secs_f64();
+    let Some(last) = pairs.iter().rposition(|pair| gain(pair) > 0.0) else {
+        return 0;
+    };
+    let Some(next) = pairs.get(last + 1) else {
+        return pairs[last].bytes;
+    };
+    let (gained, lost) = (gain(&pairs[last]), -gain(next));
+    let between = (next.bytes - pairs[last].bytes) as f64;
+    let bytes = pairs[last].bytes + (between * gained / (gained + lost)) as usize;
+    bytes / GRAIN * GRAIN
+}
+
+/// The cut-over; `None` where the CPU cannot store to the GPU's memory.
+fn cut_over(bare: &Bare, allowed: &[Backend]) -> Result<Option<usize>, MeasureError> {
+    let largest = STORES[STORES.len() - 1];
+    let Ok(mapped) = Mapped::new(bare.device(), largest, Writer::Cpu, allowed) else {
+        return Ok(None);
+    };
+    let from = vec![0x5a; largest];
+    let mut pairs = Vec::with_capacity(STORES.len());
+    for bytes in STORES {
+        let (mut stores, mut copies) = (Vec::new(), Vec::new());
+        let begun = Instant::now();
+        while stores.len() < PAIRS && (stores.is_empty() || begun.elapsed() < LIMIT / 4) {
+            let start = Instant::now();
+            mapped.copy_to(0, &from[..bytes])?;
+            let stored = Instant::now();
+            bare.begin(0, bytes)?;
+            bare.finish()?;
+            stores.push(stored - start);
+            copies.push(stored.elapsed());
+        }
+        stores.sort_unstable();
+        copies.sort_unstable();
+        let (store, copy) = (stores[stores.len() / 2], copies[copies.len() / 2]);
+        pairs.push(Pair { bytes, store, copy });
+    }
+    Ok(Some(crossing(&pairs)))
+}
+
+/// Measures both directions of a GPU, and where the CPU can store to its memory, up to which size that is faster.
+/// Takes 130 MiB of memory meanwhile, half of it the GPU's.
 pub fn measure(device: &'static Device) -> Result<Profile, MeasureError> {
+    measure_with(device, &Backend::ALL)
+}
+
+/// The same with mappings made by the `allowed` backends alone.
+pub fn measure_with(device: &'static Device, allowed: &[Backend]) -> Result<Profile, MeasureError> {
     let mut bare = Bare::new(device, Direction::In, LARGEST, false)?;
     let inward = rates(&bare)?;
+    let cut_over = cut_over(&bare, allowed)?;
     bare.turn(Direction::Out);
     let outward = rates(&bare)?;
-    Ok(Profile { inward, outward })
+    Ok(Profile {
+        inward,
+        outward,
+        cut_over,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Stores and copies that take so many nanoseconds, from 4 KiB on.
+    fn pairs(times: &[(u64, u64)]) -> Vec<Pair> {
+        let pairs = STORES.iter().zip(times);
+        let pairs = pairs.map(|(bytes, (store, copy))| Pair {
+            bytes: *bytes,
+            store: Duration::from_nanos(*store),
+            copy: Duration::from_nanos(*copy),
+        });
+        pairs.collect()
+    }
+
+    #[test]
+    fn the_cut_over_lies_between_the_last_gain_and_the_first_loss() {
+        assert_eq!(crossing(&pairs(&[(400, 7000), (1000, 7000)])), 8 << 10);
+        assert_eq!(crossing(&pairs(&[(8000, 7000), (9000, 7000)])), 0);
+        assert_eq!(crossing(&[]), 0);
+        // As much gained at 8 KiB as is lost at 16 KiB, and then three times as much.
+        let halfway = pairs(&[(1, 5), (3, 4), (5, 4), (9, 4)]);
+        assert_eq!(crossing(&halfway), 12 << 10);
+        assert_eq!(crossing(&pairs(&[(1, 5), (1, 4), (7, 4)])), 12 << 10);
+        assert_eq!(crossing(&pairs(&[(1, 5), (3, 4), (7, 4)])), 8 << 10);
+        // One that was disturbed among many does not count.
+        assert_eq!(crossing(&pairs(&[(9, 5), (3, 4), (5, 4)])), 12 << 10);
+    }
 
     #[test]
     fn a_figure_is_bounded_by_volume_and_by_time_and_has_copies_enough() {

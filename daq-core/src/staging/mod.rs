@@ -9,6 +9,10 @@
 //! behind them (with two under way only whole chunks follow), so the copies grow by themselves until the bus is full. Lanes take turns, one chunk at most each, so
 //! that none waits longer than the others' chunks take.
 //!
+//! Where the CPU can store to the target ring, small bursts go without the copy engine: a lane that has nothing under
+//! way stores them itself up to the measured *cut-over*, and publishes them at once. A [`Carrier`] is such a lane
+//! without a thread, for one that needs its frames without a hand-over.
+//!
 //! # Guarantees
 //! - A frame is published in the target once its bytes and record are there, in the source's order, each once.
 //! - A slot of the source is freed once its copy is done.
@@ -17,15 +21,24 @@
 //! - After the start no call here allocates or locks; the driver's own calls may.
 
 mod bare;
+mod carrier;
+mod error;
+mod far;
 mod lane;
 mod measure;
 mod profile;
+mod rival;
 mod stager;
+mod target;
 #[cfg(test)]
 mod tests;
 
 pub use bare::{BATCH, Bare};
+pub use carrier::Carrier;
+pub use error::StagingError;
+pub use far::tell_if_far;
 pub use lane::Lane;
-pub use measure::{MeasureError, measure};
-pub use profile::{Basis, Profile, Profiles, Rates};
+pub use measure::{MeasureError, measure, measure_with};
+pub use profile::{Basis, Profile, Profiles, Rates, USUAL_CUT_OVER};
+pub use rival::{RawStores, Way};
 pub use stager::{CopyStream, Mover, Stager, Step, Tuning};

@@ -14,6 +14,10 @@ use std::time::Duration;
 const FILE: &str = "staging.json";
 /// Copies in flight together should take this long, so that a thread can sleep meanwhile.
 const SLACK: Duration = Duration::from_micros(400);
+/// Where the copy engine overtakes stores of the CPU on most machines; nobody measured it on one without a mapping.
+pub const USUAL_CUT_OVER: usize = 128 << 10;
+/// More than that it is on none.
+const MOST_CUT_OVER: usize = 1 << 30;
 /// The most copies in flight that are worth their bookkeeping.
 const MOST_DEPTH: usize = 8;
 
@@ -29,7 +33,8 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// The smallest copies that come within 1.5 % of the fastest, and as many in flight as keep the device busy.
+    /// The smallest copies that come within 1.5 % of the fastest, and as many in flight as keep the device busy; the
+    /// CPU stores nothing.
     ///
     /// ```
     /// use daq_core::staging::Rates;
@@ -72,6 +77,7 @@ impl Rates {
             depth: depth.unwrap_or(fits).max(1),
             rate,
             overhead: Duration::from_nanos(self.latency_ns / 4),
+            cut_over: 0,
         }
     }
 
@@ -106,6 +112,10 @@ pub struct Profile {
     /// From the GPU to host memory.
     #[serde(rename = "out")]
     pub outward: Rates,
+    /// Bytes from which on the copy engine is faster than stores of the CPU to the GPU's memory, 0 where it always is;
+    /// `None` where the CPU could not store to it when it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut_over: Option<usize>,
 }
 
 impl Profile {
@@ -119,7 +129,14 @@ impl Profile {
         Self {
             inward: rates.clone(),
             outward: rates,
+            cut_over: None,
         }
+    }
+
+    /// Bursts of at most so many bytes are stored by the CPU where it can store to a ring: what was measured, else what
+    /// is [usual](USUAL_CUT_OVER).
+    pub fn cut_over(&self) -> usize {
+        self.cut_over.unwrap_or(USUAL_CUT_OVER)
     }
 
     /// How to copy that way.
@@ -134,15 +151,18 @@ impl Profile {
         chunk: Option<usize>,
         depth: Option<usize>,
     ) -> Tuning {
-        let rates = match direction {
-            Direction::In => &self.inward,
-            Direction::Out => &self.outward,
-        };
-        rates.tuning_for(chunk, depth)
+        match direction {
+            Direction::In => Tuning {
+                cut_over: self.cut_over(),
+                ..self.inward.tuning_for(chunk, depth)
+            },
+            Direction::Out => self.outward.tuning_for(chunk, depth),
+        }
     }
 
     fn is_possible(&self) -> bool {
-        self.inward.is_possible() && self.outward.is_possible()
+        let has_cut_over = self.cut_over.is_none_or(|bytes| bytes <= MOST_CUT_OVER);
+        self.inward.is_possible() && self.outward.is_possible() && has_cut_over
     }
 }
 
@@ -253,7 +273,28 @@ mod tests {
         Profile {
             inward: rates.clone(),
             outward: rates,
+            cut_over: Some(96 << 10),
         }
+    }
+
+    #[test]
+    fn a_profile_of_an_older_version_has_the_usual_cut_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let rates =
+            "{\"bytes_per_second\": 5e10, \"latency_ns\": 7000, \"by_size\": [[4194304, 5e10]]}";
+        let text = format!("{{\"gpus\": {{\"GPU-1|\": {{\"in\": {rates}, \"out\": {rates}}}}}}}");
+        std::fs::write(directory.path().join(FILE), text).unwrap();
+        let kept = Profiles::load(directory.path());
+        let profile = kept.get("GPU-1|").unwrap();
+        assert_eq!(profile.cut_over, None);
+        assert_eq!(profile.tuning(Direction::In).cut_over, USUAL_CUT_OVER);
+        assert_eq!(profile.tuning(Direction::Out).cut_over, 0);
+    }
+
+    #[test]
+    fn a_measured_cut_over_is_for_the_way_in() {
+        assert_eq!(profile().tuning(Direction::In).cut_over, 96 << 10);
+        assert_eq!(profile().tuning(Direction::Out).cut_over, 0);
     }
 
     #[test]
@@ -281,7 +322,8 @@ mod tests {
 
     #[test]
     fn rates_that_cannot_be_are_as_none() {
-        let wrong: [fn(&mut Profile); 5] = [
+        let wrong: [fn(&mut Profile); 6] = [
+            |profile| profile.cut_over = Some(usize::MAX),
             |profile| profile.inward.bytes_per_second = 0.0,
             |profile| profile.outward.bytes_per_second = -1.0,
             |profile| profile.outward.bytes_per_second = f64::NAN,

@@ -1,6 +1,7 @@
 //! The lanes of one GPU and direction, and the thread's steps that serve them.
 
-use super::lane::Lane;
+use super::StagingError;
+use super::lane::{Begun, Lane, Terms};
 use crate::cuda::{CudaError, Device, Rows, Stream};
 use crate::plan::Direction;
 use crate::ring::Completion;
@@ -26,6 +27,8 @@ pub struct Tuning {
     pub rate: f64,
     /// What a copy takes beside its bytes.
     pub overhead: Duration,
+    /// Bursts of at most so many bytes are stored by the CPU, where it can store to the target; 0: none.
+    pub cut_over: usize,
 }
 
 /// What moves bytes between host memory and a GPU, in order.
@@ -155,6 +158,8 @@ pub struct Stager {
     turn: usize,
     /// Since when copies have been under way without a pause, and the bytes of those that were begun since.
     streak: Option<(Instant, u64)>,
+    /// Whether any lane's frames may be stored by the CPU.
+    stores: bool,
 }
 
 impl Stager {
@@ -168,16 +173,27 @@ impl Stager {
             bell,
             turn: 0,
             streak: None,
+            stores: false,
         }
     }
 
     /// Adds a lane.
     pub fn add(&mut self, lane: Lane) {
+        self.stores |= lane.target().is_some() && self.tuning.cut_over > 0;
         self.lanes.push(lane);
     }
 
+    /// A word in the log if the CPU will store to a GPU that hangs on another node than the calling thread's core; for
+    /// the thread that will call [`step`](Self::step), `remedy` says how its core is chosen.
+    pub fn tell_if_far(&self, remedy: &str) {
+        let target = self.lanes.iter().find_map(Lane::target);
+        if let Some(target) = target.filter(|_| self.stores) {
+            target.tell_if_far(remedy);
+        }
+    }
+
     /// Publishes what is done and begins what can be begun; never waits.
-    pub fn step(&mut self) -> Result<Step, CudaError> {
+    pub fn step(&mut self) -> Result<Step, StagingError> {
         let mut ended = 0;
         let mut failure = None;
         for lane in &mut self.lanes {
@@ -187,7 +203,7 @@ impl Stager {
             }
         }
         if let Some(error) = failure {
-            return Err(error);
+            return Err(error.into());
         }
         self.ended(ended);
         if ended > 0 || self.expected.is_empty() {
@@ -201,18 +217,23 @@ impl Stager {
             }
         }
         let mut begun = 0;
-        // A lane that has nothing passes its turn; once all have in a row there is nothing.
+        // A lane that has nothing passes its turn, as one does whose frames were stored: a source that keeps up with
+        // the CPU must not keep it here. Once all have in a row, the copies under way are looked at again.
         let mut passed = 0;
-        while passed < self.lanes.len() && self.has_room() {
+        while passed < self.lanes.len() && (self.stores || self.has_room()) {
             let turn = self.turn;
             self.turn = (turn + 1) % self.lanes.len();
-            let enough = self.expected.len() >= ENOUGH;
-            match self.lanes[turn].begin(&mut *self.mover, enough)? {
+            let terms = self.terms();
+            match self.lanes[turn].begin(&mut *self.mover, terms)? {
                 None => passed += 1,
-                Some(copy) => {
+                Some(Begun::Stored) => {
+                    passed += 1;
+                    begun += 1;
+                }
+                Some(Begun::Copy(bytes)) => {
                     passed = 0;
                     begun += 1;
-                    self.expect(copy.bytes);
+                    self.expect(bytes);
                 }
             }
         }
@@ -221,6 +242,14 @@ impl Stager {
         } else {
             Step::Idle
         })
+    }
+
+    fn terms(&self) -> Terms {
+        Terms {
+            has_room: self.has_room(),
+            enough: self.expected.len() >= ENOUGH,
+            cut_over: self.tuning.cut_over,
+        }
     }
 
     fn has_room(&self) -> bool {
@@ -259,33 +288,31 @@ impl Stager {
         }
     }
 
+    /// Whether any lane's turn would come to something.
+    fn is_ready(&self) -> bool {
+        let terms = self.terms();
+        self.lanes.iter().any(|lane| lane.is_ready(terms))
+    }
+
     /// Waits until there is something to do, or about `limit` has passed.
     ///
     /// With [`Wait::Adaptive`] the thread sleeps through most of the copies under way: it wakes when one is left that
-    /// keeps the stream busy meanwhile.
+    /// keeps the stream busy meanwhile, or when there are frames for the CPU to store.
     pub fn wait(&self, policy: Wait, limit: Duration) {
         let done = || self.lanes.iter().any(Lane::is_oldest_done);
         if self.expected.is_empty() {
-            let ready = || {
-                self.lanes
-                    .iter()
-                    .any(|lane| lane.is_ready(false) || lane.is_over())
-            };
+            let ready = || self.is_ready() || self.lanes.iter().any(Lane::is_over);
             self.bell.wait(policy, limit, ready);
             return;
         }
         if policy == Wait::Busy {
-            let enough = self.expected.len() >= ENOUGH;
-            let ready = || {
-                done() || (self.has_room() && self.lanes.iter().any(|lane| lane.is_ready(enough)))
-            };
-            self.bell.wait(policy, limit, ready);
+            self.bell.wait(policy, limit, || done() || self.is_ready());
             return;
         }
         let now = Instant::now();
         if self.expected.len() < ENOUGH && self.has_room() {
             // New frames ring; the end of a copy does not, but when it comes is known about.
-            let mut ready = || done() || self.lanes.iter().any(|lane| lane.is_ready(false));
+            let mut ready = || done() || self.is_ready();
             let first = self.expected.front().map_or(now, |copy| copy.at);
             let nap = first.saturating_duration_since(now);
             if nap > NAP {
@@ -296,11 +323,25 @@ impl Stager {
             }
             return;
         }
-        // Nothing need be begun before a copy ends, whatever rings.
+        // Nothing need be begun before a copy ends, whatever rings, but for frames that the CPU stores.
         let at = self.expected.len().saturating_sub(2);
         let until = self.expected.get(at).map_or(now, |copy| copy.at);
         let nap = until.saturating_duration_since(now);
-        if nap > NAP {
+        let may_store = |lane: &Lane| lane.may_store(self.tuning.cut_over);
+        if self.stores && self.lanes.iter().any(may_store) {
+            let terms = Terms {
+                has_room: false,
+                ..self.terms()
+            };
+            let ready = || self.lanes.iter().any(|lane| lane.is_ready(terms));
+            if nap > NAP {
+                let limit = nap.saturating_sub(EARLY).min(limit);
+                self.bell.wait(Wait::Event, limit, ready);
+            } else {
+                let ready = || done() || ready();
+                self.bell.wait_looking(policy, NAP, limit, ready);
+            }
+        } else if nap > NAP {
             std::thread::sleep(nap.saturating_sub(EARLY).min(limit));
         } else {
             Bell::default().wait_looking(policy, NAP, limit, done);

@@ -1,14 +1,19 @@
+use super::target::Target;
 use super::*;
 use crate::cuda::{CudaError, Rows};
 use crate::frame::{Flags, FrameMeta};
 use crate::ledger::{CopyLedger, ReaderLedger, RingLedger};
+use crate::mapped::MappedError;
 use crate::region::{HostOptions, Placement, Region};
 use crate::ring::{Completion, Event, Producer, Reader, Ring, RingOptions};
 use crate::wait::{Bell, Wait};
 use proptest::prelude::*;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+mod stores;
 
 const SLOT: usize = 192;
 const PENDING: u32 = 0;
@@ -125,8 +130,62 @@ impl Mover for Device {
     fn give_up(&mut self) {}
 }
 
+/// Memory of a ring that the CPU stores to, and what was stored: offsets and bytes.
+#[derive(Clone, Debug)]
+pub(super) struct Memory {
+    base: NonNull<u8>,
+    bytes: usize,
+    stored: Arc<Mutex<Vec<(usize, usize)>>>,
+    lost: Arc<AtomicBool>,
+}
+
+// SAFETY: the memory is written by the lane that holds this, and looked at where its frames are leased.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn of(ring: &Ring) -> Self {
+        Self {
+            base: ring.region().address(),
+            bytes: ring.region().bytes(),
+            stored: Arc::default(),
+            lost: Arc::default(),
+        }
+    }
+
+    pub(super) fn copy(&self, offset: usize, from: &[u8]) -> Result<(), MappedError> {
+        if self.lost.load(Ordering::Relaxed) {
+            return Err(lost());
+        }
+        assert!(offset + from.len() <= self.bytes, "stored outside");
+        self.stored.lock().unwrap().push((offset, from.len()));
+        // SAFETY: inside of the region, which the lane's ring keeps; the slots are reserved.
+        unsafe {
+            let to = self.base.add(offset).as_ptr();
+            to.copy_from_nonoverlapping(from.as_ptr(), from.len());
+        }
+        Ok(())
+    }
+
+    fn stored(&self) -> Vec<(usize, usize)> {
+        std::mem::take(&mut self.stored.lock().unwrap())
+    }
+}
+
+fn lost() -> MappedError {
+    MappedError::Outside {
+        offset: 0,
+        bytes: 0,
+        have: 0,
+    }
+}
+
 fn tuning(chunk: usize, depth: usize) -> Tuning {
+    storing(chunk, depth, 0)
+}
+
+fn storing(chunk: usize, depth: usize, cut_over: usize) -> Tuning {
     Tuning {
+        cut_over,
         chunk,
         depth,
         rate: 1e9,
@@ -155,6 +214,8 @@ struct Ends {
     ledger: CopyLedger,
     /// What the reader of the source tells.
     read: ReaderLedger,
+    /// The target's memory, as the CPU stores to it where it may.
+    memory: Memory,
     made: u64,
     seen: u64,
 }
@@ -184,8 +245,11 @@ impl Ends {
         let (ledger, read) = (CopyLedger::default(), ReaderLedger::default());
         let reader = target.attach(true, 1, ReaderLedger::default()).unwrap();
         let copied = from.attach(true, 1, read.clone()).unwrap();
-        stager.add(Lane::new(copied, producer, ledger.clone(), chunk));
+        let memory = Memory::of(&target);
+        let lane = Lane::new(copied, producer, ledger.clone(), chunk);
+        stager.add(lane.storing_to(Target::Pretended(memory.clone())));
         Self {
+            memory,
             source,
             target,
             reader,
@@ -240,11 +304,12 @@ proptest! {
         slots in (2_usize..9, 2_usize..9),
         chunk in 1_usize..5,
         depth in 1_usize..4,
+        cut_over in prop::sample::select(vec![0, 1, SLOT, 2 * SLOT, usize::MAX]),
         script in prop::collection::vec((0_usize..6, 0_u8..4), 1..80),
     ) {
         let bell = Arc::new(Bell::default());
         let device = Device::default();
-        let mut stager = Stager::new(Box::new(device.clone()), tuning(chunk * SLOT, depth), bell.clone());
+        let mut stager = Stager::new(Box::new(device.clone()), storing(chunk * SLOT, depth, cut_over), bell.clone());
         let mut ends = Ends::new(slots, chunk * SLOT, &mut stager, &bell);
         for (count, what) in script {
             match what {
@@ -257,9 +322,9 @@ proptest! {
             ends.balances();
         }
         // What is left comes through once all do their part, and then the target closes.
-        let Ends { source, reader, seen, made, ledger, target, read } = ends;
+        let Ends { source, reader, seen, made, ledger, target, read, memory } = ends;
         drop(source);
-        let mut rest = Ends { source: ring("none", 2, Placement::Host, &bell).1, reader, seen, made, ledger, target, read };
+        let mut rest = Ends { source: ring("none", 2, Placement::Host, &bell).1, reader, seen, made, ledger, target, read, memory };
         while stager.step().unwrap() != Step::Finished {
             device.finish(DONE);
             rest.take(usize::MAX);
@@ -269,6 +334,13 @@ proptest! {
         prop_assert!(rest.reader.is_finished());
         prop_assert_eq!(rest.read.read.get(), rest.made);
         prop_assert_eq!(rest.ledger.taken.get(), rest.made);
+        let stored = rest.ledger.stored.get();
+        prop_assert!(stored <= rest.made);
+        match cut_over {
+            0 => prop_assert_eq!(stored, 0),
+            usize::MAX => prop_assert_eq!(stored, rest.made),
+            _ => {}
+        }
     }
 }
 
@@ -386,7 +458,7 @@ fn what_ends_behind_a_failed_copy_is_not_published_in_its_place() {
     stager.step().unwrap();
     assert_eq!(device.in_flight(), 3);
     device.finish(FAILED);
-    assert_eq!(stager.step(), Err(fault()));
+    assert_eq!(stager.step(), Err(fault().into()));
     device.finish(DONE);
     device.finish(DONE);
     stager.discard();
@@ -427,7 +499,7 @@ fn a_failing_device_loses_what_was_under_way_and_nothing_is_published() {
         } else {
             device.finish(FAILED);
         }
-        assert_eq!(stager.step(), Err(fault()));
+        assert_eq!(stager.step(), Err(fault().into()));
         // Of those under way one was refused or had failed; the others end as they end.
         while device.finish(FAILED) {}
         ends.make(3);

@@ -39,16 +39,6 @@ impl Width {
     /// All of them, the narrowest first.
     pub const ALL: [Self; 4] = [Self::Plain, Self::Sse2, Self::Avx2, Self::Avx512];
 
-    /// The name in tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Plain => "plain",
-            Self::Sse2 => "SSE2",
-            Self::Avx2 => "AVX2",
-            Self::Avx512 => "AVX-512",
-        }
-    }
-
     /// Whether this processor has it.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     pub fn is_here(self) -> bool {
@@ -224,7 +214,8 @@ mod x86 {
             /// As for [`super::copy_to`], and this processor has the features.
             #[target_feature(enable = $features)]
             pub unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
-                const PARTS: usize = LINE / size_of::<$width>();
+                const STEP: usize = size_of::<$width>();
+                const PARTS: usize = LINE / STEP;
                 /// Lines a round.
                 const LINES: usize = 4;
 
@@ -245,13 +236,12 @@ mod x86 {
                                 _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                             }
                         }
-                        let (from, to) = (from.cast::<$width>(), to.cast::<$width>());
                         for line in 0..LINES {
-                            let first = line * PARTS;
+                            let at = |part| line * LINE + part * STEP;
                             let parts: [$width; PARTS] =
-                                std::array::from_fn(|part| $load(from.add(first + part).cast()));
+                                std::array::from_fn(|part| $load(from.add(at(part)).cast()));
                             for (part, value) in parts.into_iter().enumerate() {
-                                $stream(to.add(first + part).cast(), value);
+                                $stream(to.add(at(part)).cast(), value);
                             }
                         }
                     }
@@ -260,10 +250,9 @@ mod x86 {
                 while bytes - done >= LINE {
                     // SAFETY: as above, one line.
                     unsafe {
-                        let from = from.add(done).cast::<$width>();
-                        let to = to.add(done).cast::<$width>();
-                        for part in 0..PARTS {
-                            $stream(to.add(part).cast(), $load(from.add(part).cast()));
+                        let (from, to) = (from.add(done), to.add(done));
+                        for at in (0..LINE).step_by(STEP) {
+                            $stream(to.add(at).cast(), $load(from.add(at).cast()));
                         }
                     }
                     done += LINE;

@@ -19,6 +19,11 @@ pub fn wake_on_time() {
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64) };
 }
 
+/// The core that the calling thread runs on now.
+pub fn current_core() -> usize {
+    rustix::thread::sched_getcpu()
+}
+
 /// The cores that the calling thread may run on, ascending.
 pub fn allowed_cores() -> Vec<usize> {
     rustix::thread::sched_getaffinity(None)

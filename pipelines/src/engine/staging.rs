@@ -1,8 +1,7 @@
 //! A staging thread: the copies of one GPU and direction.
 
 use super::{Control, FailureKind, PATIENCE, Progress, Pulse, kernel};
-use daq_core::cuda::CudaError;
-use daq_core::staging::{Stager, Step};
+use daq_core::staging::{Stager, StagingError, Step};
 use daq_core::wait::Wait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,6 +44,7 @@ impl Runner {
     pub(super) fn run(mut self, pulse: &Pulse) {
         // Sleeps end when they should, not up to 50 us later.
         daq_core::thread::wake_on_time();
+        self.stager.tell_if_far("[staging] cores");
         let mut hang = Hang::default();
         match self.work(pulse, &mut hang) {
             Ok(true) => return,
@@ -71,7 +71,7 @@ impl Runner {
     }
 
     /// Copies until all sources are at their end; false where the device hangs.
-    fn work(&mut self, pulse: &Pulse, hang: &mut Hang) -> Result<bool, CudaError> {
+    fn work(&mut self, pulse: &Pulse, hang: &mut Hang) -> Result<bool, StagingError> {
         let mut progress = Progress::new();
         loop {
             let step = self.stager.step()?;

@@ -39,26 +39,28 @@ impl Drop for Guarded {
     }
 }
 
+/// A way to copy and its name.
+type Named = (String, Box<dyn Fn(*mut u8, *const u8, usize)>);
 type Copy = unsafe fn(*mut u8, *const u8, usize);
 
 /// All ways to copy that this machine has.
-fn ways() -> Vec<(&'static str, Box<dyn Fn(*mut u8, *const u8, usize)>)> {
-    let mut ways: Vec<(&'static str, Box<dyn Fn(*mut u8, *const u8, usize)>)> = Vec::new();
+fn ways() -> Vec<Named> {
+    let mut ways: Vec<Named> = Vec::new();
     for width in Width::ALL {
         if width.is_here() {
             let by = move |to, from, bytes| {
                 // SAFETY: the tests' ranges are inside of two mappings; the width is here.
                 unsafe { copy_to_with(width, to, from, bytes) };
             };
-            ways.push((width.name(), Box::new(by)));
+            ways.push((format!("{width:?}"), Box::new(by)));
         } else {
-            eprintln!("skipped: this processor has no {}", width.name());
+            eprintln!("skipped: this processor has no {width:?}");
         }
     }
-    let mut add = |name, copy: Copy| {
+    let mut add = |name: &str, copy: Copy| {
         // SAFETY: the tests' ranges are inside of two mappings.
         let by = move |to, from, bytes| unsafe { copy(to, from, bytes) };
-        ways.push((name, Box::new(by)));
+        ways.push((name.to_owned(), Box::new(by)));
     };
     add("to", |to, from, bytes| {
         // SAFETY: forwarded.
@@ -89,13 +91,7 @@ impl Pair {
     }
 
     /// Copies, and compares the copy and the bands about it; the guards stop what goes further.
-    fn check(
-        &mut self,
-        (name, copy): &(&str, Box<dyn Fn(*mut u8, *const u8, usize)>),
-        to: usize,
-        from: usize,
-        bytes: usize,
-    ) {
+    fn check(&mut self, (name, copy): &Named, to: usize, from: usize, bytes: usize) {
         let source = &self.from.bytes()[from..from + bytes];
         let target = self.to.bytes();
         copy(target[to..to + bytes].as_mut_ptr(), source.as_ptr(), bytes);

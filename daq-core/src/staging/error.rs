@@ -1,0 +1,15 @@
+//! Why copies stop.
+
+use crate::cuda::CudaError;
+use crate::mapped::MappedError;
+
+/// Why a GPU takes no more copies, or gives none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StagingError {
+    /// The driver says so.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// The CPU cannot store to its memory any more.
+    #[error(transparent)]
+    Mapped(#[from] MappedError),
+}

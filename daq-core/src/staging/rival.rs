@@ -1,0 +1,139 @@
+//! Stores to a mapping by chosen means, to measure the product's own beside others.
+
+use crate::mapped::{Mapped, MappedError};
+use crate::sys::store::Width;
+use crate::sys::{rival, store};
+
+/// By what bytes are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The C library's copy.
+    Memcpy,
+    /// A plain loop of streaming stores of 32 bytes.
+    Avx2,
+    /// The same of 64 bytes.
+    Avx512,
+    /// Direct stores of lines (MOVDIR64B).
+    Direct,
+    /// The product's copy, with streaming stores of 16 bytes.
+    Own16,
+    /// The same of 32 bytes.
+    Own32,
+    /// The same of 64 bytes.
+    Own64,
+}
+
+impl Way {
+    /// All of them, rivals first.
+    pub const ALL: [Self; 7] = [
+        Self::Memcpy,
+        Self::Avx2,
+        Self::Avx512,
+        Self::Direct,
+        Self::Own16,
+        Self::Own32,
+        Self::Own64,
+    ];
+
+    /// The name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Memcpy => "memcpy",
+            Self::Avx2 => "AVX2",
+            Self::Avx512 => "AVX-512",
+            Self::Direct => "MOVDIR64B",
+            Self::Own16 => "daq by 16",
+            Self::Own32 => "daq by 32",
+            Self::Own64 => "daq by 64",
+        }
+    }
+
+    const fn width(self) -> Option<Width> {
+        match self {
+            Self::Own16 => Some(Width::Sse2),
+            Self::Own32 => Some(Width::Avx2),
+            Self::Own64 => Some(Width::Avx512),
+            _ => None,
+        }
+    }
+
+    /// Whether this processor has what it needs.
+    pub fn is_here(self) -> bool {
+        match self {
+            Self::Memcpy => true,
+            Self::Avx2 => Width::Avx2.is_here(),
+            Self::Avx512 => Width::Avx512.is_here(),
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Self::Direct => rival::has_direct(),
+            #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+            Self::Direct => false,
+            own => own.width().is_some_and(Width::is_here),
+        }
+    }
+
+    /// Copies `bytes` bytes, which have left the CPU after a fence.
+    ///
+    /// # Safety
+    /// `from` is valid for reads and `to` for writes of `bytes` bytes, they do not overlap, and this processor
+    /// [has](Self::is_here) what the way needs.
+    pub(crate) unsafe fn store(self, to: *mut u8, from: *const u8, bytes: usize) {
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            match self {
+                #[cfg(all(target_arch = "x86_64", not(miri)))]
+                Self::Avx2 => rival::by_32(to, from, bytes),
+                #[cfg(all(target_arch = "x86_64", not(miri)))]
+                Self::Avx512 => rival::by_64(to, from, bytes),
+                #[cfg(all(target_arch = "x86_64", not(miri)))]
+                Self::Direct => rival::direct(to, from, bytes),
+                way => match way.width() {
+                    Some(width) => store::copy_to_with(width, to, from, bytes),
+                    None => rival::plain(to, from, bytes),
+                },
+            }
+        }
+    }
+}
+
+/// Stores to and loads from a mapping by chosen means; what they write is of no use to anyone.
+#[derive(Debug)]
+pub struct RawStores<'a> {
+    mapped: &'a Mapped,
+}
+
+impl<'a> RawStores<'a> {
+    /// Stores to `mapped`, which can be used now.
+    pub fn new(mapped: &'a Mapped) -> Result<Self, MappedError> {
+        mapped.check()?;
+        Ok(Self { mapped })
+    }
+
+    /// Stores `from` at `offset` and waits until it has left the CPU.
+    ///
+    /// # Panics
+    /// If the bytes are not inside of the mapping, or the processor lacks what the way needs.
+    pub fn store(&self, way: Way, offset: usize, from: &[u8]) {
+        assert!(way.is_here(), "this processor has no {}", way.name());
+        let to = self.at(offset, from.len());
+        // SAFETY: inside of the mapping, to which no reference is made, as just checked; so is the processor.
+        unsafe { way.store(to, from.as_ptr(), from.len()) };
+        store::fence();
+    }
+
+    /// Loads from `offset` on by the C library's copy.
+    ///
+    /// # Panics
+    /// If the bytes are not inside of the mapping.
+    pub fn load(&self, offset: usize, to: &mut [u8]) {
+        let from = self.at(offset, to.len());
+        // SAFETY: inside of the mapping, as just checked.
+        unsafe { rival::plain(to.as_mut_ptr(), from, to.len()) };
+    }
+
+    fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
+        let have = self.mapped.bytes();
+        let fits = offset.checked_add(bytes).is_some_and(|end| end <= have);
+        assert!(fits, "{bytes} bytes at {offset} of {have}");
+        self.mapped.pointer().as_ptr().wrapping_add(offset)
+    }
+}

@@ -1,0 +1,126 @@
+//! Frames that the CPU stores to a ring on a GPU, without the copy engine.
+
+use crate::ledger::CopyLedger;
+use crate::mapped::{Mapped, MappedError};
+use crate::region::Placement;
+use crate::ring::{Lease, Producer, Reader, Slice};
+use std::sync::Arc;
+
+/// Bytes that leave the CPU together: a frame's last line goes whole, for a part of a line is slower than all of it.
+const LINE: usize = 64;
+
+/// A ring's memory on a GPU, as the CPU stores to it.
+#[derive(Debug)]
+pub(super) enum Target {
+    Mapped(Arc<Mapped>),
+    /// Host memory that stands for it.
+    #[cfg(test)]
+    Pretended(super::tests::Memory),
+}
+
+impl Target {
+    /// The memory below `producer`'s ring; `None` where the CPU cannot store to it or not read `reader`'s frames.
+    pub(super) fn of(reader: &Reader, producer: &Producer) -> Option<Self> {
+        let is_readable = reader.region().placement() == Placement::Host;
+        let mapping = producer.region().mapping();
+        mapping
+            .filter(|_| is_readable)
+            .map(|mapping| Self::Mapped(mapping.clone()))
+    }
+
+    /// A word in the log if the calling thread's core is far from the GPU, as in [`super::tell_if_far`].
+    pub(super) fn tell_if_far(&self, remedy: &str) {
+        match self {
+            Self::Mapped(mapped) => super::tell_if_far(mapped.device(), remedy),
+            #[cfg(test)]
+            Self::Pretended(_) => {}
+        }
+    }
+
+    /// Stores the frames of `lease` to the slots `to`, waits until they have left the CPU, and says how many bytes
+    /// that were.
+    fn store(&self, lease: &Lease<'_>, to: Slice) -> Result<u64, MappedError> {
+        let Some(from) = lease.slice() else {
+            unreachable!("the reader of a lane leases slots, not copies");
+        };
+        match self {
+            Self::Mapped(mapped) => {
+                let mut stores = mapped.stores()?;
+                each_stretch(lease, from, to, |offset, bytes| stores.copy(offset, bytes))
+            }
+            #[cfg(test)]
+            Self::Pretended(memory) => {
+                each_stretch(lease, from, to, |offset, bytes| memory.copy(offset, bytes))
+            }
+        }
+    }
+}
+
+/// Stores `lease` to the first of `producer`'s free slots, of which there are enough and of which none is finished
+/// before them, and publishes it.
+///
+/// # Errors
+/// Why the memory cannot be used any more; the frames are counted as failed and none is published.
+pub(super) fn store(
+    target: &Target,
+    lease: Lease<'_>,
+    producer: &mut Producer,
+    ledger: &CopyLedger,
+) -> Result<(), MappedError> {
+    let len = lease.len();
+    let frames = len as u64;
+    ledger.taken.add(frames);
+    let mut slots = producer.reserve(len);
+    let bytes = target.store(&lease, slots.slice()).inspect_err(|_| {
+        ledger.failed.add(frames);
+    })?;
+    slots.finish_as(&lease, len);
+    slots.publish();
+    drop(lease);
+    ledger.frames.add(frames);
+    ledger.stored.add(frames);
+    ledger.tell_copy(bytes);
+    Ok(())
+}
+
+/// Gives `put` the payload of the frames of `lease`, each stretch with its offset in the target, and says how many
+/// bytes that are. Frames that reach up to the next one's slot go together with it; others by their lengths.
+fn each_stretch(
+    lease: &Lease<'_>,
+    from: Slice,
+    to: Slice,
+    mut put: impl FnMut(usize, &[u8]) -> Result<(), MappedError>,
+) -> Result<u64, MappedError> {
+    let mut lengths = lease.lengths();
+    let (mut done, mut total) = (0, 0);
+    while done < lease.len() {
+        let (source, target) = (from.after(done), to.after(done));
+        let count = source.contiguous().min(target.contiguous());
+        let address = usize::try_from(source.address(0)).unwrap_or(usize::MAX);
+        let address = std::ptr::with_exposed_provenance::<u8>(address);
+        let offset = target.first * target.stride;
+        let mut send = |begin: usize, bytes: usize| {
+            if bytes == 0 {
+                return Ok(());
+            }
+            total += bytes as u64;
+            // SAFETY: the lease's slots lie side by side from `address` on, in host memory that was zeroed when it was
+            // made and lives as long as the reader; the stretch ends before the end of the last of them, as lines
+            // divide a slot's stride. Nobody writes leased slots, and what lies between frames never.
+            let bytes = unsafe { std::slice::from_raw_parts(address.add(begin), bytes) };
+            put(offset + begin, bytes)
+        };
+        let (mut begin, mut bytes) = (0, 0);
+        for (i, length) in (1..).zip(lengths.by_ref().take(count)) {
+            let lines = length.next_multiple_of(LINE);
+            bytes += lines;
+            if lines < source.stride {
+                send(begin, bytes)?;
+                (begin, bytes) = (i * source.stride, 0);
+            }
+        }
+        send(begin, bytes)?;
+        done += count;
+    }
+    Ok(total)
+}

@@ -1,0 +1,273 @@
+//! Frames that the CPU stores, by themselves and beside copies.
+
+use super::*;
+
+/// The bytes that a store of frame `n` takes: whole lines.
+fn lines(n: u64) -> usize {
+    content(n).len().next_multiple_of(64)
+}
+
+fn stager(device: &Device, depth: usize, cut_over: usize) -> (Stager, Arc<Bell>) {
+    let bell = Arc::new(Bell::default());
+    let tuning = storing(1 << 20, depth, cut_over);
+    let stager = Stager::new(Box::new(device.clone()), tuning, bell.clone());
+    (stager, bell)
+}
+
+#[test]
+fn a_small_burst_is_published_at_once_and_a_large_one_copied() {
+    let device = Device::default();
+    let (mut stager, bell) = stager(&device, 2, 3 * SLOT);
+    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &bell);
+    ends.make(3);
+    assert_eq!(stager.step(), Ok(Step::Busy));
+    assert_eq!((ends.target.published(), device.in_flight()), (3, 0));
+    assert_eq!((ends.ledger.stored.get(), ends.ledger.copies.get()), (3, 1));
+    // More bytes than that, whatever their slots would hold.
+    let bytes: usize = (3..13).map(|n| content(n).len()).sum();
+    assert!(bytes > 3 * SLOT);
+    ends.make(10);
+    stager.step().unwrap();
+    assert_eq!((ends.target.published(), device.in_flight()), (3, 1));
+    // What comes behind it waits for it or goes the same way, but does not overtake it.
+    ends.make(1);
+    stager.step().unwrap();
+    assert_eq!((ends.target.published(), device.in_flight()), (3, 2));
+    device.finish(DONE);
+    ends.make(1);
+    stager.step().unwrap();
+    assert_eq!(ends.target.published(), 13);
+    while device.finish(DONE) {}
+    stager.step().unwrap();
+    while device.finish(DONE) {}
+    stager.step().unwrap();
+    assert_eq!((ends.target.published(), ends.ledger.stored.get()), (15, 3));
+    ends.make(1);
+    stager.step().unwrap();
+    assert_eq!((ends.target.published(), ends.ledger.stored.get()), (16, 4));
+    ends.take(usize::MAX);
+    assert_eq!(ends.seen, 16);
+    ends.balances();
+}
+
+#[test]
+fn short_frames_in_large_slots_count_by_their_bytes() {
+    let device = Device::default();
+    let (mut stager, bell) = stager(&device, 2, SLOT);
+    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &bell);
+    let mut slots = ends.source.reserve(8);
+    for n in 0..8 {
+        slots.finish(FrameMeta::whole(n, 16));
+    }
+    slots.publish();
+    stager.step().unwrap();
+    assert_eq!((ends.ledger.stored.get(), ends.target.published()), (8, 8));
+    let wanted: Vec<_> = (0..8).map(|slot| (slot * SLOT, 64)).collect();
+    assert_eq!(ends.memory.stored(), wanted);
+    assert_eq!(ends.ledger.bytes.get(), 8 * 64);
+}
+
+#[test]
+fn frames_that_fill_their_slots_go_together_and_others_by_their_lengths() {
+    let device = Device::default();
+    let (mut stager, bell) = stager(&device, 1, usize::MAX);
+    let mut ends = Ends::new((32, 32), 1 << 20, &mut stager, &bell);
+    // Lines, not bytes: a slot whose last line is begun is full.
+    let lengths = [SLOT, SLOT - 5, 0, SLOT, 70, 64, SLOT - 63, SLOT];
+    let mut slots = ends.source.reserve(lengths.len());
+    for (n, length) in (0..).zip(lengths) {
+        slots.finish(FrameMeta::whole(n, length));
+    }
+    slots.publish();
+    stager.step().unwrap();
+    let wanted = [
+        (0, 2 * SLOT),
+        (3 * SLOT, SLOT + 128),
+        (5 * SLOT, 64),
+        (6 * SLOT, 2 * SLOT),
+    ];
+    assert_eq!(ends.memory.stored(), wanted);
+    // Around the end of the ring.
+    let mut next = lengths.len() as u64;
+    for _ in 0..5 {
+        ends.reader.poll(usize::MAX);
+        let mut slots = ends.source.reserve(7);
+        while slots.remaining() > 0 {
+            slots.finish(FrameMeta::whole(next, SLOT));
+            next += 1;
+        }
+        slots.publish();
+        stager.step().unwrap();
+    }
+    let last = ends.memory.stored().split_off(3);
+    assert_eq!(
+        last,
+        [(29 * SLOT, 3 * SLOT), (0, 4 * SLOT), (4 * SLOT, 7 * SLOT)]
+    );
+    assert_eq!(ends.ledger.stored.get(), 43);
+}
+
+#[test]
+fn without_a_cut_over_nothing_is_stored_and_with_a_huge_one_nothing_copied() {
+    for (cut_over, stored) in [(0, 0), (usize::MAX, 40)] {
+        let device = Device::default();
+        let (mut stager, bell) = stager(&device, 2, cut_over);
+        let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &bell);
+        for _ in 0..4 {
+            ends.make(10);
+            while stager.step().unwrap() == Step::Busy || device.finish(DONE) {}
+        }
+        assert_eq!(ends.ledger.stored.get(), stored, "cut-over {cut_over}");
+        assert_eq!(ends.ledger.frames.get(), 40);
+        ends.balances();
+    }
+}
+
+#[test]
+fn a_lane_stores_although_others_have_all_copies_under_way() {
+    let device = Device::default();
+    let (mut stager, bell) = stager(&device, 1, 2 * SLOT);
+    let mut lanes: Vec<_> = (0..2)
+        .map(|_| Ends::new((64, 64), 1 << 20, &mut stager, &bell))
+        .collect();
+    lanes[0].make(20);
+    stager.step().unwrap();
+    assert_eq!(device.in_flight(), 1);
+    lanes[1].make(2);
+    stager.wait(Wait::Adaptive, Duration::from_mins(10));
+    assert_eq!(stager.step(), Ok(Step::Busy));
+    assert_eq!((lanes[1].target.published(), device.in_flight()), (2, 1));
+    // Too many to be stored: they wait until a copy can be begun.
+    lanes[1].make(20);
+    assert_eq!(stager.step(), Ok(Step::Idle));
+    device.finish(DONE);
+    stager.step().unwrap();
+    assert_eq!((lanes[1].ledger.taken.get(), device.in_flight()), (18, 1));
+    while device.finish(DONE) {}
+}
+
+#[test]
+fn a_step_ends_although_a_source_keeps_up() {
+    let device = Device::default();
+    let (mut stager, bell) = stager(&device, 4, usize::MAX);
+    let mut ends = Ends::new((64, 64), SLOT, &mut stager, &bell);
+    ends.make(30);
+    // One frame a copy: each step stores one.
+    for done in 1..=30 {
+        assert_eq!(stager.step(), Ok(Step::Busy));
+        assert_eq!(ends.target.published(), done);
+    }
+    assert_eq!(stager.step(), Ok(Step::Idle));
+}
+
+#[test]
+fn memory_that_is_lost_ends_the_lane_and_nothing_of_it_is_published() {
+    let device = Device::default();
+    let (mut stager, bell) = stager(&device, 2, usize::MAX);
+    let mut ends = Ends::new((32, 32), 1 << 20, &mut stager, &bell);
+    ends.make(3);
+    stager.step().unwrap();
+    ends.memory.lost.store(true, Ordering::Relaxed);
+    ends.make(4);
+    assert_eq!(stager.step(), Err(lost().into()));
+    ends.memory.lost.store(false, Ordering::Relaxed);
+    ends.make(2);
+    assert!(!stager.discard(), "the source is not at its end");
+    drop(ends.source);
+    assert!(stager.discard());
+    assert_eq!((ends.target.published(), ends.ledger.frames.get()), (3, 3));
+    assert_eq!((ends.ledger.taken.get(), ends.ledger.failed.get()), (7, 4));
+    assert_eq!(ends.read.read.get() + ends.read.discarded.get(), 9);
+}
+
+/// A carrier between two rings.
+fn carrier(slots: (usize, usize), burst: usize) -> (Carrier, Ends) {
+    let bell = Arc::new(Bell::default());
+    let (from, source) = ring("from", slots.0, Placement::Host, &bell);
+    let (target, producer) = ring("to", slots.1, Placement::Cuda(0), &bell);
+    let (ledger, read) = (CopyLedger::default(), ReaderLedger::default());
+    let reader = target.attach(true, 1, ReaderLedger::default()).unwrap();
+    let copied = from.attach(true, 1, read.clone()).unwrap();
+    let memory = Memory::of(&target);
+    let to = Target::Pretended(memory.clone());
+    let carrier = Carrier::with(copied, producer, ledger.clone(), burst, to);
+    let ends = Ends {
+        memory,
+        source,
+        target,
+        reader,
+        ledger,
+        read,
+        made: 0,
+        seen: 0,
+    };
+    (carrier, ends)
+}
+
+proptest! {
+    #[test]
+    fn what_a_step_carries_is_there_when_it_ends(
+        slots in (2_usize..9, 2_usize..9),
+        burst in 1_usize..6,
+        script in prop::collection::vec((0_usize..6, 0_u8..3), 1..80),
+    ) {
+        let (mut carrier, mut ends) = carrier(slots, burst);
+        for (count, what) in script {
+            match what {
+                0 => ends.make(count),
+                1 => ends.take(count),
+                _ => {
+                    let (before, ready) = (ends.target.published(), carrier.is_ready());
+                    let frames = carrier.step().unwrap();
+                    prop_assert_eq!(frames > 0, ready);
+                    prop_assert!(frames <= burst);
+                    prop_assert_eq!(ends.target.published(), before + frames as u64);
+                }
+            }
+            ends.balances();
+            prop_assert_eq!(ends.ledger.taken.get(), ends.ledger.stored.get());
+        }
+        drop(ends.source);
+        loop {
+            carrier.step().unwrap();
+            while let Some(lease) = ends.reader.poll(usize::MAX) {
+                ends.seen += lease.len() as u64;
+            }
+            if carrier.is_finished() {
+                break;
+            }
+        }
+        prop_assert_eq!((ends.seen, ends.read.read.get()), (ends.made, ends.made));
+        let bytes: usize = (0..ends.made).map(lines).sum();
+        prop_assert_eq!(ends.ledger.bytes.get(), bytes as u64);
+        prop_assert!(!ends.target.is_closed());
+        drop(carrier);
+        prop_assert!(ends.target.is_closed());
+    }
+}
+
+#[test]
+fn a_carrier_whose_memory_is_lost_carries_no_more() {
+    let (mut carrier, mut ends) = carrier((16, 16), 4);
+    ends.make(5);
+    assert_eq!(carrier.step(), Ok(4));
+    ends.memory.lost.store(true, Ordering::Relaxed);
+    assert_eq!(carrier.step(), Err(lost()));
+    ends.memory.lost.store(false, Ordering::Relaxed);
+    ends.make(2);
+    assert!(!carrier.is_ready());
+    assert_eq!(carrier.step(), Ok(0));
+    drop(ends.source);
+    assert!(carrier.discard());
+    assert_eq!((ends.target.published(), ends.ledger.failed.get()), (4, 1));
+    assert_eq!((ends.read.read.get(), ends.read.discarded.get()), (5, 2));
+}
+
+#[test]
+fn rings_on_both_sides_of_which_nothing_is_mapped_have_no_carrier() {
+    let bell = Arc::new(Bell::default());
+    let (from, _source) = ring("from", 4, Placement::Host, &bell);
+    let (_target, producer) = ring("to", 4, Placement::Cuda(0), &bell);
+    let reader = from.attach(true, 1, ReaderLedger::default()).unwrap();
+    assert!(Carrier::new(reader, producer, CopyLedger::default(), 4).is_none());
+}

@@ -1,0 +1,122 @@
+//! Other ways to store to write-combined memory, to measure ours against: plain loops without refinement.
+
+use std::ptr;
+
+/// The ordinary copy.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `bytes` bytes, and they do not overlap.
+pub unsafe fn plain(to: *mut u8, from: *const u8, bytes: usize) {
+    // SAFETY: forwarded to the caller.
+    unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+pub use x86::{by_32, by_64, direct, has_direct};
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod x86 {
+    use std::arch::asm;
+    use std::arch::x86_64::{
+        __cpuid_count, __m256i, __m512i, _mm256_loadu_si256, _mm256_stream_si256,
+        _mm512_loadu_si512, _mm512_stream_si512,
+    };
+    use std::ptr;
+
+    /// Makes a copy that aligns the target, streams by `$width`, and leaves both ends to the ordinary copy.
+    macro_rules! stream {
+        ($name:ident, $features:literal, $width:ty, $load:ident, $stream:ident) => {
+            /// # Safety
+            /// As for [`super::plain`], and this processor has the features.
+            #[target_feature(enable = $features)]
+            pub unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
+                const STEP: usize = size_of::<$width>();
+                let mut done = to.align_offset(STEP).min(bytes);
+                // SAFETY: `done` never passes `bytes`, for which the caller vouches; `to + done` is aligned to a step
+                // in the loop.
+                unsafe {
+                    ptr::copy_nonoverlapping(from, to, done);
+                    while bytes - done >= STEP {
+                        $stream(to.add(done).cast(), $load(from.add(done).cast()));
+                        done += STEP;
+                    }
+                    ptr::copy_nonoverlapping(from.add(done), to.add(done), bytes - done);
+                }
+            }
+        };
+    }
+
+    stream!(
+        by_32,
+        "avx2",
+        __m256i,
+        _mm256_loadu_si256,
+        _mm256_stream_si256
+    );
+    stream!(
+        by_64,
+        "avx512f",
+        __m512i,
+        _mm512_loadu_si512,
+        _mm512_stream_si512
+    );
+
+    /// Whether this processor stores whole lines directly (MOVDIR64B: CPUID leaf 7, ECX bit 28).
+    pub fn has_direct() -> bool {
+        __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).ecx >> 28 & 1 == 1
+    }
+
+    /// Whole lines by direct stores, what lies before and behind them by words and bytes.
+    ///
+    /// # Safety
+    /// As for [`super::plain`], and this processor [has](has_direct) them.
+    pub unsafe fn direct(to: *mut u8, from: *const u8, bytes: usize) {
+        const LINE: usize = 64;
+        const WORD: usize = 8;
+        let mut done = 0;
+        // SAFETY: `done` never passes `bytes`, for which the caller vouches; a direct store needs a target that is
+        // aligned to a line, as `to + done` then is, and a source that need not be.
+        unsafe {
+            while done < bytes {
+                let (to, from) = (to.add(done), from.add(done));
+                let left = bytes - done;
+                done += if left >= LINE && to.addr().is_multiple_of(LINE) {
+                    asm!("movdir64b {to}, [{from}]", to = in(reg) to, from = in(reg) from, options(nostack, preserves_flags));
+                    LINE
+                } else if left >= WORD && to.addr().is_multiple_of(WORD) {
+                    let word: u64 = ptr::read_unaligned(from.cast());
+                    ptr::write_volatile(to.cast(), word);
+                    WORD
+                } else {
+                    to.write_volatile(from.read());
+                    1
+                };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::staging::Way;
+
+    #[test]
+    fn exactly_the_bytes_are_copied() {
+        let source: Vec<u8> = (0..=250).cycle().take(700).collect();
+        for way in Way::ALL.into_iter().filter(|way| way.is_here()) {
+            for (to, from, bytes) in [(0, 0, 600), (1, 3, 517), (63, 1, 64), (5, 0, 3), (7, 9, 0)] {
+                let mut target = vec![0xff; 700];
+                // SAFETY: inside of two vectors; the processor has what the way needs.
+                unsafe { way.store(target[to..].as_mut_ptr(), source[from..].as_ptr(), bytes) };
+                crate::sys::store::fence();
+                assert_eq!(
+                    target[to..to + bytes],
+                    source[from..from + bytes],
+                    "{way:?}"
+                );
+                let around = target[..to].iter().chain(&target[to + bytes..]);
+                assert!(around.copied().all(|byte| byte == 0xff), "{way:?}");
+            }
+        }
+    }
+}
