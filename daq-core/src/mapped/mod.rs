@@ -38,8 +38,8 @@ mod vulkan;
 
 use crate::cuda::{Backing, Device, Memory};
 use crate::region::Region;
-use crate::sys::store;
 use crate::sys::guard::Guard;
+use crate::sys::store;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;

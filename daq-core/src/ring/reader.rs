@@ -153,7 +153,7 @@ impl Reader {
     }
 
     /// Whether the oldest lease in flight is done; false where none is in flight.
-    pub(crate) fn is_oldest_done(&self) -> bool {
+    pub fn is_oldest_done(&self) -> bool {
         self.in_flight.is_oldest_done()
     }
 

@@ -21,7 +21,7 @@ use daq_core::cuda::{CudaError, Device};
 use daq_core::mapped::MappedError;
 use daq_core::region::RegionError;
 use daq_core::ring::RingError;
-use daq_core::staging::MeasureError;
+use daq_core::staging::{MeasureError, StagingError};
 use std::time::{Duration, Instant};
 
 /// Why there are no figures.
@@ -54,6 +54,9 @@ pub enum BenchError {
         /// Seconds.
         seconds: u64,
     },
+    /// The staging engine failed.
+    #[error(transparent)]
+    Staging(#[from] StagingError),
     /// A thread of the measurement failed.
     #[error("{0}")]
     Thread(String),

@@ -8,7 +8,7 @@ use daq_core::frame::FrameMeta;
 use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
 use daq_core::plan::Direction;
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
-use daq_core::staging::{CopyStream, Lane, Stager, Step, Tuning};
+use daq_core::staging::{CopyStream, Lane, Stager, StagingError, Step, Tuning};
 use daq_core::wait::{Bell, Wait};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
@@ -222,7 +222,7 @@ fn serve(
     wait: Wait,
     shared: &Shared,
     index: usize,
-) -> Result<(), daq_core::cuda::CudaError> {
+) -> Result<(), StagingError> {
     daq_core::thread::wake_on_time();
     let mut steps = 0_u64;
     loop {

@@ -24,6 +24,10 @@
 // threads, as the configuration declares them. Each input frame gives one output frame of the declared length, which
 // keeps the sequence number, timestamp and flags of the input.
 //
+// With dispatch = "persistent" the kernel is not launched for each burst: it stays on the GPU and waits for frames, so
+// that a frame is worked on about two microseconds after it came. The function is the same, and so are its results.
+// `teams` frames are worked on at a time, each by `blocks` blocks, and all of these must fit on the GPU together.
+//
 // What holds
 // - Which part is this thread's is told by `in` (index and stride, or block and thread), never by blockIdx and gridDim:
 //   how frames lie in the grid is daq's business, and may change.

@@ -331,6 +331,16 @@ impl KernelSpec for FileKernel {
         matches!(side, Side::Cuda(_))
     }
 
+    fn can_stay(&self) -> Result<(), String> {
+        match self.code() {
+            Some(Code::Source) => Ok(()),
+            _ => Err(format!(
+                "{} is compiled already, for launches; name the .cu file",
+                self.file
+            )),
+        }
+    }
+
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
         let Side::Cuda(ordinal) = context.side else {
             return Err(KernelError::Defect(format!(

@@ -118,6 +118,10 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
         patience,
         hanging: None,
         stream: None,
+        carrier: None,
+        bell: Arc::default(),
+        in_flight: VecDeque::new(),
+        timing: Timing::default(),
     };
     let is_over = AtomicBool::new(false);
     let seen =

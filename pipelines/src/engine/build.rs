@@ -1,0 +1,531 @@
+//! A plan made to run: memory first, then code, then threads.
+
+use super::control::Pulse;
+use super::{FailureKind, Options, Pipeline, StartError, kernel, sink, source, staging};
+use daq_core::cuda::{self, Device};
+use daq_core::entry::SourceContext;
+use daq_core::kernel::{KernelContext, Side};
+use daq_core::mapped::Writer;
+use daq_core::plan::{Config, Direction, Dispatch, Plan, PlannedCopy, PlannedRing};
+use daq_core::region::{HostOptions, Placement, Region, RegionError};
+use daq_core::ring::{Producer, Reader, Ring, RingOptions};
+use daq_core::sink::SinkContext;
+use daq_core::source::Producers;
+use daq_core::staging::{Carrier, CopyStream, Lane, Profile, Stager, measure_with, tell_if_far};
+use daq_core::wait::Bell;
+use daq_core::window::Window;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// Who makes a copy.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Copier {
+    /// The staging thread of a GPU and direction.
+    Staging(u32, Direction),
+    /// The thread of the kernel with this name.
+    Kernel(String),
+}
+
+/// The bell of each thread that copies, which the rings that it copies ring.
+type Bells = BTreeMap<Copier, Arc<Bell>>;
+
+/// What is made before anything runs.
+struct Parts<'a> {
+    config: &'a Config,
+    plan: &'a Plan,
+    options: &'a Options,
+    regions: BTreeMap<String, Arc<Region>>,
+    profiles: BTreeMap<u32, Profile>,
+    bells: Bells,
+    producers: BTreeMap<String, Producer>,
+}
+
+impl Parts<'_> {
+    /// Who makes a copy: the kernel that the plan names where the CPU can store to the ring after all.
+    fn copier(&self, copy: &PlannedCopy) -> Copier {
+        let is_mapped = |ring: &String| self.regions[ring].mapping().is_some();
+        match &copy.carried_by {
+            Some(kernel) if is_mapped(&copy.to) => Copier::Kernel(kernel.clone()),
+            _ => Copier::Staging(copy.device, copy.direction),
+        }
+    }
+
+    /// The copies that staging threads make, by GPU and direction.
+    fn staged(&self) -> BTreeMap<(u32, Direction), Vec<&PlannedCopy>> {
+        let mut staged = BTreeMap::<_, Vec<_>>::new();
+        for copy in &self.plan.copies {
+            if let Copier::Staging(device, direction) = self.copier(copy) {
+                staged.entry((device, direction)).or_default().push(copy);
+            }
+        }
+        staged
+    }
+
+    /// What a ring is filled by, whose producer is taken from here once.
+    fn producer(&mut self, ring: &str) -> Producer {
+        self.producers
+            .remove(ring)
+            .expect("a ring has one producer, checked by the plan")
+    }
+}
+
+/// What is known of the copies of each GPU; what is not is measured.
+fn measured(
+    config: &Config,
+    plan: &Plan,
+    options: &Options,
+) -> Result<BTreeMap<u32, Profile>, StartError> {
+    let mut profiles = options.profiles.clone();
+    for copy in &plan.copies {
+        let ordinal = copy.device;
+        if let Entry::Vacant(unknown) = profiles.entry(ordinal) {
+            let device = Device::open(ordinal)?;
+            let profile = match measure_with(device, &config.staging.backends) {
+                Ok(profile) => {
+                    tracing::info!("cuda:{ordinal}: measured its copies; `daq tune` keeps that");
+                    profile
+                }
+                Err(error) => {
+                    tracing::warn!("cuda:{ordinal}: its copies are not tuned: {error}");
+                    Profile::usual()
+                }
+            };
+            unknown.insert(profile);
+        }
+    }
+    Ok(profiles)
+}
+
+/// The memory of a ring. Where the CPU was to store to it and cannot, other memory of the GPU, which copies reach.
+fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Region>, StartError> {
+    let bytes = planned.options().region_bytes();
+    let make = || -> Result<Arc<Region>, RegionError> {
+        let Placement::Cuda(ordinal) = planned.placement else {
+            let host = HostOptions {
+                node: planned.node,
+                lock: planned.lock,
+                huge: planned.huge,
+            };
+            let region = Region::host(bytes, host)?;
+            let copies = &mut plan.copies.iter();
+            if let Some(copy) =
+                copies.find(|copy| copy.from == planned.name || copy.to == planned.name)
+            {
+                region.pin(Device::open(copy.device)?)?;
+            }
+            return Ok(region);
+        };
+        let device = Device::open(ordinal)?;
+        if planned.mapping.is_some() {
+            match Region::mapped(device, bytes, Writer::Cpu, &config.staging.backends) {
+                Ok(region) => return Ok(region),
+                Err(RegionError::Unmappable(error)) => tracing::warn!(
+                    "ring {}: {error}; its frames go by the copy engine",
+                    planned.name
+                ),
+                Err(error) => return Err(error),
+            }
+        }
+        Region::cuda(device, bytes)
+    };
+    let region = make().map_err(|source| StartError::Region {
+        ring: planned.name.clone(),
+        source,
+    })?;
+    if let Some(memory) = region.memory() {
+        tracing::info!("ring {}: {}", planned.name, memory.backing());
+    } else if let Some(mapping) = region.mapping() {
+        let costs = mapping.costs();
+        tracing::info!(
+            "ring {}: the CPU stores to it, by {}: allocated in {:?}, pinned in {:?}, mapped in {:?}",
+            planned.name,
+            mapping.backend(),
+            costs.allocate,
+            costs.pin,
+            costs.map
+        );
+    }
+    for refused in &region.granted().refused {
+        match region.mapping() {
+            Some(_) => tracing::debug!("ring {}: {refused}", planned.name),
+            None => tracing::warn!("ring {}: {refused}", planned.name),
+        }
+    }
+    tracing::debug!("ring {}: {:?}", planned.name, region.granted());
+    Ok(region)
+}
+
+impl Pipeline {
+    pub(super) fn build(
+        &mut self,
+        config: &Config,
+        plan: &Plan,
+        options: &Options,
+    ) -> Result<(), StartError> {
+        let mut parts = Parts {
+            config,
+            plan,
+            options,
+            // Before the rings take the memory that measuring wants for a moment.
+            profiles: measured(config, plan, options)?,
+            regions: BTreeMap::new(),
+            bells: Bells::new(),
+            producers: BTreeMap::new(),
+        };
+        for planned in &plan.rings {
+            let region = region(config, plan, planned)?;
+            parts.regions.insert(planned.name.clone(), region);
+        }
+        for copy in &plan.copies {
+            let copier = parts.copier(copy);
+            parts.bells.entry(copier).or_default();
+        }
+        for planned in &plan.rings {
+            let (ring, producer) = self.ring(&parts, planned)?;
+            self.rings.insert(planned.name.clone(), ring);
+            parts.producers.insert(planned.name.clone(), producer);
+        }
+        self.sinks(&parts)?;
+        let kernels = self.kernels(&mut parts)?;
+        self.copies(&mut parts)?;
+        // Once a kernel stays on a GPU nothing is allocated or loaded there.
+        for (planned, mut runner) in plan.kernels.iter().zip(kernels) {
+            runner.begin().map_err(|source| StartError::Kernel {
+                name: planned.name.clone(),
+                source,
+            })?;
+            self.spawn(&planned.name, planned.core, move |pulse| runner.run(pulse))?;
+        }
+        self.sources(&mut parts)
+    }
+
+    fn ring(
+        &self,
+        parts: &Parts<'_>,
+        planned: &PlannedRing,
+    ) -> Result<(Ring, Producer), StartError> {
+        let copies = parts.plan.copies.iter();
+        let copies = copies.filter(|copy| copy.from == planned.name || copy.to == planned.name);
+        let ring_options = RingOptions {
+            bells: copies
+                .map(|copy| parts.bells[&parts.copier(copy)].clone())
+                .collect(),
+            ..planned.options()
+        };
+        Ok(Ring::new(
+            parts.regions[&planned.name].clone(),
+            ring_options,
+            self.ledgers.ring(&planned.name),
+        )?)
+    }
+
+    fn attach(
+        &self,
+        ring: &str,
+        reader: &str,
+        guarantee: bool,
+        burst: usize,
+    ) -> Result<Reader, StartError> {
+        Ok(self.rings[ring].attach(guarantee, burst, self.ledgers.reader(reader))?)
+    }
+
+    fn sinks(&mut self, parts: &Parts<'_>) -> Result<(), StartError> {
+        let Parts {
+            config,
+            plan,
+            options,
+            ..
+        } = parts;
+        for planned in &plan.sinks {
+            let component = config.sinks.iter().find(|sink| sink.name() == planned.name);
+            let component = component.expect("a plan's sinks are those of its configuration");
+            let ring = plan
+                .ring(&planned.input)
+                .expect("a plan's readers read its rings");
+            let ledger = self.ledgers.sink(&planned.name);
+            let context = SinkContext {
+                pipeline: plan.name.clone(),
+                name: planned.name.clone(),
+                ring: ring.name.clone(),
+                layout: ring.layout.clone(),
+                slot_bytes: ring.slot_bytes,
+                places: ring.places,
+                first_bytes: ring.first_bytes,
+                place_bytes: ring.place_bytes,
+                directory: options.directory.clone(),
+                ledger: ledger.clone(),
+            };
+            let sink = component
+                .spec
+                .build(context)
+                .map_err(|source| StartError::Sink {
+                    name: planned.name.clone(),
+                    source,
+                })?;
+            let reader = self.attach(
+                &planned.input,
+                &planned.name,
+                planned.guarantee,
+                planned.burst,
+            )?;
+            let control = self.control.clone();
+            let runner = sink::Runner {
+                name: planned.name.clone(),
+                sink,
+                reader,
+                ledger,
+                guarantee: planned.guarantee,
+                burst: planned.burst,
+                wait: planned.wait,
+                control,
+            };
+            self.spawn(&planned.name, planned.core, move |pulse| runner.run(pulse))?;
+        }
+        Ok(())
+    }
+
+    fn kernels(&mut self, parts: &mut Parts<'_>) -> Result<Vec<kernel::Runner>, StartError> {
+        let (config, plan, options) = (parts.config, parts.plan, parts.options);
+        let mut runners = Vec::new();
+        for planned in &plan.kernels {
+            let component = config
+                .kernels
+                .iter()
+                .find(|kernel| kernel.name() == planned.name);
+            let component = component.expect("a plan's kernels are those of its configuration");
+            let ring = plan
+                .ring(&planned.input)
+                .expect("a plan's readers read its rings");
+            let context = KernelContext {
+                name: planned.name.clone(),
+                directory: options.directory.clone(),
+                input: ring.layout.clone(),
+                side: planned.side,
+                burst: planned.burst,
+                places: ring.places,
+                slots: self.rings[&planned.input].slice(),
+                output: self.rings[&planned.output].slice(),
+                dispatch: planned.dispatch.unwrap_or(Dispatch::Launch),
+                backends: config.staging.backends.clone(),
+            };
+            let kernel = component
+                .spec
+                .build(&context)
+                .map_err(|source| StartError::Kernel {
+                    name: planned.name.clone(),
+                    source,
+                })?;
+            let stream = match planned.side {
+                // A kernel that stays has a stream of its own.
+                _ if planned.dispatch == Some(Dispatch::Persistent) => None,
+                Side::Cpu => None,
+                Side::Cuda(ordinal) => Some(cuda::Stream::timed(
+                    Device::open(ordinal)?,
+                    // One more for the last one that was timed.
+                    kernel::MOST_IN_FLIGHT + 1,
+                )?),
+            };
+            let ledger = self.ledgers.kernel(&planned.name);
+            if let Some(occupancy) = kernel.occupancy() {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "a part of one"
+                )]
+                ledger.occupancy.set((occupancy * 1e6) as u64);
+            }
+            let reader = self.attach(
+                &planned.input,
+                &planned.name,
+                planned.guarantee,
+                planned.burst,
+            )?;
+            let producer = parts.producer(&planned.output);
+            let (carrier, bell) = self.carrier(parts, &planned.name, planned.burst)?;
+            let slots = producer.options().slots;
+            runners.push(kernel::Runner {
+                name: planned.name.clone(),
+                reader,
+                producer,
+                stream,
+                kernel: Some(kernel),
+                ledger,
+                burst: planned.burst,
+                wait: planned.wait,
+                control: self.control.clone(),
+                patience: kernel::HANG,
+                hanging: None,
+                hung: false,
+                failed: false,
+                carrier,
+                bell,
+                in_flight: VecDeque::with_capacity(slots),
+                timing: kernel::Timing::default(),
+            });
+        }
+        Ok(runners)
+    }
+
+    /// The copy that a kernel's thread makes itself, and the bell of the rings on either side.
+    fn carrier(
+        &self,
+        parts: &mut Parts<'_>,
+        kernel: &str,
+        burst: usize,
+    ) -> Result<(Option<Carrier>, Arc<Bell>), StartError> {
+        let copier = Copier::Kernel(kernel.to_owned());
+        let Some(bell) = parts.bells.get(&copier).cloned() else {
+            return Ok((None, Arc::default()));
+        };
+        let copies = &mut parts.plan.copies.iter();
+        let Some(copy) = copies.find(|copy| parts.copier(copy) == copier) else {
+            return Ok((None, bell));
+        };
+        let device = Device::open(copy.device)?;
+        tell_if_far(device, "give the kernel a `core` of that node");
+        let reader = self.attach(&copy.from, &copy.name, true, 1)?;
+        let producer = parts.producer(&copy.to);
+        let ledger = self.ledgers.copy(&copy.to);
+        let carrier = Carrier::new(reader, producer, ledger, burst);
+        Ok((carrier, bell))
+    }
+
+    /// Starts the staging threads: one a GPU and direction.
+    fn copies(&mut self, parts: &mut Parts<'_>) -> Result<(), StartError> {
+        let keys = &parts.config.staging;
+        let staged: Vec<_> = {
+            let staged = parts.staged().into_iter();
+            staged
+                .map(|(way, copies)| (way, copies.into_iter().cloned().collect::<Vec<_>>()))
+                .collect()
+        };
+        for (i, ((ordinal, direction), copies)) in staged.into_iter().enumerate() {
+            let device = Device::open(ordinal)?;
+            let profile = &parts.profiles[&ordinal];
+            let chunk = keys
+                .chunk
+                .map(|chunk| usize::try_from(chunk.0).unwrap_or(usize::MAX));
+            let depth = keys.depth.map(|depth| depth as usize);
+            let tuning = profile.tuning_for(direction, chunk, depth);
+            let stream = CopyStream::new(device, direction, tuning.depth)?;
+            let bell = parts.bells[&Copier::Staging(ordinal, direction)].clone();
+            let mut stager = Stager::new(Box::new(stream), tuning, bell);
+            for copy in copies {
+                let reader = self.attach(&copy.from, &copy.name, true, 1)?;
+                let producer = parts.producer(&copy.to);
+                let ledger = self.ledgers.copy(&copy.to);
+                stager.add(Lane::new(reader, producer, ledger, tuning.chunk));
+            }
+            let way = match direction {
+                Direction::In => "to",
+                Direction::Out => "from",
+            };
+            let name = format!("copies {way} cuda:{ordinal}");
+            let wait = keys.wait.into();
+            let runner = staging::Runner::new(name.clone(), stager, wait, self.control.clone());
+            let core = (!keys.cores.is_empty()).then(|| keys.cores[i % keys.cores.len()]);
+            self.spawn(&name, core, move |pulse| runner.run(pulse))?;
+        }
+        Ok(())
+    }
+
+    fn sources(&mut self, parts: &mut Parts<'_>) -> Result<(), StartError> {
+        let (config, plan, options) = (parts.config, parts.plan, parts.options);
+        for planned in &plan.sources {
+            let component = config
+                .sources
+                .iter()
+                .find(|source| source.name() == planned.name);
+            let component = component.expect("a plan's sources are those of its configuration");
+            let context = SourceContext {
+                name: planned.name.clone(),
+                directory: options.directory.clone(),
+                geometry: planned.geometry,
+            };
+            let fail = |source| StartError::Source {
+                name: planned.name.clone(),
+                source,
+            };
+            let fillers = match component.spec.build(&context).map_err(fail)? {
+                Producers::Fillers(fillers) => fillers,
+                Producers::Engine(_) => {
+                    return Err(StartError::Unavailable(format!(
+                        "source `{}`: this version runs no DMA engines",
+                        planned.name
+                    )));
+                }
+            };
+            let producer = parts.producer(&planned.ring);
+            let ledger = self.ledgers.source(&planned.name);
+            let windows = Window::new(producer, planned.geometry, fillers.len(), &ledger);
+            let writing = Arc::new(AtomicU64::new(0));
+            let mut runners = Vec::new();
+            // All of them before the first runs: none may find itself alone.
+            for (filler, window) in fillers.into_iter().zip(windows) {
+                runners.push(source::Runner {
+                    name: planned.name.clone(),
+                    filler,
+                    window,
+                    wait: planned.wait,
+                    writing: source::Writing::join(&writing),
+                    started: self.started.clone(),
+                    control: self.control.clone(),
+                });
+            }
+            for (i, runner) in runners.into_iter().enumerate() {
+                let name = if i == 0 {
+                    planned.name.clone()
+                } else {
+                    format!("{}.{i}", planned.name)
+                };
+                self.spawn(&name, planned.cores.get(i).copied(), move |pulse| {
+                    runner.run(pulse);
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn spawn(
+        &mut self,
+        name: &str,
+        core: Option<usize>,
+        work: impl FnOnce(&Pulse) + Send + 'static,
+    ) -> Result<(), StartError> {
+        let pulse = Pulse::new(name.to_owned());
+        self.pulses.push(pulse.clone());
+        let control = self.control.clone();
+        let component = name.to_owned();
+        let thread = std::thread::Builder::new()
+            .name(format!("daq-{name}").chars().take(15).collect())
+            .spawn(move || {
+                if let Some(core) = core
+                    && let Err(errno) = daq_core::thread::pin(core)
+                {
+                    tracing::warn!(
+                        "{component}: cannot run on core {core}: {errno}; running anywhere"
+                    );
+                }
+                // A panic is a defect of ours; it must end the pipeline with its ledgers, not hang it.
+                let result =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&pulse)));
+                pulse.end();
+                if result.is_err() {
+                    control.fail(
+                        FailureKind::Defect,
+                        component,
+                        "stopped by a defect of daq; please report it with the lines above"
+                            .to_owned(),
+                    );
+                }
+            })
+            .map_err(|source| StartError::Thread {
+                name: name.to_owned(),
+                source,
+            })?;
+        self.threads.push(thread);
+        Ok(())
+    }
+}

@@ -1,0 +1,162 @@
+//! What the threads of a pipeline and its owner share: whether to stop, what went wrong, signs of life.
+
+use super::{Failure, FailureKind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The longest a data thread waits before it looks whether to stop.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(50);
+/// A data thread that has not moved for so long stalls.
+pub(crate) const STALL: Duration = Duration::from_secs(5);
+
+/// What threads and owner share.
+#[derive(Debug)]
+pub(crate) struct Control {
+    stop: AtomicBool,
+    /// When the end must not wait any longer for sinks that cannot write, in ms since `start`; 0 = not ending.
+    deadline: AtomicU64,
+    drain: Duration,
+    start: Instant,
+    failures: Mutex<Vec<Failure>>,
+}
+
+impl Control {
+    pub(crate) fn new(drain: Duration) -> Self {
+        Self {
+            stop: AtomicBool::new(false),
+            deadline: AtomicU64::new(0),
+            drain,
+            start: Instant::now(),
+            failures: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Whether draining has taken longer than allowed.
+    pub(crate) fn is_overdue(&self) -> bool {
+        let deadline = self.deadline.load(Ordering::Acquire);
+        deadline != 0 && self.since_start() >= deadline
+    }
+
+    fn since_start(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn stop(&self) {
+        if !self.stop.swap(true, Ordering::AcqRel) {
+            let drain = u64::try_from(self.drain.as_millis()).unwrap_or(u64::MAX);
+            self.deadline
+                .store((self.since_start() + drain).max(1), Ordering::Release);
+        }
+    }
+
+    /// What went wrong so far.
+    pub(crate) fn failures(&self) -> Vec<Failure> {
+        self.failures
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Records what went wrong and stops the sources.
+    pub(crate) fn fail(&self, kind: FailureKind, component: String, why: String) {
+        let failure = Failure {
+            kind,
+            component,
+            why,
+        };
+        // The log last: whatever becomes of it, the pipeline stops.
+        let line = format!("{}: {}", failure.component, failure.why);
+        self.failures
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(failure);
+        self.stop();
+        tracing::error!("{line}");
+    }
+}
+
+/// A sign of life of one data thread.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    pub(crate) name: String,
+    beats: AtomicU64,
+    ended: AtomicBool,
+    /// The beats at the last look, and when they last changed.
+    seen: Mutex<(u64, Instant)>,
+}
+
+impl Pulse {
+    pub(crate) fn new(name: String) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            beats: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+            seen: Mutex::new((0, Instant::now())),
+        })
+    }
+
+    pub(crate) fn beat(&self) {
+        self.beats.store(
+            self.beats.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
+    }
+
+    /// The thread has ended.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_stalled(&self) -> bool {
+        let beats = self.beats.load(Ordering::Relaxed);
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if beats != seen.0 || self.ended.load(Ordering::Acquire) {
+            *seen = (beats, Instant::now());
+        }
+        seen.1.elapsed() > STALL
+    }
+}
+
+/// Whether a device goes on with what it was given. The thread of one that does not shows no sign of life, so that it
+/// is told as stalled.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    since: Instant,
+    is_told: bool,
+}
+
+impl Progress {
+    pub(crate) fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            is_told: false,
+        }
+    }
+
+    /// Whether it takes so long that asking the driver costs nothing.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.since.elapsed() > PATIENCE
+    }
+
+    /// Takes note of one look at the device: whether it has work, and whether any was finished or begun. True if that is
+    /// so long ago that it seems to hang.
+    pub(crate) fn look(&mut self, has_work: bool, has_moved: bool, pulse: &Pulse) -> bool {
+        if !has_work || has_moved {
+            *self = Self::new();
+            pulse.beat();
+        } else if !self.is_told && self.since.elapsed() > STALL {
+            self.is_told = true;
+            tracing::warn!(
+                "{}: its GPU has finished nothing for {} s; the GPU or its driver hangs: nvidia-smi; dmesg | grep -i xid",
+                pulse.name,
+                STALL.as_secs()
+            );
+        }
+        self.is_told
+    }
+}
