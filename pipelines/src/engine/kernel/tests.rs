@@ -164,7 +164,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
             is_over.store(true, Ordering::Release);
             seen
         });
-    let failures = control.failures.lock().unwrap().len();
+    let failures = control.failures().len();
     let ledger = KernelReport::of(&ledger);
     assert!(
         seen.iter()
