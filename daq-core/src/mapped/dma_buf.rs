@@ -28,12 +28,7 @@ pub(super) fn make(
     backing: Option<Backing>,
 ) -> Result<Pieces, Refused> {
     let bytes = super::whole_pages(bytes, PAGE)?;
-    let mut laps = Laps::new();
-    let memory = super::allocate(device, bytes, PAGE, backing)?;
-    memory
-        .synchronize_copies()
-        .map_err(|error| error.to_string())?;
-    let allocate = laps.lap();
+    let (memory, allocate) = super::allocate(device, bytes, PAGE, backing)?;
     let mut pieces = map(Arc::new(memory), bytes)?;
     pieces.costs.allocate = allocate;
     Ok(pieces)

@@ -24,13 +24,15 @@ pub(super) fn make(
     // Before anything is allocated.
     gdrapi::open().map_err(|missing| told(&missing.into()))?;
     let bytes = super::whole_pages(bytes, PAGE)?;
-    let mut laps = Laps::new();
-    let memory = super::allocate(device, bytes, PAGE, backing)?;
-    memory
-        .synchronize_copies()
-        .map_err(|error| error.to_string())?;
-    let allocate = laps.lap();
-    let mut pieces = map(Arc::new(memory), bytes)?;
+    let (memory, allocate) = super::allocate(device, bytes, PAGE, backing)?;
+    let is_plain = memory.backing() == Backing::Plain;
+    let mut pieces = match map(Arc::new(memory), bytes) {
+        // Not every version of the kernel module pins memory of every kind.
+        Err(_) if backing.is_none() && !is_plain => {
+            return make(device, bytes, Some(Backing::Plain));
+        }
+        made => made?,
+    };
     pieces.costs.allocate = allocate;
     Ok(pieces)
 }

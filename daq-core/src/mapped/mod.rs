@@ -237,13 +237,14 @@ fn whole_pages(bytes: usize, page: usize) -> Result<usize, Refused> {
 }
 
 /// CUDA memory of `backing`, or as the device offers it, with `bytes` bytes from an address on that is a multiple of
-/// `page`.
+/// `page`, ready to be written beside CUDA; and how long that took.
 fn allocate(
     device: &'static Device,
     bytes: usize,
     page: usize,
     backing: Option<Backing>,
-) -> Result<Memory, Refused> {
+) -> Result<(Memory, Duration), Refused> {
+    let mut laps = Laps::new();
     let plain = |bytes: usize| Memory::with(device, bytes.saturating_add(page), Backing::Plain);
     let memory = match backing {
         Some(Backing::Plain) => plain(bytes),
@@ -254,7 +255,11 @@ fn allocate(
             Err(error) => Err(error),
         },
     };
-    memory.map_err(|error| Refused(error.to_string()))
+    let memory = memory.map_err(|error| error.to_string())?;
+    memory
+        .synchronize_copies()
+        .map_err(|error| error.to_string())?;
+    Ok((memory, laps.lap()))
 }
 
 /// Bytes before the first multiple of `page`: plain allocations begin anywhere.

@@ -1,68 +1,54 @@
 //! Vulkan memory behind the GPU's BAR, imported into CUDA.
 
-use super::{Laps, Made, Pieces, Refused};
+use super::{Costs, Laps, Made, Pieces, Refused};
 use crate::cuda::{Device, External};
-use crate::sys::vulkan::{self, Answer, Gpu, NoVulkan};
+use crate::sys::vulkan::{self, Answer, NoVulkan};
 use crate::units::ByteSize;
-use std::mem::ManuallyDrop;
 
 /// What memory is rounded up to.
 const PAGE: usize = 64 << 10;
 
 /// Vulkan memory that CUDA has an address for.
 pub(super) struct Mapping {
-    device: &'static Device,
-    gpu: &'static Gpu,
-    memory: vulkan::Memory,
-    /// Given back before the memory is freed.
-    external: ManuallyDrop<External>,
+    // Given back before the memory is freed.
+    _external: External,
+    _memory: vulkan::Memory,
 }
 
 pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refused> {
     let bytes = super::whole_pages(bytes, PAGE)?;
     let uuid = device.uuid().map_err(|error| error.to_string())?;
-    let gpu = vulkan::gpu(uuid).map_err(|missing| told(&missing))?;
+    let gpu = vulkan::gpu(uuid)?;
     let mut laps = Laps::new();
-    let (memory, fd) = gpu.allocate(bytes).map_err(|missing| told(&missing))?;
-    // Mapping is a part of it, and takes next to nothing.
+    let mut memory = gpu.allocate(bytes)?;
     let allocate = laps.lap();
+    let cpu = memory.map()?;
+    let map = laps.lap();
+    let fd = memory.export()?;
     // SAFETY: the descriptor is that of the memory, which was allocated just now, dedicated to its buffer, with so many
     // bytes; it is freed after this.
-    let external = match unsafe { External::new(device, fd, memory.bytes, bytes) } {
-        Ok(external) => external,
-        Err(error) => {
-            // SAFETY: the memory is this GPU's, and nobody has used it.
-            unsafe { gpu.free(&memory) };
-            return Err(Refused(format!(
-                "{error}; CUDA and Vulkan must come from one driver: reinstall it"
-            )));
-        }
-    };
-    let (cpu, address) = (memory.address, external.address());
+    let external =
+        unsafe { External::new(device, fd, memory.bytes(), bytes) }.map_err(|error| {
+            format!("{error}; CUDA and Vulkan must come from one driver: reinstall it")
+        })?;
     let mut pieces = Pieces::new(
-        (cpu, address, bytes),
+        (cpu, external.address(), bytes),
         Made::Vulkan(Mapping {
-            device,
-            gpu,
-            memory,
-            external: ManuallyDrop::new(external),
+            _external: external,
+            _memory: memory,
         }),
     );
-    pieces.costs.allocate = allocate;
-    pieces.costs.pin = laps.lap();
+    pieces.costs = Costs {
+        allocate,
+        pin: laps.lap(),
+        map,
+    };
     Ok(pieces)
 }
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: dropped here, once, and not used again.
-        unsafe { ManuallyDrop::drop(&mut self.external) };
-        // What CUDA could not let go of is not freed below it.
-        if self.device.is_given_up() {
-            return;
-        }
-        // SAFETY: CUDA has just given it up, and whoever stored to it is gone with the value that owned this.
-        unsafe { self.gpu.free(&self.memory) };
+impl From<NoVulkan> for Refused {
+    fn from(missing: NoVulkan) -> Self {
+        told(&missing)
     }
 }
 

@@ -42,11 +42,9 @@ struct Functions {
 }
 
 /// The library with its connection to the driver, kept until the process ends.
-pub struct Gdr {
+struct Gdr {
     handle: Handle,
     functions: Functions,
-    /// What the library calls itself.
-    pub version: (i32, i32),
 }
 
 // SAFETY: the library keeps lists behind the handle; all calls are made under the lock of `lock`.
@@ -85,9 +83,9 @@ impl Locked {
     }
 }
 
-/// Opens the library, unless it is open: its version.
-pub fn open() -> Result<(i32, i32), NoGdr> {
-    Ok(lock()?.get().version)
+/// Opens the library, unless it is open.
+pub fn open() -> Result<(), NoGdr> {
+    lock().map(drop)
 }
 
 impl Gdr {
@@ -123,11 +121,7 @@ impl Gdr {
             let errno = Errno::from_io_error(&std::io::Error::last_os_error());
             return Err(NoGdr::NoDriver(major, minor, errno.unwrap_or(Errno::NODEV)));
         }
-        Ok(Self {
-            handle,
-            functions,
-            version: (major, minor),
-        })
+        Ok(Self { handle, functions })
     }
 }
 

@@ -179,8 +179,10 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
 fn replace(address: usize) -> bool {
     for slot in &SLOTS {
         let bytes = slot.bytes.load(Ordering::Acquire);
-        let start = slot.start.load(Ordering::Relaxed);
-        if address.wrapping_sub(start) >= bytes {
+        let start = slot.start.load(Ordering::Acquire);
+        // The place may be changing hands, but not if it is that of the mapping that is being used.
+        let is_settled = slot.bytes.load(Ordering::Relaxed) == bytes;
+        if !is_settled || address.wrapping_sub(start) >= bytes {
             continue;
         }
         // The thread that was interrupted may be about to look at its last error.
@@ -243,5 +245,35 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_f
             let handler = unsafe { std::mem::transmute::<usize, Handler>(action) };
             handler(signal);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::memory;
+
+    #[test]
+    fn there_is_an_end_to_guards_and_places_are_given_again() {
+        let page = memory::map(PAGE, false).unwrap();
+        // SAFETY: the page is this test's own, and nothing refers to it.
+        let guard = || unsafe { Guard::new(page, PAGE) };
+        let mut guards: Vec<_> = (0..MOST).map(|_| guard().unwrap()).collect();
+        assert_eq!(guard().unwrap_err(), Unguarded::Full);
+        guards.pop();
+        guards.push(guard().unwrap());
+        assert_eq!(guard().unwrap_err(), Unguarded::Full);
+        drop(guards);
+        assert!(!guard().unwrap().is_lost());
+    }
+
+    #[test]
+    fn what_is_not_mapped_is_not_guarded() {
+        let page = memory::map(PAGE, false).unwrap();
+        // SAFETY: mapped just above, and nothing refers to it.
+        unsafe { memory::unmap(page, PAGE) }.unwrap();
+        // SAFETY: the range is not mapped, which is what the call is to find out; nothing refers to it.
+        let refused = unsafe { Guard::new(page, PAGE) };
+        assert_eq!(refused.unwrap_err(), Unguarded::Kernel(Errno::NOMEM));
     }
 }

@@ -43,21 +43,14 @@ pub struct Gpu {
     memory: vk::PhysicalDeviceMemoryProperties,
 }
 
-/// Memory of a GPU, mapped.
-#[derive(Debug)]
+/// Memory of a GPU, dedicated to one buffer. It is freed, and unmapped, when this is dropped.
 pub struct Memory {
+    gpu: &'static Gpu,
     buffer: vk::Buffer,
+    /// None while it is being made.
     handle: vk::DeviceMemory,
-    /// Where the CPU finds it.
-    pub address: NonNull<u8>,
-    /// Bytes of it, at least as many as were asked for.
-    pub bytes: usize,
+    bytes: usize,
 }
-
-// SAFETY: handles and an address; who stores to the memory at which time is the business of whoever holds it.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
 
 struct Loader {
     _entry: ash::Entry,
@@ -70,20 +63,24 @@ fn failed(call: &'static str) -> impl Fn(Answer) -> NoVulkan {
 
 /// The GPU with this UUID.
 pub fn gpu(uuid: [u8; 16]) -> Result<&'static Gpu, NoVulkan> {
-    static LOADER: Mutex<Option<&'static Loader>> = Mutex::new(None);
     static GPUS: Mutex<BTreeMap<[u8; 16], &'static Gpu>> = Mutex::new(BTreeMap::new());
     let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(gpu) = gpus.get(&uuid) {
         return Ok(gpu);
     }
-    let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
-    let loader = match *loader {
-        Some(loader) => loader,
-        None => loader.insert(Box::leak(Box::new(load()?))),
-    };
-    let gpu: &'static Gpu = Box::leak(Box::new(open(&loader.instance, uuid)?));
+    let gpu: &'static Gpu = Box::leak(Box::new(open(&loader()?.instance, uuid)?));
     gpus.insert(uuid, gpu);
     Ok(gpu)
+}
+
+/// The loader, opened the first time.
+fn loader() -> Result<&'static Loader, NoVulkan> {
+    static LOADER: Mutex<Option<&'static Loader>> = Mutex::new(None);
+    let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(match *loader {
+        Some(loader) => loader,
+        None => loader.insert(Box::leak(Box::new(load()?))),
+    })
 }
 
 fn load() -> Result<Loader, NoVulkan> {
@@ -103,6 +100,22 @@ fn load() -> Result<Loader, NoVulkan> {
     })
 }
 
+/// UUID and name.
+fn identity(instance: &ash::Instance, physical: vk::PhysicalDevice) -> ([u8; 16], String) {
+    let mut id = vk::PhysicalDeviceIDProperties::default();
+    let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut id);
+    // SAFETY: the instance is of version 1.1, which has this call, and the physical device is its own; both structures
+    // live through the call.
+    unsafe { instance.get_physical_device_properties2(physical, &mut properties) };
+    let name = properties
+        .properties
+        .device_name_as_c_str()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
+    (id.device_uuid, name)
+}
+
 fn open(instance: &ash::Instance, uuid: [u8; 16]) -> Result<Gpu, NoVulkan> {
     // SAFETY: the instance is alive.
     let found = unsafe { instance.enumerate_physical_devices() }
@@ -110,17 +123,8 @@ fn open(instance: &ash::Instance, uuid: [u8; 16]) -> Result<Gpu, NoVulkan> {
     let mut others = Vec::new();
     let mut wanted = None;
     for physical in found {
-        let mut id = vk::PhysicalDeviceIDProperties::default();
-        let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut id);
-        // SAFETY: the instance is of version 1.1, which has this call; both structures live through it.
-        unsafe { instance.get_physical_device_properties2(physical, &mut properties) };
-        let name = properties
-            .properties
-            .device_name_as_c_str()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        if id.device_uuid == uuid {
+        let (id, name) = identity(instance, physical);
+        if id == uuid {
             wanted = Some(physical);
         } else {
             others.push(name);
@@ -153,8 +157,8 @@ fn open(instance: &ash::Instance, uuid: [u8; 16]) -> Result<Gpu, NoVulkan> {
 }
 
 impl Gpu {
-    /// At least `bytes` bytes of the GPU's memory, mapped, and a file descriptor to them.
-    pub fn allocate(&self, bytes: usize) -> Result<(Memory, OwnedFd), NoVulkan> {
+    /// At least `bytes` bytes of the GPU's memory.
+    pub fn allocate(&'static self, bytes: usize) -> Result<Memory, NoVulkan> {
         let mut external = vk::ExternalMemoryBufferCreateInfo::default().handle_types(KIND);
         let wanted = vk::BufferCreateInfo::default()
             .size(bytes as u64)
@@ -164,13 +168,14 @@ impl Gpu {
         // SAFETY: the device is alive; what is wanted lives through the call.
         let buffer = unsafe { self.device.create_buffer(&wanted, None) }
             .map_err(failed("vkCreateBuffer"))?;
-        let mut partial = Partial {
-            gpu: self,
-            buffer,
-            memory: vk::DeviceMemory::null(),
-        };
         // SAFETY: the buffer was made just above.
         let needs = unsafe { self.device.get_buffer_memory_requirements(buffer) };
+        let mut memory = Memory {
+            gpu: self,
+            buffer,
+            handle: vk::DeviceMemory::null(),
+            bytes: usize::try_from(needs.size).unwrap_or(usize::MAX),
+        };
         let kind = self.kind(needs)?;
         let mut dedicated = vk::MemoryDedicatedAllocateInfo::default().buffer(buffer);
         let mut export = vk::ExportMemoryAllocateInfo::default().handle_types(KIND);
@@ -180,39 +185,12 @@ impl Gpu {
             .push_next(&mut dedicated)
             .push_next(&mut export);
         // SAFETY: as above; the type is one that the buffer can have.
-        partial.memory = unsafe { self.device.allocate_memory(&wanted, None) }
+        memory.handle = unsafe { self.device.allocate_memory(&wanted, None) }
             .map_err(failed("vkAllocateMemory"))?;
-        let memory = partial.memory;
         // SAFETY: both were made just above for one another.
-        unsafe { self.device.bind_buffer_memory(buffer, memory, 0) }
+        unsafe { self.device.bind_buffer_memory(buffer, memory.handle, 0) }
             .map_err(failed("vkBindBufferMemory"))?;
-        let flags = vk::MemoryMapFlags::empty();
-        // SAFETY: the memory can be mapped, by its type, and is not yet; `map_memory` is called by nobody else on it.
-        let address = unsafe { self.device.map_memory(memory, 0, vk::WHOLE_SIZE, flags) }
-            .map_err(failed("vkMapMemory"))?;
-        let address = NonNull::new(address.cast()).ok_or(NoVulkan::Call(
-            "vkMapMemory",
-            Answer::ERROR_MEMORY_MAP_FAILED,
-        ))?;
-        let wanted = vk::MemoryGetFdInfoKHR::default()
-            .memory(memory)
-            .handle_type(KIND);
-        // SAFETY: the memory was allocated for this kind of handle.
-        let fd =
-            unsafe { self.external.get_memory_fd(&wanted) }.map_err(failed("vkGetMemoryFdKHR"))?;
-        // SAFETY: a fresh descriptor that nobody else owns.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        std::mem::forget(partial);
-        let bytes = usize::try_from(needs.size).unwrap_or(bytes);
-        Ok((
-            Memory {
-                buffer,
-                handle: memory,
-                address,
-                bytes,
-            },
-            fd,
-        ))
+        Ok(memory)
     }
 
     /// The number of a memory type that will do.
@@ -233,33 +211,104 @@ impl Gpu {
             Some((_, index)) => Ok(index),
         }
     }
+}
 
-    /// Unmaps and frees.
-    ///
-    /// # Safety
-    /// The memory is one of this GPU's, and nobody uses it any more: neither the CPU nor CUDA.
-    pub unsafe fn free(&self, memory: &Memory) {
-        // SAFETY: by the caller's word. Freeing memory unmaps it.
+impl Memory {
+    /// Bytes, at least as many as were asked for.
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Maps it, once: where the CPU finds it, until it is dropped.
+    pub fn map(&mut self) -> Result<NonNull<u8>, NoVulkan> {
+        let flags = vk::MemoryMapFlags::empty();
+        // SAFETY: the memory can be mapped, by its type; nobody else maps it meanwhile, and what is mapped already is
+        // refused.
+        let address = unsafe {
+            self.gpu
+                .device
+                .map_memory(self.handle, 0, vk::WHOLE_SIZE, flags)
+        }
+        .map_err(failed("vkMapMemory"))?;
+        NonNull::new(address.cast()).ok_or(NoVulkan::Call(
+            "vkMapMemory",
+            Answer::ERROR_MEMORY_MAP_FAILED,
+        ))
+    }
+
+    /// An opaque descriptor of it.
+    pub fn export(&self) -> Result<OwnedFd, NoVulkan> {
+        let wanted = vk::MemoryGetFdInfoKHR::default()
+            .memory(self.handle)
+            .handle_type(KIND);
+        // SAFETY: the memory was allocated for this kind of handle.
+        let fd = unsafe { self.gpu.external.get_memory_fd(&wanted) }
+            .map_err(failed("vkGetMemoryFdKHR"))?;
+        // SAFETY: a fresh descriptor that nobody else owns.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: both are this value's own; that there is no memory yet is allowed. Nothing was ever put on a queue, so
+        // no work of Vulkan's uses them.
         unsafe {
-            self.device.free_memory(memory.handle, None);
-            self.device.destroy_buffer(memory.buffer, None);
+            self.gpu.device.free_memory(self.handle, None);
+            self.gpu.device.destroy_buffer(self.buffer, None);
         }
     }
 }
 
-/// What is undone when a later step fails.
-struct Partial<'a> {
-    gpu: &'a Gpu,
-    buffer: vk::Buffer,
-    memory: vk::DeviceMemory,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Drop for Partial<'_> {
-    fn drop(&mut self) {
-        // SAFETY: made in `allocate` and known to nobody else; that of memory may be none, which is allowed.
-        unsafe {
-            self.gpu.device.free_memory(self.memory, None);
-            self.gpu.device.destroy_buffer(self.buffer, None);
+    /// Whatever devices this machine's Vulkan has, be it one on the CPU.
+    #[test]
+    fn memory_is_mapped_and_exported_and_freed() {
+        let instance = match loader() {
+            Ok(loader) => &loader.instance,
+            Err(why) => {
+                eprintln!("skipped: no Vulkan: {why:?}");
+                return;
+            }
+        };
+        // SAFETY: the instance is alive.
+        let found = unsafe { instance.enumerate_physical_devices() }.unwrap();
+        let mut count = 0;
+        for physical in found {
+            let (uuid, name) = identity(instance, physical);
+            let gpu = match gpu(uuid) {
+                Ok(gpu) => gpu,
+                Err(why) => {
+                    eprintln!("skipped: {name}: {why:?}");
+                    continue;
+                }
+            };
+            for bytes in [1, 65_536, 3 << 20] {
+                let mut memory = match gpu.allocate(bytes) {
+                    Ok(memory) => memory,
+                    Err(why) => {
+                        eprintln!("skipped: {bytes} bytes of {name}: {why:?}");
+                        continue;
+                    }
+                };
+                assert!(memory.bytes() >= bytes);
+                let address = memory.map().unwrap();
+                memory.export().unwrap();
+                let last = memory.bytes() - 1;
+                // SAFETY: inside of the mapping, which is this test's own.
+                unsafe {
+                    address.add(last).write_volatile(7);
+                    assert_eq!(address.add(last).read_volatile(), 7);
+                }
+                count += 1;
+            }
+            let too_much = usize::MAX / 4096;
+            assert!(gpu.allocate(too_much).is_err());
         }
+        eprintln!("{count} allocations");
+        assert!(matches!(gpu([0xab; 16]), Err(NoVulkan::NoGpu(_))));
     }
 }

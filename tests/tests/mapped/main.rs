@@ -331,6 +331,19 @@ fn without_virtual_memory_gdrcopy_maps_plain_memory() {
 }
 
 #[test]
+fn memory_that_gdrcopy_cannot_pin_is_replaced_by_plain_memory() {
+    let name = "memory_that_gdrcopy_cannot_pin_is_replaced_by_plain_memory";
+    let machine = || Simulated::new("").with_gdr("fail=gdr_pin_buffer@1:22");
+    let done = alone(name, machine, |device| {
+        assert_both_sides_see_the_same(&Mapped::with(device, PAGE, Backend::Gdrapi).unwrap());
+    });
+    if let Some(machine) = done {
+        assert_eq!(machine.report()["calls"]["cuMemAlloc_v2"], 1);
+        assert_all_given_back(&machine);
+    }
+}
+
+#[test]
 fn a_dma_buf_is_mapped_where_the_driver_lets_it() {
     let name = "a_dma_buf_is_mapped_where_the_driver_lets_it";
     let done = alone(
@@ -366,20 +379,25 @@ fn each_step_that_fails_is_told_and_leaves_nothing() {
         ),
         (
             "",
-            "fail=gdr_pin_buffer@1:12",
+            "fail=gdr_pin_buffer@1:22,fail=gdr_pin_buffer@2:12",
             "gdrapi",
             &["gdr_pin_buffer answers 12", "BAR1"],
         ),
-        ("", "fail=gdr_pin_buffer@1:22", "gdrapi", &["22", "dmesg"]),
         (
             "",
-            "fail=gdr_map@1:11",
+            "fail=gdr_pin_buffer@1:12,fail=gdr_pin_buffer@2:22",
+            "gdrapi",
+            &["22", "dmesg"],
+        ),
+        (
+            "",
+            "fail=gdr_map@1:12,fail=gdr_map@2:11",
             "gdrapi",
             &["gdr_map answers 11", "dmesg"],
         ),
         (
             "",
-            "fail=gdr_get_info_v2@1:25",
+            "fail=gdr_get_info_v2@1:25,fail=gdr_get_info_v2@2:25",
             "gdrapi",
             &["gdr_get_info_v2 answers 25"],
         ),
