@@ -99,13 +99,18 @@ impl Way {
 #[derive(Debug)]
 pub struct RawStores<'a> {
     mapped: &'a Mapped,
+    /// Whether the processor has what a way needs, in the order of [`Way::ALL`]: asking it takes longer than a store.
+    here: [bool; Way::ALL.len()],
 }
 
 impl<'a> RawStores<'a> {
     /// Stores to `mapped`, which can be used now.
     pub fn new(mapped: &'a Mapped) -> Result<Self, MappedError> {
         mapped.check()?;
-        Ok(Self { mapped })
+        Ok(Self {
+            mapped,
+            here: Way::ALL.map(Way::is_here),
+        })
     }
 
     /// Stores `from` at `offset` and waits until it has left the CPU.
@@ -113,7 +118,11 @@ impl<'a> RawStores<'a> {
     /// # Panics
     /// If the bytes are not inside of the mapping, or the processor lacks what the way needs.
     pub fn store(&self, way: Way, offset: usize, from: &[u8]) {
-        assert!(way.is_here(), "this processor has no {}", way.name());
+        assert!(
+            self.here[way as usize],
+            "this processor has no {}",
+            way.name()
+        );
         let to = self.at(offset, from.len());
         // SAFETY: inside of the mapping, to which no reference is made, as just checked; so is the processor.
         unsafe { way.store(to, from.as_ptr(), from.len()) };

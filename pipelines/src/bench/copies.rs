@@ -1,14 +1,15 @@
 //! Copies with nothing around them, by size.
 
-use super::place::Place;
-use super::rig::Load;
+use super::place::{Place, slots};
 use super::table::{Cell, Table};
-use super::{BenchError, Common, median, quantile, rate};
+use super::{BenchError, Common, bar, median, quantile, rate};
+use daq_core::cuda::Device;
 use daq_core::frame::FrameMeta;
 use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
 use daq_core::plan::Direction;
-use daq_core::ring::{Ring, RingOptions};
-use daq_core::staging::{Bare, CopyStream, Lane, Stager, measure};
+use daq_core::region::RegionError;
+use daq_core::ring::{Producer, Reader, Ring};
+use daq_core::staging::{Bare, Carrier, CopyStream, Lane, Stager, StagingError, Tuning, measure};
 use daq_core::units::ByteSize;
 use daq_core::wait::Bell;
 use std::sync::Arc;
@@ -25,8 +26,12 @@ fn size(bytes: usize) -> Cell {
     ByteSize(bytes as u64).to_string().into()
 }
 
-/// Bytes a second by size: pinned and pageable memory, both directions.
-pub fn bandwidth(common: &Common, sizes: &[usize]) -> Result<Vec<Table>, BenchError> {
+/// Bytes a second by size: pinned and pageable memory, both directions; and of stores of the CPU by their own sizes.
+pub fn bandwidth(
+    common: &Common,
+    sizes: &[usize],
+    stores: &[usize],
+) -> Result<Vec<Table>, BenchError> {
     let device = common.open()?;
     let ways = [
         ("in", Direction::In, false),
@@ -85,83 +90,225 @@ pub fn bandwidth(common: &Common, sizes: &[usize]) -> Result<Vec<Table>, BenchEr
         );
         table.row(row);
     }
-    Ok(vec![table])
+    let stores = match bar::open(device) {
+        Ok(mapped) => bar::bandwidth(common, &mapped, stores)?,
+        Err(unmappable) => bar::refusals(&unmappable),
+    };
+    Ok(vec![table, stores])
+}
+
+/// Microseconds of some copies.
+type Times = Vec<f64>;
+
+/// The figures of several ways of copying as cells: the middle and the 99th percentile of each.
+fn quantiles(times: &[&Times]) -> Vec<Cell> {
+    let cells = times.iter().flat_map(|times| {
+        [
+            Cell::Number(median(times), 2),
+            Cell::Number(quantile(times, 0.99), 2),
+        ]
+    });
+    cells.collect()
+}
+
+fn since(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e6
+}
+
+/// Two rings, from whose ends single frames are published and seen.
+struct Pair {
+    source: Producer,
+    target: Ring,
+    copied: (Reader, Producer),
+}
+
+impl Pair {
+    fn new(place: &Place, bytes: usize) -> Result<Self, BenchError> {
+        let options = slots(&place.host, bytes);
+        let ledger = RingLedger::default;
+        let (from, source) = Ring::new(place.host.clone(), options.clone(), ledger())?;
+        let (target, copied) = Ring::new(place.gpu.clone(), options, ledger())?;
+        let reader = from.attach(true, 1, ReaderLedger::default())?;
+        Ok(Self {
+            source,
+            target,
+            copied: (reader, copied),
+        })
+    }
+
+    /// Publishes single frames and takes the time until `step` has published each.
+    fn time(
+        mut source: Producer,
+        target: &Ring,
+        bytes: usize,
+        times: &mut Times,
+        mut step: impl FnMut() -> Result<(), StagingError>,
+    ) -> Result<(), BenchError> {
+        for frame in 0..TIMES as u64 {
+            let start = Instant::now();
+            let mut slots = source.reserve(1);
+            slots.finish(FrameMeta::whole(frame, bytes));
+            slots.publish();
+            while target.published() <= frame {
+                step()?;
+            }
+            times.push(since(start));
+        }
+        Ok(())
+    }
+
+    /// Through the staging engine, on a thread that does nothing else.
+    fn engine(
+        self,
+        device: &'static Device,
+        tuning: Tuning,
+        bytes: usize,
+        times: &mut Times,
+    ) -> Result<(), BenchError> {
+        let (reader, producer) = self.copied;
+        let stream = CopyStream::new(device, Direction::In, tuning.depth)?;
+        let mut stager = Stager::new(Box::new(stream), tuning, Arc::new(Bell::default()));
+        let ledger = CopyLedger::default();
+        stager.add(Lane::new(reader, producer, ledger, tuning.chunk));
+        Self::time(self.source, &self.target, bytes, times, || {
+            stager.step().map(drop)
+        })
+    }
+
+    /// Through a carrier, on the thread that waits for the frame; nothing where there is none.
+    fn carrier(self, bytes: usize, times: &mut Times) -> Result<(), BenchError> {
+        let (reader, producer) = self.copied;
+        let Some(mut carrier) = Carrier::new(reader, producer, CopyLedger::default(), 1) else {
+            return Ok(());
+        };
+        Self::time(self.source, &self.target, bytes, times, || {
+            Ok(carrier.step().map(drop)?)
+        })
+    }
 }
 
 /// Microseconds by size: copy and wait, copy and poll, and a single frame through the staging engine from its
-/// publication in one ring to its publication in the other, on a thread that does nothing else.
-pub fn latency(common: &Common, sizes: &[usize]) -> Result<Vec<Table>, BenchError> {
+/// publication in one ring to its publication in the other, on a thread that does nothing else. Then the same to memory
+/// that the CPU stores to, and stores and loads by their own sizes beside other ways to make them.
+pub fn latency(
+    common: &Common,
+    sizes: &[usize],
+    stores: &[usize],
+) -> Result<Vec<Table>, BenchError> {
     let device = common.open()?;
-    let tuning = measure(device)?.tuning(Direction::In);
+    let profile = measure(device)?;
+    let tuning = profile.tuning(Direction::In);
     let bare = Bare::new(device, Direction::In, STRETCH, false)?;
     let place = Place::new(device, STRETCH)?;
-    let mut table = Table::new(
-        format!(
-            "{}: microseconds to the GPU; {} copies",
-            device.identity().name,
-            TIMES * common.rounds
-        ),
-        &[
-            "frame",
-            "copy + wait p50",
-            "p99",
-            "copy + poll p50",
-            "p99",
-            "engine p50",
-            "p99",
-        ],
+    let columns = [
+        "frame",
+        "copy + wait p50",
+        "p99",
+        "copy + poll p50",
+        "p99",
+        "engine p50",
+        "p99",
+    ];
+    let title = format!(
+        "{}: microseconds to the GPU; {} copies",
+        device.name(),
+        TIMES * common.rounds
     );
-    for bytes in sizes.iter().map(|bytes| (*bytes).min(STRETCH / 8)) {
-        let mut times = [Vec::new(), Vec::new(), Vec::new()];
-        let load = Load {
-            direction: Direction::In,
-            frame: bytes,
-            rate: None,
-        };
+    let mut table = Table::new(title, &columns);
+    let mut waits = Vec::new();
+    let sizes: Vec<_> = sizes
+        .iter()
+        .map(|bytes| (*bytes).min(STRETCH / 8))
+        .collect();
+    for &bytes in &sizes {
+        let (mut wait, mut poll, mut engine) = (Times::new(), Times::new(), Times::new());
         for _ in 0..common.rounds {
             for _ in 0..TIMES {
                 let start = Instant::now();
                 bare.begin(0, bytes)?;
                 bare.finish()?;
-                times[0].push(start.elapsed().as_secs_f64() * 1e6);
+                wait.push(since(start));
             }
             for _ in 0..TIMES {
                 let start = Instant::now();
                 bare.begin(0, bytes)?;
                 Bare::wait(&*bare.mark()?);
-                times[1].push(start.elapsed().as_secs_f64() * 1e6);
+                poll.push(since(start));
             }
-            let bell = Arc::new(Bell::default());
-            let options = RingOptions::new("from", STRETCH / load.frame, load.frame);
-            let (source, mut producer) =
-                Ring::new(place.host.clone(), options.clone(), RingLedger::default())?;
-            let (target, copied) = Ring::new(place.gpu.clone(), options, RingLedger::default())?;
-            let reader = source.attach(true, 1, ReaderLedger::default())?;
-            let stream = CopyStream::new(device, load.direction, tuning.depth)?;
-            let mut stager = Stager::new(Box::new(stream), tuning, bell);
-            stager.add(Lane::new(
-                reader,
-                copied,
-                CopyLedger::default(),
-                tuning.chunk,
-            ));
-            for frame in 0..TIMES as u64 {
-                let start = Instant::now();
-                let mut slots = producer.reserve(1);
-                slots.finish(FrameMeta::whole(frame, bytes));
-                slots.publish();
-                while target.published() <= frame {
-                    stager.step()?;
-                }
-                times[2].push(start.elapsed().as_secs_f64() * 1e6);
-            }
+            Pair::new(&place, bytes)?.engine(device, tuning, bytes, &mut engine)?;
         }
         let mut row = vec![size(bytes)];
-        for times in &times {
-            row.push(Cell::Number(median(times), 2));
-            row.push(Cell::Number(quantile(times, 0.99), 2));
+        row.extend(quantiles(&[&wait, &poll, &engine]));
+        table.row(row);
+        waits.push(median(&wait));
+    }
+    let place = match place.mapped(device) {
+        Ok(place) => place,
+        Err(BenchError::Region(RegionError::Unmappable(unmappable))) => {
+            return Ok(vec![table, bar::refusals(&unmappable)]);
         }
+        Err(error) => return Err(error),
+    };
+    let mut tables = vec![table, stored(common, &place, tuning, &sizes, &waits)?];
+    let Some(mapped) = place.gpu.mapping() else {
+        unreachable!("the region was made to be mapped");
+    };
+    tables.extend(bar::latency(common, mapped, stores)?);
+    Ok(tables)
+}
+
+/// Microseconds of frames to memory that the CPU stores to, where `waits` are those of a copy and a wait.
+fn stored(
+    common: &Common,
+    place: &Place,
+    tuning: Tuning,
+    sizes: &[usize],
+    waits: &[f64],
+) -> Result<Table, BenchError> {
+    let Some(mapped) = place.gpu.mapping() else {
+        unreachable!("the region was made to be mapped");
+    };
+    let columns = [
+        "frame",
+        "store p50",
+        "p99",
+        "carrier p50",
+        "p99",
+        "engine p50",
+        "p99",
+        "copy + wait ÷ store",
+    ];
+    let title = format!(
+        "{}, mapped by {}: microseconds to the GPU by the CPU, which the engine leaves to copies above {}; {} times",
+        mapped.device().name(),
+        mapped.backend(),
+        ByteSize(tuning.cut_over as u64),
+        TIMES * common.rounds
+    );
+    let mut table = Table::new(title, &columns);
+    let source = vec![0x5a; sizes.iter().copied().max().unwrap_or(0)];
+    for (seed, (&bytes, wait)) in (1..).zip(sizes.iter().zip(waits)) {
+        let (mut store, mut carrier, mut engine) = (Times::new(), Times::new(), Times::new());
+        for _ in 0..TIMES * common.rounds {
+            let start = Instant::now();
+            mapped.copy_to(0, &source[..bytes])?;
+            store.push(since(start));
+        }
+        let verify = |seed| place.verify(Direction::In, seed, bytes, TIMES as u64);
+        place.prepare(Direction::In, 2 * seed)?;
+        for _ in 0..common.rounds {
+            Pair::new(place, bytes)?.carrier(bytes, &mut carrier)?;
+        }
+        verify(2 * seed)?;
+        place.prepare(Direction::In, 2 * seed + 1)?;
+        for _ in 0..common.rounds {
+            Pair::new(place, bytes)?.engine(mapped.device(), tuning, bytes, &mut engine)?;
+        }
+        verify(2 * seed + 1)?;
+        let mut row = vec![size(bytes)];
+        row.extend(quantiles(&[&store, &carrier, &engine]));
+        row.push(Cell::Number(wait / median(&store), 1));
         table.row(row);
     }
-    Ok(vec![table])
+    Ok(table)
 }

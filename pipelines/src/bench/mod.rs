@@ -2,6 +2,7 @@
 //! in turn, in several rounds of one run, and medians are shown, so that their ratios mean something even where
 //! absolute figures move.
 
+mod bar;
 mod copies;
 mod doorbell;
 pub(crate) mod echo;

@@ -12,6 +12,9 @@ pub(super) struct Args {
     what: What,
 }
 
+/// The sizes of stores that are compared unless others are given.
+const STORES: &str = "4 B,16 B,64 B,256 B,1 KiB,4 KiB,16 KiB,64 KiB,256 KiB,1 MiB,4 MiB";
+
 #[derive(Debug, Subcommand)]
 enum What {
     /// The staging engine beside other ways to bring frames to a GPU, and the bare copy as the ceiling.
@@ -49,6 +52,9 @@ enum What {
             default_value = "4 KiB,16 KiB,64 KiB,256 KiB,1 MiB,4 MiB,16 MiB,64 MiB"
         )]
         sizes: Vec<ByteSize>,
+        /// Sizes of a store of the CPU, aligned and not, beside other ways to store; 4 MiB at most.
+        #[arg(long, value_delimiter = ',', default_value = STORES)]
+        stores: Vec<ByteSize>,
     },
     /// Latency of copies by size.
     Copylat {
@@ -61,6 +67,9 @@ enum What {
             default_value = "64 B,1 KiB,4 KiB,16 KiB,64 KiB,256 KiB,1 MiB"
         )]
         sizes: Vec<ByteSize>,
+        /// Sizes of a store of the CPU, aligned and not, beside other ways to store; 4 MiB at most.
+        #[arg(long, value_delimiter = ',', default_value = STORES)]
+        stores: Vec<ByteSize>,
     },
     /// How long a word takes from the CPU to a kernel that waits for it and back, beside launches and copies.
     Doorbell {
@@ -165,13 +174,22 @@ pub(super) fn bench(args: &Args) -> u8 {
             };
             (shared.json, bench::staging(&args))
         }
-        What::Copybw { shared, sizes } => (
+        What::Copybw {
+            shared,
+            sizes,
+            stores,
+        } => (
             shared.json,
-            bench::bandwidth(&shared.common(), &bytes(sizes)),
+            bench::bandwidth(&shared.common(), &bytes(sizes), &bytes(stores)),
         ),
-        What::Copylat { shared, sizes } => {
-            (shared.json, bench::latency(&shared.common(), &bytes(sizes)))
-        }
+        What::Copylat {
+            shared,
+            sizes,
+            stores,
+        } => (
+            shared.json,
+            bench::latency(&shared.common(), &bytes(sizes), &bytes(stores)),
+        ),
         What::Doorbell {
             device,
             rounds,

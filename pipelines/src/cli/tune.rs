@@ -133,5 +133,16 @@ fn describe(profile: &Profile) -> String {
         }
         text
     };
-    way("in", &profile.inward) + &way("out", &profile.outward)
+    let cut_over = match profile.cut_over {
+        Some(0) => "  the CPU never stores to it faster than the GPU copies\n".to_owned(),
+        Some(bytes) => format!(
+            "  the CPU stores to it faster than the GPU copies up to {}\n",
+            ByteSize(bytes as u64)
+        ),
+        None => format!(
+            "  the CPU could not store to it; where it can, it does up to the usual {}\n",
+            ByteSize(profile.cut_over() as u64)
+        ),
+    };
+    way("in", &profile.inward) + &way("out", &profile.outward) + &cut_over
 }

@@ -1,0 +1,272 @@
+//! Stores and loads of the CPU through the window to a GPU's memory: the product's copy beside other loops, on one
+//! mapping and in turn.
+
+use super::table::{Cell, Table};
+use super::{BenchError, Common, median};
+use daq_core::cuda::Device;
+use daq_core::mapped::{Backend, Mapped, MappedError, Unmappable, Writer};
+use daq_core::staging::{RawStores, Way};
+use daq_core::units::ByteSize;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The largest store.
+pub(super) const LARGEST: usize = 4 << 20;
+/// The largest load: one takes a trip over the bus for every few bytes.
+const LARGEST_LOAD: usize = 64 << 10;
+/// Bytes by which targets and sources are off a page's start.
+const SKEWS: [(usize, usize); 4] = [(0, 0), (1, 0), (0, 3), (3, 1)];
+/// Times a round that each way is measured, by turns with the others.
+const TURNS: usize = 8;
+/// Bytes of a turn, but one copy at least and [`MOST`] at most.
+const TURN: usize = 256 << 10;
+const MOST: usize = 256;
+/// What the product's copy must not be slower than.
+const RIVALS: [Way; 3] = [Way::Memcpy, Way::Avx2, Way::Avx512];
+
+/// What makes a row of a table: microseconds of a copy of one size.
+struct Row {
+    bytes: usize,
+    /// Offsets of target and source.
+    skew: (usize, usize),
+    own: f64,
+    /// NaN where the processor lacks what a way needs.
+    ways: Vec<(Way, f64)>,
+}
+
+impl Row {
+    fn name(&self) -> String {
+        let size = ByteSize(self.bytes as u64);
+        match self.skew {
+            (0, 0) => size.to_string(),
+            (to, 0) => format!("{size} to +{to}"),
+            (0, from) => format!("{size} from +{from}"),
+            (to, from) => format!("{size} to +{to} from +{from}"),
+        }
+    }
+
+    /// The fastest rival's time by the product's: at least 1 where that is as fast.
+    fn ratio(&self) -> f64 {
+        let rivals = self.ways.iter().filter(|(way, _)| RIVALS.contains(way));
+        let best = rivals.map(|(_, time)| *time).fold(f64::NAN, f64::min);
+        best / self.own
+    }
+}
+
+/// A mapping for stores of the CPU.
+pub(super) fn open(device: &'static Device) -> Result<Arc<Mapped>, Unmappable> {
+    let bytes = LARGEST + SKEWS.len();
+    Mapped::new(device, bytes, Writer::Cpu, &Backend::ALL)
+}
+
+/// What is shown where there is none: each backend's reason.
+pub(super) fn refusals(unmappable: &Unmappable) -> Table {
+    let title = "nothing maps GPU memory for stores of the CPU: the copy engine carries all";
+    let mut table = Table::new(title, &["backend", "why not"]);
+    for refusal in &unmappable.refused {
+        table.row(vec![
+            refusal.backend.name().into(),
+            refusal.why.clone().into(),
+        ]);
+    }
+    table
+}
+
+/// Microseconds of `copies` copies, one of them.
+fn time(
+    copies: usize,
+    mut copy: impl FnMut() -> Result<(), MappedError>,
+) -> Result<f64, MappedError> {
+    let start = Instant::now();
+    for _ in 0..copies {
+        copy()?;
+    }
+    Ok(start.elapsed().as_secs_f64() * 1e6 / copies as f64)
+}
+
+/// Bytes that are not alike.
+fn source() -> Vec<u8> {
+    (0..=250).cycle().take(LARGEST + SKEWS.len()).collect()
+}
+
+fn measure(mapped: &Mapped, rounds: usize, sizes: &[usize]) -> Result<Vec<Row>, BenchError> {
+    let stores = RawStores::new(mapped)?;
+    let source = source();
+    let mut rows = Vec::new();
+    for bytes in sizes.iter().map(|bytes| (*bytes).clamp(1, LARGEST)) {
+        let here = Way::ALL.map(Way::is_here);
+        for skew in SKEWS {
+            let (to, from) = (skew.0, &source[skew.1..][..bytes]);
+            let copies = (TURN / bytes).clamp(1, MOST);
+            let mut own = Vec::new();
+            let mut ways = Way::ALL.map(|way| (way, Vec::new()));
+            for turn in 0..rounds * TURNS {
+                // None is always measured behind the same one.
+                for i in 0..=ways.len() {
+                    let at = (i + turn) % (Way::ALL.len() + 1);
+                    match ways.get_mut(at) {
+                        None => own.push(time(copies, || mapped.copy_to(to, from))?),
+                        Some((way, times)) if here[at] => times.push(time(copies, || {
+                            stores.store(*way, to, from);
+                            Ok(())
+                        })?),
+                        Some(_) => {}
+                    }
+                }
+            }
+            let middle = |times: &Vec<f64>| {
+                if times.is_empty() {
+                    f64::NAN
+                } else {
+                    median(times)
+                }
+            };
+            rows.push(Row {
+                bytes,
+                skew,
+                own: middle(&own),
+                ways: ways
+                    .iter()
+                    .map(|(way, times)| (*way, middle(times)))
+                    .collect(),
+            });
+        }
+    }
+    Ok(rows)
+}
+
+/// The rows, each time shown by `show` with so many digits.
+fn table(title: String, rows: &[Row], digits: usize, show: impl Fn(&Row, f64) -> f64) -> Table {
+    let mut columns = vec!["store", "daq"];
+    columns.extend(Way::ALL.map(Way::name));
+    columns.push("best rival ÷ daq");
+    let mut table = Table::new(title, &columns);
+    for row in rows {
+        let mut cells = vec![row.name().into(), Cell::Number(show(row, row.own), digits)];
+        let ways = row.ways.iter();
+        cells.extend(ways.map(|(_, time)| Cell::Number(show(row, *time), digits)));
+        cells.push(Cell::Number(row.ratio(), 3));
+        table.row(cells);
+    }
+    table
+}
+
+fn title(mapped: &Mapped, common: &Common, unit: &str) -> String {
+    format!(
+        "{}, mapped by {}: {unit} of a store through the bus until it has left the CPU; medians of {}",
+        mapped.device().name(),
+        mapped.backend(),
+        common.rounds * TURNS
+    )
+}
+
+/// Gigabytes a second of stores by size.
+pub(super) fn bandwidth(
+    common: &Common,
+    mapped: &Mapped,
+    sizes: &[usize],
+) -> Result<Table, BenchError> {
+    let rows = measure(mapped, common.rounds, sizes)?;
+    let title = title(mapped, common, "GB/s");
+    Ok(table(title, &rows, 2, |row, time| {
+        row.bytes as f64 / 1e3 / time
+    }))
+}
+
+/// Microseconds of stores by size, and of loads.
+pub(super) fn latency(
+    common: &Common,
+    mapped: &Mapped,
+    sizes: &[usize],
+) -> Result<Vec<Table>, BenchError> {
+    let rows = measure(mapped, common.rounds, sizes)?;
+    let title = title(mapped, common, "microseconds");
+    let stores = table(title, &rows, 3, |_, time| time);
+    Ok(vec![stores, loads(common, mapped, sizes)?])
+}
+
+fn loads(common: &Common, mapped: &Mapped, sizes: &[usize]) -> Result<Table, BenchError> {
+    let raw = RawStores::new(mapped)?;
+    let source = source();
+    mapped.copy_to(0, &source)?;
+    let title = format!(
+        "{}, mapped by {}: microseconds of a load through the bus; medians of {}",
+        mapped.device().name(),
+        mapped.backend(),
+        common.rounds
+    );
+    let columns = ["load", "daq", "memcpy", "memcpy ÷ daq"];
+    let mut table = Table::new(title, &columns);
+    let mut to = vec![0; LARGEST_LOAD];
+    for bytes in sizes.iter().filter(|bytes| **bytes <= LARGEST_LOAD) {
+        for (skew, _) in [SKEWS[0], SKEWS[1]] {
+            let to = &mut to[..*bytes];
+            let (mut own, mut plain) = (Vec::new(), Vec::new());
+            for _ in 0..common.rounds {
+                own.push(time(1, || mapped.copy_from(skew, to))?);
+                plain.push(time(1, || {
+                    raw.load(skew, to);
+                    Ok(())
+                })?);
+            }
+            mapped.copy_from(skew, to)?;
+            if *to != source[skew..skew + *bytes] {
+                return Err(BenchError::Thread(format!(
+                    "{bytes} bytes from {skew} on are not those that were stored; this is a defect in daq"
+                )));
+            }
+            let row = Row {
+                bytes: *bytes,
+                skew: (0, skew),
+                own: median(&own),
+                ways: vec![(Way::Memcpy, median(&plain))],
+            };
+            table.row(vec![
+                row.name().into(),
+                Cell::Number(row.own, 2),
+                Cell::Number(row.ways[0].1, 2),
+                Cell::Number(row.ratio(), 3),
+            ]);
+        }
+    }
+    Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use daq_core::mapped::Refusal;
+
+    #[test]
+    fn the_ratio_is_that_of_the_fastest_rival_and_says_at_which_offsets() {
+        let row = Row {
+            bytes: 4096,
+            skew: (3, 1),
+            own: 0.4,
+            ways: vec![
+                (Way::Memcpy, 0.5),
+                (Way::Avx2, 0.2),
+                (Way::Avx512, f64::NAN),
+                (Way::Direct, 0.1),
+                (Way::Own64, 0.1),
+            ],
+        };
+        assert_eq!(row.ratio(), 0.5, "direct stores are only shown");
+        assert_eq!(row.name(), "4 KiB to +3 from +1");
+    }
+
+    #[test]
+    fn every_refusal_is_shown() {
+        let refused = Backend::ALL.map(|backend| Refusal {
+            backend,
+            why: format!("no {backend} here"),
+        });
+        let text = refusals(&Unmappable {
+            refused: refused.to_vec(),
+        })
+        .to_string();
+        for backend in Backend::ALL {
+            assert!(text.contains(&format!("no {backend} here")), "{text}");
+        }
+    }
+}
