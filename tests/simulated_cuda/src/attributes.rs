@@ -8,6 +8,8 @@ pub const SHARED_OPTIN: i32 = 227 << 10;
 pub const SHARED: i32 = 48 << 10;
 /// Bytes of shared memory of a multiprocessor.
 pub const SHARED_MULTIPROCESSOR: i32 = 228 << 10;
+/// Multiprocessors of a device.
+pub const MULTIPROCESSORS: u32 = 132;
 /// Threads of a block.
 pub const THREADS: u32 = 1024;
 /// Threads of a multiprocessor.
@@ -44,7 +46,7 @@ pub const fn value(options: &Options, ordinal: i32, attribute: i32) -> i32 {
         9 | 12 | 82 => 65_536,
         13 => 1_980_000,
         14 => 512,
-        16 => 132,
+        16 => MULTIPROCESSORS.cast_signed(),
         33 => bus(ordinal),
         36 => 2_619_000,
         37 => 5120,

@@ -71,6 +71,7 @@ codes! {
     INVALID_ADDRESS_SPACE = 717 "invalid address space",
     INVALID_PC = 718 "invalid program counter",
     LAUNCH_FAILED = 719 "the launch failed",
+    COOPERATIVE_LAUNCH_TOO_LARGE = 720 "too many blocks to run at once",
     TENSOR_MEMORY_LEAK = 721 "tensor memory leak",
     NOT_PERMITTED = 800 "not permitted",
     NOT_SUPPORTED = 801 "not supported",

@@ -24,6 +24,8 @@ pub struct Executed {
 pub static COPIES: Executed = Executed::new("copy");
 /// Launches that streams have begun.
 pub static LAUNCHES: Executed = Executed::new("launch");
+/// Frames that kernels which stay have begun.
+pub static RESIDENT: Executed = Executed::new("resident");
 
 /// What becomes of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

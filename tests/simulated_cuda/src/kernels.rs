@@ -1,6 +1,8 @@
 //! Kernels that do something: host functions that stand in for entries, by name. Every other entry does nothing.
 
 use crate::code::Result;
+use crate::resident;
+use std::ops::Range;
 
 /// A host function that stands in for a kernel.
 #[derive(Debug)]
@@ -11,12 +13,24 @@ pub struct Kernel {
     pub parameters: &'static [usize],
     /// What it does with the values of the parameters and the blocks in x, y and z.
     pub run: fn(&dyn Memory, &[u64], [u32; 3]) -> Result,
+    /// Whether it runs until it is stopped.
+    pub stays: bool,
 }
 
 /// Memory as kernels see it. An address that leads nowhere is the error that breaks a context.
 pub trait Memory {
     /// Copies `bytes` bytes.
     fn copy(&self, to: u64, from: u64, bytes: usize) -> Result;
+    /// Fills `bytes` bytes with zeros.
+    fn clear(&self, to: u64, bytes: usize) -> Result;
+    /// A word as it is now, with all that was written before it.
+    fn load(&self, word: u64) -> Result<u64>;
+    /// Writes a word, after all that was written before.
+    fn store(&self, word: u64, value: u64) -> Result;
+    /// The error that has broken the context meanwhile.
+    fn check(&self) -> Result;
+    /// Lets others run: there is nothing to do.
+    fn rest(&self);
 }
 
 /// All of them.
@@ -25,20 +39,37 @@ pub const KERNELS: &[Kernel] = &[
         name: "daq_simulated_copy",
         parameters: &[8, 8, 8],
         run: |memory, values, _| memory.copy(values[0], values[1], size(values[2])?),
+        stays: false,
     },
     // What daq.cuh makes of a function of the user's: here one that gives each frame as it is, as far as the output
-    // has room.
+    // has room, and zeros behind it.
     Kernel {
         name: "daq_burst",
         parameters: &[8; 16],
         run: |memory, values, blocks| {
             let slot = |of: &[u64], i: u32| of[0] + (of[3] + u64::from(i)) % of[2] * of[1];
-            let bytes = size(values[10].min(values[13]))?;
-            (0..blocks[1])
-                .try_for_each(|i| memory.copy(slot(&values[4..], i), slot(values, i), bytes))
+            (0..blocks[1]).try_for_each(|i| {
+                let input = (slot(values, i), values[10]);
+                give(memory, slot(&values[4..], i), input, 0..values[13])
+            })
         },
+        stays: false,
+    },
+    // The same that stays on its GPU.
+    Kernel {
+        name: "daq_resident",
+        parameters: &[8; 17],
+        run: resident::run,
+        stays: true,
     },
 ];
+
+/// Makes bytes `part` of the output at `to` of the input at an address, of so many bytes: those of the input, then zeros.
+pub fn give(memory: &dyn Memory, to: u64, (from, bytes): (u64, u64), part: Range<u64>) -> Result {
+    let end = part.end.min(bytes).max(part.start);
+    memory.copy(to + part.start, from + part.start, size(end - part.start)?)?;
+    memory.clear(to + end, size(part.end - end)?)
+}
 
 fn size(bytes: u64) -> Result<usize> {
     usize::try_from(bytes).map_err(|_| crate::code::ILLEGAL_ADDRESS)

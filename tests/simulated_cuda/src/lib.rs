@@ -13,6 +13,8 @@
 //! | `calls` | calls of each function |
 //! | `copied` | bytes copied: `host_to_device`, `device_to_host`, `device_to_device`, `host_to_host` |
 //! | `copies`, `fills`, `launches` | operations that streams have executed |
+//! | `resident` | frames that kernels which stay have begun |
+//! | `blocked` | calls that had to wait for a kernel that stays |
 //! | `unregistered` | copies from or to host memory that the driver did not know: `copies` and their `bytes` |
 //! | `leaks` | what lived on when its context ended, and what lives now |
 //! | `errors` | calls that were refused, by their code; answers "not ready" (600) are no errors |
@@ -22,6 +24,12 @@
 //!
 //! `daq_simulated_memory` is no function of the driver's: through it the stand-ins of other libraries find the memory
 //! behind a device address.
+//!
+//! A kernel that stays on its device (`daq_resident`) holds up every call that waits for the device. Such a call is
+//! counted and told on stderr, and ends the process if it waits for too long: a program that makes one would hang.
+//!
+//! The library is a stand-in for the run-time compiler `libnvrtc.so` too: it makes, of any text that defines
+//! `on_frame`, code with the entries that the text names.
 //!
 //! What it does not do: run kernels (only those in `kernels.rs`, by name), peer access, memory pools, external
 //! memory, capture across several streams.
@@ -33,6 +41,7 @@ mod kernels;
 mod options;
 mod ptx;
 mod report;
+mod resident;
 mod sys;
 
 pub use options::Options;

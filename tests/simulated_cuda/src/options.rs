@@ -18,11 +18,12 @@ use std::time::Duration;
 /// | `ordering=0` | the attribute `GPU_DIRECT_RDMA_WRITES_ORDERING`; 100 without |
 /// | `latency=50` | µs that each copy takes at least |
 /// | `gbps=20` | 10⁹ bytes a second that a copy engine moves at most |
+/// | `patience=1` | seconds that a call waits for a kernel that stays before it ends the process; 20 without |
 /// | `fail=SYMBOL@N:CODE` | the N-th call of a function returns the code; if the code is one that breaks a context, so do later calls |
-/// | `fail-async=copy@N:CODE`, `launch@N` | the N-th executed operation breaks its context with the code |
-/// | `hang=copy@N`, `launch@N` | the N-th executed operation never ends |
+/// | `fail-async=copy@N:CODE`, `launch@N`, `resident@N` | the N-th executed operation breaks its context with the code |
+/// | `hang=copy@N`, `launch@N`, `resident@N` | the N-th executed operation never ends |
 ///
-/// Counts begin at 1; options from `fail` on may be given several times.
+/// What is counted as `resident` are the frames that kernels which stay begin. Counts begin at 1; options from `fail` on may be given several times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// What `cuDriverGetVersion` says: 1000 × major + 10 × minor.
@@ -47,6 +48,8 @@ pub struct Options {
     pub latency: Duration,
     /// 10⁹ bytes a second that a copy engine moves at most; 0 without a limit.
     pub gbps: u32,
+    /// How long a call waits for a kernel that stays before it ends the process: a real driver would wait for ever.
+    pub patience: Duration,
     /// Calls that fail.
     pub fail: Vec<Failure>,
     /// Executed operations that fail.
@@ -69,7 +72,7 @@ pub enum DmaBuf {
 /// One thing that goes wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The function, `copy` or `launch`.
+    /// The function, `copy`, `launch` or `resident`.
     pub what: String,
     /// Which of them, from 1.
     pub nth: u64,
@@ -91,6 +94,7 @@ impl Default for Options {
             ordering: 100,
             latency: Duration::ZERO,
             gbps: 0,
+            patience: Duration::from_secs(20),
             fail: Vec::new(),
             fail_async: Vec::new(),
             hang: Vec::new(),
@@ -130,6 +134,7 @@ impl Options {
             "ordering" => self.ordering = value.parse().ok()?,
             "latency" => self.latency = Duration::from_micros(value.parse().ok()?),
             "gbps" => self.gbps = value.parse().ok()?,
+            "patience" => self.patience = Duration::from_secs(value.parse().ok()?),
             "fail" => self.fail.push(failure(value, true)?),
             "fail-async" => self.fail_async.push(operation(failure(value, true)?)?),
             "hang" => self.hang.push(operation(failure(value, false)?)?),
@@ -178,7 +183,7 @@ const fn is_error(code: Code) -> bool {
 
 fn operation(mut failure: Failure) -> Option<Failure> {
     failure.what.make_ascii_lowercase();
-    matches!(failure.what.as_str(), "copy" | "launch").then_some(failure)
+    matches!(failure.what.as_str(), "copy" | "launch" | "resident").then_some(failure)
 }
 
 #[cfg(test)]
@@ -188,8 +193,8 @@ mod tests {
     #[test]
     fn every_option_is_read() {
         let options = Options::parse(
-            "version=12040, gpus=2,memory=64MiB,vmm=0,rdma=0,posix-fd=0,dma-buf=map,ordering=0,latency=50,gbps=20,no-init=100,\
-             fail=cuMemAlloc_v2@3:2,fail-async=COPY@1:700,hang=copy@9",
+            "version=12040, gpus=2,memory=64MiB,vmm=0,rdma=0,posix-fd=0,dma-buf=map,ordering=0,latency=50,gbps=20,\
+             patience=3,no-init=100,fail=cuMemAlloc_v2@3:2,fail-async=COPY@1:700,hang=copy@9,hang=RESIDENT@2",
         )
         .unwrap();
         let failure = |what: &str, nth, code| Failure {
@@ -211,9 +216,10 @@ mod tests {
                 ordering: 0,
                 latency: Duration::from_micros(50),
                 gbps: 20,
+                patience: Duration::from_secs(3),
                 fail: vec![failure("cuMemAlloc_v2", 3, 2)],
                 fail_async: vec![failure("copy", 1, 700)],
-                hang: vec![failure("copy", 9, 0)],
+                hang: vec![failure("copy", 9, 0), failure("resident", 2, 0)],
             }
         );
     }

@@ -50,6 +50,8 @@ pub struct Counts {
     copied: [AtomicU64; 4],
     /// Operations that fill memory.
     pub fills: AtomicU64,
+    /// Calls that had to wait for a kernel that stays.
+    pub blocked: AtomicU64,
     unregistered: [AtomicU64; 2],
     calls: Mutex<BTreeMap<&'static str, u64>>,
     errors: Mutex<BTreeMap<Code, u64>>,
@@ -126,6 +128,8 @@ impl Counts {
             "copies": faults::COPIES.count(),
             "fills": load(&self.fills),
             "launches": faults::LAUNCHES.count(),
+            "resident": faults::RESIDENT.count(),
+            "blocked": load(&self.blocked),
             "unregistered": {"copies": load(&self.unregistered[0]), "bytes": load(&self.unregistered[1])},
             "leaks": leaked.and(sys::alive()).json(),
         })

@@ -19,6 +19,8 @@ pub struct Device {
     pub ordinal: c_int,
     /// Bytes of its memory that are in use.
     pub used: AtomicUsize,
+    /// Kernels that stay on it.
+    pub residents: AtomicUsize,
     /// Its copy engines: to the device, from it, within it. Held for as long as the model says that a copy takes.
     pub engines: [Mutex<()>; 3],
     retained: Mutex<usize>,
@@ -32,6 +34,7 @@ static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
         .map(|ordinal| Device {
             ordinal,
             used: AtomicUsize::new(0),
+            residents: AtomicUsize::new(0),
             engines: [const { Mutex::new(()) }; 3],
             retained: Mutex::new(0),
             flags: AtomicU32::new(0),
@@ -185,7 +188,7 @@ extern "C" fn cuDevicePrimaryCtxRetain(context: Out<usize>, ordinal: c_int) -> C
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxRelease_v2(ordinal: c_int) -> Code {
-    call!(cuDevicePrimaryCtxRelease_v2).initialised(|| {
+    call!(cuDevicePrimaryCtxRelease_v2).alone().initialised(|| {
         let device = device(ordinal)?;
         let mut retained = lock(&device.retained);
         *retained = retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
@@ -253,7 +256,9 @@ extern "C" fn cuCtxGetDevice(ordinal: Out<c_int>) -> Code {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxSynchronize() -> Code {
-    call!(cuCtxSynchronize).in_context(Device::synchronise)
+    call!(cuCtxSynchronize)
+        .alone()
+        .in_context(Device::synchronise)
 }
 
 /// Streams have two priorities, 0 and -1.

@@ -116,6 +116,19 @@ fn extent(pitch: u64, width: usize, rows: usize) -> Result<usize> {
         .ok_or(INVALID_VALUE)
 }
 
+/// Where the bytes at an address are now, if it is what it is said to be.
+pub fn reach(space: &Space, at: (Said, u64), bytes: usize, writes: bool) -> Result<Pieces> {
+    let (said, address) = at;
+    let memory = Memory::at(space, said, address, bytes, writes)?;
+    let pitch = 0;
+    End {
+        address,
+        pitch,
+        memory,
+    }
+    .pieces(space, bytes, writes)
+}
+
 impl Copy {
     fn new(
         to: (Said, u64, u64),

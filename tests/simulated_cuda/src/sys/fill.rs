@@ -34,6 +34,20 @@ impl Fill {
         stream.submit(Operation::Fill(fill)).map(|_| ())
     }
 
+    /// Fills `bytes` bytes with zeros now.
+    pub fn clear(address: u64, bytes: usize) -> Result {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let pattern = [0; 4];
+        Self {
+            address,
+            bytes,
+            pattern,
+        }
+        .write()
+    }
+
     fn pieces(&self, space: &Space) -> Result<Pieces> {
         if space.is_device(self.address) {
             return space.device(self.address, self.bytes, true);
@@ -44,6 +58,12 @@ impl Fill {
 
     /// Does it. Memory that has gone since it was submitted breaks the context.
     pub fn execute(&self) -> Result {
+        self.write()?;
+        COUNTS.fills.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn write(&self) -> Result {
         let pieces = self.pieces(&space::lock()).map_err(|_| ILLEGAL_ADDRESS)?;
         // Pieces begin where a value does: they are parts of allocations or whole granules.
         let block = self.pattern.repeat(1024);
@@ -59,7 +79,6 @@ impl Fill {
                 }
             }
         }
-        COUNTS.fills.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }

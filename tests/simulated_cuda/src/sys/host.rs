@@ -27,7 +27,7 @@ fn is_mapped(address: u64, bytes: usize) -> bool {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemHostRegister_v2(address: u64, bytes: usize, flags: c_uint) -> Code {
-    call!(cuMemHostRegister_v2).in_context(|device| {
+    call!(cuMemHostRegister_v2).alone().in_context(|device| {
         require(flags & !0xf == 0 && bytes > 0 && is_mapped(address, bytes))?;
         space::lock().register(address, bytes, device.ordinal, false)
     })
@@ -35,7 +35,9 @@ extern "C" fn cuMemHostRegister_v2(address: u64, bytes: usize, flags: c_uint) ->
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemHostUnregister(address: u64) -> Code {
-    call!(cuMemHostUnregister).giving_back(|_| space::lock().unregister(address, false).map(|_| ()))
+    call!(cuMemHostUnregister)
+        .alone()
+        .giving_back(|_| space::lock().unregister(address, false).map(|_| ()))
 }
 
 /// Registered memory has the same address on the device.
@@ -65,7 +67,7 @@ fn allocate(bytes: usize, ordinal: i32) -> Result<u64> {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemHostAlloc(out: Out<u64>, bytes: usize, flags: c_uint) -> Code {
-    call!(cuMemHostAlloc).in_context(|device| {
+    call!(cuMemHostAlloc).alone().in_context(|device| {
         require(!out.is_null() && bytes > 0 && flags & !7 == 0)?;
         out.set(allocate(bytes, device.ordinal)?)
     })
@@ -74,7 +76,7 @@ extern "C" fn cuMemHostAlloc(out: Out<u64>, bytes: usize, flags: c_uint) -> Code
 /// Waits for all streams, as the driver does.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFreeHost(address: u64) -> Code {
-    call!(cuMemFreeHost).giving_back(|device| {
+    call!(cuMemFreeHost).alone().giving_back(|device| {
         // A broken context is told after the memory is given back.
         let _ = device.drain();
         let bytes = space::lock()

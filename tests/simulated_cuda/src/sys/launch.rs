@@ -1,17 +1,25 @@
 //! Launches.
 
 use super::copy::Copy;
-use super::module::FUNCTIONS;
-use super::stream::{Operation, Stream};
+use super::fill::Fill;
+use super::module::{FUNCTIONS, Function};
+use super::resident::{self, Running};
+use super::stream::{Operation, Stream, Submitted};
 use super::{In, Out, call, require};
 use crate::attributes::{
-    BLOCK, BLOCKS_MULTIPROCESSOR, GRID, SHARED_MULTIPROCESSOR, THREADS, THREADS_MULTIPROCESSOR,
+    BLOCK, BLOCKS_MULTIPROCESSOR, GRID, MULTIPROCESSORS, SHARED_MULTIPROCESSOR, THREADS,
+    THREADS_MULTIPROCESSOR,
 };
-use crate::code::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, Result};
+use crate::code::{
+    CONTEXT_IS_DESTROYED, COOPERATIVE_LAUNCH_TOO_LARGE, Code, INVALID_HANDLE, INVALID_VALUE,
+    NOT_SUPPORTED, Result,
+};
 use crate::faults::{Fate, LAUNCHES};
 use crate::kernels::{Kernel, Memory};
 use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// A launch with the values of its parameters.
 #[derive(Clone, Debug)]
@@ -19,28 +27,65 @@ pub struct Launch {
     kernel: Option<&'static Kernel>,
     values: Vec<u64>,
     blocks: [u32; 3],
+    /// Of a kernel that stays.
+    running: Option<Arc<Running>>,
 }
 
-/// The memory of the process as its devices see it.
-struct Devices;
+/// The memory of the process as the kernels of a stream see it.
+struct Seen<'a>(&'a Stream);
 
-impl Memory for Devices {
+impl Memory for Seen<'_> {
     fn copy(&self, to: u64, from: u64, bytes: usize) -> Result {
         Copy::within_device(to, from, bytes)
+    }
+
+    fn clear(&self, to: u64, bytes: usize) -> Result {
+        Fill::clear(to, bytes)
+    }
+
+    fn load(&self, word: u64) -> Result<u64> {
+        resident::load(word)
+    }
+
+    fn store(&self, word: u64, value: u64) -> Result {
+        resident::store(word, value)
+    }
+
+    fn check(&self) -> Result {
+        if self.0.is_abandoned() {
+            return Err(CONTEXT_IS_DESTROYED);
+        }
+        self.0.device.check()
+    }
+
+    fn rest(&self) {
+        std::thread::sleep(Duration::from_micros(20));
     }
 }
 
 impl Launch {
-    /// Does it.
-    pub fn execute(&self) -> Result {
+    /// Does it, for a stream.
+    pub fn execute(&self, stream: &Stream) -> Result {
         match LAUNCHES.begin() {
             Fate::Done => self.kernel.map_or(Ok(()), |kernel| {
-                (kernel.run)(&Devices, &self.values, self.blocks)
+                (kernel.run)(&Seen(stream), &self.values, self.blocks)
             }),
             Fate::Fails(code) => Err(code),
             Fate::Hangs => loop {
                 std::thread::park();
             },
+        }
+    }
+
+    /// Whether it runs until it is stopped.
+    pub const fn stays(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// It is done, or never will be.
+    pub fn pass(&self) {
+        if let Some(running) = &self.running {
+            running.end();
         }
     }
 }
@@ -129,13 +174,30 @@ extern "C" fn cuLaunchKernel(
         }
         let kernel = function.kernel;
         let values = kernel.map_or(Ok(Vec::new()), |kernel| values(kernel, parameters))?;
-        stream
-            .submit(Operation::Launch(Launch {
-                kernel,
-                values,
-                blocks: [grid_x, grid_y, grid_z],
-            }))
-            .map(|_| ())
+        let stays = kernel.is_some_and(|kernel| kernel.stays);
+        if stays {
+            // Blocks that wait until others end would never run.
+            let at_once = at_once(&function, block_x * block_y * block_z, shared as usize);
+            if u64::from(grid_x) * u64::from(grid_y) * u64::from(grid_z) > at_once {
+                eprintln!(
+                    "DAQ_SIMULATED_CUDA: of a kernel that stays {at_once} blocks run at once"
+                );
+                return Err(COOPERATIVE_LAUNCH_TOO_LARGE);
+            }
+        }
+        let running = stays.then(|| Running::begin(device));
+        let submitted = stream.submit(Operation::Launch(Launch {
+            kernel,
+            values,
+            blocks: [grid_x, grid_y, grid_z],
+            running: running.clone(),
+        }));
+        if !matches!(submitted, Ok(Submitted::Queued(_)))
+            && let Some(running) = running
+        {
+            running.end();
+        }
+        submitted.map(|_| ())
     })
 }
 
@@ -146,27 +208,32 @@ extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     threads: c_int,
     shared: usize,
 ) -> Code {
-    /// What each block takes for the system.
-    const RESERVED: usize = 1024;
-    const WARP: u32 = 32;
     call!(cuOccupancyMaxActiveBlocksPerMultiprocessor).in_context(|_| {
         let function = FUNCTIONS.get(function)?;
         let threads = u32::try_from(threads)
             .ok()
             .filter(|threads| *threads > 0)
             .ok_or(INVALID_VALUE)?;
-        let allowed = usize::try_from(function.shared.load(Ordering::Acquire)).unwrap_or(0);
-        if threads > THREADS || shared > allowed {
-            return blocks.set(0);
-        }
-        let by_threads = THREADS_MULTIPROCESSOR / threads.next_multiple_of(WARP);
-        let all = usize::try_from(SHARED_MULTIPROCESSOR).unwrap_or(0);
-        let by_shared = u32::try_from(all / (shared + RESERVED)).unwrap_or(u32::MAX);
-        blocks.set(
-            by_threads
-                .min(by_shared)
-                .min(BLOCKS_MULTIPROCESSOR)
-                .cast_signed(),
-        )
+        blocks.set(of_multiprocessor(&function, threads, shared).cast_signed())
     })
+}
+
+/// Blocks of so many threads and bytes of shared memory that a multiprocessor runs at once.
+fn of_multiprocessor(function: &Function, threads: u32, shared: usize) -> u32 {
+    /// What each block takes for the system.
+    const RESERVED: usize = 1024;
+    const WARP: u32 = 32;
+    let allowed = usize::try_from(function.shared.load(Ordering::Acquire)).unwrap_or(0);
+    if threads > THREADS || shared > allowed {
+        return 0;
+    }
+    let by_threads = THREADS_MULTIPROCESSOR / threads.next_multiple_of(WARP);
+    let all = usize::try_from(SHARED_MULTIPROCESSOR).unwrap_or(0);
+    let by_shared = u32::try_from(all / (shared + RESERVED)).unwrap_or(u32::MAX);
+    by_threads.min(by_shared).min(BLOCKS_MULTIPROCESSOR)
+}
+
+/// The same of the whole device.
+fn at_once(function: &Function, threads: u32, shared: usize) -> u64 {
+    u64::from(of_multiprocessor(function, threads, shared)) * u64::from(MULTIPROCESSORS)
 }

@@ -27,7 +27,7 @@ extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> Code {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) -> Code {
-    call!(cuMemAlloc_v2).in_context(|device| {
+    call!(cuMemAlloc_v2).alone().in_context(|device| {
         require(!address.is_null() && bytes > 0)?;
         let memory = Physical::new(device.ordinal, bytes, space::skew(bytes))?;
         address.set(space::lock().place(memory, bytes, Origin::Allocated)?)
@@ -37,7 +37,7 @@ extern "C" fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) -> Code {
 /// Waits for all streams, as the driver does.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: u64) -> Code {
-    call!(cuMemFree_v2).giving_back(|device| {
+    call!(cuMemFree_v2).alone().giving_back(|device| {
         if address == 0 {
             return Ok(());
         }

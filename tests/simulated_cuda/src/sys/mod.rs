@@ -22,6 +22,7 @@ mod launch;
 mod memory;
 mod module;
 mod physical;
+mod resident;
 mod space;
 mod stream;
 mod table;

@@ -146,7 +146,9 @@ fn load(out: &Out<usize>, image: In<u8>, log: impl FnOnce(&str)) -> Result {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuModuleLoadData(module: Out<usize>, image: In<u8>) -> Code {
-    call!(cuModuleLoadData).in_context(|_| load(&module, image, |_| {}))
+    call!(cuModuleLoadData)
+        .alone()
+        .in_context(|_| load(&module, image, |_| {}))
 }
 
 /// Of the options those for logs matter: each log is a text, and its size says how long it is.
@@ -160,7 +162,7 @@ extern "C" fn cuModuleLoadDataEx(
 ) -> Code {
     const INFO_LOG: c_uint = 3;
     const ERROR_LOG: c_uint = 5;
-    call!(cuModuleLoadDataEx).in_context(|_| {
+    call!(cuModuleLoadDataEx).alone().in_context(|_| {
         let values_in = In(values.0.cast_const());
         let place = |option| -> Option<usize> {
             (0..count as usize).find(|n| options.at(*n).is_ok_and(|given| given == option))
@@ -190,7 +192,7 @@ extern "C" fn cuModuleLoadDataEx(
 
 #[unsafe(no_mangle)]
 extern "C" fn cuModuleUnload(module: usize) -> Code {
-    call!(cuModuleUnload).giving_back(|_| {
+    call!(cuModuleUnload).alone().giving_back(|_| {
         MODULES.remove(module)?.unload();
         Ok(())
     })

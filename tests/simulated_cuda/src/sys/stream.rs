@@ -5,6 +5,7 @@ use super::copy::Copy;
 use super::event::Event;
 use super::fill::Fill;
 use super::launch::{HostFunction, Launch};
+use super::resident::give_up;
 use super::table::Table;
 use super::{Out, call, lock, require};
 use crate::code::{
@@ -16,7 +17,7 @@ use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const NON_BLOCKING: c_uint = 1;
 
@@ -62,6 +63,8 @@ pub struct Stream {
     is_default: bool,
     /// Its context is gone: nothing is to be done any more.
     is_abandoned: AtomicBool,
+    /// Whether a kernel that stays is on it.
+    stays: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -99,6 +102,7 @@ impl Stream {
             is_blocking,
             is_default,
             is_abandoned: AtomicBool::new(false),
+            stays: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -178,8 +182,12 @@ impl Stream {
     /// Waits until so many operations are done, or the context is broken.
     pub fn wait_for(&self, operations: u64) -> Result {
         let mut state = lock(&self.state);
+        let since = Instant::now();
         while state.completed < operations && !self.is_abandoned() {
             self.device.check()?;
+            if self.stays.load(Ordering::Acquire) {
+                give_up(since, "waiting for a stream");
+            }
             state = self.wait(state);
         }
         drop(state);
@@ -235,12 +243,15 @@ impl Stream {
         }
     }
 
-    fn is_abandoned(&self) -> bool {
+    /// Whether its context is gone.
+    pub fn is_abandoned(&self) -> bool {
         self.is_abandoned.load(Ordering::Acquire)
     }
 
     fn work(&self) {
         while let Some(operation) = self.next() {
+            let stays = matches!(&operation, Operation::Launch(launch) if launch.stays());
+            self.stays.store(stays, Ordering::Release);
             let done = if self.device.check().is_ok() {
                 operation.execute(self)
             } else {
@@ -324,7 +335,7 @@ impl Operation {
                 .rev()
                 .try_for_each(|copy| copy.execute(device)),
             Self::Fill(fill) => fill.execute(),
-            Self::Launch(launch) => launch.execute(),
+            Self::Launch(launch) => launch.execute(stream),
             Self::Host(function) => {
                 function.execute();
                 Ok(())
@@ -348,8 +359,10 @@ impl Operation {
 
     /// What follows even where nothing is done any more, so that nobody waits for ever.
     fn pass(&self) {
-        if let Self::Record(event, nth) = self {
-            event.pass(*nth);
+        match self {
+            Self::Record(event, nth) => event.pass(*nth),
+            Self::Launch(launch) => launch.pass(),
+            _ => {}
         }
     }
 }

@@ -162,7 +162,9 @@ extern "C" fn cuMemMap(
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemUnmap(address: u64, bytes: usize) -> Code {
-    call!(cuMemUnmap).initialised(|| space::lock().unmap(address, bytes))
+    call!(cuMemUnmap)
+        .alone()
+        .initialised(|| space::lock().unmap(address, bytes))
 }
 
 #[unsafe(no_mangle)]

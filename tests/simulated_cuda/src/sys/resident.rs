@@ -1,0 +1,104 @@
+//! Kernels that stay on their device, and who waits for them.
+
+use super::context::{self, Device};
+use super::copy::Said;
+use super::space::{self, Pieces};
+use super::{Call, copy};
+use crate::code::{ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, Result};
+use crate::faults::OPTIONS;
+use crate::report::{self, COUNTS};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A kernel that stays, from its launch to its end.
+#[derive(Debug)]
+pub struct Running {
+    device: &'static Device,
+    is_over: AtomicBool,
+}
+
+impl Running {
+    /// One was launched.
+    pub fn begin(device: &'static Device) -> Arc<Self> {
+        device.residents.fetch_add(1, Ordering::AcqRel);
+        Arc::new(Self {
+            device,
+            is_over: AtomicBool::new(false),
+        })
+    }
+
+    /// It has ended, or will never begin.
+    pub fn end(&self) {
+        if !self.is_over.swap(true, Ordering::AcqRel) {
+            self.device.residents.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Call {
+    /// A call that the driver lets wait until nothing runs on the device.
+    pub fn alone(self) -> Self {
+        if let Ok(device) = context::current() {
+            let waits = || device.residents.load(Ordering::Acquire) > 0 && device.check().is_ok();
+            if waits() {
+                COUNTS.blocked.fetch_add(1, Ordering::Relaxed);
+                eprintln!(
+                    "DAQ_SIMULATED_CUDA: {} waits for a kernel that stays",
+                    self.0
+                );
+                let since = Instant::now();
+                while waits() {
+                    give_up(since, self.0);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+        self
+    }
+}
+
+/// Ends the process where a wait since `since` lasts too long.
+pub fn give_up(since: Instant, what: &str) {
+    let patience = OPTIONS.patience;
+    if since.elapsed() > patience {
+        eprintln!(
+            "DAQ_SIMULATED_CUDA: {what} has waited {} s for a kernel that stays; a GPU would hang here",
+            patience.as_secs()
+        );
+        report::write();
+        std::process::abort();
+    }
+}
+
+/// Does something with the word at an address as kernels see it.
+fn word<T>(address: u64, writes: bool, with: impl FnOnce(&AtomicU64) -> T) -> Result<T> {
+    if !address.is_multiple_of(8) {
+        return Err(MISALIGNED_ADDRESS);
+    }
+    let pieces: Pieces = copy::reach(&space::lock(), (Said::Device, address), 8, writes)
+        .map_err(|_| ILLEGAL_ADDRESS)?;
+    // No piece begins or ends within a word.
+    let (at, _) = pieces.part(0, 8).next().ok_or(ILLEGAL_ADDRESS)?;
+    // SAFETY: 8 bytes are inside a piece, at a multiple of 8 as the address is one: pieces begin at multiples of 8
+    // where their addresses do. Pieces of device memory are mapped as long as they are held; registered host memory is
+    // as long as it is registered, and who unregisters it waits for kernels that stay. Whoever else uses the word does
+    // so as a whole, by the word of those who launch such kernels.
+    Ok(with(unsafe { AtomicU64::from_ptr(at as *mut u64) }))
+}
+
+/// The word at an address, with all that was written before it.
+pub fn load(address: u64) -> Result<u64> {
+    word(address, false, |word| word.load(Ordering::Acquire))
+}
+
+/// Writes the word at an address, after all that was written before.
+pub fn store(address: u64, value: u64) -> Result {
+    word(address, true, |word| word.store(value, Ordering::Release))
+}
