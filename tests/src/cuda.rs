@@ -11,6 +11,8 @@ const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
 /// The file name of GDRCopy's library.
 const GDR: &str = "libgdrapi.so.2";
+/// The same of the run-time compiler.
+const COMPILERS: [&str; 2] = ["libnvrtc.so", "libnvrtc.so.12"];
 
 /// A directory with a driver library, and where its report goes.
 #[derive(Debug)]
@@ -66,6 +68,16 @@ impl Simulated {
             let path = self.dir.path().join(name);
             std::fs::remove_file(&path).unwrap();
             std::fs::write(&path, &bytes).unwrap();
+        }
+        self
+    }
+
+    /// The same with a run-time compiler, which makes of any text with an `on_frame` a kernel that gives each frame as
+    /// it is.
+    #[must_use]
+    pub fn with_compiler(self) -> Self {
+        for name in COMPILERS {
+            std::os::unix::fs::symlink(library(), self.dir.path().join(name)).unwrap();
         }
         self
     }

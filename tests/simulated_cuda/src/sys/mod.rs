@@ -10,6 +10,7 @@
 )]
 
 mod batch;
+mod compiler;
 mod context;
 mod copy;
 mod device;

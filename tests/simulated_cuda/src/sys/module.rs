@@ -223,6 +223,14 @@ extern "C" fn cuModuleGetGlobal_v2(
     })
 }
 
+/// Functions are loaded with their modules.
+#[unsafe(no_mangle)]
+extern "C" fn cuFuncLoad(function: usize) -> Code {
+    call!(cuFuncLoad)
+        .alone()
+        .in_context(|_| FUNCTIONS.get(function).map(|_| ()))
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_uint, function: usize) -> Code {
     call!(cuFuncGetAttribute).in_context(|_| {
