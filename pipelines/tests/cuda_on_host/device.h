@@ -1,5 +1,5 @@
 // CUDA C++ for a C++ compiler: one thread of the host runs the threads of a block in turn, each until it waits at a
-// barrier. Only what the built-in kernels use.
+// barrier. Only what the built-in kernels and those of the tests use.
 
 #pragma once
 
@@ -8,12 +8,19 @@
 #include <stdint.h>
 #include <string.h>
 
+#define __host__
 #define __device__
 #define __global__
+#define __constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-// One block runs at a time.
-#define __shared__ static
+// One block runs at a time, or each on a thread of the host of its own.
+#ifdef BLOCKS_AT_ONCE
+#define OF_BLOCK thread_local
+#else
+#define OF_BLOCK
+#endif
+#define __shared__ static OF_BLOCK
 #define DYNAMIC_SHARED(type, name) type* name = (type*)dynamic_shared
 extern unsigned char dynamic_shared[];
 
@@ -22,7 +29,7 @@ struct Dim {
 };
 
 // Of the thread that runs.
-extern Dim threadIdx, blockIdx, blockDim, gridDim;
+extern OF_BLOCK Dim threadIdx, blockIdx, blockDim, gridDim;
 
 // Lets the other threads of the block run up to their barriers.
 void __syncthreads();

@@ -4,17 +4,15 @@
 // threads reach. Shared memory starts out as NaNs, and every other block runs its threads backwards, so that a missing
 // barrier shows.
 
-#include "device.h"
+#include "block.h"
 
 #include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string>
-#include <ucontext.h>
 #include <utility>
 #include <vector>
 
@@ -24,11 +22,6 @@ constexpr unsigned char GUARD_BYTE = 0xa5;
 
 Dim threadIdx, blockIdx, blockDim, gridDim;
 alignas(16) unsigned char dynamic_shared[SHARED + GUARD];
-
-[[noreturn]] static void fail(const char* what) {
-    fprintf(stderr, "CUDA on the host: %s\n", what);
-    abort();
-}
 
 static void check_guard(const unsigned char* guard, const char* what) {
     for (size_t i = 0; i < GUARD; i++) {
@@ -78,70 +71,6 @@ static std::vector<Kernel> kernels() {
         kernel("stats_codes", stats::stats_codes),
         kernel("stats_finish", stats::stats_finish),
     };
-}
-
-// The threads of a block, which live on from block to block. They are entered through contexts and then switched by
-// jumps, which unlike contexts cost no system call.
-struct Thread {
-    ucontext_t context;
-    jmp_buf at;
-    bool entered = false, ended = true;
-    std::vector<char> stack;
-};
-static std::vector<std::unique_ptr<Thread>> threads;
-static jmp_buf scheduler;
-static Thread* running;
-static const Kernel* launched;
-static void** arguments;
-
-static void leave() {
-    if (_setjmp(running->at) == 0) _longjmp(scheduler, 1);
-}
-
-void __syncthreads() { leave(); }
-
-static void live() {
-    for (;;) {
-        launched->call(launched->function, arguments);
-        running->ended = true;
-        leave();
-    }
-}
-
-static void enter(Thread& thread) {
-    running = &thread;
-    if (_setjmp(scheduler) != 0) return;
-    if (thread.entered) _longjmp(thread.at, 1);
-    thread.entered = true;
-    setcontext(&thread.context);
-}
-
-static void run_block(bool backwards) {
-    constexpr size_t STACK = 64 << 10;
-    size_t count = blockDim.x;
-    while (threads.size() < count) {
-        auto thread = std::make_unique<Thread>();
-        thread->stack.resize(STACK);
-        getcontext(&thread->context);
-        thread->context.uc_stack.ss_sp = thread->stack.data();
-        thread->context.uc_stack.ss_size = STACK;
-        makecontext(&thread->context, live, 0);
-        threads.push_back(std::move(thread));
-    }
-    for (size_t i = 0; i < count; i++) threads[i]->ended = false;
-    for (size_t left = count; left > 0;) {
-        size_t ended = 0;
-        for (size_t i = 0; i < count; i++) {
-            size_t which = backwards ? count - 1 - i : i;
-            if (threads[which]->ended) continue;
-            threadIdx = {(unsigned)which, 0, 0};
-            enter(*threads[which]);
-            ended += threads[which]->ended;
-        }
-        // A barrier is for all threads or, at the end, for none.
-        if (ended != 0 && ended != left) fail("a barrier that not all threads reach");
-        left -= ended;
-    }
 }
 
 static std::mutex lock;
@@ -235,8 +164,7 @@ Result cuLaunchKernel(const Kernel* kernel, unsigned x, unsigned y, unsigned z, 
     if (x * y * z == 0 || count == 0 || count > 1024 || bytes > SHARED) return INVALID_VALUE;
     // Kernels share what stands for the device.
     std::lock_guard<std::mutex> held(lock);
-    launched = kernel;
-    arguments = given;
+    auto run = [&] { kernel->call(kernel->function, given); };
     gridDim = {x, y, z};
     blockDim = {count, 1, 1};
     bool backwards = false;
@@ -246,7 +174,7 @@ Result cuLaunchKernel(const Kernel* kernel, unsigned x, unsigned y, unsigned z, 
                 blockIdx = {i, j, k};
                 memset(dynamic_shared, 0xff, bytes);
                 memset(dynamic_shared + bytes, GUARD_BYTE, GUARD);
-                run_block(backwards);
+                run_block(run, [backwards](size_t) { return backwards; });
                 check_guard(dynamic_shared + bytes, "a write behind shared memory");
                 backwards = !backwards;
             }

@@ -2,8 +2,9 @@
 
 use std::process::Command;
 
-const FILES: [(&str, &str); 6] = [
+const FILES: [(&str, &str); 7] = [
     ("driver.cpp", include_str!("../cuda_on_host/driver.cpp")),
+    ("block.h", include_str!("../cuda_on_host/block.h")),
     ("device.h", include_str!("../cuda_on_host/device.h")),
     ("samples.cuh", include_str!("../../src/kernels/samples.cuh")),
     ("convert.cu", include_str!("../../src/kernels/convert.cu")),

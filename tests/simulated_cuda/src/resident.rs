@@ -111,7 +111,7 @@ impl<'a> Resident<'a> {
             }
         }
         let [_, words, count] = resident.records;
-        if words < RECORD_WORDS || count == 0 {
+        if words < RECORD_WORDS || !count.is_power_of_two() {
             wrong(&format!("{count} records of {words} words"))?;
         }
         if grid[2] != 1 {

@@ -1,0 +1,98 @@
+// The threads of a block, run in turn by one thread of the host, each until it waits.
+
+#pragma once
+
+#include "device.h"
+
+#include <functional>
+#include <memory>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <ucontext.h>
+#include <vector>
+
+[[noreturn]] inline void fail(const char* what) {
+    fprintf(stderr, "CUDA on the host: %s\n", what);
+    abort();
+}
+
+enum class State { ready, at_barrier, ended };
+
+// Threads live on from block to block. They are entered through contexts and then switched by jumps, which unlike
+// contexts cost no system call.
+struct Thread {
+    ucontext_t context;
+    jmp_buf at;
+    bool entered = false;
+    State state = State::ended;
+    std::vector<char> stack;
+};
+
+struct Block {
+    std::vector<std::unique_ptr<Thread>> threads;
+    jmp_buf scheduler;
+    Thread* running = nullptr;
+    const std::function<void()>* kernel;
+};
+inline OF_BLOCK Block block;
+
+// Lets the other threads of the block run; outside of run_block there are none.
+inline void leave(State state) {
+    if (block.running == nullptr) return;
+    block.running->state = state;
+    if (_setjmp(block.running->at) == 0) _longjmp(block.scheduler, 1);
+}
+
+inline void __syncthreads() { leave(State::at_barrier); }
+
+inline void live() {
+    for (;;) {
+        (*block.kernel)();
+        leave(State::ended);
+    }
+}
+
+inline void enter(Thread& thread) {
+    block.running = &thread;
+    if (_setjmp(block.scheduler) != 0) return;
+    if (thread.entered) _longjmp(thread.at, 1);
+    thread.entered = true;
+    setcontext(&thread.context);
+}
+
+// Runs `kernel` in blockDim.x threads; `backwards` says for each round whether they take turns from the last one on.
+inline void run_block(const std::function<void()>& kernel, const std::function<bool(size_t)>& backwards) {
+    constexpr size_t STACK = 64 << 10;
+    size_t count = blockDim.x;
+    block.kernel = &kernel;
+    while (block.threads.size() < count) {
+        auto thread = std::make_unique<Thread>();
+        thread->stack.resize(STACK);
+        getcontext(&thread->context);
+        thread->context.uc_stack.ss_sp = thread->stack.data();
+        thread->context.uc_stack.ss_size = STACK;
+        makecontext(&thread->context, live, 0);
+        block.threads.push_back(std::move(thread));
+    }
+    for (size_t i = 0; i < count; i++) block.threads[i]->state = State::ready;
+    for (size_t round = 0;; round++) {
+        bool last_first = backwards(round);
+        size_t of[3] = {};
+        for (size_t i = 0; i < count; i++) {
+            size_t which = last_first ? count - 1 - i : i;
+            Thread& thread = *block.threads[which];
+            if (thread.state == State::ready) {
+                threadIdx = {(unsigned)which, 0, 0};
+                enter(thread);
+            }
+            of[(int)thread.state]++;
+        }
+        if (of[(int)State::ended] == count) break;
+        if (of[(int)State::ready] != 0) continue;
+        // A barrier is for all threads or, at the end, for none.
+        if (of[(int)State::at_barrier] != count) fail("a barrier that not all threads reach");
+        for (size_t i = 0; i < count; i++) block.threads[i]->state = State::ready;
+    }
+    block.running = nullptr;
+}

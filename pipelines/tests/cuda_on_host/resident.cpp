@@ -1,0 +1,266 @@
+// A kernel of the user's under both dispatches, on the host: launched for each burst, and staying, where every block has a
+// thread of the host of its own and another thread is what the CPU is to a GPU: it posts frames, takes credits, changes
+// shifts, and stops. Both must give the same bytes.
+//
+// The CPU's side is as hard on the kernel as the protocol lets it be: it overwrites an input the moment that its credits
+// are there, and looks at the output before anything else happens.
+//
+//   resident TEAMS BLOCKS THREADS INPUT_SLOTS OUTPUT_SLOTS RECORDS FRAMES SEED
+//
+// With SANITIZED defined blocks have one thread, which is a plain one, for the sanitizer of threads.
+
+#define BLOCKS_AT_ONCE
+#include "block.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <sched.h>
+#include <thread>
+#include <unistd.h>
+
+thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
+
+// Numbers that look random and repeat with their seed (splitmix64).
+struct Random {
+    uint64_t state;
+    uint64_t below(uint64_t end) {
+        state += 0x9e3779b97f4a7c15;
+        uint64_t z = state;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+        return (z ^ (z >> 31)) % end;
+    }
+};
+static thread_local Random chance;
+
+// Whoever looks at a word lets others run: the threads of its block are then apart, as warps are.
+static void look() {
+    if (chance.below(2)) leave(State::ready);
+#ifdef SANITIZED
+    sched_yield();
+#endif
+}
+#define __atomic_load_n(at, order) (look(), __atomic_load_n(at, order))
+#include "unit.cu"
+#undef __atomic_load_n
+
+using daq::Size;
+
+constexpr size_t GUARD = 256, BITMAP_WORDS = 2, RECORD_WORDS = 5 + BITMAP_WORDS, FREE = 0x5a, GONE = 0xe7;
+constexpr uint64_t STOP = 1ull << 63;
+constexpr unsigned GENERATION_BIT = 48;
+
+// Memory between guards.
+struct Memory {
+    std::vector<unsigned char> bytes;
+    size_t length;
+    explicit Memory(size_t length) : bytes(length + 2 * GUARD + 64, 0xa5), length(length) {}
+    unsigned char* at() { return (unsigned char*)(((uintptr_t)bytes.data() + GUARD + 63) & ~(uintptr_t)63); }
+    void check(const char* what) {
+        for (unsigned char* byte = bytes.data(); byte < bytes.data() + bytes.size(); byte++) {
+            if ((byte < at() || byte >= at() + length) && *byte != 0xa5) fail(what);
+        }
+    }
+};
+
+// One of the rings.
+struct Slots {
+    size_t count, stride, frame;
+    Size shift = 0;
+    Memory memory;
+    Slots(size_t count, size_t frame) : count(count), stride(frame + 64), frame(frame), memory(count * stride) {}
+    unsigned char* at(Size slot) { return memory.at() + slot % count * stride; }
+};
+
+constexpr size_t POINTS = 777, IN_BYTES = 2 * POINTS, OUT_POINTS = 1000, OUT_BYTES = 8 * OUT_POINTS;
+
+static void make_input(unsigned char* to, Size frame) {
+    Random random = {frame * 77 + 1};
+    for (size_t i = 0; i < POINTS; i++) ((uint16_t*)to)[i] = (uint16_t)random.below(65536);
+}
+
+static void make_record(Size* to, Size frame) {
+    const Size record[RECORD_WORDS] = {(1ull << 40) + frame,
+                                       1700000000000000000ull + 5 * frame,
+                                       3 | (frame % 3) << 32,
+                                       70 | (70 - frame % 2) << 32,
+                                       frame % 6,
+                                       ~(frame % 2),
+                                       0x3f};
+    memcpy(to, record, sizeof record);
+}
+
+// Runs the kernel's blocks one after the other for bursts of frames, and gives all outputs.
+static std::vector<unsigned char> launched(unsigned blocks, unsigned threads, size_t frames) {
+    constexpr size_t SLOTS = 5;
+    Slots input(SLOTS, IN_BYTES), output(SLOTS, OUT_BYTES);
+    std::vector<unsigned char> all;
+    Size records[SLOTS * RECORD_WORDS];
+    for (size_t first = 0; first < frames;) {
+        size_t count = std::min(frames - first, (size_t)(1 + chance.below(SLOTS)));
+        for (size_t i = 0; i < count; i++) {
+            make_input(input.at(first + i), first + i);
+            make_record(records + i * RECORD_WORDS, first + i);
+            memset(output.at(first + i), FREE, output.stride);
+        }
+        gridDim = {blocks, (unsigned)count, 1};
+        blockDim = {threads, 1, 1};
+        auto run = [&] {
+            daq_burst(input.at(0), input.stride, SLOTS, first % SLOTS, output.at(0), output.stride, SLOTS,
+                      first % SLOTS, records, RECORD_WORDS, IN_BYTES, 1, POINTS, OUT_BYTES, 1, OUT_POINTS);
+        };
+        for (unsigned y = 0; y < count; y++) {
+            for (unsigned x = 0; x < blocks; x++) {
+                blockIdx = {x, y, 0};
+#ifdef SANITIZED
+                run();
+#else
+                run_block(run, [](size_t) { return chance.below(2) != 0; });
+#endif
+            }
+        }
+        for (size_t i = 0; i < count; i++) {
+            unsigned char* slot = output.at(first + i);
+            all.insert(all.end(), slot, slot + OUT_BYTES);
+        }
+        first += count;
+    }
+    return all;
+}
+
+struct Host {
+    unsigned teams, blocks;
+    Slots input, output;
+    size_t record_count;
+    Memory bell, credits, records;
+    const std::vector<unsigned char>& expected;
+    Size posted = 0, taken = 0, generation = 0;
+
+    Host(unsigned teams, unsigned blocks, size_t in_slots, size_t out_slots, size_t record_count,
+         const std::vector<unsigned char>& expected)
+        : teams(teams), blocks(blocks), input(in_slots, IN_BYTES), output(out_slots, OUT_BYTES),
+          record_count(record_count), bell(128), credits(8 * (size_t)teams * blocks),
+          records(8 * RECORD_WORDS * record_count), expected(expected) {
+        memset(bell.at(), 0, 128);
+        memset(credits.at(), 0, credits.length);
+        memset(input.at(0), GONE, input.memory.length);
+    }
+
+    Size* word(size_t at) { return (Size*)bell.at() + at; }
+
+    // Frames before the first that is not done.
+    Size done() {
+        Size first = ~0ull;
+        for (unsigned n = 0; n < teams * blocks; n++) {
+            Size team = n / blocks, done = __atomic_load_n((Size*)credits.at() + n, __ATOMIC_ACQUIRE);
+            if (done > (posted + teams - 1 - team) / teams) fail("a credit for a frame that was not posted");
+            first = std::min(first, done * teams + team);
+        }
+        return first;
+    }
+
+    size_t room() { return std::min({input.count, output.count, record_count}) - (posted - taken); }
+
+    void ring(Size stop) {
+        __atomic_store_n(word(0), posted | generation << GENERATION_BIT | stop, __ATOMIC_RELEASE);
+    }
+
+    void post(size_t frames, Size stop) {
+        for (size_t i = 0; i < frames; i++, posted++) {
+            make_input(input.at(posted + input.shift), posted);
+            make_record((Size*)records.at() + posted % record_count * RECORD_WORDS, posted);
+            memset(output.at(posted + output.shift), FREE, output.stride);
+        }
+        ring(stop);
+    }
+
+    // Takes what is done: it must be what it should be, and is overwritten.
+    void take() {
+        for (Size end = done(); taken < end && taken < posted; taken++) {
+            unsigned char* slot = output.at(taken + output.shift);
+            if (memcmp(slot, expected.data() + taken * OUT_BYTES, OUT_BYTES) != 0) {
+                fprintf(stderr, "frame %llu: ", taken);
+                fail("its output is not that of a launch");
+            }
+            for (size_t i = OUT_BYTES; i < output.stride; i++) {
+                if (slot[i] != FREE) fail("a write behind an output");
+            }
+            memset(slot, GONE, output.stride);
+            memset(input.at(taken + input.shift), GONE, input.stride);
+            memset((Size*)records.at() + taken % record_count * RECORD_WORDS, GONE, 8 * RECORD_WORDS);
+        }
+    }
+
+    void settle() {
+        for (; taken < posted; sched_yield()) take();
+    }
+
+    void shift() {
+        settle();
+        *word(8) = input.shift = chance.below(input.count);
+        *word(9) = output.shift = chance.below(output.count);
+        generation = (generation + 1) % (1 << 15);
+    }
+};
+
+int main(int count, char** given) {
+    if (count != 9) fail("eight numbers are to be given");
+    // What hangs fails.
+    alarm(300);
+    size_t number[9];
+    for (int i = 1; i < 9; i++) number[i] = strtoul(given[i], nullptr, 10);
+    unsigned teams = (unsigned)number[1], blocks = (unsigned)number[2], threads = (unsigned)number[3];
+    size_t frames = number[7], seed = number[8];
+    chance = {seed};
+    const std::vector<unsigned char> expected = launched(blocks, threads, frames);
+
+    Host host(teams, blocks, number[4], number[5], number[6], expected);
+    std::atomic<unsigned> left(teams * blocks);
+    std::vector<std::thread> running;
+    for (unsigned n = 0; n < teams * blocks; n++) {
+        running.emplace_back([&, n] {
+            chance = {seed * 1000 + n};
+            blockIdx = {n % blocks, n / blocks, 0};
+            gridDim = {blocks, teams, 1};
+            blockDim = {threads, 1, 1};
+            auto run = [&] {
+                daq_resident(host.word(0), (Size*)host.credits.at(), host.input.at(0), host.input.stride,
+                             host.input.count, host.output.at(0), host.output.stride, host.output.count,
+                             (Size*)host.records.at(), RECORD_WORDS, host.record_count, IN_BYTES, 1, POINTS, OUT_BYTES,
+                             1, OUT_POINTS);
+            };
+#ifdef SANITIZED
+            run();
+#else
+            run_block(run, [](size_t) {
+                sched_yield();
+                return chance.below(2) != 0;
+            });
+#endif
+            left--;
+        });
+    }
+    while (host.posted < frames) {
+        if (chance.below(20) == 0) host.shift();
+        size_t most = std::min((size_t)(frames - host.posted), host.room());
+        // Now one frame, now all that there is room for.
+        size_t burst = most == 0 || chance.below(2) ? most : 1 + chance.below(most);
+        if (left != teams * blocks) fail("a block has ended that was not told to");
+        if (burst > 0) host.post(burst, host.posted + burst == frames ? STOP : 0);
+        // Now all is waited for, now nothing.
+        if (chance.below(3) == 0) host.settle();
+        host.take();
+        sched_yield();
+    }
+    if (frames == 0) host.ring(STOP);
+    for (std::thread& thread : running) thread.join();
+    host.take();
+    if (host.taken != frames || host.done() < frames) fail("not all frames were done before the end");
+    host.bell.check("a write beside the bell");
+    host.credits.check("a write beside the credits");
+    host.input.memory.check("a write beside the input");
+    host.output.memory.check("a write beside the output");
+    host.records.check("a write beside the records");
+    printf("%zu frames\n", frames);
+}
