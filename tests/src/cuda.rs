@@ -77,7 +77,8 @@ impl Simulated {
     #[must_use]
     pub fn with_compiler(self) -> Self {
         for name in COMPILERS {
-            std::os::unix::fs::symlink(library(), self.dir.path().join(name)).unwrap();
+            std::os::unix::fs::symlink(library("simulated_cuda"), self.dir.path().join(name))
+                .unwrap();
         }
         self
     }
