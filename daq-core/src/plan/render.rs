@@ -98,16 +98,14 @@ impl Display for Plan {
         }
         for copy in &self.copies {
             writeln!(f, "\ncopy {} → {}", copy.from, copy.to)?;
-            match &copy.carried_by {
-                Some(kernel) => writeln!(f, "    runs on  the thread of kernel {kernel}")?,
-                None => {
+            let thread = copy.carried_by.as_ref().map_or_else(
+                || {
                     let (device, direction) = (copy.device, copy.direction.name());
-                    writeln!(
-                        f,
-                        "    runs on  the staging thread of cuda:{device}, {direction}"
-                    )?;
-                }
-            }
+                    format!("the staging thread of cuda:{device}, {direction}")
+                },
+                |kernel| format!("the thread of kernel {kernel}"),
+            );
+            writeln!(f, "    runs on  {thread}")?;
             writeln!(f, "    way      {}", copy.way)?;
         }
         for kernel in &self.kernels {

@@ -1,19 +1,22 @@
-//! NVIDIA GPUs: driver, links, windows, memory, and what CUDA says of writes by other devices.
+//! NVIDIA GPUs: driver, links, windows, memory, what CUDA says of writes by other devices, stores by the CPU.
 
 mod direct;
 mod driver;
 mod health;
 mod nvml;
 mod slot;
+mod stores;
 
 pub use direct::CudaFacts;
 
 use super::root::Root;
 use super::{Finding, Verdict};
-use daq_core::cuda::Identity;
+use daq_core::cuda::{Device, Identity};
+use daq_core::mapped::{Backend, probe};
 use daq_core::topology::pci::{self, PciFacts};
 use nvml::{NvmlCard, NvmlFacts, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
+use stores::Tried;
 
 const GROUP: &str = "gpu";
 const PCI: &str = "/sys/bus/pci/devices";
@@ -33,6 +36,14 @@ struct Card<'a> {
     pci: Option<PciFacts>,
     nvml: Option<&'a NvmlCard>,
     cuda: Option<&'a CudaFacts>,
+    stores: Option<&'a Tried>,
+}
+
+/// What CUDA says, by PCI address (see [`pci::canonical`]); nothing where it was not asked.
+#[derive(Default)]
+struct Cuda {
+    facts: BTreeMap<String, CudaFacts>,
+    stores: BTreeMap<String, Tried>,
 }
 
 impl Card<'_> {
@@ -46,12 +57,13 @@ impl Card<'_> {
     }
 }
 
-/// The attributes that CUDA reports, by PCI address (see [`pci::canonical`]).
-///
-/// CUDA is not asked yet, so that there are none and no finding speaks of them.
-fn cuda_facts() -> BTreeMap<String, CudaFacts> {
-    let gpus = Identity::all().unwrap_or_default();
-    let facts = gpus.iter().filter_map(|gpu| {
+/// Asks CUDA for attributes, and tries each way to store to each GPU's memory.
+fn ask_cuda() -> Cuda {
+    let mut cuda = Cuda::default();
+    for gpu in Identity::all().unwrap_or_default() {
+        let Some(address) = pci::canonical(&gpu.pci) else {
+            continue;
+        };
         let attributes = &gpu.attributes;
         let facts = CudaFacts {
             rdma: attributes.rdma,
@@ -61,9 +73,12 @@ fn cuda_facts() -> BTreeMap<String, CudaFacts> {
             vmm: attributes.vmm,
             posix_fd: attributes.posix_fd,
         };
-        Some((pci::canonical(&gpu.pci)?, facts))
-    });
-    facts.collect()
+        let tried = Device::open(gpu.ordinal).map(|device| probe(device, &Backend::ALL));
+        let tried = tried.map_err(|error| error.to_string());
+        cuda.facts.insert(address.clone(), facts);
+        cuda.stores.insert(address, tried);
+    }
+    cuda
 }
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
@@ -71,18 +86,14 @@ pub(super) fn examine(root: &Root) -> Vec<Finding> {
         || root.exists(driver::VERSION)
         || root.exists(CONTROL);
     if root.is_real() && shows {
-        judge(root, Some(&nvml::ask()), &cuda_facts())
+        judge(root, Some(&nvml::ask()), &ask_cuda())
     } else {
-        judge(root, None, &BTreeMap::new())
+        judge(root, None, &Cuda::default())
     }
 }
 
-/// The findings from the files below `root`, what NVML answered if it was asked, and CUDA's attributes.
-fn judge(
-    root: &Root,
-    asked: Option<&Result<NvmlFacts, Refusal>>,
-    cuda: &BTreeMap<String, CudaFacts>,
-) -> Vec<Finding> {
+/// The findings from the files below `root`, what NVML answered if it was asked, and what CUDA did.
+fn judge(root: &Root, asked: Option<&Result<NvmlFacts, Refusal>>, cuda: &Cuda) -> Vec<Finding> {
     let on_bus = pci::nvidia_gpus(&root.at("/sys"));
     let nvml = asked.and_then(|asked| asked.as_ref().ok());
     let known: BTreeSet<&str> = nvml
@@ -104,7 +115,7 @@ fn judge(
             None => none.why("without an NVIDIA GPU rings lie in host memory"),
         }];
     }
-    let mut findings = driver::examine(root, module.as_ref(), asked, cuda);
+    let mut findings = driver::examine(root, module.as_ref(), asked, &cuda.facts);
     for address in addresses {
         let card = Card {
             group: format!("{GROUP} {address}"),
@@ -115,7 +126,8 @@ fn judge(
                 .any(|gpu| gpu == address)
                 .then(|| pci::facts(&root.at("/sys"), address)),
             nvml: nvml.and_then(|nvml| nvml.cards.iter().find(|card| card.address == address)),
-            cuda: cuda.get(address),
+            cuda: cuda.facts.get(address),
+            stores: cuda.stores.get(address),
         };
         findings.push(identity(&card, nvml.is_some()));
         if nvml.is_some() && card.nvml.is_none() {
@@ -125,6 +137,7 @@ fn judge(
         findings.extend(slot::examine(root, &card));
         findings.extend(health::examine(&card));
         findings.extend(direct::examine(root, &card, module.as_ref()));
+        findings.extend(stores::examine(&card));
     }
     findings
 }

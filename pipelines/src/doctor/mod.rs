@@ -1,8 +1,9 @@
 //! `daq doctor`: what of this machine stands in the way of lossless data, and the command that mends it.
 //!
-//! Nearly every check reads a few files and judges; nothing is changed. The one library opened is NVIDIA's NVML,
-//! on the running machine and only where an NVIDIA GPU or its driver shows: it opens the driver's device files and
-//! reads, which wakes a card without persistence mode for a few seconds.
+//! Nearly every check reads a few files and judges; nothing is changed. Libraries are opened on the running machine
+//! alone, and only where an NVIDIA GPU or its driver shows: NVIDIA's NVML and CUDA, which open the driver's device files
+//! and wake a card without persistence mode for a few seconds, and whatever can make memory of the GPU that the CPU
+//! stores to: each makes a small piece, which is given back.
 //! Counters of drops are read twice, for only those that grow are a warning.
 //! Each finding says what was read, from where, and the command that fixes it.
 

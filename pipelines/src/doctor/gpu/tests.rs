@@ -3,6 +3,7 @@
 use super::nvml::Brakes;
 use super::*;
 use crate::doctor::root::tests::machine;
+use daq_core::mapped::{Costs, Refusal as RefusedBy};
 use daq_core::topology::pci::{Lanes, Link};
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -64,7 +65,7 @@ fn link_to(root: &Root, directory: &str, name: &str, target: &str) {
 }
 
 fn of_files(root: &Root) -> Vec<Finding> {
-    sound(judge(root, None, &BTreeMap::new()))
+    sound(judge(root, None, &Cuda::default()))
 }
 
 /// The findings, each warning with its reason and command, none of them bad, all names apart.
@@ -135,9 +136,96 @@ fn answer(card: NvmlCard) -> NvmlFacts {
 /// What the server's findings are where NVML says this of its card.
 fn of_nvml(card: NvmlCard, name: &str) -> (Verdict, String) {
     let (_dir, root) = server(&[]);
-    let findings = sound(judge(&root, Some(&Ok(answer(card))), &BTreeMap::new()));
+    let findings = sound(judge(&root, Some(&Ok(answer(card))), &Cuda::default()));
     let found = find(&findings, name);
     (found.verdict, found.read.clone())
+}
+
+/// Of all backends these work, each at costs of its own.
+fn tried(works: &[Backend]) -> Vec<(Backend, Result<Costs, RefusedBy>)> {
+    let tried = Backend::ALL.into_iter().map(|backend| {
+        let micros = |cost: u64| Duration::from_micros(cost);
+        let costs = Costs {
+            allocate: micros(480),
+            pin: micros(60),
+            map: micros(20),
+        };
+        let refused = || RefusedBy {
+            backend,
+            why: format!("{backend} is not there"),
+        };
+        let works = works.contains(&backend).then_some(costs);
+        (backend, works.ok_or_else(refused))
+    });
+    tried.collect()
+}
+
+/// What is found where this was tried of the server's GPU.
+fn of_stores(tried: Tried) -> Vec<Finding> {
+    let (_dir, root) = server(&[]);
+    let cuda = Cuda {
+        stores: BTreeMap::from([(ADDRESS.to_owned(), tried)]),
+        ..Cuda::default()
+    };
+    sound(judge(&root, None, &cuda))
+}
+
+#[test]
+fn each_way_to_store_is_told_with_its_costs_or_its_refusal() {
+    let findings = of_stores(Ok(tried(&[Backend::Vulkan, Backend::Host])));
+    let best = find(&findings, "CPU stores");
+    assert_eq!(
+        (best.verdict, best.read.as_str()),
+        (Verdict::Ok, "by vulkan")
+    );
+    let vulkan = find(&findings, "by vulkan");
+    assert_eq!(vulkan.read, "works");
+    let costs = "at the start: allocate 480 us, pin 60 us, map 20 us";
+    assert_eq!(vulkan.why.as_deref(), Some(costs));
+    let gdrapi = find(&findings, "by gdrapi");
+    let read = (gdrapi.verdict, gdrapi.read.as_str(), gdrapi.why.as_deref());
+    assert_eq!(read, (Verdict::Ok, "refused", Some("gdrapi is not there")));
+    assert!(
+        gdrapi
+            .fix
+            .as_deref()
+            .is_some_and(|fix| fix.contains("libgdrapi"))
+    );
+    assert_eq!(find(&findings, "by dma-buf").fix, None);
+    assert_eq!(find(&findings, "in host memory").read, "works");
+}
+
+#[test]
+fn a_gpu_that_the_cpu_cannot_store_to_is_a_warning() {
+    for works in [&[][..], &[Backend::Host]] {
+        let findings = of_stores(Ok(tried(works)));
+        let best = find(&findings, "CPU stores");
+        assert_eq!(
+            (best.verdict, best.read.as_str()),
+            (Verdict::Warn, "not possible")
+        );
+        assert!(
+            best.fix
+                .as_deref()
+                .is_some_and(|fix| fix.contains("libvulkan1"))
+        );
+    }
+}
+
+#[test]
+fn a_gpu_that_cannot_be_opened_is_not_judged_by_its_stores() {
+    let findings = of_stores(Err("opening cuda:0: no memory".to_owned()));
+    let stores = find(&findings, "CPU stores");
+    assert_eq!(stores.verdict, Verdict::Unknown);
+    assert_eq!(stores.why.as_deref(), Some("opening cuda:0: no memory"));
+    assert!(findings.iter().all(|finding| finding.name != "by vulkan"));
+    // Where CUDA was not asked, nothing is said.
+    let (_dir, root) = server(&[]);
+    assert!(
+        of_files(&root)
+            .iter()
+            .all(|finding| finding.name != "CPU stores")
+    );
 }
 
 const GOOD: CudaFacts = CudaFacts {
@@ -151,14 +239,20 @@ const GOOD: CudaFacts = CudaFacts {
 
 fn of_cuda(change: &[(&str, Option<&str>)], facts: CudaFacts, name: &str) -> Finding {
     let (_dir, root) = server(change);
-    let cuda = BTreeMap::from([(ADDRESS.to_owned(), facts)]);
+    let cuda = Cuda {
+        facts: BTreeMap::from([(ADDRESS.to_owned(), facts)]),
+        ..Cuda::default()
+    };
     find(&sound(judge(&root, None, &cuda)), name).clone()
 }
 
 #[test]
 fn a_good_server_has_no_warning() {
     let (_dir, root) = server(&[]);
-    let cuda = BTreeMap::from([(ADDRESS.to_owned(), GOOD)]);
+    let cuda = Cuda {
+        facts: BTreeMap::from([(ADDRESS.to_owned(), GOOD)]),
+        stores: BTreeMap::from([(ADDRESS.to_owned(), Ok(tried(&Backend::ALL)))]),
+    };
     let findings = sound(judge(&root, Some(&Ok(answer(healthy()))), &cuda));
     for finding in &findings {
         assert_eq!(finding.verdict, Verdict::Ok, "{finding:?}");
@@ -402,7 +496,7 @@ fn what_a_virtual_machine_lacks_is_unknown() {
 #[test]
 fn nvml_alone_describes_a_card_that_files_do_not_show() {
     let (_dir, root) = machine(&[("/proc/self/status", "Cpus_allowed_list:\t0-3\n")]);
-    let findings = sound(judge(&root, Some(&Ok(answer(healthy()))), &BTreeMap::new()));
+    let findings = sound(judge(&root, Some(&Ok(answer(healthy()))), &Cuda::default()));
     let read = |name| find(&findings, name).read.as_str();
     assert_eq!(
         (read("driver"), read("link"), read("BAR1")),
@@ -417,7 +511,7 @@ fn a_card_that_nvml_does_not_list_is_not_judged() {
         address: "0000:99:00.0".to_owned(),
         ..healthy()
     };
-    let findings = sound(judge(&root, Some(&Ok(answer(elsewhere))), &BTreeMap::new()));
+    let findings = sound(judge(&root, Some(&Ok(answer(elsewhere))), &Cuda::default()));
     let of = |group: &str| findings.iter().filter(|found| found.group == group).count();
     assert_eq!(of("gpu 0000:3b:00.0"), 1);
     assert!(of("gpu 0000:99:00.0") > 4);
@@ -495,7 +589,7 @@ fn what_a_card_does_not_know_is_unknown_or_left_out() {
         address: ADDRESS.to_owned(),
         ..NvmlCard::default()
     };
-    let findings = sound(judge(&root, Some(&Ok(answer(bare))), &BTreeMap::new()));
+    let findings = sound(judge(&root, Some(&Ok(answer(bare))), &Cuda::default()));
     for name in ["card", "persistence mode", "clocks"] {
         assert_eq!(find(&findings, name).verdict, Verdict::Unknown, "{name}");
     }
@@ -518,7 +612,7 @@ fn an_old_cuda_is_a_warning() {
             cuda,
             ..answer(healthy())
         };
-        let findings = sound(judge(&root, Some(&Ok(facts)), &BTreeMap::new()));
+        let findings = sound(judge(&root, Some(&Ok(facts)), &Cuda::default()));
         assert_eq!(find(&findings, "CUDA").verdict, verdict, "{cuda:?}");
     }
 }
@@ -533,7 +627,7 @@ fn a_refusal_says_why() {
     ] {
         let (_dir, root) = server(&[]);
         let asked = Err(refusal);
-        let findings = sound(judge(&root, Some(&asked), &BTreeMap::new()));
+        let findings = sound(judge(&root, Some(&asked), &Cuda::default()));
         assert_eq!(find(&findings, "NVML").verdict, verdict, "{asked:?}");
     }
 }
