@@ -1,6 +1,8 @@
 //! Snapshots of ledgers: what `--report json`, `/status`, `/metrics` and the live block show.
 
 use super::{Cause, CopyLedger, KernelLedger, ReaderLedger, RingLedger, SinkLedger, SourceLedger};
+use crate::mapped::Backend;
+use crate::plan::Dispatch;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -74,6 +76,9 @@ pub struct RingReport {
     pub published: u64,
     /// Frames refused for want of a slot.
     pub ring_full: u64,
+    /// What made its memory, where the CPU can store to it on a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mapping: Option<Backend>,
 }
 
 impl RingReport {
@@ -86,6 +91,7 @@ impl RingReport {
             made: published + ring_full,
             published,
             ring_full,
+            mapping: None,
         }
     }
 }
@@ -157,6 +163,8 @@ pub struct KernelReport {
 /// What a kernel costs its GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceReport {
+    /// How bursts reach it. One that stays is neither launched nor timed: what is told of that is 0.
+    pub dispatch: Dispatch,
     /// Bursts put on the GPU and done.
     pub launches: u64,
     /// Nanoseconds that the GPU took for them.
@@ -188,9 +196,10 @@ impl KernelReport {
     }
 
     /// As [`of`](Self::of), for a kernel on a GPU.
-    pub fn on_device(ledger: &KernelLedger) -> Self {
+    pub fn on_device(ledger: &KernelLedger, dispatch: Dispatch) -> Self {
         Self {
             device: Some(DeviceReport {
+                dispatch,
                 launches: ledger.launches.get(),
                 busy_ns: ledger.device_ns.get(),
                 gap_ns: ledger.gap_ns.get(),
@@ -214,9 +223,11 @@ pub struct CopyReport {
     pub frames: u64,
     /// Frames lost in copies in which the device failed.
     pub failed: u64,
+    /// Frames of those copied that the CPU stored; the GPU's copy engine copied the others.
+    pub stored: u64,
     /// Frames under way.
     pub pending: u64,
-    /// Copies done.
+    /// Copies done, by either.
     pub copies: u64,
     /// Bytes in them.
     pub bytes: u64,
@@ -233,6 +244,7 @@ impl CopyReport {
     pub fn of(ledger: &CopyLedger, from: &str, to: &str) -> Self {
         let sizes = ledger.sizes().map(super::Counter::get);
         let (copies, bytes) = (ledger.copies.get(), ledger.bytes.get());
+        let stored = ledger.stored.get();
         let (frames, failed) = (ledger.frames.get(), ledger.failed.get());
         let taken = ledger.taken.get();
         Self {
@@ -241,6 +253,7 @@ impl CopyReport {
             taken,
             frames,
             failed,
+            stored,
             pending: taken.saturating_sub(frames + failed),
             copies,
             bytes,

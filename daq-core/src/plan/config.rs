@@ -111,10 +111,11 @@ impl JsonSchema for FillKey {
 }
 
 /// How bursts reach a kernel on a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Dispatch {
     /// One launch a burst, on a stream of the kernel's own that waits for no other.
+    #[default]
     Launch,
     /// The kernel stays on the GPU and waits for its doorbell.
     Persistent,

@@ -468,7 +468,7 @@ impl Resolver<'_> {
                     .help("leave it out, or put the kernel's input on a GPU"),
             );
         }
-        let dispatch = kernel.keys.dispatch.unwrap_or(Dispatch::Launch);
+        let dispatch = kernel.keys.dispatch.unwrap_or_default();
         let is_staying = dispatch == Dispatch::Persistent;
         if is_staying && side == Side::Cpu && kernel.spec.can_stay().is_ok() {
             let message = format!(

@@ -1,6 +1,7 @@
 //! What a run shows while it runs: one live block on a terminal, a log line a second elsewhere.
 
 use daq_core::ledger::{CopyReport, DeviceReport, Report, SourceReport};
+use daq_core::plan::Dispatch;
 use daq_core::units::{BitRate, ByteSize};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::io::Write;
@@ -193,13 +194,17 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
             String::new()
         };
         let lag = now.readers.get(name).map_or(0, |reader| reader.pending);
-        let gpu = kernel.device.map_or_else(String::new, |device| {
-            let old = before.kernels.get(name).and_then(|kernel| kernel.device);
-            let new_ns = device
-                .busy_ns
-                .saturating_sub(old.unwrap_or_default().busy_ns);
-            format!("  GPU busy {:3.0} %", percent(new_ns, passed.as_secs_f64()))
-        });
+        let launched = |device: &DeviceReport| device.dispatch == Dispatch::Launch;
+        let gpu = kernel
+            .device
+            .filter(launched)
+            .map_or_else(String::new, |device| {
+                let old = before.kernels.get(name).and_then(|kernel| kernel.device);
+                let new_ns = device
+                    .busy_ns
+                    .saturating_sub(old.unwrap_or_default().busy_ns);
+                format!("  GPU busy {:3.0} %", percent(new_ns, passed.as_secs_f64()))
+            });
         lines.push(format!(
             "kernel {name:<width$}  {:>9} in  {:>9} out  lag {lag}{gpu}{failed}",
             kernel.input, kernel.made
@@ -277,14 +282,18 @@ fn apart(source: &SourceReport) -> String {
 
 /// What a kernel cost its GPU in a run of `seconds`.
 fn on_gpu(device: &DeviceReport, seconds: f64) -> String {
-    format!(
-        "; launches {}, GPU busy {:.3} s ({:.1} % of the run), gaps {:.3} s, occupancy {:.1} %",
-        device.launches,
-        device.busy_ns as f64 / 1e9,
-        percent(device.busy_ns, seconds),
-        device.gap_ns as f64 / 1e9,
-        device.occupancy_ppm as f64 / 1e4
-    )
+    let cost = match device.dispatch {
+        Dispatch::Launch => format!(
+            "launches {}, GPU busy {:.3} s ({:.1} % of the run), gaps {:.3} s",
+            device.launches,
+            device.busy_ns as f64 / 1e9,
+            percent(device.busy_ns, seconds),
+            device.gap_ns as f64 / 1e9,
+        ),
+        Dispatch::Persistent => "stays on the GPU".to_owned(),
+    };
+    let occupancy = device.occupancy_ppm as f64 / 1e4;
+    format!("; {cost}, occupancy {occupancy:.1} %")
 }
 
 /// The final ledger as text.
@@ -329,13 +338,18 @@ pub(super) fn ledger(report: &Report) -> String {
     }
     for (name, copy) in &report.copies {
         let busy = copy.busy_ns as f64 / 1e9;
+        let stored = if copy.stored > 0 {
+            format!(" ({} stored by the CPU)", copy.stored)
+        } else {
+            String::new()
+        };
         let rate = if copy.busy_ns > 0 {
             copy.bytes as f64 / copy.busy_ns as f64
         } else {
             0.0
         };
         text += &format!(
-            "copy to {name} from {}: taken {}, frames {}, failed {}, pending {}; copies {}, bytes {}, \
+            "copy to {name} from {}: taken {}, frames {}{stored}, failed {}, pending {}; copies {}, bytes {}, \
              mean size {}, in flight {}; busy {busy:.3} s at {rate:.2} GB/s\n",
             copy.from,
             copy.taken,
@@ -418,6 +432,7 @@ mod tests {
             ..KernelReport::default()
         };
         let device = DeviceReport {
+            dispatch: Dispatch::Launch,
             launches: 10 * seconds,
             busy_ns: 250_000_000 * seconds,
             gap_ns: 125_000_000 * seconds,
@@ -499,5 +514,27 @@ mod tests {
             ]
         );
         assert!(!ledger(&Report::default()).contains("copy"));
+    }
+
+    #[test]
+    fn a_kernel_that_stays_is_not_told_as_launched_nor_stored_frames_as_copied() {
+        let mut report = report(8, 0);
+        let beam = report.kernels.get_mut("beam").unwrap();
+        beam.device.as_mut().unwrap().dispatch = Dispatch::Persistent;
+        report.copies.get_mut("raw").unwrap().stored = 7000;
+        let text = ledger(&report);
+        let beam = line(text.lines(), "kernel beam");
+        assert!(
+            beam.ends_with("made 0; stays on the GPU, occupancy 62.5 %"),
+            "{beam}"
+        );
+        let copy = line(text.lines(), "copy to raw");
+        assert!(
+            copy.contains("frames 8000 (7000 stored by the CPU), failed 0"),
+            "{copy}"
+        );
+        let shown = lines(&report, &Report::default(), Duration::from_secs(1));
+        let beam = line(shown.iter().map(String::as_str), "kernel beam ");
+        assert!(!beam.contains("busy"), "{beam}");
     }
 }

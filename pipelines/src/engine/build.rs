@@ -176,6 +176,9 @@ impl Pipeline {
         };
         for planned in &plan.rings {
             let region = region(config, plan, planned)?;
+            if let Some(mapping) = region.mapping() {
+                self.ledgers.mapped(&planned.name, mapping.backend());
+            }
             parts.regions.insert(planned.name.clone(), region);
         }
         for copy in &plan.copies {

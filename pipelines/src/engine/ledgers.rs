@@ -1,26 +1,28 @@
 //! All ledgers of a pipeline.
 
-use daq_core::kernel::Side;
 use daq_core::ledger::{
     Board, BoardError, CopyLedger, CopyReport, KernelLedger, KernelReport, ReaderLedger,
     ReaderReport, Report, RingLedger, RingReport, SinkLedger, SinkReport, SourceLedger,
     SourceReport,
 };
-use daq_core::plan::Plan;
+use daq_core::mapped::Backend;
+use daq_core::plan::{Dispatch, Plan};
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::time::Instant;
 
 /// The counters of every component, by name.
 #[derive(Debug)]
 pub struct Ledgers {
     sources: BTreeMap<String, SourceLedger>,
-    rings: BTreeMap<String, RingLedger>,
+    /// With what made its memory, where the CPU can store to it on a GPU.
+    rings: BTreeMap<String, (RingLedger, OnceLock<Backend>)>,
     /// With the ring that is read.
     readers: BTreeMap<String, (String, ReaderLedger)>,
     /// By the ring that is filled, with the one that is read.
     copies: BTreeMap<String, (String, CopyLedger)>,
-    /// With whether it runs on a GPU.
-    kernels: BTreeMap<String, (bool, KernelLedger)>,
+    /// With how bursts reach it on a GPU; `None` on the CPU.
+    kernels: BTreeMap<String, (Option<Dispatch>, KernelLedger)>,
     sinks: BTreeMap<String, SinkLedger>,
     start: Instant,
 }
@@ -42,17 +44,14 @@ impl Ledgers {
             ledgers.sources.insert(source.name.clone(), ledger);
         }
         for ring in &plan.rings {
-            ledgers.rings.insert(
-                ring.name.clone(),
-                RingLedger::on(board, &format!("ring.{}", ring.name))?,
-            );
+            let ledger = RingLedger::on(board, &format!("ring.{}", ring.name))?;
+            let ledger = (ledger, OnceLock::new());
+            ledgers.rings.insert(ring.name.clone(), ledger);
         }
         for kernel in &plan.kernels {
             let ledger = KernelLedger::on(board, &format!("kernel.{}", kernel.name))?;
-            let is_on_device = kernel.side != Side::Cpu;
-            ledgers
-                .kernels
-                .insert(kernel.name.clone(), (is_on_device, ledger));
+            let ledger = (kernel.dispatch, ledger);
+            ledgers.kernels.insert(kernel.name.clone(), ledger);
             ledgers.add_reader(&kernel.name, &kernel.input, board)?;
         }
         for copy in &plan.copies {
@@ -84,7 +83,13 @@ impl Ledgers {
     }
 
     pub(super) fn ring(&self, name: &str) -> RingLedger {
-        self.rings[name].clone()
+        self.rings[name].0.clone()
+    }
+
+    /// Takes note that the CPU can store to a ring on a GPU.
+    pub(super) fn mapped(&self, ring: &str, backend: Backend) {
+        // A ring is made once.
+        let _ = self.rings[ring].1.set(backend);
     }
 
     pub(super) fn reader(&self, name: &str) -> ReaderLedger {
@@ -114,11 +119,10 @@ impl Ledgers {
         let kernels = self
             .kernels
             .iter()
-            .map(|(name, (is_on_device, ledger))| {
-                let report = if *is_on_device {
-                    KernelReport::on_device(ledger)
-                } else {
-                    KernelReport::of(ledger)
+            .map(|(name, (dispatch, ledger))| {
+                let report = match dispatch {
+                    Some(dispatch) => KernelReport::on_device(ledger, *dispatch),
+                    None => KernelReport::of(ledger),
                 };
                 (name.clone(), report)
             })
@@ -134,14 +138,20 @@ impl Ledgers {
             .map(|(name, (ring, ledger))| {
                 (
                     name.clone(),
-                    ReaderReport::of(ledger, ring, &self.rings[ring]),
+                    ReaderReport::of(ledger, ring, &self.rings[ring].0),
                 )
             })
             .collect();
         let rings = self
             .rings
             .iter()
-            .map(|(name, ledger)| (name.clone(), RingReport::of(ledger)))
+            .map(|(name, (ledger, mapping))| {
+                let report = RingReport {
+                    mapping: mapping.get().copied(),
+                    ..RingReport::of(ledger)
+                };
+                (name.clone(), report)
+            })
             .collect();
         let sources = self
             .sources

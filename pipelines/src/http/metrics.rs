@@ -2,7 +2,8 @@
 
 use super::process::{self, Process};
 use super::table::{Kind, METRICS, Metric, Read};
-use daq_core::ledger::{Cause, CopyLedger, CopyReport, Report};
+use daq_core::ledger::{Cause, CopyLedger, CopyReport, DeviceReport, Report};
+use daq_core::plan::Dispatch;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{
     Bucket, Counter, Gauge, Histogram, LabelPair, Metric as Sample, MetricFamily, MetricType,
@@ -77,6 +78,11 @@ impl Ledgers {
                 })
                 .collect(),
             Read::Ring(of) => each(&report.rings, |name, r| sample(&[name], of(r) as f64)),
+            Read::Mapping => report
+                .rings
+                .iter()
+                .filter_map(|(name, ring)| Some(sample(&[name, ring.mapping?.name()], 1.0)))
+                .collect(),
             Read::Reader(of) => each(&report.readers, |name, r| {
                 sample(&[name, &r.ring], of(r) as f64)
             }),
@@ -88,10 +94,15 @@ impl Ledgers {
                 sample
             }),
             Read::Kernel(of) => each(&report.kernels, |name, k| sample(&[name], of(k) as f64)),
-            Read::Device(of) => report
-                .kernels
-                .iter()
-                .filter_map(|(name, kernel)| Some(sample(&[name], of(kernel.device.as_ref()?))))
+            Read::Device(of) => on_device(report)
+                .map(|(name, device)| sample(&[name], of(device)))
+                .collect(),
+            Read::Launched(of) => on_device(report)
+                .filter(|(_, device)| device.dispatch == Dispatch::Launch)
+                .map(|(name, device)| sample(&[name], of(device)))
+                .collect(),
+            Read::Dispatch => on_device(report)
+                .map(|(name, device)| sample(&[name, device.dispatch.name()], 1.0))
                 .collect(),
             Read::Sink(of) => each(&report.sinks, |name, s| sample(&[name], of(s) as f64)),
             Read::Pipeline(of) => vec![sample(&[], of(report))],
@@ -107,6 +118,12 @@ fn each<T>(parts: &BTreeMap<String, T>, sample: impl Fn(&str, &T) -> Sample) -> 
         .iter()
         .map(|(name, part)| sample(name, part))
         .collect()
+}
+
+/// The kernels on a GPU.
+fn on_device(report: &Report) -> impl Iterator<Item = (&str, &DeviceReport)> {
+    let kernels = report.kernels.iter();
+    kernels.filter_map(|(name, kernel)| Some((name.as_str(), kernel.device.as_ref()?)))
 }
 
 /// The classes of size as Prometheus counts them: each with all smaller ones.
@@ -202,9 +219,8 @@ impl Exposition {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use daq_core::ledger::{
-        DeviceReport, KernelReport, ReaderReport, RingReport, SinkReport, SourceReport,
-    };
+    use daq_core::ledger::{KernelReport, ReaderReport, RingReport, SinkReport, SourceReport};
+    use daq_core::mapped::Backend;
     use std::collections::BTreeSet;
     use std::io::Write as _;
     use std::process::{Command, Stdio};
@@ -234,8 +250,13 @@ pub(super) mod tests {
             made: 110,
             published: 100,
             ring_full: 10,
+            mapping: Some(Backend::Vulkan),
         };
         report.rings.insert("raw".to_owned(), ring);
+        // One that is not mapped.
+        report
+            .rings
+            .insert("raw@host".to_owned(), RingReport::default());
         let reader = ReaderReport {
             ring: "raw".to_owned(),
             published: 99,
@@ -261,6 +282,7 @@ pub(super) mod tests {
             consumed: 85,
             made: 86,
             device: Some(DeviceReport {
+                dispatch: Dispatch::Launch,
                 launches: 23,
                 busy_ns: 1_500_000_000,
                 gap_ns: 250_000_000,
@@ -269,12 +291,22 @@ pub(super) mod tests {
             ..KernelReport::default()
         };
         report.kernels.insert("beam".to_owned(), kernel);
+        let kernel = KernelReport {
+            device: Some(DeviceReport {
+                dispatch: Dispatch::Persistent,
+                occupancy_ppm: 125_000,
+                ..DeviceReport::default()
+            }),
+            ..KernelReport::default()
+        };
+        report.kernels.insert("trigger".to_owned(), kernel);
         let copy = CopyReport {
             from: "raw@host".to_owned(),
             to: "raw".to_owned(),
             taken: 107,
             frames: 100,
             failed: 2,
+            stored: 31,
             pending: 5,
             copies: 36,
             bytes: 409_600,
@@ -348,6 +380,7 @@ pub(super) mod tests {
             r#"daq_ring_made_frames_total{ring="raw"} 110"#,
             r#"daq_ring_published_frames_total{ring="raw"} 100"#,
             r#"daq_ring_full_frames_total{ring="raw"} 10"#,
+            r#"daq_ring_mapping_info{backend="vulkan",ring="raw"} 1"#,
             r#"daq_reader_published_frames_total{reader="spectrum",ring="raw"} 99"#,
             r#"daq_reader_read_frames_total{reader="spectrum",ring="raw"} 70"#,
             r#"daq_reader_overrun_frames_total{reader="spectrum",ring="raw"} 9"#,
@@ -363,11 +396,15 @@ pub(super) mod tests {
             r#"daq_copy_taken_frames_total{from="raw@host",to="raw"} 107"#,
             r#"daq_copy_frames_total{from="raw@host",to="raw"} 100"#,
             r#"daq_copy_failed_frames_total{from="raw@host",to="raw"} 2"#,
+            r#"daq_copy_stored_frames_total{from="raw@host",to="raw"} 31"#,
             r#"daq_copy_pending_frames{from="raw@host",to="raw"} 5"#,
             r#"daq_copies_total{from="raw@host",to="raw"} 36"#,
             r#"daq_copy_bytes_total{from="raw@host",to="raw"} 409600"#,
             r#"daq_copy_in_flight{from="raw@host",to="raw"} 3"#,
             r#"daq_copy_busy_seconds_total{from="raw@host",to="raw"} 0.75"#,
+            r#"daq_kernel_dispatch_info{dispatch="launch",kernel="beam"} 1"#,
+            r#"daq_kernel_dispatch_info{dispatch="persistent",kernel="trigger"} 1"#,
+            r#"daq_kernel_occupancy_ratio{kernel="trigger"} 0.125"#,
             r#"daq_kernel_launches_total{kernel="beam"} 23"#,
             r#"daq_kernel_device_seconds_total{kernel="beam"} 1.5"#,
             r#"daq_kernel_launch_gap_seconds_total{kernel="beam"} 0.25"#,
@@ -384,6 +421,20 @@ pub(super) mod tests {
                 text.lines().any(|found| found == line),
                 "{line} is not in\n{text}"
             );
+        }
+    }
+
+    #[test]
+    fn only_what_is_mapped_or_launched_is_told_of() {
+        let text = text();
+        let count = |start: &str| text.lines().filter(|line| line.starts_with(start)).count();
+        assert_eq!(count("daq_ring_mapping_info{"), 1);
+        for name in [
+            "launches_total",
+            "device_seconds_total",
+            "launch_gap_seconds_total",
+        ] {
+            assert_eq!(count(&format!("daq_kernel_{name}{{")), 1, "{name}");
         }
     }
 

@@ -37,6 +37,8 @@ pub(super) enum Read {
     /// One sample for each source and cause.
     Lost,
     Ring(fn(&RingReport) -> u64),
+    /// Only for rings on a GPU that the CPU can store to.
+    Mapping,
     Reader(fn(&ReaderReport) -> u64),
     Copy(fn(&CopyReport) -> f64),
     /// The copies of a ring by size.
@@ -44,6 +46,10 @@ pub(super) enum Read {
     Kernel(fn(&KernelReport) -> u64),
     /// Only for kernels on a GPU.
     Device(fn(&DeviceReport) -> f64),
+    /// Only for those of them that are launched.
+    Launched(fn(&DeviceReport) -> f64),
+    /// How bursts reach kernels on a GPU.
+    Dispatch,
     Sink(fn(&SinkReport) -> u64),
     Pipeline(fn(&Report) -> f64),
     Build,
@@ -76,10 +82,12 @@ impl Metric {
             Read::Source(_) => &["source"],
             Read::Lost => &["source", "cause"],
             Read::Ring(_) => &["ring"],
+            Read::Mapping => &["ring", "backend"],
             Read::Reader(_) => &["reader", "ring"],
             Read::Copy(_) => &["from", "to"],
             Read::CopySizes => &["from", "to", "le"],
-            Read::Kernel(_) | Read::Device(_) => &["kernel"],
+            Read::Kernel(_) | Read::Device(_) | Read::Launched(_) => &["kernel"],
+            Read::Dispatch => &["kernel", "dispatch"],
             Read::Sink(_) => &["sink"],
             Read::Build => &["version"],
             Read::Pipeline(_) | Read::Process(_) | Read::Start => &[],
@@ -247,6 +255,16 @@ pub static METRICS: &[Metric] = &[
         read: Read::Ring(|r| r.ring_full),
     },
     Metric {
+        name: "daq_ring_mapping_info",
+        kind: Kind::Gauge,
+        help: "Always 1, for rings on a GPU that the CPU can store to; the label says what made their memory.",
+        meaning: "Frames of such a ring are stored by the CPU where that is faster than the copy engine: \
+                  daq_copy_stored_frames_total.",
+        cause: "A ring that is missing: its frames are large, or the CPU has no way to store to that GPU.",
+        remedy: "`daq plan` tells why not; `daq doctor` tells what would make it possible.",
+        read: Read::Mapping,
+    },
+    Metric {
         name: "daq_reader_published_frames_total",
         kind: Kind::Counter,
         help: "Frames published since the reader attached.",
@@ -331,6 +349,16 @@ pub static METRICS: &[Metric] = &[
         cause: "The GPU fell off the bus, ran into a memory error, or was reset.",
         remedy: "The log names the error; look for `Xid` in `dmesg`, and run `daq doctor`.",
         read: Read::Copy(|c| c.failed as f64),
+    },
+    Metric {
+        name: "daq_copy_stored_frames_total",
+        kind: Kind::Counter,
+        help: "Frames copied that the CPU stored; the GPU's copy engine copied the others.",
+        meaning: "A part of daq_copy_frames_total: all of it where a kernel stays on the GPU and alone reads the \
+                  ring, small bursts elsewhere.",
+        cause: "0: no backend can map the ring (daq_ring_mapping_info), or bursts are larger than the cut-over.",
+        remedy: "`daq plan` tells which way a copy goes and why.",
+        read: Read::Copy(|c| c.stored as f64),
     },
     Metric {
         name: "daq_copy_pending_frames",
@@ -452,34 +480,44 @@ pub static METRICS: &[Metric] = &[
         read: Read::Kernel(|k| k.made),
     },
     Metric {
+        name: "daq_kernel_dispatch_info",
+        kind: Kind::Gauge,
+        help: "Always 1, for kernels on a GPU; the label says how bursts reach them.",
+        meaning: "`launch`: one launch a burst. `persistent`: the kernel stays on the GPU and waits for its \
+                  doorbell; it is neither launched nor timed.",
+        cause: "Constant: `dispatch` of the kernel.",
+        remedy: NOTHING,
+        read: Read::Dispatch,
+    },
+    Metric {
         name: "daq_kernel_launches_total",
         kind: Kind::Counter,
-        help: "Bursts of frames put on the GPU and done; only for kernels on a GPU.",
+        help: "Bursts of frames put on the GPU and done; only for kernels that are launched there.",
         meaning: "daq_kernel_consumed_frames_total over it is about the number of frames in a burst.",
         cause: NORMAL,
         remedy: NOTHING,
-        read: Read::Device(|d| d.launches as f64),
+        read: Read::Launched(|d| d.launches as f64),
     },
     Metric {
         name: "daq_kernel_device_seconds_total",
         kind: Kind::Counter,
-        help: "Seconds that the GPU took for the bursts of the kernel; only for kernels on a GPU.",
+        help: "Seconds that the GPU took for the bursts of the kernel; only for kernels that are launched there.",
         meaning: "Its rate is the part of the time that the GPU was busy with this kernel.",
         cause: "Near 1: the GPU can do no more of this kernel.",
         remedy: "Choose a cheaper method or less resolution, or spread the kernels over more GPUs. Kernels \
                  that share a GPU slow each other.",
-        read: Read::Device(|d| seconds(d.busy_ns)),
+        read: Read::Launched(|d| seconds(d.busy_ns)),
     },
     Metric {
         name: "daq_kernel_launch_gap_seconds_total",
         kind: Kind::Counter,
         help: "Seconds that the GPU waited on the kernel's stream between one burst and the next; only for \
-               kernels on a GPU.",
+               kernels that are launched there.",
         meaning: "Idle time: with that of daq_kernel_device_seconds_total its rate comes to about 1.",
         cause: "Above 0 at low load as a matter of course. While daq_reader_pending_frames of the kernel \
                 grows: its thread is too late with the next burst.",
         remedy: "Pin the thread to a core of its own; use larger slots, so that a burst lasts longer.",
-        read: Read::Device(|d| seconds(d.gap_ns)),
+        read: Read::Launched(|d| seconds(d.gap_ns)),
     },
     Metric {
         name: "daq_kernel_occupancy_ratio",
