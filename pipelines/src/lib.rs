@@ -8,6 +8,7 @@
 //! | [`http`] | metrics, probes, status |
 //! | [`systemd`] | readiness and watchdog |
 //! | [`doctor`] | what this machine lacks and the command that fixes it |
+//! | [`selftest`] | whether what the CPU and a GPU store for each other arrives |
 //! | [`cli`] | the command line |
 
 pub mod bench;
@@ -16,6 +17,7 @@ pub mod doctor;
 pub mod engine;
 pub mod http;
 pub mod kernels;
+pub mod selftest;
 mod sys;
 pub mod systemd;
 

@@ -93,8 +93,8 @@ extern "C" __global__ void daq_echo_warps(u64 bell, u64 reply, u64 limit) {
 
 extern "C" __global__ void daq_nothing() {}
 
-// Frame n, of `bytes` bytes, lies at `input + n % slots * stride`. All threads of the one block read it once the bell
-// says n + 1; it is written to the same place from `output` on, where that is not 0.
+// Frame n, of `bytes` bytes, lies at `input + n % slots * stride`. The threads of the one block, whole warps, read it
+// once the bell says more than n; it is written to `output + n * stride`, where `output` is not 0.
 extern "C" __global__ void daq_echo_frames(u64 bell, u64 reply, u64 limit, u64 input, u64 stride, u64 slots, u64 bytes,
                                            u64 output) {
     __shared__ u64 heard;
@@ -105,31 +105,36 @@ extern "C" __global__ void daq_echo_frames(u64 bell, u64 reply, u64 limit, u64 i
         u64 posted = heard;
         if (posted & STOP)
             return;
-        for (; done != posted; done++) {
-            u64 at = done % slots * stride;
-            u64 wide = (input + at) % 16 == 0 ? bytes / 16 : 0;
-            u32 mixed = 0;
-            for (u64 i = threadIdx.x; i < wide; i += blockDim.x) {
+        // All threads read one frame; of several, each warp reads its own.
+        u32 group = posted - done == 1 ? blockDim.x : 32;
+        u32 lane = threadIdx.x % group;
+        u32 mixed = 0;
+        for (u64 n = done + threadIdx.x / group; n < posted; n += blockDim.x / group) {
+            u64 from = input + n % slots * stride;
+            u64 to = output + n * stride;
+            u64 wide = (from | (output == 0 ? 0 : to)) % 16 == 0 ? bytes / 16 : 0;
+            for (u64 i = lane; i < wide; i += group) {
                 uint4 part;
                 // As plain as a load can be, but never taken from a cache that is not kept up to date, nor left out.
                 asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                              : "=r"(part.x), "=r"(part.y), "=r"(part.z), "=r"(part.w)
-                             : "l"(input + at + i * 16)
+                             : "l"(from + i * 16)
                              : "memory");
                 mixed ^= part.x ^ part.y ^ part.z ^ part.w;
                 if (output != 0)
-                    *(uint4*)(output + at + i * 16) = part;
+                    *(uint4*)(to + i * 16) = part;
             }
-            for (u64 i = wide * 16 + threadIdx.x; i < bytes; i += blockDim.x) {
-                unsigned char part = *(volatile unsigned char*)(input + at + i);
+            for (u64 i = wide * 16 + lane; i < bytes; i += group) {
+                unsigned char part = *(volatile unsigned char*)(from + i);
                 mixed ^= part;
                 if (output != 0)
-                    *(unsigned char*)(output + at + i) = part;
+                    *(unsigned char*)(to + i) = part;
             }
-            // The values are needed before the barrier, so that the slot has been read when its credit is given.
-            asm volatile("" : : "r"(mixed) : "memory");
-            __syncthreads();
         }
+        // The values are needed before the barrier, so that the slots have been read when their credit is given.
+        asm volatile("" : : "r"(mixed) : "memory");
+        __syncthreads();
+        done = posted;
         if (threadIdx.x == 0)
             store_release(reply, done);
     }

@@ -2,7 +2,7 @@
 
 use super::BenchError;
 use crate::sys::device_code;
-use daq_core::cuda::{Argument, CudaError, Device, Grid, Mark, Module, Stream};
+use daq_core::cuda::{Argument, CudaError, Device, Grid, Mark, Memory, Module, Stream};
 use daq_core::doorbell::{Credits, Doorbell};
 use daq_core::mapped::Mapped;
 use daq_core::ring::Event;
@@ -30,7 +30,7 @@ pub(crate) struct Echo {
 
 impl Echo {
     pub(crate) fn new(device: &'static Device) -> Result<Self, CudaError> {
-        let module = device_code::built_in(device, "echo", CODE)?;
+        let module = device_code::answering(device, "echo", CODE)?;
         Ok(Self { device, module })
     }
 
@@ -40,20 +40,21 @@ impl Echo {
     }
 
     /// Starts the kernel called `entry`, one block of `threads` threads, whose bell is the first word of `bell`.
-    /// `arguments` follow bell, reply and limit; what they lead to must live as long as the answer.
-    pub(crate) fn start<'a>(
+    /// `arguments` follow bell, reply and limit; they lead to `bell` and to `output`, which are kept.
+    pub(crate) fn start(
         &self,
         entry: &str,
         threads: u32,
         bell: &Arc<Mapped>,
         arguments: &[Argument],
-        keeps: &'a [&'a dyn std::any::Any],
-    ) -> Result<Resident<'a>, BenchError> {
+        output: Option<Arc<Memory>>,
+    ) -> Result<Resident, BenchError> {
         let function = self.module.function(entry)?;
         bell.copy_to(0, &[0; 8])?;
         let credits = Credits::new(self.device, 1, 1)?;
         let stream = Stream::new(self.device, 1)?;
-        let bell = Doorbell::new(bell.clone(), 0)?;
+        let memory = bell.clone();
+        let bell = Doorbell::new(memory.clone(), 0)?;
         let mut all = vec![
             Argument::U64(bell.address()),
             Argument::U64(credits.address()),
@@ -64,37 +65,57 @@ impl Echo {
         let mark = stream.mark()?;
         Ok(Resident {
             device: self.device,
+            memory,
             bell,
             credits,
             mark,
             rung: 0,
             is_over: false,
             _stream: stream,
-            _keeps: keeps,
+            _output: output,
         })
     }
 }
 
 /// A kernel on the GPU. It is stopped when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Resident<'a> {
+pub(crate) struct Resident {
     device: &'static Device,
+    memory: Arc<Mapped>,
     bell: Doorbell,
     credits: Arc<Credits>,
     mark: Arc<Mark>,
     rung: u64,
     is_over: bool,
     _stream: Stream,
-    /// What the kernel's arguments lead to.
-    _keeps: &'a [&'a dyn std::any::Any],
+    /// What the kernel writes.
+    _output: Option<Arc<Memory>>,
 }
 
-impl Resident<'_> {
+impl Resident {
     /// Rings once more; the answer to wait for.
     #[inline]
     pub(crate) fn ring(&mut self) -> Result<u64, BenchError> {
         self.rung += 1;
         self.bell.ring(self.rung)?;
+        Ok(self.rung)
+    }
+
+    /// Stores a frame for each of `offsets` in the memory of the bell, then rings for all of them; the answer to wait
+    /// for.
+    #[inline]
+    pub(crate) fn post(
+        &mut self,
+        offsets: impl Iterator<Item = usize>,
+        frame: &[u8],
+    ) -> Result<u64, BenchError> {
+        let mut stores = self.memory.stores()?;
+        for offset in offsets {
+            stores.copy(offset, frame)?;
+            self.rung += 1;
+        }
+        stores.fence();
+        stores.word(0, self.rung)?;
         Ok(self.rung)
     }
 
@@ -162,7 +183,7 @@ impl Resident<'_> {
     }
 }
 
-impl Drop for Resident<'_> {
+impl Drop for Resident {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
             tracing::debug!("stopping a kernel: {error}");

@@ -2,6 +2,7 @@
 //! in turn, in several rounds of one run, and medians are shown, so that their ratios mean something even where
 //! absolute figures move.
 
+mod apiperf;
 mod bar;
 mod copies;
 mod doorbell;
@@ -12,6 +13,7 @@ mod rig;
 mod staging;
 mod table;
 
+pub use apiperf::apiperf;
 pub use copies::{bandwidth, latency};
 pub use doorbell::{DoorbellArgs, doorbell};
 pub use launch::launch;

@@ -89,6 +89,32 @@ enum What {
             default_value = "4 B,64 B,256 B,1 KiB,4 KiB"
         )]
         sizes: Vec<ByteSize>,
+        /// Sizes of frames that a kernel reads.
+        #[arg(
+            long,
+            value_delimiter = ',',
+            default_value = "64 B,256 B,1 KiB,4 KiB,16 KiB,64 KiB"
+        )]
+        frames: Vec<ByteSize>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// What it takes to make and to free GPU memory that the CPU can store to, by backend and size.
+    Apiperf {
+        /// CUDA's number of the GPU.
+        #[arg(long, default_value_t = 0)]
+        device: u32,
+        /// Rounds, of which medians are taken.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// Sizes of the memory.
+        #[arg(
+            long,
+            value_delimiter = ',',
+            default_value = "64 KiB,256 KiB,1 MiB,4 MiB,16 MiB,64 MiB,256 MiB"
+        )]
+        sizes: Vec<ByteSize>,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -195,6 +221,7 @@ pub(super) fn bench(args: &Args) -> u8 {
             rounds,
             trips,
             sizes,
+            frames,
             json,
         } => {
             let args = DoorbellArgs {
@@ -202,8 +229,21 @@ pub(super) fn bench(args: &Args) -> u8 {
                 rounds: (*rounds).max(1),
                 trips: (*trips).max(8),
                 sizes: bytes(sizes),
+                frames: bytes(frames),
             };
             (*json, bench::doorbell(&args))
+        }
+        What::Apiperf {
+            device,
+            rounds,
+            sizes,
+            json,
+        } => {
+            let sizes: Vec<_> = sizes
+                .iter()
+                .map(|size| usize::try_from(size.0).unwrap_or(usize::MAX).max(1))
+                .collect();
+            (*json, bench::apiperf(*device, (*rounds).max(1), &sizes))
         }
         What::Launch {
             device,

@@ -8,6 +8,7 @@ mod load;
 mod new;
 mod reference;
 mod run;
+mod selftest;
 mod state;
 mod tune;
 
@@ -92,6 +93,8 @@ enum Command {
     },
     /// Measure this machine: the ways to a GPU side by side.
     Bench(bench::Args),
+    /// Check this machine: whether what the CPU and a GPU store for each other arrives.
+    Selftest(selftest::Args),
     /// Measure how this machine's GPUs copy, in under a second each, and keep that for later runs.
     Tune(tune::Args),
     /// Print the JSON schema of configurations, or a reference page.
@@ -145,6 +148,7 @@ pub fn main() -> ExitCode {
         ),
         Command::Doctor { json, sample } => doctor(json, sample),
         Command::Bench(args) => bench::bench(&args),
+        Command::Selftest(args) => selftest::selftest(&args),
         Command::Tune(args) => tune::tune(&args),
         Command::Reference { page } => show(&reference::page(page)),
         Command::Completions { shell } => {

@@ -2,4 +2,6 @@
 
 pub(crate) mod clock;
 pub(crate) mod device_code;
+pub(crate) mod fork;
+pub(crate) mod transfer;
 pub(crate) mod upload;

@@ -36,6 +36,7 @@
 
 mod attributes;
 mod code;
+mod echo;
 mod faults;
 mod kernels;
 mod options;

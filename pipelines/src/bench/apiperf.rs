@@ -1,0 +1,79 @@
+//! What it takes to make and to free memory that the CPU can store to, by backend and size.
+
+use super::table::{Cell, Table};
+use super::{BenchError, median};
+use daq_core::cuda::Device;
+use daq_core::mapped::{Backend, Mapped};
+use daq_core::units::ByteSize;
+use std::time::{Duration, Instant};
+
+/// The steps, in milliseconds.
+const STEPS: [&str; 5] = ["allocate", "pin", "map", "all", "unmap + free"];
+
+/// Milliseconds of each step, medians of `rounds`.
+pub fn apiperf(device: u32, rounds: usize, sizes: &[usize]) -> Result<Vec<Table>, BenchError> {
+    let device = Device::open(device)?;
+    let title = format!(
+        "{}: milliseconds to make and to free mapped memory; `all` with zeroing; medians of {rounds}",
+        device.name()
+    );
+    let mut columns = vec!["backend", "bytes"];
+    columns.extend(STEPS);
+    let mut table = Table::new(title, &columns);
+    let mut refused = Table::new("what could not be made", &["backend", "bytes", "why"]);
+    let cases = || {
+        let sizes = sizes.iter().copied();
+        sizes.flat_map(|bytes| Backend::ALL.map(|backend| (backend, bytes)))
+    };
+    let mut figures = vec![[const { Vec::new() }; STEPS.len()]; cases().count()];
+    for round in 0..rounds {
+        for ((backend, bytes), figures) in cases().zip(&mut figures) {
+            match measure(device, backend, bytes) {
+                Ok(times) => {
+                    for (figures, time) in figures.iter_mut().zip(times) {
+                        figures.push(time.as_secs_f64() * 1e3);
+                    }
+                }
+                Err(why) if round == 0 => {
+                    refused.row(vec![backend.name().into(), size(bytes), why.into()]);
+                }
+                Err(_) => {}
+            }
+        }
+    }
+    let mut has_refused = false;
+    for ((backend, bytes), figures) in cases().zip(&figures) {
+        if figures[0].is_empty() {
+            has_refused = true;
+            continue;
+        }
+        let mut row = vec![backend.name().into(), size(bytes)];
+        row.extend(
+            figures
+                .iter()
+                .map(|figures| Cell::Number(median(figures), 3)),
+        );
+        table.row(row);
+    }
+    let mut tables = vec![table];
+    tables.extend(has_refused.then_some(refused));
+    Ok(tables)
+}
+
+fn size(bytes: usize) -> Cell {
+    ByteSize(bytes as u64).to_string().into()
+}
+
+fn measure(
+    device: &'static Device,
+    backend: Backend,
+    bytes: usize,
+) -> Result<[Duration; STEPS.len()], String> {
+    let start = Instant::now();
+    let mapped = Mapped::with(device, bytes, backend).map_err(|refusal| refusal.why)?;
+    let all = start.elapsed();
+    let costs = mapped.costs();
+    let start = Instant::now();
+    drop(mapped);
+    Ok([costs.allocate, costs.pin, costs.map, all, start.elapsed()])
+}

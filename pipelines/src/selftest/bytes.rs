@@ -1,0 +1,119 @@
+//! Whether bytes arrive, and nothing beside them.
+
+use super::target::Target;
+use super::{Verdict, expect};
+
+/// Where copies begin.
+const OFFSETS: [usize; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 11, 129, 1023];
+/// How long they are.
+const SIZES: [usize; 21] = [
+    1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000, 4095, 4097, 70_001,
+];
+
+/// Bytes that are not alike for two seeds (xorshift).
+pub(super) fn random(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let words = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    });
+    words.flatten().take(bytes).collect()
+}
+
+/// Fails unless the bytes are those that were sent; `what` says where they were found.
+pub(super) fn same(
+    expected: &[u8],
+    found: &[u8],
+    what: impl FnOnce() -> String,
+) -> Result<(), Verdict> {
+    let differs = || expected.iter().zip(found).position(|(a, b)| a != b);
+    expect(expected == found, || {
+        let at = differs().unwrap_or_else(|| expected.len().min(found.len()));
+        format!(
+            "{}: byte {at} of {}: expected {:?}, got {:?}",
+            what(),
+            expected.len(),
+            expected.get(at),
+            found.get(at)
+        )
+    })
+}
+
+pub(super) fn data(target: &Target) -> Result<(), Verdict> {
+    let room = 1023 + SIZES[SIZES.len() - 1];
+    let mapped = target.way.map(room)?;
+    let mut seed = 0;
+    for offset in OFFSETS {
+        for bytes in SIZES {
+            let at = || format!("{bytes} bytes at {offset}");
+            seed += 1;
+            let sent = random(seed, bytes);
+            mapped.copy_to(offset, &sent)?;
+            let read = target.read(&mapped, offset, bytes)?;
+            same(&sent, &read, || {
+                format!("{}, stored by the CPU, read by CUDA", at())
+            })?;
+            let mut read = vec![0; bytes];
+            mapped.copy_from(offset, &mut read)?;
+            same(&sent, &read, || {
+                format!("{}, stored and read by the CPU", at())
+            })?;
+            seed += 1;
+            let sent = random(seed, bytes);
+            target.transfer.write(&mapped, offset, &sent)?;
+            mapped.copy_from(offset, &mut read)?;
+            same(&sent, &read, || {
+                format!("{}, written by CUDA, read by the CPU", at())
+            })?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn edges(target: &Target) -> Result<(), Verdict> {
+    const ROOM: usize = 16 << 10;
+    let mapped = target.way.map(ROOM)?;
+    let mut all = random(0, ROOM);
+    target.transfer.write(&mapped, 0, &all)?;
+    let mut seed = 0;
+    // In the middle, from the first byte on, and to the last one.
+    let ends = |bytes: usize| [4096, 0, ROOM - 1023 - bytes];
+    for offset in OFFSETS {
+        for bytes in SIZES.into_iter().filter(|bytes| *bytes < ROOM / 2) {
+            for at in ends(bytes).map(|start| start + offset) {
+                seed += 1;
+                let sent = random(seed, bytes);
+                mapped.copy_to(at, &sent)?;
+                all[at..at + bytes].copy_from_slice(&sent);
+                let read = target.read(&mapped, 0, ROOM)?;
+                same(&all, &read, || {
+                    format!("all bytes after {bytes} were stored at {at}")
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn small_buffers(target: &Target) -> Result<(), Verdict> {
+    let mut buffers = Vec::new();
+    for (seed, bytes) in (0..).zip([1, 2, 3, 7, 8, 9, 63, 64, 65, 511, 1000, 4095, 4096].repeat(4))
+    {
+        let mapped = target.way.map(bytes)?;
+        expect(mapped.bytes() >= bytes, || {
+            format!("expected at least {bytes} bytes, got {}", mapped.bytes())
+        })?;
+        let sent = random(seed, bytes);
+        mapped.copy_to(0, &sent)?;
+        buffers.push((mapped, sent));
+    }
+    for (i, (mapped, sent)) in buffers.iter().enumerate() {
+        let read = target.read(mapped, 0, sent.len())?;
+        same(sent, &read, || {
+            format!("buffer {i} of {}, of {} bytes", buffers.len(), sent.len())
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! `daq selftest gpu`: whether what the CPU and a GPU store for each other arrives, by every way that this machine has.
+
+mod bytes;
+mod kernels;
+mod lives;
+mod report;
+mod target;
+
+pub use report::{Outcome, Report};
+
+use crate::bench::BenchError;
+use daq_core::cuda::{CudaError, Device};
+use daq_core::mapped::{Backend, MappedError, Refusal};
+use daq_core::region::RegionError;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+use target::{Target, Way};
+
+/// What is checked.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// CUDA's number of the GPU.
+    pub device: u32,
+    /// The backends.
+    pub backends: Vec<Backend>,
+    /// The checks, by name; all where there are none.
+    pub checks: Vec<String>,
+    /// How long a kernel may take to stop.
+    pub limit: Duration,
+}
+
+/// How a check ends other than well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// What was expected and what was found.
+    Failed(String),
+    /// Why it does not apply.
+    Skipped(String),
+}
+
+macro_rules! failures {
+    ($($error:ty),*) => {
+        $(impl From<$error> for Verdict {
+            fn from(error: $error) -> Self {
+                Self::Failed(format!("expected no error, got: {error}"))
+            }
+        })*
+    };
+}
+
+failures!(
+    BenchError,
+    CudaError,
+    MappedError,
+    Refusal,
+    RegionError,
+    std::io::Error
+);
+
+/// Fails unless `holds`; what was expected and what was found is told by `what`.
+fn expect(holds: bool, what: impl FnOnce() -> String) -> Result<(), Verdict> {
+    if holds {
+        return Ok(());
+    }
+    Err(Verdict::Failed(what()))
+}
+
+/// A check of one way to map.
+struct Check {
+    name: &'static str,
+    /// What holds where it succeeds.
+    what: &'static str,
+    run: fn(&Target) -> Result<(), Verdict>,
+}
+
+/// All of them, in the order in which they run.
+const CHECKS: [Check; 12] = [
+    Check {
+        name: "data",
+        what: "bytes stored by the CPU at odd offsets, in odd sizes, are those that CUDA reads, and the other way",
+        run: bytes::data,
+    },
+    Check {
+        name: "edges",
+        what: "no byte before or behind is touched",
+        run: bytes::edges,
+    },
+    Check {
+        name: "small-buffers",
+        what: "many buffers of 1 B to 4 KiB at a time",
+        run: bytes::small_buffers,
+    },
+    Check {
+        name: "two-mappings",
+        what: "two buffers at a time keep apart, and one outlives the other",
+        run: lives::two_mappings,
+    },
+    Check {
+        name: "double-map",
+        what: "mapping the same memory again shows the same bytes or is an error; either mapping outlives the other",
+        run: lives::double_map,
+    },
+    Check {
+        name: "use-after-free",
+        what: "nothing behind the end can be reached; whoever holds a part keeps the memory; then all of it is gone",
+        run: lives::use_after_free,
+    },
+    Check {
+        name: "concurrent-pinning",
+        what: "threads map, use and unmap at once",
+        run: lives::concurrent_pinning,
+    },
+    Check {
+        name: "fork",
+        what: "a child of this process gets an error, and what the parent stores arrives as before",
+        run: lives::fork,
+    },
+    Check {
+        name: "kernel-sees",
+        what: "a kernel reads what was stored before its doorbell rang",
+        run: kernels::kernel_sees,
+    },
+    Check {
+        name: "word-order",
+        what: "the bytes are there when the doorbell is, every time",
+        run: kernels::word_order,
+    },
+    Check {
+        name: "staging",
+        what: "frames through a ring in mapped memory, with credits, arrive whole and in order",
+        run: kernels::staging,
+    },
+    Check {
+        name: "resident-stop",
+        what: "a kernel that stays stops within the limit",
+        run: kernels::resident_stop,
+    },
+];
+
+/// The check that ends the use of the device and is the last for this reason.
+const LOST: (&str, &str) = ("lost", "after the device is given up every use is an error");
+
+/// Name and meaning of each check.
+pub fn list() -> Vec<(&'static str, &'static str)> {
+    let checks = CHECKS.iter().map(|check| (check.name, check.what));
+    checks.chain([LOST]).collect()
+}
+
+/// Runs the checks that are asked for on every way to map that works. The device cannot be used by this process any
+/// more afterwards, where `lost` was among them.
+///
+/// # Errors
+/// If there is no such GPU.
+pub fn gpu(options: &Options) -> Result<Report, CudaError> {
+    let device = Device::open(options.device)?;
+    let mut report = Report::new(device);
+    let is_wanted =
+        |name: &str| options.checks.is_empty() || options.checks.iter().any(|check| check == name);
+    let mut targets = Vec::new();
+    for &backend in &options.backends {
+        for &memory in target::Memory::of(backend) {
+            let way = Way {
+                device,
+                backend,
+                memory,
+            };
+            match Target::new(way, options.limit) {
+                Ok(target) => targets.push(target),
+                Err(why) => report.add(way.entry("map", Outcome::Skipped(why))),
+            }
+        }
+    }
+    for target in &targets {
+        for check in CHECKS.iter().filter(|check| is_wanted(check.name)) {
+            report.add(target.way.entry(check.name, run(|| (check.run)(target))));
+        }
+    }
+    if is_wanted(LOST.0) {
+        device.give_up();
+        for target in &targets {
+            report.add(target.way.entry(LOST.0, run(|| lives::lost(target))));
+        }
+    }
+    Ok(report)
+}
+
+fn run(check: impl FnOnce() -> Result<(), Verdict>) -> Outcome {
+    // A defect of one check says nothing about the others.
+    match catch_unwind(AssertUnwindSafe(check)) {
+        Ok(Ok(())) => Outcome::Ok,
+        Ok(Err(Verdict::Failed(why))) => Outcome::Failed(why),
+        Ok(Err(Verdict::Skipped(why))) => Outcome::Skipped(why),
+        Err(_) => Outcome::Failed("the check panicked; this is a defect of daq".to_owned()),
+    }
+}

@@ -1,0 +1,126 @@
+//! One way to map a GPU's memory.
+
+use super::Verdict;
+use super::report::{Entry, Outcome};
+use crate::bench::echo::Echo;
+use crate::sys::transfer::Transfer;
+use daq_core::cuda::{Backing, Device};
+use daq_core::mapped::{Backend, Mapped, Refusal};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes of the mapping that each target keeps.
+pub(super) const KEPT: usize = 64 << 10;
+
+/// What is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// One plain allocation of CUDA's.
+    Plain,
+    /// CUDA memory that is mapped from a physical allocation.
+    Virtual,
+    /// What the backend brings.
+    Own,
+}
+
+impl Memory {
+    /// The kinds of memory that a backend maps.
+    pub(super) const fn of(backend: Backend) -> &'static [Self] {
+        match backend {
+            Backend::Gdrapi | Backend::DmaBuf => &[Self::Plain, Self::Virtual],
+            Backend::Vulkan | Backend::Host => &[Self::Own],
+        }
+    }
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "cuMemAlloc",
+            Self::Virtual => "cuMemCreate",
+            Self::Own => "its own",
+        }
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One way to map.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub(super) device: &'static Device,
+    pub(super) backend: Backend,
+    pub(super) memory: Memory,
+}
+
+impl Way {
+    /// A mapping of at least `bytes` bytes.
+    pub(super) fn map(self, bytes: usize) -> Result<Arc<Mapped>, Refusal> {
+        let attributes = self.device.attributes();
+        let backing = match self.memory {
+            Memory::Own => return Mapped::with(self.device, bytes, self.backend),
+            Memory::Plain => Backing::Plain,
+            Memory::Virtual if !attributes.vmm => {
+                return Err(Refusal {
+                    backend: self.backend,
+                    why: "the device has no virtual memory management".to_owned(),
+                });
+            }
+            Memory::Virtual => Backing::Mapped {
+                rdma: attributes.rdma,
+                shareable: attributes.posix_fd,
+            },
+        };
+        Mapped::with_backing(self.device, bytes, self.backend, backing)
+    }
+
+    pub(super) const fn entry(self, check: &'static str, outcome: Outcome) -> Entry {
+        Entry {
+            check,
+            backend: self.backend,
+            memory: self.memory,
+            outcome,
+        }
+    }
+}
+
+/// A way to map that works, and what the checks need.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) way: Way,
+    /// Made before any check.
+    pub(super) kept: Arc<Mapped>,
+    pub(super) transfer: Transfer,
+    pub(super) echo: Echo,
+    /// How long a kernel may take to stop.
+    pub(super) limit: Duration,
+}
+
+impl Target {
+    /// What every check needs, or why the way does not work.
+    pub(super) fn new(way: Way, limit: Duration) -> Result<Self, String> {
+        let kept = way.map(KEPT).map_err(|refusal| refusal.why)?;
+        Ok(Self {
+            way,
+            kept,
+            transfer: Transfer::new(way.device).map_err(|error| error.to_string())?,
+            echo: Echo::new(way.device).map_err(|error| error.to_string())?,
+            limit,
+        })
+    }
+
+    /// Bytes as CUDA reads them.
+    pub(super) fn read(
+        &self,
+        mapped: &Mapped,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<Vec<u8>, Verdict> {
+        let mut read = vec![0; bytes];
+        self.transfer.read(mapped, offset, &mut read)?;
+        Ok(read)
+    }
+}

@@ -1,0 +1,194 @@
+//! `daq selftest gpu`, `daq bench doorbell` and `daq bench apiperf` on the simulated driver.
+
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+use daq_tests::{Daq, Done, Simulated};
+use serde_json::Value;
+
+/// A slow machine's kernels stop when they get to it.
+const PATIENT: [&str; 4] = ["selftest", "gpu", "--limit", "60s"];
+
+fn daq(simulated: &Simulated) -> Daq {
+    simulated.on(Daq::new(""))
+}
+
+fn with<'a>(arguments: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [arguments, more].concat()
+}
+
+fn json(done: &Done) -> Value {
+    serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
+}
+
+/// The names that `--list` tells.
+fn names() -> Vec<String> {
+    let done = Daq::new("").cli(&["selftest", "gpu", "--list", "--json"]);
+    let list = json(&done.ok());
+    let names = list.as_array().unwrap().iter();
+    names
+        .map(|check| check["check"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn every_check_holds_on_memory_that_works() {
+    let simulated = Simulated::new("");
+    let done = daq(&simulated).cli(&with(&PATIENT, &["--backend", "host", "--json"]));
+    let report = json(&done.ok());
+    assert_eq!(report["failed"], 0, "{report:#}");
+    let results = report["results"].as_array().unwrap();
+    let checks: Vec<_> = results.iter().map(|result| &result["check"]).collect();
+    assert_eq!(checks, names().iter().collect::<Vec<_>>(), "{report:#}");
+    for result in results {
+        assert_eq!(result["backend"], "host");
+        let is_skipped = result["check"] == "double-map";
+        let outcome = if is_skipped { "skipped" } else { "ok" };
+        assert_eq!(result["outcome"], outcome, "{result:#}");
+        assert_eq!(result["detail"].is_string(), is_skipped, "{result:#}");
+    }
+    // Nothing that stays was in the way of anything.
+    assert_eq!(simulated.report()["blocked"], 0);
+}
+
+#[test]
+fn what_cannot_map_is_skipped_with_its_reason() {
+    let simulated = Simulated::new("");
+    let all = with(&PATIENT, &["--check", "edges,fork"]);
+    let done = daq(&simulated).cli(&with(&all, &["--json"])).ok();
+    let report = json(&done);
+    let results = report["results"].as_array().unwrap();
+    let of = |backend: &str| -> Vec<_> {
+        let results = results.iter();
+        results
+            .filter(|result| result["backend"] == backend)
+            .collect()
+    };
+    for backend in ["gdrapi", "dma-buf", "vulkan", "host"] {
+        for result in of(backend) {
+            let is_map = result["check"] == "map";
+            assert_eq!(result["outcome"] == "skipped", is_map, "{result:#}");
+            assert_ne!(result["detail"].as_str(), Some(""), "{result:#}");
+        }
+    }
+    assert_eq!(of("host").len(), 2);
+    let kinds = of("dma-buf");
+    assert_eq!(
+        (&kinds[0]["memory"], &kinds[1]["memory"]),
+        (&"cuMemAlloc".into(), &"cuMemCreate".into())
+    );
+    let text = daq(&simulated).cli(&all).ok().stdout;
+    for line in [
+        "  ok       edges               host, its own\n",
+        "  ok       fork                host, its own\n",
+        "  skipped  map                 vulkan, its own      ",
+        "2 ok, 0 failed, ",
+    ] {
+        assert!(text.contains(line), "{line:?} is not in {text}");
+    }
+}
+
+/// A kernel that ends with an error is told by the check, which is named, and the exit code says so.
+#[test]
+fn what_fails_is_told_and_named() {
+    let simulated = Simulated::new("fail-async=launch@1:700");
+    let done = daq(&simulated).cli(&with(
+        &PATIENT,
+        &["--backend", "host", "--check", "resident-stop,data"],
+    ));
+    assert_eq!(done.code, 1, "{done:?}");
+    let failed = "  FAILED   resident-stop       host, its own        expected no error, got: ";
+    assert!(done.stdout.contains(failed), "{done:?}");
+    assert!(done.stdout.contains("  ok       data "), "{done:?}");
+}
+
+#[test]
+fn without_a_gpu_there_is_nothing_to_check() {
+    for simulated in [Simulated::new("gpus=0"), Simulated::new("no-init=100")] {
+        for arguments in [
+            &["selftest", "gpu"][..],
+            &["bench", "doorbell"],
+            &["bench", "apiperf"],
+        ] {
+            let done = daq(&simulated).cli(arguments);
+            assert_eq!(done.code, 69, "{done:?}");
+            assert!(done.stderr.starts_with("error: "), "{done:?}");
+        }
+    }
+}
+
+#[test]
+fn a_check_that_is_not_there_is_refused() {
+    let done = Daq::new("").cli(&["selftest", "gpu", "--check", "dta"]);
+    assert_eq!(done.code, 64, "{done:?}");
+    assert!(done.stderr.contains("word-order"), "{done:?}");
+}
+
+/// Rows of the table whose title has `title`.
+fn rows<'a>(tables: &'a Value, title: &str) -> &'a Vec<Value> {
+    let mut tables = tables.as_array().unwrap().iter();
+    let has_title = |table: &&Value| table["title"].as_str().unwrap().contains(title);
+    let table = tables.find(has_title).unwrap();
+    table["rows"].as_array().unwrap()
+}
+
+#[test]
+fn round_trips_are_told_by_way_and_kernel() {
+    let simulated = Simulated::new("");
+    let arguments = ["bench", "doorbell", "--rounds", "2", "--trips", "16"];
+    let done = daq(&simulated).cli(&with(&arguments, &["--sizes", "64 B", "--json"]));
+    let tables = json(&done.ok());
+    let trips = rows(&tables, "microseconds from a store");
+    let ways: Vec<_> = trips
+        .iter()
+        .map(|row| format!("{}: {}", row["way"], row["kernel"]).replace('"', ""))
+        .collect();
+    assert_eq!(
+        ways,
+        [
+            "doorbell in host memory: acquire, release",
+            "doorbell in host memory: acquire",
+            "doorbell in host memory: relaxed",
+            "doorbell in host memory: 4 warps",
+            "empty launch + synchronise: –",
+            "copy of 8 bytes + launch + synchronise: –",
+            "cuStreamWriteValue32 + synchronise: –",
+        ]
+    );
+    for row in &trips[..6] {
+        let figure = |column: &str| row[column].as_f64().unwrap_or_else(|| panic!("{row:#}"));
+        assert!(figure("p50") > 0.0 && figure("p50") <= figure("p99"));
+        assert!(figure("p99") <= figure("p99.9"));
+        assert!(figure("p99/p50") >= 1.0 && figure("x host p50") > 0.0);
+    }
+    // The simulated driver does not have the call.
+    assert!(trips[6]["p50"].is_null(), "{:#}", trips[6]);
+    let refused = rows(&tables, "no doorbell");
+    assert_eq!(refused.len(), 3, "{refused:#?}");
+    assert_eq!(rows(&tables, "until the CPU's stores").len(), 1);
+    assert_eq!(rows(&tables, "ratios")[0]["/ host memory"], 1.0);
+    assert_eq!(simulated.report()["blocked"], 0);
+}
+
+#[test]
+fn costs_of_mapped_memory_are_told_by_step() {
+    let simulated = Simulated::new("");
+    let arguments = ["bench", "apiperf", "--rounds", "2", "--json"];
+    let done = daq(&simulated).cli(&with(&arguments, &["--sizes", "64 KiB,1 MiB"]));
+    let tables = json(&done.ok());
+    let made = rows(&tables, "milliseconds to make");
+    let bytes: Vec<_> = made
+        .iter()
+        .map(|row| (row["backend"].as_str(), row["bytes"].as_str()))
+        .collect();
+    assert_eq!(
+        bytes,
+        [
+            (Some("host"), Some("64 KiB")),
+            (Some("host"), Some("1 MiB"))
+        ]
+    );
+    for step in ["allocate", "pin", "map", "all", "unmap + free"] {
+        assert!(made[0][step].is_number(), "{step}: {:#}", made[0]);
+    }
+    assert_eq!(rows(&tables, "could not be made").len(), 6);
+}
