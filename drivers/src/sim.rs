@@ -27,6 +27,7 @@ mod counter;
 mod faults;
 mod filler;
 mod pace;
+mod pulses;
 mod schedule;
 mod signal;
 
@@ -34,6 +35,7 @@ pub use config::SimConfig;
 pub use counter::{expected_byte, verify};
 pub use faults::{Dice, Fate, Faults, Numbers};
 pub use pace::{Pace, Pacer};
+pub use pulses::Pulses;
 pub use schedule::{Arrival, Arrivals, Count, Jump, Packet, Schedule, State};
 pub use signal::{Pattern, Recipe, Signal, Tone};
 
@@ -46,7 +48,7 @@ use daq_core::window::Geometry;
 /// The registry entry.
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "sim",
-    summary: "A simulated sensor: tones, noise or patterns, at any rate, with faults on request",
+    summary: "A simulated sensor: tones, pulses, noise or patterns, at any rate, with faults on request",
     example: EXAMPLE,
     schema: || schemars::schema_for!(SimConfig),
     parse,
@@ -59,7 +61,8 @@ ring    = "OUTPUT"
 samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
 noise   = 0.01                # rms, as a part of full scale
 tones   = [{ frequency = "125 kHz", amplitude = 0.5 }]
-# pattern = "counter"         # instead of noise and tones: "ramp", "counter" or "silence"
+# pulses  = [{ rate = "1 kHz", amplitude = 0.1, rise = "1 us", decay = "10 us", shared = 0.5 }]
+# pattern = "counter"         # instead of tones, pulses and noise: "ramp", "counter" or "silence"
 # packet  = "8 KiB"           # payload of one packet
 # pace    = "free"            # as fast as the ring takes it; or "100 Mbit/s"
 # speed   = 2.0               # twice as fast as the sample rate says

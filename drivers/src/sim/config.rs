@@ -2,6 +2,7 @@
 
 use super::faults::Faults;
 use super::pace::Pace;
+use super::pulses::Pulses;
 use super::schedule::{Arrivals, Count, Jump, Schedule};
 use super::signal::{Pattern, Recipe, Tone, point_bytes};
 use daq_core::config::Problem;
@@ -27,15 +28,18 @@ pub struct SimConfig {
     /// What the payload means. With a `rate` the source keeps to it.
     #[serde(default)]
     pub samples: Samples,
-    /// A predictable signal: `"ramp"` (if there are neither tones nor noise), `"counter"` or `"silence"`.
+    /// A predictable signal: `"ramp"` (if there are neither tones, pulses nor noise), `"counter"` or `"silence"`.
     pub pattern: Option<Pattern>,
     /// Sines, summed up.
     #[serde(default)]
     pub tones: Vec<Tone>,
+    /// Pulses of a particle detector, summed up. In complex samples they are in the real part.
+    #[serde(default)]
+    pub pulses: Vec<Pulses>,
     /// Gaussian noise: its rms in each number as a part of full scale.
     #[serde(default)]
     pub noise: f64,
-    /// Seed of the noise. Faults have their own.
+    /// Seed of noise and pulses. Faults have their own.
     #[serde(default)]
     pub seed: u64,
     /// Payload bytes of a packet; `"8 KiB"` if not given and slots can be cut so, else a whole slot.
@@ -104,12 +108,12 @@ impl SimConfig {
             "a rate of 0 never brings a sample".into(),
             "give a rate such as \"1 MHz\", or leave it out",
         );
-        let plain = self.tones.is_empty() && self.noise == 0.0;
+        let plain = self.tones.is_empty() && self.pulses.is_empty() && self.noise == 0.0;
         must(
             self.pattern.is_none() || plain,
             "pattern",
-            "a pattern is not mixed with tones or noise".into(),
-            "leave out `pattern`, or `tones` and `noise`",
+            "a pattern is not mixed with tones, pulses or noise".into(),
+            "leave out `pattern`, or `tones`, `pulses` and `noise`",
         );
         must(
             self.packet.is_none_or(|packet| packet.0 > 0),
@@ -209,6 +213,7 @@ impl SimConfig {
             samples: self.samples.clone(),
             pattern: self.pattern.unwrap_or(Pattern::Ramp),
             tones: self.tones.clone(),
+            pulses: self.pulses.clone(),
             noise: self.noise,
             seed: self.seed,
         }

@@ -1,6 +1,6 @@
 //! What the simulated sensor measures.
 //!
-//! Tones, noise, ramp and silence are computed once, into a table of at most a few MiB that the stream runs
+//! Tones, pulses, noise, ramp and silence are computed once, into a table of at most a few MiB that the stream runs
 //! through again and again; making a packet is copying. What a byte holds depends on its place alone:
 //!
 //! ```text
@@ -9,6 +9,7 @@
 //! In planar order there is one such table a channel.
 
 use super::counter;
+use super::pulses::{Hit, Pulses};
 use daq_core::config::Problem;
 use daq_core::layout::{Order, Samples, Scalar};
 use daq_core::units::Frequency;
@@ -61,13 +62,15 @@ pub enum Pattern {
 pub struct Recipe {
     /// The samples.
     pub samples: Samples,
-    /// The pattern; used where there are neither tones nor noise.
+    /// The pattern; used where there are neither tones, pulses nor noise.
     pub pattern: Pattern,
     /// Tones, summed.
     pub tones: Vec<Tone>,
+    /// Pulses, summed.
+    pub pulses: Vec<Pulses>,
     /// Rms of the Gaussian noise in each number, as a part of full scale.
     pub noise: f64,
-    /// Seed of the noise.
+    /// Seed of noise and pulses.
     pub seed: u64,
 }
 
@@ -80,7 +83,12 @@ struct Cycles {
 
 impl Recipe {
     fn has_table(&self) -> bool {
-        !self.tones.is_empty() || self.noise > 0.0
+        !self.tones.is_empty() || self.is_random()
+    }
+
+    /// Whether its table is to be as long as can be.
+    fn is_random(&self) -> bool {
+        !self.pulses.is_empty() || self.noise > 0.0
     }
 
     fn rate(&self) -> f64 {
@@ -146,6 +154,9 @@ impl Recipe {
                 );
             }
         }
+        for (i, pulses) in self.pulses.iter().enumerate() {
+            found.extend(pulses.problems(&format!("pulses.{i}"), &self.samples));
+        }
         found
     }
 
@@ -166,6 +177,13 @@ impl Recipe {
                 ));
             }
         }
+        for pulses in &self.pulses {
+            let events = pulses.events(plan.period, self.rate());
+            notes.push(format!(
+                "the pulses of {} are {events} events that repeat after {} samples",
+                pulses.rate, plan.period
+            ));
+        }
         if self.noise > 0.0 {
             notes.push(format!("the noise repeats after {} samples", plan.period));
         }
@@ -177,7 +195,7 @@ impl Recipe {
     fn cycles(&self) -> Cycles {
         let point = point_bytes(&self.samples);
         let most = (LONG / point).max(LEAST_POINTS);
-        let wanted = if self.noise > 0.0 {
+        let wanted = if self.is_random() {
             most
         } else {
             (SHORT / point).clamp(1, most)
@@ -264,7 +282,7 @@ impl Recipe {
         bytes
     }
 
-    /// Tones and noise of all channels.
+    /// Tones, pulses and noise of all channels.
     fn table(&self, sample: usize) -> Vec<u8> {
         let Samples {
             scalar,
@@ -279,6 +297,10 @@ impl Recipe {
         let mut bytes = vec![0; plan.period * sample * channels];
         let mut random = Normal::new(self.seed);
         let mut numbers = vec![0.0; plan.period * parts];
+        let hits: Vec<_> = (0..)
+            .zip(&self.pulses)
+            .map(|(i, pulses)| pulses.hits(&self.samples, plan.period, self.seed, i))
+            .collect();
         for channel in 0..channels {
             for number in &mut numbers {
                 *number = if self.noise > 0.0 {
@@ -292,6 +314,7 @@ impl Recipe {
                     add_tone(&mut numbers, parts, tone, *cycles, plan.period);
                 }
             }
+            self.add_pulses(&mut numbers, parts, &hits, channel);
             for (point, values) in numbers.chunks_exact(parts).enumerate() {
                 let first = match order {
                     Order::Interleaved => point * channels + channel,
@@ -306,6 +329,20 @@ impl Recipe {
             }
         }
         bytes
+    }
+
+    /// Adds what `channel` sees of each table of pulses to the real parts.
+    fn add_pulses(&self, numbers: &mut [f64], parts: usize, hits: &[Vec<Hit>], channel: usize) {
+        if self.pulses.is_empty() {
+            return;
+        }
+        let mut sum = vec![0.0; numbers.len() / parts];
+        for (pulses, hits) in self.pulses.iter().zip(hits) {
+            pulses.add(&mut sum, hits, channel, self.rate());
+        }
+        for (values, more) in numbers.chunks_exact_mut(parts).zip(sum) {
+            values[0] += more;
+        }
     }
 }
 

@@ -59,3 +59,17 @@ template <class T> T atomicAdd(T* at, T more) {
     *at = before + more;
     return before;
 }
+template <class T> T atomicMin(T* at, T other) {
+    T before = *at;
+    *at = other < before ? other : before;
+    return before;
+}
+template <class T> T atomicOr(T* at, T bits) {
+    T before = *at;
+    *at = before | bits;
+    return before;
+}
+
+template <class T> T min(T a, T b) { return b < a ? b : a; }
+template <class T> T max(T a, T b) { return a < b ? b : a; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }

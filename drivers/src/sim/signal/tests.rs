@@ -18,6 +18,7 @@ fn recipe(samples: Samples) -> Recipe {
         samples,
         pattern: Pattern::Ramp,
         tones: Vec::new(),
+        pulses: Vec::new(),
         noise: 0.0,
         seed: 0,
     }
