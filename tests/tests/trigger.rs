@@ -6,7 +6,7 @@
 use daq_core::cuda::{self, Compiler};
 use daq_pipelines::kernels::file::HEADER;
 use daq_tests::{Daq, Python, Random, program, repository, skip};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -321,9 +321,24 @@ fn the_simulated_detector_has_events_of_all_kinds() {
         params,
         ..Case::new(8, 256, "")
     };
-    let counted = outcomes(&kernel.compare(&python, &raw, &case));
+    let counts = kernel.compare(&python, &raw, &case);
+    let counted = outcomes(&counts);
     assert_eq!(counted[0], 2000);
     assert!(counted.iter().all(|count| *count > 20), "{counted:?}");
+    // The same as recordings: frames are found by their sequence numbers. Those of the decisions are some, in runs.
+    let records = std::fs::read(kernel.dir.path().join("records")).unwrap();
+    let runs = [(5, 100), (700, 1), (1900, 100)];
+    let some: Vec<u8> = runs
+        .iter()
+        .flat_map(|(first, frames)| &records[64 * first..64 * (first + frames)])
+        .copied()
+        .collect();
+    let captures = runs.map(|(first, frames)| json!({"daq:sequence": first, "daq:frames": frames}));
+    let meta = json!({ "captures": captures }).to_string();
+    std::fs::write(daq.path("daq-out/decisions-000000.sigmf-data"), some).unwrap();
+    let _ = daq.write("daq-out/decisions-000000.sigmf-meta", &meta);
+    let counts = reference(&python, &[daq.path("daq-out").to_str().unwrap().to_owned()]);
+    assert!(counts["frames"] == 201 && counts["wrong"] == 0, "{counts}");
 }
 
 #[test]

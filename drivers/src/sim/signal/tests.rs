@@ -2,6 +2,7 @@
 
 use super::*;
 use daq_core::layout::Layout;
+use daq_core::units::Span;
 use proptest::prelude::*;
 
 const SCALARS: [Scalar; 6] = [
@@ -239,6 +240,57 @@ fn noise_is_gaussian_independent_and_repeatable() {
         recipe.notes(),
         [format!("the noise repeats after {} samples", LONG / 16)]
     );
+}
+
+#[test]
+fn pulses_are_added_to_the_real_part_of_their_channels() {
+    let mut recipe = recipe(samples(Scalar::Float64, true, 2, Order::Interleaved, 1e6));
+    (recipe.noise, recipe.seed) = (0.1, 3);
+    let length = point_bytes(&recipe.samples) * 10_000;
+    let quiet = bytes(&recipe.build(length), 0, 0..length);
+    recipe.pulses = vec![Pulses {
+        rate: Frequency(10_000.0),
+        amplitude: 0.5,
+        rise: Span::default(),
+        decay: Span(std::time::Duration::from_micros(10)),
+        channels: Some(vec![1]),
+        shared: 0.0,
+    }];
+    assert_eq!(recipe.problems(), []);
+    let period = LONG / point_bytes(&recipe.samples);
+    let events = (period as f64 / 100.0).round();
+    assert_eq!(
+        recipe.notes(),
+        [
+            format!("the pulses of 10 kHz are {events} events that repeat after {period} samples"),
+            format!("the noise repeats after {period} samples")
+        ]
+    );
+    let pulsed = bytes(&recipe.build(length), 0, 0..length);
+    let numbers = |bytes: &[u8]| -> Vec<f64> {
+        let numbers = bytes.chunks_exact(8);
+        numbers
+            .map(|bytes| decode(Scalar::Float64, bytes).0)
+            .collect()
+    };
+    // Channel 0 as a pair, then channel 1.
+    let mut sum = 0.0;
+    for (with, without) in numbers(&pulsed)
+        .chunks_exact(4)
+        .zip(numbers(&quiet).chunks_exact(4))
+    {
+        assert_eq!(
+            (with[0], with[1], with[3]),
+            (without[0], without[1], without[3])
+        );
+        assert!(with[2] >= without[2]);
+        sum += with[2] - without[2];
+    }
+    // A hundred events, each of mean height 0.5 and a decay of 10 points.
+    assert!((200.0..1000.0).contains(&sum), "{sum}");
+    recipe.pulses[0].channels = Some(vec![2]);
+    let key = recipe.problems().remove(0).key;
+    assert_eq!(key.as_deref(), Some("pulses.0.channels"));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use super::super::unit::Entry;
 use super::*;
 
 const CLIP: &str = include_str!("../../../../../configs/kernels/clip.cu");
+const TRIGGER: &str = include_str!("../../../../../configs/kernels/trigger.cu");
 const KERNEL: &str = "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {\n    \
                       if (in.index() == 0) out.as<float>()[0] = p.gain + in.sequence();\n}\n";
 const PARAMS: &str = "struct Params { float gain = 2; };\n";
@@ -116,6 +117,25 @@ fn the_example_can_stay_on_its_gpu() {
     assert!(ptx.contains("ld.acquire.sys.global.u64"), "{ptx}");
     assert!(ptx.contains("st.release.sys.global.u64"), "{ptx}");
     assert!(!ptx.contains(".nc."), "{ptx}");
+}
+
+#[test]
+fn the_trigger_becomes_machine_code_with_all_that_can_be_set() {
+    let Some(compiler) = compiler() else { return };
+    let names = ["threshold", "coincidence", "window", "veto", "veto_window"];
+    let keys = keys(&names.map(|name| (name, Value::Integer(1))));
+    let cubin = keys.compile(compiler, TRIGGER, None, Target::Cubin(9, 0), Entry::Burst);
+    assert!(cubin.unwrap().starts_with(b"\x7fELF"));
+    let ptx = compile(&keys, compiler, TRIGGER).unwrap();
+    let members = names.map(|name| {
+        let told = variable(&ptx, &format!("daq_param_{name}"), 24);
+        Member::read(&told).unwrap().to_string()
+    });
+    assert_eq!(members, ["int", "int", "int", "unsigned int", "int"]);
+    assert!(
+        !ptx.contains(".f32") && !ptx.contains(".f64"),
+        "a decision is made of integers"
+    );
 }
 
 #[test]
