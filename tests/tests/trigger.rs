@@ -73,7 +73,6 @@ impl OnTheHost {
         let text = |path: &Path| path.to_str().unwrap().to_owned();
         let mut decided = None;
         for dispatch in ["launch", "persistent"] {
-            // A header without resident kernels knows one way only.
             for (threads, blocks) in [(256, 1), (32, 1), (96, 3)] {
                 let status = Command::new(self.dir.path().join("trigger"))
                     .args([dispatch, &case.channels.to_string()])
