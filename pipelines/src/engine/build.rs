@@ -14,8 +14,8 @@ use daq_core::source::Producers;
 use daq_core::staging::{Carrier, CopyStream, Lane, Profile, Stager, measure_with, tell_if_far};
 use daq_core::wait::Bell;
 use daq_core::window::Window;
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -346,27 +346,19 @@ impl Pipeline {
                 planned.burst,
             )?;
             let producer = parts.producer(&planned.output);
-            let (carrier, bell) = self.carrier(parts, &planned.name, planned.burst)?;
-            let slots = producer.options().slots;
-            runners.push(kernel::Runner {
+            let carrier = self.carrier(parts, &planned.name, planned.burst)?;
+            runners.push(kernel::Runner::new(kernel::Parts {
                 name: planned.name.clone(),
                 reader,
                 producer,
                 stream,
-                kernel: Some(kernel),
+                kernel,
                 ledger,
                 burst: planned.burst,
                 wait: planned.wait,
                 control: self.control.clone(),
-                patience: kernel::HANG,
-                hanging: None,
-                hung: false,
-                failed: false,
                 carrier,
-                bell,
-                in_flight: VecDeque::with_capacity(slots),
-                timing: kernel::Timing::default(),
-            });
+            }));
         }
         Ok(runners)
     }
@@ -377,22 +369,20 @@ impl Pipeline {
         parts: &mut Parts<'_>,
         kernel: &str,
         burst: usize,
-    ) -> Result<(Option<Carrier>, Arc<Bell>), StartError> {
+    ) -> Result<Option<(Carrier, Arc<Bell>)>, StartError> {
         let copier = Copier::Kernel(kernel.to_owned());
-        let Some(bell) = parts.bells.get(&copier).cloned() else {
-            return Ok((None, Arc::default()));
-        };
         let copies = &mut parts.plan.copies.iter();
         let Some(copy) = copies.find(|copy| parts.copier(copy) == copier) else {
-            return Ok((None, bell));
+            return Ok(None);
         };
+        let bell = parts.bells[&copier].clone();
         let device = Device::open(copy.device)?;
         tell_if_far(device, "give the kernel a `core` of that node");
         let reader = self.attach(&copy.from, &copy.name, true, 1)?;
         let producer = parts.producer(&copy.to);
         let ledger = self.ledgers.copy(&copy.to);
         let carrier = Carrier::new(reader, producer, ledger, burst);
-        Ok((carrier, bell))
+        Ok(carrier.map(|carrier| (carrier, bell)))
     }
 
     /// Starts the staging threads: one a GPU and direction.

@@ -14,47 +14,61 @@ use std::time::{Duration, Instant};
 #[cfg(test)]
 mod tests;
 
+/// What a kernel's thread is made of.
+pub(crate) struct Parts {
+    pub(crate) name: String,
+    pub(crate) reader: Reader,
+    pub(crate) producer: Producer,
+    /// The stream of a kernel that is launched on a GPU.
+    pub(crate) stream: Option<cuda::Stream>,
+    pub(crate) kernel: Box<dyn Kernel>,
+    pub(crate) ledger: KernelLedger,
+    /// Most frames taken at once.
+    pub(crate) burst: usize,
+    pub(crate) wait: Wait,
+    pub(crate) control: Arc<Control>,
+    /// What fills the input, where this thread does that itself, and the bell that both its rings ring.
+    pub(crate) carrier: Option<(Carrier, Arc<Bell>)>,
+}
+
 /// A kernel with its ends. One that is dropped waits for its device; if that does not finish, what the device uses is
 /// never freed.
-pub(super) struct Runner {
-    pub(super) name: String,
-    pub(super) reader: Reader,
-    pub(super) producer: Producer,
-    /// The stream of a kernel on a GPU.
-    pub(super) stream: Option<cuda::Stream>,
+pub(crate) struct Runner {
+    name: String,
+    carrier: Option<Carrier>,
+    reader: Reader,
+    producer: Producer,
+    stream: Option<cuda::Stream>,
     /// None once it is kept for ever.
-    pub(super) kernel: Option<Box<dyn Kernel>>,
-    pub(super) ledger: KernelLedger,
-    pub(super) burst: usize,
-    pub(super) wait: Wait,
-    pub(super) control: Arc<Control>,
+    kernel: Option<Box<dyn Kernel>>,
+    ledger: KernelLedger,
+    burst: usize,
+    wait: Wait,
+    bell: Arc<Bell>,
+    control: Arc<Control>,
     /// How long a device may go on with one burst once the end is overdue.
-    pub(super) patience: Duration,
+    patience: Duration,
     /// Since when the end is overdue and a device has finished nothing.
-    pub(super) hanging: Option<Instant>,
+    hanging: Option<Instant>,
     /// Whether a kernel that stays on its GPU was found to hang.
-    pub(super) hung: bool,
+    hung: bool,
     /// Whether work has failed: what ends from then on is not published, for the slots before it were never filled.
-    pub(super) failed: bool,
-    /// What fills the input, where this thread does that itself.
-    pub(super) carrier: Option<Carrier>,
-    /// Rung by both rings of the carrier.
-    pub(super) bell: Arc<Bell>,
-    pub(super) in_flight: VecDeque<InFlight>,
-    pub(super) timing: Timing,
+    failed: bool,
+    in_flight: VecDeque<InFlight>,
+    timing: Timing,
 }
 
 /// How long a device may go on with one burst once the end is overdue, unless told otherwise.
-pub(super) const HANG: Duration = Duration::from_secs(5);
+pub(crate) const HANG: Duration = Duration::from_secs(5);
 
 /// How often what rings no bell is looked after by a thread that sleeps.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// Bursts of one kernel on a GPU at a time: enough that the GPU never waits for the host.
-pub(super) const MOST_IN_FLIGHT: usize = 8;
+pub(crate) const MOST_IN_FLIGHT: usize = 8;
 
 /// Work that a device has not finished: what to count and publish when it has.
-pub(super) struct InFlight {
+struct InFlight {
     frames: u64,
     outputs: u64,
     completion: Completion,
@@ -68,7 +82,7 @@ pub(super) struct InFlight {
 
 /// How long a kernel's work takes on its GPU, counted as it is done.
 #[derive(Default)]
-pub(super) struct Timing {
+struct Timing {
     last: Option<Arc<Mark>>,
 }
 
@@ -104,12 +118,35 @@ pub(crate) enum Step {
 }
 
 impl Runner {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let (carrier, bell) = parts.carrier.unzip();
+        Self {
+            in_flight: VecDeque::with_capacity(parts.producer.options().slots),
+            name: parts.name,
+            carrier,
+            reader: parts.reader,
+            producer: parts.producer,
+            stream: parts.stream,
+            kernel: Some(parts.kernel),
+            ledger: parts.ledger,
+            burst: parts.burst,
+            wait: parts.wait,
+            bell: bell.unwrap_or_default(),
+            control: parts.control,
+            patience: HANG,
+            hanging: None,
+            hung: false,
+            failed: false,
+            timing: Timing::default(),
+        }
+    }
+
     /// Lets a kernel that stays on its GPU begin.
     pub(crate) fn begin(&mut self) -> Result<(), KernelError> {
         self.kernel.as_mut().map_or(Ok(()), |kernel| kernel.begin())
     }
 
-    pub(super) fn run(mut self, pulse: &Pulse) {
+    pub(crate) fn run(mut self, pulse: &Pulse) {
         if self.stream.is_some() || self.carrier.is_some() {
             // What a device does rings no bell; looks at it must not come late.
             daq_core::thread::wake_on_time();

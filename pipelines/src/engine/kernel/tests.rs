@@ -100,29 +100,23 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
     } else {
         Duration::from_mins(5)
     };
-    let runner = Runner {
+    let mut runner = Runner::new(Parts {
         name: "doubler".to_owned(),
-        kernel: Some(Box::new(Doubler {
+        kernel: Box::new(Doubler {
             device,
             made: 0,
             fails_at,
-        })),
-        hung: false,
-        failed: false,
+        }),
         reader,
         producer: outputs,
         ledger: ledger.clone(),
         burst: 3,
         wait: Wait::Event,
         control: control.clone(),
-        patience,
-        hanging: None,
         stream: None,
         carrier: None,
-        bell: Arc::default(),
-        in_flight: VecDeque::new(),
-        timing: Timing::default(),
-    };
+    });
+    runner.patience = patience;
     let is_over = AtomicBool::new(false);
     let seen =
         std::thread::scope(|scope| {
