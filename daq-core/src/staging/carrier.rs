@@ -20,6 +20,8 @@ pub struct Carrier {
     ledger: CopyLedger,
     /// Most frames of a step.
     burst: u64,
+    /// Slots that are claimed at a time: a claim costs a fence, which single frames need not each pay.
+    ahead: u64,
     /// Whether the memory was lost: nothing is published any more, for the slots before it were never filled.
     failed: bool,
 }
@@ -51,8 +53,10 @@ impl Carrier {
     ) -> Self {
         let (from, to) = (reader.options(), producer.options());
         assert_eq!(from.stride(), to.stride(), "slots of one size are copied");
+        let burst = burst.max(1) as u64;
         Self {
-            burst: burst.max(1) as u64,
+            burst,
+            ahead: burst.min(to.slots as u64 / 4).max(1),
             reader,
             producer,
             target,
@@ -71,8 +75,12 @@ impl Carrier {
         if pending == 0 || self.failed {
             return Ok(0);
         }
-        let wanted = usize::try_from(pending).unwrap_or(usize::MAX);
-        let room = self.producer.reserve(wanted).remaining();
+        let open = self.producer.open();
+        if open < pending {
+            self.producer.claim(self.ahead.max(pending - open));
+        }
+        let room = self.producer.open().min(pending);
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
         let Some(lease) = self.reader.poll(room) else {
             return Ok(0);
         };

@@ -220,8 +220,10 @@ mod x86 {
                 const LINES: usize = 4;
 
                 let head = to.align_offset(LINE).min(bytes);
-                // SAFETY: `head` is at most `bytes`, for which the caller vouches.
-                unsafe { less_than_a_line(to, from, head) };
+                if head > 0 {
+                    // SAFETY: `head` is at most `bytes`, for which the caller vouches.
+                    unsafe { less_than_a_line(to, from, head) };
+                }
                 let mut done = head;
                 let is_far = bytes >= FETCHED;
                 while bytes - done >= LINES * LINE {
@@ -257,8 +259,10 @@ mod x86 {
                     }
                     done += LINE;
                 }
-                // SAFETY: what is left of `bytes`.
-                unsafe { less_than_a_line(to.add(done), from.add(done), bytes - done) };
+                if done < bytes {
+                    // SAFETY: what is left of `bytes`.
+                    unsafe { less_than_a_line(to.add(done), from.add(done), bytes - done) };
+                }
             }
         };
     }
