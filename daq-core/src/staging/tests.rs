@@ -304,7 +304,7 @@ proptest! {
         slots in (2_usize..9, 2_usize..9),
         chunk in 1_usize..5,
         depth in 1_usize..4,
-        cut_over in prop::sample::select(vec![0, 1, SLOT, 2 * SLOT, usize::MAX]),
+        cut_over in prop::sample::select(vec![0, SLOT / 2, SLOT, 2 * SLOT, usize::MAX]),
         script in prop::collection::vec((0_usize..6, 0_u8..4), 1..80),
     ) {
         let bell = Arc::new(Bell::default());
