@@ -7,7 +7,7 @@
 //! The processor gathers stores to such memory in a few buffers of one line each. A line whose bytes have all been
 //! stored leaves at once as one packet of the bus; what is stored to it after that opens a buffer anew and leaves as
 //! another packet. So head and tail are stored by pieces that stay inside of their own lines, and the lines between
-//! them by the widest streaming stores, which keep the source in the cache where it is.
+//! them by the widest streaming stores.
 
 use std::ptr;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
