@@ -32,21 +32,31 @@ fn names() -> Vec<String> {
 
 #[test]
 fn every_check_holds_on_memory_that_works() {
-    let simulated = Simulated::new("");
-    let done = daq(&simulated).cli(&with(&PATIENT, &["--backend", "host", "--json"]));
+    let simulated = Simulated::new("").with_gdr("");
+    let done = daq(&simulated).cli(&with(&PATIENT, &["--backend", "gdrapi,host", "--json"]));
     let report = json(&done.ok());
     assert_eq!(report["failed"], 0, "{report:#}");
     let results = report["results"].as_array().unwrap();
-    let checks: Vec<_> = results.iter().map(|result| &result["check"]).collect();
-    assert_eq!(checks, names().iter().collect::<Vec<_>>(), "{report:#}");
-    for result in results {
-        assert_eq!(result["backend"], "host");
-        let is_skipped = result["check"] == "double-map";
-        let outcome = if is_skipped { "skipped" } else { "ok" };
-        assert_eq!(result["outcome"], outcome, "{result:#}");
-        assert_eq!(result["detail"].is_string(), is_skipped, "{result:#}");
+    for (backend, memory) in [
+        ("gdrapi", "cuMemAlloc"),
+        ("gdrapi", "cuMemCreate"),
+        ("host", "its own"),
+    ] {
+        let mut checks = Vec::new();
+        for result in results {
+            if result["backend"] != backend || result["memory"] != memory {
+                continue;
+            }
+            checks.push(result["check"].as_str().unwrap().to_owned());
+            let is_skipped = backend == "host" && result["check"] == "double-map";
+            let outcome = if is_skipped { "skipped" } else { "ok" };
+            assert_eq!(result["outcome"], outcome, "{result:#}");
+            assert_eq!(result["detail"].is_string(), is_skipped, "{result:#}");
+        }
+        assert_eq!(checks, names(), "{backend}, {memory}");
     }
-    // Nothing that stays was in the way of anything.
+    assert_eq!(results.len(), 3 * names().len());
+    // Nothing was in the way of a kernel that stays.
     assert_eq!(simulated.report()["blocked"], 0);
 }
 
@@ -133,10 +143,16 @@ fn rows<'a>(tables: &'a Value, title: &str) -> &'a Vec<Value> {
 
 #[test]
 fn round_trips_are_told_by_way_and_kernel() {
-    let simulated = Simulated::new("");
+    let simulated = Simulated::new("").with_gdr("");
     let arguments = ["bench", "doorbell", "--rounds", "2", "--trips", "16"];
-    let done = daq(&simulated).cli(&with(&arguments, &["--sizes", "64 B", "--json"]));
+    let sizes = ["--sizes", "64 B", "--frames", "100 B", "--json"];
+    let done = daq(&simulated).cli(&with(&arguments, &sizes));
     let tables = json(&done.ok());
+    let figure = |row: &Value, column: &str| {
+        row[column]
+            .as_f64()
+            .unwrap_or_else(|| panic!("{column}: {row:#}"))
+    };
     let trips = rows(&tables, "microseconds from a store");
     let ways: Vec<_> = trips
         .iter()
@@ -145,6 +161,10 @@ fn round_trips_are_told_by_way_and_kernel() {
     assert_eq!(
         ways,
         [
+            "doorbell by gdrapi: acquire, release",
+            "doorbell by gdrapi: acquire",
+            "doorbell by gdrapi: relaxed",
+            "doorbell by gdrapi: 4 warps",
             "doorbell in host memory: acquire, release",
             "doorbell in host memory: acquire",
             "doorbell in host memory: relaxed",
@@ -154,18 +174,50 @@ fn round_trips_are_told_by_way_and_kernel() {
             "cuStreamWriteValue32 + synchronise: –",
         ]
     );
-    for row in &trips[..6] {
-        let figure = |column: &str| row[column].as_f64().unwrap_or_else(|| panic!("{row:#}"));
-        assert!(figure("p50") > 0.0 && figure("p50") <= figure("p99"));
-        assert!(figure("p99") <= figure("p99.9"));
-        assert!(figure("p99/p50") >= 1.0 && figure("x host p50") > 0.0);
+    for row in &trips[..10] {
+        assert!(figure(row, "p50") > 0.0 && figure(row, "p50") <= figure(row, "p99"));
+        assert!(figure(row, "p99") <= figure(row, "p99.9"));
+        assert!(figure(row, "p99/p50") >= 1.0 && figure(row, "x host p50") > 0.0);
     }
     // The simulated driver does not have the call.
-    assert!(trips[6]["p50"].is_null(), "{:#}", trips[6]);
+    assert!(trips[10]["p50"].is_null(), "{:#}", trips[10]);
     let refused = rows(&tables, "no doorbell");
-    assert_eq!(refused.len(), 3, "{refused:#?}");
-    assert_eq!(rows(&tables, "until the CPU's stores").len(), 1);
-    assert_eq!(rows(&tables, "ratios")[0]["/ host memory"], 1.0);
+    let refused: Vec<_> = refused
+        .iter()
+        .map(|row| row["why"].as_str().unwrap().split(':').next().unwrap())
+        .collect();
+    assert_eq!(refused, ["dma-buf", "vulkan"]);
+    let ratios = rows(&tables, "ratios");
+    assert!(figure(&ratios[0], "/ host memory") > 0.0);
+    assert_eq!(ratios[1]["/ host memory"], 1.0);
+    for (title, ways) in [
+        (
+            "answer of a kernel that has read it",
+            [
+                "stores and doorbell by gdrapi",
+                "copy + launch + synchronise",
+            ],
+        ),
+        (
+            "until the CPU's stores",
+            ["stores by gdrapi", "cuMemcpyHtoDAsync + synchronise"],
+        ),
+    ] {
+        let rows = rows(&tables, title);
+        let told: Vec<_> = rows
+            .iter()
+            .map(|row| row["way"].as_str().unwrap())
+            .collect();
+        assert_eq!(told, ways);
+        assert!(rows.iter().all(|row| figure(row, "p50") > 0.0));
+    }
+    let rates = rows(&tables, "million frames");
+    let batches: Vec<_> = rates
+        .iter()
+        .map(|row| figure(row, "frames a doorbell"))
+        .collect();
+    assert_eq!(batches, [1.0, 8.0, 32.0, 128.0]);
+    assert!(rates.iter().all(|row| figure(row, "million/s") > 0.0));
     assert_eq!(simulated.report()["blocked"], 0);
 }
 
@@ -190,5 +242,7 @@ fn costs_of_mapped_memory_are_told_by_step() {
     for step in ["allocate", "pin", "map", "all", "unmap + free"] {
         assert!(made[0][step].is_number(), "{step}: {:#}", made[0]);
     }
-    assert_eq!(rows(&tables, "could not be made").len(), 6);
+    let refused = rows(&tables, "could not be made");
+    assert_eq!(refused.len(), 3, "{refused:#?}");
+    assert!(refused.iter().all(|row| row["from"] == "64 KiB"));
 }

@@ -3,8 +3,9 @@
 use super::table::{Cell, Table};
 use super::{BenchError, median};
 use daq_core::cuda::Device;
-use daq_core::mapped::{Backend, Mapped};
+use daq_core::mapped::{Backend, Mapped, Refusal};
 use daq_core::units::ByteSize;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// The steps, in milliseconds.
@@ -20,13 +21,13 @@ pub fn apiperf(device: u32, rounds: usize, sizes: &[usize]) -> Result<Vec<Table>
     let mut columns = vec!["backend", "bytes"];
     columns.extend(STEPS);
     let mut table = Table::new(title, &columns);
-    let mut refused = Table::new("what could not be made", &["backend", "bytes", "why"]);
+    let mut refused = BTreeMap::new();
     let cases = || {
         let sizes = sizes.iter().copied();
         sizes.flat_map(|bytes| Backend::ALL.map(|backend| (backend, bytes)))
     };
     let mut figures = vec![[const { Vec::new() }; STEPS.len()]; cases().count()];
-    for round in 0..rounds {
+    for _ in 0..rounds {
         for ((backend, bytes), figures) in cases().zip(&mut figures) {
             match measure(device, backend, bytes) {
                 Ok(times) => {
@@ -34,17 +35,15 @@ pub fn apiperf(device: u32, rounds: usize, sizes: &[usize]) -> Result<Vec<Table>
                         figures.push(time.as_secs_f64() * 1e3);
                     }
                 }
-                Err(why) if round == 0 => {
-                    refused.row(vec![backend.name().into(), size(bytes), why.into()]);
+                // Of many sizes that cannot be made the least tells the most.
+                Err(refusal) => {
+                    refused.entry(refusal.to_string()).or_insert(bytes);
                 }
-                Err(_) => {}
             }
         }
     }
-    let mut has_refused = false;
     for ((backend, bytes), figures) in cases().zip(&figures) {
         if figures[0].is_empty() {
-            has_refused = true;
             continue;
         }
         let mut row = vec![backend.name().into(), size(bytes)];
@@ -56,7 +55,13 @@ pub fn apiperf(device: u32, rounds: usize, sizes: &[usize]) -> Result<Vec<Table>
         table.row(row);
     }
     let mut tables = vec![table];
-    tables.extend(has_refused.then_some(refused));
+    if !refused.is_empty() {
+        let mut table = Table::new("what could not be made", &["why", "from"]);
+        for (why, bytes) in refused {
+            table.row(vec![why.into(), size(bytes)]);
+        }
+        tables.push(table);
+    }
     Ok(tables)
 }
 
@@ -68,9 +73,9 @@ fn measure(
     device: &'static Device,
     backend: Backend,
     bytes: usize,
-) -> Result<[Duration; STEPS.len()], String> {
+) -> Result<[Duration; STEPS.len()], Refusal> {
     let start = Instant::now();
-    let mapped = Mapped::with(device, bytes, backend).map_err(|refusal| refusal.why)?;
+    let mapped = Mapped::with(device, bytes, backend)?;
     let all = start.elapsed();
     let costs = mapped.costs();
     let start = Instant::now();
