@@ -20,11 +20,8 @@ pub fn in_fork(work: impl FnOnce() -> u8) -> i32 {
         child => {
             let mut status = 0;
             // SAFETY: a place for one status; the child is this process's.
-            assert_eq!(
-                unsafe { libc::waitpid(child, &raw mut status, 0) },
-                child,
-                "the child ends"
-            );
+            let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            assert_eq!(ended, child, "the child ends");
             if libc::WIFEXITED(status) {
                 libc::WEXITSTATUS(status)
             } else {
