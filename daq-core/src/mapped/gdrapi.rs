@@ -93,16 +93,16 @@ fn told(error: &GdrError) -> Refused {
         }
         GdrError::Missing(NoGdr::Incomplete(_)) => "install GDRCopy 2.3 or newer",
         GdrError::Missing(NoGdr::NoDriver(..)) => {
-            "load its kernel module and look at its device: modprobe gdrdrv; ls -l /dev/gdrdrv"
+            "load its kernel module and look at its device: modprobe gdrdrv; ls -l /dev/gdrdrv; GDRCOPY_ENABLE_LOGGING=1 tells more"
         }
         GdrError::Call("gdr_pin_buffer", answer) if is(*answer, Errno::NOMEM) => {
             "the GPU's window into the bus (BAR1) is full: nvidia-smi -q -d MEMORY shows it; lower `slots` or `slot` of the rings on this GPU"
         }
         GdrError::Call("gdr_pin_buffer", _) => {
-            "the GPU must be one that other devices can read and write (data centre and RTX cards are), and gdrdrv must fit the driver: dmesg | grep -i gdrdrv"
+            "the GPU must be one that other devices can read and write (data centre and RTX cards are), and gdrdrv must fit the driver: dmesg | grep -i gdrdrv; GDRCOPY_ENABLE_LOGGING=1 tells more"
         }
         GdrError::Call(..) | GdrError::Elsewhere { .. } => {
-            "library and kernel module should be of one version: dmesg | grep -i gdrdrv"
+            "library and kernel module should be of one version: dmesg | grep -i gdrdrv; GDRCOPY_ENABLE_LOGGING=1 tells more"
         }
     };
     Refused(format!("{error}; {helps}"))

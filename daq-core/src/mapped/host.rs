@@ -4,7 +4,11 @@ use super::{Laps, Made, Pieces, Refused};
 use crate::cuda::Device;
 use crate::region::{HostOptions, Region};
 
+/// What memory is rounded up to: a page of the host.
+const PAGE: usize = 4096;
+
 pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refused> {
+    let bytes = super::whole_pages(bytes, PAGE)?;
     let mut laps = Laps::new();
     let region = Region::host(bytes, HostOptions::default()).map_err(|error| error.to_string())?;
     let allocate = laps.lap();

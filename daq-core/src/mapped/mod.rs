@@ -449,6 +449,7 @@ impl Mapped {
     }
 
     /// Whether it can be used: this process made it and the device is there. A few loads.
+    #[inline]
     pub fn check(&self) -> Result<(), MappedError> {
         if self.guard.is_forked() {
             return Err(MappedError::Forked {
@@ -459,6 +460,7 @@ impl Mapped {
     }
 
     /// Whether the device and the memory are there.
+    #[inline]
     fn check_device(&self) -> Result<(), MappedError> {
         if self.guard.is_lost() || self.device.is_given_up() {
             return Err(MappedError::Lost {
@@ -469,12 +471,14 @@ impl Mapped {
     }
 
     /// Stores that go together; they have left the CPU when the value is dropped or fenced.
+    #[inline]
     pub fn stores(&self) -> Result<Stores<'_>, MappedError> {
         self.check()?;
         Ok(Stores { mapped: self })
     }
 
     /// Copies `from` to `offset` and on, and waits until the bytes have left the CPU.
+    #[inline]
     pub fn copy_to(&self, offset: usize, from: &[u8]) -> Result<(), MappedError> {
         self.stores()?.copy(offset, from)
     }
@@ -488,6 +492,7 @@ impl Mapped {
         self.check_device()
     }
 
+    #[inline]
     fn at(&self, offset: usize, bytes: usize) -> Result<NonNull<u8>, MappedError> {
         let is_inside = offset
             .checked_add(bytes)
@@ -538,6 +543,7 @@ pub struct Stores<'a> {
 
 impl Stores<'_> {
     /// Copies `from` to `offset` and on; in no order with other stores until the next fence.
+    #[inline]
     pub fn copy(&mut self, offset: usize, from: &[u8]) -> Result<(), MappedError> {
         self.mapped.check()?;
         let to = self.mapped.at(offset, from.len())?;
@@ -558,6 +564,7 @@ impl Stores<'_> {
     ///
     /// # Panics
     /// If it is none.
+    #[inline]
     pub fn word(&mut self, offset: usize, value: u64) -> Result<(), MappedError> {
         assert!(offset.is_multiple_of(8), "a word lies on a multiple of 8");
         self.mapped.check()?;
@@ -568,6 +575,7 @@ impl Stores<'_> {
     }
 
     /// Everything stored so far leaves the CPU before anything that is stored later.
+    #[inline]
     pub fn fence(&mut self) {
         store::fence();
     }

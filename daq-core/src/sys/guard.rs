@@ -88,11 +88,13 @@ impl Guard {
     }
 
     /// Whether this process is a child of the one that made the mapping, and so has none.
+    #[inline]
     pub fn is_forked(&self) -> bool {
         self.original.load(Ordering::Relaxed) == 0
     }
 
     /// Whether the memory went and zero pages are in its place.
+    #[inline]
     pub fn is_lost(&self) -> bool {
         self.slot.is_lost.load(Ordering::Relaxed)
     }

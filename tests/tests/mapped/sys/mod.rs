@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// Runs `work` in a fork of this process; what it answers, or the signal that ended it as a negative number.
 ///
-/// The child has the forking thread alone, so `work` must not allocate, print or lock.
+/// The child has the forking thread alone, so `work` must not print, nor wait for a lock that another may hold.
 pub fn in_fork(work: impl FnOnce() -> u8) -> i32 {
     // SAFETY: the child calls `work`, which keeps to what a child of several threads may do, and ends without running
     // anything of its parent's.
