@@ -2,8 +2,8 @@
 //!
 //! Whether a driver lets a dma-buf be mapped is known by trying alone: its attribute speaks of the export.
 
-use super::{Laps, Made, Memory, Pieces, Refused, plain_offset};
-use crate::cuda::{Backing, Device};
+use super::pieces::{self, Laps, Made, Pieces, Refused, plain_offset};
+use crate::cuda::{Backing, Device, Memory};
 use crate::sys::memory as sys;
 use rustix::io::Errno;
 use std::ptr::NonNull;
@@ -27,8 +27,8 @@ pub(super) fn make(
     bytes: usize,
     backing: Option<Backing>,
 ) -> Result<Pieces, Refused> {
-    let bytes = super::whole_pages(bytes, PAGE)?;
-    let (memory, allocate) = super::allocate(device, bytes, PAGE, backing)?;
+    let bytes = pieces::whole_pages(bytes, PAGE)?;
+    let (memory, allocate) = pieces::allocate(device, bytes, PAGE, backing)?;
     let mut pieces = map(Arc::new(memory), bytes)?;
     pieces.costs.allocate = allocate;
     Ok(pieces)

@@ -1,7 +1,7 @@
 //! CUDA memory that GDRCopy maps.
 
-use super::{Laps, Made, Memory, Pieces, Refused, plain_offset};
-use crate::cuda::{Backing, Device};
+use super::pieces::{self, Laps, Made, Pieces, Refused, plain_offset};
+use crate::cuda::{Backing, Device, Memory};
 use crate::sys::gdrapi::{self, GdrError, NoGdr, PAGE, Pin};
 use rustix::io::Errno;
 use std::ptr::NonNull;
@@ -23,8 +23,8 @@ pub(super) fn make(
 ) -> Result<Pieces, Refused> {
     // Before anything is allocated.
     gdrapi::open().map_err(|missing| told(&missing.into()))?;
-    let bytes = super::whole_pages(bytes, PAGE)?;
-    let (memory, allocate) = super::allocate(device, bytes, PAGE, backing)?;
+    let bytes = pieces::whole_pages(bytes, PAGE)?;
+    let (memory, allocate) = pieces::allocate(device, bytes, PAGE, backing)?;
     let is_plain = memory.backing() == Backing::Plain;
     let mut pieces = match map(Arc::new(memory), bytes) {
         // Not every version of the kernel module pins memory of every kind.

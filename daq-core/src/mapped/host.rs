@@ -1,6 +1,6 @@
 //! Pinned host memory, which the GPU reads over the bus.
 
-use super::{Laps, Made, Pieces, Refused};
+use super::pieces::{self, Laps, Made, Pieces, Refused};
 use crate::cuda::Device;
 use crate::region::{HostOptions, Region};
 
@@ -8,7 +8,7 @@ use crate::region::{HostOptions, Region};
 const PAGE: usize = 4096;
 
 pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refused> {
-    let bytes = super::whole_pages(bytes, PAGE)?;
+    let bytes = pieces::whole_pages(bytes, PAGE)?;
     let mut laps = Laps::new();
     let region = Region::host(bytes, HostOptions::default()).map_err(|error| error.to_string())?;
     let allocate = laps.lap();

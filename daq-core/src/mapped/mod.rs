@@ -34,19 +34,20 @@
 mod dma_buf;
 mod gdrapi;
 mod host;
+mod pieces;
 mod vulkan;
 
-use crate::cuda::{Backing, Device, Memory};
-use crate::region::Region;
+use crate::cuda::{Backing, Device};
 use crate::sys::guard::Guard;
 use crate::sys::store;
+use pieces::{Made, Pieces, Refused};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What makes a mapping.
 #[derive(
@@ -173,98 +174,6 @@ pub enum MappedError {
         /// The device.
         ordinal: u32,
     },
-}
-
-/// Why a backend made nothing, and what helps.
-#[derive(Debug)]
-struct Refused(String);
-
-impl From<String> for Refused {
-    fn from(why: String) -> Self {
-        Self(why)
-    }
-}
-
-/// What a backend made.
-struct Pieces {
-    cpu: NonNull<u8>,
-    gpu: u64,
-    bytes: usize,
-    costs: Costs,
-    made: Made,
-}
-
-/// What is undone when a mapping is dropped.
-#[expect(dead_code, reason = "host regions are kept, not used")]
-enum Made {
-    Gdrapi(gdrapi::Mapping),
-    DmaBuf(dma_buf::Mapping),
-    Vulkan(vulkan::Mapping),
-    Host(Arc<Region>),
-}
-
-impl Pieces {
-    fn new((cpu, gpu, bytes): (NonNull<u8>, u64, usize), made: Made) -> Self {
-        Self {
-            cpu,
-            gpu,
-            bytes,
-            costs: Costs::default(),
-            made,
-        }
-    }
-}
-
-/// Tells how long each step took.
-struct Laps(Instant);
-
-impl Laps {
-    fn new() -> Self {
-        Self(Instant::now())
-    }
-
-    /// The time since the last step.
-    fn lap(&mut self) -> Duration {
-        let now = Instant::now();
-        now.saturating_duration_since(std::mem::replace(&mut self.0, now))
-    }
-}
-
-/// `bytes` in whole pages, at least one.
-fn whole_pages(bytes: usize, page: usize) -> Result<usize, Refused> {
-    let whole = bytes.max(1).checked_next_multiple_of(page);
-    whole.ok_or_else(|| Refused(format!("{bytes} bytes are more than there are addresses")))
-}
-
-/// CUDA memory of `backing`, or as the device offers it, with `bytes` bytes from an address on that is a multiple of
-/// `page`, ready to be written beside CUDA; and how long that took.
-fn allocate(
-    device: &'static Device,
-    bytes: usize,
-    page: usize,
-    backing: Option<Backing>,
-) -> Result<(Memory, Duration), Refused> {
-    let mut laps = Laps::new();
-    let plain = |bytes: usize| Memory::with(device, bytes.saturating_add(page), Backing::Plain);
-    let memory = match backing {
-        Some(Backing::Plain) => plain(bytes),
-        Some(backing) => Memory::with(device, bytes, backing),
-        None => match Memory::new(device, bytes) {
-            Ok(memory) if plain_offset(&memory, page) == 0 => Ok(memory),
-            Ok(_) => plain(bytes),
-            Err(error) => Err(error),
-        },
-    };
-    let memory = memory.map_err(|error| error.to_string())?;
-    memory
-        .synchronize_copies()
-        .map_err(|error| error.to_string())?;
-    Ok((memory, laps.lap()))
-}
-
-/// Bytes before the first multiple of `page`: plain allocations begin anywhere.
-fn plain_offset(memory: &Memory, page: usize) -> u64 {
-    memory.address().next_multiple_of(page as u64) - memory.address()
 }
 
 /// GPU memory that the CPU can store to.

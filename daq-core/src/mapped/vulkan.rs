@@ -1,6 +1,7 @@
 //! Vulkan memory behind the GPU's BAR, imported into CUDA.
 
-use super::{Costs, Laps, Made, Pieces, Refused};
+use super::Costs;
+use super::pieces::{self, Laps, Made, Pieces, Refused};
 use crate::cuda::{Device, External};
 use crate::sys::vulkan::{self, Answer, NoVulkan};
 use crate::units::ByteSize;
@@ -16,7 +17,7 @@ pub(super) struct Mapping {
 }
 
 pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refused> {
-    let bytes = super::whole_pages(bytes, PAGE)?;
+    let bytes = pieces::whole_pages(bytes, PAGE)?;
     let uuid = device.uuid().map_err(|error| error.to_string())?;
     let gpu = vulkan::gpu(uuid)?;
     let mut laps = Laps::new();

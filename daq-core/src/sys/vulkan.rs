@@ -193,22 +193,25 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// The number of a memory type that will do.
+    /// The number of a memory type that will do: one that the driver names for the buffer, else any.
+    ///
+    /// NVIDIA's driver (580) leaves the type behind the BAR out for buffers whose memory is handed on, and yet
+    /// allocates, maps and exports it; a driver that does not says so then.
     fn kind(&self, needs: vk::MemoryRequirements) -> Result<u32, NoVulkan> {
         let kinds = self.memory.memory_types_as_slice();
-        let suiting = (0_u32..).zip(kinds).filter(|(index, kind)| {
-            needs.memory_type_bits & 1 << index != 0 && kind.property_flags.contains(PROPERTIES)
-        });
-        let largest = suiting
+        let visible =
+            (0_u32..).zip(kinds).filter(|(_, kind)| kind.property_flags.contains(PROPERTIES));
+        let best = visible
             .map(|(index, kind)| {
                 let heap = self.memory.memory_heaps[kind.heap_index as usize];
-                (heap.size, index)
+                let is_named = needs.memory_type_bits & 1 << index != 0;
+                (is_named, heap.size, index)
             })
-            .max_by_key(|(size, _)| *size);
-        match largest {
+            .max_by_key(|(is_named, size, _)| (*is_named, *size));
+        match best {
             None => Err(NoVulkan::NoMemory),
-            Some((size, _)) if size < needs.size => Err(NoVulkan::TooSmall(size)),
-            Some((_, index)) => Ok(index),
+            Some((_, size, _)) if size < needs.size => Err(NoVulkan::TooSmall(size)),
+            Some((.., index)) => Ok(index),
         }
     }
 }

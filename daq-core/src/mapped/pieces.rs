@@ -1,0 +1,100 @@
+//! What backends share: the pieces of a mapping, CUDA memory to be mapped, and how long things take.
+
+use super::{Costs, dma_buf, gdrapi, vulkan};
+use crate::cuda::{Backing, Device, Memory};
+use crate::region::Region;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Why a backend made nothing, and what helps.
+#[derive(Debug)]
+pub(super) struct Refused(pub(super) String);
+
+impl From<String> for Refused {
+    fn from(why: String) -> Self {
+        Self(why)
+    }
+}
+
+/// What a backend made.
+pub(super) struct Pieces {
+    pub(super) cpu: NonNull<u8>,
+    pub(super) gpu: u64,
+    pub(super) bytes: usize,
+    pub(super) costs: Costs,
+    pub(super) made: Made,
+}
+
+/// What is undone when a mapping is dropped.
+#[expect(dead_code, reason = "host regions are kept, not used")]
+pub(super) enum Made {
+    Gdrapi(gdrapi::Mapping),
+    DmaBuf(dma_buf::Mapping),
+    Vulkan(vulkan::Mapping),
+    Host(Arc<Region>),
+}
+
+impl Pieces {
+    pub(super) fn new((cpu, gpu, bytes): (NonNull<u8>, u64, usize), made: Made) -> Self {
+        Self {
+            cpu,
+            gpu,
+            bytes,
+            costs: Costs::default(),
+            made,
+        }
+    }
+}
+
+/// Tells how long each step took.
+pub(super) struct Laps(Instant);
+
+impl Laps {
+    pub(super) fn new() -> Self {
+        Self(Instant::now())
+    }
+
+    /// The time since the last step.
+    pub(super) fn lap(&mut self) -> Duration {
+        let now = Instant::now();
+        now.saturating_duration_since(std::mem::replace(&mut self.0, now))
+    }
+}
+
+/// `bytes` in whole pages, at least one.
+pub(super) fn whole_pages(bytes: usize, page: usize) -> Result<usize, Refused> {
+    let whole = bytes.max(1).checked_next_multiple_of(page);
+    whole.ok_or_else(|| Refused(format!("{bytes} bytes are more than there are addresses")))
+}
+
+/// CUDA memory of `backing`, or as the device offers it, with `bytes` bytes from an address on that is a multiple of
+/// `page`, ready to be written beside CUDA; and how long that took.
+pub(super) fn allocate(
+    device: &'static Device,
+    bytes: usize,
+    page: usize,
+    backing: Option<Backing>,
+) -> Result<(Memory, Duration), Refused> {
+    let mut laps = Laps::new();
+    let plain = |bytes: usize| Memory::with(device, bytes.saturating_add(page), Backing::Plain);
+    let memory = match backing {
+        Some(Backing::Plain) => plain(bytes),
+        Some(backing) => Memory::with(device, bytes, backing),
+        None => match Memory::new(device, bytes) {
+            Ok(memory) if plain_offset(&memory, page) == 0 => Ok(memory),
+            Ok(_) => plain(bytes),
+            Err(error) => Err(error),
+        },
+    };
+    let memory = memory.map_err(|error| error.to_string())?;
+    memory
+        .synchronize_copies()
+        .map_err(|error| error.to_string())?;
+    Ok((memory, laps.lap()))
+}
+
+/// Bytes before the first multiple of `page`: plain allocations begin anywhere.
+pub(super) fn plain_offset(memory: &Memory, page: usize) -> u64 {
+    memory.address().next_multiple_of(page as u64) - memory.address()
+}
