@@ -202,7 +202,8 @@ fn a_kernel_that_may_be_overrun_counts_what_it_missed() {
 
 #[test]
 fn a_kernel_that_hangs_is_named_and_the_ledgers_are_written() {
-    for keys in ["", "teams = 2"] {
+    // Of two teams one may be ahead by as many frames as there is room for.
+    for (keys, most) in [("", 40), ("teams = 2", 40 + 32)] {
         let simulated = simulated("hang=resident@40");
         let text = pipeline(None, &format!("{STAYS}\n{keys}")) + HTTP;
         let daq = daq(&simulated, &text);
@@ -219,7 +220,8 @@ fn a_kernel_that_hangs_is_named_and_the_ledgers_are_written() {
         let made = outcome.count("kernels.same.made");
         assert_eq!(outcome.count("rings.back.published"), made);
         assert!(
-            made <= 40 && outcome.count("kernels.same.in") > outcome.count("kernels.same.consumed"),
+            made < most
+                && outcome.count("kernels.same.in") > outcome.count("kernels.same.consumed"),
             "{:#}",
             outcome.report
         );

@@ -383,7 +383,8 @@ fn seen() {
 
 #[test]
 fn what_a_gpu_would_not_notice_is_told() {
-    const MISTAKES: [(&str, fn(&mut Resident)); 5] = [
+    type Mistake = (&'static str, fn(&mut Resident));
+    const MISTAKES: [Mistake; 5] = [
         ("what is in use is overwritten", |kernel| kernel.post(9)),
         ("the bell was rung after the stop", |kernel| {
             (kernel.posted, kernel.bell) = (2, 2);
