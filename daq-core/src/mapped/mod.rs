@@ -212,7 +212,7 @@ pub fn probe(
         .collect()
 }
 
-fn not_allowed(backend: Backend) -> Refusal {
+pub(crate) fn not_allowed(backend: Backend) -> Refusal {
     Refusal {
         backend,
         why: "not allowed: it is not among `backends` of `[staging]`".to_owned(),

@@ -6,13 +6,11 @@
 
 use super::{CopyWay, Direction, Dispatch, Path, Plan, PlannedCopy, Ringer};
 use crate::kernel::Side;
-use crate::mapped::{Backend, Writer};
+use crate::mapped::{Backend, Writer, not_allowed};
+use crate::staging::USUAL_CUT_OVER;
 use crate::topology::Topology;
 use crate::units::ByteSize;
 use std::collections::BTreeMap;
-
-/// Bytes up to which the CPU stores faster than a copy engine copies, on machines where that was not measured.
-pub const CUT_OVER: usize = 128 << 10;
 
 /// What is told where a backend was not tried.
 const UNTRIED: &str = "probed at the start";
@@ -36,11 +34,11 @@ impl Maker {
         for &backend in writer.backends() {
             let found = tried.map(|tried| tried.iter().find(|(tried, _)| *tried == backend));
             let why = match found {
-                _ if !allowed.contains(&backend) => "not among the allowed `backends`",
+                _ if !allowed.contains(&backend) => not_allowed(backend).why,
                 None => return Self::Untried,
                 Some(Some((_, Ok(())))) => return Self::Is(backend, refused),
-                Some(Some((_, Err(why)))) => why,
-                Some(None) => "not tried",
+                Some(Some((_, Err(why)))) => why.clone(),
+                Some(None) => "it was not tried".to_owned(),
             };
             refused.push(format!("{backend}: {why}"));
         }
@@ -87,7 +85,7 @@ fn ring(
         .readers
         .iter()
         .find(|reader| staying.get(*reader) == Some(&ring.name));
-    let is_small = ring.slot_bytes <= CUT_OVER;
+    let is_small = ring.slot_bytes <= USUAL_CUT_OVER;
     let size = ByteSize(ring.slot_bytes as u64);
     let why = match stays {
         Some(kernel) => format!("kernel `{kernel}` stays on the GPU and reads it"),

@@ -16,7 +16,6 @@ pub use config::{
     RingSection, Ringer, SinkKeys, SourceKeys, StagingKeys, StagingWait,
 };
 pub use graph::GraphFormat;
-pub use mapping::CUT_OVER;
 pub use outline::Outline;
 pub use resolve::{Surroundings, resolve};
 

@@ -326,8 +326,7 @@ fn backends_can_be_forbidden() {
     );
     let raw = plan.ring("raw").unwrap();
     assert_eq!(raw.mapping, Some(Backend::Vulkan));
-    let forbidden =
-        "gdrapi: not among the allowed `backends`; dma-buf: not among the allowed `backends`";
+    let forbidden = "gdrapi: not allowed: it is not among `backends` of `[staging]`; dma-buf: not allowed: it is not among `backends` of `[staging]`";
     assert!(
         raw.mapping_reason.ends_with(forbidden),
         "{}",
@@ -348,7 +347,7 @@ fn backends_can_be_forbidden() {
     let topology = with(vec![gpu(0, &[Backend::Host])]);
     let plan = planned(&[("[ring.small]", &allow("[\"vulkan\"]"))], &topology);
     assert_eq!(plan.unavailable.len(), 1);
-    let told = "kernel `quarter` stays on cuda:0, and nothing can make memory for its doorbell: gdrapi: not among";
+    let told = "kernel `quarter` stays on cuda:0, and nothing can make memory for its doorbell: gdrapi: not allowed";
     assert!(
         plan.unavailable[0].starts_with(told),
         "{:?}",
