@@ -1,15 +1,32 @@
 //! Kernels that stay on a device, and what must wait for their end.
 
 use super::device::Device;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// A call of the driver that waits for all work on a device.
+struct Later {
+    device: &'static Device,
+    /// What it frees.
+    what: &'static str,
+    free: Box<dyn FnOnce() + Send>,
+}
 
 /// Of all devices: host memory is pinned for each of them.
 struct Stays {
     /// For each kernel the ordinal of its device and the part of it that it takes.
     kernels: Vec<(u32, f64)>,
-    /// Calls of the driver that would wait for all work on a device, with the device and what they free.
-    later: Vec<(&'static Device, &'static str, Box<dyn FnOnce() + Send>)>,
+    /// What waits for their end.
+    later: Vec<Later>,
+    /// Calls under way that kernels to come must wait for.
+    freeing: usize,
 }
+
+static STAYS: Mutex<Stays> = Mutex::new(Stays {
+    kernels: Vec::new(),
+    later: Vec::new(),
+    freeing: 0,
+});
+static FREED: Condvar = Condvar::new();
 
 impl Stays {
     fn share(&self, device: &Device) -> f64 {
@@ -19,10 +36,6 @@ impl Stays {
 }
 
 fn stays() -> MutexGuard<'static, Stays> {
-    static STAYS: Mutex<Stays> = Mutex::new(Stays {
-        kernels: Vec::new(),
-        later: Vec::new(),
-    });
     STAYS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -42,11 +55,22 @@ impl Drop for Stay {
             stays.kernels.swap_remove(at);
         }
         if stays.kernels.is_empty() {
-            for (device, what, free) in stays.later.drain(..) {
+            let later = std::mem::take(&mut stays.later);
+            stays.freeing += 1;
+            drop(stays);
+            // Without the lock: what is freed may own what is freed in the same way.
+            for Later { device, what, free } in later {
                 device.free_now(what, free);
             }
+            freed();
         }
     }
+}
+
+/// Ends a call that kernels to come wait for.
+fn freed() {
+    stays().freeing -= 1;
+    FREED.notify_all();
 }
 
 impl Device {
@@ -56,7 +80,9 @@ impl Device {
     /// The driver waits for all kernels before it frees memory or unloads code, and holds up other calls meanwhile. So
     /// as long as the result lives what is dropped of any device is kept, and freed when the last such kernel has ended.
     pub fn stay(&'static self, share: f64) -> Option<Stay> {
-        let mut stays = stays();
+        let mut stays = FREED
+            .wait_while(stays(), |stays| stays.freeing > 0)
+            .unwrap_or_else(PoisonError::into_inner);
         if stays.share(self) + share > 1.0 {
             return None;
         }
@@ -81,13 +107,20 @@ impl Device {
     /// Calls `free`, which may wait for all work on the device: now, or once no kernel stays. `what` names in messages
     /// what is freed; where that must be left to the driver `free` is not called.
     pub(crate) fn free(&'static self, what: &'static str, free: impl FnOnce() + Send + 'static) {
-        // Held meanwhile: no kernel begins to stay before it is freed.
         let mut stays = stays();
-        if stays.kernels.is_empty() {
-            self.free_now(what, free);
-        } else {
-            stays.later.push((self, what, Box::new(free)));
+        if !stays.kernels.is_empty() {
+            let free = Box::new(free);
+            stays.later.push(Later {
+                device: self,
+                what,
+                free,
+            });
+            return;
         }
+        stays.freeing += 1;
+        drop(stays);
+        self.free_now(what, free);
+        freed();
     }
 
     fn free_now(&self, what: &str, free: impl FnOnce()) {

@@ -418,6 +418,16 @@ impl Mapped {
     }
 }
 
+/// What is left of a mapping that nobody holds any more. The guard goes first: from the end of the mapping on its
+/// addresses may be somebody else's.
+struct Rest {
+    _guard: Guard,
+    _made: Made,
+}
+
+// SAFETY: as for a mapping.
+unsafe impl Send for Rest {}
+
 impl Drop for Mapped {
     fn drop(&mut self) {
         // A child has no mapping, and CUDA is not to be called in it. What a device that was given up still uses is left
@@ -425,12 +435,14 @@ impl Drop for Mapped {
         if self.guard.is_forked() || self.device.is_given_up() {
             return;
         }
-        // SAFETY: each is dropped here, once, and not used again; the guard first, since from the end of the mapping on
-        // its addresses may be somebody else's.
-        unsafe {
-            ManuallyDrop::drop(&mut self.guard);
-            ManuallyDrop::drop(&mut self.made);
-        }
+        // SAFETY: each is taken here, once, and not used again.
+        let rest = unsafe {
+            Rest {
+                _guard: ManuallyDrop::take(&mut self.guard),
+                _made: ManuallyDrop::take(&mut self.made),
+            }
+        };
+        self.device.free("mapped memory", move || drop(rest));
     }
 }
 

@@ -199,8 +199,9 @@ impl Gpu {
     /// allocates, maps and exports it; a driver that does not says so then.
     fn kind(&self, needs: vk::MemoryRequirements) -> Result<u32, NoVulkan> {
         let kinds = self.memory.memory_types_as_slice();
-        let visible =
-            (0_u32..).zip(kinds).filter(|(_, kind)| kind.property_flags.contains(PROPERTIES));
+        let visible = (0_u32..)
+            .zip(kinds)
+            .filter(|(_, kind)| kind.property_flags.contains(PROPERTIES));
         let best = visible
             .map(|(index, kind)| {
                 let heap = self.memory.memory_heaps[kind.heap_index as usize];

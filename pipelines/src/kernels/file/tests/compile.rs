@@ -115,7 +115,10 @@ fn the_example_can_stay_on_its_gpu() {
     // The bell is looked at, and credits are given, in the order that the host relies on; payload is never taken from
     // the cache for what nobody writes.
     assert!(ptx.contains("ld.acquire.sys.global.u64"), "{ptx}");
-    assert!(ptx.contains("st.release.sys.global.u64"), "{ptx}");
+    assert!(
+        ptx.contains("fence.acq_rel.gpu;\n\tst.relaxed.sys.global.u64"),
+        "{ptx}"
+    );
     assert!(!ptx.contains(".nc."), "{ptx}");
 }
 
