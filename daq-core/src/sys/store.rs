@@ -15,12 +15,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Bytes of a line, in which the processor gathers stores.
 const LINE: usize = 64;
-/// From this many bytes on the source is fetched ahead, as it need not lie in the cache near the core.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-const FETCHED: usize = 1 << 20;
-/// Bytes by which it is fetched ahead.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-const AHEAD: usize = 1024;
+/// From this many bytes on the source does not lie in the cache near the core, and narrower loads fetch it faster: 3 %
+/// at 4 MiB on a Xeon of the fourth generation.
+const FAR: usize = 1 << 20;
 
 /// What whole lines are stored by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,8 +97,12 @@ pub unsafe fn copy_to(to: *mut u8, from: *const u8, bytes: usize) {
         // SAFETY: forwarded to the caller.
         unsafe { less_than_a_line(to, from, bytes) };
     } else {
-        // SAFETY: forwarded to the caller; this processor has what it was asked for.
-        unsafe { copy_to_with(Width::widest(), to, from, bytes) };
+        let width = match Width::widest() {
+            Width::Avx512 if bytes >= FAR => Width::Avx2,
+            widest => widest,
+        };
+        // SAFETY: forwarded to the caller; this processor has what it was asked for, and AVX2 with AVX-512.
+        unsafe { copy_to_with(width, to, from, bytes) };
     }
 }
 
@@ -200,11 +201,11 @@ unsafe fn less_than_a_line(to: *mut u8, from: *const u8, bytes: usize) {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86 {
-    use super::{AHEAD, FETCHED, LINE, less_than_a_line};
+    use super::{LINE, less_than_a_line};
     use std::arch::x86_64::{
-        __m128i, __m256i, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128,
-        _mm_stream_load_si128, _mm_stream_si128, _mm256_loadu_si256, _mm256_storeu_si256,
-        _mm256_stream_load_si256, _mm256_stream_si256, _mm512_loadu_si512, _mm512_stream_si512,
+        __m128i, __m256i, __m512i, _mm_loadu_si128, _mm_storeu_si128, _mm_stream_load_si128,
+        _mm_stream_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_load_si256,
+        _mm256_stream_si256, _mm512_loadu_si512, _mm512_stream_si512,
     };
 
     /// Makes a copy of head, lines and tail; `$width` is the type that whole lines are loaded to and stored from.
@@ -225,19 +226,12 @@ mod x86 {
                     unsafe { less_than_a_line(to, from, head) };
                 }
                 let mut done = head;
-                let is_far = bytes >= FETCHED;
                 while bytes - done >= LINES * LINE {
                     // SAFETY: `done` and the bytes of a round are at most `bytes`, so loads and stores stay inside
                     // what the caller vouches for; `to + done` is aligned to a line, as the streaming stores need;
-                    // the loads need no alignment. A fetch ahead touches nothing, whatever its address.
+                    // the loads need no alignment.
                     unsafe {
                         let (from, to) = (from.add(done), to.add(done));
-                        if is_far {
-                            for line in 0..LINES {
-                                let ahead = from.wrapping_add(AHEAD + line * LINE);
-                                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-                            }
-                        }
                         for line in 0..LINES {
                             let at = |part| line * LINE + part * STEP;
                             let parts: [$width; PARTS] =

@@ -9,6 +9,7 @@ mod doorbell;
 pub(crate) mod echo;
 mod launch;
 mod place;
+mod resident;
 mod rig;
 mod staging;
 mod table;
@@ -17,6 +18,7 @@ pub use apiperf::apiperf;
 pub use copies::{bandwidth, latency};
 pub use doorbell::{DoorbellArgs, doorbell};
 pub use launch::launch;
+pub use resident::{ResidentArgs, resident};
 pub use staging::{StagingArgs, staging};
 pub use table::Table;
 

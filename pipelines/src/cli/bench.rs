@@ -1,7 +1,7 @@
 //! `daq bench`: measurements of this machine.
 
 use super::{exit, show};
-use crate::bench::{self, BenchError, Common, DoorbellArgs, StagingArgs, Table};
+use crate::bench::{self, BenchError, Common, DoorbellArgs, ResidentArgs, StagingArgs, Table};
 use clap::{Subcommand, ValueEnum};
 use daq_core::units::{ByteSize, Span};
 use daq_core::wait::Wait;
@@ -118,6 +118,22 @@ enum What {
         /// Print JSON.
         #[arg(long)]
         json: bool,
+    },
+    /// Kernels that stay on a GPU, in the engine: from a frame's commit to its result, alone and beside copies, and
+    /// frames a second.
+    Resident {
+        #[command(flatten)]
+        shared: Shared,
+        /// Frames of each way a round.
+        #[arg(long, default_value_t = 20_000)]
+        trips: usize,
+        /// Frame sizes, multiples of 16 bytes.
+        #[arg(
+            long,
+            value_delimiter = ',',
+            default_value = "64 B,256 B,1 KiB,4 KiB,16 KiB"
+        )]
+        frames: Vec<ByteSize>,
     },
     /// What putting work on a GPU costs: kernels one by one beside the same recorded once and replayed.
     Launch {
@@ -244,6 +260,19 @@ pub(super) fn bench(args: &Args) -> u8 {
                 .map(|size| usize::try_from(size.0).unwrap_or(usize::MAX).max(1))
                 .collect();
             (*json, bench::apiperf(*device, (*rounds).max(1), &sizes))
+        }
+        What::Resident {
+            shared,
+            trips,
+            frames,
+        } => {
+            let frames = bytes(frames).into_iter();
+            let args = ResidentArgs {
+                common: shared.common(),
+                trips: (*trips).max(8),
+                frames: frames.map(|frame| frame.next_multiple_of(16)).collect(),
+            };
+            (shared.json, bench::resident(&args))
         }
         What::Launch {
             device,

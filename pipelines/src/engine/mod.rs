@@ -9,7 +9,7 @@
 //! threads allocate nothing, take no lock and make no system call a frame.
 
 mod build;
-mod control;
+pub(crate) mod control;
 pub(crate) mod kernel;
 mod ledgers;
 mod sink;

@@ -1,0 +1,552 @@
+//! Kernels that stay on a GPU, run by the engine as in a pipeline: from a frame that is committed in host memory to its
+//! result in the output ring, alone and beside copies at full rate; and how many frames a second.
+
+use super::place::Place;
+use super::rig::{Load, Rig, index};
+use super::table::{Cell, Table};
+use super::{BenchError, Common, median, quantile};
+use crate::engine::control::{Control, Pulse};
+use crate::engine::kernel::{Parts, Runner};
+use crate::kernels::file::{FileKernel, FrameKeys};
+use crate::sys::upload::Upload;
+use daq_core::cuda::Device;
+use daq_core::frame::FrameMeta;
+use daq_core::kernel::{Kernel, KernelContext, KernelSpec, Side, Stream};
+use daq_core::layout::{Axis, Layout, Order, Scalar};
+use daq_core::ledger::{CopyLedger, KernelLedger, ReaderLedger, RingLedger};
+use daq_core::mapped::{Backend, Writer};
+use daq_core::plan::{Direction, Dispatch};
+use daq_core::region::{HostOptions, Region};
+use daq_core::ring::{Producer, Reader, Ring, RingOptions};
+use daq_core::staging::{Carrier, measure};
+use daq_core::units::ByteSize;
+use daq_core::wait::{Bell, Wait};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The code that every frame goes through.
+const CODE: &str = include_str!("touch.cu");
+/// Frames that are not counted, at the start of each way.
+const WARM: usize = 500;
+/// Slots of the rings.
+const SLOTS: usize = 4096;
+/// Bytes of the frames whose rate is measured.
+const RATED: usize = 256;
+/// Most frames that are committed and taken on at a time while their rate is measured.
+const BURST: usize = 256;
+/// Teams that their rate is measured with.
+const TEAMS: [u32; 4] = [1, 8, 32, 64];
+/// Bytes of the frames, and of the memory on either side, of the copies beside.
+const BESIDE: (usize, usize) = (1 << 20, 256 << 20);
+/// The longest copies beside: what was measured to be best, and shorter ones.
+const CHUNKS: [Option<usize>; 4] = [None, Some(1 << 20), Some(512 << 10), Some(256 << 10)];
+/// How long a result may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct ResidentArgs {
+    /// Device, rounds, window.
+    pub common: Common,
+    /// Frames of each way a round.
+    pub trips: usize,
+    /// Bytes of a frame, multiples of 16.
+    pub frames: Vec<usize>,
+}
+
+/// A kernel's ends: rings as the plan would make them for a kernel that is fed by a socket.
+struct Line {
+    producer: Producer,
+    results: Reader,
+    output: Arc<Region>,
+    parts: Parts,
+}
+
+/// A directory for the code, which is removed at the end.
+struct Scratch(std::path::PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Self, BenchError> {
+        let path = std::env::temp_dir().join(format!("daq-bench-{}", std::process::id()));
+        let write = || {
+            std::fs::create_dir_all(&path)?;
+            std::fs::write(path.join("touch.cu"), CODE)
+        };
+        write().map_err(|error| {
+            BenchError::Thread(format!(
+                "cannot write {}: {error}; set TMPDIR to a directory that can be written",
+                path.display()
+            ))
+        })?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Bench {
+    device: &'static Device,
+    scratch: Scratch,
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout {
+        scalar: Scalar::Int32,
+        complex: false,
+        channels: 1,
+        points: bytes / 4,
+        order: Order::Interleaved,
+        axis: Axis::Time { rate: None },
+        frame_rate: None,
+    }
+}
+
+impl Bench {
+    fn kernel(
+        &self,
+        frame: usize,
+        teams: u32,
+        dispatch: Dispatch,
+        rings: Option<(&Ring, &Ring)>,
+    ) -> Result<Box<dyn Kernel>, BenchError> {
+        let threads = (frame / 16).next_multiple_of(32).clamp(32, 256);
+        let keys = FileKernel {
+            threads: u32::try_from(threads).unwrap_or(256),
+            blocks: Some(1),
+            teams: Some(teams),
+            frame: FrameKeys {
+                points: Some(1),
+                ..FrameKeys::default()
+            },
+            ..FileKernel::new("touch.cu")
+        };
+        let input = layout(frame);
+        let mut context = KernelContext {
+            name: "touch".to_owned(),
+            directory: self.scratch.0.clone(),
+            burst: BURST,
+            dispatch,
+            ..KernelContext::alone(&input, Side::Cuda(self.device.ordinal()))
+        };
+        if let Some((input, output)) = rings {
+            (context.slots, context.output) = (input.slice(), output.slice());
+        }
+        Ok(keys.build(&context)?)
+    }
+
+    /// Rings of `slots` slots for frames of `frame` bytes.
+    fn line(&self, frame: usize, slots: usize, teams: u32) -> Result<Line, BenchError> {
+        let bell = Arc::new(Bell::default());
+        let options = |name: &str, bytes: usize| RingOptions::new(name, slots, bytes);
+        let carried = |name: &str| RingOptions {
+            bells: vec![bell.clone()],
+            ..options(name, frame)
+        };
+        let host = Region::host(carried("host").region_bytes(), HostOptions::default())?;
+        let gpu = Region::mapped(
+            self.device,
+            carried("gpu").region_bytes(),
+            Writer::Cpu,
+            &Backend::ALL,
+        )?;
+        let output = Region::cuda(self.device, options("out", 4).region_bytes())?;
+        let (source, producer) = Ring::new(host, carried("host"), RingLedger::default())?;
+        let (input, copied) = Ring::new(gpu, carried("gpu"), RingLedger::default())?;
+        let (out, made) = Ring::new(output.clone(), options("out", 4), RingLedger::default())?;
+        let attach = |ring: &Ring| ring.attach(true, BURST, ReaderLedger::default());
+        let carrier = Carrier::new(attach(&source)?, copied, CopyLedger::default(), BURST);
+        let kernel = self.kernel(frame, teams, Dispatch::Persistent, Some((&input, &out)))?;
+        Ok(Line {
+            producer,
+            results: attach(&out)?,
+            parts: Parts {
+                name: "touch".to_owned(),
+                reader: attach(&input)?,
+                producer: made,
+                stream: None,
+                kernel,
+                ledger: KernelLedger::default(),
+                burst: BURST,
+                wait: Wait::Busy,
+                control: Arc::new(Control::new(PATIENCE)),
+                carrier: carrier.map(|carrier| (carrier, bell)),
+            },
+            output,
+        })
+    }
+
+    /// Microseconds of `trips` frames of `frame` bytes, one after the other, each from its commit to its result; all
+    /// by one thread, or with the engine's on a core of its own.
+    fn trips(&self, frame: usize, trips: usize, by_two: bool) -> Result<Vec<f64>, BenchError> {
+        let mut line = self.line(frame, SLOTS, 1)?;
+        let mut runner = Runner::new(line.parts);
+        runner.begin()?;
+        let mut times = Vec::with_capacity(trips);
+        let mut sum = 0;
+        let mut trip = |line: (&mut Producer, &mut Reader),
+                        i: usize,
+                        step: &mut dyn FnMut() -> Result<(), BenchError>|
+         -> Result<(), BenchError> {
+            let (producer, results) = line;
+            let mut slots = producer.reserve(1);
+            if let Some(bytes) = slots.bytes_mut() {
+                sum = fill(bytes, i);
+            }
+            slots.finish(FrameMeta::whole(i as u64, frame));
+            let start = Instant::now();
+            slots.publish();
+            while results.pending() == 0 {
+                step()?;
+                if start.elapsed() > PATIENCE {
+                    return Err(BenchError::Thread(format!(
+                        "frame {i} has no result after {PATIENCE:?}"
+                    )));
+                }
+            }
+            let took = start.elapsed();
+            drop(results.poll(1));
+            if i >= WARM {
+                times.push(took.as_secs_f64() * 1e6);
+            }
+            Ok(())
+        };
+        if by_two {
+            std::thread::scope(|scope| {
+                let engine = scope.spawn(move || {
+                    let _ = settle(1);
+                    runner.run(&Pulse::new("touch".to_owned()));
+                });
+                let mut all = || {
+                    (0..WARM + trips).try_for_each(|i| {
+                        trip((&mut line.producer, &mut line.results), i, &mut || Ok(()))
+                    })
+                };
+                let done = all();
+                drop(line.producer);
+                let _ = engine.join();
+                done
+            })?;
+        } else {
+            for i in 0..WARM + trips {
+                trip((&mut line.producer, &mut line.results), i, &mut || {
+                    runner.step().map(|_| ()).map_err(BenchError::from)
+                })?;
+            }
+            drop((line.producer, runner));
+        }
+        // The kernel has ended: its last result can be looked at.
+        let mut word = [0; 4];
+        if let Some(memory) = line.output.memory() {
+            memory.read((WARM + trips - 1) % SLOTS * 64, &mut word)?;
+        }
+        if u32::from_le_bytes(word) != sum {
+            return Err(BenchError::Thread(format!(
+                "the kernel made {} of a frame whose words add up to {sum}",
+                u32::from_le_bytes(word)
+            )));
+        }
+        Ok(times)
+    }
+
+    /// The same by a copy, a launch and a wait each.
+    fn launches(&self, frame: usize, trips: usize) -> Result<Vec<f64>, BenchError> {
+        let options = |name: &str, bytes: usize| RingOptions::new(name, 64, bytes);
+        let gpu = Region::cuda(self.device, options("gpu", frame).region_bytes())?;
+        let out = Region::cuda(self.device, options("out", 4).region_bytes())?;
+        let (ring, mut copied) = Ring::new(gpu, options("gpu", frame), RingLedger::default())?;
+        let (_, mut made) = Ring::new(out, options("out", 4), RingLedger::default())?;
+        let mut reader = ring.attach(true, 1, ReaderLedger::default())?;
+        let mut kernel = self.kernel(frame, 1, Dispatch::Launch, None)?;
+        let upload = Upload::new(self.device, frame)?;
+        let mut times = Vec::with_capacity(trips);
+        for i in 0..WARM + trips {
+            let start = Instant::now();
+            upload.begin(frame)?;
+            let mut slots = copied.reserve(1);
+            slots.finish(FrameMeta::whole(i as u64, frame));
+            slots.publish();
+            if let Some(lease) = reader.poll(1) {
+                let mut out = made.reserve(1);
+                let _ = kernel.run(&lease, &mut out, Stream::Cuda(upload.stream()))?;
+                upload.stream().synchronize()?;
+                out.publish();
+            }
+            if i >= WARM {
+                times.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        Ok(times)
+    }
+
+    /// Frames a second with so many teams.
+    fn rate(&self, teams: u32, window: Duration) -> Result<f64, BenchError> {
+        let Line {
+            mut producer,
+            mut results,
+            parts,
+            ..
+        } = self.line(RATED, SLOTS, teams)?;
+        let mut runner = Runner::new(parts);
+        runner.begin()?;
+        let stop = AtomicBool::new(false);
+        let done = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _ = settle(2);
+                let mut n = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let mut slots = producer.reserve(BURST / 4);
+                    while slots.remaining() > 0 {
+                        if let Some(bytes) = slots.bytes_mut() {
+                            bytes[..8].copy_from_slice(&(n as u64).to_le_bytes());
+                        }
+                        slots.finish(FrameMeta::whole(n as u64, RATED));
+                        n += 1;
+                    }
+                    slots.publish();
+                }
+                drop(producer);
+            });
+            scope.spawn(|| {
+                let _ = settle(1);
+                runner.run(&Pulse::new("touch".to_owned()));
+            });
+            let take = |results: &mut Reader| {
+                let taken = results.poll(SLOTS).map_or(0, |lease| lease.len());
+                done.fetch_add(taken as u64, Ordering::Relaxed);
+            };
+            let run = |results: &mut Reader, time: Duration| {
+                let (start, before) = (Instant::now(), done.load(Ordering::Relaxed));
+                while start.elapsed() < time {
+                    take(results);
+                }
+                let frames = done.load(Ordering::Relaxed) - before;
+                frames as f64 / start.elapsed().as_secs_f64()
+            };
+            run(&mut results, window / 4);
+            let rate = run(&mut results, window);
+            stop.store(true, Ordering::Relaxed);
+            while !results.is_finished() {
+                take(&mut results);
+            }
+            Ok(rate)
+        })
+    }
+}
+
+/// Fills a frame with words of frame `i` and gives their sum.
+fn fill(bytes: &mut [u8], i: usize) -> u32 {
+    let mut sum = 0_u32;
+    for (word, n) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(0_u32..) {
+        let value = n.wrapping_mul(2_654_435_761) ^ u32::try_from(i).unwrap_or(0);
+        *word = value.to_le_bytes();
+        sum = sum.wrapping_add(value);
+    }
+    sum
+}
+
+/// Runs the calling thread alone on the `n`-th last core that it may use.
+fn settle(n: usize) -> Option<usize> {
+    let cores = daq_core::topology::Topology::detect().cores;
+    let core = *cores.iter().rev().nth(n)?;
+    daq_core::thread::pin(core).ok()?;
+    Some(core)
+}
+
+/// The percentiles of one way, a figure a round.
+#[derive(Clone, Default)]
+struct Figures([Vec<f64>; 3]);
+
+impl Figures {
+    fn add(&mut self, times: &[f64]) {
+        for (figures, q) in self.0.iter_mut().zip([0.5, 0.99, 0.999]) {
+            figures.push(quantile(times, q));
+        }
+    }
+
+    fn at(&self, i: usize) -> f64 {
+        median(&self.0[i])
+    }
+
+    fn cells(&self) -> [Cell; 3] {
+        [0, 1, 2].map(|i| Cell::Number(self.at(i), 3))
+    }
+}
+
+/// Measures and tells.
+pub fn resident(args: &ResidentArgs) -> Result<Vec<Table>, BenchError> {
+    let measured = std::thread::scope(|scope| scope.spawn(|| measured(args)).join());
+    measured.unwrap_or_else(|_| {
+        Err(BenchError::Thread(
+            "the measuring thread panicked; this is a defect of daq".to_owned(),
+        ))
+    })
+}
+
+fn measured(args: &ResidentArgs) -> Result<Vec<Table>, BenchError> {
+    let _ = settle(0);
+    let bench = Bench {
+        device: args.common.open()?,
+        scratch: Scratch::new()?,
+    };
+    Ok(vec![
+        latencies(&bench, args)?,
+        beside(&bench, args)?,
+        rates(&bench, args)?,
+    ])
+}
+
+fn latencies(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
+    let mut figures =
+        vec![[Figures::default(), Figures::default(), Figures::default()]; args.frames.len()];
+    for _ in 0..args.common.rounds {
+        for (&frame, ways) in args.frames.iter().zip(&mut figures) {
+            ways[0].add(&bench.trips(frame, args.trips, false)?);
+            ways[1].add(&bench.trips(frame, args.trips, true)?);
+            ways[2].add(&bench.launches(frame, args.trips / 8)?);
+        }
+    }
+    let mut table = Table::new(
+        format!(
+            "{}: microseconds from a frame's commit to its result, {} frames, medians of {}",
+            bench.device.name(),
+            args.trips,
+            args.common.rounds
+        ),
+        &["frame", "way", "p50", "p99", "p99.9", "÷ copy + launch"],
+    );
+    for (frame, ways) in args.frames.iter().zip(&figures) {
+        let names = [
+            "stays, one thread",
+            "stays, committed by another thread",
+            "copy + launch + synchronise",
+        ];
+        for (name, way) in names.into_iter().zip(ways) {
+            let [p50, p99, p999] = way.cells();
+            let ratio = Cell::Number(way.at(0) / ways[2].at(0), 3);
+            let frame = ByteSize(*frame as u64).to_string();
+            table.row(vec![frame.into(), name.into(), p50, p99, p999, ratio]);
+        }
+    }
+    Ok(table)
+}
+
+fn beside(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
+    let profile = measure(bench.device)?;
+    let (frame, memory) = BESIDE;
+    let place = Place::new(bench.device, memory)?;
+    let load = Load {
+        direction: Direction::In,
+        frame,
+        rate: None,
+    };
+    let small = *args.frames.first().unwrap_or(&64);
+    let mut ways = vec![(Vec::new(), Vec::new(), Figures::default()); CHUNKS.len()];
+    let mut most = Vec::new();
+    for _ in 0..args.common.rounds {
+        for (chunk, (alone, both, figures)) in CHUNKS.iter().zip(&mut ways) {
+            let tunings = [Direction::In, Direction::Out]
+                .map(|direction| profile.tuning_for(direction, *chunk, None));
+            let places = std::slice::from_ref(&place);
+            let rig = Rig::start(bench.device, places, &[load], tunings, Wait::Busy)?;
+            std::thread::sleep(Duration::from_millis(100));
+            let rate =
+                |time: &mut dyn FnMut() -> Result<(), BenchError>| -> Result<f64, BenchError> {
+                    let (start, before) =
+                        (Instant::now(), rig.sample().bytes[index(Direction::In)]);
+                    time()?;
+                    let bytes = rig.sample().bytes[index(Direction::In)] - before;
+                    Ok(bytes as f64 / start.elapsed().as_secs_f64())
+                };
+            alone.push(rate(&mut || {
+                std::thread::sleep(args.common.window);
+                Ok(())
+            })?);
+            both.push(rate(&mut || {
+                figures.add(&bench.trips(small, args.trips, false)?);
+                Ok(())
+            })?);
+            rig.stop()?;
+        }
+        most.push(median(&ways[0].0));
+    }
+    let most = median(&most);
+    let mut table = Table::new(
+        format!(
+            "{}: frames of {} beside copies of the staging engine at full rate, medians of {}",
+            bench.device.name(),
+            ByteSize(small as u64),
+            args.common.rounds
+        ),
+        &[
+            "longest copy",
+            "p50 us",
+            "p99 us",
+            "p99.9 us",
+            "copies GB/s",
+            "alone GB/s",
+            "÷ the best",
+        ],
+    );
+    for (chunk, (alone, both, figures)) in CHUNKS.iter().zip(&ways) {
+        let chunk = chunk.map_or_else(
+            || {
+                format!(
+                    "{} (as measured)",
+                    ByteSize(profile.tuning(Direction::In).chunk as u64)
+                )
+            },
+            |chunk| ByteSize(chunk as u64).to_string(),
+        );
+        let [p50, p99, p999] = figures.cells();
+        table.row(vec![
+            chunk.into(),
+            p50,
+            p99,
+            p999,
+            Cell::Number(median(both) / 1e9, 2),
+            Cell::Number(median(alone) / 1e9, 2),
+            Cell::Number(median(both) / most, 3),
+        ]);
+    }
+    Ok(table)
+}
+
+fn rates(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
+    let mut rates = vec![Vec::new(); TEAMS.len()];
+    for _ in 0..args.common.rounds {
+        for (teams, rates) in TEAMS.into_iter().zip(&mut rates) {
+            rates.push(bench.rate(teams, args.common.window)? / 1e6);
+        }
+    }
+    let mut table = Table::new(
+        format!(
+            "{}: million frames of {} a second, committed by one thread, taken by another; medians of {}",
+            bench.device.name(),
+            ByteSize(RATED as u64),
+            args.common.rounds
+        ),
+        &["teams", "million/s"],
+    );
+    for (teams, rates) in TEAMS.into_iter().zip(&rates) {
+        table.row(vec![
+            teams.to_string().into(),
+            Cell::Number(median(rates), 2),
+        ]);
+    }
+    Ok(table)
+}
+
+impl From<daq_core::kernel::KernelError> for BenchError {
+    fn from(error: daq_core::kernel::KernelError) -> Self {
+        match error {
+            daq_core::kernel::KernelError::Cuda(error) => Self::Cuda(error),
+            other => Self::Thread(other.to_string()),
+        }
+    }
+}

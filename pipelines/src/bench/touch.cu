@@ -1,0 +1,19 @@
+// Adds up the words of a frame, so that every byte is read: threads take 16 bytes each where they can.
+__device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {
+    __shared__ unsigned sums[32];
+    unsigned sum = 0;
+    const uint4* wide = in.as<const uint4>();
+    for (daq::Size i = in.thread; i < in.length / 16; i += in.threads) {
+        const uint4 part = wide[i];
+        sum += part.x + part.y + part.z + part.w;
+    }
+    for (unsigned step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (in.threads > 32) {
+        if (in.thread % 32 == 0) sums[in.thread / 32] = sum;
+        __syncthreads();
+        sum = 0;
+        if (in.thread == 0)
+            for (unsigned i = 0; i < in.threads / 32; i++) sum += sums[i];
+    }
+    if (in.thread == 0) out.as<unsigned>()[0] = sum;
+}
