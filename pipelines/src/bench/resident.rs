@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 const CODE: &str = include_str!("touch.cu");
 /// Frames that are not counted, at the start of each way.
 const WARM: usize = 500;
+/// Bytes from one result to the next.
+const LINE: usize = 64;
 /// Slots of the rings.
 const SLOTS: usize = 4096;
 /// Bytes of the frames whose rate is measured.
@@ -86,6 +88,125 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A kernel that stays and has begun, with its ends.
+struct Running {
+    ends: Ends,
+    runner: Runner,
+    output: Arc<Region>,
+}
+
+/// The ends of a line: frames are committed at one, results come out at the other.
+struct Ends {
+    frame: usize,
+    /// None at the end.
+    producer: Option<Producer>,
+    results: Reader,
+    /// Frames so far.
+    made: u64,
+    /// What the words of the last one add up to.
+    sum: u32,
+}
+
+impl Ends {
+    /// Commits one frame and waits for its result, calling `step` meanwhile: how many microseconds that took.
+    fn trip(
+        &mut self,
+        mut step: impl FnMut() -> Result<(), BenchError>,
+    ) -> Result<f64, BenchError> {
+        let Some(producer) = &mut self.producer else {
+            return Ok(f64::NAN);
+        };
+        let mut slots = producer.reserve(1);
+        if let Some(bytes) = slots.bytes_mut() {
+            self.sum = fill(bytes, self.made);
+        }
+        slots.finish(FrameMeta::whole(self.made, self.frame));
+        let start = Instant::now();
+        slots.publish();
+        while self.results.pending() == 0 {
+            step()?;
+            if start.elapsed() > PATIENCE {
+                return Err(BenchError::Thread(format!(
+                    "frame {} has no result after {PATIENCE:?}",
+                    self.made
+                )));
+            }
+        }
+        let took = start.elapsed();
+        drop(self.results.poll(1));
+        self.made += 1;
+        Ok(took.as_secs_f64() * 1e6)
+    }
+
+    /// `trips` of them behind some that are not counted.
+    fn trips(
+        &mut self,
+        trips: usize,
+        mut step: impl FnMut() -> Result<(), BenchError>,
+    ) -> Result<Vec<f64>, BenchError> {
+        for _ in 0..WARM {
+            self.trip(&mut step)?;
+        }
+        (0..trips).map(|_| self.trip(&mut step)).collect()
+    }
+
+    /// Looks at the last result, once the kernel has ended.
+    fn check(&self, output: &Region) -> Result<(), BenchError> {
+        let mut word = [0; 4];
+        let last = usize::try_from(self.made - 1).unwrap_or(0) % SLOTS;
+        if let Some(memory) = output.memory() {
+            memory.read(last * LINE, &mut word)?;
+        }
+        let word = u32::from_le_bytes(word);
+        if word == self.sum {
+            return Ok(());
+        }
+        Err(BenchError::Thread(format!(
+            "the kernel made {word} of a frame whose words add up to {}; `daq selftest gpu` looks closer",
+            self.sum
+        )))
+    }
+}
+
+impl Running {
+    /// Frames one after the other, everything by this thread.
+    fn trips(&mut self, trips: usize) -> Result<Vec<f64>, BenchError> {
+        let runner = &mut self.runner;
+        self.ends.trips(trips, || {
+            runner.step().map(|_| ()).map_err(BenchError::from)
+        })
+    }
+
+    /// Ends the kernel and looks at its last result.
+    fn end(self) -> Result<(), BenchError> {
+        drop(self.runner);
+        self.ends.check(&self.output)
+    }
+
+    /// The same frames with the engine's part on a core of its own; ends the kernel.
+    fn trips_by_two(self, trips: usize) -> Result<Vec<f64>, BenchError> {
+        let Self {
+            mut ends,
+            runner,
+            output,
+        } = self;
+        let (done, ends) = std::thread::scope(|scope| {
+            let engine = scope.spawn(move || {
+                let _ = settle(1);
+                runner.run(&Pulse::new("touch".to_owned()));
+            });
+            let done = ends.trips(trips, || Ok(()));
+            // The engine's thread ends with its source.
+            ends.producer = None;
+            let _ = engine.join();
+            (done, ends)
+        });
+        let times = done?;
+        ends.check(&output)?;
+        Ok(times)
     }
 }
 
@@ -180,77 +301,22 @@ impl Bench {
         })
     }
 
-    /// Microseconds of `trips` frames of `frame` bytes, one after the other, each from its commit to its result; all
-    /// by one thread, or with the engine's on a core of its own.
-    fn trips(&self, frame: usize, trips: usize, by_two: bool) -> Result<Vec<f64>, BenchError> {
-        let mut line = self.line(frame, SLOTS, 1)?;
+    /// A kernel that stays and has begun, with its ends.
+    fn start(&self, frame: usize) -> Result<Running, BenchError> {
+        let line = self.line(frame, SLOTS, 1)?;
         let mut runner = Runner::new(line.parts);
         runner.begin()?;
-        let mut times = Vec::with_capacity(trips);
-        let mut sum = 0;
-        let mut trip = |line: (&mut Producer, &mut Reader),
-                        i: usize,
-                        step: &mut dyn FnMut() -> Result<(), BenchError>|
-         -> Result<(), BenchError> {
-            let (producer, results) = line;
-            let mut slots = producer.reserve(1);
-            if let Some(bytes) = slots.bytes_mut() {
-                sum = fill(bytes, i);
-            }
-            slots.finish(FrameMeta::whole(i as u64, frame));
-            let start = Instant::now();
-            slots.publish();
-            while results.pending() == 0 {
-                step()?;
-                if start.elapsed() > PATIENCE {
-                    return Err(BenchError::Thread(format!(
-                        "frame {i} has no result after {PATIENCE:?}"
-                    )));
-                }
-            }
-            let took = start.elapsed();
-            drop(results.poll(1));
-            if i >= WARM {
-                times.push(took.as_secs_f64() * 1e6);
-            }
-            Ok(())
-        };
-        if by_two {
-            std::thread::scope(|scope| {
-                let engine = scope.spawn(move || {
-                    let _ = settle(1);
-                    runner.run(&Pulse::new("touch".to_owned()));
-                });
-                let mut all = || {
-                    (0..WARM + trips).try_for_each(|i| {
-                        trip((&mut line.producer, &mut line.results), i, &mut || Ok(()))
-                    })
-                };
-                let done = all();
-                drop(line.producer);
-                let _ = engine.join();
-                done
-            })?;
-        } else {
-            for i in 0..WARM + trips {
-                trip((&mut line.producer, &mut line.results), i, &mut || {
-                    runner.step().map(|_| ()).map_err(BenchError::from)
-                })?;
-            }
-            drop((line.producer, runner));
-        }
-        // The kernel has ended: its last result can be looked at.
-        let mut word = [0; 4];
-        if let Some(memory) = line.output.memory() {
-            memory.read((WARM + trips - 1) % SLOTS * 64, &mut word)?;
-        }
-        if u32::from_le_bytes(word) != sum {
-            return Err(BenchError::Thread(format!(
-                "the kernel made {} of a frame whose words add up to {sum}",
-                u32::from_le_bytes(word)
-            )));
-        }
-        Ok(times)
+        Ok(Running {
+            ends: Ends {
+                frame,
+                producer: Some(line.producer),
+                results: line.results,
+                made: 0,
+                sum: 0,
+            },
+            runner,
+            output: line.output,
+        })
     }
 
     /// The same by a copy, a launch and a wait each.
@@ -340,7 +406,7 @@ impl Bench {
 }
 
 /// Fills a frame with words of frame `i` and gives their sum.
-fn fill(bytes: &mut [u8], i: usize) -> u32 {
+fn fill(bytes: &mut [u8], i: u64) -> u32 {
     let mut sum = 0_u32;
     for (word, n) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(0_u32..) {
         let value = n.wrapping_mul(2_654_435_761) ^ u32::try_from(i).unwrap_or(0);
@@ -406,8 +472,10 @@ fn latencies(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
         vec![[Figures::default(), Figures::default(), Figures::default()]; args.frames.len()];
     for _ in 0..args.common.rounds {
         for (&frame, ways) in args.frames.iter().zip(&mut figures) {
-            ways[0].add(&bench.trips(frame, args.trips, false)?);
-            ways[1].add(&bench.trips(frame, args.trips, true)?);
+            let mut running = bench.start(frame)?;
+            ways[0].add(&running.trips(args.trips)?);
+            running.end()?;
+            ways[1].add(&bench.start(frame)?.trips_by_two(args.trips)?);
             ways[2].add(&bench.launches(frame, args.trips / 8)?);
         }
     }
@@ -452,6 +520,8 @@ fn beside(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
         for (chunk, (alone, both, figures)) in CHUNKS.iter().zip(&mut ways) {
             let tunings = [Direction::In, Direction::Out]
                 .map(|direction| profile.tuning_for(direction, *chunk, None));
+            // Memory is had, and given back, while nothing is under way.
+            let mut running = bench.start(small)?;
             let places = std::slice::from_ref(&place);
             let rig = Rig::start(bench.device, places, &[load], tunings, Wait::Busy)?;
             std::thread::sleep(Duration::from_millis(100));
@@ -468,10 +538,11 @@ fn beside(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
                 Ok(())
             })?);
             both.push(rate(&mut || {
-                figures.add(&bench.trips(small, args.trips, false)?);
+                figures.add(&running.trips(args.trips)?);
                 Ok(())
             })?);
             rig.stop()?;
+            running.end()?;
         }
         most.push(median(&ways[0].0));
     }
