@@ -187,18 +187,19 @@ impl Running {
     }
 
     /// The same frames with the engine's part on a core of its own; ends the kernel.
-    fn trips_by_two(self, trips: usize) -> Result<Vec<f64>, BenchError> {
+    fn trips_by_two(self, trips: usize, cores: &Cores) -> Result<Vec<f64>, BenchError> {
         let Self {
             mut ends,
             runner,
             output,
         } = self;
+        let engine_cores = cores.clone();
         let (done, ends) = std::thread::scope(|scope| {
             let engine = scope.spawn(move || {
-                let _ = settle(1);
+                engine_cores.take(1);
                 runner.run(&Pulse::new("touch".to_owned()));
             });
-            let done = ends.trips(trips, || Ok(()));
+            let done = cores.first(|| ends.trips(trips, || Ok(())));
             // The engine's thread ends with its source.
             ends.producer = None;
             let _ = engine.join();
@@ -211,6 +212,7 @@ impl Running {
 }
 
 struct Bench {
+    cores: Cores,
     device: &'static Device,
     scratch: Scratch,
 }
@@ -361,9 +363,10 @@ impl Bench {
         runner.begin()?;
         let stop = AtomicBool::new(false);
         let done = AtomicU64::new(0);
+        let cores = &self.cores;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let _ = settle(2);
+                cores.take(2);
                 let mut n = 0;
                 while !stop.load(Ordering::Relaxed) {
                     let mut slots = producer.reserve(BURST / 4);
@@ -379,7 +382,7 @@ impl Bench {
                 drop(producer);
             });
             scope.spawn(|| {
-                let _ = settle(1);
+                cores.take(1);
                 runner.run(&Pulse::new("touch".to_owned()));
             });
             let take = |results: &mut Reader| {
@@ -416,12 +419,42 @@ fn fill(bytes: &mut [u8], i: u64) -> u32 {
     sum
 }
 
-/// Runs the calling thread alone on the `n`-th last core that it may use.
-fn settle(n: usize) -> Option<usize> {
-    let cores = daq_core::topology::Topology::detect().cores;
-    let core = *cores.iter().rev().nth(n)?;
-    daq_core::thread::pin(core).ok()?;
-    Some(core)
+/// Cores for the measuring thread, the engine's and a source's, the last ones that the process may use. Asked once: a
+/// thread that was given a core, and those that it starts, may use no other.
+#[derive(Clone, Debug)]
+struct Cores(Vec<usize>);
+
+impl Cores {
+    fn new() -> Self {
+        let cores = daq_core::topology::Topology::detect().cores;
+        Self(cores.into_iter().rev().take(3).collect())
+    }
+
+    /// Does `work` on the first of them, by a thread of its own: the caller's starts others, which inherit no core.
+    fn first<T: Send>(
+        &self,
+        work: impl FnOnce() -> Result<T, BenchError> + Send,
+    ) -> Result<T, BenchError> {
+        let done = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                self.take(0);
+                work()
+            });
+            thread.join()
+        });
+        done.unwrap_or_else(|_| {
+            Err(BenchError::Thread(
+                "the measuring thread panicked; this is a defect of daq".to_owned(),
+            ))
+        })
+    }
+
+    /// Gives the calling thread the `n`-th of them; where there are too few it runs anywhere.
+    fn take(&self, n: usize) {
+        if let Some(core) = self.0.get(n).filter(|_| self.0.len() == 3) {
+            let _ = daq_core::thread::pin(*core);
+        }
+    }
 }
 
 /// The percentiles of one way, a figure a round.
@@ -446,17 +479,8 @@ impl Figures {
 
 /// Measures and tells.
 pub fn resident(args: &ResidentArgs) -> Result<Vec<Table>, BenchError> {
-    let measured = std::thread::scope(|scope| scope.spawn(|| measured(args)).join());
-    measured.unwrap_or_else(|_| {
-        Err(BenchError::Thread(
-            "the measuring thread panicked; this is a defect of daq".to_owned(),
-        ))
-    })
-}
-
-fn measured(args: &ResidentArgs) -> Result<Vec<Table>, BenchError> {
-    let _ = settle(0);
     let bench = Bench {
+        cores: Cores::new(),
         device: args.common.open()?,
         scratch: Scratch::new()?,
     };
@@ -473,10 +497,14 @@ fn latencies(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
     for _ in 0..args.common.rounds {
         for (&frame, ways) in args.frames.iter().zip(&mut figures) {
             let mut running = bench.start(frame)?;
-            ways[0].add(&running.trips(args.trips)?);
+            ways[0].add(&bench.cores.first(|| running.trips(args.trips))?);
             running.end()?;
-            ways[1].add(&bench.start(frame)?.trips_by_two(args.trips)?);
-            ways[2].add(&bench.launches(frame, args.trips / 8)?);
+            ways[1].add(&bench.start(frame)?.trips_by_two(args.trips, &bench.cores)?);
+            ways[2].add(
+                &bench
+                    .cores
+                    .first(|| bench.launches(frame, args.trips / 8))?,
+            );
         }
     }
     let mut table = Table::new(
@@ -538,7 +566,7 @@ fn beside(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
                 Ok(())
             })?);
             both.push(rate(&mut || {
-                figures.add(&running.trips(args.trips)?);
+                figures.add(&bench.cores.first(|| running.trips(args.trips))?);
                 Ok(())
             })?);
             rig.stop()?;
