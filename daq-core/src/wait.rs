@@ -45,8 +45,21 @@ impl Bell {
     /// Wakes everyone who sleeps in [`Bell::wait`]. Call it after the change that they wait for.
     #[inline]
     pub fn ring(&self) {
-        // With the fence in `sleep`: either this load sees the sleeper, or the sleeper's check sees the change.
+        Self::ring_all([self]);
+    }
+
+    /// Rings several: for one fence, which waits for what the CPU has stored to a GPU as well.
+    #[inline]
+    pub fn ring_all<'a>(bells: impl IntoIterator<Item = &'a Self>) {
+        // With the fence in `sleep`: either a load behind it sees the sleeper, or the sleeper's check sees the change.
         fence(Ordering::SeqCst);
+        for bell in bells {
+            bell.wake();
+        }
+    }
+
+    #[inline]
+    fn wake(&self) {
         if self.sleepers.load(Ordering::Relaxed) != 0 {
             self.word.fetch_add(1, Ordering::Release);
             let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX.cast_unsigned());

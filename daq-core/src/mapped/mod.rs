@@ -495,6 +495,11 @@ impl Stores<'_> {
         self.mapped.check_device()
     }
 
+    /// Ends without a fence: whoever stores next from this thread, and fences then, has what was stored here go first.
+    pub(crate) fn unfenced(self) {
+        std::mem::forget(self);
+    }
+
     /// Everything stored so far leaves the CPU before anything that is stored later.
     #[inline]
     pub fn fence(&mut self) {

@@ -424,18 +424,16 @@ impl Shared {
 
     /// Wakes those who wait for frames.
     fn ring_filled(&self) {
-        self.filled.ring();
-        for bell in &self.options.bells {
-            bell.ring();
-        }
+        Bell::ring_all(self.bells(&self.filled));
     }
 
     /// Wakes those who wait for slots.
     fn ring_freed(&self) {
-        self.freed.ring();
-        for bell in &self.options.bells {
-            bell.ring();
-        }
+        Bell::ring_all(self.bells(&self.freed));
+    }
+
+    fn bells<'a>(&'a self, own: &'a Bell) -> impl Iterator<Item = &'a Bell> {
+        std::iter::once(own).chain(self.options.bells.iter().map(|bell| &**bell))
     }
 
     /// The slots of `len` frames from `first` on.

@@ -1,4 +1,7 @@
 //! One copy between two rings by stores of the CPU alone, made by the thread that needs the frames.
+//!
+//! What it publishes may still be on its way to the GPU: that thread is the target's only reader, and fences before it
+//! tells the GPU of a frame.
 
 use super::target::{self, Target};
 use crate::ledger::CopyLedger;
@@ -8,7 +11,7 @@ use crate::ring::{Producer, Reader};
 /// A ring in host memory, and one on a GPU that the CPU stores its frames to.
 ///
 /// ```text
-///   raw@host ──poll──▶ store, fence ──publish──▶ raw         all in one step of whoever calls it
+///   raw@host ──poll──▶ store ──publish──▶ raw                all in one step of whoever calls it
 /// ```
 /// No thread, stream or lock stands between the two: whoever steps sees the frames in the target at once. One that is
 /// dropped closes the target.
@@ -85,7 +88,7 @@ impl Carrier {
             return Ok(0);
         };
         let frames = lease.len();
-        match target::store(&self.target, lease, &mut self.producer, &self.ledger) {
+        match target::store(&self.target, lease, &mut self.producer, &self.ledger, false) {
             Ok(()) => Ok(frames),
             Err(error) => {
                 self.failed = true;

@@ -187,7 +187,7 @@ impl Lane {
         if let Some(target) = self.target.as_ref().filter(|_| may_store)
             && (!terms.has_room || lease.lengths().sum::<usize>() <= terms.cut_over)
         {
-            let stored = target::store(target, lease, &mut self.producer, &self.ledger);
+            let stored = target::store(target, lease, &mut self.producer, &self.ledger, true);
             self.failed = stored.is_err();
             return Ok(stored.map(|()| Some(Begun::Stored))?);
         }

@@ -37,16 +37,21 @@ impl Target {
         }
     }
 
-    /// Stores the frames of `lease` to the slots `to`, waits until they have left the CPU, and says how many bytes
-    /// that were.
-    fn store(&self, lease: &Lease<'_>, to: Slice) -> Result<u64, MappedError> {
+    /// Stores the frames of `lease` to the slots `to`, waits until they have left the CPU if they are to be `fenced`, and
+    /// says how many bytes that were.
+    fn store(&self, lease: &Lease<'_>, to: Slice, fenced: bool) -> Result<u64, MappedError> {
         let Some(from) = lease.slice() else {
             unreachable!("the reader of a lane leases slots, not copies");
         };
         match self {
             Self::Mapped(mapped) => {
                 let mut stores = mapped.stores()?;
-                each_stretch(lease, from, to, |offset, bytes| stores.copy(offset, bytes))
+                let put = |offset, bytes: &[u8]| stores.copy(offset, bytes);
+                let bytes = each_stretch(lease, from, to, put)?;
+                if !fenced {
+                    stores.unfenced();
+                }
+                Ok(bytes)
             }
             #[cfg(test)]
             Self::Pretended(memory) => {
@@ -56,7 +61,7 @@ impl Target {
     }
 }
 
-/// Stores `lease` to the first of `producer`'s free slots, of which there are enough and of which none is finished
+/// Stores `lease`, [fenced](Target::store) or not, to the first of `producer`'s free slots, of which there are enough and of which none is finished
 /// before them, and publishes it.
 ///
 /// # Errors
@@ -66,14 +71,17 @@ pub(super) fn store(
     lease: Lease<'_>,
     producer: &mut Producer,
     ledger: &CopyLedger,
+    fenced: bool,
 ) -> Result<(), MappedError> {
     let len = lease.len();
     let frames = len as u64;
     ledger.taken.add(frames);
     let mut slots = producer.reserve(len);
-    let bytes = target.store(&lease, slots.slice()).inspect_err(|_| {
-        ledger.failed.add(frames);
-    })?;
+    let bytes = target
+        .store(&lease, slots.slice(), fenced)
+        .inspect_err(|_| {
+            ledger.failed.add(frames);
+        })?;
     slots.finish_as(&lease, len);
     slots.publish();
     drop(lease);

@@ -33,6 +33,8 @@ const WARM: usize = 500;
 const LINE: usize = 64;
 /// Slots of the rings.
 const SLOTS: usize = 4096;
+/// Bytes of a frame that a thread reads: one load.
+const THREAD: usize = 16;
 /// Bytes of the frames whose rate is measured.
 const RATED: usize = 256;
 /// Most frames that are committed and taken on at a time while their rate is measured.
@@ -55,6 +57,8 @@ pub struct ResidentArgs {
     pub trips: usize,
     /// Bytes of a frame, multiples of 16.
     pub frames: Vec<usize>,
+    /// Code to run instead of one that adds up a frame's words: a kernel of the user's own.
+    pub file: Option<std::path::PathBuf>,
 }
 
 /// A kernel's ends: rings as the plan would make them for a kernel that is fed by a socket.
@@ -69,15 +73,16 @@ struct Line {
 struct Scratch(std::path::PathBuf);
 
 impl Scratch {
-    fn new() -> Result<Self, BenchError> {
+    fn new(file: Option<&std::path::Path>) -> Result<Self, BenchError> {
         let path = std::env::temp_dir().join(format!("daq-bench-{}", std::process::id()));
         let write = || {
             std::fs::create_dir_all(&path)?;
-            std::fs::write(path.join("touch.cu"), CODE)
+            let code = file.map_or_else(|| Ok(CODE.to_owned()), std::fs::read_to_string)?;
+            std::fs::write(path.join("touch.cu"), code)
         };
         write().map_err(|error| {
             BenchError::Thread(format!(
-                "cannot write {}: {error}; set TMPDIR to a directory that can be written",
+                "cannot copy the code to {}: {error}; look at `--file`, or set TMPDIR to a directory that can be written",
                 path.display()
             ))
         })?;
@@ -95,7 +100,8 @@ impl Drop for Scratch {
 struct Running {
     ends: Ends,
     runner: Runner,
-    output: Arc<Region>,
+    /// Where results are looked at.
+    output: Option<Arc<Region>>,
 }
 
 /// The ends of a line: frames are committed at one, results come out at the other.
@@ -108,6 +114,8 @@ struct Ends {
     made: u64,
     /// What the words of the last one add up to.
     sum: u32,
+    /// Microseconds of each until the engine has posted it, where the same thread is the engine.
+    host: Vec<f64>,
 }
 
 impl Ends {
@@ -126,9 +134,14 @@ impl Ends {
         slots.finish(FrameMeta::whole(self.made, self.frame));
         let start = Instant::now();
         slots.publish();
+        let mut looks = 0_u32;
         while self.results.pending() == 0 {
             step()?;
-            if start.elapsed() > PATIENCE {
+            if looks == 0 {
+                self.host.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(1 << 10) && start.elapsed() > PATIENCE {
                 return Err(BenchError::Thread(format!(
                     "frame {} has no result after {PATIENCE:?}",
                     self.made
@@ -154,12 +167,13 @@ impl Ends {
     }
 
     /// Looks at the last result, once the kernel has ended.
-    fn check(&self, output: &Region) -> Result<(), BenchError> {
+    fn check(&self, output: Option<&Arc<Region>>) -> Result<(), BenchError> {
         let mut word = [0; 4];
         let last = usize::try_from(self.made - 1).unwrap_or(0) % SLOTS;
-        if let Some(memory) = output.memory() {
-            memory.read(last * LINE, &mut word)?;
-        }
+        let Some(memory) = output.and_then(|output| output.memory()) else {
+            return Ok(());
+        };
+        memory.read(last * LINE, &mut word)?;
         let word = u32::from_le_bytes(word);
         if word == self.sum {
             return Ok(());
@@ -183,7 +197,7 @@ impl Running {
     /// Ends the kernel and looks at its last result.
     fn end(self) -> Result<(), BenchError> {
         drop(self.runner);
-        self.ends.check(&self.output)
+        self.ends.check(self.output.as_ref())
     }
 
     /// The same frames with the engine's part on a core of its own; ends the kernel.
@@ -206,7 +220,7 @@ impl Running {
             (done, ends)
         });
         let times = done?;
-        ends.check(&output)?;
+        ends.check(output.as_ref())?;
         Ok(times)
     }
 }
@@ -215,6 +229,8 @@ struct Bench {
     cores: Cores,
     device: &'static Device,
     scratch: Scratch,
+    /// Whether results are those of our own code.
+    is_checked: bool,
 }
 
 fn layout(bytes: usize) -> Layout {
@@ -237,7 +253,7 @@ impl Bench {
         dispatch: Dispatch,
         rings: Option<(&Ring, &Ring)>,
     ) -> Result<Box<dyn Kernel>, BenchError> {
-        let threads = (frame / 16).next_multiple_of(32).clamp(32, 256);
+        let threads = (frame / THREAD).next_multiple_of(32).clamp(32, 256);
         let keys = FileKernel {
             threads: u32::try_from(threads).unwrap_or(256),
             blocks: Some(1),
@@ -315,9 +331,10 @@ impl Bench {
                 results: line.results,
                 made: 0,
                 sum: 0,
+                host: Vec::new(),
             },
             runner,
-            output: line.output,
+            output: self.is_checked.then_some(line.output),
         })
     }
 
@@ -482,7 +499,8 @@ pub fn resident(args: &ResidentArgs) -> Result<Vec<Table>, BenchError> {
     let bench = Bench {
         cores: Cores::new(),
         device: args.common.open()?,
-        scratch: Scratch::new()?,
+        scratch: Scratch::new(args.file.as_deref())?,
+        is_checked: args.file.is_none(),
     };
     Ok(vec![
         latencies(&bench, args)?,
@@ -494,10 +512,12 @@ pub fn resident(args: &ResidentArgs) -> Result<Vec<Table>, BenchError> {
 fn latencies(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
     let mut figures =
         vec![[Figures::default(), Figures::default(), Figures::default()]; args.frames.len()];
+    let mut hosts = vec![Vec::new(); args.frames.len()];
     for _ in 0..args.common.rounds {
-        for (&frame, ways) in args.frames.iter().zip(&mut figures) {
+        for ((&frame, ways), hosts) in args.frames.iter().zip(&mut figures).zip(&mut hosts) {
             let mut running = bench.start(frame)?;
             ways[0].add(&bench.cores.first(|| running.trips(args.trips))?);
+            hosts.push(median(&running.ends.host));
             running.end()?;
             ways[1].add(&bench.start(frame)?.trips_by_two(args.trips, &bench.cores)?);
             ways[2].add(
@@ -514,19 +534,29 @@ fn latencies(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
             args.trips,
             args.common.rounds
         ),
-        &["frame", "way", "p50", "p99", "p99.9", "÷ copy + launch"],
+        &[
+            "frame",
+            "way",
+            "p50",
+            "p99",
+            "p99.9",
+            "of it the host",
+            "÷ copy + launch",
+        ],
     );
-    for (frame, ways) in args.frames.iter().zip(&figures) {
+    for ((frame, ways), hosts) in args.frames.iter().zip(&figures).zip(&hosts) {
+        let hosts = [median(hosts), f64::NAN, f64::NAN];
         let names = [
             "stays, one thread",
             "stays, committed by another thread",
             "copy + launch + synchronise",
         ];
-        for (name, way) in names.into_iter().zip(ways) {
+        for ((name, way), host) in names.into_iter().zip(ways).zip(hosts) {
             let [p50, p99, p999] = way.cells();
             let ratio = Cell::Number(way.at(0) / ways[2].at(0), 3);
             let frame = ByteSize(*frame as u64).to_string();
-            table.row(vec![frame.into(), name.into(), p50, p99, p999, ratio]);
+            let host = Cell::Number(host, 3);
+            table.row(vec![frame.into(), name.into(), p50, p99, p999, host, ratio]);
         }
     }
     Ok(table)

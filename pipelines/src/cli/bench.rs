@@ -134,6 +134,9 @@ enum What {
             default_value = "64 B,256 B,1 KiB,4 KiB,16 KiB"
         )]
         frames: Vec<ByteSize>,
+        /// Code to run instead of one that adds up a frame's words: a kernel of your own, as `file` in [kernel.NAME].
+        #[arg(long)]
+        file: Option<std::path::PathBuf>,
     },
     /// What putting work on a GPU costs: kernels one by one beside the same recorded once and replayed.
     Launch {
@@ -265,12 +268,14 @@ pub(super) fn bench(args: &Args) -> u8 {
             shared,
             trips,
             frames,
+            file,
         } => {
             let frames = bytes(frames).into_iter();
             let args = ResidentArgs {
                 common: shared.common(),
                 trips: (*trips).max(8),
                 frames: frames.map(|frame| frame.next_multiple_of(16)).collect(),
+                file: file.clone(),
             };
             (shared.json, bench::resident(&args))
         }

@@ -62,7 +62,8 @@ pub(super) struct Resident {
     scratch: Vec<u64>,
     posted: u64,
     generation: u64,
-    shifts: [u64; 2],
+    /// The slots behind those of the last frame posted, where the kernel looks for the next one.
+    next: [usize; 2],
     running: Option<Running>,
 }
 
@@ -71,6 +72,20 @@ struct Running {
     /// Its end.
     end: Arc<Mark>,
     _stay: Stay,
+}
+
+/// The bell's word.
+const fn word(posted: u64, generation: u64) -> u64 {
+    posted | generation << POSTED_BITS
+}
+
+/// The slot that comes of going round once at most.
+const fn around(ring: &Slice, slot: usize) -> usize {
+    if slot < ring.slots {
+        slot
+    } else {
+        slot - ring.slots
+    }
 }
 
 fn unmappable(error: &Unmappable) -> KernelError {
@@ -132,7 +147,7 @@ impl Resident {
             scratch: vec![0; context.burst.max(1) * record_words],
             posted: 0,
             generation: 0,
-            shifts: [0; 2],
+            next: [0; 2],
             running: None,
             teams,
             code,
@@ -191,31 +206,14 @@ impl Resident {
         target: &Slice,
         frames: usize,
     ) -> Result<(), KernelError> {
-        let shift = |slice: &Slice, slot: usize| {
-            let slots = slice.slots as u64;
-            ((slot % slice.slots) as u64 + slots - self.posted % slots) % slots
-        };
-        let shifts = [
-            shift(source, source.first + first),
-            shift(target, target.first),
-        ];
-        let board = self.board.clone();
-        if shifts != self.shifts {
-            // Frames under way are found by the shifts as they are.
-            self.settle()?;
-            let mut stores = board.stores().map_err(|error| lost(&error))?;
-            for (i, shift) in shifts.into_iter().enumerate() {
-                stores
-                    .word(SHIFTS + i * size_of::<u64>(), shift)
-                    .map_err(|error| lost(&error))?;
-            }
-            self.shifts = shifts;
-            self.generation = (self.generation + 1) % GENERATIONS;
+        let slots = [around(source, source.first + first), target.first];
+        if slots != self.next {
+            self.shift(slots)?;
         }
-        let mut stores = board.stores().map_err(|error| lost(&error))?;
+        let mut stores = self.board.stores().map_err(|error| lost(&error))?;
         let mut done = 0;
         while done < frames {
-            let at = self.place(self.posted + done as u64);
+            let at = usize::try_from(self.posted + done as u64).unwrap_or(0) & (self.records - 1);
             let run = (frames - done).min(self.records - at);
             let records = &mut self.scratch[..run * self.record_words];
             for (i, record) in records.chunks_exact_mut(self.record_words).enumerate() {
@@ -228,19 +226,35 @@ impl Resident {
             done += run;
         }
         self.posted += frames as u64;
-        // Rings after everything that was stored.
+        self.next = [
+            around(&self.input, slots[0] + frames),
+            around(&self.output, slots[1] + frames),
+        ];
+        // Rings after everything that was stored, here and by who fills the input.
+        let word = word(self.posted, self.generation);
         self.bell
-            .ring_with(&mut stores, self.word())
+            .ring_with(&mut stores, word)
             .map_err(|error| lost(&error))
     }
 
-    /// The record that frame `n` takes.
-    fn place(&self, n: u64) -> usize {
-        usize::try_from(n % self.records as u64).unwrap_or(0)
-    }
-
-    fn word(&self) -> u64 {
-        self.posted | self.generation << POSTED_BITS
+    /// Tells the kernel that the next frame lies in other slots than those behind the last one.
+    fn shift(&mut self, slots: [usize; 2]) -> Result<(), KernelError> {
+        // Frames under way are found by the shifts as they are.
+        self.settle()?;
+        let mut stores = self.board.stores().map_err(|error| lost(&error))?;
+        for (i, (slot, ring)) in slots
+            .into_iter()
+            .zip([&self.input, &self.output])
+            .enumerate()
+        {
+            let count = ring.slots as u64;
+            let shift = (slot as u64 + count - self.posted % count) % count;
+            stores
+                .word(SHIFTS + i * size_of::<u64>(), shift)
+                .map_err(|error| lost(&error))?;
+        }
+        self.generation = (self.generation + 1) % GENERATIONS;
+        Ok(())
     }
 
     /// Ends the kernel once it has done what was posted; says whether it has ended.
@@ -251,7 +265,7 @@ impl Resident {
         let mut is_ended = running.end.is_done();
         if !is_ended {
             // A bell that cannot be reached is one of a device that is lost.
-            let _ = self.bell.ring(self.word() | STOP);
+            let _ = self.bell.ring(word(self.posted, self.generation) | STOP);
             let start = Instant::now();
             while !is_ended && start.elapsed() < PATIENCE {
                 std::thread::sleep(Duration::from_micros(50));
