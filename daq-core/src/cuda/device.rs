@@ -182,10 +182,10 @@ impl Device {
     /// Code 401 while a kernel [stays](Self::stay) on the device: its end would be waited for.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         let what = || format!("waiting for cuda:{}", self.identity.ordinal);
-        if self.has_stay() {
+        let Some(_waiting) = self.waiting() else {
             return Err(CudaError::new(what(), cuda::ILLEGAL_STATE)
                 .with_detail("a kernel stays on it, whose end would be waited for"));
-        }
+        };
         self.enter()?;
         cuda::synchronize().doing(what)
     }

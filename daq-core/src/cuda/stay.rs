@@ -18,15 +18,15 @@ struct Stays {
     /// What waits for their end.
     later: Vec<Later>,
     /// Calls under way that kernels to come must wait for.
-    freeing: usize,
+    waiting: usize,
 }
 
 static STAYS: Mutex<Stays> = Mutex::new(Stays {
     kernels: Vec::new(),
     later: Vec::new(),
-    freeing: 0,
+    waiting: 0,
 });
-static FREED: Condvar = Condvar::new();
+static ENDED: Condvar = Condvar::new();
 
 impl Stays {
     fn share(&self, device: &Device) -> f64 {
@@ -56,21 +56,31 @@ impl Drop for Stay {
         }
         if stays.kernels.is_empty() {
             let later = std::mem::take(&mut stays.later);
-            stays.freeing += 1;
+            let _waiting = Waiting::begin(&mut stays);
             drop(stays);
             // Without the lock: what is freed may own what is freed in the same way.
             for Later { device, what, free } in later {
                 device.free_now(what, free);
             }
-            freed();
         }
     }
 }
 
-/// Ends a call that kernels to come wait for.
-fn freed() {
-    stays().freeing -= 1;
-    FREED.notify_all();
+/// A call under way that waits for all work on a device: kernels that want to stay wait for its end, however it ends.
+pub(super) struct Waiting(());
+
+impl Waiting {
+    fn begin(stays: &mut Stays) -> Self {
+        stays.waiting += 1;
+        Self(())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        stays().waiting -= 1;
+        ENDED.notify_all();
+    }
 }
 
 impl Device {
@@ -80,8 +90,8 @@ impl Device {
     /// The driver waits for all kernels before it frees memory or unloads code, and holds up other calls meanwhile. So
     /// as long as the result lives what is dropped of any device is kept, and freed when the last such kernel has ended.
     pub fn stay(&'static self, share: f64) -> Option<Stay> {
-        let mut stays = FREED
-            .wait_while(stays(), |stays| stays.freeing > 0)
+        let mut stays = ENDED
+            .wait_while(stays(), |stays| stays.waiting > 0)
             .unwrap_or_else(PoisonError::into_inner);
         if stays.share(self) + share > 1.0 {
             return None;
@@ -98,14 +108,17 @@ impl Device {
         stays().share(self)
     }
 
-    /// Whether a kernel stays on the device.
-    pub fn has_stay(&self) -> bool {
+    /// Lets the caller wait for all work on the device: until the result is dropped no kernel comes to stay. `None` while
+    /// one stays there.
+    pub(super) fn waiting(&self) -> Option<Waiting> {
+        let mut stays = stays();
         let ordinal = self.ordinal();
-        stays().kernels.iter().any(|kernel| kernel.0 == ordinal)
+        let has_stay = stays.kernels.iter().any(|kernel| kernel.0 == ordinal);
+        (!has_stay).then(|| Waiting::begin(&mut stays))
     }
 
     /// Calls `free`, which may wait for all work on the device: now, or once no kernel stays. `what` names in messages
-    /// what is freed; where that must be left to the driver `free` is not called.
+    /// what is freed; where that must be left to the driver `free` is neither called nor dropped.
     pub(crate) fn free(&'static self, what: &'static str, free: impl FnOnce() + Send + 'static) {
         let mut stays = stays();
         if !stays.kernels.is_empty() {
@@ -117,15 +130,17 @@ impl Device {
             });
             return;
         }
-        stays.freeing += 1;
+        let _waiting = Waiting::begin(&mut stays);
         drop(stays);
         self.free_now(what, free);
-        freed();
     }
 
     fn free_now(&self, what: &str, free: impl FnOnce()) {
         if self.enter_to_free(what) {
             free();
+        } else {
+            // What it owns must not be dropped either: that would unmap memory that the device may still use.
+            std::mem::forget(free);
         }
     }
 }
