@@ -45,8 +45,13 @@ impl Doorbell {
         self.ring_with(&mut stores, value)
     }
 
-    /// Stores `value` behind everything that was stored through `stores`, which are of the same memory.
+    /// Stores `value` behind everything that was stored through `stores`, which are of the same memory; it has left the
+    /// CPU once they are fenced again or dropped.
+    ///
+    /// # Panics
+    /// If they are of other memory.
     pub fn ring_with(&self, stores: &mut Stores<'_>, value: u64) -> Result<(), MappedError> {
+        assert!(stores.are_of(&self.memory), "stores to other memory");
         stores.fence();
         stores.word(self.offset, value)
     }

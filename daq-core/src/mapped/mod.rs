@@ -30,6 +30,17 @@
 //!     stores.copy(0, &[1])
 //! }
 //! ```
+//! nor be fenced by another thread, whose fence would not hold for them:
+//!
+//! ```compile_fail,E0277
+//! # use daq_core::mapped::{Mapped, MappedError};
+//! fn fence_elsewhere(mapped: &Mapped) -> Result<(), MappedError> {
+//!     let mut stores = mapped.stores()?;
+//!     stores.copy(0, &[1])?;
+//!     std::thread::scope(|scope| scope.spawn(move || stores.fence()).join()).unwrap();
+//!     Ok(())
+//! }
+//! ```
 
 mod dma_buf;
 mod gdrapi;
@@ -44,9 +55,11 @@ use pieces::{Made, Pieces, Refused};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, compiler_fence};
 use std::time::Duration;
 
 /// What makes a mapping.
@@ -368,9 +381,11 @@ impl Mapped {
         self.check_device()
     }
 
-    /// Whether the device and the memory are there.
+    /// Whether the device and the memory are there, as far as this thread's accesses so far have met them.
     #[inline]
     fn check_device(&self) -> Result<(), MappedError> {
+        // The handler of a fault runs between two instructions of this thread: the look must stay behind the accesses.
+        compiler_fence(Ordering::SeqCst);
         if self.guard.is_lost() || self.device.is_given_up() {
             return Err(MappedError::Lost {
                 ordinal: self.device.ordinal(),
@@ -383,7 +398,10 @@ impl Mapped {
     #[inline]
     pub fn stores(&self) -> Result<Stores<'_>, MappedError> {
         self.check()?;
-        Ok(Stores { mapped: self })
+        Ok(Stores {
+            mapped: self,
+            thread: PhantomData,
+        })
     }
 
     /// Copies `from` to `offset` and on, and waits until the bytes have left the CPU.
@@ -460,6 +478,8 @@ impl fmt::Debug for Mapped {
 #[derive(Debug)]
 pub struct Stores<'a> {
     mapped: &'a Mapped,
+    /// A fence is one of the thread that stored, so they stay with it.
+    thread: PhantomData<*const ()>,
 }
 
 impl Stores<'_> {
@@ -498,6 +518,12 @@ impl Stores<'_> {
     /// Ends without a fence: whoever stores next from this thread, and fences then, has what was stored here go first.
     pub(crate) fn unfenced(self) {
         std::mem::forget(self);
+    }
+
+    /// Whether they go through this mapping.
+    #[inline]
+    pub(crate) fn are_of(&self, mapped: &Mapped) -> bool {
+        std::ptr::eq(self.mapped, mapped)
     }
 
     /// Everything stored so far leaves the CPU before anything that is stored later.

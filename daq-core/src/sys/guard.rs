@@ -187,6 +187,8 @@ fn replace(address: usize) -> bool {
         if !is_settled || address.wrapping_sub(start) >= bytes {
             continue;
         }
+        // Before the zero pages are there: another thread whose store they take finds it.
+        slot.is_lost.store(true, Ordering::Release);
         // The thread that was interrupted may be about to look at its last error.
         // SAFETY: the place of the calling thread.
         let errno = unsafe { libc::__errno_location() };
@@ -206,11 +208,7 @@ fn replace(address: usize) -> bool {
         };
         // SAFETY: as above.
         unsafe { *errno = before };
-        if replaced == libc::MAP_FAILED {
-            return false;
-        }
-        slot.is_lost.store(true, Ordering::Release);
-        return true;
+        return replaced != libc::MAP_FAILED;
     }
     false
 }
@@ -254,6 +252,7 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_f
 mod tests {
     use super::*;
     use crate::sys::memory;
+    use std::num::NonZero;
 
     #[test]
     fn there_is_an_end_to_guards_and_places_are_given_again() {
@@ -271,9 +270,8 @@ mod tests {
 
     #[test]
     fn what_is_not_mapped_is_not_guarded() {
-        let page = memory::map(PAGE, false).unwrap();
-        // SAFETY: mapped just above, and nothing refers to it.
-        unsafe { memory::unmap(page, PAGE) }.unwrap();
+        // Below what the kernel lets anybody map (`vm.mmap_min_addr`), so that no other thread maps it meanwhile.
+        let page = NonNull::without_provenance(NonZero::new(PAGE).unwrap());
         // SAFETY: the range is not mapped, which is what the call is to find out; nothing refers to it.
         let refused = unsafe { Guard::new(page, PAGE) };
         assert_eq!(refused.unwrap_err(), Unguarded::Kernel(Errno::NOMEM));
