@@ -14,6 +14,7 @@ pub struct External {
     device: &'static Device,
     imported: Imported,
     address: u64,
+    bytes: usize,
 }
 
 // SAFETY: the handle is only handed back to the driver, from any thread.
@@ -22,7 +23,7 @@ unsafe impl Send for External {}
 unsafe impl Sync for External {}
 
 impl External {
-    /// Takes memory over, `allocated` bytes of which the first `bytes` are given an address, and fills them with zeros.
+    /// Takes memory over, `allocated` bytes of which the first `bytes` are given an address.
     ///
     /// # Safety
     /// `fd` is an opaque descriptor of memory on this device, of so many bytes, dedicated to one buffer; it is not
@@ -49,16 +50,23 @@ impl External {
                 return Err(CudaError::new(what(), code));
             }
         };
-        let external = Self {
+        Ok(Self {
             device,
             imported,
             address,
-        };
-        // SAFETY: the memory is as long as it says and used by nobody yet.
-        unsafe { cuda::fill(address, 0, bytes) }.doing(what)?;
+            bytes,
+        })
+    }
+
+    /// Fills it with zeros, and waits; for its owner, before anybody uses it.
+    pub(crate) fn clear(&mut self) -> Result<(), CudaError> {
+        self.device.enter()?;
+        // SAFETY: the memory is as long as it says; what uses it meanwhile, against this function's contract, sees old or
+        // new bytes: no reference is made to device memory.
+        unsafe { cuda::fill(self.address, 0, self.bytes) }
+            .doing(|| format!("clearing memory of cuda:{}", self.device.ordinal()))?;
         // Setting is asynchronous to the host for device memory.
-        device.synchronize()?;
-        Ok(external)
+        self.device.synchronize()
     }
 
     /// The first byte's address, as the device sees it.

@@ -62,6 +62,9 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 use std::time::Duration;
 
+/// What is freed of a mapping, in messages.
+const MAPPED: &str = "mapped memory";
+
 /// What makes a mapping.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
@@ -320,8 +323,18 @@ impl Mapped {
         let pieces = pieces.map_err(|Refused(why)| refuse(why))?;
         // SAFETY: the backend mapped so many bytes there just now, and they stay until `drop`, which ends the guard
         // first. Nothing here makes a reference to them or relies on what they hold.
-        let guard = unsafe { Guard::new(pieces.cpu, pieces.bytes) }
-            .map_err(|error| refuse(error.to_string()))?;
+        let guard = match unsafe { Guard::new(pieces.cpu, pieces.bytes) } {
+            Ok(guard) => guard,
+            Err(error) => {
+                let rest = Rest {
+                    _guard: None,
+                    _made: pieces.made,
+                };
+                // A kernel may have come to stay, whose end the call would wait for.
+                device.free(MAPPED, move || drop(rest));
+                return Err(refuse(error.to_string()));
+            }
+        };
         Ok(Self {
             device,
             bytes: pieces.bytes,
@@ -439,7 +452,7 @@ impl Mapped {
 /// What is left of a mapping that nobody holds any more. The guard goes first: from the end of the mapping on its
 /// addresses may be somebody else's.
 struct Rest {
-    _guard: Guard,
+    _guard: Option<Guard>,
     _made: Made,
 }
 
@@ -456,11 +469,11 @@ impl Drop for Mapped {
         // SAFETY: each is taken here, once, and not used again.
         let rest = unsafe {
             Rest {
-                _guard: ManuallyDrop::take(&mut self.guard),
+                _guard: Some(ManuallyDrop::take(&mut self.guard)),
                 _made: ManuallyDrop::take(&mut self.made),
             }
         };
-        self.device.free("mapped memory", move || drop(rest));
+        self.device.free(MAPPED, move || drop(rest));
     }
 }
 

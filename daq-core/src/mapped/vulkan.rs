@@ -1,7 +1,7 @@
 //! Vulkan memory behind the GPU's BAR, imported into CUDA.
 
-use super::Costs;
 use super::pieces::{self, Laps, Made, Pieces, Refused};
+use super::{Costs, MAPPED};
 use crate::cuda::{Device, External};
 use crate::sys::vulkan::{self, Answer, NoVulkan};
 use crate::units::ByteSize;
@@ -12,7 +12,7 @@ const PAGE: usize = 64 << 10;
 /// Vulkan memory that CUDA has an address for.
 pub(super) struct Mapping {
     // Given back before the memory is freed.
-    _external: External,
+    external: External,
     _memory: vulkan::Memory,
 }
 
@@ -32,12 +32,18 @@ pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refu
         unsafe { External::new(device, fd, memory.bytes(), bytes) }.map_err(|error| {
             format!("{error}; CUDA and Vulkan must come from one driver: reinstall it")
         })?;
+    let mut mapping = Mapping {
+        external,
+        _memory: memory,
+    };
+    if let Err(error) = mapping.external.clear() {
+        // Giving it back waits for kernels that stay, which may be why it cannot be cleared.
+        device.free(MAPPED, move || drop(mapping));
+        return Err(error.to_string().into());
+    }
     let mut pieces = Pieces::new(
-        (cpu, external.address(), bytes),
-        Made::Vulkan(Mapping {
-            _external: external,
-            _memory: memory,
-        }),
+        (cpu, mapping.external.address(), bytes),
+        Made::Vulkan(mapping),
     );
     pieces.costs = Costs {
         allocate,
