@@ -6,8 +6,8 @@
 //! ```
 //! All frames that are ready go in one copy, up to a *chunk*; a few copies are in flight at a time. At low load that
 //! is one frame with the least latency. At high load the copies under way keep the stream busy while frames gather
-//! behind them (with two under way only whole chunks follow), so the copies grow by themselves until the bus is full. Lanes take turns, one chunk at most each, so
-//! that none waits longer than the others' chunks take.
+//! behind them (with two under way only whole chunks follow), so the copies grow by themselves until the bus is full.
+//! Lanes take turns, one chunk at most each, so that none waits longer than the others' chunks take.
 //!
 //! Where the CPU can store to the target ring, small bursts go without the copy engine: a lane that has nothing under
 //! way stores them itself up to the measured *cut-over*, and publishes them at once. A [`Carrier`] is such a lane
