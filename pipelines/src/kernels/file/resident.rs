@@ -332,11 +332,18 @@ impl Kernel for Resident {
                 word(output.points),
             ],
         )?;
-        self.running = Some(Running {
-            end: self.stream.mark()?,
-            _stay: stay,
-        });
-        Ok(())
+        match self.stream.mark() {
+            Ok(end) => {
+                self.running = Some(Running { end, _stay: stay });
+                Ok(())
+            }
+            Err(unmarked) => {
+                // The kernel runs and nothing tells its end: what it was given is freed behind it alone.
+                let _ = self.bell.ring(self.word() | STOP);
+                let _ = self.stream.synchronize();
+                Err(unmarked.into())
+            }
+        }
     }
 
     fn look(&mut self) -> Result<(), KernelError> {
@@ -366,8 +373,9 @@ impl Kernel for Resident {
         };
         let (frame, i) = values.into_iter().enumerate().map(first).min()?;
         Some(format!(
-            "on_frame does not return: frame {frame} of {} (counted from the kernel's start) is not done by block {}; \
-             look for a loop that does not end and for __syncthreads() that not all threads reach",
+            "on_frame does not return: of {} frames since the kernel's start, frame {frame} or one of the next that its \
+             team works on is not done by block {} (a block tells of up to 8 at a time); look for a loop that does not \
+             end and for __syncthreads() that not all threads reach",
             self.posted,
             i % blocks.max(1)
         ))
