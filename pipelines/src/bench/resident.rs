@@ -313,6 +313,7 @@ impl Bench {
                 burst: BURST,
                 wait: Wait::Busy,
                 control: Arc::new(Control::new(PATIENCE)),
+                on_device: true,
                 carrier: carrier.map(|carrier| (carrier, bell)),
             },
             output,

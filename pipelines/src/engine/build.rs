@@ -357,6 +357,7 @@ impl Pipeline {
                 burst: planned.burst,
                 wait: planned.wait,
                 control: self.control.clone(),
+                on_device: planned.side != Side::Cpu,
                 carrier,
             }));
         }

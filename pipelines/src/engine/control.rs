@@ -143,8 +143,8 @@ impl Progress {
         self.since.elapsed() > PATIENCE
     }
 
-    /// Takes note of one look at the device: whether it has work, and whether any was finished or begun. True if that is
-    /// so long ago that it seems to hang.
+    /// Takes note of one look at the device: whether it has work, and whether it has moved. True if it has work and last
+    /// moved so long ago that it seems to hang.
     pub(crate) fn look(&mut self, has_work: bool, has_moved: bool, pulse: &Pulse) -> bool {
         if !has_work || has_moved {
             *self = Self::new();

@@ -27,6 +27,8 @@ pub(crate) struct Parts {
     pub(crate) burst: usize,
     pub(crate) wait: Wait,
     pub(crate) control: Arc<Control>,
+    /// Whether a device does the work, which rings no bell.
+    pub(crate) on_device: bool,
     /// What fills the input, where this thread does that itself, and the bell that both its rings ring.
     pub(crate) carrier: Option<(Carrier, Arc<Bell>)>,
 }
@@ -45,6 +47,7 @@ pub(crate) struct Runner {
     burst: usize,
     wait: Wait,
     bell: Arc<Bell>,
+    on_device: bool,
     control: Arc<Control>,
     /// How long a device may go on with one burst once the end is overdue.
     patience: Duration,
@@ -132,6 +135,7 @@ impl Runner {
             burst: parts.burst,
             wait: parts.wait,
             bell: bell.unwrap_or_default(),
+            on_device: parts.on_device,
             control: parts.control,
             patience: HANG,
             hanging: None,
@@ -147,8 +151,8 @@ impl Runner {
     }
 
     pub(crate) fn run(mut self, pulse: &Pulse) {
-        if self.stream.is_some() || self.carrier.is_some() {
-            // What a device does rings no bell; looks at it must not come late.
+        if self.on_device {
+            // Looks at what a device does must not come late.
             daq_core::thread::wake_on_time();
         }
         if let Err(error) = self.work(pulse) {
@@ -213,8 +217,9 @@ impl Runner {
         loop {
             let before = self.in_flight.len();
             let step = self.step()?;
-            let has_moved = step == Step::Moved;
-            let stalled = progress.look(before > 0, has_moved, pulse);
+            // What is begun behind something that hangs is no sign of life: it can go on until the rings are full.
+            let has_ended = step == Step::Moved && self.in_flight.len() <= before;
+            let stalled = progress.look(before > 0, has_ended, pulse);
             if let Some(kernel) = self.kernel.as_mut().filter(|_| progress.is_slow()) {
                 kernel.look()?;
                 if let Some(hung) = kernel.hung().filter(|_| stalled) {

@@ -114,6 +114,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
         wait: Wait::Event,
         control: control.clone(),
         stream: None,
+        on_device: false,
         carrier: None,
     });
     runner.patience = patience;
