@@ -141,6 +141,9 @@ impl Resident {
                 }
             }
             if self.mark.is_done() {
+                if let Some(error) = self.mark.failure() {
+                    return Err(error.into());
+                }
                 break;
             }
         }
