@@ -35,8 +35,8 @@
 //   is not, nor are launches from the device. Blocks run in any order; frames run side by side.
 // - Nothing may be kept from one call to the next: no static or global variable is written.
 // - The output slot holds anything before: write every byte of it. The input is read only.
-// - A kernel that stays finds other frames at the same addresses: read the input by plain loads, not by __ldg nor through
-//   pointers that are both const and __restrict__, which may give what was there before.
+// - A kernel that stays finds other frames at the same addresses: read the input by plain loads, not by __ldg nor
+//   through pointers that are both const and __restrict__, which may give what was there before.
 // - A kernel that stays and is done with no frame for 5 s, although it has some, is taken for one that hangs: the
 //   pipeline ends.
 // - Both are aligned to 64 bytes. Missing packets were filled before, as the ring's `fill` says.

@@ -373,9 +373,9 @@ impl Kernel for Resident {
         };
         let (frame, i) = values.into_iter().enumerate().map(first).min()?;
         Some(format!(
-            "on_frame does not return: of {} frames since the kernel's start, frame {frame} or one of the next that its \
-             team works on is not done by block {} (a block tells of up to 8 at a time); look for a loop that does not \
-             end and for __syncthreads() that not all threads reach",
+            "on_frame does not return: of {} frames since the kernel's start, frame {frame} or one of the next that \
+             its team works on is not done by block {} (a block tells of up to 8 at a time); look for a loop that does \
+             not end and for __syncthreads() that not all threads reach",
             self.posted,
             i % blocks.max(1)
         ))
