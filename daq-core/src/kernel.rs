@@ -78,6 +78,9 @@ pub enum KernelError {
     /// The GPU failed.
     #[error(transparent)]
     Cuda(#[from] cuda::CudaError),
+    /// A kernel that stays on its GPU hangs: it cannot be ended, and nothing that it holds can be had back.
+    #[error("{0}")]
+    Hung(String),
 }
 
 /// What a kernel is told when it is built.
@@ -151,6 +154,12 @@ pub trait Kernel: Send {
 
     /// What a kernel that stays on its GPU is at, for a message that it hangs; `None` where the kernel is launched.
     fn hung(&self) -> Option<String> {
+        None
+    }
+
+    /// When all that [`run`](Self::run) has put on the device is done, for a kernel that stays there; what a failed call
+    /// has put there is under way too.
+    fn under_way(&self) -> Option<Completion> {
         None
     }
 

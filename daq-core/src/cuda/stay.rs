@@ -93,7 +93,8 @@ impl Device {
         let mut stays = ENDED
             .wait_while(stays(), |stays| stays.waiting > 0)
             .unwrap_or_else(PoisonError::into_inner);
-        if stays.share(self) + share > 1.0 {
+        // Shares are fractions that may add up to a little more than all.
+        if !(0.0..=1.0).contains(&share) || stays.share(self) + share > 1.0 + 1e-9 {
             return None;
         }
         stays.kernels.push((self.ordinal(), share));

@@ -184,12 +184,9 @@ impl Gpu {
             .memory_type_index(kind)
             .push_next(&mut dedicated)
             .push_next(&mut export);
-        // SAFETY: as above; the type is one that the buffer can have.
+        // SAFETY: as above. The buffer is never bound to the memory, which need not be of a type that the buffer can have.
         memory.handle = unsafe { self.device.allocate_memory(&wanted, None) }
             .map_err(failed("vkAllocateMemory"))?;
-        // SAFETY: both were made just above for one another.
-        unsafe { self.device.bind_buffer_memory(buffer, memory.handle, 0) }
-            .map_err(failed("vkBindBufferMemory"))?;
         Ok(memory)
     }
 
@@ -202,17 +199,17 @@ impl Gpu {
         let visible = (0_u32..)
             .zip(kinds)
             .filter(|(_, kind)| kind.property_flags.contains(PROPERTIES));
-        let best = visible
-            .map(|(index, kind)| {
-                let heap = self.memory.memory_heaps[kind.heap_index as usize];
-                let is_named = needs.memory_type_bits & 1 << index != 0;
-                (is_named, heap.size, index)
-            })
-            .max_by_key(|(is_named, size, _)| (*is_named, *size));
-        match best {
-            None => Err(NoVulkan::NoMemory),
-            Some((_, size, _)) if size < needs.size => Err(NoVulkan::TooSmall(size)),
-            Some((.., index)) => Ok(index),
+        let heap = |kind: &vk::MemoryType| self.memory.memory_heaps[kind.heap_index as usize].size;
+        let most = visible.clone().map(|(_, kind)| heap(kind)).max();
+        let fits = visible.filter(|(_, kind)| heap(kind) >= needs.size);
+        let best = fits.max_by_key(|(index, kind)| {
+            let is_named = needs.memory_type_bits & 1 << index != 0;
+            (is_named, heap(kind))
+        });
+        match (best, most) {
+            (Some((index, _)), _) => Ok(index),
+            (None, Some(most)) => Err(NoVulkan::TooSmall(most)),
+            (None, None) => Err(NoVulkan::NoMemory),
         }
     }
 }

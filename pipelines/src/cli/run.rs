@@ -132,7 +132,7 @@ pub(super) fn run(args: &Args) -> u8 {
                 StartError::Kernel { source, .. } => match source {
                     KernelError::Refused(_) => exit::CONFIG,
                     KernelError::Unavailable(_) | KernelError::Cuda(_) => exit::UNAVAILABLE,
-                    KernelError::Defect(_) => exit::INTERNAL,
+                    KernelError::Defect(_) | KernelError::Hung(_) => exit::INTERNAL,
                 },
                 _ => exit::IO,
             };

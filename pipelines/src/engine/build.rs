@@ -11,7 +11,7 @@ use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::sink::SinkContext;
 use daq_core::source::Producers;
-use daq_core::staging::{Carrier, CopyStream, Lane, Profile, Stager, measure_with, tell_if_far};
+use daq_core::staging::{Carrier, CopyStream, Lane, Profile, Stager, measure_with};
 use daq_core::wait::Bell;
 use daq_core::window::Window;
 use std::collections::BTreeMap;
@@ -377,13 +377,12 @@ impl Pipeline {
             return Ok(None);
         };
         let bell = parts.bells[&copier].clone();
-        let device = Device::open(copy.device)?;
-        tell_if_far(device, "give the kernel a `core` of that node");
         let reader = self.attach(&copy.from, &copy.name, true, 1)?;
         let producer = parts.producer(&copy.to);
         let ledger = self.ledgers.copy(&copy.to);
         let carrier = Carrier::new(reader, producer, ledger, burst);
-        Ok(carrier.map(|carrier| (carrier, bell)))
+        let carrier = carrier.expect("the CPU can store to the ring, as `copier` has seen");
+        Ok(Some((carrier, bell)))
     }
 
     /// Starts the staging threads: one a GPU and direction.

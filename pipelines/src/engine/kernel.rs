@@ -124,7 +124,14 @@ impl Runner {
     pub(crate) fn new(parts: Parts) -> Self {
         let (carrier, bell) = parts.carrier.unzip();
         Self {
-            in_flight: VecDeque::with_capacity(parts.producer.options().slots),
+            in_flight: VecDeque::with_capacity(
+                // Bursts without outputs hold input slots alone.
+                parts
+                    .producer
+                    .options()
+                    .slots
+                    .max(parts.reader.options().slots),
+            ),
             name: parts.name,
             carrier,
             reader: parts.reader,
@@ -155,7 +162,11 @@ impl Runner {
             // Looks at what a device does must not come late.
             daq_core::thread::wake_on_time();
         }
+        if let Some(carrier) = &self.carrier {
+            carrier.tell_if_far("[kernel.NAME] core");
+        }
         if let Err(error) = self.work(pulse) {
+            self.hung = matches!(error, KernelError::Hung(_));
             let kind = match error {
                 KernelError::Cuda(_) | KernelError::Unavailable(_) => FailureKind::Device,
                 _ => FailureKind::Defect,
@@ -223,9 +234,7 @@ impl Runner {
             if let Some(kernel) = self.kernel.as_mut().filter(|_| progress.is_slow()) {
                 kernel.look()?;
                 if let Some(hung) = kernel.hung().filter(|_| stalled) {
-                    // It cannot be ended, and nothing that it holds can be had back.
-                    self.hung = true;
-                    return Err(KernelError::Defect(hung));
+                    return Err(KernelError::Hung(hung));
                 }
             }
             match step {
@@ -324,9 +333,10 @@ impl Runner {
         let ran = match &self.stream {
             None => match kernel.run(&lease, &mut slots, Stream::Host) {
                 Ok(submitted) => Ok((submitted, None)),
-                Err(error) => Err((error, None)),
+                Err(error) => Err((error, kernel.under_way())),
             },
-            Some(stream) => launch(kernel, &lease, &mut slots, stream),
+            Some(stream) => launch(kernel, &lease, &mut slots, stream)
+                .map_err(|(error, behind)| (error, behind.map(|mark| Completion::Event(mark)))),
         };
         let frames = lease.len() as u64;
         let (submitted, mark) = match ran {
@@ -336,9 +346,8 @@ impl Runner {
                 self.ledger.failed.add(frames);
                 return Err(error);
             }
-            Err((error, Some(behind))) => {
+            Err((error, Some(completion))) => {
                 self.failed = true;
-                let completion = Completion::Event(behind);
                 lease.retire(completion.clone());
                 self.in_flight.push_back(InFlight {
                     frames,

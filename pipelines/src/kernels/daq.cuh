@@ -237,6 +237,13 @@ __device__ inline void store_credit(Size* credit, Size value) {
 #endif
 }
 
+// Brings the threads of a warp together.
+__device__ inline void together() {
+#ifdef __CUDA_ARCH__
+    __syncwarp();
+#endif
+}
+
 // Frames as they are posted, those of one team: the blocks that work on the same frames.
 struct Post {
     const Size* const bell;
@@ -273,6 +280,8 @@ struct Post {
                 if (seen & STOP) return false;
             }
         }
+        // Threads of a warp may have seen it one look apart.
+        together();
         const Size now = (seen & ~STOP) >> GENERATION_BIT;
         if (now != generation) {
             generation = now;

@@ -14,7 +14,7 @@ use super::super::device as gpu;
 use super::FileKernel;
 use super::code::Code;
 use super::record;
-use daq_core::cuda::{self, Argument, Device, Grid, Mark, Stay};
+use daq_core::cuda::{self, Argument, CudaError, Device, Grid, Mark, Stay};
 use daq_core::doorbell::{Credits, Doorbell};
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, Stream, Submitted};
@@ -116,7 +116,13 @@ impl Resident {
         device: &'static Device,
         image: &[u8],
     ) -> Result<Self, KernelError> {
-        let code = Code::load(keys, context, device, image, ENTRY)?;
+        let mut code = Code::load(keys, context, device, image, ENTRY)?;
+        let teams = keys.teams.unwrap_or(1);
+        if keys.blocks.is_none() {
+            // Nobody asked for more than there is room for.
+            let most = code.function.blocks_at_a_time(&code.grid)? / teams;
+            code.grid.blocks[0] = code.grid.blocks[0].min(most.max(1));
+        }
         if code.input.bytes > context.slots.stride || code.output.bytes > context.output.stride {
             return Err(defect("frames are longer than slots"));
         }
@@ -134,7 +140,6 @@ impl Resident {
                 .iter()
                 .fold(String::new(), |told, refusal| format!("{told}; {refusal}"))
         );
-        let teams = keys.teams.unwrap_or(1);
         Ok(Self {
             stream: cuda::Stream::new(device, 1)?,
             bell: Doorbell::new(board.clone(), 0).map_err(|error| lost(&error))?,
@@ -190,7 +195,7 @@ impl Resident {
             if looks.is_multiple_of(1 << 14) {
                 self.look()?;
                 if start.elapsed() > PATIENCE {
-                    return Err(KernelError::Defect(self.hung().unwrap_or_default()));
+                    return Err(KernelError::Hung(self.hung().unwrap_or_default()));
                 }
             }
         }
@@ -308,7 +313,7 @@ impl Kernel for Resident {
             );
         }
         let Code { input, output, .. } = &self.code;
-        let word = |value: usize| Argument::U64(value as u64);
+        let count = |value: usize| Argument::U64(value as u64);
         self.code.function.launch(
             &self.stream,
             &self.grid(),
@@ -316,20 +321,20 @@ impl Kernel for Resident {
                 Argument::U64(self.bell.address()),
                 Argument::U64(self.credits.address()),
                 Argument::U64(self.input.base),
-                word(self.input.stride),
-                word(self.input.slots),
+                count(self.input.stride),
+                count(self.input.slots),
                 Argument::U64(self.output.base),
-                word(self.output.stride),
-                word(self.output.slots),
+                count(self.output.stride),
+                count(self.output.slots),
                 Argument::U64(self.board.address() + RECORDS as u64),
-                word(self.record_words),
-                word(self.records),
-                word(input.bytes),
+                count(self.record_words),
+                count(self.records),
+                count(input.bytes),
                 Argument::U64(input.channels.into()),
-                word(input.points),
-                word(output.bytes),
+                count(input.points),
+                count(output.bytes),
                 Argument::U64(output.channels.into()),
-                word(output.points),
+                count(output.points),
             ],
         )?;
         match self.stream.mark() {
@@ -339,7 +344,7 @@ impl Kernel for Resident {
             }
             Err(unmarked) => {
                 // The kernel runs and nothing tells its end: what it was given is freed behind it alone.
-                let _ = self.bell.ring(self.word() | STOP);
+                let _ = self.bell.ring(word(self.posted, self.generation) | STOP);
                 let _ = self.stream.synchronize();
                 Err(unmarked.into())
             }
@@ -358,10 +363,16 @@ impl Kernel for Resident {
                 self.credits.fail(error.clone());
                 Err(KernelError::Cuda(error))
             }
-            None => Err(KernelError::Defect(
-                "the kernel has ended although nobody told it to: on_frame must return, not exit"
-                    .to_owned(),
-            )),
+            None => {
+                let error = CudaError {
+                    what: "a kernel that stays on its GPU".to_owned(),
+                    code: 0,
+                    name: "it has ended although nobody told it to".to_owned(),
+                    detail: "on_frame must return, not exit".to_owned(),
+                };
+                self.credits.fail(error.clone());
+                Err(KernelError::Cuda(error))
+            }
         }
     }
 
@@ -379,6 +390,13 @@ impl Kernel for Resident {
             self.posted,
             i % blocks.max(1)
         ))
+    }
+
+    fn under_way(&self) -> Option<Completion> {
+        Some(Completion::Credit {
+            credits: self.credits.clone(),
+            at: self.posted,
+        })
     }
 
     fn abandon(self: Box<Self>) {
