@@ -151,6 +151,7 @@ impl PlannedRing {
             readers: self.readers.len() + SPARE_READERS,
             fill: self.fill,
             bells: Vec::new(),
+            quiet: false,
         }
     }
 }

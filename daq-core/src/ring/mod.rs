@@ -93,6 +93,9 @@ pub struct RingOptions {
     pub fill: Fill,
     /// Rung when frames are published and when slots are freed, for threads that look after several rings.
     pub bells: Vec<std::sync::Arc<Bell>>,
+    /// Whether one thread is the producer and the only reader: it does not sleep for what it does itself, so no bell is
+    /// rung, which would wait for what the CPU has stored to a GPU meanwhile.
+    pub quiet: bool,
 }
 
 impl RingOptions {
@@ -108,6 +111,7 @@ impl RingOptions {
             readers: 8,
             fill: Fill::ZERO,
             bells: Vec::new(),
+            quiet: false,
         }
     }
 
@@ -424,12 +428,16 @@ impl Shared {
 
     /// Wakes those who wait for frames.
     fn ring_filled(&self) {
-        Bell::ring_all(self.bells(&self.filled));
+        if !self.options.quiet {
+            Bell::ring_all(self.bells(&self.filled));
+        }
     }
 
     /// Wakes those who wait for slots.
     fn ring_freed(&self) {
-        Bell::ring_all(self.bells(&self.freed));
+        if !self.options.quiet {
+            Bell::ring_all(self.bells(&self.freed));
+        }
     }
 
     fn bells<'a>(&'a self, own: &'a Bell) -> impl Iterator<Item = &'a Bell> {

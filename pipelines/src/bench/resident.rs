@@ -295,7 +295,11 @@ impl Bench {
         )?;
         let output = Region::cuda(self.device, options("out", 4).region_bytes())?;
         let (source, producer) = Ring::new(host, carried("host"), RingLedger::default())?;
-        let (input, copied) = Ring::new(gpu, carried("gpu"), RingLedger::default())?;
+        let quiet = RingOptions {
+            quiet: true,
+            ..options("gpu", frame)
+        };
+        let (input, copied) = Ring::new(gpu, quiet, RingLedger::default())?;
         let (out, made) = Ring::new(output.clone(), options("out", 4), RingLedger::default())?;
         let attach = |ring: &Ring| ring.attach(true, BURST, ReaderLedger::default());
         let carrier = Carrier::new(attach(&source)?, copied, CopyLedger::default(), BURST);

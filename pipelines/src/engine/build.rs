@@ -211,7 +211,11 @@ impl Pipeline {
     ) -> Result<(Ring, Producer), StartError> {
         let copies = parts.plan.copies.iter();
         let copies = copies.filter(|copy| copy.from == planned.name || copy.to == planned.name);
+        // Whoever carries frames to it is its only reader.
+        let mut into = copies.clone().filter(|copy| copy.to == planned.name);
+        let quiet = into.any(|copy| matches!(parts.copier(copy), Copier::Kernel(_)));
         let ring_options = RingOptions {
+            quiet,
             bells: copies
                 .map(|copy| parts.bells[&parts.copier(copy)].clone())
                 .collect(),

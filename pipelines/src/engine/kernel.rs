@@ -291,6 +291,10 @@ impl Runner {
         let waiting = usize::try_from(self.reader.pending()).unwrap_or(usize::MAX);
         let waiting = waiting.min(self.burst);
         if waiting == 0 {
+            if self.carrier.is_some() && self.producer.open() == self.producer.submitted() {
+                // A slot for the next frame, while there is time: claiming one waits for what was stored to the GPU.
+                self.producer.claim(1);
+            }
             return Ok(if self.is_finished() {
                 Step::Finished
             } else {

@@ -257,7 +257,7 @@ fn what_is_not_allowed_is_not_tried() {
         let found = probe(device, &[Backend::DmaBuf, Backend::Host]);
         let made: Vec<_> = found
             .iter()
-            .map(|found| (found.backend, found.answer.is_ok()))
+            .map(|(backend, answer)| (*backend, answer.is_ok()))
             .collect();
         let expected = Backend::ALL
             .map(|backend| (backend, matches!(backend, Backend::DmaBuf | Backend::Host)));
@@ -612,8 +612,8 @@ fn on_a_real_gpu_all_that_maps_holds_what_it_promises() {
         Err(why) => skip!("{why}"),
     };
     for found in probe(device, &Backend::ALL) {
-        let backend = found.backend;
-        match found.answer {
+        let (backend, answer) = found;
+        match answer {
             Err(refusal) => daq_tests::tell(&format!("not checked: {refusal}")),
             Ok(costs) => {
                 daq_tests::tell(&format!("{backend}: {costs:?}"));
