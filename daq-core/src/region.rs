@@ -291,7 +291,9 @@ impl Region {
     pub fn mapping(&self) -> Option<&Arc<Mapped>> {
         match &self.backing {
             Backing::Mapped(mapped) => Some(mapped),
-            _ => None,
+            Backing::Host | Backing::Cuda(_) => None,
+            #[cfg(test)]
+            Backing::Pretended => None,
         }
     }
 
@@ -329,7 +331,9 @@ impl Drop for Region {
             registrations: std::mem::take(registrations),
             mapping: match self.backing {
                 Backing::Cuda(_) | Backing::Mapped(_) => None,
-                _ => Some((self.address, self.bytes)),
+                Backing::Host => Some((self.address, self.bytes)),
+                #[cfg(test)]
+                Backing::Pretended => Some((self.address, self.bytes)),
             },
         };
         let registrations = &mut rest.registrations.iter();

@@ -461,7 +461,13 @@ impl Shared {
         reason = "the remainder is below a usize"
     )]
     fn slot_of(&self, index: u64) -> usize {
-        (index % self.options.slots as u64) as usize
+        let slots = self.options.slots as u64;
+        // Most rings have a power of two, and a division is most of what a small frame costs here.
+        if slots.is_power_of_two() {
+            (index & (slots - 1)) as usize
+        } else {
+            (index % slots) as usize
+        }
     }
 
     /// The slots of frame `index` and those behind it, round and round without a division each.
