@@ -6,6 +6,7 @@ use super::*;
 
 const CLIP: &str = include_str!("../../../../../configs/kernels/clip.cu");
 const TRIGGER: &str = include_str!("../../../../../configs/kernels/trigger.cu");
+const TOUCH: &str = include_str!("../../../bench/touch.cu");
 const KERNEL: &str = "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {\n    \
                       if (in.index() == 0) out.as<float>()[0] = p.gain + in.sequence();\n}\n";
 const PARAMS: &str = "struct Params { float gain = 2; };\n";
@@ -104,22 +105,24 @@ fn the_example_becomes_machine_code_and_ptx() {
 }
 
 #[test]
-fn the_example_can_stay_on_its_gpu() {
+fn what_daq_comes_with_can_stay_on_its_gpu() {
     let Some(compiler) = compiler() else { return };
-    let target = Target::Ptx(7, 0);
-    let ptx = keys(&[])
-        .compile(compiler, CLIP, None, target, Entry::Resident)
-        .unwrap();
-    let ptx = String::from_utf8(ptx).unwrap();
-    assert!(ptx.contains(".visible .entry daq_resident("), "{ptx}");
-    // The bell is looked at, and credits are given, in the order that the host relies on; payload is never taken from
-    // the cache for what nobody writes.
-    assert!(ptx.contains("ld.acquire.sys.global.u64"), "{ptx}");
-    assert!(
-        ptx.contains("fence.acq_rel.gpu;\n\tst.relaxed.sys.global.u64"),
-        "{ptx}"
-    );
-    assert!(!ptx.contains(".nc."), "{ptx}");
+    for (name, text) in [("clip", CLIP), ("trigger", TRIGGER), ("touch", TOUCH)] {
+        let target = Target::Ptx(7, 0);
+        let ptx = keys(&[])
+            .compile(compiler, text, None, target, Entry::Resident)
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        let ptx = String::from_utf8(ptx).unwrap();
+        let entry = ".visible .entry daq_resident(";
+        assert_eq!(ptx.matches(entry).count(), 1, "{name}: {ptx}");
+        // The bell is looked at, and credits are given, in the order that the host relies on; payload is never taken
+        // from the cache for what nobody writes.
+        let bell = "ld.acquire.sys.global.u64";
+        assert!(ptx.contains(bell), "{name}: {ptx}");
+        let credit = "fence.acq_rel.gpu;\n\tst.relaxed.sys.global.u64";
+        assert!(ptx.contains(credit), "{name}: {ptx}");
+        assert!(!ptx.contains(".nc."), "{name}: {ptx}");
+    }
 }
 
 #[test]
