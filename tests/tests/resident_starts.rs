@@ -143,3 +143,33 @@ fn a_start_that_fails_half_way_names_the_kernel_and_gives_all_back() {
         }
     }
 }
+
+#[test]
+fn a_hang_is_found_while_frames_trickle_in() {
+    // Ten frames a second, each of which is a sign of life to whoever counts what is begun; the rings take all that come
+    // in minutes, so that nothing is ever full.
+    let text = pipeline(STAYS)
+        .replace(&format!("frames = {FRAMES}\n"), "pace = \"1310720 bit/s\"\n")
+        .replace("slots = 32", "slots = 4096")
+        .replace("slots = 12", "slots = 4096");
+    let simulated = simulated("hang=resident@1").with_gdr("");
+    let daq = daq(&simulated, &text);
+    let mut live = daq.spawn(&["--drain", "1 s"]);
+    live.wait_told("on_frame does not return");
+    let outcome = live.wait();
+    assert_eq!(outcome.code, 70, "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("kernel `same`"),
+        "{}",
+        outcome.stderr
+    );
+    // Frames came while it hung, and there was room for more.
+    let taken = outcome.count("kernels.same.in");
+    assert!((2..2048).contains(&taken), "{:#}", outcome.report);
+    assert_eq!(outcome.count("kernels.same.made"), 0);
+    assert_eq!(outcome.count("rings.back.published"), 0);
+    let report = simulated.report();
+    assert_eq!(report["blocked"], 0, "{report:#}");
+    // It hung in the first.
+    assert_eq!(report["resident"], 1, "{report:#}");
+}
