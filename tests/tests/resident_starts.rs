@@ -149,7 +149,10 @@ fn a_hang_is_found_while_frames_trickle_in() {
     // Ten frames a second, each of which is a sign of life to whoever counts what is begun; the rings take all that come
     // in minutes, so that nothing is ever full.
     let text = pipeline(STAYS)
-        .replace(&format!("frames = {FRAMES}\n"), "pace = \"1310720 bit/s\"\n")
+        .replace(
+            &format!("frames = {FRAMES}\n"),
+            "pace = \"1310720 bit/s\"\n",
+        )
         .replace("slots = 32", "slots = 4096")
         .replace("slots = 12", "slots = 4096");
     let simulated = simulated("hang=resident@1").with_gdr("");
