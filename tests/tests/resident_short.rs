@@ -89,7 +89,7 @@ impl End {
 
 /// Single ones, two in a row, and the first and the last of a burst.
 fn is_short(i: u64) -> bool {
-    i % 13 == 4 || i % 13 == 5 || i % 17 == 0
+    i % 13 == 4 || i % 13 == 5 || i.is_multiple_of(17)
 }
 
 fn frame(i: u64) -> Vec<u8> {
