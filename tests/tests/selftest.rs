@@ -111,6 +111,38 @@ fn what_fails_is_told_and_named() {
     assert!(done.stdout.contains("  ok       data "), "{done:?}");
 }
 
+/// A kernel that does not stop costs its own check and no other.
+#[test]
+fn after_a_device_is_given_up_the_rest_is_skipped() {
+    let simulated = Simulated::new("hang=launch@1");
+    let checks = [
+        "--backend",
+        "host",
+        "--check",
+        "kernel-sees,resident-stop,data,lost",
+    ];
+    let done = daq(&simulated).cli(&with(&with(&PATIENT, &checks), &["--json"]));
+    assert_eq!(done.code, 1, "{done:?}");
+    let report = json(&done);
+    let results: Vec<_> = report["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|result| (result["check"].as_str(), result["outcome"].as_str()))
+        .collect();
+    assert_eq!(
+        results,
+        [
+            (Some("data"), Some("ok")),
+            (Some("kernel-sees"), Some("failed")),
+            (Some("resident-stop"), Some("skipped")),
+            (Some("lost"), Some("ok")),
+        ]
+    );
+    let why = report["results"][2]["detail"].as_str().unwrap();
+    assert!(why.contains("given up in kernel-sees of host"), "{why}");
+}
+
 #[test]
 fn without_a_gpu_there_is_nothing_to_check() {
     for simulated in [Simulated::new("gpus=0"), Simulated::new("no-init=100")] {
@@ -118,6 +150,7 @@ fn without_a_gpu_there_is_nothing_to_check() {
             &["selftest", "gpu"][..],
             &["bench", "doorbell"],
             &["bench", "apiperf"],
+            &["bench", "resident"],
         ] {
             let done = daq(&simulated).cli(arguments);
             assert_eq!(done.code, 69, "{done:?}");
@@ -219,6 +252,84 @@ fn round_trips_are_told_by_way_and_kernel() {
     assert_eq!(batches, [1.0, 8.0, 32.0, 128.0]);
     assert!(rates.iter().all(|row| figure(row, "million/s") > 0.0));
     assert_eq!(simulated.report()["blocked"], 0);
+}
+
+/// A short `bench resident`.
+const RESIDENT: [&str; 10] = [
+    "bench", "resident", "--rounds", "1", "--trips", "20", "--window", "20ms", "--frames", "64B",
+];
+
+#[test]
+fn kernels_that_stay_are_measured_in_the_engine() {
+    let simulated = Simulated::new("").with_gdr("").with_compiler();
+    let done = daq(&simulated).cli(&with(&RESIDENT, &["--json"]));
+    let tables = json(&done.ok());
+    assert_eq!(tables.as_array().unwrap().len(), 3, "{tables:#}");
+    let text = |rows: &[Value], column: &str| -> Vec<String> {
+        let texts = rows.iter().map(|row| row[column].as_str().unwrap());
+        texts.map(str::to_owned).collect()
+    };
+    let is_there = |rows: &[Value], column: &str| {
+        for row in rows {
+            let figure = row[column].as_f64();
+            assert!(
+                figure.is_some_and(|figure| figure > 0.0),
+                "{column}: {row:#}"
+            );
+        }
+    };
+    let trips = rows(&tables, "from a frame's commit to its result");
+    assert_eq!(text(trips, "frame"), ["64 B"; 3]);
+    assert_eq!(
+        text(trips, "way"),
+        [
+            "stays, one thread",
+            "stays, committed by another thread",
+            "copy + launch + synchronise",
+        ]
+    );
+    for column in ["p50", "p99", "p99.9", "÷ copy + launch"] {
+        is_there(trips, column);
+    }
+    is_there(&trips[..1], "of it the host");
+    assert!(trips[1]["of it the host"].is_null(), "{:#}", trips[1]);
+    let beside = rows(&tables, "beside copies");
+    assert_eq!(
+        text(&beside[1..], "longest copy"),
+        ["1 MiB", "512 KiB", "256 KiB"]
+    );
+    for column in [
+        "p50 us",
+        "p99 us",
+        "p99.9 us",
+        "copies GB/s",
+        "alone GB/s",
+        "÷ the best",
+    ] {
+        is_there(beside, column);
+    }
+    let rates = rows(&tables, "million frames");
+    assert_eq!(text(rates, "teams"), ["1", "8", "32", "64"]);
+    is_there(rates, "million/s");
+    assert_eq!(simulated.report()["blocked"], 0);
+}
+
+/// Of an engine that fails there are no figures, but its reason; what was measured before is shown.
+#[test]
+fn an_engine_that_fails_is_told_in_place_of_figures() {
+    // In the frames by one thread, by two, beside copies and in those whose rate is measured.
+    for (frame, tables) in [(100, 0), (700, 0), (1200, 1), (6000, 2)] {
+        let options = format!("fail-async=resident@{frame}:700");
+        let simulated = Simulated::new(&options).with_gdr("").with_compiler();
+        let done = daq(&simulated).cli(&RESIDENT);
+        assert_eq!(done.code, 69, "{frame}: {done:?}");
+        assert!(
+            done.stderr.contains("CUDA_ERROR_ILLEGAL_ADDRESS"),
+            "{frame}: {done:?}"
+        );
+        let shown = done.stdout.matches("simulated").count();
+        assert_eq!(shown, tables, "{frame}: {done:?}");
+    }
 }
 
 #[test]

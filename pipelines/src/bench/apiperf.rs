@@ -1,7 +1,7 @@
 //! What it takes to make and to free memory that the CPU can store to, by backend and size.
 
 use super::table::{Cell, Table};
-use super::{BenchError, median};
+use super::{BenchError, Tell, median};
 use daq_core::cuda::Device;
 use daq_core::mapped::{Backend, Mapped, Refusal};
 use daq_core::units::ByteSize;
@@ -12,7 +12,12 @@ use std::time::{Duration, Instant};
 const STEPS: [&str; 5] = ["allocate", "pin", "map", "all", "unmap + free"];
 
 /// Milliseconds of each step, medians of `rounds`.
-pub fn apiperf(device: u32, rounds: usize, sizes: &[usize]) -> Result<Vec<Table>, BenchError> {
+pub fn apiperf(
+    device: u32,
+    rounds: usize,
+    sizes: &[usize],
+    tell: Tell<'_>,
+) -> Result<(), BenchError> {
     let device = Device::open(device)?;
     let title = format!(
         "{}: milliseconds to make and to free mapped memory; `all` with zeroing; medians of {rounds}",
@@ -54,15 +59,15 @@ pub fn apiperf(device: u32, rounds: usize, sizes: &[usize]) -> Result<Vec<Table>
         );
         table.row(row);
     }
-    let mut tables = vec![table];
+    tell(table);
     if !refused.is_empty() {
         let mut table = Table::new("what could not be made", &["why", "from"]);
         for (why, bytes) in refused {
             table.row(vec![why.into(), size(bytes)]);
         }
-        tables.push(table);
+        tell(table);
     }
-    Ok(tables)
+    Ok(())
 }
 
 fn size(bytes: usize) -> Cell {

@@ -2,7 +2,7 @@
 
 use super::place::{Place, slots};
 use super::table::{Cell, Table};
-use super::{BenchError, Common, bar, median, quantile, rate};
+use super::{BenchError, Common, Tell, bar, median, quantile, rate};
 use daq_core::cuda::Device;
 use daq_core::frame::FrameMeta;
 use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
@@ -31,7 +31,8 @@ pub fn bandwidth(
     common: &Common,
     sizes: &[usize],
     stores: &[usize],
-) -> Result<Vec<Table>, BenchError> {
+    tell: Tell<'_>,
+) -> Result<(), BenchError> {
     let device = common.open()?;
     let ways = [
         ("in", Direction::In, false),
@@ -90,11 +91,12 @@ pub fn bandwidth(
         );
         table.row(row);
     }
-    let stores = match bar::open(device) {
+    tell(table);
+    tell(match bar::open(device) {
         Ok(mapped) => bar::bandwidth(common, &mapped, stores)?,
         Err(unmappable) => bar::refusals(&unmappable),
-    };
-    Ok(vec![table, stores])
+    });
+    Ok(())
 }
 
 /// Microseconds of some copies.
@@ -194,7 +196,8 @@ pub fn latency(
     common: &Common,
     sizes: &[usize],
     stores: &[usize],
-) -> Result<Vec<Table>, BenchError> {
+    tell: Tell<'_>,
+) -> Result<(), BenchError> {
     let device = common.open()?;
     let profile = measure(device)?;
     let tuning = profile.tuning(Direction::In);
@@ -242,19 +245,23 @@ pub fn latency(
         table.row(row);
         waits.push(median(&wait));
     }
+    tell(table);
     let place = match place.mapped(device) {
         Ok(place) => place,
         Err(BenchError::Region(RegionError::Unmappable(unmappable))) => {
-            return Ok(vec![table, bar::refusals(&unmappable)]);
+            tell(bar::refusals(&unmappable));
+            return Ok(());
         }
         Err(error) => return Err(error),
     };
-    let mut tables = vec![table, stored(common, &place, tuning, &sizes, &waits)?];
+    tell(stored(common, &place, tuning, &sizes, &waits)?);
     let Some(mapped) = place.gpu.mapping() else {
         unreachable!("the region was made to be mapped");
     };
-    tables.extend(bar::latency(common, mapped, stores)?);
-    Ok(tables)
+    for table in bar::latency(common, mapped, stores)? {
+        tell(table);
+    }
+    Ok(())
 }
 
 /// Microseconds of frames to memory that the CPU stores to, where `waits` are those of a copy and a wait.

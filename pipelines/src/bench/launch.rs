@@ -1,7 +1,7 @@
 //! What putting work on a GPU costs: where recording it once pays.
 
 use super::table::{Cell, Table};
-use super::{BenchError, median, quantile};
+use super::{BenchError, Tell, median, quantile};
 use crate::sys::device_code;
 use daq_core::cuda::{Argument, CudaError, Device, Function, Grid, Memory, Stream};
 use daq_core::staging::Bare;
@@ -109,7 +109,8 @@ pub fn launch(
     rounds: usize,
     bursts: usize,
     kernels: &[usize],
-) -> Result<Vec<Table>, BenchError> {
+    tell: Tell<'_>,
+) -> Result<(), BenchError> {
     let device = Device::open(device)?;
     let work = Work::new(device)?;
     let ways = ["launch", "replay", "launch + synchronise"];
@@ -164,5 +165,6 @@ pub fn launch(
             ]);
         }
     }
-    Ok(vec![table])
+    tell(table);
+    Ok(())
 }

@@ -5,8 +5,10 @@
 mod apiperf;
 mod bar;
 mod copies;
+mod cores;
 mod doorbell;
 pub(crate) mod echo;
+mod figures;
 mod launch;
 mod place;
 mod resident;
@@ -28,6 +30,9 @@ use daq_core::region::RegionError;
 use daq_core::ring::RingError;
 use daq_core::staging::{MeasureError, StagingError};
 use std::time::{Duration, Instant};
+
+/// Where a table goes as soon as it is measured.
+pub type Tell<'a> = &'a mut (dyn FnMut(Table) + Send);
 
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]

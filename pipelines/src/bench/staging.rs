@@ -3,7 +3,7 @@
 use super::place::Place;
 use super::rig::{Load, Rig, Sample, index};
 use super::table::{Cell, Table};
-use super::{BenchError, Common, median, rate};
+use super::{BenchError, Common, Tell, median, rate};
 use daq_core::cuda::{CudaError, Device, Mark};
 use daq_core::plan::Direction;
 use daq_core::staging::{BATCH, Bare, Tuning, measure};
@@ -77,7 +77,7 @@ const IN_BESIDE: &str = "engine in beside out";
 const OUT_BESIDE: &str = "engine out beside in";
 
 /// Measures and tells.
-pub fn staging(args: &StagingArgs) -> Result<Vec<Table>, BenchError> {
+pub fn staging(args: &StagingArgs, tell: Tell<'_>) -> Result<(), BenchError> {
     let device = args.common.open()?;
     let profile = measure(device)?;
     let tunings = [
@@ -93,9 +93,10 @@ pub fn staging(args: &StagingArgs) -> Result<Vec<Table>, BenchError> {
         seed: 0,
     };
     match args.soak {
-        Some((time, share)) => session.soak(time, share).map(|table| vec![table]),
-        None => session.compare(),
+        Some((time, share)) => tell(session.soak(time, share)?),
+        None => session.compare()?.into_iter().for_each(tell),
     }
+    Ok(())
 }
 
 struct Session<'a> {

@@ -1,7 +1,9 @@
 //! `daq bench`: measurements of this machine.
 
 use super::{exit, show};
-use crate::bench::{self, BenchError, Common, DoorbellArgs, ResidentArgs, StagingArgs, Table};
+use crate::bench::{
+    self, BenchError, Common, DoorbellArgs, ResidentArgs, StagingArgs, Table, Tell,
+};
 use clap::{Subcommand, ValueEnum};
 use daq_core::units::{ByteSize, Span};
 use daq_core::wait::Wait;
@@ -180,6 +182,20 @@ enum WaitArg {
     Busy,
 }
 
+impl What {
+    const fn is_json(&self) -> bool {
+        match self {
+            Self::Staging { shared, .. }
+            | Self::Copybw { shared, .. }
+            | Self::Copylat { shared, .. }
+            | Self::Resident { shared, .. } => shared.json,
+            Self::Doorbell { json, .. }
+            | Self::Apiperf { json, .. }
+            | Self::Launch { json, .. } => *json,
+        }
+    }
+}
+
 impl Shared {
     fn common(&self) -> Common {
         Common {
@@ -198,7 +214,18 @@ fn bytes(sizes: &[ByteSize]) -> Vec<usize> {
 }
 
 pub(super) fn bench(args: &Args) -> u8 {
-    let (json, result) = match &args.what {
+    let mut told = Told::new(args.what.is_json());
+    match measure(&args.what, &mut |table| told.add(&table)) {
+        Ok(()) => told.end(),
+        Err(error) => {
+            eprintln!("error: {error}");
+            exit::UNAVAILABLE
+        }
+    }
+}
+
+fn measure(what: &What, tell: Tell<'_>) -> Result<(), BenchError> {
+    match what {
         What::Staging {
             shared,
             frames,
@@ -217,31 +244,25 @@ pub(super) fn bench(args: &Args) -> u8 {
                 },
                 soak: soak.map(|soak| (soak.0, *share)),
             };
-            (shared.json, bench::staging(&args))
+            bench::staging(&args, tell)
         }
         What::Copybw {
             shared,
             sizes,
             stores,
-        } => (
-            shared.json,
-            bench::bandwidth(&shared.common(), &bytes(sizes), &bytes(stores)),
-        ),
+        } => bench::bandwidth(&shared.common(), &bytes(sizes), &bytes(stores), tell),
         What::Copylat {
             shared,
             sizes,
             stores,
-        } => (
-            shared.json,
-            bench::latency(&shared.common(), &bytes(sizes), &bytes(stores)),
-        ),
+        } => bench::latency(&shared.common(), &bytes(sizes), &bytes(stores), tell),
         What::Doorbell {
             device,
             rounds,
             trips,
             sizes,
             frames,
-            json,
+            ..
         } => {
             let args = DoorbellArgs {
                 device: *device,
@@ -250,19 +271,19 @@ pub(super) fn bench(args: &Args) -> u8 {
                 sizes: bytes(sizes),
                 frames: bytes(frames),
             };
-            (*json, bench::doorbell(&args))
+            bench::doorbell(&args, tell)
         }
         What::Apiperf {
             device,
             rounds,
             sizes,
-            json,
+            ..
         } => {
             let sizes: Vec<_> = sizes
                 .iter()
                 .map(|size| usize::try_from(size.0).unwrap_or(usize::MAX).max(1))
                 .collect();
-            (*json, bench::apiperf(*device, (*rounds).max(1), &sizes))
+            bench::apiperf(*device, (*rounds).max(1), &sizes, tell)
         }
         What::Resident {
             shared,
@@ -277,36 +298,49 @@ pub(super) fn bench(args: &Args) -> u8 {
                 frames: frames.map(|frame| frame.next_multiple_of(16)).collect(),
                 file: file.clone(),
             };
-            (shared.json, bench::resident(&args))
+            bench::resident(&args, tell)
         }
         What::Launch {
             device,
             rounds,
             bursts,
             kernels,
-            json,
+            ..
         } => {
             let kernels: Vec<_> = kernels.iter().map(|count| (*count).max(1)).collect();
-            let result = bench::launch(*device, (*rounds).max(1), (*bursts).max(1), &kernels);
-            (*json, result)
+            bench::launch(*device, (*rounds).max(1), (*bursts).max(1), &kernels, tell)
         }
-    };
-    tell(json, result)
+    }
 }
 
-fn tell(json: bool, result: Result<Vec<Table>, BenchError>) -> u8 {
-    match result {
-        Ok(tables) if json => {
-            let tables: Vec<_> = tables.iter().map(Table::json).collect();
-            show(&(serde_json::to_string_pretty(&tables).unwrap_or_default() + "\n"))
+/// What was measured so far: text is shown at once, JSON at the end.
+struct Told {
+    is_json: bool,
+    tables: Vec<serde_json::Value>,
+    code: u8,
+}
+
+impl Told {
+    const fn new(is_json: bool) -> Self {
+        Self {
+            is_json,
+            tables: Vec::new(),
+            code: 0,
         }
-        Ok(tables) => {
-            let texts: Vec<_> = tables.iter().map(ToString::to_string).collect();
-            show(&texts.join("\n"))
+    }
+
+    fn add(&mut self, table: &Table) {
+        if !self.is_json {
+            let space = if self.tables.is_empty() { "" } else { "\n" };
+            self.code = self.code.max(show(&format!("{space}{table}")));
         }
-        Err(error) => {
-            eprintln!("error: {error}");
-            exit::UNAVAILABLE
+        self.tables.push(table.json());
+    }
+
+    fn end(self) -> u8 {
+        if !self.is_json {
+            return self.code;
         }
+        show(&(serde_json::to_string_pretty(&self.tables).unwrap_or_default() + "\n"))
     }
 }

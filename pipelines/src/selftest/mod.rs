@@ -170,9 +170,25 @@ pub fn gpu(options: &Options) -> Result<Report, CudaError> {
             }
         }
     }
+    // Why the checks that are left do not apply.
+    let mut given_up: Option<String> = None;
     for target in &targets {
         for check in CHECKS.iter().filter(|check| is_wanted(check.name)) {
-            report.add(target.way.entry(check.name, run(|| (check.run)(target))));
+            let outcome = match &given_up {
+                Some(why) => Outcome::Skipped(String::clone(why)),
+                None => run(|| (check.run)(target)),
+            };
+            report.add(target.way.entry(check.name, outcome));
+            // Whatever uses the device from then on fails, for this reason alone.
+            if given_up.is_none() && device.is_given_up() {
+                let Way {
+                    backend, memory, ..
+                } = target.way;
+                given_up = Some(format!(
+                    "the device was given up in {} of {backend}, {memory}; look at dmesg | grep -i xid, and run this check alone with --check and --backend",
+                    check.name
+                ));
+            }
         }
     }
     if is_wanted(LOST.0) {

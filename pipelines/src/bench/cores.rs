@@ -1,0 +1,115 @@
+//! Threads of a measurement, each on a core of its own.
+
+use super::BenchError;
+use daq_core::cuda::Device;
+use daq_core::topology::Topology;
+use std::thread::ScopedJoinHandle;
+
+/// Cores for the threads of a measurement. Asked for once, before any thread has one: a thread that was given a core,
+/// and those that it starts, may use no other.
+#[derive(Clone, Debug)]
+pub(super) struct Cores {
+    /// None where there are too few.
+    cores: Vec<usize>,
+    is_near: bool,
+}
+
+impl Cores {
+    /// The last `count` cores that the process may use of the GPU's node, or of all where that has too few.
+    pub(super) fn near(device: &Device, count: usize) -> Self {
+        let topology = Topology::detect();
+        let mut gpus = topology.gpus.iter();
+        let gpu = gpus.find(|gpu| gpu.ordinal == device.ordinal());
+        let node = gpu.and_then(|gpu| gpu.node);
+        let is_near = |core: usize| node.is_some() && topology.node_of(core) == node;
+        Self::of(&topology.cores, count, is_near)
+    }
+
+    fn of(all: &[usize], count: usize, is_near: impl Fn(usize) -> bool) -> Self {
+        let last = || all.iter().rev().copied();
+        let near: Vec<_> = last().filter(|core| is_near(*core)).take(count).collect();
+        let is_near = near.len() == count;
+        let cores = if is_near {
+            near
+        } else {
+            last().take(count).collect()
+        };
+        let cores = if cores.len() == count {
+            cores
+        } else {
+            Vec::new()
+        };
+        Self { cores, is_near }
+    }
+
+    /// Gives the calling thread the `n`-th of them; where there are too few it runs anywhere.
+    pub(super) fn take(&self, n: usize) {
+        if let Some(core) = self.cores.get(n)
+            && let Err(error) = daq_core::thread::pin(*core)
+        {
+            tracing::warn!("a measuring thread does not stay on core {core}: {error}");
+        }
+    }
+
+    /// Where the thread runs that takes the `n`-th.
+    pub(super) fn place(&self, n: usize) -> String {
+        match self.cores.get(n) {
+            Some(core) if self.is_near => format!("core {core}, on the GPU's node"),
+            Some(core) => format!("core {core}"),
+            None => "any core".to_owned(),
+        }
+    }
+
+    /// Does `work` on the first of them, by a thread of its own: the caller's may start others, which inherit no core.
+    pub(super) fn first<T: Send>(
+        &self,
+        work: impl FnOnce() -> Result<T, BenchError> + Send,
+    ) -> Result<T, BenchError> {
+        std::thread::scope(|scope| {
+            joined(scope.spawn(|| {
+                self.take(0);
+                work()
+            }))
+        })
+    }
+}
+
+/// What a thread of a measurement came to.
+pub(super) fn joined<T>(
+    thread: ScopedJoinHandle<'_, Result<T, BenchError>>,
+) -> Result<T, BenchError> {
+    thread.join().unwrap_or_else(|_| {
+        Err(BenchError::Thread(
+            "a measuring thread panicked; this is a defect of daq".to_owned(),
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_the_last_of_the_node_or_of_all_or_none() {
+        let all = [0, 1, 2, 3, 8, 9];
+        let of = |count| Cores::of(&all, count, |core| core < 4);
+        assert_eq!(of(3).cores, [3, 2, 1]);
+        assert_eq!(of(3).place(0), "core 3, on the GPU's node");
+        assert_eq!(of(5).cores, [9, 8, 3, 2, 1]);
+        assert_eq!(of(5).place(4), "core 1");
+        assert_eq!(
+            (of(7).cores.len(), of(7).place(0).as_str()),
+            (0, "any core")
+        );
+    }
+
+    #[test]
+    fn a_panic_of_a_thread_is_an_error() {
+        let cores = Cores {
+            cores: Vec::new(),
+            is_near: false,
+        };
+        let done = cores.first(|| -> Result<(), _> { panic!("for the test") });
+        assert!(done.unwrap_err().to_string().contains("panicked"));
+    }
+}
