@@ -317,8 +317,8 @@ fn kernels_that_stay_are_measured_in_the_engine() {
 /// Of an engine that fails there are no figures, but its reason; what was measured before is shown.
 #[test]
 fn an_engine_that_fails_is_told_in_place_of_figures() {
-    // In the frames by one thread, by two, beside copies and in those whose rate is measured.
-    for (frame, tables) in [(100, 0), (700, 0), (1200, 1), (6000, 2)] {
+    // In the frames that another thread commits, and in those whose rate is measured.
+    for (frame, tables) in [(60, 0), (1000, 2)] {
         let options = format!("fail-async=resident@{frame}:700");
         let simulated = Simulated::new(&options).with_gdr("").with_compiler();
         let done = daq(&simulated).cli(&RESIDENT);

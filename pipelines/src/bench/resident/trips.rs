@@ -63,13 +63,13 @@ impl Ends {
         Ok(took.as_secs_f64() * 1e6)
     }
 
-    /// `trips` of them behind some that are not counted.
+    /// `trips` of them behind as many at most that are not counted.
     fn trips(
         &mut self,
         trips: usize,
         mut step: impl FnMut() -> Result<(), BenchError>,
     ) -> Result<Vec<f64>, BenchError> {
-        for _ in 0..WARM {
+        for _ in 0..WARM.min(trips) {
             self.trip(&mut step)?;
         }
         (0..trips).map(|_| self.trip(&mut step)).collect()
