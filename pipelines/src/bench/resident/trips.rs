@@ -136,7 +136,8 @@ impl Running {
             let done = cores.first(|| {
                 let times = ends.trips(trips, watched);
                 // The engine's thread ends with its source.
-                let Ends { made, .. } = ends;
+                let made = ends.made;
+                drop(ends);
                 times.map(|times| (times, made))
             });
             // Why the engine failed says more than that there is no result.
