@@ -148,9 +148,10 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
         );
     }
     for refused in &region.granted().refused {
-        match region.mapping() {
-            Some(_) => tracing::debug!("ring {}: {refused}", planned.name),
-            None => tracing::warn!("ring {}: {refused}", planned.name),
+        if region.mapping().is_some() {
+            tracing::debug!("ring {}: {refused}", planned.name);
+        } else {
+            tracing::warn!("ring {}: {refused}", planned.name);
         }
     }
     tracing::debug!("ring {}: {:?}", planned.name, region.granted());

@@ -358,22 +358,14 @@ impl Kernel for Resident {
         if !running.end.is_done() {
             return Ok(());
         }
-        match running.end.failure() {
-            Some(error) => {
-                self.credits.fail(error.clone());
-                Err(KernelError::Cuda(error))
-            }
-            None => {
-                let error = CudaError {
-                    what: "a kernel that stays on its GPU".to_owned(),
-                    code: 0,
-                    name: "it has ended although nobody told it to".to_owned(),
-                    detail: "on_frame must return, not exit".to_owned(),
-                };
-                self.credits.fail(error.clone());
-                Err(KernelError::Cuda(error))
-            }
-        }
+        let error = running.end.failure().unwrap_or_else(|| CudaError {
+            what: "a kernel that stays on its GPU".to_owned(),
+            code: 0,
+            name: "it has ended although nobody told it to".to_owned(),
+            detail: "on_frame must return, not exit".to_owned(),
+        });
+        self.credits.fail(error.clone());
+        Err(KernelError::Cuda(error))
     }
 
     fn hung(&self) -> Option<String> {
