@@ -264,7 +264,7 @@ fn kernels_that_stay_are_measured_in_the_engine() {
     let simulated = Simulated::new("memory=1GiB").with_gdr("").with_compiler();
     let done = daq(&simulated).cli(&with(&RESIDENT, &["--json"]));
     let tables = json(&done.ok());
-    assert_eq!(tables.as_array().unwrap().len(), 3, "{tables:#}");
+    assert_eq!(tables.as_array().unwrap().len(), 4, "{tables:#}");
     let text = |rows: &[Value], column: &str| -> Vec<String> {
         let texts = rows.iter().map(|row| row[column].as_str().unwrap());
         texts.map(str::to_owned).collect()

@@ -2,6 +2,7 @@
 //! result in the output ring, alone and beside copies at full rate; and how many frames a second.
 
 mod line;
+mod packets;
 mod rate;
 mod trips;
 
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// Threads at a time that have a core of their own: the measuring one, the engine's, a source's.
 const THREADS: usize = 3;
+/// Bytes of the largest packet that is sent.
+const PACKET: usize = 8 << 10;
 /// Teams that their rate is measured with.
 const TEAMS: [u32; 4] = [1, 8, 32, 64];
 /// Bytes of the frames, and of the memory on either side, of the copies beside.
@@ -53,6 +56,7 @@ pub fn resident(args: &ResidentArgs, tell: Tell<'_>) -> Result<(), BenchError> {
     tell(latencies(&bench, args)?);
     tell(beside(&bench, args)?);
     tell(rates(&bench, args)?);
+    tell(packets(&bench, args)?);
     Ok(())
 }
 
@@ -189,6 +193,32 @@ fn beside(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
             Cell::Number(median(alone) / 1e9, 2),
             Cell::Number(median(both) / most, 3),
         ]);
+    }
+    Ok(table)
+}
+
+fn packets(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
+    let sizes = args.frames.iter().copied();
+    let sizes: Vec<_> = sizes.filter(|frame| *frame <= PACKET).collect();
+    let mut figures = vec![Figures::default(); sizes.len()];
+    for _ in 0..args.common.rounds {
+        for (&size, figures) in sizes.iter().zip(&mut figures) {
+            figures.add(&bench.packets(size, args.trips / 8)?);
+        }
+    }
+    let mut table = Table::new(
+        format!(
+            "{}: microseconds from a packet's sending over loopback to its result, {} packets, medians of {}",
+            bench.device.name(),
+            args.trips / 8,
+            args.common.rounds
+        ),
+        &["payload", "p50", "p99", "p99.9"],
+    );
+    for (size, figures) in sizes.iter().zip(&figures) {
+        let [p50, p99, p999] = figures.cells();
+        let size = ByteSize(*size as u64).to_string();
+        table.row(vec![size.into(), p50, p99, p999]);
     }
     Ok(table)
 }

@@ -47,6 +47,12 @@ pub(super) struct Line {
     pub(super) control: Arc<Control>,
 }
 
+/// Threads of a block for frames of `frame` bytes.
+pub(super) fn threads(frame: usize) -> u32 {
+    let threads = (frame / THREAD).next_multiple_of(32).clamp(32, 256);
+    u32::try_from(threads).unwrap_or(256)
+}
+
 /// A directory for the code, which is removed at the end.
 pub(super) struct Scratch(PathBuf);
 
@@ -71,6 +77,10 @@ impl Scratch {
         code.and_then(|code| std::fs::write(path.join("touch.cu"), code))
             .map_err(failed)?;
         Ok(scratch)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
     }
 }
 
@@ -163,9 +173,8 @@ impl Bench {
         dispatch: Dispatch,
         rings: Option<(&Ring, &Ring)>,
     ) -> Result<Box<dyn Kernel>, BenchError> {
-        let threads = (frame / THREAD).next_multiple_of(32).clamp(32, 256);
         let keys = FileKernel {
-            threads: u32::try_from(threads).unwrap_or(256),
+            threads: threads(frame),
             blocks: Some(1),
             teams: Some(teams),
             frame: FrameKeys {
