@@ -15,7 +15,8 @@
 //!
 //! # Guarantees
 //! - Any offset and any size can be copied; alignment is this module's business.
-//! - Stores through one [`Stores`] have left the CPU when it is fenced or dropped, in that order for the GPU.
+//! - Stores through one [`Stores`] have left the CPU when it is fenced or dropped. The GPU finds what was stored before a
+//!   fence when it finds what was stored after it; between fences there is no order.
 //! - A mapping is never used after its memory is freed (the types see to it), in a process that was forked, or after
 //!   its device was lost: that is an error ([`MappedError`]).
 //! - Memory that is mapped is mapped once more by [`Mapped::again`] alone, where the backend can.

@@ -14,7 +14,7 @@ use std::time::Duration;
 const FILE: &str = "staging.json";
 /// Copies in flight together should take this long, so that a thread can sleep meanwhile.
 const SLACK: Duration = Duration::from_micros(400);
-/// Where the copy engine overtakes stores of the CPU on most machines; nobody measured it on one without a mapping.
+/// Where the copy engine overtakes stores of the CPU on most machines; taken where it was not measured.
 pub const USUAL_CUT_OVER: usize = 128 << 10;
 /// More than that it is on none.
 const MOST_CUT_OVER: usize = 1 << 30;
