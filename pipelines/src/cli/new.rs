@@ -128,7 +128,7 @@ const READER: &str = "\
 
 /// The keys that every kernel has beside those.
 const KERNEL: &str = "\
-# dispatch = \"launch\"    # on a GPU: one launch a burst, the only way
+# dispatch = \"launch\"    # on a GPU: one launch a burst; \"persistent\": your own .cu stays there and waits
 ";
 
 fn declare(text: &mut String, ring: &str) {
