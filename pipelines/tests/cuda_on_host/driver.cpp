@@ -19,6 +19,7 @@ constexpr size_t SHARED = 227 << 10;
 constexpr size_t GUARD = 256;
 constexpr unsigned char GUARD_BYTE = 0xa5;
 
+Dim threadIdx, blockIdx, blockDim, gridDim;
 alignas(16) unsigned char dynamic_shared[SHARED + GUARD];
 
 static void check_guard(const unsigned char* guard, const char* what) {
