@@ -228,30 +228,27 @@ impl Function {
 
     /// Blocks of `grid` that the device can run side by side.
     pub fn blocks_at_a_time(&self, grid: &Grid) -> Result<u32, CudaError> {
-        let device = self.module.device;
-        device.enter()?;
-        let threads: u32 = grid.threads.iter().product();
-        let threads = i32::try_from(threads).unwrap_or(i32::MAX);
-        // SAFETY: the module is alive.
-        let blocks =
-            unsafe { cuda::blocks_a_multiprocessor(self.raw, threads, grid.shared as usize) }
-                .doing(|| format!("asking for the blocks of {}", self.module.name))?;
-        let all = blocks.max(0) * device.attributes().multiprocessors.max(0);
-        Ok(all.cast_unsigned())
+        let multiprocessors = self.module.device.attributes().multiprocessors;
+        Ok(self.resident_blocks(grid)? * multiprocessors.max(0).cast_unsigned())
     }
 
     /// The part of a multiprocessor's threads that blocks of `grid` can keep occupied, 0 to 1.
     pub fn occupancy(&self, grid: &Grid) -> Result<f64, CudaError> {
-        let device = self.module.device;
-        device.enter()?;
+        let threads: u32 = grid.threads.iter().product();
+        let all = self.module.device.attributes().threads_a_multiprocessor;
+        let blocks = self.resident_blocks(grid)?;
+        Ok(f64::from(blocks) * f64::from(threads) / f64::from(all.max(1)))
+    }
+
+    /// Blocks of `grid` that one multiprocessor can hold.
+    fn resident_blocks(&self, grid: &Grid) -> Result<u32, CudaError> {
+        self.module.device.enter()?;
         let threads: u32 = grid.threads.iter().product();
         let threads = i32::try_from(threads).unwrap_or(i32::MAX);
         // SAFETY: the module is alive.
-        let blocks =
-            unsafe { cuda::blocks_a_multiprocessor(self.raw, threads, grid.shared as usize) }
-                .doing(|| format!("asking for the occupancy of {}", self.module.name))?;
-        let all = f64::from(device.attributes().threads_a_multiprocessor.max(1));
-        Ok(f64::from(blocks) * f64::from(threads) / all)
+        unsafe { cuda::blocks_a_multiprocessor(self.raw, threads, grid.shared as usize) }
+            .map(|blocks| blocks.max(0).cast_unsigned())
+            .doing(|| format!("asking for the occupancy of {}", self.module.name))
     }
 
     /// Puts the kernel on a stream.
