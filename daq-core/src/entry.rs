@@ -9,6 +9,7 @@ use crate::kernel::KernelSpec;
 use crate::layout::Layout;
 use crate::sink::SinkSpec;
 use crate::source::{Producers, SourceError};
+use crate::topology::Wish;
 use crate::window::Geometry;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
@@ -165,6 +166,25 @@ pub struct SourceContext {
     pub geometry: Geometry,
 }
 
+/// What a DMA engine asks of the plan, as far as it is known without opening its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineNeeds {
+    /// Its device's place in the PCI tree, as in `0000:3b:00.0`; `None` for a model that has none.
+    pub device: Option<String>,
+    /// Whether it is to write into a GPU's memory.
+    pub wish: Wish,
+    /// Why its device cannot be given a GPU's memory; `None` where it can.
+    pub host_only: Option<String>,
+    /// Whether its last write can ring the doorbell of a kernel that stays on its GPU.
+    pub rings: bool,
+    /// Slots are a multiple of so many bytes, a power of two.
+    pub alignment: usize,
+    /// Most bytes of a slot.
+    pub max_slot: usize,
+    /// Most slots of its ring.
+    pub max_slots: usize,
+}
+
 /// A source's declared and checked configuration.
 pub trait SourceSpec: Send + Sync {
     /// What it claims.
@@ -192,10 +212,9 @@ pub trait SourceSpec: Send + Sync {
     /// Whether it waits for slots (a file, a free-running simulator) or must go on without (a socket).
     fn holdable(&self) -> bool;
 
-    /// Whether it is an engine that can ring a kernel's doorbell with its last write
-    /// ([`Caps::rings`](crate::source::Caps)).
-    fn rings(&self) -> bool {
-        false
+    /// What its DMA engine asks of the plan; `None` for sources that are no engines.
+    fn engine(&self) -> Option<EngineNeeds> {
+        None
     }
 
     /// Threads that it runs on.

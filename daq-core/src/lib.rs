@@ -14,12 +14,14 @@
 //! | [`doorbell`] | words between the CPU and a resident kernel |
 //! | [`staging`] | copies between rings in host memory and rings on a GPU |
 //! | [`ledger`] | counters and the equations between them |
+//! | [`dma`] | devices that write memory by themselves |
 //! | [`source`], [`kernel`], [`sink`] | the seams |
 //! | [`entry`] | what a driver, kernel or sink tells of itself |
 //! | [`config`], [`units`] | TOML with spans, errors that teach |
 
 pub mod config;
 pub mod cuda;
+pub mod dma;
 pub mod doorbell;
 pub mod entry;
 pub mod frame;

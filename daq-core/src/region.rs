@@ -10,6 +10,7 @@ use crate::mapped::{Backend, Mapped, Unmappable, Writer};
 use crate::sys::memory;
 use rustix::io::Errno;
 use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -67,6 +68,8 @@ pub struct HostOptions {
     pub lock: bool,
     /// Use hugepages: the kernel's pool where it has enough, transparent ones else.
     pub huge: bool,
+    /// Back it by a file in memory ([`Region::file`]), so that another process can map it too; without pool hugepages.
+    pub shared: bool,
 }
 
 /// What a host region got of what it wished.
@@ -94,8 +97,8 @@ pub trait Registration: Send {
 
 /// What a region's memory is, and who frees it.
 enum Backing {
-    /// A mapping of this process, which the region unmaps.
-    Host,
+    /// A mapping of this process, which the region unmaps, and the file behind it, if there is one.
+    Host(Option<OwnedFd>),
     /// Memory of a GPU, which frees itself.
     Cuda(Memory),
     /// The same that the CPU can store to.
@@ -142,7 +145,16 @@ impl Region {
         };
         let wants_huge = options.huge && bytes >= HUGE_PAGE;
         let length = bytes.next_multiple_of(if wants_huge { HUGE_PAGE } else { PAGE });
-        let pool = wants_huge
+        let map = |source| RegionError::Map {
+            bytes: length,
+            source,
+        };
+        let file = options
+            .shared
+            .then(|| memory::file(length))
+            .transpose()
+            .map_err(map)?;
+        let pool = (wants_huge && file.is_none())
             .then(|| memory::map(length, true))
             .and_then(Result::ok);
         let address = match pool {
@@ -150,10 +162,11 @@ impl Region {
                 granted.pages = "hugetlb";
                 address
             }
-            None => memory::map(length, false).map_err(|source| RegionError::Map {
-                bytes: length,
-                source,
-            })?,
+            None => match &file {
+                Some(file) => memory::map_file(file, length),
+                None => memory::map(length, false),
+            }
+            .map_err(map)?,
         };
         if wants_huge && pool.is_none() {
             match memory::advise_huge(address, length) {
@@ -189,7 +202,7 @@ impl Region {
             bytes: length,
             placement: Placement::Host,
             granted,
-            backing: Backing::Host,
+            backing: Backing::Host(file),
             registrations: Mutex::new(Vec::new()),
         }))
     }
@@ -277,11 +290,34 @@ impl Region {
         self.address
     }
 
+    /// Where the CPU reaches the first byte: of host memory, or of a GPU's through a mapping; `None` where it cannot.
+    ///
+    /// A device may write there at any time; whoever reads or writes does it by copies that allow for that.
+    pub fn cpu_address(&self) -> Option<NonNull<u8>> {
+        match &self.backing {
+            Backing::Host(_) => Some(self.address),
+            Backing::Mapped(mapped) => Some(mapped.cpu_address()),
+            Backing::Cuda(_) => None,
+            #[cfg(test)]
+            Backing::Pretended => None,
+        }
+    }
+
+    /// The file whose first bytes a host region is, where it was made [`shared`](HostOptions::shared).
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.backing {
+            Backing::Host(file) => file.as_ref().map(AsFd::as_fd),
+            Backing::Cuda(_) | Backing::Mapped(_) => None,
+            #[cfg(test)]
+            Backing::Pretended => None,
+        }
+    }
+
     /// The GPU's memory, as CUDA allocated it; `None` for host regions and those that the CPU can store to.
     pub fn memory(&self) -> Option<&Memory> {
         match &self.backing {
             Backing::Cuda(memory) => Some(memory),
-            Backing::Host | Backing::Mapped(_) => None,
+            Backing::Host(_) | Backing::Mapped(_) => None,
             #[cfg(test)]
             Backing::Pretended => None,
         }
@@ -291,7 +327,7 @@ impl Region {
     pub fn mapping(&self) -> Option<&Arc<Mapped>> {
         match &self.backing {
             Backing::Mapped(mapped) => Some(mapped),
-            Backing::Host | Backing::Cuda(_) => None,
+            Backing::Host(_) | Backing::Cuda(_) => None,
             #[cfg(test)]
             Backing::Pretended => None,
         }
@@ -331,7 +367,7 @@ impl Drop for Region {
             registrations: std::mem::take(registrations),
             mapping: match self.backing {
                 Backing::Cuda(_) | Backing::Mapped(_) => None,
-                Backing::Host => Some((self.address, self.bytes)),
+                Backing::Host(_) => Some((self.address, self.bytes)),
                 #[cfg(test)]
                 Backing::Pretended => Some((self.address, self.bytes)),
             },
@@ -392,6 +428,7 @@ mod tests {
                 lock: true,
                 huge: true,
                 node: Some(0),
+                ..HostOptions::default()
             },
         )
         .unwrap();

@@ -5,6 +5,8 @@ pub mod pci;
 use crate::cuda::{Device, Identity};
 use crate::mapped::{self, Backend};
 use pci::{Link, PciFacts};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// A NUMA node.
@@ -104,6 +106,19 @@ pub struct Far {
     pub node: u32,
     /// The GPU's node.
     pub gpu: u32,
+}
+
+/// Whether a device is to write into a GPU's memory by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Wish {
+    /// Where the machine's topology lets it, and the start proves it.
+    #[default]
+    Auto,
+    /// Even where the topology speaks against it; still proved at the start.
+    Direct,
+    /// Never.
+    Staged,
 }
 
 /// The machine.

@@ -1,7 +1,9 @@
 //! Sources of daq.
 
+pub mod cards;
 pub mod datagram;
 pub mod format;
+pub mod fpga;
 pub mod list;
 pub mod pcap;
 pub mod replay;

@@ -369,6 +369,13 @@ impl Mapped {
         self.cpu
     }
 
+    /// Where the CPU reaches the first byte, for whoever hands the mapping on to a device.
+    ///
+    /// Stores through this address pass by every check of this module.
+    pub const fn cpu_address(&self) -> NonNull<u8> {
+        self.cpu
+    }
+
     /// What made it.
     pub const fn backend(&self) -> Backend {
         self.backend

@@ -179,7 +179,7 @@ fn no_device(config: &Config, wiring: &Wiring, ring: &str) -> Option<String> {
         }
         Filler::Source(i) => {
             let source = &config.sources[*i];
-            (!source.spec.rings()).then(|| {
+            (!source.spec.engine().is_some_and(|engine| engine.rings)).then(|| {
                 format!(
                     "source `{}` ({}) fills ring `{ring}` and has no engine that can",
                     source.name(),

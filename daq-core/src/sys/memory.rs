@@ -1,8 +1,9 @@
 //! Anonymous mappings: reserve, place, lock, free.
 
+use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 /// The kernel's name for "prefer this node, fall back to others" (`linux/mempolicy.h`).
@@ -26,6 +27,13 @@ pub fn map(bytes: usize, huge: bool) -> Result<NonNull<u8>, Errno> {
         )
     }?;
     Ok(NonNull::new(address.cast()).expect("mmap never returns null for a null hint"))
+}
+
+/// A file of `bytes` zeroes that exists in memory alone.
+pub fn file(bytes: usize) -> Result<OwnedFd, Errno> {
+    let file = rustix::fs::memfd_create("daq", MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&file, bytes as u64)?;
+    Ok(file)
 }
 
 /// Maps the first `bytes` bytes of what a descriptor refers to, shared with everybody else who maps it.

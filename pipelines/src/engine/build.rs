@@ -107,6 +107,7 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
                 node: planned.node,
                 lock: planned.lock,
                 huge: planned.huge,
+                ..HostOptions::default()
             };
             let region = Region::host(bytes, host)?;
             let copies = &mut plan.copies.iter();

@@ -1,7 +1,9 @@
 //! Kernels that stay on their GPU, and rings that the CPU stores to.
 
 use super::*;
+use crate::entry::EngineNeeds;
 use crate::mapped::Backend;
+use crate::topology::Wish;
 
 /// A kernel that can stay, on the CPU too if it says so.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -51,8 +53,16 @@ impl SourceSpec for Ringing {
         true
     }
 
-    fn rings(&self) -> bool {
-        true
+    fn engine(&self) -> Option<EngineNeeds> {
+        Some(EngineNeeds {
+            device: None,
+            wish: Wish::Auto,
+            host_only: None,
+            rings: true,
+            alignment: 1,
+            max_slot: usize::MAX,
+            max_slots: usize::MAX,
+        })
     }
 
     fn build(&self, _: &SourceContext) -> Result<Producers, SourceError> {

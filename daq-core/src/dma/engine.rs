@@ -1,0 +1,206 @@
+//! The seam of DMA engines.
+
+use super::DmaDevice;
+use crate::frame::Timestamp;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What an engine can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Whether it stops when it has no credits; else it goes round and overwrites.
+    pub holdable: bool,
+    /// Bits of the count of finished transfers that it can write, as the last write of each transfer, to an address of our
+    /// choosing ([`Slots::bell`]); 0 if it cannot.
+    pub bell_bits: u32,
+    /// Whether it reports the length of each frame.
+    pub end_of_packet: bool,
+    /// Alignment of slot addresses in bytes, a power of two.
+    pub alignment: usize,
+    /// Most bytes of one slot.
+    pub max_transfer: usize,
+    /// Most slots of a ring.
+    pub max_slots: usize,
+}
+
+/// The ring that an engine fills: transfer `n` since it was armed goes to slot `(first + n) % addresses.len()`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// Every slot, as the device sees it.
+    pub addresses: Vec<u64>,
+    /// Bytes of each.
+    pub bytes: usize,
+    /// The slot that is filled first.
+    pub first: usize,
+    /// Where the device is to write its count of finished transfers, as a 32-bit little-endian word of which the low
+    /// [`Caps::bell_bits`] count; `None` = nowhere but where the engine itself looks.
+    pub bell: Option<u64>,
+}
+
+/// One slot that an engine has filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// Valid bytes.
+    pub length: usize,
+    /// Whether the device says that the payload is damaged.
+    pub is_bad: bool,
+    /// When.
+    pub timestamp: Timestamp,
+}
+
+/// The completions that one poll yields, in slot order; holds a fixed number without allocating.
+#[derive(Debug)]
+pub struct Completions {
+    done: Vec<Done>,
+    overrun: u64,
+    faults: Vec<u64>,
+}
+
+impl Completions {
+    /// Room for `capacity` completions a poll, of an engine that knows `faults` kinds of fault ([`Engine::faults`]).
+    pub fn new(capacity: usize, faults: usize) -> Self {
+        Self {
+            done: Vec::with_capacity(capacity),
+            overrun: 0,
+            faults: vec![0; faults],
+        }
+    }
+
+    /// Adds one; false if there is no room, and the engine must report it at the next poll.
+    pub fn push(&mut self, done: Done) -> bool {
+        let room = self.room() > 0;
+        if room {
+            self.done.push(done);
+        }
+        room
+    }
+
+    /// Completions that still fit.
+    pub fn room(&self) -> usize {
+        self.done.capacity() - self.done.len()
+    }
+
+    /// Counts transfers that were overwritten before this poll saw them: they come before those that are
+    /// [pushed](Self::push).
+    pub fn skip(&mut self, transfers: u64) {
+        debug_assert!(self.done.is_empty(), "skipped transfers come first");
+        self.overrun += transfers;
+    }
+
+    /// Counts a fault that the engine goes on after, by its place in [`Engine::faults`].
+    ///
+    /// # Panics
+    /// If the engine does not know that many.
+    pub fn fault(&mut self, kind: usize) {
+        self.faults[kind] += 1;
+    }
+
+    /// The completions.
+    pub fn as_slice(&self) -> &[Done] {
+        &self.done
+    }
+
+    /// Transfers that were overwritten before this poll saw them.
+    pub const fn overrun(&self) -> u64 {
+        self.overrun
+    }
+
+    /// How often each fault was met, in the order of [`Engine::faults`].
+    pub fn faults(&self) -> &[u64] {
+        &self.faults
+    }
+
+    /// Empties the list.
+    pub fn clear(&mut self) {
+        self.done.clear();
+        self.overrun = 0;
+        self.faults.fill(0);
+    }
+}
+
+/// Why an engine does not go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The device is not what the configuration says, or cannot do what is asked of it.
+    #[error("{device}: {why}")]
+    Unfit {
+        /// The device.
+        device: String,
+        /// What was found, what was expected, what helps.
+        why: String,
+    },
+    /// The engine stopped with error bits. It may be armed again.
+    #[error("{device}: {engine} stopped: {}", .faults.join(", "))]
+    Faulted {
+        /// The device.
+        device: String,
+        /// The engine.
+        engine: &'static str,
+        /// The bits, as [`Engine::faults`] names them.
+        faults: Vec<&'static str>,
+    },
+    /// The device is not there any more: its registers read all ones, or its connection has closed.
+    #[error(
+        "{device} is gone; look whether it was removed or has lost its link: dmesg | tail; lspci -s {device}"
+    )]
+    Gone {
+        /// The device.
+        device: String,
+    },
+    /// Memory could not be given to the device.
+    #[error(transparent)]
+    Dma(#[from] super::DmaError),
+}
+
+/// An engine that would not stop: it must be cut off before its slots are unmapped.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{engine} still runs {waited:?} after it was told to stop")]
+pub struct Stuck {
+    /// The engine.
+    pub engine: String,
+    /// How long it was given.
+    pub waited: Duration,
+}
+
+/// A producer that is given the addresses of all slots once and fills them by itself.
+///
+/// `poll`, `credit` and `lapsed` are the data path: no allocation, no lock, at most one register read a call where the
+/// device offers nothing else. An engine that is dropped must leave nothing in flight.
+pub trait Engine: Send {
+    /// The engine's name, as in configuration.
+    fn name(&self) -> &'static str;
+
+    /// The device that it belongs to.
+    fn device(&self) -> &Arc<dyn DmaDevice>;
+
+    /// What the engine can do.
+    fn caps(&self) -> Caps;
+
+    /// The names of all faults that it can report, in the order of [`Completions::fault`].
+    fn faults(&self) -> &'static [&'static str];
+
+    /// Programs the ring and starts, without credits. It is not armed when this is called.
+    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError>;
+
+    /// Collects what has been filled since the last call; never waits.
+    fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError>;
+
+    /// Lets the engine fill `slots` further slots; without effect where it cannot be held back.
+    fn credit(&mut self, slots: u32);
+
+    /// How many transfers since it was armed may have been overwritten, or be being overwritten, by now; reads the
+    /// device. 0 for an engine that is held back.
+    fn lapsed(&mut self) -> Result<u64, EngineError> {
+        Ok(0)
+    }
+
+    /// Waits until the device interrupts or `limit` has passed; true if it waited, false where there are no interrupts.
+    fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
+        let _ = limit;
+        Ok(false)
+    }
+
+    /// Stops it and returns once no transfer is in flight; without effect where it is not armed. What is finished until
+    /// then can still be polled.
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck>;
+}

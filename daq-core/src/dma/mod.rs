@@ -1,0 +1,44 @@
+//! DMA: devices that write memory by themselves, and who says when they may.
+//!
+//! ```text
+//!   Region ──▶ DmaMap ──▶ Armed ──quiesced──▶ Idle ──▶ DmaMap ──▶ Region freed
+//!              mapped for   the engine may       nothing is      unmapped
+//!              the device   write its slots      in flight
+//! ```
+//! An [`Engine`] is given the addresses of all slots once, yields completions, takes credits and says whether it can be
+//! held back. It belongs to a [`DmaDevice`], which makes memory reachable for it and can cut it off.
+//!
+//! # Guarantees
+//! - Memory that an engine was armed with is unmapped only after the engine is quiet, and freed only after it is unmapped:
+//!   [`Armed`] owns the map, and gives it back by [`Armed::stop`] alone.
+//! - An engine that does not stop in time is cut off (bus mastering, then a reset) before anything is unmapped; where
+//!   even that fails the memory is kept until the process ends.
+//!
+//! What an engine writes cannot be taken from under it:
+//!
+//! ```compile_fail,E0382
+//! use daq_core::dma::{Armed, DmaMap, Engine, Slots};
+//! fn free_under_it(engine: Box<dyn Engine>, memory: DmaMap, slots: Slots) {
+//!     let armed = Armed::arm(engine, memory, &slots);
+//!     drop(memory);
+//! }
+//! ```
+//! ```compile_fail,E0505
+//! use daq_core::dma::Armed;
+//! fn stop_while_polled(armed: Armed) {
+//!     let engine = armed.caps();
+//!     let map = armed.memory();
+//!     armed.stop(std::time::Duration::ZERO);
+//!     map.address();
+//! }
+//! ```
+
+mod armed;
+mod buffer;
+mod device;
+mod engine;
+
+pub use armed::{Armed, Idle, Refused};
+pub use buffer::DmaBuffer;
+pub use device::{DmaDevice, DmaError, DmaMap};
+pub use engine::{Caps, Completions, Done, Engine, EngineError, Slots, Stuck};

@@ -1,0 +1,79 @@
+//! PCI devices made of software, for those who have no card on their desk.
+//!
+//! ```text
+//!   Card (registers, a step of work) ──▶ server: a vfio-user socket, for another process
+//!                                    └─▶ inproc: a device in this process
+//! ```
+//! A card knows nothing of how it is reached. Cards are written from what vendors tell of theirs, independently of the
+//! drivers in [`crate::fpga`]: no constant is shared, so that a mistake does not cancel itself.
+
+use std::time::Duration;
+
+/// The most base address registers of a PCI device.
+pub const BARS: usize = 6;
+
+/// What a card shows in its configuration space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Vendor, device, subsystem vendor, subsystem.
+    pub ids: [u16; 4],
+    /// Class, subclass and programming interface: 24 bits.
+    pub class: u32,
+    /// Bytes of each base address register, 0 or a power of two of at least 4 KiB; all are 32-bit memory.
+    pub bars: [u32; BARS],
+    /// Interrupt vectors (MSI-X), 0 to 32.
+    pub vectors: u16,
+}
+
+/// A card reached for memory that nobody has given it, or that it may not reach: bus mastering is off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{bytes} bytes at {address:#x} are not the card's to reach")]
+pub struct Fault {
+    /// The device address.
+    pub address: u64,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+/// The machine, as a card reaches it. Every access is refused while bus mastering is off.
+pub trait Host {
+    /// Writes memory, in the order of calls.
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault>;
+
+    /// Reads memory.
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault>;
+
+    /// Raises an interrupt vector, after all writes before; without effect while it is not connected.
+    fn interrupt(&self, vector: u16);
+}
+
+/// When a card has work again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// At once.
+    Busy,
+    /// After so much time, or after an access to its registers.
+    After(Duration),
+    /// After an access to its registers.
+    Idle,
+    /// Never: it was pulled out. Every register reads all ones from now on, and nothing is written any more.
+    Removed,
+}
+
+/// A PCI device made of software. All calls come from one thread at a time.
+pub trait Card: Send {
+    /// What it shows.
+    fn identity(&self) -> Identity;
+
+    /// The register at `offset`, a multiple of 4, of base address register `bar`.
+    fn read(&mut self, bar: usize, offset: u64) -> u32;
+
+    /// Sets a register. What follows from it may be done here or in the next step.
+    fn write(&mut self, bar: usize, offset: u64, value: u32, host: &dyn Host);
+
+    /// Everything as after power-on.
+    fn reset(&mut self);
+
+    /// Does a bounded piece of work: at most some hundred microseconds.
+    fn step(&mut self, host: &dyn Host) -> Step;
+}

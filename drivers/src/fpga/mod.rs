@@ -1,0 +1,3 @@
+//! The source `fpga`: a card's DMA engine, driven from user space.
+
+pub mod device;
