@@ -5,6 +5,7 @@
 //! derived from them.
 
 use crate::config::{Diagnostics, Problem, Section};
+use crate::dma::FrameSequence;
 use crate::kernel::KernelSpec;
 use crate::layout::Layout;
 use crate::sink::SinkSpec;
@@ -177,6 +178,8 @@ pub struct EngineNeeds {
     pub host_only: Option<String>,
     /// Whether its last write can ring the doorbell of a kernel that stays on its GPU.
     pub rings: bool,
+    /// The faults that it can report by name ([`Engine::faults`](crate::dma::Engine::faults)).
+    pub faults: &'static [&'static str],
     /// Slots are a multiple of so many bytes, a power of two.
     pub alignment: usize,
     /// Most bytes of a slot.
@@ -214,6 +217,11 @@ pub trait SourceSpec: Send + Sync {
 
     /// What its DMA engine asks of the plan; `None` for sources that are no engines.
     fn engine(&self) -> Option<EngineNeeds> {
+        None
+    }
+
+    /// Where its engine's frames carry sequence numbers; `None` where they carry none, or it is no engine.
+    fn frame_sequence(&self) -> Option<FrameSequence> {
         None
     }
 

@@ -52,6 +52,8 @@ pub struct Done {
 #[derive(Debug)]
 pub struct Completions {
     done: Vec<Done>,
+    /// Completions that are wanted, at most as many as there is room for.
+    limit: usize,
     overrun: u64,
     faults: Vec<u64>,
 }
@@ -61,6 +63,7 @@ impl Completions {
     pub fn new(capacity: usize, faults: usize) -> Self {
         Self {
             done: Vec::with_capacity(capacity),
+            limit: capacity,
             overrun: 0,
             faults: vec![0; faults],
         }
@@ -77,7 +80,7 @@ impl Completions {
 
     /// Completions that still fit.
     pub fn room(&self) -> usize {
-        self.done.capacity() - self.done.len()
+        self.limit - self.done.len()
     }
 
     /// Counts transfers that were overwritten before this poll saw them: they come before those that are
@@ -110,9 +113,10 @@ impl Completions {
         &self.faults
     }
 
-    /// Empties the list.
-    pub fn clear(&mut self) {
+    /// Empties the list for a poll of at most `limit` completions, and no more than fit.
+    pub fn clear(&mut self, limit: usize) {
         self.done.clear();
+        self.limit = limit.min(self.done.capacity());
         self.overrun = 0;
         self.faults.fill(0);
     }

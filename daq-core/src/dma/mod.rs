@@ -35,10 +35,16 @@
 
 mod armed;
 mod buffer;
+mod carry;
 mod device;
 mod engine;
+mod sentinel;
+mod sequence;
 
 pub use armed::{Armed, Idle, Refused};
 pub use buffer::DmaBuffer;
+pub use carry::{Carry, CarryError};
 pub use device::{DmaDevice, DmaError, DmaMap};
 pub use engine::{Caps, Completions, Done, Engine, EngineError, Slots, Stuck};
+pub use sentinel::{Seen, Sentinel};
+pub use sequence::{FrameSequence, Step};

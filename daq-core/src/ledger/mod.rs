@@ -6,9 +6,13 @@
 //! going negative.
 
 mod board;
+#[macro_use]
+mod macros;
+mod engine;
 mod snapshot;
 
 pub use board::{Board, BoardError, Counter, LastRun};
+pub use engine::{EngineCounters, EngineLedger, EngineReport, Proof};
 pub use snapshot::{
     CopyReport, DeviceReport, KernelReport, ReaderReport, Report, RingReport, SinkReport,
     SourceReport, Violation,
@@ -62,23 +66,6 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
-}
-
-macro_rules! ledger {
-    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident),* $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Debug, Default)]
-        pub struct $name {
-            $($(#[$field_doc])* pub $field: Counter,)*
-        }
-
-        impl $name {
-            /// Counters on `board`, named `PREFIX.FIELD`.
-            pub fn on(board: &Board, prefix: &str) -> Result<Self, BoardError> {
-                Ok(Self { $($field: board.counter(&format!("{prefix}.{}", stringify!($field)))?,)* })
-            }
-        }
-    };
 }
 
 ledger! {

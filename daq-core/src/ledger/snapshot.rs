@@ -1,6 +1,9 @@
 //! Snapshots of ledgers: what `--report json`, `/status`, `/metrics` and the live block show.
 
-use super::{Cause, CopyLedger, KernelLedger, ReaderLedger, RingLedger, SinkLedger, SourceLedger};
+use super::{
+    Cause, CopyLedger, EngineReport, KernelLedger, ReaderLedger, RingLedger, SinkLedger,
+    SourceLedger,
+};
 use crate::mapped::Backend;
 use crate::plan::Dispatch;
 use serde::Serialize;
@@ -30,6 +33,9 @@ pub struct SourceReport {
     pub epochs: u64,
     /// Places jumped over at the start of epochs; not in `expected`.
     pub jumped: u64,
+    /// What is told of its DMA engine; `None` for sources that have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineReport>,
 }
 
 impl SourceReport {
@@ -54,6 +60,7 @@ impl SourceReport {
             control: ledger.control.get(),
             epochs: ledger.epochs.get(),
             jumped: ledger.jumped.get(),
+            engine: None,
         }
     }
 

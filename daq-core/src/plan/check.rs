@@ -5,7 +5,7 @@ use super::resolve::Surroundings;
 use super::wiring::{Filler, Wiring};
 use super::{Config, Dispatch, RingSection, Ringer};
 use crate::config::{Diagnostic, Diagnostics, Section};
-use crate::entry::Claim;
+use crate::entry::{Claim, EngineNeeds};
 use crate::mapped::Writer;
 use crate::topology::Topology;
 use crate::units::ByteSize;
@@ -249,4 +249,44 @@ pub(super) fn room(
         .help(format!("write slots = {} or more, or have the kernel integrate more", needed * 2.0)),
     );
     false
+}
+
+/// Whether a DMA engine can fill the slots of `ring`, which are `slot` bytes long.
+pub(super) fn engine(
+    ring: &RingSection,
+    source: &Section,
+    slot: usize,
+    needs: &EngineNeeds,
+    diagnostics: &mut Diagnostics,
+) {
+    let size = ByteSize(slot as u64);
+    if !slot.is_multiple_of(needs.alignment) {
+        let alignment = needs.alignment;
+        let message = format!("slots of {size}: the engine writes multiples of {alignment} bytes");
+        let whole = ByteSize(slot.next_multiple_of(alignment) as u64);
+        diagnostics.push(
+            at(&ring.section, "slot", message)
+                .also(source.header(), "its engine")
+                .help(format!("write slot = \"{whole}\"")),
+        );
+    }
+    if slot > needs.max_slot {
+        let most = ByteSize(needs.max_slot as u64);
+        let message = format!("slots of {size}: one transfer of the engine is at most {most}");
+        diagnostics.push(
+            at(&ring.section, "slot", message)
+                .also(source.header(), "its engine")
+                .help(format!("write slot = \"{most}\" or less")),
+        );
+    }
+    let slots = ring.keys.slots as usize;
+    if slots > needs.max_slots {
+        let most = needs.max_slots;
+        let message = format!("{slots} slots: the engine's table has room for {most}");
+        diagnostics.push(
+            at(&ring.section, "slots", message)
+                .also(source.header(), "its engine")
+                .help(format!("write slots = {most} or less")),
+        );
+    }
 }

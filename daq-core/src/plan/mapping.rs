@@ -7,6 +7,7 @@
 use super::{CopyWay, Direction, Dispatch, Path, Plan, PlannedCopy, Ringer};
 use crate::kernel::Side;
 use crate::mapped::{Backend, Writer, not_allowed};
+use crate::region::Placement;
 use crate::staging::USUAL_CUT_OVER;
 use crate::topology::Topology;
 use crate::units::ByteSize;
@@ -67,6 +68,7 @@ pub(super) fn decide(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) 
         }
     }
     plan.copies = copies;
+    written(plan, topology, allowed);
     doorbells(plan, topology, allowed);
 }
 
@@ -135,6 +137,26 @@ fn ring(
             }
             None => {}
         }
+    }
+}
+
+/// Decides of rings on GPUs that devices write by themselves.
+fn written(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) {
+    for ring in &mut plan.rings {
+        let (Some(writer), Placement::Cuda(ordinal)) = (ring.writer, ring.placement) else {
+            continue;
+        };
+        (ring.mapping, ring.mapping_reason) = match Maker::of(topology, ordinal, writer, allowed) {
+            Maker::Is(backend, refused) => {
+                let why = format!("by {backend}: source `{}` writes it", ring.producer);
+                (Some(backend), told(&why, &refused))
+            }
+            Maker::None(refused) => (None, told("none", &refused)),
+            Maker::Untried => {
+                plan.untried.insert(ordinal);
+                (None, UNTRIED.to_owned())
+            }
+        };
     }
 }
 

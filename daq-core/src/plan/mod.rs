@@ -3,6 +3,7 @@
 
 mod check;
 mod config;
+mod dma;
 mod graph;
 mod mapping;
 mod outline;
@@ -21,7 +22,7 @@ pub use resolve::{Surroundings, resolve};
 
 use crate::kernel::Side;
 use crate::layout::Layout;
-use crate::mapped::Backend;
+use crate::mapped::{Backend, Writer};
 use crate::region::Placement;
 use crate::ring::{Fill, RingOptions};
 use crate::wait::Wait;
@@ -85,8 +86,22 @@ pub struct PlannedSource {
     pub wait: Wait,
     /// Bytes that it allocates.
     pub memory: usize,
+    /// What is told of its DMA engine; `None` for sources that have none.
+    pub engine: Option<PlannedEngine>,
     /// Defaults that were assumed, limits that were found.
     pub notes: Vec<String>,
+}
+
+/// A DMA engine in its place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PlannedEngine {
+    /// Bytes of slots of its own that it goes round in, where it cannot be held back: frames are carried out of them.
+    pub carried: Option<usize>,
+    /// The kernel whose doorbell it rings with its last write.
+    pub rings: Option<String>,
+    /// The faults that it can report by name.
+    #[serde(skip)]
+    pub faults: &'static [&'static str],
 }
 
 /// A ring in its place.
@@ -99,6 +114,9 @@ pub struct PlannedRing {
     pub placement: Placement,
     /// Why there.
     pub reason: String,
+    /// The device that writes it by itself, which its memory is made for; `None` where the CPU or a copy does.
+    #[serde(skip)]
+    pub writer: Option<Writer>,
     /// What is expected to make its memory so that the CPU can store to it; `None` for plain host or CUDA memory.
     pub mapping: Option<Backend>,
     /// Why that, with what refused; empty where the CPU has nothing to store there.

@@ -5,9 +5,10 @@ use super::config::{FILE_KERNEL, at};
 use super::wiring::{Filler, Wiring};
 use super::{
     Config, CopyWay, Direction, Dispatch, Memory, Path, Plan, PlannedCopy, PlannedDoorbell,
-    PlannedKernel, PlannedOther, PlannedRing, PlannedSink, PlannedSource, RingSection,
+    PlannedEngine, PlannedKernel, PlannedOther, PlannedRing, PlannedSink, PlannedSource,
+    RingSection,
 };
-use super::{mapping, totals};
+use super::{dma, mapping, totals};
 use crate::config::{Diagnostic, Diagnostics, Section};
 use crate::entry::Claim;
 use crate::kernel::Side;
@@ -162,6 +163,9 @@ impl Resolver<'_> {
             if !check::slots(ring, slot, geometry.frame_bytes, diagnostics) {
                 continue;
             }
+            if let Some(needs) = source.spec.engine() {
+                check::engine(ring, &source.section, slot, &needs, diagnostics);
+            }
             let mut notes = source.spec.notes();
             if geometry.window >= slots {
                 geometry.window = (slots - 1).max(1);
@@ -181,6 +185,11 @@ impl Resolver<'_> {
             );
             self.plan.threads += source.spec.threads();
             let memory = source.spec.memory(&geometry);
+            let engine = source.spec.engine().map(|needs| PlannedEngine {
+                carried: None,
+                rings: None,
+                faults: needs.faults,
+            });
             self.plan.sources.push(PlannedSource {
                 memory,
                 name: source.name().to_owned(),
@@ -194,6 +203,7 @@ impl Resolver<'_> {
                 threads: source.spec.threads(),
                 cores: source.spec.cores(),
                 wait: source.keys.wait,
+                engine,
                 notes,
             });
         }
@@ -224,6 +234,7 @@ impl Resolver<'_> {
             name: name.to_owned(),
             placement,
             reason,
+            writer: None,
             mapping: None,
             mapping_reason: String::new(),
             inserted: None,
@@ -741,6 +752,7 @@ impl Resolver<'_> {
     fn finish(mut self) -> Plan {
         self.leave_on_host();
         let mut plan = self.plan;
+        dma::decide(&mut plan, self.config, self.topology);
         mapping::decide(&mut plan, self.topology, &self.config.staging.backends);
         totals::add(&mut plan);
         plan

@@ -48,7 +48,16 @@ pub(super) fn add(plan: &mut Plan) {
     let sources = plan.sources.iter().map(|source| source.memory);
     let sinks = plan.sinks.iter().map(|sink| sink.memory);
     let beside: usize = records.chain(sources).chain(sinks).sum();
-    (plan.memory, plan.device_memory) = (on(true) + beside + copies, on(false));
+    // Slots of engines that go round lie where the ring does that their frames are carried to.
+    let (mut on_host, mut on_device) = (on(true) + beside + copies, on(false));
+    for source in &plan.sources {
+        let carried = source.engine.as_ref().and_then(|engine| engine.carried);
+        match plan.ring(&source.ring).map(|ring| ring.placement) {
+            Some(Placement::Cuda(_)) => on_device += carried.unwrap_or(0),
+            _ => on_host += carried.unwrap_or(0),
+        }
+    }
+    (plan.memory, plan.device_memory) = (on_host, on_device);
     // One staging thread a GPU and direction, but for what kernels' threads carry.
     let staging: BTreeSet<_> = plan
         .copies

@@ -47,7 +47,7 @@ impl Producer {
     }
 
     /// The region below the ring.
-    pub(crate) fn region(&self) -> &std::sync::Arc<Region> {
+    pub fn region(&self) -> &std::sync::Arc<Region> {
         &self.shared.region
     }
 
@@ -162,6 +162,52 @@ impl Producer {
     pub fn open_slot(&self, i: u64) -> *mut u8 {
         assert!(i < self.open(), "slot {i} of {} open ones", self.open());
         self.shared.address_of(self.published + i)
+    }
+
+    /// Copies into `to` what the `i`-th open slot holds from `offset` on: what a device has written there. False where the
+    /// ring is not in host memory, or the bytes are not inside of the slot.
+    ///
+    /// # Panics
+    /// If fewer than `i + 1` slots are open.
+    pub fn peek(&self, i: u64, offset: usize, to: &mut [u8]) -> bool {
+        let is_inside = offset
+            .checked_add(to.len())
+            .is_some_and(|end| end <= self.shared.options.slot_bytes);
+        if !self.shared.is_host() || !is_inside {
+            return false;
+        }
+        let from = self.open_slot(i).wrapping_add(offset);
+        for (i, byte) in to.iter_mut().enumerate() {
+            // SAFETY: inside of an open slot of a region in host memory that lives as long as the ring; no reference is made
+            // to it. The read is volatile because a device may write it.
+            *byte = unsafe { from.wrapping_add(i).read_volatile() };
+        }
+        true
+    }
+
+    /// Fills the `i`-th open slot with what missing places show; false where the CPU does not reach it.
+    ///
+    /// # Panics
+    /// If fewer than `i + 1` slots are open.
+    pub fn blank(&self, i: u64) -> bool {
+        let Some(base) = self.shared.region.cpu_address() else {
+            return false;
+        };
+        let offset = self.open_slot(i).addr() - self.shared.region.address().as_ptr().addr();
+        let pattern = self.shared.options.fill.pattern();
+        let mut done = 0;
+        let line: [u8; 64] = std::array::from_fn(|i| pattern[i % pattern.len()]);
+        while done < self.shared.options.slot_bytes {
+            let bytes = (self.shared.options.slot_bytes - done).min(line.len());
+            // SAFETY: inside of an open slot, which nobody else touches, of a region that the CPU reaches from `base` on and
+            // that lives as long as the ring.
+            unsafe {
+                crate::sys::store::copy_to(base.as_ptr().add(offset + done), line.as_ptr(), bytes);
+            }
+            done += bytes;
+        }
+        crate::sys::store::fence();
+        true
     }
 
     /// Keeps the ring's memory until the process ends: a device that cannot be stopped may still write it.

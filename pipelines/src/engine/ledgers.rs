@@ -1,9 +1,9 @@
 //! All ledgers of a pipeline.
 
 use daq_core::ledger::{
-    Board, BoardError, CopyLedger, CopyReport, KernelLedger, KernelReport, ReaderLedger,
-    ReaderReport, Report, RingLedger, RingReport, SinkLedger, SinkReport, SourceLedger,
-    SourceReport,
+    Board, BoardError, CopyLedger, CopyReport, EngineCounters, EngineReport, KernelLedger,
+    KernelReport, ReaderLedger, ReaderReport, Report, RingLedger, RingReport, SinkLedger,
+    SinkReport, SourceLedger, SourceReport,
 };
 use daq_core::mapped::Backend;
 use daq_core::plan::{Dispatch, Plan};
@@ -14,7 +14,8 @@ use std::time::Instant;
 /// The counters of every component, by name.
 #[derive(Debug)]
 pub struct Ledgers {
-    sources: BTreeMap<String, SourceLedger>,
+    /// With what is counted of its DMA engine, if it has one.
+    sources: BTreeMap<String, (SourceLedger, Option<EngineCounters>)>,
     /// With what made its memory, where the CPU can store to it on a GPU.
     rings: BTreeMap<String, (RingLedger, OnceLock<Backend>)>,
     /// With the ring that is read.
@@ -41,7 +42,13 @@ impl Ledgers {
         };
         for source in &plan.sources {
             let ledger = SourceLedger::on(board, &format!("source.{}", source.name))?;
-            ledgers.sources.insert(source.name.clone(), ledger);
+            let engine = source.engine.as_ref().map(|engine| {
+                let prefix = format!("source.{}.engine", source.name);
+                EngineCounters::on(board, &prefix, engine.faults)
+            });
+            ledgers
+                .sources
+                .insert(source.name.clone(), (ledger, engine.transpose()?));
         }
         for ring in &plan.rings {
             let ledger = RingLedger::on(board, &format!("ring.{}", ring.name))?;
@@ -79,7 +86,12 @@ impl Ledgers {
     }
 
     pub(super) fn source(&self, name: &str) -> SourceLedger {
-        self.sources[name].clone()
+        self.sources[name].0.clone()
+    }
+
+    /// The counters of a source's DMA engine.
+    pub(super) fn engine(&self, name: &str) -> EngineCounters {
+        self.sources[name].1.clone().unwrap_or_default()
     }
 
     pub(super) fn ring(&self, name: &str) -> RingLedger {
@@ -156,7 +168,13 @@ impl Ledgers {
         let sources = self
             .sources
             .iter()
-            .map(|(name, ledger)| (name.clone(), SourceReport::of(ledger)))
+            .map(|(name, (ledger, engine))| {
+                let report = SourceReport {
+                    engine: engine.as_ref().map(EngineReport::of),
+                    ..SourceReport::of(ledger)
+                };
+                (name.clone(), report)
+            })
             .collect();
         Report {
             sources,

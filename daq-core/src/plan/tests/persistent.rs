@@ -59,6 +59,7 @@ impl SourceSpec for Ringing {
             wish: Wish::Auto,
             host_only: None,
             rings: true,
+            faults: &[],
             alignment: 1,
             max_slot: usize::MAX,
             max_slots: usize::MAX,

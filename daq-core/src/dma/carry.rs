@@ -1,0 +1,184 @@
+//! Frames carried out of slots of an engine's own, into a ring.
+//!
+//! ```text
+//!   engine ─▶ slots of its own ──copy──▶ open slots of the ring ──▶ is the slot still the frame's? ──▶ publish
+//! ```
+//! Where an engine goes round whatever anybody does, or may not write where the ring lies.
+
+use crate::cuda::{CudaError, Device, Stream};
+use crate::mapped::{Mapped, MappedError};
+use crate::region::{Placement, Region};
+use crate::ring::{Event, Producer};
+use crate::sys::{copy, store};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a GPU may take for a batch of copies within its memory.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why frames cannot be carried.
+#[derive(Debug, thiserror::Error)]
+pub enum CarryError {
+    /// There is no way from one memory to the other.
+    #[error("no way to carry frames from {from} to {to}")]
+    NoWay {
+        /// Where the engine writes.
+        from: Placement,
+        /// Where the ring lies.
+        to: Placement,
+    },
+    /// The mapping of the GPU's memory is lost.
+    #[error(transparent)]
+    Mapped(#[from] MappedError),
+    /// The GPU failed.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// The GPU does not end a copy.
+    #[error(
+        "{device} has not copied a batch of frames within {waited:?}; look for a hang: nvidia-smi; dmesg | grep -i xid"
+    )]
+    Hung {
+        /// The GPU.
+        device: &'static str,
+        /// How long it had.
+        waited: Duration,
+    },
+}
+
+enum Way {
+    /// Both in host memory.
+    Host,
+    /// Host memory to a GPU's, by stores of the CPU.
+    Stores(Arc<Mapped>),
+    /// Within a GPU's memory, by its copy engine.
+    Within(&'static Device, Stream),
+}
+
+/// Copies from slots of an engine's own to the open slots of a ring.
+pub struct Carry {
+    from: Arc<Region>,
+    stride: usize,
+    way: Way,
+}
+
+impl Carry {
+    /// Copies from slots in `from`, which lie as those of `to` do. Allocates what it needs now.
+    pub fn new(from: Arc<Region>, to: &Producer) -> Result<Self, CarryError> {
+        let target = to.region();
+        let way = match (from.placement(), target.placement()) {
+            (Placement::Host, Placement::Host) => Way::Host,
+            (Placement::Host, Placement::Cuda(_)) => match target.mapping() {
+                Some(mapped) => Way::Stores(mapped.clone()),
+                None => {
+                    return Err(CarryError::NoWay {
+                        from: from.placement(),
+                        to: target.placement(),
+                    });
+                }
+            },
+            (Placement::Cuda(a), Placement::Cuda(b)) if a == b => {
+                let device = Device::open(a)?;
+                Way::Within(device, Stream::new(device, 2)?)
+            }
+            (from, to) => return Err(CarryError::NoWay { from, to }),
+        };
+        Ok(Self {
+            from,
+            stride: to.options().stride(),
+            way,
+        })
+    }
+
+    /// The memory that the engine writes.
+    pub const fn from(&self) -> &Arc<Region> {
+        &self.from
+    }
+
+    /// Begins to copy `bytes` bytes of the engine's slot `slot` to the `open`-th open slot of `to`; done once
+    /// [settled](Self::settle).
+    ///
+    /// # Panics
+    /// If there is no such slot, or it is shorter.
+    pub fn copy(
+        &mut self,
+        slot: usize,
+        bytes: usize,
+        to: &Producer,
+        open: u64,
+    ) -> Result<(), CarryError> {
+        let offset = slot * self.stride;
+        assert!(
+            bytes <= to.options().slot_bytes && offset + bytes <= self.from.bytes(),
+            "{bytes} bytes of slot {slot} are carried"
+        );
+        let target = to.open_slot(open);
+        let from = self.from.address().as_ptr().wrapping_add(offset);
+        match &self.way {
+            // SAFETY: both are host memory with room for the bytes, as checked above and by the ring; they are different
+            // regions. The target is open, so nobody else touches it. The source may be written by the device at the
+            // same time: whoever carries asks the device afterwards and throws away what it may have overtaken.
+            Way::Host => unsafe { copy::stream(from, target, bytes) },
+            Way::Stores(mapped) => {
+                mapped.check()?;
+                let at = target.addr() - to.region().address().as_ptr().addr();
+                let cpu = mapped.cpu_address().as_ptr().wrapping_add(at);
+                // SAFETY: as above; the ring's slots lie in the mapping, which `check` has found usable, at the offset
+                // that they have on the GPU.
+                unsafe { store::copy_to(cpu, from, bytes) };
+            }
+            Way::Within(_, stream) => {
+                // SAFETY: as above, within the memory of one GPU, which both regions keep until `settle` has seen the end of
+                // the copy.
+                unsafe {
+                    stream.copy_within(target.addr() as u64, from.addr() as u64, bytes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns once everything copied so far is there.
+    pub fn settle(&mut self) -> Result<(), CarryError> {
+        match &self.way {
+            Way::Host => copy::settle(),
+            Way::Stores(mapped) => {
+                store::fence();
+                mapped.check()?;
+            }
+            Way::Within(device, stream) => {
+                let mark = stream.mark()?;
+                let start = Instant::now();
+                while !mark.is_done() {
+                    std::hint::spin_loop();
+                    if start.elapsed() > PATIENCE {
+                        return Err(CarryError::Hung {
+                            device: device.name(),
+                            waited: PATIENCE,
+                        });
+                    }
+                }
+                if let Some(error) = mark.failure() {
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Carry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Carry")
+            .field("from", &self.from)
+            .field(
+                "way",
+                &match self.way {
+                    Way::Host => "host",
+                    Way::Stores(_) => "stores",
+                    Way::Within(..) => "within the GPU",
+                },
+            )
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,18 @@
+//! How ledgers are declared.
+
+macro_rules! ledger {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $crate::ledger::Counter,)*
+        }
+
+        impl $name {
+            /// Counters on `board`, named `PREFIX.FIELD`.
+            pub fn on(board: &$crate::ledger::Board, prefix: &str) -> Result<Self, $crate::ledger::BoardError> {
+                Ok(Self { $($field: board.counter(&format!("{prefix}.{}", stringify!($field)))?,)* })
+            }
+        }
+    };
+}
