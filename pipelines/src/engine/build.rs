@@ -1,16 +1,16 @@
 //! A plan made to run: memory first, then code, then threads.
 
 use super::control::Pulse;
-use super::{FailureKind, Options, Pipeline, StartError, kernel, sink, source, staging};
+use super::{FailureKind, Options, Pipeline, StartError, dma, kernel, sink, source, staging};
 use daq_core::cuda::{self, Device};
-use daq_core::entry::SourceContext;
+use daq_core::entry::{SourceContext, SourceSpec};
 use daq_core::kernel::{KernelContext, Side};
 use daq_core::mapped::Writer;
-use daq_core::plan::{Config, Direction, Dispatch, Plan, PlannedCopy, PlannedRing};
+use daq_core::plan::{Config, Direction, Dispatch, Plan, PlannedCopy, PlannedRing, PlannedSource};
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::sink::SinkContext;
-use daq_core::source::Producers;
+use daq_core::source::{Producers, SourceError};
 use daq_core::staging::{Carrier, CopyStream, Lane, Profile, Stager, measure_with};
 use daq_core::wait::Bell;
 use daq_core::window::Window;
@@ -40,6 +40,10 @@ struct Parts<'a> {
     profiles: BTreeMap<u32, Profile>,
     bells: Bells,
     producers: BTreeMap<String, Producer>,
+    /// What sources will run, by their names, made before any kernel stays on a GPU.
+    engines: BTreeMap<String, dma::Runner>,
+    /// The words that devices ring, by the names of the kernels that look at them.
+    device_bells: BTreeMap<String, dma::Bell>,
 }
 
 impl Parts<'_> {
@@ -63,12 +67,27 @@ impl Parts<'_> {
         staged
     }
 
+    fn source_context(&self, planned: &PlannedSource) -> SourceContext {
+        SourceContext {
+            name: planned.name.clone(),
+            directory: self.options.directory.clone(),
+            geometry: planned.geometry,
+        }
+    }
+
     /// What a ring is filled by, whose producer is taken from here once.
     fn producer(&mut self, ring: &str) -> Producer {
         self.producers
             .remove(ring)
             .expect("a ring has one producer, checked by the plan")
     }
+}
+
+/// The declared source called `name`.
+fn spec_of<'a>(config: &'a Config, name: &str) -> &'a dyn SourceSpec {
+    let component = config.sources.iter().find(|source| source.name() == name);
+    let component = component.expect("a plan's sources are those of its configuration");
+    &*component.spec
 }
 
 /// What is known of the copies of each GPU; what is not is measured.
@@ -107,7 +126,11 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
                 node: planned.node,
                 lock: planned.lock,
                 huge: planned.huge,
-                ..HostOptions::default()
+                // A device may be another process.
+                shared: plan
+                    .sources
+                    .iter()
+                    .any(|source| source.engine.is_some() && source.ring == planned.name),
             };
             let region = Region::host(bytes, host)?;
             let copies = &mut plan.copies.iter();
@@ -119,10 +142,11 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
             return Ok(region);
         };
         let device = Device::open(ordinal)?;
-        if planned.mapping.is_some() {
-            match Region::mapped(device, bytes, Writer::Cpu, &config.staging.backends) {
+        let writer = planned.writer.unwrap_or(Writer::Cpu);
+        if planned.mapping.is_some() || planned.writer.is_some() {
+            match Region::mapped(device, bytes, writer, &config.staging.backends) {
                 Ok(region) => return Ok(region),
-                Err(RegionError::Unmappable(error)) => tracing::warn!(
+                Err(RegionError::Unmappable(error)) if planned.writer.is_none() => tracing::warn!(
                     "ring {}: {error}; its frames go by the copy engine",
                     planned.name
                 ),
@@ -175,6 +199,8 @@ impl Pipeline {
             regions: BTreeMap::new(),
             bells: Bells::new(),
             producers: BTreeMap::new(),
+            engines: BTreeMap::new(),
+            device_bells: BTreeMap::new(),
         };
         for planned in &plan.rings {
             let region = region(config, plan, planned)?;
@@ -194,6 +220,7 @@ impl Pipeline {
         }
         self.sinks(&parts)?;
         let kernels = self.kernels(&mut parts)?;
+        self.engines(&mut parts)?;
         self.copies(&mut parts)?;
         // Once a kernel stays on a GPU nothing is allocated or loaded there.
         for (planned, mut runner) in plan.kernels.iter().zip(kernels) {
@@ -430,31 +457,60 @@ impl Pipeline {
         Ok(())
     }
 
-    fn sources(&mut self, parts: &mut Parts<'_>) -> Result<(), StartError> {
-        let (config, plan, options) = (parts.config, parts.plan, parts.options);
+    /// Opens the devices of DMA engines and maps their memory; none of them runs yet.
+    fn engines(&self, parts: &mut Parts<'_>) -> Result<(), StartError> {
+        let (config, plan) = (parts.config, parts.plan);
         for planned in &plan.sources {
-            let component = config
-                .sources
-                .iter()
-                .find(|source| source.name() == planned.name);
-            let component = component.expect("a plan's sources are those of its configuration");
-            let context = SourceContext {
-                name: planned.name.clone(),
-                directory: options.directory.clone(),
-                geometry: planned.geometry,
+            let Some(engine) = &planned.engine else {
+                continue;
             };
             let fail = |source| StartError::Source {
                 name: planned.name.clone(),
                 source,
             };
-            let fillers = match component.spec.build(&context).map_err(fail)? {
-                Producers::Fillers(fillers) => fillers,
-                Producers::Engine(_) => {
-                    return Err(StartError::Unavailable(format!(
-                        "source `{}`: this version runs no DMA engines",
-                        planned.name
-                    )));
-                }
+            let spec = spec_of(config, &planned.name);
+            let built = spec.build(&parts.source_context(planned)).map_err(fail)?;
+            let Producers::Engine(device) = built else {
+                continue;
+            };
+            let bell = engine
+                .rings
+                .as_ref()
+                .and_then(|kernel| parts.device_bells.remove(kernel));
+            let name = device.device().name().to_owned();
+            let runner = dma::Runner::new(dma::Parts {
+                name: planned.name.clone(),
+                engine: device,
+                producer: parts.producer(&planned.ring),
+                numbers: spec.frame_sequence(),
+                ledger: self.ledgers.source(&planned.name),
+                counters: self.ledgers.engine(&planned.name),
+                wait: planned.wait,
+                started: self.started.clone(),
+                control: self.control.clone(),
+                bell,
+            });
+            let runner = runner.map_err(|error| fail(SourceError::new(name, error.to_string())))?;
+            parts.engines.insert(planned.name.clone(), runner);
+        }
+        Ok(())
+    }
+
+    fn sources(&mut self, parts: &mut Parts<'_>) -> Result<(), StartError> {
+        let (config, plan) = (parts.config, parts.plan);
+        for planned in &plan.sources {
+            if let Some(runner) = parts.engines.remove(&planned.name) {
+                let core = planned.cores.first().copied();
+                self.spawn(&planned.name, core, move |pulse| runner.run(pulse))?;
+                continue;
+            }
+            let fail = |source| StartError::Source {
+                name: planned.name.clone(),
+                source,
+            };
+            let built = spec_of(config, &planned.name).build(&parts.source_context(planned));
+            let Producers::Fillers(fillers) = built.map_err(fail)? else {
+                unreachable!("a source whose plan has no engine has none");
             };
             let producer = parts.producer(&planned.ring);
             let ledger = self.ledgers.source(&planned.name);

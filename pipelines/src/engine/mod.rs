@@ -10,6 +10,7 @@
 
 mod build;
 pub(crate) mod control;
+pub(crate) mod dma;
 pub(crate) mod kernel;
 mod ledgers;
 mod sink;

@@ -242,6 +242,7 @@ pub(super) mod tests {
             control: 7,
             epochs: 2,
             jumped: 8,
+            engine: None,
         };
         report.sources.insert("adc".to_owned(), source);
         let ring = RingReport {

@@ -9,7 +9,7 @@ const OPTIONS: [&str; 1] = ["--std=c++17"];
 
 const HEADERS: [(&str, &str); 1] = [("samples.cuh", include_str!("../samples.cuh"))];
 /// Folder, name, text and PTX.
-const SOURCES: [(&str, &str, &str, &[u8]); 4] = [
+const SOURCES: [(&str, &str, &str, &[u8]); 5] = [
     (
         "kernels",
         "convert",
@@ -33,6 +33,12 @@ const SOURCES: [(&str, &str, &str, &[u8]); 4] = [
         "echo",
         include_str!("../../bench/echo.cu"),
         crate::bench::echo::CODE,
+    ),
+    (
+        "engine/dma",
+        "proof",
+        include_str!("../../engine/dma/proof.cu"),
+        crate::engine::dma::PROOF,
     ),
 ];
 

@@ -1,0 +1,481 @@
+//! A DMA engine's thread: credits out, completions in, frames published.
+//!
+//! ```text
+//!   ring's slots ──addresses once──▶ engine ──completion──▶ describe ─▶ publish
+//!        ▲                             │
+//!        └────────── credits ──────────┘        an engine that can be held back writes the ring itself
+//!
+//!   slots of its own ◀── engine goes round        one that cannot, or may not write where the ring lies
+//!        └──copy──▶ open slots of the ring ──▶ overtaken meanwhile? ──▶ publish
+//! ```
+
+mod course;
+mod port;
+mod proof;
+
+pub(super) use port::Bell;
+#[cfg(test)]
+pub(crate) use proof::CODE as PROOF;
+
+use super::{Control, FailureKind, PATIENCE, Pulse};
+use course::Course;
+use daq_core::cuda::CudaError;
+use daq_core::dma::{CarryError, Completions, Done, Engine, EngineError, FrameSequence};
+use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
+use daq_core::ledger::{Cause, EngineCounters, Proof, SourceLedger};
+use daq_core::region::RegionError;
+use daq_core::ring::Producer;
+use daq_core::wait::Wait;
+use port::Port;
+use proof::Prover;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long an engine may take to stop; then it is cut off.
+const STOP: Duration = Duration::from_millis(500);
+/// Faults in a row, without a frame between them, after which an engine is given up.
+const FAULTS: u32 = 8;
+/// How long the thread polls before it sleeps.
+const SPIN: Duration = Duration::from_micros(20);
+/// How long it sleeps where there is no interrupt, and at most where slots that were freed meanwhile are to be credited.
+const NAP: Duration = Duration::from_micros(50);
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Why an engine's thread ends.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DmaError {
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Carry(#[from] CarryError),
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// What it says of its transfers cannot be.
+    #[error("{0}")]
+    Unbelievable(String),
+}
+
+/// What an engine's thread is made of.
+pub(super) struct Parts {
+    pub(super) name: String,
+    pub(super) engine: Box<dyn Engine>,
+    pub(super) producer: Producer,
+    pub(super) numbers: Option<FrameSequence>,
+    pub(super) ledger: SourceLedger,
+    pub(super) counters: EngineCounters,
+    pub(super) wait: Wait,
+    pub(super) started: Arc<AtomicU64>,
+    pub(super) control: Arc<Control>,
+    /// The doorbell that it is to ring, once its path is proved.
+    pub(super) bell: Option<Bell>,
+}
+
+/// An engine with its ring.
+pub(super) struct Runner {
+    name: String,
+    port: Port,
+    producer: Producer,
+    course: Course,
+    prover: Option<Prover>,
+    completions: Completions,
+    /// Transfers since the engine was armed.
+    transfers: u64,
+    /// Bytes of a frame's number, read without allocating.
+    number: [u8; 8],
+    /// Faults since the last frame.
+    faults: u32,
+    ledger: SourceLedger,
+    counters: EngineCounters,
+    wait: Wait,
+    started: Arc<AtomicU64>,
+    control: Arc<Control>,
+}
+
+impl Runner {
+    /// Maps memory and makes whatever the thread needs; the engine does not run yet.
+    pub(super) fn new(parts: Parts) -> Result<Self, DmaError> {
+        let Parts {
+            engine, producer, ..
+        } = parts;
+        let faults = engine.faults().len();
+        let slots = producer.options().slots;
+        // Half of the slots at a time where frames are carried: the other half is filled meanwhile.
+        let capacity = if engine.caps().holdable {
+            slots
+        } else {
+            (slots / 2).max(1)
+        };
+        let port = Port::new(engine, &producer, parts.bell, &parts.counters)?;
+        let prover = Prover::new(&port, &producer)?;
+        Ok(Self {
+            name: parts.name,
+            port,
+            producer,
+            course: Course::new(parts.numbers),
+            prover: Some(prover),
+            completions: Completions::new(capacity, faults),
+            transfers: 0,
+            number: [0; 8],
+            faults: 0,
+            ledger: parts.ledger,
+            counters: parts.counters,
+            wait: parts.wait,
+            started: parts.started,
+            control: parts.control,
+        })
+    }
+
+    pub(super) fn run(mut self, pulse: &Pulse) {
+        if let Err(error) = self.work(pulse) {
+            let kind = match &error {
+                DmaError::Engine(EngineError::Unfit { .. }) | DmaError::Region(_) => {
+                    FailureKind::Io
+                }
+                _ => FailureKind::Device,
+            };
+            let name = format!("source `{}`", self.name);
+            self.control.fail(kind, name, error.to_string());
+        }
+        if let Err(error) = self.stop() {
+            tracing::warn!("source {}: at its end: {error}", self.name);
+        }
+    }
+
+    fn work(&mut self, pulse: &Pulse) -> Result<(), DmaError> {
+        self.arm()?;
+        self.started.fetch_add(1, Ordering::AcqRel);
+        let mut idle = None;
+        while !self.control.is_stopping() {
+            pulse.beat();
+            match self.step() {
+                Ok(true) => idle = None,
+                Ok(false) => {
+                    let since = *idle.get_or_insert_with(Instant::now);
+                    self.pause(since.elapsed())?;
+                }
+                Err(DmaError::Engine(error @ EngineError::Faulted { .. })) => {
+                    self.restart(error)?
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the engine fill what is free, from the slot of the next frame on.
+    fn arm(&mut self) -> Result<(), DmaError> {
+        self.transfers = 0;
+        if let Some(prover) = &self.prover {
+            prover.lay(&self.port)?;
+        }
+        self.port.arm(&self.producer, self.prover.is_none())?;
+        // One transfer alone until the path is proved: nothing else may come near it.
+        Ok(())
+    }
+
+    /// Gives the engine what is free, takes what it has finished; says whether there was any.
+    fn step(&mut self) -> Result<bool, DmaError> {
+        let is_proving = self.prover.is_some();
+        self.port.credit(&mut self.producer, is_proving);
+        let limit = self.port.wanted(&mut self.producer, is_proving);
+        self.completions.clear(limit);
+        let polled = self.port.poll(&mut self.completions);
+        self.count_faults();
+        // What was finished before a fault is whole.
+        let moved = self.take()?;
+        polled?;
+        Ok(moved)
+    }
+
+    fn count_faults(&mut self) {
+        let names = self.port.faults();
+        for (name, times) in names.iter().zip(self.completions.faults()) {
+            if *times > 0 {
+                tracing::warn!(
+                    "source {}: its engine reports {name} ({times} times)",
+                    self.name
+                );
+                self.counters.fault(name, *times);
+            }
+        }
+    }
+
+    fn take(&mut self) -> Result<bool, DmaError> {
+        let overrun = self.completions.overrun();
+        if overrun > 0 {
+            self.course.lose(overrun, Cause::Overrun, &self.ledger);
+            self.transfers += overrun;
+        }
+        if self.completions.as_slice().is_empty() {
+            return Ok(overrun > 0);
+        }
+        self.faults = 0;
+        if let Some(prover) = self.prover.take()
+            && !self.prove(prover)?
+        {
+            return Ok(true);
+        }
+        if self.port.is_carried() {
+            self.carry()?;
+        } else {
+            self.publish_in_place()?;
+        }
+        Ok(true)
+    }
+
+    /// Looks whether the first transfer wrote what it says. If not its frame is not published, and the path is given up
+    /// for another; false then.
+    fn prove(&mut self, mut prover: Prover) -> Result<bool, DmaError> {
+        let Some(first) = self.completions.as_slice().first().copied() else {
+            return Ok(true);
+        };
+        let slot = self.port.slot_of(&self.producer, self.transfers);
+        let seen = prover.look(&self.port, slot, first.length)?;
+        if seen.is_exact() {
+            self.counters.prove(Proof::Proven);
+            tracing::info!(
+                "source {}: its path is proved: {} bytes came where they should, and nothing beside them changed",
+                self.name,
+                first.length
+            );
+            if self.port.wants_to_ring() {
+                self.publish_in_place()?;
+                self.ring_from_now_on()?;
+                return Ok(false);
+            }
+            return Ok(true);
+        }
+        self.counters.prove(Proof::Disproved);
+        let why = format!(
+            "{} says that it has written {} bytes, but {} words of them are as they were, and {} words beside them \
+             changed",
+            self.port.name(),
+            first.length,
+            seen.unwritten,
+            seen.touched
+        );
+        if !self.port.can_fall_back() {
+            return Err(DmaError::Unbelievable(format!(
+                "{why}; look for refused accesses: dmesg | grep -iE 'dmar|iommu|aer'"
+            )));
+        }
+        tracing::warn!(
+            "source {}: {why}: this path does not work here; its frames go through host memory instead",
+            self.name
+        );
+        self.counters.ledger.fallbacks.add(1);
+        self.stop_engine();
+        self.port.fall_back(&self.producer)?;
+        self.prover = Some(Prover::new(&self.port, &self.producer)?);
+        self.course.interrupt();
+        self.arm()?;
+        Ok(false)
+    }
+
+    /// Arms the engine again so that it rings a kernel's doorbell.
+    fn ring_from_now_on(&mut self) -> Result<(), DmaError> {
+        self.stop_engine();
+        self.port.ring_from(self.producer.published())?;
+        self.arm()
+    }
+
+    /// After a fault: what is not finished is not known, the rest goes on.
+    fn restart(&mut self, error: EngineError) -> Result<(), DmaError> {
+        let EngineError::Faulted { faults, .. } = &error else {
+            return Err(error.into());
+        };
+        for name in faults {
+            self.counters.fault(name, 1);
+        }
+        self.faults += 1;
+        if self.faults >= FAULTS {
+            return Err(DmaError::Unbelievable(format!(
+                "{error}; {FAULTS} times in a row, so it is given up"
+            )));
+        }
+        if self.port.is_ringing() {
+            return Err(DmaError::Unbelievable(format!(
+                "{error}; it rings the doorbell of a kernel that stays, whose count cannot begin anew: write doorbell = \
+                 \"cpu\" for a source that is to go on after faults"
+            )));
+        }
+        tracing::warn!("source {}: {error}; it is armed again", self.name);
+        self.counters.ledger.restarts.add(1);
+        self.stop_engine();
+        self.course.interrupt();
+        self.arm()
+    }
+
+    /// Stops the engine, whatever it takes, and takes what it had finished.
+    fn stop_engine(&mut self) {
+        if self.port.stop(STOP) {
+            self.counters.ledger.stuck.add(1);
+        }
+    }
+
+    /// The end: the engine is quiet, what it had finished is published.
+    fn stop(&mut self) -> Result<(), DmaError> {
+        if !self.port.is_armed() {
+            return Ok(());
+        }
+        self.stop_engine();
+        if self.prover.is_some() {
+            return Ok(());
+        }
+        let limit = self.port.wanted(&mut self.producer, false);
+        self.completions.clear(limit);
+        let polled = self.port.poll(&mut self.completions);
+        self.count_faults();
+        let taken = self.take();
+        polled?;
+        taken.map(drop)
+    }
+
+    /// Publishes what the engine has written into the ring itself.
+    fn publish_in_place(&mut self) -> Result<(), DmaError> {
+        let Self {
+            producer,
+            completions,
+            ..
+        } = self;
+        let count = completions.as_slice().len() as u64;
+        if count > producer.open() {
+            return Err(DmaError::Unbelievable(format!(
+                "{} has finished {count} transfers where it had {} slots",
+                self.port.name(),
+                producer.open()
+            )));
+        }
+        for i in 0..count {
+            let done = self.done(i)?;
+            self.describe(i, done);
+        }
+        self.transfers += count;
+        self.publish(count);
+        Ok(())
+    }
+
+    /// The `i`-th completion, if it can be.
+    fn done(&self, i: u64) -> Result<Done, DmaError> {
+        let done = self.completions.as_slice()[usize::try_from(i).unwrap_or(usize::MAX)];
+        let most = self.producer.options().slot_bytes;
+        if done.length > most {
+            return Err(DmaError::Unbelievable(format!(
+                "{} says that it has written {} bytes into a slot of {most}",
+                self.port.name(),
+                done.length
+            )));
+        }
+        Ok(done)
+    }
+
+    /// Writes the record of the `i`-th open slot, which holds what `done` tells of.
+    fn describe(&mut self, i: u64, done: Done) {
+        let raw = self.course.numbers().and_then(|numbers| {
+            let bytes = &mut self.number[..numbers.bytes.min(8)];
+            let is_inside = numbers.extent().end <= done.length;
+            (is_inside && self.producer.peek(i, numbers.offset, bytes)).then(|| numbers.read(bytes))
+        });
+        let meta = self.course.frame(raw, Cause::WireGap, &self.ledger);
+        let timestamp = if done.timestamp.clock == Clock::None {
+            Timestamp::default()
+        } else {
+            done.timestamp
+        };
+        if done.is_bad {
+            self.producer.blank(i);
+            self.ledger.lost(Cause::BadPacket).add(1);
+            let meta = FrameMeta {
+                flags: meta.flags.with(Flags::INCOMPLETE),
+                arrived: 0,
+                length: self.producer.options().slot_bytes,
+                timestamp,
+                ..meta
+            };
+            self.producer.describe(i, &meta, std::iter::once(0));
+            return;
+        }
+        self.ledger.bytes.add(done.length as u64);
+        self.ledger.delivered.add(1);
+        let meta = FrameMeta {
+            length: done.length,
+            timestamp,
+            ..meta
+        };
+        self.producer.describe(i, &meta, std::iter::once(1));
+    }
+
+    fn publish(&mut self, frames: u64) {
+        self.producer.publish(frames);
+    }
+
+    /// Copies frames out of the engine's own slots, throws away what it may have overtaken meanwhile, publishes the rest.
+    fn carry(&mut self) -> Result<(), DmaError> {
+        let count = self.completions.as_slice().len() as u64;
+        let holdable = self.port.is_holdable();
+        let mut at = 0;
+        while at < count {
+            let missing = (count - at).saturating_sub(self.producer.open());
+            self.producer.claim(missing);
+            let batch = self.producer.open().min(count - at);
+            if batch == 0 {
+                self.refuse(count - at);
+                break;
+            }
+            for i in 0..batch {
+                let done = self.done(at + i)?;
+                if !done.is_bad {
+                    let transfer = self.transfers + at + i;
+                    self.port.carry(transfer, done.length, &self.producer, i)?;
+                }
+            }
+            self.port.settle()?;
+            let first = self.transfers + at;
+            let lapsed = self.port.lapsed()?.saturating_sub(first).min(batch);
+            at += lapsed;
+            if lapsed > 0 {
+                // The others lie behind slots that were filled for nothing: they are copied again.
+                self.course.lose(lapsed, Cause::Overrun, &self.ledger);
+                continue;
+            }
+            for i in 0..batch {
+                let done = self.done(at + i)?;
+                self.describe(i, done);
+            }
+            self.publish(batch);
+            at += batch;
+        }
+        self.transfers += count;
+        if holdable {
+            self.port.give_back(count);
+        }
+        Ok(())
+    }
+
+    /// Frames that found no slot in the ring.
+    fn refuse(&mut self, frames: u64) {
+        self.course.lose(frames, Cause::RingFull, &self.ledger);
+        self.producer.refuse(frames);
+    }
+
+    /// Waits for a moment: for a slot where the engine has none to fill, for the engine otherwise.
+    fn pause(&mut self, idle: Duration) -> Result<(), DmaError> {
+        if self.port.is_starved(&self.producer) {
+            self.producer.wait(self.wait, PATIENCE);
+            return Ok(());
+        }
+        match self.wait {
+            Wait::Busy => std::hint::spin_loop(),
+            Wait::Adaptive if idle < SPIN => std::hint::spin_loop(),
+            _ => {
+                if !self.port.wait(LOOK)? {
+                    std::thread::sleep(NAP);
+                }
+            }
+        }
+        Ok(())
+    }
+}

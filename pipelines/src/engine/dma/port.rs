@@ -1,0 +1,375 @@
+//! An engine with the slots that it fills: the ring's, or some of its own.
+
+use super::DmaError;
+use daq_core::dma::{Armed, Carry, Completions, DmaMap, Engine, EngineError, Idle, Slots};
+use daq_core::ledger::EngineCounters;
+use daq_core::mapped::Writer;
+use daq_core::region::{HostOptions, Placement, Region};
+use daq_core::ring::Producer;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A kernel's doorbell as a device rings it.
+///
+/// ```text
+///   0    the device's count of finished transfers, 32 bits
+///   64   frames that the kernel had been posted by the host when the device began to count; all ones until then
+/// ```
+pub(crate) struct Bell {
+    pub(crate) region: Arc<Region>,
+}
+
+/// Where the base of the device's count lies.
+const BASE: usize = 64;
+
+/// An engine's state.
+enum State {
+    Idle(Box<dyn Engine>, DmaMap),
+    Armed(Armed),
+    /// It would neither stop nor be cut off, or is on its way between two states.
+    Lost,
+}
+
+/// An engine with its slots.
+pub(super) struct Port {
+    state: State,
+    name: String,
+    holdable: bool,
+    faults: &'static [&'static str],
+    /// How frames get from slots of the engine's own to the ring's; `None` where it writes the ring.
+    carry: Option<Carry>,
+    /// Slots of its own that it was not given yet.
+    ungiven: u64,
+    /// Slots of the ring that it was given and has not finished.
+    given: u64,
+    bell: Option<(Bell, DmaMap)>,
+    is_ringing: bool,
+    /// The slot that the engine was armed with first.
+    first: usize,
+    slots: usize,
+    stride: usize,
+    slot_bytes: usize,
+}
+
+/// Memory for slots of an engine's own where `producer`'s ring lies, or in host memory.
+fn own(producer: &Producer, on_host: bool) -> Result<Arc<Region>, DmaError> {
+    let bytes = producer.options().region_bytes();
+    Ok(match producer.region().placement() {
+        Placement::Cuda(ordinal) if !on_host => {
+            let device = daq_core::cuda::Device::open(ordinal)?;
+            let backends = daq_core::mapped::Backend::ALL;
+            Region::mapped(device, bytes, Writer::Fpga, &backends)?
+        }
+        _ => Region::host(
+            bytes,
+            HostOptions {
+                lock: true,
+                huge: true,
+                shared: true,
+                ..HostOptions::default()
+            },
+        )?,
+    })
+}
+
+impl Port {
+    /// Maps the ring's slots for the engine, or slots of its own where it cannot be held back.
+    ///
+    /// A ring on a GPU that the device cannot be given at all is fallen back from at once.
+    pub(super) fn new(
+        engine: Box<dyn Engine>,
+        producer: &Producer,
+        bell: Option<Bell>,
+        counters: &EngineCounters,
+    ) -> Result<Self, DmaError> {
+        let holdable = engine.caps().holdable;
+        let device = engine.device().clone();
+        let is_host = producer.region().placement() == Placement::Host;
+        let region = if holdable {
+            producer.region().clone()
+        } else {
+            own(producer, false)?
+        };
+        let map = match DmaMap::new(device.clone(), region.clone()) {
+            Ok(map) => Ok((map, region)),
+            Err(error) if !is_host => {
+                tracing::warn!("{error}; frames go through host memory instead");
+                counters.ledger.fallbacks.add(1);
+                let region = own(producer, true)?;
+                DmaMap::new(device.clone(), region.clone()).map(|map| (map, region))
+            }
+            Err(error) => Err(error),
+        };
+        let (map, region) = map.map_err(EngineError::from)?;
+        let is_straight = holdable && Arc::ptr_eq(&region, producer.region());
+        let bell = bell
+            .filter(|_| is_straight)
+            .map(|bell| {
+                let map = DmaMap::new(device, bell.region.clone()).map_err(EngineError::from)?;
+                Ok::<_, DmaError>((bell, map))
+            })
+            .transpose()?;
+        let options = producer.options();
+        Ok(Self {
+            name: format!("{} of {}", engine.name(), engine.device().name()),
+            faults: engine.faults(),
+            carry: (!is_straight)
+                .then(|| Carry::new(region, producer))
+                .transpose()?,
+            state: State::Idle(engine, map),
+            holdable,
+            ungiven: 0,
+            given: 0,
+            bell,
+            is_ringing: false,
+            first: 0,
+            slots: options.slots,
+            stride: options.stride(),
+            slot_bytes: options.slot_bytes,
+        })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) const fn faults(&self) -> &'static [&'static str] {
+        self.faults
+    }
+
+    pub(super) const fn is_carried(&self) -> bool {
+        self.carry.is_some()
+    }
+
+    pub(super) const fn is_holdable(&self) -> bool {
+        self.holdable
+    }
+
+    pub(super) const fn is_armed(&self) -> bool {
+        matches!(self.state, State::Armed(_))
+    }
+
+    pub(super) const fn is_ringing(&self) -> bool {
+        self.is_ringing
+    }
+
+    /// Whether a doorbell waits to be rung by the device.
+    pub(super) const fn wants_to_ring(&self) -> bool {
+        self.bell.is_some() && !self.is_ringing
+    }
+
+    /// The memory that the engine writes.
+    pub(super) fn region(&self) -> Option<&Arc<Region>> {
+        match &self.state {
+            State::Idle(_, map) => Some(map.region()),
+            State::Armed(armed) => Some(armed.memory().region()),
+            State::Lost => None,
+        }
+    }
+
+    /// The slot of a transfer, counted since the engine was armed.
+    pub(super) fn slot_of(&self, _: &Producer, transfer: u64) -> usize {
+        let slots = self.slots as u64;
+        usize::try_from((self.first as u64 + transfer) % slots).unwrap_or(0)
+    }
+
+    /// Has the engine begin with the slot of the ring's next frame.
+    pub(super) fn arm(&mut self, producer: &Producer, is_proved: bool) -> Result<(), DmaError> {
+        let State::Idle(engine, map) = std::mem::replace(&mut self.state, State::Lost) else {
+            return Err(DmaError::Unbelievable(format!("{} is not idle", self.name)));
+        };
+        let slots = self.slots as u64;
+        self.first = match &self.carry {
+            Some(_) => 0,
+            None => usize::try_from(producer.published() % slots).unwrap_or(0),
+        };
+        let base = map.address();
+        let bell = self.bell.as_ref().filter(|_| is_proved && self.is_ringing);
+        let wanted = Slots {
+            addresses: (0..slots).map(|i| base + i * self.stride as u64).collect(),
+            bytes: self.slot_bytes,
+            first: self.first,
+            bell: bell.map(|(_, map)| map.address()),
+        };
+        (self.given, self.ungiven) = (0, slots);
+        match Armed::arm(engine, map, &wanted) {
+            Ok(armed) => self.state = State::Armed(armed),
+            Err(refused) => {
+                self.keep(refused.idle);
+                return Err(refused.error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes an engine back that is quiet; says whether it had to be cut off.
+    fn keep(&mut self, idle: Idle) -> bool {
+        let stuck = idle.stuck.is_some();
+        self.state = match idle.memory {
+            Some(memory) => State::Idle(idle.engine, memory),
+            None => State::Lost,
+        };
+        stuck
+    }
+
+    /// Gives the engine slots that are free; one alone before the path is proved.
+    pub(super) fn credit(&mut self, producer: &mut Producer, is_proving: bool) {
+        let State::Armed(armed) = &mut self.state else {
+            return;
+        };
+        if !self.holdable {
+            return;
+        }
+        let most = if is_proving { 1 } else { u64::MAX };
+        let slots = if self.carry.is_some() {
+            let slots = self.ungiven.min(most.saturating_sub(self.given));
+            self.ungiven -= slots;
+            slots
+        } else {
+            let free = (self.slots as u64).min(most);
+            if producer.open() < free {
+                producer.claim(free - producer.open());
+            }
+            producer.open().min(most) - self.given
+        };
+        if slots > 0 {
+            self.given += slots;
+            armed.credit(u32::try_from(slots).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// Completions that there is a use for.
+    pub(super) fn wanted(&self, producer: &mut Producer, is_proving: bool) -> usize {
+        if is_proving {
+            return 1;
+        }
+        if self.carry.is_none() || !self.holdable {
+            return usize::MAX;
+        }
+        // What the ring has no slot for waits with the engine, which can be held back.
+        let slots = self.slots as u64;
+        producer.claim(slots.saturating_sub(producer.open()).min(self.given));
+        usize::try_from(producer.open()).unwrap_or(usize::MAX)
+    }
+
+    /// Whether the engine has nothing to fill until a reader frees a slot.
+    pub(super) fn is_starved(&self, producer: &Producer) -> bool {
+        self.holdable
+            && match self.carry {
+                None => producer.open() == 0,
+                Some(_) => self.ungiven == 0 && producer.open() == 0,
+            }
+    }
+
+    pub(super) fn poll(&mut self, completions: &mut Completions) -> Result<(), DmaError> {
+        let polled = match &mut self.state {
+            State::Armed(armed) => armed.poll(completions),
+            // Completions outlive the engine's stop.
+            State::Idle(engine, _) => engine.poll(completions),
+            State::Lost => Ok(()),
+        };
+        if self.carry.is_none() {
+            let finished = completions.as_slice().len() as u64;
+            self.given = self.given.saturating_sub(finished);
+        }
+        Ok(polled?)
+    }
+
+    /// Waits for an interrupt; false where there is none.
+    pub(super) fn wait(&mut self, limit: Duration) -> Result<bool, DmaError> {
+        match &mut self.state {
+            State::Armed(armed) => Ok(armed.wait(limit)?),
+            State::Idle(..) | State::Lost => Ok(false),
+        }
+    }
+
+    /// Transfers that may have been overwritten by now.
+    pub(super) fn lapsed(&mut self) -> Result<u64, DmaError> {
+        match &mut self.state {
+            State::Armed(armed) => Ok(armed.lapsed()?),
+            State::Idle(engine, _) => Ok(engine.lapsed()?),
+            State::Lost => Ok(u64::MAX),
+        }
+    }
+
+    /// Copies a transfer's bytes to the `open`-th open slot of the ring.
+    pub(super) fn carry(
+        &mut self,
+        transfer: u64,
+        bytes: usize,
+        producer: &Producer,
+        open: u64,
+    ) -> Result<(), DmaError> {
+        let slot = self.slot_of(producer, transfer);
+        match &mut self.carry {
+            Some(carry) => Ok(carry.copy(slot, bytes, producer, open)?),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn settle(&mut self) -> Result<(), DmaError> {
+        match &mut self.carry {
+            Some(carry) => Ok(carry.settle()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Slots of the engine's own that it may fill again.
+    pub(super) fn give_back(&mut self, slots: u64) {
+        self.given = self.given.saturating_sub(slots);
+        self.ungiven += slots;
+    }
+
+    /// Stops the engine; true if it had to be cut off.
+    pub(super) fn stop(&mut self, patience: Duration) -> bool {
+        match std::mem::replace(&mut self.state, State::Lost) {
+            State::Armed(armed) => {
+                let idle = armed.stop(patience);
+                self.keep(idle)
+            }
+            other => {
+                self.state = other;
+                false
+            }
+        }
+    }
+
+    /// Whether there is another path: through slots of the engine's own in host memory.
+    pub(super) fn can_fall_back(&self) -> bool {
+        let region = self.region();
+        region.is_some_and(|region| region.placement() != Placement::Host)
+    }
+
+    /// Gives the engine, which is idle, slots of its own in host memory.
+    pub(super) fn fall_back(&mut self, producer: &Producer) -> Result<(), DmaError> {
+        let State::Idle(engine, map) = std::mem::replace(&mut self.state, State::Lost) else {
+            return Err(DmaError::Unbelievable(format!(
+                "{} cannot be stopped, so it cannot be given other memory",
+                self.name
+            )));
+        };
+        drop(map);
+        let region = own(producer, true)?;
+        let map =
+            DmaMap::new(engine.device().clone(), region.clone()).map_err(EngineError::from)?;
+        self.carry = Some(Carry::new(region, producer)?);
+        self.bell = None;
+        self.state = State::Idle(engine, map);
+        Ok(())
+    }
+
+    /// From the next arming on the device rings, and counts from `posted` on.
+    pub(super) fn ring_from(&mut self, posted: u64) -> Result<(), DmaError> {
+        let Some((bell, _)) = &self.bell else {
+            return Ok(());
+        };
+        let mapped = bell.region.mapping().ok_or_else(|| {
+            DmaError::Unbelievable("the doorbell lies where the CPU cannot store".to_owned())
+        })?;
+        mapped
+            .copy_to(BASE, &posted.to_le_bytes())
+            .map_err(daq_core::dma::CarryError::from)?;
+        self.is_ringing = true;
+        Ok(())
+    }
+}

@@ -1,0 +1,33 @@
+// Counts sentinels in a slot that a device should have written: the GPU's side of engine/dma/proof.rs.
+
+typedef unsigned long long Word;
+
+// The sentinel of word `i` of the region, as daq_core::dma::Sentinel makes it.
+static __device__ Word sentinel(Word seed, Word i) {
+    Word z = seed + i * 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+}
+
+// Looks at `bytes` bytes, a multiple of 8, from `slot` on, of which the first `written` should have been overwritten; the
+// first of them is word `first` of the region. Adds words that were not overwritten to found[0], and words that were and
+// should not have been to found[1].
+extern "C" __global__ void __launch_bounds__(256) daq_proof(
+    const volatile Word* slot, Word bytes, Word written, Word seed, Word first, Word* found) {
+    const Word threads = (Word)gridDim.x * blockDim.x;
+    Word unwritten = 0, touched = 0;
+    for (Word i = (Word)blockIdx.x * blockDim.x + threadIdx.x; i < bytes / 8; i += threads) {
+        const Word differs = slot[i] ^ sentinel(seed, first + i);
+        const Word inside = written <= 8 * i ? 0 : written - 8 * i;
+        // A few bytes may be by chance what they were; a whole word is not.
+        if (inside >= 8) {
+            unwritten += differs == 0;
+        } else {
+            const Word beyond = inside == 0 ? differs : differs >> (8 * inside);
+            touched += beyond != 0;
+        }
+    }
+    if (unwritten != 0) atomicAdd(found, unwritten);
+    if (touched != 0) atomicAdd(found + 1, touched);
+}
