@@ -1,3 +1,5 @@
 //! The source `fpga`: a card's DMA engine, driven from user space.
 
 pub mod device;
+pub mod owner;
+pub mod vfio;

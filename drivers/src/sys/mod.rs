@@ -5,6 +5,8 @@ pub mod recv;
 pub mod scatter;
 pub mod send;
 pub mod socket;
+pub mod vfio;
+pub mod vfio_bar;
 
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@ mod list;
 mod live;
 mod load;
 mod new;
+mod owner;
 mod reference;
 mod run;
 mod selftest;
@@ -103,6 +104,12 @@ enum Command {
         #[arg(value_enum, default_value = "schema")]
         page: reference::Page,
     },
+    /// Outlive a daemon that is killed, and stop its card; for daq itself.
+    #[command(name = daq_drivers::fpga::owner::COMMAND, hide = true)]
+    FpgaOwner {
+        /// The card's PCI address, for messages.
+        device: String,
+    },
     /// Print completions for a shell.
     Completions {
         /// The shell.
@@ -151,6 +158,7 @@ pub fn main() -> ExitCode {
         Command::Selftest(args) => selftest::selftest(&args),
         Command::Tune(args) => tune::tune(&args),
         Command::Reference { page } => show(&reference::page(page)),
+        Command::FpgaOwner { device } => owner::owner(&device),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "daq", &mut script);

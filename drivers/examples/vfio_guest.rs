@@ -1,0 +1,517 @@
+//! The checks of kernel VFIO that `tests/guest/cases` runs in its guest, on QEMU's DMA device `edu`.
+//!
+//! `vfio_guest refused|device|peer|killed OWNER EDU [MEMORY]`: the program that becomes the owner, PCI addresses.
+//! Each check prints `ok`, `FAIL` or `skip`.
+
+use daq_core::dma::{DmaDevice, DmaMap};
+use daq_core::region::{HostOptions, Region};
+use daq_drivers::fpga::device::{Device, Registers};
+use daq_drivers::fpga::vfio::VfioDevice;
+use daq_drivers::sys::vfio_bar::Bar;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal};
+use std::error::Error;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
+
+// docs/specs/edu of QEMU.
+const IDENTIFICATION: u64 = 0x00;
+const LIVENESS: u64 = 0x04;
+const INTERRUPT_ACKNOWLEDGE: u64 = 0x64;
+const SOURCE: u64 = 0x80;
+const DESTINATION: u64 = 0x88;
+const COUNT: u64 = 0x90;
+const COMMAND: u64 = 0x98;
+const RUN: u32 = 1;
+const TO_MEMORY: u32 = 2;
+const INTERRUPT: u32 = 4;
+/// Where the device's own memory is, as the device sees it.
+const BUFFER: u32 = 0x40000;
+const PAGE: usize = 4096;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match arguments[..] {
+        ["refused", owner, edu] => refused(Path::new(owner), edu),
+        ["device", owner, edu] => device(Path::new(owner), edu),
+        ["peer", owner, edu, memory] => peer(Path::new(owner), edu, memory),
+        ["killed", owner, edu, memory] => killed(owner, edu, memory),
+        ["daemon", owner, edu, memory] => daemon(Path::new(owner), edu, memory),
+        _ => Err("usage: vfio_guest refused|device|peer|killed OWNER EDU [MEMORY]".into()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!(
+                "FAIL {}: {error}",
+                arguments.first().unwrap_or(&"vfio_guest")
+            );
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Says whether what was looked for is so.
+fn check(name: &str, is_so: bool, else_: impl FnOnce() -> String) {
+    if is_so {
+        println!("ok {name}");
+    } else {
+        println!("FAIL {name}: {}", else_());
+    }
+}
+
+/// An error that was expected, and what its text must tell.
+fn check_error<T, E: ToString>(name: &str, result: std::result::Result<T, E>, tells: &str) {
+    match result {
+        Ok(_) => println!("FAIL {name}: it was not refused"),
+        Err(error) => {
+            let error = error.to_string();
+            check(name, error.contains(tells), || {
+                format!("{error:?} does not tell {tells:?}")
+            });
+        }
+    }
+}
+
+/// Numbers that look like no others, from a seed.
+fn pattern(seed: u32) -> impl Fn(usize) -> u32 {
+    move |word| {
+        let mixed =
+            (u32::try_from(word).unwrap_or(0) ^ seed.rotate_left(16)).wrapping_mul(0x9e37_79b1);
+        mixed ^ mixed >> 15
+    }
+}
+
+/// One transfer; returns when the device says that it is done, which says nothing of where the data went.
+fn transfer(edu: &dyn Registers, source: u32, destination: u32, bytes: usize, flags: u32) {
+    edu.write(SOURCE, source);
+    edu.write(DESTINATION, destination);
+    edu.write(COUNT, u32::try_from(bytes).unwrap_or(0));
+    edu.write(COMMAND, RUN | flags);
+    while edu.read(COMMAND) & RUN != 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn into_device(edu: &dyn Registers, address: u32, bytes: usize) {
+    transfer(edu, address, BUFFER, bytes, 0);
+}
+
+fn into_memory(edu: &dyn Registers, address: u32, bytes: usize) {
+    transfer(edu, BUFFER, address, bytes, TO_MEMORY);
+}
+
+/// A device's memory, all of it known.
+struct Peer {
+    bar: Arc<Bar>,
+    expected: Vec<u32>,
+}
+
+impl Peer {
+    fn open(address: &str, resource: &str) -> Result<Self> {
+        let path = PathBuf::from(format!("/sys/bus/pci/devices/{address}/{resource}"));
+        let bar = Arc::new(Bar::open(&path)?);
+        let mut peer = Self {
+            expected: vec![0; bar.bytes() / 4],
+            bar,
+        };
+        peer.fill(1);
+        Ok(peer)
+    }
+
+    fn fill(&mut self, seed: u32) {
+        let value = pattern(seed);
+        for (word, expected) in self.expected.iter_mut().enumerate() {
+            *expected = value(word);
+            self.bar.write(word * 4, *expected);
+        }
+    }
+
+    /// What a transfer of `bytes` from one place to another makes of it.
+    fn moved(&mut self, from: usize, to: usize, bytes: usize) {
+        self.expected
+            .copy_within(from / 4..(from + bytes) / 4, to / 4);
+    }
+
+    fn check(&self, name: &str) {
+        let wrong: Vec<usize> = (0..self.expected.len())
+            .filter(|&word| self.bar.read(word * 4) != self.expected[word])
+            .collect();
+        check(name, wrong.is_empty(), || {
+            format!(
+                "{} words differ, the first at {:#x}",
+                wrong.len(),
+                wrong[0] * 4
+            )
+        });
+    }
+}
+
+/// What is to be told of a device that does not belong to VFIO.
+fn refused(owner: &Path, edu: &str) -> Result {
+    let open = VfioDevice::open(edu, Some(owner));
+    check_error("unbound: the remedy is told", open, "/driver_override");
+    Ok(())
+}
+
+fn open_descriptors() -> Result<usize> {
+    Ok(fs::read_dir("/proc/self/fd")?.count())
+}
+
+fn is_running(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+fn device(owner: &Path, address: &str) -> Result {
+    let descriptors = open_descriptors()?;
+    let device = VfioDevice::open(address, Some(owner))?;
+    let identity = device.identity();
+    check(
+        "identity",
+        (identity.vendor, identity.device, identity.class) == (0x1234, 0x11e8, 0x00_ff00),
+        || format!("{identity:x?}"),
+    );
+    let edu = device.registers(0)?;
+    check(
+        "registers: identification",
+        edu.read(IDENTIFICATION) == 0x0100_00ed,
+        || format!("{:#x}", edu.read(IDENTIFICATION)),
+    );
+    edu.write(LIVENESS, 0x1234_5678);
+    check(
+        "registers: what is written is there",
+        edu.read(LIVENESS) == !0x1234_5678,
+        || format!("{:#x}", edu.read(LIVENESS)),
+    );
+    check_error(
+        "registers: a BAR that is none",
+        device.registers(3).map(drop),
+        "BAR 3: it has none; it has [0]",
+    );
+    let again = VfioDevice::open(address, Some(owner));
+    check_error("a device is opened once", again.map(drop), "is in use");
+
+    interrupts(&device, &*edu)?;
+    host_memory(&device, &*edu)?;
+
+    match device.reset() {
+        Ok(()) => check(
+            "reset: registers have their first values",
+            edu.read(LIVENESS) == !0,
+            || format!("{:#x}", edu.read(LIVENESS)),
+        ),
+        Err(error) => println!("skip reset: {error}"),
+    }
+    let pid = device.owner().ok_or("no owner")?;
+    check("the owner runs", is_running(pid), || {
+        format!("no process {pid}")
+    });
+    drop((device, edu));
+    check("the owner ends with the device", !is_running(pid), || {
+        format!("process {pid} is there")
+    });
+    let rounds = 10;
+    for _ in 0..rounds {
+        let device = VfioDevice::open(address, Some(owner))?;
+        let region = Region::host(PAGE, HostOptions::default())?;
+        let _registers = device.registers(0)?;
+        drop(DmaMap::new(device.as_dma(), region)?);
+    }
+    check(
+        "nothing is left open",
+        open_descriptors()? == descriptors,
+        || {
+            format!(
+                "{descriptors} descriptors before, {:?} after {rounds} rounds",
+                open_descriptors()
+            )
+        },
+    );
+    Ok(())
+}
+
+/// Reads a region's words; the device is quiet.
+fn words(region: &Region) -> Result<Vec<u32>> {
+    // A region of the kind that has a file is read through it, which needs no pointers.
+    let file = fs::File::from(
+        region
+            .file()
+            .ok_or("the region has no file")?
+            .try_clone_to_owned()?,
+    );
+    let mut bytes = vec![0; region.bytes()];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0)?;
+    Ok(bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|word| u32::from_le_bytes(*word))
+        .collect())
+}
+
+fn fill(region: &Region, seed: u32) -> Result<Vec<u32>> {
+    let value = pattern(seed);
+    let expected: Vec<u32> = (0..region.bytes() / 4).map(value).collect();
+    let file = fs::File::from(
+        region
+            .file()
+            .ok_or("the region has no file")?
+            .try_clone_to_owned()?,
+    );
+    let bytes: Vec<u8> = expected
+        .iter()
+        .flat_map(|word| word.to_le_bytes())
+        .collect();
+    std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0)?;
+    Ok(expected)
+}
+
+fn host_memory(device: &Arc<VfioDevice>, edu: &dyn Registers) -> Result {
+    let options = HostOptions {
+        shared: true,
+        ..HostOptions::default()
+    };
+    let region = Region::host(8 * PAGE, options)?;
+    let mut expected = fill(&region, 2)?;
+    let map = DmaMap::new(device.clone().as_dma(), region.clone())?;
+    let address = u32::try_from(map.address())?;
+    into_device(edu, address + 3 * 4096, PAGE);
+    into_memory(edu, address + 7 * 4096, PAGE);
+    expected.copy_within(3 * PAGE / 4..4 * PAGE / 4, 7 * PAGE / 4);
+    into_memory(edu, address + 4096 + 4, 100);
+    expected.copy_within(3 * PAGE / 4..(3 * PAGE + 100) / 4, (PAGE + 4) / 4);
+    check(
+        "host memory: what was moved is there, byte by byte",
+        words(&region)? == expected,
+        || "it is not".to_owned(),
+    );
+
+    let other = Region::host(2 << 20, options)?;
+    let second = DmaMap::new(device.clone().as_dma(), other)?;
+    check(
+        "host memory: maps do not overlap",
+        second.address() >= map.address() + 8 * PAGE as u64
+            || second.address() + (2 << 20) <= map.address(),
+        || format!("{second:?} {map:?}"),
+    );
+    check_error(
+        "unmap: another size is refused",
+        device.unmap(map.address(), PAGE),
+        "0x8000 bytes are mapped there",
+    );
+    check_error(
+        "unmap: nothing there",
+        device.unmap(map.address() + 4096, PAGE),
+        "nothing is mapped there",
+    );
+    into_memory(edu, address, PAGE);
+    expected.copy_within(3 * PAGE / 4..4 * PAGE / 4, 0);
+    check(
+        "unmap: what was refused is still mapped",
+        words(&region)? == expected,
+        || "it is not".to_owned(),
+    );
+    drop(map);
+    into_memory(edu, address + 2 * 4096, PAGE);
+    check(
+        "unmap: nothing lands any more",
+        words(&region)? == expected,
+        || "it does".to_owned(),
+    );
+
+    let map = DmaMap::new(device.clone().as_dma(), region.clone())?;
+    let address = u32::try_from(map.address())?;
+    device.cut_off()?;
+    into_memory(edu, address + 2 * 4096, PAGE);
+    check(
+        "cut off: nothing lands any more",
+        words(&region)? == expected,
+        || "it does".to_owned(),
+    );
+    drop(map);
+    Ok(())
+}
+
+fn interrupts(device: &Arc<VfioDevice>, edu: &dyn Registers) -> Result {
+    check_error(
+        "interrupts: too many",
+        device.interrupts(64),
+        "of MSI, and 64 are needed",
+    );
+    let events = device.interrupts(1)?;
+    // A net only: the device has raised it before the transfer is done.
+    let limit = Duration::from_secs(60);
+    check(
+        "interrupts: none yet",
+        !events[0].wait(Duration::ZERO),
+        || "there is one".to_owned(),
+    );
+    for round in 1..=2 {
+        transfer(edu, BUFFER, 0, 4, TO_MEMORY | INTERRUPT);
+        let came = events[0].wait(limit);
+        edu.write(INTERRUPT_ACKNOWLEDGE, u32::MAX);
+        // The transfer itself went nowhere, as nothing is mapped: an interrupt is no proof of data.
+        check(&format!("interrupts: number {round} came"), came, || {
+            "it did not".to_owned()
+        });
+    }
+    check(
+        "interrupts: no more than were sent",
+        !events[0].wait(Duration::ZERO),
+        || "there is one".to_owned(),
+    );
+    Ok(())
+}
+
+fn peer(owner: &Path, edu: &str, memory: &str) -> Result {
+    for resource in ["resource2", "resource2_wc"] {
+        let mut peer = Peer::open(memory, resource)?;
+        let device = VfioDevice::open(edu, Some(owner))?;
+        let edu = device.registers(0)?;
+        let bytes = peer.bar.bytes();
+        let begin = device.map_bar(&peer.bar)?;
+        let address = u32::try_from(begin)?;
+        let at = |offset: usize| u32::try_from(offset).map(|offset| address + offset);
+        for (from, to, bytes) in [
+            (0, 0x10000, PAGE),
+            (bytes - PAGE, 0x20000, PAGE),
+            (0x30000, bytes - PAGE, PAGE),
+            (0x40000, 0x50ffc, 8),
+        ] {
+            into_device(&*edu, at(from)?, bytes);
+            into_memory(&*edu, at(to)?, bytes);
+            peer.moved(from, to, bytes);
+        }
+        peer.check(&format!(
+            "{resource}: peer-to-peer, byte by byte, nothing else touched"
+        ));
+        // One page behind the end: whatever lies there in the bus's addresses is not reached.
+        into_memory(&*edu, at(bytes)?, PAGE);
+        peer.check(&format!("{resource}: nothing beyond the end"));
+        device.unmap(begin, bytes)?;
+        into_memory(&*edu, at(0x60000)?, PAGE);
+        peer.check(&format!("{resource}: unmapped, nothing lands"));
+    }
+    Ok(())
+}
+
+/// A daemon that has mapped a peer and waits to be killed; tells what its killer must know.
+fn daemon(owner: &Path, edu: &str, memory: &str) -> Result {
+    let peer = Bar::open(Path::new(&format!(
+        "/sys/bus/pci/devices/{memory}/resource2_wc"
+    )))?;
+    let device = VfioDevice::open(edu, Some(owner))?;
+    let address = device.map_bar(&Arc::new(peer))?;
+    println!("{address} {}", device.owner().ok_or("no owner")?);
+    std::io::stdout().flush()?;
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+/// `edu` as another process than its daemon reaches it: an engine that goes on by itself.
+struct Stolen {
+    bar: Bar,
+    /// What keeps the kernel from closing the device with the daemon.
+    _device: OwnedFd,
+    _container: OwnedFd,
+}
+
+impl Registers for Stolen {
+    fn bytes(&self) -> u64 {
+        self.bar.bytes() as u64
+    }
+    fn read(&self, offset: u64) -> u32 {
+        self.bar.read(usize::try_from(offset).unwrap_or(usize::MAX))
+    }
+    fn write(&self, offset: u64, value: u32) {
+        self.bar
+            .write(usize::try_from(offset).unwrap_or(usize::MAX), value);
+    }
+}
+
+impl Stolen {
+    fn from(daemon: &Child) -> Result<Self> {
+        let pid = Pid::from_child(daemon);
+        let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        let find = |wanted: &str| -> Result<OwnedFd> {
+            for entry in fs::read_dir(format!("/proc/{}/fd", daemon.id()))? {
+                let entry = entry?;
+                if fs::read_link(entry.path()).is_ok_and(|link| link.to_string_lossy() == wanted) {
+                    let number = entry.file_name().to_string_lossy().parse()?;
+                    let flags = PidfdGetfdFlags::empty();
+                    return Ok(rustix::process::pidfd_getfd(&process, number, flags)?);
+                }
+            }
+            Err(format!("the daemon has no {wanted} open").into())
+        };
+        let device = find("anon_inode:[vfio-device]")?;
+        // BAR 0 lies at offset 0 of it.
+        Ok(Self {
+            bar: Bar::map(device.as_fd(), 0, 1 << 20)?,
+            _device: device,
+            _container: find("/dev/vfio/vfio")?,
+        })
+    }
+}
+
+/// Waits until a process that need not be a child of ours has ended.
+fn ended(process: &OwnedFd) -> Result {
+    let mut fds = [rustix::event::PollFd::new(
+        process,
+        rustix::event::PollFlags::IN,
+    )];
+    rustix::event::poll(&mut fds, None)?;
+    Ok(())
+}
+
+fn killed(owner: &str, edu: &str, memory: &str) -> Result {
+    for has_owner in [false, true] {
+        let mut peer = Peer::open(memory, "resource2_wc")?;
+        let mut daemon = Command::new(std::env::current_exe()?)
+            .args(["daemon", owner, edu, memory])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut line = String::new();
+        BufReader::new(daemon.stdout.take().ok_or("no output")?).read_line(&mut line)?;
+        let (address, pid) = line
+            .trim()
+            .split_once(' ')
+            .ok_or(format!("the daemon said {line:?}"))?;
+        let address: u32 = address.parse()?;
+        let pid = Pid::from_raw(pid.parse()?).ok_or("no process id")?;
+        let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        let engine = Stolen::from(&daemon)?;
+        into_device(&engine, address, PAGE);
+        into_memory(&engine, address + 0x10000, PAGE);
+        peer.moved(0, 0x10000, PAGE);
+        peer.check("while the daemon lives its device writes");
+
+        rustix::process::kill_process(pid, Signal::INT)?;
+        rustix::process::kill_process(pid, Signal::TERM)?;
+        rustix::process::kill_process(pid, Signal::HUP)?;
+        if !has_owner {
+            rustix::process::kill_process(pid, Signal::KILL)?;
+            ended(&process)?;
+        }
+        daemon.kill()?;
+        daemon.wait()?;
+        ended(&process)?;
+        into_memory(&engine, address + 0x20000, PAGE);
+        if has_owner {
+            peer.check("killed: the owner has stopped the device, nothing lands");
+        } else {
+            // What the owner is for; were it otherwise, the check above would prove nothing.
+            peer.moved(0, 0x20000, PAGE);
+            peer.check("killed, with its owner: the device writes on");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,685 @@
+//! The owner: a small process that outlives a daemon which is killed, and stops its device.
+//!
+//! ```text
+//!   daemon ── descriptors of device, container, GPU; each map before it is made ──▶ owner (asleep)
+//!     │ SIGKILL                                                                        │ end of the connection
+//!     ▼                                                                                ▼
+//!   its memory goes ──── the owner still holds the GPU's ──── bus mastering off, reset, unmap, close
+//! ```
+//! The kernel does not hold the memory of another device that it has mapped for DMA: were the GPU's memory given back
+//! while the device still wrote, its next holder would be written over. What the owner holds keeps it.
+//!
+//! It is this same program, run again with the hidden command [`COMMAND`], its end of the connection as standard input.
+
+use super::device::DeviceError;
+use crate::sys::vfio as sys;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sockopt,
+};
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// The hidden command of the program by which it becomes an owner.
+pub const COMMAND: &str = "fpga-owner";
+
+/// Of the protocol, so that a program that was replaced under a running daemon is noticed.
+const VERSION: u64 = 1;
+/// The kernel passes at most 253 descriptors with a message.
+const MOST_DESCRIPTORS: usize = 253;
+/// How long an answer may take; the owner does nothing else, so this passes only if it does not run at all.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes of a message: its kind and three numbers.
+const MESSAGE: usize = 32;
+/// Most bytes of an answer: the message itself, or why it was refused.
+const ANSWER: usize = 256;
+/// `PCI_COMMAND` in a configuration space, and its bit that lets the device write and read memory.
+pub(super) const PCI_COMMAND: u64 = 4;
+pub(super) const BUS_MASTER: u16 = 1 << 2;
+
+/// What the daemon tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    /// The first one, with the descriptors of the container and the device: where in the latter its configuration space is.
+    Take { version: u64, config: u64 },
+    /// Descriptors that belong to the next [`Word::Map`].
+    Hold,
+    /// A map is about to be made.
+    Map { address: u64, bytes: u64 },
+    /// It is no more.
+    Unmap { address: u64 },
+    /// The device is quiet, the end is in order.
+    Done,
+}
+
+impl Word {
+    fn bytes(self) -> [u8; MESSAGE] {
+        let numbers = match self {
+            Self::Take { version, config } => [1, version, config, 0],
+            Self::Hold => [2, 0, 0, 0],
+            Self::Map { address, bytes } => [3, address, bytes, 0],
+            Self::Unmap { address } => [4, address, 0, 0],
+            Self::Done => [5, 0, 0, 0],
+        };
+        let mut message = [0; MESSAGE];
+        for (place, number) in message.chunks_exact_mut(8).zip(numbers) {
+            place.copy_from_slice(&number.to_ne_bytes());
+        }
+        message
+    }
+
+    fn read(message: [u8; MESSAGE]) -> Option<Self> {
+        let mut numbers = [0; 4];
+        for (number, place) in numbers.iter_mut().zip(message.as_chunks().0) {
+            *number = u64::from_ne_bytes(*place);
+        }
+        Some(match numbers {
+            [1, version, config, _] => Self::Take { version, config },
+            [2, ..] => Self::Hold,
+            [3, address, bytes, _] => Self::Map { address, bytes },
+            [4, address, ..] => Self::Unmap { address },
+            [5, ..] => Self::Done,
+            _ => return None,
+        })
+    }
+}
+
+/// The daemon's side.
+#[derive(Debug)]
+pub struct Owner {
+    socket: OwnedFd,
+    child: Child,
+}
+
+impl Owner {
+    /// Starts the owner of the device `name`, whose configuration space lies at `config` of its descriptor.
+    ///
+    /// `program` is an executable that becomes an owner by [`COMMAND`]: this one.
+    pub fn start(
+        program: &Path,
+        name: &str,
+        container: BorrowedFd<'_>,
+        device: BorrowedFd<'_>,
+        config: u64,
+    ) -> Result<Self, DeviceError> {
+        let cannot = |why: String| {
+            DeviceError::new(
+                name,
+                format!(
+                    "the process that stops the device if this one is killed cannot be had: {why}; without it \
+                     nothing is done, since the device might write where it must not. {} {COMMAND} must be this \
+                     version of the program",
+                    program.display()
+                ),
+            )
+        };
+        let (ours, theirs) =
+            connection().map_err(|error| cannot(format!("no socket pair: {error}")))?;
+        let child = Command::new(program)
+            .args([COMMAND, name])
+            .current_dir("/")
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(|error| cannot(error.to_string()))?;
+        let mut owner = Self {
+            socket: ours,
+            child,
+        };
+        let take = Word::Take {
+            version: VERSION,
+            config,
+        };
+        match owner.tell(take, &[container, device]) {
+            Ok(()) => Ok(owner),
+            Err(error) => {
+                // It holds nothing yet, or is no owner at all.
+                let _ = owner.child.kill();
+                let _ = owner.child.wait();
+                Err(cannot(error.to_string()))
+            }
+        }
+    }
+
+    /// Tells of a map that is about to be made; `held` is kept open until it is unmapped.
+    pub fn map(&mut self, address: u64, bytes: u64, held: &[OwnedFd]) -> io::Result<()> {
+        tell_map(&self.socket, address, bytes, held)
+    }
+
+    /// Tells that a map is no more.
+    pub fn unmap(&mut self, address: u64) -> io::Result<()> {
+        self.tell(Word::Unmap { address }, &[])
+    }
+
+    /// Ends the owner: the device is quiet.
+    pub fn finish(mut self) -> io::Result<()> {
+        self.tell(Word::Done, &[])?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// The owner's process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn tell(&mut self, word: Word, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        tell(&self.socket, word, fds)
+    }
+}
+
+/// The two ends of a connection that keeps messages apart.
+fn connection() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let (ours, theirs) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(PATIENCE))?;
+    Ok((ours, theirs))
+}
+
+/// Sends a map with all that keeps its memory, in as many messages as that takes.
+fn tell_map(socket: &OwnedFd, address: u64, bytes: u64, held: &[OwnedFd]) -> io::Result<()> {
+    for some in held.chunks(MOST_DESCRIPTORS) {
+        let some: Vec<_> = some.iter().map(AsFd::as_fd).collect();
+        tell(socket, Word::Hold, &some)?;
+    }
+    tell(socket, Word::Map { address, bytes }, &[])
+}
+
+/// Sends a word with descriptors and waits until it is taken.
+fn tell(socket: &OwnedFd, word: Word, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::other(format!(
+            "{} descriptors are too many for a message",
+            fds.len()
+        )));
+    }
+    let message = word.bytes();
+    rustix::net::sendmsg(
+        socket,
+        &[IoSlice::new(&message)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?;
+    let mut answer = [0; ANSWER];
+    let (bytes, _) = rustix::net::recv(socket, &mut answer, RecvFlags::empty())?;
+    match bytes {
+        0 => Err(io::Error::other("it has ended")),
+        MESSAGE if answer[..MESSAGE] == message => Ok(()),
+        _ => Err(io::Error::other(format!(
+            "it refused: {}",
+            String::from_utf8_lossy(&answer[..bytes])
+        ))),
+    }
+}
+
+/// What an owner does to a device; a trait so that the protocol can be tried on what is none.
+trait Held {
+    /// Stops all DMA and ends the maps; returns what could not be done.
+    fn cut_off(&mut self, maps: &BTreeMap<u64, Map>) -> Vec<String>;
+}
+
+/// A map that the daemon told of.
+#[derive(Debug)]
+struct Map {
+    bytes: u64,
+    /// What keeps its memory.
+    _held: Vec<OwnedFd>,
+}
+
+/// How an owner ended.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// Told to.
+    InOrder,
+    /// The daemon had gone without a word, with so many maps; what could not be done about it.
+    Orphaned(usize, Vec<String>),
+}
+
+/// The owner's whole life: sleeps on `socket`, does what it is told, and cuts off what `open` made of the first
+/// descriptors if the other end goes without a word.
+fn serve<H: Held>(
+    socket: BorrowedFd<'_>,
+    open: impl FnOnce(OwnedFd, OwnedFd, u64) -> H,
+) -> Result<End, String> {
+    let mut open = Some(open);
+    let mut device = None;
+    let mut maps = BTreeMap::new();
+    let mut next = Vec::new();
+    loop {
+        let (word, mut fds) = match receive(socket) {
+            Ok(Some(message)) => message,
+            Ok(None) => {
+                return match device {
+                    None => Err("the connection ended before it began".to_owned()),
+                    Some(mut device) => {
+                        let failed = Held::cut_off(&mut device, &maps);
+                        Ok(End::Orphaned(maps.len(), failed))
+                    }
+                };
+            }
+            Err(refusal) => {
+                answer(socket, refusal.as_bytes());
+                continue;
+            }
+        };
+        let refusal = match (word, fds.len()) {
+            (Word::Take { version, .. }, _) if version != VERSION => {
+                Some(format!("protocol {version}, not {VERSION}"))
+            }
+            (Word::Take { config, .. }, 2) => match (open.take(), fds.pop(), fds.pop()) {
+                (Some(open), Some(second), Some(first)) => {
+                    device = Some(open(first, second, config));
+                    None
+                }
+                _ => Some("it has a device".to_owned()),
+            },
+            (Word::Hold, _) => {
+                next.append(&mut fds);
+                None
+            }
+            (Word::Map { address, bytes }, 0) => {
+                let map = Map {
+                    bytes,
+                    _held: std::mem::take(&mut next),
+                };
+                maps.insert(address, map);
+                None
+            }
+            (Word::Unmap { address }, 0) => {
+                maps.remove(&address);
+                None
+            }
+            (Word::Done, 0) => {
+                // Closed before it is answered, so that the daemon can rely on it.
+                drop((device, maps, next));
+                answer(socket, &word.bytes());
+                return Ok(End::InOrder);
+            }
+            (word, count) => Some(format!("{word:?} with {count} descriptors")),
+        };
+        match refusal {
+            None => answer(socket, &word.bytes()),
+            Some(refusal) => answer(socket, refusal.as_bytes()),
+        }
+    }
+}
+
+/// The next word with its descriptors; `None` at the end of the connection; what is wrong with it.
+fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Word, Vec<OwnedFd>)>, String> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut message = [0; MESSAGE];
+    let received = loop {
+        let mut parts = [IoSliceMut::new(&mut message)];
+        match rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            // A connection that fails has ended.
+            Err(_) => return Ok(None),
+            Ok(received) => break received,
+        }
+    };
+    let mut fds = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(some) = part {
+            fds.extend(some);
+        }
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err("out of descriptors; raise LimitNOFILE= in the unit, or ulimit -n".to_owned());
+    }
+    match Word::read(message) {
+        Some(word) if received.bytes == MESSAGE => Ok(Some((word, fds))),
+        _ => Err(format!("a message of {} bytes", received.bytes)),
+    }
+}
+
+fn answer(socket: BorrowedFd<'_>, bytes: &[u8]) {
+    // Where nobody hears it any more the next receive says so.
+    let _ = rustix::net::send(
+        socket,
+        &bytes[..bytes.len().min(ANSWER)],
+        SendFlags::NOSIGNAL,
+    );
+}
+
+/// The real thing.
+struct VfioHeld {
+    container: OwnedFd,
+    device: OwnedFd,
+    config: u64,
+}
+
+impl Held for VfioHeld {
+    fn cut_off(&mut self, maps: &BTreeMap<u64, Map>) -> Vec<String> {
+        let mut failed = Vec::new();
+        if let Err(error) = cut_off(self.device.as_fd(), self.config) {
+            failed.push(error);
+        }
+        for (address, map) in maps {
+            if let Err(error) = sys::unmap(self.container.as_fd(), *address, map.bytes) {
+                failed.push(format!(
+                    "unmap {:#x} bytes at {address:#x}: {error}",
+                    map.bytes
+                ));
+            }
+        }
+        failed
+    }
+}
+
+/// Bus mastering off, then a reset where the kernel has one for the device, and bus mastering stays off.
+pub(super) fn cut_off(device: BorrowedFd<'_>, config: u64) -> Result<(), String> {
+    let told = |error: io::Error| format!("bus mastering cannot be switched off: {error}");
+    set_bus_master(device, config, false).map_err(told)?;
+    match sys::can_reset(device) {
+        Ok(true) => {
+            sys::reset(device).map_err(|error| format!("reset: {error}"))?;
+            // The kernel puts back what the configuration space held.
+            set_bus_master(device, config, false).map_err(told)
+        }
+        // Nothing that it sends leaves it.
+        Ok(false) => Ok(()),
+        Err(error) => Err(format!("its abilities cannot be read: {error}")),
+    }
+}
+
+/// Sets or clears the bus-master bit; the read that checks it also waits for all writes that are under way from the device.
+pub(super) fn set_bus_master(device: BorrowedFd<'_>, config: u64, on: bool) -> io::Result<()> {
+    let command = read_config(device, config + PCI_COMMAND)?;
+    if command == u16::MAX {
+        return Err(io::Error::from(Errno::NODEV));
+    }
+    let wanted = if on {
+        command | BUS_MASTER
+    } else {
+        command & !BUS_MASTER
+    };
+    rustix::io::pwrite(device, &wanted.to_le_bytes(), config + PCI_COMMAND)?;
+    let is = read_config(device, config + PCI_COMMAND)?;
+    if is & BUS_MASTER != wanted & BUS_MASTER {
+        return Err(io::Error::other(format!(
+            "its command register reads {is:#06x} after {wanted:#06x} was written"
+        )));
+    }
+    Ok(())
+}
+
+/// 16 bits of the configuration space.
+pub(super) fn read_config(device: BorrowedFd<'_>, offset: u64) -> io::Result<u16> {
+    let mut bytes = [0; 2];
+    match rustix::io::pread(device, &mut bytes, offset)? {
+        2 => Ok(u16::from_le_bytes(bytes)),
+        n => Err(io::Error::other(format!(
+            "{n} bytes of 2 of the configuration space"
+        ))),
+    }
+}
+
+/// The life of the process that was started with [`COMMAND`]; `name` is its device's, for messages. The exit code.
+pub fn main(name: &str) -> u8 {
+    sys::ignore_signals();
+    // Away from the terminal; it fails where that is so already.
+    let _ = rustix::process::setsid();
+    let _ = rustix::thread::set_name(c"daq-fpga-owner");
+    // Under want of memory the daemon has to go first; without the right to ask for that it is left to the kernel.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+    let socket = io::stdin();
+    let end = serve(socket.as_fd(), |container, device, config| VfioHeld {
+        container,
+        device,
+        config,
+    });
+    // A standard error that is closed is no reason to stop.
+    let say = |text: String| {
+        let _ = writeln!(io::stderr(), "daq {COMMAND} {name}: {text}");
+    };
+    match end {
+        Ok(End::InOrder) => 0,
+        Ok(End::Orphaned(maps, failed)) if failed.is_empty() => {
+            say(format!(
+                "the daemon has gone without a word: the device was stopped, {maps} maps ended"
+            ));
+            0
+        }
+        Ok(End::Orphaned(_, failed)) => {
+            say(format!(
+                "the daemon has gone without a word, and the device could not be stopped in every way: {}",
+                failed.join("; ")
+            ));
+            1
+        }
+        Err(error) => {
+            say(format!("{error}; this command is for daq itself"));
+            1
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread::JoinHandle;
+
+    /// What stands for a device: tells what it was made of and what it was cut off with.
+    struct Recorder {
+        fds: [OwnedFd; 2],
+        told: Sender<Vec<(u64, u64)>>,
+        waits: Receiver<()>,
+    }
+
+    impl Held for Recorder {
+        fn cut_off(&mut self, maps: &BTreeMap<u64, Map>) -> Vec<String> {
+            for fd in &self.fds {
+                assert!(rustix::fs::fstat(fd).is_ok());
+            }
+            let maps = maps.iter().map(|(address, map)| (*address, map.bytes));
+            self.told.send(maps.collect()).unwrap();
+            self.waits.recv().unwrap();
+            vec!["as asked".to_owned()]
+        }
+    }
+
+    struct Bench {
+        socket: OwnedFd,
+        owner: JoinHandle<Result<End, String>>,
+        told: Receiver<Vec<(u64, u64)>>,
+        go_on: Sender<()>,
+    }
+
+    /// An owner in a thread that has taken two ordinary files for a device.
+    fn bench() -> Bench {
+        let (socket, theirs) = connection().unwrap();
+        let (tell_test, told) = channel();
+        let (go_on, waits) = channel();
+        let owner = std::thread::spawn(move || {
+            serve(theirs.as_fd(), |first, second, config| {
+                assert_eq!(config, 7 << 40);
+                Recorder {
+                    fds: [first, second],
+                    told: tell_test,
+                    waits,
+                }
+            })
+        });
+        let files = [0; 2].map(|_| std::fs::File::open("/dev/null").unwrap());
+        let files = files.each_ref().map(AsFd::as_fd);
+        let take = Word::Take {
+            version: VERSION,
+            config: 7 << 40,
+        };
+        tell(&socket, take, &files).unwrap();
+        Bench {
+            socket,
+            owner,
+            told,
+            go_on,
+        }
+    }
+
+    fn map(address: u64) -> Word {
+        let bytes = 4096;
+        Word::Map { address, bytes }
+    }
+
+    /// Whether anybody still has the other end of a pipe.
+    fn is_held(end: &std::io::PipeReader) -> bool {
+        let mut fds = [PollFd::new(end, PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap();
+        !fds[0].revents().contains(PollFlags::HUP)
+    }
+
+    #[test]
+    fn words_are_read_as_they_are_written() {
+        let config = 3;
+        let version = 2;
+        for word in [
+            Word::Take { version, config },
+            Word::Hold,
+            map(u64::MAX),
+            Word::Unmap { address: 9 },
+            Word::Done,
+        ] {
+            assert_eq!(Word::read(word.bytes()), Some(word));
+        }
+        assert_eq!(Word::read([9; MESSAGE]), None);
+    }
+
+    #[test]
+    fn an_orphan_cuts_off_what_is_still_mapped_and_only_then_lets_go() {
+        let bench = bench();
+        let (end, held) = std::io::pipe().unwrap();
+        tell(&bench.socket, Word::Hold, &[held.as_fd()]).unwrap();
+        drop(held);
+        tell(&bench.socket, map(0x10_0000), &[]).unwrap();
+        tell(&bench.socket, map(0x20_0000), &[]).unwrap();
+        tell(&bench.socket, Word::Unmap { address: 0x20_0000 }, &[]).unwrap();
+        drop(bench.socket);
+        assert_eq!(bench.told.recv().unwrap(), [(0x10_0000, 4096)]);
+        assert!(
+            is_held(&end),
+            "the GPU's memory is kept until the device is cut off"
+        );
+        bench.go_on.send(()).unwrap();
+        let ended = bench.owner.join().unwrap().unwrap();
+        assert_eq!(ended, End::Orphaned(1, vec!["as asked".to_owned()]));
+        assert!(!is_held(&end));
+    }
+
+    #[test]
+    fn what_belongs_to_a_map_is_kept_until_it_ends() {
+        let bench = bench();
+        let (end, held) = std::io::pipe().unwrap();
+        tell(&bench.socket, Word::Hold, &[held.as_fd()]).unwrap();
+        drop(held);
+        tell(&bench.socket, map(0x10_0000), &[]).unwrap();
+        assert!(is_held(&end));
+        tell(&bench.socket, Word::Unmap { address: 0x10_0000 }, &[]).unwrap();
+        assert!(!is_held(&end));
+        tell(&bench.socket, Word::Done, &[]).unwrap();
+        assert_eq!(bench.owner.join().unwrap(), Ok(End::InOrder));
+        assert!(bench.told.try_recv().is_err(), "it was not cut off");
+    }
+
+    #[test]
+    fn the_end_in_order_is_told_once_everything_is_closed() {
+        let bench = bench();
+        let (end, held) = std::io::pipe().unwrap();
+        tell(&bench.socket, Word::Hold, &[held.as_fd()]).unwrap();
+        drop(held);
+        tell(&bench.socket, map(0x10_0000), &[]).unwrap();
+        tell(&bench.socket, Word::Done, &[]).unwrap();
+        assert!(!is_held(&end));
+        assert_eq!(bench.owner.join().unwrap(), Ok(End::InOrder));
+    }
+
+    #[test]
+    fn what_is_no_word_is_refused_and_changes_nothing() {
+        let bench = bench();
+        rustix::net::send(&bench.socket, b"who are you", SendFlags::NOSIGNAL).unwrap();
+        let mut answer = [0; ANSWER];
+        let (bytes, _) = rustix::net::recv(&bench.socket, &mut answer, RecvFlags::empty()).unwrap();
+        assert_eq!(&answer[..bytes], b"a message of 11 bytes");
+        let version = VERSION + 1;
+        let config = 0;
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for (word, fds, why) in [
+            (Word::Take { version, config }, 2, "protocol 2, not 1"),
+            (
+                Word::Take {
+                    version: VERSION,
+                    config,
+                },
+                2,
+                "it has a device",
+            ),
+            (map(0), 1, "with 1 descriptors"),
+        ] {
+            let fds = vec![file.as_fd(); fds];
+            let told = tell(&bench.socket, word, &fds).unwrap_err().to_string();
+            assert!(told.contains(why), "{told}");
+        }
+        tell(&bench.socket, Word::Done, &[]).unwrap();
+        assert_eq!(bench.owner.join().unwrap(), Ok(End::InOrder));
+    }
+
+    #[test]
+    fn many_descriptors_go_in_several_messages() {
+        let (end, held) = std::io::pipe().unwrap();
+        let held: Vec<OwnedFd> = (0..MOST_DESCRIPTORS + 3)
+            .map(|_| held.try_clone().unwrap().into())
+            .collect();
+        let bench = bench();
+        tell_map(&bench.socket, 0x10_0000, 4096, &held[..MOST_DESCRIPTORS]).unwrap();
+        tell_map(&bench.socket, 0x20_0000, 4096, &held).unwrap();
+        drop(held);
+        tell(&bench.socket, Word::Unmap { address: 0x20_0000 }, &[]).unwrap();
+        assert!(is_held(&end), "those of the other map");
+        tell(&bench.socket, Word::Unmap { address: 0x10_0000 }, &[]).unwrap();
+        assert!(!is_held(&end));
+        tell(&bench.socket, Word::Done, &[]).unwrap();
+        assert_eq!(bench.owner.join().unwrap(), Ok(End::InOrder));
+    }
+
+    #[test]
+    fn a_connection_that_ends_before_it_begins_is_an_error() {
+        let (ours, theirs) = connection().unwrap();
+        drop(ours);
+        let end = serve(theirs.as_fd(), |_, _, _| -> Recorder { unreachable!() });
+        assert!(end.unwrap_err().contains("before it began"));
+    }
+
+    #[test]
+    fn a_program_that_is_no_owner_is_told() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let program = Path::new("/bin/true");
+        if !program.exists() {
+            eprintln!("skipped: there is no /bin/true");
+            return;
+        }
+        let error =
+            Owner::start(program, "0000:3b:00.0", file.as_fd(), file.as_fd(), 0).unwrap_err();
+        let told = error.to_string();
+        assert!(
+            told.contains("0000:3b:00.0: the process that stops the device"),
+            "{told}"
+        );
+        assert!(told.contains("/bin/true fpga-owner"), "{told}");
+    }
+}

@@ -1,0 +1,560 @@
+//! A card behind the kernel's VFIO: registers mapped, interrupts as events, DMA through the IOMMU.
+//!
+//! ```text
+//!   VfioDevice ── Opened (device in container) ◀── registers, kept by each that is mapped
+//!       └──────── Owner, told of every map before it is made
+//! ```
+//! The container is of the kind type1v2: it maps host memory and mappings of other devices' memory, a GPU's among them,
+//! at addresses of our choosing, so that an engine of 32 bits reaches a BAR that lies high.
+
+mod addresses;
+mod binding;
+mod held;
+
+use super::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
+use super::owner::{self, BUS_MASTER, Owner, PCI_COMMAND, read_config, set_bus_master};
+use crate::sys::vfio as sys;
+use crate::sys::vfio_bar::Bar;
+use addresses::{Addresses, PAGE};
+pub use binding::commands;
+use daq_core::dma::{DmaDevice, DmaError};
+use daq_core::region::{Placement, Region};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use vfio_bindings::bindings::vfio as bindings;
+use vfio_ioctls::{VfioContainer, VfioError, VfioRegionInfoCap};
+
+/// Base address registers of a PCI function.
+const BARS: usize = 6;
+/// `PCI_COMMAND`: the device answers to its memory.
+const MEMORY: u16 = 1 << 1;
+
+/// A device behind VFIO.
+pub struct VfioDevice {
+    name: String,
+    identity: Identity,
+    can_reset: bool,
+    opened: Arc<Opened>,
+    state: Mutex<State>,
+}
+
+/// What maps and their ends change.
+struct State {
+    addresses: Addresses,
+    /// Mappings of other devices' memory that were given to this one.
+    bars: BTreeMap<u64, Arc<Bar>>,
+    /// The kind of interrupt that is enabled: an index of VFIO's.
+    interrupts: Option<u32>,
+    /// `None` once the device is being closed.
+    owner: Option<Owner>,
+}
+
+/// The device's and its container's descriptors.
+struct Opened {
+    device: ManuallyDrop<vfio_ioctls::VfioDevice>,
+    container: Arc<VfioContainer>,
+}
+
+impl Opened {
+    fn device(&self) -> BorrowedFd<'_> {
+        sys::device_fd(&self.device)
+    }
+
+    fn container(&self) -> BorrowedFd<'_> {
+        sys::container_fd(&self.container)
+    }
+
+    /// Where the configuration space is in the device's descriptor.
+    fn config(&self) -> u64 {
+        self.device
+            .get_region_offset(bindings::VFIO_PCI_CONFIG_REGION_INDEX)
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // SAFETY: this runs once, and nothing uses the device afterwards.
+        let device = unsafe { ManuallyDrop::take(&mut self.device) };
+        // The crate looks the group up in sysfs once more and panics where a device that was removed is gone from there.
+        if catch_unwind(AssertUnwindSafe(|| drop(device))).is_err() {
+            tracing::warn!("a device was removed while it was being closed");
+        }
+    }
+}
+
+impl VfioDevice {
+    /// Opens the device at a PCI address (`0000:3b:00.0`), switches its memory and bus mastering on, and starts its owner:
+    /// `program` run as `fpga-owner`, which is this program unless a test has another.
+    pub fn open(address: &str, program: Option<&Path>) -> Result<Arc<Self>, DeviceError> {
+        let folder = binding::check(Path::new("/"), address)?;
+        let error = |why: String| DeviceError::new(address, why);
+        let container = VfioContainer::new(None)
+            .map(Arc::new)
+            .map_err(|reason| error(told_container(&reason)))?;
+        let device = vfio_ioctls::VfioDevice::new(&folder, container.clone(), false)
+            .map_err(|reason| error(told_device(&reason)))?;
+        let opened = Arc::new(Opened {
+            device: ManuallyDrop::new(device),
+            container,
+        });
+        let failed = |what: &str, reason: io::Error| error(format!("{what}: {reason}"));
+        let valid = sys::valid_addresses(opened.container())
+            .map_err(|reason| failed("the IOMMU's addresses cannot be read", reason))?;
+        let can_reset = sys::can_reset(opened.device())
+            .map_err(|reason| failed("its abilities cannot be read", reason))?;
+        let identity = identity(&opened)
+            .map_err(|reason| failed("its configuration space cannot be read", reason))?;
+        if identity.vendor == u16::MAX {
+            return Err(error(
+                "it does not answer: its configuration space reads all ones; look for its link: lspci -vv".to_owned(),
+            ));
+        }
+        let this_program;
+        let program = match program {
+            Some(program) => program,
+            None => {
+                this_program = std::env::current_exe()
+                    .map_err(|reason| failed("this program cannot be found", reason))?;
+                &this_program
+            }
+        };
+        let owner = Owner::start(
+            program,
+            address,
+            opened.container(),
+            opened.device(),
+            opened.config(),
+        )?;
+        if let Err(reason) = enable(&opened) {
+            let _ = owner.finish();
+            return Err(failed("it cannot be switched on", reason));
+        }
+        Ok(Arc::new(Self {
+            name: address.to_owned(),
+            identity,
+            can_reset,
+            opened,
+            state: Mutex::new(State {
+                addresses: Addresses::new(valid),
+                bars: BTreeMap::new(),
+                interrupts: None,
+                owner: Some(owner),
+            }),
+        }))
+    }
+
+    /// Makes another device's memory reachable for this one and returns its address; kept until it is unmapped.
+    pub fn map_bar(&self, bar: &Arc<Bar>) -> Result<u64, DmaError> {
+        let address =
+            self.map_memory(bar.address(), bar.bytes(), "another device's memory", true)?;
+        self.state().bars.insert(address, bar.clone());
+        Ok(address)
+    }
+
+    /// The process id of its owner.
+    pub fn owner(&self) -> Option<u32> {
+        self.state().owner.as_ref().map(Owner::id)
+    }
+
+    /// Maps memory that stays mapped in this process until it is unmapped: a region's, or a kept BAR's.
+    fn map_memory(
+        &self,
+        memory: NonNull<u8>,
+        bytes: usize,
+        what: &str,
+        is_device_memory: bool,
+    ) -> Result<u64, DmaError> {
+        let refused = |action: &str, why: String| DmaError::Refused {
+            device: self.name.clone(),
+            action: format!("{action} {bytes:#x} bytes of {what}"),
+            why,
+        };
+        let length = bytes as u64;
+        if !(memory.addr().get() as u64).is_multiple_of(PAGE) || !length.is_multiple_of(PAGE) {
+            return Err(DmaError::Unreachable {
+                device: self.name.clone(),
+                memory: format!("{bytes:#x} bytes of {what} at {memory:p}"),
+                why: format!("the IOMMU maps whole pages of {PAGE} bytes"),
+            });
+        }
+        let mut state = self.state();
+        let address = state.addresses.take(length).ok_or_else(|| {
+            refused(
+                "mapping",
+                "the IOMMU has no free addresses for that; lower `slots` or `slot` of the ring"
+                    .to_owned(),
+            )
+        })?;
+        let result = self.map_at(&mut state, address, memory, bytes, is_device_memory);
+        if let Err(why) = result {
+            state.addresses.give(address);
+            return Err(refused("mapping", why));
+        }
+        Ok(address)
+    }
+
+    fn map_at(
+        &self,
+        state: &mut State,
+        address: u64,
+        memory: NonNull<u8>,
+        bytes: usize,
+        is_device_memory: bool,
+    ) -> Result<(), String> {
+        let held: Vec<OwnedFd> = if is_device_memory {
+            held::keepers()
+                .map_err(|error| format!("what keeps the memory cannot be found: {error}"))?
+        } else {
+            Vec::new()
+        };
+        let Some(owner) = &mut state.owner else {
+            return Err("the device is being closed".to_owned());
+        };
+        owner.map(address, bytes as u64, &held).map_err(|error| {
+            format!(
+                "its owner, process {}, was not to be told: {error}",
+                owner.id()
+            )
+        })?;
+        // SAFETY: `map` and `map_bar` vouch for the memory: a region, which its caller keeps until `unmap` as the
+        // trait asks, or a BAR, which is kept here. Neither is ever referred to by a Rust reference.
+        let mapped = unsafe { sys::map(&self.opened.container, address, memory, bytes) };
+        mapped.map_err(|error| {
+            if let Err(error) = owner.unmap(address) {
+                tracing::warn!("{}: its owner was not to be told: {error}", self.name);
+            }
+            told_map(&error)
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_gone(&self) -> bool {
+        !read_config(self.opened.device(), self.opened.config()).is_ok_and(|id| id != u16::MAX)
+    }
+
+    fn gone(&self) -> DmaError {
+        DmaError::Gone {
+            device: self.name.clone(),
+        }
+    }
+}
+
+impl DmaDevice for VfioDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn map(&self, region: &Region) -> Result<u64, DmaError> {
+        let placement = region.placement();
+        let Some(memory) = region.cpu_address() else {
+            return Err(DmaError::Unreachable {
+                device: self.name.clone(),
+                memory: format!("memory of {placement}"),
+                why: "VFIO maps what the CPU can reach, and this memory has no mapping; daq doctor tells what it needs"
+                    .to_owned(),
+            });
+        };
+        let what = format!("memory of {placement}");
+        self.map_memory(memory, region.bytes(), &what, placement != Placement::Host)
+    }
+
+    fn unmap(&self, address: u64, bytes: usize) -> Result<(), DmaError> {
+        let refused = |why: String| DmaError::Refused {
+            device: self.name.clone(),
+            action: format!("unmapping {bytes:#x} bytes at {address:#x}"),
+            why,
+        };
+        let mut state = self.state();
+        match state.addresses.bytes(address) {
+            Some(mapped) if mapped == bytes as u64 => {}
+            Some(mapped) => return Err(refused(format!("{mapped:#x} bytes are mapped there"))),
+            None => return Err(refused("nothing is mapped there".to_owned())),
+        }
+        let unmapped = sys::unmap(self.opened.container(), address, bytes as u64)
+            .map_err(|error| refused(error.to_string()))?;
+        if unmapped != bytes as u64 {
+            return Err(refused(format!("the kernel unmapped {unmapped:#x} bytes")));
+        }
+        state.addresses.give(address);
+        state.bars.remove(&address);
+        if let Some(owner) = &mut state.owner
+            && let Err(error) = owner.unmap(address)
+        {
+            tracing::warn!("{}: its owner was not to be told: {error}", self.name);
+        }
+        Ok(())
+    }
+
+    fn cut_off(&self) -> Result<(), DmaError> {
+        owner::cut_off(self.opened.device(), self.opened.config()).map_err(|why| {
+            if self.is_gone() {
+                return self.gone();
+            }
+            DmaError::Refused {
+                device: self.name.clone(),
+                action: "cutting it off the bus".to_owned(),
+                why,
+            }
+        })
+    }
+}
+
+impl Device for VfioDevice {
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    fn registers(&self, bar: usize) -> Result<Arc<dyn Registers>, DeviceError> {
+        let error = |why: String| DeviceError::new(&self.name, format!("BAR {bar}: {why}"));
+        let device = &self.opened.device;
+        let index = u32::try_from(bar).unwrap_or(u32::MAX);
+        if bar >= BARS || device.get_region_size(index) == 0 {
+            let there: Vec<_> = (0u32..)
+                .take(BARS)
+                .filter(|&n| device.get_region_size(n) > 0)
+                .collect();
+            return Err(error(format!("it has none; it has {there:?}")));
+        }
+        let bytes = device.get_region_size(index);
+        let flags = device.get_region_flags(index);
+        // Old kernels leave out the page with the table of MSI-X.
+        let is_whole = device
+            .get_region_caps(index)
+            .iter()
+            .all(|cap| !matches!(cap, VfioRegionInfoCap::SparseMmap(_)));
+        let bar = if flags & bindings::VFIO_REGION_INFO_FLAG_MMAP != 0 && is_whole {
+            let length = usize::try_from(bytes)
+                .map_err(|_| error(format!("{bytes:#x} bytes are more than can be mapped")))?;
+            let bar = Bar::map(
+                self.opened.device(),
+                device.get_region_offset(index),
+                length,
+            )
+            .map_err(|reason| error(format!("mapping its {bytes:#x} bytes: {reason}")))?;
+            Some(bar)
+        } else {
+            None
+        };
+        Ok(Arc::new(DeviceRegisters {
+            bar,
+            bytes,
+            offset: device.get_region_offset(index),
+            opened: self.opened.clone(),
+        }))
+    }
+
+    fn interrupts(&self, count: usize) -> Result<Vec<Interrupt>, DeviceError> {
+        let error = |why: String| DeviceError::new(&self.name, why);
+        let device = &self.opened.device;
+        let vectors = |kind| {
+            device
+                .get_irq_info(kind)
+                .map_or(0, |irq| irq.count as usize)
+        };
+        let kinds = [
+            bindings::VFIO_PCI_MSIX_IRQ_INDEX,
+            bindings::VFIO_PCI_MSI_IRQ_INDEX,
+        ];
+        let Some(kind) = kinds
+            .into_iter()
+            .find(|&kind| vectors(kind) >= count.max(1))
+        else {
+            return Err(error(format!(
+                "it has {} vectors of MSI-X and {} of MSI, and {count} are needed; use completion = \"poll\"",
+                vectors(kinds[0]),
+                vectors(kinds[1])
+            )));
+        };
+        let events: Vec<_> = (0..count)
+            .map(|_| sys::event())
+            .collect::<io::Result<_>>()
+            .map_err(|reason| error(format!("no event for an interrupt: {reason}")))?;
+        let mut state = self.state();
+        if let Some(kind) = state.interrupts.take() {
+            device
+                .disable_irq(kind)
+                .map_err(|reason| error(format!("its interrupts cannot be disabled: {reason}")))?;
+        }
+        device
+            .enable_irq(kind, events.iter().map(|(given, _)| given).collect())
+            .map_err(|reason| error(format!("{count} interrupts cannot be enabled: {reason}")))?;
+        state.interrupts = Some(kind);
+        Ok(events
+            .into_iter()
+            .map(|(_, waited)| Interrupt::new(waited))
+            .collect())
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        let error = |why: String| DeviceError::new(&self.name, why);
+        if !self.can_reset {
+            return Err(error(
+                "the kernel has no way to reset it alone: no FLR, no power states, and others on its bus".to_owned(),
+            ));
+        }
+        sys::reset(self.opened.device())
+            .and_then(|()| enable(&self.opened))
+            .map_err(|reason| error(format!("reset: {reason}")))
+    }
+
+    fn as_dma(self: Arc<Self>) -> Arc<dyn DmaDevice> {
+        self
+    }
+}
+
+impl Drop for VfioDevice {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let device = self.opened.device();
+        if let Err(error) = set_bus_master(device, self.opened.config(), false) {
+            tracing::warn!(
+                "{}: bus mastering cannot be switched off: {error}",
+                self.name
+            );
+        }
+        if let Some(kind) = state.interrupts.take() {
+            let _ = self.opened.device.disable_irq(kind);
+        }
+        // Only BARs: whatever has a region mapped holds the device.
+        for (address, bytes) in state.addresses.taken() {
+            if let Err(error) = sys::unmap(self.opened.container(), address, bytes) {
+                tracing::warn!("{}: unmapping at {address:#x}: {error}", self.name);
+            }
+        }
+        if let Some(Err(error)) = state.owner.take().map(Owner::finish) {
+            tracing::warn!("{}: its owner does not end: {error}", self.name);
+        }
+    }
+}
+
+impl fmt::Debug for VfioDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VfioDevice")
+            .field("name", &self.name)
+            .field("identity", &self.identity)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A base address register of a [`VfioDevice`]; it keeps the device open.
+struct DeviceRegisters {
+    /// First, so that the mapping goes before the device is closed; `None` where the kernel maps only parts, and each
+    /// access is a call.
+    bar: Option<Bar>,
+    bytes: u64,
+    offset: u64,
+    opened: Arc<Opened>,
+}
+
+impl DeviceRegisters {
+    /// The place of a register in the mapping.
+    ///
+    /// # Panics
+    /// If it is not inside, or no multiple of 4.
+    fn place(&self, offset: u64) -> usize {
+        assert!(
+            offset.is_multiple_of(4) && offset < self.bytes,
+            "register {offset:#x} of {:#x} bytes",
+            self.bytes
+        );
+        usize::try_from(offset).expect("a mapping that is longer than memory cannot be made")
+    }
+}
+
+impl Registers for DeviceRegisters {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read(&self, offset: u64) -> u32 {
+        let place = self.place(offset);
+        if let Some(bar) = &self.bar {
+            return bar.read(place);
+        }
+        let mut word = [0; 4];
+        match rustix::io::pread(self.opened.device(), &mut word, self.offset + offset) {
+            Ok(4) => u32::from_le_bytes(word),
+            _ => GONE,
+        }
+    }
+
+    fn write(&self, offset: u64, value: u32) {
+        let place = self.place(offset);
+        if let Some(bar) = &self.bar {
+            return bar.write(place, value);
+        }
+        // What a device that is gone is told has no effect.
+        let _ = rustix::io::pwrite(
+            self.opened.device(),
+            &value.to_le_bytes(),
+            self.offset + offset,
+        );
+    }
+}
+
+/// Switches a device's memory and its bus mastering on.
+fn enable(opened: &Opened) -> io::Result<()> {
+    let (device, at) = (opened.device(), opened.config() + PCI_COMMAND);
+    let command = read_config(device, at)? | MEMORY | BUS_MASTER;
+    rustix::io::pwrite(device, &command.to_le_bytes(), at)?;
+    set_bus_master(device, opened.config(), true)
+}
+
+fn identity(opened: &Opened) -> io::Result<Identity> {
+    let read = |offset| read_config(opened.device(), opened.config() + offset);
+    // The class has three bytes from 0x09 on.
+    let class = u32::from(read(0x08)? >> 8) | u32::from(read(0x0a)?) << 8;
+    Ok(Identity {
+        vendor: read(0)?,
+        device: read(2)?,
+        class,
+    })
+}
+
+fn told_container(error: &VfioError) -> String {
+    match error {
+        VfioError::OpenContainer(reason) => format!(
+            "/dev/vfio/vfio: {reason}; load it by modprobe vfio_iommu_type1, and allow this user to use it"
+        ),
+        error => format!("VFIO of this kernel does not suit: {error}; type1v2 is needed"),
+    }
+}
+
+fn told_device(error: &VfioError) -> String {
+    match error {
+        VfioError::OpenGroup(reason, group) => format!(
+            "/dev/vfio/{group}: {reason}; another program may have it: fuser -v /dev/vfio/{group}"
+        ),
+        VfioError::GroupViable => {
+            "its IOMMU group is in use: another program has it, or a driver has come to one of its devices; \
+             see fuser -v /dev/vfio/* and dmesg | tail"
+                .to_owned()
+        }
+        VfioError::GroupSetContainer => {
+            "its IOMMU group is in use by another program: fuser -v /dev/vfio/*".to_owned()
+        }
+        error => format!("VFIO does not open it: {error}; dmesg | tail may tell why"),
+    }
+}
+
+fn told_map(error: &VfioError) -> String {
+    match error {
+        VfioError::IommuDmaMap(reason) if reason.errno() == libc::ENOMEM => format!(
+            "{reason}; memory that a device reaches is locked: raise the limit (ulimit -l, LimitMEMLOCK= in the unit)"
+        ),
+        VfioError::IommuDmaMap(reason) if reason.errno() == libc::EFAULT => {
+            format!("{reason}; the kernel does not map this kind of memory for devices")
+        }
+        error => error.to_string(),
+    }
+}

@@ -1,0 +1,224 @@
+//! Whether the kernel will hand over a device: its driver, its IOMMU group, and what helps where it will not.
+
+use crate::fpga::device::DeviceError;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The driver that hands devices to programs.
+const VFIO: &str = "vfio-pci";
+/// Drivers that do no DMA of their own; a group with a bridge of theirs can be owned.
+const HARMLESS: [&str; 2] = ["pcieport", "pci-stub"];
+
+/// The commands that give `address` to vfio-pci.
+pub fn commands(address: &str) -> String {
+    let device = format!("/sys/bus/pci/devices/{address}");
+    format!(
+        "driverctl set-override {address} {VFIO} (kept over restarts), or until the next start: \
+         modprobe {VFIO}; echo {VFIO} > {device}/driver_override; \
+         echo {address} > {device}/driver/unbind; echo {address} > /sys/bus/pci/drivers_probe"
+    )
+}
+
+/// Checks that a program may have the device `address`, and returns its folder in sysfs; `root` stands for `/`.
+pub fn check(root: &Path, address: &str) -> Result<PathBuf, DeviceError> {
+    let error = |why: String| DeviceError::new(address, why);
+    if !is_address(address) {
+        return Err(error(
+            "this is no PCI address; they look like 0000:3b:00.0, and lspci -D lists them"
+                .to_owned(),
+        ));
+    }
+    let device = root.join("sys/bus/pci/devices").join(address);
+    if !device.exists() {
+        return Err(error(
+            "no such PCI device; lspci -D lists them. A card that was programmed after the start is found by \
+             echo 1 > /sys/bus/pci/rescan"
+                .to_owned(),
+        ));
+    }
+    let Some(group) = name_of(&device.join("iommu_group")) else {
+        return Err(error(
+            "the kernel has no IOMMU for it, without which a device cannot be kept from writing elsewhere: switch on \
+             VT-d or AMD-Vi in the firmware, and on Intel add intel_iommu=on to the kernel's command line"
+                .to_owned(),
+        ));
+    };
+    let driver = driver(&device);
+    if driver.as_deref() != Some(VFIO) {
+        return Err(error(format!(
+            "it belongs to {}, not to {VFIO}; give it to {VFIO} by: {}",
+            driver.map_or("no driver".to_owned(), |driver| format!(
+                "the driver {driver}"
+            )),
+            commands(address)
+        )));
+    }
+    let others = in_the_way(&device.join("iommu_group/devices"), address);
+    if !others.is_empty() {
+        let told: Vec<_> = others
+            .iter()
+            .map(|(address, driver)| format!("{address} ({driver})"))
+            .collect();
+        let remedies: Vec<_> = others
+            .iter()
+            .map(|(address, _)| commands(address))
+            .collect();
+        return Err(error(format!(
+            "the kernel hands over IOMMU group {group} as a whole, and others in it belong to drivers: {}. Put the card \
+             into another slot, or give them to {VFIO} too: {}",
+            told.join(", "),
+            remedies.join("; ")
+        )));
+    }
+    let node = root.join("dev/vfio").join(&group);
+    if let Err(reason) = fs::File::options().read(true).write(true).open(&node) {
+        // Whoever has it open already is told by the kernel's answer to the real attempt.
+        if reason.kind() == std::io::ErrorKind::PermissionDenied {
+            return Err(error(format!(
+                "{}: {reason}; allow this user: chown $USER /dev/vfio/{group}, or a udev rule",
+                node.display()
+            )));
+        }
+    }
+    Ok(device)
+}
+
+/// `DDDD:BB:DD.F` in hexadecimal.
+fn is_address(text: &str) -> bool {
+    let pattern = b"xxxx:xx:xx.x";
+    text.len() == pattern.len()
+        && text
+            .bytes()
+            .zip(pattern)
+            .all(|(byte, wanted)| match wanted {
+                b'x' => byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte),
+                other => byte == *other,
+            })
+}
+
+/// The devices of a group that keep it from being handed over, with their drivers.
+fn in_the_way(group: &Path, address: &str) -> Vec<(String, String)> {
+    let Ok(devices) = fs::read_dir(group) else {
+        return Vec::new();
+    };
+    let mut others: Vec<_> = devices
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let driver = driver(&entry.path())?;
+            (name != address && driver != VFIO && !HARMLESS.contains(&driver.as_str()))
+                .then_some((name, driver))
+        })
+        .collect();
+    others.sort();
+    others
+}
+
+fn driver(device: &Path) -> Option<String> {
+    name_of(&device.join("driver"))
+}
+
+/// The last part of what a link points at.
+fn name_of(link: &Path) -> Option<String> {
+    let target = fs::read_link(link).ok()?;
+    Some(target.file_name()?.to_str()?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// A machine with devices: address, group, driver.
+    fn machine(devices: &[(&str, Option<&str>, Option<&str>)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let sys = root.path().join("sys");
+        for (address, group, driver) in devices {
+            let device = sys.join("bus/pci/devices").join(address);
+            fs::create_dir_all(&device).unwrap();
+            if let Some(group) = group {
+                let group = sys.join("kernel/iommu_groups").join(group);
+                fs::create_dir_all(group.join("devices")).unwrap();
+                symlink(&device, group.join("devices").join(address)).unwrap();
+                symlink(&group, device.join("iommu_group")).unwrap();
+            }
+            if let Some(driver) = driver {
+                symlink(
+                    sys.join("bus/pci/drivers").join(driver),
+                    device.join("driver"),
+                )
+                .unwrap();
+            }
+        }
+        root
+    }
+
+    fn refusal(root: &tempfile::TempDir, address: &str) -> String {
+        check(root.path(), address).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_device_of_vfio_is_handed_over() {
+        let root = machine(&[
+            ("0000:3b:00.0", Some("17"), Some("vfio-pci")),
+            ("0000:3a:00.0", Some("17"), Some("pcieport")),
+            ("0000:3b:00.1", Some("17"), None),
+        ]);
+        let device = check(root.path(), "0000:3b:00.0").unwrap();
+        assert!(device.ends_with("sys/bus/pci/devices/0000:3b:00.0"));
+    }
+
+    #[test]
+    fn what_is_no_address_or_no_device_is_told() {
+        let root = machine(&[]);
+        for text in [
+            "3b:00.0",
+            "0000:3B:00.0",
+            "0000:3b:00.0 ",
+            "../../etc/pass",
+            "0000-3b:00.0",
+        ] {
+            assert!(refusal(&root, text).contains("is no PCI address"), "{text}");
+        }
+        assert!(refusal(&root, "0000:3b:00.0").contains("no such PCI device; lspci -D"));
+    }
+
+    #[test]
+    fn another_driver_is_told_with_the_commands() {
+        let root = machine(&[
+            ("0000:3b:00.0", Some("17"), Some("xdma")),
+            ("0000:3c:00.0", Some("18"), None),
+            ("0000:3d:00.0", None, Some("xdma")),
+        ]);
+        let told = refusal(&root, "0000:3b:00.0");
+        assert!(
+            told.contains("belongs to the driver xdma, not to vfio-pci"),
+            "{told}"
+        );
+        assert!(
+            told.contains("driverctl set-override 0000:3b:00.0 vfio-pci"),
+            "{told}"
+        );
+        assert!(
+            told.contains("echo vfio-pci > /sys/bus/pci/devices/0000:3b:00.0/driver_override"),
+            "{told}"
+        );
+        assert!(refusal(&root, "0000:3c:00.0").contains("belongs to no driver"));
+        assert!(refusal(&root, "0000:3d:00.0").contains("no IOMMU"));
+    }
+
+    #[test]
+    fn a_group_with_a_gpu_in_it_is_told() {
+        let root = machine(&[
+            ("0000:3b:00.0", Some("17"), Some("vfio-pci")),
+            ("0000:3c:00.0", Some("17"), Some("nvidia")),
+        ]);
+        let told = refusal(&root, "0000:3b:00.0");
+        assert!(told.contains("IOMMU group 17 as a whole"), "{told}");
+        assert!(told.contains("0000:3c:00.0 (nvidia)"), "{told}");
+        assert!(
+            told.contains("driverctl set-override 0000:3c:00.0"),
+            "{told}"
+        );
+    }
+}

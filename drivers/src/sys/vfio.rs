@@ -1,0 +1,239 @@
+//! The calls of kernel VFIO that `vfio-ioctls` lacks, or whose answers it keeps to itself, and those that the owner
+//! process makes on descriptors it was passed. Numbers and structures: `linux/vfio.h`.
+
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use vfio_bindings::bindings::vfio as bindings;
+use vfio_ioctls::{VfioContainer, VfioDevice, VfioError};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// `_IO(';', 100 + n)`.
+const fn request(n: libc::Ioctl) -> libc::Ioctl {
+    ((b';' as libc::Ioctl) << 8) | (100 + n)
+}
+const DEVICE_GET_INFO: libc::Ioctl = request(7);
+const DEVICE_RESET: libc::Ioctl = request(11);
+const IOMMU_GET_INFO: libc::Ioctl = request(12);
+const IOMMU_UNMAP_DMA: libc::Ioctl = request(14);
+
+/// The kernel's answer to a question about an IOMMU is smaller than this; a longer one is an error.
+const LARGEST_INFO: usize = 1 << 16;
+
+/// The container's descriptor, which is open as long as it is.
+pub fn container_fd(container: &VfioContainer) -> BorrowedFd<'_> {
+    // SAFETY: the container owns this descriptor and closes it in its drop, which the borrow rules out.
+    unsafe { BorrowedFd::borrow_raw(container.as_raw_fd()) }
+}
+
+/// The device's descriptor, which is open as long as it is.
+pub fn device_fd(device: &VfioDevice) -> BorrowedFd<'_> {
+    // SAFETY: as for a container.
+    unsafe { BorrowedFd::borrow_raw(device.as_raw_fd()) }
+}
+
+/// Another descriptor for what `fd` stands for; `EBADF` where it stands for nothing.
+pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes no memory of ours, and a number that is no descriptor is an error.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// Makes `bytes` from `memory` on reachable for the container's devices at `address`.
+///
+/// # Safety
+/// The memory is mapped in this process, no reference into it exists, and it stays so until [`unmap`] has ended this: a
+/// device may write it at any time. The kernel keeps host memory alive by itself, but not a mapping of a device's BAR.
+pub unsafe fn map(
+    container: &VfioContainer,
+    address: u64,
+    memory: NonNull<u8>,
+    bytes: usize,
+) -> Result<(), VfioError> {
+    // SAFETY: what the call asks for is what ours asks for.
+    unsafe { container.vfio_dma_map(address, bytes, memory.as_ptr()) }
+}
+
+/// Ends a mapping and returns how many bytes it had. No write of a device reaches it afterwards.
+pub fn unmap(container: BorrowedFd<'_>, address: u64, bytes: u64) -> io::Result<u64> {
+    let mut unmap = bindings::vfio_iommu_type1_dma_unmap {
+        argsz: 24,
+        iova: address,
+        size: bytes,
+        ..Default::default()
+    };
+    // SAFETY: the structure lives through the call and is the one that the kernel fills: argsz is its size without the
+    // bitmap, which no flag asks for.
+    checked(unsafe { libc::ioctl(container.as_raw_fd(), IOMMU_UNMAP_DMA, &raw mut unmap) })?;
+    Ok(unmap.size)
+}
+
+/// The addresses that the container's devices may be given, without those that the platform has reserved; `None` where
+/// the kernel does not tell.
+pub fn valid_addresses(container: BorrowedFd<'_>) -> io::Result<Option<Vec<RangeInclusive<u64>>>> {
+    let mut bytes = size_of::<bindings::vfio_iommu_type1_info>();
+    loop {
+        let mut info = vec![0u64; bytes.div_ceil(8)];
+        let argsz = u32::try_from(info.len() * 8).map_err(|_| too_long(bytes))?;
+        info[0] = u64::from(argsz);
+        // SAFETY: the kernel writes at most as many bytes as the first four say, and `info` has them; it is aligned for
+        // the structure, whose largest field has eight bytes.
+        checked(unsafe { libc::ioctl(container.as_raw_fd(), IOMMU_GET_INFO, info.as_mut_ptr()) })?;
+        let info: Vec<u8> = info.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let needed = word(&info, 0).unwrap_or(0) as usize;
+        if needed <= info.len() {
+            return Ok(ranges(&info));
+        }
+        if needed > LARGEST_INFO {
+            return Err(too_long(needed));
+        }
+        bytes = needed;
+    }
+}
+
+fn too_long(bytes: usize) -> io::Error {
+    io::Error::other(format!("the kernel answers with {bytes} bytes"))
+}
+
+/// The ranges in a `vfio_iommu_type1_info` and the capabilities behind it.
+fn ranges(info: &[u8]) -> Option<Vec<RangeInclusive<u64>>> {
+    if word(info, 4)? & bindings::VFIO_IOMMU_INFO_CAPS == 0 {
+        return None;
+    }
+    let mut at = word(info, 16)? as usize;
+    // Each capability begins with its kind (u16), its version (u16) and where the next one is (u32).
+    while at != 0 {
+        let kind = word(info, at)? & 0xffff;
+        if kind == bindings::VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE {
+            let count = word(info, at + 8)? as usize;
+            return (0..count)
+                .map(|n| {
+                    let range = at + 16 + n * 16;
+                    Some(long(info, range)?..=long(info, range + 8)?)
+                })
+                .collect();
+        }
+        let next = word(info, at + 4)? as usize;
+        if next <= at {
+            return None;
+        }
+        at = next;
+    }
+    None
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    let bytes = bytes.get(at..at.checked_add(4)?)?;
+    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<u64> {
+    let bytes = bytes.get(at..at.checked_add(8)?)?;
+    Some(u64::from_ne_bytes(bytes.try_into().ok()?))
+}
+
+/// Whether the kernel knows a way to reset this device alone.
+pub fn can_reset(device: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut info = bindings::vfio_device_info {
+        argsz: size_of::<bindings::vfio_device_info>() as u32,
+        ..Default::default()
+    };
+    // SAFETY: the structure lives through the call, argsz is its size.
+    checked(unsafe { libc::ioctl(device.as_raw_fd(), DEVICE_GET_INFO, &raw mut info) })?;
+    Ok(info.flags & bindings::VFIO_DEVICE_FLAGS_RESET != 0)
+}
+
+/// Resets the device; its configuration space is kept by the kernel.
+pub fn reset(device: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: the call takes no memory of ours.
+    checked(unsafe { libc::ioctl(device.as_raw_fd(), DEVICE_RESET) })
+}
+
+/// An eventfd for an interrupt, as VFIO is given it and as it is waited for.
+pub fn event() -> io::Result<(EventFd, OwnedFd)> {
+    let given = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+    let waited = given.try_clone()?.into_raw_fd();
+    // SAFETY: the descriptor was just duplicated and given up by the value that owned it.
+    Ok((given, unsafe { OwnedFd::from_raw_fd(waited) }))
+}
+
+/// Makes this process ignore what a terminal or a service manager ends processes by.
+pub fn ignore_signals() {
+    for signal in [
+        libc::SIGHUP,
+        libc::SIGINT,
+        libc::SIGQUIT,
+        libc::SIGTERM,
+        libc::SIGPIPE,
+    ] {
+        // SAFETY: SIG_IGN is no code of ours that could run at a bad moment; the signals exist.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
+fn checked(result: libc::c_int) -> io::Result<()> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `vfio_iommu_type1_info` with the given capabilities: kind, next, body.
+    fn info(flags: u32, capabilities: &[(u32, Vec<u64>)]) -> Vec<u8> {
+        let mut info = [24, flags, 0, 0, 24, 0].map(u32::to_ne_bytes).concat();
+        for (n, (kind, body)) in capabilities.iter().enumerate() {
+            let next = info.len() + 8 + body.len() * 8;
+            let is_last = n + 1 == capabilities.len();
+            let next = if is_last {
+                0
+            } else {
+                u32::try_from(next).unwrap()
+            };
+            info.extend([*kind | 1 << 16, next].map(u32::to_ne_bytes).concat());
+            info.extend(body.iter().flat_map(|word| word.to_ne_bytes()));
+        }
+        info
+    }
+
+    #[test]
+    fn the_ranges_are_found_behind_other_capabilities() {
+        let body = vec![2, 0, 0xfedf_ffff, 0xfef0_0000, u64::MAX];
+        let found = ranges(&info(2, &[(3, vec![65535]), (1, body.clone())]));
+        assert_eq!(found, Some(vec![0..=0xfedf_ffff, 0xfef0_0000..=u64::MAX]));
+        assert_eq!(ranges(&info(1, &[(1, body)])), None, "no capabilities");
+        assert_eq!(ranges(&info(2, &[(3, vec![65535])])), None);
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_short_or_goes_in_circles_is_none() {
+        let whole = info(2, &[(1, vec![1, 0, 4095])]);
+        assert!(ranges(&whole).is_some());
+        for bytes in 0..whole.len() {
+            assert_eq!(ranges(&whole[..bytes]), None, "{bytes} bytes");
+        }
+        let mut circle = info(2, &[(3, vec![0]), (3, vec![0])]);
+        circle[28] = 24;
+        assert_eq!(ranges(&circle), None);
+    }
+
+    #[test]
+    fn what_is_no_descriptor_of_vfio_is_an_error() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let fd = std::os::fd::AsFd::as_fd(&file);
+        assert!(unmap(fd, 0, 4096).is_err());
+        assert!(valid_addresses(fd).is_err());
+        assert!(can_reset(fd).is_err());
+        assert!(reset(fd).is_err());
+        assert!(duplicate(-1).is_err());
+        assert!(duplicate(file.as_raw_fd()).is_ok());
+    }
+}

@@ -1,0 +1,8 @@
+//! `daq fpga-owner`, the process that stops a card when the daemon that had it was killed.
+
+use daq_drivers::fpga::owner;
+
+/// Becomes the owner of `device`; the exit code.
+pub fn owner(device: &str) -> u8 {
+    owner::main(device)
+}
