@@ -41,6 +41,7 @@ mod engine;
 mod sentinel;
 mod sequence;
 
+pub use crate::sys::guard::{Guard, Unguarded};
 pub use armed::{Armed, Idle, Refused};
 pub use buffer::DmaBuffer;
 pub use carry::{Carry, CarryError};

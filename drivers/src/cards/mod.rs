@@ -7,10 +7,50 @@
 //! A card knows nothing of how it is reached. Cards are written from what vendors tell of theirs, independently of the
 //! drivers in [`crate::fpga`]: no constant is shared, so that a mistake does not cancel itself.
 
+mod config_space;
+pub mod endpoint;
+pub mod options;
+pub mod pattern;
+pub mod stream;
+pub mod xdma;
+
+use options::{CardOptions, FaultKind};
 use std::time::Duration;
 
 /// The most base address registers of a PCI device.
 pub const BARS: usize = 6;
+
+/// A card that is shipped.
+pub struct CardEntry {
+    /// Its name, as in configuration and on the command line.
+    pub name: &'static str,
+    /// What it is, in a line.
+    pub summary: &'static str,
+    /// What can go wrong with it on request.
+    pub faults: &'static [FaultKind],
+    /// Makes one; the error says what is wrong with the options, and what helps.
+    pub build: fn(&CardOptions) -> Result<Box<dyn Card>, String>,
+}
+
+/// Every card there is.
+pub const CARDS: &[CardEntry] = &[CardEntry {
+    name: "xdma",
+    summary: "AMD/Xilinx XDMA, AXI stream, four channels to the host",
+    faults: xdma::FAULTS,
+    build: xdma::build,
+}];
+
+/// Makes the card `name`.
+pub fn build(name: &str, options: &CardOptions) -> Result<Box<dyn Card>, String> {
+    let names: Vec<&str> = CARDS.iter().map(|card| card.name).collect();
+    match CARDS.iter().find(|card| card.name == name) {
+        Some(card) => (card.build)(options),
+        None => Err(match daq_core::config::nearest(name, &names) {
+            Some(near) => format!("there is no card `{name}`; did you mean `{near}`?"),
+            None => format!("there is no card `{name}`; there are {}", names.join(", ")),
+        }),
+    }
+}
 
 /// What a card shows in its configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

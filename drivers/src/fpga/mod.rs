@@ -3,3 +3,5 @@
 pub mod device;
 pub mod owner;
 pub mod vfio;
+pub mod inproc;
+pub mod iova;

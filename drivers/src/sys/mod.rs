@@ -1,5 +1,6 @@
 //! The sources' foreign calls: one thin, documented function or type a call, and the only `unsafe` of this crate.
 
+pub mod card_memory;
 pub mod place;
 pub mod recv;
 pub mod scatter;

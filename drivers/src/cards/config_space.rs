@@ -1,0 +1,262 @@
+//! The configuration space of a card: a type 0 header with MSI, MSI-X and PCI Express capabilities.
+//!
+//! Layout from the PCI Local Bus specification 3.0 (chapter 6) and the PCI Express base specification (chapter 7.5).
+
+use super::{BARS, Identity};
+
+/// Bytes of the configuration space; what is beyond the first 256 reads zero: no extended capabilities.
+pub const BYTES: usize = 4096;
+/// Bytes that have meaning.
+const USED: usize = 256;
+
+/// Command register: memory space, bus master, no INTx.
+const COMMAND: usize = 0x04;
+const MEMORY: u8 = 1 << 1;
+const MASTER: u8 = 1 << 2;
+const BAR: usize = 0x10;
+const CAPABILITIES: usize = 0x34;
+
+/// Where the capabilities lie.
+const MSI: usize = 0x50;
+const EXPRESS: usize = 0x70;
+const MSIX: usize = 0xb0;
+/// Device control, inside of the PCI Express capability; its bit 15 resets the function.
+const DEVICE_CONTROL: usize = EXPRESS + 8;
+
+/// Bytes of the base address register that holds the table of MSI-X, where one is free.
+pub const TABLE_BYTES: u32 = 4096;
+/// Where the pending bits of MSI-X lie in it.
+const PENDING: u32 = 0x800;
+
+/// What a write has set off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing beyond the bytes.
+    None,
+    /// The function is to be reset.
+    Reset,
+}
+
+/// The bytes, and which of them can be written.
+#[derive(Clone, Debug)]
+pub struct ConfigSpace {
+    bytes: [u8; USED],
+    /// Bits that a write changes.
+    writable: [u8; USED],
+    first: [u8; USED],
+    table: Option<usize>,
+}
+
+impl ConfigSpace {
+    /// That of a card.
+    pub fn new(identity: &Identity) -> Self {
+        let mut this = Self {
+            bytes: [0; USED],
+            writable: [0; USED],
+            first: [0; USED],
+            table: None,
+        };
+        let [vendor, device, subsystem_vendor, subsystem] = identity.ids;
+        this.put(0x00, &vendor.to_le_bytes());
+        this.put(0x02, &device.to_le_bytes());
+        // Status: there are capabilities.
+        this.put(0x06, &0x0010_u16.to_le_bytes());
+        this.put(0x09, &identity.class.to_le_bytes()[..3]);
+        this.put(0x2c, &subsystem_vendor.to_le_bytes());
+        this.put(0x2e, &subsystem.to_le_bytes());
+        this.allow(COMMAND, &[MEMORY | MASTER, 0x04]);
+        // Cache line size and interrupt line: any value, without effect.
+        this.allow(0x0c, &[0xff]);
+        this.allow(0x3c, &[0xff]);
+        let mut bars = identity.bars;
+        this.table = (identity.vectors > 0)
+            .then(|| bars.iter().position(|bytes| *bytes == 0))
+            .flatten();
+        if let Some(bar) = this.table {
+            bars[bar] = TABLE_BYTES;
+        }
+        for (bar, bytes) in bars.into_iter().enumerate().filter(|(_, bytes)| *bytes > 0) {
+            // A power of two: the bits that can be set tell the size to whoever writes all ones.
+            this.allow(BAR + 4 * bar, &(!(bytes - 1)).to_le_bytes());
+        }
+        this.capabilities(identity.vectors);
+        this.first = this.bytes;
+        this
+    }
+
+    /// PCI Express, and behind it what the vectors take.
+    fn capabilities(&mut self, vectors: u16) {
+        self.put(CAPABILITIES, &[low(EXPRESS)]);
+        // Version 2, an endpoint; it can be reset by its device control.
+        self.put(EXPRESS, &[0x10, 0, 0x02, 0]);
+        self.put(EXPRESS + 4, &(1_u32 << 28).to_le_bytes());
+        self.allow(DEVICE_CONTROL, &[0xff, 0x7f]);
+        // A link of 8 lanes at 8 GT/s, trained to the same.
+        self.put(EXPRESS + 0x0c, &0x0000_0083_u32.to_le_bytes());
+        self.put(EXPRESS + 0x12, &0x0083_u16.to_le_bytes());
+        if vectors == 0 {
+            return;
+        }
+        self.put(EXPRESS + 1, &[low(MSI)]);
+        let log = vectors.next_power_of_two().trailing_zeros().min(5);
+        // 64-bit addresses; so many vectors, as a power of two.
+        let control = 0x0080 | low(log as usize) << 1;
+        self.put(MSI, &[0x05, 0, control, 0]);
+        self.allow(MSI + 2, &[0x71]);
+        self.allow(
+            MSI + 4,
+            &[0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],
+        );
+        let Some(bar) = self.table else {
+            return;
+        };
+        self.put(MSI + 1, &[low(MSIX)]);
+        self.put(MSIX, &[0x11, 0]);
+        self.put(MSIX + 2, &(vectors - 1).to_le_bytes());
+        self.allow(MSIX + 3, &[0xc0]);
+        self.put(MSIX + 4, &[low(bar), 0, 0, 0]);
+        self.put(MSIX + 8, &(PENDING | u32::from(low(bar))).to_le_bytes());
+    }
+
+    /// The base address register that holds the table of MSI-X.
+    pub const fn table(&self) -> Option<usize> {
+        self.table
+    }
+
+    /// Whether registers answer.
+    pub const fn has_memory(&self) -> bool {
+        self.bytes[COMMAND] & MEMORY != 0
+    }
+
+    /// Whether the card may reach memory and interrupt.
+    pub const fn has_master(&self) -> bool {
+        self.bytes[COMMAND] & MASTER != 0
+    }
+
+    /// Reads from `offset` on; zeros where nothing is.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) {
+        for (place, byte) in (offset..).zip(bytes) {
+            *byte = self.bytes.get(place).copied().unwrap_or(0);
+        }
+    }
+
+    /// Writes from `offset` on what can be written.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Effect {
+        let mut effect = Effect::None;
+        for (place, byte) in (offset..).zip(bytes) {
+            let Some(writable) = self.writable.get(place) else {
+                break;
+            };
+            if place == DEVICE_CONTROL + 1 && byte & 0x80 != 0 {
+                effect = Effect::Reset;
+            }
+            self.bytes[place] = self.bytes[place] & !writable | byte & writable;
+        }
+        effect
+    }
+
+    /// As after power-on.
+    pub fn reset(&mut self) {
+        self.bytes = self.first;
+    }
+
+    fn put(&mut self, offset: usize, bytes: &[u8]) {
+        self.bytes[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn allow(&mut self, offset: usize, bits: &[u8]) {
+        self.writable[offset..offset + bits.len()].copy_from_slice(bits);
+    }
+}
+
+/// Sizes of a card's base address registers, with that of the table of MSI-X.
+pub fn sizes(identity: &Identity, config: &ConfigSpace) -> [u32; BARS] {
+    let mut sizes = identity.bars;
+    if let Some(bar) = config.table() {
+        sizes[bar] = TABLE_BYTES;
+    }
+    sizes
+}
+
+/// An offset or a count that is known to be below 256.
+const fn low(value: usize) -> u8 {
+    value.to_le_bytes()[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> ConfigSpace {
+        ConfigSpace::new(&Identity {
+            ids: [0x10ee, 0x9034, 0x10ee, 7],
+            class: 0x05_80_00,
+            bars: [0x1000, 0, 0x10000, 0, 0, 0],
+            vectors: 5,
+        })
+    }
+
+    fn word(config: &ConfigSpace, offset: usize) -> u32 {
+        let mut bytes = [0; 4];
+        config.read(offset, &mut bytes);
+        u32::from_le_bytes(bytes)
+    }
+
+    #[test]
+    fn the_header_says_what_the_card_is() {
+        let config = config();
+        assert_eq!(word(&config, 0), 0x9034_10ee);
+        assert_eq!(word(&config, 8) >> 8, 0x05_80_00);
+        assert_eq!(word(&config, 0x2c), 0x0007_10ee);
+        assert_eq!(word(&config, 4092), 0);
+    }
+
+    #[test]
+    fn whoever_writes_all_ones_reads_the_sizes() {
+        let mut config = config();
+        for (bar, bytes) in [0x1000_u32, 0x1000, 0x10000, 0, 0, 0]
+            .into_iter()
+            .enumerate()
+        {
+            config.write(BAR + 4 * bar, &[0xff; 4]);
+            let size = match word(&config, BAR + 4 * bar) {
+                0 => 0,
+                mask => !mask + 1,
+            };
+            assert_eq!(size, bytes, "{bar}");
+        }
+    }
+
+    #[test]
+    fn the_capabilities_are_a_list_that_ends() {
+        let config = config();
+        let (mut at, mut ids) = (word(&config, 0x34) & 0xff, Vec::new());
+        while at != 0 {
+            let head = word(&config, at as usize);
+            ids.push(head & 0xff);
+            at = head >> 8 & 0xff;
+            assert!(ids.len() < 10);
+        }
+        assert_eq!(ids, [0x10, 0x05, 0x11]);
+        // MSI-X: five vectors, their table in the first register that was free.
+        assert_eq!(word(&config, MSIX) >> 16, 4);
+        assert_eq!(word(&config, MSIX + 4), 1);
+        assert_eq!(word(&config, MSIX + 8), 0x801);
+        // MSI: eight, the next power of two.
+        assert_eq!(word(&config, MSI) >> 17 & 7, 3);
+    }
+
+    #[test]
+    fn the_rest_cannot_be_written_and_a_reset_is_noticed() {
+        let mut config = config();
+        assert_eq!(config.write(0, &[0; 4]), Effect::None);
+        assert_eq!(word(&config, 0), 0x9034_10ee);
+        config.write(4, &[0xff, 0xff]);
+        assert_eq!(word(&config, 4) & 0xffff, 0x0406);
+        assert!(config.has_memory() && config.has_master());
+        assert_eq!(config.write(DEVICE_CONTROL, &[0, 0x80]), Effect::Reset);
+        config.reset();
+        assert!(!config.has_memory() && !config.has_master());
+        assert_eq!(config.write(300, &[1]), Effect::None);
+    }
+}

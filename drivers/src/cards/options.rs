@@ -1,0 +1,207 @@
+//! What a card can be told, by the flags of `daq sim-card` or by the table `card` of a source.
+
+use super::pattern::Pattern;
+use daq_core::config::nearest;
+use daq_core::units::{BitRate, ByteSize};
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, de};
+use std::fmt;
+use std::str::FromStr;
+
+/// How a card's stream goes, and what goes wrong with it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct CardOptions {
+    /// Payload of each channel; without it, as fast as the card is let.
+    pub rate: Option<BitRate>,
+    /// Bytes of a packet of the stream, a multiple of 8; without it the stream has no packets and nothing ends before a
+    /// slot is full.
+    pub packet: Option<ByteSize>,
+    /// What the payload is.
+    pub pattern: Pattern,
+    /// The stream ends after so many packets, of 4 KiB where `packet` is not given.
+    pub packets: Option<u64>,
+    /// What a stream with a rate keeps while its engine is held back; beyond that whole packets are lost.
+    pub fifo: Option<ByteSize>,
+    /// What goes wrong, and when: `NAME@TRANSFER`, each once.
+    pub faults: Vec<FaultOption>,
+}
+
+/// A fault, and the transfer that meets it: counted from 0 over all channels since the last reset.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FaultOption {
+    /// Which: one of the card's.
+    pub name: String,
+    /// When.
+    pub transfer: u64,
+}
+
+/// A kind of fault: name and meaning.
+pub type FaultKind = (&'static str, &'static str);
+
+impl CardOptions {
+    /// Checks what every card wants: whole words in packets, faults of those that it knows.
+    pub fn check(&self, faults: &[FaultKind]) -> Result<(), String> {
+        if let Some(ByteSize(packet)) = self.packet
+            && (packet == 0 || packet % 8 != 0)
+        {
+            return Err(format!(
+                "packets of {packet} bytes: the payload is words of 8 bytes; try {}",
+                ByteSize(packet.next_multiple_of(8).max(8))
+            ));
+        }
+        if let Some(BitRate(rate)) = self.rate
+            && !(rate.is_finite() && rate > 0.0)
+        {
+            return Err(format!(
+                "a rate of {} sends nothing; leave it out for as fast as it goes",
+                BitRate(rate)
+            ));
+        }
+        for fault in &self.faults {
+            let names: Vec<&str> = faults.iter().map(|(name, _)| *name).collect();
+            if !names.contains(&fault.name.as_str()) {
+                return Err(match nearest(&fault.name, &names) {
+                    Some(near) => {
+                        format!("there is no fault `{}`; did you mean `{near}`?", fault.name)
+                    }
+                    None => format!(
+                        "there is no fault `{}`; there are {}",
+                        fault.name,
+                        names.join(", ")
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for FaultOption {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once('@');
+        parts
+            .and_then(|(name, transfer)| {
+                Some(Self {
+                    name: Some(name).filter(|name| !name.is_empty())?.to_owned(),
+                    transfer: transfer.parse().ok()?,
+                })
+            })
+            .ok_or_else(|| {
+                format!(
+                    "{text:?} is not a fault and the transfer that meets it; try \"overrun@50\""
+                )
+            })
+    }
+}
+
+impl fmt::Display for FaultOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.name, self.transfer)
+    }
+}
+
+impl<'de> Deserialize<'de> for FaultOption {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(de::Error::custom)
+    }
+}
+
+impl JsonSchema for FaultOption {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "FaultOption".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "type": "string",
+            "pattern": "^[^@]+@[0-9]+$",
+            "examples": ["overrun@50", "remove@300"],
+        })
+    }
+}
+
+/// The faults that are still to come.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    left: Vec<FaultOption>,
+}
+
+impl Faults {
+    /// Those of `options`.
+    pub fn new(options: &CardOptions) -> Self {
+        Self {
+            left: options.faults.clone(),
+        }
+    }
+
+    /// Whether `name` is due at `transfer`; each is due once.
+    pub fn take(&mut self, name: &str, transfer: u64) -> bool {
+        let place = self
+            .left
+            .iter()
+            .position(|fault| fault.transfer == transfer && fault.name == name);
+        place.map(|place| self.left.swap_remove(place)).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_read_and_checked() {
+        assert_eq!(
+            "overrun@50".parse(),
+            Ok(FaultOption {
+                name: "overrun".to_owned(),
+                transfer: 50
+            })
+        );
+        for wrong in ["overrun", "@5", "overrun@", "overrun@x", "overrun@-1"] {
+            let error = wrong.parse::<FaultOption>().unwrap_err();
+            assert!(error.contains(wrong) && error.contains("try"), "{error}");
+        }
+        let options: CardOptions =
+            toml::from_str("faults = [\"stuk@3\"]\npacket = \"1 KiB\"").unwrap();
+        let error = options.check(&[("stuck", ""), ("remove", "")]).unwrap_err();
+        assert!(error.contains("did you mean `stuck`"), "{error}");
+        assert_eq!(options.check(&[("stuk", "")]), Ok(()));
+        let error = toml::from_str::<CardOptions>("packett = 3").unwrap_err();
+        assert!(error.message().contains("unknown field"));
+    }
+
+    #[test]
+    fn packets_are_whole_words_and_rates_are_positive() {
+        let with = |packet| CardOptions {
+            packet: Some(ByteSize(packet)),
+            ..CardOptions::default()
+        };
+        assert!(with(1001).check(&[]).unwrap_err().contains("1008 B"));
+        assert!(with(0).check(&[]).is_err());
+        assert_eq!(with(8).check(&[]), Ok(()));
+        let options = CardOptions {
+            rate: Some(BitRate(0.0)),
+            ..CardOptions::default()
+        };
+        assert!(options.check(&[]).unwrap_err().contains("leave it out"));
+    }
+
+    #[test]
+    fn a_fault_comes_once() {
+        let options = CardOptions {
+            faults: vec!["a@3".parse().unwrap(), "a@5".parse().unwrap()],
+            ..CardOptions::default()
+        };
+        let mut faults = Faults::new(&options);
+        assert!(!faults.take("a", 2) && !faults.take("b", 3));
+        assert!(faults.take("a", 3) && !faults.take("a", 3) && faults.take("a", 5));
+    }
+}

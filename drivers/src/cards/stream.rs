@@ -1,0 +1,266 @@
+//! The user's design on a card: a stream of packets that comes at its own rate, and the memory that it waits in.
+
+use super::options::CardOptions;
+use super::pattern::{Pattern, fill};
+use crate::sim::Pacer;
+use daq_core::units::{BitRate, ByteSize};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// Bytes in which a stream without packets comes, and what the card's memory holds whole.
+const PIECE: u64 = 4096;
+/// What the memory holds where nothing is said.
+const FIFO: u64 = 1 << 20;
+
+/// Whether a stream has data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// It has.
+    Data,
+    /// After so much time.
+    After(Duration),
+    /// Never again.
+    Ended,
+}
+
+/// A stream of packets.
+///
+/// One without a rate waits for whoever takes it. One with a rate does not: what its memory cannot hold is lost, by whole
+/// packets, and the payload that follows shows the gap.
+#[derive(Debug)]
+pub struct Stream {
+    pattern: Pattern,
+    /// Bytes of a packet.
+    packet: u64,
+    /// Whether the end of each is marked.
+    is_marked: bool,
+    /// Packets of the whole stream.
+    limit: u64,
+    /// Packets a second.
+    rate: Option<f64>,
+    /// Packets that the memory holds.
+    room: u64,
+    pacer: Option<Pacer>,
+    /// Packets that have come.
+    come: u64,
+    /// Those that wait; without a rate, all that are to come.
+    waiting: VecDeque<Range<u64>>,
+    /// Bytes of the first that were taken.
+    taken: u64,
+    lost: u64,
+}
+
+impl Stream {
+    /// The stream that `options` describe, from its beginning.
+    pub fn new(options: &CardOptions) -> Self {
+        let packet = options.packet.map_or(PIECE, |ByteSize(bytes)| bytes);
+        let limit = options.packets.unwrap_or(u64::MAX);
+        let ByteSize(fifo) = options.fifo.unwrap_or(ByteSize(FIFO));
+        let is_free = options.rate.is_none();
+        Self {
+            pattern: options.pattern,
+            packet,
+            is_marked: options.packet.is_some(),
+            limit,
+            rate: options.rate.map(|BitRate(bits)| bits / 8.0 / packet as f64),
+            // One is being taken while another comes.
+            room: (fifo / packet).max(2),
+            pacer: None,
+            come: if is_free { limit } else { 0 },
+            waiting: std::iter::once(0..limit).filter(|_| is_free).collect(),
+            taken: 0,
+            lost: 0,
+        }
+    }
+
+    /// Whether there is data now. The first call starts the clock of a stream with a rate.
+    pub fn ready(&mut self, now: Instant) -> Ready {
+        self.receive(now);
+        if !self.waiting.is_empty() {
+            return Ready::Data;
+        }
+        match &self.pacer {
+            Some(pacer) if self.come < self.limit => Ready::After(pacer.until(now, self.come)),
+            _ => Ready::Ended,
+        }
+    }
+
+    /// Takes bytes of the stream: how many, and whether a packet whose end is marked, or the stream, ended with them.
+    /// Nothing after such an end is taken by the same call.
+    pub fn take(&mut self, into: &mut [u8]) -> (usize, bool) {
+        let mut done = 0;
+        while done < into.len()
+            && let Some(run) = self.waiting.front_mut()
+        {
+            let number = run.start;
+            let left = usize::try_from(self.packet - self.taken).unwrap_or(usize::MAX);
+            let piece = left.min(into.len() - done);
+            let at = number.wrapping_mul(self.packet).wrapping_add(self.taken);
+            fill(self.pattern, self.packet, at, &mut into[done..done + piece]);
+            done += piece;
+            if piece < left {
+                self.taken += piece as u64;
+                continue;
+            }
+            self.taken = 0;
+            run.start += 1;
+            if run.is_empty() {
+                self.waiting.pop_front();
+            }
+            if self.is_marked || number + 1 == self.limit {
+                return (done, true);
+            }
+        }
+        (done, false)
+    }
+
+    /// Loses the next packet that has not begun to be taken.
+    pub fn lose(&mut self) {
+        self.lost += 1;
+        let begun = u64::from(self.taken > 0);
+        let next = match self.waiting.front() {
+            Some(run) if run.start + begun < run.end => Some((0, run.start + begun)),
+            _ => self.waiting.get(1).map(|run| (1, run.start)),
+        };
+        let Some((place, number)) = next else {
+            return;
+        };
+        let run = self.waiting[place].clone();
+        self.waiting.remove(place);
+        for part in [number + 1..run.end, run.start..number] {
+            if !part.is_empty() {
+                self.waiting.insert(place, part);
+            }
+        }
+    }
+
+    /// Packets that were lost.
+    pub const fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Puts into the memory what has come until `now`.
+    fn receive(&mut self, now: Instant) {
+        let Some(rate) = self.rate else {
+            return;
+        };
+        let pacer = self.pacer.get_or_insert_with(|| Pacer::new(now, rate));
+        let due = pacer.due(now).min(self.limit);
+        if due <= self.come {
+            return;
+        }
+        let held: u64 = self.waiting.iter().map(|run| run.end - run.start).sum();
+        let kept = (due - self.come).min(self.room.saturating_sub(held));
+        let came = self.come..self.come + kept;
+        match self.waiting.back_mut() {
+            Some(last) if last.end == came.start => last.end = came.end,
+            _ if kept > 0 => self.waiting.push_back(came),
+            _ => {}
+        }
+        self.lost += due - self.come - kept;
+        self.come = due;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cards::pattern::verify;
+
+    fn options() -> CardOptions {
+        CardOptions {
+            packet: Some(ByteSize(64)),
+            pattern: Pattern::Sequence,
+            ..CardOptions::default()
+        }
+    }
+
+    /// Takes all that is there, by pieces of `piece` bytes: number of each whole packet.
+    fn drain(stream: &mut Stream, piece: usize) -> Vec<u64> {
+        let (mut numbers, mut packet) = (Vec::new(), Vec::new());
+        loop {
+            let mut bytes = vec![0; piece];
+            let (taken, is_end) = stream.take(&mut bytes);
+            packet.extend_from_slice(&bytes[..taken]);
+            if is_end {
+                let number = u64::from_le_bytes(packet[..8].try_into().unwrap());
+                assert_eq!(verify(Pattern::Sequence, 64, number * 64, &packet), None);
+                assert_eq!(packet.len(), 64);
+                numbers.push(number);
+                packet.clear();
+            } else if taken < piece {
+                return numbers;
+            }
+        }
+    }
+
+    #[test]
+    fn a_free_stream_waits_and_ends() {
+        for piece in [1, 7, 63, 64, 65, 1000] {
+            let mut stream = Stream::new(&CardOptions {
+                packets: Some(5),
+                ..options()
+            });
+            let now = Instant::now();
+            assert_eq!(stream.ready(now), Ready::Data);
+            assert_eq!(drain(&mut stream, piece), [0, 1, 2, 3, 4]);
+            assert_eq!(stream.ready(now), Ready::Ended);
+            assert_eq!(stream.lost(), 0);
+        }
+    }
+
+    #[test]
+    fn a_stream_without_packets_ends_marked() {
+        let mut stream = Stream::new(&CardOptions {
+            packets: Some(2),
+            ..CardOptions::default()
+        });
+        let mut bytes = vec![0; 6000];
+        assert_eq!(stream.take(&mut bytes), (6000, false));
+        assert_eq!(verify(Pattern::Counter, PIECE, 0, &bytes), None);
+        assert_eq!(stream.take(&mut bytes), (2192, true));
+        assert_eq!(stream.take(&mut bytes), (0, false));
+    }
+
+    #[test]
+    fn what_the_memory_cannot_hold_is_lost_by_whole_packets() {
+        let mut stream = Stream::new(&CardOptions {
+            // A packet a millisecond, 10 in memory.
+            rate: Some(BitRate(64.0 * 8.0 * 1000.0)),
+            fifo: Some(ByteSize(640)),
+            packets: Some(40),
+            ..options()
+        });
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis) + Duration::from_micros(500);
+        assert_eq!(stream.ready(start), Ready::After(Duration::from_millis(1)));
+        assert_eq!(stream.ready(at(4)), Ready::Data);
+        assert_eq!(stream.take(&mut [0; 10]), (10, false));
+        stream.ready(at(25));
+        assert_eq!(stream.lost(), 15);
+        stream.taken = 0;
+        assert_eq!(drain(&mut stream, 64), (0..10).collect::<Vec<_>>());
+        stream.ready(at(28));
+        assert_eq!(drain(&mut stream, 64), [25, 26, 27]);
+        assert_eq!(stream.ready(at(1000)), Ready::Data);
+        assert_eq!(drain(&mut stream, 64), (28..38).collect::<Vec<_>>());
+        assert_eq!(stream.ready(at(2000)), Ready::Ended);
+        assert_eq!(stream.lost(), 17);
+    }
+
+    #[test]
+    fn the_next_packet_that_was_not_begun_is_lost() {
+        let mut stream = Stream::new(&CardOptions {
+            packets: Some(4),
+            ..options()
+        });
+        stream.lose();
+        assert_eq!(stream.take(&mut [0; 8]).0, 8);
+        stream.lose();
+        stream.taken = 0;
+        assert_eq!(drain(&mut stream, 64), [1, 3]);
+        stream.lose();
+        assert_eq!(stream.lost(), 3);
+    }
+}

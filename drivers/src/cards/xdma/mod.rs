@@ -1,0 +1,372 @@
+//! A card with AMD's DMA/Bridge Subsystem for PCI Express (XDMA, PG195), AXI stream, four channels from the card to the
+//! host.
+//!
+//! ```text
+//!   stream ─▶ channel 0..3 ──payload, result, count──▶ host memory
+//!                  ▲                └────interrupt──▶
+//!             descriptors, credits
+//! ```
+//! Base address register 0 is the user's: an id, a switch for the streams, a scratch word. Register 1 is the DMA
+//! subsystem's. There are no channels from the host to the card: their ids read 0, and interrupts of channel `n` are bit
+//! `n`.
+//!
+//! Stricter than some silicon, where a driver's mistake would otherwise show on the card alone: status bits are logged only
+//! where the control register enables them, an interrupt is raised only when its cause rises, a block of descriptors may not
+//! cross a page.
+
+mod channel;
+mod descriptor;
+
+use super::options::{CardOptions, FaultKind, Faults};
+use super::{BARS, Card, Host, Identity, Step};
+use channel::Channel;
+use std::time::{Duration, Instant};
+
+/// Channels from the card to the host.
+const CHANNELS: usize = 4;
+
+/// The user's registers.
+const USER: usize = 0;
+const USER_ID: u64 = 0x0;
+const USER_STREAM: u64 = 0x4;
+const USER_SCRATCH: u64 = 0x8;
+/// What the id of the user's registers reads: `DAQ1`.
+const USER_MARK: u32 = 0x3151_4144;
+
+/// The subsystem's registers.
+const SUBSYSTEM: usize = 1;
+/// What is at the top of each block's id, and its version at the bottom.
+const MARK: u32 = 0x1fc0_0000;
+const VERSION: u32 = 0x06;
+
+/// Everything that can go wrong on request.
+pub const FAULTS: &[FaultKind] = &[
+    ("align", "status bit 3: source or destination not aligned"),
+    (
+        "descriptor-magic",
+        "status bit 4: a descriptor without its magic number",
+    ),
+    (
+        "invalid-length",
+        "status bit 5: a descriptor with an invalid length",
+    ),
+    ("read-9", "status bit 9: reading the stream failed"),
+    ("read-10", "status bit 10: the same, the next kind"),
+    ("read-11", "status bit 11: the same, the next kind"),
+    ("read-12", "status bit 12: the same, the next kind"),
+    ("read-13", "status bit 13: the same, the next kind"),
+    (
+        "descriptor-19",
+        "status bit 19: fetching a descriptor failed",
+    ),
+    ("descriptor-20", "status bit 20: the same, the next kind"),
+    ("descriptor-21", "status bit 21: the same, the next kind"),
+    ("descriptor-22", "status bit 22: the same, the next kind"),
+    ("descriptor-23", "status bit 23: the same, the next kind"),
+    ("overrun", "the stream loses a packet before it"),
+    (
+        "stuck",
+        "it moves nothing any more and stays busy until a reset",
+    ),
+    ("remove", "the card is pulled out"),
+    (
+        "lie",
+        "it is told as complete, and its payload was never written",
+    ),
+    (
+        "late",
+        "its result is written some milliseconds after all else",
+    ),
+];
+
+/// The status bits that faults set, by name.
+const BITS: &[(&str, u32)] = &[
+    ("align", 1 << 3),
+    ("descriptor-magic", 1 << 4),
+    ("invalid-length", 1 << 5),
+    ("read-9", 1 << 9),
+    ("read-10", 1 << 10),
+    ("read-11", 1 << 11),
+    ("read-12", 1 << 12),
+    ("read-13", 1 << 13),
+    ("descriptor-19", 1 << 19),
+    ("descriptor-20", 1 << 20),
+    ("descriptor-21", 1 << 21),
+    ("descriptor-22", 1 << 22),
+    ("descriptor-23", 1 << 23),
+];
+
+/// The most pieces of work of a channel a step, where they are small.
+const ROUNDS: u32 = 32;
+
+/// How late a late result is.
+const LATE: Duration = Duration::from_millis(5);
+
+/// The card.
+#[derive(Debug)]
+pub struct Xdma {
+    options: CardOptions,
+    state: State,
+    channels: [Channel; CHANNELS],
+    irq: Irq,
+    scratch: u32,
+}
+
+/// What the channels share.
+#[derive(Debug)]
+struct State {
+    faults: Faults,
+    /// Transfers that ended, of all channels.
+    transfers: u64,
+    /// Whether the user's design sends.
+    has_stream: bool,
+    /// Channels that fetch no descriptors, by the bits of the halt register.
+    halted: u32,
+    /// Channels that fetch a descriptor for a credit each, by the bits of the mode register.
+    credit_mode: u32,
+    /// Results to be written when their time comes.
+    late: Vec<(Instant, u64, [u8; 8])>,
+    is_stuck: bool,
+    is_removed: bool,
+    /// Bytes that a channel has moved in this step.
+    moved: usize,
+    /// Payload on its way.
+    buffer: Box<[u8]>,
+}
+
+/// The block of interrupts.
+#[derive(Debug, Default)]
+struct Irq {
+    /// Channels that may interrupt.
+    enabled: u32,
+    /// Channels that want to.
+    requested: u32,
+    user_enabled: u32,
+    vectors: [u32; 2],
+    user_vectors: [u32; 4],
+}
+
+/// A card as `options` say.
+pub fn build(options: &CardOptions) -> Result<Box<dyn Card>, String> {
+    options.check(FAULTS)?;
+    Ok(Box::new(Xdma::new(options)))
+}
+
+impl Xdma {
+    fn new(options: &CardOptions) -> Self {
+        Self {
+            state: State {
+                faults: Faults::new(options),
+                transfers: 0,
+                has_stream: true,
+                halted: 0,
+                credit_mode: 0,
+                late: Vec::new(),
+                is_stuck: false,
+                is_removed: false,
+                moved: 0,
+                buffer: vec![0; channel::PIECE].into(),
+            },
+            channels: std::array::from_fn(|number| Channel::new(number, options)),
+            irq: Irq::default(),
+            scratch: 0,
+            options: options.clone(),
+        }
+    }
+
+    /// Raises the vectors of channels whose cause has risen.
+    fn interrupt(&mut self, host: &dyn Host) {
+        let requested = self.requests();
+        let rising = requested & self.irq.enabled & !self.irq.requested;
+        self.irq.requested = requested & self.irq.enabled;
+        for channel in (0..CHANNELS).filter(|channel| rising >> channel & 1 != 0) {
+            // Four fields of 5 bits a word, one a byte.
+            let field = self.irq.vectors[channel / 4] >> (8 * (channel % 4)) & 0x1f;
+            host.interrupt(u16::try_from(field).unwrap_or(0));
+        }
+    }
+
+    fn requests(&self) -> u32 {
+        let bits = self.channels.iter().zip(0..);
+        bits.map(|(channel, bit)| u32::from(channel.wants_interrupt()) << bit)
+            .sum()
+    }
+
+    fn irq_read(&self, offset: u64) -> u32 {
+        match offset {
+            0x00 => MARK | 0x2_0000 | VERSION,
+            0x04 => self.irq.user_enabled,
+            0x10 => self.irq.enabled,
+            0x44 => self.requests(),
+            0x4c => self.requests() & self.irq.enabled,
+            0x80..0x90 => self.irq.user_vectors[word(offset - 0x80)],
+            0xa0..0xa8 => self.irq.vectors[word(offset - 0xa0)],
+            _ => 0,
+        }
+    }
+
+    fn irq_write(&mut self, offset: u64, value: u32) {
+        let all = (1 << CHANNELS) - 1;
+        match offset {
+            0x04 => self.irq.user_enabled = value,
+            0x08 => self.irq.user_enabled |= value,
+            0x0c => self.irq.user_enabled &= !value,
+            0x10 => self.irq.enabled = value & all,
+            0x14 => self.irq.enabled |= value & all,
+            0x18 => self.irq.enabled &= !value,
+            0x80..0x90 => self.irq.user_vectors[word(offset - 0x80)] = value & 0x1f1f_1f1f,
+            0xa0..0xa8 => self.irq.vectors[word(offset - 0xa0)] = value & 0x1f1f_1f1f,
+            _ => {}
+        }
+    }
+
+    fn common_read(&self, offset: u64) -> u32 {
+        match offset {
+            0x00 => MARK | 0x6_0000 | VERSION,
+            0x10 => self.state.halted,
+            0x20 => self.state.credit_mode,
+            _ => 0,
+        }
+    }
+
+    fn common_write(&mut self, offset: u64, value: u32) {
+        let all = ((1 << CHANNELS) - 1) << channel::COMMON_SHIFT;
+        let State {
+            halted,
+            credit_mode,
+            ..
+        } = &mut self.state;
+        match offset {
+            0x10 => *halted = value & all,
+            0x14 => *halted |= value & all,
+            0x18 => *halted &= !value,
+            0x20 => *credit_mode = value & all,
+            0x24 => *credit_mode |= value & all,
+            0x28 => *credit_mode &= !value,
+            _ => {}
+        }
+        for channel in &mut self.channels {
+            channel.credit_mode_changed(&self.state);
+        }
+    }
+}
+
+impl Card for Xdma {
+    fn identity(&self) -> Identity {
+        let mut bars = [0; BARS];
+        bars[USER] = 0x1000;
+        bars[SUBSYSTEM] = 0x1_0000;
+        Identity {
+            ids: [0x10ee, 0x9038, 0x10ee, 0x0007],
+            class: 0x05_80_00,
+            bars,
+            vectors: 32,
+        }
+    }
+
+    fn read(&mut self, bar: usize, offset: u64) -> u32 {
+        if bar == USER {
+            return match offset {
+                USER_ID => USER_MARK,
+                USER_STREAM => self.state.has_stream.into(),
+                USER_SCRATCH => self.scratch,
+                _ => 0,
+            };
+        }
+        let within = offset & 0xff;
+        let value = match (offset >> 12, block(offset)) {
+            (1, number @ 0..CHANNELS) => self.channels[number].read(within),
+            (2, 0) => self.irq_read(within),
+            (3, 0) if within == 0 => MARK | 0x3_0000 | VERSION,
+            (5, number @ 0..CHANNELS) => self.channels[number].sgdma_read(within),
+            (6, 0) => self.common_read(within),
+            _ => 0,
+        };
+        // What was read may have been cleared by that, and its interrupt with it.
+        self.irq.requested &= self.requests();
+        value
+    }
+
+    fn write(&mut self, bar: usize, offset: u64, value: u32, host: &dyn Host) {
+        if bar == USER {
+            match offset {
+                USER_STREAM => self.state.has_stream = value & 1 != 0,
+                USER_SCRATCH => self.scratch = value,
+                _ => {}
+            }
+            return;
+        }
+        let within = offset & 0xff;
+        match (offset >> 12, block(offset)) {
+            (1, number @ 0..CHANNELS) => self.channels[number].write(within, value),
+            (2, 0) => self.irq_write(within, value),
+            (5, number @ 0..CHANNELS) => {
+                self.channels[number].sgdma_write(within, value, &self.state);
+            }
+            (6, 0) => self.common_write(within, value),
+            _ => {}
+        }
+        self.interrupt(host);
+    }
+
+    fn reset(&mut self) {
+        // What was to go wrong once has done so.
+        let faults = std::mem::take(&mut self.state.faults);
+        *self = Self::new(&std::mem::take(&mut self.options));
+        self.state.faults = faults;
+    }
+
+    fn step(&mut self, host: &dyn Host) -> Step {
+        let now = Instant::now();
+        let mut next = Step::Idle;
+        self.state.late.retain(|(due, address, word)| {
+            if *due <= now {
+                // A refusal is counted where it is met.
+                let _ = host.write(*address, word);
+            }
+            *due > now
+        });
+        for channel in &mut self.channels {
+            self.state.moved = 0;
+            let mut step = Step::Busy;
+            for _ in 0..ROUNDS {
+                step = channel.step(&mut self.state, host, now);
+                if step != Step::Busy || self.state.moved >= channel::PIECE {
+                    break;
+                }
+            }
+            next = sooner(next, step);
+        }
+        if self.state.is_removed {
+            return Step::Removed;
+        }
+        for (due, ..) in &self.state.late {
+            next = sooner(next, Step::After(*due - now));
+        }
+        self.interrupt(host);
+        next
+    }
+}
+
+/// The one that has work first.
+fn sooner(a: Step, b: Step) -> Step {
+    match (a, b) {
+        (Step::Removed, _) | (_, Step::Removed) => Step::Removed,
+        (Step::Busy, _) | (_, Step::Busy) => Step::Busy,
+        (Step::After(a), Step::After(b)) => Step::After(a.min(b)),
+        (after @ Step::After(_), Step::Idle) | (Step::Idle, after) => after,
+    }
+}
+
+/// Which word of a few an offset is.
+fn word(offset: u64) -> usize {
+    usize::try_from(offset / 4).unwrap_or(usize::MAX)
+}
+
+/// Which block of 256 bytes, inside of its 4 KiB, an offset is in.
+fn block(offset: u64) -> usize {
+    usize::try_from(offset >> 8 & 0xf).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,415 @@
+//! A card of software in this process, on a thread of its own.
+//!
+//! ```text
+//!   registers ──▶ mailbox ──▶ the card's thread ──▶ memory of this process, GPUs' too
+//!   read ◀───── answer ◀──────┘
+//! ```
+//! Writes to registers are posted; everything else waits for its answer, which comes after what was posted before. The
+//! thread alone holds what the card may reach: memory that was unmapped is written by nobody from then on.
+
+use super::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
+use super::iova::Iovas;
+use crate::cards::{Card, Step, endpoint::Endpoint};
+use crate::sys::card_memory::Piece;
+use daq_core::dma::{DmaDevice, DmaError};
+use daq_core::region::Region;
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+
+/// Configuration space: the command register, and its bits for memory and bus mastering.
+const COMMAND: usize = 0x04;
+const MEMORY_AND_MASTER: [u8; 2] = [0x06, 0x00];
+const MEMORY_ALONE: [u8; 2] = [0x02, 0x00];
+
+/// Something that is done by the card's thread.
+type Errand = Box<dyn FnOnce(&mut Endpoint) + Send>;
+
+/// What waits for the card's thread.
+enum Letter {
+    Write {
+        bar: usize,
+        offset: u64,
+        value: u32,
+    },
+    Read {
+        bar: usize,
+        offset: u64,
+        ticket: u64,
+    },
+    Errand(Errand),
+}
+
+/// What is shared with the card's thread.
+#[derive(Default)]
+struct Mailbox {
+    inside: Mutex<Inside>,
+    /// There are letters; looked at by a card that is busy, between two steps.
+    has_letters: AtomicBool,
+    arrived: Condvar,
+    answered: Condvar,
+}
+
+#[derive(Default)]
+struct Inside {
+    letters: VecDeque<Letter>,
+    /// Values of registers that were read, by the ticket of who waits for them.
+    answers: Vec<(u64, u32)>,
+    tickets: u64,
+    /// Nobody needs the card any more.
+    is_over: bool,
+    /// The thread has ended, and nothing is answered any more.
+    is_gone: bool,
+}
+
+/// The device.
+struct InProcess {
+    name: String,
+    identity: Identity,
+    sizes: [u32; crate::cards::BARS],
+    vectors: usize,
+    mailbox: Arc<Mailbox>,
+    iovas: Mutex<Iovas>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// One base address register.
+struct Bar {
+    mailbox: Arc<Mailbox>,
+    bar: usize,
+    bytes: u64,
+}
+
+/// Runs `card` in this process, memory and bus mastering enabled.
+pub fn open(card: Box<dyn Card>) -> Result<Arc<dyn Device>, DeviceError> {
+    let shown = card.identity();
+    let name = format!("inproc:{:04x}:{:04x}", shown.ids[0], shown.ids[1]);
+    let mut endpoint = Endpoint::new(card);
+    endpoint.config_write(COMMAND, &MEMORY_AND_MASTER);
+    let sizes = *endpoint.sizes();
+    let mailbox = Arc::new(Mailbox::default());
+    let thread = std::thread::Builder::new()
+        .name("daq-card".to_owned())
+        .spawn({
+            let mailbox = mailbox.clone();
+            move || mailbox.serve(endpoint)
+        })
+        .map_err(|error| DeviceError::new(&*name, format!("a thread for the card: {error}")))?;
+    Ok(Arc::new(InProcess {
+        name,
+        identity: Identity {
+            vendor: shown.ids[0],
+            device: shown.ids[1],
+            class: shown.class,
+        },
+        sizes,
+        vectors: shown.vectors.into(),
+        mailbox,
+        iovas: Mutex::default(),
+        thread: Some(thread),
+    }))
+}
+
+impl Mailbox {
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn post(&self, inside: &mut Inside, letter: Letter) {
+        inside.letters.push_back(letter);
+        self.has_letters.store(true, Ordering::Release);
+        self.arrived.notify_one();
+    }
+
+    fn read(&self, bar: usize, offset: u64) -> u32 {
+        let mut inside = self.lock();
+        let ticket = inside.tickets;
+        inside.tickets += 1;
+        self.post(
+            &mut inside,
+            Letter::Read {
+                bar,
+                offset,
+                ticket,
+            },
+        );
+        loop {
+            if let Some(place) = inside.answers.iter().position(|(of, _)| *of == ticket) {
+                return inside.answers.swap_remove(place).1;
+            }
+            if inside.is_gone {
+                return GONE;
+            }
+            inside = self
+                .answered
+                .wait(inside)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn write(&self, bar: usize, offset: u64, value: u32) {
+        let mut inside = self.lock();
+        if !inside.is_gone {
+            self.post(&mut inside, Letter::Write { bar, offset, value });
+        }
+    }
+
+    /// Has the card's thread do `work`; `None` if there is no such thread any more.
+    fn ask<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Endpoint) -> R + Send + 'static,
+    ) -> Option<R> {
+        let (answer, result) = mpsc::sync_channel(1);
+        let errand: Errand = Box::new(move |endpoint| {
+            // Whoever asked waits below.
+            let _ = answer.send(work(endpoint));
+        });
+        {
+            let mut inside = self.lock();
+            if inside.is_gone {
+                return None;
+            }
+            self.post(&mut inside, Letter::Errand(errand));
+        }
+        // A thread that ends drops its letters, and the sender with them.
+        result.recv().ok()
+    }
+
+    /// The card's thread.
+    fn serve(&self, mut endpoint: Endpoint) {
+        let _end = End(self);
+        let mut step = Step::Idle;
+        let mut letters = VecDeque::new();
+        loop {
+            if step != Step::Busy || self.has_letters.load(Ordering::Acquire) {
+                let mut inside = self.lock();
+                if inside.letters.is_empty() && !inside.is_over {
+                    inside = match step {
+                        Step::Busy => inside,
+                        Step::After(time) => {
+                            self.arrived
+                                .wait_timeout(inside, time)
+                                .unwrap_or_else(PoisonError::into_inner)
+                                .0
+                        }
+                        Step::Idle | Step::Removed => self
+                            .arrived
+                            .wait(inside)
+                            .unwrap_or_else(PoisonError::into_inner),
+                    };
+                }
+                if inside.is_over {
+                    return;
+                }
+                std::mem::swap(&mut letters, &mut inside.letters);
+                self.has_letters.store(false, Ordering::Relaxed);
+            }
+            for letter in letters.drain(..) {
+                match letter {
+                    Letter::Write { bar, offset, value } => endpoint.write(bar, offset, value),
+                    Letter::Read {
+                        bar,
+                        offset,
+                        ticket,
+                    } => {
+                        let value = endpoint.read(bar, offset);
+                        self.lock().answers.push((ticket, value));
+                        self.answered.notify_all();
+                    }
+                    Letter::Errand(errand) => errand(&mut endpoint),
+                }
+            }
+            step = endpoint.step();
+        }
+    }
+}
+
+/// Tells whoever waits that the card's thread has ended, however it did.
+struct End<'a>(&'a Mailbox);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        let mut inside = self.0.lock();
+        inside.is_gone = true;
+        inside.letters.clear();
+        self.0.answered.notify_all();
+    }
+}
+
+impl InProcess {
+    fn gone(&self) -> DmaError {
+        DmaError::Gone {
+            device: self.name.clone(),
+        }
+    }
+
+    fn iovas(&self) -> MutexGuard<'_, Iovas> {
+        self.iovas.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reset_to(&self, command: [u8; 2]) -> Option<()> {
+        self.mailbox.ask(move |endpoint| {
+            endpoint.reset();
+            endpoint.config_write(COMMAND, &command);
+        })
+    }
+}
+
+impl DmaDevice for InProcess {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn map(&self, region: &Region) -> Result<u64, DmaError> {
+        let refused = |why: String| DmaError::Refused {
+            device: self.name.clone(),
+            action: format!(
+                "{} bytes of {} memory for it",
+                region.bytes(),
+                region.placement()
+            ),
+            why,
+        };
+        let address = self
+            .iovas()
+            .take(region.bytes() as u64)
+            .ok_or_else(|| refused("no addresses are left; map less".to_owned()))?;
+        let piece = Piece::of(region);
+        let given = match piece {
+            Ok(piece) => self
+                .mailbox
+                .ask(move |endpoint| endpoint.memory().give(address, piece))
+                .ok_or_else(|| self.gone()),
+            Err(error) => Ok(Err(error)),
+        };
+        match given {
+            Ok(Ok(())) => Ok(address),
+            Ok(Err(error)) => {
+                self.iovas().give(address);
+                Err(refused(error.to_string()))
+            }
+            Err(gone) => Err(gone),
+        }
+    }
+
+    fn unmap(&self, address: u64, bytes: usize) -> Result<(), DmaError> {
+        let taken = self
+            .mailbox
+            .ask(move |endpoint| endpoint.memory().take(address, bytes as u64));
+        match taken {
+            // A card without a thread writes nothing.
+            None => Ok(()),
+            Some(true) => {
+                self.iovas().give(address);
+                Ok(())
+            }
+            Some(false) => Err(DmaError::Refused {
+                device: self.name.clone(),
+                action: format!("taking {bytes} bytes at {address:#x} from it"),
+                why: "it was never given them".to_owned(),
+            }),
+        }
+    }
+
+    fn cut_off(&self) -> Result<(), DmaError> {
+        // A card without a thread is as quiet as can be.
+        let _ = self.reset_to(MEMORY_ALONE);
+        Ok(())
+    }
+}
+
+impl Device for InProcess {
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    fn registers(&self, bar: usize) -> Result<Arc<dyn Registers>, DeviceError> {
+        match self.sizes.get(bar).copied().unwrap_or(0) {
+            0 => Err(DeviceError::new(
+                &*self.name,
+                format!("it has no base address register {bar}"),
+            )),
+            bytes => Ok(Arc::new(Bar {
+                mailbox: self.mailbox.clone(),
+                bar,
+                bytes: bytes.into(),
+            })),
+        }
+    }
+
+    fn interrupts(&self, count: usize) -> Result<Vec<Interrupt>, DeviceError> {
+        let error = |why| DeviceError::new(&*self.name, why);
+        if count > self.vectors {
+            return Err(error(format!(
+                "{count} interrupt vectors were asked for, and it has {}",
+                self.vectors
+            )));
+        }
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let event = eventfd(0, flags).and_then(|event| Ok((rustix::io::dup(&event)?, event)));
+            let (copy, event) =
+                event.map_err(|errno| error(format!("an event for an interrupt: {errno}")))?;
+            ours.push(Interrupt::new(event));
+            theirs.push(copy);
+        }
+        let connected = self.mailbox.ask(move |endpoint| {
+            for (vector, event) in theirs.into_iter().enumerate() {
+                endpoint.connect(vector, Some(event));
+            }
+        });
+        connected
+            .map(|()| ours)
+            .ok_or_else(|| error("the card's thread has ended".to_owned()))
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        self.reset_to(MEMORY_AND_MASTER)
+            .ok_or_else(|| DeviceError::new(&*self.name, "the card's thread has ended"))
+    }
+
+    fn as_dma(self: Arc<Self>) -> Arc<dyn DmaDevice> {
+        self
+    }
+}
+
+impl Drop for InProcess {
+    fn drop(&mut self) {
+        self.mailbox.lock().is_over = true;
+        self.mailbox.arrived.notify_one();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!(
+                "{}: the card's thread has panicked: a defect of daq",
+                self.name
+            );
+        }
+    }
+}
+
+impl Registers for Bar {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read(&self, offset: u64) -> u32 {
+        self.mailbox.read(self.bar, offset)
+    }
+
+    fn write(&self, offset: u64, value: u32) {
+        self.mailbox.write(self.bar, offset, value);
+    }
+}
+
+impl fmt::Debug for InProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InProcess")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
