@@ -1,6 +1,17 @@
-//! The machine as the plan sees it: NUMA nodes, the cores of this process, GPUs.
+//! The machine as the plan sees it: NUMA nodes, the cores of this process, GPUs, the PCIe tree.
 
+mod acs;
+mod listed;
 pub mod pci;
+mod record;
+mod show;
+#[cfg(test)]
+mod tests;
+pub mod tree;
+pub mod verdict;
+
+pub use record::RecordError;
+pub use show::Way;
 
 use crate::cuda::{Device, Identity};
 use crate::mapped::{self, Backend};
@@ -8,6 +19,7 @@ use pci::{Link, PciFacts};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
+use tree::PciTree;
 
 /// A NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +28,15 @@ pub struct Node {
     pub id: u32,
     /// Its cores, ascending.
     pub cores: Vec<usize>,
+}
+
+/// The window through which others reach a GPU's memory, BAR1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    /// Its bytes.
+    pub bytes: u64,
+    /// Bytes of it that nobody has mapped; `None` where only NVML would tell.
+    pub free: Option<u64>,
 }
 
 /// A GPU that rings can lie on.
@@ -33,6 +54,13 @@ pub struct Gpu {
     pub node: Option<u32>,
     /// Its PCIe link, now and at most.
     pub link: Option<Link>,
+    /// The window through which others reach its memory.
+    pub window: Option<Window>,
+    /// Whether other devices may read and write its memory (GPUDirect, CUDA's attribute 116); `None` where CUDA was not
+    /// asked.
+    pub rdma: Option<bool>,
+    /// Whether its memory can be exported as a dma-buf (CUDA's attribute 124); `None` where CUDA was not asked.
+    pub dma_buf: Option<bool>,
     /// What can make memory on it that the CPU stores to, or why it cannot; `None` where that was not tried.
     pub mappings: Option<Vec<(Backend, Result<(), String>)>>,
 }
@@ -47,6 +75,9 @@ impl Gpu {
             pci: None,
             node: None,
             link: None,
+            window: None,
+            rdma: None,
+            dma_buf: None,
             mappings: None,
         }
     }
@@ -55,6 +86,8 @@ impl Gpu {
     fn of(gpu: &Identity, sys: &Path) -> Self {
         Self {
             uuid: Some(gpu.uuid.clone()),
+            rdma: Some(gpu.attributes.rdma),
+            dma_buf: Some(gpu.attributes.dma_buf),
             ..Self::new(gpu.ordinal, gpu.name.clone()).placed(&pci::facts(sys, &gpu.pci))
         }
     }
@@ -91,6 +124,7 @@ impl Gpu {
             pci: Some(facts.address.clone()),
             node: facts.node,
             link: facts.link,
+            window: facts.bar1.map(|bytes| Window { bytes, free: None }),
             ..self
         }
     }
@@ -128,6 +162,8 @@ pub struct Topology {
     pub nodes: Vec<Node>,
     /// Cores that this process may use, ascending; empty if unknown.
     pub cores: Vec<usize>,
+    /// The PCIe tree; empty if unknown.
+    pub pci: PciTree,
     /// GPUs that rings can lie on.
     pub gpus: Vec<Gpu>,
     /// Why there are no GPUs, as a clause; shown where `memory = "auto"` became host memory.
@@ -161,13 +197,14 @@ impl Topology {
         Self {
             nodes: Vec::new(),
             cores: Vec::new(),
+            pci: PciTree::default(),
             gpus: Vec::new(),
             no_gpu: "planned without looking at hardware".to_owned(),
             is_real: false,
         }
     }
 
-    /// The nodes of a recorded or present `/sys`.
+    /// The nodes and the PCIe tree of a recorded or present `/sys`.
     pub fn read(sys: &Path) -> Self {
         let mut nodes: Vec<Node> = std::fs::read_dir(sys.join("devices/system/node"))
             .into_iter()
@@ -190,6 +227,7 @@ impl Topology {
         nodes.sort_by_key(|node| node.id);
         Self {
             nodes,
+            pci: PciTree::read(sys),
             ..Self::unknown()
         }
     }
@@ -228,48 +266,4 @@ pub fn parse_list(text: &str) -> Vec<usize> {
         })
         .flatten()
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_recorded_machine_has_its_nodes() {
-        let dir = tempfile::tempdir().unwrap();
-        for (node, list) in [("node1", "4-7\n"), ("node0", "0-3\n")] {
-            let path = dir.path().join("devices/system/node").join(node);
-            std::fs::create_dir_all(&path).unwrap();
-            std::fs::write(path.join("cpulist"), list).unwrap();
-        }
-        let topology = Topology::read(dir.path());
-        assert_eq!(
-            topology
-                .nodes
-                .iter()
-                .map(|node| node.id)
-                .collect::<Vec<_>>(),
-            [0, 1]
-        );
-        assert_eq!(topology.node_of(5), Some(1));
-        assert_eq!(topology.node_of(8), None);
-    }
-
-    #[test]
-    fn a_core_is_far_from_a_gpu_on_another_node_and_from_no_unknown_one() {
-        let node = |id, cores: &[usize]| Node {
-            id,
-            cores: cores.to_vec(),
-        };
-        let topology = Topology {
-            nodes: vec![node(0, &[0, 1]), node(1, &[2, 3])],
-            ..Topology::unknown()
-        };
-        let far = topology.far(1, Some(1)).unwrap();
-        assert_eq!(far.to_string(), "it is on node 0, the GPU on node 1");
-        assert_eq!(topology.far(2, Some(1)), None);
-        assert_eq!(topology.far(1, None), None, "the firmware does not say");
-        assert_eq!(topology.far(9, Some(1)), None, "the core is of no node");
-        assert_eq!(Topology::unknown().far(1, Some(1)), None);
-    }
 }

@@ -3,7 +3,6 @@
 //! Everything is read from files, so a recorded tree does as well as the machine. What a virtual machine
 //! leaves out or fills with zeros is unknown here, never bad.
 
-use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::path::Path;
@@ -122,12 +121,7 @@ pub fn facts(sys: &Path, address: &str) -> PciFacts {
     PciFacts {
         device: text(&at, "device")
             .and_then(|text| u16::from_str_radix(text.strip_prefix("0x")?, 16).ok()),
-        driver: fs::canonicalize(at.join("driver"))
-            .ok()
-            .as_deref()
-            .and_then(Path::file_name)
-            .and_then(OsStr::to_str)
-            .map(str::to_owned),
+        driver: target(&at, "driver"),
         // The kernel writes -1 where the firmware does not say.
         node: value(&at, "numa_node"),
         bar1: text(&at, "resource").and_then(|text| bar1(&text)),
@@ -177,16 +171,22 @@ pub fn canonical(address: &str) -> Option<String> {
     Some(format!("{domain:04x}:{bus:02x}:{slot:02x}.{function}"))
 }
 
-fn text(at: &Path, file: &str) -> Option<String> {
+pub(super) fn text(at: &Path, file: &str) -> Option<String> {
     Some(fs::read_to_string(at.join(file)).ok()?.trim().to_owned())
 }
 
-fn value<T: FromStr>(at: &Path, file: &str) -> Option<T> {
+/// The name of what the link `file` in the directory `at` leads to, whether that is there or not.
+pub(super) fn target(at: &Path, file: &str) -> Option<String> {
+    let target = fs::read_link(at.join(file)).ok()?;
+    Some(target.file_name()?.to_str()?.to_owned())
+}
+
+pub(super) fn value<T: FromStr>(at: &Path, file: &str) -> Option<T> {
     text(at, file)?.parse().ok()
 }
 
 /// The link of the device in the directory `at`; `None` where any part of it is missing, zero or `Unknown`.
-fn link(at: &Path) -> Option<Link> {
+pub(super) fn link(at: &Path) -> Option<Link> {
     let lanes = |speed: &str, width: &str| {
         Some(Lanes {
             generation: generation(&text(at, speed)?)?,
@@ -212,11 +212,16 @@ fn generation(speed: &str) -> Option<u32> {
     })
 }
 
-/// Bytes of the second memory region of a device's `resource` lines (start, end, flags).
+/// Bytes of the window through which others reach the memory of an NVIDIA GPU: of its second memory region.
 ///
 /// NVIDIA calls it BAR1. It is the second line where the first register is 32 bits wide, the third where that
 /// takes two lines, as on newer cards.
 fn bar1(resource: &str) -> Option<u64> {
+    regions(resource).get(1).copied()
+}
+
+/// Bytes of the memory regions among a device's `resource` lines (start, end, flags), in order.
+pub(super) fn regions(resource: &str) -> Vec<u64> {
     resource
         .lines()
         .take(REGISTERS)
@@ -228,7 +233,7 @@ fn bar1(resource: &str) -> Option<u64> {
             let is_placed = flags & MEMORY != 0 && flags & NOT_PLACED == 0 && end > start;
             is_placed.then(|| (end - start).saturating_add(1))
         })
-        .nth(1)
+        .collect()
 }
 
 #[cfg(test)]

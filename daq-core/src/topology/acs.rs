@@ -1,0 +1,221 @@
+//! Access control services: whether a bridge lets two devices below it talk to each other, or sends what they say up to
+//! the processor first.
+//!
+//! Layout and bits are those of the PCI Express Base Specification, "ACS Extended Capability"; the kernel's names for
+//! them are in include/uapi/linux/pci_regs.h.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// Where the extended capabilities begin (`PCI_CFG_SPACE_SIZE`).
+const FIRST: u16 = 0x100;
+/// The capability's number (`PCI_EXT_CAP_ID_ACS`).
+const ID: u32 = 0x0d;
+/// As many capabilities as fit, so that a list that bites its tail ends.
+const MOST: usize = (4096 - FIRST as usize) / 8;
+/// Redirects what asks (`PCI_ACS_RR`).
+const REQUESTS: u16 = 0x04;
+/// Redirects what answers (`PCI_ACS_CR`).
+const COMPLETIONS: u16 = 0x08;
+/// A port may be left by the way that it was entered (`PCI_ACS_EC`).
+const EGRESS: u16 = 0x20;
+/// What is kept of the configuration space in a recorded tree: a line a word, offset and value in hexadecimal.
+const KEPT: &str = "config.hex";
+
+/// What is known of a bridge's access control.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Acs {
+    /// The configuration space beyond its first 64 bytes was not readable, which takes root: never taken for absent.
+    #[default]
+    Unknown,
+    /// The bridge has none: it passes on what it is sent.
+    Absent,
+    /// Its control register.
+    Control(u16),
+}
+
+impl Acs {
+    /// Whether the bridge sends what one device says to another up to the processor; `None` where that is not known.
+    ///
+    /// The bits are those that the kernel looks at before it lets devices talk (drivers/pci/p2pdma.c).
+    pub const fn redirects(self) -> Option<bool> {
+        match self {
+            Self::Unknown => None,
+            Self::Absent => Some(false),
+            Self::Control(bits) => Some(bits & (REQUESTS | COMPLETIONS | EGRESS) != 0),
+        }
+    }
+
+    /// The redirecting bits by the names of the specification, as in `RR CR`.
+    pub fn bits(self) -> String {
+        let Self::Control(bits) = self else {
+            return String::new();
+        };
+        let named = [(REQUESTS, "RR"), (COMPLETIONS, "CR"), (EGRESS, "EC")];
+        let set = named.iter().filter(|(bit, _)| bits & bit != 0);
+        set.map(|(_, name)| *name).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The access control of the bridge in the directory `at` of a recorded or present `/sys`.
+    pub(super) fn read(at: &Path) -> Self {
+        let space = Space::read(at);
+        Self::find(|offset| space.word(offset))
+    }
+
+    /// Walks the list of extended capabilities, whose words `word` gives.
+    fn find(mut word: impl FnMut(u16) -> Option<u32>) -> Self {
+        let mut at = FIRST;
+        for _ in 0..MOST {
+            let Some(header) = word(at) else {
+                return Self::Unknown;
+            };
+            // All ones is what a device that does not answer reads as.
+            if header == u32::MAX {
+                return Self::Unknown;
+            }
+            if header & 0xffff == ID {
+                let control = word(at + 4).and_then(|word| u16::try_from(word >> 16).ok());
+                return control.map_or(Self::Unknown, Self::Control);
+            }
+            at = u16::try_from(header >> 20).unwrap_or(0) & 0xffc;
+            if at < FIRST {
+                return Self::Absent;
+            }
+        }
+        Self::Absent
+    }
+}
+
+/// A device's configuration space, as far as it can be read.
+enum Space {
+    /// As the kernel gives it.
+    Whole(Vec<u8>),
+    /// As it was recorded: words by offset.
+    Kept(BTreeMap<u16, u32>),
+}
+
+impl Space {
+    fn read(at: &Path) -> Self {
+        if let Ok(bytes) = fs::read(at.join("config")) {
+            return Self::Whole(bytes);
+        }
+        let text = fs::read_to_string(at.join(KEPT)).unwrap_or_default();
+        let words = text.lines().filter_map(|line| {
+            let (offset, word) = line.split_once(' ')?;
+            let offset = u16::from_str_radix(offset, 16).ok()?;
+            Some((offset, u32::from_str_radix(word.trim(), 16).ok()?))
+        });
+        Self::Kept(words.collect())
+    }
+
+    fn word(&self, offset: u16) -> Option<u32> {
+        match self {
+            Self::Whole(bytes) => {
+                let offset = usize::from(offset);
+                let word = bytes.get(offset..offset + 4)?;
+                Some(u32::from_le_bytes(word.try_into().ok()?))
+            }
+            Self::Kept(words) => words.get(&offset).copied(),
+        }
+    }
+}
+
+/// The words that [`Acs::read`] looks at, for a recorded tree: the name of the file and its text. The rest of the space
+/// is left out, serial numbers among it. `None` where none could be read.
+pub(super) fn kept(at: &Path) -> Option<(&'static str, String)> {
+    let space = Space::read(at);
+    let mut text = String::new();
+    Acs::find(|offset| {
+        let word = space.word(offset)?;
+        text.push_str(&format!("{offset:03x} {word:08x}\n"));
+        Some(word)
+    });
+    (!text.is_empty()).then_some((KEPT, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A space with an unrelated capability, then access control with `control`.
+    fn space(control: u16) -> Vec<u8> {
+        let mut bytes = vec![0; 4096];
+        // Advanced error reporting (0x0001) version 1, next at 0x148; access control version 1, next nothing.
+        bytes[0x100..0x104].copy_from_slice(&0x1481_0001_u32.to_le_bytes());
+        bytes[0x148..0x14c].copy_from_slice(&0x0001_000d_u32.to_le_bytes());
+        bytes[0x14c..0x14e].copy_from_slice(&0x005f_u16.to_le_bytes());
+        bytes[0x14e..0x150].copy_from_slice(&control.to_le_bytes());
+        bytes
+    }
+
+    fn of(bytes: &[u8]) -> Acs {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("config"), bytes).unwrap();
+        Acs::read(dir.path())
+    }
+
+    #[test]
+    fn the_control_register_is_found_behind_other_capabilities() {
+        assert_eq!(of(&space(0x1d)), Acs::Control(0x1d));
+        assert_eq!(Acs::Control(0x1d).bits(), "RR CR");
+        for (control, redirects) in [
+            (0, false),
+            (0x01, false),
+            (0x10, false),
+            (0x04, true),
+            (0x08, true),
+            (0x20, true),
+        ] {
+            let found = of(&space(control)).redirects();
+            assert_eq!(found, Some(redirects), "{control:#x}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_unknown_and_what_is_not_there_is_absent() {
+        let whole = space(0x04);
+        assert_eq!(of(&whole[..64]).redirects(), None, "not root");
+        assert_eq!(of(&whole[..256]).redirects(), None);
+        assert_eq!(of(&whole[..0x14c]), Acs::Unknown, "it ends in the middle");
+        assert_eq!(
+            of(&[0xff; 4096]),
+            Acs::Unknown,
+            "the device does not answer"
+        );
+        assert_eq!(of(&[0; 4096]), Acs::Absent);
+        assert_eq!(Acs::read(Path::new("/nowhere")), Acs::Unknown);
+    }
+
+    #[test]
+    fn a_list_that_bites_its_tail_ends() {
+        let mut bytes = vec![0; 4096];
+        bytes[0x100..0x104].copy_from_slice(&0x1001_0001_u32.to_le_bytes());
+        assert_eq!(of(&bytes), Acs::Absent);
+    }
+
+    #[test]
+    fn what_is_kept_says_the_same_and_nothing_else() {
+        let mut bytes = space(0x1d);
+        // A serial number (capability 0x0003) behind it.
+        bytes[0x148..0x14c].copy_from_slice(&0x1601_000d_u32.to_le_bytes());
+        bytes[0x160..0x16c].copy_from_slice(b"\x03\0\x01\0SERIALNR");
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("config"), &bytes).unwrap();
+        let (name, text) = kept(dir.path()).unwrap();
+        assert_eq!(text, "100 14810001\n148 1601000d\n14c 001d005f\n");
+        fs::remove_file(dir.path().join("config")).unwrap();
+        assert_eq!(kept(dir.path()), None);
+        fs::write(dir.path().join(name), &text).unwrap();
+        assert_eq!(Acs::read(dir.path()), Acs::Control(0x1d));
+        assert_eq!(kept(dir.path()), Some((name, text)), "a record of a record");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
+            of(&bytes);
+        }
+    }
+}

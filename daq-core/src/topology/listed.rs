@@ -1,0 +1,58 @@
+//! Which processors pass on what one device says to another.
+//!
+//! No register tells. The kernel keeps a list of those that were seen to (drivers/pci/p2pdma.c, with the numbers of
+//! include/linux/pci_ids.h); this is the same list.
+
+use super::tree::{PciDevice, PciTree};
+
+const INTEL: u16 = 0x8086;
+/// The first family of AMD's processors that does, Zen.
+const ZEN: u32 = 0x17;
+
+/// Intel's host bridges and ports that pass on between what is below one of them.
+const BELOW_ONE: [u16; 4] = [
+    // Xeon E5.
+    0x3c00, 0x3c01, // Xeon E5 v3, E7 v3.
+    0x2f00, 0x2f01,
+];
+
+/// Those that pass on from one to another as well.
+const BETWEEN: [u16; 16] = [
+    // Skylake-E: ports A to D, the bridge of the first bus.
+    0x2030, 0x2031, 0x2032, 0x2033, 0x2020, // Every Xeon since Ice Lake.
+    0x09a2, // Accelerators that are alone on a bus of the same Xeons: DSA, IAX.
+    0x0b25, 0x0cfe, 0x11fb, 0x1212, 0x1216, // QAT.
+    0x4940, 0x4942, 0x4944, 0x4946, 0x4948,
+];
+
+impl PciTree {
+    /// Why what is said between devices below the host bridges `a` and `b`, which may be one, is passed on; an error with
+    /// the reason where nobody knows that it is.
+    pub fn passes(&self, a: &str, b: &str) -> Result<String, String> {
+        if let (Some("AuthenticAMD"), Some(family @ ZEN..)) =
+            (self.processor.vendor.as_deref(), self.processor.family)
+        {
+            return Ok(format!("AMD processors of family {family:#x} pass it on"));
+        }
+        for host in [a, b] {
+            let found = self.host(host);
+            let is_listed = |device: &PciDevice| {
+                let among = |list: &[u16]| device.device.is_some_and(|id| list.contains(&id));
+                device.vendor == Some(INTEL) && (among(&BETWEEN) || (a == b && among(&BELOW_ONE)))
+            };
+            match found {
+                Some(device) if is_listed(device) => {}
+                found => {
+                    let id = found.map_or_else(String::new, |device| format!(" ({})", device.id()));
+                    return Err(format!(
+                        "{host}{id} is not on the kernel's list of host bridges that pass writes on from one device to another"
+                    ));
+                }
+            }
+        }
+        let id = self.host(a).map(PciDevice::id).unwrap_or_default();
+        Ok(format!(
+            "{a} ({id}) is on the kernel's list of those that pass it on"
+        ))
+    }
+}

@@ -1,0 +1,275 @@
+//! A machine kept as a folder: what the topology is read from, and nothing else.
+//!
+//! ```text
+//!   DIR/sys/…          the files and links of /sys that are read, at their places
+//!   DIR/proc/cpuinfo   the lines that are looked at
+//!   DIR/gpus.json      what CUDA and NVML said
+//! ```
+//! Serial numbers are not among it: neither a GPU's UUID nor the parts of a configuration space that hold one.
+
+use super::tree::Processor;
+use super::{Gpu, Topology, Window, acs, pci};
+use crate::mapped::Backend;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Component, Path, PathBuf};
+
+/// Files of a device that are read.
+const FILES: [&str; 9] = [
+    "vendor",
+    "device",
+    "class",
+    "numa_node",
+    "resource",
+    "current_link_speed",
+    "current_link_width",
+    "max_link_speed",
+    "max_link_width",
+];
+/// Links of a device of which the end of the target is read, and where the target is.
+const LINKS: [(&str, &str); 2] = [
+    ("driver", "bus/pci/drivers"),
+    ("iommu_group", "kernel/iommu_groups"),
+];
+const DEVICES: &str = "bus/pci/devices";
+const UNITS: &str = "class/iommu";
+const NODES: &str = "devices/system/node";
+const CPUINFO: &str = "proc/cpuinfo";
+const GPUS: &str = "gpus.json";
+
+/// Why a machine could not be kept, or what was kept could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The directory is there and has something in it.
+    #[error("{} is not empty; name a directory that is not there yet", .path.display())]
+    NotEmpty {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A file could not be read or written.
+    #[error("{}: {source}", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The directory is no recorded machine.
+    #[error("{} is not what `daq topo --record` writes: {why}", .path.display())]
+    Foreign {
+        /// The file that says otherwise.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// What neither `/sys` nor `/proc` tells.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    /// Cores that the process might use.
+    cores: Vec<usize>,
+    /// Why there are no GPUs.
+    no_gpu: String,
+    gpus: Vec<AskedGpu>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AskedGpu {
+    ordinal: u32,
+    name: String,
+    pci: Option<String>,
+    window: Option<Window>,
+    rdma: Option<bool>,
+    dma_buf: Option<bool>,
+    mappings: Option<Vec<Tried>>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tried {
+    backend: Backend,
+    /// Why it could not; nothing where it could.
+    refused: Option<String>,
+}
+
+impl Topology {
+    /// Keeps the machine whose `/sys` is `sys`, of which this is the topology, in the directory `dir`.
+    ///
+    /// # Errors
+    /// If the directory has something in it, or cannot be written.
+    pub fn record(&self, sys: &Path, dir: &Path) -> Result<(), RecordError> {
+        if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
+            return Err(RecordError::NotEmpty {
+                path: dir.to_owned(),
+            });
+        }
+        let base = sys.canonicalize().unwrap_or_else(|_| sys.to_owned());
+        let to = dir.join("sys");
+        for device in &self.pci.devices {
+            let entry = Path::new(DEVICES).join(&device.address);
+            // A device that was unplugged since is left out.
+            let Ok(from) = base.join(&entry).canonicalize() else {
+                continue;
+            };
+            let Ok(place) = from.strip_prefix(&base) else {
+                continue;
+            };
+            let at = to.join(place);
+            for file in FILES {
+                copy(&from.join(file), &at.join(file))?;
+            }
+            for (name, parent) in LINKS {
+                if let Some(end) = pci::target(&from, name) {
+                    lead(place, name, &Path::new(parent).join(end), &to)?;
+                }
+            }
+            if device.is_bridge()
+                && let Some((name, text)) = acs::kept(&from)
+            {
+                write(&at.join(name), &text)?;
+            }
+            if let Some(group) = &device.group {
+                let kind = format!("kernel/iommu_groups/{}/type", group.number);
+                copy(&base.join(&kind), &to.join(&kind))?;
+            }
+            lead(Path::new(DEVICES), &device.address, place, &to)?;
+        }
+        for unit in fs::read_dir(base.join(UNITS))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let name = unit.file_name();
+            let target = Path::new("devices/virtual/iommu").join(&name);
+            lead(Path::new(UNITS), &name.to_string_lossy(), &target, &to)?;
+        }
+        for node in &self.nodes {
+            let list = format!("{NODES}/node{}/cpulist", node.id);
+            copy(&base.join(&list), &to.join(&list))?;
+        }
+        let cpuinfo = base.parent().map(|root| root.join(CPUINFO));
+        if let Some(text) = cpuinfo.and_then(|path| fs::read_to_string(path).ok()) {
+            write(&dir.join(CPUINFO), &Processor::kept(&text))?;
+        }
+        let asked = serde_json::to_string_pretty(&self.asked()).map_err(|error| {
+            let path = dir.join(GPUS);
+            RecordError::File {
+                path,
+                source: io::Error::other(error),
+            }
+        })?;
+        write(&dir.join(GPUS), &(asked + "\n"))
+    }
+
+    /// A machine that was kept in the directory `dir`.
+    ///
+    /// # Errors
+    /// If the directory is not there, or none that [`record`](Self::record) wrote.
+    pub fn load(dir: &Path) -> Result<Self, RecordError> {
+        let path = dir.join(GPUS);
+        let text = fs::read_to_string(&path).map_err(|source| RecordError::File {
+            path: path.clone(),
+            source,
+        })?;
+        let asked: Asked = serde_json::from_str(&text).map_err(|error| RecordError::Foreign {
+            path,
+            why: error.to_string(),
+        })?;
+        let sys = dir.join("sys");
+        let gpus = asked.gpus.into_iter().map(|gpu| gpu.placed(&sys));
+        Ok(Self {
+            cores: asked.cores,
+            gpus: gpus.collect(),
+            no_gpu: asked.no_gpu,
+            is_real: true,
+            ..Self::read(&sys)
+        })
+    }
+
+    fn asked(&self) -> Asked {
+        let gpus = self.gpus.iter().map(|gpu| AskedGpu {
+            ordinal: gpu.ordinal,
+            name: gpu.name.clone(),
+            pci: gpu.pci.clone(),
+            window: gpu.window,
+            rdma: gpu.rdma,
+            dma_buf: gpu.dma_buf,
+            mappings: gpu.mappings.as_ref().map(|tried| {
+                let tried = tried.iter();
+                tried
+                    .map(|(backend, found)| Tried {
+                        backend: *backend,
+                        refused: found.clone().err(),
+                    })
+                    .collect()
+            }),
+        });
+        Asked {
+            cores: self.cores.clone(),
+            no_gpu: self.no_gpu.clone(),
+            gpus: gpus.collect(),
+        }
+    }
+}
+
+impl AskedGpu {
+    /// The GPU with its place in the recorded `/sys`.
+    fn placed(self, sys: &Path) -> Gpu {
+        let gpu = Gpu::new(self.ordinal, self.name);
+        let gpu = match &self.pci {
+            Some(address) => gpu.placed(&pci::facts(sys, address)),
+            None => gpu,
+        };
+        let mappings = self.mappings.map(|tried| {
+            let tried = tried.into_iter();
+            tried
+                .map(|tried| (tried.backend, tried.refused.map_or(Ok(()), Err)))
+                .collect()
+        });
+        Gpu {
+            window: self.window.or(gpu.window),
+            rdma: self.rdma,
+            dma_buf: self.dma_buf,
+            mappings,
+            ..gpu
+        }
+    }
+}
+
+/// Writes a file and the directories that it is in.
+fn write(path: &Path, text: &str) -> Result<(), RecordError> {
+    let failed = |source| RecordError::File {
+        path: path.to_owned(),
+        source,
+    };
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(failed)?;
+    }
+    fs::write(path, text).map_err(failed)
+}
+
+/// Copies a file that may not be there, or not be readable.
+fn copy(from: &Path, to: &Path) -> Result<(), RecordError> {
+    match fs::read_to_string(from) {
+        Ok(text) => write(to, &text),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Makes `name` in `directory` lead to `target`, both below `to`; relatively, so that the folder can be moved.
+fn lead(directory: &Path, name: &str, target: &Path, to: &Path) -> Result<(), RecordError> {
+    let path = to.join(directory).join(name);
+    let failed = |source| RecordError::File {
+        path: path.clone(),
+        source,
+    };
+    let up = directory.components().map(|_| Component::ParentDir);
+    let target: PathBuf = up.chain(target.components()).collect();
+    fs::create_dir_all(to.join(directory)).map_err(failed)?;
+    symlink(target, &path).map_err(failed)
+}

@@ -1,0 +1,328 @@
+//! The machine as text and as a picture.
+
+use super::pci::Link;
+use super::tree::{Iommu, PciDevice, PciTree};
+use super::verdict::Verdict;
+use super::{Gpu, Topology};
+use crate::units::ByteSize;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+/// A device, a GPU and the path between them.
+#[derive(Clone, Debug)]
+pub struct Way {
+    /// Whose it is, as in `source adc`; empty for a device of no source.
+    pub name: String,
+    /// The device's address.
+    pub device: String,
+    /// CUDA's number of the GPU.
+    pub gpu: u32,
+    /// What was found.
+    pub verdict: Verdict,
+}
+
+impl Topology {
+    /// The tree: GPUs, devices that could be sources and what is above them; with `all`, every device.
+    pub fn tree(&self, all: bool) -> String {
+        let mut text = self.header();
+        let shown = self.shown(all);
+        for host in self.pci.hosts() {
+            let on_host = self.pci.devices.iter().filter(|d| d.host == host);
+            let on_host: Vec<&PciDevice> = on_host.collect();
+            let here: Vec<&PciDevice> = on_host
+                .iter()
+                .filter(|device| shown.contains(device.address.as_str()))
+                .copied()
+                .collect();
+            if here.is_empty() {
+                continue;
+            }
+            let _ = write!(text, "{host}");
+            if let Some(first) = self.pci.host(host) {
+                let _ = write!(text, "  {}", first.id());
+            }
+            let hidden = on_host.len() - here.len();
+            if hidden > 0 {
+                let _ = write!(text, "  and {hidden} more");
+            }
+            text.push('\n');
+            self.branch(&here, None, "", &mut text);
+        }
+        for number in self.groups(&shown) {
+            let members = self.pci.members(number).map(|d| d.address.as_str());
+            let members: Vec<_> = members.collect();
+            if members.len() > 1 {
+                let _ = writeln!(text, "IOMMU group {number}: {}", members.join(", "));
+            }
+        }
+        if self.gpus.is_empty() {
+            let _ = writeln!(text, "no GPU: {}", self.no_gpu);
+        }
+        text
+    }
+
+    /// Processor, nodes, IOMMU.
+    fn header(&self) -> String {
+        let processor = &self.pci.processor;
+        let name = processor.name.as_deref().unwrap_or("unknown processor");
+        let family = processor
+            .family
+            .map_or_else(String::new, |family| format!(", family {family:#x}"));
+        let is_virtual = if processor.is_virtual {
+            ", a virtual machine"
+        } else {
+            ""
+        };
+        let nodes = match self.nodes.len() {
+            0 => "nodes unknown".to_owned(),
+            1 => "1 node".to_owned(),
+            n => format!("{n} nodes"),
+        };
+        let iommu = match self.pci.iommu {
+            Iommu::Unknown => "unknown",
+            Iommu::Off => "off",
+            Iommu::On => "on",
+        };
+        format!("{name}{family}{is_virtual}, {nodes}, IOMMU {iommu}\n")
+    }
+
+    /// Addresses of the devices that are shown.
+    fn shown(&self, all: bool) -> BTreeSet<&str> {
+        let devices = self.pci.devices.iter();
+        let mut shown = BTreeSet::new();
+        let candidates = self.pci.candidates();
+        for device in devices {
+            let is_wanted = all
+                || self.gpu(device).is_some()
+                || device.is_display()
+                || candidates.contains(&device);
+            if is_wanted {
+                shown.insert(device.address.as_str());
+                shown.extend(device.way.iter().map(String::as_str));
+            }
+        }
+        shown
+    }
+
+    /// Groups of the devices that are shown.
+    fn groups(&self, shown: &BTreeSet<&str>) -> BTreeSet<u32> {
+        let devices = self.pci.devices.iter();
+        devices
+            .filter(|device| !device.is_bridge() && shown.contains(device.address.as_str()))
+            .filter_map(|device| Some(device.group.as_ref()?.number))
+            .collect()
+    }
+
+    /// The GPU that a device is.
+    fn gpu(&self, device: &PciDevice) -> Option<&Gpu> {
+        let mut gpus = self.gpus.iter();
+        gpus.find(|gpu| gpu.pci.as_deref() == Some(device.address.as_str()))
+    }
+
+    /// The devices right below `parent`, each with what is below it.
+    fn branch(&self, here: &[&PciDevice], parent: Option<&str>, indent: &str, text: &mut String) {
+        let below: Vec<_> = here
+            .iter()
+            .filter(|device| device.way.first().map(String::as_str) == parent)
+            .collect();
+        for (i, device) in below.iter().enumerate() {
+            let (knee, deeper) = if i + 1 == below.len() {
+                ("└─ ", "   ")
+            } else {
+                ("├─ ", "│  ")
+            };
+            let _ = writeln!(
+                text,
+                "{indent}{knee}{}  {}",
+                device.address,
+                self.told(device).join(", ")
+            );
+            let address = Some(device.address.as_str());
+            self.branch(here, address, &format!("{indent}{deeper}"), text);
+        }
+    }
+
+    /// What a device is, and what is known of it.
+    fn told(&self, device: &PciDevice) -> Vec<String> {
+        let maker = device
+            .maker()
+            .map_or_else(String::new, |maker| format!(" {maker}"));
+        let gpu = self.gpu(device);
+        let what = match gpu {
+            Some(gpu) => format!("cuda:{} {}", gpu.ordinal, gpu.name),
+            None if device.is_bridge() && device.way.is_empty() => "root port".to_owned(),
+            None if device.is_bridge() => "switch port".to_owned(),
+            None if device.is_display() => format!("display{maker}"),
+            None if device.is_network() => format!("network{maker}"),
+            None if device.is_card() => format!("card{maker}"),
+            None => device.class.map_or_else(
+                || "device".to_owned(),
+                |class| format!("class {class:06x}{maker}"),
+            ),
+        };
+        let mut told = vec![format!("{what} {}", device.id())];
+        told.extend(device.link.map(link));
+        if device.is_bridge() {
+            let acs = match device.acs.redirects() {
+                None => "ACS unknown".to_owned(),
+                Some(false) => "ACS passes".to_owned(),
+                Some(true) => format!("ACS redirects ({})", device.acs.bits()),
+            };
+            told.push(acs);
+        } else if !device.regions.is_empty() {
+            let regions = device.regions.iter();
+            let regions: Vec<_> = regions
+                .map(|bytes| ByteSize(*bytes).rounded().to_string())
+                .collect();
+            told.push(format!("regions {}", regions.join(" ")));
+        }
+        if let Some(window) = gpu.and_then(|gpu| gpu.window) {
+            let free = window.free.map_or_else(String::new, |free| {
+                format!(", {} free", ByteSize(free).rounded())
+            });
+            told.push(format!("BAR1 {}{free}", ByteSize(window.bytes).rounded()));
+        }
+        if let Some(false) = gpu.and_then(|gpu| gpu.rdma) {
+            told.push("no GPUDirect".to_owned());
+        }
+        told.extend(device.node.map(|node| format!("node {node}")));
+        if let Some(group) = &device.group {
+            let kind = group.kind.as_ref();
+            let kind = kind.map_or_else(String::new, |kind| format!(" {kind}"));
+            told.push(format!("group {}{kind}", group.number));
+        }
+        if !device.is_bridge() {
+            told.push(
+                device
+                    .driver
+                    .clone()
+                    .unwrap_or_else(|| "no driver".to_owned()),
+            );
+        }
+        told
+    }
+
+    /// The tree as a Mermaid flowchart, with the ways as arrows: whole ones are direct, dotted ones staged.
+    pub fn mermaid(&self, ways: &[Way], all: bool) -> String {
+        let mut text = "flowchart TD\n".to_owned();
+        let shown = self.shown(all);
+        let devices = self.pci.devices.iter();
+        let shown: Vec<_> = devices
+            .filter(|device| shown.contains(device.address.as_str()))
+            .collect();
+        let hosts: BTreeSet<_> = shown.iter().map(|device| device.host.as_str()).collect();
+        for host in hosts {
+            let _ = writeln!(text, "    {}[[\"{host}\"]]", plain(host));
+        }
+        for device in &shown {
+            let told = self.told(device);
+            let (open, close) = match () {
+                () if self.gpu(device).is_some() => ("[(", ")]"),
+                () if device.is_bridge() => ("(", ")"),
+                () => ("[", "]"),
+            };
+            let label: Vec<_> = std::iter::once(device.address.as_str())
+                .chain(told.iter().take(2).map(String::as_str))
+                .map(quoted)
+                .collect();
+            let (id, label) = (plain(&device.address), label.join("<br/>"));
+            let _ = writeln!(text, "    {id}{open}\"{label}\"{close}");
+            let above = device.way.first().unwrap_or(&device.host);
+            let _ = writeln!(text, "    {} --- {id}", plain(above));
+        }
+        for way in ways {
+            let gpu = self.gpus.iter().find(|gpu| gpu.ordinal == way.gpu);
+            let to = gpu.and_then(|gpu| gpu.pci.as_deref());
+            let (Some(from), Some(to)) = (self.pci.device(&way.device), to) else {
+                continue;
+            };
+            let arrow = if way.verdict.direct { "==>" } else { "-.->" };
+            let label = [
+                &way.name,
+                way.verdict.path().name(),
+                way.verdict.relation.name(),
+            ];
+            let label: Vec<_> = label
+                .iter()
+                .filter(|part| !part.is_empty())
+                .copied()
+                .collect();
+            let _ = writeln!(
+                text,
+                "    {} {arrow}|\"{}\"| {}",
+                plain(&from.address),
+                quoted(&label.join(" ")),
+                plain(to)
+            );
+        }
+        text
+    }
+}
+
+impl Way {
+    /// The way as lines of text.
+    pub fn text(&self) -> String {
+        let Self {
+            name,
+            device,
+            gpu,
+            verdict,
+        } = self;
+        let name = if name.is_empty() {
+            String::new()
+        } else {
+            format!("{name}: ")
+        };
+        let path = verdict.path().name();
+        let mut text = format!("{name}{device} → cuda:{gpu}  {path}: {}\n", verdict.reason);
+        let _ = writeln!(text, "    relation {}", verdict.relation);
+        if let Some(hop) = &verdict.bottleneck {
+            let above = hop.above.as_deref().unwrap_or("the processor");
+            let rate = hop.carries.rate() as f64 / 1e9;
+            let _ = writeln!(
+                text,
+                "    slowest  {} to {above}, {}, {rate:.1} GB/s",
+                hop.below, hop.carries
+            );
+        }
+        for warning in &verdict.warnings {
+            let _ = writeln!(text, "    note     {warning}");
+        }
+        let force = match (verdict.direct, verdict.forbidden) {
+            (true, _) => return text,
+            (false, true) => "direct is impossible",
+            (false, false) => "direct if asked for, and if the proof at the start succeeds",
+        };
+        let _ = writeln!(text, "    else     {force}");
+        text
+    }
+}
+
+impl PciTree {
+    /// The pairs that `daq topo` tells of where no configuration names any: candidates and GPUs.
+    pub fn pairs<'a>(&'a self, gpus: &'a [Gpu]) -> impl Iterator<Item = (&'a PciDevice, &'a Gpu)> {
+        let candidates = self.candidates().into_iter();
+        candidates.flat_map(move |device| gpus.iter().map(move |gpu| (device, gpu)))
+    }
+}
+
+/// A link as it runs, and what the device could do where that is more.
+fn link(link: Link) -> String {
+    if link.now == link.most {
+        link.now.to_string()
+    } else {
+        format!("{} of {}", link.now, link.most)
+    }
+}
+
+/// Mermaid's identifiers know neither `:` nor `.`, and begin with a letter.
+fn plain(id: &str) -> String {
+    let letters = id.chars();
+    let letters = letters.map(|c| if c.is_ascii_alphanumeric() { c } else { '_' });
+    std::iter::once('n').chain(letters).collect()
+}
+
+/// A label's text between quotes.
+fn quoted(text: &str) -> String {
+    text.replace('"', "#quot;")
+}

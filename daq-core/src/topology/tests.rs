@@ -1,0 +1,44 @@
+//! Nodes and cores; the PCIe tree of real shapes is in `shapes`.
+
+mod shapes;
+
+use super::*;
+
+#[test]
+fn a_recorded_machine_has_its_nodes() {
+    let dir = tempfile::tempdir().unwrap();
+    for (node, list) in [("node1", "4-7\n"), ("node0", "0-3\n")] {
+        let path = dir.path().join("devices/system/node").join(node);
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::write(path.join("cpulist"), list).unwrap();
+    }
+    let topology = Topology::read(dir.path());
+    assert_eq!(
+        topology
+            .nodes
+            .iter()
+            .map(|node| node.id)
+            .collect::<Vec<_>>(),
+        [0, 1]
+    );
+    assert_eq!(topology.node_of(5), Some(1));
+    assert_eq!(topology.node_of(8), None);
+}
+
+#[test]
+fn a_core_is_far_from_a_gpu_on_another_node_and_from_no_unknown_one() {
+    let node = |id, cores: &[usize]| Node {
+        id,
+        cores: cores.to_vec(),
+    };
+    let topology = Topology {
+        nodes: vec![node(0, &[0, 1]), node(1, &[2, 3])],
+        ..Topology::unknown()
+    };
+    let far = topology.far(1, Some(1)).unwrap();
+    assert_eq!(far.to_string(), "it is on node 0, the GPU on node 1");
+    assert_eq!(topology.far(2, Some(1)), None);
+    assert_eq!(topology.far(1, None), None, "the firmware does not say");
+    assert_eq!(topology.far(9, Some(1)), None, "the core is of no node");
+    assert_eq!(Topology::unknown().far(1, Some(1)), None);
+}

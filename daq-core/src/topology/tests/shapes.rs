@@ -1,0 +1,286 @@
+//! Machines of many shapes, written down compactly, and what is found about them.
+//!
+//! A shape is a text: the processor, its nodes, IOMMU units, then host bridges with what is below them, indented, then
+//! what CUDA says of the GPUs. [`Machine::new`] makes the `/sys` and the `/proc/cpuinfo` of it. Vendor and device numbers
+//! are those of chips as the PCI ID repository (pci-ids.ucw.cz) lists them; 10ee:903f and 10ee:9038 are the numbers that
+//! Xilinx's DMA core has unless its user chooses others (PG195).
+
+use super::super::*;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use tree::{Acs, Iommu};
+use verdict::{Asked, Relation, Verdict, Wish};
+
+mod judged;
+mod kept;
+
+/// A machine in a directory of its own.
+pub(super) struct Machine {
+    dir: tempfile::TempDir,
+    gpus: Vec<Gpu>,
+    /// Bytes of the ring that is asked about.
+    ring: u64,
+}
+
+/// `64K`, `1M`, `80G` in bytes.
+fn bytes(text: &str) -> u64 {
+    let (number, unit) = text.split_at(text.len() - 1);
+    let shift = match unit {
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        _ => panic!("no unit in {text}"),
+    };
+    number.parse::<u64>().unwrap() << shift
+}
+
+/// `3x16` as `/sys` writes speed and width.
+fn lanes(text: &str) -> (&str, &str) {
+    let (generation, width) = text.split_once('x').unwrap();
+    let speed = match generation {
+        "1" => "2.5 GT/s PCIe",
+        "2" => "5.0 GT/s PCIe",
+        "3" => "8.0 GT/s PCIe",
+        "4" => "16.0 GT/s PCIe",
+        "5" => "32.0 GT/s PCIe",
+        _ => panic!("no generation in {text}"),
+    };
+    (speed, width)
+}
+
+impl Machine {
+    pub(super) fn new(shape: &str) -> Self {
+        let mut machine = Self {
+            dir: tempfile::tempdir().unwrap(),
+            gpus: Vec::new(),
+            ring: 64 << 20,
+        };
+        // The directories that the lines before led into, the host bridge's first.
+        let mut above: Vec<PathBuf> = Vec::new();
+        for line in shape.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let depth = (line.len() - line.trim_start().len()) / 2;
+            match words.as_slice() {
+                [] => {}
+                [first, ..] if first.starts_with('#') => {}
+                ["cpu", vendor, family, name @ ..] => machine.write(
+                    "proc/cpuinfo",
+                    &format!(
+                        "processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel name\t: {}\nflags\t\t: fpu vme\n\nprocessor\t: 1\ncpu family\t: 1\n",
+                        name.join(" ")
+                    ),
+                ),
+                ["virtual"] => {
+                    let text = fs::read_to_string(machine.dir.path().join("proc/cpuinfo")).unwrap();
+                    machine.write("proc/cpuinfo", &text.replace("fpu vme", "fpu hypervisor vme"));
+                }
+                ["node", id, cores] => machine.write(
+                    &format!("sys/devices/system/node/node{id}/cpulist"),
+                    &format!("{cores}\n"),
+                ),
+                ["iommu", unit] => machine.lead(
+                    "class/iommu",
+                    unit,
+                    &format!("devices/virtual/iommu/{unit}"),
+                ),
+                ["ring", size] => machine.ring = bytes(size),
+                ["cuda", address, facts @ ..] => machine.gpu(address, facts),
+                [host] => above = vec![Path::new("devices").join(host)],
+                [address, id, class, facts @ ..] => {
+                    above.truncate(depth);
+                    let at = above.last().unwrap().join(address);
+                    machine.device(&at, address, id, class, facts);
+                    above.push(at);
+                }
+                _ => panic!("not understood: {line}"),
+            }
+        }
+        machine
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.dir.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// Makes `name` in `directory` of `/sys` lead to `target`.
+    fn lead(&self, directory: &str, name: &str, target: &str) {
+        let directory = self.sys().join(directory);
+        fs::create_dir_all(&directory).unwrap();
+        symlink(self.sys().join(target), directory.join(name)).unwrap();
+    }
+
+    fn device(&self, at: &Path, address: &str, id: &str, class: &str, facts: &[&str]) {
+        let at = at.to_str().unwrap();
+        let write = |file: &str, text: &str| self.write(&format!("sys/{at}/{file}"), text);
+        let (vendor, device) = id.split_once(':').unwrap();
+        write("vendor", &format!("0x{vendor}\n"));
+        write("device", &format!("0x{device}\n"));
+        write("class", &format!("0x{class}\n"));
+        let mut config = vec![0; 64];
+        let mut node = "-1";
+        for fact in facts {
+            let (key, value) = fact.split_once('=').unwrap();
+            match key {
+                "link" => {
+                    let (now, most) = value.split_once('/').unwrap_or((value, value));
+                    for (which, lanes) in [("current", lanes(now)), ("max", lanes(most))] {
+                        write(&format!("{which}_link_speed"), &format!("{}\n", lanes.0));
+                        write(&format!("{which}_link_width"), &format!("{}\n", lanes.1));
+                    }
+                }
+                "node" => node = value,
+                "regions" => {
+                    let regions = value.split(',').map(|size| {
+                        let (start, bytes) = (1_u64 << 40, bytes(size));
+                        format!(
+                            "{start:#018x} {:#018x} 0x000000000014220c\n",
+                            start + bytes - 1
+                        )
+                    });
+                    write("resource", &regions.collect::<String>());
+                }
+                "acs" => {
+                    config.resize(4096, 0);
+                    if value != "none" {
+                        // The capability alone, version 1, in the place of the first.
+                        let control = u32::from_str_radix(value, 16).unwrap();
+                        config[0x100..0x104].copy_from_slice(&0x0001_000d_u32.to_le_bytes());
+                        config[0x104..0x108].copy_from_slice(&(control << 16 | 0x5f).to_le_bytes());
+                    }
+                }
+                "group" => {
+                    let group = format!("kernel/iommu_groups/{value}");
+                    self.write(&format!("sys/{group}/type"), "DMA-FQ\n");
+                    self.lead(at, "iommu_group", &group);
+                }
+                "driver" => self.lead(at, "driver", &format!("bus/pci/drivers/{value}")),
+                _ => panic!("not understood: {fact}"),
+            }
+        }
+        write("numa_node", &format!("{node}\n"));
+        fs::write(self.sys().join(at).join("config"), config).unwrap();
+        self.lead("bus/pci/devices", address, at);
+    }
+
+    fn gpu(&mut self, address: &str, facts: &[&str]) {
+        let ordinal = u32::try_from(self.gpus.len()).unwrap();
+        let gpu = Gpu::new(ordinal, "").placed(&pci::facts(&self.sys(), address));
+        let mut gpu = Gpu {
+            uuid: Some("GPU-5d5e".to_owned()),
+            rdma: Some(true),
+            dma_buf: Some(true),
+            mappings: Some(vec![(Backend::Vulkan, Ok(()))]),
+            ..gpu
+        };
+        for fact in facts {
+            match fact.split_once('=') {
+                Some(("bar1", sizes)) => {
+                    let (all, free) = sizes.split_once('/').unwrap_or((sizes, sizes));
+                    gpu.window = Some(Window {
+                        bytes: bytes(all),
+                        free: Some(bytes(free)),
+                    });
+                }
+                Some(("rdma", _)) => (gpu.rdma, gpu.dma_buf) = (Some(false), Some(false)),
+                Some(("dma-buf", _)) => gpu.dma_buf = Some(false),
+                Some(("maps", "untried")) => gpu.mappings = None,
+                Some(("maps", _)) => {
+                    let refused = |why: &str| Err(why.to_owned());
+                    gpu.mappings = Some(vec![
+                        (Backend::Gdrapi, refused("there is no libgdrapi.so.2")),
+                        (Backend::Vulkan, refused("there is no libvulkan.so.1")),
+                        (Backend::Host, Ok(())),
+                    ]);
+                }
+                Some(_) => panic!("not understood: {fact}"),
+                None if gpu.name.is_empty() => gpu.name = (*fact).to_owned(),
+                None => gpu.name = format!("{} {fact}", gpu.name),
+            }
+        }
+        self.gpus.push(gpu);
+    }
+
+    fn sys(&self) -> PathBuf {
+        self.dir.path().join("sys")
+    }
+
+    pub(super) fn topology(&self) -> Topology {
+        Topology {
+            cores: vec![0, 1],
+            gpus: self.gpus.clone(),
+            no_gpu: String::new(),
+            is_real: true,
+            ..Topology::read(&self.sys())
+        }
+    }
+
+    /// What is found about every pair.
+    fn ways(&self, wish: Wish) -> Vec<Way> {
+        let topology = self.topology();
+        let pairs = topology.pci.pairs(&topology.gpus);
+        pairs
+            .map(|(device, gpu)| Way {
+                name: String::new(),
+                device: device.address.clone(),
+                gpu: gpu.ordinal,
+                verdict: topology.verdict(&Asked {
+                    device: &device.address,
+                    gpu: gpu.ordinal,
+                    bytes: self.ring,
+                    wish,
+                }),
+            })
+            .collect()
+    }
+
+    /// The tree and what is found about every pair.
+    fn told(&self) -> String {
+        let ways = self.ways(Wish::Auto);
+        let ways: Vec<_> = ways.iter().map(Way::text).collect();
+        format!("{}\n{}", self.topology().tree(false), ways.join("\n"))
+    }
+}
+
+/// The text of a shape.
+macro_rules! shape {
+    ($name:literal) => {
+        Machine::new(include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/src/topology/tests/shapes/",
+            $name,
+            ".txt"
+        )))
+    };
+}
+use shape;
+
+/// A test that holds what is found about a shape to what was found before.
+macro_rules! shapes {
+    ($($test:ident, $name:literal;)*) => {$(
+        #[test]
+        fn $test() {
+            insta::assert_snapshot!(shape!($name).told());
+        }
+    )*};
+}
+
+shapes! {
+    one_socket, "one-socket";
+    two_sockets, "two-sockets";
+    a_plx_switch, "plx-switch";
+    gpus_and_nics_below_switches, "dgx";
+    an_amd_server, "amd-server";
+    an_amd_desktop, "amd-desktop";
+    an_intel_server, "intel-server";
+    an_intel_desktop, "intel-desktop";
+    a_virtual_machine, "virtual-machine";
+    one_group, "one-group";
+    a_geforce, "geforce";
+    a_link_below_its_capability, "narrow";
+    a_switch_that_redirects, "redirect";
+    a_small_window, "small-window";
+    nothing_maps, "no-mapping";
+}

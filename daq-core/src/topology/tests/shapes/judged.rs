@@ -1,0 +1,243 @@
+//! What is found about pairs, beyond what the snapshots show.
+
+use super::*;
+
+fn verdict(machine: &Machine, device: &str, gpu: u32, bytes: u64, wish: Wish) -> Verdict {
+    machine.topology().verdict(&Asked {
+        device,
+        gpu,
+        bytes,
+        wish,
+    })
+}
+
+#[test]
+fn relations_are_those_of_the_slots() {
+    use Relation::{Node, Phb, Pix, Pxb, Sys, Unknown};
+    for (machine, relations) in [
+        (shape!("one-socket"), vec![Phb]),
+        (shape!("two-sockets"), vec![Node, Sys]),
+        (shape!("plx-switch"), vec![Pix]),
+        (shape!("dgx"), vec![Pix, Sys, Sys, Pxb]),
+        (shape!("amd-server"), vec![Phb, Node]),
+        (shape!("virtual-machine"), vec![Unknown, Unknown]),
+    ] {
+        let ways = machine.ways(Wish::Auto);
+        let found: Vec<_> = ways.iter().map(|way| way.verdict.relation).collect();
+        assert_eq!(found, relations);
+    }
+}
+
+#[test]
+fn a_wish_wins_where_it_can() {
+    for (machine, device, gpu, auto, forced) in [
+        (shape!("plx-switch"), "0000:05:00.0", 0, true, true),
+        (shape!("two-sockets"), "0000:3b:00.0", 0, false, true),
+        (shape!("two-sockets"), "0000:3b:00.0", 1, false, true),
+        (shape!("intel-desktop"), "0000:02:00.0", 0, false, true),
+        (shape!("virtual-machine"), "0000:00:06.0", 0, false, true),
+        (shape!("one-group"), "0000:02:00.0", 0, false, false),
+        (shape!("no-mapping"), "0000:41:00.0", 0, false, false),
+        (shape!("geforce"), "0000:43:00.0", 0, false, false),
+    ] {
+        let ask = |wish| verdict(&machine, device, gpu, 1 << 20, wish);
+        let (chosen, wished) = (ask(Wish::Auto), ask(Wish::Direct));
+        assert_eq!(chosen.direct, auto, "{device}: {chosen:?}");
+        assert_eq!(wished.direct, forced, "{device}: {wished:?}");
+        assert_eq!(wished.forbidden, !forced, "{device}: {wished:?}");
+        if forced && !auto {
+            let all = wished.warnings.join("; ");
+            assert!(
+                all.contains(&chosen.reason),
+                "what was overruled is told: {all}"
+            );
+            assert!(wished.reason.starts_with("asked for"), "{}", wished.reason);
+        }
+        let staged = ask(Wish::Staged);
+        assert!(!staged.direct && staged.reason == "asked for");
+        assert_eq!(staged.path(), crate::plan::Path::Staged);
+    }
+}
+
+#[test]
+fn what_is_not_there_is_told() {
+    let machine = shape!("plx-switch");
+    let ask = |device, gpu| verdict(&machine, device, gpu, 1, Wish::Direct);
+    let found = ask("0000:99:00.0", 0);
+    assert!(found.forbidden && found.reason.contains("no PCI device 0000:99:00.0"));
+    let found = ask("0000:05:00.0", 7);
+    assert!(found.forbidden && found.reason.contains("no cuda:7"));
+    let found = ask("vfio-user:card.sock", 0);
+    assert!(
+        found.direct && !found.forbidden,
+        "the one who asks knows better"
+    );
+    assert!(found.warnings[0].contains("no PCI address"));
+    assert!(ask("05:00.0", 0).direct, "any spelling");
+    let topology = Topology {
+        gpus: vec![Gpu::new(0, "Test")],
+        ..Topology::unknown()
+    };
+    let found = topology.verdict(&Asked {
+        device: "0000:05:00.0",
+        gpu: 0,
+        bytes: 1,
+        wish: Wish::Auto,
+    });
+    assert!(!found.direct && !found.forbidden, "{found:?}");
+}
+
+#[test]
+fn a_card_that_is_not_bound_to_vfio_yet_may_be() {
+    let text = include_str!("two-sockets.txt").replace(" driver=vfio-pci", "");
+    let machine = Machine::new(&text);
+    let found = verdict(&machine, "0000:3b:00.0", 0, 1 << 20, Wish::Direct);
+    assert!(found.direct, "{found:?}");
+}
+
+#[test]
+fn what_goes_up_to_the_processor_is_told() {
+    let change = |from: &str, to: &str| {
+        let machine = Machine::new(&include_str!("redirect.txt").replace(from, to));
+        let found = verdict(&machine, "0000:3d:00.0", 0, 1 << 20, Wish::Auto);
+        assert!(found.direct, "{found:?}");
+        (found.warnings.join("; "), found.bottleneck.unwrap())
+    };
+    let (told, _) = change("", "");
+    assert!(told.contains("0000:3c:08.0 redirects") && !told.contains("list"));
+    let (told, _) = change("driver=xdma", "driver=vfio-pci");
+    assert!(told.contains("behind vfio-pci"), "{told}");
+    let (told, _) = change("8086:2030", "8086:1901");
+    assert!(told.contains("redirects") && told.contains("not on the kernel's list"));
+    let (told, hop) = change("acs=1d", "acs=0");
+    assert!(
+        !told.contains("redirects") && !told.contains("proved"),
+        "{told}"
+    );
+    assert_eq!(hop.below, "0000:3d:00.0");
+    // Whoever goes up takes the link above the switch, too.
+    let slow = "10b5:8747 060400 link=3x16 node=0 acs=none";
+    let (_, hop) = change(slow, &slow.replace("3x16", "3x4/3x16"));
+    assert_eq!(hop.below, "0000:3b:00.0");
+    let machine = include_str!("redirect.txt").replace("acs=1d", "acs=0");
+    let machine = Machine::new(&machine.replace(slow, &slow.replace("3x16", "3x4/3x16")));
+    let found = verdict(&machine, "0000:3d:00.0", 0, 1 << 20, Wish::Auto);
+    assert_eq!(found.bottleneck.unwrap().below, "0000:3d:00.0");
+}
+
+#[test]
+fn a_ring_must_fit() {
+    let machine = shape!("amd-server");
+    let ask = |bytes| verdict(&machine, "0000:41:00.0", 0, bytes, Wish::Auto);
+    let found = ask(63 << 30);
+    assert!(found.direct && !found.forbidden);
+    let found = ask((63 << 30) + 1);
+    assert!(!found.direct && !found.forbidden);
+    let found = ask((64 << 30) + 1);
+    assert!(!found.direct && found.forbidden);
+}
+
+#[test]
+fn the_list_says_which_bridges_pass_what_on() {
+    let intel = |id: &str, other: &str| {
+        let shape = format!(
+            "cpu GenuineIntel 6 Xeon\npci0000:00\n  0000:00:00.0 8086:{id} 060000\npci0000:80\n  0000:80:00.0 8086:{other} 060000\n"
+        );
+        let tree = Machine::new(&shape).topology().pci;
+        let (one, two) = ("pci0000:00", "pci0000:80");
+        (tree.passes(one, one).is_ok(), tree.passes(one, two).is_ok())
+    };
+    for (id, other, expected) in [
+        ("2f00", "2f00", (true, false)),
+        ("3c00", "2020", (true, false)),
+        ("2020", "09a2", (true, true)),
+        ("09a2", "0b25", (true, true)),
+        ("2020", "4660", (true, false)),
+        ("4660", "2020", (false, false)),
+        ("29c0", "29c0", (false, false)),
+    ] {
+        assert_eq!(intel(id, other), expected, "{id} {other}");
+    }
+    for (vendor, family, expected) in [
+        ("AuthenticAMD", 0x17, true),
+        ("AuthenticAMD", 0x19, true),
+        ("AuthenticAMD", 0x16, false),
+        ("GenuineIntel", 0x19, false),
+    ] {
+        let shape =
+            format!("cpu {vendor} {family} X\npci0000:00\n  0000:00:00.0 1022:1480 060000\n");
+        let tree = Machine::new(&shape).topology().pci;
+        assert_eq!(
+            tree.passes("pci0000:00", "pci0000:00").is_ok(),
+            expected,
+            "{vendor} {family}"
+        );
+    }
+    // What is neither number 00.0 nor a port does not speak for its bus.
+    let tree = Machine::new("pci0000:00\n  0000:00:05.0 8086:09a2 088000\n")
+        .topology()
+        .pci;
+    assert!(tree.host("pci0000:00").is_none());
+    let tree = Machine::new("pci0000:00\n  0000:00:02.0 8086:2032 060400\n")
+        .topology()
+        .pci;
+    assert!(tree.passes("pci0000:00", "pci0000:00").is_ok());
+}
+
+#[test]
+fn the_tree_is_read() {
+    let topology = shape!("redirect").topology();
+    let tree = &topology.pci;
+    assert_eq!(tree.iommu, Iommu::On);
+    assert_eq!(shape!("plx-switch").topology().pci.iommu, Iommu::Off);
+    assert_eq!(Topology::unknown().pci.iommu, Iommu::Unknown);
+    let device = tree.device("3d:00.0").unwrap();
+    assert_eq!(device.id(), "10ee:903f");
+    assert_eq!(device.regions, [64 << 10, 1 << 20]);
+    assert_eq!(device.way, ["0000:3c:08.0", "0000:3b:00.0", "0000:3a:00.0"]);
+    assert_eq!(device.host, "pci0000:3a");
+    assert_eq!(device.driver.as_deref(), Some("xdma"));
+    let acs: Vec<_> = tree
+        .bridges(device)
+        .iter()
+        .map(|bridge| bridge.acs)
+        .collect();
+    assert_eq!(acs, [Acs::Control(0x1d), Acs::Absent, Acs::Control(0x1d)]);
+    let unread = tree.device("0000:5f:08.0").unwrap();
+    assert_eq!(unread.acs, Acs::Unknown);
+    let hops = tree.hops(device);
+    let ends: Vec<_> = hops.iter().map(|hop| hop.below.as_str()).collect();
+    assert_eq!(
+        ends,
+        ["0000:3d:00.0", "0000:3b:00.0"],
+        "a switch has no link inside"
+    );
+}
+
+#[test]
+fn candidates_are_cards_and_network_controllers() {
+    let shape = "pci0000:00
+  0000:00:00.0 8086:1237 060000
+  0000:00:01.0 1234:11e8 00ff00
+  0000:00:02.0 1234:1111 030000
+  0000:00:03.0 1af4:1041 020000
+  0000:00:04.0 8086:1234 010802 driver=vfio-pci
+  0000:00:05.0 8086:1234 010802 driver=nvme
+  0000:00:06.0 10de:2330 030200 driver=vfio-pci
+  0000:00:07.0 11f8:4052 060400
+  0000:00:07.1 11f8:4052 058000
+  0000:00:08.0 11f8:1556 ff0000
+  0000:00:09.0 1204:9c1d ff0000
+";
+    let tree = Machine::new(shape).topology().pci;
+    let found: Vec<_> = tree.candidates().iter().map(|d| &d.address[8..]).collect();
+    assert_eq!(found, ["01.0", "03.0", "04.0", "08.0", "09.0"]);
+}
+
+#[test]
+fn the_picture_has_the_tree_and_the_ways() {
+    let machine = shape!("two-sockets");
+    insta::assert_snapshot!(machine.topology().mermaid(&machine.ways(Wish::Auto), false));
+    let all = machine.topology().tree(true);
+    assert!(all.lines().count() >= machine.topology().tree(false).lines().count());
+}

@@ -1,0 +1,117 @@
+//! Machines that are kept and loaded again.
+
+use super::*;
+use std::collections::BTreeMap;
+
+/// A machine as `daq topo --record` writes it.
+fn recorded() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/topology/tests/recorded")
+}
+
+/// Every file and link below a directory, with its text or its target.
+fn files(at: &Path) -> BTreeMap<PathBuf, String> {
+    fn visit(base: &Path, at: &Path, files: &mut BTreeMap<PathBuf, String>) {
+        for entry in fs::read_dir(at).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.strip_prefix(base).unwrap().to_owned();
+            if path.is_symlink() {
+                let target = fs::read_link(&path).unwrap();
+                files.insert(name, format!("-> {}", target.display()));
+            } else if path.is_dir() {
+                visit(base, &path, files);
+            } else {
+                files.insert(name, fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+    let mut found = BTreeMap::new();
+    visit(at, at, &mut found);
+    found
+}
+
+#[test]
+fn what_is_kept_is_the_same_machine() {
+    let shapes = [
+        shape!("dgx"),
+        shape!("redirect"),
+        shape!("virtual-machine"),
+        shape!("no-mapping"),
+        shape!("plx-switch"),
+    ];
+    for machine in shapes {
+        let to = tempfile::tempdir().unwrap();
+        let topology = machine.topology();
+        topology.record(&machine.sys(), to.path()).unwrap();
+        let mut expected = topology;
+        for gpu in &mut expected.gpus {
+            gpu.uuid = None;
+        }
+        let loaded = Topology::load(to.path()).unwrap();
+        assert_eq!(loaded, expected);
+        // What was kept can be kept again.
+        let again = tempfile::tempdir().unwrap();
+        let at = again.path().join("deep/again");
+        loaded.record(&to.path().join("sys"), &at).unwrap();
+        assert_eq!(files(&at), files(to.path()));
+    }
+}
+
+#[test]
+fn what_is_kept_holds_no_name_of_a_card_and_no_byte_that_is_not_read() {
+    let machine = shape!("intel-server");
+    let at = machine.sys().join("devices/pci0000:16/0000:16:02.0");
+    fs::write(at.join("0000:17:00.0/serial"), "SECRET").unwrap();
+    fs::write(at.join("serial"), "SECRET").unwrap();
+    let mut config = fs::read(at.join("config")).unwrap();
+    config[0x200..0x206].copy_from_slice(b"SECRET");
+    fs::write(at.join("config"), config).unwrap();
+    let to = tempfile::tempdir().unwrap();
+    let topology = machine.topology();
+    topology.record(&machine.sys(), to.path()).unwrap();
+    for (path, text) in files(to.path()) {
+        assert!(
+            !text.contains("SECRET") && !text.contains("GPU-5d5e"),
+            "{}",
+            path.display()
+        );
+        assert!(
+            !path.ends_with("config") && !path.ends_with("serial"),
+            "{}",
+            path.display()
+        );
+    }
+}
+
+/// Run with `DAQ_UPDATE=1` to write the folder anew.
+#[test]
+fn a_recorded_folder_is_as_it_was() {
+    let machine = shape!("intel-server");
+    let to = tempfile::tempdir().unwrap();
+    machine
+        .topology()
+        .record(&machine.sys(), to.path())
+        .unwrap();
+    if std::env::var_os("DAQ_UPDATE").is_some() {
+        let _ = fs::remove_dir_all(recorded());
+        machine
+            .topology()
+            .record(&machine.sys(), &recorded())
+            .unwrap();
+    }
+    assert_eq!(files(&recorded()), files(to.path()));
+    let loaded = Topology::load(&recorded()).unwrap();
+    assert_eq!(loaded.pci, machine.topology().pci);
+}
+
+#[test]
+fn what_is_no_record_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gpus.json");
+    let told = |dir: &Path| Topology::load(dir).unwrap_err().to_string();
+    assert!(told(dir.path()).contains("gpus.json"));
+    fs::write(&path, "{").unwrap();
+    assert!(told(dir.path()).contains("daq topo --record"));
+    let machine = shape!("intel-server");
+    let refused = machine.topology().record(&machine.sys(), dir.path());
+    assert!(refused.unwrap_err().to_string().contains("not empty"));
+}

@@ -1,0 +1,249 @@
+//! Whether a device can write straight into a GPU's memory: a pure function of the machine.
+//!
+//! | the two are | path |
+//! |---|---|
+//! | below one switch (PIX, PXB) that does not redirect | direct |
+//! | the same with redirection, or the device is given to programs behind an IOMMU; below one host bridge (PHB) that is known to pass on | direct, with a warning: the proof at the start decides |
+//! | below two host bridges of one NUMA node (NODE), of two (SYS), below one of which nobody knows; in a virtual machine; the ring does not fit | staged, direct if asked for |
+//! | such that nothing can make it work: one IOMMU group, no way to map the memory, a ring larger than the window | staged |
+
+mod pair;
+
+use super::pci::canonical;
+use super::tree::{Hop, PciDevice};
+use super::{Gpu, Topology};
+use crate::plan::Path;
+use pair::Pair;
+use std::fmt;
+
+/// Which path a source is to take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wish {
+    /// What the machine allows.
+    #[default]
+    Auto,
+    /// Direct, wherever it is not impossible.
+    Direct,
+    /// Staged.
+    Staged,
+}
+
+/// A question: may this device write into a ring on that GPU?
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The device's PCI address, in any spelling.
+    pub device: &'a str,
+    /// CUDA's number of the GPU.
+    pub gpu: u32,
+    /// Bytes of the ring.
+    pub bytes: u64,
+    /// What is wanted.
+    pub wish: Wish,
+}
+
+/// How far a device and a GPU are apart, in the words of nvidia-smi.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relation {
+    /// At most one switch between them.
+    Pix,
+    /// Several switches, but not the processor.
+    Pxb,
+    /// One host bridge.
+    Phb,
+    /// Two host bridges of one NUMA node.
+    Node,
+    /// The link between sockets.
+    Sys,
+    /// It cannot be seen, as in a virtual machine.
+    Unknown,
+}
+
+impl Relation {
+    /// The name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pix => "PIX",
+            Self::Pxb => "PXB",
+            Self::Phb => "PHB",
+            Self::Node => "NODE",
+            Self::Sys => "SYS",
+            Self::Unknown => "UNKNOWN",
+        }
+    }
+}
+
+impl fmt::Display for Relation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// How far the two are apart.
+    pub relation: Relation,
+    /// Whether the device is to write into the GPU's memory.
+    pub direct: bool,
+    /// Whether it cannot, whatever is wished.
+    pub forbidden: bool,
+    /// Why, as a clause.
+    pub reason: String,
+    /// What stands against it all the same, or slows it down.
+    pub warnings: Vec<String>,
+    /// The slowest link on the way; `None` where none is shown.
+    pub bottleneck: Option<Hop>,
+}
+
+impl Verdict {
+    /// The path in the plan's words.
+    pub const fn path(&self) -> Path {
+        if self.direct {
+            Path::Direct
+        } else {
+            Path::Staged
+        }
+    }
+}
+
+/// Why a pair is not in the tree.
+struct Unseen {
+    /// Whether it cannot be anywhere.
+    is_certain: bool,
+    why: String,
+}
+
+/// What speaks against a direct path.
+#[derive(Clone, Debug)]
+enum Against {
+    /// It is impossible.
+    Impossible(String),
+    /// It may work.
+    Doubt(String),
+}
+
+impl Topology {
+    /// Whether a device can write straight into a GPU's memory, and why.
+    pub fn verdict(&self, asked: &Asked<'_>) -> Verdict {
+        let (wish, bytes) = (asked.wish, asked.bytes);
+        let (device, gpu, card) = match self.pair(asked) {
+            Ok(found) => found,
+            Err(Unseen { is_certain, why }) => {
+                let direct = wish == Wish::Direct && !is_certain;
+                let (reason, warnings) = if direct {
+                    ("asked for".to_owned(), vec![why, PROOF.to_owned()])
+                } else {
+                    (why, Vec::new())
+                };
+                return Verdict {
+                    relation: Relation::Unknown,
+                    direct,
+                    forbidden: is_certain,
+                    reason,
+                    warnings,
+                    bottleneck: None,
+                };
+            }
+        };
+        let pair = Pair::new(self, device, card);
+        let mut warnings = Vec::new();
+        let mut against = pair.reach(gpu, &mut warnings);
+        against.extend(pair::room(gpu, bytes, &mut warnings));
+        against.extend(pair.way(&mut warnings));
+        against.sort_by_key(|against| matches!(against, Against::Doubt(_)));
+        let forbidden = matches!(against.first(), Some(Against::Impossible(_)));
+        let mut against = against.into_iter().map(|against| match against {
+            Against::Impossible(why) | Against::Doubt(why) => why,
+        });
+        let (direct, reason) = match (wish, against.next()) {
+            (Wish::Staged, first) => {
+                warnings.extend(first);
+                (false, "asked for".to_owned())
+            }
+            (_, None) => (true, pair.sentence()),
+            (Wish::Direct, Some(first)) if !forbidden => {
+                warnings.insert(0, first);
+                (true, format!("asked for; {}", pair.sentence()))
+            }
+            (_, Some(first)) => (false, first),
+        };
+        warnings.extend(against);
+        if direct && !warnings.is_empty() {
+            warnings.push(PROOF.to_owned());
+        }
+        let bottleneck = pair.bottleneck();
+        warnings.extend(pair.slow());
+        Verdict {
+            relation: pair.relation,
+            direct,
+            forbidden,
+            reason,
+            warnings,
+            bottleneck,
+        }
+    }
+
+    /// The device, the GPU and the GPU's place in the tree.
+    fn pair(&self, asked: &Asked<'_>) -> Result<(&PciDevice, &Gpu, &PciDevice), Unseen> {
+        let (address, ordinal) = (asked.device, asked.gpu);
+        let mut gpus = self.gpus.iter();
+        let gpu = gpus.find(|gpu| gpu.ordinal == ordinal).ok_or_else(|| {
+            let why = format!("there is no cuda:{ordinal} on this machine");
+            Unseen {
+                is_certain: self.is_real,
+                why,
+            }
+        })?;
+        if canonical(address).is_none() {
+            let why = format!(
+                "`{address}` is no PCI address: how far it is from cuda:{ordinal} is not known"
+            );
+            return Err(Unseen {
+                is_certain: false,
+                why,
+            });
+        }
+        if self.pci.devices.is_empty() {
+            let why = "the machine shows no PCI devices".to_owned();
+            return Err(Unseen {
+                is_certain: false,
+                why,
+            });
+        }
+        let device = self.pci.device(address).ok_or_else(|| {
+            let why = format!("there is no PCI device {address} on this machine");
+            Unseen {
+                is_certain: true,
+                why,
+            }
+        })?;
+        let card = gpu.pci.as_deref().and_then(|at| self.pci.device(at));
+        let card = card.ok_or_else(|| {
+            let why = format!("cuda:{ordinal} is not among the PCI devices that the machine shows");
+            Unseen {
+                is_certain: false,
+                why,
+            }
+        })?;
+        Ok((device, gpu, card))
+    }
+}
+
+/// What follows every warning of a direct path.
+const PROOF: &str = "whether it works is proved at the start, before a frame is published";
+
+/// What is wrong with a link that carries less than the end away from the processor can do.
+pub fn slow(hop: &Hop) -> Option<String> {
+    if hop.carries.rate() >= hop.wanted.rate() {
+        return None;
+    }
+    let why = if hop.carries.rate() < hop.most.rate() {
+        "both ends can do more: seat the card again, look at risers and at lanes that the slot shares"
+    } else {
+        "the slot has no more"
+    };
+    Some(format!(
+        "{} runs at {} of {}: {why}",
+        hop.below, hop.carries, hop.wanted
+    ))
+}

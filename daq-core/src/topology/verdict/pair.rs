@@ -1,0 +1,272 @@
+//! A device and a GPU in the tree: how far apart, what is between them, what speaks against a direct path.
+
+use super::super::tree::{Hop, Iommu, PciDevice, PciTree};
+use super::super::{Gpu, Topology};
+use super::{Against, Relation, slow};
+use crate::mapped::Writer;
+use crate::units::ByteSize;
+
+/// A device and a GPU in the tree.
+pub(super) struct Pair<'a> {
+    tree: &'a PciTree,
+    device: &'a PciDevice,
+    card: &'a PciDevice,
+    pub(super) relation: Relation,
+    /// The switch or port that both are below.
+    common: Option<&'a PciDevice>,
+    /// The bridges below it.
+    apart: Vec<&'a PciDevice>,
+    /// Whether programs drive the device, its addresses translated.
+    is_translated: bool,
+}
+
+impl<'a> Pair<'a> {
+    pub(super) fn new(topology: &'a Topology, device: &'a PciDevice, card: &'a PciDevice) -> Self {
+        let tree = &topology.pci;
+        let (ours, theirs) = (tree.bridges(device), tree.bridges(card));
+        let common = ours.iter().find(|bridge| theirs.contains(bridge)).copied();
+        let below = |bridges: &[&'a PciDevice]| -> Vec<&'a PciDevice> {
+            let bridges = bridges.iter().copied();
+            bridges
+                .take_while(|bridge| Some(*bridge) != common)
+                .collect()
+        };
+        let (ours_apart, theirs_apart) = (below(&ours), below(&theirs));
+        let is_flat = ours.is_empty() || theirs.is_empty();
+        let relation = if tree.processor.is_virtual && is_flat {
+            Relation::Unknown
+        } else if common.is_some() {
+            if ours_apart.len() <= 1 && theirs_apart.len() <= 1 {
+                Relation::Pix
+            } else {
+                Relation::Pxb
+            }
+        } else if device.host == card.host {
+            Relation::Phb
+        } else {
+            match (device.node, card.node) {
+                (Some(a), Some(b)) if a == b => Relation::Node,
+                (Some(_), Some(_)) => Relation::Sys,
+                _ if topology.nodes.len() == 1 => Relation::Node,
+                _ => Relation::Unknown,
+            }
+        };
+        Self {
+            tree,
+            device,
+            card,
+            relation,
+            apart: [ours_apart, theirs_apart].concat(),
+            common,
+            is_translated: device.is_given() && tree.iommu == Iommu::On,
+        }
+    }
+
+    /// How far they are apart, as a clause.
+    pub(super) fn sentence(&self) -> String {
+        let common = self.common.map_or("", |bridge| &bridge.address);
+        let (ours, theirs) = (&self.device.host, &self.card.host);
+        match self.relation {
+            Relation::Pix => format!("no more than one switch is between the two, at {common}"),
+            Relation::Pxb => {
+                format!("switches alone are between the two, the uppermost at {common}")
+            }
+            Relation::Phb => format!("both are below {ours}"),
+            Relation::Node => format!("{ours} and {theirs} are host bridges of one NUMA node"),
+            Relation::Sys => format!("{ours} and {theirs} are host bridges of two NUMA nodes"),
+            Relation::Unknown if self.tree.processor.is_virtual => {
+                "a virtual machine does not show how its host wired the two".to_owned()
+            }
+            Relation::Unknown => format!(
+                "{ours} and {theirs} are host bridges, and the firmware does not say of which NUMA nodes"
+            ),
+        }
+    }
+
+    /// What is between the device's engine and the GPU's memory: groups, exports, mappings.
+    pub(super) fn reach(&self, gpu: &Gpu, warnings: &mut Vec<String>) -> Vec<Against> {
+        let (device, name) = (self.device, format!("cuda:{}", gpu.ordinal));
+        let mut against = Vec::new();
+        let is_own = device.driver.is_some() && !device.is_given();
+        if !is_own
+            && let (Some(ours), Some(theirs)) = (&device.group, &self.card.group)
+            && ours.number == theirs.number
+            && let Some(driver) = &self.card.driver
+        {
+            against.push(Against::Impossible(format!(
+                "{} and {name} are in one IOMMU group ({}), and VFIO gives no device of a group to programs while {driver} holds another: put one of them into another slot",
+                device.address, ours.number
+            )));
+        }
+        if is_own {
+            if gpu.rdma == Some(false) {
+                against.push(Against::Impossible(format!(
+                    "{name} ({}) has no GPUDirect, so no driver of another device is told where its memory is",
+                    gpu.name
+                )));
+            } else if gpu.dma_buf == Some(false) && device.is_network() {
+                warnings.push(format!(
+                    "{name} exports no dma-buf: the nvidia-peermem module must be loaded"
+                ));
+            } else if gpu.dma_buf == Some(false) {
+                against.push(Against::Impossible(format!(
+                    "{name} exports no dma-buf, by which the driver of {} would be told where its memory is: NVIDIA's open kernel modules export it",
+                    device.address
+                )));
+            }
+            return against;
+        }
+        if gpu.rdma == Some(false) {
+            warnings.push(format!(
+                "{name} ({}) has no GPUDirect; its memory is reached through resizable BAR alone",
+                gpu.name
+            ));
+        }
+        match gpu.mappings.as_deref() {
+            None => warnings.push(format!(
+                "whether memory of {name} can be mapped for a device was not tried"
+            )),
+            Some(tried) => {
+                let mut refused = Vec::new();
+                for backend in Writer::Fpga.backends() {
+                    match tried.iter().find(|(tried, _)| tried == backend) {
+                        Some((_, Ok(()))) => return against,
+                        Some((_, Err(why))) => refused.push(format!("{backend}: {why}")),
+                        None => {}
+                    }
+                }
+                against.push(Against::Impossible(format!(
+                    "nothing maps memory of {name} for a device: {}",
+                    refused.join("; ")
+                )));
+            }
+        }
+        against
+    }
+
+    /// What is said of the way between the two.
+    pub(super) fn way(&self, warnings: &mut Vec<String>) -> Option<Against> {
+        let passes = self.tree.passes(&self.device.host, &self.card.host);
+        if self.tree.processor.is_virtual && self.relation != Relation::Unknown {
+            warnings.push(
+                "the tree is what a virtual machine shows, not how the slots are wired".to_owned(),
+            );
+        }
+        match self.relation {
+            Relation::Pix | Relation::Pxb => {
+                let redirecting = self
+                    .apart
+                    .iter()
+                    .find(|bridge| bridge.acs.redirects() == Some(true));
+                let unknown = self
+                    .apart
+                    .iter()
+                    .find(|bridge| bridge.acs.redirects().is_none());
+                let why = if self.is_translated {
+                    "addresses of a device behind vfio-pci are translated at the processor's port, so every write goes up to it and back down".to_owned()
+                } else if let Some(bridge) = redirecting {
+                    format!(
+                        "{} redirects (ACS {}), so every write goes up to the processor's port and back down",
+                        bridge.address,
+                        bridge.acs.bits()
+                    )
+                } else if let Some(bridge) = unknown {
+                    warnings.push(format!(
+                        "whether {} redirects (ACS) is not known: only root may read it",
+                        bridge.address
+                    ));
+                    return None;
+                } else {
+                    return None;
+                };
+                warnings.push(why);
+                warnings.extend(passes.err());
+                None
+            }
+            Relation::Phb => match passes {
+                Ok(why) => {
+                    warnings.push(format!("every write crosses the processor; {why}"));
+                    None
+                }
+                Err(why) => Some(Against::Doubt(format!("{}; {why}", self.sentence()))),
+            },
+            Relation::Node => {
+                let why = match passes {
+                    Ok(_) => "writes between them are slow on many machines: measure before you ask for it".to_owned(),
+                    Err(why) => why,
+                };
+                Some(Against::Doubt(format!("{}; {why}", self.sentence())))
+            }
+            Relation::Sys => Some(Against::Doubt(format!(
+                "{}; writes between sockets are slow or lost",
+                self.sentence()
+            ))),
+            Relation::Unknown => Some(Against::Doubt(self.sentence())),
+        }
+    }
+
+    /// The links that bytes take on a direct path, or on the way to the processor where there is none; nothing where they
+    /// are not known to be the slots'.
+    fn hops(&self) -> Vec<Hop> {
+        if self.relation == Relation::Unknown {
+            return Vec::new();
+        }
+        // What is redirected goes up to the processor's port; what is above the switch both ways share.
+        let is_short = matches!(self.relation, Relation::Pix | Relation::Pxb)
+            && !self.is_translated
+            && !self
+                .apart
+                .iter()
+                .any(|bridge| bridge.acs.redirects() == Some(true));
+        let above = |hop: &Hop| {
+            let common = self.common.map(|common| common.address.as_str());
+            is_short && (common == Some(hop.below.as_str()) || self.is_above(&hop.below))
+        };
+        let mut hops = self.tree.hops(self.device);
+        for hop in self.tree.hops(self.card) {
+            if !hops.contains(&hop) {
+                hops.push(hop);
+            }
+        }
+        hops.retain(|hop| !above(hop));
+        hops
+    }
+
+    /// Whether the bridge at `address` is above what both are below.
+    fn is_above(&self, address: &str) -> bool {
+        let way = self.common.map_or(&[][..], |common| &common.way);
+        way.iter().any(|bridge| bridge == address)
+    }
+
+    /// The slowest link, the one nearest to the device among equals.
+    pub(super) fn bottleneck(&self) -> Option<Hop> {
+        self.hops().into_iter().min_by_key(|hop| hop.carries.rate())
+    }
+
+    /// Links that carry less than the card in the slot could take.
+    pub(super) fn slow(&self) -> Vec<String> {
+        self.hops().iter().filter_map(slow).collect()
+    }
+}
+
+/// Whether the ring fits into the window through which others reach the GPU's memory.
+pub(super) fn room(gpu: &Gpu, bytes: u64, warnings: &mut Vec<String>) -> Option<Against> {
+    let (name, ring) = (format!("cuda:{}", gpu.ordinal), ByteSize(bytes));
+    let Some(window) = gpu.window else {
+        warnings.push(format!(
+            "how much of {name}'s memory others can reach (BAR1) is not shown"
+        ));
+        return None;
+    };
+    let total = ByteSize(window.bytes);
+    if bytes > window.bytes {
+        return Some(Against::Impossible(format!(
+            "a ring of {ring} is larger than the {total} through which others reach {name}'s memory (BAR1): make it smaller, or enable resizable BAR in the firmware"
+        )));
+    }
+    let free = window.free.filter(|free| bytes > *free)?;
+    Some(Against::Doubt(format!(
+        "a ring of {ring} is larger than the {} that are free of the {total} through which others reach {name}'s memory (BAR1)",
+        ByteSize(free)
+    )))
+}
