@@ -9,20 +9,16 @@ const INTEL: u16 = 0x8086;
 /// The first family of AMD's processors that does, Zen.
 const ZEN: u32 = 0x17;
 
-/// Intel's host bridges and ports that pass on between what is below one of them.
-const BELOW_ONE: [u16; 4] = [
-    // Xeon E5.
-    0x3c00, 0x3c01, // Xeon E5 v3, E7 v3.
-    0x2f00, 0x2f01,
-];
+/// Intel's host bridges and ports that pass on between what is below one of them: Xeon E5; Xeon E5 v3 and E7 v3.
+const BELOW_ONE: [u16; 4] = [0x3c00, 0x3c01, 0x2f00, 0x2f01];
 
-/// Those that pass on from one to another as well.
-const BETWEEN: [u16; 16] = [
-    // Skylake-E: ports A to D, the bridge of the first bus.
-    0x2030, 0x2031, 0x2032, 0x2033, 0x2020, // Every Xeon since Ice Lake.
-    0x09a2, // Accelerators that are alone on a bus of the same Xeons: DSA, IAX.
-    0x0b25, 0x0cfe, 0x11fb, 0x1212, 0x1216, // QAT.
-    0x4940, 0x4942, 0x4944, 0x4946, 0x4948,
+/// Those that pass on from one to another as well: of Skylake-E the bridge of the first bus and the ports A to D.
+const SKYLAKE_E: [u16; 5] = [0x2020, 0x2030, 0x2031, 0x2032, 0x2033];
+/// Of every Xeon since Ice Lake.
+const ICE_LAKE: [u16; 1] = [0x09a2];
+/// Accelerators that are alone on a bus of these Xeons: DSA and IAX, then QAT.
+const ACCELERATORS: [u16; 10] = [
+    0x0b25, 0x0cfe, 0x11fb, 0x1212, 0x1216, 0x4940, 0x4942, 0x4944, 0x4946, 0x4948,
 ];
 
 impl PciTree {
@@ -38,7 +34,9 @@ impl PciTree {
             let found = self.host(host);
             let is_listed = |device: &PciDevice| {
                 let among = |list: &[u16]| device.device.is_some_and(|id| list.contains(&id));
-                device.vendor == Some(INTEL) && (among(&BETWEEN) || (a == b && among(&BELOW_ONE)))
+                let between = [&SKYLAKE_E[..], &ICE_LAKE, &ACCELERATORS];
+                device.vendor == Some(INTEL)
+                    && (between.into_iter().any(among) || (a == b && among(&BELOW_ONE)))
             };
             match found {
                 Some(device) if is_listed(device) => {}
