@@ -12,6 +12,7 @@ pub mod verdict;
 
 pub use record::RecordError;
 pub use show::Way;
+pub use verdict::{Asked, Relation, Verdict};
 
 use crate::cuda::{Device, Identity};
 use crate::mapped::{self, Backend};

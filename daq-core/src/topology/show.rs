@@ -288,12 +288,12 @@ impl Way {
         for warning in &verdict.warnings {
             let _ = writeln!(text, "    note     {warning}");
         }
-        let force = match (verdict.direct, verdict.forbidden) {
-            (true, _) => return text,
-            (false, true) => "direct is impossible",
-            (false, false) => "direct if asked for, and if the proof at the start succeeds",
+        let last = match (verdict.direct, verdict.forbidden) {
+            (true, _) => "proof    at the start, before a frame is published",
+            (false, true) => "else     nothing: direct is impossible",
+            (false, false) => "else     direct where asked for, if the proof at the start succeeds",
         };
-        let _ = writeln!(text, "    else     {force}");
+        let _ = writeln!(text, "    {last}");
         text
     }
 }

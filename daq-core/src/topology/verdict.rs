@@ -1,4 +1,5 @@
-//! Whether a device can write straight into a GPU's memory: a pure function of the machine.
+//! Whether a device can write straight into a GPU's memory: a pure function of the machine. What it calls direct is
+//! proved when the source starts.
 //!
 //! | the two are | path |
 //! |---|---|
@@ -11,22 +12,10 @@ mod pair;
 
 use super::pci::canonical;
 use super::tree::{Hop, PciDevice};
-use super::{Gpu, Topology};
+use super::{Gpu, Topology, Wish};
 use crate::plan::Path;
 use pair::Pair;
 use std::fmt;
-
-/// Which path a source is to take.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wish {
-    /// What the machine allows.
-    #[default]
-    Auto,
-    /// Direct, wherever it is not impossible.
-    Direct,
-    /// Staged.
-    Staged,
-}
 
 /// A question: may this device write into a ring on that GPU?
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +120,7 @@ impl Topology {
             Err(Unseen { is_certain, why }) => {
                 let direct = wish == Wish::Direct && !is_certain;
                 let (reason, warnings) = if direct {
-                    ("asked for".to_owned(), vec![why, PROOF.to_owned()])
+                    ("asked for".to_owned(), vec![why])
                 } else {
                     (why, Vec::new())
                 };
@@ -168,9 +157,6 @@ impl Topology {
             (_, Some(first)) => (false, first),
         };
         warnings.extend(against);
-        if direct && !warnings.is_empty() {
-            warnings.push(PROOF.to_owned());
-        }
         let bottleneck = pair.bottleneck();
         warnings.extend(pair.slow());
         Verdict {
@@ -228,9 +214,6 @@ impl Topology {
         Ok((device, gpu, card))
     }
 }
-
-/// What follows every warning of a direct path.
-const PROOF: &str = "whether it works is proved at the start, before a frame is published";
 
 /// What is wrong with a link that carries less than the end away from the processor can do.
 pub fn slow(hop: &Hop) -> Option<String> {

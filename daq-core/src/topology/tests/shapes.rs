@@ -10,7 +10,6 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use tree::{Acs, Iommu};
-use verdict::{Asked, Relation, Verdict, Wish};
 
 mod judged;
 mod kept;
