@@ -5,3 +5,4 @@ pub mod owner;
 pub mod vfio;
 pub mod inproc;
 pub mod iova;
+pub mod dmabuf;

@@ -1,6 +1,7 @@
 //! The sources' foreign calls: one thin, documented function or type a call, and the only `unsafe` of this crate.
 
 pub mod card_memory;
+pub mod dmabuf;
 pub mod place;
 pub mod recv;
 pub mod scatter;

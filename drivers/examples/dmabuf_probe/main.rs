@@ -1,0 +1,67 @@
+//! Checks of the kernel module `daq_dmabuf` in the test guest (tests/guest), with QEMU's `edu` as the device that does
+//! DMA: `dmabuf_probe GROUP [OPTION...]`. Prints a line `ok NAME`, `FAIL NAME: why` or `skip NAME: why` for each check.
+
+mod machine;
+mod sys;
+
+mod data;
+mod ends;
+mod fuzz;
+mod refusals;
+mod revoke;
+
+use machine::Why;
+
+/// One check: what it shows, and how.
+type Check = (&'static str, fn() -> Result<(), Why>);
+
+/// Begins the reason of a check that does not apply.
+const SKIP: &str = "skip: ";
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["data"] => run(data::CHECKS),
+        ["data", "translated"] => run(data::TRANSLATED),
+        ["data", "bare"] => run(data::BARE),
+        ["refusals"] => run(refusals::CHECKS),
+        ["refusals", "translated"] => run(refusals::TRANSLATED),
+        ["refusals", "vfio"] => run(refusals::VFIO),
+        ["refusals", "bounce"] => run(refusals::BOUNCE),
+        ["ends"] => run(ends::CHECKS),
+        ["revoke"] => run(revoke::CHECKS),
+        ["fuzz", seconds] => run_one("any call, any argument, while everything changes", &|| {
+            fuzz::fuzz(seconds)
+        }),
+        ["open"] => match daq_drivers::fpga::dmabuf::Module::open() {
+            Ok(_) => println!("opened"),
+            Err(error) => println!("{error}"),
+        },
+        ["hold"] => {
+            if let Err(why) = ends::hold() {
+                println!("FAIL hold: {why}");
+            }
+        }
+        _ => {
+            eprintln!("usage: dmabuf_probe data|refusals|ends|revoke|fuzz|open|hold [OPTION]");
+            std::process::exit(64);
+        }
+    }
+}
+
+fn run(checks: &[Check]) {
+    for (name, check) in checks {
+        run_one(name, check);
+    }
+}
+
+fn run_one(name: &str, check: &dyn Fn() -> Result<(), Why>) {
+    match check() {
+        Ok(()) => println!("ok {name}"),
+        Err(why) => match why.strip_prefix(SKIP) {
+            Some(why) => println!("skip {name}: {why}"),
+            None => println!("FAIL {name}: {why}"),
+        },
+    }
+}

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0
+/* For tests: a driver that does nothing with QEMU's edu device but hold it, the "own driver" of a card. */
+#include <linux/dma-mapping.h>
+#include <linux/module.h>
+#include <linux/pci.h>
+
+static int edu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
+{
+	int err = pcim_enable_device(pdev);
+
+	if (err)
+		return err;
+	pci_set_master(pdev);
+	return dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(64));
+}
+
+/* It binds only where driver_override names it: the other tests want the device without a driver. */
+static const struct pci_device_id edu_ids[] = {
+	{ PCI_DEVICE_DRIVER_OVERRIDE(0x1234, 0x11e8, 1) },
+	{ }
+};
+
+static struct pci_driver edu_driver = {
+	.name = "edu_driver",
+	.id_table = edu_ids,
+	.probe = edu_probe,
+};
+module_pci_driver(edu_driver);
+
+MODULE_DESCRIPTION("Holds QEMU's edu device, for tests");
+MODULE_LICENSE("Dual MIT/GPL");
