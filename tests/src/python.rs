@@ -35,6 +35,11 @@ impl Python {
         Ok(Self(path))
     }
 
+    /// The interpreter.
+    pub fn path(&self) -> &std::path::Path {
+        &self.0
+    }
+
     /// Runs `script` with `arguments` to its end; what it printed. Panics where it fails.
     pub fn run<S: AsRef<std::ffi::OsStr>>(&self, script: &str, arguments: &[S]) -> String {
         let child = self.spawn(script, arguments);

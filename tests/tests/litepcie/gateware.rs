@@ -1,0 +1,214 @@
+//! LitePCIe's own gateware as a card: generated, compiled by Verilator, clocked by the card's steps.
+
+use crate::sys::{Core, Event};
+use daq_drivers::cards::{BARS, Card, Host, Identity, Step};
+use daq_tests::{Python, program, repository};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Cycles without anything emitted after which, with its stream closed, the core is done with all it had: several
+/// times the length of its pipelines.
+const QUIET: u32 = 64;
+/// Cycles within which the core becomes quiet, if it does.
+const LIMIT: u32 = 100_000;
+/// Bytes of the first base address register, as the generator has it.
+const BAR: u32 = 128 << 10;
+
+/// Where the library and csr.csv are, made where they are not there; or why they cannot be made.
+pub fn built() -> Result<PathBuf, String> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    BUILT.get_or_init(build).clone()
+}
+
+fn build() -> Result<PathBuf, String> {
+    for name in ["verilator", "make", "c++"] {
+        program(name).ok_or_else(|| format!("there is no {name}; tests/run installs it"))?;
+    }
+    let python = Python::with(&["migen", "litex", "litepcie"])?;
+    let output = Command::new(repository().join("tests/litepcie/build"))
+        .arg(python.path())
+        .output()
+        .unwrap();
+    // What is there and does not build is a failure, not a reason to skip.
+    assert!(
+        output.status.success(),
+        "tests/litepcie/build: {}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(repository().join("target/litepcie"))
+}
+
+/// The names of a csr.csv.
+#[derive(Clone, Debug)]
+pub struct Names {
+    registers: HashMap<String, u64>,
+    constants: HashMap<String, String>,
+}
+
+impl Names {
+    /// Reads the text of a csr.csv.
+    pub fn parse(text: &str) -> Self {
+        let (mut registers, mut constants) = (HashMap::new(), HashMap::new());
+        for line in text.lines() {
+            let fields: Vec<_> = line.split(',').collect();
+            match fields[..] {
+                ["csr_register", name, address, ..] => {
+                    let address = address.strip_prefix("0x").unwrap();
+                    registers.insert(name.to_owned(), u64::from_str_radix(address, 16).unwrap());
+                }
+                ["constant", name, value, ..] => {
+                    constants.insert(name.to_owned(), value.to_owned());
+                }
+                _ => {}
+            }
+        }
+        Self {
+            registers,
+            constants,
+        }
+    }
+
+    /// The offset of a register.
+    pub fn register(&self, name: &str) -> u64 {
+        *self
+            .registers
+            .get(name)
+            .unwrap_or_else(|| panic!("csr.csv has no register {name}"))
+    }
+
+    /// A constant that is a number.
+    pub fn constant(&self, name: &str) -> u32 {
+        self.constants[name].parse().unwrap()
+    }
+}
+
+/// The card.
+pub struct Gateware {
+    core: Core,
+    names: Names,
+    /// One of its engines was enabled when last looked.
+    enabled: bool,
+    /// Words of the sensor's stream that it may still take; endless where none is told.
+    allowance: Option<u64>,
+}
+
+impl Gateware {
+    /// A card of its own; or why there can be none.
+    pub fn new() -> Result<Self, String> {
+        let built = built()?;
+        Ok(Self {
+            core: Core::load(&built.join("litepcie.so")),
+            names: Names::parse(&std::fs::read_to_string(built.join("csr.csv")).unwrap()),
+            enabled: false,
+            allowance: None,
+        })
+    }
+
+    /// The names of its registers.
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// From now on its sensor has so many words more, and then nothing.
+    pub fn allow(&mut self, words: u64) {
+        self.allowance = Some(words);
+    }
+
+    /// Does all that follows from what it has, its stream closed; true if it did anything.
+    fn settle(&mut self, host: &dyn Host) -> bool {
+        let mut did = false;
+        loop {
+            let settled = self.core.settle(QUIET, LIMIT);
+            assert!(settled, "the core does not become quiet");
+            let mut again = false;
+            while let Some(event) = self.core.next() {
+                did = true;
+                match event {
+                    Event::Write {
+                        address,
+                        data,
+                        header,
+                    } => {
+                        assert_eq!(header, if address >> 32 == 0 { 3 } else { 4 });
+                        // A bus swallows what nobody takes; tests see it in the memory's account.
+                        let _ = host.write(address, &data);
+                    }
+                    Event::Read {
+                        address,
+                        bytes,
+                        tag,
+                    } => {
+                        let mut data = vec![0xff; bytes as usize];
+                        let _ = host.read(address, &mut data);
+                        self.core.complete(tag, address, &data);
+                        again = true;
+                    }
+                    Event::Msi(vector) => host.interrupt(u16::try_from(vector).unwrap()),
+                }
+            }
+            if !again {
+                return did;
+            }
+        }
+    }
+}
+
+impl Card for Gateware {
+    fn identity(&self) -> Identity {
+        let mut bars = [0; BARS];
+        bars[0] = BAR;
+        Identity {
+            ids: [0x10ee, 0x7024, 0x10ee, 0x0007],
+            class: 0x05_80_00,
+            bars,
+            vectors: 1,
+        }
+    }
+
+    fn read(&mut self, bar: usize, offset: u64) -> u32 {
+        assert_eq!(bar, 0);
+        let value = self.core.read(u32::try_from(offset).unwrap());
+        // A completion comes behind all writes that were emitted before it. As the core was quiet and its stream is
+        // closed there are none, so that nothing is owed to the host here.
+        let more = self.core.next();
+        assert_eq!(more, None, "nothing is emitted with the stream closed");
+        value.expect("registers answer")
+    }
+
+    fn write(&mut self, bar: usize, offset: u64, value: u32, host: &dyn Host) {
+        assert_eq!(bar, 0);
+        self.core.write(u32::try_from(offset).unwrap(), value);
+        self.settle(host);
+        self.enabled = ["pcie_dma0_writer_enable", "pcie_dma0_reader_enable"]
+            .iter()
+            .any(|name| self.read(0, self.names.register(name)) & 1 != 0);
+    }
+
+    fn reset(&mut self) {
+        self.core.reset();
+        self.enabled = false;
+    }
+
+    fn step(&mut self, host: &dyn Host) -> Step {
+        if !self.enabled {
+            return Step::Idle;
+        }
+        // Some hundred cycles are some hundred microseconds.
+        let words = self.allowance.unwrap_or(u64::MAX).min(256);
+        let taken = match u32::try_from(words).unwrap() {
+            0 => 0,
+            words => self.core.run(words, 256),
+        };
+        if let Some(words) = &mut self.allowance {
+            *words -= u64::from(taken);
+        }
+        if self.settle(host) || taken > 0 {
+            Step::Busy
+        } else {
+            Step::After(std::time::Duration::from_millis(1))
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! LitePCIe's own gateware under Verilator: what its registers do and what it emits, alone and below the whole of daq.
+
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+mod bench;
+mod gateware;
+mod memory;
+mod sys;
+
+use bench::{BASE, Bench, IRQ_DISABLE};
+use daq_tests::skip;
+use gateware::Gateware;
+
+/// The real core with memory for so many slots; or why there is none.
+fn gateware(slots: u32, slot: u32) -> Result<Bench<Gateware>, String> {
+    let card = Gateware::new()?;
+    let names = card.names().clone();
+    Ok(Bench::new(card, names, slots, slot))
+}
+
+macro_rules! gateware {
+    ($slots:expr, $slot:expr) => {
+        match gateware($slots, $slot) {
+            Ok(bench) => bench,
+            Err(why) => skip!("{why}"),
+        }
+    };
+}
+
+/// What `loop_status` reads when `finished` transfers over `slots` slots are done: the round, and which was the last.
+fn status(finished: u64, slots: u32) -> u32 {
+    let last = finished.saturating_sub(1);
+    let (round, index) = (last / u64::from(slots), last % u64::from(slots));
+    u32::try_from(round % (1 << 16) << 16 | index).unwrap()
+}
+
+/// Going round: each transfer is whole in its slot before `loop_status` tells of it, one interrupt tells of each, and
+/// `loop_status` is that of the last one that is done, so that it is the same before the first and after it.
+#[test]
+fn transfers_land_before_they_are_told() {
+    const SLOTS: u32 = 5;
+    const SLOT: u32 = 4096;
+    let mut bench = gateware!(SLOTS, SLOT);
+    let irq = 1 << bench.names.constant("pcie_dma0_writer_interrupt");
+    bench.write("pcie_msi_enable", irq);
+    bench.start(SLOTS, SLOT);
+    assert_eq!(bench.writer("table_level"), SLOTS);
+    assert_eq!(bench.writer("table_loop_status"), 0);
+    assert_eq!(bench.memory.interrupts(), 0);
+
+    let mut finished = 0;
+    while finished < 4 * u64::from(SLOTS) {
+        bench.step();
+        let told = bench.memory.interrupts();
+        assert!(told <= finished + 1, "a step is shorter than a transfer");
+        if told > finished {
+            let slot = u32::try_from(finished % u64::from(SLOTS)).unwrap();
+            bench.assert_holds(slot, SLOT, finished);
+            bench.clear(slot, SLOT);
+            assert_eq!(bench.read("pcie_msi_vector"), irq);
+            bench.write("pcie_msi_clear", irq);
+            assert_eq!(bench.read("pcie_msi_vector"), 0);
+            finished += 1;
+        }
+        assert_eq!(
+            bench.writer("table_loop_status"),
+            status(finished, SLOTS),
+            "{finished}"
+        );
+        assert_eq!(bench.writer("table_level"), SLOTS);
+    }
+    assert_eq!(bench.memory.faults(), []);
+}
+
+/// After a stop nothing lands; after a start everything counts from 0 again.
+#[test]
+fn nothing_lands_after_a_stop() {
+    const SLOTS: u32 = 3;
+    const SLOT: u32 = 1024;
+    let mut bench = gateware!(SLOTS, SLOT);
+    for _ in 0..10 {
+        bench.start(SLOTS, SLOT);
+        // Five transfers and the beginning of the next.
+        bench.card.allow(5 * u64::from(SLOT) / 8 + 70);
+        bench.finish();
+        assert_eq!(bench.writer("table_loop_status"), status(5, SLOTS));
+        bench.assert_holds(4 % SLOTS, SLOT, 4);
+        // The stream goes on meanwhile.
+        bench.card.allow(u64::MAX);
+        bench.stop();
+        assert_eq!(bench.writer("table_level"), 0);
+        assert_eq!(bench.writer("table_loop_status"), 0);
+        assert_eq!(bench.writer("enable"), 2, "idle");
+        let written = bench.memory.written();
+        for _ in 0..100 {
+            bench.step();
+        }
+        assert_eq!(bench.memory.written(), written);
+    }
+    assert_eq!(bench.memory.interrupts(), 0, "none are enabled");
+}
+
+/// Without going round the table runs empty, and what is pushed later is done later.
+#[test]
+fn a_table_runs_empty() {
+    const SLOT: u32 = 512 + 64;
+    let mut bench = gateware!(4, SLOT);
+    let irq = 1 << bench.names.constant("pcie_dma0_writer_interrupt");
+    bench.write("pcie_msi_enable", irq);
+    bench.set_writer("table_reset", 1);
+    bench.push(
+        "writer",
+        SLOT | IRQ_DISABLE,
+        Bench::<Gateware>::slot(0, SLOT),
+    );
+    bench.push("writer", SLOT, Bench::<Gateware>::slot(1, SLOT));
+    bench.set_writer("enable", 1);
+    bench.card.allow(1 << 20);
+    bench.finish();
+    bench.assert_holds(0, SLOT, 0);
+    bench.assert_holds(1, SLOT, 1);
+    assert_eq!(bench.writer("table_level"), 0);
+    assert_eq!(bench.writer("table_loop_status"), 2);
+    assert_eq!(bench.memory.interrupts(), 1, "the first asked for none");
+
+    bench.push("writer", SLOT, Bench::<Gateware>::slot(2, SLOT));
+    bench.finish();
+    bench.assert_holds(2, SLOT, 2);
+    assert_eq!(bench.writer("table_loop_status"), 3);
+    assert_eq!(bench.memory.written(), 3 * u64::from(SLOT));
+}
+
+/// The table takes 256 descriptors; what is pushed beyond is lost.
+#[test]
+fn a_full_table_takes_nothing() {
+    let mut bench = gateware!(1, 64);
+    bench.set_writer("table_reset", 1);
+    for number in 0..260 {
+        bench.push("writer", 64, BASE);
+        assert_eq!(bench.writer("table_level"), (number + 1).min(256));
+    }
+}
+
+/// A burst of a whole round and more that nobody reads: the counter tells how many transfers were lost.
+#[test]
+fn rounds_that_nobody_saw_are_counted() {
+    const SLOTS: u32 = 4;
+    const SLOT: u32 = 256;
+    let mut bench = gateware!(SLOTS, SLOT);
+    bench.start(SLOTS, SLOT);
+    bench.card.allow(11 * u64::from(SLOT) / 8);
+    bench.finish();
+    assert_eq!(bench.writer("table_loop_status"), status(11, SLOTS));
+    for (slot, transfer) in [(0, 8), (1, 9), (2, 10), (3, 7)] {
+        bench.assert_holds(slot, SLOT, transfer);
+    }
+}
+
+/// The core's reads of memory are answered: what its reader fetches comes back through its writer.
+#[test]
+fn memory_goes_through_the_loopback() {
+    const BYTES: u32 = 2048;
+    let mut bench = gateware!(2, BYTES);
+    let data: Vec<u8> = (0..BYTES).map(|i| (i * 7 + i / 256) as u8).collect();
+    let (from, to) = (
+        Bench::<Gateware>::slot(0, BYTES),
+        Bench::<Gateware>::slot(1, BYTES),
+    );
+    bench.memory.put(from, &data);
+    bench.write("pcie_dma0_loopback_enable", 1);
+    for (engine, address) in [("writer", to), ("reader", from)] {
+        bench.write(&format!("pcie_dma0_{engine}_table_reset"), 1);
+        bench.push(engine, BYTES, address);
+        bench.write(&format!("pcie_dma0_{engine}_enable"), 1);
+    }
+    bench.finish();
+    assert_eq!(bench.memory.get(to, BYTES as usize), data);
+    assert_eq!(bench.memory.written(), u64::from(BYTES));
+    assert_eq!(bench.memory.faults(), []);
+}

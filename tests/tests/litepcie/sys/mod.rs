@@ -1,0 +1,203 @@
+//! The simulated core, a library built by `tests/litepcie/build`, by its C interface (`tests/litepcie/shim.cpp`).
+
+use libloading::Library;
+use std::ffi::c_void;
+use std::path::Path;
+use std::ptr::NonNull;
+
+/// Most payload of one TLP, in bytes.
+pub const PAYLOAD: usize = 256;
+
+/// What the core did, as the library lays it out.
+#[repr(C)]
+struct Raw {
+    kind: u32,
+    bytes: u32,
+    address: u64,
+    tag: u32,
+    header_words: u32,
+    data: [u8; PAYLOAD],
+}
+
+/// What the core did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// It writes memory.
+    Write {
+        /// Where.
+        address: u64,
+        /// What.
+        data: Vec<u8>,
+        /// Words of the TLP's header: 3 below 4 GiB.
+        header: u32,
+    },
+    /// It reads memory, and waits for [`Core::complete`] with this tag.
+    Read {
+        /// Where.
+        address: u64,
+        /// How much.
+        bytes: u32,
+        /// Names the read.
+        tag: u32,
+    },
+    /// It raises an MSI.
+    Msi(u64),
+}
+
+type Handle = *mut c_void;
+
+/// The functions of the library, as they are declared there.
+struct Functions {
+    free: unsafe extern "C" fn(Handle),
+    reset: unsafe extern "C" fn(Handle),
+    run: unsafe extern "C" fn(Handle, u32, u32) -> u32,
+    settle: unsafe extern "C" fn(Handle, u32, u32) -> i32,
+    write: unsafe extern "C" fn(Handle, u32, u32),
+    read: unsafe extern "C" fn(Handle, u32, *mut u32) -> i32,
+    complete: unsafe extern "C" fn(Handle, u32, u64, *const u8, u32),
+    next: unsafe extern "C" fn(Handle, *mut Raw) -> i32,
+}
+
+/// A core of its own.
+pub struct Core {
+    handle: NonNull<c_void>,
+    functions: Functions,
+    /// The functions are valid while it is open.
+    _library: Library,
+}
+
+// SAFETY: a core is plain memory that is reached through its handle alone, by one thread at a time as every method
+// takes it exclusively; the library keeps nothing in thread-local or global variables between calls that a core of
+// another thread would share.
+unsafe impl Send for Core {}
+
+impl Core {
+    /// A core after its reset, from the library at `path`.
+    pub fn load(path: &Path) -> Self {
+        // SAFETY: the library is what the build script made of this repository's files; its initialisers are those of
+        // the C++ library and of Verilator, which want nothing.
+        let library = unsafe { Library::new(path) }.unwrap();
+        // SAFETY: the types are those of the definitions in shim.cpp. The function is called while the library is
+        // open, and wants nothing.
+        let bytes = unsafe {
+            library
+                .get::<unsafe extern "C" fn() -> u32>(b"litepcie_event_bytes\0")
+                .unwrap()()
+        };
+        assert_eq!(bytes as usize, size_of::<Raw>(), "events differ in layout");
+        // SAFETY: the types are those of the definitions in shim.cpp; the pointers are kept beside the library, which
+        // is closed after them.
+        let functions = unsafe {
+            Functions {
+                free: *library.get(b"litepcie_free\0").unwrap(),
+                reset: *library.get(b"litepcie_reset\0").unwrap(),
+                run: *library.get(b"litepcie_run\0").unwrap(),
+                settle: *library.get(b"litepcie_settle\0").unwrap(),
+                write: *library.get(b"litepcie_write\0").unwrap(),
+                read: *library.get(b"litepcie_read\0").unwrap(),
+                complete: *library.get(b"litepcie_complete\0").unwrap(),
+                next: *library.get(b"litepcie_next\0").unwrap(),
+            }
+        };
+        // SAFETY: the type is that of the definition; the function wants nothing.
+        let handle = unsafe {
+            library
+                .get::<unsafe extern "C" fn() -> Handle>(b"litepcie_new\0")
+                .unwrap()()
+        };
+        let mut core = Self {
+            handle: NonNull::new(handle).unwrap(),
+            functions,
+            _library: library,
+        };
+        core.reset();
+        core
+    }
+
+    /// Everything as after power-on.
+    pub fn reset(&mut self) {
+        // SAFETY: the handle is that of a core that has not been freed, and nobody else uses it meanwhile.
+        unsafe { (self.functions.reset)(self.handle.as_ptr()) }
+    }
+
+    /// Clocks it with its stream open until it has taken `words` of it or `cycles` have passed; the words taken.
+    pub fn run(&mut self, words: u32, cycles: u32) -> u32 {
+        // SAFETY: the handle is that of a core that has not been freed, and nobody else uses it meanwhile.
+        unsafe { (self.functions.run)(self.handle.as_ptr(), words, cycles) }
+    }
+
+    /// Clocks it with its stream closed until it has emitted nothing for `quiet` cycles; false if that does not happen
+    /// within `limit` cycles.
+    pub fn settle(&mut self, quiet: u32, limit: u32) -> bool {
+        // SAFETY: the handle is that of a core that has not been freed, and nobody else uses it meanwhile.
+        unsafe { (self.functions.settle)(self.handle.as_ptr(), quiet, limit) != 0 }
+    }
+
+    /// Sets a register, when it has settled.
+    pub fn write(&mut self, offset: u32, value: u32) {
+        // SAFETY: the handle is that of a core that has not been freed, and nobody else uses it meanwhile.
+        unsafe { (self.functions.write)(self.handle.as_ptr(), offset, value) }
+    }
+
+    /// The value of a register, with the stream closed; none if it does not answer.
+    pub fn read(&mut self, offset: u32) -> Option<u32> {
+        let mut value = 0;
+        // SAFETY: the handle is that of a core that has not been freed, and nobody else uses it meanwhile; the value
+        // is a place for one word.
+        let answered =
+            unsafe { (self.functions.read)(self.handle.as_ptr(), offset, &raw mut value) };
+        (answered != 0).then_some(value)
+    }
+
+    /// Answers a read of memory.
+    pub fn complete(&mut self, tag: u32, address: u64, data: &[u8]) {
+        assert!(data.len() <= PAYLOAD && data.len().is_multiple_of(4));
+        let bytes = u32::try_from(data.len()).unwrap();
+        // SAFETY: the handle is that of a core that has not been freed, and nobody else uses it meanwhile; the data are
+        // as many bytes as is said, and are only read during the call.
+        unsafe {
+            (self.functions.complete)(self.handle.as_ptr(), tag, address, data.as_ptr(), bytes);
+        }
+    }
+
+    /// What it did, in the order in which it did.
+    pub fn next(&mut self) -> Option<Event> {
+        let mut raw = Raw {
+            kind: 0,
+            bytes: 0,
+            address: 0,
+            tag: 0,
+            header_words: 0,
+            data: [0; PAYLOAD],
+        };
+        // SAFETY: the handle is that of a core that has not been freed, and nobody else uses it meanwhile; the event is
+        // laid out as the library's, which was checked in size, and any bytes are valid in it.
+        if unsafe { (self.functions.next)(self.handle.as_ptr(), &raw mut raw) } == 0 {
+            return None;
+        }
+        Some(match raw.kind {
+            1 => Event::Write {
+                address: raw.address,
+                data: raw.data[..raw.bytes as usize].to_vec(),
+                header: raw.header_words,
+            },
+            2 => Event::Read {
+                address: raw.address,
+                bytes: raw.bytes,
+                tag: raw.tag,
+            },
+            3 => Event::Msi(raw.address),
+            kind => panic!(
+                "the core emits what is not understood: kind {kind}, first word {:#010x}",
+                raw.address
+            ),
+        })
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // SAFETY: the handle is that of a core that has not been freed, and is not used again.
+        unsafe { (self.functions.free)(self.handle.as_ptr()) }
+    }
+}
