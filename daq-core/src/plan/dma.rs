@@ -13,7 +13,7 @@ use super::{Config, Direction, Dispatch, Path, Plan, Ringer};
 use crate::entry::EngineNeeds;
 use crate::mapped::Writer;
 use crate::region::Placement;
-use crate::topology::{Topology, Wish};
+use crate::topology::{Asked, Topology, Wish};
 
 /// Decides of every engine in a plan whose rings and readers are all known.
 pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
@@ -154,9 +154,17 @@ fn judge(
     let Some(device) = &needs.device else {
         return Ok(("its model runs in this process".to_owned(), Vec::new()));
     };
-    Err(format!(
-        "{bytes} bytes of cuda:{gpu} and {device}: their places on the bus are not compared"
-    ))
+    let verdict = topology.verdict(&Asked {
+        device,
+        gpu,
+        bytes: bytes as u64,
+        wish: needs.wish,
+    });
+    if verdict.direct {
+        Ok((verdict.reason, verdict.warnings))
+    } else {
+        Err(verdict.reason)
+    }
 }
 
 /// Gives the engine of source `i` slots of its own where it cannot be held back.

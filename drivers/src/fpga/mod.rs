@@ -1,8 +1,8 @@
 //! The source `fpga`: a card's DMA engine, driven from user space.
 
 pub mod device;
-pub mod owner;
-pub mod vfio;
+pub mod dmabuf;
 pub mod inproc;
 pub mod iova;
-pub mod dmabuf;
+pub mod owner;
+pub mod vfio;
