@@ -4,8 +4,10 @@ use crate::cuda;
 use crate::layout::Layout;
 use crate::mapped::Backend;
 use crate::plan::Dispatch;
+use crate::region::Region;
 use crate::ring::{Completion, Lease, Slice, SlotsMut};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Where a kernel's work is put.
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +108,8 @@ pub struct KernelContext {
     pub dispatch: Dispatch,
     /// What may make GPU memory that the CPU stores to.
     pub backends: Vec<Backend>,
+    /// Whether the device that writes the input rings the doorbell ([`Kernel::device_bell`]).
+    pub rung_by_device: bool,
 }
 
 impl KernelContext {
@@ -122,6 +126,7 @@ impl KernelContext {
             output: Slice::default(),
             dispatch: Dispatch::Launch,
             backends: Backend::ALL.to_vec(),
+            rung_by_device: false,
         }
     }
 }
@@ -136,6 +141,13 @@ pub trait Kernel: Send {
 
     /// The part of the GPU's threads that the kernel's blocks can keep occupied, 0 to 1; `None` on the CPU.
     fn occupancy(&self) -> Option<f64> {
+        None
+    }
+
+    /// Where a device is to ring once it has written a frame, where it is to: a word of 32 bits at the beginning, in which it
+    /// counts its transfers, and 64 bytes behind it a word of 64 bits for the frames that had been published when it began to
+    /// count, all ones until then.
+    fn device_bell(&self) -> Option<Arc<Region>> {
         None
     }
 

@@ -324,6 +324,20 @@ pub(super) fn ledger(report: &Report) -> String {
         if source.epochs > 1 {
             parts.push(format!("epochs {}", source.epochs));
         }
+        if let Some(engine) = &source.engine {
+            parts.push(format!("path {}", engine.proof.name()));
+            let faults = engine.faults.iter();
+            parts.extend(faults.map(|(fault, count)| format!("fault {fault} {count}")));
+            for (count, what) in [
+                (engine.fallbacks, "fallbacks"),
+                (engine.restarts, "restarts"),
+                (engine.stuck, "cut off"),
+            ] {
+                if count > 0 {
+                    parts.push(format!("{what} {count}"));
+                }
+            }
+        }
         text += &format!(
             "source {name}: {} ({} bytes)\n",
             parts.join(", "),

@@ -6,7 +6,9 @@ use daq_core::cuda::{self, Device};
 use daq_core::entry::{SourceContext, SourceSpec};
 use daq_core::kernel::{KernelContext, Side};
 use daq_core::mapped::Writer;
-use daq_core::plan::{Config, Direction, Dispatch, Plan, PlannedCopy, PlannedRing, PlannedSource};
+use daq_core::plan::{
+    Config, Direction, Dispatch, Plan, PlannedCopy, PlannedRing, PlannedSource, Ringer,
+};
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::sink::SinkContext;
@@ -345,6 +347,10 @@ impl Pipeline {
                 output: self.rings[&planned.output].slice(),
                 dispatch: planned.dispatch.unwrap_or(Dispatch::Launch),
                 backends: config.staging.backends.clone(),
+                rung_by_device: planned
+                    .doorbell
+                    .as_ref()
+                    .is_some_and(|bell| bell.by == Ringer::Device),
             };
             let kernel = component
                 .spec
@@ -353,6 +359,11 @@ impl Pipeline {
                     name: planned.name.clone(),
                     source,
                 })?;
+            if let Some(region) = kernel.device_bell() {
+                parts
+                    .device_bells
+                    .insert(planned.name.clone(), dma::Bell { region });
+            }
             let stream = match planned.side {
                 // A kernel that stays has a stream of its own.
                 _ if planned.dispatch == Some(Dispatch::Persistent) => None,

@@ -2,7 +2,7 @@
 
 use super::process::{self, Process};
 use super::table::{Kind, METRICS, Metric, Read};
-use daq_core::ledger::{Cause, CopyLedger, CopyReport, DeviceReport, Report};
+use daq_core::ledger::{Cause, CopyLedger, CopyReport, DeviceReport, EngineReport, Report};
 use daq_core::plan::Dispatch;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{
@@ -77,6 +77,16 @@ impl Ledgers {
                     })
                 })
                 .collect(),
+            Read::Engine(of) => engines(report)
+                .map(|(name, engine)| sample(&[name], of(engine) as f64))
+                .collect(),
+            Read::Faults => engines(report)
+                .flat_map(|(name, engine)| {
+                    let faults = engine.faults.iter();
+                    faults.map(move |(fault, count)| (name, *fault, *count))
+                })
+                .map(|(name, fault, count)| sample(&[name, fault], count as f64))
+                .collect(),
             Read::Ring(of) => each(&report.rings, |name, r| sample(&[name], of(r) as f64)),
             Read::Mapping => report
                 .rings
@@ -118,6 +128,12 @@ fn each<T>(parts: &BTreeMap<String, T>, sample: impl Fn(&str, &T) -> Sample) -> 
         .iter()
         .map(|(name, part)| sample(name, part))
         .collect()
+}
+
+/// The sources with a DMA engine.
+fn engines(report: &Report) -> impl Iterator<Item = (&str, &EngineReport)> {
+    let sources = report.sources.iter();
+    sources.filter_map(|(name, source)| Some((name.as_str(), source.engine.as_ref()?)))
 }
 
 /// The kernels on a GPU.
@@ -219,7 +235,9 @@ impl Exposition {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use daq_core::ledger::{KernelReport, ReaderReport, RingReport, SinkReport, SourceReport};
+    use daq_core::ledger::{
+        KernelReport, Proof, ReaderReport, RingReport, SinkReport, SourceReport,
+    };
     use daq_core::mapped::Backend;
     use std::collections::BTreeSet;
     use std::io::Write as _;
@@ -242,7 +260,13 @@ pub(super) mod tests {
             control: 7,
             epochs: 2,
             jumped: 8,
-            engine: None,
+            engine: Some(EngineReport {
+                proof: Proof::Proven,
+                restarts: 9,
+                fallbacks: 10,
+                stuck: 11,
+                faults: [("descriptor: magic", 12)].into(),
+            }),
         };
         report.sources.insert("adc".to_owned(), source);
         let ring = RingReport {

@@ -4,8 +4,8 @@
 
 use super::process::Process;
 use daq_core::ledger::{
-    CopyReport, DeviceReport, KernelReport, ReaderReport, Report, RingReport, SinkReport,
-    SourceReport,
+    CopyReport, DeviceReport, EngineReport, KernelReport, ReaderReport, Report, RingReport,
+    SinkReport, SourceReport,
 };
 
 /// How a metric behaves.
@@ -36,6 +36,10 @@ pub(super) enum Read {
     Source(fn(&SourceReport) -> u64),
     /// One sample for each source and cause.
     Lost,
+    /// Only for sources with a DMA engine.
+    Engine(fn(&EngineReport) -> u64),
+    /// One sample for each of those and fault that has come.
+    Faults,
     Ring(fn(&RingReport) -> u64),
     /// Only for rings on a GPU that the CPU can store to.
     Mapping,
@@ -79,7 +83,8 @@ impl Metric {
     /// The names of its labels.
     pub const fn labels(&self) -> &'static [&'static str] {
         match self.read {
-            Read::Source(_) => &["source"],
+            Read::Source(_) | Read::Engine(_) => &["source"],
+            Read::Faults => &["source", "fault"],
             Read::Lost => &["source", "cause"],
             Read::Ring(_) => &["ring"],
             Read::Mapping => &["ring", "backend"],
@@ -203,6 +208,52 @@ pub static METRICS: &[Metric] = &[
         cause: "An outage longer than the window, or a restarted sender.",
         remedy: "If the sender did not restart, count these as lost and look at the network.",
         read: Read::Source(|s| s.jumped),
+    },
+    Metric {
+        name: "daq_path_fallback_total",
+        kind: Kind::Counter,
+        help: "Times that the path of a DMA engine's bytes was given up for another.",
+        meaning: "The device did not write where it should have, or could not be given that memory; its frames go through \
+                  host memory since.",
+        cause: "Two slots of this machine between which peer-to-peer writes do not arrive.",
+        remedy: "`daq topo` says which slots they are; move the card, or declare path = \"staged\".",
+        read: Read::Engine(|e| e.fallbacks),
+    },
+    Metric {
+        name: "daq_path_proof",
+        kind: Kind::Gauge,
+        help: "Whether a DMA engine's path was seen to work: 0 unproven, 1 proven, 2 disproved.",
+        meaning: "The first transfer is compared with what had been laid in its slot before.",
+        cause: "0: nothing has come yet. 2: what the engine told as written was not there.",
+        remedy: "0: look whether the design sends. 2: `dmesg | grep -iE 'dmar|iommu|aer'`.",
+        read: Read::Engine(|e| e.proof as u64),
+    },
+    Metric {
+        name: "daq_engine_restarts_total",
+        kind: Kind::Counter,
+        help: "Times that a DMA engine was armed again after it had stopped with a fault.",
+        meaning: "Each is a break in the stream.",
+        cause: "Faults on the bus or of the design.",
+        remedy: "Look at daq_engine_faults_total for their names.",
+        read: Read::Engine(|e| e.restarts),
+    },
+    Metric {
+        name: "daq_engine_stuck_total",
+        kind: Kind::Counter,
+        help: "Times that a DMA engine would not stop and was cut off the bus.",
+        meaning: "Bus mastering was taken from it and it was reset before its memory was let go.",
+        cause: "A design that hangs.",
+        remedy: "Look at the design: a stream without an end, a clock that stands.",
+        read: Read::Engine(|e| e.stuck),
+    },
+    Metric {
+        name: "daq_engine_faults_total",
+        kind: Kind::Counter,
+        help: "Faults that a DMA engine reported, by name.",
+        meaning: "The error bits of its status, in words.",
+        cause: "See the name; read errors and unsupported requests come from the bus.",
+        remedy: "`dmesg | grep -iE 'dmar|iommu|aer'`; the design for the others.",
+        read: Read::Faults,
     },
     Metric {
         name: "daq_ring_capacity_slots",

@@ -226,6 +226,22 @@ __device__ inline Size load_bell(const Size* bell) {
 #endif
 }
 
+// Where a device that writes frames by itself rings: the count of its transfers, which it stores as the last write of each,
+// and two lines behind it the frames that had been posted when it began to count, all ones until then.
+enum : unsigned { BASE_WORD = 8 };
+constexpr unsigned RUNG = 0xffffff;  // bits of the count
+
+// The count as it is now; what the device wrote before it is there for all threads of the caller's warp.
+__device__ inline unsigned load_count(const Size* rung) {
+#ifdef __CUDA_ARCH__
+    unsigned value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(rung) : "memory");
+    return value;
+#else
+    return __atomic_load_n(reinterpret_cast<const unsigned*>(rung), __ATOMIC_ACQUIRE);
+#endif
+}
+
 // Says in the host's memory that everything before is done. What was written lies in the GPU's memory, where whoever
 // the host tells of it reads it (copies and kernels that begin after this was seen): it must have arrived there, not at
 // the host, which a fence for the whole system would wait for as well, half a microsecond over the bus.
@@ -247,7 +263,8 @@ __device__ inline void together() {
 // Frames as they are posted, those of one team: the blocks that work on the same frames.
 struct Post {
     const Size* const bell;
-    Size* const credit;  // of this block
+    const Size* const rung;  // what a device rings; null where the host alone does
+    Size* const credit;      // of this block
     const Size* const records;
     const Size last_record;
     const Size teams;
@@ -256,8 +273,9 @@ struct Post {
     Size done;               // the team's frames before it
     Size seen, generation;   // the word of the host, and the shifts that are in use
 
-    __device__ Post(const Size* bell_word, Size* credits, const Burst& rings, Size record_count)
+    __device__ Post(const Size* bell_word, const Size* rung_word, Size* credits, const Burst& rings, Size record_count)
         : bell(bell_word),
+          rung(rung_word),
           credit(credits + static_cast<Size>(blockIdx.y) * gridDim.x + blockIdx.x),
           records(rings.records),
           last_record(record_count - 1),
@@ -270,13 +288,22 @@ struct Post {
 
     __device__ bool is_posted() const { return next < (seen & POSTED); }
 
+    // Whether the device has written the team's next frame: its count is ahead of the frames before.
+    __device__ bool is_rung() const {
+        if (rung == nullptr) return false;
+        const Size base = load_bell(rung + BASE_WORD);
+        if (base == ~0ull) return false;
+        const unsigned ahead = (load_count(rung) - static_cast<unsigned>(next - base)) & RUNG;
+        return ahead != 0 && ahead <= RUNG / 2;
+    }
+
     // Waits for the team's next frame; false where there will be none. Each warp looks for itself, which saves a
     // barrier between the host's store and the first byte that is read.
     __device__ bool wait() {
         if (!is_posted()) {
             for (;;) {
                 seen = load_bell(bell);
-                if (is_posted()) break;
+                if (is_posted() || is_rung()) break;
                 if (seen & STOP) return false;
             }
         }
@@ -382,8 +409,8 @@ template <class P, class Base, class T> __host__ __device__ constexpr Member<P, 
 
 #define DAQ_DETAIL_RESIDENT(NAME, FUNCTION)                                                                           \
     extern "C" __global__ void __launch_bounds__(DAQ_THREADS) NAME(                                                   \
-        const daq::Size* bell, daq::Size* credits, const unsigned char* input, daq::Size input_stride,                \
-        daq::Size input_slots, unsigned char* output, daq::Size output_stride, daq::Size output_slots,                \
+        const daq::Size* bell, const daq::Size* rung, daq::Size* credits, const unsigned char* input,                 \
+        daq::Size input_stride, daq::Size input_slots, unsigned char* output, daq::Size output_stride, daq::Size output_slots,                \
         const daq::Size* records, daq::Size record_words, daq::Size record_count, daq::Size in_bytes,                 \
         daq::Size in_channels, daq::Size in_points, daq::Size out_bytes, daq::Size out_channels,                      \
         daq::Size out_points) {                                                                                       \
@@ -391,7 +418,7 @@ template <class P, class Base, class T> __host__ __device__ constexpr Member<P, 
                                           output, output_stride, output_slots, 0,                                     \
                                           records, record_words, in_bytes, in_channels,                               \
                                           in_points, out_bytes, out_channels, out_points};                            \
-        daq::detail::Post post(bell, credits, rings, record_count);                                                   \
+        daq::detail::Post post(bell, rung, credits, rings, record_count);                                             \
         while (post.wait()) {                                                                                         \
             const daq::Frame in(post.burst, 0);                                                                       \
             daq::Out out(post.burst, 0);                                                                              \

@@ -5,6 +5,8 @@
 // The CPU's side is as hard on the kernel as the protocol lets it be: it overwrites an input the moment that its credits
 // are there, and looks at the output before anything else happens.
 //
+// With an odd seed a device rings as well, before the host knows of the frames, and the shifts stay as they are.
+//
 //   resident TEAMS BLOCKS THREADS INPUT_SLOTS OUTPUT_SLOTS RECORDS FRAMES SEED
 //
 // With SANITIZED defined blocks have one thread, which is a plain one, for the sanitizer of threads.
@@ -129,20 +131,27 @@ static std::vector<unsigned char> launched(unsigned blocks, unsigned threads, si
     return all;
 }
 
+// What the device's count begins at: near its end, which it passes.
+constexpr Size BASE = 0ull - 0xfffff0;
+
 struct Host {
     unsigned teams, blocks;
     Slots input, output;
     size_t record_count;
-    Memory bell, credits, records;
+    Memory bell, rung, credits, records;
+    const bool is_rung;
     const std::vector<unsigned char>& expected;
     Size posted = 0, taken = 0, generation = 0;
 
     Host(unsigned teams, unsigned blocks, size_t in_slots, size_t out_slots, size_t record_count,
-         const std::vector<unsigned char>& expected)
+         bool is_rung, const std::vector<unsigned char>& expected)
         : teams(teams), blocks(blocks), input(in_slots, IN_BYTES), output(out_slots, OUT_BYTES),
-          record_count(record_count), bell(128), credits(8 * (size_t)teams * blocks),
-          records(8 * RECORD_WORDS * record_count), expected(expected) {
+          record_count(record_count), bell(128), rung(128), credits(8 * (size_t)teams * blocks),
+          records(8 * RECORD_WORDS * record_count), is_rung(is_rung), expected(expected) {
         memset(bell.at(), 0, 128);
+        memset(rung.at(), 0, 128);
+        ((Size*)rung.at())[8] = BASE;
+        count();
         memset(credits.at(), 0, credits.length);
         memset(input.at(0), GONE, input.memory.length);
     }
@@ -166,11 +175,21 @@ struct Host {
         __atomic_store_n(word(0), posted | generation << GENERATION_BIT | stop, __ATOMIC_RELEASE);
     }
 
+    // What a device's last write of a transfer is; the count has fewer bits than it has frames.
+    void count() {
+        __atomic_store_n((unsigned*)rung.at(), (unsigned)(posted - BASE) & 0xffffff, __ATOMIC_RELEASE);
+    }
+
     void post(size_t frames, Size stop) {
         for (size_t i = 0; i < frames; i++, posted++) {
             make_input(input.at(posted + input.shift), posted);
             make_record((Size*)records.at() + posted % record_count * RECORD_WORDS, posted);
             memset(output.at(posted + output.shift), FREE, output.stride);
+        }
+        if (is_rung) {
+            count();
+            // The host comes to know of them now at once, now when all of them are done.
+            while (chance.below(2) && done() < posted) sched_yield();
         }
         ring(stop);
     }
@@ -197,6 +216,7 @@ struct Host {
     }
 
     void shift() {
+        if (is_rung) return;
         settle();
         *word(8) = input.shift = chance.below(input.count);
         *word(9) = output.shift = chance.below(output.count);
@@ -215,7 +235,7 @@ int main(int count, char** given) {
     chance = {seed};
     const std::vector<unsigned char> expected = launched(blocks, threads, frames);
 
-    Host host(teams, blocks, number[4], number[5], number[6], expected);
+    Host host(teams, blocks, number[4], number[5], number[6], seed % 2 != 0, expected);
     std::atomic<unsigned> left(teams * blocks);
     std::vector<std::thread> running;
     for (unsigned n = 0; n < teams * blocks; n++) {
@@ -225,8 +245,8 @@ int main(int count, char** given) {
             gridDim = {blocks, teams, 1};
             blockDim = {threads, 1, 1};
             auto run = [&] {
-                daq_resident(host.word(0), (Size*)host.credits.at(), host.input.at(0), host.input.stride,
-                             host.input.count, host.output.at(0), host.output.stride, host.output.count,
+                daq_resident(host.word(0), host.is_rung ? (Size*)host.rung.at() : nullptr, (Size*)host.credits.at(),
+                             host.input.at(0), host.input.stride, host.input.count, host.output.at(0), host.output.stride, host.output.count,
                              (Size*)host.records.at(), RECORD_WORDS, host.record_count, IN_BYTES, 1, POINTS, OUT_BYTES,
                              1, OUT_POINTS);
             };
@@ -258,6 +278,7 @@ int main(int count, char** given) {
     host.take();
     if (host.taken != frames || host.done() < frames) fail("not all frames were done before the end");
     host.bell.check("a write beside the bell");
+    host.rung.check("a write beside what the device rings");
     host.credits.check("a write beside the credits");
     host.input.memory.check("a write beside the input");
     host.output.memory.check("a write beside the output");

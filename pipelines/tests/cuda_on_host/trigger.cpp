@@ -38,7 +38,7 @@ static Word bell[10] = {};
 static std::vector<Word> credits;
 
 static void resident() {
-    daq_resident(bell, credits.data(), input.data(), stride(in_bytes), frames, output.data(), stride(out_bytes), frames,
+    daq_resident(bell, nullptr, credits.data(), input.data(), stride(in_bytes), frames, output.data(), stride(out_bytes), frames,
                  records.data(), RECORD, records.size() / RECORD, in_bytes, channels, points, out_bytes, 1,
                  out_bytes / 4);
 }

@@ -58,11 +58,42 @@ pub const KERNELS: &[Kernel] = &[
     // The same that stays on its GPU.
     Kernel {
         name: "daq_resident",
-        parameters: &[8; 17],
+        parameters: &[8; 18],
         run: resident::run,
         stays: true,
     },
+    // Counts sentinels: what proves a path.
+    Kernel {
+        name: "daq_proof",
+        parameters: &[8; 6],
+        run: |memory, values, _| {
+            let [slot, bytes, written, seed, first, found] = *values else {
+                return Err(crate::code::INVALID_VALUE);
+            };
+            for i in 0..bytes / 8 {
+                let differs = memory.load(slot + 8 * i)? ^ sentinel(seed, first + i);
+                let inside = written.saturating_sub(8 * i);
+                let counter = if inside >= 8 {
+                    (differs == 0).then_some(found)
+                } else {
+                    (differs >> (8 * inside) != 0).then_some(found + 8)
+                };
+                if let Some(counter) = counter {
+                    memory.store(counter, memory.load(counter)? + 1)?;
+                }
+            }
+            Ok(())
+        },
+        stays: false,
+    },
 ];
+
+fn sentinel(seed: u64, i: u64) -> u64 {
+    let z = seed.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
 
 /// Makes bytes `part` of the output at `to` of the input at an address, of so many bytes: those of the input, then zeros.
 pub fn give(memory: &dyn Memory, to: u64, (from, bytes): (u64, u64), part: Range<u64>) -> Result {

@@ -14,6 +14,10 @@ const POSTED: u64 = (1 << 48) - 1;
 const STOP: u64 = 1 << 63;
 /// Where the shifts lie, in bytes behind the bell.
 const SHIFTS: u64 = 64;
+/// Where the base of a device's count lies behind it.
+const RUNG_BASE: u64 = 64;
+/// Bits of that count.
+const RUNG: u64 = 0xff_ffff;
 /// Words of a record before its bitmap.
 const RECORD_WORDS: u64 = 5;
 
@@ -49,6 +53,8 @@ struct Block {
 struct Resident<'a> {
     memory: &'a dyn Memory,
     bell: u64,
+    /// What a device rings; 0 where the host alone does.
+    rung: u64,
     credits: u64,
     records: [u64; 3],
     input: Slots,
@@ -60,6 +66,8 @@ struct Resident<'a> {
     begun: Vec<(u64, bool)>,
     /// The bell as it was last seen.
     seen: u64,
+    /// Frames that the host has posted or a device has rung for.
+    posted: u64,
     generation: Option<u64>,
     random: u64,
 }
@@ -91,14 +99,16 @@ impl<'a> Resident<'a> {
         let resident = Self {
             memory,
             bell: values[0],
-            credits: values[1],
-            records: [values[8], values[9], values[10]],
-            input: ring(2, 11),
-            output: ring(5, 14),
+            rung: values[1],
+            credits: values[2],
+            records: [values[9], values[10], values[11]],
+            input: ring(3, 12),
+            output: ring(6, 15),
             teams: teams as u64,
             blocks: vec![Block::default(); blocks * teams],
             begun: vec![(0, false); teams],
             seen: 0,
+            posted: 0,
             generation: None,
             random: values[0] ^ 0x9e37_79b9_7f4a_7c15,
         };
@@ -161,6 +171,11 @@ impl<'a> Resident<'a> {
         if posted < before {
             wrong(&format!("of {before} frames posted {posted} are left"))?;
         }
+        self.posted = self.posted.max(posted);
+        if let Some(ahead) = self.rung_ahead()? {
+            self.posted += ahead;
+        }
+        let posted = self.posted;
         let free = self.told();
         let room = self.input.count.min(self.output.count).min(self.records[2]);
         if posted > free + room {
@@ -182,6 +197,20 @@ impl<'a> Resident<'a> {
             self.output.shift = self.memory.load(self.bell + SHIFTS + 8)?;
         }
         Ok(posted)
+    }
+
+    /// How many frames a device has rung for beyond those that are posted.
+    fn rung_ahead(&self) -> Result<Option<u64>> {
+        if self.rung == 0 {
+            return Ok(None);
+        }
+        let base = self.memory.load(self.rung + RUNG_BASE)?;
+        if base == u64::MAX {
+            return Ok(None);
+        }
+        let count = self.memory.load(self.rung)?;
+        let ahead = count.wrapping_sub(self.posted.wrapping_sub(base)) & RUNG;
+        Ok(Some(ahead).filter(|ahead| *ahead <= RUNG / 2))
     }
 
     /// How many of the first frames are done by all of their blocks.

@@ -14,24 +14,10 @@ pub(super) const fn words(places: u32) -> usize {
 
 /// Writes what is known of `frame` into `record`, which has the words for as many places as were announced.
 pub(super) fn describe(frame: &Frame<'_>, record: &mut [u64]) -> Result<(), KernelError> {
-    let FrameMeta {
-        sequence,
-        epoch,
-        flags,
-        timestamp,
-        places,
-        arrived,
-        ..
-    } = *frame.meta();
+    let meta = frame.meta();
+    let places = meta.places;
     let (head, bitmap) = record.split_at_mut(HEAD);
-    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-    head.copy_from_slice(&[
-        sequence,
-        timestamp.ns,
-        pair(epoch, flags.0),
-        pair(places, arrived),
-        timestamp.clock as u64,
-    ]);
+    write(meta, head);
     let words = frame.present().words();
     let words = words.get(..(places as usize).div_ceil(64)).unwrap_or(words);
     let Some(bitmap) = bitmap.get_mut(..words.len()) else {
@@ -42,4 +28,31 @@ pub(super) fn describe(frame: &Frame<'_>, record: &mut [u64]) -> Result<(), Kern
     };
     bitmap.copy_from_slice(words);
     Ok(())
+}
+
+/// Writes what will be known of a whole frame of one place that a device has not written yet: its number in an epoch.
+pub(super) fn foretell(sequence: u64, epoch: u32, record: &mut [u64]) {
+    let (head, bitmap) = record.split_at_mut(HEAD);
+    let meta = FrameMeta {
+        sequence,
+        epoch,
+        places: 1,
+        arrived: 1,
+        ..FrameMeta::default()
+    };
+    write(&meta, head);
+    if let Some(first) = bitmap.first_mut() {
+        *first = 1;
+    }
+}
+
+fn write(meta: &FrameMeta, head: &mut [u64]) {
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    head.copy_from_slice(&[
+        meta.sequence,
+        meta.timestamp.ns,
+        pair(meta.epoch, meta.flags.0),
+        pair(meta.places, meta.arrived),
+        meta.timestamp.clock as u64,
+    ]);
 }

@@ -18,8 +18,8 @@ use daq_core::cuda::{self, Argument, CudaError, Device, Grid, Mark, Stay};
 use daq_core::doorbell::{Credits, Doorbell};
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, Stream, Submitted};
-use daq_core::mapped::{Mapped, MappedError, Unmappable, Writer};
-use daq_core::region::RegionError;
+use daq_core::mapped::{Backend, Mapped, MappedError, Unmappable, Writer};
+use daq_core::region::{Region, RegionError};
 use daq_core::ring::{Completion, Event, Lease, Slice, SlotsMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +28,9 @@ use std::time::{Duration, Instant};
 const ENTRY: &str = "daq_resident";
 /// Where the shifts are, in bytes from the bell, as in daq.cuh.
 const SHIFTS: usize = 64;
+/// Where the base of a device's count lies behind the count, in bytes.
+const RUNG_BASE: usize = 64;
+const PAGE: usize = 4096;
 /// Where the records begin.
 const RECORDS: usize = 128;
 /// A record begins on a line of its own.
@@ -60,6 +63,8 @@ pub(super) struct Resident {
     records: usize,
     /// Records of a burst on their way to the board.
     scratch: Vec<u64>,
+    /// What the device that writes the input rings; `None` where the host alone rings.
+    rung: Option<Arc<Region>>,
     posted: u64,
     generation: u64,
     /// The slots behind those of the last frame posted, where the kernel looks for the next one.
@@ -72,6 +77,17 @@ struct Running {
     /// Its end.
     end: Arc<Mark>,
     _stay: Stay,
+}
+
+/// Memory that the device that writes the input rings.
+fn rung(device: &'static Device, backends: &[Backend]) -> Result<Arc<Region>, KernelError> {
+    let region = Region::mapped(device, PAGE, Writer::Fpga, backends).map_err(no_memory)?;
+    if let Some(mapped) = region.mapping() {
+        mapped
+            .copy_to(RUNG_BASE, &u64::MAX.to_le_bytes())
+            .map_err(|error| lost(&error))?;
+    }
+    Ok(region)
 }
 
 /// The bell's word.
@@ -127,7 +143,9 @@ impl Resident {
             return Err(defect("frames are longer than slots"));
         }
         let record_words = record::words(context.places).next_multiple_of(LINE_WORDS);
-        let records = context.slots.slots.max(1).next_power_of_two();
+        // Where a device rings, the records of frames that it will write lie there with those of frames under way.
+        let laps = if context.rung_by_device { 2 } else { 1 };
+        let records = (laps * context.slots.slots.max(1)).next_power_of_two();
         let bytes = RECORDS + records * record_words * size_of::<u64>();
         let board = Mapped::new(device, bytes, Writer::Bell, &context.backends)
             .map_err(|error| unmappable(&error))?;
@@ -140,7 +158,12 @@ impl Resident {
                 .iter()
                 .fold(String::new(), |told, refusal| format!("{told}; {refusal}"))
         );
+        let rung = context
+            .rung_by_device
+            .then(|| rung(device, &context.backends))
+            .transpose()?;
         Ok(Self {
+            rung,
             stream: cuda::Stream::new(device, 1)?,
             bell: Doorbell::new(board.clone(), 0).map_err(|error| lost(&error))?,
             board,
@@ -213,16 +236,32 @@ impl Resident {
     ) -> Result<(), KernelError> {
         let slots = [around(source, source.first + first), target.first];
         if slots != self.next {
+            if self.rung.is_some() {
+                return Err(defect("slots change under a kernel that a device rings"));
+            }
             self.shift(slots)?;
         }
+        // The device may ring for a frame before the host knows of it: the records of those that come to the same slots are
+        // written before the slots are given back.
+        let ahead = match &self.rung {
+            Some(_) => self.input.slots as u64,
+            None => 0,
+        };
         let mut stores = self.board.stores().map_err(|error| lost(&error))?;
         let mut done = 0;
         while done < frames {
-            let at = usize::try_from(self.posted + done as u64).unwrap_or(0) & (self.records - 1);
+            let number = self.posted + ahead + done as u64;
+            let at = usize::try_from(number).unwrap_or(0) & (self.records - 1);
             let run = (frames - done).min(self.records - at);
             let records = &mut self.scratch[..run * self.record_words];
             for (i, record) in records.chunks_exact_mut(self.record_words).enumerate() {
-                record::describe(&burst.frame(first + done + i), record)?;
+                let frame = burst.frame(first + done + i);
+                if ahead == 0 {
+                    record::describe(&frame, record)?;
+                } else {
+                    let meta = frame.meta();
+                    record::foretell(meta.sequence + ahead, meta.epoch, record);
+                }
             }
             let offset = RECORDS + at * self.record_words * size_of::<u64>();
             stores
@@ -242,6 +281,21 @@ impl Resident {
             .map_err(|error| lost(&error))
     }
 
+    /// Writes the records of the frames that a device writes first.
+    fn foretell_first(&mut self) -> Result<(), KernelError> {
+        if self.rung.is_none() {
+            return Ok(());
+        }
+        let mut stores = self.board.stores().map_err(|error| lost(&error))?;
+        let record = &mut self.scratch[..self.record_words];
+        for frame in 0..self.input.slots {
+            record::foretell(frame as u64, 0, record);
+            let offset = RECORDS + frame * self.record_words * size_of::<u64>();
+            stores.words(offset, record).map_err(|error| lost(&error))?;
+        }
+        Ok(())
+    }
+
     /// Tells the kernel that the next frame lies in other slots than those behind the last one.
     fn shift(&mut self, slots: [usize; 2]) -> Result<(), KernelError> {
         // Frames under way are found by the shifts as they are.
@@ -259,6 +313,24 @@ impl Resident {
                 .map_err(|error| lost(&error))?;
         }
         self.generation = (self.generation + 1) % GENERATIONS;
+        Ok(())
+    }
+
+    /// Whether frames are what a device that rings was taken to write: the kernel has worked on them already.
+    fn check_rung(&self, burst: &Lease<'_>) -> Result<(), KernelError> {
+        for i in 0..burst.len() {
+            let frame = burst.frame(i);
+            let meta = frame.meta();
+            let (found, due) = (meta.length, self.code.input.bytes);
+            if found < due || meta.is_incomplete() {
+                return Err(KernelError::Refused(format!(
+                    "frame {} has {found} bytes of {due}: the device that rings has rung for it all the same, and the kernel \
+                     worked on bytes that are not the frame's; write doorbell = \"cpu\" for a source of frames that can be \
+                     shorter",
+                    meta.sequence
+                )));
+            }
+        }
         Ok(())
     }
 
@@ -286,7 +358,12 @@ impl Resident {
 
 impl Kernel for Resident {
     fn outputs(&self, frames: usize) -> usize {
-        frames
+        // A device may have written as many further frames as its ring has slots, and the kernel have worked on them.
+        frames + self.rung.as_ref().map_or(0, |_| self.input.slots)
+    }
+
+    fn device_bell(&self) -> Option<Arc<Region>> {
+        self.rung.clone()
     }
 
     fn occupancy(&self) -> Option<f64> {
@@ -312,6 +389,7 @@ impl Kernel for Resident {
                 device.name()
             );
         }
+        self.foretell_first()?;
         let Code { input, output, .. } = &self.code;
         let count = |value: usize| Argument::U64(value as u64);
         self.code.function.launch(
@@ -319,6 +397,11 @@ impl Kernel for Resident {
             &self.grid(),
             &[
                 Argument::U64(self.bell.address()),
+                count(
+                    self.rung
+                        .as_ref()
+                        .map_or(0, |region| region.address().as_ptr().addr()),
+                ),
                 Argument::U64(self.credits.address()),
                 Argument::U64(self.input.base),
                 count(self.input.stride),
@@ -410,6 +493,9 @@ impl Kernel for Resident {
         let frames = burst.len();
         if frames * self.record_words > self.scratch.len() || frames > out.remaining() {
             return Err(defect("a burst is longer than was announced"));
+        }
+        if self.rung.is_some() {
+            self.check_rung(burst)?;
         }
         let bytes = self.code.output.bytes;
         let (mut next, mut failed) = (0, 0);
