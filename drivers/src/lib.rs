@@ -18,4 +18,4 @@ mod loopback;
 use daq_core::entry::SourceEntry;
 
 /// Every source there is.
-pub const SOURCES: &[SourceEntry] = &[udp::ENTRY, sim::ENTRY, replay::ENTRY];
+pub const SOURCES: &[SourceEntry] = &[udp::ENTRY, fpga::ENTRY, sim::ENTRY, replay::ENTRY];

@@ -1,8 +1,239 @@
 //! The source `fpga`: a card's DMA engine, driven from user space.
+//!
+//! ```text
+//!   design ─▶ engine ─▶ DMA ─▶ slots of a ring
+//!     ▲         ▲  │
+//!     │         │  └─▶ completions: words in host memory, a register, interrupts
+//!  `registers`  credits
+//! ```
+//! An engine ([`ENGINES`]) is told the addresses of all slots once. One that takes credits fills exactly the slots that
+//! are free. One that does not goes round: frames that it overwrites before they were copied are counted as `overrun`.
+//! The card is reached by a transport ([`transport`]): through the kernel's VFIO, as another process over the vfio-user
+//! protocol, or as a model in this process.
+//!
+//! # Ledger
+//! The unit is the frame: one transfer of the engine.
+//!
+//! | what happens | what is counted |
+//! |---|---|
+//! | the engine overwrote a frame before it was read | lost, `overrun` |
+//! | the design's running number jumps (`sequence`) | lost, `wire_gap` |
+//! | the device reports an error | the fault by its name |
 
+pub mod config;
 pub mod device;
 pub mod dmabuf;
+pub mod edu;
+pub mod engine;
 pub mod inproc;
 pub mod iova;
+pub mod litepcie;
 pub mod owner;
+pub mod registers;
+pub mod transport;
 pub mod vfio;
+pub mod xdma;
+
+#[cfg(test)]
+mod mock;
+#[cfg(test)]
+mod tests;
+
+pub use config::FpgaConfig;
+pub use engine::{ENGINES, EngineEntry};
+
+use config::DeviceKey;
+use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::dma::FrameSequence;
+use daq_core::entry::{Claim, EngineNeeds, SourceContext, SourceEntry, SourceSpec};
+use daq_core::layout::{Layout, Samples};
+use daq_core::source::{Producers, SourceError};
+use daq_core::units::ByteSize;
+use daq_core::window::Geometry;
+use engine::Opening;
+use registers::Programmed;
+use transport::Open;
+
+/// The registry entry.
+pub const ENTRY: SourceEntry = SourceEntry {
+    name: "fpga",
+    summary: "A card's DMA engine, driven from user space: XDMA, LitePCIe, or a simulated card",
+    example: EXAMPLE,
+    schema: || schemars::schema_for!(FpgaConfig),
+    parse,
+};
+
+const EXAMPLE: &str = r#"[source.NAME]
+driver  = "fpga"
+ring    = "OUTPUT"
+device  = "0000:3b:00.0"      # or "vfio-user:card.sock", "inproc:xdma": a simulated card
+engine  = "xdma"              # or "litepcie"
+samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
+# channel    = 0
+# completion = "interrupt"    # sleep until the card interrupts; without it, poll
+# credits    = false          # xdma: let it overwrite frames instead of holding the card back
+# csr        = "csr.csv"      # litepcie: what the design's build wrote
+# path       = "staged"       # never straight into a GPU's memory; "direct": even where that looks impossible
+# registers  = [{ bar = 0, offset = 0x10, value = 1 }, { bar = 0, offset = 0x10, value = 0, when = "stop" }]
+# sequence   = { offset = 0, bytes = 8, endian = "little" }    # a running number in each frame
+"#;
+
+/// A checked configuration.
+#[derive(Debug)]
+struct Fpga {
+    config: FpgaConfig,
+    engine: &'static EngineEntry,
+    samples: Samples,
+}
+
+fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
+    let config: FpgaConfig = section.finish(&[], diagnostics)?;
+    let problems = config.problems();
+    let is_sound = problems.is_empty();
+    for problem in problems {
+        diagnostics.push(section.problem(problem));
+    }
+    let engine = config.engine()?;
+    let samples = config.samples.clone().unwrap_or_default();
+    let fpga = Fpga {
+        config,
+        engine,
+        samples,
+    };
+    is_sound.then(|| Box::new(fpga) as Box<dyn SourceSpec>)
+}
+
+impl SourceSpec for Fpga {
+    fn claims(&self) -> Vec<Claim> {
+        match &self.config.device {
+            // Each source has a model of its own.
+            DeviceKey::Inproc(_) => Vec::new(),
+            device => vec![Claim::Device(device.to_string())],
+        }
+    }
+
+    fn origins(&self) -> Vec<String> {
+        let FpgaConfig {
+            device, channel, ..
+        } = &self.config;
+        vec![format!(
+            "{} of {device}, channel {channel}",
+            self.engine.name
+        )]
+    }
+
+    fn preferred_slot(&self) -> Option<usize> {
+        Some(self.engine.limits.preferred)
+    }
+
+    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+        let limits = &self.engine.limits;
+        let (slot, name) = (ByteSize(slot_bytes as u64), self.engine.name);
+        if slot_bytes > limits.max_slot {
+            let most = ByteSize(limits.max_slot as u64).rounded();
+            return Err(Problem::at(
+                "engine",
+                format!("`{name}` cannot fill slots of {slot} in one transfer"),
+            )
+            .help(format!("lower `slot` of the ring to at most {most}")));
+        }
+        if slot_bytes == 0 || !slot_bytes.is_multiple_of(limits.alignment) {
+            let step = limits.alignment;
+            return Err(Problem::at(
+                "engine",
+                format!("`{name}` fills slots of whole {step} bytes, not of {slot}"),
+            )
+            .help(format!(
+                "make `slot` of the ring a multiple of {step} bytes"
+            )));
+        }
+        if let Some(sequence) = self.frame_sequence()
+            && sequence.extent().end > slot_bytes
+        {
+            let end = sequence.extent().end;
+            return Err(Problem::at(
+                "sequence.offset",
+                format!("the number ends at byte {end}, beyond a frame of {slot}"),
+            )
+            .help("offsets count from the start of each frame; raise `slot` of the ring"));
+        }
+        Ok(Geometry::new(1, slot_bytes))
+    }
+
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        let bytes = geometry.frame_bytes;
+        self.samples.layout(bytes).map_err(|rest| {
+            let message = format!("a frame of {bytes} bytes ends {rest} bytes into a sample");
+            Problem::at("samples", message)
+                .help("correct `type`, `complex` or `channels`, or choose another slot")
+        })
+    }
+
+    fn holdable(&self) -> bool {
+        (self.engine.holdable)(&self.config)
+    }
+
+    fn engine(&self) -> Option<EngineNeeds> {
+        let limits = &self.engine.limits;
+        Some(EngineNeeds {
+            device: self.config.device.pci().map(str::to_owned),
+            wish: self.config.path,
+            host_only: self.config.device.host_only().map(str::to_owned),
+            rings: (self.engine.rings)(&self.config),
+            faults: self.engine.faults,
+            alignment: limits.alignment,
+            max_slot: limits.max_slot,
+            max_slots: limits.max_slots,
+        })
+    }
+
+    fn frame_sequence(&self) -> Option<FrameSequence> {
+        let sequence = self.config.sequence.as_ref()?;
+        config::frame_sequence(sequence, self.config.max_gap).ok()
+    }
+
+    fn cores(&self) -> Vec<usize> {
+        self.config.cores.clone()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.config.samples.is_none() {
+            notes.push("samples not declared: int8 assumed".to_owned());
+        }
+        if !self.holdable() {
+            notes.push(format!(
+                "`{}` cannot be held back: frames that it overwrites before they are copied are counted as `overrun`",
+                self.engine.name
+            ));
+        }
+        notes
+    }
+
+    fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
+        let config = &self.config;
+        let failed = |why: &dyn std::fmt::Display| {
+            SourceError::new(config.device.to_string(), why.to_string())
+        };
+        let open = Open {
+            directory: &context.directory,
+            card: config.card.as_ref(),
+        };
+        let device = transport::open(&config.device, &open).map_err(|error| failed(&error.why))?;
+        let opening = Opening {
+            device: device.clone(),
+            config,
+            directory: &context.directory,
+        };
+        let engine = (self.engine.open)(&opening).map_err(|error| {
+            let hint = engine::recognised(&*device, self.engine.name);
+            SourceError::new(
+                config.device.to_string(),
+                format!("{error}{}", hint.unwrap_or_default()),
+            )
+        })?;
+        let engine = Programmed::around(engine, &*device, &config.registers)
+            .map_err(|error| failed(&error.why))?;
+        Ok(Producers::Engine(engine))
+    }
+}

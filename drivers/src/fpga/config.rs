@@ -1,0 +1,520 @@
+//! The keys of an `fpga` source.
+
+use super::engine::{ENGINES, EngineEntry};
+use crate::cards::CARDS;
+use crate::cards::options::CardOptions;
+use crate::format::{Endian, frames};
+use daq_core::config::{Problem, nearest};
+use daq_core::dma::FrameSequence;
+use daq_core::layout::Samples;
+use daq_core::topology::Wish;
+use daq_core::units::Span;
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, de};
+use std::borrow::Cow;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Which card, and how it is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceKey {
+    /// A PCI address, as in `0000:3b:00.0`.
+    Pci(String),
+    /// The socket of another process that is a device.
+    VfioUser(PathBuf),
+    /// The name of a simulated card, run in this process.
+    Inproc(String),
+}
+
+impl DeviceKey {
+    /// Its PCI address, if it has one.
+    pub fn pci(&self) -> Option<&str> {
+        match self {
+            Self::Pci(address) => Some(address),
+            Self::VfioUser(_) | Self::Inproc(_) => None,
+        }
+    }
+
+    /// Why it cannot be given a GPU's memory; `None` where it can.
+    pub const fn host_only(&self) -> Option<&'static str> {
+        match self {
+            Self::Pci(_) | Self::Inproc(_) => None,
+            Self::VfioUser(_) => Some(
+                "the card is another process, which is given memory as files, and a GPU's memory has none",
+            ),
+        }
+    }
+}
+
+impl fmt::Display for DeviceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pci(address) => f.write_str(address),
+            Self::VfioUser(path) => write!(f, "vfio-user:{}", path.display()),
+            Self::Inproc(name) => write!(f, "inproc:{name}"),
+        }
+    }
+}
+
+/// `text` as a whole PCI address, in lower case; the domain may be left out.
+fn pci_address(text: &str) -> Option<String> {
+    let whole = match text.matches(':').count() {
+        1 => format!("0000:{text}"),
+        _ => text.to_owned(),
+    };
+    let (rest, function) = whole.split_once('.')?;
+    let fields: Vec<&str> = rest.split(':').chain([function]).collect();
+    let is_hex = |field: &str, digits: usize| {
+        field.len() == digits && field.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let [domain, bus, slot, function] = fields[..] else {
+        return None;
+    };
+    let slot_is_sound = is_hex(slot, 2) && u8::from_str_radix(slot, 16).is_ok_and(|slot| slot < 32);
+    let is_sound = is_hex(domain, 4)
+        && is_hex(bus, 2)
+        && slot_is_sound
+        && is_hex(function, 1)
+        && function < "8";
+    is_sound.then(|| whole.to_ascii_lowercase())
+}
+
+impl FromStr for DeviceKey {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let empty =
+            |what: &str, example: &str| format!("\"{text}\" lacks {what}; try \"{example}\"");
+        if let Some(path) = text.strip_prefix("vfio-user:") {
+            if path.is_empty() {
+                return Err(empty("the path of a socket", "vfio-user:card.sock"));
+            }
+            return Ok(Self::VfioUser(path.into()));
+        }
+        if let Some(name) = text.strip_prefix("inproc:") {
+            if name.is_empty() {
+                return Err(empty("the name of a simulated card", "inproc:xdma"));
+            }
+            return Ok(Self::Inproc(name.to_owned()));
+        }
+        pci_address(text).map(Self::Pci).ok_or_else(|| {
+            format!(
+                "\"{text}\" is no device: give a PCI address as `lspci -D` shows it, \"vfio-user:PATH\" or \"inproc:CARD\"; try \"0000:3b:00.0\""
+            )
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for DeviceKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(de::Error::custom)
+    }
+}
+
+impl JsonSchema for DeviceKey {
+    fn schema_name() -> Cow<'static, str> {
+        "DeviceKey".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "type": "string",
+            "examples": ["0000:3b:00.0", "vfio-user:card.sock", "inproc:xdma"],
+        })
+    }
+}
+
+/// The name of one of [`ENGINES`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineName(pub String);
+
+impl<'de> Deserialize<'de> for EngineName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let names: Vec<&str> = ENGINES.iter().map(|entry| entry.name).collect();
+        if names.contains(&name.as_str()) {
+            return Ok(Self(name));
+        }
+        let meant = nearest(&name, &names).unwrap_or(names[0]);
+        Err(de::Error::custom(format!(
+            "unknown engine \"{name}\"; try \"{meant}\""
+        )))
+    }
+}
+
+impl JsonSchema for EngineName {
+    fn schema_name() -> Cow<'static, str> {
+        "EngineName".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let names: Vec<&str> = ENGINES.iter().map(|entry| entry.name).collect();
+        schemars::json_schema!({ "enum": names })
+    }
+}
+
+/// How it is learnt that a transfer has finished.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Notice {
+    /// By looking.
+    #[default]
+    Poll,
+    /// By an interrupt of the card, and sleep until then.
+    Interrupt,
+}
+
+/// When a register is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum When {
+    /// After the engine was armed.
+    #[default]
+    Start,
+    /// Before the engine is stopped.
+    Stop,
+}
+
+/// One register of the design to be written, or waited for.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RegisterStep {
+    /// Base address register, 0 to 5.
+    pub bar: usize,
+    /// Offset in it, a multiple of 4.
+    pub offset: u64,
+    /// Value to write, or to wait for.
+    pub value: u32,
+    /// Bits of the value that count; the others keep what the register reads. Without it, all.
+    pub mask: Option<u32>,
+    /// Do not write but wait until the register reads the value, at most so long.
+    pub wait: Option<Span>,
+    /// `"start"`: after the engine was armed; `"stop"`: before it is stopped.
+    #[serde(default)]
+    pub when: When,
+}
+
+/// A running number at a fixed place of each frame.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NumberConfig {
+    /// Where it begins, in bytes from the start of the frame.
+    pub offset: usize,
+    /// How many bytes it has: 1 to 8.
+    pub bytes: usize,
+    /// Byte order.
+    #[serde(default)]
+    pub endian: Endian,
+    /// What it grows by from one frame to the next.
+    #[serde(default = "one")]
+    pub step: u64,
+    /// How many of its lowest bits count, where not all do; the number wraps at 2 to this power.
+    pub bits: Option<u32>,
+}
+
+const fn one() -> u64 {
+    1
+}
+
+/// The keys of an `fpga` source.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FpgaConfig {
+    /// The card: a PCI address such as `"0000:3b:00.0"`, bound to vfio-pci; `"vfio-user:PATH"`, the socket of a process
+    /// that is a device; or `"inproc:CARD"`, a simulated card in this process.
+    pub device: DeviceKey,
+    /// `inproc:` how the simulated card's stream goes, and what goes wrong with it; the options of `daq sim-card`.
+    pub card: Option<CardOptions>,
+    /// Its DMA engine. May be left out for `inproc:`, where the card's name says it.
+    pub engine: Option<EngineName>,
+    /// Which of its channels.
+    #[serde(default)]
+    pub channel: usize,
+    /// How finished transfers are learnt of: `"poll"`, or `"interrupt"`: sleep until the card interrupts.
+    #[serde(default)]
+    pub completion: Notice,
+    /// `xdma`: whether the card is held back while no slot is free, which is so without this key. If not, it overwrites
+    /// frames, and what was not copied in time is counted as `overrun`.
+    pub credits: Option<bool>,
+    /// Registers of the design to write when the engine is armed, or before it is stopped, in their order.
+    #[serde(default)]
+    pub registers: Vec<RegisterStep>,
+    /// `litepcie`: the `csr.csv` that the design's build wrote, which says where its registers are.
+    pub csr: Option<PathBuf>,
+    /// `litepcie`: where the channel's writer has its registers in BAR 0, in place of `csr`.
+    pub base: Option<u64>,
+    /// Whether the card writes into a GPU's memory by itself: `"auto"`, `"direct"`: even where the topology speaks
+    /// against it; `"staged"`: never.
+    #[serde(default)]
+    pub path: Wish,
+    /// A running number in each frame, by which the design's own losses are found.
+    pub sequence: Option<NumberConfig>,
+    /// Frames that may be missing in a row by that number: a longer gap, or a step back, is no loss but a count that
+    /// begins anew, an epoch.
+    #[serde(default = "frames::usual_max_gap")]
+    pub max_gap: u64,
+    /// The core of its thread; without it, any.
+    #[serde(default)]
+    pub cores: Vec<usize>,
+    /// What the payload means; without it, real int8 of one channel.
+    pub samples: Option<Samples>,
+}
+
+impl FpgaConfig {
+    /// The engine, if it is named or the card's name says it.
+    pub fn engine(&self) -> Option<&'static EngineEntry> {
+        let name = match (&self.engine, &self.device) {
+            (Some(EngineName(name)), _) | (None, DeviceKey::Inproc(name)) => name,
+            (None, _) => return None,
+        };
+        ENGINES.iter().find(|entry| entry.name == name)
+    }
+
+    fn check_card(&self, found: &mut Vec<Problem>) {
+        let DeviceKey::Inproc(name) = &self.device else {
+            if self.card.is_some() {
+                let message = format!("{} is no card of this process", self.device);
+                let help = "remove `card`: it is for `device = \"inproc:…\"`";
+                found.push(Problem::at("card", message).help(help));
+            }
+            return;
+        };
+        let Some(card) = CARDS.iter().find(|card| card.name == name) else {
+            let names: Vec<String> = CARDS
+                .iter()
+                .map(|card| format!("\"inproc:{}\" ({})", card.name, card.summary))
+                .collect();
+            let message = format!("there is no simulated card `{name}`");
+            let help = format!("there are {}", names.join(", "));
+            found.push(Problem::at("device", message).help(help));
+            return;
+        };
+        let options = self.card.clone().unwrap_or_default();
+        if let Err(why) = options.check(card.faults) {
+            found.push(Problem::at("card", why));
+        }
+    }
+
+    /// Everything that is wrong with it.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut found = Vec::new();
+        match self.engine() {
+            Some(engine) => {
+                found.extend((engine.problems)(self));
+                for (key, given) in [
+                    ("credits", self.credits.is_some()),
+                    ("csr", self.csr.is_some()),
+                    ("base", self.base.is_some()),
+                ] {
+                    if given && !engine.keys.contains(&key) {
+                        let message =
+                            format!("the engine `{}` has no use for `{key}`", engine.name);
+                        found.push(Problem::at(key, message).help("remove it"));
+                    }
+                }
+            }
+            None => {
+                let names: Vec<String> = ENGINES
+                    .iter()
+                    .map(|entry| format!("\"{}\" ({})", entry.name, entry.summary))
+                    .collect();
+                let message = format!("it is not said which DMA engine {} has", self.device);
+                let help = format!("add `engine`: {}", names.join(", "));
+                found.push(Problem::at("engine", message).help(help));
+            }
+        }
+        self.check_card(&mut found);
+        for (i, step) in self.registers.iter().enumerate() {
+            let mut must = |holds: bool, key: &str, message: String, help: &str| {
+                if !holds {
+                    found.push(Problem::at(format!("registers.{i}.{key}"), message).help(help));
+                }
+            };
+            must(
+                step.bar < 6,
+                "bar",
+                format!("there is no BAR {}", step.bar),
+                "a PCI device has BARs 0 to 5",
+            );
+            must(
+                step.offset.is_multiple_of(4),
+                "offset",
+                format!("no register begins at {:#x}", step.offset),
+                "registers have 32 bits: give a multiple of 4",
+            );
+            let mask = step.mask.unwrap_or(u32::MAX);
+            must(
+                mask != 0 && step.value & !mask == 0,
+                "mask",
+                format!(
+                    "the mask {mask:#x} lacks bits of the value {:#x}",
+                    step.value
+                ),
+                "the mask has every bit that counts",
+            );
+        }
+        if self.cores.len() > 1 {
+            let message = format!("{} cores for one thread", self.cores.len());
+            found.push(Problem::at("cores", message).help("give one core"));
+        }
+        if let Some(sequence) = &self.sequence
+            && let Err(problem) = frame_sequence(sequence, self.max_gap)
+        {
+            found.push(problem);
+        }
+        found
+    }
+}
+
+/// The running number that `sequence` describes.
+pub fn frame_sequence(sequence: &NumberConfig, max_gap: u64) -> Result<FrameSequence, Problem> {
+    let problem = |key: &str, message: String, help: &str| {
+        Err(Problem::at(format!("sequence.{key}"), message).help(help))
+    };
+    let NumberConfig {
+        offset,
+        bytes,
+        endian,
+        step,
+        bits,
+    } = *sequence;
+    if !(1..=8).contains(&bytes) {
+        return problem(
+            "bytes",
+            format!("a number of {bytes} bytes cannot be read"),
+            "give 1 to 8",
+        );
+    }
+    if offset > usize::MAX / 2 {
+        return problem(
+            "offset",
+            format!("no frame is {offset} bytes long"),
+            "lower it",
+        );
+    }
+    let plain = FrameSequence::new(offset, bytes);
+    let bits = bits.unwrap_or(plain.bits);
+    if bits == 0 || bits > plain.bits {
+        return problem(
+            "bits",
+            format!("a number of {bytes} bytes has no {bits} bits"),
+            "lower `bits`, or raise `bytes`",
+        );
+    }
+    let half = (u64::MAX >> (64 - bits)) / 2;
+    if step == 0 || step > half.max(1) {
+        return problem(
+            "step",
+            format!("a number of {bits} bits cannot grow by {step}"),
+            "give what the number grows by from one frame to the next, at least 1",
+        );
+    }
+    let mut numbers = plain;
+    numbers.big_endian = endian == Endian::Big;
+    (numbers.bits, numbers.step, numbers.max_gap) = (bits, step, max_gap);
+    Ok(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<FpgaConfig, String> {
+        toml::from_str(text).map_err(|error| error.to_string())
+    }
+
+    fn keys(text: &str) -> Vec<String> {
+        let problems = read(text).unwrap().problems();
+        problems
+            .into_iter()
+            .filter_map(|problem| problem.key)
+            .collect()
+    }
+
+    #[test]
+    fn devices_have_three_spellings() {
+        let read = |text: &str| text.parse::<DeviceKey>();
+        assert_eq!(
+            read("0000:3B:00.0"),
+            Ok(DeviceKey::Pci("0000:3b:00.0".into()))
+        );
+        assert_eq!(read("3b:1f.7"), Ok(DeviceKey::Pci("0000:3b:1f.7".into())));
+        assert_eq!(
+            read("vfio-user:a/card.sock"),
+            Ok(DeviceKey::VfioUser("a/card.sock".into()))
+        );
+        assert_eq!(read("inproc:xdma"), Ok(DeviceKey::Inproc("xdma".into())));
+        for text in [
+            "",
+            "3b",
+            "0000:3b:00",
+            "0000:3b:20.0",
+            "0000:3b:00.8",
+            "000:3b:00.0",
+            "0000:3b:00.0.0",
+            "0000:3g:00.0",
+            "vfio-user:",
+            "inproc:",
+            "a:b:c:d.0",
+            "é:00.0",
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains("; try \""), "{error}");
+        }
+        let device = read("inproc:xdma").unwrap();
+        assert_eq!(device.to_string().parse(), Ok(device));
+    }
+
+    #[test]
+    fn the_engine_is_named_or_follows_from_the_card() {
+        let engine = |text: &str| read(text).unwrap().engine().map(|entry| entry.name);
+        assert_eq!(engine("device = \"inproc:xdma\""), Some("xdma"));
+        assert_eq!(
+            engine("device = \"inproc:xdma\"\nengine = \"edu\""),
+            Some("edu")
+        );
+        assert_eq!(engine("device = \"0000:3b:00.0\""), None);
+        assert_eq!(keys("device = \"0000:3b:00.0\""), ["engine"]);
+        assert_eq!(keys("device = \"inproc:another\""), ["engine", "device"]);
+        let error = read("device = \"3b:00.0\"\nengine = \"xmda\"").unwrap_err();
+        assert!(error.contains("try \"xdma\""), "{error}");
+    }
+
+    #[test]
+    fn what_contradicts_is_told() {
+        assert_eq!(
+            keys(
+                "device = \"3b:00.0\"\nengine = \"edu\"\ncredits = true\nbase = 0\ncsr = \"x\"\ncores = [1, 2]"
+            ),
+            ["credits", "csr", "base", "cores"]
+        );
+        let found = keys(
+            "device = \"inproc:xdma\"\nchannel = 4\n\
+             registers = [{ bar = 6, offset = 2, value = 3, mask = 1 }, { bar = 0, offset = 4, value = 0, mask = 0 }]",
+        );
+        assert_eq!(
+            found,
+            [
+                "channel",
+                "registers.0.bar",
+                "registers.0.offset",
+                "registers.0.mask",
+                "registers.1.mask"
+            ]
+        );
+        assert_eq!(keys("device = \"3b:00.0\"\nengine = \"litepcie\""), ["csr"]);
+        for (sequence, key) in [
+            ("offset = 0, bytes = 9", "bytes"),
+            ("offset = 0, bytes = 4, bits = 33", "bits"),
+            ("offset = 0, bytes = 1, bits = 0", "bits"),
+            ("offset = 0, bytes = 4, step = 0", "step"),
+        ] {
+            let found = keys(&format!(
+                "device = \"inproc:xdma\"\nsequence = {{ {sequence} }}"
+            ));
+            assert_eq!(found, [format!("sequence.{key}")]);
+        }
+    }
+}

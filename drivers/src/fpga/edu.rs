@@ -1,0 +1,304 @@
+//! `edu`: QEMU's device for teaching (its `docs/specs/edu.rst`), for trying VFIO in a guest.
+//!
+//! It copies up to 4 KiB from a buffer of its own when it is told to, so it is held back by itself. A slot is filled by
+//! as many copies as it takes. The data is what the buffer holds, and QEMU takes 100 ms a copy.
+
+use super::config::{FpgaConfig, Notice};
+use super::device::{GONE, Interrupt, Registers};
+use super::engine::{self, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until};
+use daq_core::config::Problem;
+use daq_core::dma::{Caps, Completions, DmaDevice, Done, Engine, EngineError, Slots, Stuck};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The line in the list of engines.
+pub const ENTRY: EngineEntry = EngineEntry {
+    name: "edu",
+    summary: "QEMU's device for teaching",
+    limits: Limits {
+        alignment: 64,
+        max_slot: MAX_SLOT,
+        max_slots: MAX_SLOTS,
+        preferred: BUFFER,
+    },
+    faults: &[],
+    keys: &[],
+    holdable: |_| true,
+    rings: |_| false,
+    problems,
+    recognises: |device| {
+        let identity = device.identity();
+        (identity.vendor, identity.device) == IDS
+    },
+    open: |opening| Ok(Box::new(Edu::open(opening)?)),
+};
+
+/// Vendor and device.
+const IDS: (u16, u16) = (0x1234, 0x11e8);
+/// Bytes of the device's buffer.
+const BUFFER: usize = 4096;
+/// Where the buffer lies in the device's own addresses.
+const BUFFER_AT: u32 = 0x4_0000;
+/// Most bytes of a slot: nobody waits for more, at 40 KiB a second.
+const MAX_SLOT: usize = 1 << 20;
+const MAX_SLOTS: usize = 1024;
+/// Registers are written by halves, and the upper half of an address cannot be.
+const ADDRESS_BITS: u32 = 32;
+
+/// Registers in BAR 0.
+mod register {
+    /// 0xVVvv00ed: the version.
+    pub const ID: u64 = 0x00;
+    /// Causes of interrupts.
+    pub const CAUSES: u64 = 0x24;
+    /// Causes written as 1 are cleared.
+    pub const ACKNOWLEDGE: u64 = 0x64;
+    /// Where it is copied from.
+    pub const SOURCE: u64 = 0x80;
+    /// Where it is copied to.
+    pub const TARGET: u64 = 0x88;
+    /// How many bytes.
+    pub const BYTES: u64 = 0x90;
+    /// Run [0], from the device to memory [1], interrupt at the end [2].
+    pub const COMMAND: u64 = 0x98;
+    /// End of them.
+    pub const END: u64 = 0xa0;
+}
+
+const RUN: u32 = 1;
+const TO_MEMORY: u32 = 1 << 1;
+const INTERRUPT: u32 = 1 << 2;
+
+fn problems(config: &FpgaConfig) -> Vec<Problem> {
+    if config.channel == 0 {
+        return Vec::new();
+    }
+    vec![Problem::at("channel", "`edu` has one channel").help("remove it")]
+}
+
+/// The device's one engine.
+pub struct Edu {
+    device: Arc<dyn DmaDevice>,
+    registers: Arc<dyn Registers>,
+    interrupt: Option<Interrupt>,
+    slots: Slots,
+    is_armed: bool,
+    /// Slots that may be filled and are not.
+    credits: u64,
+    /// Slots that were filled.
+    filled: u64,
+    /// Bytes of the slot in progress that are copied.
+    copied: usize,
+    /// Bytes of the copy under way; 0 = none.
+    under_way: usize,
+}
+
+impl Edu {
+    fn open(opening: &Opening) -> Result<Self, EngineError> {
+        let device = &opening.device;
+        let (name, identity) = (device.name(), device.identity());
+        if (identity.vendor, identity.device) != IDS {
+            return Err(unfit(
+                name,
+                format!(
+                    "it is {:04x}:{:04x}, and QEMU's edu is {:04x}:{:04x}: correct `engine`",
+                    identity.vendor, identity.device, IDS.0, IDS.1
+                ),
+            ));
+        }
+        let registers = device.registers(0)?;
+        let id = if registers.bytes() >= register::END {
+            registers.read(register::ID)
+        } else {
+            0
+        };
+        if id == GONE {
+            return Err(EngineError::Gone {
+                device: name.to_owned(),
+            });
+        }
+        if id & 0xffff != 0xed {
+            return Err(unfit(
+                name,
+                format!("its register at 0x0 reads {id:#010x}, and QEMU's edu reads 0x....00ed"),
+            ));
+        }
+        let interrupt = match opening.config.completion {
+            Notice::Poll => None,
+            Notice::Interrupt => Some(device.interrupts(1)?.swap_remove(0)),
+        };
+        Ok(Self {
+            registers,
+            interrupt,
+            slots: Slots {
+                addresses: Vec::new(),
+                bytes: 0,
+                first: 0,
+                bell: None,
+            },
+            is_armed: false,
+            credits: 0,
+            filled: 0,
+            copied: 0,
+            under_way: 0,
+            device: device.clone().as_dma(),
+        })
+    }
+
+    /// Begins the next copy if one may begin.
+    fn go_on(&mut self) {
+        let Slots {
+            addresses,
+            bytes,
+            first,
+            ..
+        } = &self.slots;
+        if !self.is_armed || self.under_way > 0 || self.credits == 0 {
+            return;
+        }
+        let slot = usize::try_from((*first as u64 + self.filled) % addresses.len() as u64);
+        let address = addresses[slot.unwrap_or(0)] + self.copied as u64;
+        self.under_way = (bytes - self.copied).min(BUFFER);
+        let low = |value: u64| u32::try_from(value).unwrap_or(0);
+        self.registers.write(register::SOURCE, BUFFER_AT);
+        self.registers.write(register::TARGET, low(address));
+        self.registers
+            .write(register::BYTES, low(self.under_way as u64));
+        let interrupt = if self.interrupt.is_some() {
+            INTERRUPT
+        } else {
+            0
+        };
+        self.registers
+            .write(register::COMMAND, RUN | TO_MEMORY | interrupt);
+    }
+
+    /// Takes note of the copy under way if it has ended; reads the device.
+    fn settle(&mut self) -> Result<bool, EngineError> {
+        let command = self.registers.read(register::COMMAND);
+        if command == GONE {
+            return Err(EngineError::Gone {
+                device: self.device.name().to_owned(),
+            });
+        }
+        if command & RUN != 0 {
+            return Ok(false);
+        }
+        self.copied += std::mem::take(&mut self.under_way);
+        Ok(true)
+    }
+}
+
+impl Engine for Edu {
+    fn name(&self) -> &'static str {
+        ENTRY.name
+    }
+
+    fn device(&self) -> &Arc<dyn DmaDevice> {
+        &self.device
+    }
+
+    fn caps(&self) -> Caps {
+        Caps {
+            holdable: true,
+            bell_bits: 0,
+            end_of_packet: false,
+            alignment: ENTRY.limits.alignment,
+            max_transfer: MAX_SLOT,
+            max_slots: MAX_SLOTS,
+        }
+    }
+
+    fn faults(&self) -> &'static [&'static str] {
+        ENTRY.faults
+    }
+
+    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        check_slots(self.device.name(), slots, &self.caps(), ADDRESS_BITS)?;
+        let command = self.registers.read(register::COMMAND);
+        if command == GONE {
+            return Err(EngineError::Gone {
+                device: self.device.name().to_owned(),
+            });
+        }
+        if command & RUN != 0 {
+            return Err(unfit(
+                self.device.name(),
+                "a copy is under way before it was started: reset the device",
+            ));
+        }
+        self.slots = slots.clone();
+        (self.credits, self.filled, self.copied, self.under_way) = (0, 0, 0, 0);
+        self.is_armed = true;
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        if self.under_way > 0 && !self.settle()? {
+            return Ok(());
+        }
+        if self.copied == self.slots.bytes && self.credits > 0 {
+            let finished = Done {
+                length: self.slots.bytes,
+                is_bad: false,
+                timestamp: now(),
+            };
+            if !done.push(finished) {
+                return Ok(());
+            }
+            self.copied = 0;
+            self.filled += 1;
+            self.credits -= 1;
+        }
+        self.go_on();
+        Ok(())
+    }
+
+    fn credit(&mut self, slots: u32) {
+        let was_out = self.credits == 0;
+        self.credits += u64::from(slots);
+        // Else the next copy begins when the poll sees the end of this one.
+        if was_out {
+            self.go_on();
+        }
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
+        let Some(interrupt) = &self.interrupt else {
+            return Ok(false);
+        };
+        if self.under_way == 0 {
+            return Ok(false);
+        }
+        if interrupt.wait(limit) {
+            let causes = self.registers.read(register::CAUSES);
+            self.registers.write(register::ACKNOWLEDGE, causes);
+        }
+        Ok(true)
+    }
+
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
+        if !std::mem::take(&mut self.is_armed) || self.under_way == 0 {
+            return Ok(());
+        }
+        // A copy cannot be called off. A device that is gone makes none.
+        let is_over = wait_until(patience, || self.settle().unwrap_or(true));
+        if is_over {
+            self.under_way = 0;
+            Ok(())
+        } else {
+            Err(Stuck {
+                engine: format!("{} of {}", ENTRY.name, self.device.name()),
+                waited: patience,
+            })
+        }
+    }
+}
+
+impl Drop for Edu {
+    fn drop(&mut self) {
+        if self.quiesce(Duration::from_secs(1)).is_err() {
+            engine::cut_off(&self.device);
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The engines that the source `fpga` knows, and what they share.
+
+use super::config::FpgaConfig;
+use super::device::{Device, DeviceError};
+use super::{edu, litepcie, xdma};
+use daq_core::config::Problem;
+use daq_core::dma::{Caps, DmaDevice, Engine, EngineError, Slots};
+use daq_core::frame::{Clock, Timestamp};
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// Every engine there is.
+pub const ENGINES: &[EngineEntry] = &[xdma::ENTRY, litepcie::ENTRY, edu::ENTRY];
+
+/// What an engine takes at most, as far as it is known without its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Slots and their addresses are multiples of so many bytes, a power of two.
+    pub alignment: usize,
+    /// Most bytes of a slot.
+    pub max_slot: usize,
+    /// Most slots.
+    pub max_slots: usize,
+    /// Bytes of a slot where nobody asks for another size.
+    pub preferred: usize,
+}
+
+/// What an engine is opened with.
+pub struct Opening<'a> {
+    /// Its device.
+    pub device: Arc<dyn Device>,
+    /// The source's keys.
+    pub config: &'a FpgaConfig,
+    /// The directory that relative paths start from.
+    pub directory: &'a Path,
+}
+
+/// An engine as `engine = "…"` names it.
+#[derive(Clone, Copy)]
+pub struct EngineEntry {
+    /// The name.
+    pub name: &'static str,
+    /// One sentence without a full stop.
+    pub summary: &'static str,
+    /// What it takes.
+    pub limits: Limits,
+    /// The faults that it can report by name.
+    pub faults: &'static [&'static str],
+    /// Keys of the source that mean something to this engine and not to all.
+    pub keys: &'static [&'static str],
+    /// Whether it takes credits under this configuration.
+    pub holdable: fn(&FpgaConfig) -> bool,
+    /// Whether it can write its count to an address of our choosing as the last write of each transfer.
+    pub rings: fn(&FpgaConfig) -> bool,
+    /// What is wrong with its keys.
+    pub problems: fn(&FpgaConfig) -> Vec<Problem>,
+    /// Whether a device shows in its identity or its registers that it has this engine; false where that cannot be told.
+    pub recognises: fn(&dyn Device) -> bool,
+    /// Finds it in its device; changes nothing that matters to a design.
+    pub open: fn(&Opening) -> Result<Box<dyn Engine>, EngineError>,
+}
+
+impl fmt::Debug for EngineEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineEntry")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// That the device looks like one of another engine than `tried`, as the rest of a sentence.
+pub fn recognised(device: &dyn Device, tried: &str) -> Option<String> {
+    let other = ENGINES
+        .iter()
+        .find(|entry| entry.name != tried && (entry.recognises)(device))?;
+    Some(format!("; it looks like `engine = \"{}\"`", other.name))
+}
+
+/// The error that a device is not what its engine needs.
+pub fn unfit(device: &str, why: impl Into<String>) -> EngineError {
+    EngineError::Unfit {
+        device: device.to_owned(),
+        why: why.into(),
+    }
+}
+
+impl From<DeviceError> for EngineError {
+    fn from(error: DeviceError) -> Self {
+        unfit(&error.device, error.why)
+    }
+}
+
+/// The host's time, for completions that are found now.
+pub fn now() -> Timestamp {
+    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    Timestamp {
+        ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+        clock: Clock::Host,
+    }
+}
+
+/// Asks until `holds` or `patience` has passed; at least once, and once more at the end.
+pub fn wait_until(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    let mut pause = Duration::from_micros(1);
+    loop {
+        let is_over = start.elapsed() >= patience;
+        if holds() {
+            return true;
+        }
+        if is_over {
+            return false;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(1));
+    }
+}
+
+/// Cuts a device off whose engine would not stop.
+pub fn cut_off(device: &Arc<dyn DmaDevice>) {
+    match device.cut_off() {
+        Ok(()) => tracing::warn!("{}: did not stop; it was cut off and reset", device.name()),
+        Err(error) => tracing::error!("{error}: it may still write"),
+    }
+}
+
+/// The whole value of a counter of which a device shows the remainder.
+#[derive(Clone, Copy, Debug)]
+pub struct Count {
+    total: u64,
+    modulus: u64,
+}
+
+impl Count {
+    /// A counter at 0 that wraps at `modulus`, at least 1.
+    pub const fn new(modulus: u64) -> Self {
+        Self { total: 0, modulus }
+    }
+
+    /// The value as last noted.
+    pub const fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// The value of which `raw` is the remainder, if it has grown by less than the modulus since it was noted.
+    pub const fn peek(&self, raw: u64) -> u64 {
+        let known = self.total % self.modulus;
+        let raw = raw % self.modulus;
+        let grown = if raw >= known {
+            raw - known
+        } else {
+            self.modulus - known + raw
+        };
+        self.total + grown
+    }
+
+    /// Notes and returns it.
+    pub const fn advance(&mut self, raw: u64) -> u64 {
+        self.total = self.peek(raw);
+        self.total
+    }
+}
+
+/// Checks what `slots` ask of an engine with `caps`, whose addresses have `address_bits`.
+pub fn check_slots(
+    device: &str,
+    slots: &Slots,
+    caps: &Caps,
+    address_bits: u32,
+) -> Result<(), EngineError> {
+    let Slots {
+        addresses,
+        bytes,
+        first,
+        bell,
+    } = slots;
+    let (count, alignment) = (addresses.len(), caps.alignment as u64);
+    let refuse = |why: String| Err(unfit(device, why));
+    if count == 0 || count > caps.max_slots {
+        return refuse(format!(
+            "a ring of {count} slots; this engine takes 1 to {}: change `slots` of the ring",
+            caps.max_slots
+        ));
+    }
+    if *first >= count {
+        return refuse(format!("slot {first} of {count} cannot be the first"));
+    }
+    if *bytes == 0 || *bytes > caps.max_transfer || !(*bytes as u64).is_multiple_of(alignment) {
+        return refuse(format!(
+            "slots of {bytes} bytes; this engine takes multiples of {alignment} up to {}: change `slot` of the ring",
+            caps.max_transfer
+        ));
+    }
+    if bell.is_some() && caps.bell_bits == 0 {
+        return refuse("this engine cannot ring a doorbell".to_owned());
+    }
+    let limit = u64::MAX >> (64 - address_bits.clamp(1, 64));
+    for address in addresses {
+        if !address.is_multiple_of(alignment) {
+            return refuse(format!(
+                "a slot at {address:#x}; this engine takes addresses that are multiples of {alignment}"
+            ));
+        }
+        if address
+            .checked_add(*bytes as u64 - 1)
+            .is_none_or(|last| last > limit)
+        {
+            return refuse(format!(
+                "a slot at {address:#x}, and this engine has addresses of {address_bits} bits: give the ring less memory, or build the design with wider DMA addresses"
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_narrow_count_is_followed(modulus in 1_u64..1 << 40, grown in proptest::collection::vec(0_u64..1 << 40, 0..50)) {
+            let mut count = Count::new(modulus);
+            let mut truth = 0;
+            for by in grown {
+                truth += by % modulus;
+                prop_assert_eq!(count.peek(truth % modulus), truth);
+                prop_assert_eq!(count.advance(truth % modulus), truth);
+                prop_assert_eq!(count.total(), truth);
+            }
+        }
+    }
+
+    #[test]
+    fn slots_are_checked() {
+        let caps = Caps {
+            holdable: true,
+            bell_bits: 0,
+            end_of_packet: false,
+            alignment: 64,
+            max_transfer: 4096,
+            max_slots: 4,
+        };
+        let good = Slots {
+            addresses: vec![0xffff_f000, 0x40],
+            bytes: 4096,
+            first: 1,
+            bell: None,
+        };
+        let check = |change: &dyn Fn(&mut Slots)| {
+            let mut slots = good.clone();
+            change(&mut slots);
+            check_slots("card", &slots, &caps, 32).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&|_| ()), Ok(()));
+        let bad: [(&dyn Fn(&mut Slots), &str); 8] = [
+            (&|slots| slots.addresses.clear(), "0 slots"),
+            (&|slots| slots.addresses = vec![0; 5], "5 slots"),
+            (&|slots| slots.first = 2, "cannot be the first"),
+            (&|slots| slots.bytes = 0, "slots of 0 bytes"),
+            (&|slots| slots.bytes = 4160, "up to 4096"),
+            (&|slots| slots.bytes = 96, "multiples of 64"),
+            (&|slots| slots.bell = Some(0), "doorbell"),
+            (&|slots| slots.addresses[0] += 64, "addresses of 32 bits"),
+        ];
+        for (change, told) in bad {
+            let error = check(change).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
+        let error = check(&|slots| slots.addresses[1] = 0x20).unwrap_err();
+        assert!(error.contains("multiples of 64"), "{error}");
+    }
+}

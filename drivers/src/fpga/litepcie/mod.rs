@@ -1,0 +1,442 @@
+//! LitePCIe: the DMA writer of the open core of that name (`litepcie/frontend/dma.py` of release 2024.12).
+//!
+//! A table of slot addresses is filled and then gone round for ever. Nothing holds the writer back, so frames may be
+//! overwritten; a counter tells how far it is, and each poll reads it once.
+//!
+//! # The counter
+//! `loop_status` has the index of the slot that was finished last and how often the table was gone round, 16 bits, both
+//! 0 before the first. With N slots, `count · N + index` is one less than the transfers that are finished (and 0 for one
+//! as for none): it is taken for their number, so that the last one waits for the next. That is also what keeps its
+//! last packet from being missed: the index moves on when that packet has been handed on, not when it has arrived.
+//! The value wraps at 65536 · N, which the count of transfers is unwrapped by: 65536 rounds of at least four slots of
+//! 512 bytes are 128 MiB, 10 ms at the least between two looks; whoever looks more rarely has lost all those frames
+//! anyway, and loses count of multiples of 65536 rounds of them.
+
+mod csr;
+#[cfg(test)]
+mod tests;
+
+use super::config::{FpgaConfig, Notice};
+use super::device::{GONE, Interrupt, Registers};
+use super::engine::{
+    self, Count, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until,
+};
+use csr::{ADDRESS_BITS, Map, Msi};
+use daq_core::config::Problem;
+use daq_core::dma::{Caps, Completions, DmaDevice, Done, Engine, EngineError, Slots, Stuck};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The line in the list of engines.
+pub const ENTRY: EngineEntry = EngineEntry {
+    name: "litepcie",
+    summary: "the DMA writer of LitePCIe",
+    limits: Limits {
+        alignment: ALIGNMENT,
+        max_slot: MAX_TRANSFER,
+        max_slots: TABLE,
+        preferred: 64 << 10,
+    },
+    faults: FAULTS,
+    keys: &["csr", "base"],
+    holdable: |_| false,
+    rings: |_| false,
+    problems,
+    recognises: |_| false,
+    open: |opening| Ok(Box::new(Writer::open(opening)?)),
+};
+
+/// Packets have at most so many bytes and must not cross a 4 KiB boundary: the core cuts a slot from its start.
+const ALIGNMENT: usize = 512;
+/// Most bytes of a slot: a length of 24 bits.
+const MAX_TRANSFER: usize = (1 << 24) - ALIGNMENT;
+/// Slots that the core's table holds unless it is built with more.
+const TABLE: usize = 256;
+/// Slots from the counter on that may be being written: the one that it does not tell yet, the one after, and one more
+/// that older cores do not tell.
+const AHEAD: u64 = 3;
+/// How long the core takes to give up what it has begun when its table is taken away.
+const SETTLING: Duration = Duration::from_millis(1);
+
+/// Registers of a writer.
+mod register {
+    /// Bit 0: on. Reads bit 1 as 1 while nothing is being written, in cores that tell it.
+    pub const ENABLE: u64 = 0x00;
+    /// Length [23:0], no interrupt [24], no end at the end of a packet [25].
+    pub const VALUE_HIGH: u64 = 0x04;
+    /// Address, low half.
+    pub const VALUE_LOW: u64 = 0x08;
+    /// Address, high half; being written adds the entry to the table.
+    pub const PUSH: u64 = 0x0c;
+    /// Whether the table is gone round.
+    pub const LOOP: u64 = 0x10;
+    /// Index [15:0] and count [31:16].
+    pub const LOOP_STATUS: u64 = 0x14;
+    /// Being written empties the table.
+    pub const RESET: u64 = 0x1c;
+}
+
+/// In [`register::ENABLE`]: on.
+const ON: u32 = 1;
+/// In [`register::ENABLE`]: nothing is being written.
+const IDLE: u32 = 1 << 1;
+/// In an entry: a slot is filled whole, whatever the design says of packets. The core does not tell how long a shorter one is.
+const WHOLE: u32 = 1 << 25;
+/// In an entry: no interrupt at its end.
+const SILENT: u32 = 1 << 24;
+/// Wraps of the round counter.
+const ROUNDS: u64 = 1 << 16;
+
+const FAULTS: &[&str] = &["index-beyond-table", "count-went-back"];
+
+fn problems(config: &FpgaConfig) -> Vec<Problem> {
+    let mut found = Vec::new();
+    match (&config.csr, config.base) {
+        (None, None) => found.push(
+            Problem::at("csr", "it is not said where the design's registers are")
+                .help("add `csr = \"csr.csv\"`, the file that the design's build wrote"),
+        ),
+        (Some(_), Some(_)) => found.push(
+            Problem::at("base", "`csr` and `base` both say where the registers are")
+                .help("remove one of them"),
+        ),
+        (None, Some(base)) => {
+            if !base.is_multiple_of(4) {
+                let message = format!("no register begins at {base:#x}");
+                found.push(Problem::at("base", message).help("give a multiple of 4"));
+            }
+            if config.completion == Notice::Interrupt {
+                let message = "`base` does not say where the registers of interrupts are";
+                found
+                    .push(Problem::at("completion", message).help("give `csr` in place of `base`"));
+            }
+        }
+        (Some(_), None) => {}
+    }
+    found
+}
+
+/// The writer's interrupt.
+struct Signal {
+    interrupt: Interrupt,
+    msi: Msi,
+}
+
+/// The writer of one channel.
+pub struct Writer {
+    device: Arc<dyn DmaDevice>,
+    registers: Arc<dyn Registers>,
+    map: Map,
+    signal: Option<Signal>,
+    /// Of the last time that it was armed.
+    slots: u64,
+    slot_bytes: usize,
+    is_armed: bool,
+    /// Whether the core tells when it is idle.
+    tells_idle: bool,
+    count: Count,
+    /// Transfers that were yielded or skipped.
+    told: u64,
+}
+
+impl Writer {
+    fn open(opening: &Opening) -> Result<Self, EngineError> {
+        let (device, config) = (&opening.device, opening.config);
+        let name = device.name();
+        let map = match (&config.csr, config.base) {
+            (Some(file), _) => {
+                let path = opening.directory.join(file);
+                let told = |why: String| unfit(name, format!("{}: {why}", path.display()));
+                let text =
+                    std::fs::read_to_string(&path).map_err(|error| told(error.to_string()))?;
+                Map::read(&text, config.channel).map_err(told)?
+            }
+            (None, base) => Map {
+                writer: base.unwrap_or(0),
+                msi: None,
+                address_bits: ADDRESS_BITS,
+            },
+        };
+        let registers = device.registers(0)?;
+        let end = map.writer + register::RESET + 4;
+        if end > registers.bytes() {
+            return Err(unfit(
+                name,
+                format!(
+                    "the writer's registers end at {end:#x}, beyond the {:#x} bytes of BAR 0: is this the csr.csv of the design that is loaded?",
+                    registers.bytes()
+                ),
+            ));
+        }
+        let read = registers.read(map.writer + register::LOOP);
+        if read == GONE {
+            return Err(EngineError::Gone {
+                device: name.to_owned(),
+            });
+        }
+        // The only register of the writer with one bit.
+        if read > 1 {
+            return Err(unfit(
+                name,
+                format!(
+                    "no LitePCIe writer at {:#x} of BAR 0: its register at {:#x} reads {read:#x}, and 0 or 1 is possible; is this the csr.csv of the design that is loaded?",
+                    map.writer,
+                    map.writer + register::LOOP
+                ),
+            ));
+        }
+        let signal = match config.completion {
+            Notice::Poll => None,
+            Notice::Interrupt => {
+                let Some(msi) = map.msi else {
+                    return Err(unfit(
+                        name,
+                        "the csr.csv lists no `pcie_msi_enable`: set `completion = \"poll\"`",
+                    ));
+                };
+                // Where interrupts are cleared one vector serves all.
+                let vector = if msi.clear.is_some() {
+                    0
+                } else {
+                    msi.bit as usize
+                };
+                let interrupt = device.interrupts(vector + 1)?.swap_remove(vector);
+                Some(Signal { interrupt, msi })
+            }
+        };
+        Ok(Self {
+            registers,
+            map,
+            signal,
+            slots: 1,
+            slot_bytes: 0,
+            is_armed: false,
+            tells_idle: false,
+            count: Count::new(ROUNDS),
+            told: 0,
+            device: device.clone().as_dma(),
+        })
+    }
+
+    fn read(&self, offset: u64) -> u32 {
+        self.registers.read(self.map.writer + offset)
+    }
+
+    fn write(&self, offset: u64, value: u32) {
+        self.registers.write(self.map.writer + offset, value);
+    }
+
+    fn faulted(&self, fault: usize) -> EngineError {
+        EngineError::Faulted {
+            device: self.device.name().to_owned(),
+            engine: ENTRY.name,
+            faults: vec![FAULTS[fault]],
+        }
+    }
+
+    /// Transfers that are finished for sure; reads the device.
+    fn finished(&self) -> Result<u64, EngineError> {
+        let status = self.read(register::LOOP_STATUS);
+        if status == GONE {
+            return Err(EngineError::Gone {
+                device: self.device.name().to_owned(),
+            });
+        }
+        let (index, count) = (u64::from(status & 0xffff), u64::from(status >> 16));
+        if index >= self.slots {
+            return Err(self.faulted(0));
+        }
+        let finished = self.count.peek(count * self.slots + index);
+        // Half of all rounds within one look is a count that went back: the card was reset or loaded anew.
+        if finished - self.count.total() > ROUNDS / 2 * self.slots {
+            return Err(self.faulted(1));
+        }
+        Ok(finished)
+    }
+
+    /// Transfers that may be overwritten once `finished` are finished.
+    ///
+    /// How far it went while it was being stopped cannot be known, as the table's reset clears the counter: all of them.
+    const fn overwritten(&self, finished: u64) -> u64 {
+        if self.is_armed {
+            (finished + AHEAD).saturating_sub(self.slots)
+        } else {
+            finished
+        }
+    }
+
+    /// The writer's interrupt on or off.
+    fn connect(&self, is_on: bool) {
+        let Some(Signal { msi, .. }) = &self.signal else {
+            return;
+        };
+        let (bit, others) = (1 << msi.bit, self.registers.read(msi.enable));
+        let value = if is_on { others | bit } else { others & !bit };
+        self.registers.write(msi.enable, value);
+    }
+}
+
+impl Engine for Writer {
+    fn name(&self) -> &'static str {
+        ENTRY.name
+    }
+
+    fn device(&self) -> &Arc<dyn DmaDevice> {
+        &self.device
+    }
+
+    fn caps(&self) -> Caps {
+        Caps {
+            holdable: false,
+            bell_bits: 0,
+            end_of_packet: false,
+            alignment: ALIGNMENT,
+            max_transfer: MAX_TRANSFER,
+            max_slots: TABLE,
+        }
+    }
+
+    fn faults(&self) -> &'static [&'static str] {
+        ENTRY.faults
+    }
+
+    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        let name = self.device.name();
+        check_slots(name, slots, &self.caps(), self.map.address_bits)?;
+        let count = slots.addresses.len();
+        if count as u64 <= AHEAD {
+            return Err(unfit(
+                name,
+                format!(
+                    "a ring of {count} slots, all of which may be being overwritten: give the ring at least {} `slots`",
+                    AHEAD + 1
+                ),
+            ));
+        }
+        self.write(register::ENABLE, 0);
+        self.write(register::RESET, 1);
+        self.write(register::LOOP, 0);
+        let entry = u32::try_from(slots.bytes).unwrap_or(0) | WHOLE;
+        let entry = entry | if self.signal.is_some() { 0 } else { SILENT };
+        let (before, from_first) = slots.addresses.split_at(slots.first);
+        for address in from_first.iter().chain(before) {
+            let (low, high) = halves(*address);
+            self.write(register::VALUE_HIGH, entry);
+            self.write(register::VALUE_LOW, low);
+            self.write(register::PUSH, high);
+        }
+        let enable = self.read(register::ENABLE);
+        if enable == GONE {
+            return Err(EngineError::Gone {
+                device: self.device.name().to_owned(),
+            });
+        }
+        self.tells_idle = enable & IDLE != 0;
+        self.slots = count as u64;
+        self.slot_bytes = slots.bytes;
+        self.count = Count::new(ROUNDS * self.slots);
+        self.told = 0;
+        self.connect(true);
+        self.is_armed = true;
+        self.write(register::LOOP, 1);
+        self.write(register::ENABLE, ON);
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        if self.is_armed {
+            let finished = self.finished()?;
+            self.count.advance(finished);
+        }
+        let finished = self.count.total();
+        let lapsed = self.overwritten(finished);
+        if self.told < lapsed {
+            done.skip(lapsed - self.told);
+            self.told = lapsed;
+        }
+        if self.told < finished {
+            let timestamp = now();
+            let length = self.slot_bytes;
+            while self.told < finished
+                && done.push(Done {
+                    length,
+                    is_bad: false,
+                    timestamp,
+                })
+            {
+                self.told += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn credit(&mut self, _: u32) {}
+
+    fn lapsed(&mut self) -> Result<u64, EngineError> {
+        let finished = if self.is_armed {
+            self.finished()?
+        } else {
+            self.count.total()
+        };
+        Ok(self.overwritten(finished))
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
+        let Some(Signal { interrupt, msi }) = &self.signal else {
+            return Ok(false);
+        };
+        if !self.is_armed {
+            return Ok(false);
+        }
+        if interrupt.wait(limit)
+            && let Some(clear) = msi.clear
+        {
+            self.registers.write(clear, 1 << msi.bit);
+        }
+        Ok(true)
+    }
+
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
+        if !self.is_armed {
+            return Ok(());
+        }
+        // So that they are counted; an error is told by the stop itself, if it matters.
+        if let Ok(finished) = self.finished() {
+            self.count.advance(finished);
+        }
+        self.is_armed = false;
+        self.write(register::LOOP, 0);
+        self.write(register::RESET, 1);
+        std::thread::sleep(SETTLING);
+        self.write(register::ENABLE, 0);
+        self.write(register::RESET, 1);
+        self.connect(false);
+        // This read also pushes what is on its way before it.
+        let is_idle = wait_until(patience, || {
+            let enable = self.read(register::ENABLE);
+            enable == GONE || !self.tells_idle || enable & IDLE != 0
+        });
+        if is_idle {
+            Ok(())
+        } else {
+            Err(Stuck {
+                engine: format!("{} of {}", ENTRY.name, self.device.name()),
+                waited: patience,
+            })
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if self.quiesce(Duration::from_secs(1)).is_err() {
+            engine::cut_off(&self.device);
+        }
+    }
+}
+
+/// An address as two registers.
+#[expect(clippy::cast_possible_truncation, reason = "the halves of it")]
+const fn halves(address: u64) -> (u32, u32) {
+    (address as u32, (address >> 32) as u32)
+}

@@ -1,0 +1,192 @@
+//! A device of which a test decides what its registers do.
+
+use super::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
+use super::engine::Opening;
+use super::{EngineEntry, FpgaConfig};
+use daq_core::dma::{DmaDevice, DmaError, Engine, EngineError};
+use daq_core::region::Region;
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// What a write to a register does, beside being written down; false if nothing is stored by it.
+pub type OnWrite = fn(&mut BTreeMap<u64, u32>, u64, u32) -> bool;
+
+pub struct MockRegisters {
+    bytes: u64,
+    on_write: OnWrite,
+    values: Mutex<BTreeMap<u64, u32>>,
+    writes: Mutex<Vec<(u64, u32)>>,
+    /// A register that reads the same whatever is written.
+    held: Mutex<Option<(u64, u32)>>,
+}
+
+impl MockRegisters {
+    /// What a register reads from now on.
+    pub fn set(&self, offset: u64, value: u32) {
+        self.values.lock().unwrap().insert(offset, value);
+    }
+
+    /// A register reads `value` from now on, whatever is written.
+    pub fn hold(&self, offset: u64, value: u32) {
+        *self.held.lock().unwrap() = Some((offset, value));
+    }
+
+    pub fn get(&self, offset: u64) -> u32 {
+        if let Some((at, value)) = *self.held.lock().unwrap()
+            && at == offset
+        {
+            return value;
+        }
+        *self.values.lock().unwrap().get(&offset).unwrap_or(&0)
+    }
+
+    /// The writes since the last call, in order.
+    pub fn writes(&self) -> Vec<(u64, u32)> {
+        std::mem::take(&mut self.writes.lock().unwrap())
+    }
+
+    /// Every register reads all ones from now on.
+    pub fn remove(&self) {
+        self.set(u64::MAX, GONE);
+    }
+}
+
+impl Registers for MockRegisters {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read(&self, offset: u64) -> u32 {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= self.bytes);
+        if self.get(u64::MAX) == GONE {
+            return GONE;
+        }
+        self.get(offset)
+    }
+
+    fn write(&self, offset: u64, value: u32) {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= self.bytes);
+        self.writes.lock().unwrap().push((offset, value));
+        let mut values = self.values.lock().unwrap();
+        if (self.on_write)(&mut values, offset, value) {
+            values.insert(offset, value);
+        }
+    }
+}
+
+/// A device with one BAR.
+pub struct Mock {
+    pub registers: Arc<MockRegisters>,
+    identity: Identity,
+    next: AtomicU64,
+    pub mapped: AtomicUsize,
+    pub cut_off: AtomicUsize,
+    /// The events of its interrupts.
+    pub events: Mutex<Vec<OwnedFd>>,
+}
+
+impl Mock {
+    pub fn new(bytes: u64, identity: Identity, on_write: OnWrite) -> Arc<Self> {
+        Arc::new(Self {
+            registers: Arc::new(MockRegisters {
+                bytes,
+                on_write,
+                values: Mutex::default(),
+                writes: Mutex::default(),
+                held: Mutex::default(),
+            }),
+            identity,
+            next: AtomicU64::new(0x1000_0000),
+            mapped: AtomicUsize::new(0),
+            cut_off: AtomicUsize::new(0),
+            events: Mutex::default(),
+        })
+    }
+
+    /// Opens an engine of it with further `keys`.
+    pub fn open(
+        self: &Arc<Self>,
+        entry: &EngineEntry,
+        keys: &str,
+        directory: &Path,
+    ) -> Result<Box<dyn Engine>, EngineError> {
+        let config = config(entry.name, keys);
+        (entry.open)(&Opening {
+            device: self.clone(),
+            config: &config,
+            directory,
+        })
+    }
+
+    /// Raises an interrupt.
+    pub fn interrupt(&self, vector: usize) {
+        rustix::io::write(&self.events.lock().unwrap()[vector], &1_u64.to_ne_bytes()).unwrap();
+    }
+}
+
+/// The configuration of an engine.
+pub fn config(engine: &str, keys: &str) -> FpgaConfig {
+    let text = format!("device = \"3b:00.0\"\nengine = \"{engine}\"\n{keys}");
+    let config: FpgaConfig = toml::from_str(&text).unwrap();
+    assert!(config.problems().is_empty(), "{:?}", config.problems());
+    config
+}
+
+impl DmaDevice for Mock {
+    fn name(&self) -> &'static str {
+        "mock"
+    }
+
+    fn map(&self, region: &Region) -> Result<u64, DmaError> {
+        self.mapped.fetch_add(1, Ordering::SeqCst);
+        let bytes = region.bytes() as u64;
+        Ok(self.next.fetch_add(bytes + 0x1000, Ordering::SeqCst))
+    }
+
+    fn unmap(&self, _: u64, _: usize) -> Result<(), DmaError> {
+        self.mapped.fetch_sub(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn cut_off(&self) -> Result<(), DmaError> {
+        self.cut_off.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+impl Device for Mock {
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    fn registers(&self, bar: usize) -> Result<Arc<dyn Registers>, DeviceError> {
+        if bar == 0 {
+            Ok(self.registers.clone())
+        } else {
+            Err(DeviceError::new("mock", format!("it has no BAR {bar}")))
+        }
+    }
+
+    fn interrupts(&self, count: usize) -> Result<Vec<Interrupt>, DeviceError> {
+        let mut events = self.events.lock().unwrap();
+        Ok((0..count)
+            .map(|_| {
+                let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+                events.push(event.try_clone().unwrap());
+                Interrupt::new(event)
+            })
+            .collect())
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn as_dma(self: Arc<Self>) -> Arc<dyn DmaDevice> {
+        self
+    }
+}

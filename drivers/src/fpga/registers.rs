@@ -1,0 +1,177 @@
+//! Registers of the design that a configuration has written when an engine starts and stops.
+
+use super::config::{RegisterStep, When};
+use super::device::{Device, DeviceError, GONE, Registers};
+use super::engine::wait_until;
+use daq_core::dma::{Caps, Completions, DmaDevice, Engine, EngineError, Slots, Stuck};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One step with the registers that it is made on.
+struct Action {
+    registers: Arc<dyn Registers>,
+    step: RegisterStep,
+}
+
+impl Action {
+    /// Writes, or waits at most `limit`; what it read last where it waited in vain.
+    fn run(&self, limit: Duration) -> Result<(), u32> {
+        let RegisterStep {
+            offset,
+            value,
+            mask,
+            ..
+        } = self.step;
+        let mask = mask.unwrap_or(u32::MAX);
+        let Some(wait) = self.step.wait else {
+            let kept = if mask == u32::MAX {
+                0
+            } else {
+                self.registers.read(offset) & !mask
+            };
+            self.registers.write(offset, kept | (value & mask));
+            return Ok(());
+        };
+        let mut read = 0;
+        let seen = wait_until(wait.0.min(limit), || {
+            read = self.registers.read(offset);
+            read & mask == value & mask || read == GONE
+        });
+        if seen && (read != GONE || mask & value == mask) {
+            Ok(())
+        } else {
+            Err(read)
+        }
+    }
+}
+
+/// An engine whose design is started after it and stopped before it.
+pub struct Programmed {
+    engine: Box<dyn Engine>,
+    start: Vec<Action>,
+    stop: Vec<Action>,
+    /// Whether the start has begun and the stop has not.
+    is_started: bool,
+}
+
+impl Programmed {
+    /// `engine` with `steps` on registers of `device`; itself where there are none.
+    pub fn around(
+        engine: Box<dyn Engine>,
+        device: &dyn Device,
+        steps: &[RegisterStep],
+    ) -> Result<Box<dyn Engine>, DeviceError> {
+        if steps.is_empty() {
+            return Ok(engine);
+        }
+        let actions = |when: When| {
+            let of_it = steps.iter().filter(|step| step.when == when);
+            of_it
+                .map(|step| {
+                    let registers = device.registers(step.bar)?;
+                    let bytes = registers.bytes();
+                    if step.offset + 4 > bytes {
+                        let RegisterStep { bar, offset, .. } = step;
+                        return Err(DeviceError::new(
+                            device.name(),
+                            format!(
+                                "`registers` names offset {offset:#x} of BAR {bar}, which has {bytes:#x} bytes: correct `bar` or `offset`"
+                            ),
+                        ));
+                    }
+                    Ok(Action {
+                        registers,
+                        step: step.clone(),
+                    })
+                })
+                .collect::<Result<Vec<_>, _>>()
+        };
+        Ok(Box::new(Self {
+            start: actions(When::Start)?,
+            stop: actions(When::Stop)?,
+            engine,
+            is_started: false,
+        }))
+    }
+}
+
+impl Engine for Programmed {
+    fn name(&self) -> &'static str {
+        self.engine.name()
+    }
+
+    fn device(&self) -> &Arc<dyn DmaDevice> {
+        self.engine.device()
+    }
+
+    fn caps(&self) -> Caps {
+        self.engine.caps()
+    }
+
+    fn faults(&self) -> &'static [&'static str] {
+        self.engine.faults()
+    }
+
+    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        self.engine.arm(slots)?;
+        self.is_started = true;
+        for action in &self.start {
+            action.run(Duration::MAX).map_err(|read| {
+                let device = self.engine.device().name().to_owned();
+                if read == GONE {
+                    return EngineError::Gone { device };
+                }
+                let RegisterStep { bar, offset, value, wait, .. } = &action.step;
+                let waited = wait.unwrap_or_default();
+                EngineError::Unfit {
+                    device,
+                    why: format!(
+                        "register {offset:#x} of BAR {bar} reads {read:#x} after {waited}, `registers` waits for {value:#x}: is the design clocked and out of reset? correct `value` and `mask`, or raise `wait`"
+                    ),
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        self.engine.poll(done)
+    }
+
+    fn credit(&mut self, slots: u32) {
+        self.engine.credit(slots);
+    }
+
+    fn lapsed(&mut self) -> Result<u64, EngineError> {
+        self.engine.lapsed()
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
+        self.engine.wait(limit)
+    }
+
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
+        if std::mem::take(&mut self.is_started) {
+            for action in &self.stop {
+                if let Err(read) = action.run(patience) {
+                    let RegisterStep {
+                        bar, offset, value, ..
+                    } = &action.step;
+                    tracing::warn!(
+                        "{}: register {offset:#x} of BAR {bar} reads {read:#x}, `registers` waited for {value:#x} at the stop",
+                        self.engine.device().name()
+                    );
+                }
+            }
+        }
+        self.engine.quiesce(patience)
+    }
+}
+
+impl Drop for Programmed {
+    fn drop(&mut self) {
+        if self.is_started && self.quiesce(Duration::from_millis(500)).is_err() {
+            super::engine::cut_off(self.device());
+        }
+    }
+}

@@ -1,0 +1,615 @@
+//! XDMA: AMD's DMA core for PCI Express, a channel from card to host that carries a stream.
+//!
+//! The descriptors of all slots form a circle. Where the core has credits, a descriptor is taken only on credit, so the
+//! card waits for slots; without, it goes round and overwrites.
+//!
+//! # How a finished transfer is learnt of
+//! The engine writes a result (length, end of packet) for each descriptor, and after it its count to an address of our
+//! choosing. With credits the results alone are looked at: one is zeroed before its slot is given again, so what is not
+//! zero is new. Without, the engine may write a result at any time, so nothing can be zeroed, and the count says how far
+//! the results are valid. No register is read but every [`LOOK`]th time that nothing was found, to see errors and that
+//! the card is still there.
+//!
+//! # Counts
+//! The count has 24 bits in memory and is zero when the engine starts. With credits at most 1023 transfers are under
+//! way, so it never moves by 2^24 between two looks. Without, it would have to within one look: 2^24 transfers of at
+//! least 64 bytes are a gigabyte, a quarter of a second at the least on any link that there is; whoever looks more
+//! rarely has lost all those frames anyway, and loses count of multiples of 2^24 of them.
+
+mod layout;
+mod ring;
+#[cfg(test)]
+mod tests;
+
+use super::config::{FpgaConfig, Notice};
+use super::device::{Device, GONE, Interrupt, Registers};
+use super::engine::{
+    self, Count, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until,
+};
+use daq_core::config::Problem;
+use daq_core::dma::{Caps, Completions, DmaDevice, Done, Engine, EngineError, Slots, Stuck};
+use layout::{
+    ANY_ERROR, BUSY, C2H, C2H_SGDMA, CHANNEL, CHANNELS, COMMON, CONFIG, COUNT_BITS, COUNT_ERROR,
+    DAMAGED, DESCRIPTOR_DONE, ERRORS, FAULTS, H2C, ID_C2H, ID_CONFIG, ID_H2C, ID_IRQ, ID_STREAM,
+    IRQ, LENGTH_BITS, MISSING, MOST_CREDITS, RUN, SPACE, UNNAMED, WRITE_BACK, channel, common, irq,
+    sgdma,
+};
+use ring::{Outcome, Ring};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The line in the list of engines.
+pub const ENTRY: EngineEntry = EngineEntry {
+    name: "xdma",
+    summary: "AMD/Xilinx XDMA, a stream from card to host",
+    limits: Limits {
+        // The widest data path that the core has.
+        alignment: 64,
+        max_slot: MAX_TRANSFER,
+        max_slots: MOST_CREDITS,
+        preferred: 1 << 20,
+    },
+    faults: FAULTS,
+    keys: &["credits"],
+    holdable: |config| wants_credits(config),
+    rings: |config| wants_credits(config),
+    problems,
+    recognises: |device| find(device).is_some(),
+    open: |opening| Ok(Box::new(Xdma::open(opening)?)),
+};
+
+/// Most bytes of one descriptor that are a multiple of any data path.
+const MAX_TRANSFER: usize = (1 << LENGTH_BITS) - 64;
+/// Slots beyond the last that is counted which the engine may be writing without credits: the one in progress, and the
+/// next, whose first bytes may leave before the count of the one before is written.
+const AHEAD: u64 = 2;
+/// How many looks in vain there are for one look at the status.
+const LOOK: u32 = 1024;
+/// How long a result may come after its count.
+const RESULT_PATIENCE: Duration = Duration::from_secs(1);
+/// How long an engine that someone else left running may take to stop before it is armed.
+const LEFT_RUNNING: Duration = Duration::from_millis(100);
+
+fn wants_credits(config: &FpgaConfig) -> bool {
+    config.credits.unwrap_or(true)
+}
+
+fn problems(config: &FpgaConfig) -> Vec<Problem> {
+    if config.channel < CHANNELS {
+        return Vec::new();
+    }
+    let message = format!("there is no channel {} of XDMA", config.channel);
+    vec![Problem::at("channel", message).help("channels from card to host are 0 to 3")]
+}
+
+/// The register space that shows the core's identifiers, and the number of its BAR.
+fn find(device: &dyn Device) -> Option<(usize, Arc<dyn Registers>)> {
+    (0..6).find_map(|bar| {
+        let registers = device.registers(bar).ok()?;
+        let is_here = registers.bytes() >= SPACE
+            && registers.read(IRQ) >> 16 == ID_IRQ
+            && registers.read(CONFIG) >> 16 == ID_CONFIG;
+        is_here.then_some((bar, registers))
+    })
+}
+
+/// Channels from host to card: their interrupt bits come before those of the other direction.
+fn channels_to_card(registers: &dyn Registers) -> usize {
+    (0..CHANNELS)
+        .take_while(|n| registers.read(H2C + CHANNEL * *n as u64) >> 16 == ID_H2C)
+        .count()
+}
+
+/// A channel's interrupt.
+struct Signal {
+    interrupt: Interrupt,
+    /// Its bit in the interrupt block.
+    bit: u32,
+}
+
+/// One channel from card to host.
+pub struct Xdma {
+    device: Arc<dyn DmaDevice>,
+    registers: Arc<dyn Registers>,
+    channel: u64,
+    holds: bool,
+    alignment: usize,
+    address_bits: u32,
+    signal: Option<Signal>,
+    /// Of the last time that it was armed; kept for those completions that were not polled when it was stopped.
+    ring: Option<Ring>,
+    first: usize,
+    slot_bytes: usize,
+    /// Whether the count is written to the ring and not to a doorbell.
+    counts_here: bool,
+    is_armed: bool,
+    /// Transfers that may be begun.
+    credited: u64,
+    /// Transfers that were yielded or skipped.
+    told: u64,
+    count: Count,
+    /// Looks in vain since something was found.
+    vain: u32,
+    /// Since when a result is missing that the count tells of.
+    missing_since: Option<Instant>,
+    result_patience: Duration,
+    /// Error bits that were cleared by being read.
+    errors: u32,
+}
+
+impl Xdma {
+    fn open(opening: &Opening) -> Result<Self, EngineError> {
+        let (device, config) = (&opening.device, opening.config);
+        let name = device.name();
+        let Some((_, registers)) = find(&**device) else {
+            return Err(unfit(name, not_found(&**device)));
+        };
+        let channel = config.channel as u64;
+        let at = C2H + CHANNEL * channel;
+        let id = registers.read(at + channel::ID);
+        if id == GONE {
+            return Err(EngineError::Gone {
+                device: name.to_owned(),
+            });
+        }
+        if id >> 16 != ID_C2H || u64::from(id >> 8 & 0xf) != channel {
+            return Err(unfit(
+                name,
+                format!(
+                    "the register at {at:#x} reads {id:#010x}, a channel {channel} from card to host reads {ID_C2H:#x}8{channel}..: the core is built with fewer channels; lower `channel`"
+                ),
+            ));
+        }
+        if id & ID_STREAM == 0 {
+            return Err(unfit(
+                name,
+                format!(
+                    "channel {channel} is memory mapped (its identifier at {at:#x} is {id:#010x}, bit 15 is not set), and only streams carry samples: build the core with \"AXI Stream\""
+                ),
+            ));
+        }
+        let alignments = registers.read(at + channel::ALIGNMENTS);
+        let bytes = |shift: u32| ((alignments >> shift & 0xff) as usize).next_power_of_two();
+        let address_bits = match alignments & 0xff {
+            bits @ 1..=64 => bits,
+            _ => 64,
+        };
+        let bit = 1 << (common::C2H_BIT + u32::try_from(channel).unwrap_or(0));
+        let holds = wants_credits(config);
+        if holds {
+            registers.write(COMMON + common::CREDIT_MODE_SET, bit);
+            let modes = registers.read(COMMON + common::CREDIT_MODE);
+            registers.write(COMMON + common::CREDIT_MODE_CLEAR, bit);
+            if modes & bit == 0 {
+                let at = COMMON + common::CREDIT_MODE;
+                return Err(unfit(
+                    name,
+                    format!(
+                        "this core takes no credits (bit {bit:#x} of the register at {at:#x} stays 0): set `credits = false`, and frames that it overwrites are counted as `overrun`"
+                    ),
+                ));
+            }
+        }
+        let signal = match config.completion {
+            Notice::Poll => None,
+            Notice::Interrupt => {
+                let interrupt = device.interrupts(1)?.swap_remove(0);
+                let bit = channels_to_card(&*registers) + config.channel;
+                Some(Signal {
+                    interrupt,
+                    bit: u32::try_from(bit).unwrap_or(0),
+                })
+            }
+        };
+        Ok(Self {
+            registers,
+            channel,
+            holds,
+            alignment: bytes(16).max(bytes(8)),
+            address_bits,
+            signal,
+            ring: None,
+            first: 0,
+            slot_bytes: 0,
+            counts_here: true,
+            is_armed: false,
+            credited: 0,
+            told: 0,
+            count: Count::new(1 << COUNT_BITS),
+            vain: 0,
+            missing_since: None,
+            result_patience: RESULT_PATIENCE,
+            errors: 0,
+            device: device.clone().as_dma(),
+        })
+    }
+
+    fn read(&self, offset: u64) -> u32 {
+        self.registers.read(C2H + CHANNEL * self.channel + offset)
+    }
+
+    fn write(&self, offset: u64, value: u32) {
+        self.registers
+            .write(C2H + CHANNEL * self.channel + offset, value);
+    }
+
+    fn write_sgdma(&self, offset: u64, value: u32) {
+        self.registers
+            .write(C2H_SGDMA + CHANNEL * self.channel + offset, value);
+    }
+
+    /// The channel's bit in the registers for all.
+    const fn bit(&self) -> u32 {
+        1 << (common::C2H_BIT + self.channel as u32)
+    }
+
+    fn gone(&self) -> EngineError {
+        EngineError::Gone {
+            device: self.device.name().to_owned(),
+        }
+    }
+
+    fn faulted(&self, faults: Vec<&'static str>) -> EngineError {
+        EngineError::Faulted {
+            device: self.device.name().to_owned(),
+            engine: ENTRY.name,
+            faults,
+        }
+    }
+
+    /// What is told of a transfer that is done; `None` where its result is not one of a transfer into a slot.
+    const fn done(&self, length: u32) -> Option<usize> {
+        let length = length as usize;
+        if length <= self.slot_bytes {
+            Some(length)
+        } else {
+            None
+        }
+    }
+
+    /// Yields transfers up to `bound` whose results are there; how many.
+    fn collect(&mut self, bound: u64, done: &mut Completions) -> Result<usize, EngineError> {
+        let Some(ring) = &self.ring else { return Ok(0) };
+        let slots = ring.slots() as u64;
+        let (mut found, mut timestamp) = (0, None);
+        while self.told < bound && done.room() > 0 {
+            let slot = usize::try_from((self.first as u64 + self.told) % slots).unwrap_or(0);
+            let length = match ring.result(slot) {
+                Outcome::None => break,
+                Outcome::Done(length) => self.done(length),
+                Outcome::Damaged => None,
+            };
+            let Some(length) = length else {
+                // What was found before it is told first.
+                if found > 0 {
+                    break;
+                }
+                return Err(self.faulted(vec![FAULTS[DAMAGED]]));
+            };
+            if self.holds {
+                ring.forget(slot);
+            }
+            done.push(Done {
+                length,
+                is_bad: false,
+                timestamp: *timestamp.get_or_insert_with(now),
+            });
+            self.told += 1;
+            found += 1;
+        }
+        Ok(found)
+    }
+
+    /// Looks why nothing was found.
+    fn examine(&mut self) -> Result<(), EngineError> {
+        let count = self
+            .ring
+            .as_ref()
+            .filter(|_| self.counts_here)
+            .map_or(0, Ring::count);
+        if self.counts_here && self.count.peek(u64::from(count & MASK)) > self.told {
+            let since = *self.missing_since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= self.result_patience {
+                return Err(self.faulted(vec![FAULTS[MISSING]]));
+            }
+        } else {
+            self.missing_since = None;
+        }
+        self.vain = self.vain.wrapping_add(1);
+        let is_told = count & COUNT_ERROR != 0 || self.errors != 0;
+        if !is_told && !self.vain.is_multiple_of(LOOK) {
+            return Ok(());
+        }
+        let status = self.read(channel::STATUS);
+        if status == GONE {
+            return Err(self.gone());
+        }
+        let errors = (status | self.errors) & ANY_ERROR;
+        if errors == 0 && !is_told {
+            return Ok(());
+        }
+        let mut faults: Vec<_> = (ERRORS.iter().zip(FAULTS))
+            .filter(|(bit, _)| errors & **bit != 0)
+            .map(|(_, name)| *name)
+            .collect();
+        if faults.is_empty() {
+            faults.push(FAULTS[UNNAMED]);
+        }
+        Err(self.faulted(faults))
+    }
+
+    /// Interrupts of the channel on.
+    fn connect(&self) {
+        let Some(Signal { bit, .. }) = self.signal else {
+            return;
+        };
+        let at = IRQ + irq::VECTORS + u64::from(bit / 4) * 4;
+        let shift = bit % 4 * 8;
+        let vectors = self.registers.read(at) & !(0x1f << shift);
+        self.registers.write(at, vectors);
+        self.registers.write(IRQ + irq::CHANNELS_SET, 1 << bit);
+    }
+
+    /// Interrupts of the channel off.
+    fn disconnect(&self) {
+        let Some(Signal { bit, .. }) = self.signal else {
+            return;
+        };
+        self.write(channel::INTERRUPTS_CLEAR, ANY_ERROR | DESCRIPTOR_DONE);
+        self.registers.write(IRQ + irq::CHANNELS_CLEAR, 1 << bit);
+    }
+}
+
+/// The bits of a count that are one.
+const MASK: u32 = (1 << COUNT_BITS) - 1;
+
+/// Why a device has no XDMA: what its BARs read.
+fn not_found(device: &dyn Device) -> String {
+    let identity = device.identity();
+    let seen: Vec<String> = (0..6)
+        .filter_map(|bar| {
+            let registers = device.registers(bar).ok()?;
+            Some(if registers.bytes() < SPACE {
+                format!("BAR {bar} has only {:#x} bytes", registers.bytes())
+            } else {
+                let (irq, config) = (registers.read(IRQ), registers.read(CONFIG));
+                format!("BAR {bar} reads {irq:#010x} and {config:#010x}")
+            })
+        })
+        .collect();
+    let seen = if seen.is_empty() {
+        "it has no BAR with registers".to_owned()
+    } else {
+        seen.join(", ")
+    };
+    format!(
+        "no XDMA core in device {:04x}:{:04x}: a BAR of it reads {ID_IRQ:#x}.... at {IRQ:#x} and {ID_CONFIG:#x}.... at {CONFIG:#x}, and here {seen}; is the design loaded (reset or rescan the bus after loading it)?",
+        identity.vendor, identity.device
+    )
+}
+
+impl Engine for Xdma {
+    fn name(&self) -> &'static str {
+        ENTRY.name
+    }
+
+    fn device(&self) -> &Arc<dyn DmaDevice> {
+        &self.device
+    }
+
+    fn caps(&self) -> Caps {
+        Caps {
+            holdable: self.holds,
+            bell_bits: if self.holds { COUNT_BITS } else { 0 },
+            end_of_packet: true,
+            alignment: self.alignment,
+            max_transfer: MAX_TRANSFER,
+            max_slots: MOST_CREDITS,
+        }
+    }
+
+    fn faults(&self) -> &'static [&'static str] {
+        ENTRY.faults
+    }
+
+    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        let name = self.device.name();
+        check_slots(name, slots, &self.caps(), self.address_bits)?;
+        let count = slots.addresses.len();
+        if !self.holds && (count as u64) <= AHEAD {
+            return Err(unfit(
+                name,
+                format!(
+                    "a ring of {count} slots, all of which may be being overwritten: give the ring at least {} `slots`",
+                    AHEAD + 1
+                ),
+            ));
+        }
+        self.write(channel::CONTROL_CLEAR, u32::MAX);
+        let mut status = 0;
+        let is_idle = wait_until(LEFT_RUNNING, || {
+            status = self.read(channel::STATUS);
+            status == GONE || status & BUSY == 0
+        });
+        if status == GONE {
+            return Err(self.gone());
+        }
+        if !is_idle {
+            return Err(unfit(
+                self.device.name(),
+                format!(
+                    "channel {} is busy (status {status:#010x}) before it was started: reset the card",
+                    self.channel
+                ),
+            ));
+        }
+        let ring = match self.ring.take() {
+            Some(ring) if ring.slots() == count => ring,
+            _ => Ring::new(self.device.clone(), count)?,
+        };
+        ring.program(slots);
+        self.first = slots.first;
+        self.slot_bytes = slots.bytes;
+        self.counts_here = slots.bell.is_none();
+        (self.credited, self.told, self.vain, self.errors) = (0, 0, 0, 0);
+        self.count = Count::new(1 << COUNT_BITS);
+        self.missing_since = None;
+        // Errors of before.
+        self.read(channel::STATUS_TAKE);
+
+        let (low, high) = halves(slots.bell.unwrap_or_else(|| ring.count_address()));
+        self.write(channel::WRITE_BACK_LOW, low);
+        self.write(channel::WRITE_BACK_HIGH, high);
+        let mask = match self.signal {
+            Some(_) => ANY_ERROR | DESCRIPTOR_DONE,
+            None => 0,
+        };
+        self.write(channel::INTERRUPTS, mask);
+        self.connect();
+        let (low, high) = halves(ring.descriptor(slots.first));
+        self.write_sgdma(sgdma::FIRST_LOW, low);
+        self.write_sgdma(sgdma::FIRST_HIGH, high);
+        self.write_sgdma(sgdma::ADJACENT, 0);
+        let mode = if self.holds {
+            common::CREDIT_MODE_SET
+        } else {
+            common::CREDIT_MODE_CLEAR
+        };
+        self.registers.write(COMMON + mode, self.bit());
+        self.registers
+            .write(COMMON + common::HALT_CLEAR, self.bit());
+        self.ring = Some(ring);
+        self.is_armed = true;
+        // The errors' bits have them shown in the status. That of finished descriptors beside that of the write-back:
+        // the documents do not say whether the one works without the other.
+        self.write(
+            channel::CONTROL,
+            RUN | DESCRIPTOR_DONE | ANY_ERROR | WRITE_BACK,
+        );
+        if self.read(channel::STATUS) == GONE {
+            return Err(self.gone());
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        let Some(ring) = &self.ring else {
+            return Ok(());
+        };
+        let bound = if self.holds {
+            self.credited
+        } else {
+            let finished = self.count.advance(u64::from(ring.count() & MASK));
+            let lapsed = (finished + AHEAD).saturating_sub(ring.slots() as u64);
+            if self.told < lapsed {
+                done.skip(lapsed - self.told);
+                self.told = lapsed;
+            }
+            finished
+        };
+        if self.collect(bound, done)? > 0 {
+            self.vain = 0;
+            self.missing_since = None;
+            return Ok(());
+        }
+        if self.is_armed && done.room() > 0 {
+            self.examine()?;
+        }
+        Ok(())
+    }
+
+    fn credit(&mut self, slots: u32) {
+        if !self.holds || !self.is_armed || slots == 0 {
+            return;
+        }
+        self.credited += u64::from(slots);
+        // The ring has no more slots than the register holds credits, so it cannot overflow.
+        self.write_sgdma(sgdma::CREDITS, slots);
+    }
+
+    fn lapsed(&mut self) -> Result<u64, EngineError> {
+        let (false, Some(ring)) = (self.holds, &self.ring) else {
+            return Ok(0);
+        };
+        let slots = ring.slots() as u64;
+        if !self.is_armed {
+            let finished = self.count.peek(u64::from(ring.count() & MASK));
+            return Ok((finished + AHEAD).saturating_sub(slots));
+        }
+        // The register and not the word in memory: what it counts has been written before the answer comes.
+        let count = self.read(channel::COUNT);
+        if count == GONE && self.read(channel::ID) == GONE {
+            return Err(self.gone());
+        }
+        let finished = self.count.peek(u64::from(count & MASK));
+        Ok((finished + AHEAD).saturating_sub(slots))
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
+        let Some(signal) = &self.signal else {
+            return Ok(false);
+        };
+        if !self.is_armed {
+            return Ok(false);
+        }
+        if !signal.interrupt.wait(limit) {
+            // Nothing for so long: look at the status at the next poll.
+            self.vain = LOOK - 1;
+            return Ok(true);
+        }
+        // Off, clear, on: what comes in between raises the next one when they are on again, or is seen by the poll that
+        // follows.
+        let all = ANY_ERROR | DESCRIPTOR_DONE;
+        self.write(channel::INTERRUPTS_CLEAR, all);
+        let status = self.read(channel::STATUS_TAKE);
+        if status == GONE {
+            return Err(self.gone());
+        }
+        self.errors |= status & ANY_ERROR;
+        self.write(channel::INTERRUPTS_SET, all);
+        Ok(true)
+    }
+
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
+        if !std::mem::take(&mut self.is_armed) {
+            return Ok(());
+        }
+        self.write(channel::CONTROL_CLEAR, RUN);
+        // The descriptor in progress is finished first. A device that is gone writes nothing.
+        let is_idle = wait_until(patience, || {
+            let status = self.read(channel::STATUS);
+            status == GONE || status & BUSY == 0
+        });
+        if !is_idle {
+            return Err(Stuck {
+                engine: format!(
+                    "{} channel {} of {}",
+                    ENTRY.name,
+                    self.channel,
+                    self.device.name()
+                ),
+                waited: patience,
+            });
+        }
+        self.write(channel::CONTROL_CLEAR, u32::MAX);
+        self.read(channel::STATUS_TAKE);
+        self.disconnect();
+        self.registers
+            .write(COMMON + common::CREDIT_MODE_CLEAR, self.bit());
+        Ok(())
+    }
+}
+
+impl Drop for Xdma {
+    fn drop(&mut self) {
+        if self.quiesce(RESULT_PATIENCE).is_err() {
+            engine::cut_off(&self.device);
+        }
+    }
+}
+
+/// An address as two registers.
+#[expect(clippy::cast_possible_truncation, reason = "the halves of it")]
+const fn halves(address: u64) -> (u32, u32) {
+    (address as u32, (address >> 32) as u32)
+}

@@ -1,0 +1,444 @@
+use super::*;
+use crate::fpga::device::Identity;
+use crate::fpga::mock::{Mock, config};
+use daq_core::dma::Armed;
+use daq_core::dma::DmaMap;
+use daq_core::region::{HostOptions, Region};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+/// The registers of a core with credits: sets, clears, and a busy bit that is RUN.
+fn core(values: &mut BTreeMap<u64, u32>, offset: u64, value: u32) -> bool {
+    let old = |values: &BTreeMap<u64, u32>, offset| values.get(&offset).copied().unwrap_or(0);
+    match offset {
+        0x1104 => drop(values.insert(0x1140, value & 1)),
+        0x110c => {
+            let control = old(values, 0x1104) & !value;
+            values.insert(0x1104, control);
+            values.insert(0x1140, old(values, 0x1140) & !1 | control & 1);
+            return false;
+        }
+        0x6024 => drop(values.insert(0x6020, old(values, 0x6020) | value)),
+        0x6028 => drop(values.insert(0x6020, old(values, 0x6020) & !value)),
+        _ => return true,
+    }
+    true
+}
+
+/// A device with an XDMA core of three channels to the card and two from it.
+fn device() -> Arc<Mock> {
+    let mock = Mock::new(0x1_0000, Identity::default(), core);
+    for (offset, value) in [
+        (0x0000, 0x1fc0_8006),
+        (0x0100, 0x1fc0_8106),
+        (0x0200, 0x1fc0_8206),
+        (0x1000, 0x1fc1_8006),
+        (0x1100, 0x1fc1_8106),
+        (0x114c, 0x0140_4040),
+        (0x2000, 0x1fc2_0006),
+        (0x3000, 0x1fc3_0006),
+    ] {
+        mock.registers.set(offset, value);
+    }
+    mock
+}
+
+fn open(mock: &Arc<Mock>, keys: &str) -> Result<Xdma, EngineError> {
+    Xdma::open(&Opening {
+        device: mock.clone(),
+        config: &config("xdma", &format!("channel = 1\n{keys}")),
+        directory: Path::new(""),
+    })
+}
+
+fn slots(count: u64) -> Slots {
+    Slots {
+        addresses: (0..count).map(|i| 0x7_0000_0000 + i * 0x1000).collect(),
+        bytes: 4096,
+        first: 0,
+        bell: None,
+    }
+}
+
+fn armed(mock: &Arc<Mock>, keys: &str, slots: &Slots) -> Xdma {
+    let mut engine = open(mock, keys).unwrap();
+    engine.arm(slots).unwrap();
+    mock.registers.writes();
+    engine
+}
+
+/// The engine writes the result of a transfer into `slot`.
+fn finish(engine: &Xdma, slot: usize, state: u32, length: u32) {
+    let ring = engine.ring.as_ref().unwrap();
+    let at = (ring.slots() + slot) * 32;
+    ring.memory()
+        .write64(at, u64::from(state) | u64::from(length) << 32);
+}
+
+/// The engine writes its count.
+fn count(engine: &Xdma, word: u32) {
+    let ring = engine.ring.as_ref().unwrap();
+    ring.memory().write32(ring.slots() * 64, word);
+}
+
+fn poll(engine: &mut Xdma, room: usize) -> Result<(Vec<usize>, u64), EngineError> {
+    let mut done = Completions::new(room, FAULTS.len());
+    engine.poll(&mut done)?;
+    let lengths = done.as_slice().iter().map(|done| done.length).collect();
+    Ok((lengths, done.overrun()))
+}
+
+#[test]
+fn it_is_started_in_the_order_of_the_guide() {
+    let mock = device();
+    let mut engine = open(&mock, "").unwrap();
+    // Credits were tried.
+    assert_eq!(
+        mock.registers.writes(),
+        [(0x6024, 1 << 17), (0x6028, 1 << 17)]
+    );
+    let slots = Slots {
+        first: 2,
+        ..slots(3)
+    };
+    engine.arm(&slots).unwrap();
+    let base = 0x1000_0000;
+    assert_eq!(
+        mock.registers.writes(),
+        [
+            (0x110c, u32::MAX),
+            (0x1188, base + 3 * 64),
+            (0x118c, 0),
+            (0x1190, 0),
+            (0x5180, base + 2 * 32),
+            (0x5184, 0),
+            (0x5188, 0),
+            (0x6024, 1 << 17),
+            (0x6018, 1 << 17),
+            (0x1104, 0x04f8_3e3d),
+        ]
+    );
+    let memory = engine.ring.as_ref().unwrap().memory();
+    let words: Vec<u32> = (0..24).map(|i| memory.read32(i * 4)).collect();
+    for i in 0..3 {
+        let next = base + (i + 1) % 3 * 32;
+        let target = 0x1000 * i;
+        assert_eq!(
+            words[i as usize * 8..][..8],
+            [0xad4b_0002, 4096, base + 96 + i * 32, 0, target, 7, next, 0]
+        );
+    }
+    engine.credit(2);
+    assert_eq!(mock.registers.writes(), [(0x518c, 2)]);
+    engine.quiesce(Duration::ZERO).unwrap();
+    assert_eq!(
+        mock.registers.writes(),
+        [(0x110c, 1), (0x110c, u32::MAX), (0x6028, 1 << 17)]
+    );
+    engine.quiesce(Duration::ZERO).unwrap();
+    engine.credit(1);
+    assert_eq!(mock.registers.writes(), []);
+}
+
+#[test]
+fn results_tell_what_is_done() {
+    let mock = device();
+    let mut engine = armed(
+        &mock,
+        "",
+        &Slots {
+            first: 1,
+            ..slots(3)
+        },
+    );
+    engine.credit(3);
+    assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
+    // Out of order: the one before is not there yet.
+    finish(&engine, 2, 0x52b4_0000, 4096);
+    assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
+    finish(&engine, 1, 0x52b4_0001, 100);
+    assert_eq!(poll(&mut engine, 1), Ok((vec![100], 0)), "room for one");
+    assert_eq!(poll(&mut engine, 8), Ok((vec![4096], 0)));
+    // Half a result is none.
+    finish(&engine, 0, 0x52b4_0000, 0);
+    assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
+    finish(&engine, 0, 0x52b4_0000, 7);
+    assert_eq!(poll(&mut engine, 8), Ok((vec![7], 0)));
+    // Slot 1 again: its old result is gone, and it is not looked at without credit.
+    finish(&engine, 1, 0x52b4_0000, 9);
+    assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
+    engine.credit(1);
+    assert_eq!(poll(&mut engine, 8), Ok((vec![9], 0)));
+    engine.credit(1);
+    finish(&engine, 2, 0x52b4_0000, 11);
+    // What is finished when it stops can still be polled.
+    engine.quiesce(Duration::ZERO).unwrap();
+    assert_eq!(poll(&mut engine, 8), Ok((vec![11], 0)));
+    assert_eq!(engine.lapsed(), Ok(0));
+}
+
+#[test]
+fn every_error_bit_has_its_name() {
+    let named = |error| match error {
+        Err(EngineError::Faulted { faults, engine, .. }) => {
+            assert_eq!(engine, "xdma");
+            faults
+        }
+        other => panic!("{other:?}"),
+    };
+    let bits = [
+        (3, "align"),
+        (4, "descriptor-magic"),
+        (5, "invalid-length"),
+        (9, "read-decode"),
+        (10, "read-slave"),
+        (11, "read-2"),
+        (12, "read-3"),
+        (13, "read-4"),
+        (19, "descriptor-unsupported"),
+        (20, "descriptor-abort"),
+        (21, "descriptor-parity"),
+        (22, "descriptor-poisoned"),
+        (23, "descriptor-unexpected"),
+    ];
+    for (bit, name) in bits {
+        let mock = device();
+        let mut engine = armed(&mock, "", &slots(3));
+        engine.credit(3);
+        // Seen at once where the count tells it, and what came before it first.
+        mock.registers.set(0x1140, 1 << bit | 1);
+        finish(&engine, 0, 0x52b4_0000, 64);
+        count(&engine, 1 << 31 | 1);
+        assert_eq!(poll(&mut engine, 8), Ok((vec![64], 0)));
+        assert_eq!(named(poll(&mut engine, 8)), [name]);
+        // And at last where it does not.
+        count(&engine, 1);
+        assert!((0..LOOK).any(|_| poll(&mut engine, 8).is_err()), "{name}");
+        assert!(FAULTS.contains(&name));
+    }
+    assert_eq!(bits.len(), ERRORS.len());
+    let mock = device();
+    let mut engine = armed(&mock, "", &slots(3));
+    engine.credit(3);
+    count(&engine, 1 << 31);
+    assert_eq!(named(poll(&mut engine, 8)), ["write-back-error"]);
+    count(&engine, 0);
+    mock.registers.set(0x1140, 1 << 9 | 1 << 19);
+    let last = (0..LOOK).map(|_| poll(&mut engine, 8)).find(Result::is_err);
+    assert_eq!(
+        named(last.unwrap()),
+        ["read-decode", "descriptor-unsupported"]
+    );
+    // No result of this engine; longer than its slot.
+    for (state, length) in [(0x52b5_0000, 64), (0x52b4_0000, 4097)] {
+        let mut engine = armed(&device(), "", &slots(3));
+        engine.credit(3);
+        finish(&engine, 0, 0x52b4_0000, 1);
+        finish(&engine, 1, state, length);
+        assert_eq!(poll(&mut engine, 8), Ok((vec![1], 0)));
+        assert_eq!(named(poll(&mut engine, 8)), ["result-damaged"]);
+    }
+    // Counted, and no result; or a late one.
+    let mut engine = armed(&device(), "", &slots(3));
+    engine.credit(3);
+    count(&engine, 1);
+    assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
+    engine.result_patience = Duration::ZERO;
+    assert_eq!(named(poll(&mut engine, 8)), ["result-missing"]);
+    finish(&engine, 0, 0x52b4_0000, 1);
+    assert_eq!(poll(&mut engine, 8), Ok((vec![1], 0)));
+    assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
+}
+
+#[test]
+fn a_card_that_is_gone_is_told() {
+    let mock = device();
+    let mut engine = armed(&mock, "", &slots(3));
+    let gone = Err(EngineError::Gone {
+        device: "mock".into(),
+    });
+    mock.registers.remove();
+    let seen = (0..LOOK).map(|_| poll(&mut engine, 8)).find(Result::is_err);
+    assert_eq!(seen, Some(gone));
+    assert_eq!(engine.quiesce(Duration::ZERO), Ok(()));
+    let refused = engine.arm(&slots(3)).unwrap_err();
+    assert!(matches!(refused, EngineError::Gone { .. }));
+}
+
+#[test]
+fn a_busy_engine_is_stuck_and_cut_off() {
+    let mock = device();
+    let engine = Box::new(open(&mock, "").unwrap());
+    let region = Region::host(3 * 4096, HostOptions::default()).unwrap();
+    let map = DmaMap::new(mock.clone(), region).unwrap();
+    let slots = Slots {
+        addresses: (0..3).map(|i| map.address() + i * 4096).collect(),
+        ..slots(3)
+    };
+    let armed = Armed::arm(engine, map, &slots).unwrap();
+    mock.registers.hold(0x1140, 1);
+    let idle = armed.stop(Duration::ZERO);
+    assert!(idle.stuck.is_some() && idle.memory.is_some());
+    assert_eq!(mock.cut_off.load(Ordering::SeqCst), 1);
+    drop(idle);
+    assert_eq!(mock.cut_off.load(Ordering::SeqCst), 1, "once is enough");
+    assert_eq!(mock.mapped.load(Ordering::SeqCst), 0);
+    // Nor is one armed that runs already.
+    let mut engine = open(&mock, "").unwrap();
+    let error = engine.arm(&slots).unwrap_err().to_string();
+    assert!(error.contains("reset the card"), "{error}");
+}
+
+#[test]
+fn its_count_rings_a_doorbell() {
+    let mock = device();
+    let mut engine = open(&mock, "").unwrap();
+    assert_eq!(
+        (engine.caps().bell_bits, engine.caps().holdable),
+        (24, true)
+    );
+    engine
+        .arm(&Slots {
+            bell: Some(0x12_3456_7890),
+            ..slots(3)
+        })
+        .unwrap();
+    let writes = mock.registers.writes();
+    assert!(writes.contains(&(0x1188, 0x3456_7890)) && writes.contains(&(0x118c, 0x12)));
+    engine.credit(1);
+    finish(&engine, 0, 0x52b4_0001, 5);
+    assert_eq!(poll(&mut engine, 8), Ok((vec![5], 0)));
+    // Errors are seen without the count.
+    mock.registers.set(0x1140, 1 << 4);
+    assert!((0..LOOK).any(|_| poll(&mut engine, 8).is_err()));
+}
+
+#[test]
+fn it_goes_round_without_credits() {
+    let mock = device();
+    let mut engine = open(&mock, "credits = false").unwrap();
+    let caps = engine.caps();
+    assert_eq!((caps.holdable, caps.bell_bits), (false, 0));
+    assert!(engine.arm(&slots(2)).is_err(), "all may be overwritten");
+    engine.arm(&slots(8)).unwrap();
+    let writes = mock.registers.writes();
+    assert!(writes.contains(&(0x6028, 1 << 17)));
+    engine.credit(3);
+    assert_eq!(mock.registers.writes(), [], "there are none");
+    for slot in 0..8 {
+        finish(&engine, slot, 0x52b4_0000, 4096);
+    }
+    count(&engine, 3);
+    assert_eq!(poll(&mut engine, 8), Ok((vec![4096; 3], 0)));
+    // 15 finished, 15 and 16 may be being written over 7 and 8: 3 to 8 are lost, 9 to 14 are there.
+    count(&engine, 15);
+    assert_eq!(poll(&mut engine, 2), Ok((vec![4096; 2], 6)));
+    mock.registers.set(0x1148, 17);
+    assert_eq!(engine.lapsed(), Ok(11));
+    assert_eq!(poll(&mut engine, 8), Ok((vec![4096; 4], 0)));
+    // A whole count of all ones is no card that is gone.
+    mock.registers.set(0x1148, u32::MAX);
+    assert!(engine.lapsed().is_ok());
+    mock.registers.remove();
+    assert!(matches!(engine.lapsed(), Err(EngineError::Gone { .. })));
+}
+
+#[test]
+fn interrupts_are_those_of_the_channel() {
+    let mock = device();
+    mock.registers.set(0x20a4, 0x1f1f_1f1f);
+    let mut engine = open(&mock, "completion = \"interrupt\"").unwrap();
+    engine.arm(&slots(3)).unwrap();
+    let writes = mock.registers.writes();
+    // Three channels to the card come first: bit 4, vector 0.
+    for write in [
+        (0x1190, 0x00f8_3e3c),
+        (0x20a4, 0x1f1f_1f00),
+        (0x2014, 1 << 4),
+    ] {
+        assert!(writes.contains(&write), "{write:x?} of {writes:x?}");
+    }
+    mock.interrupt(0);
+    mock.registers.set(0x1144, 1 << 2 | 1 << 10);
+    assert_eq!(engine.wait(Duration::MAX), Ok(true));
+    assert_eq!(
+        mock.registers.writes(),
+        [(0x1198, 0x00f8_3e3c), (0x1194, 0x00f8_3e3c)]
+    );
+    // The error that was cleared by being read is not lost.
+    assert!(poll(&mut engine, 8).is_err());
+    engine.quiesce(Duration::ZERO).unwrap();
+    let writes = mock.registers.writes();
+    assert!(writes.contains(&(0x1198, 0x00f8_3e3c)) && writes.contains(&(0x2018, 1 << 4)));
+    assert_eq!(engine.wait(Duration::ZERO), Ok(false));
+}
+
+#[test]
+fn what_is_no_xdma_is_refused_with_what_was_read() {
+    let told = |mock: &Arc<Mock>, keys: &str| match open(mock, keys) {
+        Err(error) => error.to_string(),
+        Ok(_) => panic!("opened"),
+    };
+    let mock = device();
+    mock.registers.set(0x2000, 0xdead_beef);
+    let error = told(&mock, "");
+    assert!(
+        error.contains("0xdeadbeef") && error.contains("0x1fc2"),
+        "{error}"
+    );
+    let mock = device();
+    mock.registers.set(0x1100, 0x1fc1_0106);
+    assert!(told(&mock, "").contains("AXI Stream"));
+    mock.registers.set(0x1100, 0);
+    assert!(told(&mock, "").contains("fewer channels"));
+    let mock = Mock::new(0x1_0000, Identity::default(), |_, offset, _| {
+        !(0x6000..0x7000).contains(&offset)
+    });
+    for (offset, value) in [
+        (0x1100, 0x1fc1_8106),
+        (0x2000, 0x1fc2_0006),
+        (0x3000, 0x1fc3_0006),
+    ] {
+        mock.registers.set(offset, value);
+    }
+    let error = told(&mock, "");
+    assert!(error.contains("credits = false"), "{error}");
+    let engine = open(&mock, "credits = false").unwrap();
+    assert_eq!(engine.caps().alignment, 1);
+    // An address beyond the core's.
+    let mock = device();
+    mock.registers.set(0x114c, 0x0101_0020);
+    let error = open(&mock, "").unwrap().arm(&slots(3)).unwrap_err();
+    assert!(error.to_string().contains("32 bits"), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Without credits every transfer is yielded or skipped, once, whatever the count does.
+    #[test]
+    fn no_transfer_is_lost_from_the_count(
+        count_slots in 3_u64..40, steps in proptest::collection::vec((0_u64..1 << 23, 1_usize..50), 1..60),
+    ) {
+        let mut engine = armed(&device(), "credits = false", &slots(count_slots));
+        for slot in 0..usize::try_from(count_slots).unwrap() {
+            finish(&engine, slot, 0x52b4_0000, 4096);
+        }
+        let (mut truth, mut told) = (0_u64, 0_u64);
+        for (step, room) in steps {
+            // Small steps and such that come near a whole turn of the count.
+            truth += if room % 2 == 0 { step } else { step % 50 };
+            count(&engine, u32::try_from(truth % (1 << 24)).unwrap());
+            let (done, overrun) = poll(&mut engine, room).unwrap();
+            // What is overwritten by now is never yielded.
+            let first = told + overrun;
+            prop_assert!(first >= (truth + AHEAD).saturating_sub(count_slots) || done.is_empty());
+            told = first + done.len() as u64;
+            prop_assert!(told <= truth + AHEAD);
+            prop_assert_eq!(told, engine.told);
+            prop_assert!(done.len() == room || told >= truth);
+        }
+    }
+}
