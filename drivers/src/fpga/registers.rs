@@ -37,7 +37,7 @@ impl Action {
             read = self.registers.read(offset);
             read & mask == value & mask || read == GONE
         });
-        if seen && (read != GONE || mask & value == mask) {
+        if seen && (read != GONE || mask & value == GONE) {
             Ok(())
         } else {
             Err(read)

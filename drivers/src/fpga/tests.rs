@@ -1,1 +1,243 @@
+//! `edu`, the steps on registers, and the source as the plan sees it.
 
+use super::device::{Device, Identity};
+use super::mock::{Mock, config};
+use super::*;
+use daq_core::config::Document;
+use daq_core::dma::{Completions, Engine, EngineError, Slots};
+use daq_core::topology::Wish;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn edu() -> Arc<Mock> {
+    let identity = Identity {
+        vendor: 0x1234,
+        device: 0x11e8,
+        class: 0x00_ff00,
+    };
+    let mock = Mock::new(0x10_0000, identity, |_, _, _| true);
+    mock.registers.set(0, 0x0100_00ed);
+    mock
+}
+
+fn slots() -> Slots {
+    Slots {
+        addresses: vec![0x1_0000, 0x2_0000],
+        bytes: 4096 + 64,
+        first: 1,
+        bell: None,
+    }
+}
+
+fn poll(engine: &mut dyn Engine) -> Result<usize, EngineError> {
+    let mut done = Completions::new(8, engine.faults().len());
+    engine.poll(&mut done)?;
+    assert!(done.as_slice().iter().all(|done| done.length == 4096 + 64));
+    Ok(done.as_slice().len())
+}
+
+#[test]
+fn edu_fills_a_slot_by_as_many_copies_as_it_takes() {
+    let mock = edu();
+    let mut engine = mock.open(&edu::ENTRY, "", Path::new("")).unwrap();
+    engine.arm(&slots()).unwrap();
+    assert_eq!(poll(&mut *engine), Ok(0));
+    assert_eq!(mock.registers.writes(), [], "no credit");
+    let copy = |target, bytes| [(0x80, 0x4_0000), (0x88, target), (0x90, bytes), (0x98, 3)];
+    engine.credit(2);
+    assert_eq!(mock.registers.writes(), copy(0x2_0000, 4096));
+    assert_eq!(poll(&mut *engine), Ok(0), "it is still copying");
+    assert_eq!(mock.registers.writes(), []);
+    mock.registers.set(0x98, 2);
+    assert_eq!(poll(&mut *engine), Ok(0));
+    assert_eq!(mock.registers.writes(), copy(0x2_1000, 64));
+    mock.registers.set(0x98, 2);
+    assert_eq!(poll(&mut *engine), Ok(1));
+    assert_eq!(mock.registers.writes(), copy(0x1_0000, 4096));
+    // A copy cannot be called off.
+    assert!(engine.quiesce(Duration::ZERO).is_err());
+    engine = mock.open(&edu::ENTRY, "", Path::new("")).unwrap();
+    assert!(engine.arm(&slots()).is_err(), "one is under way");
+    mock.registers.set(0x98, 2);
+    engine.arm(&slots()).unwrap();
+    engine.credit(1);
+    mock.registers.set(0x98, 2);
+    assert_eq!(engine.quiesce(Duration::ZERO), Ok(()));
+    engine.arm(&slots()).unwrap();
+    mock.registers.remove();
+    engine.credit(1);
+    assert!(matches!(poll(&mut *engine), Err(EngineError::Gone { .. })));
+    assert_eq!(engine.quiesce(Duration::ZERO), Ok(()));
+}
+
+#[test]
+fn edu_interrupts_are_acknowledged() {
+    let mock = edu();
+    let mut engine = mock
+        .open(&edu::ENTRY, "completion = \"interrupt\"", Path::new(""))
+        .unwrap();
+    engine.arm(&slots()).unwrap();
+    assert_eq!(engine.wait(Duration::MAX), Ok(false), "nothing under way");
+    engine.credit(1);
+    assert!(mock.registers.writes().contains(&(0x98, 7)));
+    mock.registers.set(0x24, 0x100);
+    mock.interrupt(0);
+    assert_eq!(engine.wait(Duration::MAX), Ok(true));
+    assert_eq!(mock.registers.writes(), [(0x64, 0x100)]);
+    mock.registers.set(0x98, 2);
+}
+
+#[test]
+fn a_device_of_another_engine_is_recognised() {
+    let mock = edu();
+    let error = mock.open(&xdma::ENTRY, "", Path::new("")).err().unwrap();
+    assert!(error.to_string().contains("1234:11e8"), "{error}");
+    let hint = engine::recognised(&*mock, "xdma");
+    assert_eq!(hint.as_deref(), Some("; it looks like `engine = \"edu\"`"));
+    assert_eq!(engine::recognised(&*mock, "edu"), None);
+    let other = Mock::new(0x1000, Identity::default(), |_, _, _| true);
+    assert!(other.open(&edu::ENTRY, "", Path::new("")).is_err());
+}
+
+#[test]
+fn a_designs_registers_are_written_around_the_engine() {
+    let mock = edu();
+    let steps = "registers = [
+        { bar = 0, offset = 0x200, value = 7 },
+        { bar = 0, offset = 0x204, value = 0x30, mask = 0xf0 },
+        { bar = 0, offset = 0x208, value = 1, mask = 1, wait = \"1 h\" },
+        { bar = 0, offset = 0x200, value = 0, when = \"stop\" },
+    ]";
+    let around = |mock: &Arc<Mock>, keys: &str| {
+        let engine = mock.open(&edu::ENTRY, "", Path::new("")).unwrap();
+        Programmed::around(engine, &**mock, &config("edu", keys).registers)
+    };
+    let mut engine = around(&mock, steps).unwrap();
+    mock.registers.set(0x204, 0xabcd);
+    mock.registers.set(0x208, 0x11);
+    engine.arm(&slots()).unwrap();
+    assert_eq!(mock.registers.writes(), [(0x200, 7), (0x204, 0xab3d)]);
+    engine.credit(1);
+    assert_eq!(mock.registers.writes().len(), 4);
+    mock.registers.set(0x98, 2);
+    engine.quiesce(Duration::ZERO).unwrap();
+    engine.quiesce(Duration::ZERO).unwrap();
+    assert_eq!(mock.registers.writes(), [(0x200, 0)]);
+    // Waited for in vain: the design is stopped again.
+    mock.registers.set(0x208, 0x10);
+    let mut engine = around(&mock, &steps.replace("1 h", "0 s")).unwrap();
+    let error = engine.arm(&slots()).unwrap_err().to_string();
+    assert!(error.contains("0x208") && error.contains("0x10"), "{error}");
+    mock.registers.writes();
+    drop(engine);
+    assert_eq!(mock.registers.writes(), [(0x200, 0)]);
+    // A card that is gone is no value.
+    let mut engine = around(&mock, steps).unwrap();
+    mock.registers.set(0x208, u32::MAX - 1);
+    let gone = std::thread::scope(|scope| {
+        let arming = scope.spawn(|| engine.arm(&slots()));
+        mock.registers.remove();
+        arming.join().unwrap()
+    });
+    assert!(matches!(gone, Err(EngineError::Gone { .. })), "{gone:?}");
+    let error = around(
+        &edu(),
+        "registers = [{ bar = 0, offset = 0x100000, value = 0 }]",
+    );
+    assert!(error.err().unwrap().to_string().contains("0x100000"));
+    assert!(around(&edu(), "registers = [{ bar = 1, offset = 0, value = 0 }]").is_err());
+}
+
+/// The source of a section, or what is told of it.
+fn read(keys: &str) -> Result<Box<dyn SourceSpec>, String> {
+    let mut diagnostics = Diagnostics::new();
+    let text = format!("[source.adc]\n{keys}\n");
+    let document = Document::from_text("daq.toml", &text, &mut diagnostics);
+    let mut section = document.sections("source").remove(0);
+    let spec = parse(&mut section, &mut diagnostics);
+    let told = diagnostics.render(document.sources(), false);
+    if told.is_empty() {
+        Ok(spec.unwrap())
+    } else {
+        assert!(spec.is_none());
+        Err(told)
+    }
+}
+
+#[test]
+fn the_plan_is_told_what_the_engine_needs() {
+    let spec = read("device = \"3b:00.0\"\nengine = \"xdma\"\npath = \"staged\"").unwrap();
+    let needs = spec.engine().unwrap();
+    assert_eq!(needs.device.as_deref(), Some("0000:3b:00.0"));
+    assert_eq!(
+        (needs.wish, needs.rings, needs.host_only),
+        (Wish::Staged, true, None)
+    );
+    assert!(spec.holdable());
+    assert_eq!(spec.claims(), [Claim::Device("0000:3b:00.0".into())]);
+    assert_eq!(spec.frame_sequence(), None);
+
+    let keys = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"\ncredits = false";
+    let spec = read(keys).unwrap();
+    let needs = spec.engine().unwrap();
+    assert!(needs.device.is_none() && !needs.rings && !spec.holdable());
+    assert!(needs.host_only.unwrap().contains("another process"));
+    assert!(spec.notes().iter().any(|note| note.contains("overrun")));
+
+    let spec = read(
+        "device = \"inproc:xdma\"\nsequence = { offset = 8, bytes = 4, endian = \"little\", step = 2 }\n\
+         samples = { type = \"int16\" }",
+    )
+    .unwrap();
+    assert_eq!(spec.claims(), []);
+    let sequence = spec.frame_sequence().unwrap();
+    assert_eq!(
+        (sequence.range(), sequence.bits, sequence.step),
+        (8..12, 32, 2)
+    );
+    assert_eq!(sequence.max_gap, 1 << 16);
+    let geometry = spec.geometry(4096).unwrap();
+    assert_eq!((geometry.places, geometry.frame_bytes), (1, 4096));
+    assert_eq!(spec.layout(&geometry).unwrap().points, 2048);
+    for (slot, key) in [(0, "engine"), (96, "engine"), (1 << 28, "engine")] {
+        let problem = spec.geometry(slot).unwrap_err();
+        assert_eq!(problem.key.as_deref(), Some(key));
+    }
+    let far = read("device = \"inproc:xdma\"\nsequence = { offset = 60, bytes = 8 }").unwrap();
+    let problem = far.geometry(64).unwrap_err();
+    assert_eq!(problem.key.as_deref(), Some("sequence.offset"));
+}
+
+#[test]
+fn mistakes_are_shown_where_they_are() {
+    let told = |keys: &str| read(keys).err().unwrap();
+    let error = told("device = \"0000:3b:00\"\nengine = \"xdma\"");
+    assert!(
+        error.contains("daq.toml:2:10") && error.contains("lspci -D"),
+        "{error}"
+    );
+    let error = told("device = \"3b:00.0\"\nengine = \"xmda\"");
+    assert!(
+        error.contains("daq.toml:3:10") && error.contains("xdma"),
+        "{error}"
+    );
+    let error = told("device = \"3b:00.0\"");
+    assert!(
+        error.contains("add `engine`") && error.contains("litepcie"),
+        "{error}"
+    );
+    let error = told(
+        "device = \"3b:00.0\"\nengine = \"xdma\"\nregisters = [{ bar = 0, offset = 2, value = 1 }]",
+    );
+    assert!(error.contains("daq.toml:4:34"), "{error}");
+}
+
+#[test]
+fn the_mock_is_a_device() {
+    // Without BARs an engine says so.
+    let mock = Mock::new(0x100, Identity::default(), |_, _, _| true);
+    assert_eq!(mock.identity(), Identity::default());
+    let error = mock.open(&xdma::ENTRY, "", Path::new("")).err().unwrap();
+    assert!(error.to_string().contains("only 0x100 bytes"), "{error}");
+}

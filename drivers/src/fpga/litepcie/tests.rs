@@ -1,1 +1,240 @@
+use super::*;
+use crate::fpga::device::Identity;
+use crate::fpga::mock::{Mock, config};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::path::Path;
 
+const BASE: &str = "base = 0x2000";
+
+/// A writer at 0x2000 that is idle while it is off.
+fn core(values: &mut BTreeMap<u64, u32>, offset: u64, value: u32) -> bool {
+    if offset == 0x2000 {
+        values.insert(offset, value & 1 | (!value & 1) << 1);
+    }
+    offset != 0x2000
+}
+
+fn device() -> Arc<Mock> {
+    Mock::new(0x1_0000, Identity::default(), core)
+}
+
+fn open(mock: &Arc<Mock>, keys: &str, directory: &Path) -> Result<Writer, EngineError> {
+    Writer::open(&Opening {
+        device: mock.clone(),
+        config: &config("litepcie", keys),
+        directory,
+    })
+}
+
+fn slots(count: u64) -> Slots {
+    Slots {
+        addresses: (0..count).map(|i| 0x8000_0000 + i * 0x1000).collect(),
+        bytes: 4096,
+        first: 0,
+        bell: None,
+    }
+}
+
+fn armed(mock: &Arc<Mock>, count: u64) -> Writer {
+    let mut engine = open(mock, BASE, Path::new("")).unwrap();
+    engine.arm(&slots(count)).unwrap();
+    mock.registers.writes();
+    engine
+}
+
+/// The counter as the core shows it.
+fn status(mock: &Mock, count: u64, index: u64) {
+    let value = u32::try_from(count << 16 | index).unwrap();
+    mock.registers.set(0x2014, value);
+}
+
+fn poll(engine: &mut Writer, room: usize) -> Result<(usize, u64), EngineError> {
+    let mut done = Completions::new(room, FAULTS.len());
+    engine.poll(&mut done)?;
+    let is_whole = |done: &Done| done.length == 4096 && !done.is_bad;
+    assert!(done.as_slice().iter().all(is_whole));
+    Ok((done.as_slice().len(), done.overrun()))
+}
+
+#[test]
+fn it_is_started_and_stopped_in_order() {
+    let mock = device();
+    let mut engine = open(&mock, BASE, Path::new("")).unwrap();
+    assert_eq!(mock.registers.writes(), []);
+    let ring = Slots {
+        first: 3,
+        ..slots(4)
+    };
+    engine.arm(&ring).unwrap();
+    let mut expected = vec![(0x2000, 0), (0x201c, 1), (0x2010, 0)];
+    for slot in [3, 0, 1, 2] {
+        expected.push((0x2004, 4096 | 1 << 24 | 1 << 25));
+        expected.push((0x2008, 0x8000_0000 + slot * 0x1000));
+        expected.push((0x200c, 0));
+    }
+    expected.extend([(0x2010, 1), (0x2000, 1)]);
+    assert_eq!(mock.registers.writes(), expected);
+    engine.credit(5);
+    engine.quiesce(Duration::ZERO).unwrap();
+    engine.quiesce(Duration::ZERO).unwrap();
+    assert_eq!(
+        mock.registers.writes(),
+        [(0x2010, 0), (0x201c, 1), (0x2000, 0), (0x201c, 1)]
+    );
+}
+
+#[test]
+fn the_counter_tells_what_is_done() {
+    let mock = device();
+    let mut engine = armed(&mock, 8);
+    assert_eq!(poll(&mut engine, 8), Ok((0, 0)));
+    status(&mock, 0, 1);
+    assert_eq!(poll(&mut engine, 8), Ok((1, 0)));
+    status(&mock, 0, 5);
+    assert_eq!(poll(&mut engine, 3), Ok((3, 0)), "room for three");
+    assert_eq!(poll(&mut engine, 8), Ok((1, 0)));
+    assert_eq!(engine.lapsed(), Ok(0));
+    status(&mock, 0, 6);
+    assert_eq!(engine.lapsed(), Ok(1));
+    // 5 were yielded; 16 are finished, up to 18 may be being written over 10.
+    status(&mock, 2, 0);
+    assert_eq!(engine.lapsed(), Ok(11));
+    assert_eq!(poll(&mut engine, 8), Ok((5, 6)));
+    // What it did while it was being stopped nobody knows.
+    status(&mock, 2, 2);
+    engine.quiesce(Duration::ZERO).unwrap();
+    assert_eq!(engine.lapsed(), Ok(18));
+    assert_eq!(poll(&mut engine, 8), Ok((0, 2)));
+}
+
+#[test]
+fn what_cannot_be_is_a_fault() {
+    let faults = |error| match error {
+        Err(EngineError::Faulted { faults, .. }) => faults,
+        other => panic!("{other:?}"),
+    };
+    let mock = device();
+    let mut engine = armed(&mock, 8);
+    status(&mock, 0, 8);
+    assert_eq!(faults(poll(&mut engine, 8)), ["index-beyond-table"]);
+    status(&mock, 3, 4);
+    poll(&mut engine, 8).unwrap();
+    // The card was reset under it.
+    status(&mock, 0, 0);
+    assert_eq!(faults(poll(&mut engine, 8)), ["count-went-back"]);
+    assert!(engine.lapsed().is_err());
+    mock.registers.remove();
+    let gone = EngineError::Gone {
+        device: "mock".into(),
+    };
+    assert_eq!(poll(&mut engine, 8), Err(gone.clone()));
+    assert_eq!(engine.lapsed(), Err(gone.clone()));
+    assert_eq!(engine.quiesce(Duration::ZERO), Ok(()));
+    assert_eq!(engine.arm(&slots(8)), Err(gone));
+}
+
+#[test]
+fn a_writer_that_stays_busy_is_stuck() {
+    let mock = device();
+    let mut engine = armed(&mock, 8);
+    mock.registers.hold(0x2000, 0);
+    assert!(engine.quiesce(Duration::ZERO).is_err());
+    // One that does not tell is taken at its word.
+    let mock = device();
+    mock.registers.hold(0x2000, 0);
+    let mut engine = armed(&mock, 8);
+    assert_eq!(engine.quiesce(Duration::ZERO), Ok(()));
+}
+
+#[test]
+fn slots_that_it_cannot_reach_are_refused() {
+    let mock = device();
+    let mut engine = open(&mock, BASE, Path::new("")).unwrap();
+    let refused = |slots: Slots, engine: &mut Writer| engine.arm(&slots).unwrap_err().to_string();
+    let mut high = slots(8);
+    high.addresses[7] = 0x1_0000_0000;
+    let error = refused(high, &mut engine);
+    assert!(error.contains("addresses of 32 bits"), "{error}");
+    let error = refused(slots(3), &mut engine);
+    assert!(error.contains("at least 4"), "{error}");
+    assert!(refused(slots(257), &mut engine).contains("1 to 256"));
+    assert_eq!(mock.registers.writes(), []);
+    // What is there is another design.
+    mock.registers.set(0x2010, 0x1fc1);
+    let error = open(&mock, BASE, Path::new("")).err().unwrap().to_string();
+    assert!(
+        error.contains("0x1fc1") && error.contains("0x2010"),
+        "{error}"
+    );
+    assert!(open(&mock, "base = 0xfff0", Path::new("")).is_err());
+}
+
+#[test]
+fn interrupts_and_wide_addresses_come_from_the_csr_csv() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "\
+csr_register,pcie_dma0_writer_enable,0x2000,1,rw
+csr_register,pcie_msi_enable,0x2800,1,rw
+csr_register,pcie_msi_clear,0x2804,1,rw
+constant,pcie_dma0_writer_interrupt,3,,
+constant,dma_addr_width,64,,
+";
+    std::fs::write(directory.path().join("csr.csv"), text).unwrap();
+    let keys = "csr = \"csr.csv\"\ncompletion = \"interrupt\"";
+    let mock = device();
+    mock.registers.set(0x2800, 1);
+    let mut engine = open(&mock, keys, directory.path()).unwrap();
+    let mut ring = slots(4);
+    ring.addresses[3] = 0x12_0000_0000;
+    engine.arm(&ring).unwrap();
+    let writes = mock.registers.writes();
+    assert!(writes.contains(&(0x200c, 0x12)) && writes.contains(&(0x2800, 1 << 3 | 1)));
+    assert!(
+        writes.contains(&(0x2004, 4096 | 1 << 25)),
+        "with interrupts"
+    );
+    mock.interrupt(0);
+    assert_eq!(engine.wait(Duration::MAX), Ok(true));
+    assert_eq!(mock.registers.writes(), [(0x2804, 1 << 3)]);
+    assert_eq!(engine.wait(Duration::ZERO), Ok(true));
+    engine.quiesce(Duration::ZERO).unwrap();
+    assert!(mock.registers.writes().contains(&(0x2800, 1)));
+    // A vector for each, and nothing to clear.
+    std::fs::write(
+        directory.path().join("csr.csv"),
+        text.replace("pcie_msi_clear", "another"),
+    )
+    .unwrap();
+    let mut engine = open(&mock, keys, directory.path()).unwrap();
+    assert_eq!(mock.events.lock().unwrap().len(), 5);
+    engine.arm(&ring).unwrap();
+    mock.registers.writes();
+    mock.interrupt(4);
+    assert_eq!(engine.wait(Duration::MAX), Ok(true));
+    assert_eq!(mock.registers.writes(), []);
+    let error = open(&mock, "csr = \"none.csv\"", directory.path());
+    assert!(error.err().unwrap().to_string().contains("none.csv"));
+}
+
+proptest! {
+    /// Every transfer is yielded or skipped, once, and none that may be overwritten is yielded.
+    #[test]
+    fn no_transfer_is_lost_from_the_counter(
+        count in 4_u64..257, steps in proptest::collection::vec((0_u64..1 << 15, 1_usize..50), 1..60),
+    ) {
+        let mock = device();
+        let mut engine = armed(&mock, count);
+        let (mut truth, mut told) = (0, 0);
+        for (step, room) in steps {
+            truth += if room % 2 == 0 { step * count } else { step % 50 };
+            status(&mock, truth / count % (1 << 16), truth % count);
+            let (done, overrun) = poll(&mut engine, room).unwrap();
+            let first = told + overrun;
+            prop_assert!(first >= (truth + AHEAD).saturating_sub(count) || done == 0);
+            told = first + done as u64;
+            prop_assert!(told <= truth + AHEAD && (done == room || told >= truth));
+            prop_assert_eq!(engine.lapsed(), Ok((truth + AHEAD).saturating_sub(count)));
+        }
+    }
+}
