@@ -265,9 +265,10 @@ pub struct FpgaConfig {
 impl FpgaConfig {
     /// The engine, if it is named or the card's name says it.
     pub fn engine(&self) -> Option<&'static EngineEntry> {
-        let name = match (&self.engine, &self.device) {
-            (Some(EngineName(name)), _) | (None, DeviceKey::Inproc(name)) => name,
-            (None, _) => return None,
+        let ((Some(EngineName(name)), _) | (None, DeviceKey::Inproc(name))) =
+            (&self.engine, &self.device)
+        else {
+            return None;
         };
         ENGINES.iter().find(|entry| entry.name == name)
     }
@@ -300,30 +301,26 @@ impl FpgaConfig {
     /// Everything that is wrong with it.
     pub fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
-        match self.engine() {
-            Some(engine) => {
-                found.extend((engine.problems)(self));
-                for (key, given) in [
-                    ("credits", self.credits.is_some()),
-                    ("csr", self.csr.is_some()),
-                    ("base", self.base.is_some()),
-                ] {
-                    if given && !engine.keys.contains(&key) {
-                        let message =
-                            format!("the engine `{}` has no use for `{key}`", engine.name);
-                        found.push(Problem::at(key, message).help("remove it"));
-                    }
+        if let Some(engine) = self.engine() {
+            found.extend((engine.problems)(self));
+            for (key, given) in [
+                ("credits", self.credits.is_some()),
+                ("csr", self.csr.is_some()),
+                ("base", self.base.is_some()),
+            ] {
+                if given && !engine.keys.contains(&key) {
+                    let message = format!("the engine `{}` has no use for `{key}`", engine.name);
+                    found.push(Problem::at(key, message).help("remove it"));
                 }
             }
-            None => {
-                let names: Vec<String> = ENGINES
-                    .iter()
-                    .map(|entry| format!("\"{}\" ({})", entry.name, entry.summary))
-                    .collect();
-                let message = format!("it is not said which DMA engine {} has", self.device);
-                let help = format!("add `engine`: {}", names.join(", "));
-                found.push(Problem::at("engine", message).help(help));
-            }
+        } else {
+            let names: Vec<String> = ENGINES
+                .iter()
+                .map(|entry| format!("\"{}\" ({})", entry.name, entry.summary))
+                .collect();
+            let message = format!("it is not said which DMA engine {} has", self.device);
+            let help = format!("add `engine`: {}", names.join(", "));
+            found.push(Problem::at("engine", message).help(help));
         }
         self.check_card(&mut found);
         for (i, step) in self.registers.iter().enumerate() {

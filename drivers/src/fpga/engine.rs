@@ -256,7 +256,8 @@ mod tests {
             check_slots("card", &slots, &caps, 32).map_err(|error| error.to_string())
         };
         assert_eq!(check(&|_| ()), Ok(()));
-        let bad: [(&dyn Fn(&mut Slots), &str); 8] = [
+        type Change<'a> = &'a dyn Fn(&mut Slots);
+        let bad: [(Change, &str); 8] = [
             (&|slots| slots.addresses.clear(), "0 slots"),
             (&|slots| slots.addresses = vec![0; 5], "5 slots"),
             (&|slots| slots.first = 2, "cannot be the first"),

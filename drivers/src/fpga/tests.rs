@@ -193,7 +193,7 @@ fn the_plan_is_told_what_the_engine_needs() {
     assert_eq!(spec.claims(), []);
     let sequence = spec.frame_sequence().unwrap();
     assert_eq!(
-        (sequence.range(), sequence.bits, sequence.step),
+        (sequence.extent(), sequence.bits, sequence.step),
         (8..12, 32, 2)
     );
     assert_eq!(sequence.max_gap, 1 << 16);

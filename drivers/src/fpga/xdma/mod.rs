@@ -112,6 +112,8 @@ pub struct Xdma {
     device: Arc<dyn DmaDevice>,
     registers: Arc<dyn Registers>,
     channel: u64,
+    /// Its bit in the registers for all channels.
+    bit: u32,
     holds: bool,
     alignment: usize,
     address_bits: u32,
@@ -174,7 +176,7 @@ impl Xdma {
             bits @ 1..=64 => bits,
             _ => 64,
         };
-        let bit = 1 << (common::C2H_BIT + u32::try_from(channel).unwrap_or(0));
+        let bit = 1_u32 << (u64::from(common::C2H_BIT) + channel);
         let holds = wants_credits(config);
         if holds {
             registers.write(COMMON + common::CREDIT_MODE_SET, bit);
@@ -194,16 +196,17 @@ impl Xdma {
             Notice::Poll => None,
             Notice::Interrupt => {
                 let interrupt = device.interrupts(1)?.swap_remove(0);
-                let bit = channels_to_card(&*registers) + config.channel;
+                let number = channels_to_card(&*registers) + config.channel;
                 Some(Signal {
                     interrupt,
-                    bit: u32::try_from(bit).unwrap_or(0),
+                    bit: u32::try_from(number).unwrap_or(0),
                 })
             }
         };
         Ok(Self {
             registers,
             channel,
+            bit,
             holds,
             alignment: bytes(16).max(bytes(8)),
             address_bits,
@@ -236,11 +239,6 @@ impl Xdma {
     fn write_sgdma(&self, offset: u64, value: u32) {
         self.registers
             .write(C2H_SGDMA + CHANNEL * self.channel + offset, value);
-    }
-
-    /// The channel's bit in the registers for all.
-    const fn bit(&self) -> u32 {
-        1 << (common::C2H_BIT + self.channel as u32)
     }
 
     fn gone(&self) -> EngineError {
@@ -475,9 +473,8 @@ impl Engine for Xdma {
         } else {
             common::CREDIT_MODE_CLEAR
         };
-        self.registers.write(COMMON + mode, self.bit());
-        self.registers
-            .write(COMMON + common::HALT_CLEAR, self.bit());
+        self.registers.write(COMMON + mode, self.bit);
+        self.registers.write(COMMON + common::HALT_CLEAR, self.bit);
         self.ring = Some(ring);
         self.is_armed = true;
         // The errors' bits have them shown in the status. That of finished descriptors beside that of the write-back:
@@ -595,7 +592,7 @@ impl Engine for Xdma {
         self.read(channel::STATUS_TAKE);
         self.disconnect();
         self.registers
-            .write(COMMON + common::CREDIT_MODE_CLEAR, self.bit());
+            .write(COMMON + common::CREDIT_MODE_CLEAR, self.bit);
         Ok(())
     }
 }
