@@ -1,0 +1,299 @@
+//! Engines on simulated cards that were written without looking at them, in this process.
+
+use daq_core::dma::{Armed, Completions, DmaBuffer, DmaMap, Engine, EngineError, Slots};
+use daq_core::region::{HostOptions, Region};
+use daq_drivers::cards::pattern::{self, Pattern};
+use daq_drivers::fpga::device::Device;
+use daq_drivers::fpga::engine::{ENGINES, Opening};
+use daq_drivers::fpga::transport::{self, Open};
+use daq_drivers::fpga::{FpgaConfig, xdma};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const SLOTS: usize = 8;
+const BYTES: usize = 4096;
+/// Longer than any machine takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Bench {
+    device: Arc<dyn Device>,
+    region: Arc<Region>,
+    idle: Option<(Box<dyn Engine>, DmaMap)>,
+}
+
+impl Bench {
+    /// An engine on the card that `keys` tell of, and a ring for it.
+    fn new(keys: &str) -> Self {
+        let config: FpgaConfig = toml::from_str(keys).unwrap();
+        assert!(config.problems().is_empty(), "{:?}", config.problems());
+        let directory = Path::new("");
+        let open = Open {
+            directory,
+            card: config.card.as_ref(),
+        };
+        let device = transport::open(&config.device, &open).unwrap();
+        let entry = config.engine().unwrap();
+        assert!(ENGINES.iter().any(|known| known.name == entry.name));
+        let engine = (entry.open)(&Opening {
+            device: device.clone(),
+            config: &config,
+            directory,
+        })
+        .unwrap();
+        let options = HostOptions {
+            shared: true,
+            ..HostOptions::default()
+        };
+        let region = Region::host(SLOTS * BYTES, options).unwrap();
+        let map = DmaMap::new(device.clone().as_dma(), region.clone()).unwrap();
+        Self {
+            device,
+            region,
+            idle: Some((engine, map)),
+        }
+    }
+
+    fn arm(&mut self, first: usize, bell: Option<u64>) -> Armed {
+        let (engine, map) = self.idle.take().unwrap();
+        let slots = Slots {
+            addresses: (0..SLOTS)
+                .map(|slot| map.address() + (slot * BYTES) as u64)
+                .collect(),
+            bytes: BYTES,
+            first,
+            bell,
+        };
+        Armed::arm(engine, map, &slots).unwrap()
+    }
+
+    fn stop(&mut self, armed: Armed) {
+        let idle = armed.stop(PATIENCE);
+        assert!(idle.stuck.is_none(), "{:?}", idle.stuck);
+        self.idle = Some((idle.engine, idle.memory.unwrap()));
+    }
+
+    /// What lies in a slot now.
+    fn slot(&self, slot: usize) -> Vec<u8> {
+        let mut bytes = vec![0; BYTES];
+        let file = self.region.file().unwrap();
+        rustix::io::pread(file, &mut bytes, (slot * BYTES) as u64).unwrap();
+        bytes
+    }
+}
+
+/// Polls until there is something or the engine fails.
+fn next(armed: &mut Armed, done: &mut Completions) -> Result<(), EngineError> {
+    loop {
+        done.clear(SLOTS);
+        armed.poll(done)?;
+        if !done.as_slice().is_empty() || done.overrun() > 0 {
+            return Ok(());
+        }
+        if !armed.wait(Duration::from_millis(1))? {
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn completions() -> Completions {
+    Completions::new(SLOTS, xdma::ENTRY.faults.len())
+}
+
+/// Every byte of `frames` frames.
+fn every_byte(keys: &str, frames: usize, arms: usize) {
+    let mut bench = Bench::new(keys);
+    for arm in 0..arms {
+        let first = arm % SLOTS;
+        let mut armed = bench.arm(first, None);
+        armed.credit(8);
+        let (mut seen, mut done) = (0, completions());
+        // Where in the stream the first frame of this arming begins is the card's business: it goes on from there.
+        let mut at = None;
+        while seen < frames {
+            next(&mut armed, &mut done).unwrap();
+            for finished in done.as_slice() {
+                assert_eq!(finished.length, BYTES);
+                let bytes = bench.slot((first + seen) % SLOTS);
+                let start = *at.get_or_insert_with(|| {
+                    u64::from_le_bytes(bytes[..8].try_into().unwrap()) * 8 - (seen * BYTES) as u64
+                });
+                let here = start + (seen * BYTES) as u64;
+                assert_eq!(pattern::verify(Pattern::Counter, 0, here, &bytes), None);
+                seen += 1;
+                armed.credit(1);
+            }
+        }
+        bench.stop(armed);
+    }
+}
+
+#[test]
+fn xdma_delivers_every_byte() {
+    every_byte("device = \"inproc:xdma\"", 3000, 1);
+}
+
+#[test]
+fn xdma_starts_and_stops_a_hundred_times() {
+    every_byte("device = \"inproc:xdma\"\nchannel = 3", 20, 100);
+}
+
+#[test]
+fn xdma_delivers_every_byte_by_interrupts() {
+    every_byte(
+        "device = \"inproc:xdma\"\nchannel = 2\ncompletion = \"interrupt\"",
+        1000,
+        3,
+    );
+}
+
+#[test]
+fn xdma_tells_the_length_of_packets() {
+    let mut bench = Bench::new("device = \"inproc:xdma\"\ncard = { packet = \"5 KiB\" }");
+    let mut armed = bench.arm(0, None);
+    armed.credit(8);
+    let (mut lengths, mut done) = (Vec::new(), completions());
+    while lengths.len() < 6 {
+        next(&mut armed, &mut done).unwrap();
+        lengths.extend(done.as_slice().iter().map(|done| done.length));
+    }
+    assert_eq!(lengths[..6], [4096, 1024, 4096, 1024, 4096, 1024]);
+    bench.stop(armed);
+}
+
+#[test]
+fn xdma_rings_a_doorbell_with_its_count() {
+    let mut bench = Bench::new("device = \"inproc:xdma\"");
+    let bell = DmaBuffer::new(bench.device.clone().as_dma(), 4096).unwrap();
+    for _ in 0..3 {
+        bell.clear();
+        let mut armed = bench.arm(0, Some(bell.address() + 64));
+        assert_eq!(armed.caps().bell_bits, 24);
+        armed.credit(5);
+        let (mut seen, mut done) = (0, completions());
+        while seen < 5 {
+            next(&mut armed, &mut done).unwrap();
+            seen += done.as_slice().len();
+        }
+        bench.stop(armed);
+        assert_eq!(bell.read32(64) & 0xff_ffff, 5);
+    }
+}
+
+#[test]
+fn xdma_without_credits_goes_round_and_says_what_it_lost() {
+    let mut bench =
+        Bench::new("device = \"inproc:xdma\"\ncredits = false\ncard = { rate = \"100 MB/s\" }");
+    let mut armed = bench.arm(3, None);
+    assert!(!armed.caps().holdable);
+    let (mut at, mut good, mut done) = (0_u64, 0, completions());
+    let mut last = None;
+    while good < 200 {
+        next(&mut armed, &mut done).unwrap();
+        at += done.overrun();
+        let frames: Vec<_> = (at..)
+            .take(done.as_slice().len())
+            .map(|n| bench.slot(usize::try_from((3 + n) % SLOTS as u64).unwrap()))
+            .collect();
+        // Only what cannot have been overwritten while it was copied is a frame.
+        let lapsed = armed.lapsed().unwrap();
+        for bytes in frames {
+            if at >= lapsed {
+                // A stream with a rate loses whole packets of 4 KiB where the card is slow: a frame is all of one piece.
+                let here = u64::from_le_bytes(bytes[..8].try_into().unwrap()) * 8;
+                assert!(here >= at * BYTES as u64 && last.is_none_or(|last| here > last));
+                assert_eq!(pattern::verify(Pattern::Counter, 0, here, &bytes), None);
+                last = Some(here);
+                good += 1;
+            }
+            at += 1;
+        }
+    }
+    bench.stop(armed);
+}
+
+#[test]
+fn every_error_of_the_card_has_its_name() {
+    let faults = [
+        ("align", "align"),
+        ("descriptor-magic", "descriptor-magic"),
+        ("invalid-length", "invalid-length"),
+        ("read-9", "read-decode"),
+        ("read-10", "read-slave"),
+        ("read-11", "read-2"),
+        ("read-12", "read-3"),
+        ("read-13", "read-4"),
+        ("descriptor-19", "descriptor-unsupported"),
+        ("descriptor-20", "descriptor-abort"),
+        ("descriptor-21", "descriptor-parity"),
+        ("descriptor-22", "descriptor-poisoned"),
+        ("descriptor-23", "descriptor-unexpected"),
+    ];
+    for (injected, told) in faults {
+        let mut bench = Bench::new(&format!(
+            "device = \"inproc:xdma\"\ncard = {{ faults = [\"{injected}@5\"] }}"
+        ));
+        let mut armed = bench.arm(0, None);
+        armed.credit(8);
+        let (mut seen, mut done) = (0, completions());
+        let error = loop {
+            match next(&mut armed, &mut done) {
+                Ok(()) => seen += done.as_slice().len(),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(seen, 5, "{injected}: what came before it is told first");
+        let EngineError::Faulted { faults, .. } = error else {
+            panic!("{injected}: {error}");
+        };
+        assert_eq!(faults, [told]);
+        // And on it goes.
+        bench.stop(armed);
+        let mut armed = bench.arm(2, None);
+        armed.credit(1);
+        next(&mut armed, &mut done).unwrap();
+        assert_eq!(done.as_slice().len(), 1);
+        bench.stop(armed);
+    }
+}
+
+#[test]
+fn a_card_that_is_pulled_out_is_gone() {
+    for keys in ["", "completion = \"interrupt\"\n", "credits = false\n"] {
+        let mut bench = Bench::new(&format!(
+            "device = \"inproc:xdma\"\n{keys}card = {{ faults = [\"remove@20\"] }}"
+        ));
+        let mut armed = bench.arm(0, None);
+        armed.credit(8);
+        let mut done = completions();
+        let error = loop {
+            match next(&mut armed, &mut done) {
+                Ok(()) => armed.credit(u32::try_from(done.as_slice().len()).unwrap()),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, EngineError::Gone { .. }), "{error}");
+        bench.stop(armed);
+    }
+}
+
+#[test]
+fn a_card_that_does_not_stop_is_cut_off() {
+    let mut bench = Bench::new("device = \"inproc:xdma\"\ncard = { faults = [\"stuck@3\"] }");
+    let mut armed = bench.arm(0, None);
+    armed.credit(8);
+    let (mut seen, mut done) = (0, completions());
+    while seen < 3 {
+        next(&mut armed, &mut done).unwrap();
+        seen += done.as_slice().len();
+    }
+    let idle = armed.stop(Duration::from_millis(20));
+    assert!(idle.stuck.is_some() && idle.memory.is_some());
+    // A reset makes it good again.
+    bench.device.reset().unwrap();
+    bench.idle = Some((idle.engine, idle.memory.unwrap()));
+    let mut armed = bench.arm(0, None);
+    armed.credit(1);
+    next(&mut armed, &mut done).unwrap();
+    bench.stop(armed);
+}

@@ -1,0 +1,349 @@
+//! A third DMA engine in one file, with a card to try it on: every step of `BRING_YOUR_OWN_ENGINE.md` is a piece of this
+//! file, and a test sees to it that it stays so.
+
+use daq_core::dma::{
+    Armed, Caps, Completions, DmaDevice, DmaMap, Done, Engine, EngineError, Slots, Stuck,
+};
+use daq_core::region::{HostOptions, Region};
+use daq_drivers::cards::{Card, Host, Identity, Step};
+use daq_drivers::fpga::device::{Device, GONE, Registers};
+use daq_drivers::fpga::engine::{
+    EngineEntry, Limits, Opening, check_slots, cut_off, now, unfit, wait_until,
+};
+use daq_drivers::fpga::{FpgaConfig, inproc};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Registers in BAR 0, as the card's documentation tells them.
+mod register {
+    /// Reads [`super::TOY`].
+    pub const ID: u64 = 0x00;
+    /// Address of a slot, low half.
+    pub const LOW: u64 = 0x04;
+    /// High half; being written adds the slot to the card's list.
+    pub const PUSH: u64 = 0x08;
+    /// Bytes of a slot.
+    pub const BYTES: u64 = 0x0c;
+    /// 1: runs; 0: stops after the slot in progress, and forgets its list.
+    pub const RUN: u64 = 0x10;
+    /// 1 while it writes.
+    pub const BUSY: u64 = 0x14;
+    /// Being written, so many slots more may be filled.
+    pub const CREDIT: u64 = 0x18;
+    /// Slots that were filled since it runs: a count of 8 bits.
+    pub const FILLED: u64 = 0x1c;
+}
+
+const TOY: u32 = 0x7079_0001;
+
+struct Toy {
+    device: Arc<dyn DmaDevice>,
+    registers: Arc<dyn Registers>,
+    slot_bytes: usize,
+    is_armed: bool,
+    /// The count as it was last read.
+    filled: u32,
+}
+
+const ENTRY: EngineEntry = EngineEntry {
+    name: "toy",
+    summary: "an engine to learn from",
+    limits: Limits {
+        alignment: 64,
+        max_slot: 1 << 20,
+        max_slots: 64,
+        preferred: 4096,
+    },
+    faults: &[],
+    keys: &[],
+    holdable: |_| true,
+    rings: |_| false,
+    problems: |_| Vec::new(),
+    recognises: |device| device.identity().vendor == 0x7079,
+    open: |opening| Ok(Box::new(Toy::open(opening)?)),
+};
+
+impl Toy {
+    fn open(opening: &Opening) -> Result<Self, EngineError> {
+        let device = opening.device.clone();
+        let registers = device.registers(0)?;
+        let id = registers.read(register::ID);
+        if id != TOY {
+            let why = format!("its register at 0x0 reads {id:#010x}, a toy's reads {TOY:#010x}");
+            return Err(unfit(device.name(), why));
+        }
+        Ok(Self {
+            registers,
+            slot_bytes: 0,
+            is_armed: false,
+            filled: 0,
+            device: device.as_dma(),
+        })
+    }
+}
+
+impl Engine for Toy {
+    fn name(&self) -> &'static str {
+        ENTRY.name
+    }
+
+    fn device(&self) -> &Arc<dyn DmaDevice> {
+        &self.device
+    }
+
+    fn caps(&self) -> Caps {
+        Caps {
+            holdable: true,
+            bell_bits: 0,
+            end_of_packet: false,
+            alignment: ENTRY.limits.alignment,
+            max_transfer: ENTRY.limits.max_slot,
+            max_slots: ENTRY.limits.max_slots,
+        }
+    }
+
+    fn faults(&self) -> &'static [&'static str] {
+        ENTRY.faults
+    }
+
+    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        check_slots(self.device.name(), slots, &self.caps(), 64)?;
+        let half = |address: u64, shift: u32| (address >> shift & 0xffff_ffff) as u32;
+        self.registers
+            .write(register::BYTES, half(slots.bytes as u64, 0));
+        // The card fills its list from the beginning: it begins with the first slot.
+        let (before, from_first) = slots.addresses.split_at(slots.first);
+        for address in from_first.iter().chain(before) {
+            self.registers.write(register::LOW, half(*address, 0));
+            self.registers.write(register::PUSH, half(*address, 32));
+        }
+        self.slot_bytes = slots.bytes;
+        self.filled = 0;
+        self.is_armed = true;
+        self.registers.write(register::RUN, 1);
+        Ok(())
+    }
+
+    fn credit(&mut self, slots: u32) {
+        self.registers.write(register::CREDIT, slots);
+    }
+
+    fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        let filled = self.registers.read(register::FILLED);
+        if filled == GONE {
+            let device = self.device.name().to_owned();
+            return Err(EngineError::Gone { device });
+        }
+        // It has no more than 64 credits at a time, so a count of 8 bits never goes round between two looks.
+        let new = filled.wrapping_sub(self.filled) & 0xff;
+        for _ in 0..new {
+            let length = self.slot_bytes;
+            let timestamp = now();
+            if !done.push(Done {
+                length,
+                is_bad: false,
+                timestamp,
+            }) {
+                break;
+            }
+            self.filled = (self.filled + 1) & 0xff;
+        }
+        Ok(())
+    }
+
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
+        if !std::mem::take(&mut self.is_armed) {
+            return Ok(());
+        }
+        self.registers.write(register::RUN, 0);
+        // The answer also comes after what the card wrote before it.
+        let is_quiet = wait_until(patience, || {
+            matches!(self.registers.read(register::BUSY), 0 | GONE)
+        });
+        if is_quiet {
+            Ok(())
+        } else {
+            let engine = format!("{} of {}", ENTRY.name, self.device.name());
+            Err(Stuck {
+                engine,
+                waited: patience,
+            })
+        }
+    }
+}
+
+impl Drop for Toy {
+    fn drop(&mut self) {
+        if self.quiesce(Duration::from_secs(1)).is_err() {
+            cut_off(&self.device);
+        }
+    }
+}
+
+/// The card: fills each slot with the number of its frame.
+#[derive(Default)]
+struct ToyCard {
+    slots: Vec<u64>,
+    low: u32,
+    bytes: u32,
+    runs: bool,
+    credits: u32,
+    filled: u32,
+}
+
+impl Card for ToyCard {
+    fn identity(&self) -> Identity {
+        Identity {
+            ids: [0x7079, 1, 0, 0],
+            class: 0x11_8000,
+            bars: [4096, 0, 0, 0, 0, 0],
+            vectors: 0,
+        }
+    }
+
+    fn read(&mut self, _: usize, offset: u64) -> u32 {
+        match offset {
+            register::ID => TOY,
+            register::FILLED => self.filled & 0xff,
+            // A step writes a whole slot, and registers are read between two steps.
+            _ => 0,
+        }
+    }
+
+    fn write(&mut self, _: usize, offset: u64, value: u32, _: &dyn Host) {
+        match offset {
+            register::LOW => self.low = value,
+            register::PUSH => self
+                .slots
+                .push(u64::from(value) << 32 | u64::from(self.low)),
+            register::BYTES => self.bytes = value,
+            register::CREDIT if self.runs => self.credits += value,
+            register::RUN if value == 1 => self.runs = true,
+            register::RUN => self.reset(),
+            _ => {}
+        }
+    }
+
+    fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    fn step(&mut self, host: &dyn Host) -> Step {
+        if !self.runs || self.credits == 0 || self.slots.is_empty() {
+            return Step::Idle;
+        }
+        let slot = self.slots[self.filled as usize % self.slots.len()];
+        let frame = self.filled.to_le_bytes().repeat(self.bytes as usize / 4);
+        host.write(slot, &frame).unwrap();
+        self.filled += 1;
+        self.credits -= 1;
+        Step::Busy
+    }
+}
+
+fn open(card: impl Card + 'static) -> (Arc<dyn Device>, Result<Box<dyn Engine>, EngineError>) {
+    let device = inproc::open(Box::new(card)).unwrap();
+    let config: FpgaConfig = toml::from_str("device = \"inproc:toy\"").unwrap();
+    let opening = Opening {
+        device: device.clone(),
+        config: &config,
+        directory: Path::new(""),
+    };
+    let engine = (ENTRY.open)(&opening);
+    (device, engine)
+}
+
+#[test]
+fn a_third_engine_fills_a_ring_in_order() {
+    const SLOTS: usize = 5;
+    const BYTES: usize = 4096;
+    let (device, engine) = open(ToyCard::default());
+    let mut engine = engine.unwrap();
+    let options = HostOptions {
+        shared: true,
+        ..HostOptions::default()
+    };
+    let region = Region::host(SLOTS * BYTES, options).unwrap();
+    let mut memory = DmaMap::new(device.as_dma(), region.clone()).unwrap();
+    // Armed again and again; more frames than the count has numbers.
+    for first in 0..3 {
+        let slots = Slots {
+            addresses: (0..SLOTS)
+                .map(|slot| memory.address() + (slot * BYTES) as u64)
+                .collect(),
+            bytes: BYTES,
+            first,
+            bell: None,
+        };
+        let mut armed = Armed::arm(engine, memory, &slots).unwrap();
+        let mut done = Completions::new(SLOTS, 0);
+        armed.credit(5);
+        let mut frames = 0_u32;
+        while frames < 600 {
+            done.clear(SLOTS);
+            armed.poll(&mut done).unwrap();
+            for finished in done.as_slice() {
+                assert_eq!((finished.length, finished.is_bad), (BYTES, false));
+                let slot = (first + frames as usize) % SLOTS;
+                let mut frame = [0; BYTES];
+                let file = region.file().unwrap();
+                rustix::io::pread(file, &mut frame, (slot * BYTES) as u64).unwrap();
+                assert_eq!(frame[..], frames.to_le_bytes().repeat(BYTES / 4));
+                frames += 1;
+                armed.credit(1);
+            }
+        }
+        let idle = armed.stop(Duration::from_secs(10));
+        assert!(idle.stuck.is_none());
+        (engine, memory) = (idle.engine, idle.memory.unwrap());
+    }
+}
+
+#[test]
+fn another_card_is_refused_with_what_was_read() {
+    struct Other;
+    impl Card for Other {
+        fn identity(&self) -> Identity {
+            ToyCard::default().identity()
+        }
+        fn read(&mut self, _: usize, _: u64) -> u32 {
+            0x1234
+        }
+        fn write(&mut self, _: usize, _: u64, _: u32, _: &dyn Host) {}
+        fn reset(&mut self) {}
+        fn step(&mut self, _: &dyn Host) -> Step {
+            Step::Idle
+        }
+    }
+    let error = open(Other).1.err().unwrap().to_string();
+    assert!(error.contains("0x00001234"), "{error}");
+}
+
+/// What `text` has between the lines that begin and end a block of Rust.
+fn blocks(text: &str) -> Vec<&str> {
+    let rest = text.split("```rust\n").skip(1);
+    rest.map(|rest| rest.split_once("```").unwrap().0).collect()
+}
+
+#[test]
+fn the_guide_shows_this_file() {
+    let guide = include_str!("../BRING_YOUR_OWN_ENGINE.md");
+    let lines = |text: &str| -> Vec<String> {
+        text.lines()
+            .map(|line| line.trim().to_owned())
+            .filter(|line| !line.is_empty())
+            .collect()
+    };
+    let here = lines(include_str!("toy_engine.rs"));
+    let blocks = blocks(guide);
+    assert!(blocks.len() >= 7, "{} blocks", blocks.len());
+    for block in blocks {
+        let block = lines(block);
+        assert!(
+            here.windows(block.len()).any(|window| window == block),
+            "the guide shows what tests/toy_engine.rs does not have:\n{}",
+            block.join("\n")
+        );
+    }
+}
