@@ -5,8 +5,8 @@ use crate::REGISTRY;
 use crate::http::Http;
 use clap::Args;
 use daq_core::config::{Diagnostics, Document, Overrides, environment};
-use daq_core::entry::Claim;
-use daq_core::plan::{Config, Plan, Surroundings, resolve};
+use daq_core::entry::{Claim, SourceSpec};
+use daq_core::plan::{Component, Config, Plan, Surroundings, resolve};
 use daq_core::topology::Topology;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -26,6 +26,15 @@ pub(super) struct Sources {
 }
 
 impl Sources {
+    /// The same from a command line of another shape.
+    pub(super) fn of(files: &[PathBuf], set: &[String]) -> Self {
+        Self {
+            files: files.to_vec(),
+            directory: None,
+            set: set.to_vec(),
+        }
+    }
+
     /// The first file, or the directory.
     pub(super) fn place(&self) -> &Path {
         let path = self.directory.as_ref().or(self.files.first());
@@ -44,13 +53,15 @@ impl Sources {
 
 /// How closely the machine is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum Look<'a> {
     /// Not at all.
     Away,
     /// At what it has.
     At,
     /// And whether the CPU can store to GPUs' memory, where the plan depends on it: opens these GPUs.
     Into,
+    /// At this one instead.
+    On(&'a Topology),
 }
 
 /// A configuration without errors.
@@ -64,7 +75,7 @@ pub(super) struct Loaded {
 
 impl Loaded {
     /// Reads and plans; on errors shows them and gives the exit code.
-    pub(super) fn read(sources: &Sources, look: Look) -> Result<Self, u8> {
+    pub(super) fn read(sources: &Sources, look: Look<'_>) -> Result<Self, u8> {
         let mut diagnostics = Diagnostics::new();
         let document = match &sources.directory {
             Some(directory) => Document::load_dir(directory, &mut diagnostics),
@@ -97,7 +108,7 @@ impl Loaded {
     fn relate(
         document: &Document,
         name: &str,
-        look: Look,
+        look: Look<'_>,
         diagnostics: &mut Diagnostics,
     ) -> Option<Self> {
         document.check_kinds(
@@ -120,7 +131,15 @@ impl Loaded {
         let mut topology = match look {
             Look::Away => Topology::unknown(),
             Look::At | Look::Into => Topology::detect(),
+            Look::On(topology) => topology.clone(),
         };
+        let writes = |source: &Component<_, dyn SourceSpec>| {
+            let needs = source.spec.engine();
+            needs.is_some_and(|needs| needs.device.is_some())
+        };
+        if look == Look::Into && config.sources.iter().any(writes) {
+            crate::doctor::look_at_windows(&mut topology.gpus);
+        }
         if look == Look::Into
             && let Some(plan) = resolve(&config, &topology, &around, &mut Diagnostics::new())
         {

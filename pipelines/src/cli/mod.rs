@@ -11,6 +11,7 @@ mod reference;
 mod run;
 mod selftest;
 mod state;
+mod topo;
 mod tune;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
@@ -62,6 +63,9 @@ enum Command {
         /// Plan without looking at this machine.
         #[arg(long)]
         no_hardware: bool,
+        /// Plan for the machine that `daq topo --record` kept there.
+        #[arg(long, value_name = "DIR", conflicts_with = "no_hardware")]
+        topology: Option<PathBuf>,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -83,6 +87,8 @@ enum Command {
         #[arg(long, value_enum, default_value = "mermaid")]
         format: Format,
     },
+    /// Show how PCIe devices and GPUs hang together, and whether a device can write straight into a GPU.
+    Topo(topo::Args),
     /// Look at this machine: what holds data back, and the command that mends it.
     Doctor {
         /// Print JSON.
@@ -142,8 +148,9 @@ pub fn main() -> ExitCode {
         Command::Plan {
             sources,
             no_hardware,
+            topology,
             json,
-        } => plan(&sources, no_hardware, json),
+        } => plan(&sources, no_hardware, topology.as_deref(), json),
         Command::List => show(&list::list()),
         Command::New { parts } => new(&parts),
         Command::Graph { sources, format } => graph::graph(
@@ -153,6 +160,7 @@ pub fn main() -> ExitCode {
                 Format::Dot => GraphFormat::Dot,
             },
         ),
+        Command::Topo(args) => topo::topo(&args),
         Command::Doctor { json, sample } => doctor(json, sample),
         Command::Bench(args) => bench::bench(&args),
         Command::Selftest(args) => selftest::selftest(&args),
@@ -196,8 +204,16 @@ fn check(sources: &Sources, no_hardware: bool) -> u8 {
     show(&format!("{}: ok ({})\n", plan.name, counts.join(", ")))
 }
 
-fn plan(sources: &Sources, no_hardware: bool, json: bool) -> u8 {
-    let look = if no_hardware { Look::Away } else { Look::Into };
+fn plan(sources: &Sources, no_hardware: bool, recorded: Option<&Path>, json: bool) -> u8 {
+    let there = match recorded.map(topo::load).transpose() {
+        Ok(there) => there,
+        Err(code) => return code,
+    };
+    let look = match &there {
+        Some(topology) => Look::On(topology),
+        None if no_hardware => Look::Away,
+        None => Look::Into,
+    };
     match Loaded::read(sources, look) {
         Ok(Loaded { plan, .. }) if json => match serde_json::to_string_pretty(&plan) {
             Ok(text) => show(&(text + "\n")),

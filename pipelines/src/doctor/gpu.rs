@@ -14,6 +14,7 @@ use super::{Finding, Verdict};
 use daq_core::cuda::{Device, Identity};
 use daq_core::mapped::{Backend, probe};
 use daq_core::topology::pci::{self, PciFacts};
+use daq_core::topology::{Gpu, Window};
 use nvml::{NvmlCard, NvmlFacts, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
 use stores::Tried;
@@ -79,6 +80,26 @@ fn ask_cuda() -> Cuda {
         cuda.stores.insert(address, tried);
     }
     cuda
+}
+
+/// Asks NVML how much of the GPUs' windows there is and is free, where there are GPUs. What it does not tell stays.
+pub(crate) fn look_at_windows(gpus: &mut [Gpu]) {
+    if gpus.is_empty() {
+        return;
+    }
+    let Ok(facts) = nvml::ask() else {
+        return;
+    };
+    for gpu in gpus {
+        let cards = facts.cards.iter();
+        let mut of_gpu = cards.filter(|card| gpu.pci.as_ref() == Some(&card.address));
+        if let Some((bytes, used)) = of_gpu.next().and_then(|card| card.bar1) {
+            gpu.window = Some(Window {
+                bytes,
+                free: Some(bytes.saturating_sub(used)),
+            });
+        }
+    }
 }
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {

@@ -7,6 +7,7 @@
 //! Counters of drops are read twice, for only those that grow are a warning.
 //! Each finding says what was read, from where, and the command that fixes it.
 
+mod cards;
 mod cgroup;
 mod drops;
 mod gpu;
@@ -19,6 +20,7 @@ mod system;
 
 use drops::Drops;
 pub use gpu::CudaFacts;
+pub(crate) use gpu::look_at_windows;
 use root::Root;
 use serde::Serialize;
 use std::borrow::Cow;
@@ -143,6 +145,7 @@ pub fn examine(root: &Path, sample: Duration) -> Vec<Finding> {
         processor::examine(&root),
         network::examine(&root, &before),
         gpu::examine(&root),
+        cards::examine(&root),
         libraries::examine(&root),
     ]
     .concat()

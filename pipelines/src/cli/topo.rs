@@ -1,0 +1,201 @@
+//! `daq topo`: the PCIe tree, and the path that each source would take.
+
+use super::load::{Loaded, Look, Sources};
+use super::{exit, show};
+use daq_core::entry::Claim;
+use daq_core::mapped::Backend;
+use daq_core::plan::Path as PlanPath;
+use daq_core::region::Placement;
+use daq_core::topology::{Asked, Topology, Way, Wish};
+use daq_core::units::ByteSize;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// TOML files, of whose sources the paths are shown; without, those of all devices that could be sources.
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Set one value of the files, as in `--set ring.raw.slots=128`.
+    #[arg(long, value_name = "KEY=VALUE", requires = "files")]
+    set: Vec<String>,
+    /// What is printed.
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+    /// Show every device.
+    #[arg(long)]
+    all: bool,
+    /// Bytes of the ring that a device would write into; files say it by themselves.
+    #[arg(long, value_name = "SIZE", default_value = "64 MiB")]
+    ring: ByteSize,
+    /// Keep what is read of this machine in a new directory, as for a bug report; it holds no serial numbers.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["from", "files"])]
+    record: Option<PathBuf>,
+    /// Show the machine that `--record` kept there.
+    #[arg(long, value_name = "DIR")]
+    from: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    Text,
+    Mermaid,
+}
+
+/// A source whose bytes come over the bus or not.
+struct Row {
+    /// The pair; `None` where no device writes, or no GPU is written.
+    way: Option<Way>,
+    /// What the plan says of it.
+    planned: String,
+}
+
+/// This machine, its GPUs asked for all that decides a path.
+fn here() -> Topology {
+    let mut topology = Topology::detect();
+    let gpus = topology.gpus.into_iter();
+    topology.gpus = gpus.map(|gpu| gpu.tried(&Backend::ALL)).collect();
+    crate::doctor::look_at_windows(&mut topology.gpus);
+    topology
+}
+
+/// The machine kept in `dir`; on errors shows them and gives the exit code.
+pub(super) fn load(dir: &Path) -> Result<Topology, u8> {
+    Topology::load(dir).map_err(|error| {
+        eprintln!("error: {error}");
+        exit::IO
+    })
+}
+
+pub(super) fn topo(args: &Args) -> u8 {
+    let topology = match args.from.as_deref().map(load).transpose() {
+        Ok(recorded) => recorded.unwrap_or_else(here),
+        Err(code) => return code,
+    };
+    if let Some(dir) = &args.record {
+        return record(&topology, dir);
+    }
+    if args.files.is_empty() {
+        let ways = candidates(&topology, args.ring);
+        return match args.format {
+            Format::Mermaid => show(&topology.mermaid(&ways, args.all)),
+            Format::Text => {
+                let ways = ways.iter().map(|way| format!("\n{}", way.text()));
+                show(&(topology.tree(args.all) + &ways.collect::<String>()))
+            }
+        };
+    }
+    let sources = Sources::of(&args.files, &args.set);
+    let loaded = match Loaded::read(&sources, Look::On(&topology)) {
+        Ok(loaded) => loaded,
+        Err(code) => return code,
+    };
+    let rows = rows(&loaded, &topology);
+    match args.format {
+        Format::Mermaid => {
+            let ways: Vec<_> = rows.into_iter().filter_map(|row| row.way).collect();
+            show(&topology.mermaid(&ways, args.all))
+        }
+        Format::Text => {
+            let rows = rows.iter().map(|row| {
+                let way = row.way.as_ref().map_or_else(String::new, Way::text);
+                format!("\n{way}{}", row.planned)
+            });
+            show(&(topology.tree(args.all) + &rows.collect::<String>()))
+        }
+    }
+}
+
+fn record(topology: &Topology, dir: &Path) -> u8 {
+    if let Err(error) = topology.record(Path::new("/sys"), dir) {
+        eprintln!("error: {error}");
+        return exit::IO;
+    }
+    let mut bridges = topology.pci.devices.iter().filter(|d| d.is_bridge());
+    let hint = if bridges.any(|bridge| bridge.acs.redirects().is_none()) {
+        "It lacks what only root may read (ACS): sudo daq topo --record …\n"
+    } else {
+        ""
+    };
+    let dir = dir.display();
+    show(&format!(
+        "{dir} holds what was read of this machine, without serial numbers: tar czf machine.tar.gz {dir}\n{hint}"
+    ))
+}
+
+/// The paths of all devices that could be sources.
+fn candidates(topology: &Topology, ring: ByteSize) -> Vec<Way> {
+    let pairs = topology.pci.pairs(&topology.gpus);
+    pairs
+        .map(|(device, gpu)| {
+            way(
+                topology,
+                String::new(),
+                &device.address,
+                (gpu.ordinal, ring.0),
+                Wish::Auto,
+            )
+        })
+        .collect()
+}
+
+/// The path of `name` from a device into a ring on a GPU: its ordinal, the ring's bytes.
+fn way(topology: &Topology, name: String, device: &str, ring: (u32, u64), wish: Wish) -> Way {
+    let (gpu, bytes) = ring;
+    Way {
+        name,
+        device: device.to_owned(),
+        gpu,
+        verdict: topology.verdict(&Asked {
+            device,
+            gpu,
+            bytes,
+            wish,
+        }),
+    }
+}
+
+/// The sources of a configuration.
+fn rows(loaded: &Loaded, topology: &Topology) -> Vec<Row> {
+    let sources = loaded.config.sources.iter();
+    sources
+        .filter_map(|source| {
+            let name = source.name();
+            let mut planned = loaded.plan.sources.iter();
+            let planned = planned.find(|planned| planned.name == name)?;
+            let needs = source.spec.engine();
+            let wish = needs.as_ref().map_or(Wish::Auto, |needs| needs.wish);
+            let claims = source.spec.claims().into_iter();
+            let mut claimed = claims.filter_map(|claim| match claim {
+                Claim::Device(device) => Some(device),
+                _ => None,
+            });
+            let device = match needs {
+                Some(needs) => needs.device,
+                None => claimed.next(),
+            };
+            let ring = loaded.plan.ring(&source.keys.ring)?;
+            let way = match (device, ring.placement) {
+                (Some(device), Placement::Cuda(gpu)) => {
+                    let ring = (gpu, ring.region_bytes as u64);
+                    let name = format!("source {name}");
+                    Some(way(topology, name, &device, ring, wish))
+                }
+                _ => None,
+            };
+            // The plan knows more than the machine: who reads the frames, what the device can be given.
+            let is_told = way
+                .as_ref()
+                .is_some_and(|way| way.verdict.path() == planned.path);
+            let planned = if is_told {
+                String::new()
+            } else {
+                told(name, planned.path, &planned.reason)
+            };
+            Some(Row { way, planned })
+        })
+        .collect()
+}
+
+fn told(name: &str, path: PlanPath, reason: &str) -> String {
+    format!("source {name}  {}: {reason}\n", path.name())
+}

@@ -1,0 +1,231 @@
+//! FPGA cards: the IOMMU, who holds each card, what shares its group, what its link and the bridges above it do.
+//!
+//! Which path follows is `daq topo`'s business; whether a GPU's memory can be mapped is told with each GPU.
+
+use super::root::Root;
+use super::{Finding, Verdict};
+use daq_core::topology::tree::{Iommu, PciDevice, PciTree, VFIO};
+use daq_core::topology::verdict::slow;
+use daq_core::topology::{Asked, Gpu, Topology, Wish, pci};
+
+const GROUP: &str = "cards";
+const DEVICES: &str = "/sys/bus/pci/devices";
+const UNITS: &str = "/sys/class/iommu";
+/// The kernel's driver that holds a device and does nothing with it.
+const STUB: &str = "pci-stub";
+
+pub(super) fn examine(root: &Root) -> Vec<Finding> {
+    let topology = Topology::read(&root.at("/sys"));
+    let tree = &topology.pci;
+    let cards: Vec<_> = tree.devices.iter().filter(|d| d.is_card()).collect();
+    let mut findings = vec![iommu(tree, !cards.is_empty())];
+    for card in cards {
+        let card = Card {
+            name: format!("card {}", card.address),
+            device: card,
+            tree,
+        };
+        findings.extend([card.driver(), card.group(), card.link(), card.acs()]);
+        findings.extend(card.gpus(root, &topology));
+    }
+    findings
+}
+
+/// Whether addresses of devices are translated.
+fn iommu(tree: &PciTree, is_needed: bool) -> Finding {
+    let finding = Finding::new(GROUP, "IOMMU", UNITS);
+    match tree.iommu {
+        Iommu::Unknown => finding,
+        Iommu::On => finding.read(Verdict::Ok, "on"),
+        Iommu::Off if !is_needed => finding
+            .read(Verdict::Ok, "off")
+            .why("no FPGA card is here that would need it"),
+        Iommu::Off => finding
+            .read(Verdict::Warn, "off")
+            .why("VFIO gives no card to programs without it")
+            .fix(turn_on(tree)),
+    }
+}
+
+/// How an IOMMU is turned on, by the maker of the processor.
+fn turn_on(tree: &PciTree) -> String {
+    if tree.processor.is_virtual {
+        return "qemu-system-x86_64 -machine q35,kernel-irqchip=split -device intel-iommu,intremap=on,caching-mode=on …  # the host must give the virtual machine one".to_owned();
+    }
+    let (firmware, arguments) = match tree.processor.vendor.as_deref() {
+        Some("AuthenticAMD") => ("AMD-Vi, also called IOMMU", "iommu=pt"),
+        Some("GenuineIntel") => ("VT-d", "intel_iommu=on iommu=pt"),
+        _ => ("the IOMMU", "iommu=pt"),
+    };
+    format!(
+        "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{arguments} /' /etc/default/grub && sudo update-grub && sudo systemctl reboot --firmware-setup  # where {firmware} is enabled"
+    )
+}
+
+/// A card in the tree.
+struct Card<'a> {
+    /// As in `card 0000:3b:00.0`.
+    name: String,
+    device: &'a PciDevice,
+    tree: &'a PciTree,
+}
+
+impl Card<'_> {
+    fn finding(&self, name: &'static str, file: &str) -> Finding {
+        let from = format!("{DEVICES}/{}/{file}", self.device.address);
+        Finding::new(self.name.clone(), name, from)
+    }
+
+    /// Who holds it, and how programs get it.
+    fn driver(&self) -> Finding {
+        let finding = self.finding("driver", "driver");
+        let address = &self.device.address;
+        let give = format!(
+            "sudo modprobe {VFIO} && sudo driverctl set-override {address} {VFIO}  # for good; until the next boot: echo {VFIO} | sudo tee {DEVICES}/{address}/driver_override; echo {address} | sudo tee {DEVICES}/{address}/driver/unbind; echo {address} | sudo tee /sys/bus/pci/drivers_probe"
+        );
+        match self.device.driver.as_deref() {
+            Some(VFIO) => finding.read(Verdict::Ok, VFIO),
+            Some(other) => finding
+                .read(Verdict::Ok, other)
+                .why("programs cannot drive the card while this driver holds it")
+                .fix(give),
+            None => finding
+                .read(Verdict::Warn, "none")
+                .why("programs can drive the card only through VFIO")
+                .fix(give),
+        }
+    }
+
+    /// Whether VFIO would give its group away: as a whole or not at all.
+    fn group(&self) -> Finding {
+        let finding = self.finding("IOMMU group", "iommu_group");
+        let Some(group) = &self.device.group else {
+            return if self.tree.iommu == Iommu::On {
+                finding
+            } else {
+                finding
+                    .read(Verdict::Unknown, "none")
+                    .why("there are groups only where the IOMMU is on")
+            };
+        };
+        // Bridges stay with their drivers (`vfio_dev_viable` of the kernel's drivers/vfio).
+        let is_free = |other: &PciDevice| {
+            other.address == self.device.address
+                || other.is_bridge()
+                || matches!(other.driver.as_deref(), None | Some(VFIO | STUB))
+        };
+        let number = group.number;
+        let mut held = Vec::new();
+        let mut others = Vec::new();
+        for other in self.tree.members(number).filter(|other| !is_free(other)) {
+            let driver = other.driver.as_deref().unwrap_or_default();
+            held.push(format!("{} ({driver})", other.address));
+            others.push(other.address.as_str());
+        }
+        if held.is_empty() {
+            return finding.read(Verdict::Ok, format!("{number}: can be given to programs"));
+        }
+        let commands = others
+            .iter()
+            .map(|other| format!("sudo driverctl set-override {other} {VFIO}"));
+        finding
+            .read(
+                Verdict::Warn,
+                format!("{number}: shared with {}", held.join(", ")),
+            )
+            .why("VFIO gives all of a group to programs or nothing: the card cannot be opened")
+            .fix(format!(
+                "{}  # if nothing needs them; else put the card into a slot below another root port",
+                commands.collect::<Vec<_>>().join(" && ")
+            ))
+    }
+
+    /// Links above it that carry less than the ends below could take.
+    fn link(&self) -> Finding {
+        let finding = self.finding("link", "{current,max}_link_{speed,width}");
+        let hops = self.tree.hops(self.device);
+        if self.tree.processor.is_virtual || hops.is_empty() {
+            return finding.why("the machine does not tell, as in a virtual machine");
+        }
+        let narrow = hops.iter().find_map(|hop| Some((hop, slow(hop)?)));
+        let Some((hop, why)) = narrow else {
+            return finding.read(Verdict::Ok, hops[0].carries.to_string());
+        };
+        let fix = if hop.carries.rate() < hop.most.rate() {
+            format!(
+                "sudo lspci -vv -s {} | grep -E 'LnkCap|LnkSta'  # then seat the card and its riser again",
+                hop.below
+            )
+        } else {
+            "sudo dmidecode -t slot  # move the card to a slot of its width and generation"
+                .to_owned()
+        };
+        finding
+            .read(Verdict::Warn, format!("{} of {}", hop.carries, hop.wanted))
+            .why(why)
+            .fix(fix)
+    }
+
+    /// Whether switches above it send what it says to its neighbours up to the processor.
+    fn acs(&self) -> Finding {
+        let bridges = self.tree.bridges(self.device);
+        // The processor's own port is passed by what goes up anyway.
+        let switches = bridges.split_last().map_or(&[][..], |(_, below)| below);
+        let Some(nearest) = switches.first() else {
+            return self
+                .finding("ACS", "..")
+                .read(Verdict::Ok, "no switch is above it");
+        };
+        let finding = Finding::new(
+            self.name.clone(),
+            "ACS",
+            format!("{DEVICES}/{}/config", nearest.address),
+        );
+        let redirects = |wanted| {
+            let mut switches = switches.iter();
+            switches.find(move |bridge| bridge.acs.redirects() == wanted)
+        };
+        if let Some(bridge) = redirects(Some(true)) {
+            finding
+                .read(
+                    Verdict::Ok,
+                    format!("{} redirects ({})", bridge.address, bridge.acs.bits()),
+                )
+                .why("what the card writes to a GPU goes up to the processor and back down: slower than through the switch, and groups are small")
+        } else if redirects(None).is_some() {
+            finding.why("only root may read it").fix("sudo daq doctor")
+        } else {
+            finding
+                .read(Verdict::Ok, "no switch redirects")
+                .why("what the card writes to a GPU below the same switch stays in it, unless the card is behind vfio-pci and the IOMMU is on")
+        }
+    }
+
+    /// How far NVIDIA's GPUs are.
+    fn gpus(&self, root: &Root, topology: &Topology) -> Option<Finding> {
+        let sys = root.at("/sys");
+        let gpus = pci::nvidia_gpus(&sys).filter(|gpus| !gpus.is_empty())?;
+        let told = gpus.iter().zip(0..).map(|(address, ordinal)| {
+            let gpu = Gpu::new(ordinal, "").placed(&pci::facts(&sys, address));
+            let topology = Topology {
+                gpus: vec![gpu],
+                ..topology.clone()
+            };
+            let asked = Asked {
+                device: &self.device.address,
+                gpu: ordinal,
+                bytes: 0,
+                wish: Wish::Auto,
+            };
+            format!("{} to {address}", topology.verdict(&asked).relation)
+        });
+        Some(
+            self.finding("way to GPUs", "")
+                .read(Verdict::Ok, told.collect::<Vec<_>>().join(", "))
+                .why("the path that follows: daq topo; whether a GPU's memory can be mapped: its line `CPU stores`"),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;
