@@ -4,7 +4,7 @@ use super::load::{Loaded, Look, Sources};
 use super::{exit, show};
 use daq_core::entry::Claim;
 use daq_core::mapped::Backend;
-use daq_core::plan::Path as PlanPath;
+use daq_core::plan::{Config, Plan};
 use daq_core::region::Placement;
 use daq_core::topology::{Asked, Topology, Way, Wish};
 use daq_core::units::ByteSize;
@@ -89,7 +89,7 @@ pub(super) fn topo(args: &Args) -> u8 {
         Ok(loaded) => loaded,
         Err(code) => return code,
     };
-    let rows = rows(&loaded, &topology);
+    let rows = rows(&loaded.config, &loaded.plan, &topology);
     match args.format {
         Format::Mermaid => {
             let ways: Vec<_> = rows.into_iter().filter_map(|row| row.way).collect();
@@ -155,12 +155,12 @@ fn way(topology: &Topology, name: String, device: &str, ring: (u32, u64), wish: 
 }
 
 /// The sources of a configuration.
-fn rows(loaded: &Loaded, topology: &Topology) -> Vec<Row> {
-    let sources = loaded.config.sources.iter();
+fn rows(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
+    let sources = config.sources.iter();
     sources
         .filter_map(|source| {
             let name = source.name();
-            let mut planned = loaded.plan.sources.iter();
+            let mut planned = plan.sources.iter();
             let planned = planned.find(|planned| planned.name == name)?;
             let needs = source.spec.engine();
             let wish = needs.as_ref().map_or(Wish::Auto, |needs| needs.wish);
@@ -173,7 +173,7 @@ fn rows(loaded: &Loaded, topology: &Topology) -> Vec<Row> {
                 Some(needs) => needs.device,
                 None => claimed.next(),
             };
-            let ring = loaded.plan.ring(&source.keys.ring)?;
+            let ring = plan.ring(&source.keys.ring)?;
             let way = match (device, ring.placement) {
                 (Some(device), Placement::Cuda(gpu)) => {
                     let ring = (gpu, ring.region_bytes as u64);
@@ -189,13 +189,16 @@ fn rows(loaded: &Loaded, topology: &Topology) -> Vec<Row> {
             let planned = if is_told {
                 String::new()
             } else {
-                told(name, planned.path, &planned.reason)
+                format!(
+                    "source {name}  {}: {}\n",
+                    planned.path.name(),
+                    planned.reason
+                )
             };
             Some(Row { way, planned })
         })
         .collect()
 }
 
-fn told(name: &str, path: PlanPath, reason: &str) -> String {
-    format!("source {name}  {}: {reason}\n", path.name())
-}
+#[cfg(test)]
+mod tests;
