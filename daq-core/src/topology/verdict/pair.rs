@@ -16,7 +16,9 @@ pub(super) struct Pair<'a> {
     common: Option<&'a PciDevice>,
     /// The bridges below it.
     apart: Vec<&'a PciDevice>,
-    /// Whether programs drive the device, its addresses translated.
+    /// Whether a driver of its own holds the device; else programs drive it, or will once it is given to them.
+    is_own: bool,
+    /// Whether programs drive it, its addresses translated.
     is_translated: bool,
 }
 
@@ -51,6 +53,7 @@ impl<'a> Pair<'a> {
                 _ => Relation::Unknown,
             }
         };
+        let is_own = device.driver.is_some() && !device.is_given();
         Self {
             tree,
             device,
@@ -58,7 +61,8 @@ impl<'a> Pair<'a> {
             relation,
             apart: [ours_apart, theirs_apart].concat(),
             common,
-            is_translated: device.is_given() && tree.iommu == Iommu::On,
+            is_own,
+            is_translated: !is_own && tree.iommu == Iommu::On,
         }
     }
 
@@ -87,8 +91,7 @@ impl<'a> Pair<'a> {
     pub(super) fn reach(&self, gpu: &Gpu, warnings: &mut Vec<String>) -> Vec<Against> {
         let (device, name) = (self.device, format!("cuda:{}", gpu.ordinal));
         let mut against = Vec::new();
-        let is_own = device.driver.is_some() && !device.is_given();
-        if !is_own
+        if !self.is_own
             && let (Some(ours), Some(theirs)) = (&device.group, &self.card.group)
             && ours.number == theirs.number
             && let Some(driver) = &self.card.driver
@@ -98,7 +101,7 @@ impl<'a> Pair<'a> {
                 device.address, ours.number
             )));
         }
-        if is_own {
+        if self.is_own {
             if gpu.rdma == Some(false) {
                 against.push(Against::Impossible(format!(
                     "{name} ({}) has no GPUDirect, so no driver of another device is told where its memory is",

@@ -107,6 +107,8 @@ fn what_goes_up_to_the_processor_is_told() {
     assert!(told.contains("0000:3c:08.0 redirects") && !told.contains("list"));
     let (told, _) = change("driver=xdma", "driver=vfio-pci");
     assert!(told.contains("behind vfio-pci"), "{told}");
+    let (told, _) = change(" driver=xdma", "");
+    assert!(told.contains("behind vfio-pci"), "it will be given: {told}");
     let (told, _) = change("8086:2030", "8086:1901");
     assert!(told.contains("redirects") && told.contains("not on the kernel's list"));
     let (told, hop) = change("acs=1d", "acs=0");
