@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -34,7 +35,7 @@ const VERSION: u64 = 1;
 /// The kernel passes at most 253 descriptors with a message.
 const MOST_DESCRIPTORS: usize = 253;
 /// How long an answer may take; the owner does nothing else, so this passes only if it does not run at all.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// Bytes of a message: its kind and three numbers.
 const MESSAGE: usize = 32;
 /// Most bytes of an answer: the message itself, or why it was refused.
@@ -122,6 +123,7 @@ impl Owner {
         let (ours, theirs) =
             connection().map_err(|error| cannot(format!("no socket pair: {error}")))?;
         let child = Command::new(program)
+            .arg0("daq")
             .args([COMMAND, name])
             .current_dir("/")
             .stdin(Stdio::from(theirs))

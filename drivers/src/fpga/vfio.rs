@@ -33,6 +33,8 @@ use vfio_ioctls::{VfioContainer, VfioError, VfioRegionInfoCap};
 
 /// Base address registers of a PCI function.
 const BARS: usize = 6;
+/// What this process runs, even if the file was replaced meanwhile.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 /// `PCI_COMMAND`: the device answers to its memory.
 const MEMORY: u16 = 1 << 1;
 
@@ -116,17 +118,8 @@ impl VfioDevice {
                 "it does not answer: its configuration space reads all ones; look for its link: lspci -vv".to_owned(),
             ));
         }
-        let this_program;
-        let program = match program {
-            Some(program) => program,
-            None => {
-                this_program = std::env::current_exe()
-                    .map_err(|reason| failed("this program cannot be found", reason))?;
-                &this_program
-            }
-        };
         let owner = Owner::start(
-            program,
+            program.unwrap_or(Path::new(THIS_PROGRAM)),
             address,
             opened.container(),
             opened.device(),

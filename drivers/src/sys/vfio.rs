@@ -140,9 +140,10 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
 /// Whether the kernel knows a way to reset this device alone.
 pub fn can_reset(device: BorrowedFd<'_>) -> io::Result<bool> {
     let mut info = bindings::vfio_device_info {
-        argsz: size_of::<bindings::vfio_device_info>() as u32,
+        argsz: 24,
         ..Default::default()
     };
+    const { assert!(size_of::<bindings::vfio_device_info>() == 24) };
     // SAFETY: the structure lives through the call, argsz is its size.
     checked(unsafe { libc::ioctl(device.as_raw_fd(), DEVICE_GET_INFO, &raw mut info) })?;
     Ok(info.flags & bindings::VFIO_DEVICE_FLAGS_RESET != 0)

@@ -12,6 +12,11 @@ const KEEPERS: [&str; 3] = ["/dev/nvidia", "/dev/gdrdrv", "/dmabuf:"];
 
 /// Duplicates of all descriptors of this process that keep a GPU's memory.
 pub fn keepers() -> io::Result<Vec<OwnedFd>> {
+    opened(&KEEPERS)
+}
+
+/// Duplicates of the descriptors of what begins with one of `names`.
+fn opened(names: &[&str]) -> io::Result<Vec<OwnedFd>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc/self/fd")? {
         let Some(number) = entry?
@@ -22,9 +27,9 @@ pub fn keepers() -> io::Result<Vec<OwnedFd>> {
             continue;
         };
         // Another thread may close it at any time, and open something else: what was duplicated is looked at.
-        if is_keeper(number)
+        if is_named(number, names)
             && let Ok(copy) = sys::duplicate(number)
-            && is_keeper(copy.as_raw_fd())
+            && is_named(copy.as_raw_fd(), names)
         {
             found.push(copy);
         }
@@ -32,13 +37,11 @@ pub fn keepers() -> io::Result<Vec<OwnedFd>> {
     Ok(found)
 }
 
-fn is_keeper(number: i32) -> bool {
+fn is_named(number: i32, names: &[&str]) -> bool {
     let link = Path::new("/proc/self/fd").join(number.to_string());
     fs::read_link(link).is_ok_and(|target| {
         let target = target.as_os_str().as_encoded_bytes();
-        KEEPERS
-            .iter()
-            .any(|keeper| target.starts_with(keeper.as_bytes()))
+        names.iter().any(|name| target.starts_with(name.as_bytes()))
     })
 }
 
@@ -47,12 +50,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ordinary_files_keep_no_gpu() {
-        let _file = fs::File::open("/dev/null").unwrap();
-        let found = keepers().unwrap();
-        for fd in &found {
-            assert!(is_keeper(fd.as_raw_fd()));
-        }
-        assert!(!is_keeper(_file.as_raw_fd()));
+    fn what_is_open_under_a_name_is_duplicated_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let name = folder.path().join("nvidia");
+        let name = name.to_str().unwrap();
+        let files = ["0", "ctl"].map(|end| fs::File::create(format!("{name}{end}")).unwrap());
+        let other = fs::File::create(folder.path().join("null")).unwrap();
+        let found = opened(&["/dev/none", name]).unwrap();
+        let id = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+        let mut found: Vec<_> = found.iter().map(id).collect();
+        let mut expected: Vec<_> = files.map(|file| id(&file.into())).into();
+        found.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(found, expected);
+        assert!(!is_named(other.as_raw_fd(), &[name]));
     }
 }
