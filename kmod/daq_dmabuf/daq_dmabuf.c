@@ -368,6 +368,12 @@ static int daq_map_for_device(struct daq_map *map, const struct daq_dmabuf_map *
 	struct pci_dev *found;
 	int err;
 
+	/*
+	 * A device is on its bus before the IOMMU has heard of it. Who adds or removes devices holds this lock, so that
+	 * what was found before it was taken is complete now.
+	 */
+	pci_lock_rescan_remove();
+	pci_unlock_rescan_remove();
 	device_lock(dev);
 	/*
 	 * A device leaves its bus before its lock is taken to part it from its driver, and we hear of its removal after

@@ -53,13 +53,13 @@ fn moves(
     [from, to]: [usize; 2],
     place: impl Fn(usize) -> usize,
 ) -> Result<(), Why> {
-    let mut expected = pattern(memory.bytes(), from);
+    let mut expected = pattern(memory.visible(), from);
     memory.write(0, &expected)?;
     edu.take(address(attachment, from)?);
     edu.give(address(attachment, to)?);
     let (from, to) = (place(from), place(to));
     expected.copy_within(from..from + TRANSFER, to);
-    let found = memory.read(0, memory.bytes())?;
+    let found = memory.read(0, memory.visible())?;
     match found.iter().zip(&expected).position(|(a, b)| a != b) {
         None => Ok(()),
         Some(at) => Err(format!(

@@ -12,6 +12,8 @@ use std::time::Duration;
 pub const TRANSFER: usize = 2048;
 /// A page.
 pub const PAGE: usize = 4096;
+/// Bytes of a BAR that the test's exporter gives (bar_exporter.h).
+pub const BAR: usize = 1 << 20;
 /// Bytes of the host's memory in tests.
 pub const HOST: usize = 16 * PAGE;
 
@@ -190,11 +192,19 @@ impl Memory {
         Ok((dmabuf, Self::Bar(bar)))
     }
 
-    /// Bytes.
-    pub fn bytes(&self) -> usize {
+    /// Bytes of the dma-buf.
+    pub const fn bytes(&self) -> usize {
         match self {
             Self::Host(_) => HOST,
-            Self::Bar(bar) => bar.bytes(),
+            Self::Bar(_) => BAR,
+        }
+    }
+
+    /// Bytes to look at: those of the dma-buf, and in a BAR a page behind it, which is not the device's to write.
+    pub const fn visible(&self) -> usize {
+        match self {
+            Self::Host(_) => HOST,
+            Self::Bar(_) => BAR + PAGE,
         }
     }
 

@@ -40,7 +40,7 @@ fn is<T>(what: &str, result: Result<T, Errno>, wanted: Errno) -> Result<(), Why>
     match result.map(drop) {
         Err(errno) if errno == wanted => Ok(()),
         Err(errno) => Err(format!("{what}: {errno:?}, not {wanted:?}")),
-        Ok(_) => Err(format!("{what}: accepted, not {wanted:?}")),
+        Ok(()) => Err(format!("{what}: accepted, not {wanted:?}")),
     }
 }
 

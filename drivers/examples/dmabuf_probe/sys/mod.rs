@@ -43,11 +43,6 @@ impl Bar {
         })
     }
 
-    /// Bytes.
-    pub const fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// Where the 64-bit word at `offset` is.
     fn word(&self, offset: usize) -> *mut u64 {
         assert!(offset.is_multiple_of(8) && offset + 8 <= self.bytes);

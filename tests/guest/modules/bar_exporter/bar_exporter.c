@@ -21,6 +21,7 @@ struct bar {
 	phys_addr_t start;
 	size_t bytes;
 	u32 flags;
+	int pins;	/* reservation */
 };
 
 static DEFINE_MUTEX(counts_lock);
@@ -58,14 +59,18 @@ static int bar_pin(struct dma_buf_attachment *attach)
 	if (bar->flags & BAR_EXPORT_NO_PIN)
 		return -EAGAIN;
 	/* Like a GPU's driver, which moves what is pinned to where it may stay. */
-	dma_buf_move_notify(attach->dmabuf);
+	if (!bar->pins++)
+		dma_buf_move_notify(attach->dmabuf);
 	count(&pins, 1);
 	return 0;
 }
 
 static void bar_unpin(struct dma_buf_attachment *attach)
 {
+	struct bar *bar = attach->dmabuf->priv;
+
 	dma_resv_assert_held(attach->dmabuf->resv);
+	bar->pins--;
 	count(&pins, -1);
 }
 
@@ -165,7 +170,7 @@ static long bar_export(struct bar_export __user *user)
 		return -ENODEV;
 	}
 	bar->start = pci_resource_start(bar->pdev, arg.bar);
-	bar->bytes = pci_resource_len(bar->pdev, arg.bar);
+	bar->bytes = min_t(u64, pci_resource_len(bar->pdev, arg.bar), BAR_EXPORT_BYTES);
 	bar->flags = arg.flags;
 	info.ops = &bar_ops;
 	info.size = bar->bytes;

@@ -6,6 +6,8 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
+#define BAR_EXPORT_BYTES	(1U << 20)	/* of a BAR; less if it is smaller */
+
 #define BAR_EXPORT_BARE		(1U << 0)	/* physical addresses that the IOMMU is not told of */
 #define BAR_EXPORT_PAGES	(1U << 1)	/* page by page, the last page first */
 #define BAR_EXPORT_NO_PIN	(1U << 2)	/* refuses to be pinned: EAGAIN */
