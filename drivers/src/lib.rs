@@ -10,6 +10,7 @@ pub mod replay;
 pub mod sim;
 pub mod sys;
 pub mod udp;
+pub mod vfio_user;
 
 #[cfg(test)]
 #[path = "../tests/common/loopback.rs"]

@@ -11,6 +11,7 @@ mod config_space;
 pub mod endpoint;
 pub mod options;
 pub mod pattern;
+pub mod server;
 pub mod stream;
 pub mod xdma;
 

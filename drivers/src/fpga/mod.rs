@@ -237,3 +237,4 @@ impl SourceSpec for Fpga {
         Ok(Producers::Engine(engine))
     }
 }
+pub mod vfio_user;

@@ -10,6 +10,7 @@ mod owner;
 mod reference;
 mod run;
 mod selftest;
+mod sim_card;
 mod state;
 mod topo;
 mod tune;
@@ -102,6 +103,8 @@ enum Command {
     Bench(bench::Args),
     /// Check this machine: whether what the CPU and a GPU store for each other arrives.
     Selftest(selftest::Args),
+    /// Be a PCIe card of software, behind a socket, for those who have none on their desk.
+    SimCard(sim_card::Args),
     /// Measure how this machine's GPUs copy, in under a second each, and keep that for later runs.
     Tune(tune::Args),
     /// Print the JSON schema of configurations, or a reference page.
@@ -164,6 +167,7 @@ pub fn main() -> ExitCode {
         Command::Doctor { json, sample } => doctor(json, sample),
         Command::Bench(args) => bench::bench(&args),
         Command::Selftest(args) => selftest::selftest(&args),
+        Command::SimCard(args) => sim_card::sim_card(&args),
         Command::Tune(args) => tune::tune(&args),
         Command::Reference { page } => show(&reference::page(page)),
         Command::FpgaOwner { device } => owner::owner(&device),

@@ -153,7 +153,7 @@ pub(super) fn run(args: &Args) -> u8 {
 }
 
 /// Logs to stderr: plain on a terminal, with time elsewhere. `DAQ_LOG` sets the level.
-fn log(on_terminal: bool) {
+pub(super) fn log(on_terminal: bool) {
     use tracing_subscriber::{EnvFilter, fmt};
     let filter = EnvFilter::try_from_env("DAQ_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = fmt()

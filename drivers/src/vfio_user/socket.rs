@@ -1,0 +1,228 @@
+//! Messages through a UNIX socket, with the descriptors that go along.
+
+use super::wire::{HEADER, Header, MOST_BYTES, MOST_FILES};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Why there are no more messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// The other side has gone.
+    #[error("the connection was closed")]
+    Closed,
+    /// A header that says what cannot be.
+    #[error("a message says that it has {0} bytes; {HEADER} to {MOST_BYTES} can be")]
+    Length(u32),
+    /// More descriptors than a message may have.
+    #[error("a message has more than {MOST_FILES} descriptors")]
+    Files,
+    /// Nothing came, or nothing was taken, in time.
+    #[error("the other side does not answer")]
+    Silent,
+    /// The system's answer.
+    #[error("the connection failed: {0}")]
+    System(Errno),
+}
+
+impl From<Errno> for Broken {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::PIPE | Errno::CONNRESET => Self::Closed,
+            Errno::AGAIN => Self::Silent,
+            errno => Self::System(errno),
+        }
+    }
+}
+
+/// Sends a message; `files` go with its first byte.
+pub fn send(
+    socket: impl AsFd,
+    header: Header,
+    payload: &[&[u8]],
+    files: &[BorrowedFd<'_>],
+) -> Result<(), Broken> {
+    let head = header.to_bytes();
+    let mut parts = [IoSlice::new(&head), IoSlice::new(&[]), IoSlice::new(&[])];
+    for (place, part) in parts.iter_mut().skip(1).zip(payload) {
+        *place = IoSlice::new(part);
+    }
+    debug_assert!(payload.len() < parts.len());
+    let mut left = &mut parts[..=payload.len()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(Broken::Files);
+    }
+    loop {
+        let sent = match rustix::net::sendmsg(&socket, left, &mut control, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => continue,
+            sent => sent?,
+        };
+        // They have gone with what was sent.
+        control.clear();
+        IoSlice::advance_slices(&mut left, sent);
+        if left.iter().all(|part| part.is_empty()) {
+            return Ok(());
+        }
+    }
+}
+
+/// What [`Receiver::receive`] has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// A whole message.
+    Message,
+    /// No whole message yet.
+    Nothing,
+}
+
+/// Collects messages from a socket, one after the other. Never more than one message is taken from the socket, so that
+/// descriptors are known to be that one's.
+#[derive(Debug, Default)]
+pub struct Receiver {
+    bytes: Vec<u8>,
+    filled: usize,
+    files: Vec<OwnedFd>,
+    is_whole: bool,
+}
+
+impl Receiver {
+    /// Goes on with a message, or begins the next; waits as long as the socket does if `flags` do not say otherwise.
+    pub fn receive(&mut self, socket: impl AsFd, flags: RecvFlags) -> Result<Received, Broken> {
+        if std::mem::take(&mut self.is_whole) {
+            self.filled = 0;
+            self.files.clear();
+        }
+        loop {
+            let wanted = self.wanted()?;
+            if self.filled == wanted {
+                self.is_whole = true;
+                return Ok(Received::Message);
+            }
+            if self.bytes.len() < wanted {
+                self.bytes.resize(wanted, 0);
+            }
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let result = rustix::net::recvmsg(
+                &socket,
+                &mut [IoSliceMut::new(&mut self.bytes[self.filled..wanted])],
+                &mut control,
+                flags | RecvFlags::CMSG_CLOEXEC,
+            );
+            let received = match result {
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) if flags.contains(RecvFlags::DONTWAIT) => {
+                    return Ok(Received::Nothing);
+                }
+                received => received?,
+            };
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(files) = message {
+                    self.files.extend(files);
+                }
+            }
+            if received.flags.contains(ReturnFlags::CTRUNC) || self.files.len() > MOST_FILES {
+                return Err(Broken::Files);
+            }
+            if received.bytes == 0 {
+                return Err(Broken::Closed);
+            }
+            self.filled += received.bytes;
+        }
+    }
+
+    /// The header of the message that is whole.
+    pub fn header(&self) -> Header {
+        self.bytes
+            .first_chunk()
+            .map_or_else(Header::default, Header::parse)
+    }
+
+    /// What is behind it.
+    pub fn payload(&self) -> &[u8] {
+        self.bytes.get(HEADER..self.filled).unwrap_or(&[])
+    }
+
+    /// The descriptors that came along.
+    pub fn take_files(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.files)
+    }
+
+    /// Bytes until which to receive: the header, and when it is there, all.
+    fn wanted(&self) -> Result<usize, Broken> {
+        if self.filled < HEADER {
+            return Ok(HEADER);
+        }
+        let said = self.header().bytes;
+        usize::try_from(said)
+            .ok()
+            .filter(|bytes| (HEADER..=MOST_BYTES).contains(bytes))
+            .ok_or(Broken::Length(said))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::Command;
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn messages_come_whole_with_their_own_descriptors() {
+        let (mut a, b) = UnixStream::pair().unwrap();
+        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let header = |id| Header::request(id, Command::RegionWrite, 6);
+        send(&a, header(1), &[b"abc", b"def"], &[]).unwrap();
+        send(&a, header(2), &[b"ghijkl"], &[file.as_fd()]).unwrap();
+        send(&a, header(3), &[b"mno", b"pqr"], &[]).unwrap();
+        let mut receiver = Receiver::default();
+        for (id, payload, files) in [(1, b"abcdef", 0), (2, b"ghijkl", 1), (3, b"mnopqr", 0)] {
+            let received = receiver.receive(&b, RecvFlags::empty());
+            assert_eq!(received, Ok(Received::Message));
+            assert_eq!(receiver.header(), header(id));
+            assert_eq!(receiver.payload(), payload);
+            assert_eq!(receiver.take_files().len(), files);
+        }
+        // Byte by byte.
+        let bytes = [&header(4).to_bytes()[..], b"stuvwx"].concat();
+        for byte in &bytes {
+            assert_eq!(
+                receiver.receive(&b, RecvFlags::DONTWAIT),
+                Ok(Received::Nothing)
+            );
+            a.write_all(&[*byte]).unwrap();
+        }
+        assert_eq!(
+            receiver.receive(&b, RecvFlags::DONTWAIT),
+            Ok(Received::Message)
+        );
+        assert_eq!(receiver.payload(), b"stuvwx");
+        drop(a);
+        assert_eq!(
+            receiver.receive(&b, RecvFlags::DONTWAIT),
+            Err(Broken::Closed)
+        );
+    }
+
+    #[test]
+    fn lengths_that_cannot_be_are_refused() {
+        for bytes in [0, 15, u32::try_from(MOST_BYTES + 1).unwrap(), u32::MAX] {
+            let (a, b) = UnixStream::pair().unwrap();
+            let header = Header {
+                bytes,
+                ..Header::default()
+            };
+            send(&a, header, &[], &[]).unwrap();
+            let result = Receiver::default().receive(&b, RecvFlags::empty());
+            assert_eq!(result, Err(Broken::Length(bytes)));
+        }
+    }
+}

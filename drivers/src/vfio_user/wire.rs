@@ -1,0 +1,495 @@
+//! The messages: what their bytes mean. Whatever the bytes are, they are understood or refused.
+
+/// Bytes of a header.
+pub const HEADER: usize = 16;
+/// The version that is spoken: major, minor.
+pub const VERSION: (u16, u16) = (0, 1);
+/// The most bytes of data of one access to a region.
+pub const MOST_DATA: usize = 1 << 20;
+/// The most bytes of a message: data, its description, a header.
+pub const MOST_BYTES: usize = HEADER + 16 + MOST_DATA;
+/// The most descriptors of one message.
+pub const MOST_FILES: usize = 16;
+/// The most pieces of memory that a device has at a time.
+pub const MOST_MAPS: usize = 256;
+
+/// The region of the configuration space; regions below [`crate::cards::BARS`] are base address registers.
+pub const CONFIG_REGION: u32 = 7;
+/// Regions of a PCI device.
+pub const REGIONS: u32 = 9;
+/// Kinds of interrupts of a PCI device, and the two that are used.
+pub const IRQS: u32 = 5;
+/// Message-signalled interrupts.
+pub const MSI: u32 = 1;
+/// The same with a table.
+pub const MSIX: u32 = 2;
+
+/// Region can be read and written.
+pub const REGION_READ_WRITE: u32 = 0b11;
+/// The device can be reset, and is a PCI device.
+pub const DEVICE_FLAGS: u32 = 0b11;
+/// Interrupts are told by events, whose number is fixed once they are connected.
+pub const IRQ_FLAGS: u32 = 0b1001;
+/// Memory may be read, and written.
+pub const MAY_READ: u32 = 1;
+/// The same for writing.
+pub const MAY_WRITE: u32 = 2;
+/// All memory is to be taken away.
+pub const UNMAP_ALL: u32 = 2;
+/// What interrupts are set by: nothing, bytes, events; and what for: triggering.
+pub const IRQ_DATA_NONE: u32 = 1;
+/// The same, bytes.
+pub const IRQ_DATA_BOOL: u32 = 2;
+/// The same, events.
+pub const IRQ_DATA_EVENT: u32 = 4;
+/// Triggering.
+pub const IRQ_TRIGGER: u32 = 32;
+
+/// Header flags.
+const KIND: u32 = 0xf;
+const REPLY: u32 = 1;
+const NO_REPLY: u32 = 1 << 4;
+const ERROR: u32 = 1 << 5;
+
+/// Error numbers as Linux has them, which is what the protocol carries.
+pub mod errno {
+    /// There is no such thing.
+    pub const NOT_THERE: u32 = 2;
+    /// The device is gone.
+    pub const NO_DEVICE: u32 = 19;
+    /// The request makes no sense.
+    pub const INVALID: u32 = 22;
+    /// There is no room.
+    pub const NO_SPACE: u32 = 28;
+    /// The request makes sense, but not here.
+    pub const NOT_SUPPORTED: u32 = 95;
+}
+
+/// What a message asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Command {
+    /// Agree on a version.
+    Version = 1,
+    /// Give the device memory.
+    DmaMap = 2,
+    /// Take it away.
+    DmaUnmap = 3,
+    /// Describe the device.
+    DeviceInfo = 4,
+    /// Describe a region.
+    RegionInfo = 5,
+    /// Describe a kind of interrupts.
+    IrqInfo = 7,
+    /// Connect, or trigger, interrupts.
+    SetIrqs = 8,
+    /// Read a region.
+    RegionRead = 9,
+    /// Write a region.
+    RegionWrite = 10,
+    /// Reset the device.
+    Reset = 13,
+}
+
+impl Command {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Version,
+        Self::DmaMap,
+        Self::DmaUnmap,
+        Self::DeviceInfo,
+        Self::RegionInfo,
+        Self::IrqInfo,
+        Self::SetIrqs,
+        Self::RegionRead,
+        Self::RegionWrite,
+        Self::Reset,
+    ];
+
+    /// Its number.
+    pub const fn number(self) -> u16 {
+        self as u16
+    }
+}
+
+/// What every message begins with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// Chosen by who asks, repeated by who answers.
+    pub id: u16,
+    /// A [`Command`]'s number.
+    pub command: u16,
+    /// Bytes of the message, with the header.
+    pub bytes: u32,
+    /// Request or reply, and how it is to be, or was, answered.
+    pub flags: u32,
+    /// An error number, where an answer is an error.
+    pub error: u32,
+}
+
+impl Header {
+    /// A request with `payload` bytes behind the header.
+    pub fn request(id: u16, command: Command, payload: usize) -> Self {
+        Self {
+            id,
+            command: command.number(),
+            bytes: total(payload),
+            ..Self::default()
+        }
+    }
+
+    /// The same that is not to be answered.
+    pub fn post(id: u16, command: Command, payload: usize) -> Self {
+        Self {
+            flags: NO_REPLY,
+            ..Self::request(id, command, payload)
+        }
+    }
+
+    /// The answer, with `payload` bytes behind the header.
+    pub fn reply(&self, payload: usize) -> Self {
+        Self {
+            bytes: total(payload),
+            flags: REPLY,
+            error: 0,
+            ..*self
+        }
+    }
+
+    /// The answer that it cannot be done.
+    pub fn refusal(&self, error: u32) -> Self {
+        Self {
+            bytes: total(0),
+            flags: REPLY | ERROR,
+            error,
+            ..*self
+        }
+    }
+
+    /// Whether it is a request.
+    pub const fn is_request(&self) -> bool {
+        self.flags & KIND == 0
+    }
+
+    /// Whether it is an answer.
+    pub const fn is_reply(&self) -> bool {
+        self.flags & KIND == REPLY
+    }
+
+    /// Whether it is to be answered.
+    pub const fn wants_reply(&self) -> bool {
+        self.flags & NO_REPLY == 0
+    }
+
+    /// The error number of an answer that is one.
+    pub const fn refused(&self) -> Option<u32> {
+        if self.flags & ERROR == 0 {
+            None
+        } else {
+            Some(self.error)
+        }
+    }
+
+    /// As bytes.
+    pub fn to_bytes(self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[..2].copy_from_slice(&self.id.to_le_bytes());
+        bytes[2..4].copy_from_slice(&self.command.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.bytes.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.flags.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.error.to_le_bytes());
+        bytes
+    }
+
+    /// From bytes.
+    pub fn parse(bytes: &[u8; HEADER]) -> Self {
+        let [a, b, c, d, rest @ ..] = bytes;
+        let (words, _) = rest.as_chunks::<4>();
+        Self {
+            id: u16::from_le_bytes([*a, *b]),
+            command: u16::from_le_bytes([*c, *d]),
+            bytes: u32::from_le_bytes(words[0]),
+            flags: u32::from_le_bytes(words[1]),
+            error: u32::from_le_bytes(words[2]),
+        }
+    }
+}
+
+/// A message with so many bytes behind its header.
+fn total(payload: usize) -> u32 {
+    u32::try_from(HEADER + payload).unwrap_or(u32::MAX)
+}
+
+/// Part of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// From which byte on.
+    pub offset: u64,
+    /// Which region.
+    pub region: u32,
+    /// How many bytes.
+    pub count: u32,
+}
+
+impl Access {
+    /// Bytes of the description.
+    pub const BYTES: usize = 16;
+
+    /// As bytes.
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.region.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.count.to_le_bytes());
+        bytes
+    }
+}
+
+/// A request, as its payload describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// Which version the other side speaks: major, minor.
+    Version(u16, u16),
+    /// Memory, by the file that comes with the message.
+    DmaMap {
+        /// [`MAY_READ`], [`MAY_WRITE`].
+        flags: u32,
+        /// Where it begins in the file.
+        offset: u64,
+        /// Its address for the device.
+        address: u64,
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// Memory that is taken away.
+    DmaUnmap {
+        /// [`UNMAP_ALL`], or 0.
+        flags: u32,
+        /// Its address for the device.
+        address: u64,
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// What the device is.
+    DeviceInfo,
+    /// What region `.0` is.
+    RegionInfo(u32),
+    /// What kind `.0` of interrupts is.
+    IrqInfo(u32),
+    /// What is to happen with interrupts.
+    SetIrqs {
+        /// `IRQ_…`
+        flags: u32,
+        /// Which kind.
+        index: u32,
+        /// The first of them.
+        start: u32,
+        /// How many.
+        count: u32,
+        /// One byte each, where they are set by bytes.
+        data: &'a [u8],
+    },
+    /// A read.
+    Read(Access),
+    /// A write with its bytes.
+    Write(Access, &'a [u8]),
+    /// A reset.
+    Reset,
+}
+
+impl<'a> Request<'a> {
+    /// Reads what is behind a header that has the number of a command; the error is an [`errno`].
+    pub fn parse(command: u16, payload: &'a [u8]) -> Result<Self, u32> {
+        let command = Command::ALL
+            .into_iter()
+            .find(|known| known.number() == command)
+            .ok_or(errno::NOT_SUPPORTED)?;
+        Fields(payload)
+            .request(command)
+            .ok_or(errno::INVALID)
+            .and_then(|request| match request {
+                Self::Read(Access { count, .. }) if count as usize > MOST_DATA => {
+                    Err(errno::INVALID)
+                }
+                Self::Write(Access { count, .. }, data) if count as usize != data.len() => {
+                    Err(errno::INVALID)
+                }
+                request => Ok(request),
+            })
+    }
+}
+
+/// What is left of a payload.
+#[derive(Clone, Copy, Debug)]
+pub struct Fields<'a>(pub &'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn request(&mut self, command: Command) -> Option<Request<'a>> {
+        Some(match command {
+            Command::Version => Request::Version(self.u16()?, self.u16()?),
+            Command::DmaMap => {
+                self.u32()?;
+                Request::DmaMap {
+                    flags: self.u32()?,
+                    offset: self.u64()?,
+                    address: self.u64()?,
+                    bytes: self.u64()?,
+                }
+            }
+            Command::DmaUnmap => {
+                self.u32()?;
+                Request::DmaUnmap {
+                    flags: self.u32()?,
+                    address: self.u64()?,
+                    bytes: self.u64()?,
+                }
+            }
+            Command::DeviceInfo => Request::DeviceInfo,
+            Command::RegionInfo => {
+                self.skip(8)?;
+                Request::RegionInfo(self.u32()?)
+            }
+            Command::IrqInfo => {
+                self.skip(8)?;
+                Request::IrqInfo(self.u32()?)
+            }
+            Command::SetIrqs => {
+                self.u32()?;
+                Request::SetIrqs {
+                    flags: self.u32()?,
+                    index: self.u32()?,
+                    start: self.u32()?,
+                    count: self.u32()?,
+                    data: self.0,
+                }
+            }
+            Command::RegionRead => Request::Read(self.access()?),
+            Command::RegionWrite => Request::Write(self.access()?, self.0),
+            Command::Reset => Request::Reset,
+        })
+    }
+
+    /// The next 2 bytes.
+    pub fn u16(&mut self) -> Option<u16> {
+        self.next().map(u16::from_le_bytes)
+    }
+
+    /// The next 4 bytes.
+    pub fn u32(&mut self) -> Option<u32> {
+        self.next().map(u32::from_le_bytes)
+    }
+
+    /// The next 8 bytes.
+    pub fn u64(&mut self) -> Option<u64> {
+        self.next().map(u64::from_le_bytes)
+    }
+
+    /// Part of a region.
+    pub fn access(&mut self) -> Option<Access> {
+        Some(Access {
+            offset: self.u64()?,
+            region: self.u32()?,
+            count: self.u32()?,
+        })
+    }
+
+    /// Leaves out `bytes` bytes.
+    pub fn skip(&mut self, bytes: usize) -> Option<()> {
+        self.0 = self.0.get(bytes..)?;
+        Some(())
+    }
+
+    fn next<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*first)
+    }
+}
+
+/// A payload of 32-bit words.
+pub fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
+    words.into_iter().flat_map(u32::to_le_bytes).collect()
+}
+
+/// A payload of two 32-bit and some 64-bit words.
+pub fn long_words<const N: usize>(head: [u32; 2], words: [u64; N]) -> Vec<u8> {
+    let head = head.into_iter().flat_map(u32::to_le_bytes);
+    head.chain(words.into_iter().flat_map(u64::to_le_bytes))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_sixteen_bytes_in_order() {
+        let header = Header {
+            id: 0x0201,
+            command: 0x0403,
+            bytes: 0x0807_0605,
+            flags: 0x0c0b_0a09,
+            error: 0x100f_0e0d,
+        };
+        let bytes: [u8; 16] = std::array::from_fn(|place| u8::try_from(place).unwrap() + 1);
+        assert_eq!(header.to_bytes(), bytes);
+        assert_eq!(Header::parse(&bytes), header);
+    }
+
+    #[test]
+    fn answers_repeat_what_was_asked() {
+        let asked = Header::request(7, Command::RegionRead, 16);
+        assert!(asked.is_request() && asked.wants_reply() && !asked.is_reply());
+        assert!(!Header::post(7, Command::RegionWrite, 20).wants_reply());
+        let reply = asked.reply(20);
+        assert!(reply.is_reply() && reply.refused().is_none());
+        assert_eq!((reply.id, reply.command, reply.bytes), (7, 9, 36));
+        assert_eq!(asked.refusal(22).refused(), Some(22));
+    }
+
+    #[test]
+    fn requests_are_read() {
+        let map = long_words([32, 3], [0x1000, 0x2_0000_0000, 0x3000]);
+        assert_eq!(
+            Request::parse(2, &map),
+            Ok(Request::DmaMap {
+                flags: 3,
+                offset: 0x1000,
+                address: 0x2_0000_0000,
+                bytes: 0x3000
+            })
+        );
+        let access = Access {
+            offset: 0x1004,
+            region: 1,
+            count: 4,
+        };
+        let mut write = access.to_bytes().to_vec();
+        write.extend([1, 2, 3, 4]);
+        assert_eq!(
+            Request::parse(10, &write),
+            Ok(Request::Write(access, &[1, 2, 3, 4]))
+        );
+        assert_eq!(Request::parse(9, &write), Ok(Request::Read(access)));
+        // Not so many bytes as it says, and none at all.
+        assert_eq!(Request::parse(10, &write[..18]), Err(errno::INVALID));
+        assert_eq!(Request::parse(2, &map[..31]), Err(errno::INVALID));
+        assert_eq!(Request::parse(11, &write), Err(errno::NOT_SUPPORTED));
+        let set = words([20, 0x24, 2, 1, 3]);
+        assert_eq!(
+            Request::parse(8, &set),
+            Ok(Request::SetIrqs {
+                flags: 0x24,
+                index: 2,
+                start: 1,
+                count: 3,
+                data: &[]
+            })
+        );
+        let huge = Access {
+            count: u32::MAX,
+            ..access
+        };
+        assert_eq!(Request::parse(9, &huge.to_bytes()), Err(errno::INVALID));
+    }
+}

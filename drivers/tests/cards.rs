@@ -1,0 +1,317 @@
+//! Cards of software through both of their transports: what holds for one holds for the other.
+
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+#[path = "common/bench.rs"]
+mod bench;
+
+use bench::Bench;
+use daq_core::dma::{DmaError, DmaMap};
+use daq_core::region::{HostOptions, Region};
+use daq_drivers::cards::build;
+use daq_drivers::cards::options::CardOptions;
+use daq_drivers::cards::pattern::{Pattern, verify};
+use daq_drivers::cards::server::{Server, ServerError};
+use daq_drivers::fpga::device::{Device, GONE};
+use daq_drivers::fpga::{inproc, vfio_user};
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+const SLOT: usize = 16 << 10;
+const SLOTS: usize = 8;
+
+/// A server on a thread of this process.
+struct Served {
+    dir: tempfile::TempDir,
+    stop: UnixStream,
+    thread: Option<JoinHandle<Result<(), ServerError>>>,
+}
+
+impl Served {
+    fn new(options: &CardOptions) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (stop, signal) = UnixStream::pair().unwrap();
+        let server = Server::bind(&dir.path().join("card.sock")).unwrap();
+        let card = build("xdma", options).unwrap();
+        let thread = std::thread::spawn(move || server.serve(card, signal.as_fd(), false));
+        Self {
+            dir,
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("card.sock")
+    }
+
+    fn open(&self) -> Arc<dyn Device> {
+        vfio_user::open(&self.path()).unwrap()
+    }
+
+    fn stop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.stop.write_all(&[0]).unwrap();
+            thread.join().unwrap().unwrap();
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.stop();
+        }
+    }
+}
+
+fn options(fault: Option<&str>) -> CardOptions {
+    CardOptions {
+        faults: fault
+            .map(|text| text.parse().unwrap())
+            .into_iter()
+            .collect(),
+        ..CardOptions::default()
+    }
+}
+
+/// Has `check` look at a card of its own through each transport.
+fn each(options: &CardOptions, check: impl Fn(Arc<dyn Device>)) {
+    check(inproc::open(build("xdma", options).unwrap()).unwrap());
+    let served = Served::new(options);
+    check(served.open());
+}
+
+#[test]
+fn every_byte_arrives() {
+    each(&options(None), |device| {
+        let identity = device.identity();
+        assert_eq!((identity.vendor, identity.class), (0x10ee, 0x05_80_00));
+        let bench = Bench::new(device, SLOTS, SLOT);
+        let map = bench.map.as_ref().unwrap();
+        assert_ne!(map.address(), bench.region.address().addr().get() as u64);
+        bench.start();
+        let mut at = 0;
+        for round in 1..=20_u32 {
+            bench.credit(8);
+            bench.wait_count(8 * round);
+            for slot in 0..SLOTS {
+                assert_eq!(bench.length(slot), SLOT);
+                assert_eq!(
+                    verify(Pattern::Counter, 4096, at, &bench.payload(slot)),
+                    None
+                );
+                at += SLOT as u64;
+            }
+        }
+        assert_eq!(bench.registers.read(0x1048), 160);
+        bench.stop();
+    });
+}
+
+#[test]
+fn interrupts_come() {
+    each(&options(None), |device| {
+        let interrupts = device.interrupts(32).unwrap();
+        let bench = Bench::new(device.clone(), SLOTS, SLOT);
+        bench.registers.write(0x20a0, 21);
+        bench.registers.write(0x2014, 1);
+        bench.registers.write(0x1094, 1 << 2);
+        bench.start();
+        assert!(!interrupts[21].wait(Duration::ZERO));
+        for _ in 0..10 {
+            bench.credit(1);
+            bench.until("an interrupt", || {
+                interrupts[21].wait(Duration::from_secs(1))
+            });
+            assert_eq!(bench.registers.read(0x1044) & 4, 4);
+        }
+        assert!(!interrupts[0].wait(Duration::ZERO));
+        let error = device.interrupts(33).unwrap_err().to_string();
+        assert!(error.contains("33") && error.contains("32"), "{error}");
+        bench.stop();
+    });
+}
+
+#[test]
+fn memory_that_was_taken_away_is_never_written() {
+    each(&options(None), |device| {
+        let mut bench = Bench::new(device, SLOTS, SLOT);
+        bench.start();
+        bench.credit(1000);
+        bench.wait_count(10);
+        // The channel runs on, and its completions with it.
+        drop(bench.map.take());
+        bench.clear();
+        let count = bench.count();
+        bench.credit(20);
+        bench.wait_count(count + 20);
+        assert!(bench.is_clear());
+        bench.stop();
+    });
+}
+
+#[test]
+fn a_card_that_is_cut_off_is_quiet_and_comes_back() {
+    each(&options(None), |device| {
+        let bench = Bench::new(device.clone(), SLOTS, SLOT);
+        bench.start();
+        bench.credit(1000);
+        bench.wait_count(5);
+        device.clone().as_dma().cut_off().unwrap();
+        bench.clear();
+        // As after power-on; it would begin anew if it were let.
+        assert_eq!(bench.registers.read(0x1004), 0);
+        bench.start();
+        bench.credit(3);
+        bench.until("an error", || bench.registers.read(0x1040) & 1 == 0);
+        assert!(bench.is_clear());
+        device.reset().unwrap();
+        bench.start();
+        bench.credit(3);
+        bench.wait_count(3);
+        assert_eq!(verify(Pattern::Counter, 4096, 0, &bench.payload(0)), None);
+        bench.stop();
+    });
+}
+
+#[test]
+fn an_engine_that_is_stuck_is_freed_by_a_reset() {
+    each(&options(Some("stuck@3")), |device| {
+        let bench = Bench::new(device.clone(), SLOTS, SLOT);
+        bench.start();
+        bench.credit(8);
+        bench.wait_count(3);
+        bench.registers.write(0x100c, 1);
+        for _ in 0..50 {
+            assert_eq!(bench.registers.read(0x1040) & 1, 1);
+        }
+        device.clone().as_dma().cut_off().unwrap();
+        assert_eq!(bench.registers.read(0x1040), 0);
+    });
+}
+
+#[test]
+fn a_card_that_is_pulled_out_reads_all_ones() {
+    each(&options(Some("remove@5")), |device| {
+        let bench = Bench::new(device.clone(), SLOTS, SLOT);
+        bench.start();
+        bench.credit(8);
+        bench.until("the removal", || bench.registers.read(0x1000) == GONE);
+        assert_eq!(bench.count(), 5);
+        bench.registers.write(0x1004, 0);
+        assert_eq!(bench.registers.read(0x1004), GONE);
+        device.clone().as_dma().cut_off().unwrap();
+        assert_eq!(bench.registers.read(0x2000), GONE);
+    });
+}
+
+#[test]
+fn starting_and_stopping_a_hundred_times_loses_nothing() {
+    each(&options(None), |device| {
+        let bench = Bench::new(device, SLOTS, SLOT);
+        let mut at = 0;
+        for round in 0..100 {
+            bench.start();
+            let credits = 1 + round % 8;
+            bench.credit(credits);
+            bench.wait_count(credits);
+            bench.stop();
+            for slot in 0..credits as usize {
+                let payload = bench.payload(slot);
+                assert_eq!(
+                    verify(Pattern::Counter, 4096, at, &payload),
+                    None,
+                    "{round}"
+                );
+                at += SLOT as u64;
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    each(&options(None), |device| {
+        for bar in [3, 5, 6] {
+            let error = device.registers(bar).err().unwrap().to_string();
+            assert!(error.contains(&format!("register {bar}")), "{error}");
+        }
+        assert_eq!(device.registers(0).unwrap().read(0), 0x3151_4144);
+    });
+}
+
+#[test]
+fn a_server_is_given_files_alone() {
+    let served = Served::new(&options(None));
+    let device = served.open();
+    let private = Region::host(4096, HostOptions::default()).unwrap();
+    let error = DmaMap::new(device.as_dma(), private).unwrap_err();
+    assert!(matches!(error, DmaError::Unreachable { .. }));
+    assert!(error.to_string().contains("shared"), "{error}");
+}
+
+#[test]
+fn one_user_after_the_other_finds_the_card_as_new() {
+    let served = Served::new(&options(None));
+    let first = Bench::new(served.open(), SLOTS, SLOT);
+    first.start();
+    first.credit(1000);
+    first.wait_count(3);
+    // It leaves without a word, in the middle of it.
+    drop(first);
+    for _ in 0..3 {
+        let bench = Bench::new(served.open(), SLOTS, SLOT);
+        assert_eq!(bench.registers.read(0x1004), 0);
+        bench.start();
+        bench.credit(2);
+        bench.wait_count(2);
+        assert_eq!(verify(Pattern::Counter, 4096, 0, &bench.payload(0)), None);
+        bench.stop();
+    }
+}
+
+#[test]
+fn a_server_that_ends_is_a_device_that_is_gone() {
+    let mut served = Served::new(&options(None));
+    let bench = Bench::new(served.open(), SLOTS, SLOT);
+    bench.start();
+    bench.credit(8);
+    bench.wait_count(8);
+    served.stop();
+    assert_eq!(bench.registers.read(0x1000), GONE);
+    bench.credit(1);
+    let region = bench.region.clone();
+    let error = DmaMap::new(bench.device.clone().as_dma(), region).unwrap_err();
+    assert!(matches!(error, DmaError::Gone { .. }), "{error}");
+    bench.device.clone().as_dma().cut_off().unwrap();
+    assert!(bench.device.reset().is_err());
+    let error = vfio_user::open(&served.path()).err().unwrap().to_string();
+    assert!(error.contains("daq sim-card"), "{error}");
+}
+
+#[test]
+fn a_socket_is_taken_over_from_the_dead_alone() {
+    let served = Served::new(&options(None));
+    let live = Server::bind(&served.path());
+    assert!(matches!(live, Err(ServerError::Live(_))), "{live:?}");
+    // The one who asked is no user: the card is served as before.
+    let bench = Bench::new(served.open(), SLOTS, SLOT);
+    bench.start();
+    bench.credit(1);
+    bench.wait_count(1);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("dead.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    drop(Server::bind(&path).unwrap());
+    assert!(!path.exists(), "it is removed at the end");
+    std::fs::write(&path, "something else").unwrap();
+    let error = Server::bind(&path).unwrap_err();
+    assert!(matches!(error, ServerError::NoSocket(_)), "{error}");
+}
