@@ -97,6 +97,7 @@ impl Place {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(binary());
         command
+            .env("DAQ_LOG", "warn")
             .args(["sim-card", "xdma", "--socket"])
             .arg(self.socket())
             .args(arguments);
@@ -142,7 +143,7 @@ fn user_to_be_killed() {
     bench.start();
     bench.credit(8);
     bench.wait_count(8);
-    println!("\nrunning");
+    println!("\nthe card is used");
     loop {
         bench.credit(8);
         std::thread::yield_now();
@@ -165,7 +166,7 @@ fn a_user_that_is_killed_leaves_the_card_as_new() {
             .args(["--exact", "user_to_be_killed", "--nocapture"])
             .env(USER, place.socket());
         let mut user = Running::new(&mut command);
-        user.wait_line("running");
+        user.wait_line("the card is used");
         assert!(has_memory());
         user.kill();
         // The next one waits in the queue until the card was taken from the one before.
