@@ -9,6 +9,7 @@
 
 mod config_space;
 pub mod endpoint;
+pub mod litepcie;
 pub mod options;
 pub mod pattern;
 pub mod server;
@@ -34,12 +35,20 @@ pub struct CardEntry {
 }
 
 /// Every card there is.
-pub const CARDS: &[CardEntry] = &[CardEntry {
-    name: "xdma",
-    summary: "AMD/Xilinx XDMA, AXI stream, four channels to the host",
-    faults: xdma::FAULTS,
-    build: xdma::build,
-}];
+pub const CARDS: &[CardEntry] = &[
+    CardEntry {
+        name: "xdma",
+        summary: "AMD/Xilinx XDMA, AXI stream, four channels to the host",
+        faults: xdma::FAULTS,
+        build: xdma::build,
+    },
+    CardEntry {
+        name: "litepcie",
+        summary: "LitePCIe's DMA writer, one channel to the host that goes round",
+        faults: litepcie::FAULTS,
+        build: litepcie::build,
+    },
+];
 
 /// Makes the card `name`.
 pub fn build(name: &str, options: &CardOptions) -> Result<Box<dyn Card>, String> {

@@ -135,6 +135,16 @@ impl Stream {
         }
     }
 
+    /// At least so many bytes come at once, before their time; those after them come at theirs.
+    pub fn hurry(&mut self, bytes: u64) {
+        let until = self.come.saturating_add(bytes.div_ceil(self.packet));
+        let until = until.min(self.limit);
+        if self.come < until {
+            self.waiting.push_back(self.come..until);
+            self.come = until;
+        }
+    }
+
     /// Packets that were lost.
     pub const fn lost(&self) -> u64 {
         self.lost
@@ -247,6 +257,26 @@ mod tests {
         assert_eq!(drain(&mut stream, 64), (28..38).collect::<Vec<_>>());
         assert_eq!(stream.ready(at(2000)), Ready::Ended);
         assert_eq!(stream.lost(), 17);
+    }
+
+    #[test]
+    fn a_burst_comes_before_its_time() {
+        let mut stream = Stream::new(&CardOptions {
+            rate: Some(BitRate(64.0 * 8.0 * 1000.0)),
+            packets: Some(20),
+            ..options()
+        });
+        let start = Instant::now();
+        assert!(matches!(stream.ready(start), Ready::After(_)));
+        stream.hurry(600);
+        assert_eq!(stream.ready(start), Ready::Data);
+        assert_eq!(drain(&mut stream, 64), (0..10).collect::<Vec<_>>());
+        let later = start + Duration::from_micros(11_500);
+        assert_eq!(stream.ready(later), Ready::Data);
+        assert_eq!(drain(&mut stream, 64), [10]);
+        stream.hurry(u64::MAX);
+        assert_eq!(drain(&mut stream, 64), (11..20).collect::<Vec<_>>());
+        assert_eq!(stream.lost(), 0);
     }
 
     #[test]

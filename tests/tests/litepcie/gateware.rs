@@ -6,7 +6,8 @@ use daq_tests::{Python, program, repository};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Cycles without anything emitted after which, with its stream closed, the core is done with all it had: several
 /// times the length of its pipelines.
@@ -89,10 +90,10 @@ impl Names {
 pub struct Gateware {
     core: Core,
     names: Names,
-    /// One of its engines was enabled when last looked.
-    enabled: bool,
-    /// Words of the sensor's stream that it may still take; endless where none is told.
-    allowance: Option<u64>,
+    /// Its engines, writer and reader, were enabled when last looked.
+    enabled: [bool; 2],
+    /// Words of the sensor's stream that are left.
+    feed: Arc<AtomicU64>,
 }
 
 impl Gateware {
@@ -102,8 +103,8 @@ impl Gateware {
         Ok(Self {
             core: Core::load(&built.join("litepcie.so")),
             names: Names::parse(&std::fs::read_to_string(built.join("csr.csv")).unwrap()),
-            enabled: false,
-            allowance: None,
+            enabled: [false; 2],
+            feed: Arc::new(AtomicU64::new(u64::MAX)),
         })
     }
 
@@ -112,9 +113,9 @@ impl Gateware {
         &self.names
     }
 
-    /// From now on its sensor has so many words more, and then nothing.
-    pub fn allow(&mut self, words: u64) {
-        self.allowance = Some(words);
+    /// The words of the sensor's stream that are left for it to take: at first all there are. May be changed at any time.
+    pub fn feed(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.feed)
     }
 
     /// Does all that follows from what it has, its stream closed; true if it did anything.
@@ -182,29 +183,27 @@ impl Card for Gateware {
         assert_eq!(bar, 0);
         self.core.write(u32::try_from(offset).unwrap(), value);
         self.settle(host);
-        self.enabled = ["pcie_dma0_writer_enable", "pcie_dma0_reader_enable"]
-            .iter()
-            .any(|name| self.read(0, self.names.register(name)) & 1 != 0);
+        self.enabled = ["writer", "reader"].map(|engine| {
+            let enable = self.names.register(&format!("pcie_dma0_{engine}_enable"));
+            self.read(0, enable) & 1 != 0
+        });
     }
 
     fn reset(&mut self) {
         self.core.reset();
-        self.enabled = false;
+        self.enabled = [false; 2];
     }
 
     fn step(&mut self, host: &dyn Host) -> Step {
-        if !self.enabled {
+        if self.enabled == [false; 2] {
             return Step::Idle;
         }
         // Some hundred cycles are some hundred microseconds.
-        let words = self.allowance.unwrap_or(u64::MAX).min(256);
-        let taken = match u32::try_from(words).unwrap() {
+        let taken = match self.feed.load(Ordering::Relaxed).min(256) {
             0 => 0,
-            words => self.core.run(words, 256),
+            words => self.core.run(u32::try_from(words).unwrap(), 256),
         };
-        if let Some(words) = &mut self.allowance {
-            *words -= u64::from(taken);
-        }
+        self.feed.fetch_sub(u64::from(taken), Ordering::Relaxed);
         if self.settle(host) || taken > 0 {
             Step::Busy
         } else {

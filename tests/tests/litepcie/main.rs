@@ -3,16 +3,19 @@
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 mod bench;
+mod compare;
 mod gateware;
 mod memory;
 mod sys;
+// mod whole;
 
 use bench::{BASE, Bench, IRQ_DISABLE};
 use daq_tests::skip;
 use gateware::Gateware;
+use std::sync::atomic::Ordering;
 
 /// The real core with memory for so many slots; or why there is none.
-fn gateware(slots: u32, slot: u32) -> Result<Bench<Gateware>, String> {
+fn gateware_bench(slots: u32, slot: u32) -> Result<Bench<Gateware>, String> {
     let card = Gateware::new()?;
     let names = card.names().clone();
     Ok(Bench::new(card, names, slots, slot))
@@ -20,7 +23,7 @@ fn gateware(slots: u32, slot: u32) -> Result<Bench<Gateware>, String> {
 
 macro_rules! gateware {
     ($slots:expr, $slot:expr) => {
-        match gateware($slots, $slot) {
+        match gateware_bench($slots, $slot) {
             Ok(bench) => bench,
             Err(why) => skip!("{why}"),
         }
@@ -81,12 +84,13 @@ fn nothing_lands_after_a_stop() {
     for _ in 0..10 {
         bench.start(SLOTS, SLOT);
         // Five transfers and the beginning of the next.
-        bench.card.allow(5 * u64::from(SLOT) / 8 + 70);
+        let feed = bench.card.feed();
+        feed.store(5 * u64::from(SLOT) / 8 + 70, Ordering::Relaxed);
         bench.finish();
         assert_eq!(bench.writer("table_loop_status"), status(5, SLOTS));
         bench.assert_holds(4 % SLOTS, SLOT, 4);
         // The stream goes on meanwhile.
-        bench.card.allow(u64::MAX);
+        feed.store(u64::MAX, Ordering::Relaxed);
         bench.stop();
         assert_eq!(bench.writer("table_level"), 0);
         assert_eq!(bench.writer("table_loop_status"), 0);
@@ -115,7 +119,8 @@ fn a_table_runs_empty() {
     );
     bench.push("writer", SLOT, Bench::<Gateware>::slot(1, SLOT));
     bench.set_writer("enable", 1);
-    bench.card.allow(1 << 20);
+    let feed = bench.card.feed();
+    feed.store(1 << 20, Ordering::Relaxed);
     bench.finish();
     bench.assert_holds(0, SLOT, 0);
     bench.assert_holds(1, SLOT, 1);
@@ -148,7 +153,8 @@ fn rounds_that_nobody_saw_are_counted() {
     const SLOT: u32 = 256;
     let mut bench = gateware!(SLOTS, SLOT);
     bench.start(SLOTS, SLOT);
-    bench.card.allow(11 * u64::from(SLOT) / 8);
+    let feed = bench.card.feed();
+    feed.store(11 * u64::from(SLOT) / 8, Ordering::Relaxed);
     bench.finish();
     assert_eq!(bench.writer("table_loop_status"), status(11, SLOTS));
     for (slot, transfer) in [(0, 8), (1, 9), (2, 10), (3, 7)] {

@@ -1,0 +1,336 @@
+//! A card with LitePCIe's DMA, of which it has one channel and in that the writer, from the card to the host.
+//!
+//! ```text
+//!   stream ─▶ writer ──payload──▶ host memory
+//!               ▲   └──interrupt (MSI)──▶
+//!        table of descriptors, which goes round
+//! ```
+//! Where its registers are says [`CSR`]; what they do was taken from what LitePCIe's gateware does, against which the
+//! repository's tests compare it. Nothing can hold the writer back while its table goes round: who reads too slowly is
+//! overrun, and learns of it from the rounds that were counted alone. `loop_status` tells of the **last** descriptor that
+//! was done, so that it reads 0 before the first and after it. The stream begins anew whenever the writer is enabled,
+//! and has no marks at the ends of packets.
+
+mod table;
+
+use super::options::{CardOptions, FaultKind, Faults};
+use super::stream::{Ready, Stream};
+use super::{BARS, Card, Host, Identity, Step};
+use std::time::Instant;
+use table::Table;
+
+/// The `csr.csv` of this card: where its registers are.
+pub const CSR: &str = include_str!("litepcie/csr.csv");
+
+/// Everything that can go wrong on request.
+pub const FAULTS: &[FaultKind] = &[
+    (
+        "overrun",
+        "a burst of more than a whole round, faster than anybody reads",
+    ),
+    ("stuck", "it moves nothing any more until a reset"),
+    ("remove", "the card is pulled out"),
+    (
+        "lie",
+        "it is told as complete, and its payload was never written",
+    ),
+    ("lost-interrupt", "its interrupt is never raised"),
+];
+
+/// What is written at once; whole payloads of the bus.
+const PIECE: usize = 64 << 10;
+/// Payload of one write on the bus: less than that, or than a descriptor's rest, waits in the writer.
+const PAYLOAD: usize = 256;
+/// Bytes of a step.
+const STEP: usize = 4 * PIECE;
+
+const SCRATCH: u64 = 0x0004;
+const MSI_ENABLE: u64 = 0x1800;
+const MSI_CLEAR: u64 = 0x1804;
+const MSI_VECTOR: u64 = 0x1808;
+const ENABLE: u64 = 0x3800;
+const VALUE_HIGH: u64 = 0x3804;
+const VALUE_LOW: u64 = 0x3808;
+const PUSH: u64 = 0x380c;
+const LOOPS: u64 = 0x3810;
+const STATUS: u64 = 0x3814;
+const LEVEL: u64 = 0x3818;
+const RESET: u64 = 0x381c;
+
+/// The writer's bit in the registers of interrupts.
+const WRITER: u32 = 1 << 0;
+
+/// The card.
+#[derive(Debug)]
+pub struct LitePcie {
+    options: CardOptions,
+    faults: Faults,
+    stream: Stream,
+    table: Table,
+    is_enabled: bool,
+    /// The descriptor under way.
+    current: Option<Transfer>,
+    /// What was taken of the stream and waits to be written.
+    buffer: Box<[u8]>,
+    held: usize,
+    /// Transfers that were done since the last reset of the card.
+    transfers: u64,
+    /// Transfers of a burst that are left.
+    burst: u64,
+    is_stuck: bool,
+    is_removed: bool,
+    msi_enable: u32,
+    msi_vector: u32,
+    /// What registers read that are only written to.
+    scratch: u32,
+    msi_clear: u32,
+    value: [u32; 2],
+    push: u32,
+    reset: u32,
+}
+
+/// A descriptor under way, cut into writes of the bus.
+#[derive(Clone, Copy, Debug)]
+struct Transfer {
+    address: u32,
+    left: usize,
+    is_lie: bool,
+    has_interrupt: bool,
+}
+
+/// A card as `options` say.
+pub fn build(options: &CardOptions) -> Result<Box<dyn Card>, String> {
+    Ok(Box::new(LitePcie::new(options)?))
+}
+
+impl LitePcie {
+    /// A card as `options` say; the error says what is wrong with them, and what helps.
+    pub fn new(options: &CardOptions) -> Result<Self, String> {
+        options.check(FAULTS)?;
+        Ok(Self::after_power_on(options))
+    }
+
+    /// At least so many bytes of the stream come at once, before their time.
+    pub fn hurry(&mut self, bytes: u64) {
+        self.stream.hurry(bytes);
+    }
+
+    fn after_power_on(options: &CardOptions) -> Self {
+        Self {
+            faults: Faults::new(options),
+            stream: Stream::new(options),
+            table: Table::new(),
+            is_enabled: false,
+            current: None,
+            buffer: vec![0; PIECE].into(),
+            held: 0,
+            transfers: 0,
+            burst: 0,
+            is_stuck: false,
+            is_removed: false,
+            msi_enable: 0,
+            msi_vector: 0,
+            scratch: 0x1234_5678,
+            msi_clear: 0,
+            value: [0; 2],
+            push: 0,
+            reset: 0,
+            options: options.clone(),
+        }
+    }
+
+    fn enable(&mut self, is_enabled: bool) {
+        if is_enabled && !self.is_enabled {
+            self.stream = Stream::new(&self.options);
+        }
+        if !is_enabled {
+            // What was not yet written of its descriptor never is; the descriptor stays in the table.
+            self.current = None;
+            self.held = 0;
+            self.burst = 0;
+        }
+        self.is_enabled = is_enabled;
+    }
+
+    /// Takes up the next descriptor as soon as there is one, and the faults that it meets.
+    fn begin(&mut self) {
+        if !self.is_enabled || self.current.is_some() {
+            return;
+        }
+        let Some(descriptor) = self.table.next() else {
+            return;
+        };
+        let due = self.transfers;
+        self.is_removed |= self.faults.take("remove", due);
+        // A length that is not of whole words makes packets that no bus takes.
+        let is_whole = descriptor.length > 0 && descriptor.length.is_multiple_of(8);
+        self.is_stuck |= self.faults.take("stuck", due) || !is_whole;
+        if self.faults.take("overrun", due) {
+            let round = self.table.level() as u64;
+            self.burst = round + round / 2 + 1;
+            self.stream
+                .hurry(self.burst.saturating_mul(u64::from(descriptor.length)));
+        }
+        self.current = Some(Transfer {
+            address: descriptor.address,
+            left: descriptor.length as usize,
+            is_lie: self.faults.take("lie", due),
+            has_interrupt: !self.faults.take("lost-interrupt", due),
+        });
+    }
+
+    /// Does a piece of work: bytes moved, or when there will be more to do.
+    fn advance(&mut self, host: &dyn Host, now: Instant) -> Result<usize, Step> {
+        if self.is_removed {
+            return Err(Step::Removed);
+        }
+        if !self.is_enabled || self.is_stuck {
+            return Err(Step::Idle);
+        }
+        let Some(transfer) = self.current else {
+            self.burst = 0;
+            return Err(Step::Idle);
+        };
+        let end = transfer.left.min(PIECE);
+        let none = match self.stream.ready(now) {
+            Ready::Data => None,
+            Ready::After(time) => Some(Step::After(time)),
+            Ready::Ended => Some(Step::Idle),
+        };
+        let (taken, _) = self.stream.take(&mut self.buffer[self.held..end]);
+        self.held += taken;
+        if self.held == end {
+            self.emit(transfer, end, host);
+        } else if let Some(step) = none {
+            self.emit(transfer, self.held / PAYLOAD * PAYLOAD, host);
+            self.burst = 0;
+            return Err(step);
+        }
+        Ok(taken)
+    }
+
+    /// Writes the first bytes of what is held; ends the transfer with its last.
+    fn emit(&mut self, transfer: Transfer, bytes: usize, host: &dyn Host) {
+        if bytes == 0 {
+            return;
+        }
+        if !transfer.is_lie {
+            // A refusal is counted where it is met; the bus tells nobody.
+            let _ = host.write(transfer.address.into(), &self.buffer[..bytes]);
+        }
+        self.buffer.copy_within(bytes..self.held, 0);
+        self.held -= bytes;
+        let left = transfer.left - bytes;
+        // No more than 24 bits.
+        #[expect(clippy::cast_possible_truncation, reason = "at most a piece")]
+        let address = transfer.address.wrapping_add(bytes as u32);
+        self.current = (left > 0).then_some(Transfer {
+            address,
+            left,
+            ..transfer
+        });
+        if left > 0 {
+            return;
+        }
+        self.transfers += 1;
+        self.burst = self.burst.saturating_sub(1);
+        // Whether there is an interrupt says what the table shows at the end. After a reset of the table that is another
+        // descriptor, and one that was put in meanwhile is gone with this one.
+        let is_silent = self.table.shown().is_silent;
+        self.table.pop();
+        if !is_silent && transfer.has_interrupt && self.msi_enable & WRITER != 0 {
+            self.msi_vector |= WRITER;
+            host.interrupt(0);
+        }
+        self.begin();
+    }
+}
+
+impl Card for LitePcie {
+    fn identity(&self) -> Identity {
+        let mut bars = [0; BARS];
+        bars[0] = 128 << 10;
+        Identity {
+            ids: [0x10ee, 0x7024, 0x10ee, 0x0007],
+            class: 0x05_80_00,
+            bars,
+            vectors: 1,
+        }
+    }
+
+    fn read(&mut self, bar: usize, offset: u64) -> u32 {
+        if self.is_removed {
+            return u32::MAX;
+        }
+        match (bar, offset) {
+            (0, SCRATCH) => self.scratch,
+            (0, MSI_ENABLE) => self.msi_enable,
+            (0, MSI_CLEAR) => self.msi_clear,
+            (0, MSI_VECTOR) => self.msi_vector,
+            // Between two writes on the bus it is idle, and a register is read between two.
+            (0, ENABLE) => 2 | u32::from(self.is_enabled),
+            (0, VALUE_HIGH) => self.value[0],
+            (0, VALUE_LOW) => self.value[1],
+            (0, PUSH) => self.push,
+            (0, LOOPS) => self.table.loops().into(),
+            (0, STATUS) => self.table.status(),
+            (0, LEVEL) => u32::try_from(self.table.level()).unwrap_or(u32::MAX),
+            (0, RESET) => self.reset,
+            _ => 0,
+        }
+    }
+
+    fn write(&mut self, bar: usize, offset: u64, value: u32, _: &dyn Host) {
+        match (bar, offset) {
+            (0, SCRATCH) => self.scratch = value,
+            (0, MSI_ENABLE) => {
+                self.msi_enable = value;
+                self.msi_vector &= value;
+            }
+            (0, MSI_CLEAR) => {
+                self.msi_clear = value;
+                self.msi_vector &= !value;
+            }
+            (0, ENABLE) => self.enable(value & 1 != 0),
+            (0, VALUE_HIGH) => self.value[0] = value,
+            (0, VALUE_LOW) => self.value[1] = value,
+            (0, PUSH) => {
+                self.push = value;
+                let [high, low] = self.value;
+                self.table.push(high, low);
+            }
+            (0, LOOPS) => self.table.set_loops(value & 1 != 0),
+            (0, RESET) => {
+                self.reset = value & 1;
+                if value & 1 != 0 {
+                    self.table.reset();
+                }
+            }
+            _ => {}
+        }
+        self.begin();
+    }
+
+    fn reset(&mut self) {
+        // What was to go wrong once has done so.
+        let faults = std::mem::take(&mut self.faults);
+        *self = Self::after_power_on(&std::mem::take(&mut self.options));
+        self.faults = faults;
+    }
+
+    fn step(&mut self, host: &dyn Host) -> Step {
+        let now = Instant::now();
+        let mut moved = 0;
+        // A burst is one step, however long: nobody may read between its transfers.
+        while moved < STEP || self.burst > 0 {
+            match self.advance(host, now) {
+                Ok(bytes) => moved += bytes,
+                Err(step) => return step,
+            }
+        }
+        Step::Busy
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,269 @@
+//! The card, driven by its registers alone. That they are those of the real thing is tested against its gateware, in the
+//! repository's tests.
+
+use super::*;
+use crate::cards::Fault;
+use crate::cards::pattern::{Pattern, verify};
+use daq_core::units::{BitRate, ByteSize};
+use std::cell::{Cell, RefCell};
+
+const SLOT: u32 = 4096;
+const SLOTS: u32 = 4;
+/// Device address of the first slot.
+const BASE: u32 = 0x8000_0000;
+
+struct Memory {
+    bytes: RefCell<Vec<u8>>,
+    interrupts: Cell<u32>,
+}
+
+impl Host for Memory {
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        let at = usize::try_from(address - u64::from(BASE)).unwrap();
+        self.bytes.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        let bytes = bytes.len();
+        Err(Fault { address, bytes })
+    }
+
+    fn interrupt(&self, vector: u16) {
+        assert_eq!(vector, 0);
+        self.interrupts.set(self.interrupts.get() + 1);
+    }
+}
+
+struct Bench {
+    card: LitePcie,
+    memory: Memory,
+}
+
+impl Bench {
+    fn new(options: &CardOptions) -> Self {
+        Self {
+            card: LitePcie::new(options).unwrap(),
+            memory: Memory {
+                bytes: RefCell::new(vec![0xa5; (SLOTS * SLOT) as usize]),
+                interrupts: Cell::new(0),
+            },
+        }
+    }
+
+    fn write(&mut self, offset: u64, value: u32) {
+        self.card.write(0, offset, value, &self.memory);
+    }
+
+    /// Starts it going round over all slots, with interrupts.
+    fn start(&mut self) {
+        for (offset, value) in [(ENABLE, 0), (RESET, 1), (LOOPS, 0), (MSI_ENABLE, 1)] {
+            self.write(offset, value);
+        }
+        for slot in 0..SLOTS {
+            for (offset, value) in [
+                (VALUE_HIGH, SLOT),
+                (VALUE_LOW, BASE + slot * SLOT),
+                (PUSH, 0),
+            ] {
+                self.write(offset, value);
+            }
+        }
+        self.write(LOOPS, 1);
+        self.write(ENABLE, 1);
+    }
+
+    /// Steps until there is nothing to do at once.
+    fn run(&mut self) -> Step {
+        loop {
+            let step = self.card.step(&self.memory);
+            if step != Step::Busy {
+                return step;
+            }
+        }
+    }
+
+    fn slot(&self, slot: u32) -> Vec<u8> {
+        let at = (slot * SLOT) as usize;
+        self.memory.bytes.borrow()[at..at + SLOT as usize].to_vec()
+    }
+
+    /// The transfer whose bytes are in a slot.
+    fn transfer(&self, slot: u32) -> Option<u64> {
+        let bytes = self.slot(slot);
+        let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        (verify(Pattern::Counter, 8, first * 8, &bytes) == None)
+            .then(|| first * 8 / u64::from(SLOT))
+    }
+
+    fn status(&mut self) -> (u32, u32) {
+        let status = self.card.read(0, STATUS);
+        (status >> 16, status & 0xffff)
+    }
+}
+
+/// A stream that ends after so many transfers, with faults.
+fn ending(transfers: u64, faults: &[&str]) -> CardOptions {
+    CardOptions {
+        packet: Some(ByteSize(SLOT.into())),
+        packets: Some(transfers),
+        faults: faults.iter().map(|fault| fault.parse().unwrap()).collect(),
+        ..CardOptions::default()
+    }
+}
+
+#[test]
+fn it_goes_round_and_begins_anew() {
+    let mut bench = Bench::new(&ending(10, &[]));
+    for interrupts in [10, 20] {
+        bench.start();
+        assert_eq!(bench.run(), Step::Idle);
+        assert_eq!(bench.status(), (2, 1));
+        let found: Vec<_> = (0..SLOTS).map(|slot| bench.transfer(slot)).collect();
+        assert_eq!(found, [Some(8), Some(9), Some(6), Some(7)]);
+        assert_eq!(bench.memory.interrupts.get(), interrupts);
+        assert_eq!(bench.card.read(0, MSI_VECTOR), 1);
+        bench.write(MSI_CLEAR, 1);
+        assert_eq!(bench.card.read(0, MSI_VECTOR), 0);
+    }
+}
+
+#[test]
+fn the_first_transfer_does_not_show_in_the_status() {
+    for (transfers, status) in [
+        (0, (0, 0)),
+        (1, (0, 0)),
+        (2, (0, 1)),
+        (4, (0, 3)),
+        (5, (1, 0)),
+    ] {
+        let mut bench = Bench::new(&ending(20, &[&format!("stuck@{transfers}")]));
+        bench.start();
+        assert_eq!(bench.run(), Step::Idle);
+        assert_eq!(bench.status(), status, "{transfers}");
+        assert_eq!(bench.memory.interrupts.get(), transfers);
+    }
+}
+
+#[test]
+fn the_counter_of_rounds_wraps() {
+    let mut bench = Bench::new(&CardOptions {
+        packet: Some(ByteSize(8)),
+        packets: Some(3 * 65_536 + 1),
+        ..CardOptions::default()
+    });
+    bench.write(RESET, 1);
+    for _ in 0..3 {
+        for (offset, value) in [(VALUE_HIGH, 8), (VALUE_LOW, BASE), (PUSH, 0)] {
+            bench.write(offset, value);
+        }
+    }
+    bench.write(LOOPS, 1);
+    bench.write(ENABLE, 1);
+    bench.run();
+    assert_eq!(bench.status(), (0, 0));
+    assert_eq!(bench.memory.interrupts.get(), 0, "none are enabled");
+}
+
+#[test]
+fn a_stuck_one_moves_until_a_reset() {
+    let mut bench = Bench::new(&ending(10, &["stuck@3"]));
+    bench.start();
+    assert_eq!(bench.run(), Step::Idle);
+    assert_eq!(bench.status(), (0, 2));
+    bench.start();
+    assert_eq!(bench.run(), Step::Idle);
+    assert_eq!(bench.status(), (0, 0), "a start is no reset");
+    bench.card.reset();
+    bench.start();
+    assert_eq!(bench.run(), Step::Idle);
+    assert_eq!(bench.status(), (2, 1));
+}
+
+#[test]
+fn one_that_is_pulled_out_is_gone() {
+    let mut bench = Bench::new(&ending(10, &["remove@2"]));
+    bench.start();
+    assert_eq!(bench.run(), Step::Removed);
+    assert_eq!(bench.card.read(0, STATUS), u32::MAX);
+    assert_eq!([bench.transfer(1), bench.transfer(2)], [Some(1), None]);
+}
+
+#[test]
+fn a_lie_is_told_and_not_written() {
+    let mut bench = Bench::new(&ending(3, &["lie@1", "lost-interrupt@2"]));
+    bench.start();
+    bench.run();
+    assert_eq!(bench.status(), (0, 2));
+    assert_eq!(bench.memory.interrupts.get(), 2);
+    let found: Vec<_> = (0..3).map(|slot| bench.transfer(slot)).collect();
+    assert_eq!(found, [Some(0), None, Some(2)]);
+    assert!(bench.slot(1).iter().all(|byte| *byte == 0xa5));
+}
+
+/// A burst is one step of more than a round, also where the stream has a rate; its data are those of the stream.
+#[test]
+fn a_burst_overruns_every_reader() {
+    for rate in [None, Some(BitRate(1e-6))] {
+        let mut bench = Bench::new(&CardOptions {
+            rate,
+            ..ending(20, &["overrun@0"])
+        });
+        bench.start();
+        bench.card.step(&bench.memory);
+        let (round, _) = bench.status();
+        assert!(round >= 1, "{rate:?}");
+        if rate.is_some() {
+            // Seven in one step: a round, its half, and one.
+            assert_eq!(bench.status(), (1, 2));
+            assert_eq!(bench.transfer(2), Some(6));
+            assert!(matches!(bench.run(), Step::After(_)));
+        }
+    }
+}
+
+#[test]
+fn whole_packets_of_the_bus_are_written_before_the_rest_is_there() {
+    let mut bench = Bench::new(&CardOptions {
+        packet: Some(ByteSize(8)),
+        packets: Some(100),
+        ..CardOptions::default()
+    });
+    bench.start();
+    assert_eq!(bench.run(), Step::Idle);
+    let slot = bench.slot(0);
+    assert_eq!(verify(Pattern::Counter, 8, 0, &slot[..768]), None);
+    assert!(slot[768..].iter().all(|byte| *byte == 0xa5));
+    bench.write(ENABLE, 0);
+    bench.write(ENABLE, 1);
+    bench.run();
+    assert_eq!(bench.slot(0), slot, "the same again");
+}
+
+/// What the registers are called in `csr.csv` is where they are.
+#[test]
+fn the_names_are_those_of_the_registers() {
+    let address = |name: &str| {
+        let line = CSR
+            .lines()
+            .find(|line| line.starts_with(&format!("csr_register,{name},")));
+        let text = line.unwrap().split(',').nth(2).unwrap();
+        u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap()
+    };
+    for (name, offset) in [
+        ("ctrl_scratch", SCRATCH),
+        ("pcie_msi_enable", MSI_ENABLE),
+        ("pcie_msi_clear", MSI_CLEAR),
+        ("pcie_msi_vector", MSI_VECTOR),
+        ("pcie_dma0_writer_enable", ENABLE),
+        ("pcie_dma0_writer_table_value", VALUE_HIGH),
+        ("pcie_dma0_writer_table_we", PUSH),
+        ("pcie_dma0_writer_table_loop_prog_n", LOOPS),
+        ("pcie_dma0_writer_table_loop_status", STATUS),
+        ("pcie_dma0_writer_table_level", LEVEL),
+        ("pcie_dma0_writer_table_reset", RESET),
+    ] {
+        assert_eq!(address(name), offset, "{name}");
+    }
+    assert!(CSR.contains("constant,pcie_dma0_writer_interrupt,0,"));
+}

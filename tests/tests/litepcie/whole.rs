@@ -1,0 +1,167 @@
+//! The whole of daq above the real gateware: the card is served over the vfio-user protocol to a daemon, whose engine
+//! programs it, and every byte that it leaves in files is checked.
+
+use crate::gateware::{Gateware, built};
+use daq_drivers::cards::server::Server;
+use daq_tests::{Daq, files, skip, wait_for};
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+/// Bytes of a frame.
+const SLOT: u64 = 4096;
+/// Slots of the ring.
+const SLOTS: u64 = 16;
+
+/// A card that is being served.
+struct Served {
+    feed: Arc<AtomicU64>,
+    stop: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Served {
+    fn new(card: Gateware, path: &Path) -> Self {
+        let feed = card.feed();
+        let server = Server::bind(path).unwrap();
+        let (stop, stopped) = UnixStream::pair().unwrap();
+        let serve = move || server.serve(Box::new(card), stopped.as_fd(), false).unwrap();
+        let thread = std::thread::Builder::new().name("card".into());
+        Self {
+            feed,
+            stop,
+            thread: Some(thread.spawn(serve).unwrap()),
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.stop.write_all(&[1]);
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(ended.is_ok() || std::thread::panicking(), "the card's thread");
+        }
+    }
+}
+
+/// A source of the card at `card.sock`, its frames in a file, as they are and as numbers of float32.
+fn config(completion: &str) -> String {
+    let csr = built().unwrap().join("csr.csv");
+    format!(
+        "[source.card]\ndriver = \"fpga\"\nring = \"raw\"\ndevice = \"vfio-user:card.sock\"\nengine = \"litepcie\"\n\
+         csr = {csr:?}\ncompletion = {completion:?}\n\
+         samples = {{ type = \"int32\", channels = 2, rate = \"1 MHz\" }}\n\
+         [ring.raw]\nslot = {SLOT}\nslots = {SLOTS}\n\
+         [kernel.numbers]\nuse = \"convert\"\ninput = \"raw\"\noutput = \"floats\"\n\
+         [ring.floats]\nslots = {SLOTS}\n\
+         [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"raw\"\n\
+         [sink.numbers]\ndriver = \"file\"\ninput = \"floats\"\npath = \"floats\"\n\
+         [http]\nlisten = \"127.0.0.1:0\"\n"
+    )
+}
+
+/// All data in the files of a directory.
+fn data(daq: &Daq, directory: &str) -> Vec<u8> {
+    files(&daq.path(directory), ".sigmf-data")
+        .iter()
+        .flat_map(|path| std::fs::read(path).unwrap())
+        .collect()
+}
+
+/// What the kernel makes of the counter: its halves as numbers.
+fn floats(words: std::ops::Range<u64>) -> Vec<u8> {
+    let halves = words.flat_map(|word| {
+        let [low, high] = [word & 0xffff_ffff, word >> 32];
+        [low, high].map(|half| i32::try_from(half).unwrap() as f32)
+    });
+    halves.flat_map(f32::to_le_bytes).collect()
+}
+
+/// A sensor that waits for the reader: several rounds of the ring, not a byte missing, and the next run likewise from
+/// the first word on.
+#[test]
+fn every_byte_comes_through_ring_kernel_and_file() {
+    for completion in ["poll", "interrupt"] {
+        let card = match Gateware::new() {
+            Ok(card) => card,
+            Err(why) => skip!("{why}"),
+        };
+        let daq = Daq::new(&config(completion));
+        card.feed().store(0, Ordering::Relaxed);
+        let served = Served::new(card, &daq.path("card.sock"));
+        for run in 0..2 {
+            let mut live = daq.spawn(&[]);
+            live.wait_ready();
+            let mut fed = 0;
+            while fed < 5 * SLOTS {
+                // A frame is told of when the next one is done: the one more is for that.
+                let more = SLOTS / 2 + u64::from(fed == 0);
+                served.feed.fetch_add(more * SLOT / 8, Ordering::Relaxed);
+                fed += more;
+                live.wait_count("sources.card.delivered", fed - 1);
+            }
+            let outcome = live.stop().ok();
+            let delivered = outcome.count("sources.card.delivered");
+            // The last one may be told of or not.
+            assert!([fed - 1, fed].contains(&delivered), "{:#}", outcome.report);
+            assert_eq!(outcome.count("sources.card.lost.overrun"), 0);
+            assert_eq!(
+                outcome.report["sources"]["card"]["expected"].as_u64(),
+                Some(delivered)
+            );
+            let words = 0..delivered * SLOT / 8;
+            let expected: Vec<u8> = words.clone().flat_map(u64::to_le_bytes).collect();
+            assert!(data(&daq, "raw") == expected, "{completion}, run {run}: raw");
+            assert!(data(&daq, "floats") == floats(words), "{completion}, run {run}: floats");
+            for directory in ["raw", "floats"] {
+                std::fs::remove_dir_all(daq.path(directory)).unwrap();
+            }
+        }
+    }
+}
+
+/// A sensor that waits for nobody: what was overwritten is counted, and what is in the file is whole frames of the stream
+/// in their order, as many as the ledger has.
+#[test]
+fn what_an_overrun_leaves_is_whole() {
+    let card = match Gateware::new() {
+        Ok(card) => card,
+        Err(why) => skip!("{why}"),
+    };
+    let daq = Daq::new(&config("poll"));
+    let served = Served::new(card, &daq.path("card.sock"));
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    live.wait_count("sources.card.delivered", 200);
+    // The daemon stands still while the card goes on for more than a round.
+    live.signal(rustix::process::Signal::STOP);
+    let before = served.feed.load(Ordering::Relaxed);
+    let rounds = 3 * SLOTS * SLOT / 8;
+    wait_for("rounds that nobody reads", || {
+        (before - served.feed.load(Ordering::Relaxed) > rounds).then_some(())
+    });
+    live.signal(rustix::process::Signal::CONT);
+    live.wait_count("sources.card.delivered", 400);
+    let outcome = live.stop().ok();
+    let frames = data(&daq, "raw");
+    let delivered = outcome.count("sources.card.delivered");
+    assert_eq!(frames.len() as u64, delivered * SLOT);
+    assert!(outcome.count("sources.card.lost.overrun") > 0, "{:#}", outcome.report);
+    let mut next = 0;
+    let mut gaps = 0;
+    for frame in frames.chunks(usize::try_from(SLOT).unwrap()) {
+        let first = u64::from_le_bytes(frame[..8].try_into().unwrap());
+        assert!(first.is_multiple_of(SLOT / 8) && first >= next, "{first} after {next}");
+        gaps += (first - next) / (SLOT / 8);
+        next = first + SLOT / 8;
+        let expected: Vec<u8> = (first..next).flat_map(u64::to_le_bytes).collect();
+        assert!(frame == expected, "the frame at {first}");
+    }
+    let lost = outcome.count("sources.card.lost.overrun");
+    assert!(gaps <= lost, "{gaps} gaps, {lost} counted: {:#}", outcome.report);
+}
