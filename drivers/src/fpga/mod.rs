@@ -32,6 +32,7 @@ pub mod owner;
 pub mod registers;
 pub mod transport;
 pub mod vfio;
+pub mod vfio_user;
 pub mod xdma;
 
 #[cfg(test)]
@@ -237,4 +238,3 @@ impl SourceSpec for Fpga {
         Ok(Producers::Engine(engine))
     }
 }
-pub mod vfio_user;

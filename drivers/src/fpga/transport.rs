@@ -4,6 +4,7 @@ use super::config::DeviceKey;
 use super::device::{Device, DeviceError};
 use super::inproc;
 use super::vfio::VfioDevice;
+use super::vfio_user;
 use crate::cards::{self, options::CardOptions};
 use std::path::Path;
 use std::sync::Arc;
@@ -21,10 +22,7 @@ pub struct Open<'a> {
 pub fn open(device: &DeviceKey, options: &Open) -> Result<Arc<dyn Device>, DeviceError> {
     match device {
         DeviceKey::Pci(address) => Ok(VfioDevice::open(address, None)?),
-        DeviceKey::VfioUser(path) => Err(DeviceError::new(
-            options.directory.join(path).display().to_string(),
-            "this build has no vfio-user transport",
-        )),
+        DeviceKey::VfioUser(path) => vfio_user::open(&options.directory.join(path)),
         DeviceKey::Inproc(name) => {
             let options = options.card.cloned().unwrap_or_default();
             let card = cards::build(name, &options)
