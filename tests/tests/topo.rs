@@ -72,7 +72,7 @@ fn this_machine_is_kept_and_shown_again() {
     let shown = daq.cli(&["topo", "--all"]).ok().stdout;
     let kept = daq.path("machine");
     let kept = kept.to_str().unwrap();
-    daq.cli(&["topo", "--record", kept]).ok();
+    let _ = daq.cli(&["topo", "--record", kept]).ok();
     let again = daq.cli(&["topo", "--all", "--from", kept]).ok().stdout;
     // What is free of a GPU's window may have changed meanwhile.
     let steady = |text: &str| {
