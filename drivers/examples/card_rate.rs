@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "an example: a failure is to be seen")]
 
+#[expect(dead_code, reason = "others use the rest")]
 #[path = "../tests/common/bench.rs"]
 mod bench;
 

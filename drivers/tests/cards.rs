@@ -5,7 +5,7 @@
 #[path = "common/bench.rs"]
 mod bench;
 
-use bench::Bench;
+use bench::{Bench, until};
 use daq_core::dma::{DmaError, DmaMap};
 use daq_core::region::{HostOptions, Region};
 use daq_drivers::cards::build;
@@ -126,7 +126,7 @@ fn interrupts_come() {
         assert!(!interrupts[21].wait(Duration::ZERO));
         for _ in 0..10 {
             bench.credit(1);
-            bench.until("an interrupt", || {
+            until("an interrupt", || {
                 interrupts[21].wait(Duration::from_secs(1))
             });
             assert_eq!(bench.registers.read(0x1044) & 4, 4);
@@ -169,7 +169,7 @@ fn a_card_that_is_cut_off_is_quiet_and_comes_back() {
         assert_eq!(bench.registers.read(0x1004), 0);
         bench.start();
         bench.credit(3);
-        bench.until("an error", || bench.registers.read(0x1040) & 1 == 0);
+        until("an error", || bench.registers.read(0x1040) & 1 == 0);
         assert!(bench.is_clear());
         device.reset().unwrap();
         bench.start();
@@ -202,7 +202,7 @@ fn a_card_that_is_pulled_out_reads_all_ones() {
         let bench = Bench::new(device.clone(), SLOTS, SLOT);
         bench.start();
         bench.credit(8);
-        bench.until("the removal", || bench.registers.read(0x1000) == GONE);
+        until("the removal", || bench.registers.read(0x1000) == GONE);
         assert_eq!(bench.count(), 5);
         bench.registers.write(0x1004, 0);
         assert_eq!(bench.registers.read(0x1004), GONE);

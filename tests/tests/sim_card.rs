@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
+#[expect(dead_code, reason = "others use the rest")]
 #[path = "../../drivers/tests/common/bench.rs"]
 mod bench;
 
-use bench::Bench;
+use bench::{Bench, until};
 use daq_core::dma::{DmaError, DmaMap};
 use daq_drivers::cards::pattern::{Pattern, verify};
 use daq_drivers::fpga::device::GONE;
@@ -192,7 +193,7 @@ fn a_server_that_is_killed_is_a_device_that_is_gone() {
     bench.credit(1000);
     bench.wait_count(100);
     server.kill();
-    bench.until("the end", || bench.registers.read(0x1000) == GONE);
+    until("the end", || bench.registers.read(0x1000) == GONE);
     // Nobody writes any more, and what was the card's can be had back.
     bench.clear();
     bench.credit(5);

@@ -170,7 +170,7 @@ impl Endpoint {
 
     fn is_inside(&self, bar: usize, offset: u64) -> bool {
         let bytes = self.sizes.get(bar).copied().unwrap_or(0);
-        offset % 4 == 0 && offset < bytes.into()
+        offset.is_multiple_of(4) && offset < bytes.into()
     }
 }
 

@@ -421,8 +421,8 @@ impl<'a> Session<'a> {
         let end = access.offset.checked_add(access.count.into());
         let is_inside = end.is_some_and(|end| end <= bytes);
         // Registers are words; the configuration space is bytes.
-        let is_whole =
-            access.region == CONFIG_REGION || (access.offset | u64::from(access.count)) % 4 == 0;
+        let is_whole = access.region == CONFIG_REGION
+            || (access.offset | u64::from(access.count)).is_multiple_of(4);
         let offset = usize::try_from(access.offset).ok();
         offset
             .filter(|_| is_inside && is_whole)

@@ -79,7 +79,7 @@ struct InProcess {
 /// One base address register.
 struct Bar {
     mailbox: Arc<Mailbox>,
-    bar: usize,
+    index: usize,
     bytes: u64,
 }
 
@@ -334,7 +334,7 @@ impl Device for InProcess {
             )),
             bytes => Ok(Arc::new(Bar {
                 mailbox: self.mailbox.clone(),
-                bar,
+                index: bar,
                 bytes: bytes.into(),
             })),
         }
@@ -398,11 +398,11 @@ impl Registers for Bar {
     }
 
     fn read(&self, offset: u64) -> u32 {
-        self.mailbox.read(self.bar, offset)
+        self.mailbox.read(self.index, offset)
     }
 
     fn write(&self, offset: u64, value: u32) {
-        self.mailbox.write(self.bar, offset, value);
+        self.mailbox.write(self.index, offset, value);
     }
 }
 

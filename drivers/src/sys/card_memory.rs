@@ -313,22 +313,22 @@ impl Drop for Mapping {
 /// # Safety
 /// `to` is valid for writes of as many bytes, though others may access them meanwhile.
 unsafe fn store(to: *mut u8, from: &[u8]) {
-    match *from {
-        [a, b, c, d] if to.cast::<u32>().is_aligned() => {
-            let word = u32::from_ne_bytes([a, b, c, d]);
-            // SAFETY: valid by the caller's word, aligned as just checked.
-            unsafe { AtomicU32::from_ptr(to.cast()) }.store(word, Ordering::Release);
-        }
-        [a, b, c, d, e, f, g, h] if to.cast::<u64>().is_aligned() => {
-            let word = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
-            // SAFETY: as above.
-            unsafe { AtomicU64::from_ptr(to.cast()) }.store(word, Ordering::Release);
-        }
-        _ => {
-            fence(Ordering::Release);
-            // SAFETY: valid by the caller's word; `from` is memory of this process that cards cannot reach.
-            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
-        }
+    #[expect(clippy::cast_ptr_alignment, reason = "looked at before each use")]
+    let (short, long) = (to.cast::<u32>(), to.cast::<u64>());
+    if let Ok(bytes) = from.try_into()
+        && short.is_aligned()
+    {
+        // SAFETY: valid by the caller's word, aligned as just checked.
+        unsafe { AtomicU32::from_ptr(short) }.store(u32::from_ne_bytes(bytes), Ordering::Release);
+    } else if let Ok(bytes) = from.try_into()
+        && long.is_aligned()
+    {
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(long) }.store(u64::from_ne_bytes(bytes), Ordering::Release);
+    } else {
+        fence(Ordering::Release);
+        // SAFETY: valid by the caller's word; `from` is memory of this process that cards cannot reach.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
     }
 }
 

@@ -147,6 +147,7 @@ impl Header {
     }
 
     /// The answer, with `payload` bytes behind the header.
+    #[must_use]
     pub fn reply(&self, payload: usize) -> Self {
         Self {
             bytes: total(payload),
@@ -157,6 +158,7 @@ impl Header {
     }
 
     /// The answer that it cannot be done.
+    #[must_use]
     pub fn refusal(&self, error: u32) -> Self {
         Self {
             bytes: total(0),

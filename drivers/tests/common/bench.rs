@@ -83,7 +83,7 @@ impl Bench {
     /// Clears RUN and waits until nothing is under way.
     pub fn stop(&self) {
         self.registers.write(0x100c, 1);
-        self.until("the channel to stop", || {
+        until("the channel to stop", || {
             self.registers.read(0x1040) & 1 == 0
         });
     }
@@ -94,7 +94,7 @@ impl Bench {
     }
 
     pub fn wait_count(&self, count: u32) {
-        self.until("a count", || self.count() >= count);
+        until("a count", || self.count() >= count);
     }
 
     /// Bytes of the result of `slot`, once it is there.
@@ -121,12 +121,13 @@ impl Bench {
     pub fn is_clear(&self) -> bool {
         (0..self.slots).all(|slot| self.payload(slot).iter().all(|byte| *byte == 0))
     }
+}
 
-    pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
-        let start = Instant::now();
-        while !is_so() {
-            assert!(start.elapsed() < PATIENCE, "waiting for {what}");
-            std::thread::yield_now();
-        }
+/// Waits until `what` has come, which `is_so` tells.
+pub fn until(what: &str, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "waiting for {what}");
+        std::thread::yield_now();
     }
 }

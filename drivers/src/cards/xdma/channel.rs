@@ -258,10 +258,10 @@ impl Channel {
                 1 + self.adjacent
             };
             let bytes = u64::from(count) * BYTES as u64;
-            if self.next % PAGE + bytes > PAGE {
+            if self.next % PAGE as u64 + bytes > PAGE as u64 {
                 return None;
             }
-            let mut block = [0; PAGE as usize];
+            let mut block = [0; PAGE];
             let block = block.get_mut(..usize::try_from(bytes).ok()?)?;
             host.read(self.next, block).ok()?;
             let (descriptors, _) = block.as_chunks::<BYTES>();

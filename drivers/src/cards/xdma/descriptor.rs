@@ -3,7 +3,7 @@
 /// Bytes of a descriptor.
 pub const BYTES: usize = 32;
 /// Bytes of a page, which no block of descriptors may cross.
-pub const PAGE: u64 = 4096;
+pub const PAGE: usize = 4096;
 
 /// What is at the top of its first word.
 const MAGIC: u32 = 0xad4b;
