@@ -649,10 +649,11 @@ mod tests {
 
     #[test]
     fn many_descriptors_go_in_several_messages() {
-        let (end, held) = std::io::pipe().unwrap();
+        let (end, writer) = std::io::pipe().unwrap();
         let held: Vec<OwnedFd> = (0..MOST_DESCRIPTORS + 3)
-            .map(|_| held.try_clone().unwrap().into())
+            .map(|_| writer.try_clone().unwrap().into())
             .collect();
+        drop(writer);
         let bench = bench();
         tell_map(&bench.socket, 0x10_0000, 4096, &held[..MOST_DESCRIPTORS]).unwrap();
         tell_map(&bench.socket, 0x20_0000, 4096, &held).unwrap();
