@@ -4,10 +4,12 @@
 
 mod bench;
 mod compare;
+mod driven;
 mod gateware;
 mod memory;
+mod served;
 mod sys;
-// mod whole;
+mod whole;
 
 use bench::{BASE, Bench, IRQ_DISABLE};
 use daq_tests::skip;

@@ -2,52 +2,14 @@
 //! programs it, and every byte that it leaves in files is checked.
 
 use crate::gateware::{Gateware, built};
-use daq_drivers::cards::server::Server;
+use crate::served::Served;
 use daq_tests::{Daq, files, skip, wait_for};
-use std::io::Write;
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::Ordering;
 
 /// Bytes of a frame.
 const SLOT: u64 = 4096;
 /// Slots of the ring.
 const SLOTS: u64 = 16;
-
-/// A card that is being served.
-struct Served {
-    feed: Arc<AtomicU64>,
-    stop: UnixStream,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Served {
-    fn new(card: Gateware, path: &Path) -> Self {
-        let feed = card.feed();
-        let server = Server::bind(path).unwrap();
-        let (stop, stopped) = UnixStream::pair().unwrap();
-        let serve = move || server.serve(Box::new(card), stopped.as_fd(), false).unwrap();
-        let thread = std::thread::Builder::new().name("card".into());
-        Self {
-            feed,
-            stop,
-            thread: Some(thread.spawn(serve).unwrap()),
-        }
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.stop.write_all(&[1]);
-        if let Some(thread) = self.thread.take() {
-            let ended = thread.join();
-            assert!(ended.is_ok() || std::thread::panicking(), "the card's thread");
-        }
-    }
-}
 
 /// A source of the card at `card.sock`, its frames in a file, as they are and as numbers of float32.
 fn config(completion: &str) -> String {
@@ -101,7 +63,7 @@ fn every_byte_comes_through_ring_kernel_and_file() {
             while fed < 5 * SLOTS {
                 // A frame is told of when the next one is done: the one more is for that.
                 let more = SLOTS / 2 + u64::from(fed == 0);
-                served.feed.fetch_add(more * SLOT / 8, Ordering::Relaxed);
+                served.feed(more * SLOT / 8);
                 fed += more;
                 live.wait_count("sources.card.delivered", fed - 1);
             }
@@ -116,8 +78,14 @@ fn every_byte_comes_through_ring_kernel_and_file() {
             );
             let words = 0..delivered * SLOT / 8;
             let expected: Vec<u8> = words.clone().flat_map(u64::to_le_bytes).collect();
-            assert!(data(&daq, "raw") == expected, "{completion}, run {run}: raw");
-            assert!(data(&daq, "floats") == floats(words), "{completion}, run {run}: floats");
+            assert!(
+                data(&daq, "raw") == expected,
+                "{completion}, run {run}: raw"
+            );
+            assert!(
+                data(&daq, "floats") == floats(words),
+                "{completion}, run {run}: floats"
+            );
             for directory in ["raw", "floats"] {
                 std::fs::remove_dir_all(daq.path(directory)).unwrap();
             }
@@ -140,10 +108,10 @@ fn what_an_overrun_leaves_is_whole() {
     live.wait_count("sources.card.delivered", 200);
     // The daemon stands still while the card goes on for more than a round.
     live.signal(rustix::process::Signal::STOP);
-    let before = served.feed.load(Ordering::Relaxed);
+    let before = served.left();
     let rounds = 3 * SLOTS * SLOT / 8;
     wait_for("rounds that nobody reads", || {
-        (before - served.feed.load(Ordering::Relaxed) > rounds).then_some(())
+        (before - served.left() > rounds).then_some(())
     });
     live.signal(rustix::process::Signal::CONT);
     live.wait_count("sources.card.delivered", 400);
@@ -151,17 +119,28 @@ fn what_an_overrun_leaves_is_whole() {
     let frames = data(&daq, "raw");
     let delivered = outcome.count("sources.card.delivered");
     assert_eq!(frames.len() as u64, delivered * SLOT);
-    assert!(outcome.count("sources.card.lost.overrun") > 0, "{:#}", outcome.report);
+    assert!(
+        outcome.count("sources.card.lost.overrun") > 0,
+        "{:#}",
+        outcome.report
+    );
     let mut next = 0;
     let mut gaps = 0;
     for frame in frames.chunks(usize::try_from(SLOT).unwrap()) {
         let first = u64::from_le_bytes(frame[..8].try_into().unwrap());
-        assert!(first.is_multiple_of(SLOT / 8) && first >= next, "{first} after {next}");
+        assert!(
+            first.is_multiple_of(SLOT / 8) && first >= next,
+            "{first} after {next}"
+        );
         gaps += (first - next) / (SLOT / 8);
         next = first + SLOT / 8;
         let expected: Vec<u8> = (first..next).flat_map(u64::to_le_bytes).collect();
         assert!(frame == expected, "the frame at {first}");
     }
     let lost = outcome.count("sources.card.lost.overrun");
-    assert!(gaps <= lost, "{gaps} gaps, {lost} counted: {:#}", outcome.report);
+    assert!(
+        gaps <= lost,
+        "{gaps} gaps, {lost} counted: {:#}",
+        outcome.report
+    );
 }

@@ -92,8 +92,11 @@ impl Bench {
     fn transfer(&self, slot: u32) -> Option<u64> {
         let bytes = self.slot(slot);
         let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-        (verify(Pattern::Counter, 8, first * 8, &bytes) == None)
-            .then(|| first * 8 / u64::from(SLOT))
+        // Bytes that nothing has written are no place in the stream.
+        let at = first.checked_mul(8)?;
+        verify(Pattern::Counter, 8, at, &bytes)
+            .is_none()
+            .then(|| at / u64::from(SLOT))
     }
 
     fn status(&mut self) -> (u32, u32) {

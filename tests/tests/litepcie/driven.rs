@@ -1,0 +1,119 @@
+//! The engine `litepcie` programs the real gateware, over the vfio-user protocol.
+
+use crate::gateware::{Gateware, built};
+use crate::served::Served;
+use daq_core::dma::{Armed, Completions, DmaMap, Slots};
+use daq_core::region::{HostOptions, Region};
+use daq_drivers::fpga::engine::Opening;
+use daq_drivers::fpga::transport::{Open, open};
+use daq_drivers::fpga::{ENGINES, FpgaConfig};
+use daq_tests::{PATIENCE, skip, wait_for};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Bytes of a slot; as many behind each are nobody's.
+const SLOT: u64 = 2048;
+/// Slots of the ring.
+const SLOTS: u64 = 8;
+/// The slot that is filled first.
+const FIRST: u64 = 3;
+
+/// Starts and stops, and each time some rounds: every transfer is in its slot when the engine tells of it, byte by byte.
+#[test]
+fn the_engine_sees_every_transfer_in_its_slot() {
+    let directory = tempfile::tempdir().unwrap();
+    for completion in ["poll", "interrupt"] {
+        let card = match Gateware::new() {
+            Ok(card) => card,
+            Err(why) => skip!("{why}"),
+        };
+        card.feed().store(0, Ordering::Relaxed);
+        let served = Served::new(card, &directory.path().join("card.sock"));
+        let csr = built().unwrap().join("csr.csv");
+        let config: FpgaConfig = toml::from_str(&format!(
+            "device = \"vfio-user:card.sock\"\nengine = \"litepcie\"\ncsr = {csr:?}\n\
+             completion = {completion:?}"
+        ))
+        .unwrap();
+        let way = Open {
+            directory: directory.path(),
+            card: None,
+        };
+        let device = open(&config.device, &way).unwrap();
+        let options = HostOptions {
+            shared: true,
+            ..HostOptions::default()
+        };
+        let bytes = usize::try_from(2 * SLOT * SLOTS).unwrap();
+        let region = Region::host(bytes, options).unwrap();
+        let file: File = region.file().unwrap().try_clone_to_owned().unwrap().into();
+        let mut map = DmaMap::new(Arc::clone(&device).as_dma(), region).unwrap();
+        let entry = ENGINES.iter().find(|entry| entry.name == "litepcie");
+        let opening = Opening {
+            device,
+            config: &config,
+            directory: directory.path(),
+        };
+        let mut engine = (entry.unwrap().open)(&opening).unwrap();
+        let slots = Slots {
+            addresses: (0..SLOTS)
+                .map(|slot| map.address() + 2 * SLOT * slot)
+                .collect(),
+            bytes: usize::try_from(SLOT).unwrap(),
+            first: usize::try_from(FIRST).unwrap(),
+            bell: None,
+        };
+        for _ in 0..10 {
+            file.write_all_at(&vec![0xa5; bytes], 0).unwrap();
+            let mut completions = Completions::new(64, engine.faults().len());
+            let mut armed = Armed::arm(engine, map, &slots).unwrap();
+            let (mut fed, mut seen) = (0, 0);
+            while seen < 4 * SLOTS {
+                // The last transfer is told of when the next is done, and the card may not lap what is read here.
+                let more = 1 + seen + SLOTS / 2 - fed;
+                served.feed(more * SLOT / 8);
+                fed += more;
+                wait_for("the next transfers", || {
+                    if completion == "interrupt" && served.left() > 0 {
+                        armed.wait(Duration::from_millis(100)).unwrap();
+                    }
+                    completions.clear(64);
+                    armed.poll(&mut completions).unwrap();
+                    assert_eq!(completions.overrun(), 0);
+                    assert!(completions.faults().iter().all(|count| *count == 0));
+                    for done in completions.as_slice() {
+                        assert_eq!((done.length as u64, done.is_bad), (SLOT, false));
+                        let mut found = vec![0; 2 * done.length];
+                        let place = 2 * SLOT * ((FIRST + seen) % SLOTS);
+                        file.read_exact_at(&mut found, place).unwrap();
+                        let words = seen * SLOT / 8..(seen + 1) * SLOT / 8;
+                        let expected: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+                        assert!(found[..done.length] == expected, "transfer {seen}");
+                        assert!(found[done.length..].iter().all(|byte| *byte == 0xa5));
+                        seen += 1;
+                    }
+                    (seen + 1 >= fed).then_some(())
+                });
+                assert!(
+                    armed.lapsed().unwrap() <= seen,
+                    "nothing that was read here was lapped"
+                );
+            }
+            let idle = armed.stop(PATIENCE);
+            assert_eq!(idle.stuck, None);
+            engine = idle.engine;
+            map = idle.memory.unwrap();
+            // Nothing lands after that, whatever the sensor sends.
+            file.write_all_at(&vec![0x5a; bytes], 0).unwrap();
+            served.feed(4 * SLOT);
+            let mut after = vec![0; bytes];
+            file.read_exact_at(&mut after, 0).unwrap();
+            assert!(after.iter().all(|byte| *byte == 0x5a));
+            // A disabled writer takes nothing, so what was fed is left for the next start: take it back.
+            served.drain();
+        }
+    }
+}
