@@ -166,8 +166,13 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
     } else if let Some(mapping) = region.mapping() {
         let costs = mapping.costs();
         tracing::info!(
-            "ring {}: the CPU stores to it, by {}: allocated in {:?}, pinned in {:?}, mapped in {:?}",
+            "ring {}: {} stores to it, by {}: allocated in {:?}, pinned in {:?}, mapped in {:?}",
             planned.name,
+            if planned.writer.is_some() {
+                "its device"
+            } else {
+                "the CPU"
+            },
             mapping.backend(),
             costs.allocate,
             costs.pin,

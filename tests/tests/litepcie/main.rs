@@ -36,7 +36,7 @@ macro_rules! gateware {
 fn status(finished: u64, slots: u32) -> u32 {
     let last = finished.saturating_sub(1);
     let (round, index) = (last / u64::from(slots), last % u64::from(slots));
-    u32::try_from(round % (1 << 16) << 16 | index).unwrap()
+    u32::try_from(((round % (1 << 16)) << 16) | index).unwrap()
 }
 
 /// Going round: each transfer is whole in its slot before `loop_status` tells of it, one interrupt tells of each, and
@@ -169,7 +169,9 @@ fn rounds_that_nobody_saw_are_counted() {
 fn memory_goes_through_the_loopback() {
     const BYTES: u32 = 2048;
     let mut bench = gateware!(2, BYTES);
-    let data: Vec<u8> = (0..BYTES).map(|i| (i * 7 + i / 256) as u8).collect();
+    let data: Vec<u8> = (0..BYTES)
+        .map(|i| (i * 7 + i / 256).to_le_bytes()[0])
+        .collect();
     let (from, to) = (
         Bench::<Gateware>::slot(0, BYTES),
         Bench::<Gateware>::slot(1, BYTES),

@@ -14,15 +14,16 @@ const SLOTS: u64 = 16;
 /// A source of the card at `card.sock`, its frames in a file, as they are and as numbers of float32.
 fn config(completion: &str) -> String {
     let csr = built().unwrap().join("csr.csv");
+    let csr = csr.display();
     format!(
         "[source.card]\ndriver = \"fpga\"\nring = \"raw\"\ndevice = \"vfio-user:card.sock\"\nengine = \"litepcie\"\n\
-         csr = {csr:?}\ncompletion = {completion:?}\n\
+         csr = \"{csr}\"\ncompletion = {completion:?}\n\
          samples = {{ type = \"int32\", channels = 2, rate = \"1 MHz\" }}\n\
          [ring.raw]\nslot = {SLOT}\nslots = {SLOTS}\n\
          [kernel.numbers]\nuse = \"convert\"\ninput = \"raw\"\noutput = \"floats\"\n\
          [ring.floats]\nslots = {SLOTS}\n\
          [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"raw\"\n\
-         [sink.numbers]\ndriver = \"file\"\ninput = \"floats\"\npath = \"floats\"\n\
+         [sink.converted]\ndriver = \"file\"\ninput = \"floats\"\npath = \"floats\"\n\
          [http]\nlisten = \"127.0.0.1:0\"\n"
     )
 }

@@ -13,7 +13,7 @@ use serde::Deserialize;
 /// A source of a device, with an engine or without.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Device {
+struct Declared {
     device: Option<String>,
     #[serde(default)]
     engine: bool,
@@ -21,7 +21,7 @@ struct Device {
     path: Wish,
 }
 
-impl SourceSpec for Device {
+impl SourceSpec for Declared {
     fn claims(&self) -> Vec<Claim> {
         self.device.iter().cloned().map(Claim::Device).collect()
     }
@@ -62,9 +62,9 @@ const DEVICE: SourceEntry = Entry {
     name: "device",
     summary: "",
     example: "",
-    schema: || schemars::schema_for!(Device),
+    schema: || schemars::schema_for!(Declared),
     parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
-        Some(Box::new(section.finish::<Device>(&[], diagnostics)?))
+        Some(Box::new(section.finish::<Declared>(&[], diagnostics)?))
     },
 };
 

@@ -157,7 +157,7 @@ impl Runner {
                     self.pause(since.elapsed())?;
                 }
                 Err(DmaError::Engine(error @ EngineError::Faulted { .. })) => {
-                    self.restart(error)?
+                    self.restart(error)?;
                 }
                 Err(error) => return Err(error),
             }
