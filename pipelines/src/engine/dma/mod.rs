@@ -267,6 +267,7 @@ impl Runner {
             self.name
         );
         self.counters.ledger.fallbacks.add(1);
+        self.course.lose(1, Cause::BadPacket, &self.ledger);
         self.stop_engine();
         self.port.fall_back(&self.producer)?;
         self.prover = Some(Prover::new(&self.port, &self.producer)?);
