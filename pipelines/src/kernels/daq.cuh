@@ -228,8 +228,7 @@ __device__ inline Size load_bell(const Size* bell) {
 
 // Where a device that writes frames by itself rings: the count of its transfers, which it stores as the last write of each,
 // and two lines behind it the frames that had been posted when it began to count, all ones until then.
-enum : unsigned { BASE_WORD = 8 };
-constexpr unsigned RUNG = 0xffffff;  // bits of the count
+enum : unsigned { BASE_WORD = 8, RUNG = 0xffffff };  // the bits of the count
 
 // The count as it is now; what the device wrote before it is there for all threads of the caller's warp.
 __device__ inline unsigned load_count(const Size* rung) {
