@@ -1,0 +1,239 @@
+//! Everything that can go wrong with a card, by its name.
+
+use crate::bytes::Served;
+use crate::setup::{LITEPCIE, SLOT, XDMA, assert_stream, config, daq, data, host, packets};
+use daq_tests::{Live, Outcome};
+
+/// XDMA's faults as the card takes them and as the engine calls them.
+const XDMA_FAULTS: [(&str, &str); 13] = [
+    ("align", "align"),
+    ("descriptor-magic", "descriptor-magic"),
+    ("invalid-length", "invalid-length"),
+    ("read-9", "read-decode"),
+    ("read-10", "read-slave"),
+    ("read-11", "read-2"),
+    ("read-12", "read-3"),
+    ("read-13", "read-4"),
+    ("descriptor-19", "descriptor-unsupported"),
+    ("descriptor-20", "descriptor-abort"),
+    ("descriptor-21", "descriptor-parity"),
+    ("descriptor-22", "descriptor-poisoned"),
+    ("descriptor-23", "descriptor-unexpected"),
+];
+
+/// How completions are learnt of.
+const NOTICES: [&str; 2] = ["poll", "interrupt"];
+
+fn engine<'a>(outcome: &'a Outcome, key: &str) -> &'a serde_json::Value {
+    &outcome.report["sources"]["adc"]["engine"][key]
+}
+
+/// Every error bit stops the engine once; it is armed again each time, and not a byte is missing.
+#[test]
+fn every_error_of_xdma_is_named_and_gone_on_after() {
+    const FRAMES: u64 = 100;
+    for notice in NOTICES {
+        let faults: Vec<String> = XDMA_FAULTS
+            .iter()
+            .zip((7..).step_by(7))
+            .map(|((name, _), at)| format!("{name}@{at}"))
+            .collect();
+        let source = format!("{XDMA}\ncompletion = \"{notice}\"");
+        let card = format!("{}faults = {faults:?}", packets(FRAMES));
+        let daq = daq(&config(&source, &card, &host(8)));
+        let mut live = daq.spawn(&[]);
+        live.wait_count("sources.adc.delivered", FRAMES);
+        let metrics = live.get("/metrics").body;
+        let outcome = live.stop().ok();
+        let told = engine(&outcome, "faults").as_object().unwrap();
+        assert_eq!(told.len(), XDMA_FAULTS.len(), "{told:#?}");
+        for (_, name) in XDMA_FAULTS {
+            assert_eq!(told[name], 1, "{name}: {told:#?}");
+            assert!(
+                outcome.stderr.contains(name),
+                "{name}: {}",
+                outcome.stderr
+            );
+            assert!(
+                metrics.lines().any(|line| line.contains(name) && line.ends_with(" 1")),
+                "{name}: {metrics}"
+            );
+        }
+        let restarts = XDMA_FAULTS.len() as u64;
+        assert_eq!(engine(&outcome, "restarts"), restarts);
+        // Each is a break, and says so.
+        assert_eq!(outcome.count("sources.adc.epochs"), restarts + 1);
+        assert_eq!(outcome.count("sources.adc.expected"), FRAMES);
+        let raw = data(&daq, "raw");
+        assert_eq!(raw.len() as u64, FRAMES * SLOT as u64);
+        assert_stream(&raw);
+    }
+}
+
+/// One that comes before the path is proved.
+#[test]
+fn an_error_of_the_first_transfer_of_all() {
+    const FRAMES: u64 = 20;
+    let card = format!("{}faults = [\"read-9@0\"]", packets(FRAMES));
+    let daq = daq(&config(XDMA, &card, &host(8)));
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc.delivered", FRAMES);
+    let outcome = live.stop().ok();
+    assert_eq!(engine(&outcome, "faults")["read-decode"], 1);
+    assert_eq!(engine(&outcome, "proof"), "proven");
+    assert_eq!(outcome.count("sources.adc.epochs"), 1, "nothing was broken");
+    assert_stream(&data(&daq, "raw"));
+}
+
+/// An engine that never gets a frame done is not armed for ever.
+#[test]
+fn an_engine_that_only_fails_is_given_up() {
+    // A fault is met once, so each is one try.
+    let faults: Vec<String> = XDMA_FAULTS
+        .iter()
+        .map(|(name, _)| format!("{name}@5"))
+        .collect();
+    let card = format!("{}faults = {faults:?}", packets(20));
+    let daq = daq(&config(XDMA, &card, &host(8)));
+    let outcome = daq.run(&[]);
+    assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("8 times in a row"), "{}", outcome.stderr);
+    assert_eq!(outcome.count("sources.adc.delivered"), 5);
+    assert_eq!(engine(&outcome, "restarts"), 7);
+    assert_eq!(data(&daq, "raw").len(), 5 * SLOT);
+}
+
+/// A result that comes after its count is waited for.
+#[test]
+fn a_late_result_is_waited_for() {
+    const FRAMES: u64 = 40;
+    let card = format!("{}faults = [\"late@3\", \"late@20\"]", packets(FRAMES));
+    let daq = daq(&config(XDMA, &card, &host(8)));
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc.delivered", FRAMES);
+    let outcome = live.stop().ok();
+    assert_eq!(engine(&outcome, "restarts"), 0);
+    assert_stream(&data(&daq, "raw"));
+}
+
+/// All that a run of 30 frames before the card went wrong must show.
+fn is_whole_until(daq: &daq_tests::Daq, outcome: &Outcome, frames: u64) {
+    assert_eq!(daq_tests::ledger::open(&outcome.report), [""; 0]);
+    assert_eq!(outcome.count("sources.adc.expected"), frames, "{:#}", outcome.report);
+    assert_eq!(outcome.count("sources.adc.delivered"), frames);
+    assert_eq!(outcome.count("sinks.disk.frames"), frames);
+    let raw = data(daq, "raw");
+    assert_eq!(raw.len() as u64, frames * SLOT as u64);
+    assert_stream(&raw);
+}
+
+/// A card that is pulled out ends the run, with all that had come in the file, even where nothing but memory is looked at.
+#[test]
+fn a_card_that_is_pulled_out_is_noticed() {
+    for source in [XDMA, LITEPCIE] {
+        for notice in NOTICES {
+            let source = format!("{source}\ncompletion = \"{notice}\"");
+            let card = format!("{}faults = [\"remove@30\"]", packets(100));
+            let daq = daq(&config(&source, &card, &host(64)));
+            let outcome = daq.run(&[]);
+            assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+            assert!(outcome.stderr.contains("is gone"), "{}", outcome.stderr);
+            assert_eq!(engine(&outcome, "stuck"), 0);
+            // How far LitePCIe's writer was nobody can say any more, so there may be fewer.
+            let frames = outcome.count("sources.adc.delivered");
+            assert!(frames == 30 || source.contains("litepcie") && frames < 30);
+            is_whole_until(&daq, &outcome, frames);
+        }
+    }
+}
+
+/// The same with a card in another process, whose registers are reached through a socket.
+#[test]
+fn a_card_of_another_process_that_is_pulled_out_is_noticed() {
+    for notice in NOTICES {
+        let source = format!(
+            "device = \"vfio-user:card.sock\"\nengine = \"xdma\"\ncompletion = \"{notice}\""
+        );
+        let daq = daq(&config(&source, "", &host(64)));
+        let packet = SLOT.to_string();
+        let _card = Served::new(&daq, &["xdma", "--packet", &packet, "--fault", "remove@30"]);
+        let outcome = daq.run(&[]);
+        assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+        is_whole_until(&daq, &outcome, 30);
+    }
+}
+
+/// As is one whose process was killed.
+#[test]
+fn a_card_whose_process_was_killed_is_noticed() {
+    let source = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"";
+    let daq = daq(&config(source, "", &host(64)));
+    let packet = SLOT.to_string();
+    let card = Served::new(&daq, &["xdma", "--packet", &packet, "--packets", "30"]);
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc.delivered", 30);
+    drop(card);
+    let outcome = live.wait();
+    assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+    is_whole_until(&daq, &outcome, 30);
+}
+
+/// Ends a run whose engine moves nothing any more.
+fn stop_stuck(mut live: Live, frames: u64) -> Outcome {
+    live.wait_count("sources.adc.delivered", frames);
+    live.stop().ok()
+}
+
+/// One that will not stop is cut off, which is counted; what had come is in the file.
+#[test]
+fn an_engine_that_is_stuck_is_cut_off() {
+    for notice in NOTICES {
+        let source = format!("{XDMA}\ncompletion = \"{notice}\"");
+        let card = format!("{}faults = [\"stuck@30\"]", packets(100));
+        let daq = daq(&config(&source, &card, &host(64)));
+        let outcome = stop_stuck(daq.spawn(&[]), 30);
+        assert_eq!(engine(&outcome, "stuck"), 1, "{:#}", outcome.report);
+        assert!(outcome.stderr.contains("cut off"), "{}", outcome.stderr);
+        is_whole_until(&daq, &outcome, 30);
+    }
+}
+
+/// LitePCIe's writer is idle between two writes on the bus, so one that is stuck there stops like any other.
+#[test]
+fn a_writer_of_litepcie_that_is_stuck_loses_nothing() {
+    let card = format!("{}faults = [\"stuck@30\"]", packets(100));
+    let daq = daq(&config(LITEPCIE, &card, &host(64)));
+    // The last one before waits for the next.
+    let outcome = stop_stuck(daq.spawn(&[]), 29);
+    is_whole_until(&daq, &outcome, 29);
+}
+
+/// An interrupt that never comes delays a frame and no more.
+#[test]
+fn an_interrupt_that_is_lost_costs_nothing() {
+    let source = format!("{LITEPCIE}\ncompletion = \"interrupt\"");
+    let card = format!(
+        "{}faults = [\"lost-interrupt@3\", \"lost-interrupt@59\"]",
+        packets(60)
+    );
+    let daq = daq(&config(&source, &card, &host(64)));
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc.delivered", 59);
+    let outcome = live.stop().ok();
+    is_whole_until(&daq, &outcome, 59);
+}
+
+/// What is told as written and is not there: in host memory there is no other path.
+#[test]
+fn a_transfer_that_never_arrives_ends_the_run() {
+    for source in [XDMA, LITEPCIE] {
+        let card = format!("{}faults = [\"lie@0\"]", packets(60));
+        let daq = daq(&config(source, &card, &host(64)));
+        let outcome = daq.run(&[]);
+        assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+        assert_eq!(engine(&outcome, "proof"), "disproved");
+        assert_eq!(outcome.count("sources.adc.delivered"), 0);
+        assert!(outcome.stderr.contains("are as they were"), "{}", outcome.stderr);
+        assert_eq!(data(&daq, "raw").len(), 0);
+    }
+}

@@ -1,0 +1,258 @@
+//! Cards that write into a GPU's memory, on the simulated driver.
+
+use crate::setup::{LITEPCIE, SLOT, XDMA, assert_stream, config, data, numbers, packets};
+use daq_drivers::cards::{litepcie, pattern::Pattern};
+use daq_tests::{Daq, Outcome, Simulated, ledger};
+
+/// What the compiler of the simulated driver makes of it gives each frame as it is.
+const SAME: &str = "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {\n    \
+                    for (daq::Size i = in.index(); i < out.capacity; i += in.stride())\n        \
+                    out.as<char>()[i] = in.as<const char>()[i];\n}\n";
+
+/// A machine whose GPU can be mapped.
+fn machine() -> Simulated {
+    Simulated::new("").with_compiler().with_gdr("")
+}
+
+/// The ring on a GPU, a kernel there, its results in a file.
+fn rest(kernel: &str, slots: usize) -> String {
+    format!(
+        "[ring.raw]\nmemory = \"cuda:0\"\nslot = {SLOT}\nslots = {slots}\n\
+         [kernel.same]\nfile = \"same.cu\"\ninput = \"raw\"\noutput = \"back\"\nburst = 4\n{kernel}\n\
+         [ring.back]\nslots = {}\n\
+         [sink.disk]\ndriver = \"file\"\ninput = \"back\"\npath = \"raw\"\n",
+        slots + 4
+    )
+}
+
+fn daq(machine: &Simulated, text: &str) -> Daq {
+    let daq = machine.on(Daq::new(text));
+    daq.write("csr.csv", litepcie::CSR);
+    daq.write("same.cu", SAME);
+    daq
+}
+
+/// The path of the source in the plan, with its reason.
+fn path(daq: &Daq) -> String {
+    let plan = daq.cli(&["plan", "daq.toml"]).ok().stdout;
+    let line = plan.lines().find(|line| line.trim().starts_with("path "));
+    line.unwrap().trim().to_owned()
+}
+
+/// Runs until `frames` came out of the kernel; the report, and what `/metrics` showed.
+fn run(daq: &Daq, frames: u64) -> (Outcome, String) {
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sinks.disk.frames", frames);
+    let metrics = live.get("/metrics").body;
+    (live.stop().ok(), metrics)
+}
+
+fn engine<'a>(outcome: &'a Outcome, key: &str) -> &'a serde_json::Value {
+    &outcome.report["sources"]["adc"]["engine"][key]
+}
+
+/// All frames came, once, and every byte of them.
+fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
+    assert_eq!(outcome.count("sources.adc.delivered"), frames, "{:#}", outcome.report);
+    assert_eq!(ledger::lost(&outcome.report, "adc"), 0);
+    assert_eq!(outcome.count("kernels.same.consumed"), frames);
+    let raw = data(daq, "raw");
+    assert_eq!(raw.len() as u64, frames * SLOT as u64);
+    assert_stream(&raw);
+}
+
+/// What the driver still holds, but for contexts, which live as long as the process.
+fn assert_all_given_back(machine: &Simulated) {
+    let report = machine.report();
+    let leaks = report["leaks"].as_object().expect("the driver was called");
+    for (what, count) in leaks {
+        assert!(what == "contexts" || *count == 0, "{what}: {report:#}");
+    }
+    let calls = machine.gdr_calls();
+    let count = |call: &str| calls.iter().filter(|line| **line == format!("{call} 0")).count();
+    assert_eq!(count("gdr_map"), count("gdr_unmap"), "{calls:?}");
+}
+
+const FRAMES: u64 = 100;
+
+#[test]
+fn xdma_writes_the_gpus_ring_by_itself() {
+    for notice in ["poll", "interrupt"] {
+        let machine = machine();
+        let source = format!("{XDMA}\ncompletion = \"{notice}\"");
+        let daq = daq(&machine, &config(&source, &packets(FRAMES), &rest("", 16)));
+        let path = path(&daq);
+        assert!(path.contains("direct") && path.contains("cuda:0"), "{path}");
+        let (outcome, metrics) = run(&daq, FRAMES);
+        is_whole(&daq, &outcome, FRAMES);
+        assert_eq!(engine(&outcome, "proof"), "proven");
+        assert_eq!(engine(&outcome, "fallbacks"), 0);
+        assert!(metrics.contains("daq_path_proof{source=\"adc\"} 1"), "{metrics}");
+        // No copy was made, by nobody.
+        assert_eq!(outcome.report["copies"], serde_json::json!({}));
+        assert_all_given_back(&machine);
+    }
+}
+
+#[test]
+fn the_same_card_by_way_of_host_memory() {
+    let machine = machine();
+    let source = format!("{XDMA}\npath = \"staged\"");
+    let daq = daq(&machine, &config(&source, &packets(FRAMES), &rest("", 16)));
+    let path = path(&daq);
+    assert!(path.contains("staged") && path.contains("is declared"), "{path}");
+    let (outcome, _) = run(&daq, FRAMES);
+    is_whole(&daq, &outcome, FRAMES);
+    assert_eq!(engine(&outcome, "proof"), "proven");
+    assert_eq!(outcome.count("copies.raw.frames"), FRAMES);
+    assert_all_given_back(&machine);
+}
+
+/// What is told as written and is not there: by way of host memory all that comes after it does arrive.
+#[test]
+fn a_path_that_does_not_work_is_given_up_for_another() {
+    for source in [XDMA, LITEPCIE] {
+        let machine = machine();
+        let card = format!("{}faults = [\"lie@0\"]", packets(FRAMES));
+        let daq = daq(&machine, &config(source, &card, &rest("", 128)));
+        // The transfer that was a lie is gone with XDMA; LitePCIe's stream begins anew with its writer, and its last
+        // frame is not told of.
+        let frames = FRAMES - 1;
+        let (outcome, metrics) = run(&daq, frames);
+        assert_eq!(engine(&outcome, "proof"), "proven", "the other path is");
+        assert_eq!(engine(&outcome, "fallbacks"), 1);
+        assert!(
+            metrics.contains("daq_path_fallback_total{source=\"adc\"} 1"),
+            "{metrics}"
+        );
+        assert!(
+            outcome.stderr.contains("go through host memory instead"),
+            "{}",
+            outcome.stderr
+        );
+        assert_eq!(outcome.count("sources.adc.delivered"), frames);
+        let seen = numbers(Pattern::Counter, &data(&daq, "raw"));
+        let first = u64::from(source == XDMA);
+        assert_eq!(seen, (first..first + frames).collect::<Vec<_>>());
+        // What was told as finished and never came is lost, and counted.
+        assert_eq!(outcome.count("sources.adc.lost.bad_packet"), 1, "{:#}", outcome.report);
+        assert_all_given_back(&machine);
+    }
+}
+
+#[test]
+fn a_gpu_that_cannot_be_mapped_is_reached_by_copies() {
+    let machine = Simulated::new("").with_compiler();
+    let daq = daq(&machine, &config(XDMA, &packets(FRAMES), &rest("", 16)));
+    let path = path(&daq);
+    assert!(
+        path.contains("staged") && path.contains("nothing maps the GPU's memory"),
+        "{path}"
+    );
+    let (outcome, _) = run(&daq, FRAMES);
+    is_whole(&daq, &outcome, FRAMES);
+    assert_eq!(outcome.count("copies.raw.frames"), FRAMES);
+}
+
+#[test]
+fn a_direct_path_that_is_declared_and_impossible_is_refused() {
+    let source = format!("{XDMA}\npath = \"direct\"");
+    for (machine, source, why) in [
+        (
+            Simulated::new("").with_compiler(),
+            source.clone(),
+            "nothing maps the GPU's memory",
+        ),
+        (
+            machine(),
+            format!("{source}\nsequence = {{ offset = 0, bytes = 8 }}"),
+            "sequence number",
+        ),
+    ] {
+        let daq = daq(&machine, &config(&source, &packets(FRAMES), &rest("", 16)));
+        let outcome = daq.run(&[]);
+        assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+        assert!(
+            outcome.stderr.contains(why) && outcome.stderr.contains("\"staged\""),
+            "{}",
+            outcome.stderr
+        );
+    }
+}
+
+/// LitePCIe goes round in slots of its own on the GPU, and frames are copied within it.
+#[test]
+fn litepcie_is_carried_within_the_gpu() {
+    let machine = machine();
+    let daq = daq(&machine, &config(LITEPCIE, &packets(FRAMES + 1), &rest("", 128)));
+    let path = path(&daq);
+    assert!(path.contains("direct") && path.contains("cuda:0"), "{path}");
+    let (outcome, _) = run(&daq, FRAMES);
+    is_whole(&daq, &outcome, FRAMES);
+    assert_eq!(engine(&outcome, "proof"), "proven");
+    assert_eq!(outcome.report["copies"], serde_json::json!({}));
+    assert_all_given_back(&machine);
+}
+
+/// And is overrun there as in host memory.
+#[test]
+fn litepcie_is_overrun_within_the_gpu() {
+    let machine = machine();
+    let card = format!(
+        "{}rate = \"20 MB/s\"\nfaults = [\"overrun@50\"]",
+        packets(400)
+    );
+    let daq = daq(&machine, &config(LITEPCIE, &card, &rest("", 16)));
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc.lost.overrun", 1);
+    live.wait_count("sources.adc.expected", 399);
+    let outcome = live.stop().ok();
+    let seen = numbers(Pattern::Counter, &data(&daq, "raw"));
+    assert_eq!(seen.len() as u64, outcome.count("sources.adc.delivered"));
+    assert_eq!(outcome.count("sources.adc.expected"), 399);
+}
+
+const RUNG: &str = "dispatch = \"persistent\"\ndoorbell = \"device\"";
+
+/// The card itself tells a kernel that stays on the GPU of each frame.
+#[test]
+fn a_card_rings_the_kernel_that_stays() {
+    let machine = machine();
+    let daq = daq(&machine, &config(XDMA, &packets(FRAMES), &rest(RUNG, 16)));
+    let (outcome, _) = run(&daq, FRAMES);
+    is_whole(&daq, &outcome, FRAMES);
+    assert_eq!(engine(&outcome, "proof"), "proven");
+    assert_eq!(machine.report()["resident"], FRAMES);
+    assert_eq!(machine.report()["launches"], 2, "the proof's kernel and the one that stays");
+    assert_all_given_back(&machine);
+}
+
+/// A card whose count begins anew cannot ring any more: the run ends, and says what to write.
+#[test]
+fn a_fault_of_a_card_that_rings_ends_the_run() {
+    let machine = machine();
+    let card = format!("{}faults = [\"descriptor-magic@30\"]", packets(FRAMES));
+    let daq = daq(&machine, &config(XDMA, &card, &rest(RUNG, 16)));
+    let outcome = daq.run(&[]);
+    assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("write doorbell = \"cpu\""),
+        "{}",
+        outcome.stderr
+    );
+    assert_eq!(engine(&outcome, "faults")["descriptor-magic"], 1);
+    is_whole(&daq, &outcome, 30);
+    assert_eq!(ledger::open(&outcome.report), [""; 0]);
+}
+
+/// The same kernel rung by the CPU goes on after it.
+#[test]
+fn a_fault_of_a_card_whose_kernel_is_rung_by_the_cpu_does_not() {
+    let machine = machine();
+    let card = format!("{}faults = [\"descriptor-magic@30\"]", packets(FRAMES));
+    let stays = "dispatch = \"persistent\"";
+    let daq = daq(&machine, &config(XDMA, &card, &rest(stays, 16)));
+    let (outcome, _) = run(&daq, FRAMES);
+    is_whole(&daq, &outcome, FRAMES);
+    assert_eq!(engine(&outcome, "restarts"), 1);
+}

@@ -1,0 +1,133 @@
+//! Numbers inside of the frames, and registers of the design.
+
+use crate::setup::{LITEPCIE, SLOT, XDMA, config, daq, data, host, numbers};
+use daq_drivers::cards::pattern::Pattern;
+use daq_tests::ledger;
+
+const SEQUENCE: &str = "sequence = { offset = 0, bytes = 8, endian = \"little\" }";
+
+fn card(packets: u64) -> String {
+    format!("packet = {SLOT}\npackets = {packets}\npattern = \"sequence\"\n")
+}
+
+/// The design loses packets before the engine sees them: only their numbers tell.
+#[test]
+fn packets_that_the_design_lost_are_counted() {
+    const FRAMES: u64 = 100;
+    for notice in ["poll", "interrupt"] {
+        let source = format!("{XDMA}\n{SEQUENCE}\ncompletion = \"{notice}\"");
+        let card = format!(
+            "{}faults = [\"overrun@10\", \"overrun@40\", \"overrun@41\"]",
+            card(FRAMES)
+        );
+        let daq = daq(&config(&source, &card, &host(16)));
+        let mut live = daq.spawn(&[]);
+        live.wait_count("sources.adc.delivered", FRAMES - 3);
+        let outcome = live.stop().ok();
+        let lost = &outcome.report["sources"]["adc"]["lost"];
+        assert_eq!(lost["wire_gap"], 3, "{lost}");
+        assert_eq!(ledger::lost(&outcome.report, "adc"), 3);
+        assert_eq!(outcome.count("sources.adc.expected"), FRAMES);
+        assert_eq!(outcome.count("sources.adc.epochs"), 1);
+        let seen = numbers(Pattern::Sequence, &data(&daq, "raw"));
+        let missing: Vec<u64> = (0..FRAMES).filter(|n| !seen.contains(n)).collect();
+        assert_eq!(missing.len(), 3, "{missing:?}");
+    }
+}
+
+/// A card with its own rate and little memory, held back by a slow reader: what its memory could not hold.
+#[test]
+fn what_a_held_card_cannot_keep_is_a_gap() {
+    let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n";
+    let source = format!("{XDMA}\n{SEQUENCE}");
+    let card = format!(
+        "packet = {SLOT}\npattern = \"sequence\"\nrate = \"20 MB/s\"\nfifo = \"16 KiB\"\n"
+    );
+    let daq = daq(&config(&source, &card, &(host(4) + slow)));
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc.lost.wire_gap", 10);
+    live.wait_count("sources.adc.delivered", 50);
+    let outcome = live.stop().ok();
+    let seen = numbers(Pattern::Sequence, &data(&daq, "raw"));
+    let delivered = outcome.count("sources.adc.delivered");
+    assert_eq!(seen.len() as u64, delivered);
+    let spanned = seen[seen.len() - 1] + 1 - seen[0];
+    assert_eq!(outcome.count("sources.adc.expected"), spanned);
+    assert_eq!(
+        outcome.count("sources.adc.lost.wire_gap"),
+        spanned - delivered
+    );
+}
+
+/// Numbers say how much is missing, and the engine why: what it overwrote is no gap of the wire.
+#[test]
+fn what_the_engine_overwrote_is_no_gap_of_the_wire() {
+    let source = format!("{LITEPCIE}\n{SEQUENCE}");
+    let card = format!(
+        "{}rate = \"20 MB/s\"\nfaults = [\"overrun@50\"]",
+        card(400)
+    );
+    let daq = daq(&config(&source, &card, &host(16)));
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc.lost.overrun", 1);
+    let outcome = live.stop().ok();
+    let seen = numbers(Pattern::Sequence, &data(&daq, "raw"));
+    let delivered = outcome.count("sources.adc.delivered");
+    assert_eq!(seen.len() as u64, delivered);
+    let lost = &outcome.report["sources"]["adc"]["lost"];
+    let spanned = seen[seen.len() - 1] + 1 - seen[0];
+    assert_eq!(outcome.count("sources.adc.expected"), spanned);
+    assert_eq!(lost["overrun"].as_u64(), Some(spanned - delivered), "{lost}");
+    assert!(lost.get("wire_gap").is_none_or(|count| count == 0), "{lost}");
+}
+
+/// The same for what found no slot in the ring.
+#[test]
+fn what_found_no_slot_is_no_gap_of_the_wire() {
+    let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n";
+    let source = format!("{LITEPCIE}\n{SEQUENCE}");
+    let card = format!("packet = {SLOT}\npattern = \"sequence\"\nrate = \"20 MB/s\"\n");
+    let daq = daq(&config(&source, &card, &(host(16) + slow)));
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc.lost.ring_full", 20);
+    let outcome = live.stop().ok();
+    numbers(Pattern::Sequence, &data(&daq, "raw"));
+    let lost = &outcome.report["sources"]["adc"]["lost"];
+    assert!(lost.get("wire_gap").is_none_or(|count| count == 0), "{lost}");
+    // What was refused after the last frame that came shows no gap.
+    assert!(lost["ring_full"].as_u64() <= Some(outcome.count("rings.raw.ring_full")));
+}
+
+/// What is written is there when it is read back, in order; before the stop as well as after the start.
+#[test]
+fn registers_are_written_at_the_start_and_before_the_stop() {
+    let registers = "registers = [\n\
+        { bar = 0, offset = 0x8, value = 0x1234 },\n\
+        { bar = 0, offset = 0x8, value = 0x1234, wait = \"1 min\" },\n\
+        { bar = 0, offset = 0x8, value = 0xff, mask = 0xf0 },\n\
+        { bar = 0, offset = 0x8, value = 0x12f4, wait = \"1 min\" },\n\
+        { bar = 0, offset = 0x4, value = SENDS },\n\
+        { bar = 0, offset = 0x4, value = 0, when = \"stop\" },\n\
+        { bar = 0, offset = 0x4, value = 0, wait = \"1 min\", when = \"stop\" },\n\
+        ]";
+    // A design that is told to send sends; one that is told not to does not, and nothing is wrong with that.
+    for (sends, frames) in [("1", 20), ("0", 0)] {
+        let source = format!("{XDMA}\n{}", registers.replace("SENDS", sends));
+        let daq = daq(&config(&source, &card(20), &host(8)));
+        let mut live = daq.spawn(&[]);
+        live.wait_ready();
+        live.wait_count("sources.adc.delivered", frames);
+        let outcome = live.stop().ok();
+        assert_eq!(outcome.count("sources.adc.delivered"), frames);
+        let proof = if frames > 0 { "proven" } else { "unproven" };
+        assert_eq!(outcome.report["sources"]["adc"]["engine"]["proof"], proof);
+        assert_eq!(numbers(Pattern::Sequence, &data(&daq, "raw")).len() as u64, frames);
+    }
+    // A register that never reads what is waited for is told with what it reads.
+    let source = format!(
+        "{XDMA}\nregisters = [{{ bar = 0, offset = 0x8, value = 7, wait = \"1 ms\" }}]"
+    );
+    let outcome = daq(&config(&source, &card(20), &host(8))).run(&[]);
+    assert_ne!(outcome.code, 0);
+    assert!(outcome.stderr.contains("0x8"), "{}", outcome.stderr);
+}

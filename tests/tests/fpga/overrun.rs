@@ -1,0 +1,112 @@
+//! Cards that wait for nobody: what is overwritten or finds no slot is counted, and no wrong byte is in a file.
+
+use crate::bytes::Served;
+use crate::setup::{LITEPCIE, SLOT, XDMA, config, daq, data, host, numbers, packets};
+use daq_drivers::cards::pattern::Pattern;
+use daq_tests::{Daq, Outcome, ledger};
+use rustix::process::Signal;
+
+/// What is in the file are whole frames of the stream in their order, as many as the ledger has, and no more are missing
+/// than it has lost. A count of what was lost may be too high by those that were being written, never too low.
+fn is_honest(daq: &Daq, outcome: &Outcome) -> Vec<u64> {
+    let seen = numbers(Pattern::Counter, &data(daq, "raw"));
+    assert_eq!(seen.len() as u64, outcome.count("sources.adc.delivered"));
+    let missing = seen.last().map_or(0, |last| last + 1) - seen.len() as u64;
+    let lost = ledger::lost(&outcome.report, "adc");
+    assert!(missing <= lost, "{missing} missing: {:#}", outcome.report);
+    seen
+}
+
+#[test]
+fn a_burst_faster_than_anybody_reads() {
+    for notice in ["poll", "interrupt"] {
+        let source = format!("{LITEPCIE}\ncompletion = \"{notice}\"");
+        let card = format!(
+            "{}rate = \"20 MB/s\"\nfaults = [\"overrun@50\"]",
+            packets(400)
+        );
+        let daq = daq(&config(&source, &card, &host(16)));
+        let mut live = daq.spawn(&[]);
+        live.wait_count("sources.adc.lost.overrun", 1);
+        live.wait_count("sources.adc.expected", 399);
+        let outcome = live.stop().ok();
+        let seen = is_honest(&daq, &outcome);
+        assert_eq!(outcome.count("rings.raw.ring_full"), 0);
+        assert!(!seen.is_empty());
+        // Transfers are counted by the card, so all are known.
+        assert_eq!(outcome.count("sources.adc.expected"), 399);
+    }
+}
+
+/// One without credits goes round as well.
+#[test]
+fn xdma_without_credits_is_overrun() {
+    let source = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"\ncredits = false";
+    let daq = daq(&config(source, "", &host(16)));
+    let packet = SLOT.to_string();
+    let _card = Served::new(&daq, &["xdma", "--packet", &packet, "--rate", "20 MB/s"]);
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc.delivered", 50);
+    // Until the card has gone round: it says nothing of that, but it shows in what comes next.
+    live.signal(Signal::STOP);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    live.signal(Signal::CONT);
+    let before = live.report();
+    let delivered = ledger::count(&before, "sources.adc.delivered");
+    live.wait_count("sources.adc.delivered", delivered + 50);
+    let outcome = live.stop().ok();
+    is_honest(&daq, &outcome);
+}
+
+/// A daemon that stands still while the card goes on.
+#[test]
+fn a_daemon_that_stands_still_is_told_what_it_missed() {
+    let source = "device = \"vfio-user:card.sock\"\nengine = \"litepcie\"\ncsr = \"csr.csv\"";
+    let daq = daq(&config(source, "", &host(16)));
+    let _card = Served::new(&daq, &["litepcie", "--rate", "20 MB/s"]);
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc.delivered", 50);
+    // As often as it takes.
+    daq_tests::wait_for("an overrun", || {
+        live.signal(Signal::STOP);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        live.signal(Signal::CONT);
+        (ledger::count(&live.report(), "sources.adc.lost.overrun") > 0).then_some(())
+    });
+    let delivered = ledger::count(&live.report(), "sources.adc.delivered");
+    live.wait_count("sources.adc.delivered", delivered + 50);
+    let outcome = live.stop().ok();
+    is_honest(&daq, &outcome);
+}
+
+/// Frames that come while a reader holds every slot of the ring.
+#[test]
+fn a_ring_that_is_held_refuses_and_counts() {
+    let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n";
+    let card = "rate = \"20 MB/s\"\n";
+    let daq = daq(&config(LITEPCIE, card, &(host(16) + slow)));
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc.lost.ring_full", 20);
+    live.wait_count("sources.adc.delivered", 100);
+    let outcome = live.stop().ok();
+    is_honest(&daq, &outcome);
+    assert_eq!(
+        outcome.count("sources.adc.lost.ring_full"),
+        outcome.count("rings.raw.ring_full")
+    );
+}
+
+/// One with credits waits for the same reader, and nothing is lost.
+#[test]
+fn a_card_that_is_held_waits_for_the_reader() {
+    const FRAMES: u64 = 100;
+    let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"1 ms\"\nburst = 1\n";
+    let daq = daq(&config(XDMA, &packets(FRAMES), &(host(4) + slow)));
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc.delivered", FRAMES);
+    let outcome = live.stop().ok();
+    assert_eq!(is_honest(&daq, &outcome).len() as u64, FRAMES);
+    assert_eq!(ledger::lost(&outcome.report, "adc"), 0);
+    assert_eq!(outcome.count("sources.adc.expected"), FRAMES);
+    assert_eq!(outcome.count("rings.raw.ring_full"), 0);
+}

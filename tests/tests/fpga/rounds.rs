@@ -1,0 +1,268 @@
+//! Started and stopped again and again: nothing is left open or mapped, and no card writes what was taken from it.
+
+use crate::bytes::Served;
+use crate::setup::{SLOT, assert_stream, config, daq, data, host, packets};
+use daq_core::config::{Diagnostics, Document};
+use daq_core::ledger::Board;
+use daq_core::plan::{Config, Surroundings, resolve};
+use daq_core::topology::Topology;
+use daq_drivers::cards::server::Server;
+use daq_drivers::cards::{self, Card, Fault, Host, Identity, Step, options::CardOptions};
+use daq_pipelines::REGISTRY;
+use daq_pipelines::engine::{Options, Pipeline};
+use daq_tests::{skip, wait_for};
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Rounds whose traces are compared.
+const ROUNDS: u32 = 100;
+/// Set in the process that a test has for itself.
+const ALONE: &str = "DAQ_FPGA_TEST";
+
+/// Runs the test `name` in a process of its own, where nobody else opens files; false in that process.
+fn alone(name: &str) -> bool {
+    if std::env::var_os(ALONE).is_some() {
+        return false;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name])
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && told.contains("1 passed"), "{told}");
+    true
+}
+
+/// What a process holds: open files, mappings of memory that is shared with cards, threads.
+#[derive(Debug, PartialEq, Eq)]
+struct Held {
+    files: Vec<String>,
+    maps: usize,
+    threads: usize,
+}
+
+fn held() -> Held {
+    let dir = |path: &str| std::fs::read_dir(path).unwrap();
+    let mut files: Vec<String> = dir("/proc/self/fd")
+        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
+        // Sockets and pipes carry numbers of their own; the directory that is being read is none of ours.
+        .map(|link| link.to_string_lossy().split(':').next().unwrap().to_owned())
+        .filter(|link| !link.starts_with("/proc/"))
+        .collect();
+    files.sort();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    Held {
+        files,
+        maps: maps.lines().filter(|line| line.contains("memfd:")).count(),
+        threads: dir("/proc/self/task").count(),
+    }
+}
+
+/// Starts `text` in `directory`, waits for `frames` frames, stops.
+fn round(text: &str, directory: &Path, frames: u64) {
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("daq.toml", text, &mut diagnostics);
+    let config = Config::read(&document, &REGISTRY, "rounds", &mut diagnostics);
+    let around = Surroundings::default();
+    let plan = resolve(&config, &Topology::detect(), &around, &mut diagnostics);
+    let plan = plan.unwrap_or_else(|| panic!("{}", diagnostics.render(document.sources(), false)));
+    let options = Options {
+        profiles: std::collections::BTreeMap::new(),
+        directory: directory.to_owned(),
+        board: Board::in_memory(),
+        drain: Duration::from_secs(10),
+    };
+    let pipeline = Pipeline::start(&config, &plan, &options).unwrap();
+    wait_for("the frames", || {
+        (pipeline.published("raw").unwrap() >= frames).then_some(())
+    });
+    pipeline.stop();
+    let (report, failures) = pipeline.finish();
+    assert_eq!((report.violations(), failures), (Vec::new(), Vec::new()));
+    let source = &report.sources["adc"];
+    assert!(source.delivered >= frames && source.lost_total() == 0, "{report:#?}");
+    let engine = source.engine.as_ref().unwrap();
+    assert_eq!((engine.stuck, engine.restarts), (0, 0));
+}
+
+/// A sink that takes all and keeps nothing.
+const NULL: &str = "[ring.raw]\nmemory = \"host\"\nslot = 4096\nslots = 16\n\
+                    [sink.none]\ndriver = \"null\"\ninput = \"raw\"\n";
+
+/// Goes round `ROUNDS` times and compares what is held before and after.
+fn rounds(text: &str, directory: &Path) {
+    // The first ones make what stays for the life of the process.
+    for _ in 0..3 {
+        round(text, directory, 20);
+    }
+    let settled = |what: &str, wanted: &Held| {
+        wait_for(what, || (held() == *wanted).then_some(()));
+    };
+    let before = held();
+    for _ in 0..ROUNDS {
+        round(text, directory, 20);
+    }
+    settled("as many files, maps and threads as before", &before);
+    assert_eq!(before.maps, 0, "{before:#?}");
+}
+
+#[test]
+fn a_card_of_the_same_process_leaves_nothing() {
+    if alone("rounds::a_card_of_the_same_process_leaves_nothing") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for completion in ["poll", "interrupt"] {
+        let source = format!("device = \"inproc:xdma\"\ncompletion = \"{completion}\"");
+        rounds(&config(&source, "packet = 4096", NULL), dir.path());
+    }
+}
+
+/// A card whose accesses to memory that it was not given are counted.
+struct Watched {
+    card: Box<dyn Card>,
+    stray: Arc<AtomicU64>,
+    writes: Arc<AtomicU64>,
+}
+
+/// The machine, as a watched card reaches it.
+struct Watch<'a> {
+    host: &'a dyn Host,
+    stray: &'a AtomicU64,
+    writes: &'a AtomicU64,
+}
+
+impl Watch<'_> {
+    fn seen<T>(&self, answer: Result<T, Fault>) -> Result<T, Fault> {
+        let counter = if answer.is_err() { self.stray } else { self.writes };
+        counter.fetch_add(1, Ordering::Relaxed);
+        answer
+    }
+}
+
+impl Host for Watch<'_> {
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.seen(self.host.write(address, bytes))
+    }
+
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        self.seen(self.host.read(address, bytes))
+    }
+
+    fn interrupt(&self, vector: u16) {
+        self.host.interrupt(vector);
+    }
+}
+
+impl Card for Watched {
+    fn identity(&self) -> Identity {
+        self.card.identity()
+    }
+
+    fn read(&mut self, bar: usize, offset: u64) -> u32 {
+        self.card.read(bar, offset)
+    }
+
+    fn write(&mut self, bar: usize, offset: u64, value: u32, host: &dyn Host) {
+        let (stray, writes) = (&*self.stray, &*self.writes);
+        self.card.write(bar, offset, value, &Watch { host, stray, writes });
+    }
+
+    fn reset(&mut self) {
+        self.card.reset();
+    }
+
+    fn step(&mut self, host: &dyn Host) -> Step {
+        let (stray, writes) = (&*self.stray, &*self.writes);
+        self.card.step(&Watch { host, stray, writes })
+    }
+}
+
+#[test]
+fn a_card_behind_a_socket_leaves_nothing_and_writes_nothing_stray() {
+    if alone("rounds::a_card_behind_a_socket_leaves_nothing_and_writes_nothing_stray") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (stray, writes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let options = CardOptions {
+        packet: Some(daq_core::units::ByteSize(4096)),
+        ..CardOptions::default()
+    };
+    let card = Watched {
+        card: cards::build("xdma", &options).unwrap(),
+        stray: stray.clone(),
+        writes: writes.clone(),
+    };
+    let server = Server::bind(&dir.path().join("card.sock")).unwrap();
+    let (mut stop, stopped) = UnixStream::pair().unwrap();
+    let thread = std::thread::spawn(move || {
+        server.serve(Box::new(card), stopped.as_fd(), false).unwrap();
+    });
+    let source = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"";
+    rounds(&config(source, "", NULL), dir.path());
+    stop.write_all(&[1]).unwrap();
+    thread.join().unwrap();
+    assert_eq!(stray.load(Ordering::Relaxed), 0, "stray accesses");
+    assert!(writes.load(Ordering::Relaxed) > 20 * u64::from(ROUNDS));
+}
+
+/// One card, one daemon after the other; some of them are killed.
+#[test]
+fn daemons_one_after_the_other_leave_the_card_nothing() {
+    const FRAMES: u64 = 50;
+    let source = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"";
+    let daq = daq(&config(source, "", &host(16)));
+    let (packet, frames) = (SLOT.to_string(), FRAMES.to_string());
+    let card = Served::new(&daq, &["xdma", "--packet", &packet, "--packets", &frames]);
+    let maps = format!("/proc/{}/maps", card.pid());
+    let files = format!("/proc/{}/fd", card.pid());
+    let has_memory = || std::fs::read_to_string(&maps).unwrap().contains("memfd:");
+    let open = || std::fs::read_dir(&files).unwrap().count();
+    let mut first = None;
+    for run in 0..10 {
+        let mut live = daq.spawn(&[]);
+        live.wait_count("sources.adc.delivered", FRAMES);
+        assert!(has_memory());
+        if run % 3 == 2 {
+            live.kill();
+        } else {
+            let outcome = live.stop().ok();
+            assert_eq!(outcome.count("sources.adc.expected"), FRAMES);
+            let raw = data(&daq, "raw");
+            assert_eq!(raw.len() as u64, FRAMES * SLOT as u64);
+            assert_stream(&raw);
+        }
+        std::fs::remove_dir_all(daq.path("raw")).unwrap();
+        wait_for("the card's memory to be taken from it", || {
+            (!has_memory()).then_some(())
+        });
+        let before = *first.get_or_insert_with(open);
+        wait_for("as many open files as before", || (open() == before).then_some(()));
+    }
+    let told = std::fs::read_to_string(daq.path("card.log")).unwrap();
+    assert!(!told.contains("nobody has given it") && !told.contains("bus mastering"), "{told}");
+}
+
+/// LitePCIe's card likewise; its table is the card's, so that every round fills it anew.
+#[test]
+fn litepcie_leaves_nothing() {
+    if !Path::new("/proc/self/maps").exists() {
+        skip!("there is no /proc");
+    }
+    if alone("rounds::litepcie_leaves_nothing") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("csr.csv"), cards::litepcie::CSR).unwrap();
+    let source = "device = \"inproc:litepcie\"\ncsr = \"csr.csv\"";
+    let rest = NULL.replace("slots = 16", "slots = 64");
+    rounds(&config(source, &packets(21), &rest), dir.path());
+}
