@@ -31,10 +31,13 @@ impl Served {
             .stderr(log)
             .spawn()
             .unwrap();
-        let mut line = String::new();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        stdout.read_line(&mut line).unwrap();
-        assert!(line.starts_with("listening on "), "{line}");
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut lines = stdout.lines().map(Result::unwrap);
+        assert!(
+            lines.any(|line| line.starts_with("listening on ")),
+            "{}",
+            std::fs::read_to_string(daq.path("card.log")).unwrap()
+        );
         Self { child }
     }
 
@@ -120,7 +123,7 @@ fn xdma_in_another_process() {
             "device = \"vfio-user:card.sock\"\nengine = \"xdma\"\ncompletion = \"{completion}\""
         );
         let daq = daq(&config(&source, "", &(host(16) + FLOATS)));
-        let packet = SLOT.to_string();
+        let packet = format!("{SLOT} B");
         let frames = FRAMES.to_string();
         let _card = Served::new(&daq, &["xdma", "--packet", &packet, "--packets", &frames]);
         let outcome = run(&daq, FRAMES);

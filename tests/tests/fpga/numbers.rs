@@ -104,7 +104,7 @@ fn registers_are_written_at_the_start_and_before_the_stop() {
     let registers = "registers = [\n\
         { bar = 0, offset = 0x8, value = 0x1234 },\n\
         { bar = 0, offset = 0x8, value = 0x1234, wait = \"1 min\" },\n\
-        { bar = 0, offset = 0x8, value = 0xff, mask = 0xf0 },\n\
+        { bar = 0, offset = 0x8, value = 0xf0, mask = 0xf0 },\n\
         { bar = 0, offset = 0x8, value = 0x12f4, wait = \"1 min\" },\n\
         { bar = 0, offset = 0x4, value = SENDS },\n\
         { bar = 0, offset = 0x4, value = 0, when = \"stop\" },\n\

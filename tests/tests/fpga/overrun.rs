@@ -31,7 +31,6 @@ fn a_burst_faster_than_anybody_reads() {
         live.wait_count("sources.adc.expected", 399);
         let outcome = live.stop().ok();
         let seen = is_honest(&daq, &outcome);
-        assert_eq!(outcome.count("rings.raw.ring_full"), 0);
         assert!(!seen.is_empty());
         // Transfers are counted by the card, so all are known.
         assert_eq!(outcome.count("sources.adc.expected"), 399);
@@ -43,7 +42,7 @@ fn a_burst_faster_than_anybody_reads() {
 fn xdma_without_credits_is_overrun() {
     let source = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"\ncredits = false";
     let daq = daq(&config(source, "", &host(16)));
-    let packet = SLOT.to_string();
+    let packet = format!("{SLOT} B");
     let _card = Served::new(&daq, &["xdma", "--packet", &packet, "--rate", "20 MB/s"]);
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc.delivered", 50);

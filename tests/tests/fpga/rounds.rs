@@ -220,7 +220,7 @@ fn daemons_one_after_the_other_leave_the_card_nothing() {
     const FRAMES: u64 = 50;
     let source = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"";
     let daq = daq(&config(source, "", &host(16)));
-    let (packet, frames) = (SLOT.to_string(), FRAMES.to_string());
+    let (packet, frames) = (format!("{SLOT} B"), FRAMES.to_string());
     let card = Served::new(&daq, &["xdma", "--packet", &packet, "--packets", &frames]);
     let maps = format!("/proc/{}/maps", card.pid());
     let files = format!("/proc/{}/fd", card.pid());

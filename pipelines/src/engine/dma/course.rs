@@ -13,6 +13,9 @@ pub(super) struct Course {
     epoch: u32,
     /// Whether the next frame opens an epoch.
     opens: bool,
+    /// Frames that were lost here since the last one that carried a number, by cause: the next number says how many are
+    /// missing, and these say why.
+    owed: [u64; Cause::ALL.len()],
 }
 
 impl Course {
@@ -22,6 +25,7 @@ impl Course {
             next: 0,
             epoch: 0,
             opens: true,
+            owed: [0; Cause::ALL.len()],
         }
     }
 
@@ -38,14 +42,30 @@ impl Course {
     }
 
     /// Counts `transfers` of which nothing can be known any more, lost to `cause`.
+    ///
+    /// Where frames carry numbers the next one shows how many are missing; they are counted then.
     pub(super) fn lose(&mut self, transfers: u64, cause: Cause, ledger: &SourceLedger) {
-        // Numbers inside of the frames show the same gap with the next one.
-        if self.numbers.is_none() {
-            self.begin(ledger);
-            self.next += transfers;
-            ledger.expected.add(transfers);
-            ledger.lost(cause).add(transfers);
+        if self.numbers.is_some() {
+            self.owed[cause as usize] += transfers;
+            return;
         }
+        self.begin(ledger);
+        self.next += transfers;
+        ledger.expected.add(transfers);
+        ledger.lost(cause).add(transfers);
+    }
+
+    /// Counts `missing` frames as lost to what is known to have been lost here, and the rest to `gap`.
+    fn miss(&mut self, missing: u64, gap: Cause, ledger: &SourceLedger) {
+        ledger.expected.add(missing);
+        self.next += missing;
+        let mut left = missing;
+        for cause in Cause::ALL {
+            let here = self.owed[cause as usize].min(left);
+            ledger.lost(cause).add(here);
+            left -= here;
+        }
+        ledger.lost(gap).add(left);
     }
 
     fn begin(&mut self, ledger: &SourceLedger) -> Flags {
@@ -59,7 +79,7 @@ impl Course {
     }
 
     /// The next frame, which carries `raw` where frames carry numbers: counts it as expected, and what is missing before
-    /// it as lost to `gap`.
+    /// it as lost to what was lost here, else to `gap`.
     pub(super) fn frame(
         &mut self,
         raw: Option<u64>,
@@ -69,17 +89,14 @@ impl Course {
         if let (Some(numbers), Some(raw)) = (&mut self.numbers, raw) {
             match numbers.next(raw) {
                 Step::Next => {}
-                Step::Gap(missing) => {
-                    ledger.expected.add(missing);
-                    ledger.lost(gap).add(missing);
-                    self.next += missing;
-                }
+                Step::Gap(missing) => self.miss(missing, gap, ledger),
                 Step::Restart { jumped } => {
                     ledger.jumped.add(jumped);
                     self.next = numbers.position();
                     self.opens = true;
                 }
             }
+            self.owed = [0; Cause::ALL.len()];
         }
         let flags = self.begin(ledger);
         let sequence = self.next;

@@ -157,7 +157,7 @@ impl Runner {
                     self.pause(since.elapsed())?;
                 }
                 Err(DmaError::Engine(error @ EngineError::Faulted { .. })) => {
-                    self.restart(error)?;
+                    self.restart(error)?
                 }
                 Err(error) => return Err(error),
             }
@@ -249,6 +249,8 @@ impl Runner {
             return Ok(true);
         }
         self.counters.prove(Proof::Disproved);
+        // The device has it no more, and it is nowhere here.
+        self.course.lose(1, Cause::BadPacket, &self.ledger);
         let why = format!(
             "{} says that it has written {} bytes, but {} words of them are as they were, and {} words beside them \
              changed",
@@ -267,8 +269,7 @@ impl Runner {
             self.name
         );
         self.counters.ledger.fallbacks.add(1);
-        self.course.lose(1, Cause::BadPacket, &self.ledger);
-        self.stop_engine();
+        self.stop_to_go_on()?;
         self.port.fall_back(&self.producer)?;
         self.prover = Some(Prover::new(&self.port, &self.producer)?);
         self.course.interrupt();
@@ -278,7 +279,7 @@ impl Runner {
 
     /// Arms the engine again so that it rings a kernel's doorbell.
     fn ring_from_now_on(&mut self) -> Result<(), DmaError> {
-        self.stop_engine();
+        self.stop_to_go_on()?;
         self.port.ring_from(self.producer.published())?;
         self.arm()
     }
@@ -305,16 +306,29 @@ impl Runner {
         }
         tracing::warn!("source {}: {error}; it is armed again", self.name);
         self.counters.ledger.restarts.add(1);
-        self.stop_engine();
+        self.stop_to_go_on()?;
         self.course.interrupt();
         self.arm()
     }
 
-    /// Stops the engine, whatever it takes, and takes what it had finished.
-    fn stop_engine(&mut self) {
-        if self.port.stop(STOP) {
+    /// Stops the engine, whatever it takes; true if it had to be cut off.
+    fn stop_engine(&mut self) -> bool {
+        let is_cut_off = self.port.stop(STOP);
+        if is_cut_off {
             self.counters.ledger.stuck.add(1);
         }
+        is_cut_off
+    }
+
+    /// Stops the engine to arm it again, which one that was cut off cannot be.
+    fn stop_to_go_on(&mut self) -> Result<(), DmaError> {
+        if self.stop_engine() {
+            return Err(DmaError::Unbelievable(format!(
+                "{} did not stop within {STOP:?} and was cut off the bus: it is not armed again in this run",
+                self.port.name()
+            )));
+        }
+        Ok(())
     }
 
     /// The end: the engine is quiet, what it had finished is published.

@@ -84,12 +84,18 @@ impl Prover {
             .take(slots)
     }
 
-    /// Lays sentinels where the first transfer goes and around.
+    /// Whether sentinels lie in `slot` before the first transfer, which an engine that cannot be held may have overtaken
+    /// before it is looked at: any slot can be the one that is seen first then.
+    fn is_laid(&self, slot: usize) -> bool {
+        !self.alone || self.slots(0).any(|looked| looked == slot)
+    }
+
+    /// Lays sentinels where the first transfer may be seen, and around.
     pub(super) fn lay(&self, port: &Port) -> Result<(), DmaError> {
         let Some(region) = port.region() else {
             return Ok(());
         };
-        for slot in self.slots(0) {
+        for slot in (0..self.slots).filter(|slot| self.is_laid(*slot)) {
             if !self.sentinel.lay(region, slot * self.stride, self.stride) {
                 return Err(DmaError::Unbelievable(
                     "the slots lie where the CPU cannot store, so the path cannot be proved"
