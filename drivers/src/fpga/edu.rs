@@ -1,7 +1,7 @@
 //! `edu`: QEMU's device for teaching (its `docs/specs/edu.rst`), for trying VFIO in a guest.
 //!
-//! It copies up to 4 KiB from a buffer of its own when it is told to, so it is held back by itself. A slot is filled by
-//! as many copies as it takes. The data is what the buffer holds, and QEMU takes 100 ms a copy.
+//! It copies from a buffer of its own when it is told to, so it is held back by itself. A slot is filled by as many
+//! copies of 2 KiB as it takes. The data is what the first half of the buffer holds, and QEMU takes 100 ms a copy.
 
 use super::config::{FpgaConfig, Notice};
 use super::device::{GONE, Interrupt, Registers};
@@ -19,7 +19,7 @@ pub const ENTRY: EngineEntry = EngineEntry {
         alignment: 64,
         max_slot: MAX_SLOT,
         max_slots: MAX_SLOTS,
-        preferred: BUFFER,
+        preferred: 2 * COPY,
     },
     faults: &[],
     keys: &[],
@@ -35,11 +35,11 @@ pub const ENTRY: EngineEntry = EngineEntry {
 
 /// Vendor and device.
 const IDS: (u16, u16) = (0x1234, 0x11e8);
-/// Bytes of the device's buffer.
-const BUFFER: usize = 4096;
+/// Bytes of a copy: half of the device's buffer. QEMU before version 8 ends itself over a copy that reaches its end.
+const COPY: usize = 2048;
 /// Where the buffer lies in the device's own addresses.
 const BUFFER_AT: u32 = 0x4_0000;
-/// Most bytes of a slot: nobody waits for more, at 40 KiB a second.
+/// Most bytes of a slot: nobody waits for more, at 20 KiB a second.
 const MAX_SLOT: usize = 1 << 20;
 const MAX_SLOTS: usize = 1024;
 /// Registers are written by halves, and the upper half of an address cannot be.
@@ -158,7 +158,7 @@ impl Edu {
         }
         let slot = usize::try_from((*first as u64 + self.filled) % addresses.len() as u64);
         let address = addresses[slot.unwrap_or(0)] + self.copied as u64;
-        self.under_way = (bytes - self.copied).min(BUFFER);
+        self.under_way = (bytes - self.copied).min(COPY);
         let low = |value: u64| u32::try_from(value).unwrap_or(0);
         self.registers.write(register::SOURCE, BUFFER_AT);
         self.registers.write(register::TARGET, low(address));

@@ -1,69 +1,139 @@
 //! Which addresses a device is to know memory by, where the choice is ours.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
-/// The first address: low ones are where mistakes point.
-const FIRST: u64 = 0x1000_0000;
+/// The first address: below lies what firmware and old devices have, and low addresses are where mistakes point.
+const FIRST: u64 = 2 << 20;
 /// Where addresses end that an engine of 32 bits knows.
 const NARROW: u64 = 1 << 32;
-/// Where addresses end that the narrowest IOMMU translates, of 39 bits.
-const END: u64 = 1 << 39;
-/// Pieces begin at multiples of this and leave at least as much between them, so that a device that runs past the end of
+/// Pieces begin at multiples of this and leave at least as much behind them, so that a device that runs past the end of
 /// one meets nothing.
 const STEP: u64 = 1 << 20;
+/// Pieces of at least so many bytes begin at multiples of it, so that an IOMMU can use large pages.
+const LARGE_PAGE: u64 = 2 << 20;
+/// Where x86 takes writes for interrupts.
+const INTERRUPTS: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
+/// The last address that the narrowest IOMMU translates, of 39 bits.
+const LAST: u64 = (1 << 39) - 1;
 
-/// The addresses that are taken.
+/// The addresses of a device: which there are, and which are taken.
 ///
 /// Those below 4 GiB come first, for the sake of engines that know no others, and each is used again as late as can be:
 /// what is still aimed at memory that was taken away then meets nothing, too.
 #[derive(Debug)]
 pub struct Iovas {
+    valid: Vec<RangeInclusive<u64>>,
+    /// First address and bytes of each piece.
     taken: BTreeMap<u64, u64>,
+    below: Span,
+    above: Span,
+}
+
+/// Addresses that are searched in turn.
+#[derive(Debug)]
+struct Span {
+    first: u64,
+    last: u64,
+    /// Where the next search begins.
     next: u64,
+}
+
+impl Span {
+    const fn new(first: u64, last: u64) -> Self {
+        Self {
+            first,
+            last,
+            next: first,
+        }
+    }
 }
 
 impl Default for Iovas {
     fn default() -> Self {
-        Self {
-            taken: BTreeMap::new(),
-            next: FIRST,
-        }
+        Self::new(None)
     }
 }
 
 impl Iovas {
-    /// Addresses for `bytes` bytes; `None` if there are none.
+    /// Those of `valid`; without it all that 39 bits reach, as every IOMMU has, but those of interrupts.
+    pub fn new(valid: Option<Vec<RangeInclusive<u64>>>) -> Self {
+        let mut valid =
+            valid.unwrap_or_else(|| vec![0..=INTERRUPTS.start() - 1, INTERRUPTS.end() + 1..=LAST]);
+        valid.sort_by_key(|range| *range.start());
+        Self {
+            valid,
+            taken: BTreeMap::new(),
+            below: Span::new(FIRST, NARROW - 1),
+            above: Span::new(NARROW, u64::MAX),
+        }
+    }
+
+    /// Takes addresses for `bytes` bytes and returns the first; `None` if there are none.
     pub fn take(&mut self, bytes: u64) -> Option<u64> {
-        let room = bytes.checked_next_multiple_of(STEP)?.checked_add(STEP)?;
-        let address = [(self.next, NARROW), (FIRST, NARROW), (NARROW, END)]
+        let below = self.find(&self.below, bytes);
+        let begin = below.or_else(|| self.find(&self.above, bytes))?;
+        self.taken.insert(begin, bytes);
+        let span = if below.is_some() {
+            &mut self.below
+        } else {
+            &mut self.above
+        };
+        span.next = behind(begin, bytes);
+        Some(begin)
+    }
+
+    /// The bytes of the piece that begins there.
+    pub fn bytes(&self, begin: u64) -> Option<u64> {
+        self.taken.get(&begin).copied()
+    }
+
+    /// Gives back what [`take`](Self::take) took.
+    pub fn give(&mut self, begin: u64) {
+        self.taken.remove(&begin);
+    }
+
+    /// All pieces: first address and bytes.
+    pub fn taken(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.taken.iter().map(|(&begin, &bytes)| (begin, bytes))
+    }
+
+    fn find(&self, span: &Span, bytes: u64) -> Option<u64> {
+        let length = bytes.checked_sub(1)?;
+        [span.next, span.first]
             .into_iter()
-            .find_map(|(from, end)| self.find(from, end, room))?;
-        self.taken.insert(address, room);
-        if address + room <= NARROW {
-            self.next = address + room;
-        }
-        Some(address)
+            .find_map(|from| self.find_from(from, span.last, length))
     }
 
-    /// Gives back what began at `address`.
-    pub fn give(&mut self, address: u64) {
-        self.taken.remove(&address);
-    }
-
-    /// The first `room` free addresses between `from` and `end`.
-    fn find(&self, from: u64, end: u64, room: u64) -> Option<u64> {
-        let mut at = from;
-        if let Some((before, room)) = self.taken.range(..from).next_back() {
-            at = at.max(before + room);
-        }
-        for (start, taken) in self.taken.range(from..end) {
-            if start.saturating_sub(at) >= room {
-                break;
+    /// The first free addresses from `from` to `last` at the latest for `length` bytes and one more.
+    fn find_from(&self, from: u64, last: u64, length: u64) -> Option<u64> {
+        let alignment = if length < LARGE_PAGE - 1 {
+            STEP
+        } else {
+            LARGE_PAGE
+        };
+        self.valid.iter().find_map(|range| {
+            let mut begin = from.max(*range.start());
+            loop {
+                begin = begin.checked_next_multiple_of(alignment)?;
+                let end = begin.checked_add(length)?;
+                if end > last.min(*range.end()) {
+                    return None;
+                }
+                // Pieces keep apart, so that if any is in the way the last one is.
+                let others = self.taken.range(..=end.saturating_add(STEP));
+                match others.last().map(|(&other, &bytes)| behind(other, bytes)) {
+                    Some(behind) if behind > begin => begin = behind,
+                    _ => return Some(begin),
+                }
             }
-            at = start + taken;
-        }
-        (at.checked_add(room)? <= end).then_some(at)
+        })
     }
+}
+
+/// The first address behind a piece that another may have.
+const fn behind(begin: u64, bytes: u64) -> u64 {
+    begin.saturating_add(bytes).saturating_add(STEP)
 }
 
 #[cfg(test)]
@@ -76,32 +146,103 @@ mod tests {
         let mut iovas = Iovas::default();
         let first = iovas.take(4096).unwrap();
         let second = iovas.take(4096).unwrap();
-        assert!(first >= FIRST && second >= first + STEP && second < NARROW);
+        assert_eq!((first, iovas.bytes(first)), (FIRST, Some(4096)));
+        assert!(second >= first + 4096 + STEP && second < NARROW);
         iovas.give(first);
+        assert_eq!(iovas.bytes(first), None);
         assert!(iovas.take(4096).unwrap() > second);
         // Where nothing fits below, there is more above.
         assert!(iovas.take(5 << 30).unwrap() >= NARROW);
-        assert_eq!(iovas.take(u64::MAX), None);
-        assert_eq!(iovas.take(END), None);
+        for too_much in [0, LAST + 1, u64::MAX] {
+            assert_eq!(iovas.take(too_much), None, "{too_much:#x}");
+        }
+    }
+
+    #[test]
+    fn what_was_given_back_is_used_again_once_nothing_else_is_left() {
+        let valid = 0..=FIRST + 4 * STEP - 1;
+        let mut iovas = Iovas::new(Some(vec![valid]));
+        assert_eq!(iovas.take(STEP), Some(FIRST));
+        assert_eq!(iovas.take(STEP), Some(FIRST + 2 * STEP));
+        assert_eq!(iovas.take(STEP), None);
+        iovas.give(FIRST);
+        assert_eq!(iovas.take(STEP), Some(FIRST));
+    }
+
+    #[test]
+    fn interrupts_are_kept_clear_of() {
+        let mut iovas = Iovas::default();
+        // What does not fit below them fits behind.
+        assert_eq!(iovas.take(*INTERRUPTS.start()), Some(NARROW));
+        while let Some(begin) = iovas.take(STEP)
+            && begin < NARROW
+        {
+            assert!(begin + STEP <= *INTERRUPTS.start() || begin > *INTERRUPTS.end());
+        }
+        // The very last addresses can be taken, and nothing overflows behind them.
+        let mut last = Iovas::new(Some(vec![u64::MAX - STEP + 1..=u64::MAX]));
+        assert_eq!(last.take(STEP), Some(u64::MAX - STEP + 1));
+        assert_eq!(last.take(4096), None);
+    }
+
+    /// Whether a piece may lie there beside those that are taken, by the rules and not by the search.
+    fn is_free(
+        begin: u64,
+        bytes: u64,
+        valid: &[RangeInclusive<u64>],
+        taken: &[(u64, u64)],
+    ) -> bool {
+        let end = begin + bytes - 1;
+        begin >= FIRST
+            && (bytes < LARGE_PAGE || begin.is_multiple_of(LARGE_PAGE))
+            && (begin < NARROW) == (end < NARROW)
+            && valid
+                .iter()
+                .any(|range| range.contains(&begin) && range.contains(&end))
+            && taken.iter().all(|(other, length)| {
+                begin >= other + length + STEP || begin + bytes + STEP <= *other
+            })
     }
 
     proptest! {
         #[test]
-        fn what_is_taken_never_overlaps(steps in prop::collection::vec((any::<bool>(), 1_u64..(3 << 30)), 1..60)) {
-            let mut iovas = Iovas::default();
-            let mut held: Vec<(u64, u64)> = Vec::new();
-            for (gives, bytes) in steps {
-                if gives && !held.is_empty() {
-                    let (address, _) = held.swap_remove(usize::try_from(bytes).unwrap() % held.len());
-                    iovas.give(address);
+        fn what_is_taken_is_free_and_what_is_free_is_found(
+            steps in prop::collection::vec((any::<bool>(), 1u64..8 * STEP, any::<prop::sample::Index>()), 1..60),
+            starts in prop::collection::btree_set(0u64..40, 2..8),
+            is_high in any::<bool>(),
+        ) {
+            // Around the end of what 32 bits reach, or below it.
+            let base = if is_high { NARROW - 20 * STEP } else { 0 };
+            let starts: Vec<u64> = starts.into_iter().map(|step| base + step * STEP).collect();
+            let valid: Vec<_> = starts.chunks_exact(2).map(|pair| pair[0]..=pair[1] - 1).collect();
+            let mut iovas = Iovas::new(Some(valid.clone()));
+            for (is_take, bytes, which) in steps {
+                let taken: Vec<_> = iovas.taken().collect();
+                if !is_take && !taken.is_empty() {
+                    let (begin, bytes) = *which.get(&taken);
+                    prop_assert_eq!(iovas.bytes(begin), Some(bytes));
+                    iovas.give(begin);
+                    prop_assert_eq!(iovas.taken().count(), taken.len() - 1);
                     continue;
                 }
-                if let Some(address) = iovas.take(bytes) {
-                    for (start, length) in &held {
-                        prop_assert!(address >= start + length + STEP || address + bytes + STEP <= *start);
-                    }
-                    held.push((address, bytes));
+                let mut places = (0..40).map(|step| base + step * STEP);
+                match iovas.take(bytes) {
+                    Some(begin) => prop_assert!(begin % STEP == 0 && is_free(begin, bytes, &valid, &taken)),
+                    None => prop_assert_eq!(places.find(|place| is_free(*place, bytes, &valid, &taken)), None),
                 }
+            }
+        }
+
+        #[test]
+        fn what_is_given_back_is_used_again_late(bytes in prop::collection::vec(1u64..(16 << 20), 1..40)) {
+            let mut iovas = Iovas::default();
+            let mut last = 0;
+            // All of it together fits below several times.
+            for bytes in bytes {
+                let begin = iovas.take(bytes).unwrap();
+                prop_assert!(begin > last && begin < NARROW);
+                last = begin;
+                iovas.give(begin);
             }
         }
     }

@@ -24,7 +24,7 @@ fn edu() -> Arc<Mock> {
 fn slots() -> Slots {
     Slots {
         addresses: vec![0x1_0000, 0x2_0000],
-        bytes: 4096 + 64,
+        bytes: 2048 + 64,
         first: 1,
         bell: None,
     }
@@ -33,7 +33,7 @@ fn slots() -> Slots {
 fn poll(engine: &mut dyn Engine) -> Result<usize, EngineError> {
     let mut done = Completions::new(8, engine.faults().len());
     engine.poll(&mut done)?;
-    assert!(done.as_slice().iter().all(|done| done.length == 4096 + 64));
+    assert!(done.as_slice().iter().all(|done| done.length == 2048 + 64));
     Ok(done.as_slice().len())
 }
 
@@ -46,15 +46,15 @@ fn edu_fills_a_slot_by_as_many_copies_as_it_takes() {
     assert_eq!(mock.registers.writes(), [], "no credit");
     let copy = |target, bytes| [(0x80, 0x4_0000), (0x88, target), (0x90, bytes), (0x98, 3)];
     engine.credit(2);
-    assert_eq!(mock.registers.writes(), copy(0x2_0000, 4096));
+    assert_eq!(mock.registers.writes(), copy(0x2_0000, 2048));
     assert_eq!(poll(&mut *engine), Ok(0), "it is still copying");
     assert_eq!(mock.registers.writes(), []);
     mock.registers.set(0x98, 2);
     assert_eq!(poll(&mut *engine), Ok(0));
-    assert_eq!(mock.registers.writes(), copy(0x2_1000, 64));
+    assert_eq!(mock.registers.writes(), copy(0x2_0800, 64));
     mock.registers.set(0x98, 2);
     assert_eq!(poll(&mut *engine), Ok(1));
-    assert_eq!(mock.registers.writes(), copy(0x1_0000, 4096));
+    assert_eq!(mock.registers.writes(), copy(0x1_0000, 2048));
     // A copy cannot be called off.
     assert!(engine.quiesce(Duration::ZERO).is_err());
     engine = mock.open(&edu::ENTRY, "", Path::new("")).unwrap();

@@ -7,15 +7,14 @@
 //! The container is of the kind type1v2: it maps host memory and mappings of other devices' memory, a GPU's among them,
 //! at addresses of our choosing, so that an engine of 32 bits reaches a BAR that lies high.
 
-mod addresses;
 mod binding;
 mod held;
 
 use super::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
+use super::iova::Iovas;
 use super::owner::{self, BUS_MASTER, Owner, PCI_COMMAND, read_config, set_bus_master};
 use crate::sys::vfio as sys;
 use crate::sys::vfio_bar::Bar;
-use addresses::{Addresses, PAGE};
 pub use binding::commands;
 use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::region::{Placement, Region};
@@ -31,6 +30,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vfio_bindings::bindings::vfio as bindings;
 use vfio_ioctls::{VfioContainer, VfioError, VfioRegionInfoCap};
 
+/// What the IOMMU maps begins at multiples of this, and is as long.
+const PAGE: u64 = 4096;
 /// Base address registers of a PCI function.
 const BARS: usize = 6;
 /// What this process runs, even if the file was replaced meanwhile.
@@ -49,7 +50,7 @@ pub struct VfioDevice {
 
 /// What maps and their ends change.
 struct State {
-    addresses: Addresses,
+    iovas: Iovas,
     /// Mappings of other devices' memory that were given to this one.
     bars: BTreeMap<u64, Arc<Bar>>,
     /// The kind of interrupt that is enabled: an index of VFIO's.
@@ -135,7 +136,7 @@ impl VfioDevice {
             can_reset,
             opened,
             state: Mutex::new(State {
-                addresses: Addresses::new(valid),
+                iovas: Iovas::new(valid),
                 bars: BTreeMap::new(),
                 interrupts: None,
                 owner: Some(owner),
@@ -178,7 +179,7 @@ impl VfioDevice {
             });
         }
         let mut state = self.state();
-        let address = state.addresses.take(length).ok_or_else(|| {
+        let address = state.iovas.take(length).ok_or_else(|| {
             refused(
                 "mapping",
                 "the IOMMU has no free addresses for that; lower `slots` or `slot` of the ring"
@@ -187,7 +188,7 @@ impl VfioDevice {
         })?;
         let result = self.map_at(&mut state, address, memory, bytes, is_device_memory);
         if let Err(why) = result {
-            state.addresses.give(address);
+            state.iovas.give(address);
             return Err(refused("mapping", why));
         }
         Ok(address)
@@ -268,7 +269,7 @@ impl DmaDevice for VfioDevice {
             why,
         };
         let mut state = self.state();
-        match state.addresses.bytes(address) {
+        match state.iovas.bytes(address) {
             Some(mapped) if mapped == bytes as u64 => {}
             Some(mapped) => return Err(refused(format!("{mapped:#x} bytes are mapped there"))),
             None => return Err(refused("nothing is mapped there".to_owned())),
@@ -278,7 +279,7 @@ impl DmaDevice for VfioDevice {
         if unmapped != bytes as u64 {
             return Err(refused(format!("the kernel unmapped {unmapped:#x} bytes")));
         }
-        state.addresses.give(address);
+        state.iovas.give(address);
         state.bars.remove(&address);
         if let Some(owner) = &mut state.owner
             && let Err(error) = owner.unmap(address)
@@ -419,7 +420,7 @@ impl Drop for VfioDevice {
             let _ = self.opened.device.disable_irq(kind);
         }
         // Only BARs: whatever has a region mapped holds the device.
-        for (address, bytes) in state.addresses.taken() {
+        for (address, bytes) in state.iovas.taken() {
             if let Err(error) = sys::unmap(self.opened.container(), address, bytes) {
                 tracing::warn!("{}: unmapping at {address:#x}: {error}", self.name);
             }

@@ -1,6 +1,7 @@
 //! The shape of the simulated machine and what goes wrong on it, from `DAQ_SIMULATED_CUDA`.
 
 use crate::code::{self, Code};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The options of `DAQ_SIMULATED_CUDA`, separated by commas:
@@ -10,6 +11,7 @@ use std::time::Duration;
 /// | `version=12040` | what `cuDriverGetVersion` says; older ones refuse newer PTX; 13000 without |
 /// | `gpus=2` | number of devices; 1 without |
 /// | `memory=64MiB` | memory of each device, in `KiB`, `MiB` or `GiB`; 256 MiB without |
+/// | `bar=FILE` | the devices' memory lies in that file: the BAR of a PCI device as sysfs shows it, so that cards reach it |
 /// | `no-init=100` | `cuInit` returns this code |
 /// | `vmm=0` | no virtual memory management |
 /// | `rdma=0` | no `GPUDirect` RDMA |
@@ -32,6 +34,8 @@ pub struct Options {
     pub gpus: i32,
     /// Bytes of memory of each device.
     pub memory: usize,
+    /// The file in which all memory of the devices lies; without it, memory of this process.
+    pub bar: Option<PathBuf>,
     /// What `cuInit` returns; 0 where it succeeds.
     pub no_init: Code,
     /// Whether there is virtual memory management.
@@ -86,6 +90,7 @@ impl Default for Options {
             version: 13_000,
             gpus: 1,
             memory: 256 << 20,
+            bar: None,
             no_init: 0,
             vmm: true,
             rdma: true,
@@ -120,6 +125,7 @@ impl Options {
             "version" => self.version = value.parse().ok()?,
             "gpus" => self.gpus = value.parse().ok().filter(|gpus| (0..=16).contains(gpus))?,
             "memory" => self.memory = bytes(value)?,
+            "bar" => self.bar = Some(PathBuf::from(Some(value).filter(|path| !path.is_empty())?)),
             "no-init" => self.no_init = value.parse().ok().filter(|code| is_error(*code))?,
             "vmm" => self.vmm = flag(value)?,
             "rdma" => self.rdma = flag(value)?,
@@ -193,7 +199,7 @@ mod tests {
     #[test]
     fn every_option_is_read() {
         let options = Options::parse(
-            "version=12040, gpus=2,memory=64MiB,vmm=0,rdma=0,posix-fd=0,dma-buf=map,ordering=0,latency=50,gbps=20,\
+            "version=12040, gpus=2,memory=64MiB,bar=/a:b/c,vmm=0,rdma=0,posix-fd=0,dma-buf=map,ordering=0,latency=50,gbps=20,\
              patience=3,no-init=100,fail=cuMemAlloc_v2@3:2,fail-async=COPY@1:700,hang=copy@9,hang=RESIDENT@2",
         )
         .unwrap();
@@ -208,6 +214,7 @@ mod tests {
                 version: 12_040,
                 gpus: 2,
                 memory: 64 << 20,
+                bar: Some("/a:b/c".into()),
                 no_init: 100,
                 vmm: false,
                 rdma: false,
@@ -230,6 +237,7 @@ mod tests {
             "vmm",
             "vmm=2",
             "memory=64",
+            "bar=",
             "dma-buf=1",
             "fail=cuInit@0:1",
             "fail=cuInit@1",

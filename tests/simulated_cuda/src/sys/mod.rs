@@ -9,6 +9,7 @@
     reason = "names and parameters are the driver's"
 )]
 
+mod bar;
 mod batch;
 mod compiler;
 mod context;

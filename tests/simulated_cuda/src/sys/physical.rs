@@ -1,9 +1,10 @@
 //! Device memory itself: bytes that no device address of this process leads to.
 
+use super::bar::BAR;
 use super::context::{self, Device};
 use crate::code::{OUT_OF_MEMORY, Result};
 use crate::faults::OPTIONS;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +15,8 @@ pub const POISON: u8 = 0xa5;
 static ALIVE: AtomicUsize = AtomicUsize::new(0);
 static ALIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// One allocation of device memory: a file in memory, and a mapping of it that only this library knows.
+/// One allocation of device memory: a file in memory, or a piece of another device's, and a mapping of it that only this
+/// library knows.
 #[derive(Debug)]
 pub struct Physical {
     /// The device that it belongs to.
@@ -22,6 +24,8 @@ pub struct Physical {
     /// Bytes of it.
     pub bytes: usize,
     file: OwnedFd,
+    /// Where in the file the mapping begins.
+    begin: usize,
     /// Where the mapping begins.
     base: usize,
     /// Bytes of file and mapping before the memory.
@@ -49,13 +53,14 @@ impl Physical {
             .used
             .try_update(Ordering::AcqRel, Ordering::Acquire, take)
             .map_err(|_| OUT_OF_MEMORY)?;
-        if let Some((file, base)) = map(lead + bytes) {
+        if let Some((file, begin, base)) = make(lead + bytes) {
             ALIVE.fetch_add(1, Ordering::AcqRel);
             ALIVE_BYTES.fetch_add(bytes, Ordering::AcqRel);
             Ok(Arc::new(Self {
                 device,
                 bytes,
                 file,
+                begin,
                 base,
                 lead,
             }))
@@ -72,7 +77,7 @@ impl Physical {
 
     /// Where the byte at `offset` is in the file.
     pub const fn in_file(&self, offset: usize) -> usize {
-        self.lead + offset
+        self.begin + self.lead + offset
     }
 
     /// The file.
@@ -86,14 +91,32 @@ impl Drop for Physical {
         // SAFETY: `map` has mapped so many bytes at `base`, this value owned the mapping, and whoever uses it holds
         // an `Arc` of this value.
         unsafe { libc::munmap(self.base as *mut libc::c_void, self.lead + self.bytes) };
+        if let Some(bar) = &*BAR {
+            bar.give(self.begin);
+        }
         self.device.used.fetch_sub(self.bytes, Ordering::AcqRel);
         ALIVE.fetch_sub(1, Ordering::AcqRel);
         ALIVE_BYTES.fetch_sub(self.bytes, Ordering::AcqRel);
     }
 }
 
-/// A file of `bytes` bytes in memory and where it is mapped, full of poison.
-fn map(bytes: usize) -> Option<(OwnedFd, usize)> {
+/// A file with `bytes` bytes of memory full of poison: the file, where in it they begin, and where they are mapped.
+fn make(bytes: usize) -> Option<(OwnedFd, usize, usize)> {
+    let (file, begin) = match &*BAR {
+        Some(bar) => bar.take(bytes)?,
+        None => (file(bytes)?, 0),
+    };
+    if let Some(base) = map(&file, begin, bytes) {
+        return Some((file, begin, base));
+    }
+    if let Some(bar) = &*BAR {
+        bar.give(begin);
+    }
+    None
+}
+
+/// A file of `bytes` bytes in memory.
+fn file(bytes: usize) -> Option<OwnedFd> {
     // SAFETY: the name is a text that ends with a zero; the call has no other precondition.
     let file = unsafe { libc::memfd_create(c"device memory".as_ptr(), libc::MFD_CLOEXEC) };
     if file < 0 {
@@ -102,19 +125,22 @@ fn map(bytes: usize) -> Option<(OwnedFd, usize)> {
     // SAFETY: `memfd_create` has just opened the descriptor, and nobody else has it.
     let file = unsafe { OwnedFd::from_raw_fd(file) };
     let length = libc::off_t::try_from(bytes).ok()?;
+    // SAFETY: the descriptor is open; nobody has mapped the file yet.
+    (unsafe { libc::ftruncate(file.as_raw_fd(), length) } == 0).then_some(file)
+}
+
+/// Maps `bytes` bytes of a file from `begin` on, which are nobody else's, and fills them with poison.
+fn map(file: &OwnedFd, begin: usize, bytes: usize) -> Option<usize> {
+    let begin = libc::off_t::try_from(begin).ok()?;
     let (protection, sharing) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-    let descriptor = std::os::fd::AsRawFd::as_raw_fd(&file);
+    let file = file.as_raw_fd();
     // SAFETY: the descriptor is open; a new mapping at an address of the system's choice takes nobody's memory.
-    let base = unsafe {
-        if libc::ftruncate(descriptor, length) != 0 {
-            return None;
-        }
-        libc::mmap(ptr::null_mut(), bytes, protection, sharing, descriptor, 0)
-    };
+    let base = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, sharing, file, begin) };
     if base == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: `bytes` bytes were mapped there for writing a moment ago, and nobody else knows them.
+    // SAFETY: `bytes` bytes were mapped there for writing a moment ago, and nobody else knows them: the file is fresh, or
+    // the piece of it was taken for us alone.
     unsafe { ptr::write_bytes(base.cast::<u8>(), POISON, bytes) };
-    Some((file, base as usize))
+    Some(base as usize)
 }

@@ -1,7 +1,10 @@
 //! The checks of kernel VFIO that `tests/guest/cases` runs in its guest, on QEMU's DMA device `edu`.
 //!
-//! `vfio_guest refused|device|peer|killed OWNER EDU [MEMORY]`: the program that becomes the owner, PCI addresses.
-//! Each check prints `ok`, `FAIL` or `skip`.
+//! `vfio_guest CHECKS DAQ EDU [MEMORY]`: the program `daq`, which becomes the owner, and PCI addresses. `refused`, `device`,
+//! `peer` and `killed` check the transport; `whole-unbound`, `whole-host`, `whole-direct`, `whole-disproved` and
+//! `whole-killed` check `daq run`. Each check prints `ok`, `FAIL` or `skip`.
+
+mod whole;
 
 use daq_core::dma::{DmaDevice, DmaMap};
 use daq_core::region::{HostOptions, Region};
@@ -17,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
+use whole::Whole;
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
@@ -49,7 +53,8 @@ fn main() -> ExitCode {
         ["peer", owner, edu, memory] => peer(Path::new(owner), edu, memory),
         ["killed", owner, edu, memory] => killed(owner, edu, memory),
         ["daemon", owner, edu, memory] => daemon(Path::new(owner), edu, memory),
-        _ => Err("usage: vfio_guest refused|device|peer|killed OWNER EDU [MEMORY]".into()),
+        [checks, daq, edu, memory] => whole(checks, daq, edu, memory),
+        _ => Err("usage: vfio_guest CHECKS DAQ EDU [MEMORY]".into()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -60,6 +65,18 @@ fn main() -> ExitCode {
             );
             ExitCode::FAILURE
         }
+    }
+}
+
+fn whole(checks: &str, daq: &str, edu: &str, memory: &str) -> Result {
+    let whole = Whole::new(daq, edu, memory)?;
+    match checks {
+        "whole-unbound" => whole.unbound(),
+        "whole-host" => whole.host(),
+        "whole-direct" => whole.direct(),
+        "whole-disproved" => whole.disproved(),
+        "whole-killed" => whole.killed(),
+        _ => Err("there are no such checks".into()),
     }
 }
 
@@ -467,6 +484,13 @@ impl Stolen {
             _container: find("/dev/vfio/vfio")?,
         })
     }
+
+    /// Switches memory and bus mastering on.
+    fn enable(&self) -> Result {
+        // VFIO_PCI_CONFIG_REGION_INDEX is 7, PCI_COMMAND 4.
+        rustix::io::pwrite(&self.device, &[6, 0], (7 << 40) + 4)?;
+        Ok(())
+    }
 }
 
 /// Waits until a process that need not be a child of ours has ended.
@@ -515,8 +539,7 @@ fn killed(owner: &str, edu: &str, memory: &str) -> Result {
         into_memory(&engine, address + 0x20000, MOST);
         if has_owner {
             peer.check("killed: the owner has stopped the device, nothing lands");
-            // VFIO_PCI_CONFIG_REGION_INDEX is 7, PCI_COMMAND 4: memory and bus mastering on again.
-            rustix::io::pwrite(&engine.device, &[6, 0], (7 << 40) + 4)?;
+            engine.enable()?;
             into_memory(&engine, address + 0x20000, MOST);
             peer.check(
                 "killed: the owner has ended the map, nothing lands even from a device that runs",

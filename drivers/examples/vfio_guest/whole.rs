@@ -1,0 +1,482 @@
+//! The whole of `daq` on the guest's devices: `daq run` with the engine `edu`, into host memory and into what stands for
+//! a GPU: the simulated driver of `tests/simulated_cuda` with its memory in the BAR of another device.
+
+use crate::{
+    COMMAND, DESTINATION, MOST, PAGE, Peer, RUN, Result, Stolen, check, ended, fill, into_device,
+    into_memory,
+};
+use daq_core::dma::DmaMap;
+use daq_core::region::{HostOptions, Region};
+use daq_drivers::fpga::device::{Device, Registers};
+use daq_drivers::fpga::vfio::VfioDevice;
+use rustix::process::{Pid, PidfdFlags};
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Bytes of a frame: two copies of the device.
+const FRAME: usize = 2 * MOST;
+/// Where its numbers are served.
+const HTTP: &str = "127.0.0.1:9464";
+/// `PCI_COMMAND` in a configuration space, and its bit that lets the device write and read memory.
+const PCI_COMMAND: usize = 4;
+const BUS_MASTER: u8 = 1 << 2;
+
+/// `daq` with the devices of a case.
+pub struct Whole<'a> {
+    daq: &'a str,
+    edu: &'a str,
+    /// The device whose memory is the GPU's.
+    memory: &'a str,
+    folder: PathBuf,
+}
+
+/// A run under way.
+struct Running {
+    child: Child,
+    folder: PathBuf,
+}
+
+/// What a run has given.
+struct Outcome {
+    code: Option<i32>,
+    report: Value,
+    log: String,
+    data: Vec<u8>,
+}
+
+impl<'a> Whole<'a> {
+    /// `folder` is where everything is written.
+    pub fn new(daq: &'a str, edu: &'a str, memory: &'a str) -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!("daq-whole-{}", std::process::id()));
+        fs::create_dir_all(&folder)?;
+        let libraries = Path::new(daq).parent().ok_or("daq has no folder")?;
+        for (name, library) in [
+            ("libcuda.so", "libdaq_simulated_cuda.so"),
+            ("libcuda.so.1", "libdaq_simulated_cuda.so"),
+            ("libgdrapi.so.2", "libdaq_simulated_gdr.so"),
+        ] {
+            let library = libraries.join(library);
+            if !library.exists() {
+                return Err(format!("{} was not built", library.display()).into());
+            }
+            std::os::unix::fs::symlink(library, folder.join(name))?;
+        }
+        Ok(Self {
+            daq,
+            edu,
+            memory,
+            folder,
+        })
+    }
+
+    /// Frames of `edu` into a ring of host memory, through a kernel, into files.
+    fn into_host(&self, keys: &str) -> String {
+        let mut config = self.source(keys);
+        config += "
+            [ring.raw]
+            memory = \"host\"
+            slot = \"4 KiB\"
+            slots = 4
+            [kernel.convert]
+            use = \"convert\"
+            input = \"raw\"
+            output = \"floats\"
+            [ring.floats]
+            memory = \"host\"
+            slots = 8
+            [sink.disk]
+            driver = \"file\"
+            input = \"floats\"
+            path = \"out\"
+        ";
+        config
+    }
+
+    /// Frames of `edu` into a ring of a GPU, and from there into files.
+    fn into_gpu(&self) -> String {
+        let mut config = self.source("path = \"direct\"");
+        let _ = write!(
+            config,
+            "
+            [ring.raw]
+            memory = \"cuda:0\"
+            slot = \"4 KiB\"
+            slots = 8
+            [sink.disk]
+            driver = \"file\"
+            input = \"raw\"
+            path = \"out\"
+            [http]
+            listen = \"{HTTP}\"
+        "
+        );
+        config
+    }
+
+    fn source(&self, keys: &str) -> String {
+        format!(
+            "
+            [source.card]
+            driver = \"fpga\"
+            ring = \"raw\"
+            device = \"{}\"
+            engine = \"edu\"
+            samples = {{ type = \"int16\", rate = \"20 kHz\" }}
+            {keys}
+        ",
+            self.edu
+        )
+    }
+
+    fn start(&self, name: &str, config: &str, arguments: &[&str]) -> Result<Running> {
+        let folder = self.folder.join(name);
+        fs::create_dir_all(&folder)?;
+        fs::write(folder.join("daq.toml"), config)?;
+        let bar = format!(
+            "bar=/sys/bus/pci/devices/{}/resource2_wc,memory=16MiB",
+            self.memory
+        );
+        let child = Command::new(self.daq)
+            .args(["run", "daq.toml", "--report", "json", "--state-dir", "."])
+            .args(arguments)
+            .current_dir(&folder)
+            .env("LD_LIBRARY_PATH", &self.folder)
+            .env("DAQ_SIMULATED_CUDA", bar)
+            .stdin(Stdio::null())
+            .stdout(File::create(folder.join("report"))?)
+            .stderr(File::create(folder.join("log"))?)
+            .spawn()?;
+        Ok(Running { child, folder })
+    }
+
+    fn run(&self, name: &str, config: &str, arguments: &[&str]) -> Result<Outcome> {
+        self.start(name, config, arguments)?.end()
+    }
+
+    /// Fills the device's buffer, and returns what of it is sent.
+    fn fill(&self) -> Result<Vec<u8>> {
+        let device = VfioDevice::open(self.edu, Some(Path::new(self.daq)))?;
+        let map = || -> Result<_> {
+            let options = HostOptions {
+                shared: true,
+                ..HostOptions::default()
+            };
+            let region = Region::host(PAGE, options)?;
+            Ok(DmaMap::new(device.clone().as_dma(), region)?)
+        };
+        // The device with a broken address line does not reach the first.
+        let (_first, second) = (map()?, map()?);
+        let words = fill(second.region(), 9)?;
+        let address = u32::try_from(second.address())?;
+        into_device(&*device.registers(0)?, address, MOST);
+        let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+        Ok(bytes.take(MOST).collect())
+    }
+
+    /// Whether the device may write memory by itself.
+    fn is_master(&self) -> Result<bool> {
+        let config = fs::read(format!("/sys/bus/pci/devices/{}/config", self.edu))?;
+        Ok(config[PCI_COMMAND] & BUS_MASTER != 0)
+    }
+
+    /// A device that is not bound to VFIO, and no harm done.
+    pub fn unbound(&self) -> Result {
+        let done = self.run("unbound", &self.into_host(""), &["--frames", "raw=1"])?;
+        check(
+            "run, unbound: it ends as unavailable",
+            done.code == Some(69),
+            || done.told(),
+        );
+        let remedy = format!("/sys/bus/pci/devices/{}/driver_override", self.edu);
+        check(
+            "run, unbound: the commands that bind it are told",
+            done.log.contains(&remedy),
+            || done.told(),
+        );
+        Ok(())
+    }
+
+    /// Data through host memory, and starts and stops.
+    pub fn host(&self) -> Result {
+        let payload = self.fill()?;
+        let floats: Vec<u8> = payload
+            .as_chunks()
+            .0
+            .iter()
+            .flat_map(|pair| f32::from(i16::from_le_bytes(*pair)).to_le_bytes())
+            .collect();
+        let done = self.run("host", &self.into_host(""), &["--frames", "floats=3"])?;
+        done.check("run, host memory", &floats, 3, "proven", 0);
+        let mut problems = Vec::new();
+        for round in 0..10 {
+            let keys = ["", "completion = \"interrupt\""][round % 2];
+            let config = self.into_host(keys);
+            let done = self.run(&format!("start-{round}"), &config, &["--frames", "raw=1"])?;
+            if let Some(problem) = done.problem(&floats, 1) {
+                problems.push(format!("round {round}: {problem}"));
+            }
+            if self.is_master()? || owner_of(None)?.is_some() {
+                problems.push(format!(
+                    "round {round}: bus mastering is on, or an owner is left"
+                ));
+            }
+        }
+        check(
+            "run: ten starts and stops, every byte, nothing left behind",
+            problems.is_empty(),
+            || problems.join("\n"),
+        );
+        Ok(())
+    }
+
+    /// Data straight into what stands for a GPU's memory.
+    pub fn direct(&self) -> Result {
+        let payload = self.fill()?;
+        let peer = Peer::open(self.memory, "resource2_wc")?;
+        let done = self.run("direct", &self.into_gpu(), &["--frames", "raw=3"])?;
+        done.check("run, peer to peer", &payload, 3, "proven", 0);
+        let words: Vec<u32> = payload
+            .as_chunks()
+            .0
+            .iter()
+            .map(|word| u32::from_le_bytes(*word))
+            .collect();
+        // Nobody clears memory that is given back.
+        let frames = (0..peer.bar.bytes())
+            .step_by(FRAME)
+            .filter(|at| {
+                (0..FRAME / 4).all(|i| peer.bar.read(at + 4 * i) == words[i % words.len()])
+            })
+            .count();
+        check(
+            "run, peer to peer: the frames lie in the other device",
+            frames >= 3,
+            || format!("{frames} of them"),
+        );
+        Ok(())
+    }
+
+    /// A device that completes what never arrived: a broken address line takes its writes elsewhere.
+    pub fn disproved(&self) -> Result {
+        let payload = self.fill()?;
+        let mut running = self.start("disproved", &self.into_gpu(), &[])?;
+        running.wait_for("its path is proved")?;
+        let metrics = metrics()?;
+        let count = metrics
+            .lines()
+            .find(|line| line.starts_with("daq_path_fallback_total"));
+        check(
+            "run, disproved: daq_path_fallback_total is 1",
+            count.is_some_and(|line| line.ends_with(" 1")),
+            || format!("{count:?}"),
+        );
+        let pid = Pid::from_child(&running.child);
+        // More than the proof's frame is to come.
+        running.wait_for_data()?;
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        let done = running.end()?;
+        let told = "this path does not work here; its frames go through host memory instead";
+        check(
+            "run, disproved: it is explained",
+            done.log.contains(told),
+            || done.told(),
+        );
+        done.check("run, disproved", &payload, 1, "proven", 1);
+        Ok(())
+    }
+
+    /// A daemon that is killed.
+    pub fn killed(&self) -> Result {
+        let payload = self.fill()?;
+        let mut peer = Peer::open(self.memory, "resource2_wc")?;
+        let mut running = self.start("killed", &self.into_gpu(), &[])?;
+        running.wait_for("its path is proved")?;
+        let owner = owner_of(Some(running.child.id()))?.ok_or("daq has started no owner")?;
+        println!("ok run, killed: daq has started its owner, daq fpga-owner");
+        let owner = rustix::process::pidfd_open(owner, PidfdFlags::empty())?;
+        let engine = Stolen::from(&running.child)?;
+        running.kill()?;
+        ended(&owner)?;
+        check(
+            "run, killed: bus mastering is off",
+            !self.is_master()?,
+            || "it is on".to_owned(),
+        );
+        let target = engine.read(DESTINATION);
+        peer.fill(3);
+        while engine.read(COMMAND) & RUN != 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        into_memory(&engine, target, MOST);
+        peer.check("run, killed: nothing lands in the GPU's memory");
+        engine.enable()?;
+        into_memory(&engine, target, MOST);
+        peer.check("run, killed: nothing lands even from a device that runs");
+        drop(engine);
+        // Now with its owner alone between the end and the next start.
+        let mut running = self.start("again", &self.into_gpu(), &[])?;
+        running.wait_for("its path is proved")?;
+        running.kill()?;
+        let done = self.run("at-once", &self.into_gpu(), &["--frames", "raw=2"])?;
+        done.check(
+            "run, killed: it starts again at once",
+            &payload,
+            2,
+            "proven",
+            0,
+        );
+        Ok(())
+    }
+}
+
+impl Drop for Whole<'_> {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Running {
+    fn log(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.folder.join("log"))?)
+    }
+
+    /// Waits until `is_so`, or the run has ended, which it must not.
+    fn wait_until(&mut self, what: &str, is_so: impl Fn(&Self) -> Result<bool>) -> Result {
+        while !is_so(self)? {
+            if let Some(status) = self.child.try_wait()? {
+                let log = self.log()?;
+                return Err(format!("daq run ended ({status}) before {what}:\n{log}").into());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    fn wait_for(&mut self, text: &str) -> Result {
+        self.wait_until(text, |running| Ok(running.log()?.contains(text)))
+    }
+
+    fn wait_for_data(&mut self) -> Result {
+        self.wait_until("it published two frames", |_| {
+            let published = "daq_ring_published_frames_total";
+            let metrics = metrics()?;
+            let lines = metrics.lines().filter(|line| line.starts_with(published));
+            let mut counts = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+            Ok(counts.any(|count| count >= 2))
+        })
+    }
+
+    fn kill(&mut self) -> Result {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<Outcome> {
+        let status = self.child.wait()?;
+        let report = fs::read(self.folder.join("report"))?;
+        let mut segments: Vec<PathBuf> = fs::read_dir(self.folder.join("out"))
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| path.extension().is_some_and(|end| end == "sigmf-data"))
+            .collect();
+        segments.sort();
+        let mut data = Vec::new();
+        for segment in segments {
+            data.extend(fs::read(segment)?);
+        }
+        Ok(Outcome {
+            code: status.code(),
+            report: serde_json::from_slice(&report).unwrap_or_default(),
+            log: self.log()?,
+            data,
+        })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Outcome {
+    fn told(&self) -> String {
+        format!("status {:?}, and it told:\n{}", self.code, self.log)
+    }
+
+    /// What is wrong with it, if not all of it went well and it wrote whole frames of `part` repeated, `frames` at least.
+    fn problem(&self, part: &[u8], frames: usize) -> Option<String> {
+        let frame = part.len() * (FRAME / MOST);
+        if self.code != Some(0) {
+            return Some(self.told());
+        }
+        let bytes = self.data.len();
+        if bytes < frames * frame || !bytes.is_multiple_of(frame) {
+            return Some(format!(
+                "{bytes} bytes of frames of {frame}; {}",
+                self.told()
+            ));
+        }
+        let wrong = self
+            .data
+            .iter()
+            .zip(part.iter().cycle())
+            .position(|(is, wanted)| is != wanted);
+        wrong.map(|at| format!("byte {at} of {bytes} is another"))
+    }
+
+    fn check(&self, name: &str, part: &[u8], frames: usize, proof: &str, fallbacks: u64) {
+        let problem = self.problem(part, frames);
+        check(
+            &format!("{name}: every byte is in the file"),
+            problem.is_none(),
+            || problem.unwrap_or_default(),
+        );
+        let engine = &self.report["sources"]["card"]["engine"];
+        check(
+            &format!("{name}: the path is {proof}, {fallbacks} were given up"),
+            engine["proof"] == proof && engine["fallbacks"] == fallbacks,
+            || format!("{engine}; {}", self.told()),
+        );
+    }
+}
+
+/// The process that is an owner, of the daemon `parent` if one is given.
+fn owner_of(parent: Option<u32>) -> Result<Option<Pid>> {
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let path = entry.path();
+        // Processes end meanwhile.
+        let (Ok(command), Ok(status)) = (
+            fs::read_to_string(path.join("cmdline")),
+            fs::read_to_string(path.join("status")),
+        ) else {
+            continue;
+        };
+        let is_owner = command.split('\0').nth(1) == Some("fpga-owner");
+        let is_of = |pid| status.lines().any(|line| line == format!("PPid:\t{pid}"));
+        if is_owner && parent.is_none_or(is_of) {
+            let pid = entry.file_name().to_string_lossy().parse()?;
+            return Ok(Pid::from_raw(pid));
+        }
+    }
+    Ok(None)
+}
+
+/// What a run tells over HTTP.
+fn metrics() -> Result<String> {
+    let mut stream = TcpStream::connect(HTTP)?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: guest\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
