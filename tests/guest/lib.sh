@@ -10,8 +10,9 @@ pci_devices() {
     done
 }
 
-# The addresses of the DMA device and of the memory device that stands for a GPU.
+# The addresses of the DMA device, of the one with a broken address line, and of the memory device that stands for a GPU.
 edu() { pci_devices 0x1234 0x11e8 | head -n 1; }
+broken_edu() { pci_devices 0x1234 0x11e8 | tail -n 1; }
 memory() { pci_devices 0x1af4 0x1110 | head -n 1; }
 
 # Gives a device to vfio-pci: bind_vfio ADDRESS.
@@ -33,3 +34,9 @@ unbind() {
     [ ! -e "$device/driver" ] || echo "$1" >"$device/driver/unbind"
     echo >"$device/driver_override"
 }
+
+# How many accesses the IOMMU has refused since the boot.
+iommu_faults() { dmesg | grep -c 'DMAR:.*fault addr' || true; }
+
+# The first of two values, in a full run the second: in_full SHORT LONG.
+in_full() { if [ "$DAQ_GUEST_FULL" = yes ]; then echo "$2"; else echo "$1"; fi; }

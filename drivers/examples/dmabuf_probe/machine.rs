@@ -51,19 +51,18 @@ pub fn put(path: impl AsRef<Path>, text: &str) -> Result<(), Why> {
     fs::write(path, text).map_err(|error| format!("{} > {}: {error}", text, path.display()))
 }
 
-/// The PCI device of a vendor and model.
+/// The PCI device of a vendor and model; the first of several.
 pub fn find(vendor: &str, model: &str) -> Result<Function, Why> {
     let devices = fs::read_dir("/sys/bus/pci/devices").map_err(why("PCI devices"))?;
-    for device in devices.flatten() {
+    let found = devices.flatten().filter(|device| {
         let is = |file: &str, value: &str| {
             fs::read_to_string(device.path().join(file)).is_ok_and(|text| text.trim() == value)
         };
-        if is("vendor", vendor) && is("device", model) {
-            let name = device.file_name();
-            return name.to_string_lossy().parse().map_err(why("address"));
-        }
-    }
-    Err(format!("no device {vendor}:{model}"))
+        is("vendor", vendor) && is("device", model)
+    });
+    let name = found.map(|device| device.file_name()).min();
+    let name = name.ok_or_else(|| format!("no device {vendor}:{model}"))?;
+    name.to_string_lossy().parse().map_err(why("address"))
 }
 
 /// The configuration space of a device.

@@ -27,6 +27,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use vfio_bindings::bindings::vfio as bindings;
 use vfio_ioctls::{VfioContainer, VfioError, VfioRegionInfoCap};
 
@@ -36,6 +37,9 @@ const PAGE: u64 = 4096;
 const BARS: usize = 6;
 /// What this process runs, even if the file was replaced meanwhile.
 const THIS_PROGRAM: &str = "/proc/self/exe";
+/// How long a device that another has is waited for, and how often it is looked at.
+const HANDOVER: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(20);
 /// `PCI_COMMAND`: the device answers to its memory.
 const MEMORY: u16 = 1 << 1;
 
@@ -66,6 +70,27 @@ struct Opened {
 }
 
 impl Opened {
+    /// Opens the device with that folder in sysfs; one that another has is waited for, as long as an owner may take to stop
+    /// the device of a daemon that was killed.
+    fn new(folder: &Path) -> Result<Arc<Self>, String> {
+        let start = Instant::now();
+        loop {
+            let container = VfioContainer::new(None)
+                .map(Arc::new)
+                .map_err(|reason| told_container(&reason))?;
+            match vfio_ioctls::VfioDevice::new(folder, container.clone(), false) {
+                Ok(device) => {
+                    let device = ManuallyDrop::new(device);
+                    return Ok(Arc::new(Self { device, container }));
+                }
+                Err(reason) if !is_busy(&reason) || start.elapsed() > HANDOVER => {
+                    return Err(told_device(&reason));
+                }
+                Err(_) => std::thread::sleep(LOOK),
+            }
+        }
+    }
+
     fn device(&self) -> BorrowedFd<'_> {
         sys::device_fd(&self.device)
     }
@@ -98,15 +123,7 @@ impl VfioDevice {
     pub fn open(address: &str, program: Option<&Path>) -> Result<Arc<Self>, DeviceError> {
         let folder = binding::check(Path::new("/"), address)?;
         let error = |why: String| DeviceError::new(address, why);
-        let container = VfioContainer::new(None)
-            .map(Arc::new)
-            .map_err(|reason| error(told_container(&reason)))?;
-        let device = vfio_ioctls::VfioDevice::new(&folder, container.clone(), false)
-            .map_err(|reason| error(told_device(&reason)))?;
-        let opened = Arc::new(Opened {
-            device: ManuallyDrop::new(device),
-            container,
-        });
+        let opened = Opened::new(&folder).map_err(error)?;
         let failed = |what: &str, reason: io::Error| error(format!("{what}: {reason}"));
         let valid = sys::valid_addresses(opened.container())
             .map_err(|reason| failed("the IOMMU's addresses cannot be read", reason))?;
@@ -521,6 +538,15 @@ fn told_container(error: &VfioError) -> String {
             "/dev/vfio/vfio: {reason}; load it by modprobe vfio_iommu_type1, and allow this user to use it"
         ),
         error => format!("VFIO of this kernel does not suit: {error}; type1v2 is needed"),
+    }
+}
+
+/// Whether another process has the device.
+fn is_busy(error: &VfioError) -> bool {
+    match error {
+        VfioError::OpenGroup(reason, _) => reason.kind() == io::ErrorKind::ResourceBusy,
+        VfioError::GroupSetContainer => true,
+        _ => false,
     }
 }
 
