@@ -10,16 +10,19 @@ use super::cores::Cores;
 use super::figures::Figures;
 use super::place::Place;
 use super::rig::{Load, Rig, index};
+use super::scratch::Scratch;
 use super::table::{Cell, Table};
 use super::{BenchError, Common, Tell, median};
 use daq_core::plan::Direction;
 use daq_core::staging::measure;
 use daq_core::units::ByteSize;
 use daq_core::wait::Wait;
-use line::{Bench, Scratch};
+use line::Bench;
 use rate::RATED;
 use std::time::{Duration, Instant};
 
+/// The code that every frame goes through.
+const CODE: &str = include_str!("touch.cu");
 /// Threads at a time that have a core of their own: the measuring one, the engine's, a source's.
 const THREADS: usize = 3;
 /// Bytes of the largest packet that is sent.
@@ -50,7 +53,7 @@ pub fn resident(args: &ResidentArgs, tell: Tell<'_>) -> Result<(), BenchError> {
     let bench = Bench {
         cores: Cores::near(device, THREADS),
         device,
-        scratch: Scratch::new(args.file.as_deref())?,
+        scratch: Scratch::new("touch.cu", CODE, args.file.as_deref())?,
         is_checked: args.file.is_none(),
     };
     tell(latencies(&bench, args)?);

@@ -2,7 +2,7 @@
 
 use super::{exit, show};
 use crate::bench::{
-    self, BenchError, Common, DoorbellArgs, ResidentArgs, StagingArgs, Table, Tell,
+    self, BenchError, Common, DoorbellArgs, FpgaArgs, ResidentArgs, StagingArgs, Table, Tell,
 };
 use clap::{Subcommand, ValueEnum};
 use daq_core::units::{ByteSize, Span};
@@ -140,6 +140,18 @@ enum What {
         #[arg(long)]
         file: Option<std::path::PathBuf>,
     },
+    /// Cards of software into rings: in this process and in another, into host memory, and where there is a GPU through
+    /// host memory and straight into its memory; how fast, at what cost, and how long until a kernel has seen a frame.
+    Fpga {
+        #[command(flatten)]
+        shared: Shared,
+        /// Frames of each way a round whose latency is taken.
+        #[arg(long, default_value_t = 300)]
+        trips: usize,
+        /// Frame sizes, multiples of 64 bytes, 4 KiB to 8 MiB.
+        #[arg(long, value_delimiter = ',', default_value = "64 KiB,1 MiB,4 MiB")]
+        frames: Vec<ByteSize>,
+    },
     /// What putting work on a GPU costs: kernels one by one beside the same recorded once and replayed.
     Launch {
         /// CUDA's number of the GPU.
@@ -188,7 +200,8 @@ impl What {
             Self::Staging { shared, .. }
             | Self::Copybw { shared, .. }
             | Self::Copylat { shared, .. }
-            | Self::Resident { shared, .. } => shared.json,
+            | Self::Resident { shared, .. }
+            | Self::Fpga { shared, .. } => shared.json,
             Self::Doorbell { json, .. }
             | Self::Apiperf { json, .. }
             | Self::Launch { json, .. } => *json,
@@ -299,6 +312,21 @@ fn measure(what: &What, tell: Tell<'_>) -> Result<(), BenchError> {
                 file: file.clone(),
             };
             bench::resident(&args, tell)
+        }
+        What::Fpga {
+            shared,
+            trips,
+            frames,
+        } => {
+            let frames = bytes(frames).into_iter();
+            let args = FpgaArgs {
+                common: shared.common(),
+                trips: (*trips).max(8),
+                frames: frames
+                    .map(|frame| frame.clamp(4 << 10, 8 << 20).next_multiple_of(64))
+                    .collect(),
+            };
+            bench::fpga(&args, tell)
         }
         What::Launch {
             device,

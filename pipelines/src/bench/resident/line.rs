@@ -4,6 +4,7 @@ use super::rate::BURST;
 use super::trips::Running;
 use crate::bench::BenchError;
 use crate::bench::cores::Cores;
+use crate::bench::scratch::Scratch;
 use crate::engine::Failure;
 use crate::engine::control::Control;
 use crate::engine::kernel::{Parts, Runner};
@@ -20,13 +21,9 @@ use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::staging::Carrier;
 use daq_core::wait::{Bell, Wait};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-/// The code that every frame goes through.
-const CODE: &str = include_str!("../touch.cu");
 /// Frames that are not counted, at the start of each way.
 pub(super) const WARM: usize = 500;
 /// Bytes from one result to the next.
@@ -51,43 +48,6 @@ pub(super) struct Line {
 pub(super) fn threads(frame: usize) -> u32 {
     let threads = (frame / THREAD).next_multiple_of(32).clamp(32, 256);
     u32::try_from(threads).unwrap_or(256)
-}
-
-/// A directory for the code, which is removed at the end.
-pub(super) struct Scratch(PathBuf);
-
-impl Scratch {
-    pub(super) fn new(file: Option<&Path>) -> Result<Self, BenchError> {
-        let nanos = SystemTime::UNIX_EPOCH
-            .elapsed()
-            .map_or(0, |time| time.as_nanos());
-        let name = format!("daq-bench-{}-{nanos:x}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        let failed = |error: std::io::Error| {
-            BenchError::Thread(format!(
-                "cannot copy the code to {}: {error}; look at `--file`, or set TMPDIR to a directory that can be written",
-                path.display()
-            ))
-        };
-        // Fails where there is something already: what is run and removed below is ours alone.
-        let mut directory = std::fs::DirBuilder::new();
-        directory.mode(0o700).create(&path).map_err(failed)?;
-        let scratch = Self(path.clone());
-        let code = file.map_or_else(|| Ok(CODE.to_owned()), std::fs::read_to_string);
-        code.and_then(|code| std::fs::write(path.join("touch.cu"), code))
-            .map_err(failed)?;
-        Ok(scratch)
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// The results in the output ring.
@@ -186,7 +146,7 @@ impl Bench {
         let input = layout(frame);
         let mut context = KernelContext {
             name: "touch".to_owned(),
-            directory: self.scratch.0.clone(),
+            directory: self.scratch.path().to_owned(),
             burst: BURST,
             dispatch,
             ..KernelContext::alone(&input, Side::Cuda(self.device.ordinal()))
@@ -350,19 +310,5 @@ mod tests {
         let told = compare(&results, 6).unwrap_err().to_string();
         assert!(told.contains("of frame 3,"), "{told}");
         assert!(compare(&results, 3).is_err(), "frame 0 is not in its slot");
-    }
-
-    #[test]
-    fn a_directory_for_code_is_ours_alone() {
-        use std::os::unix::fs::PermissionsExt;
-        let (one, other) = (Scratch::new(None).unwrap(), Scratch::new(None).unwrap());
-        assert_ne!(one.0, other.0);
-        let mode = std::fs::metadata(&one.0).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o700);
-        let path = one.0.clone();
-        drop(one);
-        assert!(!path.exists());
-        let missing = Scratch::new(Some(Path::new("/nonexistent.cu")));
-        assert!(missing.is_err());
     }
 }

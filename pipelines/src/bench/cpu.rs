@@ -1,0 +1,79 @@
+//! CPU time of threads and processes.
+
+use rustix::time::{ClockId, clock_gettime};
+use std::path::Path;
+use std::time::Duration;
+
+/// Nanoseconds of a tick in `stat`: USER_HZ is 100 wherever daq runs.
+const TICK: u64 = 10_000_000;
+
+/// CPU time of this process until now.
+pub(super) fn of_process() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// CPU time until now of the threads called `name`, or of all, of a process, by its number or as `self`; `None` where
+/// the system does not tell it, or there is no such thread.
+pub(super) fn of_threads(process: &str, name: Option<&str>) -> Option<Duration> {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).ok()?;
+    let mut total = None;
+    for task in tasks.flatten().map(|task| task.path()) {
+        let comm = std::fs::read_to_string(task.join("comm")).unwrap_or_default();
+        if name.is_none_or(|name| comm.trim_end() == name)
+            && let Some(time) = of_task(&task)
+        {
+            total = Some(total.unwrap_or_default() + time);
+        }
+    }
+    total
+}
+
+fn of_task(task: &Path) -> Option<Duration> {
+    let read = |file: &str| std::fs::read_to_string(task.join(file)).ok();
+    let nanos = read("schedstat")
+        .and_then(|text| text.split_ascii_whitespace().next()?.parse().ok())
+        .or_else(|| ticks(&read("stat")?).map(|ticks| ticks * TICK));
+    nanos.map(Duration::from_nanos)
+}
+
+/// Ticks in user and kernel mode, fields 14 and 15 of a `stat` file; the second is a name that may hold anything.
+fn ticks(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace().skip(11);
+    let mut next = || fields.next()?.parse::<u64>().ok();
+    Some(next()? + next()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_found_behind_any_name() {
+        let stat = "7 (a) b 1) S 1 2 3 4 5 6 7 8 9 10 30 12 13 14";
+        assert_eq!(ticks(stat), Some(42));
+        assert_eq!(ticks("7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn a_thread_is_found_by_its_name() {
+        let thread = std::thread::Builder::new().name("daq-test-cpu".to_owned());
+        let (wait, go) = std::sync::mpsc::channel::<()>();
+        let (begun, has_begun) = std::sync::mpsc::channel::<()>();
+        let thread = thread
+            .spawn(move || {
+                begun.send(()).unwrap();
+                go.recv().unwrap_err();
+            })
+            .unwrap();
+        has_begun.recv().unwrap();
+        assert!(of_threads("self", Some("daq-test-cpu")).is_some());
+        assert!(of_threads("self", None).is_some());
+        assert_eq!(of_threads("self", Some("no such name")), None);
+        drop(wait);
+        thread.join().unwrap();
+        assert!(of_process() > Duration::ZERO);
+    }
+}

@@ -1,0 +1,230 @@
+//! A card of software into rings: as fast as it goes, beside one thread that copies the same bytes; and from the last byte
+//! of a payload to a kernel that stays on the GPU. Whole pipelines, as `daq run` makes them, so that what is measured is
+//! what a user gets; the card costs cores, too, which a real one does not, and they are told apart.
+
+mod card;
+mod line;
+mod rates;
+mod trips;
+
+use super::figures::Figures;
+use super::scratch::Scratch;
+use super::table::{Cell, Table};
+use super::{BenchError, Common, Tell, median};
+use daq_core::cuda::Device;
+use daq_core::mapped::Backend;
+use daq_core::staging::measure;
+use daq_core::topology::Topology;
+use daq_core::units::ByteSize;
+use line::Bench;
+use rates::{Rates, Way, floor};
+use std::collections::{BTreeMap, BTreeSet};
+use trips::{CODE, FILE, Trip};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct FpgaArgs {
+    /// Device, rounds, window.
+    pub common: Common,
+    /// Bytes of a frame, multiples of 64.
+    pub frames: Vec<usize>,
+    /// Frames of each way a round whose latency is taken.
+    pub trips: usize,
+}
+
+/// What was not measured, with the reason.
+type Refused = BTreeSet<(String, String)>;
+
+/// Measures and tells. Without a GPU, what goes to one is told as not measured.
+pub fn fpga(args: &FpgaArgs, tell: Tell<'_>) -> Result<(), BenchError> {
+    let mut refused = Refused::new();
+    let gpu = match args.common.open() {
+        Ok(device) => Some(device),
+        Err(error) => {
+            refused.insert(("all that goes to a GPU".to_owned(), error.to_string()));
+            None
+        }
+    };
+    let bench = bench(gpu)?;
+    tell(rates(&bench, args, gpu, &mut refused)?);
+    if let Some(device) = gpu {
+        tell(latencies(&bench, args, device, &mut refused));
+    }
+    if !refused.is_empty() {
+        let mut table = Table::new("not measured", &["way", "why"]);
+        for (way, why) in refused {
+            table.row(vec![way.into(), why.into()]);
+        }
+        tell(table);
+    }
+    Ok(())
+}
+
+fn bench(gpu: Option<&'static Device>) -> Result<Bench, BenchError> {
+    let mut topology = Topology::detect();
+    let ordinal = gpu.map(Device::ordinal);
+    topology.gpus = topology
+        .gpus
+        .into_iter()
+        .map(|there| {
+            if Some(there.ordinal) == ordinal {
+                there.tried(&Backend::ALL)
+            } else {
+                there
+            }
+        })
+        .collect();
+    let mut profiles = BTreeMap::new();
+    if let Some(device) = gpu {
+        profiles.insert(device.ordinal(), measure(device)?);
+    }
+    Ok(Bench {
+        scratch: Scratch::new(FILE, CODE, None)?,
+        topology,
+        profiles,
+    })
+}
+
+fn rates(
+    bench: &Bench,
+    args: &FpgaArgs,
+    gpu: Option<&'static Device>,
+    refused: &mut Refused,
+) -> Result<Table, BenchError> {
+    let to_gpu: &[Way] = if gpu.is_some() { &Way::GPU } else { &[] };
+    let ways: Vec<_> = Way::HOST.iter().chain(to_gpu).copied().collect();
+    let mut floors = vec![Vec::new(); args.frames.len()];
+    let mut all = vec![vec![Rates::default(); ways.len()]; args.frames.len()];
+    let window = args.common.window;
+    for _ in 0..args.common.rounds {
+        for ((&frame, floors), all) in args.frames.iter().zip(&mut floors).zip(&mut all) {
+            floors.push(floor(frame, window)?);
+            for (&way, rates) in ways.iter().zip(all) {
+                match bench.rate(way, frame, args.common.device, window) {
+                    Ok(figures) => rates.add(figures),
+                    Err(error) if Way::HOST.contains(&way) => return Err(error),
+                    Err(error) => {
+                        refused.insert((way.name().to_owned(), error.to_string()));
+                    }
+                }
+            }
+        }
+    }
+    let place = gpu.map_or("no GPU", Device::name);
+    let mut table = Table::new(
+        format!(
+            "{place}: from a card of software into a ring, {} each, medians of {}; the card's cores are what a real card does itself",
+            daq_core::units::Span(window),
+            args.common.rounds
+        ),
+        &[
+            "way",
+            "frame",
+            "GB/s",
+            "frames/s",
+            "x one copying thread",
+            "cores",
+            "cores of the card",
+            "lost",
+        ],
+    );
+    for ((&frame, floors), all) in args.frames.iter().zip(&floors).zip(&all) {
+        let size = ByteSize(frame as u64).to_string();
+        let floor = median(floors);
+        let mut row = |name: &str, rate: f64, cores: [f64; 2], lost: f64| {
+            table.row(vec![
+                name.into(),
+                size.clone().into(),
+                Cell::Number(rate / 1e9, 2),
+                Cell::Number(rate / frame as f64, 0),
+                Cell::Number(rate / floor, 3),
+                Cell::Number(cores[0], 2),
+                Cell::Number(cores[1], 2),
+                Cell::Number(lost, 3),
+            ]);
+        };
+        row("one thread that copies", floor, [1.0, f64::NAN], f64::NAN);
+        for (way, rates) in ways.iter().zip(all) {
+            let cores = rates.cores.each_ref().map(|cores| Rates::of(cores));
+            row(
+                way.name(),
+                Rates::of(&rates.bytes),
+                cores,
+                Rates::of(&rates.lost),
+            );
+        }
+    }
+    Ok(table)
+}
+
+fn latencies(
+    bench: &Bench,
+    args: &FpgaArgs,
+    device: &'static Device,
+    refused: &mut Refused,
+) -> Table {
+    let mut all =
+        vec![vec![(Figures::default(), Rates::default()); Trip::ALL.len()]; args.frames.len()];
+    for _ in 0..args.common.rounds {
+        for (&frame, all) in args.frames.iter().zip(&mut all) {
+            for (trip, (figures, rates)) in Trip::ALL.into_iter().zip(all) {
+                match bench.trips(trip, frame, device.ordinal(), args.trips) {
+                    Ok((times, cores)) => {
+                        figures.add(&times);
+                        rates.add((f64::NAN, cores, f64::NAN));
+                    }
+                    Err(error) => {
+                        let way = format!("latency, {}", trip.name());
+                        refused.insert((way, error.to_string()));
+                    }
+                }
+            }
+        }
+    }
+    let mut table = Table::new(
+        format!(
+            "{}: microseconds from the last byte of a payload until the host knows that a kernel which stays on the GPU has read the frame, {} frames, medians of {}; every thread polls",
+            device.name(),
+            args.trips,
+            args.common.rounds
+        ),
+        &[
+            "frame",
+            "way",
+            "p50",
+            "p99",
+            "p99.9",
+            "÷ staged",
+            "cores",
+            "cores of the card",
+        ],
+    );
+    for (&frame, all) in args.frames.iter().zip(&all) {
+        let staged = all[0].0.at(0);
+        for (trip, (figures, rates)) in Trip::ALL.iter().zip(all) {
+            let [p50, p99, p999] = figures.cells();
+            let cores = rates.cores.each_ref().map(|cores| Rates::of(cores));
+            table.row(vec![
+                ByteSize(frame as u64).to_string().into(),
+                trip.name().into(),
+                p50,
+                p99,
+                p999,
+                Cell::Number(figures.at(0) / staged, 3),
+                Cell::Number(cores[0], 2),
+                Cell::Number(cores[1], 2),
+            ]);
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is measured with where there is no GPU.
+    pub(super) fn bench() -> Bench {
+        super::bench(None).unwrap()
+    }
+}

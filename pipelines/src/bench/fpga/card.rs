@@ -1,0 +1,187 @@
+//! Cards of software that are measured: one in another process, and one that takes the time.
+
+use crate::bench::BenchError;
+use daq_core::config::Problem;
+use daq_core::dma::FrameSequence;
+use daq_core::entry::{EngineNeeds, SourceContext, SourceSpec};
+use daq_core::layout::Layout;
+use daq_core::source::{Producers, SourceError};
+use daq_core::window::Geometry;
+use daq_drivers::cards::{self, Card, Fault, Host, Identity, Step};
+use daq_drivers::fpga::engine::Opening;
+use daq_drivers::fpga::{FpgaConfig, inproc};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// `daq sim-card xdma` as a child, which ends after one user.
+pub(super) struct Served(Child);
+
+impl Served {
+    /// Starts it; it listens at `socket` when this returns.
+    pub(super) fn start(socket: &Path) -> Result<Self, BenchError> {
+        let failed = |why: String| BenchError::Thread(format!("starting `daq sim-card`: {why}"));
+        let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
+        let child = Command::new(program)
+            .args(["sim-card", "xdma", "--once", "--socket"])
+            .arg(socket)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| failed(error.to_string()))?;
+        let mut served = Self(child);
+        let is_ready = served.0.stdout.take().is_some_and(|told| {
+            let mut lines = BufReader::new(told).lines().map_while(Result::ok);
+            lines.any(|line| line.starts_with("listening on "))
+        });
+        if is_ready {
+            Ok(served)
+        } else {
+            Err(failed("it ended before it listened".to_owned()))
+        }
+    }
+
+    /// The process's number, as a name in `/proc`.
+    pub(super) fn process(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // One that had its user has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// When the last byte of each transfer's payload was written.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Marks(Arc<Mutex<Vec<Instant>>>);
+
+impl Marks {
+    /// Room for `count` of them, so that none is allocated for while time is taken.
+    pub(super) fn new(count: usize) -> Self {
+        Self(Arc::new(Mutex::new(Vec::with_capacity(count))))
+    }
+
+    fn add(&self) {
+        let now = Instant::now();
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(now);
+    }
+
+    /// All of them, by the transfers' order.
+    pub(super) fn take(&self) -> Vec<Instant> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// An XDMA card that takes the time behind the last byte of each payload, before anything tells of it.
+struct Timed {
+    card: Box<dyn Card>,
+    marks: Marks,
+}
+
+/// The machine as a timed card reaches it.
+struct TimedHost<'a> {
+    host: &'a dyn Host,
+    marks: &'a Marks,
+}
+
+/// Bytes of the result that XDMA writes behind the payload of a transfer; no piece of a payload is so short here.
+const RESULT: usize = 8;
+
+impl Host for TimedHost<'_> {
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        if bytes.len() == RESULT {
+            self.marks.add();
+        }
+        self.host.write(address, bytes)
+    }
+
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        self.host.read(address, bytes)
+    }
+
+    fn interrupt(&self, vector: u16) {
+        self.host.interrupt(vector);
+    }
+}
+
+impl Card for Timed {
+    fn identity(&self) -> Identity {
+        self.card.identity()
+    }
+
+    fn read(&mut self, bar: usize, offset: u64) -> u32 {
+        self.card.read(bar, offset)
+    }
+
+    fn write(&mut self, bar: usize, offset: u64, value: u32, host: &dyn Host) {
+        let marks = &self.marks;
+        self.card
+            .write(bar, offset, value, &TimedHost { host, marks });
+    }
+
+    fn reset(&mut self) {
+        self.card.reset();
+    }
+
+    fn step(&mut self, host: &dyn Host) -> Step {
+        let marks = &self.marks;
+        self.card.step(&TimedHost { host, marks })
+    }
+}
+
+/// A source as it was planned, whose card is a timed one.
+pub(super) struct Watched {
+    pub(super) planned: Box<dyn SourceSpec>,
+    pub(super) config: FpgaConfig,
+    pub(super) marks: Marks,
+}
+
+impl SourceSpec for Watched {
+    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+        self.planned.geometry(slot_bytes)
+    }
+
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        self.planned.layout(geometry)
+    }
+
+    fn holdable(&self) -> bool {
+        self.planned.holdable()
+    }
+
+    fn engine(&self) -> Option<EngineNeeds> {
+        self.planned.engine()
+    }
+
+    fn frame_sequence(&self) -> Option<FrameSequence> {
+        self.planned.frame_sequence()
+    }
+
+    fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
+        let failed = |why: String| SourceError::new(self.config.device.to_string(), why);
+        let options = self.config.card.clone().unwrap_or_default();
+        let card = cards::build("xdma", &options).map_err(failed)?;
+        let marks = self.marks.clone();
+        let device = inproc::open(Box::new(Timed { card, marks }))
+            .map_err(|error| failed(error.to_string()))?;
+        let engine = self.config.engine();
+        let engine = engine.ok_or_else(|| failed("it has no engine".to_owned()))?;
+        let opening = Opening {
+            device,
+            config: &self.config,
+            directory: &context.directory,
+        };
+        let engine = (engine.open)(&opening).map_err(|error| failed(error.to_string()))?;
+        Ok(Producers::Engine(engine))
+    }
+}

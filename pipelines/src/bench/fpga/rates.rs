@@ -1,0 +1,192 @@
+//! Ways from a card into a ring: how fast they are and what they cost.
+
+use super::card::Served;
+use super::line::{Bench, Spent};
+use crate::bench::{BenchError, median, rate};
+use daq_core::units::ByteSize;
+use std::time::Duration;
+
+/// Bytes of a ring, as far as its slots may be so many.
+const RING: usize = 64 << 20;
+/// Most slots: no engine has fewer descriptors.
+const MOST_SLOTS: usize = 256;
+
+/// One way into a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// XDMA in this process, into host memory.
+    Host,
+    /// The same in another process.
+    Served,
+    /// XDMA into host memory, from there the copy engine.
+    Staged,
+    /// XDMA into the GPU's memory.
+    Direct,
+    /// LitePCIe into slots of its own in the GPU's memory, from which frames are carried there.
+    Carried,
+}
+
+impl Way {
+    pub(super) const HOST: [Self; 2] = [Self::Host, Self::Served];
+    pub(super) const GPU: [Self; 3] = [Self::Staged, Self::Direct, Self::Carried];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Host => "xdma in this process → host ring",
+            Self::Served => "xdma in another process → host ring",
+            Self::Staged => "xdma → host ring → copy engine → GPU ring",
+            Self::Direct => "xdma → GPU ring",
+            Self::Carried => "litepcie → GPU slots → GPU ring",
+        }
+    }
+
+    /// The pipeline, its ring on GPU `gpu` where it is to be on one.
+    pub(super) fn text(self, bench: &Bench, frame: usize, gpu: u32) -> String {
+        let socket = bench.scratch.path().join("card.sock");
+        let (device, path, more) = match self {
+            Self::Host => ("inproc:xdma".to_owned(), "auto", ""),
+            Self::Served => (format!("vfio-user:{}", socket.display()), "auto", ""),
+            Self::Staged => ("inproc:xdma".to_owned(), "staged", ""),
+            Self::Direct => ("inproc:xdma".to_owned(), "direct", ""),
+            // Where the card's csr.csv has its writer.
+            Self::Carried => ("inproc:litepcie".to_owned(), "direct", "base = 0x3800"),
+        };
+        let engine = if self == Self::Carried {
+            "litepcie"
+        } else {
+            "xdma"
+        };
+        let memory = match self {
+            Self::Host | Self::Served => "host".to_owned(),
+            Self::Staged | Self::Direct | Self::Carried => format!("cuda:{gpu}"),
+        };
+        format!(
+            r#"
+[source.adc]
+driver = "fpga"
+device = "{device}"
+engine = "{engine}"
+ring   = "raw"
+path   = "{path}"
+{more}
+[ring.raw]
+memory = "{memory}"
+slot   = "{frame} B"
+slots  = {slots}
+[sink.nothing]
+driver = "null"
+input  = "raw"
+"#,
+            slots = slots(frame),
+        )
+    }
+}
+
+/// Slots of a ring of frames of `frame` bytes.
+fn slots(frame: usize) -> usize {
+    (RING / frame).clamp(8, MOST_SLOTS)
+}
+
+/// What one way gave, a figure of each a round.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rates {
+    /// Bytes a second.
+    pub(super) bytes: Vec<f64>,
+    /// Cores of daq and of the card.
+    pub(super) cores: [Vec<f64>; 2],
+    /// Parts of the frames that were lost.
+    pub(super) lost: Vec<f64>,
+}
+
+impl Rates {
+    pub(super) fn add(&mut self, (bytes, [daq, card], lost): (f64, [f64; 2], f64)) {
+        self.bytes.push(bytes);
+        self.cores[0].push(daq);
+        self.cores[1].push(card);
+        self.lost.push(lost);
+    }
+
+    /// The median of some figures; not a number without any.
+    pub(super) fn of(figures: &[f64]) -> f64 {
+        if figures.is_empty() {
+            return f64::NAN;
+        }
+        median(figures)
+    }
+}
+
+impl Bench {
+    /// Runs one way for `window`: bytes a second, cores, the part of the frames that were lost.
+    pub(super) fn rate(
+        &self,
+        way: Way,
+        frame: usize,
+        gpu: u32,
+        window: Duration,
+    ) -> Result<(f64, [f64; 2], f64), BenchError> {
+        let served = match way {
+            Way::Served => Some(Served::start(&self.scratch.path().join("card.sock"))?),
+            _ => None,
+        };
+        let process = served.as_ref().map(Served::process);
+        let line = self.start(&way.text(self, frame, gpu), None)?;
+        let measured = line.await_frames("raw", 2 * slots(frame) as u64).map(|()| {
+            let count = || (Spent::now(process.as_deref()), line.published("raw"));
+            let before = count();
+            std::thread::sleep(window);
+            let after = count();
+            let bytes = (after.1 - before.1) as f64 * frame as f64;
+            (bytes / after.0.seconds(&before.0), after.0.since(&before.0))
+        });
+        let ((bytes, cores), source) = line.end(measured)?;
+        let lost = source.lost_total();
+        if lost > 0 && way != Way::Carried {
+            return Err(BenchError::Thread(format!(
+                "{lost} frames of {} were lost, though its engine is held back; this is a defect in daq",
+                ByteSize(frame as u64)
+            )));
+        }
+        Ok((bytes, cores, lost as f64 / source.expected.max(1) as f64))
+    }
+}
+
+/// Bytes a second of one thread that copies frames into as much memory as a ring has.
+pub(super) fn floor(frame: usize, window: Duration) -> Result<f64, BenchError> {
+    let from = vec![1_u8; frame];
+    let mut to = vec![0_u8; slots(frame) * frame];
+    let mut slot = 0;
+    let copied = rate(
+        window,
+        || {
+            to[slot * frame..][..frame].copy_from_slice(&from);
+            slot = (slot + 1) % slots(frame);
+            std::hint::black_box(&mut to);
+            Ok(frame)
+        },
+        || Ok(()),
+    )?;
+    Ok(copied)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::bench;
+    use super::*;
+
+    #[test]
+    fn frames_go_into_a_host_ring_and_none_is_lost() {
+        let bench = bench();
+        let window = Duration::from_millis(5);
+        let (bytes, _, lost) = bench.rate(Way::Host, 64 << 10, 0, window).unwrap();
+        assert!(bytes > 0.0 && lost == 0.0, "{bytes} {lost}");
+        assert!(floor(64 << 10, window).unwrap() > 0.0);
+    }
+
+    #[test]
+    fn a_way_that_cannot_be_is_told() {
+        let bench = bench();
+        let told = bench.rate(Way::Direct, 64 << 10, 7, Duration::ZERO);
+        let told = told.unwrap_err().to_string();
+        assert!(told.contains("cuda:7"), "{told}");
+    }
+}

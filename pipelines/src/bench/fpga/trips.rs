@@ -1,0 +1,134 @@
+//! From the last byte of a payload to a kernel that stays on the GPU and has seen the frame.
+//!
+//! ```text
+//!   card: payload, ◀time▶ result ─▶ … ─▶ doorbell ─▶ kernel reads the frame ─▶ credit ─▶ this thread ◀time▶
+//! ```
+
+use super::card::Marks;
+use super::line::{Bench, PATIENCE, Spent};
+use crate::bench::BenchError;
+use daq_core::units::{BitRate, ByteSize};
+use std::time::{Duration, Instant};
+
+/// Frames at the beginning that are not counted.
+const WARM: usize = 20;
+/// The code of the kernel.
+pub(super) const CODE: &str = include_str!("see.cu");
+/// Its name in a directory.
+pub(super) const FILE: &str = "see.cu";
+
+/// Who brings frames to the GPU and who rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trip {
+    /// Through host memory; the CPU rings.
+    Staged,
+    /// The card, straight; the CPU rings.
+    Direct,
+    /// The card, and it rings itself.
+    Rung,
+}
+
+impl Trip {
+    pub(super) const ALL: [Self; 3] = [Self::Staged, Self::Direct, Self::Rung];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Staged => "staged, the CPU rings",
+            Self::Direct => "direct, the CPU rings",
+            Self::Rung => "direct, the card rings",
+        }
+    }
+
+    pub(super) fn text(self, frame: usize, gpu: u32) -> String {
+        let (path, bell) = match self {
+            Self::Staged => ("staged", "cpu"),
+            Self::Direct => ("direct", "cpu"),
+            Self::Rung => ("direct", "device"),
+        };
+        let rate = BitRate(frame as f64 * 8.0 / pause(frame).as_secs_f64());
+        format!(
+            r#"
+[source.adc]
+driver  = "fpga"
+device  = "inproc:xdma"
+ring    = "raw"
+path    = "{path}"
+wait    = "busy"
+samples = {{ type = "int32" }}
+card    = {{ rate = "{rate} bit/s", packet = "{packet}", pattern = "sequence" }}
+[ring.raw]
+memory = "cuda:{gpu}"
+slot   = "{frame} B"
+slots  = 16
+[kernel.see]
+file     = "{FILE}"
+input    = "raw"
+output   = "seen"
+dispatch = "persistent"
+doorbell = "{bell}"
+wait     = "busy"
+threads  = 32
+blocks   = 1
+frame    = {{ points = 1 }}
+[ring.seen]
+memory = "cuda:{gpu}"
+slots  = 64
+[sink.nothing]
+driver = "null"
+input  = "seen"
+"#,
+            rate = rate.0.round(),
+            packet = ByteSize(frame as u64),
+        )
+    }
+}
+
+/// Time between two frames: long enough for one to have been seen before the next is written.
+fn pause(frame: usize) -> Duration {
+    Duration::from_micros(250) + Duration::from_nanos(frame as u64)
+}
+
+impl Bench {
+    /// Microseconds of `trips` frames of `frame` bytes, one after the other, and the cores of daq and of the card
+    /// meanwhile.
+    pub(super) fn trips(
+        &self,
+        trip: Trip,
+        frame: usize,
+        gpu: u32,
+        trips: usize,
+    ) -> Result<(Vec<f64>, [f64; 2]), BenchError> {
+        let marks = Marks::new(2 * (WARM + trips));
+        let line = self.start(&trip.text(frame, gpu), Some(marks.clone()))?;
+        let measured = (|| {
+            line.await_frames("seen", WARM as u64)?;
+            let before = Spent::now(None);
+            let mut seen = vec![None; WARM + trips];
+            let (mut last, mut since, mut looks) = (line.published("seen"), Instant::now(), 0_u32);
+            while last < seen.len() as u64 {
+                let now = line.published("seen");
+                if now > last {
+                    since = Instant::now();
+                    // Where several are seen at once, the first ones were there a while ago.
+                    if let Some(place) = usize::try_from(now - 1).ok().and_then(|i| seen.get_mut(i))
+                    {
+                        *place = Some(since);
+                    }
+                    last = now;
+                    continue;
+                }
+                looks = looks.wrapping_add(1);
+                if looks.is_multiple_of(1 << 16) && (line.is_over() || since.elapsed() > PATIENCE) {
+                    return Err(line.silent("seen"));
+                }
+            }
+            Ok((seen, Spent::now(None).since(&before)))
+        })();
+        let ((seen, cores), _) = line.end(measured)?;
+        let times = marks.take().into_iter().zip(seen);
+        let times = times.filter_map(|(written, seen)| {
+            seen.map(|seen| seen.saturating_duration_since(written).as_secs_f64() * 1e6)
+        });
+        Ok((times.collect(), cores))
+    }
+}

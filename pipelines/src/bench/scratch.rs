@@ -1,0 +1,65 @@
+//! A directory of a measurement's own.
+
+use super::BenchError;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// A directory for the code, which is removed at the end.
+pub(super) struct Scratch(PathBuf);
+
+impl Scratch {
+    /// One that holds `code`, or what `file` holds in its place, as `name`.
+    pub(super) fn new(name: &str, code: &str, file: Option<&Path>) -> Result<Self, BenchError> {
+        let nanos = SystemTime::UNIX_EPOCH
+            .elapsed()
+            .map_or(0, |time| time.as_nanos());
+        let directory = format!("daq-bench-{}-{nanos:x}", std::process::id());
+        let path = std::env::temp_dir().join(directory);
+        let failed = |error: std::io::Error| {
+            BenchError::Thread(format!(
+                "cannot copy the code to {}: {error}; look at `--file`, or set TMPDIR to a directory that can be written",
+                path.display()
+            ))
+        };
+        // Fails where there is something already: what is run and removed below is ours alone.
+        let mut directory = std::fs::DirBuilder::new();
+        directory.mode(0o700).create(&path).map_err(failed)?;
+        let scratch = Self(path.clone());
+        let code = file.map_or_else(|| Ok(code.to_owned()), std::fs::read_to_string);
+        code.and_then(|code| std::fs::write(path.join(name), code))
+            .map_err(failed)?;
+        Ok(scratch)
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_for_code_is_ours_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let scratch = |file| Scratch::new("a.cu", "", file);
+        let (one, other) = (scratch(None).unwrap(), scratch(None).unwrap());
+        assert_ne!(one.0, other.0);
+        let mode = std::fs::metadata(&one.0).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        let path = one.0.clone();
+        drop(one);
+        assert!(!path.exists());
+        let missing = scratch(Some(Path::new("/nonexistent.cu")));
+        assert!(missing.is_err());
+    }
+}
