@@ -59,6 +59,21 @@ pub enum RegionError {
     Cuda(#[from] CudaError),
 }
 
+/// Why there is no dma-buf of a region.
+#[derive(Debug, thiserror::Error)]
+pub enum NoDmaBuf {
+    /// It is memory that none is made of.
+    #[error(
+        "{0} is not handed on as a dma-buf; for memory of CUDA's that is, have `gdrapi` or `dma-buf` among `backends` of `[staging]`"
+    )]
+    Kind(&'static str),
+    /// The GPU's driver refused.
+    #[error(
+        "{0}; it takes a GPU and a driver that export dma-bufs (the open kernel modules, 535 or newer)"
+    )]
+    Refused(#[from] CudaError),
+}
+
 /// How a host region is to be had; every wish that cannot be met is told, none is fatal.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostOptions {
@@ -310,6 +325,17 @@ impl Region {
             Backing::Cuda(_) | Backing::Mapped(_) => None,
             #[cfg(test)]
             Backing::Pretended => None,
+        }
+    }
+
+    /// A dma-buf of a GPU's region, through which other devices' drivers reach its memory.
+    pub fn dma_buf(&self) -> Result<OwnedFd, NoDmaBuf> {
+        match &self.backing {
+            Backing::Cuda(memory) => Ok(memory.dma_buf(0, self.bytes)?),
+            Backing::Mapped(mapped) => mapped.dma_buf(),
+            Backing::Host(_) => Err(NoDmaBuf::Kind("host memory")),
+            #[cfg(test)]
+            Backing::Pretended => Err(NoDmaBuf::Kind("pretended memory")),
         }
     }
 

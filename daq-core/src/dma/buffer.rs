@@ -26,9 +26,10 @@ impl DmaBuffer {
             action: format!("{bytes} bytes of memory for it"),
             why: error.to_string(),
         })?;
-        Ok(Self {
-            map: DmaMap::new(device, region)?,
-        })
+        let map = DmaMap::new(device, region)?;
+        // Whoever uses it counts on from the first byte's address.
+        map.address_of(0, bytes)?;
+        Ok(Self { map })
     }
 
     /// The device's address of the first byte.

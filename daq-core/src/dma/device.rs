@@ -44,11 +44,18 @@ pub trait DmaDevice: Send + Sync {
     /// Its name in messages: a PCI address, or where its model is.
     fn name(&self) -> &str;
 
-    /// Makes all of `region` reachable and returns the address, as the device sees it, of its first byte. Device
-    /// addresses of a region are contiguous.
+    /// Makes all of `region` reachable and returns the address, as the device sees it, of its first byte. Where those of
+    /// the others are says [`address_of`](Self::address_of).
     ///
     /// The caller must see to it that the memory lives until [`unmap`](Self::unmap): [`DmaMap`] does.
     fn map(&self, region: &Region) -> Result<u64, DmaError>;
+
+    /// The device's address of the `bytes` bytes from `offset` on of what is mapped at `address`; an error where theirs are
+    /// not consecutive, which they are for devices that choose the addresses themselves.
+    fn address_of(&self, address: u64, offset: usize, bytes: usize) -> Result<u64, DmaError> {
+        let _ = bytes;
+        Ok(address + offset as u64)
+    }
 
     /// Ends what [`map`](Self::map) began: when it returns no write of the device reaches the memory any more.
     fn unmap(&self, address: u64, bytes: usize) -> Result<(), DmaError>;
@@ -78,6 +85,21 @@ impl DmaMap {
     /// The device's address of the region's first byte.
     pub const fn address(&self) -> u64 {
         self.address
+    }
+
+    /// The device's address of the `bytes` bytes of the region from `offset` on, which one transfer can write; an error
+    /// where their addresses are not consecutive.
+    ///
+    /// # Panics
+    /// If they are not all there.
+    pub fn address_of(&self, offset: usize, bytes: usize) -> Result<u64, DmaError> {
+        let end = offset.checked_add(bytes);
+        assert!(
+            end.is_some_and(|end| end <= self.region.bytes()),
+            "{bytes} bytes at {offset} of a region of {}",
+            self.region.bytes()
+        );
+        self.device.address_of(self.address, offset, bytes)
     }
 
     /// The memory.

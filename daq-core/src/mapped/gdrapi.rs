@@ -2,8 +2,10 @@
 
 use super::pieces::{self, Laps, Made, Pieces, Refused, plain_offset};
 use crate::cuda::{Backing, Device, Memory};
+use crate::region::NoDmaBuf;
 use crate::sys::gdrapi::{self, GdrError, NoGdr, PAGE, Pin};
 use rustix::io::Errno;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -67,6 +69,11 @@ fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
 }
 
 impl Mapping {
+    /// A dma-buf of the memory.
+    pub(super) fn dma_buf(&self) -> Result<OwnedFd, NoDmaBuf> {
+        pieces::dma_buf(&self.memory, self.bytes, PAGE)
+    }
+
     /// The same memory, mapped once more.
     pub(super) fn again(&self) -> Result<Pieces, Refused> {
         map(Arc::clone(&self.memory), self.bytes)

@@ -50,6 +50,7 @@ mod pieces;
 mod vulkan;
 
 use crate::cuda::{Backing, Device};
+use crate::region::NoDmaBuf;
 use crate::sys::guard::Guard;
 use crate::sys::store;
 use pieces::{Made, Pieces, Refused};
@@ -58,6 +59,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -313,6 +315,16 @@ impl Mapped {
             )),
         };
         Self::guarded(self.device, self.backend, pieces).map(Arc::new)
+    }
+
+    /// A dma-buf of the memory, where it is CUDA's.
+    pub fn dma_buf(&self) -> Result<OwnedFd, NoDmaBuf> {
+        match &*self.made {
+            Made::Gdrapi(mapping) => mapping.dma_buf(),
+            Made::DmaBuf(mapping) => mapping.dma_buf(),
+            Made::Vulkan(_) => Err(NoDmaBuf::Kind("Vulkan's memory")),
+            Made::Host(_) => Err(NoDmaBuf::Kind("host memory")),
+        }
     }
 
     fn guarded(

@@ -2,7 +2,8 @@
 
 use super::{Costs, dma_buf, gdrapi, vulkan};
 use crate::cuda::{Backing, Device, Memory};
-use crate::region::Region;
+use crate::region::{NoDmaBuf, Region};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -92,6 +93,12 @@ pub(super) fn allocate(
         .synchronize_copies()
         .map_err(|error| error.to_string())?;
     Ok((memory, laps.lap()))
+}
+
+/// A dma-buf of the `bytes` bytes of `memory` that are mapped: those from its first multiple of `page` on.
+pub(super) fn dma_buf(memory: &Memory, bytes: usize, page: usize) -> Result<OwnedFd, NoDmaBuf> {
+    let offset = usize::try_from(plain_offset(memory, page)).unwrap_or(usize::MAX);
+    Ok(memory.dma_buf(offset, bytes)?)
 }
 
 /// Bytes before the first multiple of `page`: plain allocations begin anywhere.

@@ -1,6 +1,6 @@
 //! Anonymous mappings: reserve, place, lock, free.
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,10 +29,12 @@ pub fn map(bytes: usize, huge: bool) -> Result<NonNull<u8>, Errno> {
     Ok(NonNull::new(address.cast()).expect("mmap never returns null for a null hint"))
 }
 
-/// A file of `bytes` zeroes that exists in memory alone.
+/// A file of `bytes` zeroes that exists in memory alone. Nobody can shorten it: whoever is given it may rely on its pages.
 pub fn file(bytes: usize) -> Result<OwnedFd, Errno> {
-    let file = rustix::fs::memfd_create("daq", MemfdFlags::CLOEXEC)?;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("daq", flags)?;
     rustix::fs::ftruncate(&file, bytes as u64)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)?;
     Ok(file)
 }
 

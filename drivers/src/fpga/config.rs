@@ -222,7 +222,7 @@ const fn one() -> u64 {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FpgaConfig {
-    /// The card: a PCI address such as `"0000:3b:00.0"`, bound to vfio-pci; `"vfio-user:PATH"`, the socket of a process
+    /// The card: a PCI address such as `"0000:3b:00.0"`, bound to vfio-pci (not for `hook`); `"vfio-user:PATH"`, the socket of a process
     /// that is a device; or `"inproc:CARD"`, a simulated card in this process.
     pub device: DeviceKey,
     /// `inproc:` how the simulated card's stream goes, and what goes wrong with it; the options of `daq sim-card`.
@@ -235,8 +235,8 @@ pub struct FpgaConfig {
     /// How finished transfers are learnt of: `"poll"`, or `"interrupt"`: sleep until the card interrupts.
     #[serde(default)]
     pub completion: Notice,
-    /// `xdma`: whether the card is held back while no slot is free, which is so without this key. If not, it overwrites
-    /// frames, and what was not copied in time is counted as `overrun`.
+    /// `xdma`, `hook`: whether the card is held back while no slot is free; without this key, `xdma` is and `hook` is not.
+    /// If not, it overwrites frames, and what was not copied in time is counted as `overrun`.
     pub credits: Option<bool>,
     /// Registers of the design to write when the engine is armed, or before it is stopped, in their order.
     #[serde(default)]
@@ -245,6 +245,14 @@ pub struct FpgaConfig {
     pub csr: Option<PathBuf>,
     /// `litepcie`: where the channel's writer has its registers in BAR 0, in place of `csr`.
     pub base: Option<u64>,
+    /// `hook`: the program that starts and stops the card's engine, with its arguments; a path with a `/` counts from the
+    /// configuration's directory.
+    pub command: Option<Vec<String>>,
+    /// `hook`: how long the command may take; without it 2 s.
+    pub within: Option<Span>,
+    /// `hook`: how many bits of address the engine drives, of a card without a driver; without it 32. A driver has said it
+    /// itself.
+    pub address_bits: Option<u16>,
     /// Whether the card writes into a GPU's memory by itself: `"auto"`, `"direct"`: even where the topology speaks
     /// against it; `"staged"`: never.
     #[serde(default)]
@@ -307,6 +315,9 @@ impl FpgaConfig {
                 ("credits", self.credits.is_some()),
                 ("csr", self.csr.is_some()),
                 ("base", self.base.is_some()),
+                ("command", self.command.is_some()),
+                ("within", self.within.is_some()),
+                ("address_bits", self.address_bits.is_some()),
             ] {
                 if given && !engine.keys.contains(&key) {
                     let message = format!("the engine `{}` has no use for `{key}`", engine.name);

@@ -56,6 +56,12 @@ pub trait Device: DmaDevice {
     /// Resets it: no DMA is in flight afterwards, registers have their first values, bus mastering is enabled again.
     fn reset(&self) -> Result<(), DeviceError>;
 
+    /// Whether what was mapped for it still is, where others than this program can end that; one system call at most while
+    /// all is well.
+    fn check(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Itself, for engines' buffers and maps.
     fn as_dma(self: Arc<Self>) -> Arc<dyn DmaDevice>;
 }

@@ -159,17 +159,23 @@ impl Module {
         direction: Direction,
         address_bits: Option<u16>,
     ) -> Result<Attachment, DmabufError> {
+        self.map_telling(memory, device, direction, address_bits, revocations()?)
+    }
+
+    /// As [`map`](Self::map), with an eventfd of [`revocations`] that several attachments may share.
+    pub fn map_telling(
+        &self,
+        memory: BorrowedFd<'_>,
+        device: Function,
+        direction: Direction,
+        address_bits: Option<u16>,
+        revoked: Arc<OwnedFd>,
+    ) -> Result<Attachment, DmabufError> {
         let failed = |errno| DmabufError {
             what: device.to_string(),
             why: why(errno, address_bits),
             errno: Some(errno),
         };
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let revoked = eventfd(0, flags).map_err(|errno| DmabufError {
-            what: device.to_string(),
-            why: format!("no eventfd can be had: {errno}; too many open files?"),
-            errno: Some(errno),
-        })?;
         let mut argument = dmabuf::Map {
             flags: match direction {
                 Direction::ToDevice => dmabuf::TO_DEVICE,
@@ -191,12 +197,25 @@ impl Module {
             bytes: argument.size,
             segments: vec![Segment::default(); argument.segments as usize],
             revoked,
+            is_abandoned: false,
         };
         let to = &mut attachment.segments;
         let count = dmabuf::segments(self.file.as_fd(), argument.handle, 0, to).map_err(failed)?;
         attachment.segments.truncate(count);
         Ok(attachment)
     }
+}
+
+/// An eventfd that becomes readable when an attachment made with it is revoked.
+pub fn revocations() -> Result<Arc<OwnedFd>, DmabufError> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    eventfd(0, flags)
+        .map(Arc::new)
+        .map_err(|errno| DmabufError {
+            what: PATH.to_owned(),
+            why: format!("no eventfd can be had: {errno}; too many open files?"),
+            errno: Some(errno),
+        })
 }
 
 /// What the module's answer to a map means and what helps.
@@ -239,7 +258,8 @@ pub struct Attachment {
     handle: u32,
     bytes: u64,
     segments: Vec<Segment>,
-    revoked: OwnedFd,
+    revoked: Arc<OwnedFd>,
+    is_abandoned: bool,
 }
 
 impl Attachment {
@@ -291,6 +311,12 @@ impl Attachment {
         self.revoked.as_fd()
     }
 
+    /// Leaves it to the module, of an engine that does not stop: once the [`Module`] and all its attachments are gone, it
+    /// switches off the device's bus mastering, and only then gives the memory back.
+    pub fn abandon(mut self) {
+        self.is_abandoned = true;
+    }
+
     fn ask(&self) -> Result<dmabuf::State, DmabufError> {
         let mut argument = dmabuf::State {
             handle: self.handle,
@@ -307,6 +333,9 @@ impl Attachment {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
+        if self.is_abandoned {
+            return;
+        }
         if let Err(errno) = dmabuf::unmap(self.file.as_fd(), self.handle) {
             tracing::error!("{PATH}: mapping {} cannot be undone: {errno}", self.handle);
         }

@@ -2,7 +2,7 @@
 
 use super::config::FpgaConfig;
 use super::device::{Device, DeviceError};
-use super::{edu, litepcie, xdma};
+use super::{edu, hook, litepcie, xdma};
 use daq_core::config::Problem;
 use daq_core::dma::{Caps, DmaDevice, Engine, EngineError, Slots};
 use daq_core::frame::{Clock, Timestamp};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Every engine there is.
-pub const ENGINES: &[EngineEntry] = &[xdma::ENTRY, litepcie::ENTRY, edu::ENTRY];
+pub const ENGINES: &[EngineEntry] = &[xdma::ENTRY, litepcie::ENTRY, edu::ENTRY, hook::ENTRY];
 
 /// What an engine takes at most, as far as it is known without its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -85,6 +85,8 @@ pub struct Mock {
     next: AtomicU64,
     pub mapped: AtomicUsize,
     pub cut_off: AtomicUsize,
+    /// Why what was mapped for it is mapped no more.
+    pub lost: Mutex<Option<&'static str>>,
     /// The events of its interrupts.
     pub events: Mutex<Vec<OwnedFd>>,
 }
@@ -103,6 +105,7 @@ impl Mock {
             next: AtomicU64::new(0x1000_0000),
             mapped: AtomicUsize::new(0),
             cut_off: AtomicUsize::new(0),
+            lost: Mutex::default(),
             events: Mutex::default(),
         })
     }
@@ -184,6 +187,13 @@ impl Device for Mock {
 
     fn reset(&self) -> Result<(), DeviceError> {
         Ok(())
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        self.lost
+            .lock()
+            .unwrap()
+            .map_or(Ok(()), |why| Err(DeviceError::new("mock", why)))
     }
 
     fn as_dma(self: Arc<Self>) -> Arc<dyn DmaDevice> {

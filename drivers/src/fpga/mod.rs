@@ -9,7 +9,8 @@
 //! An engine ([`ENGINES`]) is told the addresses of all slots once. One that takes credits fills exactly the slots that
 //! are free. One that does not goes round: frames that it overwrites before they were copied are counted as `overrun`.
 //! The card is reached by a transport ([`transport`]): through the kernel's VFIO, as another process over the vfio-user
-//! protocol, or as a model in this process.
+//! protocol, or as a model in this process. A card that keeps its vendor's driver is reached by nobody here: the addresses
+//! of its slots are handed to a command of the user's ([`hook`]).
 //!
 //! # Ledger
 //! The unit is the frame: one transfer of the engine.
@@ -25,6 +26,7 @@ pub mod device;
 pub mod dmabuf;
 pub mod edu;
 pub mod engine;
+pub mod hook;
 pub mod inproc;
 pub mod iova;
 pub mod litepcie;
@@ -51,8 +53,11 @@ use daq_core::layout::{Layout, Samples};
 use daq_core::source::{Producers, SourceError};
 use daq_core::units::ByteSize;
 use daq_core::window::Geometry;
+use device::Device;
 use engine::Opening;
+use hook::HandedDevice;
 use registers::Programmed;
+use std::sync::Arc;
 use transport::Open;
 
 /// The registry entry.
@@ -74,6 +79,8 @@ samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 # completion = "interrupt"    # sleep until the card interrupts; without it, poll
 # credits    = false          # xdma: let it overwrite frames instead of holding the card back
 # csr        = "csr.csv"      # litepcie: what the design's build wrote
+# engine     = "hook"         # a card that keeps its own driver: a program of yours is given the slots' addresses
+# command    = ["./program-card"]    # hook: that program, run at the start and at the stop
 # path       = "staged"       # never straight into a GPU's memory; "direct": even where that looks impossible
 # registers  = [{ bar = 0, offset = 0x10, value = 1 }, { bar = 0, offset = 0x10, value = 0, when = "stop" }]
 # sequence   = { offset = 0, bytes = 8, endian = "little" }    # a running number in each frame
@@ -220,7 +227,14 @@ impl SourceSpec for Fpga {
             directory: &context.directory,
             card: config.card.as_ref(),
         };
-        let device = transport::open(&config.device, &open).map_err(|error| failed(&error.why))?;
+        let device = match &config.device {
+            DeviceKey::Pci(address) if self.engine.name == hook::ENTRY.name => {
+                HandedDevice::open(address, config.address_bits)
+                    .map(|device| device as Arc<dyn Device>)
+            }
+            device => transport::open(device, &open),
+        }
+        .map_err(|error| failed(&error.why))?;
         let opening = Opening {
             device: device.clone(),
             config,

@@ -1,7 +1,8 @@
-//! The calls of the kernel module `daq_dmabuf`; what they mean is told in `kmod/daq_dmabuf/daq_dmabuf.h`.
+//! The calls of the kernel module `daq_dmabuf`; what they mean is told in `kmod/daq_dmabuf/daq_dmabuf.h`. And the one of
+//! the kernel's own `udmabuf`, which makes a dma-buf of host memory.
 
 use rustix::io::Errno;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// The device reads the memory, of [`Map::flags`].
 pub const TO_DEVICE: u32 = 1 << 0;
@@ -169,6 +170,42 @@ pub fn unmap(file: BorrowedFd<'_>, handle: u32) -> Result<(), Errno> {
     unsafe { ioctl(file, UNMAP, &mut argument) }
 }
 
+/// `struct udmabuf_create` of linux/udmabuf.h.
+#[repr(C)]
+struct UdmabufCreate {
+    memfd: u32,
+    flags: u32,
+    offset: u64,
+    size: u64,
+}
+
+/// `UDMABUF_CREATE` of `device`, which is `/dev/udmabuf`: the first `bytes` bytes of `memory` as a dma-buf. They are whole
+/// pages of a memfd that is sealed against being shortened.
+pub fn udmabuf(
+    device: BorrowedFd<'_>,
+    memory: BorrowedFd<'_>,
+    bytes: u64,
+) -> Result<OwnedFd, Errno> {
+    // _IOW('u', 0x42, struct udmabuf_create)
+    const CREATE: libc::c_ulong = 0x4018_7542;
+    const CLOEXEC: u32 = 1;
+    let create = UdmabufCreate {
+        memfd: memory.as_raw_fd().cast_unsigned(),
+        flags: CLOEXEC,
+        offset: 0,
+        size: bytes,
+    };
+    // SAFETY: the descriptor is open while borrowed; the call reads `create`, its structure, and writes nothing. Other
+    // files than udmabuf's answer ENOTTY.
+    let fd = unsafe { libc::ioctl(device.as_raw_fd(), CREATE, &raw const create) };
+    if fd < 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    }
+    // SAFETY: the kernel just made it for us, nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,5 +222,6 @@ mod tests {
         assert_eq!(offset_of!(Segments, to), 16);
         assert_eq!(argsz::<State>(), 24);
         assert_eq!(argsz::<Unmap>(), 8);
+        assert_eq!(argsz::<UdmabufCreate>(), 24);
     }
 }

@@ -1,7 +1,9 @@
 //! An engine with the slots that it fills: the ring's, or some of its own.
 
 use super::DmaError;
-use daq_core::dma::{Armed, Carry, Completions, DmaMap, Engine, EngineError, Idle, Slots};
+use daq_core::dma::{
+    Armed, Carry, Completions, DmaDevice, DmaMap, Engine, EngineError, Idle, Slots,
+};
 use daq_core::ledger::EngineCounters;
 use daq_core::mapped::Writer;
 use daq_core::region::{HostOptions, Placement, Region};
@@ -44,10 +46,11 @@ pub(super) struct Port {
     given: u64,
     bell: Option<(Bell, DmaMap)>,
     is_ringing: bool,
+    /// Every slot, as the device sees it.
+    addresses: Vec<u64>,
     /// The slot that the engine was armed with first.
     first: usize,
     slots: usize,
-    stride: usize,
     slot_bytes: usize,
 }
 
@@ -72,6 +75,20 @@ fn own(producer: &Producer, on_host: bool) -> Result<Arc<Region>, DmaError> {
     })
 }
 
+/// Makes `region` reachable for `device`; with the map, the addresses of the slots, which lie in it as in `producer`'s ring.
+fn map(
+    device: &Arc<dyn DmaDevice>,
+    region: &Arc<Region>,
+    producer: &Producer,
+) -> Result<(DmaMap, Vec<u64>), EngineError> {
+    let options = producer.options();
+    let map = DmaMap::new(device.clone(), region.clone())?;
+    let addresses = (0..options.slots)
+        .map(|slot| map.address_of(slot * options.stride(), options.slot_bytes))
+        .collect::<Result<_, _>>()?;
+    Ok((map, addresses))
+}
+
 impl Port {
     /// Maps the ring's slots for the engine, or slots of its own where it cannot be held back.
     ///
@@ -90,17 +107,16 @@ impl Port {
         } else {
             own(producer, false)?
         };
-        let map = match DmaMap::new(device.clone(), region.clone()) {
-            Ok(map) => Ok((map, region)),
+        let (mapped, region) = match map(&device, &region, producer) {
             Err(error) if !is_host => {
                 tracing::warn!("{error}; frames go through host memory instead");
                 counters.ledger.fallbacks.add(1);
                 let region = own(producer, true)?;
-                DmaMap::new(device.clone(), region.clone()).map(|map| (map, region))
+                (map(&device, &region, producer), region)
             }
-            Err(error) => Err(error),
+            mapped => (mapped, region),
         };
-        let (map, region) = map.map_err(EngineError::from)?;
+        let (map, addresses) = mapped?;
         let is_straight = holdable && Arc::ptr_eq(&region, producer.region());
         let bell = bell
             .filter(|_| is_straight)
@@ -122,9 +138,9 @@ impl Port {
             given: 0,
             bell,
             is_ringing: false,
+            addresses,
             first: 0,
             slots: options.slots,
-            stride: options.stride(),
             slot_bytes: options.slot_bytes,
         })
     }
@@ -183,10 +199,9 @@ impl Port {
             Some(_) => 0,
             None => usize::try_from(producer.published() % slots).unwrap_or(0),
         };
-        let base = map.address();
         let bell = self.bell.as_ref().filter(|_| is_proved && self.is_ringing);
         let wanted = Slots {
-            addresses: (0..slots).map(|i| base + i * self.stride as u64).collect(),
+            addresses: self.addresses.clone(),
             bytes: self.slot_bytes,
             first: self.first,
             bell: bell.map(|(_, map)| map.address()),
@@ -342,16 +357,16 @@ impl Port {
 
     /// Gives the engine, which is idle, slots of its own in host memory.
     pub(super) fn fall_back(&mut self, producer: &Producer) -> Result<(), DmaError> {
-        let State::Idle(engine, map) = std::mem::replace(&mut self.state, State::Lost) else {
+        let State::Idle(engine, old) = std::mem::replace(&mut self.state, State::Lost) else {
             return Err(DmaError::Unbelievable(format!(
                 "{} cannot be stopped, so it cannot be given other memory",
                 self.name
             )));
         };
-        drop(map);
+        drop(old);
         let region = own(producer, true)?;
-        let map =
-            DmaMap::new(engine.device().clone(), region.clone()).map_err(EngineError::from)?;
+        let (map, addresses) = map(engine.device(), &region, producer)?;
+        self.addresses = addresses;
         self.carry = Some(Carry::new(region, producer)?);
         self.bell = None;
         self.state = State::Idle(engine, map);

@@ -1,0 +1,318 @@
+//! The user's command that programs the card: what it is given, and how it is run.
+
+use daq_core::dma::Slots;
+use rustix::fs::MemfdFlags;
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde::Serialize;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::fpga::engine::wait_until;
+
+/// Most bytes of what the command said that an error repeats.
+const MOST_SAID: usize = 2048;
+
+/// What the command is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// Have the card fill the slots.
+    Start,
+    /// Stop it, and return once nothing that it has written is on its way.
+    Stop,
+}
+
+impl Action {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Stop => "stop",
+        }
+    }
+}
+
+/// Memory as the card sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Place {
+    /// Bus address of its first byte.
+    pub address: u64,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+/// What the command reads, as JSON, from its standard input.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Job {
+    /// What to do.
+    pub action: Action,
+    /// The card's PCI address.
+    pub device: String,
+    /// The slots, in the order in which they are filled, round and round.
+    pub slots: Vec<Place>,
+    /// Index of the slot that is filled first.
+    pub first: usize,
+    /// Where the card writes how many slots it has filled since the start: 64 bits, little-endian.
+    pub count: Place,
+    /// Where the card reads how many slots it may have filled since the start; `null` where it does not wait.
+    pub credits: Option<Place>,
+}
+
+impl Job {
+    /// The job for `slots`, with words at `count` and `credits`.
+    pub fn new(
+        action: Action,
+        device: &str,
+        slots: &Slots,
+        count: u64,
+        credits: Option<u64>,
+    ) -> Self {
+        let word = |address| Place { address, bytes: 8 };
+        let bytes = slots.bytes;
+        Self {
+            action,
+            device: device.to_owned(),
+            slots: slots
+                .addresses
+                .iter()
+                .map(|&address| Place { address, bytes })
+                .collect(),
+            first: slots.first,
+            count: word(count),
+            credits: credits.map(word),
+        }
+    }
+}
+
+/// The command.
+#[derive(Clone, Debug)]
+pub struct Hook {
+    program: PathBuf,
+    arguments: Vec<String>,
+    directory: PathBuf,
+    within: Duration,
+}
+
+impl Hook {
+    /// The command of `words`, run in `directory`, which is to end within so long; `None` without words.
+    pub fn new(words: &[String], directory: &Path, within: Duration) -> Option<Self> {
+        let (program, arguments) = words.split_first()?;
+        let directory = std::path::absolute(directory).ok()?;
+        Some(Self {
+            // What has no `/` is looked for as a shell does.
+            program: if program.contains('/') {
+                directory.join(program)
+            } else {
+                program.into()
+            },
+            arguments: arguments.to_vec(),
+            directory,
+            within,
+        })
+    }
+
+    /// How long it may take.
+    pub const fn within(&self) -> Duration {
+        self.within
+    }
+
+    /// Runs it for `job` and waits for its end; an error says what it said. It must exit with 0.
+    pub fn run(&self, job: &Job) -> Result<(), String> {
+        let action = job.action.name();
+        let program = self.program.display();
+        let cannot =
+            |what: &str, error: &io::Error| format!("{program} ({action}) {what}: {error}");
+        let document = serde_json::to_vec(job)
+            .map_err(|error| cannot("cannot be told what to do", &io::Error::other(error)))?;
+        // Files and no pipes: neither side waits for the other, and whoever inherits them keeps nobody waiting.
+        let files = || -> io::Result<(File, File)> {
+            let mut input = memory_file()?;
+            input.write_all(&document)?;
+            input.rewind()?;
+            Ok((input, memory_file()?))
+        };
+        let (input, mut said) =
+            files().map_err(|error| cannot("cannot be told what to do", &error))?;
+        let output = || said.try_clone().map(Stdio::from);
+        let run = || -> io::Result<Child> {
+            Command::new(&self.program)
+                .args(&self.arguments)
+                .current_dir(&self.directory)
+                .stdin(Stdio::from(input))
+                .stdout(output()?)
+                .stderr(output()?)
+                // So that what it has started can be ended with it, and Ctrl-C at a terminal is not for it.
+                .process_group(0)
+                .spawn()
+        };
+        let mut child = run().map_err(|error| {
+            cannot("does not run", &error)
+                + "; correct `command`: is the file there and executable?"
+        })?;
+        let mut ended = None;
+        let in_time = wait_until(self.within, || match child.try_wait() {
+            Ok(None) => false,
+            Ok(Some(status)) => {
+                ended = Some(Ok(status));
+                true
+            }
+            Err(error) => {
+                ended = Some(Err(error));
+                true
+            }
+        });
+        if !in_time {
+            kill(&mut child);
+        }
+        let said = last_words(&mut said);
+        match ended {
+            Some(Ok(status)) if status.success() => {
+                if !said.is_empty() {
+                    tracing::info!("{program} ({action}){said}");
+                }
+                Ok(())
+            }
+            Some(Ok(status)) => Err(format!("{program} ({action}): {status}{said}")),
+            Some(Err(error)) => Err(cannot("cannot be waited for", &error)),
+            None => Err(format!(
+                "{program} ({action}) has not ended within {:?} and was killed; raise `within` if it needs longer{said}",
+                self.within
+            )),
+        }
+    }
+}
+
+/// Ends the command with what it has started, unless that has left its process group.
+fn kill(child: &mut Child) {
+    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    // The child was not waited for yet, so the number is still its own.
+    if let Some(group) = group
+        && let Err(error) = kill_process_group(group, Signal::KILL)
+    {
+        tracing::debug!("process group {group:?}: {error}");
+    }
+    if let Err(error) = child.wait() {
+        tracing::warn!("process {}: {error}", child.id());
+    }
+}
+
+fn memory_file() -> io::Result<File> {
+    let file = rustix::fs::memfd_create("daq-hook", MemfdFlags::CLOEXEC)?;
+    Ok(file.into())
+}
+
+/// The end of what was written to `said`, as the rest of a sentence.
+fn last_words(said: &mut File) -> String {
+    let mut bytes = Vec::new();
+    if said.rewind().is_err() || said.read_to_end(&mut bytes).is_err() {
+        return String::new();
+    }
+    let from = bytes.len().saturating_sub(MOST_SAID);
+    let text = String::from_utf8_lossy(&bytes[from..]);
+    let text = text.trim();
+    if text.is_empty() {
+        String::new()
+    } else {
+        format!("; it says: {text}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job() -> Job {
+        let slots = Slots {
+            addresses: vec![0x1_0000_0000, 0x2000],
+            bytes: 4096,
+            first: 1,
+            bell: None,
+        };
+        Job::new(Action::Start, "0000:3b:00.0", &slots, 0x9000, Some(0x9040))
+    }
+
+    fn shell(script: &str, within: Duration) -> Result<(), String> {
+        let words = ["sh", "-c", script].map(str::to_owned);
+        Hook::new(&words, Path::new("."), within)
+            .unwrap()
+            .run(&job())
+    }
+
+    const LONG: Duration = Duration::from_mins(1);
+
+    #[test]
+    fn the_document_is_what_the_guide_says() {
+        let told = serde_json::to_value(job()).unwrap();
+        let expected = serde_json::json!({
+            "action": "start",
+            "device": "0000:3b:00.0",
+            "slots": [
+                { "address": 4_294_967_296_u64, "bytes": 4096 },
+                { "address": 8192, "bytes": 4096 },
+            ],
+            "first": 1,
+            "count": { "address": 36864, "bytes": 8 },
+            "credits": { "address": 36928, "bytes": 8 },
+        });
+        assert_eq!(told, expected);
+        let mut stop = job();
+        (stop.action, stop.credits) = (Action::Stop, None);
+        let told = serde_json::to_value(stop).unwrap();
+        assert_eq!(told["action"], "stop");
+        assert!(told["credits"].is_null());
+    }
+
+    #[test]
+    fn the_command_reads_the_whole_document_from_its_input() {
+        let folder = tempfile::tempdir().unwrap();
+        let words = ["sh", "-c", "cat >told"].map(str::to_owned);
+        let hook = Hook::new(&words, folder.path(), LONG).unwrap();
+        // Longer than a pipe holds.
+        let mut long = job();
+        long.slots = vec![long.slots[0]; 10_000];
+        hook.run(&long).unwrap();
+        let told = std::fs::read(folder.path().join("told")).unwrap();
+        assert_eq!(told, serde_json::to_vec(&long).unwrap());
+    }
+
+    #[test]
+    fn a_path_counts_from_the_directory_and_a_name_does_not() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("program-card");
+        std::fs::write(&script, "#!/bin/sh\necho \"$1\" >said\n").unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let words = ["./program-card", "word"].map(str::to_owned);
+        let hook = Hook::new(&words, folder.path(), LONG).unwrap();
+        // Another test that starts a process just now may have the script open for writing for a moment.
+        let ran = (0..1000).find_map(|_| match hook.run(&job()) {
+            Err(why) if why.contains("busy") => None,
+            ran => Some(ran),
+        });
+        assert_eq!(ran, Some(Ok(())));
+        let said = std::fs::read_to_string(folder.path().join("said")).unwrap();
+        assert_eq!(said, "word\n");
+        assert!(Hook::new(&[], folder.path(), LONG).is_none());
+    }
+
+    #[test]
+    fn what_goes_wrong_is_told_in_the_commands_own_words() {
+        let why = shell("echo no card; exit 3", LONG).unwrap_err();
+        assert!(why.contains("(start)") && why.contains("no card"), "{why}");
+        assert!(why.contains("exit status: 3"), "{why}");
+        let words = ["./not-there".to_owned()];
+        let hook = Hook::new(&words, Path::new("."), LONG).unwrap();
+        let why = hook.run(&job()).unwrap_err();
+        assert!(why.contains("correct `command`"), "{why}");
+    }
+
+    #[test]
+    fn one_that_does_not_end_is_killed_with_what_it_has_started() {
+        // Its child would keep this test waiting for an hour if it were waited for.
+        let why = shell("sleep 3600 & sleep 3600", Duration::ZERO).unwrap_err();
+        assert!(why.contains("raise `within`"), "{why}");
+    }
+}

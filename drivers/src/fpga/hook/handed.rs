@@ -1,0 +1,396 @@
+//! A card whose memory is mapped by the kernel module `daq_dmabuf`, and whose registers are somebody else's.
+//!
+//! ```text
+//!   Region ── dma-buf (udmabuf, or the GPU's driver) ──▶ daq_dmabuf ──▶ bus addresses
+//! ```
+//! Which addresses memory has is the kernel's choice: those of a region are consecutive where an IOMMU translates, and page
+//! by page where none does.
+
+use crate::fpga::device::{Device, DeviceError, Identity, Interrupt, Registers};
+use crate::fpga::dmabuf::{
+    Attachment, Direction, DmabufError, Function, Module, Reason, State, revocations,
+};
+use crate::fpga::engine::wait_until;
+use crate::sys::dmabuf as sys;
+use daq_core::dma::{DmaDevice, DmaError};
+use daq_core::region::Region;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// What makes a dma-buf of host memory.
+const UDMABUF: &str = "/dev/udmabuf";
+/// `PCI_COMMAND` in a configuration space, and its bits that let the device answer and do DMA (PCI Local Bus
+/// Specification 3.0, 6.2.2).
+const COMMAND: u64 = 4;
+const MEMORY: u16 = 1 << 1;
+const BUS_MASTER: u16 = 1 << 2;
+/// How long the module may take to switch bus mastering off after its file was closed.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// A PCI device that keeps its driver, or has none.
+#[derive(Debug)]
+pub struct HandedDevice {
+    name: String,
+    function: Function,
+    folder: PathBuf,
+    address_bits: Option<u16>,
+    identity: Identity,
+    /// Whether bus mastering was switched on here, where no driver is to do it.
+    is_master: bool,
+    revoked: Arc<OwnedFd>,
+    state: Mutex<Maps>,
+}
+
+#[derive(Debug)]
+struct Maps {
+    /// `None` once the device was cut off.
+    module: Option<Module>,
+    /// By the address of their first byte.
+    attachments: BTreeMap<u64, Attachment>,
+}
+
+impl HandedDevice {
+    /// Opens the module for the device at a PCI address (`0000:3b:00.0`), whose engine drives `address_bits` bits of address
+    /// where no driver says it. Switches bus mastering on where the device has no driver that does.
+    pub fn open(address: &str, address_bits: Option<u16>) -> Result<Arc<Self>, DeviceError> {
+        let folder = Path::new("/sys/bus/pci/devices").join(address);
+        let error = |why: String| DeviceError::new(address, why);
+        let function: Function = address.parse().map_err(|wrong| told(address, &wrong))?;
+        if !folder.exists() {
+            return Err(error(
+                "no such PCI device; lspci -D lists them. A card that was programmed after the start is found by \
+                 echo 1 > /sys/bus/pci/rescan"
+                    .to_owned(),
+            ));
+        }
+        let module = Module::open().map_err(|wrong| told(address, &wrong))?;
+        let revoked = revocations().map_err(|wrong| told(address, &wrong))?;
+        let identity = Identity {
+            vendor: number(&folder, "vendor").unwrap_or(0),
+            device: number(&folder, "device").unwrap_or(0),
+            class: number(&folder, "class").unwrap_or(0),
+        };
+        let command = read_command(&folder)
+            .map_err(|reason| error(format!("its configuration space: {reason}")))?;
+        let has_driver = folder.join("driver").exists();
+        let is_on = command & BUS_MASTER != 0;
+        if has_driver && !is_on {
+            tracing::warn!(
+                "{address}: its bus mastering is off, and with it all DMA, until its driver or the command switches it on; \
+                 after an end in mid-flight that takes binding its driver anew"
+            );
+        }
+        if !has_driver {
+            write_command(&folder, command | MEMORY | BUS_MASTER).map_err(|reason| {
+                error(format!(
+                    "it has no driver, and its bus mastering cannot be switched on: {}/config: {reason}; run as root",
+                    folder.display()
+                ))
+            })?;
+        }
+        Ok(Arc::new(Self {
+            name: address.to_owned(),
+            function,
+            folder,
+            address_bits,
+            identity,
+            is_master: !has_driver && !is_on,
+            revoked,
+            state: Mutex::new(Maps {
+                module: Some(module),
+                attachments: BTreeMap::new(),
+            }),
+        }))
+    }
+
+    fn maps(&self) -> MutexGuard<'_, Maps> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refused(&self, region: &Region, why: impl Into<String>) -> DmaError {
+        DmaError::Refused {
+            device: self.name.clone(),
+            action: format!(
+                "mapping {:#x} bytes of memory ({})",
+                region.bytes(),
+                region.placement()
+            ),
+            why: why.into(),
+        }
+    }
+}
+
+impl DmaDevice for HandedDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn map(&self, region: &Region) -> Result<u64, DmaError> {
+        let memory = match region.file() {
+            Some(file) => udmabuf(file, region.bytes() as u64),
+            None => region.dma_buf().map_err(|error| error.to_string()),
+        }
+        .map_err(|why| self.refused(region, why))?;
+        let mut maps = self.maps();
+        let Some(module) = &maps.module else {
+            return Err(self.refused(region, "it was cut off"));
+        };
+        // It reads as well: how far it may go.
+        let (function, direction) = (self.function, Direction::Both);
+        let revoked = self.revoked.clone();
+        let attachment = module
+            .map_telling(
+                memory.as_fd(),
+                function,
+                direction,
+                self.address_bits,
+                revoked,
+            )
+            .map_err(|error| self.refused(region, error.why))?;
+        let Some((address, _)) = attachment.contiguous_from(0) else {
+            return Err(self.refused(region, "the kernel says that it has no bytes"));
+        };
+        tracing::debug!(
+            "{}: {:#x} bytes of {} in {} pieces, from {address:#x} on; distance {:?}",
+            self.name,
+            attachment.bytes(),
+            region.placement(),
+            attachment.segments().len(),
+            attachment.distance()
+        );
+        if maps.attachments.contains_key(&address) {
+            let why = format!("it is mapped already, at {address:#x}");
+            return Err(self.refused(region, why));
+        }
+        maps.attachments.insert(address, attachment);
+        Ok(address)
+    }
+
+    fn address_of(&self, address: u64, offset: usize, bytes: usize) -> Result<u64, DmaError> {
+        let maps = self.maps();
+        let found = maps
+            .attachments
+            .get(&address)
+            .and_then(|attachment| attachment.contiguous_from(offset as u64));
+        match found {
+            Some((at, room)) if room >= bytes as u64 => Ok(at),
+            found => Err(DmaError::Unreachable {
+                device: self.name.clone(),
+                memory: format!("{bytes} bytes at {offset} of what it has at {address:#x}"),
+                why: scattered(found),
+            }),
+        }
+    }
+
+    fn unmap(&self, address: u64, _: usize) -> Result<(), DmaError> {
+        // One that is not there was taken by the end of all of them.
+        let attachment = self.maps().attachments.remove(&address);
+        drop(attachment);
+        Ok(())
+    }
+
+    fn cut_off(&self) -> Result<(), DmaError> {
+        {
+            let mut maps = self.maps();
+            if maps.module.take().is_none() || maps.attachments.is_empty() {
+                return Ok(());
+            }
+            let attachments = std::mem::take(&mut maps.attachments);
+            attachments.into_values().for_each(Attachment::abandon);
+        }
+        // A child that is being started may have the file for a moment more.
+        let is_off = wait_until(CLOSING, || {
+            read_command(&self.folder)
+                .is_ok_and(|command| command & BUS_MASTER == 0 || command == u16::MAX)
+                || !self.folder.exists()
+        });
+        if is_off {
+            return Ok(());
+        }
+        Err(DmaError::Refused {
+            device: self.name.clone(),
+            action: "switching its bus mastering off".to_owned(),
+            why: format!(
+                "it is still on {CLOSING:?} after daq_dmabuf was to do that; its driver or another program may have switched it on again: unload the driver"
+            ),
+        })
+    }
+}
+
+impl Device for HandedDevice {
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    fn registers(&self, _: usize) -> Result<Arc<dyn Registers>, DeviceError> {
+        Err(DeviceError::new(
+            &self.name,
+            "its registers are its driver's: have the command write them",
+        ))
+    }
+
+    fn interrupts(&self, _: usize) -> Result<Vec<Interrupt>, DeviceError> {
+        Err(DeviceError::new(
+            &self.name,
+            "its interrupts are its driver's: write completion = \"poll\"",
+        ))
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        Err(DeviceError::new(
+            &self.name,
+            "its reset is its driver's: have the command do it",
+        ))
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        let mut events = [PollFd::new(&*self.revoked, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        if matches!(poll(&mut events, Some(&now)), Ok(0) | Err(_)) {
+            return Ok(());
+        }
+        let maps = self.maps();
+        let reason = maps
+            .attachments
+            .values()
+            .find_map(|attachment| match attachment.state() {
+                Ok(State::Revoked(reason)) => Some(reason),
+                Ok(State::Live) | Err(_) => None,
+            });
+        Err(DeviceError::new(&self.name, why_revoked(reason)))
+    }
+
+    fn as_dma(self: Arc<Self>) -> Arc<dyn DmaDevice> {
+        self
+    }
+}
+
+impl Drop for HandedDevice {
+    fn drop(&mut self) {
+        if !self.is_master {
+            return;
+        }
+        let off = read_command(&self.folder)
+            .and_then(|command| write_command(&self.folder, command & !BUS_MASTER));
+        if let Err(error) = off {
+            tracing::debug!("{}: its bus mastering stays as it is: {error}", self.name);
+        }
+    }
+}
+
+/// Host memory as a dma-buf, or why not.
+fn udmabuf(memory: BorrowedFd<'_>, bytes: u64) -> Result<OwnedFd, String> {
+    let device = File::options()
+        .read(true)
+        .write(true)
+        .open(UDMABUF)
+        .map_err(|error| {
+            format!(
+                "{UDMABUF}: {error}; load it by modprobe udmabuf, and allow this user to use it"
+            )
+        })?;
+    sys::udmabuf(device.as_fd(), memory, bytes).map_err(|errno| {
+        let helps = match errno {
+            Errno::INVAL => {
+                "it takes no more at once than /sys/module/udmabuf/parameters/size_limit_mb says, 64 MiB if nobody has changed that: raise it, or lower `slots` or `slot` of the ring"
+            }
+            Errno::NOMEM => "lower `slots` or `slot` of the ring",
+            _ => "dmesg | tail may tell why",
+        };
+        format!("{UDMABUF}: {errno}; {helps}")
+    })
+}
+
+/// Why `found`, consecutive addresses, are too few, and what helps.
+fn scattered(found: Option<(u64, u64)>) -> String {
+    found.map_or_else(
+        || "nothing is mapped there".to_owned(),
+        |(address, room)| {
+            format!(
+                "the bus has only {room} consecutive addresses for them, from {address:#x} on; make `slot` of the ring no larger than that, or have the IOMMU translate for it (switch it on in the firmware; no iommu=pt on the kernel's command line), or put the ring on a GPU"
+            )
+        },
+    )
+}
+
+/// What ended the mappings, and what helps.
+fn why_revoked(reason: Option<Reason>) -> String {
+    let happened = match reason {
+        Some(Reason::Moved) => "the driver of the memory moved or withdrew it",
+        Some(Reason::Rebound) => "a driver was bound to the card or unbound from it",
+        Some(Reason::Removed) => "the card was removed",
+        Some(Reason::Other(_)) | None => "daq_dmabuf revoked them",
+    };
+    format!(
+        "the addresses that the card was given hold no more: {happened}; its engine is stopped. Start again once the card has the driver that it is to keep"
+    )
+}
+
+fn told(address: &str, error: &DmabufError) -> DeviceError {
+    DeviceError::new(address, error.to_string())
+}
+
+/// A hexadecimal number in a file of the device's folder.
+fn number<T: TryFrom<u32>>(folder: &Path, file: &str) -> Option<T> {
+    let text = fs::read_to_string(folder.join(file)).ok()?;
+    let text = text.trim().trim_start_matches("0x");
+    u32::from_str_radix(text, 16).ok()?.try_into().ok()
+}
+
+fn read_command(folder: &Path) -> io::Result<u16> {
+    let mut bytes = [0; 2];
+    File::open(folder.join("config"))?.read_exact_at(&mut bytes, COMMAND)?;
+    Ok(u16::from_le_bytes(bytes))
+}
+
+fn write_command(folder: &Path, command: u16) -> io::Result<()> {
+    let config = File::options().write(true).open(folder.join("config"))?;
+    config.write_all_at(&command.to_le_bytes(), COMMAND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use daq_core::region::HostOptions;
+
+    #[test]
+    fn what_is_in_the_way_is_told_with_what_helps() {
+        assert!(scattered(Some((0x1000, 4096))).contains("no larger than that"));
+        assert!(scattered(None).contains("nothing is mapped"));
+        assert!(why_revoked(Some(Reason::Moved)).contains("moved"));
+        assert!(why_revoked(Some(Reason::Rebound)).contains("unbound"));
+        assert!(why_revoked(Some(Reason::Removed)).contains("removed"));
+        let error = HandedDevice::open("ffff:ff:1f.7", None).unwrap_err();
+        assert!(error.to_string().contains("lspci -D"), "{error}");
+    }
+
+    #[test]
+    fn a_shared_region_becomes_a_dma_buf() {
+        if !Path::new(UDMABUF).exists() {
+            eprintln!("skipped: there is no {UDMABUF}");
+            return;
+        }
+        let options = HostOptions {
+            shared: true,
+            ..HostOptions::default()
+        };
+        let region = Region::host(8192, options).unwrap();
+        let file = region.file().unwrap();
+        match udmabuf(file, region.bytes() as u64) {
+            Ok(_) => {}
+            Err(why) if why.contains("ermission") => eprintln!("skipped: {why}"),
+            Err(why) => panic!("{why}"),
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! `hook`: an engine that daq does not program. A card that keeps its vendor's driver, or has none, is started and stopped
+//! by a command of the user's, which is given the addresses of the slots.
+//!
+//! ```text
+//!   daq ──▶ command ◀── JSON: slots, count, credits          daq_dmabuf says the addresses
+//!              │ the vendor's way (driver, library, registers)
+//!              ▼
+//!   card ──DMA──▶ slots, in their order, and after each the count
+//! ```
+//! The design writes slot after slot, round and round, and after each a count of all that it has filled, 64 bits,
+//! little-endian, to a page of the host. It must not let the count pass the payload: both by posted writes, without relaxed
+//! ordering. One that is held back reads how many slots it may have filled, and waits.
+
+mod command;
+mod handed;
+#[cfg(test)]
+mod tests;
+
+pub use command::{Action, Hook, Job, Place};
+pub use handed::HandedDevice;
+
+use super::config::{DeviceKey, FpgaConfig, Notice};
+use super::device::Device;
+use super::engine::{self, EngineEntry, Limits, Opening, check_slots, now, unfit};
+use daq_core::config::Problem;
+use daq_core::dma::{
+    Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, Slots, Stuck,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The line in the list of engines.
+pub const ENTRY: EngineEntry = EngineEntry {
+    name: "hook",
+    summary: "a card under its own driver, which a program of yours starts and stops",
+    limits: Limits {
+        alignment: ALIGNMENT,
+        max_slot: MAX_SLOT,
+        max_slots: MAX_SLOTS,
+        preferred: 64 << 10,
+    },
+    faults: FAULTS,
+    keys: &["command", "within", "address_bits", "credits"],
+    holdable,
+    rings: |_| false,
+    problems,
+    recognises: |_| false,
+    open: |opening| Ok(Box::new(Handed::open(opening)?)),
+};
+
+const ALIGNMENT: usize = 64;
+const MAX_SLOT: usize = 1 << 30;
+const MAX_SLOTS: usize = 1 << 16;
+/// How long the command may take if nobody says.
+const WITHIN: Duration = Duration::from_secs(2);
+/// Bytes of the page with the two words, and where they lie: not in one cache line.
+const PAGE: usize = 4096;
+const COUNT: usize = 0;
+const CREDITS: usize = 64;
+/// Transfers that may be being written behind those that are counted: the count follows each.
+const AHEAD: u64 = 1;
+/// How often the count is looked at between two looks whether the addresses still hold.
+const LOOKS: u32 = 64;
+
+const FAULTS: &[&str] = &["count-went-back", "more-than-credited"];
+
+fn holdable(config: &FpgaConfig) -> bool {
+    config.credits == Some(true)
+}
+
+fn problems(config: &FpgaConfig) -> Vec<Problem> {
+    let mut found = Vec::new();
+    let mut must = |holds: bool, key: &str, message: &str, help: &str| {
+        if !holds {
+            found.push(Problem::at(key, message).help(help));
+        }
+    };
+    must(
+        matches!(config.device, DeviceKey::Pci(_)),
+        "device",
+        "`hook` is for cards in this machine",
+        "give the card's PCI address, as lspci -D shows it",
+    );
+    must(
+        config
+            .command
+            .as_ref()
+            .is_some_and(|words| words.first().is_some_and(|word| !word.is_empty())),
+        "command",
+        "`hook` does not know which program starts and stops the card",
+        "add it: command = [\"./program-card\"]",
+    );
+    must(
+        config.within.is_none_or(|within| !within.0.is_zero()),
+        "within",
+        "no program ends within no time",
+        "raise it, or remove it: 2 s",
+    );
+    must(
+        config
+            .address_bits
+            .is_none_or(|bits| (1..=64).contains(&bits)),
+        "address_bits",
+        "addresses have 1 to 64 bits",
+        "give what the engine drives: 32 or 64 as a rule",
+    );
+    must(
+        config.channel == 0,
+        "channel",
+        "`hook` knows of no channels",
+        "give the channel to the command, among its arguments",
+    );
+    must(
+        config.completion == Notice::Poll,
+        "completion",
+        "`hook` knows of no interrupts, which are the driver's",
+        "remove it",
+    );
+    must(
+        config.registers.is_empty(),
+        "registers",
+        "the registers of a card under its own driver are not daq's",
+        "have the command write them",
+    );
+    found
+}
+
+/// An engine that the user's command programs.
+pub struct Handed {
+    device: Arc<dyn Device>,
+    dma: Arc<dyn DmaDevice>,
+    hook: Hook,
+    words: DmaBuffer,
+    holdable: bool,
+    slots: Slots,
+    is_armed: bool,
+    /// Transfers that are counted, those of them that are told, and those that there were credits for.
+    finished: u64,
+    told: u64,
+    credited: u64,
+    looks: u32,
+}
+
+impl Handed {
+    fn open(opening: &Opening) -> Result<Self, EngineError> {
+        let (device, config) = (opening.device.clone(), opening.config);
+        let dma = device.clone().as_dma();
+        let words = config.command.as_deref().unwrap_or_default();
+        let within = config.within.map_or(WITHIN, |within| within.0);
+        let hook = Hook::new(words, opening.directory, within)
+            .ok_or_else(|| unfit(device.name(), "it has no `command`"))?;
+        Ok(Self {
+            words: DmaBuffer::new(dma.clone(), PAGE)?,
+            hook,
+            holdable: holdable(config),
+            slots: Slots {
+                addresses: Vec::new(),
+                bytes: 0,
+                first: 0,
+                bell: None,
+            },
+            is_armed: false,
+            finished: 0,
+            told: 0,
+            credited: 0,
+            looks: 0,
+            device,
+            dma,
+        })
+    }
+
+    fn run(&self, action: Action) -> Result<(), String> {
+        let base = self.words.address();
+        let credits = self.holdable.then_some(base + CREDITS as u64);
+        let count = base + COUNT as u64;
+        let name = self.device.name();
+        self.hook
+            .run(&Job::new(action, name, &self.slots, count, credits))
+    }
+
+    /// The count as it is now, if it can be.
+    fn count(&self) -> Result<u64, EngineError> {
+        let count = self.words.read64(COUNT);
+        let new = count.wrapping_sub(self.finished);
+        let fault = if new > u64::MAX / 2 {
+            0
+        } else if self.holdable && new > self.credited.wrapping_sub(self.finished) {
+            1
+        } else {
+            return Ok(count);
+        };
+        Err(EngineError::Faulted {
+            device: self.device.name().to_owned(),
+            engine: ENTRY.name,
+            faults: vec![FAULTS[fault]],
+        })
+    }
+
+    /// Transfers that may be overwritten once `finished` are finished.
+    const fn overwritten(&self, finished: u64) -> u64 {
+        if self.holdable {
+            return 0;
+        }
+        (finished.saturating_add(AHEAD)).saturating_sub(self.slots.addresses.len() as u64)
+    }
+}
+
+impl Engine for Handed {
+    fn name(&self) -> &'static str {
+        ENTRY.name
+    }
+
+    fn device(&self) -> &Arc<dyn DmaDevice> {
+        &self.dma
+    }
+
+    fn caps(&self) -> Caps {
+        Caps {
+            holdable: self.holdable,
+            bell_bits: 0,
+            end_of_packet: false,
+            alignment: ALIGNMENT,
+            max_transfer: MAX_SLOT,
+            max_slots: MAX_SLOTS,
+        }
+    }
+
+    fn faults(&self) -> &'static [&'static str] {
+        FAULTS
+    }
+
+    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        let name = self.device.name();
+        check_slots(name, slots, &self.caps(), 64)?;
+        if !self.holdable && slots.addresses.len() as u64 <= AHEAD {
+            let why = "a ring of one slot, which is always being overwritten: give the ring at least 2 `slots`";
+            return Err(unfit(name, why));
+        }
+        self.device.check()?;
+        self.words.clear();
+        self.slots = slots.clone();
+        (self.finished, self.told, self.credited, self.looks) = (0, 0, 0, 0);
+        // A command that fails may have started it.
+        self.is_armed = true;
+        self.run(Action::Start)
+            .map_err(|why| unfit(self.device.name(), why))
+    }
+
+    fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        if self.is_armed {
+            self.finished = self.count()?;
+            self.looks = self.looks.wrapping_add(1);
+            if self.looks.is_multiple_of(LOOKS) {
+                self.device.check()?;
+            }
+        }
+        let lapsed = self.overwritten(self.finished);
+        if self.told < lapsed {
+            done.skip(lapsed - self.told);
+            self.told = lapsed;
+        }
+        if self.told < self.finished {
+            let finished = Done {
+                length: self.slots.bytes,
+                is_bad: false,
+                timestamp: now(),
+            };
+            while self.told < self.finished && done.push(finished) {
+                self.told += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn credit(&mut self, slots: u32) {
+        if self.holdable && self.is_armed {
+            self.credited += u64::from(slots);
+            self.words.write64(CREDITS, self.credited);
+        }
+    }
+
+    fn lapsed(&mut self) -> Result<u64, EngineError> {
+        let finished = if self.is_armed {
+            self.count()?
+        } else {
+            self.finished
+        };
+        Ok(self.overwritten(finished))
+    }
+
+    fn quiesce(&mut self, _: Duration) -> Result<(), Stuck> {
+        // How long a stop takes is the command's to know, and the configuration's to allow.
+        if !self.is_armed {
+            return Ok(());
+        }
+        let stopped = self.run(Action::Stop);
+        // What it had finished can still be polled; an error is told by the stop itself, if it matters.
+        if let Ok(finished) = self.count() {
+            self.finished = finished;
+        }
+        self.is_armed = false;
+        stopped.map_err(|why| {
+            tracing::warn!("{}: {why}", self.device.name());
+            Stuck {
+                engine: format!("{} of {}", ENTRY.name, self.device.name()),
+                waited: self.hook.within(),
+            }
+        })
+    }
+}
+
+impl Drop for Handed {
+    fn drop(&mut self) {
+        if self.quiesce(Duration::ZERO).is_err() {
+            engine::cut_off(&self.dma);
+        }
+    }
+}

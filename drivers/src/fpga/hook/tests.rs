@@ -1,0 +1,263 @@
+//! The engine `hook` above a device of which the test is the card.
+
+use super::*;
+use crate::fpga::device::Identity;
+use crate::fpga::mock::{self, Mock};
+use daq_core::dma::{Armed, DmaMap};
+use daq_core::region::{HostOptions, Region};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+const SLOTS: usize = 4;
+const SLOT: usize = 256;
+
+struct Desk {
+    mock: Arc<Mock>,
+    folder: tempfile::TempDir,
+}
+
+impl Desk {
+    fn new() -> Self {
+        Self {
+            mock: Mock::new(64, Identity::default(), |_, _, _| true),
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// An engine whose command is a shell's `script`, run in the desk's folder.
+    fn engine(&self, script: &str, keys: &str) -> Handed {
+        let words = serde_json::json!(["sh", "-c", script]);
+        let keys = format!("command = {words}\nwithin = \"60 s\"\n{keys}");
+        let config = mock::config("hook", &keys);
+        let opening = Opening {
+            device: self.mock.clone(),
+            config: &config,
+            directory: self.folder.path(),
+        };
+        Handed::open(&opening).unwrap()
+    }
+
+    fn read(&self, file: &str) -> String {
+        std::fs::read_to_string(self.folder.path().join(file)).unwrap()
+    }
+}
+
+fn slots() -> Slots {
+    Slots {
+        addresses: (0..SLOTS as u64).map(|i| 0x4000 + 0x1000 * i).collect(),
+        bytes: SLOT,
+        first: 1,
+        bell: None,
+    }
+}
+
+/// What a poll for at most `limit` yields: skipped, done.
+fn poll(engine: &mut Handed, limit: usize) -> Result<(u64, usize), EngineError> {
+    let mut done = Completions::new(64, FAULTS.len());
+    done.clear(limit);
+    engine.poll(&mut done)?;
+    assert!(done.as_slice().iter().all(|done| done.length == SLOT));
+    Ok((done.overrun(), done.as_slice().len()))
+}
+
+fn faulted(engine: &mut Handed) -> Vec<&'static str> {
+    match poll(engine, 64) {
+        Err(EngineError::Faulted { faults, .. }) => faults,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn one_that_is_held_back_reads_its_credits_and_is_followed() {
+    let desk = Desk::new();
+    let mut engine = desk.engine("cat >>told; echo >>told", "credits = true");
+    // Left over from whoever had the page before.
+    engine.words.write64(COUNT, 77);
+    engine.words.write64(CREDITS, 77);
+    engine.arm(&slots()).unwrap();
+    let words = |engine: &Handed| (engine.words.read64(COUNT), engine.words.read64(CREDITS));
+    assert_eq!(words(&engine), (0, 0), "it begins from nothing");
+    assert_eq!(poll(&mut engine, 64).unwrap(), (0, 0));
+    let mut filled = 0;
+    // Often enough that the ring goes round.
+    for round in 0..2 * SLOTS as u64 {
+        engine.credit(3);
+        assert_eq!(words(&engine).1, 3 * (round + 1));
+        filled += 3;
+        engine.words.write64(COUNT, filled);
+        assert_eq!(poll(&mut engine, 2).unwrap(), (0, 2));
+        assert_eq!(
+            poll(&mut engine, 64).unwrap(),
+            (0, 1),
+            "what did not fit comes next"
+        );
+        assert_eq!(engine.lapsed().unwrap(), 0);
+    }
+    engine.quiesce(Duration::ZERO).unwrap();
+    engine.quiesce(Duration::ZERO).unwrap();
+    let told = desk.read("told");
+    let jobs: Vec<serde_json::Value> = told
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(jobs.len(), 2, "stopped once");
+    let base = engine.words.address();
+    for (job, action) in jobs.iter().zip(["start", "stop"]) {
+        assert_eq!(job["action"], action);
+        assert_eq!(job["device"], "mock");
+        assert_eq!(job["first"], 1);
+        assert_eq!(job["slots"][3]["address"], 0x7000);
+        assert_eq!(job["count"]["address"], base);
+        assert_eq!(job["credits"]["address"], base + 64);
+    }
+}
+
+#[test]
+fn what_one_that_goes_round_has_overwritten_is_skipped() {
+    let desk = Desk::new();
+    let mut engine = desk.engine("cat >told", "");
+    assert!(!engine.caps().holdable);
+    engine.arm(&slots()).unwrap();
+    engine.credit(1);
+    assert_eq!(engine.words.read64(CREDITS), 0, "nobody waits for it");
+    engine.words.write64(COUNT, 3);
+    assert_eq!(poll(&mut engine, 64).unwrap(), (0, 3));
+    assert_eq!(engine.lapsed().unwrap(), 0);
+    // The fourth is counted, so the fifth may be on its way, into the slot of the first.
+    engine.words.write64(COUNT, 4);
+    assert_eq!(engine.lapsed().unwrap(), 1);
+    engine.words.write64(COUNT, 1000);
+    assert_eq!(engine.lapsed().unwrap(), 997);
+    assert_eq!(poll(&mut engine, 64).unwrap(), (994, 3));
+    // What is counted until the stop can be polled after it.
+    engine.words.write64(COUNT, 1002);
+    engine.quiesce(Duration::ZERO).unwrap();
+    engine.words.write64(COUNT, 5);
+    assert_eq!(poll(&mut engine, 64).unwrap(), (0, 2));
+    assert_eq!(engine.lapsed().unwrap(), 999);
+    let job: serde_json::Value = serde_json::from_str(&desk.read("told")).unwrap();
+    assert!(job["credits"].is_null());
+    let mut one = slots();
+    (one.first, one.addresses) = (0, vec![0]);
+    let error = engine.arm(&one).unwrap_err().to_string();
+    assert!(error.contains("at least 2 `slots`"), "{error}");
+}
+
+#[test]
+fn a_count_that_cannot_be_is_a_fault_by_its_name() {
+    let desk = Desk::new();
+    let mut engine = desk.engine("cat >told", "");
+    engine.arm(&slots()).unwrap();
+    engine.words.write64(COUNT, 3);
+    poll(&mut engine, 64).unwrap();
+    engine.words.write64(COUNT, 2);
+    assert_eq!(faulted(&mut engine), ["count-went-back"]);
+    engine.words.write64(COUNT, u64::MAX);
+    assert_eq!(faulted(&mut engine), ["count-went-back"]);
+    engine.quiesce(Duration::ZERO).unwrap();
+
+    let mut engine = desk.engine("cat >told", "credits = true");
+    engine.arm(&slots()).unwrap();
+    engine.credit(2);
+    engine.words.write64(COUNT, 3);
+    assert_eq!(faulted(&mut engine), ["more-than-credited"]);
+    // After a fault it is armed again, and begins from nothing.
+    engine.quiesce(Duration::ZERO).unwrap();
+    engine.arm(&slots()).unwrap();
+    assert_eq!(poll(&mut engine, 64).unwrap(), (0, 0));
+}
+
+#[test]
+fn addresses_that_hold_no_more_end_it_with_the_reason() {
+    let desk = Desk::new();
+    let mut engine = desk.engine("cat >told", "");
+    engine.arm(&slots()).unwrap();
+    *desk.mock.lost.lock().unwrap() = Some("the addresses hold no more");
+    let error = (0..=LOOKS).find_map(|_| poll(&mut engine, 64).err());
+    let error = error.expect("it looks now and then").to_string();
+    assert!(error.contains("hold no more"), "{error}");
+    engine.quiesce(Duration::ZERO).unwrap();
+    let error = engine.arm(&slots()).unwrap_err().to_string();
+    assert!(error.contains("hold no more"), "{error}");
+}
+
+/// The engine in the hands of its owner, as the runner has it.
+fn armed(desk: &Desk, script: &str) -> Result<Armed, Box<daq_core::dma::Refused>> {
+    let engine = Box::new(desk.engine(script, "credits = true"));
+    let options = HostOptions {
+        shared: true,
+        ..HostOptions::default()
+    };
+    let region = Region::host(SLOTS * 4096, options).unwrap();
+    let memory = DmaMap::new(desk.mock.clone(), region).unwrap();
+    Armed::arm(engine, memory, &slots())
+}
+
+#[test]
+fn a_command_that_does_not_stop_the_card_has_it_cut_off() {
+    let desk = Desk::new();
+    let running = armed(&desk, "grep -q start").unwrap();
+    assert_eq!(desk.mock.mapped.load(Ordering::SeqCst), 2);
+    let idle = running.stop(Duration::ZERO);
+    assert!(idle.stuck.is_some() && idle.memory.is_some());
+    assert_eq!(desk.mock.cut_off.load(Ordering::SeqCst), 1);
+    drop(idle);
+    assert_eq!(desk.mock.mapped.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_start_that_fails_is_followed_by_a_stop() {
+    let desk = Desk::new();
+    let script = "tee -a told | grep -q stop || { echo no bitstream; exit 4; }";
+    let refused = armed(&desk, script).unwrap_err();
+    assert!(refused.to_string().contains("no bitstream"), "{refused}");
+    assert!(refused.idle.stuck.is_none(), "the stop went well");
+    assert!(desk.read("told").contains("\"stop\""));
+    assert_eq!(desk.mock.cut_off.load(Ordering::SeqCst), 0);
+
+    let refused = armed(&desk, "exit 4").unwrap_err();
+    assert!(refused.idle.stuck.is_some());
+    assert_eq!(desk.mock.cut_off.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn one_that_is_dropped_is_stopped() {
+    let desk = Desk::new();
+    let mut engine = desk.engine("cat >told", "");
+    engine.arm(&slots()).unwrap();
+    drop(engine);
+    assert!(desk.read("told").contains("\"stop\""));
+    assert_eq!(desk.mock.mapped.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn keys_that_contradict_are_told() {
+    let keys = |text: &str| -> Vec<String> {
+        let config: FpgaConfig = toml::from_str(text).unwrap();
+        let problems = config.problems();
+        problems
+            .into_iter()
+            .filter_map(|problem| problem.key)
+            .collect()
+    };
+    let hook = "device = \"3b:00.0\"\nengine = \"hook\"\n";
+    assert_eq!(keys(hook), ["command"]);
+    assert_eq!(keys(&format!("{hook}command = []")), ["command"]);
+    let found = keys(&format!(
+        "{hook}command = [\"x\"]\nwithin = \"0 s\"\naddress_bits = 65\nchannel = 1\ncompletion = \"interrupt\"\n\
+         registers = [{{ bar = 0, offset = 0, value = 1 }}]"
+    ));
+    let expected = [
+        "within",
+        "address_bits",
+        "channel",
+        "completion",
+        "registers",
+    ];
+    assert_eq!(found, expected);
+    let found = keys("device = \"inproc:xdma\"\nengine = \"hook\"\ncommand = [\"x\"]");
+    assert_eq!(found, ["device"]);
+    let found = keys("device = \"3b:00.0\"\nengine = \"edu\"\ncommand = [\"x\"]\nwithin = \"1 s\"");
+    assert_eq!(found, ["command", "within"]);
+    assert!(Hook::new(&[], Path::new("."), WITHIN).is_none());
+}
