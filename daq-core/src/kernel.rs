@@ -2,12 +2,13 @@
 
 use crate::cuda;
 use crate::layout::Layout;
-use crate::mapped::Backend;
+use crate::mapped::{Backend, MappedError, Writer};
 use crate::plan::Dispatch;
-use crate::region::Region;
+use crate::region::{Region, RegionError};
 use crate::ring::{Completion, Lease, Slice, SlotsMut};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where a kernel's work is put.
 #[derive(Clone, Copy, Debug)]
@@ -131,6 +132,74 @@ impl KernelContext {
     }
 }
 
+/// A word in GPU memory that a device rings once it has written a frame.
+///
+/// ```text
+///   0    the device's count of finished transfers, 32 bits of which the low 24 count
+///   64   frames that had been published when the device began to count, 64 bits; all ones until then
+/// ```
+#[derive(Clone, Debug)]
+pub struct DeviceBell {
+    region: Arc<Region>,
+    /// The frame from which on the device rings.
+    from: Arc<AtomicU64>,
+}
+
+impl DeviceBell {
+    /// Bits of the device's count that a kernel looks at.
+    pub const BITS: u32 = 24;
+    const BASE: usize = 64;
+    const BYTES: usize = 4096;
+    const NOT_YET: u64 = u64::MAX;
+    const NEVER: u64 = u64::MAX - 1;
+
+    /// A word that nobody rings yet.
+    pub fn new(device: &'static cuda::Device, backends: &[Backend]) -> Result<Self, RegionError> {
+        let region = Region::mapped(device, Self::BYTES, Writer::Fpga, backends)?;
+        let bell = Self {
+            region,
+            from: Arc::new(AtomicU64::new(Self::NOT_YET)),
+        };
+        // A mapping that is lost is told by whoever uses it next.
+        let _ = bell.set_base(u64::MAX);
+        Ok(bell)
+    }
+
+    /// The memory, for the device that rings and the kernel that looks.
+    pub const fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    fn set_base(&self, base: u64) -> Result<(), MappedError> {
+        match self.region.mapping() {
+            Some(mapped) => mapped.copy_to(Self::BASE, &base.to_le_bytes()),
+            None => Ok(()),
+        }
+    }
+
+    /// From frame `frame` on the device rings; it begins to count after this.
+    pub fn ring_from(&self, frame: u64) -> Result<(), MappedError> {
+        self.from.store(frame, Ordering::Release);
+        self.set_base(frame)
+    }
+
+    /// The device will never ring: the host does.
+    pub fn give_up(&self) {
+        self.from.store(Self::NEVER, Ordering::Release);
+    }
+
+    /// Whether the device rang, or may have rung, for frame `frame`.
+    pub fn rings_for(&self, frame: u64) -> bool {
+        let from = self.from.load(Ordering::Acquire);
+        from < Self::NEVER && from <= frame
+    }
+
+    /// Whether the device may still ring.
+    pub fn may_ring(&self) -> bool {
+        self.from.load(Ordering::Acquire) != Self::NEVER
+    }
+}
+
 /// A compute step.
 ///
 /// Runs on its own thread; `run` allocates nothing.
@@ -144,10 +213,8 @@ pub trait Kernel: Send {
         None
     }
 
-    /// Where a device is to ring once it has written a frame, where it is to: a word of 32 bits at the beginning, in which it
-    /// counts its transfers, and 64 bytes behind it a word of 64 bits for the frames that had been published when it began to
-    /// count, all ones until then.
-    fn device_bell(&self) -> Option<Arc<Region>> {
+    /// Where a device is to ring once it has written a frame, where it is to.
+    fn device_bell(&self) -> Option<DeviceBell> {
         None
     }
 

@@ -190,6 +190,31 @@ impl Device {
         cuda::synchronize().doing(what)
     }
 
+    /// Whether kernels see what other devices have written once the host knows of it: by themselves, after a
+    /// [flush](Self::flush_writes) (`Some(true)`), or not at all (`None`).
+    pub fn needs_flush(&self) -> Option<bool> {
+        /// The scope in which writes are ordered for the owner of the memory
+        /// (`CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`).
+        const OWNER: i32 = 100;
+        let attributes = self.attributes();
+        match attributes.write_ordering {
+            OWNER.. => Some(false),
+            _ if attributes.flush => Some(true),
+            _ => None,
+        }
+    }
+
+    /// Makes what other devices have written so far visible to kernels that are told of it afterwards.
+    pub fn flush_writes(&self) -> Result<(), CudaError> {
+        self.enter()?;
+        cuda::flush_writes().doing(|| {
+            format!(
+                "flushing what other devices wrote to cuda:{}",
+                self.identity.ordinal
+            )
+        })
+    }
+
     /// Says that work on the device hangs and that nobody waits for it any more.
     ///
     /// Freeing what the device still uses would wait for that work, for ever. So from here on, until the process

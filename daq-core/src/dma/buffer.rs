@@ -2,8 +2,9 @@
 
 use super::{DmaDevice, DmaError, DmaMap};
 use crate::region::{HostOptions, Region};
+use crate::sys::store;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Host memory shared with a device, accessed in words alone: no reference into it ever exists.
 ///
@@ -48,11 +49,10 @@ impl DmaBuffer {
     /// If the word is not inside, or `offset` no multiple of 4.
     #[inline]
     pub fn read32(&self, offset: usize) -> u32 {
-        // SAFETY: `word` checks bounds and alignment; the region is host memory that lives as long as `self` and is
-        // reached through this pointer alone. The read is volatile because a device may write at the same time.
-        let value = unsafe { self.word::<u32>(offset).read_volatile() };
-        fence(Ordering::Acquire);
-        u32::from_le(value)
+        // SAFETY: `word` gives an aligned address inside of host memory that lives as long as `self`; whoever writes the
+        // word, here or on the device, writes it whole.
+        let word = unsafe { AtomicU32::from_ptr(self.word(offset)) };
+        u32::from_le(word.load(Ordering::Acquire))
     }
 
     /// As [`read32`](Self::read32), of 8 bytes at once.
@@ -62,9 +62,8 @@ impl DmaBuffer {
     #[inline]
     pub fn read64(&self, offset: usize) -> u64 {
         // SAFETY: as in `read32`.
-        let value = unsafe { self.word::<u64>(offset).read_volatile() };
-        fence(Ordering::Acquire);
-        u64::from_le(value)
+        let word = unsafe { AtomicU64::from_ptr(self.word(offset)) };
+        u64::from_le(word.load(Ordering::Acquire))
     }
 
     /// Stores a word. What was stored before it is visible to the device first.
@@ -73,9 +72,10 @@ impl DmaBuffer {
     /// As [`read32`](Self::read32).
     #[inline]
     pub fn write32(&self, offset: usize, value: u32) {
-        fence(Ordering::Release);
+        store::fence();
         // SAFETY: as in `read32`.
-        unsafe { self.word::<u32>(offset).write_volatile(value.to_le()) };
+        let word = unsafe { AtomicU32::from_ptr(self.word(offset)) };
+        word.store(value.to_le(), Ordering::Release);
     }
 
     /// As [`write32`](Self::write32), of 8 bytes at once.
@@ -84,9 +84,10 @@ impl DmaBuffer {
     /// As [`read64`](Self::read64).
     #[inline]
     pub fn write64(&self, offset: usize, value: u64) {
-        fence(Ordering::Release);
+        store::fence();
         // SAFETY: as in `read32`.
-        unsafe { self.word::<u64>(offset).write_volatile(value.to_le()) };
+        let word = unsafe { AtomicU64::from_ptr(self.word(offset)) };
+        word.store(value.to_le(), Ordering::Release);
     }
 
     /// Zeroes all of it; for setting up.
@@ -99,7 +100,10 @@ impl DmaBuffer {
     fn word<T>(&self, offset: usize) -> *mut T {
         let bytes = size_of::<T>();
         assert!(
-            offset.is_multiple_of(bytes) && offset + bytes <= self.bytes(),
+            offset.is_multiple_of(bytes)
+                && offset
+                    .checked_add(bytes)
+                    .is_some_and(|end| end <= self.bytes()),
             "word at {offset} of a buffer of {} bytes",
             self.bytes()
         );

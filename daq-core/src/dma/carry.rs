@@ -7,7 +7,7 @@
 
 use crate::cuda::{CudaError, Device, Stream};
 use crate::mapped::{Mapped, MappedError};
-use crate::region::{Placement, Region};
+use crate::region::{Placement, Region, RegionError};
 use crate::ring::{Event, Producer};
 use crate::sys::{copy, store};
 use std::fmt;
@@ -21,7 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum CarryError {
     /// There is no way from one memory to the other.
-    #[error("no way to carry frames from {from} to {to}")]
+    #[error(
+        "no way to carry frames from {from} to {to}: put the ring on the GPU that the engine writes, or into host memory"
+    )]
     NoWay {
         /// Where the engine writes.
         from: Placement,
@@ -34,6 +36,9 @@ pub enum CarryError {
     /// The GPU failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// Host memory could not be pinned for the GPU.
+    #[error(transparent)]
+    Region(#[from] RegionError),
     /// The GPU does not end a copy.
     #[error(
         "{device} has not copied a batch of frames within {waited:?}; look for a hang: nvidia-smi; dmesg | grep -i xid"
@@ -53,13 +58,18 @@ enum Way {
     Stores(Arc<Mapped>),
     /// Within a GPU's memory, by its copy engine.
     Within(&'static Device, Stream),
+    /// Pinned host memory to a GPU's, by its copy engine.
+    In(&'static Device, Stream),
 }
 
 /// Copies from slots of an engine's own to the open slots of a ring.
 pub struct Carry {
     from: Arc<Region>,
+    to: Arc<Region>,
     stride: usize,
     way: Way,
+    /// Whether copies may be under way.
+    is_open: bool,
 }
 
 impl Carry {
@@ -68,13 +78,12 @@ impl Carry {
         let target = to.region();
         let way = match (from.placement(), target.placement()) {
             (Placement::Host, Placement::Host) => Way::Host,
-            (Placement::Host, Placement::Cuda(_)) => match target.mapping() {
+            (Placement::Host, Placement::Cuda(ordinal)) => match target.mapping() {
                 Some(mapped) => Way::Stores(mapped.clone()),
                 None => {
-                    return Err(CarryError::NoWay {
-                        from: from.placement(),
-                        to: target.placement(),
-                    });
+                    let device = Device::open(ordinal)?;
+                    from.pin(device)?;
+                    Way::In(device, Stream::new(device, 2)?)
                 }
             },
             (Placement::Cuda(a), Placement::Cuda(b)) if a == b => {
@@ -85,8 +94,10 @@ impl Carry {
         };
         Ok(Self {
             from,
+            to: target.clone(),
             stride: to.options().stride(),
             way,
+            is_open: false,
         })
     }
 
@@ -107,12 +118,16 @@ impl Carry {
         to: &Producer,
         open: u64,
     ) -> Result<(), CarryError> {
-        let offset = slot * self.stride;
+        let offset = slot.saturating_mul(self.stride);
+        let end = offset.saturating_add(bytes);
         assert!(
-            bytes <= to.options().slot_bytes && offset + bytes <= self.from.bytes(),
+            bytes <= to.options().slot_bytes
+                && end <= self.from.bytes()
+                && Arc::ptr_eq(to.region(), &self.to),
             "{bytes} bytes of slot {slot} are carried"
         );
         let target = to.open_slot(open);
+        self.is_open = true;
         let from = self.from.address().as_ptr().wrapping_add(offset);
         match &self.way {
             // SAFETY: both are host memory with room for the bytes, as checked above and by the ring; they are different
@@ -127,13 +142,15 @@ impl Carry {
                 // that they have on the GPU.
                 unsafe { store::copy_to(cpu, from, bytes) };
             }
-            Way::Within(_, stream) => {
-                // SAFETY: as above, within the memory of one GPU, which both regions keep until `settle` has seen the end of
-                // the copy.
-                unsafe {
-                    stream.copy_within(target.addr() as u64, from.addr() as u64, bytes)?;
-                }
-            }
+            // SAFETY: as above, within the memory of one GPU or from pinned memory; both regions are kept until `settle`, or
+            // the drop, has seen the end of the copies, or for ever where there is none.
+            Way::Within(_, stream) => unsafe {
+                stream.copy_within(target.addr() as u64, from.addr() as u64, bytes)?;
+            },
+            // SAFETY: as above.
+            Way::In(_, stream) => unsafe {
+                stream.copy_in(target.addr() as u64, from, bytes)?;
+            },
         }
         Ok(())
     }
@@ -146,7 +163,7 @@ impl Carry {
                 store::fence();
                 mapped.check()?;
             }
-            Way::Within(device, stream) => {
+            Way::Within(device, stream) | Way::In(device, stream) => {
                 let mark = stream.mark()?;
                 let start = Instant::now();
                 while !mark.is_done() {
@@ -163,7 +180,17 @@ impl Carry {
                 }
             }
         }
+        self.is_open = false;
         Ok(())
+    }
+}
+
+impl Drop for Carry {
+    fn drop(&mut self) {
+        if self.is_open && self.settle().is_err() {
+            // Copies may be under way for ever: what they use is never freed.
+            std::mem::forget((self.from.clone(), self.to.clone()));
+        }
     }
 }
 
@@ -177,6 +204,7 @@ impl fmt::Debug for Carry {
                     Way::Host => "host",
                     Way::Stores(_) => "stores",
                     Way::Within(..) => "within the GPU",
+                    Way::In(..) => "the copy engine",
                 },
             )
             .finish_non_exhaustive()

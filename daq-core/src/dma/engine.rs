@@ -98,6 +98,13 @@ impl Completions {
         self.faults[kind] += 1;
     }
 
+    /// Takes the first completion for damaged.
+    pub fn spoil(&mut self) {
+        if let Some(first) = self.done.first_mut() {
+            first.is_bad = true;
+        }
+    }
+
     /// The completions.
     pub fn as_slice(&self) -> &[Done] {
         &self.done

@@ -65,8 +65,7 @@ impl Sentinel {
         let Some(base) = region.cpu_address() else {
             return false;
         };
-        if offset + bytes > region.bytes() || !offset.is_multiple_of(8) || !bytes.is_multiple_of(8)
-        {
+        if !is_inside(region, offset, bytes) {
             return false;
         }
         for at in (offset..offset + bytes).step_by(8) {
@@ -93,8 +92,7 @@ impl Sentinel {
         written: usize,
     ) -> Option<Seen> {
         let base = region.cpu_address()?;
-        if offset + bytes > region.bytes() || !offset.is_multiple_of(8) || !bytes.is_multiple_of(8)
-        {
+        if !is_inside(region, offset, bytes) {
             return None;
         }
         fence(Ordering::Acquire);
@@ -106,6 +104,13 @@ impl Sentinel {
         });
         Some(words.fold(Seen::default(), std::ops::Add::add))
     }
+}
+
+/// Whether whole words of a region are meant.
+fn is_inside(region: &Region, offset: usize, bytes: usize) -> bool {
+    let end = offset.checked_add(bytes);
+    let is_inside = end.is_some_and(|end| end <= region.bytes());
+    is_inside && offset.is_multiple_of(8) && bytes.is_multiple_of(8)
 }
 
 /// What became of one word, of which the first `inside` bytes should have been overwritten.
@@ -147,6 +152,7 @@ mod tests {
         assert_eq!(seen(100).touched, 1);
         assert_eq!(seen(112).unwritten, 1);
         assert_eq!(seen(0).touched, 13);
+        assert!(sentinel.look(&region, usize::MAX - 7, 16, 0).is_none());
         assert!(sentinel.look(&region, 0, 8192, 0).is_none() && !sentinel.lay(&region, 4, 8));
     }
 }

@@ -18,7 +18,8 @@ pub struct FrameSequence {
     pub bits: u32,
     /// What is added from frame to frame, at least 1.
     pub step: u64,
-    /// Frames that may be missing in a row: more are no loss, but a count that began anew.
+    /// Frames that may be missing in a row, at most half of what the bits can count: more are no loss, but a count that
+    /// began anew.
     pub max_gap: u64,
     last: Option<u64>,
     position: u64,
@@ -89,7 +90,11 @@ impl FrameSequence {
         };
         let ahead = number.wrapping_sub(last) & self.mask();
         let frames = ahead / step;
-        if ahead.is_multiple_of(step) && frames >= 1 && frames - 1 <= self.max_gap {
+        // The nearer of both ways round says whether it went forwards.
+        let is_forward = ahead != 0 && ahead <= self.mask() / 2;
+        let is_gap =
+            ahead.is_multiple_of(step) && is_forward && frames >= 1 && frames - 1 <= self.max_gap;
+        if is_gap {
             self.position = self.position.wrapping_add(frames);
             return if frames == 1 {
                 Step::Next
@@ -98,8 +103,6 @@ impl FrameSequence {
             };
         }
         self.position = number / step;
-        // The nearer of both ways round says whether it went forwards.
-        let is_forward = ahead != 0 && ahead <= self.mask() / 2;
         Step::Restart {
             jumped: if is_forward {
                 frames.saturating_sub(1)
@@ -162,6 +165,14 @@ mod tests {
         assert_eq!(numbers.next(90), Step::Gap(10));
         assert_eq!(numbers.next(138), Step::Restart { jumped: 11 });
         assert_eq!(numbers.next(2), Step::Restart { jumped: 0 });
+    }
+
+    #[test]
+    fn a_step_back_of_a_narrow_number_is_no_gap() {
+        let mut numbers = FrameSequence::new(0, 1);
+        numbers.next(100);
+        assert_eq!(numbers.next(99), Step::Restart { jumped: 0 });
+        assert_eq!(numbers.next(226), Step::Gap(126));
     }
 
     proptest! {

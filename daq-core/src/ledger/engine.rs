@@ -13,7 +13,7 @@ pub enum Proof {
     Unproven,
     /// The first transfer wrote what it said, and nothing else.
     Proven,
-    /// It did not: frames are staged instead, if the ring is on a GPU.
+    /// It did not: frames go through host memory instead, if the ring is on a GPU.
     Disproved,
 }
 
@@ -68,11 +68,14 @@ impl EngineCounters {
         self.ledger.proof.set(proof as u64);
     }
 
-    /// Counts a fault by its name; one that was not announced is not counted.
-    pub fn fault(&self, name: &str, times: u64) {
-        if let Some((_, counter)) = self.faults.iter().find(|(known, _)| *known == name) {
-            counter.add(times);
-        }
+    /// Counts a fault by its name; true if it is the first of its kind. One that was not announced is not counted.
+    pub fn fault(&self, name: &str, times: u64) -> bool {
+        let Some((_, counter)) = self.faults.iter().find(|(known, _)| *known == name) else {
+            return false;
+        };
+        let is_first = counter.get() == 0;
+        counter.add(times);
+        is_first
     }
 
     /// The counters of faults, by name.

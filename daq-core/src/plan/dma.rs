@@ -215,6 +215,8 @@ fn bells(plan: &mut Plan) {
                     .any(|ring| ring.name == kernel.input && ring.placement != Placement::Host);
                 if !on_gpu {
                     "its ring lies in host memory".to_owned()
+                } else if !kernel.guarantee {
+                    "with guarantee = false the device would not wait for it".to_owned()
                 } else if output < input + kernel.burst {
                     format!(
                         "ring `{}` has {output} slots: frames are worked on before the CPU knows of them, so it needs as \

@@ -4,7 +4,7 @@ use super::control::Pulse;
 use super::{FailureKind, Options, Pipeline, StartError, dma, kernel, sink, source, staging};
 use daq_core::cuda::{self, Device};
 use daq_core::entry::{SourceContext, SourceSpec};
-use daq_core::kernel::{KernelContext, Side};
+use daq_core::kernel::{DeviceBell, KernelContext, Side};
 use daq_core::mapped::Writer;
 use daq_core::plan::{
     Config, Direction, Dispatch, Plan, PlannedCopy, PlannedRing, PlannedSource, Ringer,
@@ -45,7 +45,7 @@ struct Parts<'a> {
     /// What sources will run, by their names, made before any kernel stays on a GPU.
     engines: BTreeMap<String, dma::Runner>,
     /// The words that devices ring, by the names of the kernels that look at them.
-    device_bells: BTreeMap<String, dma::Bell>,
+    device_bells: BTreeMap<String, DeviceBell>,
 }
 
 impl Parts<'_> {
@@ -83,6 +83,12 @@ impl Parts<'_> {
             .remove(ring)
             .expect("a ring has one producer, checked by the plan")
     }
+}
+
+fn two_kinds(source: &str) -> StartError {
+    StartError::Unavailable(format!(
+        "source `{source}` builds another kind of producer than it has declared; this is a defect of its driver"
+    ))
 }
 
 /// The declared source called `name`.
@@ -148,7 +154,7 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
         if planned.mapping.is_some() || planned.writer.is_some() {
             match Region::mapped(device, bytes, writer, &config.staging.backends) {
                 Ok(region) => return Ok(region),
-                Err(RegionError::Unmappable(error)) if planned.writer.is_none() => tracing::warn!(
+                Err(RegionError::Unmappable(error)) => tracing::warn!(
                     "ring {}: {error}; its frames go by the copy engine",
                     planned.name
                 ),
@@ -364,10 +370,8 @@ impl Pipeline {
                     name: planned.name.clone(),
                     source,
                 })?;
-            if let Some(region) = kernel.device_bell() {
-                parts
-                    .device_bells
-                    .insert(planned.name.clone(), dma::Bell { region });
+            if let Some(bell) = kernel.device_bell() {
+                parts.device_bells.insert(planned.name.clone(), bell);
             }
             let stream = match planned.side {
                 // A kernel that stays has a stream of its own.
@@ -487,7 +491,7 @@ impl Pipeline {
             let spec = spec_of(config, &planned.name);
             let built = spec.build(&parts.source_context(planned)).map_err(fail)?;
             let Producers::Engine(device) = built else {
-                continue;
+                return Err(two_kinds(&planned.name));
             };
             let bell = engine
                 .rings
@@ -505,6 +509,7 @@ impl Pipeline {
                 started: self.started.clone(),
                 control: self.control.clone(),
                 bell,
+                backends: config.staging.backends.clone(),
             });
             let runner = runner.map_err(|error| fail(SourceError::new(name, error.to_string())))?;
             parts.engines.insert(planned.name.clone(), runner);
@@ -526,7 +531,7 @@ impl Pipeline {
             };
             let built = spec_of(config, &planned.name).build(&parts.source_context(planned));
             let Producers::Fillers(fillers) = built.map_err(fail)? else {
-                unreachable!("a source whose plan has no engine has none");
+                return Err(two_kinds(&planned.name));
             };
             let producer = parts.producer(&planned.ring);
             let ledger = self.ledgers.source(&planned.name);

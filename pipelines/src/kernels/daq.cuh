@@ -149,7 +149,8 @@ class Frame {
     __device__ Size stride() const { return static_cast<Size>(blocks) * threads; }
 
     // What is known of the frame. It is read from the host's memory when it is asked for, which takes about a
-    // microsecond: ask outside of loops.
+    // microsecond: ask outside of loops. A kernel that a device rings is told number and epoch alone: it may be at work
+    // before the host knows of the frame.
     __device__ Size sequence() const { return record_[0]; }
     __device__ Size timestamp() const { return record_[1]; }  // nanoseconds since the clock's epoch
     __device__ Clock clock() const { return static_cast<Clock>(record_[4]); }
@@ -293,7 +294,8 @@ struct Post {
         const Size base = load_bell(rung + BASE_WORD);
         if (base == ~0ull) return false;
         const unsigned ahead = (load_count(rung) - static_cast<unsigned>(next - base)) & RUNG;
-        return ahead != 0 && ahead <= RUNG / 2;
+        // Never more than the device's ring holds.
+        return ahead != 0 && ahead <= burst.input_slots;
     }
 
     // Waits for the team's next frame; false where there will be none. Each warp looks for itself, which saves a
@@ -302,8 +304,9 @@ struct Post {
         if (!is_posted()) {
             for (;;) {
                 seen = load_bell(bell);
-                if (is_posted() || is_rung()) break;
+                if (is_posted()) break;
                 if (seen & STOP) return false;
+                if (is_rung()) break;
             }
         }
         // Threads of a warp may have seen it one look apart.

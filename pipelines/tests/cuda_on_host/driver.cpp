@@ -187,6 +187,7 @@ Result cuGetErrorString(int, const char** text) { return *text = "", SUCCESS; }
 
 #define UNSUPPORTED(name) \
     Result name() { return 801; }
+UNSUPPORTED(cuFlushGPUDirectRDMAWrites)
 UNSUPPORTED(cuMemGetAllocationGranularity)
 UNSUPPORTED(cuMemCreate)
 UNSUPPORTED(cuMemRelease)

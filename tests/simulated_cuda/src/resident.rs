@@ -210,7 +210,7 @@ impl<'a> Resident<'a> {
         }
         let count = self.memory.load(self.rung)?;
         let ahead = count.wrapping_sub(self.posted.wrapping_sub(base)) & RUNG;
-        Ok(Some(ahead).filter(|ahead| *ahead <= RUNG / 2))
+        Ok(Some(ahead).filter(|ahead| *ahead <= self.input.count && self.seen & STOP == 0))
     }
 
     /// How many of the first frames are done by all of their blocks.

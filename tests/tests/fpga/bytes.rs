@@ -75,7 +75,10 @@ fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64, bytes: usize) {
         assert_eq!(count(path), frames, "{path}: {:#}", outcome.report);
     }
     assert_eq!(count("sources.adc.bytes"), bytes as u64);
-    assert_eq!(outcome.report["sources"]["adc"]["engine"]["proof"], "proven");
+    assert_eq!(
+        outcome.report["sources"]["adc"]["engine"]["proof"],
+        "proven"
+    );
     let raw = data(daq, "raw");
     assert_eq!(raw.len(), bytes);
     assert_stream(&raw);
@@ -96,7 +99,12 @@ fn xdma_in_the_same_process() {
         let source = format!("{XDMA}\ncompletion = \"{completion}\"\nchannel = 2");
         let daq = daq(&config(&source, &packets(FRAMES), &(host(16) + FLOATS)));
         let outcome = run(&daq, FRAMES);
-        is_whole(&daq, &outcome, FRAMES, SLOT * usize::try_from(FRAMES).unwrap());
+        is_whole(
+            &daq,
+            &outcome,
+            FRAMES,
+            SLOT * usize::try_from(FRAMES).unwrap(),
+        );
     }
 }
 
@@ -127,7 +135,12 @@ fn xdma_in_another_process() {
         let frames = FRAMES.to_string();
         let _card = Served::new(&daq, &["xdma", "--packet", &packet, "--packets", &frames]);
         let outcome = run(&daq, FRAMES);
-        is_whole(&daq, &outcome, FRAMES, SLOT * usize::try_from(FRAMES).unwrap());
+        is_whole(
+            &daq,
+            &outcome,
+            FRAMES,
+            SLOT * usize::try_from(FRAMES).unwrap(),
+        );
     }
 }
 
@@ -140,6 +153,11 @@ fn litepcie_in_the_same_process() {
         let source = format!("{LITEPCIE}\ncompletion = \"{completion}\"");
         let daq = daq(&config(&source, &packets(FRAMES + 1), &(host(64) + FLOATS)));
         let outcome = run(&daq, FRAMES);
-        is_whole(&daq, &outcome, FRAMES, SLOT * usize::try_from(FRAMES).unwrap());
+        is_whole(
+            &daq,
+            &outcome,
+            FRAMES,
+            SLOT * usize::try_from(FRAMES).unwrap(),
+        );
     }
 }

@@ -49,13 +49,11 @@ fn every_error_of_xdma_is_named_and_gone_on_after() {
         assert_eq!(told.len(), XDMA_FAULTS.len(), "{told:#?}");
         for (_, name) in XDMA_FAULTS {
             assert_eq!(told[name], 1, "{name}: {told:#?}");
+            assert!(outcome.stderr.contains(name), "{name}: {}", outcome.stderr);
             assert!(
-                outcome.stderr.contains(name),
-                "{name}: {}",
-                outcome.stderr
-            );
-            assert!(
-                metrics.lines().any(|line| line.contains(name) && line.ends_with(" 1")),
+                metrics
+                    .lines()
+                    .any(|line| line.contains(name) && line.ends_with(" 1")),
                 "{name}: {metrics}"
             );
         }
@@ -97,7 +95,11 @@ fn an_engine_that_only_fails_is_given_up() {
     let daq = daq(&config(XDMA, &card, &host(8)));
     let outcome = daq.run(&[]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
-    assert!(outcome.stderr.contains("8 times in a row"), "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("8 times in a row"),
+        "{}",
+        outcome.stderr
+    );
     assert_eq!(outcome.count("sources.adc.delivered"), 5);
     assert_eq!(engine(&outcome, "restarts"), 7);
     assert_eq!(data(&daq, "raw").len(), 5 * SLOT);
@@ -119,7 +121,12 @@ fn a_late_result_is_waited_for() {
 /// All that a run of 30 frames before the card went wrong must show.
 fn is_whole_until(daq: &daq_tests::Daq, outcome: &Outcome, frames: u64) {
     assert_eq!(daq_tests::ledger::open(&outcome.report), [""; 0]);
-    assert_eq!(outcome.count("sources.adc.expected"), frames, "{:#}", outcome.report);
+    assert_eq!(
+        outcome.count("sources.adc.expected"),
+        frames,
+        "{:#}",
+        outcome.report
+    );
     assert_eq!(outcome.count("sources.adc.delivered"), frames);
     assert_eq!(outcome.count("sinks.disk.frames"), frames);
     let raw = data(daq, "raw");
@@ -233,7 +240,11 @@ fn a_transfer_that_never_arrives_ends_the_run() {
         assert_eq!(outcome.code, 69, "{}", outcome.stderr);
         assert_eq!(engine(&outcome, "proof"), "disproved");
         assert_eq!(outcome.count("sources.adc.delivered"), 0);
-        assert!(outcome.stderr.contains("are as they were"), "{}", outcome.stderr);
+        assert!(
+            outcome.stderr.contains("are as they were"),
+            "{}",
+            outcome.stderr
+        );
         assert_eq!(data(&daq, "raw").len(), 0);
     }
 }

@@ -53,7 +53,12 @@ fn engine<'a>(outcome: &'a Outcome, key: &str) -> &'a serde_json::Value {
 
 /// All frames came, once, and every byte of them.
 fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
-    assert_eq!(outcome.count("sources.adc.delivered"), frames, "{:#}", outcome.report);
+    assert_eq!(
+        outcome.count("sources.adc.delivered"),
+        frames,
+        "{:#}",
+        outcome.report
+    );
     assert_eq!(ledger::lost(&outcome.report, "adc"), 0);
     assert_eq!(outcome.count("kernels.same.consumed"), frames);
     let raw = data(daq, "raw");
@@ -69,7 +74,12 @@ fn assert_all_given_back(machine: &Simulated) {
         assert!(what == "contexts" || *count == 0, "{what}: {report:#}");
     }
     let calls = machine.gdr_calls();
-    let count = |call: &str| calls.iter().filter(|line| **line == format!("{call} 0")).count();
+    let count = |call: &str| {
+        calls
+            .iter()
+            .filter(|line| **line == format!("{call} 0"))
+            .count()
+    };
     assert_eq!(count("gdr_map"), count("gdr_unmap"), "{calls:?}");
 }
 
@@ -87,7 +97,10 @@ fn xdma_writes_the_gpus_ring_by_itself() {
         is_whole(&daq, &outcome, FRAMES);
         assert_eq!(engine(&outcome, "proof"), "proven");
         assert_eq!(engine(&outcome, "fallbacks"), 0);
-        assert!(metrics.contains("daq_path_proof{source=\"adc\"} 1"), "{metrics}");
+        assert!(
+            metrics.contains("daq_path_proof{source=\"adc\"} 1"),
+            "{metrics}"
+        );
         // No copy was made of them, by nobody.
         assert!(outcome.report["copies"].get("raw").is_none());
         assert_all_given_back(&machine);
@@ -100,7 +113,10 @@ fn the_same_card_by_way_of_host_memory() {
     let source = format!("{XDMA}\npath = \"staged\"");
     let daq = daq(&machine, &config(&source, &packets(FRAMES), &rest("", 16)));
     let path = path(&daq);
-    assert!(path.contains("staged") && path.contains("is declared"), "{path}");
+    assert!(
+        path.contains("staged") && path.contains("is declared"),
+        "{path}"
+    );
     let (outcome, _) = run(&daq, FRAMES);
     is_whole(&daq, &outcome, FRAMES);
     assert_eq!(engine(&outcome, "proof"), "proven");
@@ -135,7 +151,12 @@ fn a_path_that_does_not_work_is_given_up_for_another() {
         let first = u64::from(source == XDMA);
         assert_eq!(seen, (first..first + frames).collect::<Vec<_>>());
         // What was told as finished and never came is lost, and counted.
-        assert_eq!(outcome.count("sources.adc.lost.bad_packet"), 1, "{:#}", outcome.report);
+        assert_eq!(
+            outcome.count("sources.adc.lost.bad_packet"),
+            1,
+            "{:#}",
+            outcome.report
+        );
         assert_all_given_back(&machine);
     }
 }
@@ -184,7 +205,10 @@ fn a_direct_path_that_is_declared_and_impossible_is_refused() {
 #[test]
 fn litepcie_is_carried_within_the_gpu() {
     let machine = machine();
-    let daq = daq(&machine, &config(LITEPCIE, &packets(FRAMES + 1), &rest("", 128)));
+    let daq = daq(
+        &machine,
+        &config(LITEPCIE, &packets(FRAMES + 1), &rest("", 128)),
+    );
     let path = path(&daq);
     assert!(path.contains("direct") && path.contains("cuda:0"), "{path}");
     let (outcome, _) = run(&daq, FRAMES);

@@ -40,9 +40,8 @@ fn packets_that_the_design_lost_are_counted() {
 fn what_a_held_card_cannot_keep_is_a_gap() {
     let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n";
     let source = format!("{XDMA}\n{SEQUENCE}");
-    let card = format!(
-        "packet = {SLOT}\npattern = \"sequence\"\nrate = \"20 MB/s\"\nfifo = \"16 KiB\"\n"
-    );
+    let card =
+        format!("packet = {SLOT}\npattern = \"sequence\"\nrate = \"20 MB/s\"\nfifo = \"16 KiB\"\n");
     let daq = daq(&config(&source, &card, &(host(4) + slow)));
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc.lost.wire_gap", 10);
@@ -63,10 +62,7 @@ fn what_a_held_card_cannot_keep_is_a_gap() {
 #[test]
 fn what_the_engine_overwrote_is_no_gap_of_the_wire() {
     let source = format!("{LITEPCIE}\n{SEQUENCE}");
-    let card = format!(
-        "{}rate = \"20 MB/s\"\nfaults = [\"overrun@50\"]",
-        card(400)
-    );
+    let card = format!("{}rate = \"20 MB/s\"\nfaults = [\"overrun@50\"]", card(400));
     let daq = daq(&config(&source, &card, &host(16)));
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc.lost.overrun", 1);
@@ -77,8 +73,15 @@ fn what_the_engine_overwrote_is_no_gap_of_the_wire() {
     let lost = &outcome.report["sources"]["adc"]["lost"];
     let spanned = seen[seen.len() - 1] + 1 - seen[0];
     assert_eq!(outcome.count("sources.adc.expected"), spanned);
-    assert_eq!(lost["overrun"].as_u64(), Some(spanned - delivered), "{lost}");
-    assert!(lost.get("wire_gap").is_none_or(|count| count == 0), "{lost}");
+    assert_eq!(
+        lost["overrun"].as_u64(),
+        Some(spanned - delivered),
+        "{lost}"
+    );
+    assert!(
+        lost.get("wire_gap").is_none_or(|count| count == 0),
+        "{lost}"
+    );
 }
 
 /// The same for what found no slot in the ring.
@@ -93,7 +96,10 @@ fn what_found_no_slot_is_no_gap_of_the_wire() {
     let outcome = live.stop().ok();
     numbers(Pattern::Sequence, &data(&daq, "raw"));
     let lost = &outcome.report["sources"]["adc"]["lost"];
-    assert!(lost.get("wire_gap").is_none_or(|count| count == 0), "{lost}");
+    assert!(
+        lost.get("wire_gap").is_none_or(|count| count == 0),
+        "{lost}"
+    );
     // What was refused after the last frame that came shows no gap.
     assert!(lost["ring_full"].as_u64() <= Some(outcome.count("rings.raw.ring_full")));
 }
@@ -121,12 +127,14 @@ fn registers_are_written_at_the_start_and_before_the_stop() {
         assert_eq!(outcome.count("sources.adc.delivered"), frames);
         let proof = if frames > 0 { "proven" } else { "unproven" };
         assert_eq!(outcome.report["sources"]["adc"]["engine"]["proof"], proof);
-        assert_eq!(numbers(Pattern::Sequence, &data(&daq, "raw")).len() as u64, frames);
+        assert_eq!(
+            numbers(Pattern::Sequence, &data(&daq, "raw")).len() as u64,
+            frames
+        );
     }
     // A register that never reads what is waited for is told with what it reads.
-    let source = format!(
-        "{XDMA}\nregisters = [{{ bar = 0, offset = 0x8, value = 7, wait = \"1 ms\" }}]"
-    );
+    let source =
+        format!("{XDMA}\nregisters = [{{ bar = 0, offset = 0x8, value = 7, wait = \"1 ms\" }}]");
     let outcome = daq(&config(&source, &card(20), &host(8))).run(&[]);
     assert_ne!(outcome.code, 0);
     assert!(outcome.stderr.contains("0x8"), "{}", outcome.stderr);

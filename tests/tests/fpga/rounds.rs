@@ -36,7 +36,10 @@ fn alone(name: &str) -> bool {
         .output()
         .unwrap();
     let told = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && told.contains("1 passed"), "{told}");
+    assert!(
+        output.status.success() && told.contains("1 passed"),
+        "{told}"
+    );
     true
 }
 
@@ -87,7 +90,10 @@ fn round(text: &str, directory: &Path, frames: u64) {
     let (report, failures) = pipeline.finish();
     assert_eq!((report.violations(), failures), (Vec::new(), Vec::new()));
     let source = &report.sources["adc"];
-    assert!(source.delivered >= frames && source.lost_total() == 0, "{report:#?}");
+    assert!(
+        source.delivered >= frames && source.lost_total() == 0,
+        "{report:#?}"
+    );
     let engine = source.engine.as_ref().unwrap();
     assert_eq!((engine.stuck, engine.restarts), (0, 0));
 }
@@ -141,7 +147,11 @@ struct Watch<'a> {
 
 impl Watch<'_> {
     fn seen<T>(&self, answer: Result<T, Fault>) -> Result<T, Fault> {
-        let counter = if answer.is_err() { self.stray } else { self.writes };
+        let counter = if answer.is_err() {
+            self.stray
+        } else {
+            self.writes
+        };
         counter.fetch_add(1, Ordering::Relaxed);
         answer
     }
@@ -172,7 +182,16 @@ impl Card for Watched {
 
     fn write(&mut self, bar: usize, offset: u64, value: u32, host: &dyn Host) {
         let (stray, writes) = (&*self.stray, &*self.writes);
-        self.card.write(bar, offset, value, &Watch { host, stray, writes });
+        self.card.write(
+            bar,
+            offset,
+            value,
+            &Watch {
+                host,
+                stray,
+                writes,
+            },
+        );
     }
 
     fn reset(&mut self) {
@@ -181,7 +200,11 @@ impl Card for Watched {
 
     fn step(&mut self, host: &dyn Host) -> Step {
         let (stray, writes) = (&*self.stray, &*self.writes);
-        self.card.step(&Watch { host, stray, writes })
+        self.card.step(&Watch {
+            host,
+            stray,
+            writes,
+        })
     }
 }
 
@@ -204,7 +227,9 @@ fn a_card_behind_a_socket_leaves_nothing_and_writes_nothing_stray() {
     let server = Server::bind(&dir.path().join("card.sock")).unwrap();
     let (mut stop, stopped) = UnixStream::pair().unwrap();
     let thread = std::thread::spawn(move || {
-        server.serve(Box::new(card), stopped.as_fd(), false).unwrap();
+        server
+            .serve(Box::new(card), stopped.as_fd(), false)
+            .unwrap();
     });
     let source = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"";
     rounds(&config(source, "", NULL), dir.path());
@@ -245,10 +270,15 @@ fn daemons_one_after_the_other_leave_the_card_nothing() {
             (!has_memory()).then_some(())
         });
         let before = *first.get_or_insert_with(open);
-        wait_for("as many open files as before", || (open() == before).then_some(()));
+        wait_for("as many open files as before", || {
+            (open() == before).then_some(())
+        });
     }
     let told = std::fs::read_to_string(daq.path("card.log")).unwrap();
-    assert!(!told.contains("nobody has given it") && !told.contains("bus mastering"), "{told}");
+    assert!(
+        !told.contains("nobody has given it") && !told.contains("bus mastering"),
+        "{told}"
+    );
 }
 
 /// LitePCIe's card likewise; its table is the card's, so that every round fills it anew.

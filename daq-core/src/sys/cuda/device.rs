@@ -98,6 +98,15 @@ pub fn synchronize() -> Result<(), Code> {
     check(unsafe { driver::cuCtxSynchronize() })
 }
 
+/// Makes what other devices have written to the current context's device visible to it
+/// (`CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX`, `…_TO_OWNER`).
+pub fn flush_writes() -> Result<(), Code> {
+    const CURRENT_CONTEXT: u32 = 0;
+    const TO_OWNER: u32 = 100;
+    // SAFETY: no requirement; without a context it fails.
+    check(unsafe { driver::cuFlushGPUDirectRDMAWrites(CURRENT_CONTEXT, TO_OWNER) })
+}
+
 /// Free and total bytes of the current context's device.
 pub fn memory_info() -> Result<(usize, usize), Code> {
     let (mut free, mut total) = (0, 0);

@@ -48,6 +48,7 @@ functions! {
     cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: sys::CUdevice);
     cuCtxSetCurrent(context: sys::CUcontext);
     cuCtxSynchronize();
+    cuFlushGPUDirectRDMAWrites(target: c_uint, scope: c_uint);
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemAlloc_v2(address: *mut sys::CUdeviceptr, bytes: usize);
     cuMemFree_v2(address: sys::CUdeviceptr);

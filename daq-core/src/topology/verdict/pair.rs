@@ -191,6 +191,11 @@ impl<'a> Pair<'a> {
                     warnings.push(format!("every write crosses the processor; {why}"));
                     None
                 }
+                // Behind an IOMMU that is the way of every write, and the proof decides.
+                Err(why) if self.is_translated => {
+                    warnings.push(format!("every write crosses the processor; {why}"));
+                    None
+                }
                 Err(why) => Some(Against::Doubt(format!("{}; {why}", self.sentence()))),
             },
             Relation::Node => {

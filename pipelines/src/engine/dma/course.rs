@@ -13,6 +13,8 @@ pub(super) struct Course {
     epoch: u32,
     /// Whether the next frame opens an epoch.
     opens: bool,
+    /// Whether no frame of the epoch has said yet that it opens it.
+    flags: Flags,
     /// Frames that were lost here since the last one that carried a number, by cause: the next number says how many are
     /// missing, and these say why.
     owed: [u64; Cause::ALL.len()],
@@ -25,6 +27,7 @@ impl Course {
             next: 0,
             epoch: 0,
             opens: true,
+            flags: Flags(0),
             owed: [0; Cause::ALL.len()],
         }
     }
@@ -58,7 +61,6 @@ impl Course {
     /// Counts `missing` frames as lost to what is known to have been lost here, and the rest to `gap`.
     fn miss(&mut self, missing: u64, gap: Cause, ledger: &SourceLedger) {
         ledger.expected.add(missing);
-        self.next += missing;
         let mut left = missing;
         for cause in Cause::ALL {
             let here = self.owed[cause as usize].min(left);
@@ -68,14 +70,26 @@ impl Course {
         ledger.lost(gap).add(left);
     }
 
-    fn begin(&mut self, ledger: &SourceLedger) -> Flags {
+    fn begin(&mut self, ledger: &SourceLedger) {
         if !std::mem::take(&mut self.opens) {
-            return Flags::default();
+            return;
         }
         let epochs = ledger.epochs.get();
         ledger.epochs.set(epochs + 1);
         self.epoch = u32::try_from(epochs).unwrap_or(u32::MAX);
-        Flags::EPOCH
+        self.flags = Flags::EPOCH;
+    }
+
+    /// The record of the next frame, which stands at `next`.
+    fn meta(&mut self) -> FrameMeta {
+        FrameMeta {
+            sequence: self.next,
+            epoch: self.epoch,
+            flags: std::mem::take(&mut self.flags),
+            places: 1,
+            arrived: 1,
+            ..FrameMeta::default()
+        }
     }
 
     /// The next frame, which carries `raw` where frames carry numbers: counts it as expected, and what is missing before
@@ -90,25 +104,110 @@ impl Course {
             match numbers.next(raw) {
                 Step::Next => {}
                 Step::Gap(missing) => self.miss(missing, gap, ledger),
+                // So many were lost here: it is no count that began anew.
+                Step::Restart { jumped } if jumped > 0 && jumped <= self.owed.iter().sum() => {
+                    self.miss(jumped, gap, ledger);
+                }
                 Step::Restart { jumped } => {
+                    self.settle(ledger);
                     ledger.jumped.add(jumped);
-                    self.next = numbers.position();
                     self.opens = true;
                 }
             }
             self.owed = [0; Cause::ALL.len()];
+            self.next = self.numbers.as_ref().map_or(0, FrameSequence::position);
         }
-        let flags = self.begin(ledger);
-        let sequence = self.next;
-        self.next += 1;
+        self.begin(ledger);
         ledger.expected.add(1);
-        FrameMeta {
-            sequence,
-            epoch: self.epoch,
-            flags,
-            places: 1,
-            arrived: 1,
-            ..FrameMeta::default()
+        let meta = self.meta();
+        self.next += 1;
+        meta
+    }
+
+    /// The next frame, whose payload is damaged, or has no room for its number: counted as lost, at once or, where frames
+    /// carry numbers, with the next number.
+    pub(super) fn damaged(&mut self, ledger: &SourceLedger) -> FrameMeta {
+        if self.numbers.is_some() {
+            self.owed[Cause::BadPacket as usize] += 1;
+            self.begin(ledger);
+            return FrameMeta {
+                sequence: self.next + self.owed.iter().sum::<u64>() - 1,
+                ..self.meta()
+            };
         }
+        let meta = self.frame(None, Cause::WireGap, ledger);
+        ledger.lost(Cause::BadPacket).add(1);
+        meta
+    }
+
+    /// The end, of the stream or of its count: no number will tell of what was lost here.
+    pub(super) fn settle(&mut self, ledger: &SourceLedger) {
+        for (owed, cause) in self.owed.iter_mut().zip(Cause::ALL) {
+            let owed = std::mem::take(owed);
+            ledger.expected.add(owed);
+            ledger.lost(cause).add(owed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use daq_core::ledger::SourceReport;
+
+    fn numbered() -> Course {
+        Course::new(Some(FrameSequence {
+            max_gap: 10,
+            ..FrameSequence::new(0, 4)
+        }))
+    }
+
+    fn report(ledger: &SourceLedger, delivered: u64) -> SourceReport {
+        ledger.delivered.set(delivered);
+        let report = SourceReport::of(ledger);
+        assert_eq!(report.expected, report.delivered + report.lost_total());
+        report
+    }
+
+    #[test]
+    fn losses_are_told_with_the_number_that_shows_them() {
+        let (mut course, ledger) = (numbered(), SourceLedger::default());
+        let mut frame = |course: &mut Course, raw| course.frame(Some(raw), Cause::WireGap, &ledger);
+        assert_eq!(frame(&mut course, 7).sequence, 7);
+        course.lose(3, Cause::Overrun, &ledger);
+        let damaged = course.damaged(&ledger);
+        assert_eq!(damaged.sequence, 11);
+        // 8, 9, 10 overrun, 11 damaged, 12 never came.
+        assert_eq!(frame(&mut course, 13).sequence, 13);
+        let found = report(&ledger, 2);
+        assert_eq!(found.expected, 7);
+        assert_eq!(
+            found.lost,
+            [("overrun", 3), ("bad_packet", 1), ("wire_gap", 1)].into()
+        );
+        // More than could be a gap, but lost here.
+        course.lose(100, Cause::RingFull, &ledger);
+        assert_eq!(frame(&mut course, 114).flags, Flags::default());
+        assert_eq!(report(&ledger, 3).lost["ring_full"], 100);
+        course.lose(2, Cause::Overrun, &ledger);
+        course.settle(&ledger);
+        assert_eq!(report(&ledger, 3).lost["overrun"], 5);
+    }
+
+    #[test]
+    fn an_epoch_that_begins_with_a_loss_is_flagged_at_its_first_frame() {
+        let (mut course, ledger) = (Course::new(None), SourceLedger::default());
+        course.lose(2, Cause::Overrun, &ledger);
+        let first = course.frame(None, Cause::WireGap, &ledger);
+        assert_eq!((first.sequence, first.flags), (2, Flags::EPOCH));
+        let next = course.frame(None, Cause::WireGap, &ledger);
+        assert_eq!((next.sequence, next.flags), (3, Flags::default()));
+        course.interrupt();
+        assert_eq!(course.damaged(&ledger).flags, Flags::EPOCH);
+        assert_eq!(
+            report(&ledger, 2).lost,
+            [("overrun", 2), ("bad_packet", 1)].into()
+        );
+        assert_eq!(ledger.epochs.get(), 2);
     }
 }

@@ -13,7 +13,6 @@ mod course;
 mod port;
 mod proof;
 
-pub(super) use port::Bell;
 #[cfg(test)]
 pub(crate) use proof::CODE as PROOF;
 
@@ -21,8 +20,10 @@ use super::{Control, FailureKind, PATIENCE, Pulse};
 use course::Course;
 use daq_core::cuda::CudaError;
 use daq_core::dma::{CarryError, Completions, Done, Engine, EngineError, FrameSequence};
-use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
+use daq_core::frame::{Flags, FrameMeta};
+use daq_core::kernel::DeviceBell;
 use daq_core::ledger::{Cause, EngineCounters, Proof, SourceLedger};
+use daq_core::mapped::Backend;
 use daq_core::region::RegionError;
 use daq_core::ring::Producer;
 use daq_core::wait::Wait;
@@ -70,7 +71,18 @@ pub(super) struct Parts {
     pub(super) started: Arc<AtomicU64>,
     pub(super) control: Arc<Control>,
     /// The doorbell that it is to ring, once its path is proved.
-    pub(super) bell: Option<Bell>,
+    pub(super) bell: Option<DeviceBell>,
+    /// What may make GPU memory that a device stores to.
+    pub(super) backends: Vec<Backend>,
+}
+
+/// What is known of the way of its bytes.
+enum Path {
+    /// The next transfers are looked at; whether one has been.
+    Unproven(Prover, bool),
+    Proven,
+    /// It does not work, and there is no other: nothing is published any more.
+    GivenUp,
 }
 
 /// An engine with its ring.
@@ -79,7 +91,8 @@ pub(super) struct Runner {
     port: Port,
     producer: Producer,
     course: Course,
-    prover: Option<Prover>,
+    path: Path,
+    backends: Vec<Backend>,
     completions: Completions,
     /// Transfers since the engine was armed.
     transfers: u64,
@@ -108,14 +121,21 @@ impl Runner {
         } else {
             (slots / 2).max(1)
         };
-        let port = Port::new(engine, &producer, parts.bell, &parts.counters)?;
-        let prover = Prover::new(&port, &producer)?;
+        let port = Port::new(
+            engine,
+            &producer,
+            parts.bell,
+            &parts.counters,
+            &parts.backends,
+        )?;
+        let prover = Prover::new(&port, &producer, &parts.backends)?;
         Ok(Self {
             name: parts.name,
             port,
             producer,
             course: Course::new(parts.numbers),
-            prover: Some(prover),
+            path: Path::Unproven(prover, false),
+            backends: parts.backends,
             completions: Completions::new(capacity, faults),
             transfers: 0,
             number: [0; 8],
@@ -130,12 +150,8 @@ impl Runner {
 
     pub(super) fn run(mut self, pulse: &Pulse) {
         if let Err(error) = self.work(pulse) {
-            let kind = match &error {
-                DmaError::Engine(EngineError::Unfit { .. }) | DmaError::Region(_) => {
-                    FailureKind::Io
-                }
-                _ => FailureKind::Device,
-            };
+            // The device, or what the machine gives it.
+            let kind = FailureKind::Device;
             let name = format!("source `{}`", self.name);
             self.control.fail(kind, name, error.to_string());
         }
@@ -165,20 +181,24 @@ impl Runner {
         Ok(())
     }
 
+    fn is_proven(&self) -> bool {
+        matches!(self.path, Path::Proven)
+    }
+
     /// Has the engine fill what is free, from the slot of the next frame on.
     fn arm(&mut self) -> Result<(), DmaError> {
         self.transfers = 0;
-        if let Some(prover) = &self.prover {
+        if let Path::Unproven(prover, is_looked_at) = &mut self.path {
+            *is_looked_at = false;
             prover.lay(&self.port)?;
         }
-        self.port.arm(&self.producer, self.prover.is_none())?;
-        // One transfer alone until the path is proved: nothing else may come near it.
-        Ok(())
+        self.port.arm(&self.producer, self.is_proven())
     }
 
-    /// Gives the engine what is free, takes what it has finished; says whether there was any.
+    /// Gives the engine what is free, one slot alone before the path is proved, and takes what it has finished; says
+    /// whether there was any.
     fn step(&mut self) -> Result<bool, DmaError> {
-        let is_proving = self.prover.is_some();
+        let is_proving = !self.is_proven();
         self.port.credit(&mut self.producer, is_proving);
         let limit = self.port.wanted(&mut self.producer, is_proving);
         self.completions.clear(limit);
@@ -194,11 +214,12 @@ impl Runner {
         let names = self.port.faults();
         for (name, times) in names.iter().zip(self.completions.faults()) {
             if *times > 0 {
-                tracing::warn!(
-                    "source {}: its engine reports {name} ({times} times)",
-                    self.name
-                );
-                self.counters.fault(name, *times);
+                if self.counters.fault(name, *times) {
+                    tracing::warn!(
+                        "source {}: its engine reports {name}; further ones are counted",
+                        self.name
+                    );
+                }
             }
         }
     }
@@ -213,9 +234,8 @@ impl Runner {
             return Ok(overrun > 0);
         }
         self.faults = 0;
-        if let Some(prover) = self.prover.take()
-            && !self.prove(prover)?
-        {
+        self.port.flush()?;
+        if !self.is_proven() && !self.prove()? {
             return Ok(true);
         }
         if self.port.is_carried() {
@@ -226,36 +246,46 @@ impl Runner {
         Ok(true)
     }
 
-    /// Looks whether the first transfer wrote what it says. If not its frame is not published, and the path is given up
-    /// for another; false then.
-    fn prove(&mut self, mut prover: Prover) -> Result<bool, DmaError> {
+    /// Looks whether the first transfer wrote what it says; true if what was finished can be published. If it did not its
+    /// frame is not, and the path is given up for another.
+    fn prove(&mut self) -> Result<bool, DmaError> {
+        // Until it has been looked at, whatever ends this leaves nothing to publish.
+        let Path::Unproven(prover, is_looked_at) = std::mem::replace(&mut self.path, Path::GivenUp)
+        else {
+            return Ok(false);
+        };
         let Some(first) = self.completions.as_slice().first().copied() else {
+            self.path = Path::Unproven(prover, is_looked_at);
+            return Ok(false);
+        };
+        let written = if first.is_bad {
+            0
+        } else {
+            self.done(0)?.length
+        };
+        let slot = self.port.slot_of(self.transfers);
+        let Some(seen) = prover.look(&self.port, slot, written, !is_looked_at)? else {
+            // It tells nothing, so the next one is looked at; this one is as good as damaged.
+            self.path = Path::Unproven(prover, true);
+            self.completions.spoil();
             return Ok(true);
         };
-        let slot = self.port.slot_of(&self.producer, self.transfers);
-        let seen = prover.look(&self.port, slot, first.length)?;
-        if seen.is_exact() {
-            self.counters.prove(Proof::Proven);
-            tracing::info!(
-                "source {}: its path is proved: {} bytes came where they should, and nothing beside them changed",
-                self.name,
-                first.length
-            );
-            if self.port.wants_to_ring() {
-                self.publish_in_place()?;
-                self.ring_from_now_on()?;
-                return Ok(false);
-            }
+        if self.port.lapsed()? > self.transfers {
+            // Another one has come over it meanwhile.
+            self.path = Path::Unproven(prover, is_looked_at);
+            self.completions.spoil();
             return Ok(true);
+        }
+        if seen.is_exact() {
+            return self.proved(written);
         }
         self.counters.prove(Proof::Disproved);
         // The device has it no more, and it is nowhere here.
         self.course.lose(1, Cause::BadPacket, &self.ledger);
         let why = format!(
-            "{} says that it has written {} bytes, but {} words of them are as they were, and {} words beside them \
+            "{} says that it has written {written} bytes, but {} words of them are as they were, and {} words beside them \
              changed",
             self.port.name(),
-            first.length,
             seen.unwritten,
             seen.touched
         );
@@ -264,6 +294,9 @@ impl Runner {
                 "{why}; look for refused accesses: dmesg | grep -iE 'dmar|iommu|aer'"
             )));
         }
+        if self.control.is_stopping() {
+            return Ok(false);
+        }
         tracing::warn!(
             "source {}: {why}: this path does not work here; its frames go through host memory instead",
             self.name
@@ -271,10 +304,30 @@ impl Runner {
         self.counters.ledger.fallbacks.add(1);
         self.stop_to_go_on()?;
         self.port.fall_back(&self.producer)?;
-        self.prover = Some(Prover::new(&self.port, &self.producer)?);
+        let prover = Prover::new(&self.port, &self.producer, &self.backends)?;
+        self.path = Path::Unproven(prover, false);
         self.course.interrupt();
         self.arm()?;
         Ok(false)
+    }
+
+    /// The first transfer is right, and can be published unless that is done here.
+    fn proved(&mut self, written: usize) -> Result<bool, DmaError> {
+        self.path = Path::Proven;
+        // That another path does not work stays to be seen.
+        if self.counters.ledger.fallbacks.get() == 0 {
+            self.counters.prove(Proof::Proven);
+        }
+        tracing::info!(
+            "source {}: its path is proved: {written} bytes came where they should, and nothing beside them changed",
+            self.name
+        );
+        if self.port.wants_to_ring() && !self.control.is_stopping() {
+            self.publish_in_place()?;
+            self.ring_from_now_on()?;
+            return Ok(false);
+        }
+        Ok(true)
     }
 
     /// Arms the engine again so that it rings a kernel's doorbell.
@@ -295,7 +348,8 @@ impl Runner {
         self.faults += 1;
         if self.faults >= FAULTS {
             return Err(DmaError::Unbelievable(format!(
-                "{error}; {FAULTS} times in a row, so it is given up"
+                "{error}; {FAULTS} times in a row, so it is given up: look at the design, and for errors of the bus: dmesg | grep \
+                 -iE 'dmar|iommu|aer'"
             )));
         }
         if self.port.is_ringing() {
@@ -307,6 +361,7 @@ impl Runner {
         tracing::warn!("source {}: {error}; it is armed again", self.name);
         self.counters.ledger.restarts.add(1);
         self.stop_to_go_on()?;
+        self.drain()?;
         self.course.interrupt();
         self.arm()
     }
@@ -337,16 +392,27 @@ impl Runner {
             return Ok(());
         }
         self.stop_engine();
-        if self.prover.is_some() {
-            return Ok(());
+        let drained = self.drain();
+        self.course.settle(&self.ledger);
+        drained
+    }
+
+    /// Takes all that an engine that is quiet had finished.
+    fn drain(&mut self) -> Result<(), DmaError> {
+        while !matches!(self.path, Path::GivenUp) {
+            let most = if self.is_proven() { usize::MAX } else { 1 };
+            self.completions.clear(most);
+            let polled = self.port.poll(&mut self.completions);
+            self.count_faults();
+            let taken = self.take()?;
+            match polled {
+                // It has been told why it stopped.
+                Ok(()) | Err(DmaError::Engine(EngineError::Faulted { .. })) if taken => {}
+                Ok(()) | Err(DmaError::Engine(EngineError::Faulted { .. })) => break,
+                Err(error) => return Err(error),
+            }
         }
-        let limit = self.port.wanted(&mut self.producer, false);
-        self.completions.clear(limit);
-        let polled = self.port.poll(&mut self.completions);
-        self.count_faults();
-        let taken = self.take();
-        polled?;
-        taken.map(drop)
+        Ok(())
     }
 
     /// Publishes what the engine has written into the ring itself.
@@ -369,7 +435,7 @@ impl Runner {
             self.describe(i, done);
         }
         self.transfers += count;
-        self.publish(count);
+        self.producer.publish(count);
         Ok(())
     }
 
@@ -391,40 +457,31 @@ impl Runner {
     fn describe(&mut self, i: u64, done: Done) {
         let raw = self.course.numbers().and_then(|numbers| {
             let bytes = &mut self.number[..numbers.bytes.min(8)];
-            let is_inside = numbers.extent().end <= done.length;
+            let is_inside = !done.is_bad && numbers.extent().end <= done.length;
             (is_inside && self.producer.peek(i, numbers.offset, bytes)).then(|| numbers.read(bytes))
         });
-        let meta = self.course.frame(raw, Cause::WireGap, &self.ledger);
-        let timestamp = if done.timestamp.clock == Clock::None {
-            Timestamp::default()
-        } else {
-            done.timestamp
-        };
-        if done.is_bad {
+        let is_damaged = done.is_bad || (raw.is_none() && self.course.numbers().is_some());
+        if is_damaged {
             self.producer.blank(i);
-            self.ledger.lost(Cause::BadPacket).add(1);
+            let meta = self.course.damaged(&self.ledger);
             let meta = FrameMeta {
                 flags: meta.flags.with(Flags::INCOMPLETE),
                 arrived: 0,
                 length: self.producer.options().slot_bytes,
-                timestamp,
+                timestamp: done.timestamp,
                 ..meta
             };
             self.producer.describe(i, &meta, std::iter::once(0));
             return;
         }
-        self.ledger.bytes.add(done.length as u64);
-        self.ledger.delivered.add(1);
         let meta = FrameMeta {
             length: done.length,
-            timestamp,
-            ..meta
+            timestamp: done.timestamp,
+            ..self.course.frame(raw, Cause::WireGap, &self.ledger)
         };
+        self.ledger.bytes.add(done.length as u64);
+        self.ledger.delivered.add(1);
         self.producer.describe(i, &meta, std::iter::once(1));
-    }
-
-    fn publish(&mut self, frames: u64) {
-        self.producer.publish(frames);
     }
 
     /// Copies frames out of the engine's own slots, throws away what it may have overtaken meanwhile, publishes the rest.
@@ -460,7 +517,7 @@ impl Runner {
                 let done = self.done(at + i)?;
                 self.describe(i, done);
             }
-            self.publish(batch);
+            self.producer.publish(batch);
             at += batch;
         }
         self.transfers += count;

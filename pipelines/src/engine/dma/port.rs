@@ -1,28 +1,17 @@
 //! An engine with the slots that it fills: the ring's, or some of its own.
 
 use super::DmaError;
+use daq_core::cuda::Device;
 use daq_core::dma::{
-    Armed, Carry, Completions, DmaDevice, DmaMap, Engine, EngineError, Idle, Slots,
+    Armed, Carry, CarryError, Completions, DmaDevice, DmaMap, Engine, EngineError, Idle, Slots,
 };
+use daq_core::kernel::DeviceBell;
 use daq_core::ledger::EngineCounters;
-use daq_core::mapped::Writer;
+use daq_core::mapped::{Backend, Writer};
 use daq_core::region::{HostOptions, Placement, Region};
 use daq_core::ring::Producer;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// A kernel's doorbell as a device rings it.
-///
-/// ```text
-///   0    the device's count of finished transfers, 32 bits
-///   64   frames that the kernel had been posted by the host when the device began to count; all ones until then
-/// ```
-pub(crate) struct Bell {
-    pub(crate) region: Arc<Region>,
-}
-
-/// Where the base of the device's count lies.
-const BASE: usize = 64;
 
 /// An engine's state.
 enum State {
@@ -44,8 +33,11 @@ pub(super) struct Port {
     ungiven: u64,
     /// Slots of the ring that it was given and has not finished.
     given: u64,
-    bell: Option<(Bell, DmaMap)>,
+    /// Declared behind `state`, so unmapped after the engine is quiet.
+    bell: Option<(DeviceBell, DmaMap)>,
     is_ringing: bool,
+    /// The GPU that it writes, where its writes must be flushed to be seen.
+    flushed: Option<&'static Device>,
     /// Every slot, as the device sees it.
     addresses: Vec<u64>,
     /// The slot that the engine was armed with first.
@@ -55,13 +47,12 @@ pub(super) struct Port {
 }
 
 /// Memory for slots of an engine's own where `producer`'s ring lies, or in host memory.
-fn own(producer: &Producer, on_host: bool) -> Result<Arc<Region>, DmaError> {
+fn own(producer: &Producer, on_host: bool, backends: &[Backend]) -> Result<Arc<Region>, DmaError> {
     let bytes = producer.options().region_bytes();
     Ok(match producer.region().placement() {
         Placement::Cuda(ordinal) if !on_host => {
-            let device = daq_core::cuda::Device::open(ordinal)?;
-            let backends = daq_core::mapped::Backend::ALL;
-            Region::mapped(device, bytes, Writer::Fpga, &backends)?
+            let device = Device::open(ordinal)?;
+            Region::mapped(device, bytes, Writer::Fpga, backends)?
         }
         _ => Region::host(
             bytes,
@@ -96,8 +87,9 @@ impl Port {
     pub(super) fn new(
         engine: Box<dyn Engine>,
         producer: &Producer,
-        bell: Option<Bell>,
+        bell: Option<DeviceBell>,
         counters: &EngineCounters,
+        backends: &[Backend],
     ) -> Result<Self, DmaError> {
         let holdable = engine.caps().holdable;
         let device = engine.device().clone();
@@ -105,30 +97,51 @@ impl Port {
         let region = if holdable {
             producer.region().clone()
         } else {
-            own(producer, false)?
+            own(producer, false, backends)?
         };
-        let (mapped, region) = match map(&device, &region, producer) {
+        let gpu = match producer.region().placement() {
+            Placement::Cuda(ordinal) => Some(Device::open(ordinal)?),
+            Placement::Host => None,
+        };
+        let mapped = match gpu {
+            Some(gpu) if gpu.needs_flush().is_none() => Err(EngineError::Unfit {
+                device: engine.device().name().to_owned(),
+                why: format!(
+                    "kernels on {} may see old bytes after it has written there, and nothing flushes them (attributes 117, \
+                     118); a newer driver may",
+                    gpu.name()
+                ),
+            }),
+            _ => map(&device, &region, producer),
+        };
+        let (mapped, region) = match mapped {
             Err(error) if !is_host => {
                 tracing::warn!("{error}; frames go through host memory instead");
                 counters.ledger.fallbacks.add(1);
-                let region = own(producer, true)?;
+                let region = own(producer, true, &[])?;
                 (map(&device, &region, producer), region)
             }
             mapped => (mapped, region),
         };
         let (map, addresses) = mapped?;
         let is_straight = holdable && Arc::ptr_eq(&region, producer.region());
-        let bell = bell
-            .filter(|_| is_straight)
-            .map(|bell| {
-                let map = DmaMap::new(device, bell.region.clone()).map_err(EngineError::from)?;
-                Ok::<_, DmaError>((bell, map))
-            })
-            .transpose()?;
+        let bits = engine.caps().bell_bits;
+        let bell = match bell {
+            Some(bell) if is_straight && bits >= DeviceBell::BITS => {
+                let map = DmaMap::new(device, bell.region().clone()).map_err(EngineError::from)?;
+                Some((bell, map))
+            }
+            Some(bell) => {
+                bell.give_up();
+                None
+            }
+            None => None,
+        };
         let options = producer.options();
         Ok(Self {
             name: format!("{} of {}", engine.name(), engine.device().name()),
             faults: engine.faults(),
+            flushed: gpu.filter(|gpu| gpu.needs_flush() == Some(true)),
             carry: (!is_straight)
                 .then(|| Carry::new(region, producer))
                 .transpose()?,
@@ -184,9 +197,9 @@ impl Port {
     }
 
     /// The slot of a transfer, counted since the engine was armed.
-    pub(super) fn slot_of(&self, _: &Producer, transfer: u64) -> usize {
-        let slots = self.slots as u64;
-        usize::try_from((self.first as u64 + transfer) % slots).unwrap_or(0)
+    #[expect(clippy::cast_possible_truncation, reason = "a remainder of a usize")]
+    pub(super) const fn slot_of(&self, transfer: u64) -> usize {
+        ((self.first as u64 + transfer) % self.slots as u64) as usize
     }
 
     /// Has the engine begin with the slot of the ring's next frame.
@@ -315,7 +328,7 @@ impl Port {
         producer: &Producer,
         open: u64,
     ) -> Result<(), DmaError> {
-        let slot = self.slot_of(producer, transfer);
+        let slot = self.slot_of(transfer);
         match &mut self.carry {
             Some(carry) => Ok(carry.copy(slot, bytes, producer, open)?),
             None => Ok(()),
@@ -364,27 +377,32 @@ impl Port {
             )));
         };
         drop(old);
-        let region = own(producer, true)?;
+        let region = own(producer, true, &[])?;
         let (map, addresses) = map(engine.device(), &region, producer)?;
         self.addresses = addresses;
         self.carry = Some(Carry::new(region, producer)?);
-        self.bell = None;
+        if let Some((bell, _)) = self.bell.take() {
+            bell.give_up();
+        }
+        self.flushed = None;
         self.state = State::Idle(engine, map);
         Ok(())
     }
 
     /// From the next arming on the device rings, and counts from `posted` on.
     pub(super) fn ring_from(&mut self, posted: u64) -> Result<(), DmaError> {
-        let Some((bell, _)) = &self.bell else {
-            return Ok(());
-        };
-        let mapped = bell.region.mapping().ok_or_else(|| {
-            DmaError::Unbelievable("the doorbell lies where the CPU cannot store".to_owned())
-        })?;
-        mapped
-            .copy_to(BASE, &posted.to_le_bytes())
-            .map_err(daq_core::dma::CarryError::from)?;
-        self.is_ringing = true;
+        if let Some((bell, _)) = &self.bell {
+            bell.ring_from(posted).map_err(CarryError::from)?;
+            self.is_ringing = true;
+        }
         Ok(())
+    }
+
+    /// Makes what the engine has written so far visible to kernels.
+    pub(super) fn flush(&self) -> Result<(), DmaError> {
+        match self.flushed {
+            Some(gpu) => Ok(gpu.flush_writes()?),
+            None => Ok(()),
+        }
     }
 }

@@ -4,8 +4,8 @@
 //!   slot N-1          slot 0 (the first)            slot 1
 //!   sentinels         payload │ sentinels           sentinels        after one transfer that went right
 //! ```
-//! What lies on a GPU is read by a kernel there: it is kernels that are to find the bytes. Only slots that no other
-//! transfer can have reached are looked at.
+//! What lies on a GPU is read by a kernel there, for it is kernels that are to find the bytes; beside a kernel that stays, by
+//! the CPU. Only slots that no other transfer can have reached are looked at.
 
 use super::DmaError;
 use super::port::Port;
@@ -46,12 +46,16 @@ pub(super) struct Prover {
 
 impl Prover {
     /// Makes what the look needs.
-    pub(super) fn new(port: &Port, producer: &Producer) -> Result<Self, DmaError> {
+    pub(super) fn new(
+        port: &Port,
+        producer: &Producer,
+        backends: &[Backend],
+    ) -> Result<Self, DmaError> {
         let gpu = match port.region().map(|region| region.placement()) {
             Some(Placement::Cuda(ordinal)) => {
                 let device = Device::open(ordinal)?;
                 let module: Arc<Module> = device_code::built_in(device, "proof", CODE)?;
-                let found = Mapped::new(device, 4096, Writer::Bell, &Backend::ALL)
+                let found = Mapped::new(device, 4096, Writer::Bell, backends)
                     .map_err(daq_core::region::RegionError::from)?;
                 Some(OnGpu {
                     function: module.function("daq_proof")?,
@@ -74,68 +78,63 @@ impl Prover {
         })
     }
 
-    /// The slots that are looked at, beginning with the one that is written first.
-    fn slots(&self, first: usize) -> impl Iterator<Item = usize> + use<> {
-        let neighbours = if self.alone { 2 } else { 0 };
-        let (slots, last) = (self.slots, (first + self.slots - 1) % self.slots);
-        [first, (first + 1) % slots, last]
-            .into_iter()
-            .take(1 + neighbours)
-            .take(slots)
-    }
-
-    /// Whether sentinels lie in `slot` before the first transfer, which an engine that cannot be held may have overtaken
-    /// before it is looked at: any slot can be the one that is seen first then.
-    fn is_laid(&self, slot: usize) -> bool {
-        !self.alone || self.slots(0).any(|looked| looked == slot)
-    }
-
-    /// Lays sentinels where the first transfer may be seen, and around.
+    /// Lays sentinels in all slots: an engine that goes round may be seen at any of them first.
     pub(super) fn lay(&self, port: &Port) -> Result<(), DmaError> {
-        let Some(region) = port.region() else {
+        let laid = port
+            .region()
+            .is_some_and(|region| self.sentinel.lay(region, 0, self.slots * self.stride));
+        if laid {
             return Ok(());
-        };
-        for slot in (0..self.slots).filter(|slot| self.is_laid(*slot)) {
-            if !self.sentinel.lay(region, slot * self.stride, self.stride) {
-                return Err(DmaError::Unbelievable(
-                    "the slots lie where the CPU cannot store, so the path cannot be proved"
-                        .to_owned(),
-                ));
+        }
+        Err(DmaError::Unbelievable(format!(
+            "the slots of {} lie where the CPU cannot store, so its path cannot be proved; write path = \"staged\"",
+            port.name()
+        )))
+    }
+
+    /// Looks at what became of them: `written` bytes of slot `slot` have been told as written, by the first transfer that
+    /// was looked at if it `is_first`. `None` where so few bytes tell nothing.
+    pub(super) fn look(
+        &self,
+        port: &Port,
+        slot: usize,
+        written: usize,
+        is_first: bool,
+    ) -> Result<Option<Seen>, DmaError> {
+        if written < size_of::<u64>() {
+            return Ok(None);
+        }
+        let mut all = self.look_at(port, slot, written)?;
+        // Slots that no transfer has reached, where it was one alone.
+        if self.alone {
+            let (next, last) = (
+                (slot + 1) % self.slots,
+                (slot + self.slots - 1) % self.slots,
+            );
+            all = all + self.look_at(port, next, 0)?;
+            if is_first && last != next {
+                all = all + self.look_at(port, last, 0)?;
             }
         }
-        Ok(())
+        Ok(Some(all))
     }
 
-    /// Looks at what became of them, `written` bytes of `first` having been told as written.
-    pub(super) fn look(
-        &mut self,
-        port: &Port,
-        first: usize,
-        written: usize,
-    ) -> Result<Seen, DmaError> {
-        let Some(region) = port.region() else {
-            return Ok(Seen::default());
-        };
-        let mut all = Seen::default();
-        for slot in self.slots(first) {
-            let (offset, bytes) = (slot * self.stride, self.stride);
-            let written = if slot == first { written } else { 0 };
-            let seen = match &self.gpu {
-                Some(gpu) => gpu.look(
-                    self.sentinel,
-                    region.address().as_ptr().addr(),
-                    offset,
-                    bytes,
-                    written,
-                )?,
-                None => self
-                    .sentinel
-                    .look(region, offset, bytes, written)
-                    .unwrap_or_default(),
-            };
-            all = all + seen;
+    fn look_at(&self, port: &Port, slot: usize, written: usize) -> Result<Seen, DmaError> {
+        let gone =
+            || DmaError::Unbelievable(format!("the slots of {} cannot be looked at", port.name()));
+        let region = port.region().ok_or_else(gone)?;
+        let (offset, bytes) = (slot * self.stride, self.stride);
+        match &self.gpu {
+            // A kernel that stays may have left no room for another: then the CPU looks, through the bus.
+            Some(gpu) if gpu.device.share() == 0.0 => {
+                let base = region.address().as_ptr().addr();
+                gpu.look(self.sentinel, base, offset, bytes, written)
+            }
+            _ => self
+                .sentinel
+                .look(region, offset, bytes, written)
+                .ok_or_else(gone),
         }
-        Ok(all)
     }
 }
 

@@ -17,9 +17,9 @@ use super::record;
 use daq_core::cuda::{self, Argument, CudaError, Device, Grid, Mark, Stay};
 use daq_core::doorbell::{Credits, Doorbell};
 use daq_core::frame::FrameMeta;
-use daq_core::kernel::{Kernel, KernelContext, KernelError, Stream, Submitted};
-use daq_core::mapped::{Backend, Mapped, MappedError, Unmappable, Writer};
-use daq_core::region::{Region, RegionError};
+use daq_core::kernel::{DeviceBell, Kernel, KernelContext, KernelError, Stream, Submitted};
+use daq_core::mapped::{Mapped, MappedError, Stores, Unmappable, Writer};
+use daq_core::region::RegionError;
 use daq_core::ring::{Completion, Event, Lease, Slice, SlotsMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,9 +28,6 @@ use std::time::{Duration, Instant};
 const ENTRY: &str = "daq_resident";
 /// Where the shifts are, in bytes from the bell, as in daq.cuh.
 const SHIFTS: usize = 64;
-/// Where the base of a device's count lies behind the count, in bytes.
-const RUNG_BASE: usize = 64;
-const PAGE: usize = 4096;
 /// Where the records begin.
 const RECORDS: usize = 128;
 /// A record begins on a line of its own.
@@ -64,7 +61,7 @@ pub(super) struct Resident {
     /// Records of a burst on their way to the board.
     scratch: Vec<u64>,
     /// What the device that writes the input rings; `None` where the host alone rings.
-    rung: Option<Arc<Region>>,
+    rung: Option<DeviceBell>,
     posted: u64,
     generation: u64,
     /// The slots behind those of the last frame posted, where the kernel looks for the next one.
@@ -79,15 +76,42 @@ struct Running {
     _stay: Stay,
 }
 
-/// Memory that the device that writes the input rings.
-fn rung(device: &'static Device, backends: &[Backend]) -> Result<Arc<Region>, KernelError> {
-    let region = Region::mapped(device, PAGE, Writer::Fpga, backends).map_err(no_memory)?;
-    if let Some(mapped) = region.mapping() {
-        mapped
-            .copy_to(RUNG_BASE, &u64::MAX.to_le_bytes())
-            .map_err(|error| lost(&error))?;
+/// Records on the board.
+struct Records<'a> {
+    /// Words from one to the next.
+    words: usize,
+    /// As many as there are, a power of two.
+    count: usize,
+    /// Those of a burst on their way.
+    scratch: &'a mut [u64],
+}
+
+impl Records<'_> {
+    /// Writes those of `frames` frames from number `number` on, each made by `make`.
+    fn write(
+        &mut self,
+        stores: &mut Stores<'_>,
+        number: u64,
+        frames: usize,
+        make: impl Fn(usize, &mut [u64]) -> Result<(), KernelError>,
+    ) -> Result<(), KernelError> {
+        let mut done = 0;
+        while done < frames {
+            let at = usize::try_from(number + done as u64).unwrap_or(0) & (self.count - 1);
+            let room = self.scratch.len() / self.words;
+            let run = (frames - done).min(self.count - at).min(room);
+            let records = &mut self.scratch[..run * self.words];
+            for (i, record) in records.chunks_exact_mut(self.words).enumerate() {
+                make(done + i, record)?;
+            }
+            let offset = RECORDS + at * self.words * size_of::<u64>();
+            stores
+                .words(offset, records)
+                .map_err(|error| lost(&error))?;
+            done += run;
+        }
+        Ok(())
     }
-    Ok(region)
 }
 
 /// The bell's word.
@@ -160,8 +184,9 @@ impl Resident {
         );
         let rung = context
             .rung_by_device
-            .then(|| rung(device, &context.backends))
-            .transpose()?;
+            .then(|| DeviceBell::new(device, &context.backends))
+            .transpose()
+            .map_err(no_memory)?;
         Ok(Self {
             rung,
             stream: cuda::Stream::new(device, 1)?,
@@ -236,38 +261,35 @@ impl Resident {
     ) -> Result<(), KernelError> {
         let slots = [around(source, source.first + first), target.first];
         if slots != self.next {
-            if self.rung.is_some() {
+            let is_rung = |rung: &DeviceBell| rung.rings_for(self.posted);
+            if self.rung.as_ref().is_some_and(is_rung) {
                 return Err(defect("slots change under a kernel that a device rings"));
             }
             self.shift(slots)?;
         }
-        // The device may ring for a frame before the host knows of it: the records of those that come to the same slots are
-        // written before the slots are given back.
-        let ahead = match &self.rung {
-            Some(_) => self.input.slots as u64,
-            None => 0,
-        };
         let mut stores = self.board.stores().map_err(|error| lost(&error))?;
-        let mut done = 0;
-        while done < frames {
-            let number = self.posted + ahead + done as u64;
-            let at = usize::try_from(number).unwrap_or(0) & (self.records - 1);
-            let run = (frames - done).min(self.records - at);
-            let records = &mut self.scratch[..run * self.record_words];
-            for (i, record) in records.chunks_exact_mut(self.record_words).enumerate() {
-                let frame = burst.frame(first + done + i);
-                if ahead == 0 {
-                    record::describe(&frame, record)?;
-                } else {
-                    let meta = frame.meta();
-                    record::foretell(meta.sequence + ahead, meta.epoch, record);
-                }
-            }
-            let offset = RECORDS + at * self.record_words * size_of::<u64>();
-            stores
-                .words(offset, records)
-                .map_err(|error| lost(&error))?;
-            done += run;
+        let mut records = Records {
+            words: self.record_words,
+            count: self.records,
+            scratch: &mut self.scratch,
+        };
+        // What the device rang for, the kernel has worked on already, by a record that was foretold.
+        let is_told = |rung: &DeviceBell| rung.rings_for(self.posted);
+        if !self.rung.as_ref().is_some_and(is_told) {
+            records.write(&mut stores, self.posted, frames, |i, record| {
+                record::describe(&burst.frame(first + i), record)
+            })?;
+        }
+        if self.rung.as_ref().is_some_and(DeviceBell::may_ring) {
+            // The device may ring for a frame before the host knows of it: the records of those that come to the same slots
+            // are written before the slots are given back.
+            let ahead = self.input.slots as u64;
+            records.write(&mut stores, self.posted + ahead, frames, |i, record| {
+                let frame = burst.frame(first + i);
+                let meta = frame.meta();
+                record::foretell(meta.sequence + ahead, meta.epoch, record);
+                Ok(())
+            })?;
         }
         self.posted += frames as u64;
         self.next = [
@@ -287,13 +309,15 @@ impl Resident {
             return Ok(());
         }
         let mut stores = self.board.stores().map_err(|error| lost(&error))?;
-        let record = &mut self.scratch[..self.record_words];
-        for frame in 0..self.input.slots {
-            record::foretell(frame as u64, 0, record);
-            let offset = RECORDS + frame * self.record_words * size_of::<u64>();
-            stores.words(offset, record).map_err(|error| lost(&error))?;
-        }
-        Ok(())
+        let mut records = Records {
+            words: self.record_words,
+            count: self.records,
+            scratch: &mut self.scratch,
+        };
+        records.write(&mut stores, 0, self.input.slots, |i, record| {
+            record::foretell(i as u64, 0, record);
+            Ok(())
+        })
     }
 
     /// Tells the kernel that the next frame lies in other slots than those behind the last one.
@@ -362,7 +386,7 @@ impl Kernel for Resident {
         frames + self.rung.as_ref().map_or(0, |_| self.input.slots)
     }
 
-    fn device_bell(&self) -> Option<Arc<Region>> {
+    fn device_bell(&self) -> Option<DeviceBell> {
         self.rung.clone()
     }
 
@@ -400,7 +424,7 @@ impl Kernel for Resident {
                 count(
                     self.rung
                         .as_ref()
-                        .map_or(0, |region| region.address().as_ptr().addr()),
+                        .map_or(0, |rung| rung.region().address().as_ptr().addr()),
                 ),
                 Argument::U64(self.credits.address()),
                 Argument::U64(self.input.base),
@@ -494,7 +518,9 @@ impl Kernel for Resident {
         if frames * self.record_words > self.scratch.len() || frames > out.remaining() {
             return Err(defect("a burst is longer than was announced"));
         }
-        if self.rung.is_some() {
+        if let Some(rung) = &self.rung
+            && rung.rings_for(self.posted)
+        {
             self.check_rung(burst)?;
         }
         let bytes = self.code.output.bytes;
