@@ -73,11 +73,9 @@ fn what_the_engine_overwrote_is_no_gap_of_the_wire() {
     let lost = &outcome.report["sources"]["adc"]["lost"];
     let spanned = seen[seen.len() - 1] + 1 - seen[0];
     assert_eq!(outcome.count("sources.adc.expected"), spanned);
-    assert_eq!(
-        lost["overrun"].as_u64(),
-        Some(spanned - delivered),
-        "{lost}"
-    );
+    // A reader that was slow may have cost some too.
+    assert_eq!(ledger::lost(&outcome.report, "adc"), spanned - delivered);
+    assert!(lost["overrun"].as_u64() > Some(0), "{lost}");
     assert!(
         lost.get("wire_gap").is_none_or(|count| count == 0),
         "{lost}"
@@ -94,7 +92,9 @@ fn what_found_no_slot_is_no_gap_of_the_wire() {
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc.lost.ring_full", 20);
     let outcome = live.stop().ok();
-    numbers(Pattern::Sequence, &data(&daq, "raw"));
+    let seen = numbers(Pattern::Sequence, &data(&daq, "raw"));
+    let spanned = seen[seen.len() - 1] + 1 - seen[0];
+    assert_eq!(outcome.count("sources.adc.expected"), spanned);
     let lost = &outcome.report["sources"]["adc"]["lost"];
     assert!(
         lost.get("wire_gap").is_none_or(|count| count == 0),
