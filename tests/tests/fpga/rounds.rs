@@ -10,7 +10,7 @@ use daq_drivers::cards::server::Server;
 use daq_drivers::cards::{self, Card, Fault, Host, Identity, Step, options::CardOptions};
 use daq_pipelines::REGISTRY;
 use daq_pipelines::engine::{Options, Pipeline};
-use daq_tests::{skip, wait_for};
+use daq_tests::wait_for;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -284,9 +284,6 @@ fn daemons_one_after_the_other_leave_the_card_nothing() {
 /// LitePCIe's card likewise; its table is the card's, so that every round fills it anew.
 #[test]
 fn litepcie_leaves_nothing() {
-    if !Path::new("/proc/self/maps").exists() {
-        skip!("there is no /proc");
-    }
     if alone("rounds::litepcie_leaves_nothing") {
         return;
     }
