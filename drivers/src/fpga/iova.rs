@@ -226,9 +226,10 @@ mod tests {
                     continue;
                 }
                 let mut places = (0..40).map(|step| base + step * STEP);
-                match iovas.take(bytes) {
-                    Some(begin) => prop_assert!(begin % STEP == 0 && is_free(begin, bytes, &valid, &taken)),
-                    None => prop_assert_eq!(places.find(|place| is_free(*place, bytes, &valid, &taken)), None),
+                if let Some(begin) = iovas.take(bytes) {
+                    prop_assert!(begin % STEP == 0 && is_free(begin, bytes, &valid, &taken));
+                } else {
+                    prop_assert_eq!(places.find(|place| is_free(*place, bytes, &valid, &taken)), None);
                 }
             }
         }
