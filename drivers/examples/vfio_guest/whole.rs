@@ -80,7 +80,7 @@ impl<'a> Whole<'a> {
     }
 
     /// Frames of `edu` into a ring of host memory, through a kernel, into files.
-    fn into_host(&self, keys: &str) -> String {
+    fn for_host(&self, keys: &str) -> String {
         let mut config = self.source(keys);
         config += "
             [ring.raw]
@@ -103,7 +103,7 @@ impl<'a> Whole<'a> {
     }
 
     /// Frames of `edu` into a ring of a GPU, through a kernel there, into files.
-    fn into_gpu(&self) -> String {
+    fn for_gpu(&self) -> String {
         let mut config = self.source("path = \"direct\"");
         let _ = write!(
             config,
@@ -199,7 +199,7 @@ impl<'a> Whole<'a> {
 
     /// A device that is not bound to VFIO, and no harm done.
     pub fn unbound(&self) -> Result {
-        let done = self.run("unbound", &self.into_host(""), &["--frames", "raw=1"])?;
+        let done = self.run("unbound", &self.for_host(""), &["--frames", "raw=1"])?;
         check(
             "run, unbound: it ends as unavailable",
             done.code == Some(69),
@@ -223,12 +223,12 @@ impl<'a> Whole<'a> {
             .iter()
             .flat_map(|pair| f32::from(i16::from_le_bytes(*pair)).to_le_bytes())
             .collect();
-        let done = self.run("host", &self.into_host(""), &["--frames", "floats=3"])?;
+        let done = self.run("host", &self.for_host(""), &["--frames", "floats=3"])?;
         done.check("run, host memory", &floats, 3, "proven", 0);
         let mut problems = Vec::new();
         for round in 0..10 {
             let keys = ["", "completion = \"interrupt\""][round % 2];
-            let config = self.into_host(keys);
+            let config = self.for_host(keys);
             let done = self.run(&format!("start-{round}"), &config, &["--frames", "raw=1"])?;
             if let Some(problem) = done.problem(&floats, 1) {
                 problems.push(format!("round {round}: {problem}"));
@@ -251,7 +251,7 @@ impl<'a> Whole<'a> {
     pub fn direct(&self) -> Result {
         let payload = self.fill()?;
         let peer = Peer::open(self.memory, "resource2_wc")?;
-        let done = self.run("direct", &self.into_gpu(), &["--frames", "back=3"])?;
+        let done = self.run("direct", &self.for_gpu(), &["--frames", "back=3"])?;
         done.check("run, peer to peer", &payload, 3, "proven", 0);
         let words: Vec<u32> = payload
             .as_chunks()
@@ -277,7 +277,7 @@ impl<'a> Whole<'a> {
     /// A device that completes what never arrived: a broken address line takes its writes elsewhere.
     pub fn disproved(&self) -> Result {
         let payload = self.fill()?;
-        let mut running = self.start("disproved", &self.into_gpu(), &[])?;
+        let mut running = self.start("disproved", &self.for_gpu(), &[])?;
         running.wait_for("its path is proved")?;
         let metrics = metrics()?;
         let count = metrics
@@ -307,7 +307,7 @@ impl<'a> Whole<'a> {
     pub fn killed(&self) -> Result {
         let payload = self.fill()?;
         let mut peer = Peer::open(self.memory, "resource2_wc")?;
-        let mut running = self.start("killed", &self.into_gpu(), &[])?;
+        let mut running = self.start("killed", &self.for_gpu(), &[])?;
         running.wait_for("its path is proved")?;
         let owner = owner_of(Some(running.child.id()))?.ok_or("daq has started no owner")?;
         println!("ok run, killed: daq has started its owner, daq fpga-owner");
@@ -332,10 +332,10 @@ impl<'a> Whole<'a> {
         peer.check("run, killed: nothing lands even from a device that runs");
         drop(engine);
         // Now with its owner alone between the end and the next start.
-        let mut running = self.start("again", &self.into_gpu(), &[])?;
+        let mut running = self.start("again", &self.for_gpu(), &[])?;
         running.wait_for("its path is proved")?;
         running.kill()?;
-        let done = self.run("at-once", &self.into_gpu(), &["--frames", "raw=2"])?;
+        let done = self.run("at-once", &self.for_gpu(), &["--frames", "raw=2"])?;
         done.check(
             "run, killed: it starts again at once",
             &payload,
