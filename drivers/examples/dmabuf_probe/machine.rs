@@ -134,19 +134,30 @@ impl Edu {
 
     /// Begins to write its buffer to bus address `to`.
     pub fn start_to(&self, to: u64) {
-        self.start(BUFFER, to, RUN | TO_MEMORY);
+        self.start(BUFFER, to, TRANSFER, RUN | TO_MEMORY);
     }
 
-    fn start(&self, source: u64, destination: u64, command: u64) {
+    fn start(&self, source: u64, destination: u64, bytes: usize, command: u64) {
         self.registers.write(SOURCE, source);
         self.registers.write(DESTINATION, destination);
-        self.registers.write(COUNT, TRANSFER as u64);
+        self.registers.write(COUNT, bytes as u64);
         self.registers.write(COMMAND, command);
     }
 
     /// Reads its buffer from bus address `from`.
     pub fn take(&self, from: u64) {
-        self.start(from, BUFFER, RUN);
+        self.fetch(from, TRANSFER);
+    }
+
+    /// Reads `bytes` bytes from bus address `from` into its buffer.
+    pub fn fetch(&self, from: u64, bytes: usize) {
+        self.start(from, BUFFER, bytes, RUN);
+        self.wait();
+    }
+
+    /// Writes the first `bytes` bytes of its buffer to bus address `to`.
+    pub fn store(&self, to: u64, bytes: usize) {
+        self.start(BUFFER, to, bytes, RUN | TO_MEMORY);
         self.wait();
     }
 

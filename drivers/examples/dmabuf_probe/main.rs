@@ -4,6 +4,7 @@
 mod machine;
 mod sys;
 
+mod card;
 mod data;
 mod ends;
 mod fuzz;
@@ -43,10 +44,25 @@ fn main() {
                 println!("FAIL hold: {why}");
             }
         }
+        ["hook"] => exit(card::hook()),
+        ["card"] => exit(card::card()),
+        ["stop"] => exit(card::stop()),
+        ["master"] => exit(card::is_master()),
+        ["frames", folder, least] => exit(card::check(folder, least)),
         _ => {
-            eprintln!("usage: dmabuf_probe data|refusals|ends|revoke|fuzz|open|hold [OPTION]");
+            eprintln!(
+                "usage: dmabuf_probe data|refusals|ends|revoke|fuzz|open|hold|hook|card|stop|master|frames [OPTION]"
+            );
             std::process::exit(64);
         }
+    }
+}
+
+/// Ends the program, with the reason if it failed.
+fn exit(result: Result<(), Why>) {
+    if let Err(why) = result {
+        println!("{why}");
+        std::process::exit(1);
     }
 }
 
