@@ -138,8 +138,10 @@ fn run(job: &Value) -> Result<(), Why> {
     Ok(())
 }
 
-/// Whether the files below `folder` hold at least `least` frames, from the first one on, byte by byte.
-pub fn check(folder: &str, least: &str) -> Result<(), Why> {
+/// Whether the files below `folder` hold at least `least` frames in their order, byte by byte: all from the first one on, or
+/// some that `may_miss` up to as many between two.
+pub fn check(folder: &str, least: &str, may_miss: &str) -> Result<(), Why> {
+    let may_miss: u64 = may_miss.parse().map_err(why("frames"))?;
     let least: usize = least.parse().map_err(why("frames"))?;
     let mut files = Vec::new();
     collect(Path::new(folder), &mut files)?;
@@ -155,10 +157,13 @@ pub fn check(folder: &str, least: &str) -> Result<(), Why> {
             files.len()
         ));
     }
-    for (n, found) in (0..).zip(bytes.chunks_exact(TRANSFER)) {
-        if let Some(at) = frame(n).iter().zip(found).position(|(a, b)| a != b) {
-            return Err(format!("byte {at} of frame {n} is {:#x}", found[at]));
-        }
+    let mut next = 0;
+    for found in bytes.chunks_exact(TRANSFER) {
+        let number = (next..=next + may_miss).find(|n| frame(*n) == found);
+        next = number.ok_or_else(|| {
+            let differs = frame(next).iter().zip(found).position(|(a, b)| a != b);
+            format!("what should be frame {next} differs from byte {differs:?} on")
+        })? + 1;
     }
     Ok(())
 }

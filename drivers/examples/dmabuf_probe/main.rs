@@ -48,7 +48,7 @@ fn main() {
         ["card"] => exit(card::card()),
         ["stop"] => exit(card::stop()),
         ["master"] => exit(card::is_master()),
-        ["frames", folder, least] => exit(card::check(folder, least)),
+        ["frames", folder, least, may_miss] => exit(card::check(folder, least, may_miss)),
         _ => {
             eprintln!(
                 "usage: dmabuf_probe data|refusals|ends|revoke|fuzz|open|hold|hook|card|stop|master|frames [OPTION]"
