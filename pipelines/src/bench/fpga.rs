@@ -10,7 +10,7 @@ mod trips;
 use super::figures::Figures;
 use super::scratch::Scratch;
 use super::table::{Cell, Table};
-use super::{BenchError, Common, Tell, median};
+use super::{BenchError, Common, Tell};
 use daq_core::cuda::Device;
 use daq_core::mapped::Backend;
 use daq_core::staging::measure;
@@ -93,12 +93,13 @@ fn rates(
 ) -> Result<Table, BenchError> {
     let to_gpu: &[Way] = if gpu.is_some() { &Way::GPU } else { &[] };
     let ways: Vec<_> = Way::HOST.iter().chain(to_gpu).copied().collect();
-    let mut floors = vec![Vec::new(); args.frames.len()];
+    let mut floors = vec![Rates::default(); args.frames.len()];
     let mut all = vec![vec![Rates::default(); ways.len()]; args.frames.len()];
     let window = args.common.window;
     for _ in 0..args.common.rounds {
         for ((&frame, floors), all) in args.frames.iter().zip(&mut floors).zip(&mut all) {
-            floors.push(floor(frame, window)?);
+            let (copied, core) = floor(frame, window)?;
+            floors.add((copied, [core, f64::NAN], f64::NAN));
             for (&way, rates) in ways.iter().zip(all) {
                 match bench.rate(way, frame, args.common.device, window) {
                     Ok(figures) => rates.add(figures),
@@ -130,7 +131,7 @@ fn rates(
     );
     for ((&frame, floors), all) in args.frames.iter().zip(&floors).zip(&all) {
         let size = ByteSize(frame as u64).to_string();
-        let floor = median(floors);
+        let floor = Rates::of(&floors.bytes);
         let mut row = |name: &str, rate: f64, cores: [f64; 2], lost: f64| {
             table.row(vec![
                 name.into(),
@@ -143,7 +144,8 @@ fn rates(
                 Cell::Number(lost, 3),
             ]);
         };
-        row("one thread that copies", floor, [1.0, f64::NAN], f64::NAN);
+        let core = Rates::of(&floors.cores[0]);
+        row("one thread that copies", floor, [core, f64::NAN], f64::NAN);
         for (way, rates) in ways.iter().zip(all) {
             let cores = rates.cores.each_ref().map(|cores| Rates::of(cores));
             row(

@@ -61,7 +61,7 @@ impl Spent {
     /// Cores that were busy since `before`: of daq without the card, and of the card. Not a number where the system does
     /// not tell.
     pub(super) fn since(&self, before: &Self) -> [f64; 2] {
-        let took = (self.at - before.at).as_secs_f64();
+        let took = self.seconds(before);
         let both = self.card.zip(before.card);
         let card = both.map_or(f64::NAN, |(after, before)| {
             after.saturating_sub(before).as_secs_f64()
@@ -73,6 +73,11 @@ impl Spent {
             process
         };
         [daq.max(0.0) / took, card / took].map(|cores| if card.is_nan() { f64::NAN } else { cores })
+    }
+
+    /// Cores of this process that were busy since `before`.
+    pub(super) fn alone(&self, before: &Self) -> f64 {
+        self.process.saturating_sub(before.process).as_secs_f64() / self.seconds(before)
     }
 
     /// Seconds since `before`.

@@ -150,11 +150,12 @@ impl Bench {
     }
 }
 
-/// Bytes a second of one thread that copies frames into as much memory as a ring has.
-pub(super) fn floor(frame: usize, window: Duration) -> Result<f64, BenchError> {
+/// One thread that copies frames into as much memory as a ring has: bytes a second, and the part of a core that it had.
+pub(super) fn floor(frame: usize, window: Duration) -> Result<(f64, f64), BenchError> {
     let from = vec![1_u8; frame];
     let mut to = vec![0_u8; slots(frame) * frame];
     let mut slot = 0;
+    let before = Spent::now(None);
     let copied = rate(
         window,
         || {
@@ -165,7 +166,7 @@ pub(super) fn floor(frame: usize, window: Duration) -> Result<f64, BenchError> {
         },
         || Ok(()),
     )?;
-    Ok(copied)
+    Ok((copied, Spent::now(None).alone(&before)))
 }
 
 #[cfg(test)]
@@ -179,7 +180,8 @@ mod tests {
         let window = Duration::from_millis(5);
         let (bytes, _, lost) = bench.rate(Way::Host, 64 << 10, 0, window).unwrap();
         assert!(bytes > 0.0 && lost == 0.0, "{bytes} {lost}");
-        assert!(floor(64 << 10, window).unwrap() > 0.0);
+        let (copied, _) = floor(64 << 10, window).unwrap();
+        assert!(copied > 0.0, "{copied}");
     }
 
     #[test]
