@@ -100,9 +100,15 @@ fn rates(
         for ((&frame, floors), all) in args.frames.iter().zip(&mut floors).zip(&mut all) {
             let (copied, core) = floor(frame, window)?;
             floors.add((copied, [core, f64::NAN], f64::NAN));
+            // What the last way gave, which a card goes at half of that cannot be held back.
+            let mut last = 0.0;
             for (&way, rates) in ways.iter().zip(all) {
-                match bench.rate(way, frame, args.common.device, window) {
-                    Ok(figures) => rates.add(figures),
+                let to = (args.common.device, last / 2.0);
+                match bench.rate(way, frame, to, window) {
+                    Ok(figures) => {
+                        last = figures.0;
+                        rates.add(figures);
+                    }
                     Err(error) if Way::HOST.contains(&way) => return Err(error),
                     Err(error) => {
                         refused.insert((way.name().to_owned(), error.to_string()));

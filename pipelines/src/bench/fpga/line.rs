@@ -148,9 +148,12 @@ impl Line {
 
     /// Waits until `ring` has had `frames` frames.
     pub(super) fn await_frames(&self, ring: &str, frames: u64) -> Result<(), BenchError> {
-        let start = Instant::now();
-        while self.published(ring) < frames {
-            if self.is_over() || start.elapsed() > PATIENCE {
+        let (mut last, mut since) = (0, Instant::now());
+        while last < frames {
+            let now = self.published(ring);
+            if now > last {
+                (last, since) = (now, Instant::now());
+            } else if self.is_over() || since.elapsed() > PATIENCE {
                 return Err(self.silent(ring));
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -203,7 +206,7 @@ mod tests {
         let bench = bench();
         let frame = 64 << 10;
         let ways = Way::HOST.iter().chain(&Way::GPU);
-        let ways = ways.map(|way| way.text(&bench, frame, 0));
+        let ways = ways.map(|way| way.text(&bench, frame, 0, 1e9));
         for text in ways.chain(Trip::ALL.iter().map(|trip| trip.text(frame, 0))) {
             let mut diagnostics = Diagnostics::new();
             let document = Document::from_text("bench", &text, &mut diagnostics);
@@ -215,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_timed_card_tells_of_every_transfer() {
-        let text = Way::Host.text(&bench(), 64 << 10, 0);
+        let text = Way::Host.text(&bench(), 64 << 10, 0, 0.0);
         let text = text.replace("path ", "card = { packets = 160 }\npath ");
         let marks = Marks::new(0);
         let line = bench().start(&text, Some(marks.clone())).unwrap();

@@ -22,7 +22,8 @@ pub(super) enum Way {
     Staged,
     /// XDMA into the GPU's memory.
     Direct,
-    /// LitePCIe into slots of its own in the GPU's memory, from which frames are carried there.
+    /// LitePCIe into slots of its own in the GPU's memory, from which frames are carried there. It cannot be held back, so
+    /// it goes at half the rate of the way before.
     Carried,
 }
 
@@ -36,20 +37,29 @@ impl Way {
             Self::Served => "xdma in another process → host ring",
             Self::Staged => "xdma → host ring → copy engine → GPU ring",
             Self::Direct => "xdma → GPU ring",
-            Self::Carried => "litepcie → GPU slots → GPU ring",
+            Self::Carried => "litepcie at half that rate → GPU slots → GPU ring",
         }
     }
 
-    /// The pipeline, its ring on GPU `gpu` where it is to be on one.
-    pub(super) fn text(self, bench: &Bench, frame: usize, gpu: u32) -> String {
+    /// The pipeline, its ring on GPU `gpu` where it is to be on one; `pace` is the bytes a second of a card that cannot be
+    /// held back.
+    pub(super) fn text(self, bench: &Bench, frame: usize, gpu: u32, pace: f64) -> String {
         let socket = bench.scratch.path().join("card.sock");
         let (device, path, more) = match self {
-            Self::Host => ("inproc:xdma".to_owned(), "auto", ""),
-            Self::Served => (format!("vfio-user:{}", socket.display()), "auto", ""),
-            Self::Staged => ("inproc:xdma".to_owned(), "staged", ""),
-            Self::Direct => ("inproc:xdma".to_owned(), "direct", ""),
-            // Where the card's csr.csv has its writer.
-            Self::Carried => ("inproc:litepcie".to_owned(), "direct", "base = 0x3800"),
+            Self::Host => ("inproc:xdma".to_owned(), "auto", String::new()),
+            Self::Served => (
+                format!("vfio-user:{}", socket.display()),
+                "auto",
+                String::new(),
+            ),
+            Self::Staged => ("inproc:xdma".to_owned(), "staged", String::new()),
+            Self::Direct => ("inproc:xdma".to_owned(), "direct", String::new()),
+            Self::Carried => {
+                let bits = (pace * 8.0).round();
+                // Where the card's csr.csv has its writer.
+                let more = format!("base = 0x3800\ncard = {{ rate = \"{bits} bit/s\" }}");
+                ("inproc:litepcie".to_owned(), "direct", more)
+            }
         };
         let engine = if self == Self::Carried {
             "litepcie"
@@ -116,12 +126,12 @@ impl Rates {
 }
 
 impl Bench {
-    /// Runs one way for `window`: bytes a second, cores, the part of the frames that were lost.
+    /// Runs one way, to a GPU at a pace where it is one of these, for `window`: bytes a second, cores, the part of the frames that were lost.
     pub(super) fn rate(
         &self,
         way: Way,
         frame: usize,
-        gpu: u32,
+        (gpu, pace): (u32, f64),
         window: Duration,
     ) -> Result<(f64, [f64; 2], f64), BenchError> {
         let served = match way {
@@ -129,14 +139,18 @@ impl Bench {
             _ => None,
         };
         let process = served.as_ref().map(Served::process);
-        let line = self.start(&way.text(self, frame, gpu), None)?;
-        let measured = line.await_frames("raw", 2 * slots(frame) as u64).map(|()| {
+        let line = self.start(&way.text(self, frame, gpu, pace), None)?;
+        let warm = slots(frame) as u64;
+        let measured = line.await_frames("raw", warm).and_then(|()| {
             let count = || (Spent::now(process.as_deref()), line.published("raw"));
             let before = count();
             std::thread::sleep(window);
+            // A machine that has no time for it yet.
+            line.await_frames("raw", before.1 + 1)?;
             let after = count();
             let bytes = (after.1 - before.1) as f64 * frame as f64;
-            (bytes / after.0.seconds(&before.0), after.0.since(&before.0))
+            let rate = bytes / after.0.seconds(&before.0);
+            Ok((rate, after.0.since(&before.0)))
         });
         let ((bytes, cores), source) = line.end(measured)?;
         let lost = source.lost_total();
@@ -178,7 +192,7 @@ mod tests {
     fn frames_go_into_a_host_ring_and_none_is_lost() {
         let bench = bench();
         let window = Duration::from_millis(5);
-        let (bytes, _, lost) = bench.rate(Way::Host, 64 << 10, 0, window).unwrap();
+        let (bytes, _, lost) = bench.rate(Way::Host, 64 << 10, (0, 0.0), window).unwrap();
         assert!(bytes > 0.0 && lost == 0.0, "{bytes} {lost}");
         let (copied, _) = floor(64 << 10, window).unwrap();
         assert!(copied > 0.0, "{copied}");
@@ -187,7 +201,7 @@ mod tests {
     #[test]
     fn a_way_that_cannot_be_is_told() {
         let bench = bench();
-        let told = bench.rate(Way::Direct, 64 << 10, 7, Duration::ZERO);
+        let told = bench.rate(Way::Direct, 64 << 10, (7, 0.0), Duration::ZERO);
         let told = told.unwrap_err().to_string();
         assert!(told.contains("cuda:7"), "{told}");
     }

@@ -11,7 +11,7 @@ use daq_core::units::{BitRate, ByteSize};
 use std::time::{Duration, Instant};
 
 /// Frames at the beginning that are not counted.
-const WARM: usize = 20;
+const WARM: u64 = 20;
 /// The code of the kernel.
 pub(super) const CODE: &str = include_str!("see.cu");
 /// Its name in a directory.
@@ -98,21 +98,21 @@ impl Bench {
         gpu: u32,
         trips: usize,
     ) -> Result<(Vec<f64>, [f64; 2]), BenchError> {
-        let marks = Marks::new(2 * (WARM + trips));
+        let marks = Marks::new(2 * trips + 64);
         let line = self.start(&trip.text(frame, gpu), Some(marks.clone()))?;
+        let mut seen = Vec::with_capacity(trips);
         let measured = (|| {
-            line.await_frames("seen", WARM as u64)?;
-            let before = Spent::now(None);
-            let mut seen = vec![None; WARM + trips];
-            let (mut last, mut since, mut looks) = (line.published("seen"), Instant::now(), 0_u32);
-            while last < seen.len() as u64 {
+            let (mut last, mut since, mut looks) = (0, Instant::now(), 0_u32);
+            let mut before = Spent::now(None);
+            while seen.len() < trips {
                 let now = line.published("seen");
                 if now > last {
                     since = Instant::now();
-                    // Where several are seen at once, the first ones were there a while ago.
-                    if let Some(place) = usize::try_from(now - 1).ok().and_then(|i| seen.get_mut(i))
-                    {
-                        *place = Some(since);
+                    if last < WARM {
+                        before = Spent::now(None);
+                    } else if let Ok(place) = usize::try_from(now - 1) {
+                        // Where several are seen at once, those before were there a while ago.
+                        seen.push((place, since));
                     }
                     last = now;
                     continue;
@@ -122,12 +122,13 @@ impl Bench {
                     return Err(line.silent("seen"));
                 }
             }
-            Ok((seen, Spent::now(None).since(&before)))
+            Ok(Spent::now(None).since(&before))
         })();
-        let ((seen, cores), _) = line.end(measured)?;
-        let times = marks.take().into_iter().zip(seen);
-        let times = times.filter_map(|(written, seen)| {
-            seen.map(|seen| seen.saturating_duration_since(written).as_secs_f64() * 1e6)
+        let (cores, _) = line.end(measured)?;
+        let written = marks.take();
+        let times = seen.into_iter().filter_map(|(place, seen)| {
+            let took = seen.saturating_duration_since(*written.get(place)?);
+            Some(took.as_secs_f64() * 1e6)
         });
         Ok((times.collect(), cores))
     }
