@@ -47,8 +47,9 @@ pub trait DmaDevice: Send + Sync {
     /// Makes all of `region` reachable and returns the address, as the device sees it, of its first byte. Where those of
     /// the others are says [`address_of`](Self::address_of).
     ///
-    /// The caller must see to it that the memory lives until [`unmap`](Self::unmap): [`DmaMap`] does.
-    fn map(&self, region: &Region) -> Result<u64, DmaError>;
+    /// An implementation whose device, or whose model of one, reaches the memory through this process's addresses keeps
+    /// the region until [`unmap`](Self::unmap).
+    fn map(&self, region: &Arc<Region>) -> Result<u64, DmaError>;
 
     /// The device's address of the `bytes` bytes from `offset` on of what is mapped at `address`; an error where theirs are
     /// not consecutive, which they are for devices that choose the addresses themselves.

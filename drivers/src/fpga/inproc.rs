@@ -263,7 +263,7 @@ impl DmaDevice for InProcess {
         &self.name
     }
 
-    fn map(&self, region: &Region) -> Result<u64, DmaError> {
+    fn map(&self, region: &Arc<Region>) -> Result<u64, DmaError> {
         let refused = |why: String| DmaError::Refused {
             device: self.name.clone(),
             action: format!(

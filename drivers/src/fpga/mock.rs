@@ -144,7 +144,7 @@ impl DmaDevice for Mock {
         "mock"
     }
 
-    fn map(&self, region: &Region) -> Result<u64, DmaError> {
+    fn map(&self, region: &Arc<Region>) -> Result<u64, DmaError> {
         self.mapped.fetch_add(1, Ordering::SeqCst);
         let bytes = region.bytes() as u64;
         Ok(self.next.fetch_add(bytes + 0x1000, Ordering::SeqCst))

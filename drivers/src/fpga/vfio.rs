@@ -265,7 +265,7 @@ impl DmaDevice for VfioDevice {
         &self.name
     }
 
-    fn map(&self, region: &Region) -> Result<u64, DmaError> {
+    fn map(&self, region: &Arc<Region>) -> Result<u64, DmaError> {
         let placement = region.placement();
         let Some(memory) = region.cpu_address() else {
             return Err(DmaError::Unreachable {

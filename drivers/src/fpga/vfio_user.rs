@@ -308,7 +308,7 @@ impl DmaDevice for Remote {
         &self.link.name
     }
 
-    fn map(&self, region: &Region) -> Result<u64, DmaError> {
+    fn map(&self, region: &Arc<Region>) -> Result<u64, DmaError> {
         let memory = || format!("{} bytes of {} memory", region.bytes(), region.placement());
         let Some(file) = region.file() else {
             return Err(DmaError::Unreachable {

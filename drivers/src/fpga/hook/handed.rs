@@ -133,7 +133,7 @@ impl DmaDevice for HandedDevice {
         &self.name
     }
 
-    fn map(&self, region: &Region) -> Result<u64, DmaError> {
+    fn map(&self, region: &Arc<Region>) -> Result<u64, DmaError> {
         let memory = match region.file() {
             Some(file) => udmabuf(file, region.bytes() as u64),
             None => region.dma_buf().map_err(|error| error.to_string()),
