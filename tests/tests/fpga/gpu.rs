@@ -135,7 +135,11 @@ fn a_path_that_does_not_work_is_given_up_for_another() {
         // frame is not told of.
         let frames = FRAMES - 1;
         let (outcome, metrics) = run(&daq, frames);
-        assert_eq!(engine(&outcome, "proof"), "proven", "the other path is");
+        assert_eq!(
+            engine(&outcome, "proof"),
+            "disproved",
+            "whatever became of the other path"
+        );
         assert_eq!(engine(&outcome, "fallbacks"), 1);
         assert!(
             metrics.contains("daq_path_fallback_total{source=\"adc\"} 1"),

@@ -72,9 +72,10 @@ fn what_the_engine_overwrote_is_no_gap_of_the_wire() {
     assert_eq!(seen.len() as u64, delivered);
     let lost = &outcome.report["sources"]["adc"]["lost"];
     let spanned = seen[seen.len() - 1] + 1 - seen[0];
-    assert_eq!(outcome.count("sources.adc.expected"), spanned);
-    // A reader that was slow may have cost some too.
-    assert_eq!(ledger::lost(&outcome.report, "adc"), spanned - delivered);
+    // What was lost after the last frame that came is expected too, and a slow reader may have cost some.
+    let expected = outcome.count("sources.adc.expected");
+    assert!(expected >= spanned, "{expected} and {spanned}");
+    assert_eq!(ledger::lost(&outcome.report, "adc"), expected - delivered);
     assert!(lost["overrun"].as_u64() > Some(0), "{lost}");
     assert!(
         lost.get("wire_gap").is_none_or(|count| count == 0),
@@ -94,14 +95,17 @@ fn what_found_no_slot_is_no_gap_of_the_wire() {
     let outcome = live.stop().ok();
     let seen = numbers(Pattern::Sequence, &data(&daq, "raw"));
     let spanned = seen[seen.len() - 1] + 1 - seen[0];
-    assert_eq!(outcome.count("sources.adc.expected"), spanned);
+    let expected = outcome.count("sources.adc.expected");
+    assert!(expected >= spanned, "{expected} and {spanned}");
     let lost = &outcome.report["sources"]["adc"]["lost"];
     assert!(
         lost.get("wire_gap").is_none_or(|count| count == 0),
         "{lost}"
     );
-    // What was refused after the last frame that came shows no gap.
-    assert!(lost["ring_full"].as_u64() <= Some(outcome.count("rings.raw.ring_full")));
+    assert_eq!(
+        lost["ring_full"].as_u64(),
+        Some(outcome.count("rings.raw.ring_full"))
+    );
 }
 
 /// What is written is there when it is read back, in order; before the stop as well as after the start.

@@ -156,10 +156,9 @@ mod tests {
     use daq_core::ledger::SourceReport;
 
     fn numbered() -> Course {
-        Course::new(Some(FrameSequence {
-            max_gap: 10,
-            ..FrameSequence::new(0, 4)
-        }))
+        let mut numbers = FrameSequence::new(0, 4);
+        numbers.max_gap = 10;
+        Course::new(Some(numbers))
     }
 
     fn report(ledger: &SourceLedger, delivered: u64) -> SourceReport {
@@ -172,7 +171,7 @@ mod tests {
     #[test]
     fn losses_are_told_with_the_number_that_shows_them() {
         let (mut course, ledger) = (numbered(), SourceLedger::default());
-        let mut frame = |course: &mut Course, raw| course.frame(Some(raw), Cause::WireGap, &ledger);
+        let frame = |course: &mut Course, raw| course.frame(Some(raw), Cause::WireGap, &ledger);
         assert_eq!(frame(&mut course, 7).sequence, 7);
         course.lose(3, Cause::Overrun, &ledger);
         let damaged = course.damaged(&ledger);

@@ -4,8 +4,8 @@
 //!   slot N-1          slot 0 (the first)            slot 1
 //!   sentinels         payload │ sentinels           sentinels        after one transfer that went right
 //! ```
-//! What lies on a GPU is read by a kernel there, for it is kernels that are to find the bytes; beside a kernel that stays, by
-//! the CPU. Only slots that no other transfer can have reached are looked at.
+//! What lies on a GPU is read by a kernel there, for it is kernels that are to find the bytes; beside kernels that
+//! stay and leave no room, by the CPU. Only slots that no other transfer can have reached are looked at.
 
 use super::DmaError;
 use super::port::Port;
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 pub(crate) const CODE: &[u8] = include_bytes!("ptx/proof.ptx");
 /// How long the kernel may take.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The part of a GPU that kernels may take for good and leave room for the look.
+const ROOMY: f64 = 0.75;
 const BLOCKS: u32 = 32;
 const THREADS: u32 = 256;
 
@@ -126,7 +128,7 @@ impl Prover {
         let (offset, bytes) = (slot * self.stride, self.stride);
         match &self.gpu {
             // A kernel that stays may have left no room for another: then the CPU looks, through the bus.
-            Some(gpu) if gpu.device.share() == 0.0 => {
+            Some(gpu) if gpu.device.share() <= ROOMY => {
                 let base = region.address().as_ptr().addr();
                 gpu.look(self.sentinel, base, offset, bytes, written)
             }
