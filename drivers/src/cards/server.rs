@@ -17,8 +17,9 @@ use crate::vfio_user::wire::{
     REGION_READ_WRITE, REGIONS, Request, UNMAP_ALL, VERSION, errno, long_words, words,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::Mode;
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
@@ -60,7 +61,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `path`, where a socket that nobody listens at any more is replaced.
+    /// Listens at `path`, where a socket that nobody listens at any more is replaced; nobody but this user may connect.
     pub fn bind(path: &Path) -> Result<Self, ServerError> {
         let failed = |action| {
             move |source| ServerError::System {
@@ -79,7 +80,7 @@ impl Server {
             }
             std::fs::remove_file(path).map_err(failed("removing an old socket"))?;
         }
-        let listener = UnixListener::bind(path).map_err(failed("listening"))?;
+        let listener = private(path).map_err(|errno| failed("listening")(errno.into()))?;
         listener
             .set_nonblocking(true)
             .map_err(failed("listening without waiting"))?;
@@ -148,6 +149,21 @@ impl Server {
             }
         }
     }
+}
+
+/// A socket at `path` of which this user alone has the rights, from its first moment on: those of the socket that is bound.
+fn private(path: &Path) -> rustix::io::Result<UnixListener> {
+    let address = SocketAddrUnix::new(path)?;
+    let kind = (
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+    );
+    let socket = rustix::net::socket_with(kind.0, kind.1, kind.2, None)?;
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, 128)?;
+    Ok(socket.into())
 }
 
 impl Drop for Server {

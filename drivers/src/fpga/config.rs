@@ -175,6 +175,8 @@ pub enum When {
     Start,
     /// Before the engine is stopped.
     Stop,
+    /// After the engine was stopped, or would not stop.
+    Stopped,
 }
 
 /// One register of the design to be written, or waited for.
@@ -191,7 +193,9 @@ pub struct RegisterStep {
     pub mask: Option<u32>,
     /// Do not write but wait until the register reads the value, at most so long.
     pub wait: Option<Span>,
-    /// `"start"`: after the engine was armed; `"stop"`: before it is stopped.
+    /// `"start"`: after the engine was armed; `"stop"`: before it is stopped; `"stopped"`: after that. An engine ends the
+    /// transfer that it has begun, for which the design has to go on: one that is switched off by `"stop"` may leave it in
+    /// the middle, and the card is then cut off and reset at each stop.
     #[serde(default)]
     pub when: When,
 }
@@ -238,7 +242,7 @@ pub struct FpgaConfig {
     /// `xdma`, `hook`: whether the card is held back while no slot is free; without this key, `xdma` is and `hook` is not.
     /// If not, it overwrites frames, and what was not copied in time is counted as `overrun`.
     pub credits: Option<bool>,
-    /// Registers of the design to write when the engine is armed, or before it is stopped, in their order.
+    /// Registers of the design to write when the engine is armed, or around its stop, in their order.
     #[serde(default)]
     pub registers: Vec<RegisterStep>,
     /// `litepcie`: the `csr.csv` that the design's build wrote, which says where its registers are.

@@ -283,8 +283,9 @@ impl Engine for Edu {
         }
         // A copy cannot be called off. A device that is gone makes none.
         let is_over = wait_until(patience, || self.settle().unwrap_or(true));
+        // One that did not end in time is not told of, even if it ends later.
+        self.under_way = 0;
         if is_over {
-            self.under_way = 0;
             Ok(())
         } else {
             Err(Stuck {

@@ -379,7 +379,12 @@ impl Device for InProcess {
 
 impl Drop for InProcess {
     fn drop(&mut self) {
-        self.mailbox.lock().is_over = true;
+        {
+            let mut inside = self.mailbox.lock();
+            inside.is_over = true;
+            // A card that is busy looks inside for letters alone.
+            self.mailbox.has_letters.store(true, Ordering::Release);
+        }
         self.mailbox.arrived.notify_one();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

@@ -82,7 +82,7 @@ samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 # engine     = "hook"         # a card that keeps its own driver: a program of yours is given the slots' addresses
 # command    = ["./program-card"]    # hook: that program, run at the start and at the stop
 # path       = "staged"       # never straight into a GPU's memory; "direct": even where that looks impossible
-# registers  = [{ bar = 0, offset = 0x10, value = 1 }, { bar = 0, offset = 0x10, value = 0, when = "stop" }]
+# registers  = [{ bar = 0, offset = 0x10, value = 1 }, { bar = 0, offset = 0x10, value = 0, when = "stopped" }]
 # sequence   = { offset = 0, bytes = 8, endian = "little" }    # a running number in each frame
 "#;
 

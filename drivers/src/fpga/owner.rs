@@ -91,11 +91,30 @@ impl Word {
     }
 }
 
+/// Why an owner was not told something.
+#[derive(Debug, thiserror::Error)]
+pub enum Untold {
+    /// It said why not.
+    #[error("it refused: {0}")]
+    Refused(String),
+    /// Nobody knows what it has heard, and it is told nothing more: a late answer would be taken for that to another word.
+    #[error("{0}")]
+    Lost(io::Error),
+}
+
+impl From<Errno> for Untold {
+    fn from(errno: Errno) -> Self {
+        Self::Lost(errno.into())
+    }
+}
+
 /// The daemon's side.
 #[derive(Debug)]
 pub struct Owner {
     socket: OwnedFd,
     child: Child,
+    /// An answer did not come.
+    is_lost: bool,
 }
 
 impl Owner {
@@ -133,6 +152,7 @@ impl Owner {
         let mut owner = Self {
             socket: ours,
             child,
+            is_lost: false,
         };
         let take = Word::Take {
             version: VERSION,
@@ -150,19 +170,19 @@ impl Owner {
     }
 
     /// Tells of a map that is about to be made; `held` is kept open until it is unmapped.
-    pub fn map(&mut self, address: u64, bytes: u64, held: &[OwnedFd]) -> io::Result<()> {
-        tell_map(&self.socket, address, bytes, held)
+    pub fn map(&mut self, address: u64, bytes: u64, held: &[OwnedFd]) -> Result<(), Untold> {
+        self.once_heard(|socket| tell_map(socket, address, bytes, held))
     }
 
     /// Tells that a map is no more.
-    pub fn unmap(&mut self, address: u64) -> io::Result<()> {
+    pub fn unmap(&mut self, address: u64) -> Result<(), Untold> {
         self.tell(Word::Unmap { address }, &[])
     }
 
     /// Ends the owner: the device is quiet.
-    pub fn finish(mut self) -> io::Result<()> {
+    pub fn finish(mut self) -> Result<(), Untold> {
         self.tell(Word::Done, &[])?;
-        self.child.wait()?;
+        self.child.wait().map_err(Untold::Lost)?;
         Ok(())
     }
 
@@ -171,8 +191,22 @@ impl Owner {
         self.child.id()
     }
 
-    fn tell(&mut self, word: Word, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        tell(&self.socket, word, fds)
+    fn tell(&mut self, word: Word, fds: &[BorrowedFd<'_>]) -> Result<(), Untold> {
+        self.once_heard(|socket| tell(socket, word, fds))
+    }
+
+    /// Tells unless an answer did not come before.
+    fn once_heard(
+        &mut self,
+        tell: impl FnOnce(&OwnedFd) -> Result<(), Untold>,
+    ) -> Result<(), Untold> {
+        if self.is_lost {
+            let why = "it did not answer before; stop this program, and look whether its process is there";
+            return Err(Untold::Lost(io::Error::other(why)));
+        }
+        let told = tell(&self.socket);
+        self.is_lost = matches!(told, Err(Untold::Lost(_)));
+        told
     }
 }
 
@@ -189,7 +223,7 @@ fn connection() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Sends a map with all that keeps its memory, in as many messages as that takes.
-fn tell_map(socket: &OwnedFd, address: u64, bytes: u64, held: &[OwnedFd]) -> io::Result<()> {
+fn tell_map(socket: &OwnedFd, address: u64, bytes: u64, held: &[OwnedFd]) -> Result<(), Untold> {
     for some in held.chunks(MOST_DESCRIPTORS) {
         let some: Vec<_> = some.iter().map(AsFd::as_fd).collect();
         tell(socket, Word::Hold, &some)?;
@@ -198,31 +232,35 @@ fn tell_map(socket: &OwnedFd, address: u64, bytes: u64, held: &[OwnedFd]) -> io:
 }
 
 /// Sends a word with descriptors and waits until it is taken.
-fn tell(socket: &OwnedFd, word: Word, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn tell(socket: &OwnedFd, word: Word, fds: &[BorrowedFd<'_>]) -> Result<(), Untold> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::Error::other(format!(
+        return Err(Untold::Refused(format!(
             "{} descriptors are too many for a message",
             fds.len()
         )));
     }
     let message = word.bytes();
-    rustix::net::sendmsg(
-        socket,
-        &[IoSlice::new(&message)],
-        &mut control,
-        SendFlags::NOSIGNAL,
-    )?;
+    // A socket with a time limit is not asked again by the kernel after a signal.
+    rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(
+            socket,
+            &[IoSlice::new(&message)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )
+    })?;
     let mut answer = [0; ANSWER];
-    let (bytes, _) = rustix::net::recv(socket, &mut answer, RecvFlags::empty())?;
+    let (bytes, _) =
+        rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut answer, RecvFlags::empty()))?;
     match bytes {
-        0 => Err(io::Error::other("it has ended")),
+        0 => Err(Untold::Lost(io::Error::other("it has ended"))),
         MESSAGE if answer[..MESSAGE] == message => Ok(()),
-        _ => Err(io::Error::other(format!(
-            "it refused: {}",
-            String::from_utf8_lossy(&answer[..bytes])
-        ))),
+        _ => {
+            let why = String::from_utf8_lossy(&answer[..bytes]);
+            Err(Untold::Refused(why.into_owned()))
+        }
     }
 }
 

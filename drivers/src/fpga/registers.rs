@@ -45,11 +45,12 @@ impl Action {
     }
 }
 
-/// An engine whose design is started after it and stopped before it.
+/// An engine whose design is started after it, and stopped before or after it.
 pub struct Programmed {
     engine: Box<dyn Engine>,
     start: Vec<Action>,
     stop: Vec<Action>,
+    stopped: Vec<Action>,
     /// Whether the start has begun and the stop has not.
     is_started: bool,
 }
@@ -89,9 +90,27 @@ impl Programmed {
         Ok(Box::new(Self {
             start: actions(When::Start)?,
             stop: actions(When::Stop)?,
+            stopped: actions(When::Stopped)?,
             engine,
             is_started: false,
         }))
+    }
+}
+
+impl Programmed {
+    /// Steps of a stop: one that fails keeps none of the others.
+    fn end(&self, actions: &[Action], patience: Duration) {
+        for action in actions {
+            if let Err(read) = action.run(patience) {
+                let RegisterStep {
+                    bar, offset, value, ..
+                } = &action.step;
+                tracing::warn!(
+                    "{}: register {offset:#x} of BAR {bar} reads {read:#x}, `registers` waited for {value:#x} at the stop",
+                    self.engine.device().name()
+                );
+            }
+        }
     }
 }
 
@@ -151,20 +170,14 @@ impl Engine for Programmed {
     }
 
     fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
-        if std::mem::take(&mut self.is_started) {
-            for action in &self.stop {
-                if let Err(read) = action.run(patience) {
-                    let RegisterStep {
-                        bar, offset, value, ..
-                    } = &action.step;
-                    tracing::warn!(
-                        "{}: register {offset:#x} of BAR {bar} reads {read:#x}, `registers` waited for {value:#x} at the stop",
-                        self.engine.device().name()
-                    );
-                }
-            }
+        if !std::mem::take(&mut self.is_started) {
+            return self.engine.quiesce(patience);
         }
-        self.engine.quiesce(patience)
+        self.end(&self.stop, patience);
+        let stopped = self.engine.quiesce(patience);
+        // Of one that would not stop as well: it will be cut off, and that need not reset the design.
+        self.end(&self.stopped, patience);
+        stopped
     }
 }
 

@@ -72,6 +72,19 @@ fn edu_fills_a_slot_by_as_many_copies_as_it_takes() {
 }
 
 #[test]
+fn edu_tells_of_no_slot_that_was_not_filled_in_time() {
+    let mock = edu();
+    let mut engine = mock.open(&edu::ENTRY, "", Path::new("")).unwrap();
+    engine.arm(&slots()).unwrap();
+    engine.credit(1);
+    mock.registers.set(0x98, 2);
+    assert_eq!(poll(&mut *engine), Ok(0), "the last copy is under way");
+    assert!(engine.quiesce(Duration::ZERO).is_err());
+    mock.registers.set(0x98, 2);
+    assert_eq!(poll(&mut *engine), Ok(0));
+}
+
+#[test]
 fn edu_interrupts_are_acknowledged() {
     let mock = edu();
     let mut engine = mock
@@ -107,6 +120,7 @@ fn a_designs_registers_are_written_around_the_engine() {
         { bar = 0, offset = 0x200, value = 7 },
         { bar = 0, offset = 0x204, value = 0x30, mask = 0xf0 },
         { bar = 0, offset = 0x208, value = 1, mask = 1, wait = \"1 h\" },
+        { bar = 0, offset = 0x210, value = 0, when = \"stopped\" },
         { bar = 0, offset = 0x200, value = 0, when = \"stop\" },
     ]";
     let around = |mock: &Arc<Mock>, keys: &str| {
@@ -123,7 +137,7 @@ fn a_designs_registers_are_written_around_the_engine() {
     mock.registers.set(0x98, 2);
     engine.quiesce(Duration::ZERO).unwrap();
     engine.quiesce(Duration::ZERO).unwrap();
-    assert_eq!(mock.registers.writes(), [(0x200, 0)]);
+    assert_eq!(mock.registers.writes(), [(0x200, 0), (0x210, 0)]);
     // Waited for in vain: the design is stopped again.
     mock.registers.set(0x208, 0x10);
     let mut engine = around(&mock, &steps.replace("1 h", "0 s")).unwrap();
@@ -131,7 +145,7 @@ fn a_designs_registers_are_written_around_the_engine() {
     assert!(error.contains("0x208") && error.contains("0x10"), "{error}");
     mock.registers.writes();
     drop(engine);
-    assert_eq!(mock.registers.writes(), [(0x200, 0)]);
+    assert_eq!(mock.registers.writes(), [(0x200, 0), (0x210, 0)]);
     // A card that is gone is no value.
     let mut engine = around(&mock, steps).unwrap();
     mock.registers.set(0x208, u32::MAX - 1);

@@ -15,7 +15,6 @@ use super::iova::Iovas;
 use super::owner::{self, BUS_MASTER, Owner, PCI_COMMAND, read_config, set_bus_master};
 use crate::sys::vfio as sys;
 use crate::sys::vfio_bar::Bar;
-pub use binding::commands;
 use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::region::{Placement, Region};
 use std::collections::BTreeMap;
@@ -57,6 +56,8 @@ struct State {
     iovas: Iovas,
     /// Mappings of other devices' memory that were given to this one.
     bars: BTreeMap<u64, Arc<Bar>>,
+    /// Regions that are mapped.
+    regions: BTreeMap<u64, Arc<Region>>,
     /// The kind of interrupt that is enabled: an index of VFIO's.
     interrupts: Option<u32>,
     /// `None` once the device is being closed.
@@ -118,7 +119,7 @@ impl Drop for Opened {
 }
 
 impl VfioDevice {
-    /// Opens the device at a PCI address (`0000:3b:00.0`), switches its memory and bus mastering on, and starts its owner:
+    /// Opens the device at a PCI address (`0000:3b:00.0`), which the kernel resets where it can, switches its memory and bus mastering on, and starts its owner:
     /// `program` run as `fpga-owner`, which is this program unless a test has another.
     pub fn open(address: &str, program: Option<&Path>) -> Result<Arc<Self>, DeviceError> {
         let folder = binding::check(Path::new("/"), address)?;
@@ -155,6 +156,7 @@ impl VfioDevice {
             state: Mutex::new(State {
                 iovas: Iovas::new(valid),
                 bars: BTreeMap::new(),
+                regions: BTreeMap::new(),
                 interrupts: None,
                 owner: Some(owner),
             }),
@@ -220,8 +222,17 @@ impl VfioDevice {
         is_device_memory: bool,
     ) -> Result<(), String> {
         let held: Vec<OwnedFd> = if is_device_memory {
-            held::keepers()
-                .map_err(|error| format!("what keeps the memory cannot be found: {error}"))?
+            let held = held::keepers()
+                .map_err(|error| format!("what keeps the memory cannot be found: {error}"))?;
+            if held::is_loose(&held) {
+                return Err(
+                    "no descriptor of this process keeps it (/dev/nvidia*, /dev/gdrdrv, dmabuf), so that it could be \
+                     given to others under the device if this process is killed: mount /proc with the right to read \
+                     /proc/self/fd, or write to host memory by `path = \"staged\"`"
+                        .to_owned(),
+                );
+            }
+            held
         } else {
             Vec::new()
         };
@@ -234,8 +245,8 @@ impl VfioDevice {
                 owner.id()
             )
         })?;
-        // SAFETY: `map` and `map_bar` vouch for the memory: a region, which its caller keeps until `unmap` as the
-        // trait asks, or a BAR, which is kept here. Neither is ever referred to by a Rust reference.
+        // SAFETY: `map` and `map_bar` vouch for the memory: a region or a BAR, which they keep in the state until it
+        // is unmapped, and which their caller has until they do. Neither is ever referred to by a Rust reference.
         let mapped = unsafe { sys::map(&self.opened.container, address, memory, bytes) };
         mapped.map_err(|error| {
             if let Err(error) = owner.unmap(address) {
@@ -276,7 +287,10 @@ impl DmaDevice for VfioDevice {
             });
         };
         let what = format!("memory of {placement}");
-        self.map_memory(memory, region.bytes(), &what, placement != Placement::Host)
+        let is_device_memory = placement != Placement::Host;
+        let address = self.map_memory(memory, region.bytes(), &what, is_device_memory)?;
+        self.state().regions.insert(address, region.clone());
+        Ok(address)
     }
 
     fn unmap(&self, address: u64, bytes: usize) -> Result<(), DmaError> {
@@ -298,6 +312,7 @@ impl DmaDevice for VfioDevice {
         }
         state.iovas.give(address);
         state.bars.remove(&address);
+        state.regions.remove(&address);
         if let Some(owner) = &mut state.owner
             && let Err(error) = owner.unmap(address)
         {
@@ -436,7 +451,7 @@ impl Drop for VfioDevice {
         if let Some(kind) = state.interrupts.take() {
             let _ = self.opened.device.disable_irq(kind);
         }
-        // Only BARs: whatever has a region mapped holds the device.
+        // BARs, and regions whose unmapping was refused: whatever else has a region mapped holds the device.
         for (address, bytes) in state.iovas.taken() {
             if let Err(error) = sys::unmap(self.opened.container(), address, bytes) {
                 tracing::warn!("{}: unmapping at {address:#x}: {error}", self.name);

@@ -14,7 +14,7 @@ use crate::vfio_user::wire::{
 };
 use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::region::Region;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use std::fmt;
@@ -22,10 +22,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a server may take to answer: far longer than one that is well does.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Messages that may come before an answer: the numbers of what was posted before it, of 16 bits, are used up by then.
+const MOST_FOREIGN: u32 = 1 << 16;
+/// Error numbers that Linux has.
+const ERRORS: std::ops::RangeInclusive<i32> = 1..=4095;
 
 /// Configuration space: the command register, and its bits for memory and bus mastering.
 const COMMAND: u64 = 0x04;
@@ -128,8 +133,12 @@ impl Link {
             return Err(broken.into());
         }
         if let Some(error) = inside.receiver.header().refused() {
-            let error = i32::try_from(error).unwrap_or(0);
-            return Err(Failure::Refused(Errno::from_raw_os_error(error)));
+            return Err(match i32::try_from(error) {
+                Ok(error) if ERRORS.contains(&error) => {
+                    Failure::Refused(Errno::from_raw_os_error(error))
+                }
+                _ => Failure::Garbled("it is an error without a number"),
+            });
         }
         read(&mut Fields(inside.receiver.payload())).ok_or(Failure::Garbled("it is too short"))
     }
@@ -212,13 +221,35 @@ impl Inside {
         let bytes = payload.iter().map(|part| part.len()).sum();
         let header = Header::request(self.id(), command, bytes);
         send(&self.stream, header, payload, files)?;
-        loop {
-            // The socket waits, so something is received or it is broken.
-            let received = self.receiver.receive(&self.stream, RecvFlags::empty())?;
+        let deadline = Instant::now() + PATIENCE;
+        let mut foreign = 0;
+        while foreign < MOST_FOREIGN {
+            self.wait(deadline)?;
+            let received = self.receiver.receive(&self.stream, RecvFlags::DONTWAIT)?;
+            if received == Received::Nothing {
+                continue;
+            }
             let answer = self.receiver.header();
-            // A server that answers what was posted is let.
-            if received == Received::Message && answer.is_reply() && answer.id == header.id {
+            if answer.is_reply() && answer.id == header.id {
                 return Ok(());
+            }
+            // A server that answers what was posted is let.
+            foreign += 1;
+        }
+        Err(Broken::Silent)
+    }
+
+    /// Waits until something can be received, `deadline` at the latest.
+    fn wait(&self, deadline: Instant) -> Result<(), Broken> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).ok();
+            let mut fds = [PollFd::new(&self.stream, PollFlags::IN)];
+            match poll(&mut fds, left.as_ref()) {
+                Ok(0) => return Err(Broken::Silent),
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
             }
         }
     }

@@ -65,8 +65,11 @@ pub struct Piece {
 
 #[derive(Debug)]
 enum Memory {
-    /// Host memory of this process.
-    Host(NonNull<u8>),
+    /// Host memory of this process, which is kept.
+    Host {
+        address: NonNull<u8>,
+        _region: Arc<Region>,
+    },
     /// A GPU's, through its mapping.
     Gpu(Arc<Mapped>),
     /// A file of another process.
@@ -121,10 +124,10 @@ impl CardMemory {
             }
             let (now, later) = rest.split_at(length);
             let is_done = match &piece.memory {
-                // SAFETY: `find` says that the bytes lie in the piece, which is mapped: host memory by the contract of
-                // `Piece::of`. No reference to it is made.
-                Memory::Host(memory) => unsafe {
-                    store(memory.as_ptr().wrapping_add(offset), now);
+                // SAFETY: `find` says that the bytes lie in the piece, which is mapped: the piece keeps the region
+                // of host memory. No reference to it is made.
+                Memory::Host { address, .. } => unsafe {
+                    store(address.as_ptr().wrapping_add(offset), now);
                     true
                 },
                 Memory::Gpu(mapped) => mapped.copy_to(offset, now).is_ok(),
@@ -157,8 +160,8 @@ impl CardMemory {
             let (now, later) = rest.split_at_mut(length);
             let is_done = match &piece.memory {
                 // SAFETY: as in `write`.
-                Memory::Host(memory) => unsafe {
-                    load(memory.as_ptr().wrapping_add(offset), now);
+                Memory::Host { address, .. } => unsafe {
+                    load(address.as_ptr().wrapping_add(offset), now);
                     true
                 },
                 Memory::Gpu(mapped) => mapped.copy_from(offset, now).is_ok(),
@@ -200,11 +203,14 @@ impl CardMemory {
 }
 
 impl Piece {
-    /// All of `region`, which lives until the card has it no more: the contract of [`daq_core::dma::DmaDevice::map`].
-    pub fn of(region: &Region) -> Result<Self, GivenError> {
+    /// All of `region`, which is kept until the card has it no more.
+    pub fn of(region: &Arc<Region>) -> Result<Self, GivenError> {
         let memory = match (region.mapping(), region.cpu_address()) {
             (Some(mapped), _) => Memory::Gpu(mapped.clone()),
-            (None, Some(address)) => Memory::Host(address),
+            (None, Some(address)) => Memory::Host {
+                address,
+                _region: region.clone(),
+            },
             (None, None) => return Err(GivenError::Unreachable),
         };
         Ok(Self {
@@ -442,6 +448,17 @@ mod tests {
             }
             prop_assert_eq!(memory.len(), given.len());
         }
+    }
+
+    #[test]
+    fn what_a_card_has_lives_as_long() {
+        let region = region(PAGE);
+        let mut memory = CardMemory::default();
+        memory.give(0, Piece::of(&region).unwrap()).unwrap();
+        let weak = Arc::downgrade(&region);
+        drop(region);
+        assert!(memory.write(0, &[1]) && weak.upgrade().is_some());
+        assert!(memory.take(0, PAGE) && weak.upgrade().is_none());
     }
 
     #[test]

@@ -234,6 +234,12 @@ impl Channel {
             None if !descriptor.has_magic() => Some(MAGIC),
             None if descriptor.bytes == 0 => Some(LENGTH),
             None if descriptor.destination % ALIGNMENT != 0 => Some(ALIGN),
+            None if (descriptor.destination)
+                .checked_add(descriptor.bytes.into())
+                .is_none() =>
+            {
+                Some(LENGTH)
+            }
             None => None,
         };
         if let Some(bit) = wrong {

@@ -57,6 +57,8 @@ const TABLE: usize = 256;
 const AHEAD: u64 = 3;
 /// How long the core takes to give up what it has begun when its table is taken away.
 const SETTLING: Duration = Duration::from_millis(1);
+/// How long a writer that someone else left running may take to stop before it is armed.
+const LEFT_RUNNING: Duration = Duration::from_millis(100);
 
 /// Registers of a writer.
 mod register {
@@ -132,8 +134,8 @@ pub struct Writer {
     slots: u64,
     slot_bytes: usize,
     is_armed: bool,
-    /// Whether the core tells when it is idle.
-    tells_idle: bool,
+    /// Whether the core tells when it is idle; `None` until that was seen.
+    tells_idle: Option<bool>,
     count: Count,
     /// Transfers that were yielded or skipped.
     told: u64,
@@ -158,15 +160,23 @@ impl Writer {
             },
         };
         let registers = device.registers(0)?;
-        let end = map.writer + register::RESET + 4;
-        if end > registers.bytes() {
-            return Err(unfit(
+        let bytes = registers.bytes();
+        let inside = |what: &str, at: u64, length: u64| {
+            let is_inside = at.checked_add(length).is_some_and(|end| end <= bytes);
+            if is_inside && at.is_multiple_of(4) {
+                return Ok(());
+            }
+            Err(unfit(
                 name,
                 format!(
-                    "the writer's registers end at {end:#x}, beyond the {:#x} bytes of BAR 0: is this the csr.csv of the design that is loaded?",
-                    registers.bytes()
+                    "the registers of {what} would lie at {at:#x}, in part beyond the {bytes:#x} bytes of BAR 0 or where no register begins: is this the csr.csv of the design that is loaded?"
                 ),
-            ));
+            ))
+        };
+        inside("the writer", map.writer, register::RESET + 4)?;
+        if let Some(Msi { enable, clear, .. }) = map.msi {
+            inside("interrupts", enable, 4)?;
+            inside("interrupts", clear.unwrap_or(enable), 4)?;
         }
         let read = registers.read(map.writer + register::LOOP);
         if read == GONE {
@@ -211,7 +221,7 @@ impl Writer {
             slots: 1,
             slot_bytes: 0,
             is_armed: false,
-            tells_idle: false,
+            tells_idle: None,
             count: Count::new(ROUNDS),
             told: 0,
             device: device.clone().as_dma(),
@@ -265,6 +275,25 @@ impl Writer {
         }
     }
 
+    /// Has the writer give up what it does, and empties its table.
+    fn halt(&self) {
+        self.write(register::LOOP, 0);
+        self.write(register::RESET, 1);
+        std::thread::sleep(SETTLING);
+        self.write(register::ENABLE, 0);
+        self.write(register::RESET, 1);
+    }
+
+    /// Waits until the writer is idle, in a core that tells it; what it read last where it waited in vain.
+    fn settle(&self, patience: Duration) -> Result<(), u32> {
+        let mut enable = 0;
+        let is_idle = wait_until(patience, || {
+            enable = self.read(register::ENABLE);
+            enable == GONE || self.tells_idle == Some(false) || enable & IDLE != 0
+        });
+        if is_idle { Ok(()) } else { Err(enable) }
+    }
+
     /// The writer's interrupt on or off.
     fn connect(&self, is_on: bool) {
         let Some(Signal { msi, .. }) = &self.signal else {
@@ -313,9 +342,30 @@ impl Engine for Writer {
                 ),
             ));
         }
+        let enable = self.read(register::ENABLE);
+        if enable != GONE && enable & ON != 0 {
+            self.halt();
+        }
         self.write(register::ENABLE, 0);
         self.write(register::RESET, 1);
         self.write(register::LOOP, 0);
+        let idle = self.settle(LEFT_RUNNING);
+        if self.read(register::ENABLE) == GONE {
+            return Err(EngineError::Gone {
+                device: self.device.name().to_owned(),
+            });
+        }
+        if let (Err(enable), Some(true)) = (idle, self.tells_idle) {
+            return Err(unfit(
+                self.device.name(),
+                format!(
+                    "the writer is busy ({enable:#x} at {:#x}) before it was started: reset the card",
+                    self.map.writer
+                ),
+            ));
+        }
+        // One that has not told it by now never does.
+        self.tells_idle.get_or_insert(idle.is_ok());
         let entry = u32::try_from(slots.bytes).unwrap_or(0) | WHOLE;
         let entry = entry | if self.signal.is_some() { 0 } else { SILENT };
         let (before, from_first) = slots.addresses.split_at(slots.first);
@@ -325,13 +375,6 @@ impl Engine for Writer {
             self.write(register::VALUE_LOW, low);
             self.write(register::PUSH, high);
         }
-        let enable = self.read(register::ENABLE);
-        if enable == GONE {
-            return Err(EngineError::Gone {
-                device: self.device.name().to_owned(),
-            });
-        }
-        self.tells_idle = enable & IDLE != 0;
         self.slots = count as u64;
         self.slot_bytes = slots.bytes;
         self.count = Count::new(ROUNDS * self.slots);
@@ -405,25 +448,13 @@ impl Engine for Writer {
             self.count.advance(finished);
         }
         self.is_armed = false;
-        self.write(register::LOOP, 0);
-        self.write(register::RESET, 1);
-        std::thread::sleep(SETTLING);
-        self.write(register::ENABLE, 0);
-        self.write(register::RESET, 1);
+        self.halt();
         self.connect(false);
-        // This read also pushes what is on its way before it.
-        let is_idle = wait_until(patience, || {
-            let enable = self.read(register::ENABLE);
-            enable == GONE || !self.tells_idle || enable & IDLE != 0
-        });
-        if is_idle {
-            Ok(())
-        } else {
-            Err(Stuck {
-                engine: format!("{} of {}", ENTRY.name, self.device.name()),
-                waited: patience,
-            })
-        }
+        // Its reads also push what is on its way before them.
+        self.settle(patience).map_err(|_| Stuck {
+            engine: format!("{} of {}", ENTRY.name, self.device.name()),
+            waited: patience,
+        })
     }
 }
 

@@ -140,6 +140,8 @@ fn a_writer_that_stays_busy_is_stuck() {
     let mut engine = armed(&mock, 8);
     mock.registers.hold(0x2000, 0);
     assert!(engine.quiesce(Duration::ZERO).is_err());
+    let error = engine.arm(&slots(8)).unwrap_err().to_string();
+    assert!(error.contains("reset the card"), "{error}");
     // One that does not tell is taken at its word.
     let mock = device();
     mock.registers.hold(0x2000, 0);
@@ -168,6 +170,45 @@ fn slots_that_it_cannot_reach_are_refused() {
         "{error}"
     );
     assert!(open(&mock, "base = 0xfff0", Path::new("")).is_err());
+}
+
+#[test]
+fn a_writer_that_was_left_running_is_stopped_first() {
+    let mock = device();
+    let mut engine = open(&mock, BASE, Path::new("")).unwrap();
+    mock.registers.set(0x2000, 1);
+    engine.arm(&slots(4)).unwrap();
+    assert_eq!(
+        mock.registers.writes()[..4],
+        [(0x2010, 0), (0x201c, 1), (0x2000, 0), (0x201c, 1)]
+    );
+}
+
+#[test]
+fn registers_outside_of_the_bar_are_refused_when_it_is_opened() {
+    let directory = tempfile::tempdir().unwrap();
+    let told = |writer: u64, enable: u64, clear: u64| {
+        let text = format!(
+            "csr_register,pcie_dma0_writer_enable,{writer:#x},1,rw\n\
+             csr_register,pcie_msi_enable,{enable:#x},1,rw\n\
+             csr_register,pcie_msi_clear,{clear:#x},1,rw\n"
+        );
+        std::fs::write(directory.path().join("csr.csv"), text).unwrap();
+        let opened = open(&device(), "csr = \"csr.csv\"", directory.path());
+        opened.err().map(|error| error.to_string())
+    };
+    assert_eq!(told(0xffe0, 0xfffc, 0xfff8), None);
+    for (writer, enable, clear) in [
+        (0xffe4, 0, 0),
+        (0x2002, 0, 0),
+        (u64::MAX - 3, 0, 0),
+        (0x2000, 0x1_0000, 0),
+        (0x2000, 0x2802, 0),
+        (0x2000, 0x2800, u64::MAX - 1),
+    ] {
+        let error = told(writer, enable, clear).unwrap();
+        assert!(error.contains("csr.csv of the design"), "{error}");
+    }
 }
 
 #[test]

@@ -9,13 +9,18 @@ const VFIO: &str = "vfio-pci";
 /// Drivers that do no DMA of their own; a group with a bridge of theirs can be owned.
 const HARMLESS: [&str; 2] = ["pcieport", "pci-stub"];
 
-/// The commands that give `address` to vfio-pci.
-pub fn commands(address: &str) -> String {
+/// The commands that give `address` to vfio-pci, from the driver that it has.
+fn commands(address: &str, has_driver: bool) -> String {
     let device = format!("/sys/bus/pci/devices/{address}");
+    let unbind = if has_driver {
+        format!("echo {address} > {device}/driver/unbind; ")
+    } else {
+        String::new()
+    };
     format!(
-        "driverctl set-override {address} {VFIO} (kept over restarts), or until the next start: \
+        "(as root) driverctl set-override {address} {VFIO} (kept over restarts), or until the next start: \
          modprobe {VFIO}; echo {VFIO} > {device}/driver_override; \
-         echo {address} > {device}/driver/unbind; echo {address} > /sys/bus/pci/drivers_probe"
+         {unbind}echo {address} > /sys/bus/pci/drivers_probe"
     )
 }
 
@@ -47,10 +52,12 @@ pub fn check(root: &Path, address: &str) -> Result<PathBuf, DeviceError> {
     if driver.as_deref() != Some(VFIO) {
         return Err(error(format!(
             "it belongs to {}, not to {VFIO}; give it to {VFIO} by: {}",
-            driver.map_or("no driver".to_owned(), |driver| format!(
-                "the driver {driver}"
-            )),
-            commands(address)
+            driver
+                .as_ref()
+                .map_or("no driver".to_owned(), |driver| format!(
+                    "the driver {driver}"
+                )),
+            commands(address, driver.is_some())
         )));
     }
     let others = in_the_way(&device.join("iommu_group/devices"), address);
@@ -61,7 +68,7 @@ pub fn check(root: &Path, address: &str) -> Result<PathBuf, DeviceError> {
             .collect();
         let remedies: Vec<_> = others
             .iter()
-            .map(|(address, _)| commands(address))
+            .map(|(address, _)| commands(address, true))
             .collect();
         return Err(error(format!(
             "the kernel hands over IOMMU group {group} as a whole, and others in it belong to drivers: {}. Put the card \
@@ -203,7 +210,13 @@ mod tests {
             told.contains("echo vfio-pci > /sys/bus/pci/devices/0000:3b:00.0/driver_override"),
             "{told}"
         );
-        assert!(refusal(&root, "0000:3c:00.0").contains("belongs to no driver"));
+        assert!(
+            told.contains("driver/unbind") && told.contains("as root"),
+            "{told}"
+        );
+        let free = refusal(&root, "0000:3c:00.0");
+        assert!(free.contains("belongs to no driver"), "{free}");
+        assert!(!free.contains("unbind"), "{free}");
         assert!(refusal(&root, "0000:3d:00.0").contains("no IOMMU"));
     }
 

@@ -10,9 +10,17 @@ use std::path::Path;
 /// GDRCopy's, and exported memory.
 const KEEPERS: [&str; 3] = ["/dev/nvidia", "/dev/gdrdrv", "/dmabuf:"];
 
+/// What is there where NVIDIA's driver is.
+const DRIVER: &str = "/dev/nvidiactl";
+
 /// Duplicates of all descriptors of this process that keep a GPU's memory.
 pub fn keepers() -> io::Result<Vec<OwnedFd>> {
     opened(&KEEPERS)
+}
+
+/// Whether memory of a GPU that nothing of `held` keeps may be given to somebody else under the device.
+pub fn is_loose(held: &[OwnedFd]) -> bool {
+    held.is_empty() && Path::new(DRIVER).exists()
 }
 
 /// Duplicates of the descriptors of what begins with one of `names`.
@@ -27,11 +35,21 @@ fn opened(names: &[&str]) -> io::Result<Vec<OwnedFd>> {
             continue;
         };
         // Another thread may close it at any time, and open something else: what was duplicated is looked at.
-        if is_named(number, names)
-            && let Ok(copy) = sys::duplicate(number)
-            && is_named(copy.as_raw_fd(), names)
-        {
-            found.push(copy);
+        if !is_named(number, names) {
+            continue;
+        }
+        match sys::duplicate(number) {
+            Ok(copy) if is_named(copy.as_raw_fd(), names) => found.push(copy),
+            Ok(_) => {}
+            Err(error) if error.raw_os_error() == Some(libc::EBADF) => {}
+            Err(error) => {
+                return Err(io::Error::new(
+                    error.kind(),
+                    format!(
+                        "{error}; if descriptors have run out, raise LimitNOFILE= in the unit, or ulimit -n"
+                    ),
+                ));
+            }
         }
     }
     Ok(found)

@@ -148,6 +148,8 @@ pub const FAULTS: &[&str] = &[
     "write-back-error",
     "result-damaged",
     "result-missing",
+    "packet-cut",
+    "count-went-back",
 ];
 /// In [`FAULTS`]: the word with the count says that there was an error, the status does not say which.
 pub const UNNAMED: usize = ERRORS.len();
@@ -155,6 +157,10 @@ pub const UNNAMED: usize = ERRORS.len();
 pub const DAMAGED: usize = UNNAMED + 1;
 /// In [`FAULTS`]: the count tells of a transfer whose result does not come.
 pub const MISSING: usize = UNNAMED + 2;
+/// In [`FAULTS`], and the engine goes on: a packet was longer than a slot and has become several frames.
+pub const CUT: usize = UNNAMED + 3;
+/// In [`FAULTS`]: the count is lower than it was, or has moved by half of its range within one look.
+pub const WENT_BACK: usize = UNNAMED + 4;
 
 /// Bytes of a descriptor, and of the space of a result.
 pub const DESCRIPTOR: usize = 32;
@@ -166,6 +172,8 @@ pub const COMPLETED: u32 = 1 << 1;
 pub const LENGTH_BITS: u32 = 28;
 /// Upper half of a result's first word.
 pub const RESULT_MAGIC: u32 = 0x52b4;
+/// In a result's first word: the packet ends with this transfer.
+pub const END_OF_PACKET: u32 = 1;
 
 /// Bits of the count in the word that is written to memory.
 pub const COUNT_BITS: u32 = 24;

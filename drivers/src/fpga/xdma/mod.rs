@@ -6,15 +6,16 @@
 //! # How a finished transfer is learnt of
 //! The engine writes a result (length, end of packet) for each descriptor, and after it its count to an address of our
 //! choosing. With credits the results alone are looked at: one is zeroed before its slot is given again, so what is not
-//! zero is new. Without, the engine may write a result at any time, so nothing can be zeroed, and the count says how far
-//! the results are valid. No register is read but every [`LOOK`]th time that nothing was found, to see errors and that
-//! the card is still there.
+//! zero is new; one that says no bytes may be half of another, and counts when it is seen a second time. Without, the engine may write a result at any time, so nothing can be zeroed, and the count says how far
+//! the results are valid. No register is read but every [`LOOK`]th time that nothing was found, and each [`LOOK_TIME`],
+//! to see errors and that the card is still there.
 //!
 //! # Counts
 //! The count has 24 bits in memory and is zero when the engine starts. With credits at most 1023 transfers are under
-//! way, so it never moves by 2^24 between two looks. Without, it would have to within one look: 2^24 transfers of at
-//! least 64 bytes are a gigabyte, a quarter of a second at the least on any link that there is; whoever looks more
-//! rarely has lost all those frames anyway, and loses count of multiples of 2^24 of them.
+//! way, so it never is as far as 2^23 from what was told. Without, it would have to move by 2^23 within one look: so many
+//! transfers of at least 64 bytes are half a gigabyte, an eighth of a second at the least on any link that there is. More
+//! than that is taken for a count that went back, a fault by which the engine begins anew; whoever looks more rarely has
+//! lost all those frames anyway, and loses count of multiples of 2^24 of them.
 
 mod layout;
 mod ring;
@@ -30,9 +31,9 @@ use daq_core::config::Problem;
 use daq_core::dma::{Caps, Completions, DmaDevice, Done, Engine, EngineError, Slots, Stuck};
 use layout::{
     ANY_ERROR, BUSY, C2H, C2H_SGDMA, CHANNEL, CHANNELS, COMMON, CONFIG, COUNT_BITS, COUNT_ERROR,
-    DAMAGED, DESCRIPTOR_DONE, ERRORS, FAULTS, H2C, ID_C2H, ID_CONFIG, ID_H2C, ID_IRQ, ID_STREAM,
-    IRQ, LENGTH_BITS, MISSING, MOST_CREDITS, RUN, SPACE, UNNAMED, WRITE_BACK, channel, common, irq,
-    sgdma,
+    CUT, DAMAGED, DESCRIPTOR_DONE, ERRORS, FAULTS, H2C, ID_C2H, ID_CONFIG, ID_H2C, ID_IRQ,
+    ID_STREAM, IRQ, LENGTH_BITS, MISSING, MOST_CREDITS, RUN, SPACE, UNNAMED, WENT_BACK, WRITE_BACK,
+    channel, common, irq, sgdma,
 };
 use ring::{Outcome, Ring};
 use std::sync::Arc;
@@ -65,6 +66,9 @@ const MAX_TRANSFER: usize = (1 << LENGTH_BITS) - 64;
 const AHEAD: u64 = 2;
 /// How many looks in vain there are for one look at the status.
 const LOOK: u32 = 1024;
+/// How long at most none is made while nothing is found, and how many looks in vain there are for one at the time.
+const LOOK_TIME: Duration = Duration::from_millis(100);
+const LOOK_AT_TIME: u32 = 16;
 /// How long a result may come after its count.
 const RESULT_PATIENCE: Duration = Duration::from_secs(1);
 /// How long an engine that someone else left running may take to stop before it is armed.
@@ -132,6 +136,13 @@ pub struct Xdma {
     count: Count,
     /// Looks in vain since something was found.
     vain: u32,
+    /// When the status was looked at, and how often it is at least.
+    looked: Instant,
+    look_time: Duration,
+    /// A transfer whose result, seen once, says no bytes.
+    empty: Option<u64>,
+    /// Whether the last transfer was told of and its packet goes on.
+    is_open: bool,
     /// Since when a result is missing that the count tells of.
     missing_since: Option<Instant>,
     result_patience: Duration,
@@ -178,10 +189,19 @@ impl Xdma {
         };
         let bit = 1_u32 << (u64::from(common::C2H_BIT) + channel);
         let holds = wants_credits(config);
+        // One that somebody left running and that waits for credits would be let loose by what follows.
+        let control = registers.read(at + channel::CONTROL);
+        if control & RUN != 0 || registers.read(at + channel::STATUS) & BUSY != 0 {
+            registers.write(at + channel::CONTROL_CLEAR, RUN);
+            idle(name, &*registers, channel)?;
+        }
         if holds {
+            let before = registers.read(COMMON + common::CREDIT_MODE);
             registers.write(COMMON + common::CREDIT_MODE_SET, bit);
             let modes = registers.read(COMMON + common::CREDIT_MODE);
-            registers.write(COMMON + common::CREDIT_MODE_CLEAR, bit);
+            if before & bit == 0 {
+                registers.write(COMMON + common::CREDIT_MODE_CLEAR, bit);
+            }
             if modes & bit == 0 {
                 let at = COMMON + common::CREDIT_MODE;
                 return Err(unfit(
@@ -220,6 +240,10 @@ impl Xdma {
             told: 0,
             count: Count::new(1 << COUNT_BITS),
             vain: 0,
+            looked: Instant::now(),
+            look_time: LOOK_TIME,
+            empty: None,
+            is_open: false,
             missing_since: None,
             result_patience: RESULT_PATIENCE,
             errors: 0,
@@ -255,14 +279,13 @@ impl Xdma {
         }
     }
 
-    /// What is told of a transfer that is done; `None` where its result is not one of a transfer into a slot.
-    const fn done(&self, length: u32) -> Option<usize> {
-        let length = length as usize;
-        if length <= self.slot_bytes {
-            Some(length)
-        } else {
-            None
+    /// Transfers that are finished by what the count reads.
+    fn finished(&self, count: u32) -> Result<u64, EngineError> {
+        let finished = self.count.peek(u64::from(count & MASK));
+        if finished - self.count.total() > u64::from(HALF) {
+            return Err(self.faulted(vec![FAULTS[WENT_BACK]]));
         }
+        Ok(finished)
     }
 
     /// Yields transfers up to `bound` whose results are there; how many.
@@ -272,26 +295,32 @@ impl Xdma {
         let (mut found, mut timestamp) = (0, None);
         while self.told < bound && done.room() > 0 {
             let slot = usize::try_from((self.first as u64 + self.told) % slots).unwrap_or(0);
-            let length = match ring.result(slot) {
+            let (length, is_end) = match ring.result(slot) {
                 Outcome::None => break,
-                Outcome::Done(length) => self.done(length),
-                Outcome::Damaged => None,
-            };
-            let Some(length) = length else {
-                // What was found before it is told first.
-                if found > 0 {
-                    break;
+                // The other half may be on its way.
+                Outcome::Done(0, _) if self.empty.replace(self.told) != Some(self.told) => break,
+                Outcome::Done(length, is_end) if length as usize <= self.slot_bytes => {
+                    (length as usize, is_end)
                 }
-                return Err(self.faulted(vec![FAULTS[DAMAGED]]));
+                // What was found before it is told first.
+                Outcome::Done(..) | Outcome::Damaged if found > 0 => break,
+                Outcome::Done(..) | Outcome::Damaged => {
+                    return Err(self.faulted(vec![FAULTS[DAMAGED]]));
+                }
             };
             if self.holds {
                 ring.forget(slot);
             }
             done.push(Done {
                 length,
-                is_bad: false,
+                is_bad: length == 0,
                 timestamp: *timestamp.get_or_insert_with(now),
             });
+            // Told at the packet's end, so that a stream that has none has no packets.
+            if is_end && self.is_open {
+                done.fault(CUT);
+            }
+            self.is_open = !is_end;
             self.told += 1;
             found += 1;
         }
@@ -305,7 +334,13 @@ impl Xdma {
             .as_ref()
             .filter(|_| self.counts_here)
             .map_or(0, Ring::count);
-        if self.counts_here && self.count.peek(u64::from(count & MASK)) > self.told {
+        // What the count tells beyond what was told: results come before it, so it is at most behind.
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the lowest bits, as the count has"
+        )]
+        let beyond = count.wrapping_sub(self.told as u32) & MASK;
+        if self.counts_here && (1..HALF).contains(&beyond) {
             let since = *self.missing_since.get_or_insert_with(Instant::now);
             if since.elapsed() >= self.result_patience {
                 return Err(self.faulted(vec![FAULTS[MISSING]]));
@@ -315,9 +350,12 @@ impl Xdma {
         }
         self.vain = self.vain.wrapping_add(1);
         let is_told = count & COUNT_ERROR != 0 || self.errors != 0;
-        if !is_told && !self.vain.is_multiple_of(LOOK) {
+        let is_due = self.vain.is_multiple_of(LOOK)
+            || self.vain.is_multiple_of(LOOK_AT_TIME) && self.looked.elapsed() >= self.look_time;
+        if !is_told && !is_due {
             return Ok(());
         }
+        self.looked = Instant::now();
         let status = self.read(channel::STATUS);
         if status == GONE {
             return Err(self.gone());
@@ -360,6 +398,31 @@ impl Xdma {
 
 /// The bits of a count that are one.
 const MASK: u32 = (1 << COUNT_BITS) - 1;
+/// Half of its range.
+const HALF: u32 = 1 << (COUNT_BITS - 1);
+
+/// Waits until a channel that was told to stop is idle, or says what helps.
+fn idle(device: &str, registers: &dyn Registers, channel: u64) -> Result<(), EngineError> {
+    let mut status = 0;
+    let is_idle = wait_until(LEFT_RUNNING, || {
+        status = registers.read(C2H + CHANNEL * channel + channel::STATUS);
+        status == GONE || status & BUSY == 0
+    });
+    if status == GONE {
+        return Err(EngineError::Gone {
+            device: device.to_owned(),
+        });
+    }
+    if is_idle {
+        return Ok(());
+    }
+    Err(unfit(
+        device,
+        format!(
+            "channel {channel} is busy (status {status:#010x}) before it was started: reset the card"
+        ),
+    ))
+}
 
 /// Why a device has no XDMA: what its BARs read.
 fn not_found(device: &dyn Device) -> String {
@@ -424,23 +487,7 @@ impl Engine for Xdma {
             ));
         }
         self.write(channel::CONTROL_CLEAR, u32::MAX);
-        let mut status = 0;
-        let is_idle = wait_until(LEFT_RUNNING, || {
-            status = self.read(channel::STATUS);
-            status == GONE || status & BUSY == 0
-        });
-        if status == GONE {
-            return Err(self.gone());
-        }
-        if !is_idle {
-            return Err(unfit(
-                self.device.name(),
-                format!(
-                    "channel {} is busy (status {status:#010x}) before it was started: reset the card",
-                    self.channel
-                ),
-            ));
-        }
+        idle(name, &*self.registers, self.channel)?;
         let ring = match self.ring.take() {
             Some(ring) if ring.slots() == count => ring,
             _ => Ring::new(self.device.clone(), count)?,
@@ -451,7 +498,8 @@ impl Engine for Xdma {
         self.counts_here = slots.bell.is_none();
         (self.credited, self.told, self.vain, self.errors) = (0, 0, 0, 0);
         self.count = Count::new(1 << COUNT_BITS);
-        self.missing_since = None;
+        (self.missing_since, self.empty, self.is_open) = (None, None, false);
+        self.looked = Instant::now();
         // Errors of before.
         self.read(channel::STATUS_TAKE);
 
@@ -496,11 +544,15 @@ impl Engine for Xdma {
         let bound = if self.holds {
             self.credited
         } else {
-            let finished = self.count.advance(u64::from(ring.count() & MASK));
+            let count = ring.count();
+            let finished = self.finished(count)?;
+            self.count.advance(finished);
             let lapsed = (finished + AHEAD).saturating_sub(ring.slots() as u64);
             if self.told < lapsed {
                 done.skip(lapsed - self.told);
                 self.told = lapsed;
+                // How far its packet went is not known.
+                self.is_open = false;
             }
             finished
         };
@@ -530,7 +582,7 @@ impl Engine for Xdma {
         };
         let slots = ring.slots() as u64;
         if !self.is_armed {
-            let finished = self.count.peek(u64::from(ring.count() & MASK));
+            let finished = self.finished(ring.count())?;
             return Ok((finished + AHEAD).saturating_sub(slots));
         }
         // The register and not the word in memory: what it counts has been written before the answer comes.
@@ -538,7 +590,7 @@ impl Engine for Xdma {
         if count == GONE && self.read(channel::ID) == GONE {
             return Err(self.gone());
         }
-        let finished = self.count.peek(u64::from(count & MASK));
+        let finished = self.finished(count)?;
         Ok((finished + AHEAD).saturating_sub(slots))
     }
 

@@ -7,7 +7,7 @@
 //!          └─ next: a circle
 //! ```
 
-use super::layout::{COMPLETED, DESCRIPTOR, DESCRIPTOR_MAGIC, RESULT_MAGIC};
+use super::layout::{COMPLETED, DESCRIPTOR, DESCRIPTOR_MAGIC, END_OF_PACKET, RESULT_MAGIC};
 use daq_core::dma::{DmaBuffer, DmaDevice, DmaError, Slots};
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use std::sync::Arc;
 pub enum Outcome {
     /// Nothing yet.
     None,
-    /// So many bytes were written.
-    Done(u32),
+    /// So many bytes were written, 0 among them; whether the packet ends there.
+    Done(u32, bool),
     /// It is no result.
     Damaged,
 }
@@ -81,11 +81,10 @@ impl Ring {
         let word = self.memory.read64(self.result_offset(slot));
         #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
         let (state, length) = (word as u32, (word >> 32) as u32);
-        // No transfer is empty: a pair of which one half is zero is not whole yet.
-        if state == 0 || length == 0 {
+        if state == 0 {
             Outcome::None
         } else if state >> 16 == RESULT_MAGIC {
-            Outcome::Done(length)
+            Outcome::Done(length, state & END_OF_PACKET != 0)
         } else {
             Outcome::Damaged
         }

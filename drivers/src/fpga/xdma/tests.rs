@@ -253,6 +253,89 @@ fn every_error_bit_has_its_name() {
 }
 
 #[test]
+fn a_missing_result_is_told_after_the_count_has_wrapped() {
+    let mut engine = armed(&device(), "", &slots(3));
+    engine.result_patience = Duration::ZERO;
+    // As after so many transfers that were told.
+    engine.told = (1 << 24) - 1;
+    engine.credited = engine.told;
+    engine.credit(3);
+    // The count may be behind the results.
+    count(&engine, MASK - 1);
+    assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
+    count(&engine, MASK);
+    assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
+    for (word, lacking) in [(0, 0), (1, 1)] {
+        count(&engine, word);
+        let error = poll(&mut engine, 8).unwrap_err().to_string();
+        assert!(error.contains("result-missing"), "{error}");
+        finish(&engine, lacking, 0x52b4_0000, 64);
+        assert_eq!(poll(&mut engine, 8), Ok((vec![64], 0)));
+        assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
+    }
+}
+
+#[test]
+fn packets_longer_than_a_slot_are_told() {
+    let mut engine = armed(&device(), "", &slots(6));
+    let cut = |engine: &mut Xdma| {
+        let mut done = Completions::new(8, FAULTS.len());
+        engine.poll(&mut done).unwrap();
+        (done.as_slice().len(), done.faults()[CUT])
+    };
+    engine.credit(6);
+    // No end: a stream without packets, for all that is known.
+    finish(&engine, 0, 0x52b4_0000, 4096);
+    finish(&engine, 1, 0x52b4_0000, 4096);
+    assert_eq!(cut(&mut engine), (2, 0));
+    finish(&engine, 2, 0x52b4_0001, 64);
+    assert_eq!(cut(&mut engine), (1, 1));
+    finish(&engine, 3, 0x52b4_0001, 4096);
+    assert_eq!(cut(&mut engine), (1, 0), "one that fills its slot is whole");
+    finish(&engine, 4, 0x52b4_0000, 4096);
+    finish(&engine, 5, 0x52b4_0001, 1);
+    assert_eq!(cut(&mut engine), (2, 1));
+}
+
+#[test]
+fn an_empty_packet_is_bad_and_stalls_nothing() {
+    let mut engine = armed(&device(), "", &slots(3));
+    engine.credit(3);
+    finish(&engine, 0, 0x52b4_0001, 0);
+    finish(&engine, 1, 0x52b4_0001, 5);
+    let mut done = Completions::new(8, FAULTS.len());
+    engine.poll(&mut done).unwrap();
+    assert_eq!(done.as_slice().len(), 0, "it may be half of a result");
+    engine.poll(&mut done).unwrap();
+    let told = done
+        .as_slice()
+        .iter()
+        .map(|done| (done.length, done.is_bad));
+    assert_eq!(told.collect::<Vec<_>>(), [(0, true), (5, false)]);
+}
+
+#[test]
+fn an_idle_card_that_is_gone_is_told_in_time() {
+    let mock = device();
+    let mut engine = armed(&mock, "", &slots(3));
+    engine.look_time = Duration::ZERO;
+    mock.registers.remove();
+    let seen = (0..LOOK_AT_TIME).any(|_| poll(&mut engine, 8).is_err());
+    assert!(seen);
+}
+
+#[test]
+fn a_channel_that_was_left_running_is_stopped_before_its_mode_changes() {
+    let mock = device();
+    mock.registers.set(0x1104, 1);
+    mock.registers.set(0x1140, 1);
+    mock.registers.set(0x6020, 1 << 17);
+    open(&mock, "").unwrap();
+    // The mode is left as it was found.
+    assert_eq!(mock.registers.writes(), [(0x110c, 1), (0x6024, 1 << 17)]);
+}
+
+#[test]
 fn a_card_that_is_gone_is_told() {
     let mock = device();
     let mut engine = armed(&mock, "", &slots(3));
@@ -285,8 +368,13 @@ fn a_busy_engine_is_stuck_and_cut_off() {
     drop(idle);
     assert_eq!(mock.cut_off.load(Ordering::SeqCst), 1, "once is enough");
     assert_eq!(mock.mapped.load(Ordering::SeqCst), 0);
-    // Nor is one armed that runs already.
-    let mut engine = open(&mock, "").unwrap();
+    // Nor is one armed that runs already; nor has it its mode changed.
+    let mut engine = open(&device(), "").unwrap();
+    mock.registers.writes();
+    let error = open(&mock, "").err().unwrap().to_string();
+    assert!(error.contains("reset the card"), "{error}");
+    assert_eq!(mock.registers.writes(), [(0x110c, 1)]);
+    engine.registers = mock.registers.clone();
     let error = engine.arm(&slots).unwrap_err().to_string();
     assert!(error.contains("reset the card"), "{error}");
 }
@@ -338,9 +426,15 @@ fn it_goes_round_without_credits() {
     mock.registers.set(0x1148, 17);
     assert_eq!(engine.lapsed(), Ok(11));
     assert_eq!(poll(&mut engine, 8), Ok((vec![4096; 4], 0)));
-    // A whole count of all ones is no card that is gone.
+    // A whole count of all ones is no card that is gone, but one that went back is no progress.
     mock.registers.set(0x1148, u32::MAX);
-    assert!(engine.lapsed().is_ok());
+    let back = engine.lapsed().unwrap_err();
+    assert!(back.to_string().contains("count-went-back"), "{back}");
+    count(&engine, 14);
+    let back = poll(&mut engine, 8).unwrap_err();
+    assert!(back.to_string().contains("count-went-back"), "{back}");
+    count(&engine, 15);
+    assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
     mock.registers.remove();
     assert!(matches!(engine.lapsed(), Err(EngineError::Gone { .. })));
 }
