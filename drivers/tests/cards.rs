@@ -114,6 +114,38 @@ fn every_byte_arrives() {
     });
 }
 
+/// A card that never waits hears that it is over.
+#[test]
+fn a_busy_card_can_be_dropped() {
+    let device = inproc::open(build("litepcie", &options(None)).unwrap()).unwrap();
+    let registers = device.registers(0).unwrap();
+    // One slot in memory that it was not given, gone round for ever.
+    for (offset, value) in [
+        (0x3804, 4096 | 1 << 24 | 1 << 25),
+        (0x3808, 0x1_0000),
+        (0x380c, 0),
+        (0x3810, 1),
+        (0x3800, 1),
+    ] {
+        registers.write(offset, value);
+    }
+    until("a round", || registers.read(0x3814) >> 16 > 0);
+    drop(registers);
+    drop(device);
+}
+
+/// What can program a card's DMA can write the memory of whoever uses it.
+#[test]
+fn nobody_else_may_use_a_socket() {
+    use std::os::unix::fs::PermissionsExt;
+    let served = Served::new(&options(None));
+    let mode = std::fs::metadata(served.path())
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
 #[test]
 fn interrupts_come() {
     each(&options(None), |device| {

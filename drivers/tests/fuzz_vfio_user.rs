@@ -1,19 +1,24 @@
-//! Whatever a user of a card sends: no panic, nothing that hangs, and the next user is served.
+//! Whatever a user of a card sends: no panic, nothing that hangs, and the next user is served. Whatever a server answers:
+//! no panic, nothing that hangs.
 //!
 //! `DAQ_FUZZ_SECONDS` says for how long each target runs (1 by default).
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
+use daq_core::dma::DmaMap;
+use daq_core::region::{HostOptions, Region};
 use daq_drivers::cards::build;
 use daq_drivers::cards::endpoint::Endpoint;
 use daq_drivers::cards::options::CardOptions;
 use daq_drivers::cards::server::attend;
-use daq_drivers::vfio_user::socket::send;
+use daq_drivers::fpga::vfio_user;
+use daq_drivers::vfio_user::socket::{Receiver, send};
 use daq_drivers::vfio_user::wire::{Access, Command, Header, Request, long_words, words};
+use rustix::net::RecvFlags;
 use std::io::Write;
 use std::net::Shutdown;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 fn time() -> Duration {
@@ -106,5 +111,94 @@ fn fuzz_sessions() {
             endpoint.detach();
             assert!(endpoint.memory().is_empty());
             assert!(!endpoint.is_removed());
+        });
+}
+
+type Answer = (u8, u32, Vec<u8>);
+
+/// Answers requests as `answers` say, nearly right most of the time, and leaves after the last.
+fn answer(stream: &UnixStream, answers: &[Answer]) {
+    let mut receiver = Receiver::default();
+    let mut answers = answers.iter();
+    loop {
+        if receiver.receive(stream, RecvFlags::empty()).is_err() {
+            return;
+        }
+        let asked = receiver.header();
+        // What was posted is not answered.
+        if asked.flags & 1 << 4 != 0 {
+            continue;
+        }
+        let Some((kind, number, bytes)) = answers.next() else {
+            return;
+        };
+        let mut payload = receiver.payload().to_vec();
+        match kind & 3 {
+            0 => payload.extend(bytes),
+            1 => payload.extend([0; 64]),
+            2 => payload = bytes.clone(),
+            _ => payload.truncate(usize::try_from(number % 64).unwrap()),
+        }
+        let mut header = asked.reply(payload.len());
+        if kind & 0b1100 == 0b1100 {
+            header = Header {
+                error: *number,
+                ..asked.refusal(1)
+            };
+            header.bytes += u32::try_from(payload.len()).unwrap();
+        }
+        if kind & 0b1111_0000 == 0b1111_0000 {
+            header.bytes = *number;
+        }
+        if kind & 0b11_0000 == 0b10_0000 {
+            // An answer to something else first.
+            let foreign = Header {
+                id: asked.id.wrapping_add(1),
+                ..asked.reply(bytes.len())
+            };
+            let _ = send(stream, foreign, &[bytes], &[]);
+        }
+        if send(stream, header, &[&payload], &[]).is_err() {
+            return;
+        }
+        if header.bytes as usize != 16 + payload.len() {
+            // Whoever waits for the rest waits in vain.
+            return;
+        }
+    }
+}
+
+#[test]
+fn fuzz_answers() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("card.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let options = HostOptions {
+        shared: true,
+        ..HostOptions::default()
+    };
+    let region = Region::host(4096, options).unwrap();
+    let shared = std::panic::AssertUnwindSafe((path, listener, region));
+    bolero::check!()
+        .with_type::<Vec<Answer>>()
+        .with_test_time(time())
+        .for_each(|answers| {
+            let (path, listener, region) = &*shared;
+            std::thread::scope(|scope| {
+                scope.spawn(|| answer(&listener.accept().unwrap().0, answers));
+                let Ok(device) = vfio_user::open(path) else {
+                    return;
+                };
+                for bar in 0..6 {
+                    if let Ok(registers) = device.registers(bar) {
+                        registers.write(0, 1);
+                        registers.read(0);
+                    }
+                }
+                let _ = device.interrupts(1);
+                let _ = DmaMap::new(device.clone().as_dma(), region.clone());
+                let _ = device.reset();
+                let _ = device.cut_off();
+            });
         });
 }

@@ -27,17 +27,19 @@ mod register {
     pub const PUSH: u64 = 0x08;
     /// Bytes of a slot.
     pub const BYTES: u64 = 0x0c;
-    /// 1: runs; 0: stops after the slot in progress, and forgets its list.
+    /// 1: runs, and counts from 0; 0: stops after the slot in progress, and forgets its list.
     pub const RUN: u64 = 0x10;
     /// 1 while it writes.
     pub const BUSY: u64 = 0x14;
     /// Being written, so many slots more may be filled.
     pub const CREDIT: u64 = 0x18;
-    /// Slots that were filled since it runs: a count of 8 bits.
+    /// Slots that were filled since it was started last: a count of 8 bits, which stays when it stops.
     pub const FILLED: u64 = 0x1c;
 }
 
 const TOY: u32 = 0x7079_0001;
+/// How long a card that somebody left running may take to stop.
+const LEFT_RUNNING: Duration = Duration::from_millis(100);
 
 struct Toy {
     device: Arc<dyn DmaDevice>,
@@ -46,6 +48,10 @@ struct Toy {
     is_armed: bool,
     /// The count as it was last read.
     filled: u32,
+    /// Slots that may be filled and are not.
+    credits: u32,
+    /// Slots that were filled and not told of.
+    finished: u32,
 }
 
 const ENTRY: EngineEntry = EngineEntry {
@@ -80,8 +86,38 @@ impl Toy {
             slot_bytes: 0,
             is_armed: false,
             filled: 0,
+            credits: 0,
+            finished: 0,
             device: device.as_dma(),
         })
+    }
+
+    fn gone(&self) -> EngineError {
+        let device = self.device.name().to_owned();
+        EngineError::Gone { device }
+    }
+
+    /// Tells it to stop, and waits until no write is in flight; false if it is still busy then.
+    fn stop(&self, patience: Duration) -> bool {
+        self.registers.write(register::RUN, 0);
+        wait_until(patience, || {
+            matches!(self.registers.read(register::BUSY), 0 | GONE)
+        })
+    }
+
+    /// Takes note of what is finished; reads the device.
+    fn look(&mut self) -> Result<(), EngineError> {
+        let filled = self.registers.read(register::FILLED);
+        if filled == GONE {
+            return Err(self.gone());
+        }
+        // It has no more than 64 credits at a time, so a count of 8 bits never goes round between two looks, and
+        // whatever it reads, no more was filled than it had credits for.
+        let new = (filled.wrapping_sub(self.filled) & 0xff).min(self.credits);
+        self.filled = (self.filled + new) & 0xff;
+        self.credits -= new;
+        self.finished += new;
+        Ok(())
     }
 }
 
@@ -111,6 +147,14 @@ impl Engine for Toy {
 
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
         check_slots(self.device.name(), slots, &self.caps(), 64)?;
+        // Somebody who was killed may have left it running.
+        if !self.stop(LEFT_RUNNING) {
+            let why = "it is busy before it was started: reset the card";
+            return Err(unfit(self.device.name(), why));
+        }
+        if self.registers.read(register::ID) == GONE {
+            return Err(self.gone());
+        }
         let half = |address: u64, shift: u32| (address >> shift & 0xffff_ffff) as u32;
         self.registers
             .write(register::BYTES, half(slots.bytes as u64, 0));
@@ -121,35 +165,31 @@ impl Engine for Toy {
             self.registers.write(register::PUSH, half(*address, 32));
         }
         self.slot_bytes = slots.bytes;
-        self.filled = 0;
+        (self.filled, self.credits, self.finished) = (0, 0, 0);
         self.is_armed = true;
         self.registers.write(register::RUN, 1);
         Ok(())
     }
 
     fn credit(&mut self, slots: u32) {
-        self.registers.write(register::CREDIT, slots);
+        if self.is_armed {
+            self.credits += slots;
+            self.registers.write(register::CREDIT, slots);
+        }
     }
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
-        let filled = self.registers.read(register::FILLED);
-        if filled == GONE {
-            let device = self.device.name().to_owned();
-            return Err(EngineError::Gone { device });
+        if self.is_armed {
+            self.look()?;
         }
-        // It has no more than 64 credits at a time, so a count of 8 bits never goes round between two looks.
-        let new = filled.wrapping_sub(self.filled) & 0xff;
-        for _ in 0..new {
-            let length = self.slot_bytes;
-            let timestamp = now();
-            if !done.push(Done {
-                length,
+        while self.finished > 0
+            && done.push(Done {
+                length: self.slot_bytes,
                 is_bad: false,
-                timestamp,
-            }) {
-                break;
-            }
-            self.filled = (self.filled + 1) & 0xff;
+                timestamp: now(),
+            })
+        {
+            self.finished -= 1;
         }
         Ok(())
     }
@@ -158,20 +198,16 @@ impl Engine for Toy {
         if !std::mem::take(&mut self.is_armed) {
             return Ok(());
         }
-        self.registers.write(register::RUN, 0);
-        // The answer also comes after what the card wrote before it.
-        let is_quiet = wait_until(patience, || {
-            matches!(self.registers.read(register::BUSY), 0 | GONE)
-        });
-        if is_quiet {
-            Ok(())
-        } else {
+        if !self.stop(patience) {
             let engine = format!("{} of {}", ENTRY.name, self.device.name());
-            Err(Stuck {
+            return Err(Stuck {
                 engine,
                 waited: patience,
-            })
+            });
         }
+        // What it finished until it stopped can still be polled; a card that is gone finished nothing more.
+        let _ = self.look();
+        Ok(())
     }
 }
 
@@ -221,8 +257,11 @@ impl Card for ToyCard {
                 .push(u64::from(value) << 32 | u64::from(self.low)),
             register::BYTES => self.bytes = value,
             register::CREDIT if self.runs => self.credits += value,
-            register::RUN if value == 1 => self.runs = true,
-            register::RUN => self.reset(),
+            register::RUN if value == 1 => (self.runs, self.filled) = (true, 0),
+            register::RUN => {
+                (self.runs, self.credits) = (false, 0);
+                self.slots.clear();
+            }
             _ => {}
         }
     }
@@ -267,7 +306,18 @@ fn a_third_engine_fills_a_ring_in_order() {
         ..HostOptions::default()
     };
     let region = Region::host(SLOTS * BYTES, options).unwrap();
+    let registers = device.registers(0).unwrap();
     let mut memory = DmaMap::new(device.as_dma(), region.clone()).unwrap();
+    let check = |first: usize, frame: u32| {
+        let slot = (first + frame as usize) % SLOTS;
+        let mut bytes = [0; BYTES];
+        let file = region.file().unwrap();
+        rustix::io::pread(file, &mut bytes, (slot * BYTES) as u64).unwrap();
+        assert_eq!(bytes[..], frame.to_le_bytes().repeat(BYTES / 4));
+    };
+    // Somebody left it running.
+    registers.write(register::RUN, 1);
+    registers.write(register::PUSH, 0xffff);
     // Armed again and again; more frames than the count has numbers.
     for first in 0..3 {
         let slots = Slots {
@@ -287,17 +337,26 @@ fn a_third_engine_fills_a_ring_in_order() {
             armed.poll(&mut done).unwrap();
             for finished in done.as_slice() {
                 assert_eq!((finished.length, finished.is_bad), (BYTES, false));
-                let slot = (first + frames as usize) % SLOTS;
-                let mut frame = [0; BYTES];
-                let file = region.file().unwrap();
-                rustix::io::pread(file, &mut frame, (slot * BYTES) as u64).unwrap();
-                assert_eq!(frame[..], frames.to_le_bytes().repeat(BYTES / 4));
+                check(first, frames);
                 frames += 1;
                 armed.credit(1);
             }
         }
-        let idle = armed.stop(Duration::from_secs(10));
+        // What is finished at the stop is told afterwards, once.
+        while registers.read(register::FILLED) != (frames + 5) & 0xff {
+            std::thread::yield_now();
+        }
+        let mut idle = armed.stop(Duration::from_secs(10));
         assert!(idle.stuck.is_none());
+        for told in [3, 2, 0] {
+            done.clear(3);
+            idle.engine.poll(&mut done).unwrap();
+            assert_eq!(done.as_slice().len(), told);
+            for _ in 0..told {
+                check(first, frames);
+                frames += 1;
+            }
+        }
         (engine, memory) = (idle.engine, idle.memory.unwrap());
     }
 }

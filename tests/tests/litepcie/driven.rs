@@ -109,6 +109,11 @@ fn the_engine_sees_every_transfer_in_its_slot() {
             // Nothing lands after that, whatever the sensor sends.
             file.write_all_at(&vec![0x5a; bytes], 0).unwrap();
             served.feed(4 * SLOT);
+            // The card makes a step between any two accesses to it.
+            let registers = opening.device.registers(0).unwrap();
+            for _ in 0..1000 {
+                registers.read(0);
+            }
             let mut after = vec![0; bytes];
             file.read_exact_at(&mut after, 0).unwrap();
             assert!(after.iter().all(|byte| *byte == 0x5a));

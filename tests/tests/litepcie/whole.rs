@@ -139,6 +139,12 @@ fn what_an_overrun_leaves_is_whole() {
         assert!(frame == expected, "the frame at {first}");
     }
     let lost = outcome.count("sources.card.lost.overrun");
+    assert_eq!(
+        outcome.report["sources"]["card"]["expected"].as_u64(),
+        Some(delivered + lost),
+        "{:#}",
+        outcome.report
+    );
     assert!(
         gaps <= lost,
         "{gaps} gaps, {lost} counted: {:#}",
