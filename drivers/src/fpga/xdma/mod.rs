@@ -141,8 +141,8 @@ pub struct Xdma {
     look_time: Duration,
     /// A transfer whose result, seen once, says no bytes.
     empty: Option<u64>,
-    /// Whether the last transfer was told of and its packet goes on.
-    is_open: bool,
+    /// The transfer that goes on with the packet of the one before it.
+    continues: Option<u64>,
     /// Since when a result is missing that the count tells of.
     missing_since: Option<Instant>,
     result_patience: Duration,
@@ -243,7 +243,7 @@ impl Xdma {
             looked: Instant::now(),
             look_time: LOOK_TIME,
             empty: None,
-            is_open: false,
+            continues: None,
             missing_since: None,
             result_patience: RESULT_PATIENCE,
             errors: 0,
@@ -317,11 +317,11 @@ impl Xdma {
                 timestamp: *timestamp.get_or_insert_with(now),
             });
             // Told at the packet's end, so that a stream that has none has no packets.
-            if is_end && self.is_open {
+            if is_end && self.continues == Some(self.told) {
                 done.fault(CUT);
             }
-            self.is_open = !is_end;
             self.told += 1;
+            self.continues = (!is_end).then_some(self.told);
             found += 1;
         }
         Ok(found)
@@ -498,7 +498,7 @@ impl Engine for Xdma {
         self.counts_here = slots.bell.is_none();
         (self.credited, self.told, self.vain, self.errors) = (0, 0, 0, 0);
         self.count = Count::new(1 << COUNT_BITS);
-        (self.missing_since, self.empty, self.is_open) = (None, None, false);
+        (self.missing_since, self.empty, self.continues) = (None, None, None);
         self.looked = Instant::now();
         // Errors of before.
         self.read(channel::STATUS_TAKE);
@@ -551,8 +551,6 @@ impl Engine for Xdma {
             if self.told < lapsed {
                 done.skip(lapsed - self.told);
                 self.told = lapsed;
-                // How far its packet went is not known.
-                self.is_open = false;
             }
             finished
         };
