@@ -136,7 +136,7 @@ fn answer(stream: &UnixStream, answers: &[Answer]) {
         match kind & 3 {
             0 => payload.extend(bytes),
             1 => payload.extend([0; 64]),
-            2 => payload = bytes.clone(),
+            2 => payload.clone_from(bytes),
             _ => payload.truncate(usize::try_from(number % 64).unwrap()),
         }
         let mut header = asked.reply(payload.len());

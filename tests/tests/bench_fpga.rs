@@ -10,7 +10,7 @@ const SHORT: [&str; 11] = [
     "--json",
 ];
 
-fn tables(daq: Daq) -> Vec<Value> {
+fn tables(daq: &Daq) -> Vec<Value> {
     let done = daq.cli(&SHORT).ok();
     let tables: Value = serde_json::from_str(&done.stdout).unwrap();
     tables.as_array().unwrap().clone()
@@ -31,7 +31,7 @@ fn moves(table: &Value, way: &str) {
 
 #[test]
 fn cards_here_and_in_another_process_fill_host_rings() {
-    let tables = tables(Daq::new("").env("CUDA_VISIBLE_DEVICES", ""));
+    let tables = tables(&Daq::new("").env("CUDA_VISIBLE_DEVICES", ""));
     for way in ["one thread", "xdma in this", "xdma in another"] {
         moves(&tables[0], way);
     }
@@ -43,7 +43,7 @@ fn cards_here_and_in_another_process_fill_host_rings() {
 #[test]
 fn cards_fill_rings_on_a_gpu_and_a_kernel_sees_their_frames() {
     let simulated = Simulated::new("").with_gdr("").with_compiler();
-    let tables = tables(simulated.on(Daq::new("")));
+    let tables = tables(&simulated.on(Daq::new("")));
     for way in [
         "xdma in another",
         "xdma → host ring",

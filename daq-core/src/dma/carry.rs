@@ -78,14 +78,15 @@ impl Carry {
         let target = to.region();
         let way = match (from.placement(), target.placement()) {
             (Placement::Host, Placement::Host) => Way::Host,
-            (Placement::Host, Placement::Cuda(ordinal)) => match target.mapping() {
-                Some(mapped) => Way::Stores(mapped.clone()),
-                None => {
+            (Placement::Host, Placement::Cuda(ordinal)) => {
+                if let Some(mapped) = target.mapping() {
+                    Way::Stores(mapped.clone())
+                } else {
                     let device = Device::open(ordinal)?;
                     from.pin(device)?;
                     Way::In(device, Stream::new(device, 2)?)
                 }
-            },
+            }
             (Placement::Cuda(a), Placement::Cuda(b)) if a == b => {
                 let device = Device::open(a)?;
                 Way::Within(device, Stream::new(device, 2)?)

@@ -173,7 +173,7 @@ impl Runner {
                     self.pause(since.elapsed())?;
                 }
                 Err(DmaError::Engine(error @ EngineError::Faulted { .. })) => {
-                    self.restart(error)?
+                    self.restart(error)?;
                 }
                 Err(error) => return Err(error),
             }
@@ -213,13 +213,11 @@ impl Runner {
     fn count_faults(&mut self) {
         let names = self.port.faults();
         for (name, times) in names.iter().zip(self.completions.faults()) {
-            if *times > 0 {
-                if self.counters.fault(name, *times) {
-                    tracing::warn!(
-                        "source {}: its engine reports {name}; further ones are counted",
-                        self.name
-                    );
-                }
+            if *times > 0 && self.counters.fault(name, *times) {
+                tracing::warn!(
+                    "source {}: its engine reports {name}; further ones are counted",
+                    self.name
+                );
             }
         }
     }
