@@ -287,11 +287,6 @@ impl FpgaConfig {
 
     fn check_card(&self, found: &mut Vec<Problem>) {
         let DeviceKey::Inproc(name) = &self.device else {
-            if self.card.is_some() {
-                let message = format!("{} is no card of this process", self.device);
-                let help = "remove `card`: it is for `device = \"inproc:…\"`";
-                found.push(Problem::at("card", message).help(help));
-            }
             return;
         };
         let Some(card) = CARDS.iter().find(|card| card.name == name) else {

@@ -206,6 +206,9 @@ impl SourceSpec for Fpga {
 
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
+        if self.config.card.is_some() && !matches!(self.config.device, DeviceKey::Inproc(_)) {
+            notes.push("the table `card` is not used: it is for a card of this process".to_owned());
+        }
         if self.config.samples.is_none() {
             notes.push("samples not declared: int8 assumed".to_owned());
         }

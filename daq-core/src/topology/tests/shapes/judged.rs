@@ -34,7 +34,7 @@ fn a_wish_wins_where_it_can() {
         (shape!("plx-switch"), "0000:05:00.0", 0, true, true),
         (shape!("two-sockets"), "0000:3b:00.0", 0, false, true),
         (shape!("two-sockets"), "0000:3b:00.0", 1, false, true),
-        (shape!("intel-desktop"), "0000:02:00.0", 0, false, true),
+        (shape!("intel-desktop"), "0000:02:00.0", 0, true, true),
         (shape!("virtual-machine"), "0000:00:06.0", 0, false, true),
         (shape!("one-group"), "0000:02:00.0", 0, false, false),
         (shape!("no-mapping"), "0000:41:00.0", 0, false, false),
