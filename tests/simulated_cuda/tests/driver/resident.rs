@@ -79,7 +79,7 @@ impl Resident {
         }
     }
 
-    fn launch(&self, mut values: [u64; 17]) -> i32 {
+    fn launch(&self, mut values: [u64; 18]) -> i32 {
         let mut parameters = values.each_mut().map(|v| (&raw mut *v).cast::<c_void>());
         let [blocks, teams] = self.grid;
         cu!(cuLaunchKernel(
@@ -97,11 +97,13 @@ impl Resident {
         ))
     }
 
-    fn values(&self) -> [u64; 17] {
+    fn values(&self) -> [u64; 18] {
         let (bell, credits, records) = (address(0), address(CREDITS), address(RECORDS));
         let output = self.output.as_ptr() as u64;
         [
             bell,
+            // No device rings.
+            0,
             credits,
             self.input,
             STRIDE,
@@ -356,7 +358,15 @@ fn ends_with(code: i32, kernel: &Resident) {
 
 #[test]
 fn addresses_that_lead_nowhere_break_the_context() {
-    for (which, code) in [(0, 700), (1, 700), (2, 700), (5, 700), (8, 700), (0, 716)] {
+    for (which, code) in [
+        (0, 700),
+        (1, 700),
+        (2, 700),
+        (3, 700),
+        (6, 700),
+        (9, 700),
+        (0, 716),
+    ] {
         let name = "resident::addresses_that_lead_nowhere_break_the_context";
         let options = format!("latency={}", 10 * which + u64::try_from(code).unwrap());
         let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
@@ -417,7 +427,7 @@ fn what_a_gpu_would_not_notice_is_told() {
             let mut kernel = Resident::new(2, 1);
             let mut values = kernel.values();
             if *told == "cannot hold frames" {
-                values[11] = STRIDE + 1;
+                values[12] = STRIDE + 1;
             }
             assert_eq!(kernel.launch(values), 0);
             mistake(&mut kernel);
