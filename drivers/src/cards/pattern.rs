@@ -9,6 +9,7 @@ const WORD: usize = 8;
 /// What the 64-bit little-endian words of a stream are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(rename = "CardPattern")]
 pub enum Pattern {
     /// Each word is its own place in the stream: 0, 1, 2, and on.
     #[default]

@@ -212,6 +212,12 @@ impl SourceSpec for Fpga {
         if self.config.samples.is_none() {
             notes.push("samples not declared: int8 assumed".to_owned());
         }
+        if self.holdable() && self.config.sequence.is_none() {
+            notes.push(
+                "what the design drops while it is held back shows only where frames carry numbers (`sequence`)"
+                    .to_owned(),
+            );
+        }
         if !self.holdable() {
             notes.push(format!(
                 "`{}` cannot be held back: frames that it overwrites before they are copied are counted as `overrun`",

@@ -16,7 +16,7 @@ mod csr;
 #[cfg(test)]
 mod tests;
 
-use super::config::{FpgaConfig, Notice};
+use super::config::{DeviceKey, FpgaConfig, Notice};
 use super::device::{GONE, Interrupt, Registers};
 use super::engine::{
     self, Count, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until,
@@ -94,6 +94,8 @@ const FAULTS: &[&str] = &["index-beyond-table", "count-went-back"];
 fn problems(config: &FpgaConfig) -> Vec<Problem> {
     let mut found = Vec::new();
     match (&config.csr, config.base) {
+        // The model in this process has registers that are known.
+        (None, None) if config.device == DeviceKey::Inproc("litepcie".to_owned()) => {}
         (None, None) => found.push(
             Problem::at("csr", "it is not said where the design's registers are")
                 .help("add `csr = \"csr.csv\"`, the file that the design's build wrote"),
@@ -152,6 +154,10 @@ impl Writer {
                 let text =
                     std::fs::read_to_string(&path).map_err(|error| told(error.to_string()))?;
                 Map::read(&text, config.channel).map_err(told)?
+            }
+            (None, None) if config.device == DeviceKey::Inproc("litepcie".to_owned()) => {
+                Map::read(crate::cards::litepcie::CSR, config.channel)
+                    .map_err(|why| unfit(name, why))?
             }
             (None, base) => Map {
                 writer: base.unwrap_or(0),

@@ -7,7 +7,7 @@
 //! The engine writes a result (length, end of packet) for each descriptor, and after it its count to an address of our
 //! choosing. With credits the results alone are looked at: one is zeroed before its slot is given again, so what is not
 //! zero is new; one that says no bytes may be half of another, and counts when it is seen a second time. Without, the engine may write a result at any time, so nothing can be zeroed, and the count says how far
-//! the results are valid. No register is read but every [`LOOK`]th time that nothing was found, and each [`LOOK_TIME`],
+//! the results are valid. No register is read but every `LOOK`th time that nothing was found, and each `LOOK_TIME`,
 //! to see errors and that the card is still there.
 //!
 //! # Counts

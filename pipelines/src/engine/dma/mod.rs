@@ -16,6 +16,7 @@ mod proof;
 #[cfg(test)]
 pub(crate) use proof::CODE as PROOF;
 
+use super::control::STALL;
 use super::{Control, FailureKind, PATIENCE, Pulse};
 use course::Course;
 use daq_core::cuda::CudaError;
@@ -163,14 +164,18 @@ impl Runner {
     fn work(&mut self, pulse: &Pulse) -> Result<(), DmaError> {
         self.arm()?;
         self.started.fetch_add(1, Ordering::AcqRel);
-        let mut idle = None;
+        let (mut idle, mut is_told) = (None, false);
         while !self.control.is_stopping() {
             pulse.beat();
             match self.step() {
-                Ok(true) => idle = None,
+                Ok(true) => (idle, is_told) = (None, false),
                 Ok(false) => {
-                    let since = *idle.get_or_insert_with(Instant::now);
-                    self.pause(since.elapsed())?;
+                    let idle = idle.get_or_insert_with(Instant::now).elapsed();
+                    if idle > STALL && !is_told {
+                        is_told = true;
+                        self.tell_silence(idle);
+                    }
+                    self.pause(idle)?;
                 }
                 Err(DmaError::Engine(error @ EngineError::Faulted { .. })) => {
                     self.restart(error)?;
@@ -179,6 +184,18 @@ impl Runner {
             }
         }
         Ok(())
+    }
+
+    /// Says that nothing comes from a card that has something to fill.
+    fn tell_silence(&self, idle: Duration) {
+        if !self.port.is_starved(&self.producer) {
+            tracing::warn!(
+                "source {}: {} has finished no transfer for {} s: the design sends nothing, or hangs",
+                self.name,
+                self.port.name(),
+                idle.as_secs()
+            );
+        }
     }
 
     fn is_proven(&self) -> bool {
