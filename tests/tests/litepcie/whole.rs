@@ -67,6 +67,9 @@ fn every_byte_comes_through_ring_kernel_and_file() {
                 served.feed(more * SLOT / 8);
                 fed += more;
                 live.wait_count("sources.card.delivered", fed - 1);
+                // Who is slow would fill the ring, and the card cannot wait.
+                live.wait_count("readers.disk.read", fed - 1);
+                live.wait_count("readers.numbers.read", fed - 1);
             }
             let outcome = live.stop().ok();
             let delivered = outcome.count("sources.card.delivered");
