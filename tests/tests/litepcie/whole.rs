@@ -141,7 +141,11 @@ fn what_an_overrun_leaves_is_whole() {
         let expected: Vec<u8> = (first..next).flat_map(u64::to_le_bytes).collect();
         assert!(frame == expected, "the frame at {first}");
     }
-    let lost = outcome.count("sources.card.lost.overrun");
+    // A reader that was slow may have cost some as well.
+    let causes = outcome.report["sources"]["card"]["lost"]
+        .as_object()
+        .unwrap();
+    let lost: u64 = causes.values().filter_map(serde_json::Value::as_u64).sum();
     assert_eq!(
         outcome.report["sources"]["card"]["expected"].as_u64(),
         Some(delivered + lost),
