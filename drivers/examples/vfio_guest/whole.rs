@@ -299,7 +299,7 @@ impl<'a> Whole<'a> {
             done.log.contains(told),
             || done.told(),
         );
-        done.check("run, disproved", &payload, 1, "proven", 1);
+        done.check("run, disproved", &payload, 1, "disproved", 1);
         Ok(())
     }
 
