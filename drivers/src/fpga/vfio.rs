@@ -20,9 +20,7 @@ use daq_core::region::{Placement, Region};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::mem::ManuallyDrop;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -66,7 +64,7 @@ struct State {
 
 /// The device's and its container's descriptors.
 struct Opened {
-    device: ManuallyDrop<vfio_ioctls::VfioDevice>,
+    device: sys::Kept,
     container: Arc<VfioContainer>,
 }
 
@@ -81,7 +79,7 @@ impl Opened {
                 .map_err(|reason| told_container(&reason))?;
             match vfio_ioctls::VfioDevice::new(folder, container.clone(), false) {
                 Ok(device) => {
-                    let device = ManuallyDrop::new(device);
+                    let device = sys::Kept::new(device);
                     return Ok(Arc::new(Self { device, container }));
                 }
                 Err(reason) if !is_busy(&reason) || start.elapsed() > HANDOVER => {
@@ -104,17 +102,6 @@ impl Opened {
     fn config(&self) -> u64 {
         self.device
             .get_region_offset(bindings::VFIO_PCI_CONFIG_REGION_INDEX)
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        // SAFETY: this runs once, and nothing uses the device afterwards.
-        let device = unsafe { ManuallyDrop::take(&mut self.device) };
-        // The crate looks the group up in sysfs once more and panics where a device that was removed is gone from there.
-        if catch_unwind(AssertUnwindSafe(|| drop(device))).is_err() {
-            tracing::warn!("a device was removed while it was being closed");
-        }
     }
 }
 

@@ -2,8 +2,11 @@
 //! process makes on descriptors it was passed. Numbers and structures: `linux/vfio.h`.
 
 use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use vfio_bindings::bindings::vfio as bindings;
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioError};
@@ -42,6 +45,39 @@ pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// A device of the crate, which panics when it is closed after it was removed; this says so instead.
+pub struct Kept {
+    device: ManuallyDrop<VfioDevice>,
+}
+
+impl Kept {
+    /// Keeps `device` until it is dropped.
+    pub const fn new(device: VfioDevice) -> Self {
+        Self {
+            device: ManuallyDrop::new(device),
+        }
+    }
+}
+
+impl Deref for Kept {
+    type Target = VfioDevice;
+
+    fn deref(&self) -> &VfioDevice {
+        &self.device
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // SAFETY: this runs once, and nothing uses the device afterwards.
+        let device = unsafe { ManuallyDrop::take(&mut self.device) };
+        // The crate looks the group up in sysfs once more, from where a device that was removed is gone.
+        if catch_unwind(AssertUnwindSafe(|| drop(device))).is_err() {
+            tracing::warn!("a device was removed while it was being closed");
+        }
+    }
 }
 
 /// Makes `bytes` from `memory` on reachable for the container's devices at `address`.
