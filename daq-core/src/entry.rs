@@ -8,6 +8,7 @@ use crate::config::{Diagnostics, Problem, Section};
 use crate::dma::FrameSequence;
 use crate::kernel::KernelSpec;
 use crate::layout::Layout;
+use crate::mapped::Writer;
 use crate::sink::SinkSpec;
 use crate::source::{Producers, SourceError};
 use crate::topology::Wish;
@@ -170,8 +171,11 @@ pub struct SourceContext {
 /// What a DMA engine asks of the plan, as far as it is known without opening its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineNeeds {
-    /// Its device's place in the PCI tree, as in `0000:3b:00.0`; `None` for a model that has none.
+    /// Its device's place in the PCI tree, as in `0000:3b:00.0`, or the name of a network card for RDMA, as in `mlx5_0`;
+    /// `None` for a model that has no place.
     pub device: Option<String>,
+    /// What it is to a GPU's memory: a card behind VFIO or a network card.
+    pub writer: Writer,
     /// Whether it is to write into a GPU's memory.
     pub wish: Wish,
     /// Why its device cannot be given a GPU's memory; `None` where it can.

@@ -34,6 +34,14 @@ pub enum SinkError {
         /// What helps.
         remedy: String,
     },
+    /// Whoever takes the frames is away for now. The same frames are offered again later, or dropped, as declared.
+    #[error("{what} is away: {why}")]
+    Away {
+        /// Who.
+        what: String,
+        /// What is known of it, and what helps.
+        why: String,
+    },
     /// The sink cannot go on.
     #[error("{what}: {why}")]
     Failed {
@@ -73,8 +81,9 @@ pub struct SinkContext {
 pub trait Sink: Send {
     /// Takes the first frames of `lease`, all of them unless it fails, and says how many it took.
     ///
-    /// A sink that fails with [`SinkError::Full`] after some frames says so by returning their number first
-    /// and failing when it is called with the rest.
+    /// A sink that fails with [`SinkError::Full`] or [`SinkError::Away`] after some frames says so by returning their
+    /// number first and failing when it is called with the rest. It is called again a quarter of a second later where
+    /// the ring waits for it.
     ///
     /// `from` frames at the start of the lease were taken by earlier calls.
     fn consume(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, SinkError>;

@@ -187,6 +187,7 @@ impl Engine for Toy {
                 length: self.slot_bytes,
                 is_bad: false,
                 timestamp: now(),
+                ..Done::default()
             })
         {
             self.finished -= 1;

@@ -457,7 +457,7 @@ fn a_full_disk_holds_the_source_where_that_is_declared() {
     };
     let (daq, ballast) = almost_full(&dir, true);
     let mut live = daq.spawn(&[]);
-    live.wait_told("has no space left, holding the ring until there is space");
+    live.wait_told("; holding the ring meanwhile");
     // The ring fills up and the source waits; nothing is lost.
     let report = wait_for("a full ring before a full disk", || {
         let report = live.report();
@@ -467,7 +467,7 @@ fn a_full_disk_holds_the_source_where_that_is_declared() {
     assert_eq!(ledger::lost(&report, "adc"), 0, "{report:#}");
     assert_eq!(live.get("/-/healthy").code, 200);
     std::fs::remove_file(ballast).unwrap();
-    live.wait_told("there is space again, going on");
+    live.wait_told("it takes frames again, going on");
     let outcome = live.stop().ok();
     assert_eq!(ledger::lost(&outcome.report, "adc"), 0);
     assert_eq!(
@@ -491,10 +491,10 @@ fn a_full_disk_drops_and_counts_where_that_is_declared() {
     };
     let (daq, ballast) = almost_full(&dir, false);
     let mut live = daq.spawn(&[]);
-    live.wait_told("has no space left, dropping frames until there is space");
+    live.wait_told("; dropping frames meanwhile");
     live.wait_count("sinks.disk.dropped", 100);
     std::fs::remove_file(ballast).unwrap();
-    live.wait_told("there is space again, going on");
+    live.wait_told("it takes frames again, going on");
     let frames = ledger::count(&live.report(), "sinks.disk.frames");
     live.wait_count("sinks.disk.frames", frames + 10);
     let outcome = live.stop().ok();

@@ -1,7 +1,7 @@
 //! The seam of DMA engines.
 
 use super::DmaDevice;
-use crate::frame::Timestamp;
+use crate::frame::{Flags, Timestamp};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub struct Slots {
 }
 
 /// One slot that an engine has filled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     /// Valid bytes.
     pub length: usize,
@@ -46,6 +46,27 @@ pub struct Done {
     pub is_bad: bool,
     /// When.
     pub timestamp: Timestamp,
+    /// Frames that were sent before this one, after the one before it, and never came; 0 where nobody can say.
+    pub missing: u64,
+    /// Slots that were passed over before this one; only engines that go round pass any over.
+    pub passed: u64,
+    /// What the frame's sender says of it; `None` where an engine knows of transfers alone.
+    pub origin: Option<Origin>,
+}
+
+/// What the sender of a frame says of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The frame's number in its producer's counting.
+    pub sequence: u64,
+    /// Another value whenever that counting has begun anew.
+    pub epoch: u64,
+    /// Flags, of which [`Flags::EPOCH`] is set anew here.
+    pub flags: Flags,
+    /// Places that make up the frame.
+    pub places: u32,
+    /// Places that really arrived; which ones, [`Completions::push_with`] says.
+    pub arrived: u32,
 }
 
 /// The completions that one poll yields, in slot order; holds a fixed number without allocating.
@@ -56,26 +77,75 @@ pub struct Completions {
     limit: usize,
     overrun: u64,
     faults: Vec<u64>,
+    /// Words that tell of a frame which places arrived.
+    words: usize,
+    /// Those words, of one completion after the other.
+    present: Vec<u64>,
 }
 
 impl Completions {
-    /// Room for `capacity` completions a poll, of an engine that knows `faults` kinds of fault ([`Engine::faults`]).
+    /// Room for `capacity` completions a poll, of an engine that knows `faults` kinds of fault ([`Engine::faults`]), of
+    /// frames without places.
     pub fn new(capacity: usize, faults: usize) -> Self {
+        Self::with_places(capacity, faults, 0)
+    }
+
+    /// The same for frames of up to `places` places.
+    pub fn with_places(capacity: usize, faults: usize, places: u32) -> Self {
+        let words = (places as usize).div_ceil(64).max(1);
         Self {
             done: Vec::with_capacity(capacity),
             limit: capacity,
             overrun: 0,
             faults: vec![0; faults],
+            words,
+            present: vec![0; capacity * words],
         }
     }
 
-    /// Adds one; false if there is no room, and the engine must report it at the next poll.
+    /// Adds one of which all arrived; false if there is no room, and the engine must report it at the next poll.
     pub fn push(&mut self, done: Done) -> bool {
+        let places = done.origin.map_or(1, |origin| origin.places.max(1));
+        let room = self.push_with(done, &[]);
+        if room {
+            let last = self.done.len() - 1;
+            for (i, word) in self.present_mut(last).iter_mut().enumerate() {
+                let bits = (places as usize).saturating_sub(64 * i).min(64);
+                *word = if bits == 64 {
+                    u64::MAX
+                } else {
+                    (1 << bits) - 1
+                };
+            }
+        }
+        room
+    }
+
+    /// Adds one of whose places those arrived whose bits are set in `present`, 64 a word from the lowest bit on; words
+    /// that are not given are zero, those beyond the ring's places are left out. False as of [`push`](Self::push).
+    pub fn push_with(&mut self, done: Done, present: &[u64]) -> bool {
         let room = self.room() > 0;
         if room {
             self.done.push(done);
+            let words = self.present_mut(self.done.len() - 1);
+            words.fill(0);
+            let count = words.len().min(present.len());
+            words[..count].copy_from_slice(&present[..count]);
         }
         room
+    }
+
+    fn present_mut(&mut self, i: usize) -> &mut [u64] {
+        &mut self.present[i * self.words..(i + 1) * self.words]
+    }
+
+    /// Which places of the `i`-th completion arrived.
+    ///
+    /// # Panics
+    /// If there is no such completion.
+    pub fn present(&self, i: usize) -> &[u64] {
+        assert!(i < self.done.len(), "completion {i} of {}", self.done.len());
+        &self.present[i * self.words..(i + 1) * self.words]
     }
 
     /// Completions that still fit.
@@ -214,4 +284,29 @@ pub trait Engine: Send {
     /// Stops it and returns once no transfer is in flight; without effect where it is not armed. What is finished until
     /// then can still be polled.
     fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_that_arrived_are_told_with_their_frame() {
+        let mut completions = Completions::with_places(2, 0, 100);
+        let origin = Origin {
+            places: 70,
+            ..Origin::default()
+        };
+        let done = Done {
+            origin: Some(origin),
+            ..Done::default()
+        };
+        assert!(completions.push_with(done, &[5, 6, 7]) && completions.push(done));
+        assert!(!completions.push(done));
+        assert_eq!(completions.present(0), [5, 6]);
+        assert_eq!(completions.present(1), [u64::MAX, 0x3f]);
+        completions.clear(1);
+        assert!(completions.push(Done::default()) && !completions.push(done));
+        assert_eq!(completions.present(0), [1, 0]);
+    }
 }

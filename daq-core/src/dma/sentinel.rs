@@ -3,6 +3,9 @@
 use crate::region::Region;
 use std::sync::atomic::{Ordering, fence};
 
+/// Bytes that are written to a GPU's memory at a time.
+const PIECE: usize = 1 << 20;
+
 /// Words that nobody could guess, one for each 8 bytes of a region.
 ///
 /// They follow from the seed by the finaliser of splitmix64, so that a kernel on a GPU makes the same.
@@ -59,15 +62,15 @@ impl Sentinel {
         z ^ (z >> 31)
     }
 
-    /// Lays sentinels from `offset` on, a multiple of 8, over `bytes` bytes, a multiple of 8, of a region that the CPU
-    /// reaches; false if it does not reach them.
+    /// Lays sentinels from `offset` on, a multiple of 8, over `bytes` bytes, a multiple of 8, of a region; false if they
+    /// are not inside, or its GPU refuses them.
     pub fn lay(self, region: &Region, offset: usize, bytes: usize) -> bool {
-        let Some(base) = region.cpu_address() else {
-            return false;
-        };
         if !is_inside(region, offset, bytes) {
             return false;
         }
+        let Some(base) = region.cpu_address() else {
+            return self.write(region, offset, bytes);
+        };
         for at in (offset..offset + bytes).step_by(8) {
             // SAFETY: inside of the region, which is mapped while it lives and begins at a page; no reference is made to
             // it. The store is volatile because a device may look at the same time.
@@ -79,6 +82,24 @@ impl Sentinel {
         }
         crate::sys::store::fence();
         true
+    }
+
+    /// Lays sentinels in a GPU's memory to which the CPU cannot store.
+    fn write(self, region: &Region, offset: usize, bytes: usize) -> bool {
+        let Some(memory) = region.memory() else {
+            return false;
+        };
+        let mut words = Vec::with_capacity(PIECE);
+        (offset..offset + bytes).step_by(PIECE).all(|at| {
+            words.clear();
+            for word in (at..(at + PIECE).min(offset + bytes)).step_by(8) {
+                words.extend(self.word(word as u64 / 8).to_le_bytes());
+            }
+            memory
+                .write(at, &words)
+                .inspect_err(|error| tracing::warn!("laying sentinels: {error}"))
+                .is_ok()
+        })
     }
 
     /// Looks at `bytes` bytes from `offset` on, of which the first `written` should have been overwritten.

@@ -98,7 +98,7 @@ fn place(
             if let Some(ring) = plan.rings.iter_mut().find(|ring| ring.name == copy.to) {
                 ring.producer = producer;
                 ring.holdable = holdable;
-                ring.writer = Some(Writer::Fpga);
+                ring.writer = Some(needs.writer);
             }
             plan.rings.retain(|ring| ring.name != written);
         }
@@ -133,9 +133,11 @@ fn judge(
         .iter()
         .find(|there| there.ordinal == gpu)
         .and_then(|gpu| gpu.mappings.as_ref());
-    let backends = Writer::Fpga.backends();
+    let backends = needs.writer.backends();
     let allowed = |backend| config.staging.backends.contains(backend);
+    // A network card's driver is told where the memory is; no mapping is needed for that.
     if let Some(tried) = tried
+        && needs.writer != Writer::Nic
         && !tried
             .iter()
             .any(|(backend, made)| backends.contains(backend) && allowed(backend) && made.is_ok())

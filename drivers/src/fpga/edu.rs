@@ -242,6 +242,7 @@ impl Engine for Edu {
                 length: self.slots.bytes,
                 is_bad: false,
                 timestamp: now(),
+                ..Done::default()
             };
             if !done.push(finished) {
                 return Ok(());

@@ -50,6 +50,7 @@ use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::dma::FrameSequence;
 use daq_core::entry::{Claim, EngineNeeds, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::{Layout, Samples};
+use daq_core::mapped::Writer;
 use daq_core::source::{Producers, SourceError};
 use daq_core::units::ByteSize;
 use daq_core::window::Geometry;
@@ -185,6 +186,7 @@ impl SourceSpec for Fpga {
         let limits = &self.engine.limits;
         Some(EngineNeeds {
             device: self.config.device.pci().map(str::to_owned),
+            writer: Writer::Fpga,
             wish: self.config.path,
             host_only: self.config.device.host_only().map(str::to_owned),
             rings: (self.engine.rings)(&self.config),

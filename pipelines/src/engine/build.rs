@@ -154,6 +154,10 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
         if planned.mapping.is_some() || planned.writer.is_some() {
             match Region::mapped(device, bytes, writer, &config.staging.backends) {
                 Ok(region) => return Ok(region),
+                // It needs none, the CPU does as well without.
+                Err(RegionError::Unmappable(error)) if writer == Writer::Nic => {
+                    tracing::debug!("ring {}: {error}", planned.name);
+                }
                 Err(RegionError::Unmappable(error)) => tracing::warn!(
                     "ring {}: {error}; its frames go by the copy engine",
                     planned.name

@@ -102,21 +102,18 @@ impl Writer<'_> {
                     taken += frames;
                     if self.ledger.full.get() != 0 {
                         self.ledger.full.set(0);
-                        tracing::warn!("sink {}: there is space again, going on", self.name);
+                        tracing::warn!("sink {}: it takes frames again, going on", self.name);
                     }
                 }
-                Err(SinkError::Full { what, remedy }) => {
+                Err(error @ (SinkError::Full { .. } | SinkError::Away { .. })) => {
                     if self.ledger.full.get() == 0 {
                         self.ledger.full.set(1);
                         let policy = if self.guarantee {
-                            "holding the ring until there is space"
+                            "holding the ring meanwhile"
                         } else {
-                            "dropping frames until there is space"
+                            "dropping frames meanwhile"
                         };
-                        tracing::error!(
-                            "sink {}: {what} has no space left, {policy}: {remedy}",
-                            self.name
-                        );
+                        tracing::error!("sink {}: {error}; {policy}", self.name);
                     }
                     if !self.guarantee || self.control.is_overdue() {
                         return (taken, Ok(()));

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::entry::EngineNeeds;
-use crate::mapped::Backend;
+use crate::mapped::{Backend, Writer};
 use crate::topology::Wish;
 
 /// A kernel that can stay, on the CPU too if it says so.
@@ -56,6 +56,7 @@ impl SourceSpec for Ringing {
     fn engine(&self) -> Option<EngineNeeds> {
         Some(EngineNeeds {
             device: None,
+            writer: Writer::Fpga,
             wish: Wish::Auto,
             host_only: None,
             rings: true,

@@ -264,6 +264,7 @@ impl Engine for Handed {
                 length: self.slots.bytes,
                 is_bad: false,
                 timestamp: now(),
+                ..Done::default()
             };
             while self.told < self.finished && done.push(finished) {
                 self.told += 1;

@@ -411,6 +411,7 @@ impl Engine for Writer {
                     length,
                     is_bad: false,
                     timestamp,
+                    ..Done::default()
                 })
             {
                 self.told += 1;

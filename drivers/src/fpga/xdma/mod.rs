@@ -315,6 +315,7 @@ impl Xdma {
                 length,
                 is_bad: length == 0,
                 timestamp: *timestamp.get_or_insert_with(now),
+                ..Done::default()
             });
             // Told at the packet's end, so that a stream that has none has no packets.
             if is_end && self.continues == Some(self.told) {

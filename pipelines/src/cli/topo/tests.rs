@@ -4,6 +4,7 @@ use super::*;
 use daq_core::config::{Diagnostics, Document, Problem, Section};
 use daq_core::entry::{EngineNeeds, Entry, Registry, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::{Layout, Samples};
+use daq_core::mapped::Writer;
 use daq_core::plan::{Surroundings, resolve};
 use daq_core::source::{Producers, SourceError};
 use daq_core::window::Geometry;
@@ -43,6 +44,7 @@ impl SourceSpec for Declared {
     fn engine(&self) -> Option<EngineNeeds> {
         self.engine.then(|| EngineNeeds {
             device: self.device.clone(),
+            writer: Writer::Fpga,
             wish: self.path,
             host_only: None,
             rings: false,

@@ -1,10 +1,11 @@
 //! How the frames of an engine count: their numbers, epochs, and what is missing between them.
 
-use daq_core::dma::{FrameSequence, Step};
+use daq_core::dma::{FrameSequence, Origin, Step};
 use daq_core::frame::{Flags, FrameMeta};
 use daq_core::ledger::{Cause, SourceLedger};
 
-/// The numbers of an engine's frames: those inside of them where the design has some, else a count of transfers.
+/// The numbers of an engine's frames: those that their sender tells with them, those inside of them where the design has
+/// some, else a count of transfers.
 #[derive(Debug)]
 pub(super) struct Course {
     numbers: Option<FrameSequence>,
@@ -18,6 +19,8 @@ pub(super) struct Course {
     /// Frames that were lost here since the last one that carried a number, by cause: the next number says how many are
     /// missing, and these say why.
     owed: [u64; Cause::ALL.len()],
+    /// What the sender of the last frame that had one called its epoch.
+    origin: Option<u64>,
 }
 
 impl Course {
@@ -29,6 +32,7 @@ impl Course {
             opens: true,
             flags: Flags(0),
             owed: [0; Cause::ALL.len()],
+            origin: None,
         }
     }
 
@@ -124,6 +128,29 @@ impl Course {
         meta
     }
 
+    /// The next frame, of which its sender tells `origin`: counts it as expected, and `missing` ones before it as lost on
+    /// the way.
+    pub(super) fn told(
+        &mut self,
+        origin: Origin,
+        missing: u64,
+        ledger: &SourceLedger,
+    ) -> FrameMeta {
+        self.opens |= self.origin.replace(origin.epoch) != Some(origin.epoch);
+        self.begin(ledger);
+        ledger.expected.add(1 + missing);
+        ledger.lost(Cause::WireGap).add(missing);
+        self.next = origin.sequence;
+        let meta = self.meta();
+        self.next = origin.sequence.wrapping_add(1);
+        FrameMeta {
+            flags: Flags(origin.flags.0 & !Flags::EPOCH.0).with(meta.flags),
+            places: origin.places,
+            arrived: origin.arrived,
+            ..meta
+        }
+    }
+
     /// The next frame, whose payload is damaged, or has no room for its number: counted as lost, at once or, where frames
     /// carry numbers, with the next number.
     pub(super) fn damaged(&mut self, ledger: &SourceLedger) -> FrameMeta {
@@ -191,6 +218,31 @@ mod tests {
         course.lose(2, Cause::Overrun, &ledger);
         course.settle(&ledger);
         assert_eq!(report(&ledger, 3).lost["overrun"], 5);
+    }
+
+    #[test]
+    fn what_a_sender_tells_is_kept_and_its_epochs_become_ours() {
+        let (mut course, ledger) = (Course::new(None), SourceLedger::default());
+        let origin = |sequence, epoch, flags| Origin {
+            sequence,
+            epoch,
+            flags,
+            places: 3,
+            arrived: 2,
+        };
+        let both = Flags::EPOCH.with(Flags::INCOMPLETE);
+        let first = course.told(origin(40, 7, Flags::INCOMPLETE), 0, &ledger);
+        assert_eq!((first.sequence, first.epoch, first.flags), (40, 0, both));
+        assert_eq!((first.places, first.arrived), (3, 2));
+        let next = course.told(origin(43, 7, both), 2, &ledger);
+        assert_eq!((next.sequence, next.flags), (43, Flags::INCOMPLETE));
+        let anew = course.told(origin(0, 9, Flags(0)), 0, &ledger);
+        assert_eq!(
+            (anew.sequence, anew.epoch, anew.flags),
+            (0, 1, Flags::EPOCH)
+        );
+        let found = report(&ledger, 3);
+        assert_eq!((found.expected, found.lost["wire_gap"]), (5, 2));
     }
 
     #[test]

@@ -115,7 +115,7 @@ impl Runner {
             engine, producer, ..
         } = parts;
         let faults = engine.faults().len();
-        let slots = producer.options().slots;
+        let (slots, places) = (producer.options().slots, producer.options().places);
         // Half of the slots at a time where frames are carried: the other half is filled meanwhile.
         let capacity = if engine.caps().holdable {
             slots
@@ -137,7 +137,7 @@ impl Runner {
             course: Course::new(parts.numbers),
             path: Path::Unproven(prover, false),
             backends: parts.backends,
-            completions: Completions::new(capacity, faults),
+            completions: Completions::with_places(capacity, faults, places),
             transfers: 0,
             number: [0; 8],
             faults: 0,
@@ -278,14 +278,14 @@ impl Runner {
         } else {
             self.done(0)?.length
         };
-        let slot = self.port.slot_of(self.transfers);
+        let slot = self.port.slot_of(self.transfers + first.passed);
         let Some(seen) = prover.look(&self.port, slot, written, !is_looked_at)? else {
             // It tells nothing, so the next one is looked at; this one is as good as damaged.
             self.path = Path::Unproven(prover, true);
             self.completions.spoil();
             return Ok(true);
         };
-        if self.port.lapsed()? > self.transfers {
+        if self.port.lapsed()? > self.transfers + first.passed {
             // Another one has come over it meanwhile.
             self.path = Path::Unproven(prover, is_looked_at);
             self.completions.spoil();
@@ -447,7 +447,14 @@ impl Runner {
         }
         for i in 0..count {
             let done = self.done(i)?;
-            self.describe(i, done);
+            if done.passed > 0 {
+                return Err(DmaError::Unbelievable(format!(
+                    "{} has passed over {} slots that it was to fill in turn",
+                    self.port.name(),
+                    done.passed
+                )));
+            }
+            self.describe(i, i, done);
         }
         self.transfers += count;
         self.producer.publish(count);
@@ -468,14 +475,15 @@ impl Runner {
         Ok(done)
     }
 
-    /// Writes the record of the `i`-th open slot, which holds what `done` tells of.
-    fn describe(&mut self, i: u64, done: Done) {
+    /// Writes the record of the `i`-th open slot, which holds what `done`, the `at`-th completion, tells of.
+    fn describe(&mut self, i: u64, at: u64, done: Done) {
         let raw = self.course.numbers().and_then(|numbers| {
             let bytes = &mut self.number[..numbers.bytes.min(8)];
             let is_inside = !done.is_bad && numbers.extent().end <= done.length;
             (is_inside && self.producer.peek(i, numbers.offset, bytes)).then(|| numbers.read(bytes))
         });
-        let is_damaged = done.is_bad || (raw.is_none() && self.course.numbers().is_some());
+        let is_numbered = raw.is_some() || done.origin.is_some();
+        let is_damaged = done.is_bad || (!is_numbered && self.course.numbers().is_some());
         if is_damaged {
             self.producer.blank(i);
             let meta = self.course.damaged(&self.ledger);
@@ -489,14 +497,21 @@ impl Runner {
             self.producer.describe(i, &meta, std::iter::once(0));
             return;
         }
+        let counted = match done.origin {
+            Some(origin) => self.course.told(origin, done.missing, &self.ledger),
+            None => self.course.frame(raw, Cause::WireGap, &self.ledger),
+        };
         let meta = FrameMeta {
             length: done.length,
             timestamp: done.timestamp,
-            ..self.course.frame(raw, Cause::WireGap, &self.ledger)
+            ..counted
         };
         self.ledger.bytes.add(done.length as u64);
         self.ledger.delivered.add(1);
-        self.producer.describe(i, &meta, std::iter::once(1));
+        let present = self
+            .completions
+            .present(usize::try_from(at).unwrap_or(usize::MAX));
+        self.producer.describe(i, &meta, present.iter().copied());
     }
 
     /// Copies frames out of the engine's own slots, throws away what it may have overtaken meanwhile, publishes the rest.
@@ -504,6 +519,8 @@ impl Runner {
         let count = self.completions.as_slice().len() as u64;
         let holdable = self.port.is_holdable();
         let mut at = 0;
+        // The transfer behind the last frame that was looked at.
+        let mut turn = self.transfers;
         while at < count {
             let missing = (count - at).saturating_sub(self.producer.open());
             self.producer.claim(missing);
@@ -512,16 +529,26 @@ impl Runner {
                 self.refuse(count - at);
                 break;
             }
+            let mut next = turn;
             for i in 0..batch {
                 let done = self.done(at + i)?;
+                next += done.passed;
                 if !done.is_bad {
-                    let transfer = self.transfers + at + i;
-                    self.port.carry(transfer, done.length, &self.producer, i)?;
+                    self.port.carry(next, done.length, &self.producer, i)?;
                 }
+                next += 1;
             }
             self.port.settle()?;
-            let first = self.transfers + at;
-            let lapsed = self.port.lapsed()?.saturating_sub(first).min(batch);
+            let overtaken = self.port.lapsed()?;
+            let mut lapsed = 0;
+            while lapsed < batch {
+                let done = self.done(at + lapsed)?;
+                if turn + done.passed >= overtaken {
+                    break;
+                }
+                turn += done.passed + 1;
+                lapsed += 1;
+            }
             at += lapsed;
             if lapsed > 0 {
                 // The others lie behind slots that were filled for nothing: they are copied again.
@@ -530,12 +557,14 @@ impl Runner {
             }
             for i in 0..batch {
                 let done = self.done(at + i)?;
-                self.describe(i, done);
+                self.describe(i, at + i, done);
             }
             self.producer.publish(batch);
-            at += batch;
+            (at, turn) = (at + batch, next);
         }
-        self.transfers += count;
+        for i in 0..count {
+            self.transfers += self.done(i)?.passed + 1;
+        }
         if holdable {
             self.port.give_back(count);
         }

@@ -1,0 +1,118 @@
+//! How two hosts find each other: the listener is told a greeting, answers with its own, and both have connected queues.
+//!
+//! ```text
+//!   dialler ── greeting, its queues' endpoints ──▶ listener
+//!           ◀── greeting, its queues' endpoints ──
+//!           ══ queues, one a rail ══                 Watch: is the other side still there?
+//! ```
+//! By `rdma_cm` greetings are the private data of the connection, one connection a rail; by TCP all goes over one stream,
+//! which stays open so that a peer's end is seen at once.
+
+use crate::verbs::{Nic, Queue, QueueOptions, VerbsError};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most bytes of a dialler's greeting: what `rdma_cm` carries with a request.
+pub const MAX_HELLO: usize = 56;
+/// Most bytes of a listener's greeting, a rail: what `rdma_cm` carries with a reply.
+pub const MAX_OFFER: usize = 196;
+
+/// Why hosts did not come together.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The card refused.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// The network did.
+    #[error("{peer}: {action}: {source}")]
+    Network {
+        /// The other side's address, or ours.
+        peer: String,
+        /// What was tried.
+        action: &'static str,
+        /// The answer.
+        source: std::io::Error,
+    },
+    /// The other side did.
+    #[error("{peer} refuses: {why}")]
+    Refused {
+        /// The other side's address.
+        peer: String,
+        /// Its words.
+        why: String,
+    },
+    /// What came from the other side is no greeting of this protocol.
+    #[error("{peer} speaks something else: {why}")]
+    Foreign {
+        /// The other side's address.
+        peer: String,
+        /// What was wrong.
+        why: String,
+    },
+}
+
+/// Called with the index and the queue of each rail before the peer may send: the place to post receives.
+pub type Prepare<'a> = &'a mut dyn FnMut(usize, &mut dyn Queue) -> Result<(), VerbsError>;
+
+/// Connected queues.
+pub struct Link {
+    /// One a rail.
+    pub rails: Vec<Box<dyn Queue>>,
+    /// What the other side said: the dialler gets a greeting a rail, the listener has read one a rail already.
+    pub greetings: Vec<Vec<u8>>,
+    /// Whether it is still there.
+    pub watch: Box<dyn Watch>,
+}
+
+/// Looks whether the other side is still there.
+pub trait Watch: Send {
+    /// Why it is not; `None` while it is. One system call at most, and none where the connection has its own thread; never
+    /// waits.
+    fn gone(&mut self) -> Option<String>;
+
+    /// Tells the other side that this one ends on purpose.
+    fn part(&mut self);
+}
+
+/// Goes to a listener.
+pub trait Dialler: Send {
+    /// Connects one queue for each of `nics`, with a greeting for each, within `limit`.
+    fn dial(
+        &mut self,
+        nics: &[Arc<dyn Nic>],
+        options: &QueueOptions,
+        greetings: &[Vec<u8>],
+        prepare: Prepare<'_>,
+        limit: Duration,
+    ) -> Result<Link, ConnectError>;
+}
+
+/// Waits for diallers.
+pub trait Listener: Send {
+    /// The next one, with as many rails as there are `nics`; `None` if there was none within `limit`.
+    fn accept(
+        &mut self,
+        nics: &[Arc<dyn Nic>],
+        limit: Duration,
+    ) -> Result<Option<Box<dyn Incoming>>, ConnectError>;
+}
+
+/// A dialler that waits for an answer.
+pub trait Incoming: Send {
+    /// Who, for messages.
+    fn peer(&self) -> String;
+
+    /// Its greetings, one a rail.
+    fn greetings(&self) -> &[Vec<u8>];
+
+    /// Answers with a greeting a rail; the queues are connected when this returns.
+    fn accept(
+        self: Box<Self>,
+        options: &QueueOptions,
+        greetings: &[Vec<u8>],
+        prepare: Prepare<'_>,
+    ) -> Result<Link, ConnectError>;
+
+    /// Turns it away, with a sentence of at most 160 bytes.
+    fn refuse(self: Box<Self>, why: &str);
+}

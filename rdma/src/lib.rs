@@ -1,0 +1,19 @@
+//! RDMA for daq: network cards, memory that is registered with them, streams of frames from one host to another.
+//!
+//! ```text
+//!   verbs.rs      the seam: a card, memory registered with it, a queue pair
+//!     ├─ sys/       libibverbs and librdmacm, opened at run time (feature `verbs`)
+//!     └─ software/  the same by this process, over TCP
+//!   register.rs   which way a region is registered: dma-buf, nvidia-peermem, host memory; every refusal is kept
+//!   connect.rs    how two hosts find each other: rdma_cm, or a plain TCP exchange
+//!   stream/       frames over queue pairs: greeting, slots, records, credits, going on after a break
+//! ```
+//! The source and the sink `rdma` are thin users of `stream`; they never meet.
+
+pub mod connect;
+pub mod register;
+pub mod stream;
+pub mod verbs;
+
+/// Whether this build drives network cards (feature `verbs`).
+pub const HAS_VERBS: bool = cfg!(feature = "verbs");

@@ -1,0 +1,1 @@
+//! The one place that decides which way a region is registered with a card.

@@ -1,0 +1,3 @@
+//! Frames over queue pairs.
+
+pub mod wire;

@@ -1,0 +1,460 @@
+//! What the two ends of a stream say to each other; all numbers are little-endian.
+//!
+//! ```text
+//!   sender ── Hello ──▶ receiver        once a rail: who sends, what its frames are, where credits go
+//!          ◀── Offer ──                  once a rail: which frame is wanted next, where slots and records lie
+//!
+//!   a frame, by writes:  payload ─▶ slot n % slots;  Record ─▶ record n % slots, with the immediate n
+//!   a frame, by sends:   [Record │ payload] ─▶ the next posted receive
+//!   credits:             receiver writes one word: frames that may have been sent in all
+//! ```
+//! A frame has a number, which counts what its sender has handed to the stream since the sender began; frame `n` goes by
+//! rail `n % rails`. After a break the receiver says which one it wants next, so none comes twice; slots are advertised
+//! under new keys, so that nothing of before lands in them.
+
+use daq_core::frame::{Clock, Timestamp};
+
+/// The first word of a greeting: `daqR`.
+pub const MAGIC: u32 = 0x5271_6164;
+/// The version of all of this. Both ends must have the same.
+pub const VERSION: u16 = 1;
+
+/// How frames go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mode {
+    /// Written into advertised slots.
+    Write = 0,
+    /// Sent into posted receives.
+    Send = 1,
+}
+
+/// Why a greeting or a record cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// It is too short.
+    #[error("{what} of {found} bytes, {wanted} are needed")]
+    Short {
+        /// What should be there.
+        what: &'static str,
+        /// Its bytes.
+        found: usize,
+        /// Bytes needed.
+        wanted: usize,
+    },
+    /// It is none of this protocol.
+    #[error("it does not begin as {0} does")]
+    Foreign(&'static str),
+    /// It is of another version.
+    #[error("it speaks version {found}, this side speaks {VERSION}: run the same daq on both")]
+    Version {
+        /// The peer's version.
+        found: u16,
+    },
+    /// A field holds what cannot be.
+    #[error("{what} cannot be {found}")]
+    Field {
+        /// The field.
+        what: &'static str,
+        /// What it holds.
+        found: u64,
+    },
+}
+
+/// What a sender says first, on each rail. 52 bytes, for `rdma_cm` carries 56.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// How frames go.
+    pub mode: Mode,
+    /// This rail, from 0 on.
+    pub rail: u8,
+    /// Rails in all, at least 1.
+    pub rails: u8,
+    /// Most places of a frame; 0 where frames have none.
+    pub places: u32,
+    /// Any number that no other run of a sender has: frames count anew with another one.
+    pub stream: u64,
+    /// The first frame that can still be sent.
+    pub first: u64,
+    /// Most bytes of a frame's payload.
+    pub slot: u64,
+    /// Where the word for credits lies, as the receiver is to name it.
+    pub credit_address: u64,
+    /// What names it.
+    pub credit_key: u32,
+}
+
+impl Hello {
+    /// Bytes of one.
+    pub const BYTES: usize = 52;
+
+    /// The bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(Self::BYTES);
+        out.extend(MAGIC.to_le_bytes());
+        out.extend(VERSION.to_le_bytes());
+        out.extend([self.mode as u8, self.rail, self.rails, 0, 0, 0]);
+        out.extend(self.places.to_le_bytes());
+        for word in [self.stream, self.first, self.slot, self.credit_address] {
+            out.extend(word.to_le_bytes());
+        }
+        out.extend(self.credit_key.to_le_bytes());
+        debug_assert_eq!(out.len(), Self::BYTES);
+        out
+    }
+
+    /// What `bytes` say; more bytes than that are left alone, for `rdma_cm` pads.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let mut fields = Fields::begin("a greeting", bytes, Self::BYTES)?;
+        let mode = match fields.u8() {
+            0 => Mode::Write,
+            1 => Mode::Send,
+            found => {
+                return Err(WireError::Field {
+                    what: "the mode",
+                    found: found.into(),
+                });
+            }
+        };
+        let (rail, rails) = (fields.u8(), fields.u8());
+        if rail >= rails {
+            return Err(WireError::Field {
+                what: "the rail",
+                found: rail.into(),
+            });
+        }
+        fields.skip(3);
+        Ok(Self {
+            mode,
+            rail,
+            rails,
+            places: fields.u32(),
+            stream: fields.u64(),
+            first: fields.u64(),
+            slot: fields.u64(),
+            credit_address: fields.u64(),
+            credit_key: fields.u32(),
+        })
+    }
+}
+
+/// What a receiver answers, on each rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The frame that is wanted next, at least [`Hello::first`].
+    pub next: u64,
+    /// Slots; frame `n` goes to slot `(n - next + turn) % slots`.
+    pub slots: u32,
+    /// The slot of frame `next`.
+    pub turn: u32,
+    /// Payload bytes of each slot.
+    pub slot: u64,
+    /// Bytes from one slot to the next.
+    pub stride: u64,
+    /// Where slot 0 lies.
+    pub slot_address: u64,
+    /// Where record 0 lies; records lie one behind the other, each of [`Record::bytes`] for `places`.
+    pub record_address: u64,
+    /// What names the slots.
+    pub slot_key: u32,
+    /// What names the records.
+    pub record_key: u32,
+    /// Most places of a frame of the receiver's ring; 0 where frames have none.
+    pub places: u32,
+    /// Frames from `next` on that may be sent at once; later ones when the credit word says so, which counts from `next`.
+    pub credits: u64,
+}
+
+impl Offer {
+    /// Bytes of one.
+    pub const BYTES: usize = 80;
+
+    /// The bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(Self::BYTES);
+        out.extend(MAGIC.to_le_bytes());
+        out.extend(VERSION.to_le_bytes());
+        out.extend([0, 0]);
+        out.extend(self.next.to_le_bytes());
+        out.extend(self.slots.to_le_bytes());
+        out.extend(self.turn.to_le_bytes());
+        let words = [
+            self.slot,
+            self.stride,
+            self.slot_address,
+            self.record_address,
+        ];
+        for word in words {
+            out.extend(word.to_le_bytes());
+        }
+        out.extend(self.slot_key.to_le_bytes());
+        out.extend(self.record_key.to_le_bytes());
+        out.extend(self.places.to_le_bytes());
+        out.extend([0; 4]);
+        out.extend(self.credits.to_le_bytes());
+        debug_assert_eq!(out.len(), Self::BYTES);
+        out
+    }
+
+    /// What `bytes` say; more bytes than that are left alone.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let mut fields = Fields::begin("an offer", bytes, Self::BYTES)?;
+        fields.skip(2);
+        let (next, slots, turn) = (fields.u64(), fields.u32(), fields.u32());
+        if turn >= slots {
+            return Err(WireError::Field {
+                what: "the first slot",
+                found: turn.into(),
+            });
+        }
+        let (slot, stride) = (fields.u64(), fields.u64());
+        if slot > stride || stride.checked_mul(slots.into()).is_none() {
+            return Err(WireError::Field {
+                what: "the distance of slots",
+                found: stride,
+            });
+        }
+        let (slot_address, record_address) = (fields.u64(), fields.u64());
+        let (slot_key, record_key, places) = (fields.u32(), fields.u32(), fields.u32());
+        fields.skip(4);
+        Ok(Self {
+            next,
+            slots,
+            turn,
+            slot,
+            stride,
+            slot_address,
+            record_address,
+            slot_key,
+            record_key,
+            places,
+            credits: fields.u64(),
+        })
+    }
+}
+
+/// What is told of each frame beside its payload; the words that say which places arrived follow it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    /// The frame's number in the stream.
+    pub number: u64,
+    /// Its number in its producer's counting.
+    pub sequence: u64,
+    /// Another value whenever that counting has begun anew.
+    pub epoch: u64,
+    /// When.
+    pub timestamp: Timestamp,
+    /// Valid bytes.
+    pub length: u64,
+    /// [`Flags`](daq_core::frame::Flags).
+    pub flags: u32,
+    /// Places that make it up.
+    pub places: u32,
+    /// Places that arrived.
+    pub arrived: u32,
+}
+
+impl Record {
+    /// Bytes of one without the words that follow.
+    pub const HEAD: usize = 64;
+
+    /// Bytes of a record of a frame with up to `places` places: a multiple of 64, so that none shares a line.
+    pub const fn bytes(places: u32) -> usize {
+        (Self::HEAD + (places as usize).div_ceil(64) * 8).next_multiple_of(64)
+    }
+
+    /// Writes the record, and which places arrived, to `out`.
+    ///
+    /// # Panics
+    /// If `out` is shorter than [`bytes`](Self::bytes) for so many words.
+    pub fn encode(&self, present: impl Iterator<Item = u64>, out: &mut [u8]) {
+        let words = [
+            u64::from(MAGIC) | u64::from(self.timestamp.clock as u8) << 32,
+            self.number,
+            self.sequence,
+            self.epoch,
+            self.timestamp.ns,
+            self.length,
+            u64::from(self.flags) | u64::from(self.places) << 32,
+            u64::from(self.arrived),
+        ];
+        let mut at = 0;
+        for word in words.into_iter().chain(present) {
+            out[at..at + 8].copy_from_slice(&word.to_le_bytes());
+            at += 8;
+        }
+    }
+
+    /// What `bytes` say of a frame.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        if bytes.len() < Self::HEAD {
+            return Err(WireError::Short {
+                what: "a record",
+                found: bytes.len(),
+                wanted: Self::HEAD,
+            });
+        }
+        let mut fields = Fields(bytes);
+        if fields.u32() != MAGIC {
+            return Err(WireError::Foreign("a record"));
+        }
+        let clock = Clock::from_u8(fields.u8());
+        fields.skip(3);
+        let (number, sequence, epoch, ns, length) = (
+            fields.u64(),
+            fields.u64(),
+            fields.u64(),
+            fields.u64(),
+            fields.u64(),
+        );
+        Ok(Self {
+            number,
+            sequence,
+            epoch,
+            timestamp: Timestamp { ns, clock },
+            length,
+            flags: fields.u32(),
+            places: fields.u32(),
+            arrived: fields.u32(),
+        })
+    }
+}
+
+/// Bytes that are read one field after the other. Whoever makes one has looked that they are there.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    /// Behind the head of a greeting of so many bytes, if it is one.
+    fn begin(what: &'static str, bytes: &'a [u8], wanted: usize) -> Result<Self, WireError> {
+        let found = bytes.len();
+        if found < wanted {
+            return Err(WireError::Short {
+                what,
+                found,
+                wanted,
+            });
+        }
+        let mut fields = Self(bytes);
+        if fields.u32() != MAGIC {
+            return Err(WireError::Foreign(what));
+        }
+        match u16::from_le_bytes(fields.take()) {
+            VERSION => Ok(fields),
+            found => Err(WireError::Version { found }),
+        }
+    }
+
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let (taken, rest) = self.0.split_at(N);
+        self.0 = rest;
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(taken);
+        bytes
+    }
+
+    fn skip(&mut self, bytes: usize) {
+        self.0 = &self.0[bytes..];
+    }
+
+    fn u8(&mut self) -> u8 {
+        self.take::<1>()[0]
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.take())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.take())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn greetings_come_back(
+            (stream, first, slot, credit_address) in any::<(u64, u64, u64, u64)>(),
+            (places, credit_key, rails) in (any::<u32>(), any::<u32>(), 1..=u8::MAX),
+            is_send: bool,
+        ) {
+            let mode = if is_send { Mode::Send } else { Mode::Write };
+            let hello = Hello { mode, rail: rails - 1, rails, places, stream, first, slot, credit_address, credit_key };
+            let mut bytes = hello.encode();
+            bytes.extend([7; 4]);
+            prop_assert!(bytes.len() <= crate::connect::MAX_HELLO);
+            prop_assert_eq!(Hello::decode(&bytes), Ok(hello));
+        }
+
+        #[test]
+        fn offers_come_back(
+            (next, slot_address, record_address, credits) in any::<(u64, u64, u64, u64)>(),
+            (slot, more) in (0..1_u64 << 40, 0..64_u64),
+            (slots, slot_key, record_key, places) in (1..1_u32 << 20, any::<u32>(), any::<u32>(), any::<u32>()),
+        ) {
+            let offer = Offer {
+                next, slots, turn: slots - 1, slot, stride: slot + more, slot_address, record_address, slot_key,
+                record_key, places, credits,
+            };
+            let bytes = offer.encode();
+            prop_assert!(bytes.len() <= crate::connect::MAX_OFFER);
+            prop_assert_eq!(Offer::decode(&bytes), Ok(offer));
+        }
+
+        #[test]
+        fn records_come_back(
+            (number, sequence, epoch, ns, length) in any::<(u64, u64, u64, u64, u64)>(),
+            (flags, places, arrived) in any::<(u32, u32, u32)>(),
+        ) {
+            let timestamp = Timestamp { ns, clock: Clock::Kernel };
+            let record = Record { number, sequence, epoch, timestamp, length, flags, places, arrived };
+            let mut bytes = vec![0; Record::bytes(65)];
+            record.encode([1, 2].into_iter(), &mut bytes);
+            prop_assert_eq!(Record::decode(&bytes), Ok(record));
+            prop_assert_eq!(&bytes[Record::HEAD..Record::HEAD + 16], [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+        }
+
+        #[test]
+        fn nothing_else_is_taken_for_one(bytes in proptest::collection::vec(any::<u8>(), 0..128)) {
+            let is_ours = bytes.starts_with(&MAGIC.to_le_bytes());
+            prop_assert!(is_ours || Hello::decode(&bytes).is_err() && Offer::decode(&bytes).is_err());
+            prop_assert!(is_ours || Record::decode(&bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let hello = Hello {
+            mode: Mode::Write,
+            rail: 0,
+            rails: 1,
+            places: 0,
+            stream: 1,
+            first: 2,
+            slot: 3,
+            credit_address: 4,
+            credit_key: 5,
+        };
+        let with = |at: usize, value: u8| {
+            let mut bytes = hello.encode();
+            bytes[at] = value;
+            Hello::decode(&bytes).unwrap_err()
+        };
+        assert!(matches!(with(0, 0), WireError::Foreign(_)));
+        assert_eq!(with(4, 9), WireError::Version { found: 9 });
+        let field = |what| move |error: WireError| matches!(error, WireError::Field { what: w, .. } if w == what);
+        assert!(field("the mode")(with(6, 2)) && field("the rail")(with(7, 1)));
+        assert!(matches!(
+            Hello::decode(&hello.encode()[..51]),
+            Err(WireError::Short { .. })
+        ));
+        assert_eq!(Record::bytes(0), 64);
+        assert_eq!(
+            (Record::bytes(1), Record::bytes(512), Record::bytes(513)),
+            (128, 128, 192)
+        );
+    }
+}
