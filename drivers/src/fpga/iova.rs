@@ -84,6 +84,7 @@ impl Iovas {
     }
 
     /// The bytes of the piece that begins there.
+    #[cfg(test)]
     pub fn bytes(&self, begin: u64) -> Option<u64> {
         self.taken.get(&begin).copied()
     }
@@ -94,6 +95,7 @@ impl Iovas {
     }
 
     /// All pieces: first address and bytes.
+    #[cfg(test)]
     pub fn taken(&self) -> impl Iterator<Item = (u64, u64)> {
         self.taken.iter().map(|(&begin, &bytes)| (begin, bytes))
     }

@@ -15,14 +15,15 @@ use super::iova::Iovas;
 use super::owner::{self, BUS_MASTER, Owner, PCI_COMMAND, read_config, set_bus_master};
 use crate::sys::vfio as sys;
 use crate::sys::vfio_bar::Bar;
+use crate::sys::vfio_map::{Map, Memory};
 use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::region::{Placement, Region};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use vfio_bindings::bindings::vfio as bindings;
@@ -52,10 +53,8 @@ pub struct VfioDevice {
 /// What maps and their ends change.
 struct State {
     iovas: Iovas,
-    /// Mappings of other devices' memory that were given to this one.
-    bars: BTreeMap<u64, Arc<Bar>>,
-    /// Regions that are mapped.
-    regions: BTreeMap<u64, Arc<Region>>,
+    /// The memory that it reaches, of regions and of other devices, by address.
+    maps: BTreeMap<u64, Map>,
     /// The kind of interrupt that is enabled: an index of VFIO's.
     interrupts: Option<u32>,
     /// `None` once the device is being closed.
@@ -142,8 +141,7 @@ impl VfioDevice {
             opened,
             state: Mutex::new(State {
                 iovas: Iovas::new(valid),
-                bars: BTreeMap::new(),
-                regions: BTreeMap::new(),
+                maps: BTreeMap::new(),
                 interrupts: None,
                 owner: Some(owner),
             }),
@@ -152,10 +150,7 @@ impl VfioDevice {
 
     /// Makes another device's memory reachable for this one and returns its address; kept until it is unmapped.
     pub fn map_bar(&self, bar: &Arc<Bar>) -> Result<u64, DmaError> {
-        let address =
-            self.map_memory(bar.address(), bar.bytes(), "another device's memory", true)?;
-        self.state().bars.insert(address, bar.clone());
-        Ok(address)
+        self.map_memory(Memory::bar(bar), "another device's memory", true)
     }
 
     /// The process id of its owner.
@@ -163,24 +158,23 @@ impl VfioDevice {
         self.state().owner.as_ref().map(Owner::id)
     }
 
-    /// Maps memory that stays mapped in this process until it is unmapped: a region's, or a kept BAR's.
     fn map_memory(
         &self,
-        memory: NonNull<u8>,
-        bytes: usize,
+        memory: Memory,
         what: &str,
         is_device_memory: bool,
     ) -> Result<u64, DmaError> {
+        let (begin, bytes) = (memory.address(), memory.bytes());
         let refused = |action: &str, why: String| DmaError::Refused {
             device: self.name.clone(),
             action: format!("{action} {bytes:#x} bytes of {what}"),
             why,
         };
         let length = bytes as u64;
-        if !(memory.addr().get() as u64).is_multiple_of(PAGE) || !length.is_multiple_of(PAGE) {
+        if !(begin.addr().get() as u64).is_multiple_of(PAGE) || !length.is_multiple_of(PAGE) {
             return Err(DmaError::Unreachable {
                 device: self.name.clone(),
-                memory: format!("{bytes:#x} bytes of {what} at {memory:p}"),
+                memory: format!("{bytes:#x} bytes of {what} at {begin:p}"),
                 why: format!("the IOMMU maps whole pages of {PAGE} bytes"),
             });
         }
@@ -192,22 +186,25 @@ impl VfioDevice {
                     .to_owned(),
             )
         })?;
-        let result = self.map_at(&mut state, address, memory, bytes, is_device_memory);
-        if let Err(why) = result {
-            state.iovas.give(address);
-            return Err(refused("mapping", why));
+        match self.map_at(&mut state, address, memory, is_device_memory) {
+            Ok(map) => {
+                state.maps.insert(address, map);
+                Ok(address)
+            }
+            Err(why) => {
+                state.iovas.give(address);
+                Err(refused("mapping", why))
+            }
         }
-        Ok(address)
     }
 
     fn map_at(
         &self,
         state: &mut State,
         address: u64,
-        memory: NonNull<u8>,
-        bytes: usize,
+        memory: Memory,
         is_device_memory: bool,
-    ) -> Result<(), String> {
+    ) -> Result<Map, String> {
         let held: Vec<OwnedFd> = if is_device_memory {
             let held = held::keepers()
                 .map_err(|error| format!("what keeps the memory cannot be found: {error}"))?;
@@ -226,16 +223,14 @@ impl VfioDevice {
         let Some(owner) = &mut state.owner else {
             return Err("the device is being closed".to_owned());
         };
-        owner.map(address, bytes as u64, &held).map_err(|error| {
+        let bytes = memory.bytes() as u64;
+        owner.map(address, bytes, &held).map_err(|error| {
             format!(
                 "its owner, process {}, was not to be told: {error}",
                 owner.id()
             )
         })?;
-        // SAFETY: `map` and `map_bar` vouch for the memory: a region or a BAR, which they keep in the state until it
-        // is unmapped, and which their caller has until they do. Neither is ever referred to by a Rust reference.
-        let mapped = unsafe { sys::map(&self.opened.container, address, memory, bytes) };
-        mapped.map_err(|error| {
+        Map::new(&self.name, &self.opened.container, address, memory).map_err(|error| {
             if let Err(error) = owner.unmap(address) {
                 tracing::warn!("{}: its owner was not to be told: {error}", self.name);
             }
@@ -265,7 +260,7 @@ impl DmaDevice for VfioDevice {
 
     fn map(&self, region: &Arc<Region>) -> Result<u64, DmaError> {
         let placement = region.placement();
-        let Some(memory) = region.cpu_address() else {
+        let Some(memory) = Memory::region(region) else {
             return Err(DmaError::Unreachable {
                 device: self.name.clone(),
                 memory: format!("memory of {placement}"),
@@ -275,9 +270,7 @@ impl DmaDevice for VfioDevice {
         };
         let what = format!("memory of {placement}");
         let is_device_memory = placement != Placement::Host;
-        let address = self.map_memory(memory, region.bytes(), &what, is_device_memory)?;
-        self.state().regions.insert(address, region.clone());
-        Ok(address)
+        self.map_memory(memory, &what, is_device_memory)
     }
 
     fn unmap(&self, address: u64, bytes: usize) -> Result<(), DmaError> {
@@ -287,19 +280,19 @@ impl DmaDevice for VfioDevice {
             why,
         };
         let mut state = self.state();
-        match state.iovas.bytes(address) {
-            Some(mapped) if mapped == bytes as u64 => {}
-            Some(mapped) => return Err(refused(format!("{mapped:#x} bytes are mapped there"))),
-            None => return Err(refused("nothing is mapped there".to_owned())),
-        }
-        let unmapped = sys::unmap(self.opened.container(), address, bytes as u64)
-            .map_err(|error| refused(error.to_string()))?;
-        if unmapped != bytes as u64 {
-            return Err(refused(format!("the kernel unmapped {unmapped:#x} bytes")));
+        let map = match state.maps.entry(address) {
+            Entry::Occupied(map) if map.get().bytes() == bytes => map.remove(),
+            Entry::Occupied(map) => {
+                let mapped = map.get().bytes();
+                return Err(refused(format!("{mapped:#x} bytes are mapped there")));
+            }
+            Entry::Vacant(_) => return Err(refused("nothing is mapped there".to_owned())),
+        };
+        if let Err((map, error)) = map.unmap() {
+            state.maps.insert(address, map);
+            return Err(refused(error.to_string()));
         }
         state.iovas.give(address);
-        state.bars.remove(&address);
-        state.regions.remove(&address);
         if let Some(owner) = &mut state.owner
             && let Err(error) = owner.unmap(address)
         {
@@ -439,11 +432,7 @@ impl Drop for VfioDevice {
             let _ = self.opened.device.disable_irq(kind);
         }
         // BARs, and regions whose unmapping was refused: whatever else has a region mapped holds the device.
-        for (address, bytes) in state.iovas.taken() {
-            if let Err(error) = sys::unmap(self.opened.container(), address, bytes) {
-                tracing::warn!("{}: unmapping at {address:#x}: {error}", self.name);
-            }
-        }
+        state.maps.clear();
         if let Some(Err(error)) = state.owner.take().map(Owner::finish) {
             tracing::warn!("{}: its owner does not end: {error}", self.name);
         }

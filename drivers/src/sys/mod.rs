@@ -9,6 +9,7 @@ pub mod send;
 pub mod socket;
 pub mod vfio;
 pub mod vfio_bar;
+pub mod vfio_map;
 
 #[cfg(test)]
 mod tests;

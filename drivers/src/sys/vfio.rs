@@ -7,9 +7,8 @@ use std::ops::Deref;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::NonNull;
 use vfio_bindings::bindings::vfio as bindings;
-use vfio_ioctls::{VfioContainer, VfioDevice, VfioError};
+use vfio_ioctls::{VfioContainer, VfioDevice};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// `_IO(';', 100 + n)`.
@@ -78,21 +77,6 @@ impl Drop for Kept {
             tracing::warn!("a device was removed while it was being closed");
         }
     }
-}
-
-/// Makes `bytes` from `memory` on reachable for the container's devices at `address`.
-///
-/// # Safety
-/// The memory is mapped in this process, no reference into it exists, and it stays so until [`unmap`] has ended this: a
-/// device may write it at any time. The kernel keeps host memory alive by itself, but not a mapping of a device's BAR.
-pub unsafe fn map(
-    container: &VfioContainer,
-    address: u64,
-    memory: NonNull<u8>,
-    bytes: usize,
-) -> Result<(), VfioError> {
-    // SAFETY: what the call asks for is what ours asks for.
-    unsafe { container.vfio_dma_map(address, bytes, memory.as_ptr()) }
 }
 
 /// Ends a mapping and returns how many bytes it had. No write of a device reaches it afterwards.
