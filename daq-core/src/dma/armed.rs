@@ -2,13 +2,14 @@
 
 use super::{Caps, Completions, DmaMap, Engine, EngineError, Slots, Stuck};
 use std::fmt;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long an engine that is dropped while it runs may take to stop.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// An engine that runs, with the memory that its slots lie in.
+/// An engine that runs, with the memory that its slots and its doorbell lie in.
 ///
 /// The memory is given back by [`stop`](Self::stop) alone. One that is dropped stops its engine first.
 pub struct Armed {
@@ -25,6 +26,8 @@ pub struct Idle {
     pub memory: Option<DmaMap>,
     /// That it would not stop and was cut off.
     pub stuck: Option<Stuck>,
+    /// What the doorbell lies in; let go once the engine is quiet.
+    bell: Option<Arc<DmaMap>>,
 }
 
 /// An engine that could not be armed.
@@ -38,34 +41,43 @@ pub struct Refused {
 }
 
 impl Armed {
-    /// Has `engine` fill `slots`, which lie in `memory`.
+    /// Has `engine` fill `slots`, which lie in `memory`. Whoever made a doorbell keeps it for as long as this lives.
     ///
     /// # Errors
     /// Engine and memory come back, quiet, with the reason.
     pub fn arm(
-        mut engine: Box<dyn Engine>,
+        engine: Box<dyn Engine>,
         memory: DmaMap,
         slots: &Slots,
     ) -> Result<Self, Box<Refused>> {
-        match engine.arm(slots) {
+        Self::arm_ringing(engine, memory, None, slots)
+    }
+
+    /// As [`arm`](Self::arm), and keeps `bell`, which the doorbell of `slots` lies in, as it keeps `memory`.
+    ///
+    /// # Errors
+    /// As [`arm`](Self::arm).
+    pub fn arm_ringing(
+        mut engine: Box<dyn Engine>,
+        memory: DmaMap,
+        bell: Option<Arc<DmaMap>>,
+        slots: &Slots,
+    ) -> Result<Self, Box<Refused>> {
+        let result = engine.arm(slots);
+        let idle = Idle {
+            engine,
+            memory: Some(memory),
+            stuck: None,
+            bell,
+        };
+        match result {
             Ok(()) => Ok(Self {
-                parts: ManuallyDrop::new(Idle {
-                    engine,
-                    memory: Some(memory),
-                    stuck: None,
-                }),
+                parts: ManuallyDrop::new(idle),
             }),
-            Err(error) => {
-                let idle = Idle {
-                    engine,
-                    memory: Some(memory),
-                    stuck: None,
-                };
-                Err(Box::new(Refused {
-                    idle: idle.quiet(PATIENCE),
-                    error,
-                }))
-            }
+            Err(error) => Err(Box::new(Refused {
+                idle: idle.quiet(PATIENCE),
+                error,
+            })),
         }
     }
 
@@ -125,10 +137,12 @@ impl Idle {
                     if let Some(memory) = self.memory.take() {
                         memory.keep();
                     }
+                    mem::forget(self.bell.take());
                 }
             }
             self.stuck = Some(stuck);
         }
+        self.bell = None;
         self
     }
 }
@@ -152,5 +166,161 @@ impl fmt::Debug for Armed {
 impl fmt::Debug for dyn Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {}", self.name(), self.device().name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{DmaDevice, DmaError};
+    use super::*;
+    use crate::region::{HostOptions, Region};
+    use std::sync::Mutex;
+
+    /// A device that says what was done to it, in turn.
+    struct Told {
+        can_be_cut_off: bool,
+        told: Mutex<Vec<String>>,
+    }
+
+    impl Told {
+        fn tell(&self, what: String) {
+            self.told.lock().unwrap().push(what);
+        }
+
+        fn told(&self) -> Vec<String> {
+            self.told.lock().unwrap().clone()
+        }
+    }
+
+    impl DmaDevice for Told {
+        fn name(&self) -> &'static str {
+            "told"
+        }
+
+        fn map(&self, region: &Arc<Region>) -> Result<u64, DmaError> {
+            Ok(region.bytes() as u64)
+        }
+
+        fn unmap(&self, address: u64, _: usize) -> Result<(), DmaError> {
+            self.tell(format!("unmapped {address}"));
+            Ok(())
+        }
+
+        fn cut_off(&self) -> Result<(), DmaError> {
+            self.tell("cut off".to_owned());
+            if self.can_be_cut_off {
+                return Ok(());
+            }
+            Err(DmaError::Gone {
+                device: "told".to_owned(),
+            })
+        }
+    }
+
+    /// An engine that stops if it is said to, and is armed if it is given slots.
+    struct Runs {
+        device: Arc<dyn DmaDevice>,
+        told: Arc<Told>,
+        stops: bool,
+    }
+
+    impl Engine for Runs {
+        fn name(&self) -> &'static str {
+            "runs"
+        }
+
+        fn device(&self) -> &Arc<dyn DmaDevice> {
+            &self.device
+        }
+
+        fn caps(&self) -> Caps {
+            Caps {
+                holdable: true,
+                bell_bits: 32,
+                end_of_packet: false,
+                alignment: 1,
+                max_transfer: 1,
+                max_slots: 1,
+            }
+        }
+
+        fn faults(&self) -> &'static [&'static str] {
+            &[]
+        }
+
+        fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+            if slots.addresses.is_empty() {
+                let device = "told".to_owned();
+                return Err(DmaError::Gone { device }.into());
+            }
+            Ok(())
+        }
+
+        fn poll(&mut self, _: &mut Completions) -> Result<(), EngineError> {
+            Ok(())
+        }
+
+        fn credit(&mut self, _: u32) {}
+
+        fn quiesce(&mut self, waited: Duration) -> Result<(), Stuck> {
+            self.told.tell("quiesced".to_owned());
+            if self.stops {
+                return Ok(());
+            }
+            Err(Stuck {
+                engine: "runs".to_owned(),
+                waited,
+            })
+        }
+    }
+
+    /// What the device is told from arming on, where the bell's one other holder lets go of it while the engine runs; and
+    /// how many hold the bell's memory in the end.
+    fn course(stops: bool, can_be_cut_off: bool, slots: usize) -> (Vec<String>, usize) {
+        let told = Arc::new(Told {
+            can_be_cut_off,
+            told: Mutex::default(),
+        });
+        let region = |pages: usize| Region::host(pages * 4096, HostOptions::default()).unwrap();
+        let memory = DmaMap::new(told.clone(), region(2)).unwrap();
+        let doorbell = region(1);
+        let bell = Arc::new(DmaMap::new(told.clone(), doorbell.clone()).unwrap());
+        let slots = Slots {
+            addresses: vec![memory.address(); slots],
+            bytes: 1,
+            first: 0,
+            bell: Some(bell.address()),
+        };
+        let engine = Box::new(Runs {
+            device: told.clone(),
+            told: told.clone(),
+            stops,
+        });
+        drop(Armed::arm_ringing(engine, memory, Some(bell), &slots));
+        (told.told(), Arc::strong_count(&doorbell) - 1)
+    }
+
+    #[test]
+    fn the_bell_is_unmapped_once_its_engine_is_quiet() {
+        for slots in [0, 1] {
+            let (told, holders) = course(true, true, slots);
+            assert_eq!(told, ["quiesced", "unmapped 4096", "unmapped 8192"]);
+            assert_eq!(holders, 0);
+            let (told, holders) = course(false, true, slots);
+            assert_eq!(
+                told,
+                ["quiesced", "cut off", "unmapped 4096", "unmapped 8192"]
+            );
+            assert_eq!(holders, 0);
+        }
+    }
+
+    #[test]
+    fn the_bell_of_an_engine_that_cannot_be_ended_is_kept() {
+        for slots in [0, 1] {
+            let (told, holders) = course(false, false, slots);
+            assert_eq!(told, ["quiesced", "cut off"], "nothing is unmapped");
+            assert_eq!(holders, 1);
+        }
     }
 }

@@ -10,7 +10,7 @@
 //!
 //! # Guarantees
 //! - Memory that an engine was armed with is unmapped only after the engine is quiet, and freed only after it is unmapped:
-//!   [`Armed`] owns the map, and gives it back by [`Armed::stop`] alone.
+//!   [`Armed`] owns the map, and gives it back by [`Armed::stop`] alone; it shares that of a doorbell until then.
 //! - An engine that does not stop in time is cut off (bus mastering, then a reset) before anything is unmapped; where
 //!   even that fails the memory is kept until the process ends.
 //!

@@ -33,8 +33,8 @@ pub(super) struct Port {
     ungiven: u64,
     /// Slots of the ring that it was given and has not finished.
     given: u64,
-    /// Declared behind `state`, so unmapped after the engine is quiet.
-    bell: Option<(DeviceBell, DmaMap)>,
+    /// An engine that is armed to ring it keeps its mapping, too.
+    bell: Option<(DeviceBell, Arc<DmaMap>)>,
     is_ringing: bool,
     /// The GPU that it writes, where its writes must be flushed to be seen.
     flushed: Option<&'static Device>,
@@ -129,7 +129,7 @@ impl Port {
         let bell = match bell {
             Some(bell) if is_straight && bits >= DeviceBell::BITS => {
                 let map = DmaMap::new(device, bell.region().clone()).map_err(EngineError::from)?;
-                Some((bell, map))
+                Some((bell, Arc::new(map)))
             }
             Some(bell) => {
                 bell.give_up();
@@ -220,7 +220,8 @@ impl Port {
             bell: bell.map(|(_, map)| map.address()),
         };
         (self.given, self.ungiven) = (0, slots);
-        match Armed::arm(engine, map, &wanted) {
+        let bell = bell.map(|(_, map)| map.clone());
+        match Armed::arm_ringing(engine, map, bell, &wanted) {
             Ok(armed) => self.state = State::Armed(armed),
             Err(refused) => {
                 self.keep(refused.idle);
