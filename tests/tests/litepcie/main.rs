@@ -8,6 +8,7 @@ mod driven;
 mod gateware;
 mod memory;
 mod served;
+mod stop;
 mod sys;
 mod whole;
 

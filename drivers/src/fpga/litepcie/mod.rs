@@ -11,6 +11,26 @@
 //! The value wraps at 65536 · N, which the count of transfers is unwrapped by: 65536 rounds of at least four slots of
 //! 512 bytes are 128 MiB, 10 ms at the least between two looks; whoever looks more rarely has lost all those frames
 //! anyway, and loses count of multiples of 65536 rounds of them.
+//!
+//! # The stop
+//! What was finished and nobody had polled yet is whole and is told after the stop. Signals of `LitePCIeDMAWriter`, its
+//! `table` and its `splitter`:
+//! - Off (`enable` low), the `fsm` still ends the packet that it is in (`MEM-WR`), for which it has all data, and stays
+//!   in `IDLE`. There it holds `splitter.reset`, so that no descriptor is accepted any more (`splitter.sink.ready`).
+//! - `_enable.storage[1]` shows `fsm.ongoing("IDLE")`, a cycle late, which no access over the bus can see. On, it is also
+//!   high between two packets; off, it says that `loop_index` and `loop_count` have their last values.
+//! - These are cleared by `table.reset` (a write to the register `reset`) alone: `enable` does not touch them, so they are
+//!   read between the two.
+//! - A descriptor leaves the table with the last packet of its slot. One that was half done is not counted: its slot is
+//!   written in part, and that is the only one that can be.
+//!
+//! So with L as above, L + 1 transfers are finished, the last one with them, and transfer L + 1 - N may be overwritten. One
+//! thing the gateware does not show: at L = 0, whether the first was finished. It is taken as not, so that a run that is
+//! stopped before its second transfer is done may have one more than it tells. Nothing of that is counted as lost.
+//!
+//! A core that does not tell when it is idle is older, and nothing says that it may be switched off within a packet. Its
+//! table is reset first, while it runs, which clears the counter: what was not polled by then may be whole or overwritten,
+//! nobody knows, and all of it counts as overrun. That is an upper bound.
 
 mod csr;
 #[cfg(test)]
@@ -55,7 +75,9 @@ const TABLE: usize = 256;
 /// Slots from the counter on that may be being written: the one that it does not tell yet, the one after, and one more
 /// that older cores do not tell.
 const AHEAD: u64 = 3;
-/// How long the core takes to give up what it has begun when its table is taken away.
+/// The same once it is off and idle: the one that it may have left half done.
+const HALF_DONE: u64 = 1;
+/// How long the core takes to give up what it has begun when its table is taken away, and its last packet to leave it.
 const SETTLING: Duration = Duration::from_millis(1);
 /// How long a writer that someone else left running may take to stop before it is armed.
 const LEFT_RUNNING: Duration = Duration::from_millis(100);
@@ -139,6 +161,10 @@ pub struct Writer {
     /// Whether the core tells when it is idle; `None` until that was seen.
     tells_idle: Option<bool>,
     count: Count,
+    /// Transfers that were finished when it was stopped.
+    end: u64,
+    /// Slots from the finished ones on that may have been written, in part or whole; `None` where that is not known.
+    ahead: Option<u64>,
     /// Transfers that were yielded or skipped.
     told: u64,
 }
@@ -229,6 +255,8 @@ impl Writer {
             is_armed: false,
             tells_idle: None,
             count: Count::new(ROUNDS),
+            end: 0,
+            ahead: None,
             told: 0,
             device: device.clone().as_dma(),
         })
@@ -270,18 +298,36 @@ impl Writer {
         Ok(finished)
     }
 
-    /// Transfers that may be overwritten once `finished` are finished.
-    ///
-    /// How far it went while it was being stopped cannot be known, as the table's reset clears the counter: all of them.
+    /// Transfers that may be overwritten once `finished` are finished: all of them where nobody knows how far it went.
     const fn overwritten(&self, finished: u64) -> u64 {
-        if self.is_armed {
-            (finished + AHEAD).saturating_sub(self.slots)
-        } else {
-            finished
+        match self.ahead {
+            Some(ahead) => (finished + ahead).saturating_sub(self.slots),
+            None => finished,
         }
     }
 
-    /// Has the writer give up what it does, and empties its table.
+    /// Switches the writer off, notes how far it came, and only then empties its table; what it read last where it did
+    /// not become idle.
+    fn end(&mut self, patience: Duration) -> Result<(), u32> {
+        self.write(register::ENABLE, 0);
+        let idle = self.settle(patience);
+        // Idle, its last packet was handed on (`port.source.ready`). It also has to leave the core, where a read's answer
+        // may have a way of its own; from there on the read below pushes it.
+        std::thread::sleep(SETTLING);
+        if let Ok(finished) = self.finished() {
+            let finished = self.count.advance(finished);
+            (self.end, self.ahead) = match (idle, finished) {
+                (Ok(()), 0) => (0, Some(HALF_DONE + 1)),
+                (Ok(()), _) => (finished + 1, Some(HALF_DONE)),
+                (Err(_), _) => (finished, Some(AHEAD)),
+            };
+        }
+        self.write(register::LOOP, 0);
+        self.write(register::RESET, 1);
+        idle
+    }
+
+    /// Has a writer of any age give up what it does, and empties its table; clears the counter before it is at its end.
     fn halt(&self) {
         self.write(register::LOOP, 0);
         self.write(register::RESET, 1);
@@ -384,6 +430,7 @@ impl Engine for Writer {
         self.slots = count as u64;
         self.slot_bytes = slots.bytes;
         self.count = Count::new(ROUNDS * self.slots);
+        (self.end, self.ahead) = (0, Some(AHEAD));
         self.told = 0;
         self.connect(true);
         self.is_armed = true;
@@ -393,11 +440,12 @@ impl Engine for Writer {
     }
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
-        if self.is_armed {
+        let finished = if self.is_armed {
             let finished = self.finished()?;
-            self.count.advance(finished);
-        }
-        let finished = self.count.total();
+            self.count.advance(finished)
+        } else {
+            self.end
+        };
         let lapsed = self.overwritten(finished);
         if self.told < lapsed {
             done.skip(lapsed - self.told);
@@ -426,7 +474,7 @@ impl Engine for Writer {
         let finished = if self.is_armed {
             self.finished()?
         } else {
-            self.count.total()
+            self.end
         };
         Ok(self.overwritten(finished))
     }
@@ -450,15 +498,21 @@ impl Engine for Writer {
         if !self.is_armed {
             return Ok(());
         }
-        // So that they are counted; an error is told by the stop itself, if it matters.
+        // So that they are counted whatever comes; an error is told by the stop itself, if it matters.
         if let Ok(finished) = self.finished() {
             self.count.advance(finished);
         }
         self.is_armed = false;
-        self.halt();
+        (self.end, self.ahead) = (self.count.total(), None);
+        let idle = if self.tells_idle == Some(true) {
+            self.end(patience)
+        } else {
+            self.halt();
+            // Its reads also push what is on its way before them.
+            self.settle(patience)
+        };
         self.connect(false);
-        // Its reads also push what is on its way before them.
-        self.settle(patience).map_err(|_| Stuck {
+        idle.map_err(|_| Stuck {
             engine: format!("{} of {}", ENTRY.name, self.device.name()),
             waited: patience,
         })

@@ -7,8 +7,11 @@ use std::path::Path;
 
 const BASE: &str = "base = 0x2000";
 
-/// A writer at 0x2000 that is idle while it is off.
+/// A writer at 0x2000 that is idle while it is off; a reset of its table clears its counter, as in the gateware.
 fn core(values: &mut BTreeMap<u64, u32>, offset: u64, value: u32) -> bool {
+    if offset == 0x201c {
+        values.insert(0x2014, 0);
+    }
     if offset == 0x2000 {
         values.insert(offset, value & 1 | (!value & 1) << 1);
     }
@@ -80,7 +83,8 @@ fn it_is_started_and_stopped_in_order() {
     engine.quiesce(Duration::ZERO).unwrap();
     assert_eq!(
         mock.registers.writes(),
-        [(0x2010, 0), (0x201c, 1), (0x2000, 0), (0x201c, 1)]
+        [(0x2000, 0), (0x2010, 0), (0x201c, 1)],
+        "off before the reset that clears the counter"
     );
 }
 
@@ -101,11 +105,56 @@ fn the_counter_tells_what_is_done() {
     status(&mock, 2, 0);
     assert_eq!(engine.lapsed(), Ok(11));
     assert_eq!(poll(&mut engine, 8), Ok((5, 6)));
-    // What it did while it was being stopped nobody knows.
+    // The stop adds no loss: what was not polled is told after it, the last one as well.
     status(&mock, 2, 2);
     engine.quiesce(Duration::ZERO).unwrap();
-    assert_eq!(engine.lapsed(), Ok(18));
-    assert_eq!(poll(&mut engine, 8), Ok((0, 2)));
+    assert_eq!(mock.registers.get(0x2014), 0);
+    assert_eq!(engine.lapsed(), Ok(12));
+    assert_eq!(poll(&mut engine, 2), Ok((2, 0)), "room for two");
+    assert_eq!(poll(&mut engine, 8), Ok((1, 0)));
+    assert_eq!(poll(&mut engine, 8), Ok((0, 0)));
+}
+
+#[test]
+fn what_a_stop_leaves_is_told_as_far_as_it_is_known() {
+    // Index and round at the stop; transfers that are told, and those that are overwritten.
+    for (round, index, told, overrun) in [
+        (0, 0, 0, 0),
+        (0, 1, 2, 0),
+        (0, 6, 7, 0),
+        // The eighth is done; the ninth may have begun over the first.
+        (0, 7, 7, 1),
+        (3, 0, 7, 18),
+    ] {
+        let mock = device();
+        let mut engine = armed(&mock, 8);
+        status(&mock, round, index);
+        engine.quiesce(Duration::ZERO).unwrap();
+        assert_eq!(poll(&mut engine, 8), Ok((told, overrun)), "{round} {index}");
+        assert_eq!(poll(&mut engine, 8), Ok((0, 0)));
+        // A start counts from 0 again.
+        engine.arm(&slots(8)).unwrap();
+        assert_eq!(poll(&mut engine, 8), Ok((0, 0)));
+    }
+    // One that does not become idle: the transfer under way may yet end, and is not told.
+    let mock = device();
+    let mut engine = armed(&mock, 8);
+    status(&mock, 0, 7);
+    mock.registers.hold(0x2000, 0);
+    assert!(engine.quiesce(Duration::ZERO).is_err());
+    assert_eq!(poll(&mut engine, 8), Ok((5, 2)));
+    // One that cannot tell has lost its counter when it is at its end: at the most all of them are lost.
+    let mock = device();
+    mock.registers.hold(0x2000, 0);
+    let mut engine = armed(&mock, 8);
+    status(&mock, 0, 3);
+    engine.quiesce(Duration::ZERO).unwrap();
+    assert_eq!(
+        mock.registers.writes(),
+        [(0x2010, 0), (0x201c, 1), (0x2000, 0), (0x201c, 1)]
+    );
+    assert_eq!(engine.lapsed(), Ok(3));
+    assert_eq!(poll(&mut engine, 8), Ok((0, 3)));
 }
 
 #[test]
@@ -277,5 +326,12 @@ proptest! {
             prop_assert!(told <= truth + AHEAD && (done == room || told >= truth));
             prop_assert_eq!(engine.lapsed(), Ok((truth + AHEAD).saturating_sub(count)));
         }
+        engine.quiesce(Duration::ZERO).unwrap();
+        let end = if truth > 0 { truth + 1 } else { 0 };
+        let lapsed = engine.lapsed().unwrap();
+        prop_assert_eq!(lapsed, (end + 1).saturating_sub(count));
+        let (done, overrun) = poll(&mut engine, 512).unwrap();
+        prop_assert_eq!(told + overrun + done as u64, end);
+        prop_assert_eq!(overrun, lapsed.saturating_sub(told));
     }
 }

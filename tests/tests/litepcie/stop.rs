@@ -1,0 +1,136 @@
+//! The writer switched off at every cycle of its work, and its counter read before its table is reset.
+
+use crate::gateware::{Names, built};
+use crate::status;
+use crate::sys::{Core, Event};
+use daq_tests::skip;
+
+/// Slots of the table.
+const SLOTS: u32 = 3;
+/// Bytes of a slot: two packets.
+const SLOT: u32 = 512;
+/// Payload of a packet.
+const PACKET: u32 = 256;
+/// Where the slots begin.
+const BASE: u32 = 0x1234_0000;
+/// The cycles at which it is switched off: some transfers, more than a round.
+const CYCLES: u32 = 400;
+/// In `enable`: off and idle.
+const IDLE: u32 = 2;
+/// Cycles after which the core has done all that it does, and within which it comes to that.
+const QUIET: (u32, u32) = (64, 100_000);
+
+struct Writer {
+    core: Core,
+    names: Names,
+    /// Packets since the start.
+    packets: u32,
+}
+
+impl Writer {
+    fn at(&self, name: &str) -> u32 {
+        let offset = self.names.register(&format!("pcie_dma0_writer_{name}"));
+        u32::try_from(offset).unwrap()
+    }
+
+    /// Sends the write of a register, which arrives some cycles later.
+    fn send(&mut self, name: &str, value: u32) {
+        let offset = self.at(name);
+        self.core.write(offset, value);
+    }
+
+    fn set(&mut self, name: &str, value: u32) {
+        self.send(name, value);
+        assert!(self.core.settle(QUIET.0, QUIET.1));
+    }
+
+    fn read(&mut self, name: &str) -> u32 {
+        let offset = self.at(name);
+        self.core.read(offset).unwrap()
+    }
+
+    fn start(&mut self) {
+        self.set("enable", 0);
+        self.set("table_reset", 1);
+        self.set("table_loop_prog_n", 0);
+        let low = self.at("table_value") + 4;
+        for slot in 0..SLOTS {
+            self.set("table_value", SLOT);
+            self.core.write(low, BASE + slot * SLOT);
+            self.set("table_we", 0);
+        }
+        self.set("table_loop_prog_n", 1);
+        self.set("enable", 1);
+        self.packets = 0;
+    }
+
+    /// Takes the packets that were emitted, each of which must be whole and the next.
+    fn take(&mut self) {
+        while let Some(event) = self.core.next() {
+            let place = self.packets * PACKET % (SLOTS * SLOT);
+            let words = u64::from(self.packets * PACKET / 8);
+            let expected: Vec<u8> = (words..words + u64::from(PACKET / 8))
+                .flat_map(u64::to_le_bytes)
+                .collect();
+            let Event::Write { address, data, .. } = event else {
+                panic!("{event:?}");
+            };
+            assert_eq!(address, u64::from(BASE + place));
+            assert!(data == expected, "packet {}", self.packets);
+            self.packets += 1;
+        }
+    }
+}
+
+/// Off, it ends the packet that it is in and no other, tells when it has, and `loop_status` then is that of all slots
+/// whose last packet has left, whatever the cycle; it stays so until the table is reset.
+#[test]
+fn the_counter_of_a_writer_that_was_switched_off_is_exact() {
+    let built = match built() {
+        Ok(built) => built,
+        Err(why) => skip!("{why}"),
+    };
+    let mut writer = Writer {
+        core: Core::load(&built.join("litepcie.so")),
+        names: Names::parse(&std::fs::read_to_string(built.join("csr.csv")).unwrap()),
+        packets: 0,
+    };
+    let (mut busy, mut half_done, mut ends_after) = (0, 0, 0);
+    for cycles in 0..CYCLES {
+        writer.start();
+        writer.core.run(u32::MAX, cycles);
+        writer.take();
+        let before = writer.packets;
+        // The read is right behind the write.
+        writer.send("enable", 0);
+        let mut reads = 0;
+        while writer.read("enable") != IDLE {
+            reads += 1;
+            assert!(reads < 100, "it does not become idle");
+        }
+        let told = writer.read("table_loop_status");
+        writer.take();
+        let finished = u64::from(writer.packets * PACKET / SLOT);
+        assert_eq!(told, status(finished, SLOTS), "off at {cycles}");
+        busy += u32::from(reads > 0);
+        half_done += u32::from(!(writer.packets * PACKET).is_multiple_of(SLOT));
+        ends_after += u32::from(writer.packets > before);
+
+        // Nothing moves any more, with the stream open.
+        let packets = writer.packets;
+        writer.core.run(u32::MAX, 500);
+        writer.take();
+        assert_eq!(writer.packets, packets, "off at {cycles}");
+        assert_eq!(writer.read("table_loop_status"), told);
+        assert_eq!(writer.read("table_level"), SLOTS);
+        assert_eq!(writer.read("enable"), IDLE);
+        writer.set("table_loop_prog_n", 0);
+        assert_eq!(writer.read("table_loop_status"), told);
+        writer.set("table_reset", 1);
+        assert_eq!(writer.read("table_loop_status"), 0);
+    }
+    assert!(
+        busy > 0 && half_done > 0 && ends_after > 0,
+        "busy after it {busy}, half done {half_done}, packets after it {ends_after}"
+    );
+}
