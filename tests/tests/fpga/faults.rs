@@ -210,9 +210,9 @@ fn an_engine_that_is_stuck_is_cut_off() {
 fn a_writer_of_litepcie_that_is_stuck_loses_nothing() {
     let card = format!("{}faults = [\"stuck@30\"]", packets(100));
     let daq = daq(&config(LITEPCIE, &card, &host(64)));
-    // The last one before waits for the next.
+    // The last one before waits for the next, or for the stop.
     let outcome = stop_stuck(daq.spawn(&[]), 29);
-    is_whole_until(&daq, &outcome, 29);
+    is_whole_until(&daq, &outcome, 30);
 }
 
 /// An interrupt that never comes delays a frame and no more.
@@ -227,7 +227,7 @@ fn an_interrupt_that_is_lost_costs_nothing() {
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc.delivered", 59);
     let outcome = live.stop().ok();
-    is_whole_until(&daq, &outcome, 59);
+    is_whole_until(&daq, &outcome, 60);
 }
 
 /// What is told as written and is not there: in host memory there is no other path.

@@ -18,6 +18,8 @@ use std::time::Duration;
 const SLOT: u64 = 2048;
 /// Slots of the ring.
 const SLOTS: u64 = 8;
+/// Bytes of a transfer that is not finished.
+const HALF: u64 = SLOT / 2;
 /// The slot that is filled first.
 const FIRST: u64 = 3;
 
@@ -102,9 +104,29 @@ fn the_engine_sees_every_transfer_in_its_slot() {
                     "nothing that was read here was lapped"
                 );
             }
+            // What nobody has polled at the stop is told after it, and nothing of it is lost: whole transfers, and the
+            // beginning of one more that is not.
+            let unseen = SLOTS / 2;
+            served.feed(unseen * SLOT / 8 + HALF / 8);
+            wait_for("the card to take all", || {
+                (served.left() == 0).then_some(())
+            });
             let idle = armed.stop(PATIENCE);
             assert_eq!(idle.stuck, None);
             engine = idle.engine;
+            completions.clear(64);
+            engine.poll(&mut completions).unwrap();
+            let told = completions.as_slice().len() as u64;
+            assert_eq!((seen + told, completions.overrun()), (fed + unseen, 0));
+            assert_eq!(engine.lapsed().unwrap(), fed + unseen + 1 - SLOTS);
+            for transfer in seen..fed + unseen {
+                let mut found = vec![0; usize::try_from(SLOT).unwrap()];
+                let place = 2 * SLOT * ((FIRST + transfer) % SLOTS);
+                file.read_exact_at(&mut found, place).unwrap();
+                let words = transfer * SLOT / 8..(transfer + 1) * SLOT / 8;
+                let expected: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+                assert!(found == expected, "transfer {transfer}, of the stop");
+            }
             map = idle.memory.unwrap();
             // Nothing lands after that, whatever the sensor sends.
             file.write_all_at(&vec![0x5a; bytes], 0).unwrap();
