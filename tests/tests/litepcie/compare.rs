@@ -179,3 +179,35 @@ fn the_model_does_what_the_gateware_does() {
         "the scripts do little: {seen:?}"
     );
 }
+
+/// Switched off after any part of three slots, gone round: both have the same counter, which the off leaves alone and the
+/// reset of the table clears.
+#[test]
+fn the_model_stops_as_the_gateware_does() {
+    const SLOT: u32 = 512;
+    for words in (0..400).step_by(16) {
+        let mut real = match gateware_bench(1, MEMORY / 2) {
+            Ok(bench) => bench,
+            Err(why) => skip!("{why}"),
+        };
+        let mut model = model();
+        let slot = |number| Act::Push {
+            length: SLOT,
+            address: BASE + number * u64::from(SLOT),
+        };
+        let start = [Act::Reset(1), slot(0), slot(1), slot(2), Act::Loop(1)];
+        let stop = [Act::Enable(0), Act::Loop(0), Act::Reset(1)];
+        let run = [Act::Enable(1), Act::Feed(words)];
+        let acts = start.into_iter().chain(run).chain(stop);
+        let mut told = Vec::new();
+        for act in acts {
+            real.act(act);
+            model.act(act);
+            assert_eq!(model.seen(), real.seen(), "{words} words, {act:?}");
+            told.push(real.writer("table_loop_status"));
+        }
+        let finished = words * 8 / u64::from(SLOT);
+        let expected = crate::status(finished, 3);
+        assert_eq!(told[told.len() - 4..], [expected, expected, expected, 0]);
+    }
+}
