@@ -24,9 +24,11 @@
 //! - A descriptor leaves the table with the last packet of its slot. One that was half done is not counted: its slot is
 //!   written in part, and that is the only one that can be.
 //!
-//! So with L as above, L + 1 transfers are finished, the last one with them, and transfer L + 1 - N may be overwritten. One
-//! thing the gateware does not show: at L = 0, whether the first was finished. It is taken as not, so that a run that is
-//! stopped before its second transfer is done may have one more than it tells. Nothing of that is counted as lost.
+//! So with L as above, L + 1 transfers are finished, the last one with them. Two things the gateware does not show:
+//! - At L = 0, whether the first was finished (`loop_first` is no register). It is taken as not: a run that is stopped
+//!   before its second transfer is done may have one more than it tells, which is counted nowhere.
+//! - Whether the next one was begun. It is taken as begun: where a whole round was not polled, its oldest transfer, with
+//!   whose slot the next one begins, is counted as overrun even if it was not touched. That is at most one too many.
 //!
 //! A core that does not tell when it is idle is older, and nothing says that it may be switched off within a packet. Its
 //! table is reset first, while it runs, which clears the counter: what was not polled by then may be whole or overwritten,
