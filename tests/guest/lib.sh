@@ -40,3 +40,60 @@ iommu_faults() { dmesg | grep -c 'DMAR:.*fault addr' || true; }
 
 # The first of two values, in a full run the second: in_full SHORT LONG.
 in_full() { if [ "$DAQ_GUEST_FULL" = yes ]; then echo "$2"; else echo "$1"; fi; }
+
+# Runs a line of shell on the second guest, in the root of the repository, and prints what it prints; a program that is
+# to go on needs its own output and an &: on_peer LINE.
+on_peer() {
+    printf 'cd %q; %s\nexit\n' "$PWD" "$*" | "$DAQ_GUEST_KERNEL/bin/busybox" nc -w "${PEER_LIMIT:-120}" 10.77.0.2 7000
+}
+
+# Waits until the second guest answers.
+await_peer() {
+    local tries
+    for tries in $(seq 60); do
+        [ "$(on_peer 'echo here' 2>/dev/null)" != here ] || return 0
+        sleep 1
+    done
+    echo "the second guest does not answer after $tries tries"
+    return 1
+}
+
+# Where the libraries of RDMA and foreign programs over them are, for this shell and what it starts.
+export LD_LIBRARY_PATH=$DAQ_GUEST_KERNEL/usr/lib/x86_64-linux-gnu
+export PATH=$PATH:$DAQ_GUEST_KERNEL/usr/bin:$DAQ_GUEST_KERNEL/usr/sbin
+
+# Makes a network interface an RDMA card of software: soft_roce CARD INTERFACE; 0 once it has an address of version 2.
+soft_roce() {
+    local index tries
+    if [ ! -e /etc/libibverbs.d/rxe.driver ]; then
+        # The library looks for its drivers in one place alone.
+        mkdir -p /etc/libibverbs.d /usr/lib/x86_64-linux-gnu/libibverbs
+        cp -a "$DAQ_GUEST_KERNEL"/etc/libibverbs.d/. /etc/libibverbs.d/
+        cp -a "$DAQ_GUEST_KERNEL"/usr/lib/x86_64-linux-gnu/libibverbs/. /usr/lib/x86_64-linux-gnu/libibverbs/
+    fi
+    modprobe -a ib_uverbs rdma_rxe rdma_ucm || return 1
+    rdma link add "$1" type rxe netdev "$2" || return 1
+    for tries in $(seq 100); do
+        for index in 0 1 2 3; do
+            if grep -qs 'RoCE v2' "/sys/class/infiniband/$1/ports/1/gid_attrs/types/$index" &&
+                grep -qs '0000:ffff:' "/sys/class/infiniband/$1/ports/1/gids/$index"; then
+                return 0
+            fi
+        done
+        sleep 0.1
+    done
+    echo "$1 has no address after $tries tries"
+    return 1
+}
+
+# The index of a card's first IPv4 address of version 2: gid_index CARD.
+gid_index() {
+    local index
+    for index in 0 1 2 3; do
+        if grep -qs 'RoCE v2' "/sys/class/infiniband/$1/ports/1/gid_attrs/types/$index" &&
+            grep -qs '0000:ffff:' "/sys/class/infiniband/$1/ports/1/gids/$index"; then
+            echo "$index"
+            return
+        fi
+    done
+}
