@@ -22,6 +22,10 @@ pub struct FrameSequence {
     /// began anew.
     pub max_gap: u64,
     last: Option<u64>,
+    /// A number that did not go on from the last one, and the frames that were jumped over to it.
+    doubted: Option<(u64, u64)>,
+    /// Whether the next number is believed, whatever it is.
+    is_fresh: bool,
     position: u64,
 }
 
@@ -32,10 +36,15 @@ pub enum Step {
     Next,
     /// So many frames are missing before it.
     Gap(u64),
-    /// The count begins here: with the first frame, a step back, a step by a part of a frame, or a gap that is too long.
+    /// It goes on from nothing: after a step back, a step by a part of a frame, or a gap that is too long. Either this number
+    /// is damaged or the count begins anew with it, which the next number says.
+    Doubtful,
+    /// The count has begun anew: with the first frame, or with the doubtful one that this one goes on from.
     Restart {
-        /// Frames jumped over, forwards; 0 if that cannot be said.
+        /// Frames jumped over before it, forwards; 0 if that cannot be said.
         jumped: u64,
+        /// Frames that are missing between the doubtful one and this one.
+        missing: u64,
     },
 }
 
@@ -45,9 +54,14 @@ impl FrameSequence {
     /// ```
     /// use daq_core::dma::{FrameSequence, Step};
     /// let mut numbers = FrameSequence::new(0, 1);
-    /// assert_eq!(numbers.next(254), Step::Restart { jumped: 0 });
-    /// assert_eq!(numbers.next(255), Step::Next);
-    /// assert_eq!(numbers.next(2), Step::Gap(2));
+    /// assert_eq!(numbers.next(254, 0), Step::Restart { jumped: 0, missing: 0 });
+    /// assert_eq!(numbers.next(255, 0), Step::Next);
+    /// assert_eq!(numbers.next(2, 0), Step::Gap(2));
+    /// // One number that is damaged is no new count, and two that go on from each other are one.
+    /// assert_eq!(numbers.next(200, 0), Step::Doubtful);
+    /// assert_eq!(numbers.next(4, 0), Step::Gap(1));
+    /// assert_eq!(numbers.next(200, 0), Step::Doubtful);
+    /// assert_eq!(numbers.next(201, 0), Step::Restart { jumped: 0, missing: 0 });
     /// ```
     #[expect(clippy::cast_possible_truncation, reason = "1 to 8 bytes")]
     pub const fn new(offset: usize, bytes: usize) -> Self {
@@ -59,6 +73,8 @@ impl FrameSequence {
             step: 1,
             max_gap: 1 << 16,
             last: None,
+            doubted: None,
+            is_fresh: true,
             position: 0,
         }
     }
@@ -80,36 +96,63 @@ impl FrameSequence {
         value & self.mask()
     }
 
-    /// Takes the next frame's number.
-    pub fn next(&mut self, number: u64) -> Step {
+    /// Takes the next frame's number; `lost` frames before it are known to be lost, and a gap of so many is believed however
+    /// long it is.
+    pub fn next(&mut self, number: u64, lost: u64) -> Step {
         let number = number & self.mask();
-        let step = self.step.max(1);
-        let Some(last) = self.last.replace(number) else {
-            self.position = number / step;
-            return Step::Restart { jumped: 0 };
+        let most = self.max_gap.max(lost);
+        let (ahead, jumped) = match self.last {
+            Some(last) => self.ahead(last, number, most),
+            None => (None, 0),
         };
+        if let Some(frames) = ahead {
+            self.position = self.position.wrapping_add(frames);
+            self.believe(number);
+            return match frames {
+                1 => Step::Next,
+                frames => Step::Gap(frames - 1),
+            };
+        }
+        let begun = match self.doubted {
+            _ if self.is_fresh => Some((jumped, 0)),
+            Some((doubted, jumped)) => {
+                let (ahead, _) = self.ahead(doubted, number, most);
+                ahead.map(|frames| (jumped, frames - 1))
+            }
+            None => None,
+        };
+        let Some((jumped, missing)) = begun else {
+            self.doubted = Some((number, jumped));
+            return Step::Doubtful;
+        };
+        self.position = number / self.step.max(1);
+        self.believe(number);
+        Step::Restart { jumped, missing }
+    }
+
+    /// The design may have begun anew: the next number is believed at once.
+    pub const fn interrupt(&mut self) {
+        self.is_fresh = true;
+    }
+
+    const fn believe(&mut self, number: u64) {
+        self.last = Some(number);
+        self.doubted = None;
+        self.is_fresh = false;
+    }
+
+    /// Frames from `last` on to `number`, if it goes on from there with `most` missing; and those jumped over where it went
+    /// forwards at all.
+    fn ahead(&self, last: u64, number: u64, most: u64) -> (Option<u64>, u64) {
+        let step = self.step.max(1);
         let ahead = number.wrapping_sub(last) & self.mask();
         let frames = ahead / step;
         // The nearer of both ways round says whether it went forwards.
-        let is_forward = ahead != 0 && ahead <= self.mask() / 2;
-        let is_gap =
-            ahead.is_multiple_of(step) && is_forward && frames >= 1 && frames - 1 <= self.max_gap;
-        if is_gap {
-            self.position = self.position.wrapping_add(frames);
-            return if frames == 1 {
-                Step::Next
-            } else {
-                Step::Gap(frames - 1)
-            };
+        if ahead == 0 || ahead > self.mask() / 2 {
+            return (None, 0);
         }
-        self.position = number / step;
-        Step::Restart {
-            jumped: if is_forward {
-                frames.saturating_sub(1)
-            } else {
-                0
-            },
-        }
+        let goes_on = ahead.is_multiple_of(step) && frames - 1 <= most;
+        (goes_on.then_some(frames), frames.saturating_sub(1))
     }
 
     /// The last frame's number without wrapping, in frames.
@@ -146,33 +189,40 @@ mod tests {
         assert_eq!(big.read(&[0xf2, 0x34]), 0x234);
     }
 
+    const fn begins(jumped: u64, missing: u64) -> Step {
+        Step::Restart { jumped, missing }
+    }
+
     #[test]
-    fn what_cannot_be_a_gap_begins_anew() {
+    fn what_cannot_be_a_gap_begins_anew_once_the_next_goes_on_from_it() {
         let mut numbers = FrameSequence {
             step: 4,
             max_gap: 10,
             ..FrameSequence::new(0, 4)
         };
-        assert_eq!(numbers.next(40), Step::Restart { jumped: 0 });
+        assert_eq!(numbers.next(40, 0), begins(0, 0));
         assert_eq!(numbers.position(), 10);
-        assert_eq!(numbers.next(44), Step::Next);
-        assert_eq!(numbers.next(46), Step::Restart { jumped: 0 });
-        assert_eq!(
-            numbers.next(46),
-            Step::Restart { jumped: 0 },
-            "the same once more"
-        );
-        assert_eq!(numbers.next(90), Step::Gap(10));
-        assert_eq!(numbers.next(138), Step::Restart { jumped: 11 });
-        assert_eq!(numbers.next(2), Step::Restart { jumped: 0 });
+        assert_eq!(numbers.next(44, 0), Step::Next);
+        assert_eq!(numbers.next(46, 0), Step::Doubtful, "a part of a frame");
+        assert_eq!(numbers.next(46, 0), Step::Doubtful, "the same once more");
+        assert_eq!(numbers.next(54, 0), begins(0, 1));
+        assert_eq!(numbers.next(98, 0), Step::Gap(10));
+        assert_eq!(numbers.next(146, 0), Step::Doubtful, "too far");
+        assert_eq!(numbers.next(150, 0), begins(11, 0));
+        assert_eq!(numbers.next(2, 0), Step::Doubtful, "a step back");
+        assert_eq!(numbers.next(158, 0), Step::Gap(1), "it was damaged");
+        assert_eq!(numbers.next(206, 11), Step::Gap(11), "as many were lost");
+        numbers.interrupt();
+        assert_eq!(numbers.next(4, 0), begins(0, 0));
+        assert_eq!(numbers.position(), 1);
     }
 
     #[test]
     fn a_step_back_of_a_narrow_number_is_no_gap() {
         let mut numbers = FrameSequence::new(0, 1);
-        numbers.next(100);
-        assert_eq!(numbers.next(99), Step::Restart { jumped: 0 });
-        assert_eq!(numbers.next(226), Step::Gap(126));
+        numbers.next(100, 0);
+        assert_eq!(numbers.next(99, 0), Step::Doubtful);
+        assert_eq!(numbers.next(227, 0), Step::Gap(126));
     }
 
     proptest! {
@@ -192,13 +242,13 @@ mod tests {
             };
             // Numbers count whole steps from `first` on and wrap with their bits.
             let mut number = first;
-            prop_assert_eq!(numbers.next(number), Step::Restart { jumped: 0 });
+            prop_assert_eq!(numbers.next(number, 0), begins(0, 0));
             let start = numbers.position();
             let mut frames = 0;
             for gap in gaps {
                 number = number.wrapping_add(step * (gap + 1));
                 frames += gap + 1;
-                let told = numbers.next(number);
+                let told = numbers.next(number, 0);
                 prop_assert_eq!(told, if gap == 0 { Step::Next } else { Step::Gap(gap) });
                 prop_assert_eq!(numbers.position(), start.wrapping_add(frames));
             }

@@ -21,7 +21,15 @@ pub(super) struct Course {
     owed: [u64; Cause::ALL.len()],
     /// What the sender of the last frame that had one called its epoch.
     origin: Option<u64>,
+    /// The same of frames up to one whose number is doubted, that one too: they are before what goes on from it.
+    doubted: [u64; Cause::ALL.len()],
+    /// Frames in a row whose numbers are doubted.
+    astray: u32,
+    is_told: bool,
 }
+
+/// Frames in a row whose numbers go on from nothing, after which this is told.
+const ASTRAY: u32 = 8;
 
 impl Course {
     pub(super) const fn new(numbers: Option<FrameSequence>) -> Self {
@@ -33,6 +41,9 @@ impl Course {
             flags: Flags(0),
             owed: [0; Cause::ALL.len()],
             origin: None,
+            doubted: [0; Cause::ALL.len()],
+            astray: 0,
+            is_told: false,
         }
     }
 
@@ -43,9 +54,17 @@ impl Course {
 
     /// The stream was interrupted: what comes is not known to go on where it was.
     pub(super) const fn interrupt(&mut self) {
-        if self.numbers.is_none() {
-            self.opens = true;
+        match &mut self.numbers {
+            Some(numbers) => numbers.interrupt(),
+            None => self.opens = true,
         }
+    }
+
+    /// Whether it is to be told now that numbers go on from nothing: the design writes none there, or not in each frame.
+    ///
+    /// True once.
+    pub(super) const fn is_astray(&mut self) -> bool {
+        self.astray >= ASTRAY && !std::mem::replace(&mut self.is_told, true)
     }
 
     /// Counts `transfers` of which nothing can be known any more, lost to `cause`.
@@ -97,7 +116,7 @@ impl Course {
     }
 
     /// The next frame, which carries `raw` where frames carry numbers: counts it as expected, and what is missing before
-    /// it as lost to what was lost here, else to `gap`.
+    /// it as lost to what was lost here, else to `gap`. One whose number goes on from nothing is [damaged](Self::damaged).
     pub(super) fn frame(
         &mut self,
         raw: Option<u64>,
@@ -105,21 +124,36 @@ impl Course {
         ledger: &SourceLedger,
     ) -> FrameMeta {
         if let (Some(numbers), Some(raw)) = (&mut self.numbers, raw) {
-            match numbers.next(raw) {
-                Step::Next => {}
-                Step::Gap(missing) => self.miss(missing, gap, ledger),
-                // So many were lost here: it is no count that began anew.
-                Step::Restart { jumped } if jumped > 0 && jumped <= self.owed.iter().sum() => {
-                    self.miss(jumped, gap, ledger);
+            let lost = self.owed.iter().chain(&self.doubted).sum();
+            let step = numbers.next(raw, lost);
+            let position = numbers.position();
+            if step == Step::Doubtful {
+                self.astray = self.astray.saturating_add(1);
+                let meta = self.damaged(ledger);
+                self.join();
+                self.doubted = std::mem::take(&mut self.owed);
+                return meta;
+            }
+            self.astray = 0;
+            match step {
+                Step::Next | Step::Doubtful => {}
+                Step::Gap(missing) => {
+                    self.join();
+                    self.miss(missing, gap, ledger);
                 }
-                Step::Restart { jumped } => {
-                    self.settle(ledger);
+                Step::Restart { jumped, missing } => {
+                    if missing == 0 {
+                        self.join();
+                    }
+                    settle(&mut self.doubted, ledger);
                     ledger.jumped.add(jumped);
                     self.opens = true;
+                    self.miss(missing, gap, ledger);
                 }
             }
             self.owed = [0; Cause::ALL.len()];
-            self.next = self.numbers.as_ref().map_or(0, FrameSequence::position);
+            self.doubted = [0; Cause::ALL.len()];
+            self.next = position;
         }
         self.begin(ledger);
         ledger.expected.add(1);
@@ -151,29 +185,49 @@ impl Course {
         }
     }
 
+    /// What was lost before a doubtful frame and after it is one.
+    fn join(&mut self) {
+        for (owed, doubted) in self.owed.iter_mut().zip(&mut self.doubted) {
+            *owed += std::mem::take(doubted);
+        }
+    }
+
     /// The next frame, whose payload is damaged, or has no room for its number: counted as lost, at once or, where frames
-    /// carry numbers, with the next number.
+    /// carry numbers, with the next number. Its record says that nothing of it arrived.
     pub(super) fn damaged(&mut self, ledger: &SourceLedger) -> FrameMeta {
-        if self.numbers.is_some() {
+        let meta = if self.numbers.is_some() {
             self.owed[Cause::BadPacket as usize] += 1;
             self.begin(ledger);
-            return FrameMeta {
-                sequence: self.next + self.owed.iter().sum::<u64>() - 1,
+            let owed: u64 = self.owed.iter().chain(&self.doubted).sum();
+            FrameMeta {
+                sequence: self.next + owed - 1,
                 ..self.meta()
-            };
+            }
+        } else {
+            let meta = self.frame(None, Cause::WireGap, ledger);
+            ledger.lost(Cause::BadPacket).add(1);
+            meta
+        };
+        FrameMeta {
+            flags: meta.flags.with(Flags::INCOMPLETE),
+            arrived: 0,
+            ..meta
         }
-        let meta = self.frame(None, Cause::WireGap, ledger);
-        ledger.lost(Cause::BadPacket).add(1);
-        meta
     }
 
     /// The end, of the stream or of its count: no number will tell of what was lost here.
     pub(super) fn settle(&mut self, ledger: &SourceLedger) {
-        for (owed, cause) in self.owed.iter_mut().zip(Cause::ALL) {
-            let owed = std::mem::take(owed);
-            ledger.expected.add(owed);
-            ledger.lost(cause).add(owed);
-        }
+        settle(&mut self.doubted, ledger);
+        settle(&mut self.owed, ledger);
+    }
+}
+
+/// Counts `losses` as what they are.
+fn settle(losses: &mut [u64; Cause::ALL.len()], ledger: &SourceLedger) {
+    for (lost, cause) in losses.iter_mut().zip(Cause::ALL) {
+        let lost = std::mem::take(lost);
+        ledger.expected.add(lost);
+        ledger.lost(cause).add(lost);
     }
 }
 
@@ -254,11 +308,108 @@ mod tests {
         let next = course.frame(None, Cause::WireGap, &ledger);
         assert_eq!((next.sequence, next.flags), (3, Flags::default()));
         course.interrupt();
-        assert_eq!(course.damaged(&ledger).flags, Flags::EPOCH);
+        assert_eq!(
+            course.damaged(&ledger).flags,
+            Flags::EPOCH.with(Flags::INCOMPLETE)
+        );
         assert_eq!(
             report(&ledger, 2).lost,
             [("overrun", 2), ("bad_packet", 1)].into()
         );
         assert_eq!(ledger.epochs.get(), 2);
+    }
+
+    #[test]
+    fn one_damaged_number_is_no_epoch_and_two_that_go_on_are_one() {
+        let (mut course, ledger) = (numbered(), SourceLedger::default());
+        let frame = |course: &mut Course, raw| course.frame(Some(raw), Cause::WireGap, &ledger);
+        frame(&mut course, 7);
+        let damaged = frame(&mut course, 5_000);
+        assert_eq!((damaged.sequence, damaged.arrived), (8, 0));
+        assert_eq!(damaged.flags, Flags::INCOMPLETE);
+        course.lose(1, Cause::Overrun, &ledger);
+        assert_eq!(frame(&mut course, 11).sequence, 11);
+        let found = report(&ledger, 2);
+        let one_each = [("bad_packet", 1), ("overrun", 1), ("wire_gap", 1)];
+        assert_eq!(found.lost, one_each.into());
+        assert_eq!((found.expected, ledger.epochs.get()), (5, 1));
+        // 12 is lost, the design begins anew at 100, 101 is lost.
+        course.lose(1, Cause::Overrun, &ledger);
+        assert_eq!(frame(&mut course, 100).arrived, 0);
+        course.lose(1, Cause::Overrun, &ledger);
+        let anew = frame(&mut course, 102);
+        assert_eq!((anew.sequence, anew.flags), (102, Flags::EPOCH));
+        let found = report(&ledger, 3);
+        let lost = [("bad_packet", 2), ("overrun", 3), ("wire_gap", 1)];
+        assert_eq!(found.lost, lost.into());
+        assert_eq!((ledger.epochs.get(), ledger.jumped.get()), (2, 88));
+        // A doubtful frame at the end is one, too.
+        frame(&mut course, 9);
+        course.settle(&ledger);
+        assert_eq!(report(&ledger, 3).lost["bad_packet"], 3);
+        // After a new start the design's first number is believed.
+        course.interrupt();
+        assert_eq!(frame(&mut course, 0).flags, Flags::EPOCH);
+        assert_eq!(ledger.epochs.get(), 3);
+    }
+
+    #[test]
+    fn numbers_that_never_go_on_are_told_once() {
+        let (mut course, ledger) = (numbered(), SourceLedger::default());
+        let told: Vec<u64> = (0..40)
+            .filter(|raw| {
+                course.frame(Some(raw * 1_000), Cause::WireGap, &ledger);
+                course.is_astray()
+            })
+            .collect();
+        assert_eq!(told, [u64::from(ASTRAY)]);
+        course.settle(&ledger);
+        assert_eq!(report(&ledger, 1).lost, [("bad_packet", 39)].into());
+        assert_eq!(ledger.epochs.get(), 1);
+    }
+
+    proptest::proptest! {
+        /// Single numbers that are damaged, and losses between them, are told exactly.
+        #[test]
+        fn damaged_numbers_are_counted_one_by_one(
+            // Of each frame: come, its number damaged, overrun, never sent.
+            fates in proptest::collection::vec(0_u8..6, 1..300),
+        ) {
+            let (mut course, ledger) = (numbered(), SourceLedger::default());
+            let (mut delivered, mut damaged, mut overrun, mut unsent) = (1, 0, 0, 0);
+            course.frame(Some(0), Cause::WireGap, &ledger);
+            // The end comes whole, and no more than may be missing in a row.
+            let (mut row, mut number, mut was_damaged) = (0, 0, false);
+            for fate in fates.into_iter().chain([0]) {
+                number += 1;
+                let fate = if row == 9 { 0 } else { fate };
+                row = if fate < 3 { 0 } else { row + 1 };
+                match fate {
+                    3 if !was_damaged => {
+                        was_damaged = true;
+                        damaged += 1;
+                        let meta = course.frame(Some(number + 1_000_000), Cause::WireGap, &ledger);
+                        proptest::prop_assert_eq!(meta.arrived, 0);
+                    }
+                    3 | 4 => {
+                        overrun += 1;
+                        course.lose(1, Cause::Overrun, &ledger);
+                    }
+                    5 => unsent += 1,
+                    _ => {
+                        was_damaged = false;
+                        delivered += 1;
+                        let meta = course.frame(Some(number), Cause::WireGap, &ledger);
+                        proptest::prop_assert_eq!((meta.sequence, meta.arrived), (number, 1));
+                    }
+                }
+            }
+            proptest::prop_assert_eq!(ledger.expected.get(), number + 1);
+            proptest::prop_assert_eq!(ledger.lost(Cause::BadPacket).get(), damaged);
+            proptest::prop_assert_eq!(ledger.lost(Cause::Overrun).get(), overrun);
+            proptest::prop_assert_eq!(ledger.lost(Cause::WireGap).get(), unsent);
+            proptest::prop_assert_eq!(report(&ledger, delivered).delivered, delivered);
+            proptest::prop_assert_eq!(ledger.epochs.get(), 1);
+        }
     }
 }

@@ -21,7 +21,7 @@ use super::{Control, FailureKind, PATIENCE, Pulse};
 use course::Course;
 use daq_core::cuda::CudaError;
 use daq_core::dma::{CarryError, Completions, Done, Engine, EngineError, FrameSequence};
-use daq_core::frame::{Flags, FrameMeta};
+use daq_core::frame::FrameMeta;
 use daq_core::kernel::DeviceBell;
 use daq_core::ledger::{Cause, EngineCounters, Proof, SourceLedger};
 use daq_core::mapped::Backend;
@@ -482,14 +482,28 @@ impl Runner {
             let is_inside = !done.is_bad && numbers.extent().end <= done.length;
             (is_inside && self.producer.peek(i, numbers.offset, bytes)).then(|| numbers.read(bytes))
         });
-        let is_numbered = raw.is_some() || done.origin.is_some();
-        let is_damaged = done.is_bad || (!is_numbered && self.course.numbers().is_some());
-        if is_damaged {
+        let is_damaged = done.is_bad
+            || (done.origin.is_none() && raw.is_none() && self.course.numbers().is_some());
+        let (meta, is_blank) = match done.origin {
+            _ if is_damaged => (self.course.damaged(&self.ledger), true),
+            Some(origin) => (self.course.told(origin, done.missing, &self.ledger), false),
+            None => {
+                let meta = self.course.frame(raw, Cause::WireGap, &self.ledger);
+                // One whose number is doubted.
+                (meta, meta.arrived == 0)
+            }
+        };
+        if self.course.is_astray() {
+            tracing::warn!(
+                "source {}: the numbers in its frames go on from nothing, and its frames count as damaged: check `offset`, \
+                 `bytes`, `endian` and `step` of `sequence`, and that each frame begins with a packet of the design, which \
+                 a packet that is longer than a slot of the ring prevents",
+                self.name
+            );
+        }
+        if is_blank {
             self.producer.blank(i);
-            let meta = self.course.damaged(&self.ledger);
             let meta = FrameMeta {
-                flags: meta.flags.with(Flags::INCOMPLETE),
-                arrived: 0,
                 length: self.producer.options().slot_bytes,
                 timestamp: done.timestamp,
                 ..meta
@@ -497,14 +511,10 @@ impl Runner {
             self.producer.describe(i, &meta, std::iter::once(0));
             return;
         }
-        let counted = match done.origin {
-            Some(origin) => self.course.told(origin, done.missing, &self.ledger),
-            None => self.course.frame(raw, Cause::WireGap, &self.ledger),
-        };
         let meta = FrameMeta {
             length: done.length,
             timestamp: done.timestamp,
-            ..counted
+            ..meta
         };
         self.ledger.bytes.add(done.length as u64);
         self.ledger.delivered.add(1);
