@@ -106,7 +106,7 @@ fn fuzz_sessions() {
             }
             user.write_all(&rest[..rest.len().min(512)]).unwrap();
             user.shutdown(Shutdown::Write).unwrap();
-            let (_, ended) = attend(endpoint, &stream, signal);
+            let (_, ended) = attend(endpoint, &stream, signal, None);
             assert!(ended.is_err(), "it ends because the user does");
             endpoint.detach();
             assert!(endpoint.memory().is_empty());

@@ -39,7 +39,15 @@ pub struct FaultOption {
 /// A kind of fault: name and meaning.
 pub type FaultKind = (&'static str, &'static str);
 
+/// Bytes in which a stream without packets comes, and what the card's memory holds whole.
+const PIECE: u64 = 4096;
+
 impl CardOptions {
+    /// Bytes of a packet, or of what stands for one.
+    pub fn packet_bytes(&self) -> u64 {
+        self.packet.map_or(PIECE, |ByteSize(bytes)| bytes)
+    }
+
     /// Checks what every card wants: whole words in packets, faults of those that it knows.
     pub fn check(&self, faults: &[FaultKind]) -> Result<(), String> {
         if let Some(ByteSize(packet)) = self.packet

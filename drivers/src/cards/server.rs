@@ -130,7 +130,7 @@ impl Server {
                 .set_nonblocking(false)
                 .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
                 .map_err(failed("setting up a connection"))?;
-            let (was_user, ended) = attend(&mut endpoint, &stream, stop);
+            let (was_user, ended) = attend(&mut endpoint, &stream, stop, Some(&self.listener));
             let faults = endpoint.faults();
             // Before the connection is closed: a user that finds it closed may free its memory.
             endpoint.detach();
@@ -173,14 +173,16 @@ impl Drop for Server {
 }
 
 /// Serves one connection until the user leaves or breaks the protocol, or until `stop` can be read, which alone is no
-/// error. Whether anybody spoke the protocol there, and how it ended; what the user gave the card is still there.
+/// error. Whether anybody spoke the protocol there, and how it ended; what the user gave the card is still there. Whoever
+/// connects with `others` meanwhile is turned away at once.
 pub fn attend(
     endpoint: &mut Endpoint,
     stream: &UnixStream,
     stop: BorrowedFd<'_>,
+    others: Option<&UnixListener>,
 ) -> (bool, Result<(), Broken>) {
     let mut session = Session::new(endpoint, stream);
-    let ended = session.run(stop);
+    let ended = session.run(stop, others);
     (session.has_version, ended)
 }
 
@@ -206,7 +208,7 @@ impl<'a> Session<'a> {
     }
 
     /// Serves until the user leaves, or until `stop` can be read, which alone is no error.
-    fn run(&mut self, stop: BorrowedFd<'_>) -> Result<(), Broken> {
+    fn run(&mut self, stop: BorrowedFd<'_>, others: Option<&UnixListener>) -> Result<(), Broken> {
         loop {
             let step = self.endpoint.step();
             let limit = match step {
@@ -214,15 +216,21 @@ impl<'a> Session<'a> {
                 Step::After(time) => Some(time),
                 Step::Idle | Step::Removed => None,
             };
+            let others = others.filter(|_| self.has_version);
             let mut fds = [
                 PollFd::from_borrowed_fd(stop, PollFlags::IN),
                 PollFd::new(self.stream, PollFlags::IN),
+                // Where nobody else may come, `stop` once more.
+                PollFd::from_borrowed_fd(others.map_or(stop, AsFd::as_fd), PollFlags::IN),
             ];
             wait(&mut fds, limit)?;
             if !fds[0].revents().is_empty() {
                 return Ok(());
             }
             if fds[1].revents().is_empty() {
+                if let Some(others) = others.filter(|_| !fds[2].revents().is_empty()) {
+                    self.turn_away(others)?;
+                }
                 continue;
             }
             for _ in 0..MESSAGES {
@@ -232,6 +240,16 @@ impl<'a> Session<'a> {
                 }
             }
         }
+    }
+
+    /// Closes the connection of somebody else, unless the user left before it was made: then the card is free.
+    fn turn_away(&self, others: &UnixListener) -> Result<(), Broken> {
+        let mut fds = [PollFd::new(self.stream, PollFlags::IN)];
+        wait(&mut fds, Some(Duration::ZERO))?;
+        if fds[0].revents().is_empty() && others.accept().is_ok() {
+            tracing::warn!("somebody else wanted the card: it has one user at a time");
+        }
+        Ok(())
     }
 
     /// Answers the message that is whole.

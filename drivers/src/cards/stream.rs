@@ -8,8 +8,6 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Bytes in which a stream without packets comes, and what the card's memory holds whole.
-const PIECE: u64 = 4096;
 /// What the memory holds where nothing is said.
 const FIFO: u64 = 1 << 20;
 
@@ -49,12 +47,14 @@ pub struct Stream {
     /// Bytes of the first that were taken.
     taken: u64,
     lost: u64,
+    /// Packets that are lost as soon as they come.
+    doomed: u64,
 }
 
 impl Stream {
     /// The stream that `options` describe, from its beginning.
     pub fn new(options: &CardOptions) -> Self {
-        let packet = options.packet.map_or(PIECE, |ByteSize(bytes)| bytes);
+        let packet = options.packet_bytes();
         let limit = options.packets.unwrap_or(u64::MAX);
         let ByteSize(fifo) = options.fifo.unwrap_or(ByteSize(FIFO));
         let is_free = options.rate.is_none();
@@ -71,6 +71,7 @@ impl Stream {
             waiting: std::iter::once(0..limit).filter(|_| is_free).collect(),
             taken: 0,
             lost: 0,
+            doomed: 0,
         }
     }
 
@@ -115,7 +116,7 @@ impl Stream {
         (done, false)
     }
 
-    /// Loses the next packet that has not begun to be taken.
+    /// Loses the next packet that has not begun to be taken, which may be one that is still to come.
     pub fn lose(&mut self) {
         self.lost += 1;
         let begun = u64::from(self.taken > 0);
@@ -124,6 +125,7 @@ impl Stream {
             _ => self.waiting.get(1).map(|run| (1, run.start)),
         };
         let Some((place, number)) = next else {
+            self.doomed += 1;
             return;
         };
         let run = self.waiting[place].clone();
@@ -162,10 +164,12 @@ impl Stream {
         }
         let held: u64 = self.waiting.iter().map(|run| run.end - run.start).sum();
         let kept = (due - self.come).min(self.room.saturating_sub(held));
-        let came = self.come..self.come + kept;
+        let doomed = self.doomed.min(kept);
+        self.doomed -= doomed;
+        let came = self.come + doomed..self.come + kept;
         match self.waiting.back_mut() {
             Some(last) if last.end == came.start => last.end = came.end,
-            _ if kept > 0 => self.waiting.push_back(came),
+            _ if !came.is_empty() => self.waiting.push_back(came),
             _ => {}
         }
         self.lost += due - self.come - kept;
@@ -205,6 +209,28 @@ mod tests {
         }
     }
 
+    /// A stream with a rate that is taken as fast as it comes has no packet that waits.
+    #[test]
+    fn a_packet_that_is_to_come_can_be_lost() {
+        let mut stream = Stream::new(&CardOptions {
+            packets: Some(6),
+            rate: Some(BitRate(64.0 * 8.0)),
+            ..options()
+        });
+        let start = Instant::now();
+        assert_ne!(stream.ready(start + Duration::from_millis(1)), Ready::Ended);
+        drain(&mut stream, 64);
+        stream.lose();
+        stream.lose();
+        stream.ready(start + Duration::from_secs(60));
+        let numbers = drain(&mut stream, 64);
+        assert_eq!(numbers.last(), Some(&5));
+        assert_eq!(stream.lost(), 2);
+        let seen = numbers.len() as u64;
+        assert_eq!(numbers[0], 6 - seen, "the next two alone: {numbers:?}");
+        assert!(seen <= 4);
+    }
+
     #[test]
     fn a_free_stream_waits_and_ends() {
         for piece in [1, 7, 63, 64, 65, 1000] {
@@ -228,7 +254,7 @@ mod tests {
         });
         let mut bytes = vec![0; 6000];
         assert_eq!(stream.take(&mut bytes), (6000, false));
-        assert_eq!(verify(Pattern::Counter, PIECE, 0, &bytes), None);
+        assert_eq!(verify(Pattern::Counter, 4096, 0, &bytes), None);
         assert_eq!(stream.take(&mut bytes), (2192, true));
         assert_eq!(stream.take(&mut bytes), (0, false));
     }

@@ -1,20 +1,23 @@
 //! The keys of an `fpga` source.
 
 use super::engine::{ENGINES, EngineEntry};
-use crate::cards::CARDS;
 use crate::cards::options::CardOptions;
+use crate::cards::{CARDS, pattern};
 use crate::format::{Endian, frames};
 use daq_core::config::{Problem, nearest};
-use daq_core::dma::FrameSequence;
+use daq_core::dma::{FrameSequence, Step};
 use daq_core::layout::Samples;
 use daq_core::topology::Wish;
-use daq_core::units::Span;
+use daq_core::units::{ByteSize, Span};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
 use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+
+/// Frames of a simulated card whose numbers are looked at.
+const FRAMES: u32 = 8;
 
 /// Which card, and how it is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -263,8 +266,8 @@ pub struct FpgaConfig {
     pub path: Wish,
     /// A running number in each frame, by which the design's own losses are found.
     pub sequence: Option<NumberConfig>,
-    /// Frames that may be missing in a row by that number: a longer gap, or a step back, is no loss but a count that
-    /// begins anew, an epoch.
+    /// Frames that may be missing in a row by that number: a longer gap, or a step back, is a damaged number, its frame
+    /// lost as `bad_packet`, or, where the next frame goes on from it, a count that begins anew, an epoch.
     #[serde(default = "frames::usual_max_gap")]
     pub max_gap: u64,
     /// The core of its thread; without it, any.
@@ -303,6 +306,53 @@ impl FpgaConfig {
         if let Err(why) = options.check(card.faults) {
             found.push(Problem::at("card", why));
         }
+    }
+
+    /// Checks that the frames of a card in this process carry the numbers that `sequence` describes, in slots of
+    /// `slot_bytes`: what the card sends is known.
+    pub fn check_numbers(&self, slot_bytes: usize) -> Result<(), Problem> {
+        let (DeviceKey::Inproc(card), Some(sequence)) = (&self.device, &self.sequence) else {
+            return Ok(());
+        };
+        let Ok(mut numbers) = frame_sequence(sequence, self.max_gap) else {
+            return Ok(());
+        };
+        let options = self.card.clone().unwrap_or_default();
+        let packet = options.packet_bytes();
+        // The only one whose transfers end with a packet.
+        let ends = card == "xdma" && options.packet.is_some();
+        let slot = slot_bytes as u64;
+        let most = options.packets.unwrap_or(u64::MAX).saturating_mul(packet);
+        let (mut at, mut bytes) = (0_u64, [0; 8]);
+        for frame in 0..FRAMES {
+            let rest = if ends { packet - at % packet } else { slot };
+            let length = rest.min(slot);
+            if at.saturating_add(length) > most {
+                break;
+            }
+            let number = &mut bytes[..numbers.bytes.min(8)];
+            pattern::fill(options.pattern, packet, at + numbers.offset as u64, number);
+            let raw = numbers.read(number);
+            let is_inside = numbers.extent().end as u64 <= length;
+            let goes_on = is_inside && (frame == 0 || numbers.next(raw, 0) == Step::Next);
+            if frame == 0 {
+                numbers.next(raw, 0);
+            }
+            if !goes_on {
+                let (packet, slot) = (ByteSize(packet), ByteSize(slot));
+                let message = format!(
+                    "the card's frames do not carry this number: it sends packets of {packet} with the pattern `{}`, the \
+                     ring's slots have {slot}, and the number of frame {frame} does not go on from the one before",
+                    options.pattern.name()
+                );
+                return Err(Problem::at("sequence", message).help(format!(
+                    "packets as long as a slot carry one: sequence = {{ offset = 0, bytes = 8, endian = \"little\" }} with card = {{ packet = \
+                     \"{slot}\", pattern = \"sequence\" }}"
+                )));
+            }
+            at += length;
+        }
+        Ok(())
     }
 
     /// Everything that is wrong with it.

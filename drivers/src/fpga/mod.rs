@@ -19,6 +19,8 @@
 //! |---|---|
 //! | the engine overwrote a frame before it was read | lost, `overrun` |
 //! | the design's running number jumps (`sequence`) | lost, `wire_gap` |
+//! | one running number is damaged: it and the next one do not go on from each other | lost, `bad_packet` |
+//! | the running number begins anew | an epoch; its first frame lost, `bad_packet`, for it cannot be told from a damaged one |
 //! | the device reports an error | the fault by its name |
 
 pub mod config;
@@ -166,6 +168,7 @@ impl SourceSpec for Fpga {
             )
             .help("offsets count from the start of each frame; raise `slot` of the ring"));
         }
+        self.config.check_numbers(slot_bytes)?;
         Ok(Geometry::new(1, slot_bytes))
     }
 

@@ -261,7 +261,15 @@ impl Remote {
             let name = &*link.name;
             move |failure: Failure| DeviceError::new(name, format!("{what}: {failure}"))
         };
-        let most_files = agree(&link).map_err(failed("agreeing on a version"))?;
+        let most_files = agree(&link).map_err(|failure| match failure {
+            // Servers have one user at a time and turn others away without a word.
+            Failure::Broken(Broken::Closed) => DeviceError::new(
+                &*link.name,
+                "the card is in use by another process, or its server is about to end: it closed the connection at \
+                 once; stop the other process, or serve a card of its own",
+            ),
+            failure => failed("agreeing on a version")(failure),
+        })?;
         let mut header = [0; 64];
         link.read_region(CONFIG_REGION, 0, &mut header)
             .map_err(failed("reading its configuration space"))?;
