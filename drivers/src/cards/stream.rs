@@ -222,7 +222,7 @@ mod tests {
         drain(&mut stream, 64);
         stream.lose();
         stream.lose();
-        stream.ready(start + Duration::from_secs(60));
+        stream.ready(start + Duration::from_mins(1));
         let numbers = drain(&mut stream, 64);
         assert_eq!(numbers.last(), Some(&5));
         assert_eq!(stream.lost(), 2);
