@@ -71,7 +71,8 @@ soft_roce() {
         cp -a "$DAQ_GUEST_KERNEL"/etc/libibverbs.d/. /etc/libibverbs.d/
         cp -a "$DAQ_GUEST_KERNEL"/usr/lib/x86_64-linux-gnu/libibverbs/. /usr/lib/x86_64-linux-gnu/libibverbs/
     fi
-    modprobe -a ib_uverbs rdma_rxe rdma_ucm || return 1
+    # The checksum of its packets is a module of its own that it does not name.
+    modprobe -a crc32_generic ib_uverbs rdma_rxe rdma_ucm || return 1
     rdma link add "$1" type rxe netdev "$2" || return 1
     for tries in $(seq 100); do
         for index in 0 1 2 3; do
