@@ -68,8 +68,8 @@ soft_roce() {
     if [ ! -e /etc/libibverbs.d/rxe.driver ]; then
         # The library looks for its drivers in one place alone.
         mkdir -p /etc/libibverbs.d /usr/lib/x86_64-linux-gnu/libibverbs
-        cp -a "$DAQ_GUEST_KERNEL"/etc/libibverbs.d/. /etc/libibverbs.d/
-        cp -a "$DAQ_GUEST_KERNEL"/usr/lib/x86_64-linux-gnu/libibverbs/. /usr/lib/x86_64-linux-gnu/libibverbs/
+        cp "$DAQ_GUEST_KERNEL"/etc/libibverbs.d/rxe.driver /etc/libibverbs.d/
+        cp "$DAQ_GUEST_KERNEL"/usr/lib/x86_64-linux-gnu/libibverbs/librxe-* /usr/lib/x86_64-linux-gnu/libibverbs/
     fi
     # The checksum of its packets is a module of its own that it does not name.
     modprobe -a crc32_generic ib_uverbs rdma_rxe rdma_ucm || return 1
