@@ -11,7 +11,9 @@
 //! The source and the sink `rdma` are thin users of `stream`; they never meet.
 
 pub mod connect;
+pub mod nics;
 pub mod register;
+pub mod software;
 pub mod stream;
 pub mod verbs;
 

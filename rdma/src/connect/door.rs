@@ -1,0 +1,163 @@
+//! Strangers at a TCP port: each is let in once it has said all of a greeting, and turned away if it dawdles or speaks
+//! something else. However many there are and whatever they say, this holds a bounded number of them.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{self, ErrorKind, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Strangers at a time; with one more the one that came first goes.
+const MOST: usize = 64;
+/// How long a stranger may take for its greeting.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the door stays shut where the process is out of file descriptors or memory.
+const SHUT: Duration = Duration::from_millis(100);
+
+/// Bytes of the whole greeting as far as its beginning tells, `None` if it is none.
+pub(crate) type Wanted = fn(&[u8]) -> Option<usize>;
+
+/// One that has said its greeting.
+pub(crate) struct Guest {
+    pub stream: TcpStream,
+    pub peer: SocketAddr,
+    pub greeting: Vec<u8>,
+}
+
+struct Stranger {
+    guest: Guest,
+    until: Instant,
+}
+
+pub(crate) struct Door {
+    listener: TcpListener,
+    strangers: Vec<Stranger>,
+    wanted: Wanted,
+}
+
+enum Step {
+    More,
+    Done,
+    Away,
+}
+
+impl Door {
+    pub(crate) fn new(listener: TcpListener, wanted: Wanted) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Self {
+            listener,
+            strangers: Vec::new(),
+            wanted,
+        })
+    }
+
+    /// The next guest; `None` if there was none within `limit`. An error is one of the port itself.
+    pub(crate) fn next(&mut self, limit: Option<Duration>) -> io::Result<Option<Guest>> {
+        let end = limit.map(|limit| Instant::now() + limit);
+        let mut is_shut = false;
+        loop {
+            let now = Instant::now();
+            self.strangers.retain(|stranger| stranger.until > now);
+            let is_last = end.is_some_and(|end| now >= end);
+            let mut until = self.strangers.iter().map(|stranger| stranger.until).min();
+            until = [until, end, is_shut.then(|| now + SHUT)]
+                .into_iter()
+                .flatten()
+                .min();
+            let ready = self.wait(
+                until.map(|until| until.saturating_duration_since(now)),
+                is_shut,
+            )?;
+            // Last to first, so that places stay what they are.
+            for at in (0..ready.len().saturating_sub(1)).rev() {
+                if !ready[at + 1] {
+                    continue;
+                }
+                match self.listen(at) {
+                    Step::More => {}
+                    Step::Away => drop(self.strangers.remove(at)),
+                    Step::Done => return Ok(Some(self.strangers.remove(at).guest)),
+                }
+            }
+            is_shut = ready.first() == Some(&true) && !self.let_in()?;
+            if is_last {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Which of the port and the strangers have something to say.
+    fn wait(&self, limit: Option<Duration>, is_shut: bool) -> io::Result<Vec<bool>> {
+        let none = PollFlags::empty();
+        let listen = if is_shut { none } else { PollFlags::IN };
+        let mut all = vec![PollFd::new(&self.listener, listen)];
+        let streams = self.strangers.iter();
+        all.extend(streams.map(|stranger| PollFd::new(&stranger.guest.stream, PollFlags::IN)));
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+        match poll(&mut all, limit.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(all.iter().map(|one| !one.revents().is_empty()).collect())
+    }
+
+    /// Takes all who wait outside; false where there is no room for a file descriptor.
+    fn let_in(&mut self) -> io::Result<bool> {
+        for _ in 0..MOST {
+            if self.strangers.len() >= MOST {
+                self.strangers.remove(0);
+            }
+            let (stream, peer) = match self.listener.accept() {
+                Ok(found) => found,
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+                        return Ok(false);
+                    }
+                    Some(libc::EINVAL | libc::EBADF | libc::ENOTSOCK) => return Err(error),
+                    _ if error.kind() == ErrorKind::WouldBlock => return Ok(true),
+                    // That stranger was gone before it was let in.
+                    _ => continue,
+                },
+            };
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            let guest = Guest {
+                stream,
+                peer,
+                greeting: Vec::new(),
+            };
+            self.strangers.push(Stranger {
+                guest,
+                until: Instant::now() + PATIENCE,
+            });
+        }
+        Ok(true)
+    }
+
+    fn listen(&mut self, at: usize) -> Step {
+        let Guest {
+            stream, greeting, ..
+        } = &mut self.strangers[at].guest;
+        loop {
+            let Some(wanted) = (self.wanted)(greeting) else {
+                return Step::Away;
+            };
+            let have = greeting.len();
+            if have >= wanted {
+                return Step::Done;
+            }
+            greeting.resize(wanted, 0);
+            let result = stream.read(&mut greeting[have..]);
+            greeting.truncate(have + *result.as_ref().unwrap_or(&0));
+            match result {
+                Ok(0) => return Step::Away,
+                Ok(_) => {}
+                Err(error) => match error.kind() {
+                    ErrorKind::WouldBlock => return Step::More,
+                    ErrorKind::Interrupted => {}
+                    _ => return Step::Away,
+                },
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What the two ends of a TCP exchange say; all numbers are little-endian. Lengths are bounded before anything is read.
+//!
+//! ```text
+//!   frame    magic u32 │ version u16 │ kind u8 │ 0 │ bytes u32 │ body
+//!   body     rails u8 │ service u8 │ 0 0 │ per rail: endpoint (36 bytes) │ length u16 │ greeting     Hello, Answer
+//!            a sentence                                                                               Refusal
+//!            nothing                                                                                  Ready, Parting
+//! ```
+
+use super::{MAX_HELLO, MAX_OFFER};
+use crate::verbs::{Endpoint, Service};
+
+const MAGIC: u32 = 0x6371_6164;
+const VERSION: u16 = 1;
+/// Bytes before a body.
+pub const HEAD: usize = 12;
+const ENDPOINT: usize = 36;
+const RAIL: usize = ENDPOINT + 2;
+/// Most bytes of a sentence with which a dialler is turned away.
+pub const MAX_SENTENCE: usize = 160;
+/// Most bytes of a body.
+pub const MAX_BODY: usize = 4 + u8::MAX as usize * (RAIL + MAX_OFFER);
+
+/// What one end says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// The dialler's rails.
+    Hello(Rails),
+    /// The listener's.
+    Answer(Rails),
+    /// The dialler is turned away, with a sentence.
+    Refusal(String),
+    /// The dialler's queues are connected.
+    Ready,
+    /// The end comes on purpose.
+    Parting,
+}
+
+/// Queues and greetings, one a rail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rails {
+    /// The service of all of them.
+    pub service: Service,
+    /// The queues.
+    pub endpoints: Vec<Endpoint>,
+    /// What is said with each.
+    pub greetings: Vec<Vec<u8>>,
+}
+
+/// Bytes of the whole frame that `bytes` begin, as far as they tell.
+pub fn wanted(bytes: &[u8]) -> Result<usize, String> {
+    let magic = MAGIC.to_le_bytes();
+    let known = bytes.len().min(magic.len());
+    if bytes[..known] != magic[..known] {
+        return Err("it does not begin as daq does".to_owned());
+    }
+    let Some(head) = bytes.first_chunk::<HEAD>() else {
+        return Ok(HEAD);
+    };
+    let version = u16::from_le_bytes([head[4], head[5]]);
+    if version != VERSION {
+        return Err(format!(
+            "it speaks version {version}, this side speaks {VERSION}: run the same daq on both"
+        ));
+    }
+    let length = u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize;
+    if length > most(head[6]) {
+        return Err(format!("kind {} with {length} bytes", head[6]));
+    }
+    Ok(HEAD + length)
+}
+
+/// Most bytes of a body of this kind.
+const fn most(kind: u8) -> usize {
+    match kind {
+        1 => 4 + u8::MAX as usize * (RAIL + MAX_HELLO),
+        2 => MAX_BODY,
+        3 => MAX_SENTENCE,
+        _ => 0,
+    }
+}
+
+impl Frame {
+    /// The bytes.
+    ///
+    /// # Panics
+    /// If there are more than 255 rails, or not as many greetings as endpoints.
+    pub fn encode(&self) -> Vec<u8> {
+        let (kind, body) = match self {
+            Self::Hello(rails) => (1, rails.encode()),
+            Self::Answer(rails) => (2, rails.encode()),
+            Self::Refusal(why) => (3, shortened(why).as_bytes().to_vec()),
+            Self::Ready => (4, Vec::new()),
+            Self::Parting => (5, Vec::new()),
+        };
+        let mut out = Vec::with_capacity(HEAD + body.len());
+        out.extend(MAGIC.to_le_bytes());
+        out.extend(VERSION.to_le_bytes());
+        out.extend([kind, 0]);
+        out.extend(u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
+        out.extend(body);
+        out
+    }
+
+    /// What the bytes of a whole frame say.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        if bytes.len() < HEAD || wanted(bytes)? != bytes.len() {
+            return Err(format!("a frame of {} bytes is not whole", bytes.len()));
+        }
+        let body = &bytes[HEAD..];
+        match bytes[6] {
+            1 => Rails::decode(body, MAX_HELLO).map(Self::Hello),
+            2 => Rails::decode(body, MAX_OFFER).map(Self::Answer),
+            3 => {
+                let text = String::from_utf8_lossy(body);
+                // It is shown to people, in logs and terminals.
+                let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+                Ok(Self::Refusal(clean.collect()))
+            }
+            4 => Ok(Self::Ready),
+            5 => Ok(Self::Parting),
+            kind => Err(format!("kind {kind}")),
+        }
+    }
+}
+
+/// As much of a sentence as may be sent.
+fn shortened(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_SENTENCE)]
+}
+
+impl Rails {
+    fn encode(&self) -> Vec<u8> {
+        assert_eq!(self.endpoints.len(), self.greetings.len());
+        let count = u8::try_from(self.endpoints.len()).expect("at most 255 rails");
+        let mut out = vec![count, self.service as u8, 0, 0];
+        for (endpoint, greeting) in self.endpoints.iter().zip(&self.greetings) {
+            out.extend(endpoint.number.to_le_bytes());
+            out.extend(endpoint.psn.to_le_bytes());
+            out.extend(endpoint.lid.to_le_bytes());
+            out.extend([0, 0]);
+            out.extend(endpoint.gid);
+            out.extend(endpoint.mtu.to_le_bytes());
+            out.extend(endpoint.datagram_key.to_le_bytes());
+            let length = u16::try_from(greeting.len()).expect("greetings are short");
+            out.extend(length.to_le_bytes());
+            out.extend(greeting);
+        }
+        out
+    }
+
+    fn decode(body: &[u8], most: usize) -> Result<Self, String> {
+        let short = || "rails are missing".to_owned();
+        let (head, mut rest) = body.split_first_chunk::<4>().ok_or_else(short)?;
+        let service = match head[1] {
+            0 => Service::Rc,
+            1 => Service::Uc,
+            2 => Service::Ud,
+            other => return Err(format!("service {other}")),
+        };
+        if head[0] == 0 {
+            return Err("no rails".to_owned());
+        }
+        let (mut endpoints, mut greetings) = (Vec::new(), Vec::new());
+        for _ in 0..head[0] {
+            let (rail, after) = rest.split_first_chunk::<RAIL>().ok_or_else(short)?;
+            let word = |at: usize| {
+                u32::from_le_bytes([rail[at], rail[at + 1], rail[at + 2], rail[at + 3]])
+            };
+            let mut gid = [0; 16];
+            gid.copy_from_slice(&rail[12..28]);
+            endpoints.push(Endpoint {
+                number: word(0),
+                psn: word(4),
+                lid: u16::from_le_bytes([rail[8], rail[9]]),
+                gid,
+                mtu: word(28),
+                datagram_key: word(32),
+            });
+            let length = usize::from(u16::from_le_bytes([rail[36], rail[37]]));
+            if length > most {
+                return Err(format!("a greeting of {length} bytes, {most} are the most"));
+            }
+            let (greeting, after) = after.split_at_checked(length).ok_or_else(short)?;
+            greetings.push(greeting.to_vec());
+            rest = after;
+        }
+        if !rest.is_empty() {
+            return Err(format!("{} bytes too many", rest.len()));
+        }
+        Ok(Self {
+            service,
+            endpoints,
+            greetings,
+        })
+    }
+}

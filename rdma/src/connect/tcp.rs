@@ -1,0 +1,417 @@
+//! Hosts that find each other by plain TCP: endpoints and greetings go over one stream, which stays open, so that each
+//! side sees the other's end at once.
+//!
+//! ```text
+//!   dialler ── Hello ──▶ listener     its queues exist, receives are posted
+//!           ◀── Answer ──             so do the listener's, and they are connected
+//!           ── Ready ──▶              all are connected: the listener may send
+//! ```
+
+use super::door::{Door, Guest};
+use super::exchange::{self, Frame, HEAD, Rails};
+use super::{ConnectError, Dialler, Incoming, Link, Listener, Prepare, Watch};
+use crate::verbs::{Nic, Queue, QueueOptions};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a peer that has begun may take to go on.
+const STEP: Duration = Duration::from_secs(5);
+/// After so long without a word the kernel asks the peer whether it is there, again each second, three times.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+
+/// Goes to the listener at an address.
+#[derive(Clone, Debug)]
+pub struct TcpDialler {
+    address: SocketAddr,
+}
+
+/// Waits at an address.
+pub struct TcpWaiting {
+    door: Door,
+    address: SocketAddr,
+}
+
+/// One that goes to the listener at `address`.
+pub const fn dialler(address: SocketAddr) -> TcpDialler {
+    TcpDialler { address }
+}
+
+/// One that waits at `address`; with port 0 at any, which [`TcpWaiting::address`] tells.
+pub fn listener(address: SocketAddr) -> Result<TcpWaiting, ConnectError> {
+    let refused = |source| ConnectError::Network {
+        peer: address.to_string(),
+        action: "listening",
+        source,
+    };
+    let listener = TcpListener::bind(address).map_err(refused)?;
+    let address = listener.local_addr().map_err(refused)?;
+    let door = Door::new(listener, |bytes| exchange::wanted(bytes).ok()).map_err(refused)?;
+    Ok(TcpWaiting { door, address })
+}
+
+impl TcpWaiting {
+    /// Where it waits.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+/// A stream of frames with a peer.
+struct Talk {
+    stream: TcpStream,
+    peer: String,
+}
+
+impl Talk {
+    fn new(stream: TcpStream, peer: SocketAddr) -> Result<Self, ConnectError> {
+        let talk = Self {
+            stream,
+            peer: peer.to_string(),
+        };
+        talk.prepare()
+            .map_err(|source| talk.broken("setting up the stream", source))?;
+        Ok(talk)
+    }
+
+    fn prepare(&self) -> io::Result<()> {
+        self.stream.set_nonblocking(true)?;
+        self.stream.set_nodelay(true)?;
+        sockopt::set_socket_keepalive(&self.stream, true)?;
+        sockopt::set_tcp_keepidle(&self.stream, KEEP_ALIVE)?;
+        sockopt::set_tcp_keepintvl(&self.stream, Duration::from_secs(1))?;
+        sockopt::set_tcp_keepcnt(&self.stream, 3)?;
+        Ok(())
+    }
+
+    fn broken(&self, action: &'static str, source: io::Error) -> ConnectError {
+        ConnectError::Network {
+            peer: self.peer.clone(),
+            action,
+            source,
+        }
+    }
+
+    fn foreign(&self, why: impl Into<String>) -> ConnectError {
+        ConnectError::Foreign {
+            peer: self.peer.clone(),
+            why: why.into(),
+        }
+    }
+
+    fn await_ready(&self, flags: PollFlags, end: Instant) -> io::Result<()> {
+        let left = end.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(|_| ErrorKind::InvalidInput)?;
+        match poll(&mut [PollFd::new(&self.stream, flags)], Some(&left)) {
+            Ok(0) => Err(ErrorKind::TimedOut.into()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn say(&mut self, frame: &Frame, end: Instant) -> Result<(), ConnectError> {
+        let bytes = frame.encode();
+        let mut done = 0;
+        while done < bytes.len() {
+            let result = match self.stream.write(&bytes[done..]) {
+                Ok(more) => {
+                    done += more;
+                    Ok(())
+                }
+                Err(error) => self.again(error, PollFlags::OUT, end),
+            };
+            result.map_err(|source| self.broken("sending a greeting", source))?;
+        }
+        Ok(())
+    }
+
+    fn again(&self, error: io::Error, flags: PollFlags, end: Instant) -> io::Result<()> {
+        match error.kind() {
+            ErrorKind::WouldBlock => self.await_ready(flags, end),
+            ErrorKind::Interrupted => Ok(()),
+            _ => Err(error),
+        }
+    }
+
+    /// The next frame, and no byte more.
+    fn hear(&mut self, end: Instant) -> Result<Frame, ConnectError> {
+        let mut bytes = Vec::with_capacity(HEAD);
+        loop {
+            let wanted = exchange::wanted(&bytes).map_err(|why| self.foreign(why))?;
+            let have = bytes.len();
+            if have >= wanted {
+                return Frame::decode(&bytes).map_err(|why| self.foreign(why));
+            }
+            bytes.resize(wanted, 0);
+            let result = self.stream.read(&mut bytes[have..]);
+            bytes.truncate(have + *result.as_ref().unwrap_or(&0));
+            match result {
+                Ok(0) => {
+                    let error = ErrorKind::UnexpectedEof.into();
+                    return Err(self.broken("waiting for an answer", error));
+                }
+                Ok(_) => {}
+                Err(error) => self
+                    .again(error, PollFlags::IN, end)
+                    .map_err(|source| self.broken("waiting for an answer", source))?,
+            }
+        }
+    }
+}
+
+/// A queue for each card, prepared.
+fn queues(
+    nics: &[Arc<dyn Nic>],
+    options: &QueueOptions,
+    prepare: Prepare<'_>,
+) -> Result<Vec<Box<dyn Queue>>, ConnectError> {
+    let mut queues = Vec::with_capacity(nics.len());
+    for (rail, nic) in nics.iter().enumerate() {
+        let mut queue = nic.queue(options)?;
+        prepare(rail, &mut *queue)?;
+        queues.push(queue);
+    }
+    Ok(queues)
+}
+
+fn rails(queues: &[Box<dyn Queue>], options: &QueueOptions, greetings: &[Vec<u8>]) -> Rails {
+    Rails {
+        service: options.service,
+        endpoints: queues.iter().map(|queue| queue.endpoint()).collect(),
+        greetings: greetings.to_vec(),
+    }
+}
+
+fn connect(queues: &mut [Box<dyn Queue>], peer: &Rails) -> Result<(), ConnectError> {
+    for (queue, endpoint) in queues.iter_mut().zip(&peer.endpoints) {
+        queue.connect(endpoint)?;
+    }
+    Ok(())
+}
+
+impl Dialler for TcpDialler {
+    fn dial(
+        &mut self,
+        nics: &[Arc<dyn Nic>],
+        options: &QueueOptions,
+        greetings: &[Vec<u8>],
+        prepare: Prepare<'_>,
+        limit: Duration,
+    ) -> Result<Link, ConnectError> {
+        // A limit of nothing is none that a connection accepts.
+        let limit = limit.max(Duration::from_millis(1));
+        let end = Instant::now() + limit;
+        let stream = TcpStream::connect_timeout(&self.address, limit).map_err(|source| {
+            ConnectError::Network {
+                peer: self.address.to_string(),
+                action: "connecting",
+                source,
+            }
+        })?;
+        let mut talk = Talk::new(stream, self.address)?;
+        let mut queues = queues(nics, options, prepare)?;
+        talk.say(&Frame::Hello(rails(&queues, options, greetings)), end)?;
+        let answer = match talk.hear(end)? {
+            Frame::Answer(rails) => rails,
+            Frame::Refusal(why) => {
+                return Err(ConnectError::Refused {
+                    peer: talk.peer,
+                    why,
+                });
+            }
+            other => return Err(talk.foreign(format!("{other:?} for an answer"))),
+        };
+        if answer.endpoints.len() != queues.len() || answer.service != options.service {
+            let why = format!(
+                "it answers with {} rails of {}",
+                answer.endpoints.len(),
+                answer.service.name()
+            );
+            return Err(talk.foreign(why));
+        }
+        connect(&mut queues, &answer)?;
+        talk.say(&Frame::Ready, end)?;
+        Ok(Link {
+            rails: queues,
+            greetings: answer.greetings,
+            watch: Box::new(TcpWatch::new(talk)),
+        })
+    }
+}
+
+impl Listener for TcpWaiting {
+    fn accept(
+        &mut self,
+        nics: &[Arc<dyn Nic>],
+        limit: Duration,
+    ) -> Result<Option<Box<dyn Incoming>>, ConnectError> {
+        let end = Instant::now() + limit;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let guest = self
+                .door
+                .next(Some(left))
+                .map_err(|source| ConnectError::Network {
+                    peer: self.address.to_string(),
+                    action: "listening",
+                    source,
+                })?;
+            let Some(Guest {
+                stream,
+                peer,
+                greeting,
+            }) = guest
+            else {
+                return Ok(None);
+            };
+            let Ok(mut talk) = Talk::new(stream, peer) else {
+                continue;
+            };
+            match Frame::decode(&greeting) {
+                Ok(Frame::Hello(hello)) if hello.endpoints.len() == nics.len() => {
+                    return Ok(Some(Box::new(TcpIncoming {
+                        talk,
+                        hello,
+                        nics: nics.to_vec(),
+                    })));
+                }
+                Ok(Frame::Hello(hello)) => {
+                    let (theirs, ours) = (hello.endpoints.len(), nics.len());
+                    refuse(&mut talk, &format!("it takes {ours} rails, not {theirs}"));
+                }
+                // Whoever speaks something else is not answered.
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+}
+
+fn refuse(talk: &mut Talk, why: &str) {
+    // The few bytes fit into what the kernel holds of a new stream; whoever does not wait for them goes without.
+    let _ = talk.say(&Frame::Refusal(why.to_owned()), Instant::now());
+    let _ = talk.stream.shutdown(Shutdown::Write);
+}
+
+struct TcpIncoming {
+    talk: Talk,
+    hello: Rails,
+    nics: Vec<Arc<dyn Nic>>,
+}
+
+impl Incoming for TcpIncoming {
+    fn peer(&self) -> String {
+        self.talk.peer.clone()
+    }
+
+    fn greetings(&self) -> &[Vec<u8>] {
+        &self.hello.greetings
+    }
+
+    fn accept(
+        self: Box<Self>,
+        options: &QueueOptions,
+        greetings: &[Vec<u8>],
+        prepare: Prepare<'_>,
+    ) -> Result<Link, ConnectError> {
+        let Self {
+            mut talk,
+            hello,
+            nics,
+        } = *self;
+        let end = Instant::now() + STEP;
+        if hello.service != options.service {
+            let (theirs, ours) = (hello.service.name(), options.service.name());
+            let why = format!("it takes queues of {ours}, not {theirs}");
+            refuse(&mut talk, &why);
+            return Err(talk.foreign(format!("it wants queues of {theirs}, not {ours}")));
+        }
+        let made = queues(&nics, options, prepare).and_then(|mut queues| {
+            connect(&mut queues, &hello)?;
+            Ok(queues)
+        });
+        let queues = match made {
+            Ok(queues) => queues,
+            Err(error) => {
+                refuse(&mut talk, &error.to_string());
+                return Err(error);
+            }
+        };
+        talk.say(&Frame::Answer(rails(&queues, options, greetings)), end)?;
+        match talk.hear(end)? {
+            Frame::Ready => {}
+            other => return Err(talk.foreign(format!("{other:?} in place of its readiness"))),
+        }
+        Ok(Link {
+            rails: queues,
+            greetings: hello.greetings,
+            watch: Box::new(TcpWatch::new(talk)),
+        })
+    }
+
+    fn refuse(mut self: Box<Self>, why: &str) {
+        refuse(&mut self.talk, why);
+    }
+}
+
+/// The stream, after the queues are connected.
+struct TcpWatch {
+    talk: Talk,
+    heard: Vec<u8>,
+    why: Option<String>,
+}
+
+impl TcpWatch {
+    const fn new(talk: Talk) -> Self {
+        Self {
+            talk,
+            heard: Vec::new(),
+            why: None,
+        }
+    }
+
+    /// What the peer's end, or a word of it, means.
+    fn look(&mut self) -> Option<String> {
+        let peer = &self.talk.peer;
+        let mut bytes = [0; HEAD];
+        let wanted = HEAD - self.heard.len();
+        let read = match self.talk.stream.read(&mut bytes[..wanted]) {
+            Ok(0) => {
+                return Some(format!(
+                    "{peer} has closed the connection without a word: it ended, or was killed"
+                ));
+            }
+            Ok(read) => read,
+            Err(error) => {
+                let is_quiet =
+                    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
+                return (!is_quiet).then(|| format!("the connection to {peer} is broken: {error}"));
+            }
+        };
+        self.heard.extend(&bytes[..read]);
+        if self.heard.len() < HEAD {
+            return None;
+        }
+        Some(match Frame::decode(&self.heard) {
+            Ok(Frame::Parting) => format!("{peer} has ended"),
+            Ok(_) | Err(_) => format!("{peer} speaks something else than daq"),
+        })
+    }
+}
+
+impl Watch for TcpWatch {
+    fn gone(&mut self) -> Option<String> {
+        if self.why.is_none() {
+            self.why = self.look();
+        }
+        self.why.clone()
+    }
+
+    fn part(&mut self) {
+        // Where the peer takes no more bytes it sees the end without a word.
+        let _ = self.talk.say(&Frame::Parting, Instant::now());
+        let _ = self.talk.stream.shutdown(Shutdown::Write);
+    }
+}

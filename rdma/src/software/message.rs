@@ -1,0 +1,163 @@
+//! What two software cards say to each other over TCP; all numbers are little-endian.
+//!
+//! ```text
+//!   once a stream:  Preamble                which queues it connects
+//!   then:           Header, payload …       work; or Header alone: acknowledgements, receives posted, a refusal
+//! ```
+
+use crate::verbs::{Service, Status};
+
+const MAGIC: u32 = 0x5371_6164;
+const VERSION: u16 = 1;
+
+/// Which queues a stream connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Preamble {
+    /// Number and first packet of the queue that is wanted.
+    pub to: (u32, u32),
+    /// Those of the queue that wants it.
+    pub from: (u32, u32),
+    pub service: Service,
+    /// What a queue for datagrams was told that it must be called by; 0 with others.
+    pub datagram_key: u32,
+}
+
+impl Preamble {
+    pub(super) const BYTES: usize = 28;
+
+    pub(super) fn encode(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        out[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        out[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        out[6] = self.service as u8;
+        let words = [
+            self.to.0,
+            self.to.1,
+            self.from.0,
+            self.from.1,
+            self.datagram_key,
+        ];
+        for (to, word) in out[8..].chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        out
+    }
+
+    /// `None` if it is none.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
+        let mut words = bytes.chunks_exact(4).map(word);
+        let magic = words.next()?;
+        let service = match bytes[6] {
+            0 => Service::Rc,
+            1 => Service::Uc,
+            2 => Service::Ud,
+            _ => return None,
+        };
+        words.next()?;
+        let is_ours = magic == MAGIC && bytes[4..6] == VERSION.to_le_bytes();
+        is_ours.then_some(Self {
+            to: (words.next()?, words.next()?),
+            from: (words.next()?, words.next()?),
+            service,
+            datagram_key: words.next()?,
+        })
+    }
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(bytes);
+    u32::from_le_bytes(word)
+}
+
+/// What comes next on a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Header {
+    /// A payload for registered memory.
+    Write {
+        address: u64,
+        key: u32,
+        bytes: u64,
+        immediate: Option<u32>,
+    },
+    /// A payload for the next posted receive.
+    Send { bytes: u64, immediate: Option<u32> },
+    /// How many messages were done in all, and how many receives were posted in all.
+    Control { done: u64, receives: u64 },
+    /// Message `number` was refused; all before it were done.
+    Refusal { number: u64, status: Status },
+}
+
+impl Header {
+    pub(super) const BYTES: usize = 32;
+
+    pub(super) fn encode(&self) -> [u8; Self::BYTES] {
+        let (kind, code, key, immediate, words) = match *self {
+            Self::Write {
+                address,
+                key,
+                bytes,
+                immediate,
+            } => (1, 0, key, immediate, [address, bytes]),
+            Self::Send { bytes, immediate } => (2, 0, 0, immediate, [0, bytes]),
+            Self::Control { done, receives } => (3, 0, 0, None, [done, receives]),
+            Self::Refusal { number, status } => {
+                let code = match status {
+                    Status::RemoteAccess => 1,
+                    Status::NotReady => 2,
+                    _ => 3,
+                };
+                (4, code, 0, None, [number, 0])
+            }
+        };
+        let mut out = [0; Self::BYTES];
+        out[0] = kind;
+        out[1] = u8::from(immediate.is_some());
+        out[2] = code;
+        out[4..8].copy_from_slice(&key.to_le_bytes());
+        out[8..12].copy_from_slice(&immediate.unwrap_or(0).to_le_bytes());
+        out[16..24].copy_from_slice(&words[0].to_le_bytes());
+        out[24..].copy_from_slice(&words[1].to_le_bytes());
+        out
+    }
+
+    /// `None` if it is none.
+    pub(super) fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let long = |at: usize| {
+            u64::from(word(&bytes[at..at + 4])) | u64::from(word(&bytes[at + 4..at + 8])) << 32
+        };
+        let (first, second) = (long(16), long(24));
+        let immediate = match bytes[1] {
+            0 => None,
+            1 => Some(word(&bytes[8..12])),
+            _ => return None,
+        };
+        Some(match bytes[0] {
+            1 => Self::Write {
+                address: first,
+                key: word(&bytes[4..8]),
+                bytes: second,
+                immediate,
+            },
+            2 => Self::Send {
+                bytes: second,
+                immediate,
+            },
+            3 => Self::Control {
+                done: first,
+                receives: second,
+            },
+            4 => Self::Refusal {
+                number: first,
+                status: match bytes[2] {
+                    1 => Status::RemoteAccess,
+                    2 => Status::NotReady,
+                    3 => Status::RemoteOperation,
+                    _ => return None,
+                },
+            },
+            _ => return None,
+        })
+    }
+}

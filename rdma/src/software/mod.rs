@@ -1,0 +1,362 @@
+//! A network card made of software, for hosts that have none that does RDMA, and for tests: the same protocol over TCP.
+//!
+//! ```text
+//!   card ── listens on a TCP port of its own ──▶ each pair of queues: one stream, on each side two threads
+//!             sending    acknowledgements, receives posted, then work in order
+//!             receiving  writes into registered memory, sends into posted receives, answers
+//! ```
+//! Keys, bounds and rights are checked as a card does it; what goes wrong on request is in [`Faults`]. It takes locks and
+//! makes system calls, which a card spares its users. It reaches only memory that the CPU reaches. What it cannot show:
+//! any speed of a card's, packets out of order, the 40 bytes that a card puts before a datagram, datagrams from more than
+//! one queue.
+
+mod faults;
+mod memory;
+mod message;
+mod pair;
+mod queue;
+mod receiving;
+mod sending;
+mod sys;
+#[cfg(test)]
+mod tests;
+
+pub use faults::{Faults, UnknownFault};
+
+use crate::connect::door::{Door, Guest};
+use crate::verbs::{
+    Access, Endpoint, Limits, MemoryKey, Nic, NicEvent, Port, Queue, QueueOptions, Service,
+    VerbsError, Way,
+};
+use daq_core::region::Region;
+use memory::{Place, Registration};
+use message::Preamble;
+use pair::Pair;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Bytes of payload of one packet: the most that InfiniBand has.
+const MTU: u32 = 4096;
+/// Events that wait to be read; later ones are forgotten.
+const MOST_EVENTS: usize = 64;
+
+const LIMITS: Limits = Limits {
+    max_work: 16384,
+    max_completions: 65536,
+    max_pieces: 16,
+    max_registered: i64::MAX as u64,
+    max_message: 1 << 31,
+    max_inline: 256,
+};
+
+/// A card made of software.
+pub struct Card {
+    name: String,
+    address: SocketAddr,
+    faults: Faults,
+    /// Shut down when the card is dropped, which ends the thread that listens.
+    listening: OwnedFd,
+    tables: Mutex<Tables>,
+    me: Weak<Card>,
+}
+
+#[derive(Default)]
+struct Tables {
+    queues: HashMap<u32, Weak<Pair>>,
+    local: HashMap<u32, Arc<Registration>>,
+    remote: HashMap<u32, Arc<Registration>>,
+    events: VecDeque<NicEvent>,
+}
+
+/// Ends a registration when it is dropped.
+struct Registered {
+    card: Arc<Card>,
+    registration: Arc<Registration>,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let mut tables = self.card.tables();
+        tables.local.remove(&self.registration.local);
+        tables.remote.remove(&self.registration.remote);
+        drop(tables);
+        self.registration.end();
+    }
+}
+
+impl Card {
+    /// A card that peers reach at `address`, one of this host's.
+    #[expect(clippy::new_ret_no_self, reason = "cards are used as what they are")]
+    pub fn new(address: IpAddr, faults: Faults) -> Result<Arc<dyn Nic>, VerbsError> {
+        let refused = |call: &str, error: std::io::Error| VerbsError {
+            nic: "software".to_owned(),
+            call: format!("{call} {address}"),
+            errno: error.raw_os_error().unwrap_or(0),
+            why: "name an address of this host: software:ADDRESS".to_owned(),
+        };
+        let listener =
+            TcpListener::bind((address, 0)).map_err(|error| refused("listening at", error))?;
+        let at = listener
+            .local_addr()
+            .map_err(|error| refused("listening at", error))?;
+        let listening = listener
+            .try_clone()
+            .map_err(|error| refused("listening at", error))?;
+        let door = Door::new(listener, |_| Some(Preamble::BYTES))
+            .map_err(|error| refused("listening at", error))?;
+        let card = Arc::new_cyclic(|me| Self {
+            name: "software".to_owned(),
+            address: at,
+            faults: faults.clone(),
+            listening: listening.into(),
+            tables: Mutex::default(),
+            me: Weak::clone(me),
+        });
+        faults.attach(&card);
+        let me = Weak::clone(&card.me);
+        std::thread::Builder::new()
+            .name("software-listen".to_owned())
+            .spawn(move || listen(door, &me))
+            .map_err(|error| refused("starting a thread for", error))?;
+        Ok(card)
+    }
+
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refused(&self, call: impl Into<String>, errno: i32, why: impl Into<String>) -> VerbsError {
+        VerbsError {
+            nic: self.name.clone(),
+            call: call.into(),
+            errno,
+            why: why.into(),
+        }
+    }
+
+    /// The peer's `bytes` bytes at `address`, if `key` names memory that it may write and they are all inside.
+    fn remote(&self, key: u32, address: u64, bytes: u64) -> Option<Place> {
+        let registration = Arc::clone(self.tables().remote.get(&key)?);
+        let bytes = usize::try_from(bytes).ok()?;
+        let offset = registration.offset(address, bytes)?;
+        registration.access.remote_write.then_some(Place {
+            registration,
+            offset,
+            bytes,
+        })
+    }
+
+    fn local(&self, key: u32) -> Option<Arc<Registration>> {
+        self.tables().local.get(&key).cloned()
+    }
+
+    fn tell(&self, event: NicEvent) {
+        let events = &mut self.tables().events;
+        if events.len() < MOST_EVENTS {
+            events.push_back(event);
+        }
+    }
+
+    fn each(&self, act: impl Fn(&Pair)) {
+        let queues: Vec<_> = self.tables().queues.values().cloned().collect();
+        for queue in queues.iter().filter_map(Weak::upgrade) {
+            act(&queue);
+        }
+    }
+
+    fn wake(&self) {
+        self.each(|queue| {
+            // Whoever looked before the change waits by now.
+            drop(queue.lock());
+            queue.changed.notify_all();
+        });
+    }
+
+    fn welcome(&self, guest: Guest) {
+        let Some(preamble) = Preamble::decode(&guest.greeting) else {
+            return;
+        };
+        if self.faults.is_down() {
+            return;
+        }
+        let queue = self.tables().queues.get(&preamble.to.0).cloned();
+        if let Some(queue) = queue.and_then(|queue| queue.upgrade()) {
+            queue.deliver(guest.stream, preamble);
+        }
+    }
+}
+
+/// Hands the streams that peers open to their queues, until the card is gone.
+fn listen(mut door: Door, card: &Weak<Card>) {
+    while let Ok(guest) = door.next(None) {
+        let Some(card) = card.upgrade() else {
+            return;
+        };
+        if let Some(guest) = guest {
+            card.welcome(guest);
+        }
+    }
+}
+
+impl Drop for Card {
+    fn drop(&mut self) {
+        // The thread that listens is woken by it and ends.
+        let _ = rustix::net::shutdown(&self.listening, rustix::net::Shutdown::Both);
+    }
+}
+
+/// A random number of `bits` bits, not 0. The standard library's maps are keyed with what the kernel calls random.
+fn random(bits: u32) -> u64 {
+    loop {
+        let number = RandomState::new().build_hasher().finish() >> (64 - bits);
+        if number != 0 {
+            return number;
+        }
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "so many bits are asked for"
+)]
+fn random_word(bits: u32) -> u32 {
+    random(bits.min(32)) as u32
+}
+
+fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+impl Nic for Card {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        LIMITS
+    }
+
+    fn port(&self) -> Result<Port, VerbsError> {
+        Ok(Port {
+            number: 1,
+            is_active: !self.faults.is_down(),
+            is_ethernet: true,
+            mtu: MTU,
+            lid: 0,
+            gid_index: 0,
+            gid: gid(self.address.ip()),
+        })
+    }
+
+    fn register(
+        &self,
+        region: &Arc<Region>,
+        way: Way,
+        access: Access,
+    ) -> Result<MemoryKey, VerbsError> {
+        let call = format!("registering {} bytes as {way}", region.bytes());
+        if let Some(errno) = self.faults.refusal(way) {
+            return Err(self.refused(call, errno, "a fault that was asked for"));
+        }
+        if region.cpu_address().is_none() {
+            let why = "a software card reaches only memory that the CPU reaches: have `gdrapi` or `dma-buf` among `backends` of `[staging]`, or stage through host memory";
+            return Err(self.refused(call, libc::EOPNOTSUPP, why));
+        }
+        let Some(card) = self.me.upgrade() else {
+            return Err(self.refused(call, libc::ENODEV, "the card is being closed"));
+        };
+        // Another address than the CPU's, so that whoever takes one for the other is found out.
+        let base = random(34) << 12;
+        let mut tables = self.tables();
+        let (local, remote) = loop {
+            let keys = (random_word(32), random_word(32));
+            if !tables.local.contains_key(&keys.0) && !tables.remote.contains_key(&keys.1) {
+                break keys;
+            }
+        };
+        let registration = Arc::new(Registration::new(
+            Arc::clone(region),
+            access,
+            (local, remote),
+            base,
+        ));
+        tables.local.insert(local, Arc::clone(&registration));
+        tables.remote.insert(remote, Arc::clone(&registration));
+        drop(tables);
+        let handle = Registered { card, registration };
+        Ok(MemoryKey::new(
+            Box::new(handle),
+            Arc::clone(region),
+            way,
+            (local, remote),
+            base,
+        ))
+    }
+
+    fn queue(&self, options: &QueueOptions) -> Result<Box<dyn Queue>, VerbsError> {
+        let call = "making a queue";
+        if options.sends > LIMITS.max_work
+            || options.receives > LIMITS.max_work
+            || options.pieces > LIMITS.max_pieces
+        {
+            let why = format!(
+                "it takes at most {} work a side, of {} pieces",
+                LIMITS.max_work, LIMITS.max_pieces
+            );
+            return Err(self.refused(call, libc::EINVAL, why));
+        }
+        let Some(card) = self.me.upgrade() else {
+            return Err(self.refused(call, libc::ENODEV, "the card is being closed"));
+        };
+        let datagram_key = match options.service {
+            Service::Ud => random_word(31),
+            Service::Rc | Service::Uc => 0,
+        };
+        let mut tables = self.tables();
+        tables.queues.retain(|_, queue| queue.strong_count() > 0);
+        let number = loop {
+            let number = random_word(24);
+            if !tables.queues.contains_key(&number) {
+                break number;
+            }
+        };
+        let numbers = (number, random_word(24));
+        let pair = Arc::new(Pair::new(card, numbers, datagram_key, *options));
+        tables.queues.insert(number, Arc::downgrade(&pair));
+        drop(tables);
+        Ok(Box::new(queue::SoftwareQueue::new(pair)))
+    }
+
+    fn event(&self) -> Option<NicEvent> {
+        self.tables().events.pop_front()
+    }
+}
+
+impl Card {
+    fn endpoint(&self, pair: &Pair) -> Endpoint {
+        Endpoint {
+            number: pair.number,
+            psn: pair.psn,
+            lid: self.address.port(),
+            gid: gid(self.address.ip()),
+            mtu: MTU,
+            datagram_key: pair.datagram_key,
+        }
+    }
+}
+
+impl fmt::Debug for Card {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Card")
+            .field("name", &self.name)
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,239 @@
+//! The queue of a software card as its user sees it.
+
+use super::LIMITS;
+use super::memory::Place;
+use super::message::{Header, Preamble};
+use super::pair::{Outgoing, Pair, Posted, Receive, sent};
+use crate::verbs::{
+    Endpoint, Payload, Piece, Queue, Service, Status, Verb, VerbsError, Work, WorkDone,
+};
+use std::io::Write;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a peer's card may take to answer a connection.
+const DIAL: Duration = Duration::from_secs(5);
+
+pub(super) struct SoftwareQueue {
+    pair: Arc<Pair>,
+}
+
+impl SoftwareQueue {
+    pub(super) fn new(pair: Arc<Pair>) -> Self {
+        Self { pair }
+    }
+
+    fn refused(&self, call: &str, errno: i32, why: impl Into<String>) -> VerbsError {
+        self.pair.card.refused(call, errno, why)
+    }
+
+    fn places(&self, call: &str, pieces: &[Piece<'_>]) -> Result<Vec<Place>, VerbsError> {
+        let places = pieces.iter().map(|piece| {
+            let registration = self.pair.card.local(piece.key().local());
+            registration.map(|registration| Place {
+                registration,
+                offset: piece.offset(),
+                bytes: piece.bytes(),
+            })
+        });
+        places.collect::<Option<_>>().ok_or_else(|| {
+            self.refused(
+                call,
+                libc::EINVAL,
+                "the memory is registered with another card",
+            )
+        })
+    }
+
+    fn dial(&self, peer: &Endpoint) -> Result<TcpStream, VerbsError> {
+        let ip = Ipv6Addr::from(peer.gid);
+        let ip = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
+        let to = SocketAddr::new(ip, peer.lid);
+        let preamble = Preamble {
+            to: (peer.number, peer.psn),
+            from: (self.pair.number, self.pair.psn),
+            service: self.pair.options.service,
+            datagram_key: peer.datagram_key,
+        };
+        let opened = TcpStream::connect_timeout(&to, DIAL).and_then(|mut stream| {
+            stream.write_all(&preamble.encode())?;
+            Ok(stream)
+        });
+        opened.map_err(|error| {
+            self.refused(
+                &format!("connecting to {to}"),
+                error.raw_os_error().unwrap_or(libc::ETIMEDOUT),
+                "both ends must be software cards, at addresses that the other reaches",
+            )
+        })
+    }
+}
+
+impl Queue for SoftwareQueue {
+    fn endpoint(&self) -> Endpoint {
+        self.pair.card.endpoint(&self.pair)
+    }
+
+    fn connect(&mut self, peer: &Endpoint) -> Result<(), VerbsError> {
+        if self.pair.lock().peer.is_some() {
+            return Err(self.refused("connecting", libc::EISCONN, "make a new queue"));
+        }
+        if self.pair.card.faults.is_down() {
+            return Err(self.refused("connecting", libc::ENETDOWN, "the port is down"));
+        }
+        let order = |endpoint: &Endpoint| (endpoint.gid, endpoint.lid, endpoint.number);
+        // Both know without a word which of them opens the stream.
+        let stream = (order(&self.endpoint()) < order(peer))
+            .then(|| self.dial(peer))
+            .transpose()?;
+        self.pair.go(*peer, stream);
+        Ok(())
+    }
+
+    fn post(&mut self, work: &Work<'_>) -> Result<(), VerbsError> {
+        let call = "posting work";
+        let bytes = work.payload.bytes() as u64;
+        let most = match self.pair.options.service {
+            Service::Ud => u64::from(super::MTU),
+            Service::Rc | Service::Uc => LIMITS.max_message,
+        };
+        if bytes > most {
+            let why = format!("{bytes} bytes, a message has {most} at most");
+            return Err(self.refused(call, libc::EINVAL, why));
+        }
+        let (inline, places) = match work.payload {
+            Payload::Inline(bytes) => {
+                let most = self.pair.options.inline.min(LIMITS.max_inline) as usize;
+                if bytes.len() > most {
+                    let why = format!("{} bytes inline, the queue takes {most}", bytes.len());
+                    return Err(self.refused(call, libc::EINVAL, why));
+                }
+                (bytes.to_vec(), Vec::new())
+            }
+            Payload::Memory(pieces) => {
+                if pieces.len() > LIMITS.max_pieces as usize {
+                    let why = format!("{} pieces, it takes {}", pieces.len(), LIMITS.max_pieces);
+                    return Err(self.refused(call, libc::EINVAL, why));
+                }
+                (Vec::new(), self.places(call, pieces)?)
+            }
+        };
+        let header = match work.verb {
+            Verb::Write { .. } if self.pair.options.service == Service::Ud => {
+                return Err(self.refused(call, libc::EOPNOTSUPP, "datagrams write no memory"));
+            }
+            Verb::Write {
+                address,
+                key,
+                immediate,
+            } => Header::Write {
+                address,
+                key,
+                bytes,
+                immediate,
+            },
+            Verb::Send { immediate } => Header::Send { bytes, immediate },
+        };
+        let mut state = self.pair.lock();
+        if state.peer.is_none() {
+            return Err(self.refused(call, libc::EINVAL, "the queue is not connected"));
+        }
+        if state.posted - state.reclaimed >= u64::from(self.pair.options.sends) {
+            let why =
+                "so much work was posted as the queue holds; collect completions of signaled work";
+            return Err(self.refused(call, libc::ENOMEM, why));
+        }
+        let posted = Posted {
+            number: state.posted,
+            id: work.id,
+            is_signaled: work.signaled,
+        };
+        state.posted += 1;
+        if state.has_failed {
+            let done = sent(work.id, Status::Flushed);
+            self.pair.complete(&mut state, done, posted.number);
+            return Ok(());
+        }
+        state.outgoing.push_back(Outgoing {
+            posted,
+            header,
+            inline,
+            places,
+        });
+        if state.is_cut {
+            self.pair.end_stream(&mut state);
+        }
+        self.pair.changed.notify_all();
+        Ok(())
+    }
+
+    fn receive(&mut self, id: u64, into: &[Piece<'_>]) -> Result<(), VerbsError> {
+        let call = "posting a receive";
+        if into.len() > self.pair.options.pieces as usize {
+            let why = format!(
+                "{} pieces, the queue takes {}",
+                into.len(),
+                self.pair.options.pieces
+            );
+            return Err(self.refused(call, libc::EINVAL, why));
+        }
+        let places = self.places(call, into)?;
+        if !places
+            .iter()
+            .all(|place| place.registration.access.local_write)
+        {
+            let why = "the memory was not registered for being written";
+            return Err(self.refused(call, libc::EACCES, why));
+        }
+        let mut state = self.pair.lock();
+        if !self.pair.has_room(&state) {
+            let why = "so many receives were posted as the queue holds; collect completions";
+            return Err(self.refused(call, libc::ENOMEM, why));
+        }
+        state.receives.push_back(Receive { id, places });
+        if state.has_failed {
+            self.pair.flush_receives(&mut state);
+        } else {
+            state.receives_posted += 1;
+            self.pair.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut [WorkDone]) -> Result<usize, VerbsError> {
+        let mut state = self.pair.lock();
+        if state.is_overrun {
+            let why = "the completion queue was overrun: collect completions more often, or make a new queue";
+            return Err(self.refused("collecting completions", libc::EOVERFLOW, why));
+        }
+        Ok(self.pair.poll(&mut state, done))
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError> {
+        if !self.pair.options.events {
+            return Ok(false);
+        }
+        let end = Instant::now() + limit;
+        let mut state = self.pair.lock();
+        while Pair::is_quiet(&state) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = self
+                .pair
+                .completed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for SoftwareQueue {
+    fn drop(&mut self) {
+        self.pair.end();
+    }
+}

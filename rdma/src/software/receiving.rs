@@ -1,0 +1,311 @@
+//! The thread of a queue that receives: does what the peer asks for, and takes its answers.
+
+use super::memory::{Place, Registration};
+use super::message::Header;
+use super::pair::{Pair, Receive, State};
+use crate::verbs::Status;
+use rustix::event::{PollFd, PollFlags, poll};
+use std::io::{self, ErrorKind};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// Bytes that are read ahead; payloads up to this go through them, larger ones straight into their place.
+const AHEAD: usize = 8192;
+
+pub(super) fn run(pair: &Arc<Pair>, socket: &TcpStream) {
+    let mut input = Input {
+        socket,
+        ahead: Box::new([0; AHEAD]),
+        from: 0,
+        to: 0,
+    };
+    // Where it ends, the stream does.
+    let _ = attend(pair, &mut input);
+    pair.end_stream(&mut pair.lock());
+}
+
+/// Does what comes until the stream ends.
+fn attend(pair: &Pair, input: &mut Input<'_>) -> io::Result<()> {
+    loop {
+        let header = Header::decode(input.take()?).ok_or(ErrorKind::InvalidData)?;
+        match header {
+            Header::Control { done, receives } => answered(pair, done, receives)?,
+            Header::Refusal { number, status } => {
+                let mut state = pair.lock();
+                acknowledge(pair, &mut state, number)?;
+                pair.fail(&mut state, Some(number), status);
+                return Ok(());
+            }
+            Header::Write { .. } | Header::Send { .. } => {
+                match message(pair, input, header)? {
+                    Ok(()) => {
+                        let mut state = pair.lock();
+                        state.done += 1;
+                        pair.changed.notify_all();
+                    }
+                    Err(status) if pair.is_reliable() => {
+                        let mut state = pair.lock();
+                        let number = state.done;
+                        state.refusal = Some(Header::Refusal { number, status });
+                        pair.fail(&mut state, None, Status::Flushed);
+                        drop(state);
+                        // A stream that is closed with bytes unread loses what it was to carry last.
+                        return input.drain();
+                    }
+                    // Lost, without a word.
+                    Err(_) => {}
+                }
+                if pair.card.faults.received() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+fn answered(pair: &Pair, done: u64, receives: u64) -> io::Result<()> {
+    let mut state = pair.lock();
+    acknowledge(pair, &mut state, done)?;
+    state.peer_receives = state.peer_receives.max(receives);
+    pair.changed.notify_all();
+    Ok(())
+}
+
+/// All work before number `done` is done.
+fn acknowledge(pair: &Pair, state: &mut State, done: u64) -> io::Result<()> {
+    while let Some(posted) = state.unanswered.front().copied()
+        && posted.number < done
+    {
+        state.unanswered.pop_front();
+        pair.succeed(state, posted);
+    }
+    if done > state.posted {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    Ok(())
+}
+
+/// Does one message; the inner error is what the sender is told, after the payload was passed over.
+fn message(pair: &Pair, input: &mut Input<'_>, header: Header) -> io::Result<Result<(), Status>> {
+    let (places, bytes, receive, immediate) = match header {
+        Header::Write {
+            address,
+            key,
+            bytes,
+            immediate,
+        } => {
+            let found = pair.card.remote(key, address, bytes);
+            // A write of nothing touches no memory.
+            let places = match found {
+                Some(place) => vec![place],
+                None if bytes == 0 => Vec::new(),
+                None => return refuse(pair, input, bytes, Status::RemoteAccess),
+            };
+            (places, bytes, immediate.is_some(), immediate)
+        }
+        Header::Send { bytes, immediate } => (Vec::new(), bytes, true, immediate),
+        Header::Control { .. } | Header::Refusal { .. } => return Ok(Ok(())),
+    };
+    let receive = if receive {
+        let taken = pair.lock().receives.pop_front();
+        match taken {
+            Some(receive) => Some(receive),
+            None => return refuse(pair, input, bytes, Status::NotReady),
+        }
+    } else {
+        None
+    };
+    let is_send = matches!(header, Header::Send { .. });
+    let into = match &receive {
+        Some(receive) if is_send => &receive.places,
+        _ => &places,
+    };
+    if bytes > into.iter().map(|place| place.bytes as u64).sum() {
+        return too_long(pair, input, bytes, receive);
+    }
+    match deposit(input, into, bytes) {
+        Ok(()) => {}
+        Err(Failed::Network(error)) => {
+            // The message never came to its end, so the receive is still there.
+            if let Some(receive) = receive {
+                pair.lock().receives.push_front(receive);
+            }
+            return Err(error);
+        }
+        Err(Failed::Memory(left)) => {
+            if let Some(receive) = receive {
+                pair.lock().receives.push_front(receive);
+            }
+            let status = if is_send {
+                Status::RemoteOperation
+            } else {
+                Status::RemoteAccess
+            };
+            return refuse(pair, input, left, status);
+        }
+    }
+    if let Some(receive) = receive {
+        let mut state = pair.lock();
+        if state.has_failed {
+            return Err(ErrorKind::ConnectionAborted.into());
+        }
+        pair.arrive(&mut state, receive.id, bytes, immediate);
+    }
+    Ok(Ok(()))
+}
+
+/// Passes over a payload that goes nowhere. Where the queue is to fail, the rest of its stream is anyway.
+fn refuse(
+    pair: &Pair,
+    input: &mut Input<'_>,
+    bytes: u64,
+    status: Status,
+) -> io::Result<Result<(), Status>> {
+    if !pair.is_reliable() {
+        input.skip(bytes)?;
+    }
+    Ok(Err(status))
+}
+
+/// A message does not fit into the receive that was posted for it.
+fn too_long(
+    pair: &Pair,
+    input: &mut Input<'_>,
+    bytes: u64,
+    receive: Option<Receive>,
+) -> io::Result<Result<(), Status>> {
+    if let Some(receive) = receive {
+        let mut state = pair.lock();
+        if pair.is_reliable() {
+            pair.arrive_badly(&mut state, receive.id);
+        } else {
+            state.receives.push_front(receive);
+        }
+    }
+    refuse(pair, input, bytes, Status::RemoteOperation)
+}
+
+enum Failed {
+    Network(io::Error),
+    /// The key was dropped; so many bytes were not read yet.
+    Memory(u64),
+}
+
+/// Reads `bytes` bytes into `places`.
+fn deposit(input: &mut Input<'_>, places: &[Place], bytes: u64) -> Result<(), Failed> {
+    let mut left = bytes;
+    for place in places {
+        let here = usize::try_from(left).map_or(place.bytes, |left| left.min(place.bytes));
+        let mut offset = place.offset;
+        let end = offset + here;
+        while offset < end {
+            let rest = end - offset;
+            let done =
+                input
+                    .some(&place.registration, offset, rest)
+                    .map_err(|failed| match failed {
+                        Failed::Memory(_) => Failed::Memory(left),
+                        network @ Failed::Network(_) => network,
+                    })?;
+            offset += done;
+            left -= done as u64;
+        }
+    }
+    Ok(())
+}
+
+/// A stream with what was read of it ahead.
+struct Input<'a> {
+    socket: &'a TcpStream,
+    ahead: Box<[u8; AHEAD]>,
+    from: usize,
+    to: usize,
+}
+
+impl Input<'_> {
+    /// Reads until at least `bytes` lie ahead.
+    fn fill(&mut self, bytes: usize) -> io::Result<()> {
+        if self.to - self.from >= bytes {
+            return Ok(());
+        }
+        self.ahead.copy_within(self.from..self.to, 0);
+        self.to -= self.from;
+        self.from = 0;
+        while self.to < bytes {
+            let result = rustix::io::read(self.socket, &mut self.ahead[self.to..]);
+            match result.map_err(io::Error::from) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(more) => self.to += more,
+                Err(error) => self.wait(error)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// After `error`, until there is more to read.
+    fn wait(&self, error: io::Error) -> io::Result<()> {
+        match error.kind() {
+            ErrorKind::WouldBlock => {
+                let _ = poll(&mut [PollFd::new(self.socket, PollFlags::IN)], None);
+                Ok(())
+            }
+            ErrorKind::Interrupted => Ok(()),
+            _ => Err(error),
+        }
+    }
+
+    fn take(&mut self) -> io::Result<&[u8; Header::BYTES]> {
+        self.fill(Header::BYTES)?;
+        let taken = self.ahead[self.from..].first_chunk();
+        self.from += Header::BYTES;
+        taken.ok_or_else(|| ErrorKind::UnexpectedEof.into())
+    }
+
+    /// Moves 1 to `bytes` bytes to `offset` of the memory; small rests at once, so that words stay whole.
+    fn some(
+        &mut self,
+        registration: &Registration,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<usize, Failed> {
+        if bytes <= AHEAD {
+            self.fill(bytes).map_err(Failed::Network)?;
+        }
+        let ahead = (self.to - self.from).min(bytes);
+        if ahead > 0 {
+            let bytes = &self.ahead[self.from..self.from + ahead];
+            registration
+                .store(offset, bytes)
+                .map_err(|_| Failed::Memory(0))?;
+            self.from += ahead;
+            return Ok(ahead);
+        }
+        loop {
+            match registration.receive(self.socket.as_fd(), offset, bytes) {
+                Ok(0) => return Err(Failed::Network(ErrorKind::UnexpectedEof.into())),
+                Ok(done) => return Ok(done),
+                Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+                    return Err(Failed::Memory(0));
+                }
+                Err(error) => self.wait(error).map_err(Failed::Network)?,
+            }
+        }
+    }
+
+    fn skip(&mut self, mut bytes: u64) -> io::Result<()> {
+        while bytes > 0 {
+            self.fill(1)?;
+            let here = usize::try_from(bytes).unwrap_or(AHEAD);
+            let here = here.min(self.to - self.from);
+            self.from += here;
+            bytes -= here as u64;
+        }
+        Ok(())
+    }
+
+    /// Reads to the end.
+    fn drain(&mut self) -> io::Result<()> {
+        self.skip(u64::MAX)
+    }
+}

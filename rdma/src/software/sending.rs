@@ -1,0 +1,190 @@
+//! The thread of a queue that sends: acknowledgements first, then work in the order in which it was posted.
+
+use super::memory::{self, Place, Unsent};
+use super::message::Header;
+use super::pair::{Outgoing, Pair, State};
+use crate::verbs::Status;
+use rustix::event::{PollFd, PollFlags, poll};
+use std::io::ErrorKind;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Instant;
+
+pub(super) fn run(pair: &Arc<Pair>) {
+    // Since when the first work waits for the peer.
+    let mut waits = None;
+    let mut state = pair.lock();
+    while !state.is_ending {
+        if let Some(socket) = state.socket.clone().filter(|_| !state.is_cut) {
+            if let Some(header) = tell(pair, &mut state) {
+                let is_last = matches!(header, Header::Refusal { .. });
+                drop(state);
+                let sent = transmit(&socket, &header.encode(), &[]);
+                state = pair.lock();
+                if sent.is_err() {
+                    pair.end_stream(&mut state);
+                } else if is_last {
+                    // The peer reads the refusal, then the end.
+                    let _ = socket.shutdown(Shutdown::Write);
+                }
+                continue;
+            }
+            if let Some(work) = next(pair, &mut state) {
+                waits = None;
+                state = send(pair, state, &socket, work);
+                continue;
+            }
+        }
+        state = wait(pair, state, &mut waits);
+    }
+}
+
+/// What the peer is to be told now.
+fn tell(pair: &Pair, state: &mut State) -> Option<Header> {
+    if let Some(refusal) = state.refusal.take() {
+        return Some(refusal);
+    }
+    if state.has_failed || !pair.is_reliable() {
+        return None;
+    }
+    let done = if pair.card.faults.holds() {
+        state.told.0
+    } else {
+        state.done
+    };
+    let now = (done, state.receives_posted);
+    (now != state.told).then(|| {
+        state.told = now;
+        Header::Control {
+            done: now.0,
+            receives: now.1,
+        }
+    })
+}
+
+/// Takes the next work, if the peer can take it.
+fn next(pair: &Pair, state: &mut State) -> Option<Outgoing> {
+    let needs_receive = state.outgoing.front()?.needs_receive() && pair.is_reliable();
+    if needs_receive && state.peer_receives <= state.peer_used {
+        return None;
+    }
+    let work = state.outgoing.pop_front()?;
+    if needs_receive {
+        state.peer_used += 1;
+    }
+    if pair.is_reliable() {
+        // Before it is sent, for the answer may come at once.
+        state.unanswered.push_back(work.posted);
+    }
+    Some(work)
+}
+
+fn send<'a>(
+    pair: &'a Pair,
+    mut state: MutexGuard<'a, State>,
+    socket: &TcpStream,
+    work: Outgoing,
+) -> MutexGuard<'a, State> {
+    let fate = pair.card.faults.sending();
+    let until = Instant::now() + fate.delay;
+    while !state.is_ending && !state.is_cut && Instant::now() < until {
+        let left = until.saturating_duration_since(Instant::now());
+        state = pair
+            .changed
+            .wait_timeout(state, left)
+            .unwrap_or_else(PoisonError::into_inner)
+            .0;
+    }
+    if state.is_ending || state.is_cut {
+        return state;
+    }
+    let is_lost = fate.is_lost && !pair.is_reliable();
+    let number = work.posted.number;
+    if !is_lost {
+        drop(state);
+        let head = [&work.header.encode()[..], &work.inline].concat();
+        let sent = transmit(socket, &head, &work.places);
+        state = pair.lock();
+        match sent {
+            Ok(()) => {}
+            Err(Unsent::Memory) => {
+                pair.fail(&mut state, Some(number), Status::Local);
+                pair.end_stream(&mut state);
+                return state;
+            }
+            Err(Unsent::Network(_)) => {
+                pair.end_stream(&mut state);
+                return state;
+            }
+        }
+    }
+    if !pair.is_reliable() && !state.has_failed {
+        pair.succeed(&mut state, work.posted);
+    }
+    if fate.kills {
+        pair.fail(&mut state, None, Status::Other(0));
+    }
+    if fate.cuts || fate.kills {
+        pair.end_stream(&mut state);
+    }
+    state
+}
+
+/// Waits for something to do, or for the end of patience with the peer.
+fn wait<'a>(
+    pair: &'a Pair,
+    mut state: MutexGuard<'a, State>,
+    waits: &mut Option<Instant>,
+) -> MutexGuard<'a, State> {
+    let Some(first) = state.outgoing.front().map(|work| work.posted) else {
+        *waits = None;
+        return pair.wait(state);
+    };
+    let is_connected = state.socket.is_some() && !state.is_cut;
+    if !pair.is_reliable() && state.is_cut {
+        // Nobody hears it, and nobody notices.
+        state.outgoing.pop_front();
+        pair.succeed(&mut state, first);
+        return state;
+    }
+    let patience = pair.card.faults.patience();
+    let left = patience.saturating_sub(waits.get_or_insert_with(Instant::now).elapsed());
+    if left.is_zero() {
+        *waits = None;
+        let status = if is_connected {
+            Status::NotReady
+        } else {
+            Status::Unanswered
+        };
+        if pair.is_reliable() {
+            pair.fail(&mut state, Some(first.number), status);
+            pair.end_stream(&mut state);
+        } else {
+            state.outgoing.pop_front();
+            pair.succeed(&mut state, first);
+        }
+        return state;
+    }
+    pair.changed
+        .wait_timeout(state, left)
+        .unwrap_or_else(PoisonError::into_inner)
+        .0
+}
+
+/// Sends all of it; ends early only with the stream.
+fn transmit(socket: &TcpStream, head: &[u8], places: &[Place]) -> Result<(), Unsent> {
+    let bytes = head.len() + places.iter().map(|place| place.bytes).sum::<usize>();
+    let mut done = 0;
+    while done < bytes {
+        match memory::send(socket.as_fd(), head, places, done) {
+            Ok(more) => done += more,
+            Err(Unsent::Network(error)) if error.kind() == ErrorKind::WouldBlock => {
+                let _ = poll(&mut [PollFd::new(socket, PollFlags::OUT)], None);
+            }
+            Err(Unsent::Network(error)) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

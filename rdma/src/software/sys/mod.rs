@@ -1,0 +1,121 @@
+//! Moves bytes between sockets and registered memory without a Rust reference to it: the CPU's other threads, devices and
+//! the peer may write it at the same time.
+
+use daq_core::region::Region;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
+
+/// Most pieces of one message.
+pub(super) const MAX_PIECES: usize = 16;
+
+/// Where `bytes` bytes from `offset` on lie for the CPU, if it reaches them and they are all inside.
+fn place(region: &Region, offset: usize, bytes: usize) -> io::Result<NonNull<u8>> {
+    let is_inside = offset
+        .checked_add(bytes)
+        .is_some_and(|end| end <= region.bytes());
+    match region.cpu_address() {
+        // SAFETY: `offset` is at most the region's length, so the pointer stays in, or just behind, its one mapping.
+        Some(base) if is_inside => Ok(unsafe { base.add(offset) }),
+        _ => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+    }
+}
+
+fn checked(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// Receives up to `bytes` bytes straight to `offset` of `region`; never waits.
+pub(super) fn receive(
+    socket: BorrowedFd<'_>,
+    region: &Region,
+    offset: usize,
+    bytes: usize,
+) -> io::Result<usize> {
+    let to = place(region, offset, bytes)?;
+    // SAFETY: `place` has looked that the `bytes` bytes lie in the region's mapping, which the borrow keeps. The kernel
+    // writes them; no reference to them exists.
+    let result = unsafe {
+        libc::recv(
+            socket.as_raw_fd(),
+            to.as_ptr().cast(),
+            bytes,
+            libc::MSG_DONTWAIT,
+        )
+    };
+    // Stores to a GPU's memory may be combined; they are to be there before anything that tells of them.
+    fence(Ordering::SeqCst);
+    checked(result)
+}
+
+/// Sends `head` and then the pieces (region, offset, bytes), as much as the socket takes; never waits.
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    head: &[u8],
+    pieces: &[(&Region, usize, usize)],
+) -> io::Result<usize> {
+    let empty = libc::iovec {
+        iov_base: std::ptr::null_mut(),
+        iov_len: 0,
+    };
+    let mut parts = [empty; MAX_PIECES + 1];
+    parts[0] = libc::iovec {
+        iov_base: head.as_ptr().cast_mut().cast(),
+        iov_len: head.len(),
+    };
+    if pieces.len() > MAX_PIECES {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    for (part, (region, offset, bytes)) in parts[1..].iter_mut().zip(pieces) {
+        *part = libc::iovec {
+            iov_base: place(region, *offset, *bytes)?.as_ptr().cast(),
+            iov_len: *bytes,
+        };
+    }
+    // SAFETY: all fields of a message header may be zero; those that matter are set below.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = pieces.len() + 1;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: `message` names `pieces.len() + 1` entries of `parts`, which lives until the call is over. The first is
+    // `head`, which is only read; `place` has looked that the others lie in mappings that the borrows of their regions
+    // keep. The kernel reads them; no reference to them exists.
+    checked(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) })
+}
+
+/// Stores `bytes` at `offset` of `region`: aligned words as a whole, so that no reader sees half a word, and in rising
+/// order after all that this thread stored before.
+pub(super) fn store(region: &Region, offset: usize, bytes: &[u8]) -> io::Result<()> {
+    let to = place(region, offset, bytes.len())?.as_ptr();
+    fence(Ordering::Release);
+    let mut at = 0;
+    while at < bytes.len() {
+        let here = to.wrapping_add(at);
+        let word = bytes[at..].first_chunk::<8>();
+        if let Some(word) = word.filter(|_| here.cast::<u64>().is_aligned()) {
+            // SAFETY: `place` has looked that all bytes lie in the region's mapping, which the borrow keeps; eight are
+            // left and the address is aligned. A volatile store is one instruction and needs no reference.
+            unsafe {
+                here.cast::<u64>().write_volatile(u64::from_ne_bytes(*word));
+            }
+            at += 8;
+        } else {
+            // SAFETY: as above, for one byte.
+            unsafe { here.write_volatile(bytes[at]) };
+            at += 1;
+        }
+    }
+    fence(Ordering::SeqCst);
+    Ok(())
+}
+
+/// What lies at `offset` of `region` now.
+#[cfg(test)]
+pub(crate) fn load(region: &Region, offset: usize, bytes: usize) -> Vec<u8> {
+    let from = place(region, offset, bytes).unwrap().as_ptr();
+    (0..bytes)
+        // SAFETY: `place` has looked that all bytes lie in the region's mapping, which the borrow keeps.
+        .map(|i| unsafe { from.wrapping_add(i).read_volatile() })
+        .collect()
+}

@@ -1,0 +1,147 @@
+//! Two cards of this process against a model of memory, and each fault once.
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+use super::sys::load;
+use super::*;
+use crate::connect::{Dialler, Link, Listener, tcp};
+use crate::verbs::{Payload, Status, Verb, Work, WorkDone};
+use daq_core::region::HostOptions;
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const ANY: Access = Access {
+    local_write: true,
+    remote_write: true,
+    relaxed: false,
+};
+const LONG: Duration = Duration::from_secs(60);
+
+fn options(service: Service) -> QueueOptions {
+    QueueOptions {
+        service,
+        sends: 64,
+        receives: 64,
+        pieces: 4,
+        inline: 64,
+        events: true,
+    }
+}
+
+fn region(bytes: usize) -> Arc<Region> {
+    Region::host(bytes, HostOptions::default()).unwrap()
+}
+
+struct Two {
+    from: Box<dyn Queue>,
+    to: Box<dyn Queue>,
+    near: MemoryKey,
+    far: MemoryKey,
+}
+
+fn two(service: Service, near: &Faults, far: &Faults, bytes: usize) -> Two {
+    let near = Card::new(LOOPBACK, near.clone()).unwrap();
+    let far = Card::new(LOOPBACK, far.clone()).unwrap();
+    let mut from = near.queue(&options(service)).unwrap();
+    let mut to = far.queue(&options(service)).unwrap();
+    from.connect(&to.endpoint()).unwrap();
+    to.connect(&from.endpoint()).unwrap();
+    Two {
+        from,
+        to,
+        near: near.register(&region(bytes), Way::Host, ANY).unwrap(),
+        far: far.register(&region(bytes), Way::Host, ANY).unwrap(),
+    }
+}
+
+/// The next completion, however long it takes.
+fn next(queue: &mut dyn Queue) -> WorkDone {
+    let mut done = [super::pair::sent(0, Status::Other(9))];
+    while queue.poll(&mut done).unwrap() == 0 {
+        assert!(queue.wait(LONG).unwrap());
+    }
+    done[0]
+}
+
+fn write(two: &mut Two, id: u64, bytes: &[u8], at: usize, immediate: Option<u32>) {
+    super::sys::store(two.near.region(), at, bytes).unwrap();
+    let verb = Verb::Write {
+        address: two.far.address() + at as u64,
+        key: two.far.remote(),
+        immediate,
+    };
+    let work = Work {
+        id,
+        verb,
+        payload: Payload::Memory(&[two.near.piece(at, bytes.len())]),
+        signaled: true,
+    };
+    two.from.post(&work).unwrap();
+}
+
+#[test]
+fn a_write_with_an_immediate_arrives() {
+    let none = Faults::none();
+    let mut two = two(Service::Rc, &none, &none, 1 << 20);
+    two.to.receive(7, &[]).unwrap();
+    let bytes: Vec<u8> = (0..100_000_u32).map(|i| (i % 251) as u8).collect();
+    write(&mut two, 3, &bytes, 5, Some(99));
+    let done = next(&mut *two.to);
+    assert_eq!(
+        (done.id, done.side, done.status),
+        (7, crate::verbs::Side::Received, Status::Success)
+    );
+    assert_eq!((done.bytes, done.immediate), (100_000, Some(99)));
+    assert_eq!(load(two.far.region(), 5, bytes.len()), bytes);
+    let done = next(&mut *two.from);
+    assert_eq!((done.id, done.status), (3, Status::Success));
+}
+
+#[test]
+fn hosts_find_each_other() {
+    let mut listener = tcp::listener((LOOPBACK, 0).into()).unwrap();
+    let address = listener.address();
+    let dialled = std::thread::spawn(move || -> Link {
+        let nics = [Card::new(LOOPBACK, Faults::none()).unwrap()];
+        let greetings = [b"hello".to_vec()];
+        tcp::dialler(address)
+            .dial(
+                &nics,
+                &options(Service::Rc),
+                &greetings,
+                &mut |_, _| Ok(()),
+                LONG,
+            )
+            .unwrap()
+    });
+    let nics = [Card::new(LOOPBACK, Faults::none()).unwrap()];
+    let incoming = listener.accept(&nics, LONG).unwrap().unwrap();
+    assert_eq!(incoming.greetings(), [b"hello".to_vec()]);
+    let mut there = incoming
+        .accept(
+            &options(Service::Rc),
+            &[b"offer".to_vec()],
+            &mut |_, queue| queue.receive(1, &[]),
+        )
+        .unwrap();
+    let mut here = dialled.join().unwrap();
+    assert_eq!(here.greetings, [b"offer".to_vec()]);
+    assert_eq!(here.watch.gone(), None);
+    let verb = Verb::Send { immediate: Some(5) };
+    let work = Work {
+        id: 2,
+        verb,
+        payload: Payload::Inline(&[]),
+        signaled: true,
+    };
+    here.rails[0].post(&work).unwrap();
+    assert_eq!(next(&mut *there.rails[0]).immediate, Some(5));
+    assert_eq!(next(&mut *here.rails[0]).status, Status::Success);
+    here.watch.part();
+    let why = loop {
+        if let Some(why) = there.watch.gone() {
+            break why;
+        }
+    };
+    assert!(why.ends_with("has ended"), "{why}");
+}
