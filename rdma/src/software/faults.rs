@@ -1,6 +1,7 @@
 //! What goes wrong with a software card, exactly when it is told to.
 
 use super::Card;
+use super::pair::Pair;
 use crate::verbs::{NicEvent, Way};
 use std::fmt;
 use std::str::FromStr;
@@ -149,7 +150,7 @@ impl Faults {
                 card.tell(NicEvent::PortUp);
             } else {
                 card.tell(NicEvent::PortDown);
-                card.each(|queue| queue.cut());
+                card.each(Pair::cut);
             }
         }
     }
@@ -157,14 +158,14 @@ impl Faults {
     /// Cuts the links of all queues now; new ones can be connected.
     pub fn cut(&self) {
         for card in self.cards() {
-            card.each(|queue| queue.cut());
+            card.each(Pair::cut);
         }
     }
 
     /// Lets all queues fail now, as if the card had.
     pub fn kill(&self) {
         for card in self.cards() {
-            card.each(|queue| queue.kill());
+            card.each(Pair::kill);
         }
     }
 

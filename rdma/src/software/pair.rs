@@ -49,6 +49,10 @@ pub(super) struct Receive {
 }
 
 #[derive(Debug, Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "a stream can be over and the queue go on, or the other way round"
+)]
 pub(super) struct State {
     pub peer: Option<Endpoint>,
     pub socket: Option<Arc<TcpStream>>,
@@ -63,8 +67,10 @@ pub(super) struct State {
     pub posted: u64,
     pub reclaimed: u64,
     pub outgoing: VecDeque<Outgoing>,
-    /// Sent, not acknowledged (RC).
+    /// Being sent, or not acknowledged (RC).
     pub unanswered: VecDeque<Posted>,
+    /// The link is being cut: from this work on no acknowledgement is heard.
+    pub deaf_from: Option<u64>,
     pub receives: VecDeque<Receive>,
     /// Receives whose completion was not collected yet, beside those posted.
     received: u32,
@@ -295,7 +301,7 @@ impl Pair {
         state.receives.len() + (state.received as usize) < self.options.receives as usize
     }
 
-    pub(super) fn poll(&self, state: &mut State, done: &mut [WorkDone]) -> usize {
+    pub(super) fn poll(state: &mut State, done: &mut [WorkDone]) -> usize {
         let count = done.len().min(state.completions.len());
         for (to, (completion, number)) in done.iter_mut().zip(state.completions.drain(..count)) {
             *to = completion;

@@ -207,7 +207,7 @@ impl Queue for SoftwareQueue {
             let why = "the completion queue was overrun: collect completions more often, or make a new queue";
             return Err(self.refused("collecting completions", libc::EOVERFLOW, why));
         }
-        Ok(self.pair.poll(&mut state, done))
+        Ok(Pair::poll(&mut state, done))
     }
 
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError> {

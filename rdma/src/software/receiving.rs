@@ -30,6 +30,9 @@ fn attend(pair: &Pair, input: &mut Input<'_>) -> io::Result<()> {
     loop {
         let header = Header::decode(input.take()?).ok_or(ErrorKind::InvalidData)?;
         match header {
+            Header::Control { .. } | Header::Refusal { .. } if !pair.is_reliable() => {
+                return Err(ErrorKind::InvalidData.into());
+            }
             Header::Control { done, receives } => answered(pair, done, receives)?,
             Header::Refusal { number, status } => {
                 let mut state = pair.lock();
@@ -74,8 +77,9 @@ fn answered(pair: &Pair, done: u64, receives: u64) -> io::Result<()> {
 
 /// All work before number `done` is done.
 fn acknowledge(pair: &Pair, state: &mut State, done: u64) -> io::Result<()> {
+    let heard = state.deaf_from.map_or(done, |deaf| done.min(deaf));
     while let Some(posted) = state.unanswered.front().copied()
-        && posted.number < done
+        && posted.number < heard
     {
         state.unanswered.pop_front();
         pair.succeed(state, posted);

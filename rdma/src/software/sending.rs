@@ -32,7 +32,7 @@ pub(super) fn run(pair: &Arc<Pair>) {
             }
             if let Some(work) = next(pair, &mut state) {
                 waits = None;
-                state = send(pair, state, &socket, work);
+                state = send(pair, state, &socket, &work);
                 continue;
             }
         }
@@ -73,10 +73,8 @@ fn next(pair: &Pair, state: &mut State) -> Option<Outgoing> {
     if needs_receive {
         state.peer_used += 1;
     }
-    if pair.is_reliable() {
-        // Before it is sent, for the answer may come at once.
-        state.unanswered.push_back(work.posted);
-    }
+    // Before it is sent, for the answer may come at once.
+    state.unanswered.push_back(work.posted);
     Some(work)
 }
 
@@ -84,7 +82,7 @@ fn send<'a>(
     pair: &'a Pair,
     mut state: MutexGuard<'a, State>,
     socket: &TcpStream,
-    work: Outgoing,
+    work: &Outgoing,
 ) -> MutexGuard<'a, State> {
     let fate = pair.card.faults.sending();
     let until = Instant::now() + fate.delay;
@@ -96,31 +94,26 @@ fn send<'a>(
             .unwrap_or_else(PoisonError::into_inner)
             .0;
     }
-    if state.is_ending || state.is_cut {
-        return state;
-    }
     let is_lost = fate.is_lost && !pair.is_reliable();
-    let number = work.posted.number;
-    if !is_lost {
+    if fate.cuts {
+        // The message arrives, its acknowledgement never does, however soon it comes.
+        state.deaf_from = Some(work.posted.number);
+    }
+    let mut sent = Ok(());
+    if !(is_lost || state.is_ending || state.is_cut) {
         drop(state);
         let head = [&work.header.encode()[..], &work.inline].concat();
-        let sent = transmit(socket, &head, &work.places);
+        sent = transmit(socket, &head, &work.places);
         state = pair.lock();
-        match sent {
-            Ok(()) => {}
-            Err(Unsent::Memory) => {
-                pair.fail(&mut state, Some(number), Status::Local);
-                pair.end_stream(&mut state);
-                return state;
-            }
-            Err(Unsent::Network(_)) => {
-                pair.end_stream(&mut state);
-                return state;
-            }
-        }
     }
-    if !pair.is_reliable() && !state.has_failed {
+    if let Err(Unsent::Memory) = sent {
+        pair.fail(&mut state, Some(work.posted.number), Status::Local);
+    } else if !pair.is_reliable() && state.unanswered.pop_front().is_some() {
+        // Whether it came, its sender does not learn.
         pair.succeed(&mut state, work.posted);
+    }
+    if sent.is_err() {
+        pair.end_stream(&mut state);
     }
     if fate.kills {
         pair.fail(&mut state, None, Status::Other(0));

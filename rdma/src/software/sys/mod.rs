@@ -93,9 +93,10 @@ pub(super) fn store(region: &Region, offset: usize, bytes: &[u8]) -> io::Result<
     while at < bytes.len() {
         let here = to.wrapping_add(at);
         let word = bytes[at..].first_chunk::<8>();
-        if let Some(word) = word.filter(|_| here.cast::<u64>().is_aligned()) {
+        if let Some(word) = word.filter(|_| here.addr().is_multiple_of(8)) {
             // SAFETY: `place` has looked that all bytes lie in the region's mapping, which the borrow keeps; eight are
             // left and the address is aligned. A volatile store is one instruction and needs no reference.
+            #[expect(clippy::cast_ptr_alignment, reason = "looked at just above")]
             unsafe {
                 here.cast::<u64>().write_volatile(u64::from_ne_bytes(*word));
             }

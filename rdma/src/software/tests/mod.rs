@@ -15,7 +15,7 @@ const ANY: Access = Access {
     remote_write: true,
     relaxed: false,
 };
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 
 fn options(service: Service) -> QueueOptions {
     QueueOptions {

@@ -1,0 +1,271 @@
+use super::*;
+use crate::verbs::{Limits, NicEvent, Port, Queue, QueueOptions};
+use daq_core::region::HostOptions;
+use std::sync::Mutex;
+
+const GPU: Placement = Placement::Cuda(0);
+/// What a registration can answer; 0 is success.
+const ANSWERS: [i32; 12] = [
+    0,
+    libc::EPERM,
+    libc::EIO,
+    libc::EAGAIN,
+    libc::ENOMEM,
+    libc::EACCES,
+    libc::EFAULT,
+    libc::EINVAL,
+    libc::ENOSPC,
+    libc::ENOSYS,
+    libc::EOPNOTSUPP,
+    libc::EPROTONOSUPPORT,
+];
+const MODULES: [Option<&str>; 3] = [None, Some("nvidia_peermem"), Some("nv_peer_mem")];
+const MAYBE: [Option<bool>; 3] = [None, Some(false), Some(true)];
+
+fn error(errno: i32) -> VerbsError {
+    VerbsError {
+        nic: "fake".to_owned(),
+        call: "ibv_reg_mr".to_owned(),
+        errno,
+        why: String::new(),
+    }
+}
+
+fn all_facts() -> Vec<PeerFacts> {
+    let mut all = Vec::new();
+    for peer_module in MODULES {
+        for open_modules in MAYBE {
+            for remaps_peers in MAYBE {
+                for rdma in MAYBE {
+                    all.extend(MAYBE.map(|dma_buf| PeerFacts {
+                        peer_module,
+                        open_modules,
+                        remaps_peers,
+                        rdma,
+                        dma_buf,
+                    }));
+                }
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn every_answer_leads_to_the_best_way_left() {
+    let mut cases = 0;
+    for facts in all_facts() {
+        for by_buffer in ANSWERS {
+            for by_peer in ANSWERS {
+                cases += 1;
+                let mut tried = Vec::new();
+                let result = decide(GPU, &facts, |way| {
+                    tried.push(way);
+                    let errno = match way {
+                        Way::DmaBuf => by_buffer,
+                        Way::Peer => by_peer,
+                        Way::Host => panic!("a GPU's memory is no host memory"),
+                    };
+                    if errno == 0 {
+                        Ok(way)
+                    } else {
+                        Err(error(errno))
+                    }
+                });
+                let tries_buffer = facts.dma_buf != Some(false);
+                let has_buffer = tries_buffer && by_buffer == 0;
+                let tries_peer =
+                    !has_buffer && facts.peer_module.is_some() && facts.rdma != Some(false);
+                let mut wanted = Vec::new();
+                wanted.extend(tries_buffer.then_some(Way::DmaBuf));
+                wanted.extend(tries_peer.then_some(Way::Peer));
+                assert_eq!(tried, wanted, "{facts:?}");
+                let mut refusals = Vec::new();
+                if !has_buffer {
+                    refusals.push((Way::DmaBuf, if tries_buffer { by_buffer } else { 0 }));
+                }
+                let has_peer = tries_peer && by_peer == 0;
+                if !has_buffer && !has_peer {
+                    refusals.push((Way::Peer, if tries_peer { by_peer } else { 0 }));
+                }
+                let told = match &result {
+                    Ok((_, refused)) | Err(refused) => refused,
+                };
+                let way = result.as_ref().ok().map(|(way, _)| *way);
+                let best = has_peer.then_some(Way::Peer);
+                assert_eq!(way, has_buffer.then_some(Way::DmaBuf).or(best));
+                let found: Vec<_> = told.iter().map(|one| (one.way, one.errno)).collect();
+                assert_eq!(found, refusals, "{facts:?} {by_buffer} {by_peer}");
+                for one in told {
+                    assert!(!one.why.is_empty() && !one.remedy.is_empty(), "{one}");
+                    let answer = std::io::Error::from_raw_os_error(one.errno).to_string();
+                    assert!(one.errno == 0 || one.why.contains(&answer), "{one}");
+                }
+            }
+        }
+    }
+    assert_eq!(cases, 3 * 81 * 144);
+}
+
+#[derive(Debug, Default)]
+struct Fake {
+    answer: i32,
+    asked: Mutex<Vec<(Way, Access)>>,
+}
+
+impl Nic for Fake {
+    fn name(&self) -> &'static str {
+        "fake"
+    }
+
+    fn limits(&self) -> Limits {
+        unreachable!("a registration needs none")
+    }
+
+    fn port(&self) -> Result<Port, VerbsError> {
+        Err(error(libc::EIO))
+    }
+
+    fn register(
+        &self,
+        region: &Arc<Region>,
+        way: Way,
+        access: Access,
+    ) -> Result<MemoryKey, VerbsError> {
+        self.asked.lock().unwrap().push((way, access));
+        if self.answer == 0 {
+            Ok(MemoryKey::new(
+                Box::new(()),
+                Arc::clone(region),
+                way,
+                (1, 2),
+                3,
+            ))
+        } else {
+            Err(error(self.answer))
+        }
+    }
+
+    fn queue(&self, _: &QueueOptions) -> Result<Box<dyn Queue>, VerbsError> {
+        Err(error(libc::EIO))
+    }
+
+    fn event(&self) -> Option<NicEvent> {
+        None
+    }
+}
+
+#[test]
+fn host_memory_goes_one_way_and_words_are_never_relaxed() {
+    let region = Region::host(1, HostOptions::default()).unwrap();
+    for facts in all_facts() {
+        for answer in ANSWERS {
+            for bits in 0..8 {
+                let access = Access {
+                    local_write: bits & 1 > 0,
+                    remote_write: bits & 2 > 0,
+                    relaxed: bits & 4 > 0,
+                };
+                let nic = Fake {
+                    answer,
+                    ..Fake::default()
+                };
+                let payload = register(&nic, &region, access, &facts);
+                let telling = words(&nic, &region, access);
+                let strict = Access {
+                    relaxed: false,
+                    ..access
+                };
+                let asked = nic.asked.into_inner().unwrap();
+                assert_eq!(asked, [(Way::Host, access), (Way::Host, strict)]);
+                assert_eq!(
+                    (payload.is_ok(), telling.is_ok()),
+                    (answer == 0, answer == 0)
+                );
+                if let Err(refused) = payload {
+                    assert_eq!(refused.refused.len(), 1);
+                    assert_eq!(refused.refused[0].errno, answer);
+                    assert!(refused.to_string().contains("host memory"), "{refused}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn remedies_fit_what_was_found() {
+    let facts = |open, module| PeerFacts {
+        open_modules: Some(open),
+        peer_module: module,
+        remaps_peers: Some(false),
+        ..PeerFacts::default()
+    };
+    let fits = |way, errno, facts: &PeerFacts, word: &str| {
+        let text = remedy(way, errno, facts);
+        assert!(text.contains(word), "{way} {errno}: {text}");
+    };
+    fits(
+        Way::DmaBuf,
+        libc::EOPNOTSUPP,
+        &facts(false, None),
+        "open kernel modules",
+    );
+    fits(
+        Way::DmaBuf,
+        libc::EOPNOTSUPP,
+        &facts(true, None),
+        "on-demand paging",
+    );
+    fits(
+        Way::DmaBuf,
+        libc::EIO,
+        &facts(true, None),
+        "DmaRemapPeerMmio",
+    );
+    fits(Way::DmaBuf, libc::ENOMEM, &facts(true, None), "BAR1");
+    let none = PeerFacts {
+        peer_module: Some("nv_peer_mem"),
+        ..PeerFacts::default()
+    };
+    fits(Way::Peer, libc::EFAULT, &none, "rmmod nv_peer_mem");
+    fits(Way::Host, libc::ENOMEM, &none, "ulimit -l");
+    fits(Way::Host, libc::EPERM, &none, "LimitMEMLOCK");
+}
+
+#[test]
+fn facts_come_from_the_system() {
+    let root = tempfile::tempdir().unwrap();
+    assert_eq!(PeerFacts::read(root.path()), PeerFacts::default());
+    let write = |path: &str, text: &str| {
+        let path = root.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    write("sys/module/nv_peer_mem/refcnt", "0\n");
+    write(
+        "proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build\n",
+    );
+    write(
+        "proc/driver/nvidia/params",
+        "ResmanDebugLevel: 4294967295\nDmaRemapPeerMmio: 1\nRegistryDwords: \"\"\n",
+    );
+    let mut wanted = PeerFacts {
+        peer_module: Some("nv_peer_mem"),
+        open_modules: Some(false),
+        remaps_peers: Some(true),
+        rdma: None,
+        dma_buf: None,
+    };
+    assert_eq!(PeerFacts::read(root.path()), wanted);
+    write("sys/module/nvidia_peermem/refcnt", "0\n");
+    write(
+        "proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n",
+    );
+    write("proc/driver/nvidia/params", "DmaRemapPeerMmio: 0\n");
+    wanted.peer_module = Some("nvidia_peermem");
+    wanted.open_modules = Some(true);
+    wanted.remaps_peers = Some(false);
+    assert_eq!(PeerFacts::read(root.path()), wanted);
+}
