@@ -114,8 +114,11 @@ impl Frame {
             3 => {
                 let text = String::from_utf8_lossy(body);
                 // It is shown to people, in logs and terminals.
-                let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
-                Ok(Self::Refusal(clean.collect()))
+                let clean: String = text
+                    .chars()
+                    .map(|c| if c.is_control() { ' ' } else { c })
+                    .collect();
+                Ok(Self::Refusal(shortened(&clean).to_owned()))
             }
             4 => Ok(Self::Ready),
             5 => Ok(Self::Parting),

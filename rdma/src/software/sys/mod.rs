@@ -120,3 +120,13 @@ pub(crate) fn load(region: &Region, offset: usize, bytes: usize) -> Vec<u8> {
         .map(|i| unsafe { from.wrapping_add(i).read_volatile() })
         .collect()
 }
+
+/// The word at `offset` of `region`, read at once.
+#[cfg(test)]
+pub(crate) fn load_word(region: &Region, offset: usize) -> u64 {
+    let from = place(region, offset, 8).unwrap().cast::<u64>();
+    assert!(from.is_aligned());
+    // SAFETY: `place` has looked that the eight bytes lie in the region's mapping, which the borrow keeps; the address is
+    // aligned. A volatile load is one instruction and needs no reference.
+    unsafe { from.read_volatile() }
+}

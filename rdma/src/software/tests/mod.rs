@@ -1,10 +1,13 @@
 //! Two cards of this process against a model of memory, and each fault once.
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
+mod failures;
+mod model;
+
 use super::sys::load;
 use super::*;
 use crate::connect::{Dialler, Link, Listener, tcp};
-use crate::verbs::{Payload, Status, Verb, Work, WorkDone};
+use crate::verbs::{Payload, Side, Status, Verb, Work, WorkDone};
 use daq_core::region::HostOptions;
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -33,6 +36,8 @@ fn region(bytes: usize) -> Arc<Region> {
 }
 
 struct Two {
+    near_card: Arc<dyn Nic>,
+    card: Arc<dyn Nic>,
     from: Box<dyn Queue>,
     to: Box<dyn Queue>,
     near: MemoryKey,
@@ -51,6 +56,8 @@ fn two(service: Service, near: &Faults, far: &Faults, bytes: usize) -> Two {
         to,
         near: near.register(&region(bytes), Way::Host, ANY).unwrap(),
         far: far.register(&region(bytes), Way::Host, ANY).unwrap(),
+        near_card: near,
+        card: far,
     }
 }
 
@@ -89,7 +96,7 @@ fn a_write_with_an_immediate_arrives() {
     let done = next(&mut *two.to);
     assert_eq!(
         (done.id, done.side, done.status),
-        (7, crate::verbs::Side::Received, Status::Success)
+        (7, Side::Received, Status::Success)
     );
     assert_eq!((done.bytes, done.immediate), (100_000, Some(99)));
     assert_eq!(load(two.far.region(), 5, bytes.len()), bytes);

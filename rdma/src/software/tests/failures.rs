@@ -1,0 +1,555 @@
+//! Each kind of failure once.
+
+use super::*;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+fn faults(text: &str) -> Faults {
+    text.parse().unwrap()
+}
+
+fn simple(id: u64, verb: Verb, bytes: &[u8]) -> Work<'_> {
+    Work {
+        id,
+        verb,
+        payload: Payload::Inline(bytes),
+        signaled: true,
+    }
+}
+
+const SEND: Verb = Verb::Send { immediate: None };
+
+/// Status of the next completion, and its id.
+fn end(queue: &mut dyn Queue) -> (u64, Status) {
+    let done = next(queue);
+    (done.id, done.status)
+}
+
+fn refused_write(verb: impl Fn(&MemoryKey) -> Verb, access: Access) {
+    let none = Faults::none();
+    let mut two = two(Service::Rc, &none, &none, 4096);
+    two.to.receive(9, &[]).unwrap();
+    write(&mut two, 0, &[1; 8], 0, None);
+    assert_eq!(end(&mut *two.from), (0, Status::Success));
+    let far = two.card.register(&region(4096), Way::Host, access).unwrap();
+    two.from.post(&simple(1, verb(&far), &[7; 16])).unwrap();
+    two.from.post(&simple(2, SEND, &[])).unwrap();
+    assert_eq!(end(&mut *two.from), (1, Status::RemoteAccess));
+    assert_eq!(end(&mut *two.from), (2, Status::Flushed));
+    assert_eq!(end(&mut *two.to), (9, Status::Flushed));
+    assert!(
+        load(far.region(), 0, far.region().bytes())
+            .iter()
+            .all(|byte| *byte == 0)
+    );
+    // Whatever is posted later is flushed too, on both sides.
+    two.from.post(&simple(3, SEND, &[])).unwrap();
+    assert_eq!(end(&mut *two.from), (3, Status::Flushed));
+    two.to.receive(10, &[]).unwrap();
+    assert_eq!(end(&mut *two.to), (10, Status::Flushed));
+}
+
+#[test]
+fn a_write_that_is_not_allowed_fails_both_queues() {
+    let at = |address: u64, key: u32| Verb::Write {
+        address,
+        key,
+        immediate: None,
+    };
+    refused_write(|far| at(far.address(), far.remote() ^ 1), ANY);
+    refused_write(|far| at(far.address(), far.local()), ANY);
+    refused_write(|far| at(far.address() - 1, far.remote()), ANY);
+    refused_write(|far| at(far.address() + 4096 - 15, far.remote()), ANY);
+    refused_write(|far| at(u64::MAX - 3, far.remote()), ANY);
+    let local = Access {
+        remote_write: false,
+        ..ANY
+    };
+    refused_write(|far| at(far.address(), far.remote()), local);
+}
+
+#[test]
+fn a_dropped_key_is_refused_and_a_new_one_is_another() {
+    let none = Faults::none();
+    let mut two = two(Service::Rc, &none, &none, 4096);
+    let region = Arc::clone(two.far.region());
+    let again = two.card.register(&region, Way::Host, ANY).unwrap();
+    let (key, address) = (two.far.remote(), two.far.address());
+    two.far = again;
+    assert_ne!(two.far.remote(), key);
+    let verb = Verb::Write {
+        address,
+        key,
+        immediate: None,
+    };
+    two.from.post(&simple(0, verb, &[1; 8])).unwrap();
+    assert_eq!(end(&mut *two.from), (0, Status::RemoteAccess));
+    assert_eq!(load(&region, 0, 8), [0; 8]);
+}
+
+#[test]
+fn a_key_of_this_side_that_is_gone_fails_its_work() {
+    let none = Faults::none();
+    let mut two = two(Service::Rc, &none, &none, 4096);
+    // It waits for a receive.
+    write(&mut two, 4, &[1; 8], 0, Some(1));
+    two.near = two.near_card.register(&region(1), Way::Host, ANY).unwrap();
+    two.to.receive(1, &[]).unwrap();
+    assert_eq!(end(&mut *two.from), (4, Status::Local));
+}
+
+/// Writes without end, until they fail.
+fn keep_writing(mut from: Box<dyn Queue>, near: MemoryKey, (address, key): (u64, u32)) -> Status {
+    let (bytes, mut done) = (
+        near.region().bytes(),
+        [crate::software::pair::sent(0, Status::Success)],
+    );
+    for round in 0.. {
+        crate::software::sys::store(near.region(), 0, &vec![round as u8; bytes]).unwrap();
+        let verb = Verb::Write {
+            address,
+            key,
+            immediate: None,
+        };
+        let pieces = [near.piece(0, bytes)];
+        let work = Work {
+            id: 0,
+            verb,
+            payload: Payload::Memory(&pieces),
+            signaled: true,
+        };
+        from.post(&work).unwrap();
+        while from.poll(&mut done).unwrap() == 0 {
+            from.wait(LONG).unwrap();
+        }
+        if done[0].status != Status::Success {
+            break;
+        }
+    }
+    done[0].status
+}
+
+/// Lets a peer write on and on, stops that by `stop`, and looks that nothing was written later.
+fn nothing_later(
+    stop: impl FnOnce(Box<dyn Queue>, MemoryKey) -> (Option<Box<dyn Queue>>, Option<MemoryKey>),
+) -> Status {
+    let none = Faults::none();
+    let Two {
+        from,
+        to,
+        near,
+        far,
+        ..
+    } = two(Service::Rc, &none, &none, 3 << 20);
+    let memory = Arc::clone(far.region());
+    let target = (far.address(), far.remote());
+    let writer = std::thread::spawn(move || keep_writing(from, near, target));
+    while load(&memory, 0, 1) < vec![3] {
+        std::thread::yield_now();
+    }
+    let kept = stop(to, far);
+    let before = load(&memory, 0, memory.bytes());
+    let status = writer.join().unwrap();
+    assert!(
+        load(&memory, 0, memory.bytes()) == before,
+        "written afterwards"
+    );
+    drop(kept);
+    status
+}
+
+#[test]
+fn nothing_is_written_for_a_queue_that_was_dropped() {
+    let status = nothing_later(|to, far| {
+        drop(to);
+        (None, Some(far))
+    });
+    assert_eq!(status, Status::Unanswered);
+}
+
+#[test]
+fn nothing_is_written_by_a_key_that_was_dropped() {
+    let status = nothing_later(|to, far| {
+        drop(far);
+        (Some(to), None)
+    });
+    assert_eq!(status, Status::RemoteAccess);
+}
+
+#[test]
+fn a_peer_without_receives_is_not_ready() {
+    let none = Faults::none();
+    let mut two = two(Service::Rc, &faults("patience=20"), &none, 4096);
+    write(&mut two, 0, &[1; 8], 0, None);
+    two.from.post(&simple(1, SEND, &[])).unwrap();
+    assert_eq!(end(&mut *two.from), (0, Status::Success));
+    assert_eq!(end(&mut *two.from), (1, Status::NotReady));
+}
+
+#[test]
+fn work_waits_for_a_receive() {
+    let none = Faults::none();
+    let mut two = two(Service::Rc, &none, &none, 4096);
+    two.from.post(&simple(1, SEND, b"word")).unwrap();
+    two.to.receive(5, &[two.far.piece(0, 4)]).unwrap();
+    assert_eq!(end(&mut *two.to), (5, Status::Success));
+    assert_eq!(load(two.far.region(), 0, 4), b"word");
+    assert_eq!(end(&mut *two.from), (1, Status::Success));
+}
+
+#[test]
+fn a_link_is_cut_where_it_was_asked_for() {
+    let none = Faults::none();
+    let mut two = two(Service::Rc, &faults("cut@3"), &none, 4096);
+    for id in 0..5 {
+        two.to.receive(10 + id, &[two.far.piece(0, 8)]).unwrap();
+    }
+    for id in 0..5 {
+        two.from.post(&simple(id, SEND, &[id as u8; 8])).unwrap();
+    }
+    let ends: Vec<_> = (0..3).map(|_| end(&mut *two.to)).collect();
+    assert_eq!(ends, [10, 11, 12].map(|id| (id, Status::Success)));
+    let found: Vec<_> = (0..5).map(|_| end(&mut *two.from)).collect();
+    let cut = found
+        .iter()
+        .position(|(_, status)| *status == Status::Unanswered)
+        .unwrap();
+    // How many acknowledgements came before the cut is chance; the third never does.
+    assert!(cut <= 2, "{found:?}");
+    for (id, status) in found {
+        let wanted = match id.cmp(&(cut as u64)) {
+            std::cmp::Ordering::Less => Status::Success,
+            std::cmp::Ordering::Equal => Status::Unanswered,
+            std::cmp::Ordering::Greater => Status::Flushed,
+        };
+        assert_eq!(status, wanted);
+    }
+    // The receiver has no work that anyone could answer, so it learns nothing.
+    let mut done = [crate::software::pair::sent(0, Status::Success)];
+    assert_eq!(two.to.poll(&mut done).unwrap(), 0);
+    two.to.post(&simple(20, SEND, &[])).unwrap();
+    assert_eq!(end(&mut *two.to), (20, Status::Unanswered));
+    assert_eq!(end(&mut *two.to), (13, Status::Flushed));
+}
+
+#[test]
+fn a_receiver_can_cut_too() {
+    let none = Faults::none();
+    let mut two = two(Service::Rc, &none, &faults("cut-received@1"), 4096);
+    two.to.receive(1, &[]).unwrap();
+    two.from.post(&simple(0, SEND, &[])).unwrap();
+    assert_eq!(end(&mut *two.to), (1, Status::Success));
+    // The acknowledgement may have been faster than the cut.
+    let first = end(&mut *two.from).1;
+    two.from.post(&simple(1, SEND, &[])).unwrap();
+    let second = end(&mut *two.from).1;
+    let is_one = [
+        (Status::Success, Status::Unanswered),
+        (Status::Unanswered, Status::Flushed),
+    ];
+    assert!(is_one.contains(&(first, second)), "{first:?} {second:?}");
+}
+
+#[test]
+fn a_peer_that_never_comes_does_not_answer() {
+    let card = Card::new(LOOPBACK, faults("patience=20")).unwrap();
+    let (mut here, gone) = (
+        card.queue(&options(Service::Rc)).unwrap(),
+        card.queue(&options(Service::Rc)).unwrap(),
+    );
+    let endpoint = gone.endpoint();
+    drop(gone);
+    here.connect(&endpoint).unwrap();
+    here.post(&simple(0, SEND, &[])).unwrap();
+    assert_eq!(end(&mut *here), (0, Status::Unanswered));
+}
+
+#[test]
+fn unreliable_queues_lose_without_a_word() {
+    let none = Faults::none();
+    let mut two = two(Service::Uc, &faults("lose@2"), &none, 4096);
+    two.to.receive(5, &[]).unwrap();
+    two.to.receive(6, &[]).unwrap();
+    let wrong = Verb::Write {
+        address: two.far.address(),
+        key: !two.far.remote(),
+        immediate: Some(0),
+    };
+    write(&mut two, 0, &[1; 8], 0, Some(1));
+    write(&mut two, 1, &[2; 8], 24, Some(2));
+    two.from.post(&simple(2, wrong, &[3; 8])).unwrap();
+    write(&mut two, 3, &[4; 8], 8, Some(4));
+    // Without a receive.
+    write(&mut two, 4, &[5; 8], 16, Some(5));
+    for id in 0..5 {
+        assert_eq!(end(&mut *two.from), (id, Status::Success));
+    }
+    assert_eq!(next(&mut *two.to).immediate, Some(1));
+    assert_eq!(next(&mut *two.to).immediate, Some(4));
+    let wanted = [[1; 8], [4; 8], [0; 8], [0; 8]].concat();
+    assert_eq!(load(two.far.region(), 0, 32), wanted);
+    drop(two.to);
+    write_after(&mut *two.from);
+}
+
+/// An unreliable queue whose peer is gone goes on.
+fn write_after(from: &mut dyn Queue) {
+    for id in 0..3 {
+        from.post(&simple(id, SEND, &[])).unwrap();
+        assert_eq!(end(from), (id, Status::Success));
+    }
+}
+
+#[test]
+fn datagrams_are_of_one_packet_and_carry_a_key() {
+    let none = Faults::none();
+    let mut two = two(Service::Ud, &none, &none, 8192);
+    assert_ne!(two.to.endpoint().datagram_key, 0);
+    two.to.receive(5, &[two.far.piece(0, 4096)]).unwrap();
+    let send = |two: &mut Two, bytes| {
+        let pieces = [two.near.piece(0, bytes)];
+        let work = Work {
+            id: 1,
+            verb: SEND,
+            payload: Payload::Memory(&pieces),
+            signaled: true,
+        };
+        two.from.post(&work)
+    };
+    assert_eq!(send(&mut two, 4097).unwrap_err().errno, libc::EINVAL);
+    send(&mut two, 4096).unwrap();
+    assert_eq!(next(&mut *two.to).bytes, 4096);
+    let write = Verb::Write {
+        address: two.far.address(),
+        key: two.far.remote(),
+        immediate: None,
+    };
+    assert!(two.from.post(&simple(2, write, &[])).is_err());
+}
+
+#[test]
+fn acknowledgements_are_held_as_long_as_told() {
+    let held = faults("hold");
+    let mut two = two(Service::Rc, &Faults::none(), &held, 4096);
+    two.to.receive(1, &[]).unwrap();
+    two.from.post(&simple(0, SEND, &[])).unwrap();
+    assert_eq!(end(&mut *two.to), (1, Status::Success));
+    let mut done = [crate::software::pair::sent(0, Status::Success)];
+    assert_eq!(two.from.poll(&mut done).unwrap(), 0);
+    held.hold(false);
+    assert_eq!(end(&mut *two.from), (0, Status::Success));
+}
+
+#[test]
+fn a_completion_queue_that_is_overrun_says_so() {
+    let small = faults("completions=2");
+    let mut two = two(Service::Rc, &Faults::none(), &small, 4096);
+    for id in 0..3 {
+        two.to.receive(id, &[]).unwrap();
+    }
+    for id in 0..3 {
+        two.from.post(&simple(id, SEND, &[])).unwrap();
+    }
+    for id in 0..3 {
+        assert_eq!(end(&mut *two.from), (id, Status::Success));
+    }
+    let mut done = [crate::software::pair::sent(0, Status::Success)];
+    assert_eq!(two.to.poll(&mut done).unwrap_err().errno, libc::EOVERFLOW);
+    assert_eq!(two.card.event(), Some(NicEvent::CompletionOverrun));
+    assert_eq!(two.card.event(), None);
+}
+
+#[test]
+fn a_queue_holds_as_much_as_it_said() {
+    let none = Faults::none();
+    let mut two = two(Service::Rc, &none, &none, 4096);
+    let verb = Verb::Write {
+        address: two.far.address(),
+        key: two.far.remote(),
+        immediate: None,
+    };
+    let mut work = simple(0, verb, &[1]);
+    work.signaled = false;
+    for _ in 0..63 {
+        two.from.post(&work).unwrap();
+    }
+    work.signaled = true;
+    two.from.post(&work).unwrap();
+    // Whether it is done or not: work is handed back only as completions are collected.
+    assert_eq!(two.from.post(&work).unwrap_err().errno, libc::ENOMEM);
+    assert_eq!(end(&mut *two.from), (0, Status::Success));
+    two.from.post(&work).unwrap();
+    for id in 0..64 {
+        two.to.receive(id, &[]).unwrap();
+    }
+    assert_eq!(two.to.receive(64, &[]).unwrap_err().errno, libc::ENOMEM);
+}
+
+#[test]
+fn a_killed_queue_flushes() {
+    let mut two = two(Service::Rc, &faults("kill@1"), &Faults::none(), 4096);
+    two.from.receive(7, &[]).unwrap();
+    let verb = Verb::Write {
+        address: two.far.address(),
+        key: two.far.remote(),
+        immediate: None,
+    };
+    two.from.post(&simple(0, verb, &[1])).unwrap();
+    let mut ends = vec![end(&mut *two.from), end(&mut *two.from)];
+    ends.sort_by_key(|(id, _)| *id);
+    // The work may have been acknowledged before.
+    assert!(
+        [Status::Other(0), Status::Success].contains(&ends[0].1),
+        "{ends:?}"
+    );
+    assert_eq!(ends[1], (7, Status::Flushed));
+    two.from.post(&simple(1, verb, &[1])).unwrap();
+    assert_eq!(end(&mut *two.from), (1, Status::Flushed));
+}
+
+#[test]
+fn a_port_that_goes_down_takes_its_links_along() {
+    let faults = Faults::none();
+    let mut two = two(Service::Rc, &faults, &Faults::none(), 4096);
+    two.to.receive(1, &[]).unwrap();
+    two.from.post(&simple(0, SEND, &[])).unwrap();
+    assert_eq!(end(&mut *two.from), (0, Status::Success));
+    faults.port(false);
+    assert!(!two.near_card.port().unwrap().is_active);
+    assert_eq!(two.near_card.event(), Some(NicEvent::PortDown));
+    two.from.post(&simple(1, SEND, &[])).unwrap();
+    assert_eq!(end(&mut *two.from), (1, Status::Unanswered));
+    let mut other = two.near_card.queue(&options(Service::Rc)).unwrap();
+    assert_eq!(
+        other.connect(&two.to.endpoint()).unwrap_err().errno,
+        libc::ENETDOWN
+    );
+    faults.port(true);
+    assert!(two.near_card.port().unwrap().is_active);
+    assert_eq!(two.near_card.event(), Some(NicEvent::PortUp));
+}
+
+#[test]
+fn a_message_that_does_not_fit_fails_both_queues() {
+    let none = Faults::none();
+    let mut two = two(Service::Rc, &none, &none, 4096);
+    two.to.receive(1, &[two.far.piece(0, 7)]).unwrap();
+    two.from.post(&simple(0, SEND, &[9; 8])).unwrap();
+    assert_eq!(end(&mut *two.to), (1, Status::Local));
+    assert_eq!(end(&mut *two.from), (0, Status::RemoteOperation));
+    assert_eq!(load(two.far.region(), 0, 8), [0; 8]);
+}
+
+#[test]
+fn registrations_are_refused_in_the_way_that_was_asked_for() {
+    let faults = faults("dma-buf=95,host=12");
+    let card = Card::new(LOOPBACK, faults.clone()).unwrap();
+    let region = region(1);
+    let errno = |way| {
+        card.register(&region, way, ANY)
+            .map_err(|error| error.errno)
+            .err()
+    };
+    assert_eq!(errno(Way::DmaBuf), Some(95));
+    assert_eq!(errno(Way::Host), Some(12));
+    assert_eq!(errno(Way::Peer), None);
+    faults.refuse(Way::Host, None);
+    assert_eq!(errno(Way::Host), None);
+}
+
+#[test]
+fn texts_of_faults_are_read_or_refused() {
+    for text in [
+        "",
+        "cut@100,lose@5",
+        " hold , down",
+        "delay=5,patience=1,completions=1,kill@9,cut-received@3,peer=22",
+    ] {
+        assert!(text.parse::<Faults>().is_ok(), "{text}");
+    }
+    for text in [
+        "cut",
+        "cut@0",
+        "cut@x",
+        "lose@-1",
+        "completions=0",
+        "held",
+        "host=",
+        "dma-buf@3",
+        "host=99999999999",
+    ] {
+        let error = text.parse::<Faults>().unwrap_err().to_string();
+        assert!(error.contains(text) && error.contains("cut@N"), "{error}");
+    }
+}
+
+#[test]
+fn strangers_at_a_cards_port_disturb_nobody() {
+    let none = Faults::none();
+    let mut two = two(Service::Rc, &none, &none, 4096);
+    let endpoint = two.to.endpoint();
+    let at = SocketAddr::new(LOOPBACK, endpoint.lid);
+    let mut strangers = Vec::new();
+    for i in 0..100_u8 {
+        let mut stranger = TcpStream::connect(at).unwrap();
+        // Whoever is turned away early sees it by an error here.
+        let _ = stranger.write_all(&vec![i; usize::from(i)]);
+        strangers.push(stranger);
+    }
+    let preamble = |number, psn, datagram_key| Preamble {
+        to: (number, psn),
+        from: (1, 2),
+        service: Service::Rc,
+        datagram_key,
+    };
+    for preamble in [
+        preamble(endpoint.number, endpoint.psn, 0),
+        preamble(0, 0, 0),
+    ] {
+        let mut stranger = TcpStream::connect(at).unwrap();
+        stranger.set_read_timeout(Some(LONG)).unwrap();
+        stranger.write_all(&preamble.encode()).unwrap();
+        // It is shut out, for the queue goes with another one.
+        match stranger.read(&mut [0]) {
+            Ok(bytes) => assert_eq!(bytes, 0),
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+        }
+    }
+    two.to.receive(1, &[]).unwrap();
+    write(&mut two, 0, &[1; 8], 0, Some(3));
+    assert_eq!(end(&mut *two.to), (1, Status::Success));
+    assert_eq!(end(&mut *two.from), (0, Status::Success));
+}
+
+#[test]
+fn words_are_never_seen_by_halves() {
+    let none = Faults::none();
+    let mut two = two(Service::Rc, &none, &none, 4096);
+    let memory = Arc::clone(two.far.region());
+    let reader = std::thread::spawn(move || {
+        loop {
+            let word = crate::software::sys::load_word(&memory, 8).to_ne_bytes();
+            assert!(word.iter().all(|byte| *byte == word[0]), "{word:?}");
+            if word[0] == u8::MAX {
+                break;
+            }
+        }
+    });
+    for round in 0..=u8::MAX {
+        for _ in 0..8 {
+            let verb = Verb::Write {
+                address: two.far.address() + 8,
+                key: two.far.remote(),
+                immediate: None,
+            };
+            let mut work = simple(0, verb, &[]);
+            let bytes = [round; 8];
+            work.payload = Payload::Inline(&bytes);
+            two.from.post(&work).unwrap();
+        }
+        for _ in 0..8 {
+            assert_eq!(end(&mut *two.from).1, Status::Success);
+        }
+    }
+    reader.join().unwrap();
+}
