@@ -120,3 +120,6 @@ pub trait Incoming: Send {
     /// Turns it away, with a sentence of at most 160 bytes.
     fn refuse(self: Box<Self>, why: &str);
 }
+
+#[cfg(test)]
+mod tests;

@@ -67,3 +67,41 @@ fn hardware(
             .to_owned(),
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn software_cards_have_addresses_and_faults() {
+        for name in [
+            "software",
+            "software:127.0.0.1",
+            "software?cut@3,hold",
+            "software:127.0.0.1?lose@1",
+        ] {
+            assert_eq!(open(name).unwrap().name(), SOFTWARE);
+        }
+        assert!(
+            open("software?down")
+                .unwrap()
+                .port()
+                .is_ok_and(|port| !port.is_active)
+        );
+        for (name, word) in [
+            ("software:here", "is no IP address"),
+            ("software:127.0.0.1?often", "is no fault"),
+            ("software:192.0.2.1", "an address of this host"),
+        ] {
+            let error = open(name).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    #[cfg(not(feature = "verbs"))]
+    fn other_cards_take_another_build() {
+        let error = open("mlx5_0").unwrap_err().to_string();
+        assert!(error.contains("feature `verbs`"), "{error}");
+    }
+}

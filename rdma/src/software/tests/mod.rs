@@ -6,7 +6,6 @@ mod model;
 
 use super::sys::load;
 use super::*;
-use crate::connect::{Dialler, Link, Listener, tcp};
 use crate::verbs::{Payload, Side, Status, Verb, Work, WorkDone};
 use daq_core::region::HostOptions;
 use std::net::Ipv4Addr;
@@ -102,53 +101,4 @@ fn a_write_with_an_immediate_arrives() {
     assert_eq!(load(two.far.region(), 5, bytes.len()), bytes);
     let done = next(&mut *two.from);
     assert_eq!((done.id, done.status), (3, Status::Success));
-}
-
-#[test]
-fn hosts_find_each_other() {
-    let mut listener = tcp::listener((LOOPBACK, 0).into()).unwrap();
-    let address = listener.address();
-    let dialled = std::thread::spawn(move || -> Link {
-        let nics = [Card::new(LOOPBACK, Faults::none()).unwrap()];
-        let greetings = [b"hello".to_vec()];
-        tcp::dialler(address)
-            .dial(
-                &nics,
-                &options(Service::Rc),
-                &greetings,
-                &mut |_, _| Ok(()),
-                LONG,
-            )
-            .unwrap()
-    });
-    let nics = [Card::new(LOOPBACK, Faults::none()).unwrap()];
-    let incoming = listener.accept(&nics, LONG).unwrap().unwrap();
-    assert_eq!(incoming.greetings(), [b"hello".to_vec()]);
-    let mut there = incoming
-        .accept(
-            &options(Service::Rc),
-            &[b"offer".to_vec()],
-            &mut |_, queue| queue.receive(1, &[]),
-        )
-        .unwrap();
-    let mut here = dialled.join().unwrap();
-    assert_eq!(here.greetings, [b"offer".to_vec()]);
-    assert_eq!(here.watch.gone(), None);
-    let verb = Verb::Send { immediate: Some(5) };
-    let work = Work {
-        id: 2,
-        verb,
-        payload: Payload::Inline(&[]),
-        signaled: true,
-    };
-    here.rails[0].post(&work).unwrap();
-    assert_eq!(next(&mut *there.rails[0]).immediate, Some(5));
-    assert_eq!(next(&mut *here.rails[0]).status, Status::Success);
-    here.watch.part();
-    let why = loop {
-        if let Some(why) = there.watch.gone() {
-            break why;
-        }
-    };
-    assert!(why.ends_with("has ended"), "{why}");
 }

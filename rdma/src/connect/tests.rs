@@ -1,0 +1,301 @@
+//! The exchange by TCP, with peers that mean well and with others.
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+use super::exchange::{Frame, MAX_SENTENCE, Rails};
+use super::tcp::{self, TcpWaiting};
+use super::*;
+use crate::software::{Card, Faults};
+use crate::verbs::{Endpoint, Service};
+use proptest::prelude::*;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::thread::JoinHandle;
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const LONG: Duration = Duration::from_mins(1);
+const OPTIONS: QueueOptions = QueueOptions {
+    service: Service::Rc,
+    sends: 4,
+    receives: 4,
+    pieces: 1,
+    inline: 64,
+    events: true,
+};
+
+fn nics(count: usize) -> Vec<Arc<dyn Nic>> {
+    let card = || Card::new(LOOPBACK, Faults::none()).unwrap();
+    (0..count).map(|_| card()).collect()
+}
+
+fn waiting() -> TcpWaiting {
+    tcp::listener((LOOPBACK, 0).into()).unwrap()
+}
+
+fn greetings(word: &str, count: usize) -> Vec<Vec<u8>> {
+    (0..count)
+        .map(|i| format!("{word} {i}").into_bytes())
+        .collect()
+}
+
+fn dial(
+    to: SocketAddr,
+    rails: usize,
+    options: QueueOptions,
+) -> JoinHandle<Result<Link, ConnectError>> {
+    std::thread::spawn(move || {
+        let nics = nics(rails);
+        let greetings = greetings("hello", rails);
+        tcp::dialler(to).dial(&nics, &options, &greetings, &mut |_, _| Ok(()), LONG)
+    })
+}
+
+/// Both sides of a connection with `rails` rails.
+fn linked(listener: &mut TcpWaiting, rails: usize) -> (Link, Link) {
+    let dialled = dial(listener.address(), rails, OPTIONS);
+    let nics = nics(rails);
+    let incoming = listener.accept(&nics, LONG).unwrap().unwrap();
+    assert_eq!(incoming.greetings(), greetings("hello", rails));
+    let mut prepared = Vec::new();
+    let there = incoming
+        .accept(&OPTIONS, &greetings("offer", rails), &mut |rail, queue| {
+            prepared.push(rail);
+            queue.receive(rail as u64, &[])
+        })
+        .unwrap();
+    assert_eq!(prepared, (0..rails).collect::<Vec<_>>());
+    let here = dialled.join().unwrap().unwrap();
+    assert_eq!(here.greetings, greetings("offer", rails));
+    assert_eq!((here.rails.len(), there.rails.len()), (rails, rails));
+    (here, there)
+}
+
+fn gone(watch: &mut dyn Watch) -> String {
+    loop {
+        if let Some(why) = watch.gone() {
+            assert_eq!(watch.gone(), Some(why.clone()), "it changed its mind");
+            return why;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn rails_are_connected_and_watched() {
+    let mut listener = waiting();
+    let (mut here, mut there) = linked(&mut listener, 3);
+    assert_eq!((here.watch.gone(), there.watch.gone()), (None, None));
+    here.watch.part();
+    assert!(gone(&mut *there.watch).ends_with("has ended"));
+    // The same listener takes the next one, whose end comes without a word.
+    let (mut here, there) = linked(&mut listener, 1);
+    drop(there);
+    assert!(gone(&mut *here.watch).contains("without a word"));
+}
+
+#[test]
+fn nobody_comes() {
+    let mut listener = waiting();
+    assert!(listener.accept(&nics(1), Duration::ZERO).unwrap().is_none());
+    let short = Duration::from_millis(20);
+    assert!(listener.accept(&nics(1), short).unwrap().is_none());
+    let address = listener.address();
+    drop(listener);
+    let error = dial(address, 1, OPTIONS).join().unwrap().err().unwrap();
+    assert!(
+        matches!(
+            error,
+            ConnectError::Network {
+                action: "connecting",
+                ..
+            }
+        ),
+        "{error}"
+    );
+}
+
+fn sentence(error: ConnectError) -> String {
+    match error {
+        ConnectError::Refused { why, .. } => why,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_dialler_is_turned_away_with_a_sentence() {
+    let mut listener = waiting();
+    let dialled = dial(listener.address(), 2, OPTIONS);
+    let short = Duration::from_millis(100);
+    while !dialled.is_finished() {
+        // Whoever brings another number of rails is none for this side.
+        assert!(listener.accept(&nics(1), short).unwrap().is_none());
+    }
+    let why = sentence(dialled.join().unwrap().err().unwrap());
+    assert_eq!(why, "it takes 1 rails, not 2");
+
+    let dialled = dial(listener.address(), 1, OPTIONS);
+    let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
+    incoming.refuse(&"ä\n".repeat(200));
+    let why = sentence(dialled.join().unwrap().err().unwrap());
+    assert!(
+        why.starts_with("ä ä ä ") && why.len() <= MAX_SENTENCE,
+        "{why}"
+    );
+
+    let other = QueueOptions {
+        service: Service::Uc,
+        ..OPTIONS
+    };
+    let dialled = dial(listener.address(), 1, other);
+    let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
+    let error = incoming.accept(&OPTIONS, &greetings("offer", 1), &mut |_, _| Ok(()));
+    assert!(matches!(error, Err(ConnectError::Foreign { .. })));
+    let why = sentence(dialled.join().unwrap().err().unwrap());
+    assert_eq!(why, "it takes queues of rc, not uc");
+}
+
+#[test]
+fn strangers_do_not_keep_a_dialler_out() {
+    let mut listener = waiting();
+    let address = listener.address();
+    let hello = hello(1).encode();
+    let mut strangers = Vec::new();
+    for i in 0..200_usize {
+        let mut stranger = TcpStream::connect(address).unwrap();
+        let bytes = match i % 4 {
+            // Nothing; garbage; half a greeting; a length that would take all memory.
+            0 => Vec::new(),
+            1 => vec![i as u8; 100],
+            2 => hello[..i.min(hello.len() - 1)].to_vec(),
+            _ => [&hello[..8], &u32::MAX.to_le_bytes()].concat(),
+        };
+        // Whoever was turned away already sees it here.
+        let _ = stranger.write_all(&bytes);
+        strangers.push(stranger);
+        if i % 50 == 0 {
+            assert!(listener.accept(&nics(1), Duration::ZERO).unwrap().is_none());
+        }
+    }
+    let (mut here, mut there) = linked(&mut listener, 1);
+    assert_eq!((here.watch.gone(), there.watch.gone()), (None, None));
+}
+
+fn hello(rails: usize) -> Frame {
+    Frame::Hello(Rails {
+        service: Service::Rc,
+        endpoints: vec![Endpoint::default(); rails],
+        greetings: greetings("hello", rails),
+    })
+}
+
+#[test]
+fn a_dialler_that_goes_away_midway_is_an_error() {
+    let mut listener = waiting();
+    let mut stranger = TcpStream::connect(listener.address()).unwrap();
+    stranger.write_all(&hello(1).encode()).unwrap();
+    let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
+    assert_eq!(incoming.peer(), stranger.local_addr().unwrap().to_string());
+    drop(stranger);
+    let result = incoming.accept(&OPTIONS, &greetings("offer", 1), &mut |_, _| Ok(()));
+    // The software card may have found nobody at the endpoint before.
+    assert!(matches!(
+        result,
+        Err(ConnectError::Network { .. } | ConnectError::Verbs(_))
+    ));
+}
+
+/// What a dialler makes of a listener that answers `bytes` and then nothing, or its end.
+fn answered(bytes: &[u8], ends: bool, limit: Duration) -> ConnectError {
+    let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let bytes = bytes.to_vec();
+    let (done, wait) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut hello = vec![0; self::hello(1).encode().len()];
+        stream.read_exact(&mut hello).unwrap();
+        // It may have left in the middle.
+        let _ = stream.write_all(&bytes);
+        if !ends {
+            wait.recv().unwrap_err();
+        }
+    });
+    let hello = greetings("hello", 1);
+    let result = tcp::dialler(address).dial(&nics(1), &OPTIONS, &hello, &mut |_, _| Ok(()), limit);
+    drop(done);
+    thread.join().unwrap();
+    result.err().unwrap()
+}
+
+#[test]
+fn a_dialler_is_not_fooled_by_a_listener() {
+    let foreign = |bytes: &[u8]| match answered(bytes, false, LONG) {
+        ConnectError::Foreign { why, .. } => why,
+        other => panic!("{other}"),
+    };
+    assert!(foreign(b"HTTP/1.1 400 Bad Request\r\n\r\n").contains("does not begin"));
+    let mut other = Frame::Ready.encode();
+    other[4] = 9;
+    assert!(foreign(&other).contains("version 9"));
+    assert!(foreign(&Frame::Ready.encode()).contains("for an answer"));
+    assert!(foreign(&hello(1).encode()).contains("for an answer"));
+    let Frame::Hello(rails) = hello(2) else {
+        panic!("it is one")
+    };
+    assert!(foreign(&Frame::Answer(rails).encode()).contains("2 rails"));
+    let mut long = Frame::Ready.encode();
+    long[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+    assert!(foreign(&long).contains("bytes"));
+
+    let network = |bytes: &[u8], ends, limit| match answered(bytes, ends, limit) {
+        ConnectError::Network { source, .. } => source.kind(),
+        other => panic!("{other}"),
+    };
+    let short = Duration::from_millis(200);
+    assert_eq!(
+        network(&Frame::Ready.encode()[..5], true, LONG),
+        ErrorKind::UnexpectedEof
+    );
+    assert_eq!(network(&[], false, short), ErrorKind::TimedOut);
+    assert_eq!(
+        network(&Frame::Ready.encode()[..5], false, short),
+        ErrorKind::TimedOut
+    );
+}
+
+fn rails() -> impl Strategy<Value = Rails> {
+    let endpoint = (
+        any::<(u32, u32, u16)>(),
+        any::<[u8; 16]>(),
+        any::<(u32, u32)>(),
+    )
+        .prop_map(|((number, psn, lid), gid, (mtu, datagram_key))| Endpoint {
+            number,
+            psn,
+            lid,
+            gid,
+            mtu,
+            datagram_key,
+        });
+    let greeting = proptest::collection::vec(any::<u8>(), 0..=MAX_HELLO);
+    let services = prop_oneof![Just(Service::Rc), Just(Service::Uc), Just(Service::Ud)];
+    let rail = proptest::collection::vec((endpoint, greeting), 1..=255);
+    (services, rail).prop_map(|(service, rails)| {
+        let (endpoints, greetings) = rails.into_iter().unzip();
+        Rails {
+            service,
+            endpoints,
+            greetings,
+        }
+    })
+}
+
+proptest! {
+    #[test]
+    fn frames_come_back(rails in rails(), is_answer: bool) {
+        let frame = if is_answer { Frame::Answer(rails) } else { Frame::Hello(rails) };
+        let bytes = frame.encode();
+        prop_assert_eq!(exchange::wanted(&bytes), Ok(bytes.len()));
+        prop_assert_eq!(Frame::decode(&bytes), Ok(frame));
+        prop_assert!(Frame::decode(&bytes[..bytes.len() - 1]).is_err());
+    }
+}
