@@ -11,7 +11,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const SLOTS: usize = 32;
+const SLOTS: u32 = 32;
 
 fn memory(nic: &dyn Nic, bytes: usize) -> Result<MemoryKey, Box<dyn Error>> {
     let region: Arc<Region> = Region::host(bytes, HostOptions::default())?;
@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for bytes in [64, 4 << 10, 64 << 10, 1 << 20, 8 << 20] {
         let options = QueueOptions {
             service: Service::Rc,
-            sends: SLOTS as u32,
+            sends: SLOTS,
             receives: 1,
             pieces: 1,
             inline: 0,
@@ -55,18 +55,19 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (mut from, mut to) = (near.queue(&options)?, far.queue(&options)?);
         from.connect(&to.endpoint())?;
         to.connect(&from.endpoint())?;
+        let slots = SLOTS as usize;
         let (source, target) = (
-            memory(&*near, bytes * SLOTS)?,
-            memory(&*far, bytes * SLOTS)?,
+            memory(&*near, bytes * slots)?,
+            memory(&*far, bytes * slots)?,
         );
         let count = ((2 << 30) / bytes).min(200_000);
         let began = Instant::now();
-        for i in 0..count + SLOTS {
-            if i >= SLOTS {
+        for i in 0..count + slots {
+            if i >= slots {
                 collect(&mut *from)?;
             }
             if i < count {
-                let offset = i % SLOTS * bytes;
+                let offset = i % slots * bytes;
                 let verb = Verb::Write {
                     address: target.address() + offset as u64,
                     key: target.remote(),

@@ -19,7 +19,7 @@ fn take(bytes: &[u8]) {
     let mut have = 0;
     // As a reader does it: no more than is wanted, until no more is.
     while let Ok(whole) = wanted(&bytes[..have]) {
-        assert!(whole >= HEAD && whole <= HEAD + MAX_BODY);
+        assert!((HEAD..=HEAD + MAX_BODY).contains(&whole));
         if have == whole {
             break;
         }

@@ -52,7 +52,8 @@ impl Door {
 
     /// The next guest; `None` if there was none within `limit`. An error is one of the port itself.
     pub(crate) fn next(&mut self, limit: Option<Duration>) -> io::Result<Option<Guest>> {
-        let end = limit.map(|limit| Instant::now() + limit);
+        // A limit beyond all clocks is none.
+        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut is_shut = false;
         loop {
             let now = Instant::now();

@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// How long a peer that has begun may take to go on.
 const STEP: Duration = Duration::from_secs(5);
+/// No limit is longer, so that each has an end that clocks can name: a year.
+const LONGEST: Duration = Duration::from_hours(365 * 24);
 /// After so long without a word the kernel asks the peer whether it is there, again each second, three times.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
@@ -202,7 +204,7 @@ impl Dialler for TcpDialler {
         limit: Duration,
     ) -> Result<Link, ConnectError> {
         // A limit of nothing is none that a connection accepts.
-        let limit = limit.max(Duration::from_millis(1));
+        let limit = limit.clamp(Duration::from_millis(1), LONGEST);
         let end = Instant::now() + limit;
         let stream = TcpStream::connect_timeout(&self.address, limit).map_err(|source| {
             ConnectError::Network {
@@ -248,7 +250,7 @@ impl Listener for TcpWaiting {
         nics: &[Arc<dyn Nic>],
         limit: Duration,
     ) -> Result<Option<Box<dyn Incoming>>, ConnectError> {
-        let end = Instant::now() + limit;
+        let end = Instant::now() + limit.min(LONGEST);
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let guest = self

@@ -214,10 +214,10 @@ impl Queue for SoftwareQueue {
         if !self.pair.options.events {
             return Ok(false);
         }
-        let end = Instant::now() + limit;
+        let end = Instant::now().checked_add(limit);
         let mut state = self.pair.lock();
         while Pair::is_quiet(&state) {
-            let left = end.saturating_duration_since(Instant::now());
+            let left = end.map_or(DIAL, |end| end.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 break;
             }

@@ -99,13 +99,13 @@ fn a_key_of_this_side_that_is_gone_fails_its_work() {
 }
 
 /// Writes without end, until they fail.
-fn keep_writing(mut from: Box<dyn Queue>, near: MemoryKey, (address, key): (u64, u32)) -> Status {
+fn keep_writing(mut from: Box<dyn Queue>, near: &MemoryKey, (address, key): (u64, u32)) -> Status {
     let (bytes, mut done) = (
         near.region().bytes(),
         [crate::software::pair::sent(0, Status::Success)],
     );
-    for round in 0.. {
-        crate::software::sys::store(near.region(), 0, &vec![round as u8; bytes]).unwrap();
+    for round in (0..=u8::MAX).cycle() {
+        crate::software::sys::store(near.region(), 0, &vec![round; bytes]).unwrap();
         let verb = Verb::Write {
             address,
             key,
@@ -143,7 +143,7 @@ fn nothing_later(
     } = two(Service::Rc, &none, &none, 3 << 20);
     let memory = Arc::clone(far.region());
     let target = (far.address(), far.remote());
-    let writer = std::thread::spawn(move || keep_writing(from, near, target));
+    let writer = std::thread::spawn(move || keep_writing(from, &near, target));
     while load(&memory, 0, 1) < vec![3] {
         std::thread::yield_now();
     }
@@ -204,8 +204,8 @@ fn a_link_is_cut_where_it_was_asked_for() {
     for id in 0..5 {
         two.to.receive(10 + id, &[two.far.piece(0, 8)]).unwrap();
     }
-    for id in 0..5 {
-        two.from.post(&simple(id, SEND, &[id as u8; 8])).unwrap();
+    for id in 0..5_u8 {
+        two.from.post(&simple(id.into(), SEND, &[id; 8])).unwrap();
     }
     let ends: Vec<_> = (0..3).map(|_| end(&mut *two.to)).collect();
     assert_eq!(ends, [10, 11, 12].map(|id| (id, Status::Success)));

@@ -61,8 +61,12 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// What lies in the sender's memory: no byte like its neighbour.
 fn pattern(seed: u8) -> Vec<u8> {
-    let bytes = (0..AREA).map(|i| ((i * 7 + i / 251) % 256) as u8 ^ seed);
-    bytes.collect()
+    let bytes = (0..=u8::MAX).cycle().map(|i| i.wrapping_mul(7));
+    let lines = (0..=u8::MAX).cycle().flat_map(|line| [line; 251]);
+    let mixed = bytes
+        .zip(lines)
+        .map(|(byte, line)| byte.wrapping_add(line) ^ seed);
+    mixed.take(AREA).collect()
 }
 
 fn run(service: Service, steps: &[Step], lost: &[u64], seed: u8) {
