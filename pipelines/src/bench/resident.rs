@@ -18,6 +18,7 @@ use daq_core::staging::measure;
 use daq_core::units::ByteSize;
 use daq_core::wait::Wait;
 use line::Bench;
+use packets::Speech;
 use rate::RATED;
 use std::time::{Duration, Instant};
 
@@ -202,11 +203,13 @@ fn beside(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
 
 fn packets(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
     let sizes = args.frames.iter().copied();
-    let sizes: Vec<_> = sizes.filter(|frame| *frame <= PACKET).collect();
-    let mut figures = vec![Figures::default(); sizes.len()];
+    let sizes = sizes.filter(|frame| *frame <= PACKET);
+    let mut ways: Vec<_> = sizes
+        .flat_map(|size| Speech::ALL.map(|speech| (size, speech, Figures::default())))
+        .collect();
     for _ in 0..args.common.rounds {
-        for (&size, figures) in sizes.iter().zip(&mut figures) {
-            figures.add(&bench.packets(size, args.trips / 8)?);
+        for (size, speech, figures) in &mut ways {
+            figures.add(&bench.packets(*speech, *size, args.trips / 8)?);
         }
     }
     let mut table = Table::new(
@@ -216,12 +219,12 @@ fn packets(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
             args.trips / 8,
             args.common.rounds
         ),
-        &["payload", "p50", "p99", "p99.9"],
+        &["payload", "source", "p50", "p99", "p99.9"],
     );
-    for (size, figures) in sizes.iter().zip(&figures) {
+    for (size, speech, figures) in &ways {
         let [p50, p99, p999] = figures.cells();
         let size = ByteSize(*size as u64).to_string();
-        table.row(vec![size.into(), p50, p99, p999]);
+        table.row(vec![size.into(), speech.name().into(), p50, p99, p999]);
     }
     Ok(table)
 }
