@@ -15,6 +15,8 @@ pub mod nics;
 pub mod register;
 pub mod software;
 pub mod stream;
+#[cfg(feature = "verbs")]
+pub mod sys;
 pub mod verbs;
 
 /// Whether this build drives network cards (feature `verbs`).

@@ -4,6 +4,7 @@
 //! a completion queue of its own; *work* is what is posted to it.
 
 use daq_core::region::Region;
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -400,7 +401,9 @@ pub struct WorkDone {
 ///
 /// `post`, `receive` and `poll` are the data path: no allocation, no lock that another data thread holds, no system call
 /// (a software card makes some). Dropping a queue destroys it: nothing is written for it afterwards.
-pub trait Queue: Send {
+///
+/// A queue of a card can be told from one of software ([`Any`]), for what rdma_cm says of its connection is for the former.
+pub trait Queue: Any + Send {
     /// What the peer must know.
     fn endpoint(&self) -> Endpoint;
 

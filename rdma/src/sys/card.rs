@@ -1,0 +1,236 @@
+//! A card as the seam has it.
+
+use super::context::Context;
+use super::device::{self, DeviceInfo};
+use super::errno::found;
+use super::memory;
+use super::modify::{self, Place};
+use super::queue::{HEADER, MAX_PIECES, Made, VerbsQueue};
+use crate::verbs::{
+    Access, Endpoint, Limits, MemoryKey, Nic, NicEvent, Port, Queue, QueueOptions, Service,
+    VerbsError, Way,
+};
+use daq_core::region::{HostOptions, Region};
+use rdma_mummy_sys as ib;
+use std::fmt;
+use std::sync::Arc;
+
+/// Bytes inline that are tried for, the most first.
+const INLINE: [u32; 4] = [512, 256, 128, 64];
+
+/// An opened card at one of its ports.
+pub struct Card {
+    context: Arc<Context>,
+    port: u8,
+    gid_index: u8,
+    is_mlx5: bool,
+    limits: Limits,
+}
+
+impl fmt::Debug for Card {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Card")
+            .field("name", &self.context.name())
+            .field("port", &self.port)
+            .field("gid_index", &self.gid_index)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Card {
+    /// Opens it.
+    pub fn open(name: &str, port: u8, gid_index: Option<u8>) -> Result<Self, VerbsError> {
+        let context = Context::open(name)?;
+        let info = device::info(device::SYSFS.as_ref(), name);
+        let gid_index = match gid_index {
+            Some(index) => index,
+            None => chosen(&info, port)?,
+        };
+        let attributes = context.attributes()?;
+        let state = context.port(port)?;
+        let count = |value: i32| u32::try_from(value).unwrap_or(0);
+        let limits = Limits {
+            max_work: count(attributes.max_qp_wr),
+            max_completions: count(attributes.max_cqe),
+            max_pieces: count(attributes.max_sge).min(u32::try_from(MAX_PIECES).unwrap_or(16)),
+            max_registered: attributes.max_mr_size,
+            max_message: state.max_msg_sz.into(),
+            max_inline: 0,
+        };
+        let mut card = Self {
+            context,
+            port,
+            gid_index,
+            is_mlx5: info.driver.starts_with("mlx5"),
+            limits,
+        };
+        card.limits.max_inline = card.inline();
+        Ok(card)
+    }
+
+    /// Bytes that go inline, found by trying: no call tells.
+    fn inline(&self) -> u32 {
+        INLINE
+            .into_iter()
+            .find_map(|inline| {
+                let options = QueueOptions {
+                    service: Service::Rc,
+                    sends: 1,
+                    receives: 1,
+                    pieces: 1,
+                    inline,
+                    events: false,
+                };
+                Some(self.make(&options).ok()?.inline())
+            })
+            .unwrap_or(0)
+    }
+
+    fn make(&self, options: &QueueOptions) -> Result<VerbsQueue, VerbsError> {
+        let port = self.port()?;
+        let header = (options.service == Service::Ud)
+            .then(|| self.header())
+            .transpose()?;
+        let made = Made {
+            context: &self.context,
+            place: Place {
+                port: self.port,
+                gid_index: self.gid_index,
+                is_ethernet: port.is_ethernet,
+            },
+            endpoint: Endpoint {
+                lid: port.lid,
+                gid: port.gid,
+                mtu: port.mtu,
+                ..Endpoint::default()
+            },
+            is_mlx5: self.is_mlx5,
+            header,
+        };
+        VerbsQueue::new(made, options)
+    }
+
+    /// Room for the header of datagrams.
+    fn header(&self) -> Result<MemoryKey, VerbsError> {
+        let region = Region::host(HEADER as usize, HostOptions::default()).map_err(|why| {
+            found(
+                self.context.name(),
+                "memory for the header of datagrams",
+                why.to_string(),
+            )
+        })?;
+        let access = Access {
+            local_write: true,
+            ..Access::default()
+        };
+        memory::register(&self.context, &region, Way::Host, access)
+    }
+}
+
+/// The entry of the table of addresses that is used where none was asked for.
+fn chosen(info: &DeviceInfo, number: u8) -> Result<u8, VerbsError> {
+    let name = info.name.as_str();
+    let Some(port) = info.ports.iter().find(|port| port.number == number) else {
+        return Err(found(
+            name,
+            format!("port {number}"),
+            format!("it has {} ports, counted from 1 on", info.ports.len()),
+        ));
+    };
+    match device::choose(port) {
+        Some(address) => Ok(address.index),
+        None if port.is_ethernet => Err(found(
+            name,
+            format!("an address of port {number}"),
+            "it has none of RoCE v2: bring its network device up (`ip link set … up`) and give it an address",
+        )),
+        None => Ok(0),
+    }
+}
+
+impl Nic for Card {
+    fn name(&self) -> &str {
+        self.context.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn port(&self) -> Result<Port, VerbsError> {
+        let state = self.context.port(self.port)?;
+        Ok(Port {
+            number: self.port,
+            is_active: state.state == ib::ibv_port_state::IBV_PORT_ACTIVE,
+            is_ethernet: state.link_layer == ib::IBV_LINK_LAYER_ETHERNET,
+            mtu: modify::mtu_bytes(state.active_mtu),
+            lid: state.lid,
+            gid_index: self.gid_index,
+            gid: self.context.gid(self.port, self.gid_index)?,
+        })
+    }
+
+    fn register(
+        &self,
+        region: &Arc<Region>,
+        way: Way,
+        access: Access,
+    ) -> Result<MemoryKey, VerbsError> {
+        memory::register(&self.context, region, way, access)
+    }
+
+    fn queue(&self, options: &QueueOptions) -> Result<Box<dyn Queue>, VerbsError> {
+        let inline = options.inline.min(self.limits.max_inline);
+        let options = QueueOptions { inline, ..*options };
+        Ok(Box::new(self.make(&options)?))
+    }
+
+    fn event(&self) -> Option<NicEvent> {
+        self.context.event()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::device::{Address, AddressKind, PortInfo};
+
+    #[test]
+    fn a_port_without_an_address_is_told_with_what_helps() {
+        let port = PortInfo {
+            number: 1,
+            is_active: true,
+            is_ethernet: true,
+            rate: String::new(),
+            lid: 0,
+            addresses: vec![Address {
+                index: 0,
+                gid: [1; 16],
+                kind: AddressKind::RoceV1,
+                netdev: None,
+            }],
+        };
+        let mut info = DeviceInfo {
+            name: "mlx5_0".to_owned(),
+            guid: String::new(),
+            firmware: String::new(),
+            driver: "mlx5_core".to_owned(),
+            pci: None,
+            node: None,
+            ports: vec![port],
+        };
+        let error = chosen(&info, 1).unwrap_err().to_string();
+        assert!(error.contains("ip link set"), "{error}");
+        let error = chosen(&info, 2).unwrap_err().to_string();
+        assert!(error.contains("it has 1 ports"), "{error}");
+        info.ports[0].addresses[0].kind = AddressKind::RoceV2;
+        assert_eq!(chosen(&info, 1).unwrap(), 0);
+        info.ports[0].is_ethernet = false;
+        info.ports[0].addresses.clear();
+        assert_eq!(
+            chosen(&info, 1).unwrap(),
+            0,
+            "InfiniBand goes by its identifier"
+        );
+    }
+}

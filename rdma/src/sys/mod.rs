@@ -1,0 +1,46 @@
+//! Network cards by libibverbs and librdmacm, which are opened at run time: the only `unsafe` of this crate.
+//!
+//! ```text
+//!   device.rs   which cards there are, their ports and addresses
+//!   context.rs  a card, opened; its protection domain; what happens to it
+//!   card.rs     the seam's `Nic` over it
+//!     ├─ memory.rs   registrations
+//!     ├─ queue.rs    queue pairs, completions, waiting
+//!     └─ modify.rs   from made to connected, by an endpoint or by what rdma_cm says
+//!   errno.rs    what a refusal means and what helps
+//! ```
+//! Whoever owns what: a queue and a registration keep the card, the card keeps its context; so they go in this order:
+//! queue pair, completion queue, channel, then the domain and the context.
+//!
+//! The calls are those of `rdma-mummy-sys`, without a wrapper on top: private data of rdma_cm and a device's events, which
+//! are needed here, no published wrapper has.
+
+pub mod device;
+pub mod errno;
+
+mod card;
+mod context;
+mod memory;
+mod modify;
+mod queue;
+
+use crate::verbs::{Nic, VerbsError};
+use std::sync::Arc;
+
+pub use device::{Address, AddressKind, DeviceInfo, PortInfo};
+pub use queue::VerbsQueue;
+
+/// The cards there are. An error where libibverbs or the kernel's part is absent says so in a sentence.
+pub fn devices() -> Result<Vec<DeviceInfo>, VerbsError> {
+    let names = context::names()?;
+    Ok(names
+        .into_iter()
+        .map(|name| device::info(device::SYSFS.as_ref(), &name))
+        .collect())
+}
+
+/// Opens the card `name` at `port`, with an entry of that port's table of addresses, or the best one there
+/// ([`device::choose`]).
+pub fn open(name: &str, port: u8, gid_index: Option<u8>) -> Result<Arc<dyn Nic>, VerbsError> {
+    Ok(Arc::new(card::Card::open(name, port, gid_index)?))
+}

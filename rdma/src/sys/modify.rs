@@ -1,0 +1,275 @@
+//! A queue pair's way from made to connected: the attributes of each step.
+
+use crate::verbs::{Endpoint, Service};
+use rdma_mummy_sys as ib;
+use rdma_mummy_sys::ibv_qp_attr_mask as mask;
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+
+/// Local acknowledge timeout, 4.096 µs · 2^14 = 67 ms: with [`RETRIES`] a dead peer is known within a second or a few, as
+/// cards may wait up to four times as long.
+const TIMEOUT: u8 = 14;
+/// Repetitions of what is not acknowledged; 7 is the most.
+const RETRIES: u8 = 7;
+/// Repetitions where the peer has no receive posted. 7 would mean for ever, so that a peer that hangs were never told of;
+/// with credits a receive is always posted, so that one that is missing is a fault, and a few milliseconds are enough.
+const NOT_READY_RETRIES: u8 = 6;
+/// What the peer is told to wait before it repeats for want of a receive: 1.28 ms.
+const NOT_READY_WAIT: u8 = 14;
+/// Routers that a packet may pass.
+const HOPS: u8 = 64;
+
+/// The port that a queue pair is of.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// The port's number.
+    pub port: u8,
+    /// The entry of its table of addresses.
+    pub gid_index: u8,
+    /// Whether it is Ethernet.
+    pub is_ethernet: bool,
+}
+
+/// One step: attributes, and which of them count.
+pub struct Step {
+    /// The attributes.
+    pub attributes: ib::ibv_qp_attr,
+    /// Which count.
+    pub mask: c_int,
+}
+
+impl Step {
+    /// To `state`, with nothing else said yet.
+    fn to(state: ib::ibv_qp_state::Type) -> Self {
+        // SAFETY: the structure is of integers alone, for which 0 is a value.
+        let mut attributes: ib::ibv_qp_attr = unsafe { MaybeUninit::zeroed().assume_init() };
+        attributes.qp_state = state;
+        Self {
+            attributes,
+            mask: 0,
+        }
+        .with(mask::IBV_QP_STATE)
+    }
+
+    fn with(mut self, which: mask) -> Self {
+        self.mask |= which.0.cast_signed();
+        self
+    }
+}
+
+/// The first step, after which receives may be posted.
+pub fn init(service: Service, place: Place, datagram_key: u32) -> Step {
+    let mut step = Step::to(ib::ibv_qp_state::IBV_QPS_INIT)
+        .with(mask::IBV_QP_PKEY_INDEX)
+        .with(mask::IBV_QP_PORT);
+    step.attributes.port_num = place.port;
+    if service == Service::Ud {
+        step.attributes.qkey = datagram_key;
+        step.with(mask::IBV_QP_QKEY)
+    } else {
+        use ib::ibv_access_flags as access;
+        step.attributes.qp_access_flags =
+            access::IBV_ACCESS_LOCAL_WRITE.0 | access::IBV_ACCESS_REMOTE_WRITE.0;
+        step.with(mask::IBV_QP_ACCESS_FLAGS)
+    }
+}
+
+/// The second, after which it receives.
+pub fn receive(service: Service, place: Place, own_mtu: u32, peer: &Endpoint) -> Step {
+    let mut step = Step::to(ib::ibv_qp_state::IBV_QPS_RTR);
+    if service == Service::Ud {
+        return step;
+    }
+    let common = if peer.mtu == 0 {
+        own_mtu
+    } else {
+        own_mtu.min(peer.mtu)
+    };
+    step.attributes.path_mtu = mtu_code(common);
+    step.attributes.dest_qp_num = peer.number;
+    step.attributes.rq_psn = peer.psn;
+    step.attributes.ah_attr = route(place, peer);
+    let mut step = step
+        .with(mask::IBV_QP_AV)
+        .with(mask::IBV_QP_PATH_MTU)
+        .with(mask::IBV_QP_DEST_QPN)
+        .with(mask::IBV_QP_RQ_PSN);
+    if service == Service::Rc {
+        step.attributes.max_dest_rd_atomic = 1;
+        step.attributes.min_rnr_timer = NOT_READY_WAIT;
+        step = step
+            .with(mask::IBV_QP_MAX_DEST_RD_ATOMIC)
+            .with(mask::IBV_QP_MIN_RNR_TIMER);
+    }
+    step
+}
+
+/// The last, after which it sends.
+pub fn send(service: Service, psn: u32) -> Step {
+    let mut step = Step::to(ib::ibv_qp_state::IBV_QPS_RTS).with(mask::IBV_QP_SQ_PSN);
+    step.attributes.sq_psn = psn;
+    if service == Service::Rc {
+        step.attributes.max_rd_atomic = 1;
+        step = patience(step)
+            .with(mask::IBV_QP_TIMEOUT)
+            .with(mask::IBV_QP_RETRY_CNT)
+            .with(mask::IBV_QP_RNR_RETRY)
+            .with(mask::IBV_QP_MAX_QP_RD_ATOMIC);
+    }
+    step
+}
+
+/// The same times for every connection, whoever has made the other attributes.
+pub fn patience(mut step: Step) -> Step {
+    step.attributes.timeout = TIMEOUT;
+    step.attributes.retry_cnt = RETRIES;
+    step.attributes.rnr_retry = NOT_READY_RETRIES;
+    step.attributes.min_rnr_timer = NOT_READY_WAIT;
+    step
+}
+
+/// What rdma_cm is told of them.
+pub const fn manager_retries() -> (u8, u8) {
+    (RETRIES, NOT_READY_RETRIES)
+}
+
+/// How packets get to `peer`.
+pub fn route(place: Place, peer: &Endpoint) -> ib::ibv_ah_attr {
+    // With Ethernet there are addresses alone; in an InfiniBand subnet the local identifier is enough.
+    let by_address = place.is_ethernet || peer.lid == 0;
+    ib::ibv_ah_attr {
+        grh: ib::ibv_global_route {
+            dgid: ib::ibv_gid { raw: peer.gid },
+            flow_label: 0,
+            sgid_index: place.gid_index,
+            hop_limit: HOPS,
+            traffic_class: 0,
+        },
+        dlid: if place.is_ethernet { 0 } else { peer.lid },
+        sl: 0,
+        src_path_bits: 0,
+        static_rate: 0,
+        is_global: by_address.into(),
+        port_num: place.port,
+    }
+}
+
+/// Bytes of `enum ibv_mtu`.
+pub const fn mtu_bytes(code: ib::ibv_mtu::Type) -> u32 {
+    match code {
+        1..=5 => 128 << code,
+        _ => 256,
+    }
+}
+
+/// The largest value of `enum ibv_mtu` that is no more than `bytes`.
+pub const fn mtu_code(bytes: u32) -> ib::ibv_mtu::Type {
+    match bytes {
+        0..512 => ib::ibv_mtu::IBV_MTU_256,
+        512..1024 => ib::ibv_mtu::IBV_MTU_512,
+        1024..2048 => ib::ibv_mtu::IBV_MTU_1024,
+        2048..4096 => ib::ibv_mtu::IBV_MTU_2048,
+        4096.. => ib::ibv_mtu::IBV_MTU_4096,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ETHERNET: Place = Place {
+        port: 1,
+        gid_index: 3,
+        is_ethernet: true,
+    };
+
+    fn peer() -> Endpoint {
+        Endpoint {
+            number: 17,
+            psn: 99,
+            lid: 7,
+            gid: [9; 16],
+            mtu: 1024,
+            datagram_key: 0,
+        }
+    }
+
+    #[test]
+    fn packets_are_as_long_as_both_take() {
+        for (bytes, code) in [(256, 1), (512, 2), (1024, 3), (2048, 4), (4096, 5)] {
+            assert_eq!((mtu_code(bytes), mtu_bytes(code)), (code, bytes));
+        }
+        assert_eq!(mtu_code(1500), ib::ibv_mtu::IBV_MTU_1024);
+        assert_eq!(mtu_code(9000), ib::ibv_mtu::IBV_MTU_4096);
+        let mtu = |own, peer: &Endpoint| {
+            receive(Service::Rc, ETHERNET, own, peer)
+                .attributes
+                .path_mtu
+        };
+        assert_eq!(
+            mtu(4096, &peer()),
+            ib::ibv_mtu::IBV_MTU_1024,
+            "the peer's is less"
+        );
+        assert_eq!(mtu(512, &peer()), ib::ibv_mtu::IBV_MTU_512, "ours is less");
+        let silent = Endpoint { mtu: 0, ..peer() };
+        assert_eq!(mtu(2048, &silent), ib::ibv_mtu::IBV_MTU_2048);
+    }
+
+    /// What each service needs and no more: the kernel refuses attributes that a step does not take.
+    #[test]
+    fn each_service_says_what_its_step_takes() {
+        let masks = |service| {
+            (
+                init(service, ETHERNET, 5).mask,
+                receive(service, ETHERNET, 1024, &peer()).mask,
+                send(service, 1).mask,
+            )
+        };
+        let (state, key, psn) = (1, 64, 65536);
+        assert_eq!(
+            masks(Service::Rc),
+            (
+                state | 8 | 16 | 32,
+                state | 128 | 256 | 4096 | 32768 | 131_072 | 1_048_576,
+                state | psn | 512 | 1024 | 2048 | 8192
+            )
+        );
+        assert_eq!(
+            masks(Service::Uc),
+            (
+                state | 8 | 16 | 32,
+                state | 128 | 256 | 4096 | 1_048_576,
+                state | psn
+            )
+        );
+        assert_eq!(
+            masks(Service::Ud),
+            (state | 16 | 32 | key, state, state | psn)
+        );
+    }
+
+    /// 7 is for ever.
+    #[test]
+    fn a_peer_that_is_never_ready_is_told_of() {
+        let step = send(Service::Rc, 1).attributes;
+        assert!(step.rnr_retry < 7, "{}", step.rnr_retry);
+        assert!(manager_retries().1 < 7);
+        assert_ne!(step.timeout, 0, "0 is to wait for ever");
+    }
+
+    #[test]
+    fn ethernet_goes_by_address_and_infiniband_by_identifier() {
+        let there = route(ETHERNET, &peer());
+        assert_eq!((there.is_global, there.dlid), (1, 0));
+        assert_eq!((there.grh.sgid_index, there.grh.hop_limit), (3, 64));
+        let infiniband = Place {
+            is_ethernet: false,
+            ..ETHERNET
+        };
+        let there = route(infiniband, &peer());
+        assert_eq!((there.is_global, there.dlid), (0, 7));
+        let beyond = Endpoint { lid: 0, ..peer() };
+        assert_eq!(route(infiniband, &beyond).is_global, 1);
+    }
+}

@@ -1,0 +1,772 @@
+//! Queue pairs, their completions, and waiting for these.
+
+use super::context::{self, Context};
+use super::errno::{self, Call, found, last, refused};
+use super::modify::{self, Place, Step};
+use crate::verbs::{
+    Endpoint, MemoryKey, Payload, Piece, Queue, QueueOptions, Service, Side, Status, Verb,
+    VerbsError, Work, WorkDone,
+};
+use rdma_mummy_sys as ib;
+use rdma_mummy_sys::ibv_wr_opcode as opcode;
+use std::ffi::c_int;
+use std::hash::{BuildHasher, RandomState};
+use std::mem::MaybeUninit;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Most pieces of one work.
+pub const MAX_PIECES: usize = 16;
+/// Bytes before each datagram that is received: the global route header, or the room for it.
+pub const HEADER: u32 = 40;
+/// Completions that are collected by one call of the library.
+const BATCH: usize = 64;
+/// Polls that find nothing after which the card's events are looked at, one system call: a completion queue that was
+/// overrun may be silent for ever, and many cards tell of it by an event alone.
+const SILENT: u32 = 1 << 12;
+
+/// A channel that tells when completions have come.
+struct Channel {
+    channel: NonNull<ib::ibv_comp_channel>,
+    _context: Arc<Context>,
+}
+
+impl Channel {
+    fn new(context: &Arc<Context>) -> Result<Self, VerbsError> {
+        // SAFETY: the context is open.
+        let channel = unsafe { ib::ibv_create_comp_channel(context.raw()) };
+        let channel = NonNull::new(channel).ok_or_else(|| {
+            refused(
+                context.name(),
+                Call::Make,
+                "ibv_create_comp_channel",
+                last(),
+            )
+        })?;
+        let made = Self {
+            channel,
+            _context: Arc::clone(context),
+        };
+        context::nonblocking(made.fd())
+            .map_err(|errno| refused(context.name(), Call::Make, "fcntl of a channel", errno))?;
+        Ok(made)
+    }
+
+    fn fd(&self) -> c_int {
+        // SAFETY: the channel lives as long as `self`; its descriptor does not change.
+        unsafe { (*self.channel.as_ptr()).fd }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: the completion queue that used it is gone: it is declared before. Ended this once.
+        let errno = unsafe { ib::ibv_destroy_comp_channel(self.channel.as_ptr()) };
+        warn_of(errno, &self._context, "ibv_destroy_comp_channel");
+    }
+}
+
+fn warn_of(errno: c_int, context: &Context, call: &str) {
+    if errno != 0 {
+        tracing::warn!(
+            "{}: {call}: {}",
+            context.name(),
+            std::io::Error::from_raw_os_error(errno)
+        );
+    }
+}
+
+/// A completion queue.
+struct CompletionQueue {
+    queue: NonNull<ib::ibv_cq>,
+    /// Whether the card has said that it has failed.
+    failed: Arc<AtomicBool>,
+    context: Arc<Context>,
+}
+
+impl CompletionQueue {
+    fn new(
+        context: &Arc<Context>,
+        depth: u32,
+        channel: Option<&Channel>,
+    ) -> Result<Self, VerbsError> {
+        let raw = channel.map_or(null_mut(), |channel| channel.channel.as_ptr());
+        let entries = c_int::try_from(depth).unwrap_or(c_int::MAX);
+        // SAFETY: the context is open; the channel, if there is one, is of it and outlives the queue, as fields are declared.
+        let queue = unsafe { ib::ibv_create_cq(context.raw(), entries, null_mut(), raw, 0) };
+        let queue = NonNull::new(queue).ok_or_else(|| {
+            let said = format!("ibv_create_cq of {depth}");
+            refused(context.name(), Call::Make, said, last())
+        })?;
+        let failed = Arc::new(AtomicBool::new(false));
+        context.watch(queue.as_ptr().addr(), Arc::clone(&failed));
+        Ok(Self {
+            queue,
+            failed,
+            context: Arc::clone(context),
+        })
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        self.context.unwatch(self.queue.as_ptr().addr());
+        // SAFETY: the queue pair that used it is gone: it is declared before. All events got were acknowledged. Ended once.
+        let errno = unsafe { ib::ibv_destroy_cq(self.queue.as_ptr()) };
+        warn_of(errno, &self.context, "ibv_destroy_cq");
+    }
+}
+
+/// A queue pair.
+struct Pair {
+    pair: NonNull<ib::ibv_qp>,
+    /// What the card made of the wishes.
+    cap: ib::ibv_qp_cap,
+    context: Arc<Context>,
+}
+
+impl Pair {
+    fn new(
+        context: &Arc<Context>,
+        completions: &CompletionQueue,
+        service: Service,
+        cap: ib::ibv_qp_cap,
+        is_mlx5: bool,
+    ) -> Result<Self, VerbsError> {
+        // SAFETY: the structure is of integers and pointers alone, for which 0 is a value.
+        let mut wish: ib::ibv_qp_init_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
+        wish.send_cq = completions.queue.as_ptr();
+        wish.recv_cq = completions.queue.as_ptr();
+        wish.cap = cap;
+        wish.qp_type = match service {
+            Service::Rc => ib::ibv_qp_type::IBV_QPT_RC,
+            Service::Uc => ib::ibv_qp_type::IBV_QPT_UC,
+            Service::Ud => ib::ibv_qp_type::IBV_QPT_UD,
+        };
+        wish.comp_mask = ib::ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD.0;
+        wish.pd = context.domain();
+        let made = if is_mlx5 {
+            Self::without_scatter(context, &mut wish)
+        } else {
+            None
+        };
+        let (pair, cap) = match made {
+            Some(pair) => (pair, wish.cap),
+            None => {
+                let mut plain = ib::ibv_qp_init_attr {
+                    qp_context: null_mut(),
+                    send_cq: wish.send_cq,
+                    recv_cq: wish.recv_cq,
+                    srq: null_mut(),
+                    cap,
+                    qp_type: wish.qp_type,
+                    sq_sig_all: 0,
+                };
+                // SAFETY: the domain lives as long as the context; the completion queue is of it and outlives the pair, as
+                // fields are declared; the structure lives through the call.
+                let pair = unsafe { ib::ibv_create_qp(context.domain(), &raw mut plain) };
+                let pair = NonNull::new(pair).ok_or_else(|| {
+                    let said = format!(
+                        "ibv_create_qp ({}) of {} sends and {} receives of {} pieces",
+                        service.name(),
+                        cap.max_send_wr,
+                        cap.max_recv_wr,
+                        cap.max_recv_sge
+                    );
+                    refused(context.name(), Call::Make, said, last())
+                })?;
+                (pair, plain.cap)
+            }
+        };
+        Ok(Self {
+            pair,
+            cap,
+            context: Arc::clone(context),
+        })
+    }
+
+    /// A queue pair of an mlx5 card that puts no received bytes into completions: the library would copy them on by the
+    /// CPU, which does not reach a GPU's memory. `MLX5_SCATTER_TO_CQE=0` does the same for all of a process; but setting it
+    /// from here would not be sound while other threads may read the environment.
+    fn without_scatter(
+        context: &Arc<Context>,
+        wish: &mut ib::ibv_qp_init_attr_ex,
+    ) -> Option<NonNull<ib::ibv_qp>> {
+        // SAFETY: as above.
+        let mut own: ib::mlx5dv_qp_init_attr = unsafe { MaybeUninit::zeroed().assume_init() };
+        own.comp_mask = ib::mlx5dv_qp_init_attr_mask::MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS
+            .0
+            .into();
+        own.create_flags = ib::mlx5dv_qp_create_flags::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE.0;
+        // SAFETY: as for ibv_create_qp; the library checks that the context is of an mlx5 card.
+        let pair = unsafe { ib::mlx5dv_create_qp(context.raw(), &raw mut *wish, &raw mut own) };
+        let pair = NonNull::new(pair);
+        if pair.is_none() {
+            tracing::warn!(
+                "{}: mlx5dv_create_qp: {}; set MLX5_SCATTER_TO_CQE=0 in the environment before short messages are received \
+                 into a GPU's memory",
+                context.name(),
+                std::io::Error::from_raw_os_error(last())
+            );
+        }
+        pair
+    }
+
+    fn number(&self) -> u32 {
+        // SAFETY: the pair lives as long as `self`; its number does not change.
+        unsafe { (*self.pair.as_ptr()).qp_num }
+    }
+
+    fn step(&self, mut step: Step, to: &str) -> Result<(), VerbsError> {
+        // SAFETY: the pair lives; the structure lives through the call.
+        let errno =
+            unsafe { ib::ibv_modify_qp(self.pair.as_ptr(), &raw mut step.attributes, step.mask) };
+        if errno == 0 {
+            return Ok(());
+        }
+        let errno = if errno > 0 { errno } else { last() };
+        let said = format!("ibv_modify_qp of {:#x} to {to}", self.number());
+        Err(refused(self.context.name(), Call::Connect, said, errno))
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // SAFETY: made by the library, ended this once. After it the card does nothing for the pair any more.
+        let errno = unsafe { ib::ibv_destroy_qp(self.pair.as_ptr()) };
+        warn_of(errno, &self.context, "ibv_destroy_qp");
+    }
+}
+
+/// Where datagrams go.
+struct Destination {
+    handle: NonNull<ib::ibv_ah>,
+    number: u32,
+    key: u32,
+    context: Arc<Context>,
+}
+
+impl Destination {
+    fn new(context: &Arc<Context>, place: Place, peer: &Endpoint) -> Result<Self, VerbsError> {
+        let mut route = modify::route(place, peer);
+        // SAFETY: the domain lives as long as the context; the structure lives through the call.
+        let handle = unsafe { ib::ibv_create_ah(context.domain(), &raw mut route) };
+        let handle = NonNull::new(handle)
+            .ok_or_else(|| refused(context.name(), Call::Connect, "ibv_create_ah", last()))?;
+        Ok(Self {
+            handle,
+            number: peer.number,
+            key: peer.datagram_key,
+            context: Arc::clone(context),
+        })
+    }
+}
+
+impl Drop for Destination {
+    fn drop(&mut self) {
+        // SAFETY: the pair whose work names it is gone: it is declared before. Ended this once.
+        let errno = unsafe { ib::ibv_destroy_ah(self.handle.as_ptr()) };
+        warn_of(errno, &self.context, "ibv_destroy_ah");
+    }
+}
+
+/// What of a card a queue is made from.
+pub struct Made<'a> {
+    /// The card.
+    pub context: &'a Arc<Context>,
+    /// Its port.
+    pub place: Place,
+    /// What the peer must know of that port.
+    pub endpoint: Endpoint,
+    /// Whether the card is one of the driver mlx5.
+    pub is_mlx5: bool,
+    /// Room for the header of datagrams.
+    pub header: Option<MemoryKey>,
+}
+
+/// A queue of a card. Its parts end in the order in which they stand here.
+pub struct VerbsQueue {
+    pair: Pair,
+    destination: Option<Destination>,
+    completions: CompletionQueue,
+    channel: Option<Channel>,
+    /// Where the header of every datagram goes, which nobody reads.
+    header: Option<MemoryKey>,
+    service: Service,
+    place: Place,
+    endpoint: Endpoint,
+    is_connected: bool,
+    /// Whether the next completion raises an event.
+    is_armed: bool,
+    /// Polls since the last that found something.
+    silent: u32,
+    scratch: Box<[ib::ibv_wc]>,
+}
+
+// SAFETY: libibverbs binds none of its objects to a thread; only the owner of the queue uses the pointers.
+unsafe impl Send for VerbsQueue {}
+
+impl VerbsQueue {
+    /// Makes one; receives may be posted from then on.
+    pub fn new(made: Made<'_>, options: &QueueOptions) -> Result<Self, VerbsError> {
+        let context = made.context;
+        let channel = options.events.then(|| Channel::new(context)).transpose()?;
+        // Each work completes once at most, so this is enough for a card that frees its place in the queue when the
+        // completion is collected; soft-RoCE frees it earlier.
+        let depth = options.sends.saturating_add(options.receives).max(1);
+        let completions = CompletionQueue::new(context, depth, channel.as_ref())?;
+        let pieces = options.pieces.max(1);
+        let cap = ib::ibv_qp_cap {
+            max_send_wr: options.sends.max(1),
+            max_recv_wr: options.receives.max(1),
+            // A message is a record and its payload.
+            max_send_sge: pieces.max(2),
+            max_recv_sge: pieces + u32::from(made.header.is_some()),
+            max_inline_data: options.inline,
+        };
+        let pair = Pair::new(context, &completions, options.service, cap, made.is_mlx5)?;
+        let endpoint = Endpoint {
+            number: pair.number(),
+            psn: any(0xff_ffff),
+            // The uppermost bit would ask for the key of the receiving queue, which is a privilege.
+            datagram_key: if options.service == Service::Ud {
+                any(0x7fff_ffff)
+            } else {
+                0
+            },
+            ..made.endpoint
+        };
+        pair.step(
+            modify::init(options.service, made.place, endpoint.datagram_key),
+            "INIT",
+        )?;
+        // SAFETY: the structure is of integers alone, for which 0 is a value.
+        let empty: ib::ibv_wc = unsafe { MaybeUninit::zeroed().assume_init() };
+        Ok(Self {
+            pair,
+            destination: None,
+            completions,
+            channel,
+            header: made.header,
+            service: options.service,
+            place: made.place,
+            endpoint,
+            is_connected: false,
+            is_armed: false,
+            silent: 0,
+            scratch: vec![empty; BATCH].into_boxed_slice(),
+        })
+    }
+
+    /// Bytes that go inline.
+    pub const fn inline(&self) -> u32 {
+        self.pair.cap.max_inline_data
+    }
+
+    /// Connects it by steps that rdma_cm has made.
+    pub(super) fn connect_by(&mut self, receive: Step, send: Step) -> Result<(), VerbsError> {
+        self.pair.step(modify::patience(receive), "RTR")?;
+        self.pair.step(modify::patience(send), "RTS")?;
+        self.is_connected = true;
+        Ok(())
+    }
+
+    fn nic(&self) -> &str {
+        self.pair.context.name()
+    }
+
+    fn invalid(&self, said: String) -> VerbsError {
+        refused(self.nic(), Call::Post, said, libc::EINVAL)
+    }
+
+    /// Asks for an event with the next completion.
+    fn arm(&mut self) -> Result<(), VerbsError> {
+        // SAFETY: the completion queue lives, and its context's operations are the driver's.
+        let errno = unsafe { ib::ibv_req_notify_cq(self.completions.queue.as_ptr(), 0) };
+        if errno != 0 {
+            let errno = if errno > 0 { errno } else { last() };
+            return Err(refused(self.nic(), Call::Query, "ibv_req_notify_cq", errno));
+        }
+        self.is_armed = true;
+        Ok(())
+    }
+
+    /// Takes the events that have come.
+    fn take_events(&mut self, channel: NonNull<ib::ibv_comp_channel>) {
+        let mut count = 0;
+        loop {
+            let (mut queue, mut context) = (null_mut(), null_mut());
+            // SAFETY: the channel lives and does not block; the pointers live through the call.
+            let answer =
+                unsafe { ib::ibv_get_cq_event(channel.as_ptr(), &raw mut queue, &raw mut context) };
+            if answer != 0 {
+                break;
+            }
+            count += 1;
+        }
+        if count > 0 {
+            // SAFETY: `count` events of this completion queue, the only one of the channel, were got and not acknowledged.
+            unsafe { ib::ibv_ack_cq_events(self.completions.queue.as_ptr(), count) };
+            self.is_armed = false;
+        }
+    }
+
+    fn overrun(&self) -> VerbsError {
+        found(
+            self.nic(),
+            "ibv_poll_cq",
+            "the completion queue was overrun or has failed, so completions are lost: connect anew",
+        )
+    }
+}
+
+/// Any number of the bits of `mask`. So that no packet of an earlier connection passes for one of this.
+fn any(mask: u32) -> u32 {
+    let word = RandomState::new().hash_one(std::process::id());
+    u32::try_from(word & u64::from(mask)).unwrap_or(0)
+}
+
+/// `pieces` as the card takes them, after `first`.
+fn elements(
+    first: Option<ib::ibv_sge>,
+    pieces: &[Piece<'_>],
+) -> Option<([ib::ibv_sge; MAX_PIECES], usize)> {
+    let mut list = [ib::ibv_sge {
+        addr: 0,
+        length: 0,
+        lkey: 0,
+    }; MAX_PIECES];
+    let mut count = 0;
+    let given = pieces.iter().map(|piece| {
+        Some(ib::ibv_sge {
+            addr: piece.address(),
+            length: u32::try_from(piece.bytes()).ok()?,
+            lkey: piece.key().local(),
+        })
+    });
+    for element in first.map(Some).into_iter().chain(given) {
+        *list.get_mut(count)? = element?;
+        count += 1;
+    }
+    Some((list, count))
+}
+
+/// A completion as the library gives it.
+fn done(wc: &ib::ibv_wc, header: u32) -> WorkDone {
+    let side = if wc.opcode & ib::ibv_wc_opcode::IBV_WC_RECV == 0 {
+        Side::Sent
+    } else {
+        Side::Received
+    };
+    let has_immediate = wc.wc_flags & ib::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
+    let status = errno::status(wc.status);
+    WorkDone {
+        id: wc.wr_id,
+        side,
+        status,
+        bytes: wc.byte_len.saturating_sub(header),
+        immediate: (status == Status::Success && has_immediate && side == Side::Received).then(
+            || {
+                // SAFETY: both readings of the union are of 32 bits, for which every pattern is a value.
+                u32::from_be(unsafe { wc.imm_data_invalidated_rkey_union.imm_data })
+            },
+        ),
+    }
+}
+
+impl Queue for VerbsQueue {
+    fn endpoint(&self) -> Endpoint {
+        self.endpoint
+    }
+
+    fn connect(&mut self, peer: &Endpoint) -> Result<(), VerbsError> {
+        if self.service == Service::Ud {
+            let to = Destination::new(&self.pair.context, self.place, peer)?;
+            self.destination = Some(to);
+        }
+        let receive = modify::receive(self.service, self.place, self.endpoint.mtu, peer);
+        self.pair.step(receive, "RTR")?;
+        self.pair
+            .step(modify::send(self.service, self.endpoint.psn), "RTS")?;
+        self.is_connected = true;
+        Ok(())
+    }
+
+    fn post(&mut self, work: &Work<'_>) -> Result<(), VerbsError> {
+        let bytes = work.payload.bytes();
+        if !self.is_connected {
+            return Err(self.invalid("ibv_post_send before it is connected".to_owned()));
+        }
+        if self.service == Service::Ud && bytes > self.endpoint.mtu as usize {
+            let mtu = self.endpoint.mtu;
+            return Err(self.invalid(format!(
+                "ibv_post_send of a datagram of {bytes} bytes, of which packets take {mtu}"
+            )));
+        }
+        let (mut list, count, inline) = match work.payload {
+            Payload::Memory(pieces) => {
+                let most = self.pair.cap.max_send_sge as usize;
+                match elements(None, pieces) {
+                    Some((list, count)) if count <= most => (list, count, 0),
+                    _ => {
+                        let pieces = pieces.len();
+                        return Err(self.invalid(format!(
+                            "ibv_post_send of {pieces} pieces, {bytes} bytes; it takes {most} pieces"
+                        )));
+                    }
+                }
+            }
+            Payload::Inline(data) => {
+                let most = self.inline();
+                let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
+                if length > most {
+                    return Err(self.invalid(format!(
+                        "ibv_post_send of {bytes} bytes inline; it takes {most}"
+                    )));
+                }
+                let mut list = [ib::ibv_sge {
+                    addr: 0,
+                    length: 0,
+                    lkey: 0,
+                }; MAX_PIECES];
+                list[0].addr = data.as_ptr().expose_provenance() as u64;
+                list[0].length = length;
+                (
+                    list,
+                    usize::from(length > 0),
+                    ib::ibv_send_flags::IBV_SEND_INLINE.0,
+                )
+            }
+        };
+        // SAFETY: the structure is of integers, pointers and unions of these, for which 0 is a value.
+        let mut request: ib::ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
+        request.wr_id = work.id;
+        request.sg_list = list.as_mut_ptr();
+        request.num_sge = c_int::try_from(count).unwrap_or(0);
+        request.send_flags = inline;
+        if work.signaled {
+            request.send_flags |= ib::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+        let immediate = match work.verb {
+            Verb::Write {
+                address,
+                key,
+                immediate,
+            } => {
+                if self.service == Service::Ud {
+                    return Err(self.invalid(
+                        "ibv_post_send of a write by datagram, which carries sends alone"
+                            .to_owned(),
+                    ));
+                }
+                request.wr.rdma = ib::rdma_t {
+                    remote_addr: address,
+                    rkey: key,
+                };
+                request.opcode = if immediate.is_some() {
+                    opcode::IBV_WR_RDMA_WRITE_WITH_IMM
+                } else {
+                    opcode::IBV_WR_RDMA_WRITE
+                };
+                immediate
+            }
+            Verb::Send { immediate } => {
+                if let Some(to) = &self.destination {
+                    request.wr.ud = ib::ud_t {
+                        ah: to.handle.as_ptr(),
+                        remote_qpn: to.number,
+                        remote_qkey: to.key,
+                    };
+                }
+                request.opcode = if immediate.is_some() {
+                    opcode::IBV_WR_SEND_WITH_IMM
+                } else {
+                    opcode::IBV_WR_SEND
+                };
+                immediate
+            }
+        };
+        if let Some(immediate) = immediate {
+            request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
+        }
+        let mut bad = null_mut();
+        // SAFETY: the pair lives, and is connected. Request and list live through the call, which copies them, and inline
+        // bytes too. Pieces lie in registered memory; where a key is dropped while the work waits, the card refuses it.
+        let errno =
+            unsafe { ib::ibv_post_send(self.pair.pair.as_ptr(), &raw mut request, &raw mut bad) };
+        if errno == 0 {
+            return Ok(());
+        }
+        let errno = if errno > 0 { errno } else { last() };
+        let said = format!("ibv_post_send of {bytes} bytes");
+        Err(refused(self.nic(), Call::Post, said, errno))
+    }
+
+    fn receive(&mut self, id: u64, into: &[Piece<'_>]) -> Result<(), VerbsError> {
+        let header = self.header.as_ref().map(|key| ib::ibv_sge {
+            addr: key.address(),
+            length: HEADER,
+            lkey: key.local(),
+        });
+        let most = self.pair.cap.max_recv_sge as usize;
+        let Some((mut list, count)) = elements(header, into).filter(|(_, count)| *count <= most)
+        else {
+            let pieces = into.len();
+            return Err(self.invalid(format!(
+                "ibv_post_recv of {pieces} pieces; it takes {}",
+                most - usize::from(header.is_some())
+            )));
+        };
+        let mut request = ib::ibv_recv_wr {
+            wr_id: id,
+            next: null_mut(),
+            sg_list: list.as_mut_ptr(),
+            num_sge: c_int::try_from(count).unwrap_or(0),
+        };
+        let mut bad = null_mut();
+        // SAFETY: the pair lives and is beyond RESET since it was made. Request and list live through the call, which copies
+        // them. Pieces lie in registered memory, as above.
+        let errno =
+            unsafe { ib::ibv_post_recv(self.pair.pair.as_ptr(), &raw mut request, &raw mut bad) };
+        if errno == 0 {
+            return Ok(());
+        }
+        let errno = if errno > 0 { errno } else { last() };
+        Err(refused(self.nic(), Call::Post, "ibv_post_recv", errno))
+    }
+
+    fn poll(&mut self, completed: &mut [WorkDone]) -> Result<usize, VerbsError> {
+        let header = self.header.as_ref().map_or(0, |_| HEADER);
+        let mut count = 0;
+        while count < completed.len() {
+            let room = (completed.len() - count).min(self.scratch.len());
+            let most = c_int::try_from(room).unwrap_or(c_int::MAX);
+            // SAFETY: the completion queue lives; the scratch has at least as many entries as are asked for.
+            let found = unsafe {
+                ib::ibv_poll_cq(
+                    self.completions.queue.as_ptr(),
+                    most,
+                    self.scratch.as_mut_ptr(),
+                )
+            };
+            let Ok(found) = usize::try_from(found) else {
+                return Err(self.overrun());
+            };
+            for (to, wc) in completed[count..]
+                .iter_mut()
+                .zip(&self.scratch[..found.min(room)])
+            {
+                *to = done(wc, header);
+            }
+            count += found.min(room);
+            if found < room {
+                break;
+            }
+        }
+        if count > 0 {
+            self.silent = 0;
+            return Ok(count);
+        }
+        self.silent += 1;
+        if self.silent >= SILENT {
+            self.silent = 0;
+            self.pair.context.look();
+        }
+        if self.completions.failed.load(Ordering::Acquire) {
+            return Err(self.overrun());
+        }
+        Ok(0)
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError> {
+        let Some(channel) = &self.channel else {
+            return Ok(false);
+        };
+        let (fd, channel) = (channel.fd(), channel.channel);
+        if !self.is_armed {
+            // What came before the queue was armed raises no event, so it is polled once more before anybody sleeps.
+            self.arm()?;
+            return Ok(true);
+        }
+        context::wait(fd, limit)
+            .map_err(|errno| refused(self.nic(), Call::Query, "poll of a channel", errno))?;
+        self.take_events(channel);
+        self.pair.context.look();
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wc(opcode: u32, flags: u32, immediate: u32) -> ib::ibv_wc {
+        ib::ibv_wc {
+            wr_id: 7,
+            status: 0,
+            opcode,
+            vendor_err: 0,
+            byte_len: 140,
+            imm_data_invalidated_rkey_union: ib::imm_data_invalidated_rkey_union_t {
+                imm_data: immediate.to_be(),
+            },
+            qp_num: 1,
+            src_qp: 2,
+            wc_flags: flags,
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
+        }
+    }
+
+    #[test]
+    fn completions_tell_side_bytes_and_immediate() {
+        use ib::ibv_wc_opcode as is;
+        let sent = done(&wc(is::IBV_WC_RDMA_WRITE, 0, 5), 0);
+        assert_eq!((sent.id, sent.side, sent.immediate), (7, Side::Sent, None));
+        let written = done(&wc(is::IBV_WC_RECV_RDMA_WITH_IMM, 2, 0x0102_0304), 0);
+        assert_eq!(written.side, Side::Received);
+        assert_eq!((written.bytes, written.immediate), (140, Some(0x0102_0304)));
+        let datagram = done(&wc(is::IBV_WC_RECV, 1, 5), HEADER);
+        assert_eq!(
+            (datagram.bytes, datagram.immediate),
+            (100, None),
+            "without its header"
+        );
+        let mut failed = wc(is::IBV_WC_RECV, 2, 5);
+        failed.status = ib::ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
+        let failed = done(&failed, 0);
+        assert_eq!((failed.status, failed.immediate), (Status::Flushed, None));
+    }
+
+    #[test]
+    fn no_more_pieces_than_there_is_room_for() {
+        let header = ib::ibv_sge {
+            addr: 1,
+            length: HEADER,
+            lkey: 3,
+        };
+        let (list, count) = elements(Some(header), &[]).unwrap();
+        assert_eq!((count, list[0].length, list[0].lkey), (1, HEADER, 3));
+        assert_eq!(elements(None, &[]).unwrap().1, 0);
+        let region = daq_core::region::Region::host(4096, Default::default()).unwrap();
+        let key = MemoryKey::new(
+            Box::new(()),
+            region,
+            crate::verbs::Way::Host,
+            (5, 6),
+            0x1000,
+        );
+        let pieces = [key.piece(16, 32); MAX_PIECES];
+        let (list, count) = elements(None, &pieces).unwrap();
+        assert_eq!(
+            (count, list[3].addr, list[3].length),
+            (MAX_PIECES, 0x1010, 32)
+        );
+        assert_eq!(list[3].lkey, 5);
+        assert!(elements(Some(header), &pieces).is_none());
+    }
+}
