@@ -11,6 +11,8 @@
 pub(crate) mod door;
 pub mod exchange;
 pub mod tcp;
+#[cfg(feature = "verbs")]
+pub mod cm;
 
 use crate::verbs::{Nic, Queue, QueueOptions, VerbsError};
 use std::sync::Arc;

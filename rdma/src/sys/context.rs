@@ -64,7 +64,7 @@ pub fn names() -> Result<Vec<String>, VerbsError> {
 /// An opened card with a protection domain of its own.
 pub struct Context {
     name: String,
-    context: NonNull<ib::ibv_context>,
+    raw: NonNull<ib::ibv_context>,
     domain: NonNull<ib::ibv_pd>,
     events: Mutex<Events>,
 }
@@ -116,7 +116,7 @@ impl Context {
         };
         let opened = Self {
             name: name.to_owned(),
-            context,
+            raw: context,
             domain,
             events: Mutex::new(Events::default()),
         };
@@ -133,7 +133,7 @@ impl Context {
 
     /// The library's context; open as long as `self` lives.
     pub const fn raw(&self) -> *mut ib::ibv_context {
-        self.context.as_ptr()
+        self.raw.as_ptr()
     }
 
     /// The protection domain; there as long as `self` lives.
@@ -250,7 +250,7 @@ impl Drop for Context {
         let (domain, context) = unsafe {
             (
                 ib::ibv_dealloc_pd(self.domain.as_ptr()),
-                ib::ibv_close_device(self.context.as_ptr()),
+                ib::ibv_close_device(self.raw.as_ptr()),
             )
         };
         if domain != 0 || context != 0 {

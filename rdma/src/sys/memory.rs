@@ -3,7 +3,7 @@
 use super::context::Context;
 use super::errno::{Call, found, last, refused};
 use crate::verbs::{Access, MemoryKey, VerbsError, Way};
-use daq_core::region::Region;
+use daq_core::region::{Placement, Region};
 use rdma_mummy_sys as ib;
 use std::ffi::c_void;
 use std::os::fd::AsRawFd;
@@ -122,6 +122,9 @@ pub fn register(
         }
         Way::Peer => {
             let said = format!("ibv_reg_mr of {bytes} bytes of {}", region.placement());
+            if region.placement() == Placement::Host {
+                return Err(found(context.name(), said, "this is no GPU's memory"));
+            }
             // SAFETY: as for host memory; the address is the GPU's, which the kernel resolves or refuses.
             let registered = unsafe { Registered::new(context, gpu, bytes, flags) }
                 .map_err(|errno| refused(context.name(), Call::Peer, said, errno))?;

@@ -7,6 +7,7 @@
 //!     ├─ memory.rs   registrations
 //!     ├─ queue.rs    queue pairs, completions, waiting
 //!     └─ modify.rs   from made to connected, by an endpoint or by what rdma_cm says
+//!   cm.rs       rdma_cm's identifiers and events
 //!   errno.rs    what a refusal means and what helps
 //! ```
 //! Whoever owns what: a queue and a registration keep the card, the card keeps its context; so they go in this order:
@@ -15,6 +16,7 @@
 //! The calls are those of `rdma-mummy-sys`, without a wrapper on top: private data of rdma_cm and a device's events, which
 //! are needed here, no published wrapper has.
 
+pub(crate) mod cm;
 pub mod device;
 pub mod errno;
 

@@ -30,7 +30,7 @@ const SILENT: u32 = 1 << 12;
 /// A channel that tells when completions have come.
 struct Channel {
     channel: NonNull<ib::ibv_comp_channel>,
-    _context: Arc<Context>,
+    context: Arc<Context>,
 }
 
 impl Channel {
@@ -47,7 +47,7 @@ impl Channel {
         })?;
         let made = Self {
             channel,
-            _context: Arc::clone(context),
+            context: Arc::clone(context),
         };
         context::nonblocking(made.fd())
             .map_err(|errno| refused(context.name(), Call::Make, "fcntl of a channel", errno))?;
@@ -64,7 +64,7 @@ impl Drop for Channel {
     fn drop(&mut self) {
         // SAFETY: the completion queue that used it is gone: it is declared before. Ended this once.
         let errno = unsafe { ib::ibv_destroy_comp_channel(self.channel.as_ptr()) };
-        warn_of(errno, &self._context, "ibv_destroy_comp_channel");
+        warn_of(errno, &self.context, "ibv_destroy_comp_channel");
     }
 }
 
@@ -121,7 +121,7 @@ impl Drop for CompletionQueue {
 
 /// A queue pair.
 struct Pair {
-    pair: NonNull<ib::ibv_qp>,
+    raw: NonNull<ib::ibv_qp>,
     /// What the card made of the wishes.
     cap: ib::ibv_qp_cap,
     context: Arc<Context>,
@@ -152,36 +152,35 @@ impl Pair {
         } else {
             None
         };
-        let (pair, cap) = match made {
-            Some(pair) => (pair, wish.cap),
-            None => {
-                let mut plain = ib::ibv_qp_init_attr {
-                    qp_context: null_mut(),
-                    send_cq: wish.send_cq,
-                    recv_cq: wish.recv_cq,
-                    srq: null_mut(),
-                    cap,
-                    qp_type: wish.qp_type,
-                    sq_sig_all: 0,
-                };
-                // SAFETY: the domain lives as long as the context; the completion queue is of it and outlives the pair, as
-                // fields are declared; the structure lives through the call.
-                let pair = unsafe { ib::ibv_create_qp(context.domain(), &raw mut plain) };
-                let pair = NonNull::new(pair).ok_or_else(|| {
-                    let said = format!(
-                        "ibv_create_qp ({}) of {} sends and {} receives of {} pieces",
-                        service.name(),
-                        cap.max_send_wr,
-                        cap.max_recv_wr,
-                        cap.max_recv_sge
-                    );
-                    refused(context.name(), Call::Make, said, last())
-                })?;
-                (pair, plain.cap)
-            }
+        let (raw, cap) = if let Some(pair) = made {
+            (pair, wish.cap)
+        } else {
+            let mut plain = ib::ibv_qp_init_attr {
+                qp_context: null_mut(),
+                send_cq: wish.send_cq,
+                recv_cq: wish.recv_cq,
+                srq: null_mut(),
+                cap,
+                qp_type: wish.qp_type,
+                sq_sig_all: 0,
+            };
+            // SAFETY: the domain lives as long as the context; the completion queue is of it and outlives the pair, as
+            // fields are declared; the structure lives through the call.
+            let pair = unsafe { ib::ibv_create_qp(context.domain(), &raw mut plain) };
+            let pair = NonNull::new(pair).ok_or_else(|| {
+                let said = format!(
+                    "ibv_create_qp ({}) of {} sends and {} receives of {} pieces",
+                    service.name(),
+                    cap.max_send_wr,
+                    cap.max_recv_wr,
+                    cap.max_recv_sge
+                );
+                refused(context.name(), Call::Make, said, last())
+            })?;
+            (pair, plain.cap)
         };
         Ok(Self {
-            pair,
+            raw,
             cap,
             context: Arc::clone(context),
         })
@@ -216,13 +215,13 @@ impl Pair {
 
     fn number(&self) -> u32 {
         // SAFETY: the pair lives as long as `self`; its number does not change.
-        unsafe { (*self.pair.as_ptr()).qp_num }
+        unsafe { (*self.raw.as_ptr()).qp_num }
     }
 
     fn step(&self, mut step: Step, to: &str) -> Result<(), VerbsError> {
         // SAFETY: the pair lives; the structure lives through the call.
         let errno =
-            unsafe { ib::ibv_modify_qp(self.pair.as_ptr(), &raw mut step.attributes, step.mask) };
+            unsafe { ib::ibv_modify_qp(self.raw.as_ptr(), &raw mut step.attributes, step.mask) };
         if errno == 0 {
             return Ok(());
         }
@@ -235,7 +234,7 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         // SAFETY: made by the library, ended this once. After it the card does nothing for the pair any more.
-        let errno = unsafe { ib::ibv_destroy_qp(self.pair.as_ptr()) };
+        let errno = unsafe { ib::ibv_destroy_qp(self.raw.as_ptr()) };
         warn_of(errno, &self.context, "ibv_destroy_qp");
     }
 }
@@ -366,7 +365,7 @@ impl VerbsQueue {
     }
 
     /// Connects it by steps that rdma_cm has made.
-    pub(super) fn connect_by(&mut self, receive: Step, send: Step) -> Result<(), VerbsError> {
+    pub(crate) fn connect_by(&mut self, receive: Step, send: Step) -> Result<(), VerbsError> {
         self.pair.step(modify::patience(receive), "RTR")?;
         self.pair.step(modify::patience(send), "RTS")?;
         self.is_connected = true;
@@ -595,7 +594,7 @@ impl Queue for VerbsQueue {
         // SAFETY: the pair lives, and is connected. Request and list live through the call, which copies them, and inline
         // bytes too. Pieces lie in registered memory; where a key is dropped while the work waits, the card refuses it.
         let errno =
-            unsafe { ib::ibv_post_send(self.pair.pair.as_ptr(), &raw mut request, &raw mut bad) };
+            unsafe { ib::ibv_post_send(self.pair.raw.as_ptr(), &raw mut request, &raw mut bad) };
         if errno == 0 {
             return Ok(());
         }
@@ -629,7 +628,7 @@ impl Queue for VerbsQueue {
         // SAFETY: the pair lives and is beyond RESET since it was made. Request and list live through the call, which copies
         // them. Pieces lie in registered memory, as above.
         let errno =
-            unsafe { ib::ibv_post_recv(self.pair.pair.as_ptr(), &raw mut request, &raw mut bad) };
+            unsafe { ib::ibv_post_recv(self.pair.raw.as_ptr(), &raw mut request, &raw mut bad) };
         if errno == 0 {
             return Ok(());
         }
@@ -701,6 +700,7 @@ impl Queue for VerbsQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use daq_core::region::{HostOptions, Region};
 
     fn wc(opcode: u32, flags: u32, immediate: u32) -> ib::ibv_wc {
         ib::ibv_wc {
@@ -752,7 +752,7 @@ mod tests {
         let (list, count) = elements(Some(header), &[]).unwrap();
         assert_eq!((count, list[0].length, list[0].lkey), (1, HEADER, 3));
         assert_eq!(elements(None, &[]).unwrap().1, 0);
-        let region = daq_core::region::Region::host(4096, Default::default()).unwrap();
+        let region = Region::host(4096, HostOptions::default()).unwrap();
         let key = MemoryKey::new(
             Box::new(()),
             region,

@@ -1,0 +1,629 @@
+//! Hosts that find each other by rdma_cm: one connection a rail, greetings as its private data.
+//!
+//! ```text
+//!   dialler ── request: greeting, queue ──▶ listener     for every rail, before any is answered
+//!           ◀── response: greeting, queue ──              its queue is connected already
+//!           ── ready ──▶                                  so is the dialler's
+//! ```
+//! rdma_cm chooses the card by the addresses; whoever declared another one is told so instead of being served by a card
+//! that does not lie where its memory does. Private data are padded with zeros on their way.
+
+use super::{
+    ConnectError, Dialler, Incoming, Link, Listener, MAX_HELLO, MAX_OFFER, Prepare, Watch,
+};
+use crate::stream::wire::Hello;
+use crate::sys::VerbsQueue;
+use crate::sys::cm::{Event, Events, Id, Kind};
+use crate::sys::device;
+use crate::verbs::{Nic, Queue, QueueOptions, Service, VerbsError};
+use std::any::Any;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a peer that has begun may take to go on.
+const STEP: Duration = Duration::from_secs(10);
+/// Requests that wait to be looked at.
+const WAITING: i32 = 64;
+/// Bytes of a refusal, of which rdma_cm carries no more.
+const MAX_REFUSAL: usize = 148;
+
+/// Goes to a listener.
+#[derive(Clone, Debug)]
+pub struct CmDialler {
+    addresses: Vec<SocketAddr>,
+}
+
+/// One that goes to the listener at `address`, which is that of a card there.
+pub fn dialler(address: SocketAddr) -> CmDialler {
+    CmDialler {
+        addresses: vec![address],
+    }
+}
+
+impl CmDialler {
+    /// The same with one more address of the listener's host: rail `i` goes to the `i`-th, round and round. A listener with
+    /// several cards has one for each.
+    #[must_use]
+    pub fn and(mut self, address: SocketAddr) -> Self {
+        self.addresses.push(address);
+        self
+    }
+}
+
+/// Waits for diallers.
+pub struct CmWaiting {
+    listener: Id,
+    /// Requests of diallers of which not all rails have come.
+    begun: Vec<Request>,
+}
+
+/// One that waits at `address`; an unspecified one is that of all cards.
+pub fn listener(address: SocketAddr) -> Result<CmWaiting, ConnectError> {
+    let listener = Id::new(&Events::new()?)?;
+    listener.listen(address, WAITING)?;
+    Ok(CmWaiting {
+        listener,
+        begun: Vec::new(),
+    })
+}
+
+impl CmWaiting {
+    /// Where it waits.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.listener.own()
+    }
+}
+
+/// A rail on its way.
+struct Rail {
+    id: Id,
+    queue: Box<dyn Queue>,
+}
+
+impl Rail {
+    /// Makes a queue of `nic`, which must be the card that rdma_cm has chosen.
+    fn new(id: Id, nic: &dyn Nic, options: &QueueOptions) -> Result<Self, VerbsError> {
+        check(&id, nic)?;
+        Ok(Self {
+            id,
+            queue: nic.queue(options)?,
+        })
+    }
+
+    /// Connects the queue as rdma_cm says.
+    fn connect(&mut self, nic: &dyn Nic) -> Result<(), VerbsError> {
+        let (receive, send) = self.id.steps()?;
+        let queue: &mut dyn Any = &mut *self.queue;
+        match queue.downcast_mut::<VerbsQueue>() {
+            Some(queue) => queue.connect_by(receive, send),
+            None => Err(wrong(nic, "a card made of software is connected by TCP")),
+        }
+    }
+}
+
+fn wrong(nic: &dyn Nic, why: impl Into<String>) -> VerbsError {
+    VerbsError {
+        nic: nic.name().to_owned(),
+        call: "rdma_cm".to_owned(),
+        errno: 0,
+        why: why.into(),
+    }
+}
+
+/// Whether a connection goes by the card that was declared.
+fn check(id: &Id, nic: &dyn Nic) -> Result<(), VerbsError> {
+    let port = nic.port()?.number;
+    match id.card() {
+        Some((name, number)) if name == nic.name() && number == port => Ok(()),
+        Some((name, number)) => Err(wrong(
+            nic,
+            format!(
+                "the address leads by {name} port {number}, declared is {} port {port}: take an address of that card, or \
+                 declare the other",
+                nic.name()
+            ),
+        )),
+        None => Err(wrong(nic, "the address leads by no card")),
+    }
+}
+
+fn network(peer: String, action: &'static str, source: io::Error) -> ConnectError {
+    ConnectError::Network {
+        peer,
+        action,
+        source,
+    }
+}
+
+/// What an event that was not hoped for means.
+fn failed(event: &Event, peer: String, action: &'static str) -> ConnectError {
+    match event.kind {
+        Kind::Rejected => ConnectError::Refused {
+            peer,
+            why: refusal(event.status, &event.private),
+        },
+        Kind::Failed if event.status < 0 => network(
+            peer,
+            action,
+            io::Error::from_raw_os_error(event.status.saturating_neg()),
+        ),
+        Kind::Removed => network(peer, action, io::Error::other("the card was removed")),
+        _ => network(peer, action, io::ErrorKind::ConnectionAborted.into()),
+    }
+}
+
+/// The words of a refusal: the other side's own, or what the number of its reason means.
+fn refusal(reason: i32, private: &[u8]) -> String {
+    /// `IB_CM_REJ_INVALID_SERVICE_ID`.
+    const NOBODY: i32 = 8;
+    /// `IB_CM_REJ_STALE_CONN`.
+    const STALE: i32 = 10;
+    let end = private.iter().rposition(|&byte| byte != 0);
+    let words = &private[..end.map_or(0, |last| last + 1)];
+    match (reason, words) {
+        (NOBODY, _) => "nobody listens at that port by rdma_cm".to_owned(),
+        (STALE, _) => {
+            "it still holds an earlier connection of this queue's number; try again".to_owned()
+        }
+        (reason, []) => format!("reason {reason} of rdma_cm"),
+        (_, words) => String::from_utf8_lossy(words).into_owned(),
+    }
+}
+
+/// As much of `why` as a refusal carries, cut between characters.
+fn cut(why: &str) -> &[u8] {
+    &why.as_bytes()[..why.floor_char_boundary(MAX_REFUSAL)]
+}
+
+/// The next event, until `end`.
+fn next(
+    events: &Arc<Events>,
+    end: Instant,
+    peer: &str,
+    action: &'static str,
+) -> Result<Event, ConnectError> {
+    loop {
+        if let Some(event) = events.next()? {
+            return Ok(event);
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(network(
+                peer.to_owned(),
+                action,
+                io::ErrorKind::TimedOut.into(),
+            ));
+        }
+        events.wait(left)?;
+    }
+}
+
+/// Waits for `kind` of the connection `of`; events without a meaning pass.
+fn await_kind(
+    events: &Arc<Events>,
+    of: usize,
+    kind: Kind,
+    end: Instant,
+    peer: &str,
+    action: &'static str,
+) -> Result<Event, ConnectError> {
+    loop {
+        let event = next(events, end, peer, action)?;
+        match event.kind {
+            found if found == kind && event.of == of => return Ok(event),
+            Kind::Other => {}
+            _ => return Err(failed(&event, peer.to_owned(), action)),
+        }
+    }
+}
+
+fn serves(nics: &[Arc<dyn Nic>], options: &QueueOptions) -> Result<(), VerbsError> {
+    match nics.first() {
+        Some(nic) if options.service != Service::Rc => Err(wrong(
+            &**nic,
+            format!(
+                "it connects rc alone, and {} was asked for: connect by TCP",
+                options.service.name()
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Whether greetings are of a size that is carried.
+fn fit(nics: &[Arc<dyn Nic>], greetings: &[Vec<u8>], most: usize) -> Result<(), VerbsError> {
+    let longest = greetings.iter().map(Vec::len).max().unwrap_or(0);
+    match nics.first() {
+        Some(nic) if greetings.len() != nics.len() => Err(wrong(
+            &**nic,
+            format!("{} greetings for {} rails", greetings.len(), nics.len()),
+        )),
+        Some(nic) if longest > most => Err(wrong(
+            &**nic,
+            format!("a greeting of {longest} bytes; it carries {most}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+impl Dialler for CmDialler {
+    fn dial(
+        &mut self,
+        nics: &[Arc<dyn Nic>],
+        options: &QueueOptions,
+        greetings: &[Vec<u8>],
+        prepare: Prepare<'_>,
+        limit: Duration,
+    ) -> Result<Link, ConnectError> {
+        serves(nics, options)?;
+        fit(nics, greetings, MAX_HELLO)?;
+        let end = Instant::now() + limit;
+        let events = Events::new()?;
+        let mut rails = Vec::with_capacity(nics.len());
+        for (i, (nic, greeting)) in nics.iter().zip(greetings).enumerate() {
+            let address = self.addresses[i % self.addresses.len()];
+            let peer = address.to_string();
+            let left = || end.saturating_duration_since(Instant::now());
+            let id = Id::new(&events)?;
+            // From the card's own address, so that it is this card and no other.
+            let own = device::ip(nic.port()?.gid).filter(|ip| ip.is_ipv4() == address.is_ipv4());
+            id.resolve(own, address, left())?;
+            let action = "looking for the card there";
+            await_kind(&events, id.address(), Kind::Address, end, &peer, action)?;
+            id.route(left())?;
+            let action = "looking for the way there";
+            await_kind(&events, id.address(), Kind::Route, end, &peer, action)?;
+            let mut rail = Rail::new(id, &**nic, options)?;
+            prepare(i, &mut *rail.queue)?;
+            rail.id.connect(rail.queue.endpoint().number, greeting)?;
+            rails.push(rail);
+        }
+        let peer = self.addresses[0].to_string();
+        let mut answers: Vec<Option<Vec<u8>>> = vec![None; rails.len()];
+        while answers.iter().any(Option::is_none) {
+            let action = "waiting for an answer";
+            let event = next(&events, end, &peer, action)?;
+            let rail = rails.iter().position(|rail| rail.id.address() == event.of);
+            match (event.kind, rail) {
+                (Kind::Response, Some(rail)) => answers[rail] = Some(event.private),
+                (Kind::Other, _) => {}
+                _ => return Err(failed(&event, peer, action)),
+            }
+        }
+        for (rail, nic) in rails.iter_mut().zip(nics) {
+            rail.connect(&**nic)?;
+            rail.id.establish()?;
+        }
+        Ok(link(
+            rails,
+            answers.into_iter().flatten().collect(),
+            events,
+            peer,
+        ))
+    }
+}
+
+fn link(rails: Vec<Rail>, greetings: Vec<Vec<u8>>, events: Arc<Events>, peer: String) -> Link {
+    let (rails, ids) = rails.into_iter().map(|rail| (rail.queue, rail.id)).unzip();
+    Link {
+        rails,
+        greetings,
+        watch: Box::new(CmWatch {
+            ids,
+            events,
+            peer,
+            gone: None,
+        }),
+    }
+}
+
+/// A dialler's wish for one rail.
+struct Request {
+    id: Id,
+    greeting: Vec<u8>,
+    since: Instant,
+}
+
+impl Request {
+    fn refuse(self, why: &str) {
+        if let Err(error) = self.id.reject(cut(why)) {
+            tracing::debug!("{error}");
+        }
+    }
+}
+
+/// The requests of one dialler in the order of its rails, if all of `rails` are among those that have `begun`. They
+/// belong together by their stream's number.
+fn complete(greetings: &[Option<(u64, usize)>], rails: usize) -> Option<Vec<usize>> {
+    let streams = greetings.iter().flatten().map(|(stream, _)| *stream);
+    streams.into_iter().find_map(|stream| {
+        (0..rails)
+            .map(|rail| greetings.iter().position(|it| *it == Some((stream, rail))))
+            .collect()
+    })
+}
+
+/// The stream and the rail of a greeting that wants `rails` of them.
+fn place(greeting: &[u8], rails: usize) -> Result<(u64, usize), String> {
+    let hello = Hello::decode(greeting).map_err(|error| error.to_string())?;
+    if usize::from(hello.rails) != rails {
+        return Err(format!(
+            "it has {} rails, here are {rails}: declare as many cards on both sides",
+            hello.rails
+        ));
+    }
+    Ok((hello.stream, hello.rail.into()))
+}
+
+impl CmWaiting {
+    /// Takes a request for a rail, or turns it away; gives all of its dialler's when they are there.
+    fn begin(&mut self, request: Request, nics: &[Arc<dyn Nic>]) -> Option<Vec<Request>> {
+        // With one rail there is nothing to put in order, so any greeting will do.
+        let found = match nics {
+            [_] => Ok((0, 0)),
+            _ => place(&request.greeting, nics.len()),
+        };
+        let (stream, rail) = match found {
+            Ok(place) => place,
+            Err(why) => {
+                request.refuse(&why);
+                return None;
+            }
+        };
+        if let Err(error) = check(&request.id, &*nics[rail]) {
+            request.refuse(&format!("rail {rail}: {}", error.why));
+            return None;
+        }
+        if nics.len() == 1 {
+            return Some(vec![request]);
+        }
+        // One that comes again replaces the one before: its dialler has begun anew.
+        self.begun.retain(|other| {
+            other.since.elapsed() < STEP && place(&other.greeting, nics.len()) != Ok((stream, rail))
+        });
+        self.begun.push(request);
+        self.take(nics.len())
+    }
+
+    /// The requests of a dialler that are all there.
+    fn take(&mut self, rails: usize) -> Option<Vec<Request>> {
+        let places: Vec<_> = self
+            .begun
+            .iter()
+            .map(|request| place(&request.greeting, rails).ok())
+            .collect();
+        let chosen = complete(&places, rails)?;
+        let mut all: Vec<Option<Request>> = self.begun.drain(..).map(Some).collect();
+        let taken = chosen.into_iter().filter_map(|i| all[i].take()).collect();
+        self.begun.extend(all.into_iter().flatten());
+        Some(taken)
+    }
+}
+
+impl Listener for CmWaiting {
+    fn accept(
+        &mut self,
+        nics: &[Arc<dyn Nic>],
+        limit: Duration,
+    ) -> Result<Option<Box<dyn Incoming>>, ConnectError> {
+        let end = Instant::now() + limit;
+        let events = Arc::clone(self.listener.events());
+        loop {
+            let Some(event) = events.next()? else {
+                let left = end.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Ok(None);
+                }
+                events.wait(left)?;
+                continue;
+            };
+            let Some(id) = event.request else {
+                // A dialler that gave up, or the listener's card: the former's request goes, the latter is told.
+                self.begun
+                    .retain(|request| request.id.address() != event.of);
+                if event.kind == Kind::Removed {
+                    return Err(failed(&event, "rdma_cm".to_owned(), "listening"));
+                }
+                continue;
+            };
+            let request = Request {
+                id,
+                greeting: event.private,
+                since: Instant::now(),
+            };
+            if let Some(requests) = self.begin(request, nics) {
+                return Ok(Some(Box::new(CmIncoming::new(requests, nics)?)));
+            }
+        }
+    }
+}
+
+/// A dialler that waits for an answer.
+struct CmIncoming {
+    ids: Vec<Id>,
+    greetings: Vec<Vec<u8>>,
+    nics: Vec<Arc<dyn Nic>>,
+    events: Arc<Events>,
+    peer: String,
+}
+
+impl CmIncoming {
+    fn new(requests: Vec<Request>, nics: &[Arc<dyn Nic>]) -> Result<Self, VerbsError> {
+        let events = Events::new()?;
+        let peer = requests
+            .first()
+            .and_then(|request| request.id.peer())
+            .map_or_else(|| "a dialler".to_owned(), |peer| peer.to_string());
+        let mut ids = Vec::with_capacity(requests.len());
+        let mut greetings = Vec::with_capacity(requests.len());
+        for request in requests {
+            ids.push(request.id.moved(&events)?);
+            greetings.push(request.greeting);
+        }
+        Ok(Self {
+            ids,
+            greetings,
+            nics: nics.to_vec(),
+            events,
+            peer,
+        })
+    }
+}
+
+impl Incoming for CmIncoming {
+    fn peer(&self) -> String {
+        self.peer.clone()
+    }
+
+    fn greetings(&self) -> &[Vec<u8>] {
+        &self.greetings
+    }
+
+    fn accept(
+        self: Box<Self>,
+        options: &QueueOptions,
+        greetings: &[Vec<u8>],
+        prepare: Prepare<'_>,
+    ) -> Result<Link, ConnectError> {
+        serves(&self.nics, options)?;
+        fit(&self.nics, greetings, MAX_OFFER)?;
+        let Self {
+            ids,
+            greetings: theirs,
+            nics,
+            events,
+            peer,
+        } = *self;
+        let mut rails = Vec::with_capacity(nics.len());
+        for (i, (id, nic)) in ids.into_iter().zip(&nics).enumerate() {
+            let mut rail = Rail::new(id, &**nic, options)?;
+            prepare(i, &mut *rail.queue)?;
+            rail.connect(&**nic)?;
+            rails.push(rail);
+        }
+        for (rail, greeting) in rails.iter().zip(greetings) {
+            rail.id.accept(rail.queue.endpoint().number, greeting)?;
+        }
+        let end = Instant::now() + STEP;
+        let mut waiting: Vec<usize> = rails.iter().map(|rail| rail.id.address()).collect();
+        while !waiting.is_empty() {
+            let action = "waiting until it is ready";
+            let event = next(&events, end, &peer, action)?;
+            match event.kind {
+                Kind::Established => waiting.retain(|id| *id != event.of),
+                Kind::Other => {}
+                _ => return Err(failed(&event, peer, action)),
+            }
+        }
+        Ok(link(rails, theirs, events, peer))
+    }
+
+    fn refuse(self: Box<Self>, why: &str) {
+        for id in &self.ids {
+            if let Err(error) = id.reject(cut(why)) {
+                tracing::debug!("{}: {error}", self.peer);
+            }
+        }
+    }
+}
+
+/// Looks whether the other side of a link is still there.
+struct CmWatch {
+    ids: Vec<Id>,
+    events: Arc<Events>,
+    peer: String,
+    gone: Option<String>,
+}
+
+impl Watch for CmWatch {
+    fn gone(&mut self) -> Option<String> {
+        if self.gone.is_none() {
+            let why = match self.events.next() {
+                Ok(Some(event)) => match event.kind {
+                    Kind::Disconnected => Some("it has ended the connection, or its process died"),
+                    Kind::Removed => Some("the card was removed"),
+                    Kind::Failed => Some("the connection has failed"),
+                    _ => None,
+                }
+                .map(str::to_owned),
+                Ok(None) => None,
+                Err(error) => Some(error.to_string()),
+            };
+            self.gone = why.map(|why| format!("{}: {why}", self.peer));
+        }
+        self.gone.clone()
+    }
+
+    fn part(&mut self) {
+        for id in &self.ids {
+            if let Err(error) = id.disconnect() {
+                tracing::debug!("{}: {error}", self.peer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_sentences() {
+        assert_eq!(refusal(28, b"the ring is full\0\0\0"), "the ring is full");
+        assert!(refusal(8, &[0; 148]).contains("nobody listens"));
+        assert_eq!(refusal(24, &[0; 148]), "reason 24 of rdma_cm");
+    }
+
+    #[test]
+    fn a_long_refusal_is_cut_between_characters() {
+        let short = "no";
+        assert_eq!(cut(short), short.as_bytes());
+        let long = "ä".repeat(100);
+        let cut = cut(&long);
+        assert!(cut.len() <= MAX_REFUSAL && cut.len() > MAX_REFUSAL - 4);
+        assert!(std::str::from_utf8(cut).is_ok());
+    }
+
+    /// Rails of several diallers come in any order; each dialler gets its own, in their order.
+    #[test]
+    fn rails_of_a_dialler_belong_together() {
+        let begun = [Some((7, 1)), Some((9, 0)), None, Some((9, 2)), Some((7, 0))];
+        assert_eq!(complete(&begun, 2), Some(vec![4, 0]));
+        assert_eq!(complete(&begun, 3), None);
+        let more = [&begun[..], &[Some((9, 1))]].concat();
+        assert_eq!(complete(&more, 3), Some(vec![1, 5, 3]));
+        assert_eq!(complete(&[], 1), None);
+    }
+
+    #[test]
+    fn greetings_say_where_they_belong() {
+        let hello = Hello {
+            mode: crate::stream::wire::Mode::Write,
+            rail: 1,
+            rails: 2,
+            places: 0,
+            stream: 77,
+            first: 0,
+            slot: 4096,
+            credit_address: 0,
+            credit_key: 0,
+        };
+        let mut bytes = hello.encode();
+        bytes.resize(MAX_HELLO, 0);
+        assert_eq!(place(&bytes, 2), Ok((77, 1)));
+        assert!(place(&bytes, 3).unwrap_err().contains("as many cards"));
+        assert!(place(&[0; MAX_HELLO], 2).is_err());
+    }
+
+    /// Where there is no librdmacm, or no kernel's part of it, a sentence says so.
+    #[test]
+    fn what_is_absent_is_told() {
+        let address = "127.0.0.1:0".parse().unwrap();
+        match listener(address) {
+            Ok(_) => println!("this host has rdma_cm: nothing to be refused"),
+            Err(error) => assert!(error.to_string().contains("rdma_cm"), "{error}"),
+        }
+    }
+}

@@ -1,0 +1,506 @@
+//! rdma_cm's identifiers and events.
+
+use super::context;
+use super::errno::{Call, last, refused};
+use super::modify::{Step, manager_retries};
+use crate::verbs::VerbsError;
+use rdma_mummy_sys as ib;
+use rdma_mummy_sys::rdma_cm_event_type as is;
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What happened to a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The other side's address was found, and with it the card that leads there.
+    Address,
+    /// The way there was found.
+    Route,
+    /// Somebody wants to connect; the event carries the new identifier.
+    Request,
+    /// The listener accepts.
+    Response,
+    /// Both sides are connected.
+    Established,
+    /// The listener refuses.
+    Rejected,
+    /// The other side ended the connection, or is gone.
+    Disconnected,
+    /// The card was removed.
+    Removed,
+    /// It could not be done; the event's status says why.
+    Failed,
+    /// Of no meaning here.
+    Other,
+}
+
+/// The kind of that number of `enum rdma_cm_event_type`.
+const fn kind(event: is::Type) -> Kind {
+    match event {
+        is::RDMA_CM_EVENT_ADDR_RESOLVED => Kind::Address,
+        is::RDMA_CM_EVENT_ROUTE_RESOLVED => Kind::Route,
+        is::RDMA_CM_EVENT_CONNECT_REQUEST => Kind::Request,
+        is::RDMA_CM_EVENT_CONNECT_RESPONSE => Kind::Response,
+        is::RDMA_CM_EVENT_ESTABLISHED => Kind::Established,
+        is::RDMA_CM_EVENT_REJECTED => Kind::Rejected,
+        is::RDMA_CM_EVENT_DISCONNECTED => Kind::Disconnected,
+        is::RDMA_CM_EVENT_DEVICE_REMOVAL => Kind::Removed,
+        is::RDMA_CM_EVENT_ADDR_ERROR
+        | is::RDMA_CM_EVENT_ROUTE_ERROR
+        | is::RDMA_CM_EVENT_CONNECT_ERROR
+        | is::RDMA_CM_EVENT_UNREACHABLE => Kind::Failed,
+        _ => Kind::Other,
+    }
+}
+
+/// An event, copied and acknowledged.
+pub struct Event {
+    /// Its kind.
+    pub kind: Kind,
+    /// The connection that it is of ([`Id::address`]); of a request, the listener's.
+    pub of: usize,
+    /// Its status: a negative errno, or the reason of a refusal.
+    pub status: i32,
+    /// What the other side sent along; padded with zeros.
+    pub private: Vec<u8>,
+    /// The connection that is asked for.
+    pub request: Option<Id>,
+}
+
+/// Where events come in.
+pub struct Events {
+    channel: NonNull<ib::rdma_event_channel>,
+}
+
+// SAFETY: librdmacm allows calls on a channel from any thread.
+unsafe impl Send for Events {}
+// SAFETY: as above; the pointer does not change.
+unsafe impl Sync for Events {}
+
+/// The error of a call of rdma_cm.
+fn error(said: impl Into<String>, errno: i32) -> VerbsError {
+    refused("rdma_cm", Call::Manager, said, errno)
+}
+
+fn checked(answer: c_int, said: impl Into<String>) -> Result<(), VerbsError> {
+    if answer == 0 {
+        Ok(())
+    } else {
+        Err(error(said, last()))
+    }
+}
+
+impl Events {
+    /// A new channel, which does not block.
+    pub fn new() -> Result<Arc<Self>, VerbsError> {
+        // SAFETY: the call takes nothing.
+        let channel = unsafe { ib::rdma_create_event_channel() };
+        let channel =
+            NonNull::new(channel).ok_or_else(|| error("rdma_create_event_channel", last()))?;
+        let made = Self { channel };
+        context::nonblocking(made.fd()).map_err(|errno| error("fcntl of its events", errno))?;
+        Ok(Arc::new(made))
+    }
+
+    fn fd(&self) -> c_int {
+        // SAFETY: the channel lives as long as `self`; its descriptor does not change.
+        unsafe { (*self.channel.as_ptr()).fd }
+    }
+
+    /// Waits until an event may be there or `limit` has passed.
+    pub fn wait(&self, limit: Duration) -> Result<(), VerbsError> {
+        context::wait(self.fd(), limit)
+            .map(drop)
+            .map_err(|errno| error("poll of its events", errno))
+    }
+
+    /// The next event; never waits.
+    pub fn next(self: &Arc<Self>) -> Result<Option<Event>, VerbsError> {
+        let mut event = null_mut();
+        // SAFETY: the channel lives and does not block; the pointer lives through the call.
+        if unsafe { ib::rdma_get_cm_event(self.channel.as_ptr(), &raw mut event) } != 0 {
+            return match last() {
+                libc::EAGAIN | libc::EINTR => Ok(None),
+                errno => Err(error("rdma_get_cm_event", errno)),
+            };
+        }
+        // SAFETY: the call has given an event, which lives until it is acknowledged, below.
+        let given = unsafe { &*event };
+        let kind = kind(given.event);
+        // SAFETY: identifiers are made for the port space TCP alone (`Id::new`), whose events carry this part of the union.
+        let sent = unsafe { given.param.conn };
+        let private = if sent.private_data.is_null() {
+            Vec::new()
+        } else {
+            let length = usize::from(sent.private_data_len);
+            // SAFETY: the library says that so many bytes are there; they belong to the event.
+            unsafe { std::slice::from_raw_parts(sent.private_data.cast::<u8>(), length) }.to_vec()
+        };
+        let is_request = kind == Kind::Request;
+        let copied = Event {
+            kind,
+            of: if is_request {
+                given.listen_id
+            } else {
+                given.id
+            }
+            .addr(),
+            status: given.status,
+            private,
+            request: NonNull::new(given.id).filter(|_| is_request).map(|id| Id {
+                id,
+                events: Arc::clone(self),
+            }),
+        };
+        // SAFETY: the event was got and is acknowledged this once; nothing refers to it any more.
+        unsafe { ib::rdma_ack_cm_event(event) };
+        Ok(Some(copied))
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        // SAFETY: identifiers keep the channel, so none is left; ended this once.
+        unsafe { ib::rdma_destroy_event_channel(self.channel.as_ptr()) };
+    }
+}
+
+/// A connection, or one that is to be, or a listener.
+pub struct Id {
+    id: NonNull<ib::rdma_cm_id>,
+    /// Kept until the identifier is gone.
+    events: Arc<Events>,
+}
+
+// SAFETY: librdmacm allows calls on an identifier from any thread; this type is used by its owner alone.
+unsafe impl Send for Id {}
+
+impl Id {
+    /// A new one.
+    pub fn new(events: &Arc<Events>) -> Result<Self, VerbsError> {
+        let mut id = null_mut();
+        // SAFETY: the channel lives as long as `events`; the pointer lives through the call.
+        let answer = unsafe {
+            ib::rdma_create_id(
+                events.channel.as_ptr(),
+                &raw mut id,
+                null_mut(),
+                ib::rdma_port_space::RDMA_PS_TCP,
+            )
+        };
+        match NonNull::new(id) {
+            Some(id) if answer == 0 => Ok(Self {
+                id,
+                events: Arc::clone(events),
+            }),
+            _ => Err(error("rdma_create_id", last())),
+        }
+    }
+
+    /// What its events name it by.
+    pub fn address(&self) -> usize {
+        self.id.as_ptr().addr()
+    }
+
+    /// Its events.
+    pub const fn events(&self) -> &Arc<Events> {
+        &self.events
+    }
+
+    /// Listens at `address`.
+    pub fn listen(&self, address: SocketAddr, waiting: c_int) -> Result<(), VerbsError> {
+        let mut at = Storage::new(address);
+        // SAFETY: the identifier lives; the address lives through the call, which copies it.
+        let answer = unsafe { ib::rdma_bind_addr(self.id.as_ptr(), at.pointer()) };
+        checked(answer, format!("rdma_bind_addr {address}"))?;
+        // SAFETY: the identifier lives.
+        let answer = unsafe { ib::rdma_listen(self.id.as_ptr(), waiting) };
+        checked(answer, format!("rdma_listen {address}"))
+    }
+
+    /// Looks for the card that leads from `source`, if one is wanted, to `address`; ends in [`Kind::Address`].
+    pub fn resolve(
+        &self,
+        source: Option<IpAddr>,
+        address: SocketAddr,
+        limit: Duration,
+    ) -> Result<(), VerbsError> {
+        let mut from = source.map(|ip| Storage::new(SocketAddr::new(ip, 0)));
+        let mut to = Storage::new(address);
+        // SAFETY: the identifier lives; the addresses live through the call, which copies them.
+        let answer = unsafe {
+            ib::rdma_resolve_addr(
+                self.id.as_ptr(),
+                from.as_mut().map_or(null_mut(), Storage::pointer),
+                to.pointer(),
+                milliseconds(limit),
+            )
+        };
+        let source = source.map_or_else(String::new, |ip| format!(" from {ip}"));
+        checked(answer, format!("rdma_resolve_addr {address}{source}"))
+    }
+
+    /// Looks for the way there; ends in [`Kind::Route`].
+    pub fn route(&self, limit: Duration) -> Result<(), VerbsError> {
+        // SAFETY: the identifier lives.
+        let answer = unsafe { ib::rdma_resolve_route(self.id.as_ptr(), milliseconds(limit)) };
+        checked(answer, "rdma_resolve_route")
+    }
+
+    /// Asks for a connection of the queue pair `number`; ends in [`Kind::Response`] or a refusal.
+    pub fn connect(&self, number: u32, greeting: &[u8]) -> Result<(), VerbsError> {
+        let mut wish = wish(number, greeting);
+        // SAFETY: the identifier lives; the wish and the greeting live through the call, which copies them.
+        let answer = unsafe { ib::rdma_connect(self.id.as_ptr(), &raw mut wish) };
+        checked(answer, "rdma_connect")
+    }
+
+    /// Says that this side is ready after a response.
+    pub fn establish(&self) -> Result<(), VerbsError> {
+        // SAFETY: the identifier lives.
+        let answer = unsafe { ib::rdma_establish(self.id.as_ptr()) };
+        checked(answer, "rdma_establish")
+    }
+
+    /// Accepts a request with the queue pair `number`; ends in [`Kind::Established`].
+    pub fn accept(&self, number: u32, greeting: &[u8]) -> Result<(), VerbsError> {
+        let mut wish = wish(number, greeting);
+        // SAFETY: as for `connect`.
+        let answer = unsafe { ib::rdma_accept(self.id.as_ptr(), &raw mut wish) };
+        checked(answer, "rdma_accept")
+    }
+
+    /// Turns a request away, with at most 148 bytes.
+    pub fn reject(&self, why: &[u8]) -> Result<(), VerbsError> {
+        let length = u8::try_from(why.len()).unwrap_or(0);
+        // SAFETY: the identifier lives; the bytes live through the call, which copies them.
+        let answer = unsafe { ib::rdma_reject(self.id.as_ptr(), why.as_ptr().cast(), length) };
+        checked(answer, "rdma_reject")
+    }
+
+    /// Ends the connection, of which the other side is told.
+    pub fn disconnect(&self) -> Result<(), VerbsError> {
+        // SAFETY: the identifier lives.
+        let answer = unsafe { ib::rdma_disconnect(self.id.as_ptr()) };
+        checked(answer, "rdma_disconnect")
+    }
+
+    /// The card that it goes by, and its port; `None` before that is known.
+    pub fn card(&self) -> Option<(String, u8)> {
+        // SAFETY: the identifier lives and belongs to this thread now; its context is the library's and stays open.
+        let (context, port) = unsafe { ((*self.id.as_ptr()).verbs, (*self.id.as_ptr()).port_num) };
+        let context = NonNull::new(context)?;
+        // SAFETY: as above; an open context has its device.
+        let name = unsafe { ib::ibv_get_device_name((*context.as_ptr()).device) };
+        if name.is_null() {
+            return None;
+        }
+        // SAFETY: the library's names end with a zero and live as long as the device.
+        let name = unsafe { CStr::from_ptr(name) };
+        Some((name.to_string_lossy().into_owned(), port))
+    }
+
+    /// The other side's address; of a listener none.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        // SAFETY: the identifier lives; the union is of addresses of the size of the largest, and was zeroed or filled.
+        let storage = unsafe { (*self.id.as_ptr()).route.addr.dst_addr_union.dst_storage };
+        Storage(storage).address()
+    }
+
+    /// This side's address.
+    pub fn own(&self) -> Option<SocketAddr> {
+        // SAFETY: as for `peer`.
+        let storage = unsafe { (*self.id.as_ptr()).route.addr.src_addr_union.src_storage };
+        Storage(storage).address()
+    }
+
+    /// The steps by which a queue pair gets ready to receive and to send.
+    pub fn steps(&self) -> Result<(Step, Step), VerbsError> {
+        let step = |state: ib::ibv_qp_state::Type| {
+            // SAFETY: the structure is of integers alone, for which 0 is a value.
+            let mut attributes: ib::ibv_qp_attr = unsafe { MaybeUninit::zeroed().assume_init() };
+            attributes.qp_state = state;
+            let mut mask = 0;
+            // SAFETY: the identifier lives; structure and mask live through the call.
+            let answer = unsafe {
+                ib::rdma_init_qp_attr(self.id.as_ptr(), &raw mut attributes, &raw mut mask)
+            };
+            checked(answer, "rdma_init_qp_attr")?;
+            Ok(Step { attributes, mask })
+        };
+        Ok((
+            step(ib::ibv_qp_state::IBV_QPS_RTR)?,
+            step(ib::ibv_qp_state::IBV_QPS_RTS)?,
+        ))
+    }
+
+    /// The same with another channel for its events.
+    pub fn moved(self, events: &Arc<Events>) -> Result<Self, VerbsError> {
+        // SAFETY: both live, and all events got were acknowledged, for which the call would wait.
+        let answer = unsafe { ib::rdma_migrate_id(self.id.as_ptr(), events.channel.as_ptr()) };
+        checked(answer, "rdma_migrate_id")?;
+        let id = self.id;
+        // The identifier goes on; what it kept is let go of after the new one keeps its own.
+        let mut old = ManuallyDrop::new(self);
+        let moved = Self {
+            id,
+            events: Arc::clone(events),
+        };
+        // SAFETY: `old` is not used, nor dropped, afterwards.
+        unsafe { std::ptr::drop_in_place(&raw mut old.events) };
+        Ok(moved)
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        // SAFETY: made by the library, ended this once. Events that were got are acknowledged; those that were not are
+        // dropped by the kernel. A connection is ended by it, a request refused.
+        let answer = unsafe { ib::rdma_destroy_id(self.id.as_ptr()) };
+        if answer != 0 {
+            tracing::warn!("rdma_destroy_id: {}", std::io::Error::last_os_error());
+        }
+    }
+}
+
+/// What a connection is to be like.
+fn wish(number: u32, greeting: &[u8]) -> ib::rdma_conn_param {
+    let (retry_count, rnr_retry_count) = manager_retries();
+    ib::rdma_conn_param {
+        private_data: greeting.as_ptr().cast::<c_void>(),
+        private_data_len: u8::try_from(greeting.len()).unwrap_or(0),
+        responder_resources: 1,
+        initiator_depth: 1,
+        flow_control: 0,
+        retry_count,
+        rnr_retry_count,
+        srq: 0,
+        qp_num: number,
+    }
+}
+
+fn milliseconds(limit: Duration) -> c_int {
+    c_int::try_from(limit.as_millis())
+        .unwrap_or(c_int::MAX)
+        .max(1)
+}
+
+/// An address as the system's calls have it.
+struct Storage(libc::sockaddr_storage);
+
+impl Storage {
+    fn new(address: SocketAddr) -> Self {
+        // SAFETY: the structure is of integers alone, for which 0 is a value.
+        let mut storage: libc::sockaddr_storage = unsafe { MaybeUninit::zeroed().assume_init() };
+        let at = (&raw mut storage).cast::<u8>();
+        match address {
+            SocketAddr::V4(v4) => {
+                let address = libc::sockaddr_in {
+                    sin_family: family(libc::AF_INET),
+                    sin_port: v4.port().to_be(),
+                    sin_addr: libc::in_addr {
+                        s_addr: u32::from(*v4.ip()).to_be(),
+                    },
+                    sin_zero: [0; 8],
+                };
+                // SAFETY: the storage is large enough for every address and aligned for it.
+                unsafe { at.cast::<libc::sockaddr_in>().write_unaligned(address) };
+            }
+            SocketAddr::V6(v6) => {
+                let address = libc::sockaddr_in6 {
+                    sin6_family: family(libc::AF_INET6),
+                    sin6_port: v6.port().to_be(),
+                    sin6_flowinfo: v6.flowinfo(),
+                    sin6_addr: libc::in6_addr {
+                        s6_addr: v6.ip().octets(),
+                    },
+                    sin6_scope_id: v6.scope_id(),
+                };
+                // SAFETY: as above.
+                unsafe { at.cast::<libc::sockaddr_in6>().write_unaligned(address) };
+            }
+        }
+        Self(storage)
+    }
+
+    fn pointer(&mut self) -> *mut libc::sockaddr {
+        (&raw mut self.0).cast()
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        let at = (&raw const self.0).cast::<u8>();
+        match c_int::from(self.0.ss_family) {
+            libc::AF_INET => {
+                // SAFETY: the storage is large enough for every address, and any bits are values of these integers.
+                let v4 = unsafe { at.cast::<libc::sockaddr_in>().read_unaligned() };
+                let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+                Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above.
+                let v6 = unsafe { at.cast::<libc::sockaddr_in6>().read_unaligned() };
+                Some(SocketAddr::V6(SocketAddrV6::new(
+                    Ipv6Addr::from(v6.sin6_addr.s6_addr),
+                    u16::from_be(v6.sin6_port),
+                    v6.sin6_flowinfo,
+                    v6.sin6_scope_id,
+                )))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// An address family as addresses carry it.
+fn family(family: c_int) -> libc::sa_family_t {
+    libc::sa_family_t::try_from(family).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_come_back() {
+        for text in ["10.0.0.1:4791", "[2001:db8::7]:18515", "[fe80::1%3]:9"] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(Storage::new(address).address(), Some(address));
+        }
+        // SAFETY: as in `Storage::new`.
+        let none = Storage(unsafe { MaybeUninit::zeroed().assume_init() });
+        assert_eq!(none.address(), None);
+    }
+
+    #[test]
+    fn every_event_has_its_kind() {
+        let kinds: Vec<Kind> = (0..17).map(kind).collect();
+        use Kind::{
+            Address, Disconnected, Established, Failed, Other, Rejected, Removed, Request,
+            Response, Route,
+        };
+        let expected = [
+            Address,
+            Failed,
+            Route,
+            Failed,
+            Request,
+            Response,
+            Failed,
+            Failed,
+            Rejected,
+            Established,
+            Disconnected,
+            Removed,
+            Other,
+            Other,
+            Other,
+            Other,
+            Other,
+        ];
+        assert_eq!(kinds, expected);
+    }
+}
