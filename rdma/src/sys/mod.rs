@@ -5,13 +5,17 @@
 //!   context.rs  a card, opened; its protection domain; what happens to it
 //!   card.rs     the seam's `Nic` over it
 //!     ├─ memory.rs   registrations
-//!     ├─ queue.rs    queue pairs, completions, waiting
+//!     ├─ queue.rs    work, completions, waiting
+//!     ├─ parts.rs    queue pair, completion queue, channel, address handle
 //!     └─ modify.rs   from made to connected, by an endpoint or by what rdma_cm says
 //!   cm.rs       rdma_cm's identifiers and events
 //!   errno.rs    what a refusal means and what helps
 //! ```
 //! Whoever owns what: a queue and a registration keep the card, the card keeps its context; so they go in this order:
 //! queue pair, completion queue, channel, then the domain and the context.
+//!
+//! All of this has run on soft-RoCE (Linux 6.12, rdma-core 44), and not yet on a ConnectX or another card of hardware: the
+//! registration of a GPU's memory and what is mlx5's own are therefore unproven.
 //!
 //! The calls are those of `rdma-mummy-sys`, without a wrapper on top: private data of rdma_cm and a device's events, which
 //! are needed here, no published wrapper has.
@@ -24,6 +28,7 @@ mod card;
 mod context;
 mod memory;
 mod modify;
+mod parts;
 mod queue;
 
 use crate::verbs::{Nic, VerbsError};

@@ -1,0 +1,154 @@
+//! Events, overruns, registrations.
+
+use crate::ends::{
+    BYTES, End, NOTHING, OPEN, Outcome, PATIENCE, next, options, pair, succeeded, that, write,
+};
+use daq_core::cuda::Device;
+use daq_core::region::{HostOptions, Region};
+use daq_rdma::verbs::{
+    Access, Nic, NicEvent, Payload, QueueOptions, Service, Side, Status, Verb, VerbsError, Way,
+    Work,
+};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub fn waiting(nic: &Arc<dyn Nic>) -> Outcome<String> {
+    const ROUNDS: u64 = 100;
+    let (mut one, mut other) = pair(nic, options(Service::Rc))?;
+    // As a process that waits does: poll, and sleep only where nothing was there. A lost event would be a sleep to the end.
+    let receiver = std::thread::spawn(move || -> Result<(End, u64, u64), String> {
+        let mut sleeps = 0;
+        for id in 0..ROUNDS {
+            other
+                .queue
+                .receive(id, &[])
+                .map_err(|error| error.to_string())?;
+            if id > 0 {
+                // The sender has waited for this receive.
+                other
+                    .queue
+                    .post(&Work {
+                        id,
+                        verb: Verb::Send { immediate: None },
+                        payload: Payload::Memory(&[]),
+                        signaled: false,
+                    })
+                    .map_err(|error| error.to_string())?;
+            }
+            let mut done = [NOTHING];
+            while other
+                .queue
+                .poll(&mut done)
+                .map_err(|error| error.to_string())?
+                == 0
+            {
+                let begin = Instant::now();
+                let can = other
+                    .queue
+                    .wait(PATIENCE)
+                    .map_err(|error| error.to_string())?;
+                if !can || begin.elapsed() >= PATIENCE {
+                    return Err(format!("round {id}: no event came"));
+                }
+                sleeps += 1;
+            }
+            if done[0].status != Status::Success {
+                return Err(format!("{:?}", done[0]));
+            }
+        }
+        Ok((other, ROUNDS, sleeps))
+    });
+    for id in 0..ROUNDS {
+        if id > 0 {
+            let done = next(&mut *one.queue)?;
+            succeeded(&done, id, Side::Received)?;
+        }
+        one.queue.receive(id + 1, &[])?;
+        one.queue.post(&Work {
+            id,
+            verb: Verb::Send { immediate: None },
+            payload: Payload::Memory(&[]),
+            // Signaled work would come between the receives.
+            signaled: false,
+        })?;
+    }
+    let (_other, rounds, sleeps) = receiver.join().map_err(|_| "the receiver has panicked")??;
+    Ok(format!("{rounds} rounds, {sleeps} sleeps"))
+}
+
+pub fn overrun(nic: &Arc<dyn Nic>) -> Outcome<String> {
+    let few = QueueOptions {
+        sends: 4,
+        receives: 1,
+        ..options(Service::Rc)
+    };
+    let (mut one, other) = pair(nic, few)?;
+    while nic.event().is_some() {}
+    let pieces = [one.key.piece(0, 8)];
+    let work = write(&other.key, 0, Payload::Memory(&pieces));
+    let mut posted = 0;
+    let begin = Instant::now();
+    // A card of which work keeps its place until its completion is collected refuses before anything is lost.
+    while posted < 64 && begin.elapsed() < PATIENCE / 6 {
+        match one.queue.post(&work) {
+            Ok(()) => posted += 1,
+            Err(error) if error.errno == 12 => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if posted < 64 {
+        return Ok(format!(
+            "it cannot be: the queue is full after {posted} works"
+        ));
+    }
+    let mut done = [NOTHING; 16];
+    let begin = Instant::now();
+    let error = loop {
+        match one.queue.poll(&mut done) {
+            Ok(_) => that(begin.elapsed() < PATIENCE, "polls say nothing of it")?,
+            Err(error) => break error,
+        }
+    };
+    while let Some(event) = nic.event() {
+        if event == NicEvent::CompletionOverrun {
+            return Ok(error.to_string());
+        }
+    }
+    Err("the card's events say nothing of it".into())
+}
+
+pub fn other_ways(nic: &Arc<dyn Nic>) -> Outcome<String> {
+    let region = Region::host(BYTES, HostOptions::default())?;
+    let refusals = [Way::DmaBuf, Way::Peer].map(|way| nic.register(&region, way, OPEN).err());
+    let relaxed = Access {
+        relaxed: true,
+        ..OPEN
+    };
+    nic.register(&region, Way::Host, relaxed)?;
+    match refusals {
+        [Some(one), Some(other)] => Ok(format!("{one}; {other}")),
+        _ => Err("host memory was registered as a GPU's".into()),
+    }
+}
+
+pub fn gpu_memory(nic: &Arc<dyn Nic>) -> Outcome<String> {
+    let gpu = match Device::open(0) {
+        Ok(gpu) => gpu,
+        Err(error) => return Ok(format!("skip: {error}")),
+    };
+    let region = Region::cuda(gpu, 1 << 21)?;
+    let mut said = Vec::new();
+    for way in [Way::DmaBuf, Way::Peer, Way::Host] {
+        match nic.register(&region, way, OPEN) {
+            Ok(key) => said.push(format!("{way}: {key:?}")),
+            Err(VerbsError { errno, why, .. }) => {
+                that(
+                    !why.is_empty(),
+                    format!("{way}: errno {errno} without a word"),
+                )?;
+                said.push(format!("{way}: errno {errno}, {why}"));
+            }
+        }
+    }
+    Ok(said.join("; "))
+}

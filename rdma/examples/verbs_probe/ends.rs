@@ -1,0 +1,152 @@
+//! Two ends to try things with: queues, memory that can be looked into, completions.
+
+use daq_core::region::{HostOptions, Region};
+use daq_rdma::verbs::{
+    Access, MemoryKey, Nic, Payload, Queue, QueueOptions, Service, Side, Status, Verb, Way, Work,
+    WorkDone,
+};
+use std::error::Error;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes of each region.
+pub const BYTES: usize = 1 << 16;
+/// How long anything may take; an emulated machine is slow.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// What access the peer gets.
+pub const OPEN: Access = Access {
+    local_write: true,
+    remote_write: true,
+    relaxed: false,
+};
+
+pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+/// Fails with `why` unless `holds`.
+pub fn that(holds: bool, why: impl Into<String>) -> Outcome {
+    if holds {
+        Ok(())
+    } else {
+        Err(why.into().into())
+    }
+}
+
+pub const fn options(service: Service) -> QueueOptions {
+    QueueOptions {
+        service,
+        sends: 32,
+        receives: 32,
+        pieces: 2,
+        inline: 64,
+        events: true,
+    }
+}
+
+/// One end: a queue and memory. The queue is declared first, so that it ends before the memory is let go of.
+pub struct End {
+    /// The queue.
+    pub queue: Box<dyn Queue>,
+    /// The memory.
+    pub key: MemoryKey,
+}
+
+impl End {
+    pub fn new(nic: &Arc<dyn Nic>, options: QueueOptions) -> Outcome<Self> {
+        Ok(Self {
+            queue: nic.queue(&options)?,
+            key: memory(nic)?,
+        })
+    }
+
+    pub fn fill(&self, offset: usize, bytes: &[u8]) -> Outcome {
+        let file = self.key.region().file().ok_or("no file")?;
+        std::fs::File::from(file.try_clone_to_owned()?).write_all_at(bytes, offset as u64)?;
+        Ok(())
+    }
+
+    pub fn holds(&self, offset: usize, bytes: &[u8]) -> Outcome {
+        let file = self.key.region().file().ok_or("no file")?;
+        let mut found = vec![0; bytes.len()];
+        std::fs::File::from(file.try_clone_to_owned()?).read_exact_at(&mut found, offset as u64)?;
+        that(
+            found == bytes,
+            format!("{found:02x?} at {offset}, hoped for were {bytes:02x?}"),
+        )
+    }
+}
+
+/// Memory that can be looked into through its file.
+pub fn memory(nic: &Arc<dyn Nic>) -> Outcome<MemoryKey> {
+    let shared = HostOptions {
+        shared: true,
+        ..HostOptions::default()
+    };
+    let region = Region::host(BYTES, shared)?;
+    Ok(nic.register(&region, Way::Host, OPEN)?)
+}
+
+/// Two ends, connected with each other.
+pub fn pair(nic: &Arc<dyn Nic>, options: QueueOptions) -> Outcome<(End, End)> {
+    let (mut one, mut other) = (End::new(nic, options)?, End::new(nic, options)?);
+    let (first, second) = (one.queue.endpoint(), other.queue.endpoint());
+    one.queue.connect(&second)?;
+    other.queue.connect(&first)?;
+    Ok((one, other))
+}
+
+pub const NOTHING: WorkDone = WorkDone {
+    id: u64::MAX,
+    side: Side::Sent,
+    status: Status::Other(u32::MAX),
+    bytes: 0,
+    immediate: None,
+};
+
+/// The next completion.
+pub fn next(queue: &mut dyn Queue) -> Outcome<WorkDone> {
+    let begin = Instant::now();
+    let mut done = [NOTHING];
+    while begin.elapsed() < PATIENCE {
+        if queue.poll(&mut done)? > 0 {
+            return Ok(done[0]);
+        }
+        std::thread::yield_now();
+    }
+    Err("no completion came".into())
+}
+
+pub fn write<'a>(to: &MemoryKey, offset: u64, payload: Payload<'a>) -> Work<'a> {
+    Work {
+        id: 1,
+        verb: Verb::Write {
+            address: to.address() + offset,
+            key: to.remote(),
+            immediate: None,
+        },
+        payload,
+        signaled: true,
+    }
+}
+
+/// The same work, with `told` at the other end.
+pub fn telling(work: Work<'_>, told: u32) -> Work<'_> {
+    let verb = match work.verb {
+        Verb::Write { address, key, .. } => Verb::Write {
+            address,
+            key,
+            immediate: Some(told),
+        },
+        Verb::Send { .. } => Verb::Send {
+            immediate: Some(told),
+        },
+    };
+    Work { verb, ..work }
+}
+
+pub fn succeeded(done: &WorkDone, id: u64, side: Side) -> Outcome {
+    that(
+        (done.id, done.side, done.status) == (id, side, Status::Success),
+        format!("{done:?}"),
+    )
+}

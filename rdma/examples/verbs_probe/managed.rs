@@ -1,0 +1,221 @@
+//! rdma_cm in both roles.
+
+use crate::ends::{Outcome, PATIENCE, memory, next, options, succeeded, telling, that, write};
+use daq_rdma::connect::cm;
+use daq_rdma::connect::{ConnectError, Dialler, Link, Listener};
+use daq_rdma::stream::wire::{Hello, Mode};
+use daq_rdma::sys::{self, device};
+use daq_rdma::verbs::{MemoryKey, Nic, Payload, Service, Side, Verb, Work};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Where the card is to be reached by rdma_cm.
+pub fn address(nic: &Arc<dyn Nic>) -> Outcome<SocketAddr> {
+    let ip = device::ip(nic.port()?.gid).ok_or("skip: the card's address is of the link alone")?;
+    Ok(SocketAddr::new(ip, 18_515))
+}
+
+/// A link of the card with itself, the dialler's side first.
+pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryKey, MemoryKey)> {
+    let address = address(nic)?;
+    let mut listener = cm::listener(address)?;
+    let (theirs, ours) = (memory(nic)?, memory(nic)?);
+    let answer = [
+        theirs.address().to_le_bytes(),
+        u64::from(theirs.remote()).to_le_bytes(),
+    ]
+    .concat();
+    let dialling = {
+        let nic = Arc::clone(nic);
+        std::thread::spawn(move || {
+            cm::dialler(address)
+                .dial(
+                    &[nic],
+                    &options(Service::Rc),
+                    &[b"hello".to_vec()],
+                    &mut |_, _| Ok(()),
+                    PATIENCE,
+                )
+                .map_err(|error| error.to_string())
+        })
+    };
+    let incoming = listener
+        .accept(&[Arc::clone(nic)], PATIENCE)?
+        .ok_or("nobody came")?;
+    let said = &incoming.greetings()[0];
+    that(said.starts_with(b"hello"), format!("{said:?}"))?;
+    let mut prepared = 0;
+    let accepted = incoming.accept(
+        &options(Service::Rc),
+        std::slice::from_ref(&answer),
+        &mut |_, queue| {
+            prepared += 1;
+            queue.receive(5, &[])
+        },
+    )?;
+    that(prepared == 1, format!("prepared {prepared} times"))?;
+    let dialled = dialling.join().map_err(|_| "the dialler has panicked")??;
+    that(
+        dialled.greetings[0].starts_with(&answer),
+        format!("{:?}", dialled.greetings),
+    )?;
+    Ok((dialled, accepted, ours, theirs))
+}
+
+/// Waits until the other side is told to be gone.
+pub fn gone(link: &mut Link) -> Outcome<String> {
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
+        if let Some(why) = link.watch.gone() {
+            return Ok(why);
+        }
+        std::thread::yield_now();
+    }
+    Err("the other side's end was not seen".into())
+}
+
+pub fn managed(nic: &Arc<dyn Nic>) -> Outcome<String> {
+    let (mut dialled, mut accepted, ours, theirs) = linked(nic)?;
+    that(dialled.watch.gone().is_none(), "it is gone already")?;
+    let pieces = [ours.piece(0, 16)];
+    let work = write(&theirs, 32, Payload::Memory(&pieces));
+    dialled.rails[0].post(&telling(work, 3))?;
+    let done = next(&mut *accepted.rails[0])?;
+    succeeded(&done, 5, Side::Received)?;
+    that(done.immediate == Some(3), format!("{done:?}"))?;
+    // And the other way.
+    let pieces = [theirs.piece(0, 8)];
+    accepted.rails[0].post(&write(&ours, 0, Payload::Memory(&pieces)))?;
+    succeeded(&next(&mut *accepted.rails[0])?, 1, Side::Sent)?;
+    dialled.watch.part();
+    gone(&mut accepted)
+}
+
+pub fn vanished(nic: &Arc<dyn Nic>) -> Outcome<String> {
+    let (mut dialled, accepted, _ours, _theirs) = linked(nic)?;
+    drop(accepted);
+    gone(&mut dialled)
+}
+
+pub fn refused(nic: &Arc<dyn Nic>) -> Outcome<String> {
+    let address = address(nic)?;
+    let mut listener = cm::listener(address)?;
+    let dialling = dial(nic, address);
+    let incoming = listener
+        .accept(&[Arc::clone(nic)], PATIENCE)?
+        .ok_or("nobody came")?;
+    incoming.refuse("the ring is of another size");
+    match dialling.join().map_err(|_| "the dialler has panicked")? {
+        Err(ConnectError::Refused { why, .. }) if why == "the ring is of another size" => Ok(why),
+        Err(error) => Err(error.into()),
+        Ok(()) => Err("it was connected".into()),
+    }
+}
+
+pub fn nobody(nic: &Arc<dyn Nic>) -> Outcome<String> {
+    match dial(nic, address(nic)?)
+        .join()
+        .map_err(|_| "the dialler has panicked")?
+    {
+        Err(error @ ConnectError::Refused { .. }) => Ok(error.to_string()),
+        Err(error) => Err(error.into()),
+        Ok(()) => Err("it was connected".into()),
+    }
+}
+
+pub type Dialling = std::thread::JoinHandle<Result<(), ConnectError>>;
+
+pub fn dial(nic: &Arc<dyn Nic>, address: SocketAddr) -> Dialling {
+    let nic = Arc::clone(nic);
+    std::thread::spawn(move || {
+        cm::dialler(address)
+            .dial(
+                &[nic],
+                &options(Service::Rc),
+                &[b"hello".to_vec()],
+                &mut |_, _| Ok(()),
+                PATIENCE,
+            )
+            .map(drop)
+    })
+}
+
+/// A listener that has declared another card than the one that the address leads to.
+pub fn undeclared(one: &str, other: &str) -> Outcome<String> {
+    let (one, other) = (sys::open(one, 1, None)?, sys::open(other, 1, None)?);
+    let address = address(&one)?;
+    let mut listener = cm::listener(address)?;
+    let dialling = dial(&one, address);
+    let come = listener.accept(&[other], Duration::from_secs(3))?;
+    that(come.is_none(), "it was let in")?;
+    match dialling.join().map_err(|_| "the dialler has panicked")? {
+        Err(ConnectError::Refused { why, .. }) if why.contains("declared is") => Ok(why),
+        Err(error) => Err(error.into()),
+        Ok(()) => Err("it was connected".into()),
+    }
+}
+
+/// A stream of two rails, each by the card that was declared for it.
+pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
+    let nics = [sys::open(one, 1, None)?, sys::open(other, 1, None)?];
+    let (first, second) = (address(&nics[0])?, address(&nics[1])?);
+    let mut listener = cm::listener(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), first.port()))?;
+    let greetings: Vec<Vec<u8>> = (0..2)
+        .map(|rail| {
+            Hello {
+                mode: Mode::Write,
+                rail,
+                rails: 2,
+                places: 0,
+                stream: 4711,
+                first: 0,
+                slot: 4096,
+                credit_address: 0,
+                credit_key: 0,
+            }
+            .encode()
+        })
+        .collect();
+    let dialling = {
+        let (nics, greetings) = (nics.clone(), greetings.clone());
+        std::thread::spawn(move || {
+            cm::dialler(first)
+                .and(second)
+                .dial(
+                    &nics,
+                    &options(Service::Rc),
+                    &greetings,
+                    &mut |_, _| Ok(()),
+                    PATIENCE,
+                )
+                .map_err(|error| error.to_string())
+        })
+    };
+    let incoming = listener.accept(&nics, PATIENCE)?.ok_or("nobody came")?;
+    for (said, greeting) in incoming.greetings().iter().zip(&greetings) {
+        that(said.starts_with(greeting), format!("{said:?}"))?;
+    }
+    let answers = [b"rail 0".to_vec(), b"rail 1".to_vec()];
+    let mut accepted = incoming.accept(&options(Service::Rc), &answers, &mut |rail, queue| {
+        queue.receive(rail as u64, &[])
+    })?;
+    let mut dialled = dialling.join().map_err(|_| "the dialler has panicked")??;
+    for (said, answer) in dialled.greetings.iter().zip(&answers) {
+        that(said.starts_with(answer), format!("{said:?}"))?;
+    }
+    for (rail, queue) in dialled.rails.iter_mut().enumerate() {
+        queue.post(&Work {
+            id: 1,
+            verb: Verb::Send {
+                immediate: Some(u32::try_from(rail)?),
+            },
+            payload: Payload::Inline(&[]),
+            signaled: true,
+        })?;
+        let done = next(&mut *accepted.rails[rail])?;
+        succeeded(&done, rail as u64, Side::Received)?;
+    }
+    accepted.watch.part();
+    gone(&mut dialled)
+}
