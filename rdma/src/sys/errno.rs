@@ -73,10 +73,17 @@ pub fn why(call: Call, errno: i32) -> &'static str {
             "the card's driver does not know this address as a GPU's: modprobe nvidia-peermem, which needs a kernel with the \
              peer-memory interface (MLNX_OFED, DOCA); or use dma-buf"
         }
+        (DmaBuf, libc::ENOMEM | libc::ENOSPC) => {
+            "the GPU has no room left through which cards reach its memory (BAR1, see `nvidia-smi -q`), or the card's table is \
+             full: take fewer or smaller slots"
+        }
+        (Host, libc::EOPNOTSUPP) => {
+            "libibverbs is older than relaxed ordering, or the card has none: turn it off"
+        }
         (Host, libc::EFAULT) => {
             "this is no memory of this process that a card may reach, such as a device's BAR"
         }
-        (Host | Peer | DmaBuf | Make, libc::ENOMEM | libc::EAGAIN | libc::EPERM) => {
+        (Host | Peer | Make, libc::ENOMEM | libc::EAGAIN | libc::EPERM) => {
             "the limit of locked memory, or the card's own: raise it (ulimit -l unlimited, LimitMEMLOCK=infinity in the unit), \
              or take fewer or smaller slots"
         }
@@ -181,6 +188,8 @@ mod tests {
             (Call::Peer, libc::ENOMEM, "ulimit -l"),
             (Call::DmaBuf, libc::EOPNOTSUPP, "ON_DEMAND_PAGING"),
             (Call::DmaBuf, libc::EINVAL, "open kernel modules"),
+            (Call::DmaBuf, libc::ENOMEM, "nvidia-smi -q"),
+            (Call::Host, libc::EOPNOTSUPP, "relaxed"),
             (Call::Make, libc::EINVAL, "slots"),
             (Call::Connect, libc::EINVAL, "RoCE v2"),
             (Call::Connect, libc::ETIMEDOUT, "ip neigh"),
