@@ -32,6 +32,7 @@ pub(crate) struct Door {
     listener: TcpListener,
     strangers: Vec<Stranger>,
     wanted: Wanted,
+    patience: Duration,
 }
 
 enum Step {
@@ -47,6 +48,7 @@ impl Door {
             listener,
             strangers: Vec::new(),
             wanted,
+            patience: PATIENCE,
         })
     }
 
@@ -129,7 +131,7 @@ impl Door {
             };
             self.strangers.push(Stranger {
                 guest,
-                until: Instant::now() + PATIENCE,
+                until: Instant::now() + self.patience,
             });
         }
         Ok(true)
@@ -160,5 +162,64 @@ impl Door {
                 },
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    const LONG: Duration = Duration::from_mins(1);
+
+    fn door(patience: Duration) -> (Door, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut door =
+            Door::new(listener, |bytes| (!bytes.starts_with(b"x")).then_some(4)).unwrap();
+        door.patience = patience;
+        (door, address)
+    }
+
+    #[test]
+    fn the_silent_make_room_for_those_who_speak() {
+        // Of any length that this test would see the end of.
+        let (mut door, address) = door(10 * LONG);
+        let silent: Vec<_> = (0..2 * MOST)
+            .map(|_| TcpStream::connect(address).unwrap())
+            .collect();
+        let mut speaks = TcpStream::connect(address).unwrap();
+        speaks.write_all(b"word and more").unwrap();
+        let mut guest = door.next(Some(LONG)).unwrap().unwrap();
+        assert_eq!(guest.greeting, b"word");
+        assert_eq!(guest.peer, speaks.local_addr().unwrap());
+        assert!(door.strangers.len() <= MOST);
+        // Nothing behind the greeting was taken.
+        guest.stream.set_nonblocking(false).unwrap();
+        let mut rest = [0; 9];
+        guest.stream.read_exact(&mut rest).unwrap();
+        assert_eq!(&rest, b" and more");
+        drop(silent);
+    }
+
+    #[test]
+    fn the_slow_and_the_foreign_are_turned_away() {
+        let turned_away = |patience, bytes: &[u8]| {
+            let (mut door, address) = door(patience);
+            let mut stranger = TcpStream::connect(address).unwrap();
+            stranger.write_all(bytes).unwrap();
+            stranger.set_read_timeout(Some(LONG)).unwrap();
+            let thread = std::thread::spawn(move || match stranger.read(&mut [0]) {
+                Ok(bytes) => assert_eq!(bytes, 0),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+            });
+            while !thread.is_finished() {
+                let short = Duration::from_millis(5);
+                assert!(door.next(Some(short)).unwrap().is_none());
+            }
+            thread.join().unwrap();
+        };
+        turned_away(Duration::ZERO, b"wor");
+        turned_away(10 * LONG, b"x");
     }
 }

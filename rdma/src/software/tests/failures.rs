@@ -168,6 +168,23 @@ fn nothing_is_written_for_a_queue_that_was_dropped() {
 }
 
 #[test]
+fn a_dropped_queue_leaves_nobody_behind() {
+    let none = Faults::none();
+    for _ in 0..50 {
+        let mut two = two(Service::Rc, &none, &none, 4096);
+        let memory = Arc::clone(two.far.region());
+        two.to.receive(1, &[two.far.piece(0, 8)]).unwrap();
+        write(&mut two, 0, &[1; 8], 0, None);
+        assert_eq!(end(&mut *two.from), (0, Status::Success));
+        // The card's own thread, which handed the stream over, has let go of the queue.
+        shut_out(&two.to.endpoint(), 0);
+        drop((two.to, two.far));
+        // A thread that went on would hold the queue, and with it the receive and the memory.
+        assert_eq!(Arc::strong_count(&memory), 1);
+    }
+}
+
+#[test]
 fn nothing_is_written_by_a_key_that_was_dropped() {
     let status = nothing_later(|to, far| {
         drop(far);
@@ -378,7 +395,15 @@ fn a_queue_holds_as_much_as_it_said() {
     // Whether it is done or not: work is handed back only as completions are collected.
     assert_eq!(two.from.post(&work).unwrap_err().errno, libc::ENOMEM);
     assert_eq!(end(&mut *two.from), (0, Status::Success));
-    two.from.post(&work).unwrap();
+    for _ in 0..64 {
+        two.from.post(&work).unwrap();
+        assert_eq!(end(&mut *two.from), (0, Status::Success));
+    }
+    work.signaled = false;
+    for _ in 0..64 {
+        two.from.post(&work).unwrap();
+    }
+    assert_eq!(two.from.post(&work).unwrap_err().errno, libc::ENOMEM);
     for id in 0..64 {
         two.to.receive(id, &[]).unwrap();
     }
@@ -483,6 +508,23 @@ fn texts_of_faults_are_read_or_refused() {
     }
 }
 
+/// Opens a stream to queue `number` of a card, and waits until it is shut out.
+fn shut_out(card: &Endpoint, number: u32) {
+    let mut stranger = TcpStream::connect((LOOPBACK, card.lid)).unwrap();
+    stranger.set_read_timeout(Some(LONG)).unwrap();
+    let preamble = Preamble {
+        to: (number, card.psn),
+        from: (1, 2),
+        service: Service::Rc,
+        datagram_key: 0,
+    };
+    stranger.write_all(&preamble.encode()).unwrap();
+    match stranger.read(&mut [0]) {
+        Ok(bytes) => assert_eq!(bytes, 0),
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+}
+
 #[test]
 fn strangers_at_a_cards_port_disturb_nobody() {
     let none = Faults::none();
@@ -496,29 +538,29 @@ fn strangers_at_a_cards_port_disturb_nobody() {
         let _ = stranger.write_all(&vec![i; usize::from(i)]);
         strangers.push(stranger);
     }
-    let preamble = |number, psn, datagram_key| Preamble {
-        to: (number, psn),
-        from: (1, 2),
-        service: Service::Rc,
-        datagram_key,
-    };
-    for preamble in [
-        preamble(endpoint.number, endpoint.psn, 0),
-        preamble(0, 0, 0),
-    ] {
-        let mut stranger = TcpStream::connect(at).unwrap();
-        stranger.set_read_timeout(Some(LONG)).unwrap();
-        stranger.write_all(&preamble.encode()).unwrap();
-        // It is shut out, for the queue goes with another one.
-        match stranger.read(&mut [0]) {
-            Ok(bytes) => assert_eq!(bytes, 0),
-            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
-        }
-    }
+    // The queue goes with another one; and there is none of this number.
+    shut_out(&endpoint, endpoint.number);
+    shut_out(&endpoint, 0);
     two.to.receive(1, &[]).unwrap();
     write(&mut two, 0, &[1; 8], 0, Some(3));
     assert_eq!(end(&mut *two.to), (1, Status::Success));
     assert_eq!(end(&mut *two.from), (0, Status::Success));
+}
+
+#[test]
+fn words_are_stored_at_once() {
+    let memory = region(4096);
+    let here = Arc::clone(&memory);
+    let writer = std::thread::spawn(move || {
+        for round in 0..2_000_000_u32 {
+            crate::software::sys::store(&here, 8, &[round.to_le_bytes()[0]; 8]).unwrap();
+        }
+    });
+    while !writer.is_finished() {
+        let word = crate::software::sys::load_word(&memory, 8).to_ne_bytes();
+        assert!(word.iter().all(|byte| *byte == word[0]), "{word:?}");
+    }
+    writer.join().unwrap();
 }
 
 #[test]
