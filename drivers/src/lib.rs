@@ -11,6 +11,7 @@ pub mod sim;
 pub mod sys;
 pub mod udp;
 pub mod vfio_user;
+pub mod xdp;
 
 #[cfg(test)]
 #[path = "../tests/common/loopback.rs"]
@@ -19,4 +20,4 @@ mod loopback;
 use daq_core::entry::SourceEntry;
 
 /// Every source there is.
-pub const SOURCES: &[SourceEntry] = &[udp::ENTRY, fpga::ENTRY, sim::ENTRY, replay::ENTRY];
+pub const SOURCES: &[SourceEntry] = &[udp::ENTRY, xdp::ENTRY, fpga::ENTRY, sim::ENTRY, replay::ENTRY];

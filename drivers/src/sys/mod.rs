@@ -1,7 +1,9 @@
 //! The sources' foreign calls: one thin, documented function or type a call, and the only `unsafe` of this crate.
 
+pub mod bpf;
 pub mod card_memory;
 pub mod dmabuf;
+pub mod interface;
 pub mod place;
 pub mod recv;
 pub mod scatter;
@@ -10,6 +12,7 @@ pub mod socket;
 pub mod vfio;
 pub mod vfio_bar;
 pub mod vfio_map;
+pub mod xdp;
 
 #[cfg(test)]
 mod tests;

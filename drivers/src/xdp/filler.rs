@@ -1,0 +1,304 @@
+//! One queue's thread: from the memory shared with the card into the window.
+
+use super::headers;
+use super::link::{Attached, BATCH};
+use crate::datagram::Placer;
+use crate::format::Format;
+use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
+use crate::sys::socket::UdpSocket;
+use crate::sys::xdp::XdpSocket;
+use daq_core::frame::{Clock, Timestamp};
+use daq_core::source::{Filler, Polled, SourceError};
+use daq_core::window::Window;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Messages taken from the kernel's stack at a time.
+const MESSAGES: usize = 8;
+/// The kernel's counters are read, and its stack asked for packets, at most this often while others come.
+const ASIDE: Duration = Duration::from_millis(1);
+
+/// Bytes of one thread's buffers, for packets of up to `packet` bytes; `first` = it also looks after the kernel's stack.
+pub(super) fn memory(packet: usize, first: bool) -> usize {
+    BATCH * packet
+        + if first {
+            MESSAGES * MESSAGE_BYTES
+        } else {
+            0
+        }
+}
+
+/// What comes through the kernel's stack nevertheless.
+pub(super) struct Stack {
+    sockets: Vec<UdpSocket>,
+    /// Tells whether any of them has something.
+    ready: OwnedFd,
+    batch: RecvBatch,
+    is_told: bool,
+}
+
+impl Stack {
+    /// Over sockets that are bound to the addresses whose packets are picked.
+    pub(super) fn new(sockets: Vec<UdpSocket>) -> Result<Self, Errno> {
+        let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for socket in &sockets {
+            epoll::add(&ready, socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        Ok(Self {
+            sockets,
+            ready,
+            batch: RecvBatch::plain(MESSAGES, MESSAGE_BYTES),
+            is_told: false,
+        })
+    }
+}
+
+/// Receives from one queue.
+pub(super) struct Receiver {
+    name: String,
+    /// What is being received, for messages.
+    what: String,
+    socket: XdpSocket,
+    /// The first thread's.
+    stack: Option<Stack>,
+    placer: Placer,
+    /// Packets that lie in several pieces, put together.
+    whole: Box<[u8]>,
+    packets: Vec<Packet>,
+    looked_aside: Option<Instant>,
+    is_told: bool,
+    /// Held, so that the program goes when the last thread has.
+    _attached: Arc<Attached>,
+}
+
+/// Where a packet's bytes are.
+#[derive(Clone, Copy, Debug)]
+struct Packet {
+    /// Its first piece.
+    piece: usize,
+    /// Where it was put together, if it had to be.
+    whole: Option<(usize, usize)>,
+}
+
+/// What a receiver is made of.
+pub(super) struct Parts {
+    pub(super) name: String,
+    pub(super) what: String,
+    pub(super) socket: XdpSocket,
+    pub(super) stack: Option<Stack>,
+    pub(super) format: Format,
+    /// Bytes of a packet, at most.
+    pub(super) packet: usize,
+    pub(super) attached: Arc<Attached>,
+}
+
+impl Receiver {
+    pub(super) fn new(parts: Parts) -> Self {
+        Self {
+            placer: Placer::new(&parts.name, parts.format),
+            name: parts.name,
+            what: parts.what,
+            socket: parts.socket,
+            stack: parts.stack,
+            whole: vec![0; BATCH * parts.packet].into_boxed_slice(),
+            packets: Vec::with_capacity(BATCH),
+            looked_aside: None,
+            is_told: false,
+            _attached: parts.attached,
+        }
+    }
+
+    /// Takes what has come from the queue; whether there was anything.
+    fn receive(&mut self, window: &mut Window) -> bool {
+        if self.socket.take(BATCH) == 0 {
+            return false;
+        }
+        let pieces = self.gather();
+        let received = now();
+        let mut wrong = None;
+        let mut wrongs = 0;
+        let pieces_at = |i: usize| self.socket.taken(i).0;
+        let whole = &self.whole;
+        let datagrams = self.packets.iter().filter_map(|packet| {
+            let bytes = match packet.whole {
+                None => pieces_at(packet.piece),
+                Some((start, end)) => &whole[start..end],
+            };
+            match headers::payload(bytes) {
+                Ok(payload) => Some((&bytes[payload], received)),
+                Err(why) => {
+                    wrong = Some(why);
+                    wrongs += 1;
+                    None
+                }
+            }
+        });
+        self.placer.place(window, datagrams);
+        if let Some(wrong) = wrong {
+            window.reject(wrongs);
+            self.tell(wrong);
+        }
+        // A packet whose end has not come yet stays.
+        self.socket.give_back(pieces);
+        true
+    }
+
+    /// Finds the whole packets among what was taken, and puts those together that lie in several pieces; how many pieces
+    /// they are.
+    fn gather(&mut self) -> usize {
+        self.packets.clear();
+        let (mut done, mut first, mut used) = (0, None, 0);
+        for i in 0..self.socket.count() {
+            let (bytes, goes_on) = self.socket.taken(i);
+            let (piece, start) = *first.get_or_insert((i, used));
+            let is_alone = piece == i && !goes_on;
+            if !is_alone {
+                // Longer than any packet of this interface: what does not fit is cut, and its length is then refused.
+                let room = &mut self.whole[used..];
+                let fits = bytes.len().min(room.len());
+                room[..fits].copy_from_slice(&bytes[..fits]);
+                used += fits;
+            }
+            if !goes_on {
+                let whole = (!is_alone).then_some((start, used));
+                self.packets.push(Packet { piece, whole });
+                (done, first) = (i + 1, None);
+            }
+        }
+        if done == 0 && self.socket.count() == BATCH {
+            // One packet in more pieces than there is room for.
+            done = BATCH;
+        }
+        done
+    }
+
+    #[cold]
+    fn tell(&mut self, wrong: headers::Wrong) {
+        if !std::mem::replace(&mut self.is_told, true) {
+            tracing::warn!(
+                "source {}: a packet of {} is rejected: {wrong}. More of the kind are only counted, as `rejected`",
+                self.name,
+                self.what,
+            );
+        }
+    }
+
+    /// Takes what has come through the kernel's stack; whether there was anything.
+    fn receive_from_stack(&mut self, window: &mut Window) -> Result<bool, std::io::Error> {
+        let Some(stack) = &mut self.stack else {
+            return Ok(false);
+        };
+        let mut any = false;
+        for socket in &stack.sockets {
+            let count = stack.batch.recv(socket, MESSAGES)?;
+            let batch = &stack.batch;
+            any |= count > 0;
+            let datagrams = (0..count).map(|i| {
+                let ns = batch.message(i).timestamp_ns;
+                let time = ns.map_or_else(Timestamp::default, |ns| Timestamp {
+                    ns,
+                    clock: Clock::Kernel,
+                });
+                (batch.bytes(i), time)
+            });
+            self.placer.place(window, datagrams);
+        }
+        if any && !std::mem::replace(&mut stack.is_told, true) {
+            tracing::warn!(
+                "source {}: packets come through the kernel's stack, which is slower: in queues that have no socket \
+                 (`ethtool -l` and `ethtool -S` tell, `queues` takes more of them), in fragments, with options, from this \
+                 machine, or from before the start. They are received nevertheless",
+                self.name,
+            );
+        }
+        Ok(any)
+    }
+
+    /// Reads how many packets the kernel has dropped.
+    fn read_drops(&self, window: &Window) {
+        let Ok(statistics) = self.socket.statistics() else {
+            return;
+        };
+        let of_queue = statistics.rx_dropped
+            + statistics.rx_ring_full.unwrap_or(0)
+            + statistics.rx_fill_ring_empty_descs.unwrap_or(0);
+        let stack = self.stack.iter().flat_map(|stack| &stack.sockets);
+        let of_stack: u64 = stack
+            .filter_map(|socket| socket.mem_info().ok())
+            .map(|memory| u64::from(memory.drops))
+            .sum();
+        window.note_drops(of_queue + of_stack);
+    }
+
+    /// Waits until something has come, at most `patience`.
+    fn wait(&self, patience: Duration) -> Result<bool, Errno> {
+        let timeout = Timespec::try_from(patience).unwrap_or(Timespec {
+            tv_sec: 3600,
+            tv_nsec: 0,
+        });
+        let of_queue = PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN);
+        let ready = match &self.stack {
+            Some(stack) => {
+                let of_stack = PollFd::new(&stack.ready, PollFlags::IN);
+                rustix::event::poll(&mut [of_queue, of_stack], Some(&timeout))
+            }
+            None => rustix::event::poll(&mut [of_queue], Some(&timeout)),
+        };
+        match ready {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn error(&self, why: &std::io::Error) -> SourceError {
+        SourceError::new(
+            self.what.as_str(),
+            format!("cannot receive: {why}; `ip -s link` shows whether the interface is there and up"),
+        )
+    }
+}
+
+impl Filler for Receiver {
+    fn fill(&mut self, window: &mut Window, patience: Duration) -> Result<Polled, SourceError> {
+        let mut any = self.receive(window);
+        if self.socket.needs_wakeup() {
+            self.socket.wake().map_err(|errno| self.error(&errno.into()))?;
+        }
+        let now = Instant::now();
+        let is_time = self
+            .looked_aside
+            .is_none_or(|last| now.saturating_duration_since(last) >= ASIDE);
+        if is_time || (!any && !patience.is_zero()) {
+            self.looked_aside = Some(now);
+            any |= self
+                .receive_from_stack(window)
+                .map_err(|why| self.error(&why))?;
+            if window.wants_drops() {
+                self.read_drops(window);
+            }
+        }
+        if any {
+            return Ok(Polled::Busy);
+        }
+        let ready = !patience.is_zero()
+            && self
+                .wait(patience)
+                .map_err(|errno| self.error(&errno.into()))?;
+        Ok(if ready { Polled::Busy } else { Polled::Idle })
+    }
+}
+
+/// The time of day.
+fn now() -> Timestamp {
+    let now = clock_gettime(ClockId::Realtime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    Timestamp {
+        ns: seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0),
+        clock: Clock::Host,
+    }
+}

@@ -1,0 +1,166 @@
+//! From a packet to the datagram in it, as strictly as the kernel's stack would.
+
+use std::ops::Range;
+
+/// Bytes before the payload of a datagram, at most: Ethernet, one tag, IPv6, UDP.
+pub const MOST_HEADER: usize = 14 + 4 + 40 + 8;
+
+/// Why a packet yields no datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Wrong {
+    /// It ends before its headers do.
+    #[error("it ends within its headers")]
+    Short,
+    /// It is none of the packets that the program is to hand over.
+    #[error("it is no UDP datagram over plain IPv4 or IPv6")]
+    Other,
+    /// Its own lengths contradict each other.
+    #[error("its lengths contradict each other")]
+    Length,
+}
+
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+const ETHERTYPE_TAGS: [u16; 2] = [0x8100, 0x88a8];
+const PROTOCOL_UDP: u8 = 17;
+const UDP: usize = 8;
+
+#[inline]
+fn word(bytes: &[u8], at: usize) -> Result<u16, Wrong> {
+    let word = bytes.get(at..).and_then(<[u8]>::first_chunk);
+    word.map(|word| u16::from_be_bytes(*word))
+        .ok_or(Wrong::Short)
+}
+
+/// Where the payload of the datagram lies in `packet`, which begins with its Ethernet header: at most one tag, IPv4 without
+/// options and not in fragments, or IPv6 without extension headers, then UDP.
+///
+/// What follows the datagram, as Ethernet pads short packets, is left out. Checksums are not looked at: the card has
+/// checked them, and what a machine sends to itself has none.
+///
+/// ```
+/// let mut packet = [0; 60];
+/// packet[12..15].copy_from_slice(&[0x08, 0x00, 0x45]);
+/// packet[16..18].copy_from_slice(&32_u16.to_be_bytes());
+/// packet[23] = 17;
+/// packet[38..40].copy_from_slice(&12_u16.to_be_bytes());
+/// assert_eq!(daq_drivers::xdp::headers::payload(&packet), Ok(42..46));
+/// ```
+#[inline]
+pub fn payload(packet: &[u8]) -> Result<Range<usize>, Wrong> {
+    let first = word(packet, 12)?;
+    let (kind, network) = if ETHERTYPE_TAGS.contains(&first) {
+        (word(packet, 16)?, 18)
+    } else {
+        (first, 14)
+    };
+    // Where UDP begins, and the most bytes that it may have.
+    let (start, most) = match kind {
+        ETHERTYPE_IPV4 => {
+            let header: &[u8; 20] = packet[network..].first_chunk().ok_or(Wrong::Short)?;
+            let fragment = u16::from_be_bytes([header[6], header[7]]) & 0x3fff;
+            if header[0] != 0x45 || header[9] != PROTOCOL_UDP || fragment != 0 {
+                return Err(Wrong::Other);
+            }
+            let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
+            (network + 20, total.checked_sub(20).ok_or(Wrong::Length)?)
+        }
+        ETHERTYPE_IPV6 => {
+            let header: &[u8; 40] = packet[network..].first_chunk().ok_or(Wrong::Short)?;
+            if header[0] >> 4 != 6 || header[6] != PROTOCOL_UDP {
+                return Err(Wrong::Other);
+            }
+            let bytes = usize::from(u16::from_be_bytes([header[4], header[5]]));
+            (network + 40, bytes)
+        }
+        _ => return Err(Wrong::Other),
+    };
+    let bytes = usize::from(word(packet, start + 4)?);
+    if packet.len() < start + UDP {
+        return Err(Wrong::Short);
+    }
+    if bytes < UDP || bytes > most || start + most > packet.len() {
+        return Err(Wrong::Length);
+    }
+    Ok(start + UDP..start + bytes)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A packet as a sender makes it, and where its payload begins.
+    pub(in crate::xdp) fn packet(six: bool, tag: Option<u16>, payload: &[u8], padding: usize) -> Vec<u8> {
+        let mut packet = vec![2; 12];
+        if let Some(kind) = tag {
+            packet.extend(kind.to_be_bytes());
+            packet.extend([0x20, 0x05]);
+        }
+        let length = |extra: usize| u16::try_from(UDP + payload.len() + extra).unwrap().to_be_bytes();
+        if six {
+            packet.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+            packet.extend(length(0));
+            packet.extend([17, 64]);
+            packet.extend([0xfd; 32]);
+        } else {
+            packet.extend([0x08, 0x00, 0x45, 0]);
+            packet.extend(length(20));
+            packet.extend([1, 2, 0x40, 0, 64, 17, 0, 0]);
+            packet.extend([10; 8]);
+        }
+        packet.extend([9, 9, 0x13, 0x56]);
+        packet.extend(length(0));
+        packet.extend([0, 0]);
+        packet.extend(payload);
+        packet.resize(packet.len() + padding, 0xee);
+        packet
+    }
+
+    proptest! {
+        #[test]
+        fn the_payload_is_found(six: bool, tag in prop::option::of(prop::sample::select(&ETHERTYPE_TAGS[..])),
+                                bytes in prop::collection::vec(any::<u8>(), 0..3000), padding in 0_usize..64) {
+            let whole = packet(six, tag, &bytes, padding);
+            let found = payload(&whole);
+            prop_assert_eq!(found.clone().map(|found| &whole[found]), Ok(&bytes[..]));
+            // However it is cut, it is found whole or not at all.
+            let end = found.unwrap().end;
+            for cut in (0..whole.len()).step_by(1 + whole.len() / 200) {
+                prop_assert_eq!(payload(&whole[..cut]).is_ok(), cut >= end, "cut at {}", cut);
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_found_inside_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), six: bool) {
+            let mut whole = packet(six, None, &[1; 32], 0);
+            for (to, from) in whole.iter_mut().skip(14).zip(&bytes) {
+                *to = *from;
+            }
+            for packet in [&bytes, &whole] {
+                if let Ok(found) = payload(packet) {
+                    prop_assert!(found.start <= found.end && found.end <= packet.len());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_program_passes_on_is_refused() {
+        let whole = packet(false, None, &[1; 100], 0);
+        let with = |at: usize, byte: u8| {
+            let mut other = whole.clone();
+            other[at] = byte;
+            payload(&other)
+        };
+        // Options, another protocol, the first fragment of several, a later one.
+        for (at, byte) in [(14, 0x46), (23, 6), (20, 0x20), (21, 1), (13, 6)] {
+            assert_eq!(with(at, byte), Err(Wrong::Other), "byte {at}");
+        }
+        // Lengths of IP and UDP beyond the packet, and below their headers.
+        for (at, byte) in [(16, 1), (38, 1), (17, 10), (39, 7)] {
+            assert_eq!(with(at, byte), Err(Wrong::Length), "byte {at}");
+        }
+        assert_eq!(payload(&whole).map(|found| found.len()), Ok(100));
+    }
+}

@@ -1,0 +1,228 @@
+//! The source `xdp`: packets of a network instrument past the kernel's stack (`AF_XDP`).
+//!
+//! ```text
+//!   queue 0 ─▶ program ─ours─▶ chunks of pinned memory ─▶ thread 0 ─┐
+//!   queue 1 ─▶ program ─ours─▶ chunks of pinned memory ─▶ thread 1 ─┼─▶ one window of open slots ─▶ ring
+//!                 └─ everything else ─▶ the kernel's stack ─────────┘ (datagrams of ours that it gets)
+//! ```
+//! A small program, put together in [`program`] and run by the kernel for each packet, hands UDP packets to our addresses
+//! to sockets whose memory the kernel, or with zero copy the card itself, fills. Everything else stays the kernel's: it
+//! answers ARP and pings. It also still gets datagrams of ours that the program does not know by their first bytes (in
+//! fragments, with options) or that come in a queue without a socket; they are taken from an ordinary UDP socket, which
+//! claims the port and joins multicast groups as well. So nothing is lost uncounted whatever the card does with packets.
+//!
+//! # A filler, not an engine
+//! The card chooses the chunk before it knows what comes, so a packet lands with its headers, in the order of arrival: its
+//! payload belongs to a place of a frame that only the packet itself names. So payload is copied once, from the chunk into
+//! its place in a slot, as `udp` does from the kernel's buffer, and frames are made by the same window and formats.
+//!
+//! # Ledger
+//! As that of [`crate::udp`]. Evidence for `kernel_drop` is what the kernel counts at the queue's socket: no free chunk,
+//! full ring. What the card itself drops before that is in its own counters (`ethtool -S`) alone, and is a `wire_gap`
+//! here. `rejected` also counts packets whose headers contradict themselves. A wrong checksum is the card's to see: it is
+//! not computed again.
+//!
+//! # Time
+//! The program gives packets no time; each gets the host's when its batch is taken (`host` in reports), unless the format
+//! has a time of its own.
+//!
+//! # Why no crate for the sockets
+//! Those on hand allocate the memory themselves, where ours is to be pinned, in hugepages, near the card. rustix speaks
+//! the socket options; what is left, two rings and five calls of `bpf`, is in [`crate::sys::xdp`] and [`crate::sys::bpf`].
+//!
+//! Runs over veth and loopback interfaces in tests. Not yet run on a card with zero copy.
+
+pub mod config;
+mod filler;
+pub mod headers;
+mod link;
+mod program;
+
+pub use config::XdpConfig;
+
+use crate::format::{self, Format, Frames};
+use crate::sys::socket::{Interface, Options, UdpSocket};
+use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::entry::{Claim, SourceContext, SourceEntry, SourceSpec};
+use daq_core::layout::{Layout, Samples};
+use daq_core::source::{Filler, Producers, SourceError};
+use daq_core::window::Geometry;
+use filler::{Parts, Receiver, Stack};
+use std::sync::Arc;
+
+/// The registry entry.
+pub const ENTRY: SourceEntry = SourceEntry {
+    name: "xdp",
+    summary: "Packets of a network instrument past the kernel's stack (AF_XDP), raw or SPEAD",
+    example: EXAMPLE,
+    schema: || format::section::with_format(schemars::schema_for!(XdpConfig), true),
+    parse,
+};
+
+const EXAMPLE: &str = r#"[source.NAME]
+driver    = "xdp"
+ring      = "OUTPUT"
+interface = "eth1"
+listen    = "10.0.0.1:4950"   # or several; a multicast group is joined
+samples   = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
+# queues  = 1                 # receive queues 0 to N-1, or their numbers: [0, 3]; a thread each
+# cores   = [2]               # one a thread
+# mode    = "auto"            # or "zero-copy", "copy"
+# attach  = "auto"            # or "native", "generic"
+# chunk   = "4 KiB"           # memory for a packet; longer packets take several
+# packets = 4096              # that the kernel holds for each queue
+# window  = 8                 # frames open at a time: how far packets may come out of order
+
+[source.NAME.format]
+kind     = "raw"              # or "spead"
+header   = "16 B"             # before the payload of each packet
+payload  = "1 KiB"            # of each packet
+sequence = { offset = 0, bytes = 8, endian = "big" }
+"#;
+
+/// A checked configuration.
+#[derive(Debug)]
+struct Xdp {
+    config: XdpConfig,
+    format: Format,
+    samples: Samples,
+}
+
+fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
+    let format = format::section::take(section, diagnostics);
+    let config: XdpConfig = section.finish(&[], diagnostics)?;
+    let problems = config.problems();
+    let is_sound = problems.is_empty();
+    for problem in problems {
+        diagnostics.push(section.problem(problem));
+    }
+    let samples = config.samples.clone().unwrap_or_default();
+    let xdp = Xdp {
+        format: format?,
+        samples,
+        config,
+    };
+    is_sound.then(|| Box::new(xdp) as Box<dyn SourceSpec>)
+}
+
+impl Xdp {
+    fn frames(&self) -> Frames<'_> {
+        let XdpConfig {
+            window,
+            max_gap,
+            agree,
+            ..
+        } = self.config;
+        Frames {
+            format: &self.format,
+            samples: &self.samples,
+            window,
+            max_gap,
+            agree,
+        }
+    }
+
+    /// Ordinary sockets on the addresses: they claim the ports, join the groups, and get what the program passes on.
+    fn stack(&self) -> Result<Vec<UdpSocket>, SourceError> {
+        let options = Options {
+            receive_buffer: self.config.receive_buffer.bytes().unwrap_or(usize::MAX),
+            timestamps: true,
+            interface: Some(Interface::Name(self.config.interface.clone())),
+            ..Options::default()
+        };
+        let open = |address| {
+            UdpSocket::open(address, &options)
+                .map_err(|why| SourceError::new(format!("UDP {address}"), why.to_string()))
+        };
+        self.config.listen.0.iter().copied().map(open).collect()
+    }
+}
+
+impl SourceSpec for Xdp {
+    fn claims(&self) -> Vec<Claim> {
+        let ports = self.config.listen.0.iter().copied().map(Claim::UdpPort);
+        let interface = Claim::Device(self.config.interface.clone());
+        ports.chain([interface]).collect()
+    }
+
+    fn origins(&self) -> Vec<String> {
+        let XdpConfig {
+            interface, listen, ..
+        } = &self.config;
+        let listen = listen.0.iter().map(|address| {
+            let kind = if address.ip().is_multicast() {
+                ", multicast"
+            } else {
+                ""
+            };
+            format!("UDP {address} on {interface}{kind}, past the kernel's stack")
+        });
+        listen.collect()
+    }
+
+    fn preferred_slot(&self) -> Option<usize> {
+        Some(self.frames().preferred_slot())
+    }
+
+    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+        self.frames().geometry(slot_bytes)
+    }
+
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        self.frames().layout(geometry)
+    }
+
+    fn holdable(&self) -> bool {
+        false
+    }
+
+    fn threads(&self) -> usize {
+        self.config.queues.0.len()
+    }
+
+    fn memory(&self, geometry: &Geometry) -> usize {
+        let chunks = self.config.chunk_bytes() * self.config.packets as usize;
+        let packet = geometry.place_bytes + headers::MOST_HEADER;
+        (0..self.threads())
+            .map(|i| chunks + filler::memory(packet, i == 0))
+            .sum()
+    }
+
+    fn cores(&self) -> Vec<usize> {
+        self.config.cores.clone()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.config.samples.is_none() {
+            notes.push("samples not declared: int8 assumed".to_owned());
+        }
+        notes
+    }
+
+    fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
+        let stack = Stack::new(self.stack()?).map_err(|errno| {
+            SourceError::new("waiting for several sockets", errno.to_string())
+        })?;
+        let mut stack = Some(stack);
+        let opened = link::open(&self.config, &self.config.listen.0)?;
+        for sentence in &opened.told {
+            tracing::info!("source {}: {sentence}", context.name);
+        }
+        let attached = Arc::new(opened.attached);
+        let queues = opened.sockets.into_iter().zip(&self.config.queues.0);
+        let fillers = queues.map(|(socket, queue)| {
+            let parts = Parts {
+                name: context.name.clone(),
+                what: format!("queue {queue} of {}", self.config.interface),
+                socket,
+                stack: stack.take(),
+                format: self.format.clone(),
+                packet: opened.packet,
+                attached: attached.clone(),
+            };
+            Box::new(Receiver::new(parts)) as Box<dyn Filler>
+        });
+        Ok(Producers::Fillers(fillers.collect()))
+    }
+}

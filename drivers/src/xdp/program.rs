@@ -1,0 +1,256 @@
+//! The program that tells, of each packet that an interface receives, whether it is ours.
+//!
+//! ```text
+//!   Ethernet ─▶ at most one tag ─▶ IPv4 without options, no fragment ─▶ UDP ─▶ address and port of ours ─▶ socket
+//!                                  IPv6 without extensions                     everything else ─▶ the kernel's stack
+//! ```
+//! It is put together here, instruction by instruction, so that no compiler is needed where daq runs. The kernel verifies
+//! it when it is loaded: no byte is read before it is known that the packet has it.
+
+use crate::sys::bpf::Instruction;
+use std::net::{IpAddr, SocketAddr};
+
+// Registers, by what they hold here.
+const RESULT: u8 = 0;
+const ARGUMENT_1: u8 = 1;
+/// The packet, later the second argument.
+const PACKET: u8 = 2;
+/// The packet's end, later the third argument.
+const END: u8 = 3;
+const SCRATCH: u8 = 4;
+const TYPE: u8 = 5;
+const PORT: u8 = 6;
+const ADDRESS: u8 = 7;
+const WORD: u8 = 8;
+const CONTEXT: u8 = 9;
+
+/// The answer that hands a packet on to the kernel's stack.
+pub(super) const PASS: i32 = 2;
+/// The answer that hands it to a socket.
+#[cfg(test)]
+pub(super) const REDIRECT: u32 = 4;
+/// Offsets in `struct xdp_md`.
+const DATA: i16 = 0;
+const DATA_END: i16 = 4;
+const QUEUE: i16 = 16;
+/// The helper `bpf_redirect_map`.
+const REDIRECT_MAP: i32 = 51;
+/// In the source register of a load: the constant is the descriptor of a map.
+const MAP_DESCRIPTOR: u8 = 1;
+
+/// Where a jump goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Label(usize);
+
+/// Sizes of loads: `BPF_B`, `BPF_H`, `BPF_W`.
+#[derive(Clone, Copy)]
+enum Size {
+    Byte = 0x10,
+    Half = 0x08,
+    Word = 0x00,
+}
+
+/// Conditions of jumps on the low 32 bits: `BPF_JEQ`, `BPF_JNE`.
+#[derive(Clone, Copy)]
+enum If {
+    Equal = 0x10,
+    Unequal = 0x50,
+}
+
+/// Puts instructions one after the other, and finds where jumps go in the end.
+#[derive(Debug, Default)]
+struct Assembler {
+    code: Vec<Instruction>,
+    jumps: Vec<(usize, Label)>,
+    labels: Vec<Option<usize>>,
+}
+
+impl Assembler {
+    fn label(&mut self) -> Label {
+        self.labels.push(None);
+        Label(self.labels.len() - 1)
+    }
+
+    /// Says that `label` is here.
+    fn here(&mut self, label: Label) {
+        self.labels[label.0] = Some(self.code.len());
+    }
+
+    fn push(&mut self, code: u8, to: u8, from: u8, offset: i16, immediate: i32) {
+        self.code.push(Instruction {
+            code,
+            registers: to | from << 4,
+            offset,
+            immediate,
+        });
+    }
+
+    /// `to = *(size *)(from + offset)`, zero-extended.
+    fn load(&mut self, size: Size, to: u8, from: u8, offset: i16) {
+        self.push(0x61 | size as u8, to, from, offset, 0);
+    }
+
+    fn copy(&mut self, to: u8, from: u8) {
+        self.push(0xbf, to, from, 0, 0);
+    }
+
+    fn set(&mut self, to: u8, value: i32) {
+        self.push(0xb7, to, 0, 0, value);
+    }
+
+    fn add(&mut self, to: u8, value: i32) {
+        self.push(0x07, to, 0, 0, value);
+    }
+
+    fn and(&mut self, to: u8, mask: i32) {
+        self.push(0x57, to, 0, 0, mask);
+    }
+
+    fn load_map(&mut self, to: u8, map: i32) {
+        self.push(0x18, to, MAP_DESCRIPTOR, 0, map);
+        self.push(0, 0, 0, 0, 0);
+    }
+
+    fn jump(&mut self, to: Label) {
+        self.jumps.push((self.code.len(), to));
+        self.push(0x05, 0, 0, 0, 0);
+    }
+
+    /// Jumps if the low 32 bits of `what` are, or are not, `value`.
+    fn jump_if(&mut self, what: u8, is: If, value: u32, to: Label) {
+        self.jumps.push((self.code.len(), to));
+        self.push(0x06 | is as u8, what, 0, 0, value.cast_signed());
+    }
+
+    /// Jumps if the packet has fewer than `bytes` bytes: the verifier then knows of the others that they are there.
+    fn need(&mut self, bytes: i32, or: Label) {
+        self.copy(SCRATCH, PACKET);
+        self.add(SCRATCH, bytes);
+        self.jumps.push((self.code.len(), or));
+        // 64 bits: these are addresses.
+        self.push(0x2d, SCRATCH, END, 0, 0);
+    }
+
+    fn call(&mut self, helper: i32) {
+        self.push(0x85, 0, 0, 0, helper);
+    }
+
+    fn exit(&mut self) {
+        self.push(0x95, 0, 0, 0, 0);
+    }
+
+    /// The program.
+    ///
+    /// # Panics
+    /// When a label is nowhere, or a jump is too long: programs of this module are neither.
+    fn finish(mut self) -> Vec<Instruction> {
+        for (at, label) in self.jumps {
+            let target = self.labels[label.0].expect("every label of a program is somewhere");
+            let distance = target as isize - (at as isize + 1);
+            self.code[at].offset =
+                i16::try_from(distance).expect("there are at most MOST_ADDRESSES addresses");
+        }
+        self.code
+    }
+}
+
+/// Bytes as the kernel's machine loads them from a packet.
+fn half(bytes: [u8; 2]) -> u32 {
+    u16::from_ne_bytes(bytes).into()
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    bytes
+        .first_chunk()
+        .map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}
+
+/// Addresses and ports that one program can look for.
+pub(super) const MOST_ADDRESSES: usize = 64;
+
+/// The program that hands what is sent to one of `addresses` to the socket that the map of descriptor `map` has for the
+/// packet's queue, and everything else to the kernel's stack, which also gets what the map has no socket for.
+pub(super) fn assemble(addresses: &[SocketAddr], map: i32) -> Vec<Instruction> {
+    let mut a = Assembler::default();
+    let [pass, take, tagged, network, six] = std::array::from_fn(|_| a.label());
+    a.copy(CONTEXT, ARGUMENT_1);
+    a.load(Size::Word, PACKET, CONTEXT, DATA);
+    a.load(Size::Word, END, CONTEXT, DATA_END);
+    a.need(14, pass);
+    a.load(Size::Half, TYPE, PACKET, 12);
+    for tag in [[0x81, 0x00], [0x88, 0xa8]] {
+        a.jump_if(TYPE, If::Equal, half(tag), tagged);
+    }
+    a.jump(network);
+    a.here(tagged);
+    a.need(18, pass);
+    a.load(Size::Half, TYPE, PACKET, 16);
+    // From here on the header of the network begins at 14, tag or not.
+    a.add(PACKET, 4);
+    a.here(network);
+    a.jump_if(TYPE, If::Equal, half([0x86, 0xdd]), six);
+    a.jump_if(TYPE, If::Unequal, half([0x08, 0x00]), pass);
+    four(&mut a, addresses, pass, take);
+    a.jump(pass);
+    a.here(six);
+    self::six(&mut a, addresses, pass, take);
+    a.here(pass);
+    a.set(RESULT, PASS);
+    a.exit();
+    a.here(take);
+    a.load(Size::Word, PACKET, CONTEXT, QUEUE);
+    a.load_map(ARGUMENT_1, map);
+    // What to answer if the map has no socket for this queue.
+    a.set(END, PASS);
+    a.call(REDIRECT_MAP);
+    a.exit();
+    a.finish()
+}
+
+/// IPv4: header at 14, addresses at 26 and 30, UDP at 34.
+fn four(a: &mut Assembler, addresses: &[SocketAddr], pass: Label, take: Label) {
+    a.need(42, pass);
+    a.load(Size::Byte, WORD, PACKET, 14);
+    a.jump_if(WORD, If::Unequal, 0x45, pass);
+    a.load(Size::Byte, WORD, PACKET, 23);
+    a.jump_if(WORD, If::Unequal, 17, pass);
+    // More fragments, or not the first one.
+    a.load(Size::Half, WORD, PACKET, 20);
+    a.and(WORD, half([0x3f, 0xff]).cast_signed());
+    a.jump_if(WORD, If::Unequal, 0, pass);
+    a.load(Size::Word, ADDRESS, PACKET, 30);
+    a.load(Size::Half, PORT, PACKET, 36);
+    for address in addresses {
+        let IpAddr::V4(ip) = address.ip() else {
+            continue;
+        };
+        let next = a.label();
+        a.jump_if(ADDRESS, If::Unequal, word(&ip.octets()), next);
+        a.jump_if(PORT, If::Equal, half(address.port().to_be_bytes()), take);
+        a.here(next);
+    }
+}
+
+/// IPv6: header at 14, addresses at 22 and 38, UDP at 54.
+fn six(a: &mut Assembler, addresses: &[SocketAddr], pass: Label, take: Label) {
+    a.need(62, pass);
+    a.load(Size::Byte, WORD, PACKET, 20);
+    a.jump_if(WORD, If::Unequal, 17, pass);
+    a.load(Size::Half, PORT, PACKET, 56);
+    for address in addresses {
+        let IpAddr::V6(ip) = address.ip() else {
+            continue;
+        };
+        let next = a.label();
+        a.jump_if(PORT, If::Unequal, half(address.port().to_be_bytes()), next);
+        for (offset, part) in (38_i16..).step_by(4).zip(ip.octets().chunks(4)) {
+            a.load(Size::Word, WORD, PACKET, offset);
+            a.jump_if(WORD, If::Unequal, word(part), next);
+        }
+        a.jump(take);
+        a.here(next);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! The program, as the kernel runs it: its verifier takes it, and it picks what it should.
+
+#[path = "../../../tests/common/own_network.rs"]
+mod own_network;
+
+use super::*;
+use crate::sys::bpf;
+use crate::sys::interface::Interface;
+use crate::sys::xdp::{Options, XdpSocket};
+use crate::xdp::headers;
+use daq_core::region::{HostOptions, Region};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+/// A loaded program, and what it needs to pick anything.
+struct Loaded {
+    program: OwnedFd,
+    _map: OwnedFd,
+    _socket: XdpSocket,
+}
+
+/// The program for `addresses`, with a socket for queue 0 of a loopback interface of its own; or why there is none.
+fn loaded(addresses: &[SocketAddr], pieces: bool) -> Result<Loaded, String> {
+    let text = |error: std::io::Error| error.to_string();
+    // A loopback interface that no other test takes the queue of.
+    own_network::enter().map_err(|errno| errno.to_string())?;
+    let interface = Interface::find("lo").map_err(|errno| errno.to_string())?;
+    let options = Options {
+        interface: interface.index(),
+        queue: 0,
+        chunk: 2048,
+        chunks: 64,
+        pieces: false,
+        zero_copy: Some(false),
+        batch: 8,
+        busy_poll: Duration::ZERO,
+    };
+    let memory = Region::host(64 * 2048, HostOptions::default()).unwrap();
+    let socket =
+        XdpSocket::open(memory, &options).map_err(|(step, errno)| format!("{step:?}: {errno}"))?;
+    let map = bpf::socket_map(1).map_err(text)?;
+    bpf::map_socket(map.as_fd(), 0, socket.as_fd()).map_err(text)?;
+    let mut log = vec![0; 1 << 16];
+    let code = assemble(addresses, map.as_raw_fd());
+    let program = bpf::load(&code, pieces, &mut log).unwrap_or_else(|error| {
+        panic!("{error}: {}", String::from_utf8_lossy(&log));
+    });
+    Ok(Loaded {
+        program,
+        _map: map,
+        _socket: socket,
+    })
+}
+
+/// Runs on a thread of its own, which the network namespace goes with.
+fn apart(test: impl FnOnce() + Send + 'static) {
+    std::thread::spawn(test).join().unwrap();
+}
+
+fn addresses() -> Vec<SocketAddr> {
+    let list = ["10.10.10.10:4950", "10.10.10.10:4951", "[fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd]:4950"];
+    list.iter().map(|address| address.parse().unwrap()).collect()
+}
+
+#[test]
+fn it_picks_what_the_parser_understands_and_nothing_else() {
+    apart(|| {
+        let loaded = match loaded(&addresses(), true) {
+            Ok(loaded) => loaded,
+            Err(why) => {
+                eprintln!("skipped: no program can be loaded (root and AF_XDP): {why}");
+                return;
+            }
+        };
+        let picks = |packet: &[u8]| match bpf::try_out(loaded.program.as_fd(), packet).unwrap() {
+            REDIRECT => true,
+            answer => {
+                assert_eq!(answer, PASS.cast_unsigned());
+                false
+            }
+        };
+        for six in [false, true] {
+            for tag in [None, Some(0x8100), Some(0x88a8)] {
+                let whole = headers::tests::packet(six, tag, &[7; 100], 0);
+                assert!(picks(&whole), "six: {six}, tag: {tag:?}");
+                // Every other value of every byte before the payload either leaves it a packet that the parser finds the
+                // same payload in, or has it passed on.
+                let found = headers::payload(&whole).unwrap();
+                let port = found.start - 6;
+                for at in 12..found.start {
+                    for change in [1, 2, 0x10, 0x80, 0xff] {
+                        let mut other = whole.clone();
+                        other[at] ^= change;
+                        // Lengths that contradict each other are for the ledger, not for the kernel.
+                        let refused = headers::payload(&other);
+                        if refused == Err(headers::Wrong::Other) {
+                            assert!(!picks(&other), "six: {six}, tag: {tag:?}, byte {at} ^ {change}");
+                        }
+                        if (port..port + 2).contains(&at) {
+                            let second = !six && at == port + 1 && other[at] == 0x57;
+                            assert_eq!(picks(&other), second, "port byte {at} ^ {change}");
+                        }
+                    }
+                }
+                // The address: the last 4 or 16 bytes before UDP.
+                let address = found.start - 8;
+                for at in address - if six { 16 } else { 4 }..address {
+                    let mut other = whole.clone();
+                    other[at] ^= 1;
+                    assert!(!picks(&other), "address byte {at}");
+                }
+                // Cut anywhere, down to the least that Ethernet carries.
+                for cut in 14..found.start {
+                    assert!(!picks(&whole[..cut]), "cut at {cut}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn the_verifier_takes_the_longest_one() {
+    apart(|| {
+        let many: Vec<SocketAddr> = (0..MOST_ADDRESSES)
+            .map(|n| SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 1], 1000 + n as u16)))
+            .collect();
+        for pieces in [false, true] {
+            if let Err(why) = loaded(&many, pieces) {
+                eprintln!("skipped: no program can be loaded (root and AF_XDP): {why}");
+            }
+        }
+    });
+}

@@ -1,0 +1,12 @@
+//! A network of one's own: interfaces, addresses and ports that nobody else has.
+
+#![allow(dead_code, reason = "each test uses a part")]
+
+use rustix::io::Errno;
+use rustix::thread::UnshareFlags;
+
+/// Moves the calling thread, and what it starts afterwards, into a network namespace of its own, which goes with them.
+pub fn enter() -> Result<(), Errno> {
+    // SAFETY: the table of descriptors stays shared; only the network that this thread sees becomes another.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
+}
