@@ -1,8 +1,8 @@
 //! Sends SPEAD heaps at a steady rate, for benchmarks of receivers:
 //! `spead_send ADDRESS PACKET GBIT_PER_S SECONDS [CORE]`.
 //!
-//! Packets are PACKET bytes of UDP payload, all equal, with segmentation offload; a heap is about 1 MiB. Prints the
-//! heaps, packets and payload bytes that were sent.
+//! Packets are PACKET bytes of UDP payload, all equal, with segmentation offload (`PLAIN=1`: without); a heap is about
+//! 1 MiB. Prints the heaps, packets and payload bytes that were sent.
 
 use daq_drivers::format::spead::{Item, build_packet};
 use daq_drivers::sys::send::Sender;
@@ -27,7 +27,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let packets = (1 << 20) / payload;
     let heap = packets * payload;
     let template: Vec<u8> = (0..payload).map(|i| i.to_le_bytes()[0]).collect();
-    let mut sender = Sender::open(to, true, None)?;
+    let offload = std::env::var_os("PLAIN").is_none();
+    let mut sender = Sender::open(to, offload, None)?;
     let mut bytes = Vec::with_capacity(packets * packet);
     let build = |counter: u64, bytes: &mut Vec<u8>| {
         bytes.clear();

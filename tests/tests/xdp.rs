@@ -289,7 +289,7 @@ fn gaps_and_duplicates_are_counted() {
 fn what_cannot_be_is_told() {
     let _far = wire!(1, 1500);
     for (keys, words) in [
-        ("listen = \"10.77.0.1:4950\"\nqueues = [5]", &["queue 5 of near0", "1 receive queue"][..]),
+        ("listen = \"10.77.0.1:4950\"\nqueues = [5]", &["queue 5 of near0", "receive queues: 1"][..]),
         ("listen = \"10.77.0.1:4950\"\nmode = \"zero-copy\"", &["queue 0 of near0", "mode = \"auto\""]),
         ("listen = \"10.77.0.9:4950\"", &["10.77.0.9:4950 is no address of this machine"]),
     ] {

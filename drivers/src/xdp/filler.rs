@@ -91,7 +91,7 @@ pub(super) struct Parts {
     pub(super) socket: XdpSocket,
     pub(super) stack: Option<Stack>,
     pub(super) format: Format,
-    /// Bytes of a packet, at most.
+    /// Bytes of a packet that lies in several pieces, at most.
     pub(super) packet: usize,
     pub(super) attached: Arc<Attached>,
 }

@@ -32,7 +32,7 @@ pub(super) struct Opened {
     pub(super) attached: Attached,
     /// Sentences of what was granted.
     pub(super) told: Vec<String>,
-    /// Bytes of a packet, at most.
+    /// Bytes of a packet that lies in several chunks, at most; 0 where none does.
     pub(super) packet: usize,
 }
 
@@ -125,7 +125,7 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
         sockets,
         attached: Attached { _link: link },
         told,
-        packet,
+        packet: if has_pieces { packet } else { 0 },
     })
 }
 
@@ -246,7 +246,7 @@ fn unopened(
         }
         (Step::Bind, Errno::INVAL) => match interface.queues() {
             Some(queues) => format!(
-                "{} has {queues} receive queues, counted from 0; `ethtool -L {0} combined N` changes that where it can",
+                "{} has receive queues: {queues}, counted from 0; `ethtool -L {0} combined N` changes that where it can",
                 interface.name()
             ),
             None => format!(

@@ -1,0 +1,159 @@
+"""The sources `udp` and `xdp` on the same packets, over one pair of virtual interfaces, in one run.
+
+Usage: sudo python tests/bench_xdp.py [SECONDS]
+
+Needs root, iproute2, util-linux (unshare, nsenter) and target/release/{daq,examples/spead_send}. The sender runs on core 0 in
+a network namespace of its own, the receiver on core 1. For each packet size and kind of sender: the highest rate at which
+three runs lose nothing, and the receiver's CPU time a packet at a rate below all of those. With virtual interfaces the
+kernel's part of reception, and the program of `xdp`, run on the sender's core. Prints Markdown.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+INSIDE = "DAQ_BENCH_XDP_INSIDE"
+PORT = 4950
+ADDRESS = "10.77.0.1"
+SOURCE = {
+    "udp": 'driver = "udp"\nreceive_buffer = "32 MiB"',
+    "xdp, native": 'driver = "xdp"\ninterface = "near0"\nattach = "native"\npackets = 16384',
+    "xdp, generic": 'driver = "xdp"\ninterface = "near0"\nattach = "generic"\npackets = 16384',
+}
+CONFIG = """
+[http]
+enabled = false
+[source.in]
+listen = "{address}:{port}"
+ring = "heaps"
+cores = [1]
+{source}
+[source.in.format]
+kind = "spead"
+heap = "{heap} B"
+packet = "{payload} B"
+[ring.heaps]
+slots = 64
+[sink.null]
+driver = "null"
+input = "heaps"
+core = 1
+"""
+
+
+def run(command, **more):
+    return subprocess.run(command.split(), check=True, capture_output=True, text=True, **more).stdout
+
+
+def wire():
+    """The far namespace's process."""
+    run("ip link set lo up")
+    far = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo ready; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    far.stdout.readline()
+    run(f"ip link add near0 type veth peer name far0 netns {far.pid}")
+    run(f"ip address add {ADDRESS}/24 dev near0")
+    run("ip link set near0 up")
+    run(f"nsenter -t {far.pid} -n ip address add 10.77.0.2/24 dev far0")
+    run(f"nsenter -t {far.pid} -n ip link set far0 up")
+    return far
+
+
+def shape(packet):
+    payload = packet - 48
+    return payload, (1 << 20) // payload * payload
+
+
+def receive(far, kind, plain, packet, rate, seconds):
+    """The rate in Gbit/s of payload that was sent, what part was lost, and the receiver's CPU ns a packet."""
+    payload, heap = shape(packet)
+    with tempfile.TemporaryDirectory() as directory:
+        config = f"{directory}/bench.toml"
+        with open(config, "w") as file:
+            file.write(CONFIG.format(address=ADDRESS, port=PORT, source=SOURCE[kind], heap=heap, payload=payload))
+        environment = dict(os.environ, XDG_STATE_HOME=directory, DAQ_LOG="error")
+        command = ["taskset", "-c", "1", f"{ROOT}/target/release/daq", "run", config, "--report", "json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as receiver:
+            wait_bound(kind)
+            before = cpu_of(receiver.pid)
+            sender = f"nsenter -t {far.pid} -n {ROOT}/target/release/examples/spead_send {ADDRESS}:{PORT} {packet} {rate} {seconds} 0"
+            more = {"PLAIN": "1"} if plain else {}
+            _, packets, sent, passed = run(sender, env=dict(os.environ, **more)).split()
+            cpu = cpu_of(receiver.pid) - before
+            receiver.send_signal(2)
+            report = json.loads(receiver.stdout.read())
+    delivered = report["sources"]["in"]["delivered"]
+    packets, sent, passed = int(packets), int(sent), float(passed)
+    return sent * 8 / passed / 1e9, 1 - delivered / packets, cpu / packets * 1e9
+
+
+def cpu_of(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_bound(kind):
+    for _ in range(500):
+        link = run("ip -details link show dev near0")
+        with open("/proc/net/udp") as table:
+            is_bound = any(line.split()[1].endswith(f":{PORT:04X}") for line in table.readlines()[1:])
+        if is_bound and ("xdp" in link or kind == "udp"):
+            time.sleep(0.3)
+            return
+        time.sleep(0.02)
+    raise SystemExit("daq did not open its port")
+
+
+def highest(far, kind, plain, packet, seconds):
+    """The highest rate without loss, and whether a higher one lost something; else it is the sender's ceiling."""
+    best, step, lossy, rate = 0.0, 4.0, False, 4.0
+    while step >= 0.25:
+        runs = []
+        for _ in range(3):
+            runs.append(receive(far, kind, plain, packet, rate, seconds))
+            if runs[-1][1] > 0:
+                break
+        if runs[-1][1] > 0:
+            lossy = True
+            step /= 2
+            rate = max(rate - step, 0.25)
+            continue
+        sent = max(run[0] for run in runs)
+        best = max(best, sent)
+        if sent < rate * 0.95 * shape(packet)[0] / packet:
+            break
+        rate += step
+        if lossy:
+            step /= 2
+    return best, lossy
+
+
+def main():
+    if INSIDE not in os.environ:
+        os.environ[INSIDE] = "1"
+        os.execvp("unshare", ["unshare", "--net", sys.executable, *sys.argv])
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
+    far = wire()
+    kinds = list(SOURCE)
+    print("| packet, sender | | " + " | ".join(kinds) + " |\n|---|---|" + "---|" * len(kinds))
+    for packet, plain in ((1472, False), (1472, True), (8972, True)):
+        mtu = packet + 28
+        run(f"ip link set near0 mtu {mtu}")
+        run(f"nsenter -t {far.pid} -n ip link set far0 mtu {mtu}")
+        told = f"{packet}, {'one at a time' if plain else 'many at a time'}"
+        best = [highest(far, kind, plain, packet, seconds) for kind in kinds]
+        cells = [f"{rate:.2f}" + ("" if lossy else " (sender's ceiling)") for rate, lossy in best]
+        print(f"| {told} | loss-free Gbit/s of payload | {' | '.join(cells)} |", flush=True)
+        rate = min(rate for rate, _ in best) * 0.8
+        cpu = [sorted(receive(far, kind, plain, packet, rate, 2 * seconds)[2] for _ in range(5))[2] for kind in kinds]
+        cells = [f"{ns:.0f}" for ns in cpu]
+        print(f"| {told} | receiver's CPU ns a packet at {rate:.1f} Gbit/s | {' | '.join(cells)} |", flush=True)
+    far.kill()
+
+
+if __name__ == "__main__":
+    main()
