@@ -2,7 +2,8 @@
 
 Usage: sudo python tests/bench_xdp.py [SECONDS]
 
-Needs root, iproute2, util-linux (unshare, nsenter) and target/release/{daq,examples/spead_send}. The sender runs on core 0 in
+Needs root, iproute2, util-linux (unshare, nsenter) and target/release/{daq,examples/spead_send} (or below
+`DAQ_BENCH_TARGET`). The sender runs on core 0 in
 a network namespace of its own, the receiver on core 1. For each packet size and kind of sender: the highest rate at which
 three runs lose nothing, and the receiver's CPU time a packet at a rate below all of those. With virtual interfaces the
 kernel's part of reception, and the program of `xdp`, run on the sender's core. Prints Markdown.
@@ -16,6 +17,7 @@ import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TARGET = os.environ.get("DAQ_BENCH_TARGET", f"{ROOT}/target/release")
 INSIDE = "DAQ_BENCH_XDP_INSIDE"
 PORT = 4950
 ADDRESS = "10.77.0.1"
@@ -75,11 +77,11 @@ def receive(far, kind, plain, packet, rate, seconds):
         with open(config, "w") as file:
             file.write(CONFIG.format(address=ADDRESS, port=PORT, source=SOURCE[kind], heap=heap, payload=payload))
         environment = dict(os.environ, XDG_STATE_HOME=directory, DAQ_LOG="error")
-        command = ["taskset", "-c", "1", f"{ROOT}/target/release/daq", "run", config, "--report", "json"]
+        command = ["taskset", "-c", "1", f"{TARGET}/daq", "run", config, "--report", "json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as receiver:
             wait_bound(kind)
             before = cpu_of(receiver.pid)
-            sender = f"nsenter -t {far.pid} -n {ROOT}/target/release/examples/spead_send {ADDRESS}:{PORT} {packet} {rate} {seconds} 0"
+            sender = f"nsenter -t {far.pid} -n {TARGET}/examples/spead_send {ADDRESS}:{PORT} {packet} {rate} {seconds} 0"
             more = {"PLAIN": "1"} if plain else {}
             _, packets, sent, passed = run(sender, env=dict(os.environ, **more)).split()
             cpu = cpu_of(receiver.pid) - before

@@ -38,7 +38,7 @@ fn config(keys: &str, bytes: usize) -> String {
         "[http]\nlisten = \"127.0.0.1:0\"\n\
          [source.adc]\ndriver = \"xdp\"\nring = \"raw\"\ninterface = \"{NEAR}\"\n{keys}\n\
          [source.adc.format]\nkind = \"raw\"\nheader = 8\npayload = {bytes}\nsequence = {{ offset = 0, bytes = 8 }}\n\
-         [ring.raw]\nmemory = \"host\"\nslot = {frame}\nslots = 64\n\
+         [ring.raw]\nmemory = \"host\"\nslot = {frame}\nslots = 288\n\
          [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
     )
 }

@@ -71,6 +71,8 @@ pub(super) struct Receiver {
     packets: Vec<Packet>,
     looked_aside: Option<Instant>,
     is_told: bool,
+    /// Whether a call has the kernel poll the card.
+    polls: bool,
     /// Held, so that the program goes when the last thread has.
     _attached: Arc<Attached>,
 }
@@ -94,6 +96,8 @@ pub(super) struct Parts {
     /// Bytes of a packet that lies in several pieces, at most.
     pub(super) packet: usize,
     pub(super) attached: Arc<Attached>,
+    /// Whether the kernel is to poll the card when nothing is there, instead of having it interrupt.
+    pub(super) polls: bool,
 }
 
 impl Receiver {
@@ -108,6 +112,7 @@ impl Receiver {
             packets: Vec::with_capacity(BATCH),
             looked_aside: None,
             is_told: false,
+            polls: parts.polls,
             _attached: parts.attached,
         }
     }
@@ -266,7 +271,7 @@ impl Receiver {
 impl Filler for Receiver {
     fn fill(&mut self, window: &mut Window, patience: Duration) -> Result<Polled, SourceError> {
         let mut any = self.receive(window);
-        if self.socket.needs_wakeup() {
+        if self.socket.needs_wakeup() || (self.polls && !any) {
             self.socket.wake().map_err(|errno| self.error(&errno.into()))?;
         }
         let now = Instant::now();

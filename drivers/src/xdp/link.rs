@@ -11,11 +11,15 @@ use rustix::io::Errno;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Bytes around the payload of Ethernet: header, two tags.
 const ETHERNET: usize = 14 + 8;
 /// The kernel's own "not supported" (`ENOTSUPP`), which some drivers answer.
 const NOT_SUPPORTED: i32 = 524;
+/// How long the kernel may take to free a queue.
+const RELEASE: Duration = Duration::from_millis(500);
 /// Pieces that are taken at a time, at most.
 pub(super) const BATCH: usize = 64;
 
@@ -102,7 +106,7 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
         )
         .map_err(|error| SourceError::new(&what, error.to_string()))?;
         told.extend(memory.granted().refused.iter().cloned());
-        let socket = XdpSocket::open(memory, &options)
+        let socket = bind(&memory, &options)
             .map_err(|(step, errno)| unopened(&what, step, errno, config, &interface, mtu))?;
         bpf::map_socket(map.as_fd(), *queue, socket.as_fd())
             .map_err(|error| privilege(&what, &error))?;
@@ -127,6 +131,20 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
         told,
         packet: if has_pieces { packet } else { 0 },
     })
+}
+
+/// Opens a socket; a queue that is taken is asked for again for a while, because the kernel takes a moment to take it from a
+/// process that has ended.
+fn bind(memory: &Arc<Region>, options: &Options) -> Result<XdpSocket, (Step, Errno)> {
+    let start = Instant::now();
+    loop {
+        match XdpSocket::open(memory.clone(), options) {
+            Err((Step::Bind, Errno::BUSY)) if start.elapsed() < RELEASE => {
+                std::thread::sleep(RELEASE / 50);
+            }
+            done => return done,
+        }
+    }
 }
 
 /// Ties the program to the interface.

@@ -220,6 +220,7 @@ impl SourceSpec for Xdp {
                 format: self.format.clone(),
                 packet: opened.packet,
                 attached: attached.clone(),
+                polls: !self.config.busy_poll.0.is_zero(),
             };
             Box::new(Receiver::new(parts)) as Box<dyn Filler>
         });

@@ -234,6 +234,9 @@ fn four(a: &mut Assembler, addresses: &[SocketAddr], pass: Label, take: Label) {
 /// IPv6: header at 14, addresses at 22 and 38, UDP at 54.
 fn six(a: &mut Assembler, addresses: &[SocketAddr], pass: Label, take: Label) {
     a.need(62, pass);
+    a.load(Size::Byte, WORD, PACKET, 14);
+    a.and(WORD, 0xf0);
+    a.jump_if(WORD, If::Unequal, 0x60, pass);
     a.load(Size::Byte, WORD, PACKET, 20);
     a.jump_if(WORD, If::Unequal, 17, pass);
     a.load(Size::Half, PORT, PACKET, 56);
