@@ -4,6 +4,7 @@ pub mod cards;
 pub mod datagram;
 pub mod format;
 pub mod fpga;
+pub mod hsb;
 pub mod list;
 pub mod pcap;
 pub mod replay;
@@ -20,4 +21,11 @@ mod loopback;
 use daq_core::entry::SourceEntry;
 
 /// Every source there is.
-pub const SOURCES: &[SourceEntry] = &[udp::ENTRY, xdp::ENTRY, fpga::ENTRY, sim::ENTRY, replay::ENTRY];
+pub const SOURCES: &[SourceEntry] = &[
+    udp::ENTRY,
+    xdp::ENTRY,
+    hsb::ENTRY,
+    fpga::ENTRY,
+    sim::ENTRY,
+    replay::ENTRY,
+];

@@ -193,6 +193,21 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// Gives the frame that `id` names its time, if it is open and has none: for senders that tell it in a packet of its
+    /// own. See [`Window::await_times`](super::Window::await_times).
+    pub fn stamp(&mut self, id: PacketId, time: Timestamp) {
+        if self.seat.opens_epoch() {
+            return;
+        }
+        let geometry = self.geometry();
+        let frames = self.base..self.base + geometry.window as u64;
+        if let Some((frame, _)) = self.seat.locate(geometry, id)
+            && frames.contains(&frame)
+        {
+            stamp(self.shared.record(frame), geometry, 0, time);
+        }
+    }
+
     /// The next places in order, as many as are open and free, up to `n`: where the next packets belong if
     /// they come in order. Only for exclusive windows; others get none.
     ///
@@ -319,6 +334,16 @@ impl<'a> Batch<'a> {
     /// Counts packets that carry no readable sequence number.
     pub fn reject_unreadable(&mut self, packets: u64) {
         self.seat.ledger.rejected.add_shared(packets);
+    }
+
+    /// Counts packets that carry no data by design.
+    pub fn control(&mut self, packets: u64) {
+        self.seat.ledger.control.add_shared(packets);
+    }
+
+    /// Counts packets that were sent again so long after the first time that the window knows nothing of them any more.
+    pub fn repeated(&mut self, packets: u64) {
+        self.seat.ledger.duplicates.add_shared(packets);
     }
 
     fn reject(&mut self) -> Outcome {

@@ -213,6 +213,14 @@ impl Window {
         self.shared.is_exclusive()
     }
 
+    /// Says that frames are told their times apart from their places ([`Batch::stamp`]), after them: one that has all its
+    /// places is kept open until it has its time too, the window leaves it behind, or nothing comes any more.
+    pub fn await_times(&mut self) {
+        if let Some(sequencer) = &mut self.seat.sequencer {
+            sequencer.await_times();
+        }
+    }
+
     /// Whether this handle closes frames.
     pub const fn is_sequencer(&self) -> bool {
         self.seat.sequencer.is_some()

@@ -62,6 +62,8 @@ pub(super) struct Sequencer {
     /// Flags of the next frame to be published.
     flags: Flags,
     silence: Silence,
+    /// Whether a frame that has all its places waits for its time.
+    awaits_times: bool,
     /// Whether gaps are passed frame by frame, however long: the measure of what one step does.
     #[cfg(test)]
     pub(super) passes_one_by_one: bool,
@@ -85,6 +87,7 @@ impl Sequencer {
             epoch: Epoch::default(),
             flags: Flags::default(),
             silence: Silence::default(),
+            awaits_times: false,
             #[cfg(test)]
             passes_one_by_one: false,
             awaited: (0, 0),
@@ -104,6 +107,10 @@ impl Sequencer {
 
     pub(super) fn has_gaps(&self) -> bool {
         self.missing > 0 || self.gaps.0 > 0
+    }
+
+    pub(super) fn await_times(&mut self) {
+        self.awaits_times = true;
     }
 
     /// Remembers where this thread's packets are, so that the next epoch's jump can be told.
@@ -137,12 +144,17 @@ impl Sequencer {
 
     /// After a batch: the ledger, and every frame at the front that is complete.
     pub(super) fn settle_batch(&mut self, shared: &Shared, writer: usize) {
+        self.close_complete(shared, writer, self.awaits_times);
+    }
+
+    fn close_complete(&mut self, shared: &Shared, writer: usize, with_time: bool) {
         self.account(shared);
         loop {
             let base = shared.base.load(Ordering::Relaxed);
             let record = shared.record(base);
-            let complete = record.arrived.load(Ordering::Acquire) == shared.geometry.places
-                || record.state.load(Ordering::Acquire) == state::VOID;
+            let has_all = record.arrived.load(Ordering::Acquire) == shared.geometry.places
+                && (!with_time || record.time_clock.load(Ordering::Acquire) != 0);
+            let complete = has_all || record.state.load(Ordering::Acquire) == state::VOID;
             if !complete {
                 return;
             }
@@ -200,7 +212,7 @@ impl Sequencer {
             writer,
             (horizon - 1) / u64::from(shared.geometry.places),
         );
-        self.settle_batch(shared, writer);
+        self.close_complete(shared, writer, false);
         if silent >= SETTLE && self.missing > 0 {
             let base = shared.base.load(Ordering::Relaxed);
             let from = shared.settled.swap(base, Ordering::AcqRel);

@@ -1,0 +1,313 @@
+//! The source `hsb`: sensors behind a Holoscan Sensor Bridge, which write their frames by RoCE v2.
+//!
+//! ```text
+//!   sensor ─ RDMA writes over UDP ─▶ socket ─▶ headers checked ─▶ window of open slots ─▶ ring
+//!     ▲
+//!     └─ registers (control plane) ─ armed at start, disarmed at the end
+//! ```
+//! No RDMA card is needed: the packets are taken from a plain UDP socket, and each write is checked before it is placed. A
+//! sensor has the data plane and the control plane of its device in common with others: one source a sensor.
+//!
+//! # From writes to frames
+//! A write's address names a page and a packet of the frame in it, see [`pages`]; its packet sequence number says which of
+//! the frames that this page holds in turn it is, see [`order`]. The window then knows it as (frame, packet). A frame is
+//! complete when all its packets have come and the one that ends it, which brings the sensor's time of the frame. Of one
+//! with gaps, what is missing is marked and filled when the window has left it behind.
+//!
+//! # Ledger
+//! The unit is the packet that carries a part of a frame.
+//!
+//! | what happens | what is counted |
+//! |---|---|
+//! | a packet never comes | lost, `wire_gap`; `kernel_drop` if the kernel counted drops at the socket meanwhile |
+//! | it comes after its frame was closed | lost, `late` |
+//! | it comes twice, however long after | `duplicates` |
+//! | it is no write, of another queue pair or key, outside the pages, not of a packet's length or at its place, or its number fits no frame | `rejected` |
+//! | it carries metadata alone | `control` |
+//! | its frame finds no slot | lost, `ring_full` |
+
+mod arm;
+mod config;
+mod discovery;
+mod ecb;
+mod filler;
+#[cfg(test)]
+#[path = "../tests/common/hsb_packet.rs"]
+mod hand;
+pub mod metadata;
+pub mod order;
+pub mod pages;
+pub mod placer;
+pub mod roce;
+
+pub use config::HsbConfig;
+
+use crate::sys::address;
+use crate::sys::socket::{Options, UdpSocket};
+use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::entry::{Claim, SourceContext, SourceEntry, SourceSpec};
+use daq_core::layout::{Layout, Samples};
+use daq_core::source::{Filler, Producers, SourceError};
+use daq_core::units::ByteSize;
+use daq_core::window::{Geometry, Numbering};
+use ecb::Ecb;
+use filler::{Control, Receiver};
+use placer::Placer;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::sync::PoisonError;
+
+/// The registry entry.
+pub const ENTRY: SourceEntry = SourceEntry {
+    name: "hsb",
+    summary: "A sensor behind a Holoscan Sensor Bridge, over a UDP socket of any network card",
+    example: EXAMPLE,
+    schema: || schemars::schema_for!(HsbConfig),
+    parse,
+};
+
+const EXAMPLE: &str = r#"[source.NAME]
+driver = "hsb"
+ring   = "OUTPUT"
+listen = "0.0.0.0:4791"       # the sensor is told to send there
+frame  = "1 MiB"              # payload bytes of a frame
+device = "192.168.0.2"        # or "auto": the only one that announces itself
+sensor = 0
+samples = { type = "uint8" }
+# plane   = 0                 # the device's host interface
+# packet  = "1408 B"          # a multiple of 128 that fits the MTU
+# pages   = 64                # that the sensor writes to in turn
+# control = true              # arm and disarm it; false where somebody else does, then:
+# queue_pair = 1              #   24 bits
+# rkey    = 1                 #   32 bits
+# base    = 0                 #   address of page 0
+# stride  = "1048704 B"       #   from page to page
+# core    = 2                 # for its thread
+# receive_buffer = "64 MiB"   # limited by net.core.rmem_max
+# window  = 2                 # frames open at a time
+# max_gap = 524288            # packets that may be missing in a row
+# agree   = 4                 # packets in a row that are believed against those before
+"#;
+
+/// A checked configuration.
+#[derive(Debug)]
+struct Hsb {
+    config: HsbConfig,
+    samples: Samples,
+}
+
+fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
+    let config: HsbConfig = section.finish(&[], diagnostics)?;
+    let problems = config.problems();
+    let is_sound = problems.is_empty();
+    for problem in problems {
+        diagnostics.push(section.problem(problem));
+    }
+    let samples = config.samples.clone().unwrap_or_default();
+    is_sound.then(|| Box::new(Hsb { config, samples }) as Box<dyn SourceSpec>)
+}
+
+impl Hsb {
+    fn sensor(&self) -> String {
+        let HsbConfig {
+            device,
+            sensor,
+            plane,
+            ..
+        } = &self.config;
+        if self.config.control {
+            format!("sensor {sensor} of {device}, plane {plane}")
+        } else {
+            "sensor armed by others".to_owned()
+        }
+    }
+
+    /// The control port of the device, found where it is not named.
+    fn device(&self) -> Result<SocketAddr, SourceError> {
+        if let Some(device) = self.config.device() {
+            return Ok(device);
+        }
+        let error = |why: String| SourceError::new("device = \"auto\"", why);
+        let port = discovery::PORT;
+        let found = discovery::listen((Ipv4Addr::UNSPECIFIED, port).into(), discovery::PATIENCE)
+            .map_err(|why| {
+                error(format!(
+                    "cannot listen for devices on UDP {port}: {why}; name the device by its address"
+                ))
+            })?;
+        let on_plane = |found: &discovery::Found| {
+            let plane = found.announcement.plane;
+            plane.is_none_or(|plane| u32::from(plane) == self.config.plane)
+        };
+        let found: Vec<_> = found.into_iter().filter(on_plane).collect();
+        match found.as_slice() {
+            [one] => {
+                tracing::info!("found {one}");
+                Ok((one.address, ecb::PORT).into())
+            }
+            [] => Err(error(format!(
+                "no device announced itself on UDP {port} for plane {}: is it on, and in this network? A firewall may keep \
+                 broadcasts out; name the device by its address to go without",
+                self.config.plane
+            ))),
+            several => {
+                let list: Vec<_> = several.iter().map(ToString::to_string).collect();
+                Err(error(format!(
+                    "several devices announce themselves, name one of {}",
+                    list.join(", ")
+                )))
+            }
+        }
+    }
+
+    /// Everything that arms the sensor to send to a socket on `local`, as `pages` say.
+    fn control(&self, local: SocketAddr, pages: pages::Pages) -> Result<Control, SourceError> {
+        let device = self.device()?;
+        let error = |why: String| SourceError::new(format!("device {device}"), why);
+        let ecb = Ecb::shared(device).map_err(|why| error(why.to_string()))?;
+        let mut host = local.ip();
+        if host.is_unspecified() {
+            let ecb = ecb.lock().unwrap_or_else(PoisonError::into_inner);
+            host = ecb.host().map_err(|why| error(why.to_string()))?;
+        }
+        let IpAddr::V4(host) = host else {
+            return Err(error(format!(
+                "{host} is not IPv4: listen on an IPv4 address"
+            )));
+        };
+        let interface = address::interface_of(host)
+            .map_err(|why| error(format!("cannot list interfaces: {why}")))?;
+        let interface = interface.ok_or_else(|| {
+            error(format!(
+                "{host} is no address of this machine: `ip address` lists them"
+            ))
+        })?;
+        let orders = arm::Orders {
+            sensor: self.config.sensor,
+            plane: self.config.plane,
+            pages,
+            host: SocketAddrV4::new(host, local.port()),
+            mac: interface.mac,
+        };
+        Ok(Control { ecb, orders })
+    }
+}
+
+impl SourceSpec for Hsb {
+    fn claims(&self) -> Vec<Claim> {
+        let mut claims = vec![Claim::UdpPort(self.config.listen)];
+        if self.config.control {
+            let HsbConfig { device, sensor, .. } = &self.config;
+            let device = self
+                .config
+                .device()
+                .map_or_else(|| device.clone(), |device| device.to_string());
+            claims.push(Claim::Device(format!("hsb {device} sensor {sensor}")));
+        }
+        claims
+    }
+
+    fn origins(&self) -> Vec<String> {
+        vec![format!("{}, UDP {}", self.sensor(), self.config.listen)]
+    }
+
+    fn preferred_slot(&self) -> Option<usize> {
+        self.config.frame.bytes()
+    }
+
+    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+        let pages = self.config.pages(0);
+        if pages.frame > slot_bytes {
+            let (frame, slot) = (self.config.frame, ByteSize(slot_bytes as u64));
+            let message = format!("frames of {frame} do not fit into slots of {slot}");
+            let help = format!("set `slot = \"{frame}\"` in the ring's section");
+            return Err(Problem::at("frame", message).help(help));
+        }
+        let places = u32::try_from(pages.packets()).unwrap_or(u32::MAX);
+        let HsbConfig {
+            window,
+            max_gap,
+            agree,
+            ..
+        } = self.config;
+        Ok(Geometry {
+            first_bytes: pages.packet.min(pages.frame),
+            frame_bytes: pages.frame,
+            numbering: Numbering {
+                width: 64,
+                step: 1,
+                places_per_unit: places,
+            },
+            window,
+            max_gap,
+            agree,
+            ..Geometry::new(places, pages.packet)
+        })
+    }
+
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        let bytes = geometry.frame_bytes;
+        self.samples.layout(bytes).map_err(|rest| {
+            let message = format!("a frame of {bytes} bytes ends {rest} bytes into a sample");
+            Problem::at("samples", message)
+                .help("correct `type`, `complex` or `channels`, or `frame`")
+        })
+    }
+
+    fn holdable(&self) -> bool {
+        false
+    }
+
+    fn memory(&self, _geometry: &Geometry) -> usize {
+        filler::MEMORY
+    }
+
+    fn cores(&self) -> Vec<usize> {
+        self.config.core.into_iter().collect()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.config.samples.is_none() {
+            notes.push("samples not declared: int8 assumed".to_owned());
+        }
+        if !self.config.control {
+            notes.push("the sensor is armed and disarmed by others".to_owned());
+        }
+        notes
+    }
+
+    fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
+        let listen = self.config.listen;
+        let options = Options {
+            receive_buffer: self.config.receive_buffer.bytes().unwrap_or(usize::MAX),
+            coalesce: true,
+            busy_poll: self.config.busy_poll.0,
+            ..Options::default()
+        };
+        let socket = UdpSocket::open(listen, &options)
+            .map_err(|why| SourceError::new(format!("UDP {listen}"), why.to_string()))?;
+        let granted = socket.granted();
+        if granted.is_short() {
+            tracing::warn!("source {}: {granted}", context.name);
+        }
+        let pages = self.config.pages(key());
+        let control = if self.config.control {
+            Some(self.control(socket.local(), pages)?)
+        } else {
+            None
+        };
+        let window = context.geometry.window;
+        let placer = Placer::new(&context.name, pages, window, self.config.agree);
+        let receiver = Receiver::new(&context.name, socket, placer, control);
+        Ok(Producers::Fillers(vec![
+            Box::new(receiver) as Box<dyn Filler>
+        ]))
+    }
+}
+
+/// A key that was not used before, as far as can be.
+#[expect(clippy::cast_possible_truncation, reason = "any half of it will do")]
+fn key() -> u32 {
+    RandomState::new().build_hasher().finish() as u32
+}

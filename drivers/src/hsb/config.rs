@@ -1,0 +1,249 @@
+//! The keys of an `hsb` source.
+
+use super::arm::{MOST_PLANES, MOST_SENSORS};
+use super::ecb;
+use super::pages::{GRAIN, Pages};
+use super::placer;
+use crate::format::frames;
+use daq_core::config::Problem;
+use daq_core::layout::Samples;
+use daq_core::units::{ByteSize, Span};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::net::{IpAddr, SocketAddr};
+
+/// The largest UDP payload over IPv4.
+const DATAGRAM: usize = 65_507;
+/// Pages of a sensor, at most: an immediate has 12 bits for them.
+const MOST_PAGES: u32 = 4096;
+/// Bits of a queue pair's number.
+const QUEUE_PAIR_BITS: u32 = 24;
+
+/// The keys of an `hsb` source.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HsbConfig {
+    /// Address and port to receive on, such as `"192.168.0.101:4791"`. The sensor is told to send there; for `0.0.0.0` it is
+    /// told the address from which the device is reached. Each sensor needs a port of its own.
+    pub listen: SocketAddr,
+    /// Payload bytes of a frame: what the sensor is set to.
+    pub frame: ByteSize,
+    /// Which device: its address, `ADDRESS:PORT` where its control port is not 8192, or `"auto"` for the only one that
+    /// announces itself.
+    #[serde(default = "auto")]
+    pub device: String,
+    /// Which of the device's sensors, 0 to 31.
+    #[serde(default)]
+    pub sensor: u32,
+    /// Which of the device's host interfaces (data planes) it sends through, 0 to 31.
+    #[serde(default)]
+    pub plane: u32,
+    /// Whether to arm and disarm the sensor; false where somebody else does, who then says `queue_pair` and `rkey`.
+    #[serde(default = "yes")]
+    pub control: bool,
+    /// Payload bytes of each packet but a frame's last, a multiple of 128: with 64 bytes of headers and, in the last,
+    /// metadata, it must fit the network's MTU. All sensors of a plane have the same.
+    #[serde(default = "packet")]
+    pub packet: ByteSize,
+    /// Pages that the sensor writes to in turn, 1 to 4096. They are numbers only and take no memory; many tell frames apart
+    /// over long gaps.
+    #[serde(default = "pages")]
+    pub pages: u32,
+    /// The queue pair that packets are for, 24 bits; without it 1.
+    pub queue_pair: Option<u32>,
+    /// The key that packets must carry, 32 bits; without it a new one each time the sensor is armed, so that packets of
+    /// before are refused.
+    pub rkey: Option<u32>,
+    /// The address of page 0, as packets name it.
+    #[serde(default)]
+    pub base: u64,
+    /// Bytes from page to page, a multiple of 128; without it a frame, rounded up to 128, and 128 for its metadata.
+    pub stride: Option<ByteSize>,
+    /// Receive buffer to ask of the kernel: what it holds while the thread is held up. Limited by `net.core.rmem_max` unless
+    /// the process has CAP_NET_ADMIN; what was granted is told.
+    #[serde(default = "receive_buffer")]
+    pub receive_buffer: ByteSize,
+    /// How long a receiving call may poll the network card instead of sleeping, such as `"50 us"`; takes effect where the
+    /// card's driver supports it. Without it, the system's value.
+    #[serde(default)]
+    pub busy_poll: Span,
+    /// Core for its thread; without it, any.
+    pub core: Option<usize>,
+    /// Frames open at a time, so how far packets may come out of order, and for how many frames one with a gap is kept; at
+    /// least 1.
+    #[serde(default = "window")]
+    pub window: usize,
+    /// Packets beyond twice the window that may be missing in a row: a longer gap is no loss but a count that begins anew,
+    /// an epoch.
+    #[serde(default = "max_gap")]
+    pub max_gap: u64,
+    /// Packets in a row that must agree on a number that does not go on from those before, until one is believed; those
+    /// before are rejected. At least 1.
+    #[serde(default = "frames::usual_agree")]
+    pub agree: u32,
+    /// What the payload means; without it, real int8 of one channel.
+    pub samples: Option<Samples>,
+}
+
+/// The value of `device` for the only one that announces itself.
+const AUTO: &str = "auto";
+
+fn auto() -> String {
+    AUTO.to_owned()
+}
+
+const fn yes() -> bool {
+    true
+}
+
+const fn packet() -> ByteSize {
+    ByteSize(1408)
+}
+
+const fn pages() -> u32 {
+    64
+}
+
+const fn receive_buffer() -> ByteSize {
+    ByteSize(64 << 20)
+}
+
+const fn window() -> usize {
+    2
+}
+
+const fn max_gap() -> u64 {
+    1 << 19
+}
+
+fn bytes(size: ByteSize) -> usize {
+    size.bytes().unwrap_or(usize::MAX)
+}
+
+impl HsbConfig {
+    /// The device's control port; `None` for the only one that announces itself, or where it is no address.
+    pub fn device(&self) -> Option<SocketAddr> {
+        let text = self.device.as_str();
+        let with_port = || Some(SocketAddr::new(text.parse::<IpAddr>().ok()?, ecb::PORT));
+        text.parse().ok().or_else(with_port)
+    }
+
+    /// Everything that is wrong with it.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut found = Vec::new();
+        let mut must = |holds: bool, key: &str, message: String, help: &str| {
+            if !holds {
+                found.push(Problem::at(key, message).help(help));
+            }
+        };
+        must(
+            self.listen.is_ipv4() && !self.listen.ip().is_multicast(),
+            "listen",
+            format!("{} is no address that a sensor can send to", self.listen),
+            "give an IPv4 address of this machine and a port, such as \"192.168.0.101:4791\"",
+        );
+        must(
+            self.listen.port() != 0 || !self.control,
+            "listen",
+            "no port".into(),
+            "give the port that the sensor is to send to, such as 4791",
+        );
+        must(
+            self.device == AUTO || self.device().is_some_and(|device| device.is_ipv4()),
+            "device",
+            format!("`{}` is neither an IPv4 address nor \"auto\"", self.device),
+            "give the device's address such as \"192.168.0.2\", or \"auto\" for the only one that there is",
+        );
+        must(
+            self.sensor < MOST_SENSORS,
+            "sensor",
+            format!(
+                "sensor {} of a device that has at most {MOST_SENSORS}",
+                self.sensor
+            ),
+            "sensors count from 0",
+        );
+        must(
+            self.plane < MOST_PLANES,
+            "plane",
+            format!(
+                "plane {} of a device that has at most {MOST_PLANES}",
+                self.plane
+            ),
+            "planes count from 0",
+        );
+        must(
+            (1..=1 << 31).contains(&self.frame.0),
+            "frame",
+            format!("frames of {}", self.frame),
+            "give 1 B to 2 GiB: what the sensor makes",
+        );
+        let packet = bytes(self.packet);
+        must(
+            packet > 0
+                && packet.is_multiple_of(GRAIN)
+                && placer::largest(packet.min(DATAGRAM)) <= DATAGRAM,
+            "packet",
+            format!("packets of {}", self.packet),
+            "give a multiple of 128 B that fits the network: 1408 B for an MTU of 1500, 8704 B for one of 9000",
+        );
+        must(
+            (1..=MOST_PAGES).contains(&self.pages),
+            "pages",
+            format!("{} pages", self.pages),
+            "give 1 to 4096",
+        );
+        must(
+            self.queue_pair
+                .is_none_or(|pair| pair >> QUEUE_PAIR_BITS == 0),
+            "queue_pair",
+            "a queue pair has 24 bits".into(),
+            "give 0 to 16777215",
+        );
+        must(
+            self.control || (self.rkey.is_some() && self.queue_pair.is_some()),
+            "control",
+            "without control nobody knows which packets are for this source".into(),
+            "give `queue_pair` and `rkey` as they were told to the sensor, or let daq control it",
+        );
+        let least = Pages::page_bytes(bytes(self.frame).min(1 << 31));
+        let stride = self.stride();
+        must(
+            stride >= least as u64
+                && stride.is_multiple_of(GRAIN as u64)
+                && stride / (GRAIN as u64) <= u64::from(u32::MAX),
+            "stride",
+            format!("{} from page to page", ByteSize(stride)),
+            "give a multiple of 128 B that has room for a frame and 128 B of metadata, or leave it out",
+        );
+        must(
+            self.base
+                .checked_add(stride.saturating_mul(self.pages.into()))
+                .is_some(),
+            "base",
+            format!("pages from {:#x} on end beyond all addresses", self.base),
+            "leave it out unless somebody else arms the sensor",
+        );
+        found.extend(frames::problems(self.window, self.agree));
+        found
+    }
+
+    /// Bytes from page to page.
+    fn stride(&self) -> u64 {
+        let usual = || Pages::page_bytes(bytes(self.frame).min(1 << 31)) as u64;
+        self.stride.map_or_else(usual, |stride| stride.0)
+    }
+
+    /// Where the sensor writes to, with a key of `rkey` where none is given.
+    pub fn pages(&self, rkey: u32) -> Pages {
+        Pages {
+            base: self.base,
+            stride: self.stride(),
+            count: self.pages,
+            frame: bytes(self.frame),
+            packet: bytes(self.packet),
+            queue_pair: self.queue_pair.unwrap_or(1),
+            rkey: self.rkey.unwrap_or(rkey),
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Finding sensors: each says once a second, to everyone, that it is there.
+//!
+//! The message is a request of the bootstrap protocol (RFC 951) on other ports, sent from 12268 to 12267. In the part that
+//! the protocol leaves to vendors the device tells which of its planes sends it; the address is the one that it comes from.
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+/// Where devices send it to.
+pub const PORT: u16 = 12_267;
+/// How long they are listened for: two messages, with some time to spare.
+pub const PATIENCE: Duration = Duration::from_millis(2_500);
+
+/// Bytes of a message.
+const BYTES: usize = 300;
+/// Where the client's hardware address begins.
+const HARDWARE: usize = 28;
+/// Where the vendor's part begins.
+const VENDOR: usize = 236;
+/// How the vendor's part begins: a tag, a length, and who it is.
+const TAG: u8 = 0xe0;
+/// Who it is.
+const NAME: &[u8] = b"NVDA";
+
+/// What a device says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Announcement {
+    /// Its MAC address.
+    pub mac: [u8; 6],
+    /// Which of its planes says so, where it tells.
+    pub plane: Option<u8>,
+}
+
+/// A device that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its address.
+    pub address: IpAddr,
+    /// What it says.
+    pub announcement: Announcement,
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.announcement.mac;
+        write!(
+            f,
+            "{} ({a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}",
+            self.address
+        )?;
+        if let Some(plane) = self.announcement.plane {
+            write!(f, ", plane {plane}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// Reads a message; `None` if it is another.
+pub fn parse(message: &[u8]) -> Option<Announcement> {
+    // A request, over Ethernet, with addresses of six bytes.
+    if message.len() < BYTES || message[..3] != [1, 1, 6] {
+        return None;
+    }
+    let mac = *message.get(HARDWARE..)?.first_chunk()?;
+    let vendor = message.get(VENDOR..)?;
+    let is_known = vendor.first() == Some(&TAG) && vendor.get(2..6) == Some(NAME);
+    Some(Announcement {
+        mac,
+        plane: is_known.then(|| vendor.get(6).copied()).flatten(),
+    })
+}
+
+/// Listens on `listen` until `patience` is over; everyone that was heard, each once.
+pub fn listen(listen: SocketAddr, patience: Duration) -> io::Result<Vec<Found>> {
+    let socket = open(listen)?;
+    let deadline = Instant::now() + patience;
+    let mut found = BTreeMap::new();
+    let mut message = [0; 2048];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(found.into_values().collect());
+        }
+        socket.set_read_timeout(Some(left))?;
+        match socket.recv_from(&mut message) {
+            Ok((bytes, from)) => {
+                if let Some(announcement) = parse(&message[..bytes]) {
+                    let address = from.ip();
+                    found.insert(
+                        address,
+                        Found {
+                            address,
+                            announcement,
+                        },
+                    );
+                }
+            }
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock
+                | io::ErrorKind::TimedOut
+                | io::ErrorKind::Interrupted => {}
+                _ => return Err(error),
+            },
+        }
+    }
+}
+
+/// A socket that leaves the port to others as well: each gets what is sent to everyone.
+fn open(listen: SocketAddr) -> io::Result<UdpSocket> {
+    let family = if listen.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    let fd = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    rustix::net::bind(&fd, &listen)?;
+    Ok(fd.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> Vec<u8> {
+        let mut message = vec![0; BYTES];
+        message[..4].copy_from_slice(&[1, 1, 6, 0]);
+        message[28..34].copy_from_slice(&[0x48, 0xb0, 0x2d, 1, 2, 3]);
+        message[236..243].copy_from_slice(&[0xe0, 40, b'N', b'V', b'D', b'A', 1]);
+        message
+    }
+
+    #[test]
+    fn an_announcement_is_read() {
+        let expected = Announcement {
+            mac: [0x48, 0xb0, 0x2d, 1, 2, 3],
+            plane: Some(1),
+        };
+        assert_eq!(parse(&message()), Some(expected));
+        let mut plain = message();
+        plain[236] = 99;
+        assert_eq!(parse(&plain).unwrap().plane, None);
+    }
+
+    #[test]
+    fn other_messages_are_none() {
+        let good = message();
+        for length in 0..BYTES {
+            assert_eq!(parse(&good[..length]), None);
+        }
+        for at in 0..3 {
+            let mut other = good.clone();
+            other[at] = 2;
+            assert_eq!(parse(&other), None);
+        }
+    }
+
+    #[test]
+    fn who_speaks_is_found_once() {
+        // Bound first, so that the port is free for whoever shares it.
+        let shared = open("127.0.0.1:0".parse().unwrap()).unwrap();
+        let to = shared.local_addr().unwrap();
+        drop(shared);
+        let listener = std::thread::spawn(move || listen(to, Duration::from_secs(2)).unwrap());
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        while !listener.is_finished() {
+            for bytes in [&message()[..], b"hello"] {
+                // Refused while nobody listens yet.
+                let _ = sender.send_to(bytes, to);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let found = listener.join().unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!(
+            found[0].to_string(),
+            "127.0.0.1 (48:b0:2d:01:02:03, plane 1)"
+        );
+    }
+}

@@ -1,0 +1,433 @@
+//! The source `hsb` over the loopback interface, with packets made by hand and a control plane that takes notes.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+#[path = "common/hsb_packet.rs"]
+mod hsb_packet;
+
+use common::loopback;
+use common::{Rig, free_port, rig, spec};
+use daq_core::frame::{Clock, Timestamp};
+use daq_drivers::hsb::ENTRY;
+use daq_drivers::sys::send::Sender;
+use hsb_packet::{Packet, metadata};
+use std::net::SocketAddr;
+
+const FRAME: usize = 2500;
+const PACKET: usize = 512;
+/// Packets of a frame: four whole ones and one of 452 bytes.
+const PACKETS: usize = 5;
+const PAGES: u64 = 8;
+/// From page to page: 2500 rounded up to 128, and metadata.
+const STRIDE: u64 = 2560 + 128;
+const SECONDS: u64 = 1_700_000_000;
+
+/// How a sensor sends.
+#[derive(Clone, Copy)]
+struct Sensor {
+    /// Whether metadata come in a frame's last packet of data.
+    embeds: bool,
+    /// The first packet's number.
+    first: u32,
+    /// Bits of the number.
+    bits: u32,
+}
+
+const SENSOR: Sensor = Sensor {
+    embeds: false,
+    first: 100,
+    bits: 24,
+};
+
+fn payload(frame: u64) -> Vec<u8> {
+    let seed = (frame + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..FRAME as u64)
+        .map(|i| (seed.rotate_left((i % 61) as u32) ^ i).to_le_bytes()[0])
+        .collect()
+}
+
+impl Sensor {
+    /// The packets of frame `frame`.
+    fn frame(self, frame: u64) -> Vec<Packet> {
+        let packets = PACKETS as u64 + u64::from(!self.embeds);
+        let page = frame % PAGES;
+        let bytes = payload(frame);
+        let number = |index: u64| {
+            let psn = (u64::from(self.first) + frame * packets + index) & ((1 << self.bits) - 1);
+            u32::try_from(psn).unwrap()
+        };
+        let immediate = |psn: u32| Some(u32::try_from(page).unwrap() | psn << 12);
+        let notes = metadata(
+            u16::try_from(frame & 0xffff).unwrap(),
+            SECONDS + frame,
+            5,
+            FRAME as u64,
+        );
+        let mut made: Vec<Packet> = bytes
+            .chunks(PACKET)
+            .zip(0..)
+            .map(|(part, index)| Packet {
+                psn: number(index),
+                address: 0x10_0000 + page * STRIDE + index * PACKET as u64,
+                payload: part.to_vec(),
+                ..Packet::default()
+            })
+            .collect();
+        if self.embeds {
+            let last = made.last_mut().unwrap();
+            last.payload.resize(2560 - 4 * PACKET, 0);
+            last.payload.extend(notes);
+            last.immediate = immediate(last.psn);
+        } else {
+            let psn = number(PACKETS as u64);
+            made.push(Packet {
+                psn,
+                address: 0x10_0000 + page * STRIDE + 2560,
+                immediate: immediate(psn),
+                payload: notes.to_vec(),
+                ..Packet::default()
+            });
+        }
+        made
+    }
+}
+
+fn text(listen: SocketAddr, more: &str) -> String {
+    format!(
+        "[source.camera]\ndriver = \"hsb\"\nring = \"raw\"\nlisten = \"{listen}\"\nframe = {FRAME}\npacket = {PACKET}\n\
+         pages = {PAGES}\nqueue_pair = 5\nrkey = 9\nbase = 0x10_0000\n{more}\n"
+    )
+}
+
+fn receiver(more: &str) -> (Rig, Sender) {
+    let to = free_port();
+    let spec = spec(&ENTRY, &text(to, &format!("control = false\n{more}"))).unwrap();
+    let rig = rig(&*spec, FRAME.next_multiple_of(64), 64).unwrap();
+    loopback::stay();
+    (rig, Sender::open(to, false, None).unwrap())
+}
+
+fn send<'p>(rig: &mut Rig, sender: &mut Sender, packets: impl IntoIterator<Item = &'p Packet>) {
+    for packet in packets {
+        sender.send(&packet.bytes()).unwrap();
+    }
+    rig.fill_all();
+}
+
+fn stamps(rig: &mut Rig) -> Vec<(u64, Timestamp)> {
+    let mut stamps = Vec::new();
+    while let Some(lease) = rig.reader.poll(1) {
+        let meta = *lease.frame(0).meta();
+        stamps.push((meta.sequence, meta.timestamp));
+    }
+    stamps
+}
+
+#[test]
+fn frames_come_whole_however_their_metadata_come() {
+    for embeds in [false, true] {
+        let (mut rig, mut sender) = receiver("");
+        let sensor = Sensor { embeds, ..SENSOR };
+        for frame in 0..30 {
+            send(&mut rig, &mut sender, &sensor.frame(frame));
+            // At once: nothing is left to wait for.
+            let got = rig.read();
+            assert_eq!(got.len(), 1, "frame {frame}");
+            assert_eq!((got[0].0, got[0].1), (frame, 1));
+            assert!(got[0].2 == payload(frame) && got[0].3 == [true; PACKETS]);
+        }
+        let report = rig.report();
+        let packets = 30 * PACKETS as u64;
+        assert_eq!((report.expected, report.delivered), (packets, packets));
+        assert_eq!((report.rejected, report.duplicates), (0, 0));
+        assert_eq!(report.control, if embeds { 0 } else { 30 });
+        assert_eq!(report.bytes, 30 * FRAME as u64);
+    }
+}
+
+#[test]
+fn a_frame_has_the_sensors_time() {
+    for embeds in [false, true] {
+        let (mut rig, mut sender) = receiver("");
+        let sensor = Sensor { embeds, ..SENSOR };
+        let mut packets: Vec<_> = (0..3).flat_map(|frame| sensor.frame(frame)).collect();
+        // The packet with the middle frame's metadata overtakes the one before.
+        let end = 2 * packets.len() / 3;
+        packets.swap(end - 1, end - 2);
+        send(&mut rig, &mut sender, &packets);
+        let expected: Vec<_> = (0..3)
+            .map(|frame| {
+                let ns = (SECONDS + frame) * 1_000_000_000 + 5;
+                let clock = Clock::Sensor;
+                (frame, Timestamp { ns, clock })
+            })
+            .collect();
+        assert_eq!(stamps(&mut rig), expected, "embeds {embeds}");
+    }
+}
+
+#[test]
+fn a_frame_whose_metadata_are_lost_has_no_time() {
+    let (mut rig, mut sender) = receiver("");
+    for frame in 0..4 {
+        let mut packets = SENSOR.frame(frame);
+        if frame == 1 {
+            packets.pop();
+        }
+        send(&mut rig, &mut sender, &packets);
+    }
+    rig.windows[0].finish();
+    let got = stamps(&mut rig);
+    assert_eq!(got.len(), 4);
+    assert_eq!(got[1], (1, Timestamp::default()));
+    assert!(
+        got.iter()
+            .filter(|(_, time)| time.clock == Clock::Sensor)
+            .count()
+            == 3
+    );
+    let report = rig.report();
+    assert_eq!(
+        (report.delivered, report.lost.values().sum::<u64>()),
+        (20, 0)
+    );
+}
+
+#[test]
+fn what_is_missing_is_marked_filled_and_counted() {
+    for embeds in [false, true] {
+        let (mut rig, mut sender) = receiver("");
+        let sensor = Sensor { embeds, ..SENSOR };
+        let mut dropped = 0;
+        for frame in 0..20_u64 {
+            let mut index = 0;
+            let mut packets = sensor.frame(frame);
+            packets.retain(|_| {
+                let keeps =
+                    (frame * 7 + index).is_multiple_of(3) || frame.is_multiple_of(4) || index == 5;
+                index += 1;
+                keeps
+            });
+            let kept = packets
+                .iter()
+                .filter(|packet| packet.payload.len() > 128)
+                .count();
+            dropped += (PACKETS - kept) as u64;
+            send(&mut rig, &mut sender, &packets);
+        }
+        rig.windows[0].finish();
+        let frames = rig.read();
+        assert_eq!(frames.len(), 20);
+        for (frame, (sequence, epoch, bytes, present)) in (0..).zip(frames) {
+            assert_eq!((sequence, epoch), (frame, 1));
+            let expected = payload(frame);
+            for (index, is_present) in present.into_iter().enumerate() {
+                let place = index * PACKET..FRAME.min((index + 1) * PACKET);
+                if is_present {
+                    assert_eq!(bytes[place.clone()], expected[place]);
+                } else {
+                    assert!(bytes[place].iter().all(|byte| *byte == 0xee));
+                }
+            }
+        }
+        let report = rig.report();
+        assert_eq!(
+            (report.expected, report.rejected),
+            (100, 0),
+            "embeds {embeds}"
+        );
+        assert_eq!(report.delivered, 100 - dropped);
+        assert_eq!(report.lost["wire_gap"], dropped);
+    }
+}
+
+#[test]
+fn a_number_that_wraps_is_no_loss() {
+    for (bits, first) in [(20, 0xf_ffe0), (24, 0xff_ffe0), (24, 0xf_ffe0)] {
+        let (mut rig, mut sender) = receiver("");
+        let sensor = Sensor {
+            bits,
+            first,
+            ..SENSOR
+        };
+        for frame in 0..20 {
+            send(&mut rig, &mut sender, &sensor.frame(frame));
+        }
+        let report = rig.report();
+        assert_eq!(
+            (report.expected, report.delivered, report.rejected),
+            (100, 100, 0),
+            "{bits} {first:#x}"
+        );
+        assert_eq!(report.epochs, 1);
+    }
+}
+
+#[test]
+fn many_frames_in_a_row_may_be_lost() {
+    let (mut rig, mut sender) = receiver("");
+    send(&mut rig, &mut sender, &SENSOR.frame(0));
+    // As many as the pages go round five times, and some.
+    for frame in 45..50 {
+        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+    }
+    rig.windows[0].finish();
+    let report = rig.report();
+    // Those far ahead are believed when four agree: three packets of frame 45 are rejected.
+    assert_eq!((report.epochs, report.rejected), (1, 3));
+    assert_eq!((report.expected, report.delivered), (250, 27));
+    assert_eq!(report.lost["wire_gap"], 223);
+}
+
+#[test]
+fn a_hostile_sender_changes_nothing() {
+    let (mut rig, mut sender) = receiver("");
+    send(&mut rig, &mut sender, &SENSOR.frame(0));
+    rig.read();
+    let good = SENSOR.frame(1);
+    send(&mut rig, &mut sender, &good[..3]);
+    let with = |change: &dyn Fn(&mut Packet)| {
+        let mut packet = good[3].clone();
+        packet.payload.fill(0xbd);
+        change(&mut packet);
+        packet
+    };
+    let page = 0x10_0000 + STRIDE;
+    let hostile = [
+        with(&|packet| packet.rkey = 8),
+        with(&|packet| packet.queue_pair = 4),
+        with(&|packet| packet.address = 0),
+        with(&|packet| packet.address = u64::MAX - 100),
+        with(&|packet| packet.address = 0x10_0000 + PAGES * STRIDE),
+        with(&|packet| packet.address = page + 3 * PACKET as u64 + 4),
+        with(&|packet| packet.address = page + 2560 + 128),
+        with(&|packet| packet.address = page + 2560),
+        with(&|packet| packet.payload.truncate(511)),
+        with(&|packet| packet.payload.push(1)),
+        with(&|packet| packet.payload.clear()),
+        with(&|packet| packet.immediate = Some(1)),
+        with(&|packet| packet.psn += 1),
+        with(&|packet| packet.psn = 0x80_0000),
+        with(&|packet| packet.address += STRIDE),
+    ];
+    send(&mut rig, &mut sender, &hostile);
+    let mut wrong = good[3].bytes();
+    wrong[0] = 0x0a;
+    sender.send(&wrong).unwrap();
+    sender.send(&[]).unwrap();
+    sender.send(&good[3].bytes()[..31]).unwrap();
+    rig.fill_all();
+    let rejected = hostile.len() as u64 + 3;
+    assert_eq!(rig.report().rejected, rejected);
+    // Sent again: of the frame before, of this one, and of the one that comes next, with its end.
+    send(&mut rig, &mut sender, &SENSOR.frame(0)[2..4]);
+    send(&mut rig, &mut sender, &good[1..2]);
+    send(&mut rig, &mut sender, &good[3..]);
+    send(&mut rig, &mut sender, &good[5..]);
+    let frames = rig.read();
+    assert_eq!(frames.len(), 1);
+    assert!(frames[0].2 == payload(1) && frames[0].3 == [true; PACKETS]);
+    let report = rig.report();
+    assert_eq!((report.rejected, report.duplicates), (rejected, 4));
+    assert_eq!(
+        (report.expected, report.delivered, report.epochs),
+        (10, 10, 1)
+    );
+}
+
+#[test]
+fn what_is_sent_again_long_after_is_a_duplicate() {
+    let (mut rig, mut sender) = receiver("");
+    for frame in 0..40 {
+        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+        if frame >= 20 {
+            send(&mut rig, &mut sender, &SENSOR.frame(frame - 17));
+        }
+    }
+    let report = rig.report();
+    assert_eq!(
+        (report.delivered, report.rejected, report.epochs),
+        (200, 0, 1)
+    );
+    assert_eq!(report.duplicates, 20 * (PACKETS as u64 + 1));
+    for (frame, got) in (0..).zip(rig.read()) {
+        assert_eq!((got.0, got.2 == payload(frame)), (frame, true));
+    }
+}
+
+#[test]
+fn a_sensor_that_is_armed_anew_begins_an_epoch() {
+    let (mut rig, mut sender) = receiver("");
+    for frame in 0..10 {
+        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+    }
+    let anew = Sensor {
+        first: 77_777,
+        ..SENSOR
+    };
+    for frame in 0..10 {
+        send(&mut rig, &mut sender, &anew.frame(frame));
+    }
+    rig.windows[0].finish();
+    let report = rig.report();
+    assert_eq!((report.epochs, report.rejected), (2, 3));
+    // The fourth is believed: the first of the new count.
+    assert_eq!((report.expected, report.delivered), (97, 97));
+    let frames = rig.read();
+    assert_eq!(frames.last().map(|frame| (frame.0, frame.1)), Some((9, 2)));
+}
+
+#[test]
+fn keys_are_checked() {
+    let to: SocketAddr = "127.0.0.1:4791".parse().unwrap();
+    for (more, key) in [
+        ("packet = 500", "packet"),
+        ("packet = \"70 KiB\"", "packet"),
+        ("pages = 0", "pages"),
+        ("pages = 4097", "pages"),
+        ("sensor = 32", "sensor"),
+        ("plane = 32", "plane"),
+        ("device = \"there\"", "device"),
+        ("device = \"::1\"", "device"),
+        ("stride = 2560", "stride"),
+        ("stride = 2700", "stride"),
+        ("base = 0x7fff_ffff_ffff_ffff\nstride = \"4 TiB\"", "stride"),
+        ("frame = 0", "frame"),
+        ("window = 0", "window"),
+        ("agree = 0", "agree"),
+        ("queue_pair = 0x100_0000", "queue_pair"),
+    ] {
+        let taken = more.split(' ').next().unwrap();
+        let mut whole = text(to, "");
+        for line in whole.clone().lines().filter(|line| {
+            more.lines()
+                .any(|more| line.split(' ').next() == more.split(' ').next())
+        }) {
+            whole = whole.replace(&format!("{line}\n"), "");
+        }
+        let error = spec(&ENTRY, &format!("{whole}{more}\n")).err();
+        let error = error.unwrap_or_else(|| panic!("`{more}` is taken"));
+        assert!(error.contains(key), "{taken}: {error}");
+    }
+    let without = "[source.camera]\ndriver = \"hsb\"\nring = \"raw\"\nlisten = \"127.0.0.1:4791\"\nframe = 1000\ncontrol = false\n";
+    assert!(spec(&ENTRY, without).err().unwrap().contains("rkey"));
+    assert!(spec(&ENTRY, ENTRY.example).is_ok());
+}
+
+#[test]
+fn nobody_there_is_an_error_with_a_remedy() {
+    let nobody = free_port();
+    let spec = spec(
+        &ENTRY,
+        &text(free_port(), &format!("device = \"{nobody}\"")),
+    )
+    .unwrap();
+    let mut rig = rig(&*spec, FRAME.next_multiple_of(64), 8).unwrap();
+    let error = rig.fillers[0].start().unwrap_err().to_string();
+    assert!(
+        error.contains("does not answer") && error.contains("ping"),
+        "{error}"
+    );
+    drop(rig);
+}
