@@ -8,6 +8,7 @@ use crate::config::{Diagnostics, Problem, Section};
 use crate::dma::FrameSequence;
 use crate::kernel::KernelSpec;
 use crate::layout::Layout;
+use crate::ledger::Counts;
 use crate::mapped::Writer;
 use crate::sink::SinkSpec;
 use crate::source::{Producers, SourceError};
@@ -166,6 +167,8 @@ pub struct SourceContext {
     pub directory: std::path::PathBuf,
     /// The geometry that [`SourceSpec::geometry`] gave for the ring's slots.
     pub geometry: Geometry,
+    /// The counters that [`SourceSpec::counts`] named.
+    pub counts: Counts,
 }
 
 /// What a DMA engine asks of the plan, as far as it is known without opening its device.
@@ -227,6 +230,11 @@ pub trait SourceSpec: Send + Sync {
     /// Where its engine's frames carry sequence numbers; `None` where they carry none, or it is no engine.
     fn frame_sequence(&self) -> Option<FrameSequence> {
         None
+    }
+
+    /// What it counts beside its ledger, by name; in reports and, as `daq_source_counts_total`, in metrics.
+    fn counts(&self) -> &'static [&'static str] {
+        &[]
     }
 
     /// Threads that it runs on.

@@ -25,6 +25,10 @@
 //! | it is no write, of another queue pair or key, outside the pages, not of a packet's length or at its place, or its number fits no frame | `rejected` |
 //! | it carries metadata alone | `control` |
 //! | its frame finds no slot | lost, `ring_full` |
+//!
+//! Beside it are counted: `metadata`, frames whose metadata came; `skipped`, frames that the sensor numbered and never
+//! sent; `short`, frames that it ended early; `control_errors`, requests to the device's registers that it did not answer
+//! or refused.
 
 mod arm;
 mod config;
@@ -258,6 +262,10 @@ impl SourceSpec for Hsb {
         false
     }
 
+    fn counts(&self) -> &'static [&'static str] {
+        filler::COUNTS
+    }
+
     fn memory(&self, _geometry: &Geometry) -> usize {
         filler::MEMORY
     }
@@ -299,7 +307,7 @@ impl SourceSpec for Hsb {
         };
         let window = context.geometry.window;
         let placer = Placer::new(&context.name, pages, window, self.config.agree);
-        let receiver = Receiver::new(&context.name, socket, placer, control);
+        let receiver = Receiver::new(context, socket, placer, control);
         Ok(Producers::Fillers(vec![
             Box::new(receiver) as Box<dyn Filler>
         ]))

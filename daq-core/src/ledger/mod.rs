@@ -6,12 +6,14 @@
 //! going negative.
 
 mod board;
+mod counts;
 #[macro_use]
 mod macros;
 mod engine;
 mod snapshot;
 
 pub use board::{Board, BoardError, Counter, LastRun};
+pub use counts::Counts;
 pub use engine::{EngineCounters, EngineLedger, EngineReport, Proof};
 pub use snapshot::{
     CopyReport, DeviceReport, KernelReport, ReaderReport, Report, RingReport, SinkReport,

@@ -36,6 +36,9 @@ pub struct SourceReport {
     /// What is told of its DMA engine; `None` for sources that have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineReport>,
+    /// What it counts beside the ledger, by name; empty for sources that count nothing more.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub counts: BTreeMap<&'static str, u64>,
 }
 
 impl SourceReport {
@@ -61,6 +64,7 @@ impl SourceReport {
             epochs: ledger.epochs.get(),
             jumped: ledger.jumped.get(),
             engine: None,
+            counts: BTreeMap::new(),
         }
     }
 

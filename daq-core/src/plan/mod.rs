@@ -88,6 +88,9 @@ pub struct PlannedSource {
     pub memory: usize,
     /// What is told of its DMA engine; `None` for sources that have none.
     pub engine: Option<PlannedEngine>,
+    /// What it counts beside its ledger, by name.
+    #[serde(skip)]
+    pub counts: &'static [&'static str],
     /// Defaults that were assumed, limits that were found.
     pub notes: Vec<String>,
 }

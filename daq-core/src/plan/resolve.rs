@@ -204,6 +204,7 @@ impl Resolver<'_> {
                 cores: source.spec.cores(),
                 wait: source.keys.wait,
                 engine,
+                counts: source.spec.counts(),
                 notes,
             });
         }

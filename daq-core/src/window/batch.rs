@@ -193,9 +193,10 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Gives the frame that `id` names its time, if it is open and has none: for senders that tell it in a packet of its
-    /// own. See [`Window::await_times`](super::Window::await_times).
-    pub fn stamp(&mut self, id: PacketId, time: Timestamp) {
+    /// Says that the sender has ended the frame that `id` names, if it is open: all its places are expected, and `time` is
+    /// its time unless it has one. For senders that tell this in a packet of its own, see
+    /// [`Window::await_times`](super::Window::await_times).
+    pub fn end(&mut self, id: PacketId, time: Timestamp) {
         if self.seat.opens_epoch() {
             return;
         }
@@ -205,6 +206,8 @@ impl<'a> Batch<'a> {
             && frames.contains(&frame)
         {
             stamp(self.shared.record(frame), geometry, 0, time);
+            let end = (frame + 1) * u64::from(geometry.places);
+            self.horizon = self.horizon.max(end);
         }
     }
 

@@ -213,7 +213,7 @@ impl Window {
         self.shared.is_exclusive()
     }
 
-    /// Says that frames are told their times apart from their places ([`Batch::stamp`]), after them: one that has all its
+    /// Says that frames are told their times when they end ([`Batch::end`]), apart from their places: one that has all its
     /// places is kept open until it has its time too, the window leaves it behind, or nothing comes any more.
     pub fn await_times(&mut self) {
         if let Some(sequencer) = &mut self.seat.sequencer {

@@ -207,11 +207,7 @@ impl Sequencer {
         if horizon == 0 || silent < HOLD {
             return;
         }
-        self.advance(
-            shared,
-            writer,
-            (horizon - 1) / u64::from(shared.geometry.places),
-        );
+        self.advance(shared, writer, horizon / u64::from(shared.geometry.places));
         self.close_complete(shared, writer, false);
         if silent >= SETTLE && self.missing > 0 {
             let base = shared.base.load(Ordering::Relaxed);

@@ -660,3 +660,59 @@ impl From<Outcome> for Outcome_ {
         }
     }
 }
+
+#[test]
+fn a_frame_that_has_all_but_its_time_waits_for_it() {
+    let mut bench = bench(
+        8,
+        Geometry {
+            numbering: Numbering {
+                places_per_unit: PLACES,
+                ..Numbering::PLAIN
+            },
+            ..geometry()
+        },
+    );
+    bench.window.await_times();
+    let time = Timestamp {
+        ns: 7,
+        clock: crate::frame::Clock::Sensor,
+    };
+    let id = |unit, sub| PacketId { unit, sub };
+    let put = |bench: &mut Bench, unit, subs: std::ops::Range<u32>| {
+        for sub in subs {
+            let outcome =
+                bench
+                    .window
+                    .batch()
+                    .put(id(unit, sub), &[0; BYTES], Timestamp::default());
+            assert_eq!(outcome, Outcome::Placed);
+        }
+    };
+    let stamps = |bench: &mut Bench| {
+        let mut stamps = Vec::new();
+        while let Some(lease) = bench.reader.poll(1) {
+            stamps.push(lease.frame(0).meta().timestamp);
+        }
+        stamps
+    };
+    put(&mut bench, 0, 0..PLACES);
+    assert_eq!(stamps(&mut bench), []);
+    bench.window.batch().end(id(0, 0), time);
+    assert_eq!(stamps(&mut bench), [time]);
+    // What ends is expected whole; without its time it goes when the window leaves it behind.
+    put(&mut bench, 1, 0..1);
+    bench.window.batch().end(id(1, 0), time);
+    assert_eq!((bench.report().expected, bench.report().pending), (8, 3));
+    put(&mut bench, 2, 0..PLACES);
+    assert_eq!(stamps(&mut bench), []);
+    put(&mut bench, 3, 0..1);
+    assert_eq!(stamps(&mut bench), [time]);
+    bench.window.finish();
+    assert_eq!(stamps(&mut bench), [Timestamp::default(); 2]);
+    let report = bench.report();
+    assert_eq!(
+        (report.expected, report.delivered, report.lost_total()),
+        (13, 10, 3)
+    );
+}

@@ -46,12 +46,15 @@ pub struct Found {
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.announcement.mac;
-        write!(
-            f,
-            "{} ({a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}",
-            self.address
-        )?;
+        write!(f, "{} (", self.address)?;
+        for (byte, colon) in self
+            .announcement
+            .mac
+            .iter()
+            .zip(["", ":", ":", ":", ":", ":"])
+        {
+            write!(f, "{colon}{byte:02x}")?;
+        }
         if let Some(plane) = self.announcement.plane {
             write!(f, ", plane {plane}")?;
         }

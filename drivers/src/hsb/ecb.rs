@@ -120,6 +120,7 @@ pub struct Ecb {
     socket: UdpSocket,
     device: SocketAddr,
     sequence: u16,
+    failures: u64,
 }
 
 /// The control planes in use, by device.
@@ -155,7 +156,13 @@ impl Ecb {
             socket,
             device,
             sequence: 0,
+            failures: 0,
         })
+    }
+
+    /// Requests so far that were not answered in time, or refused.
+    pub const fn failures(&self) -> u64 {
+        self.failures
     }
 
     /// Which device it is.
@@ -201,9 +208,11 @@ impl Ecb {
                 Ok(_) => {}
             }
             let Some(reply) = self.answer(command, address, TIMEOUT * 2_u32.pow(attempt))? else {
+                self.failures += 1;
                 continue;
             };
             if reply.status != 0 {
+                self.failures += 1;
                 return Err(EcbError::Refused {
                     device: self.device,
                     action: if command == READ { "read" } else { "write" },

@@ -5,10 +5,12 @@ use super::ecb::Ecb;
 use super::placer::{Placer, Seen};
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use crate::sys::socket::UdpSocket;
+use daq_core::entry::SourceContext;
+use daq_core::ledger::Counter;
 use daq_core::source::{Filler, Polled, SourceError};
 use daq_core::window::Window;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Messages received by one system call, where each is one packet.
@@ -18,6 +20,9 @@ const MESSAGES: usize = 64;
 const COALESCED: usize = 8;
 /// The kernel's drops are read at most this often.
 const DROPS: Duration = Duration::from_millis(1);
+
+/// What is counted beside the ledger.
+pub(super) const COUNTS: &[&str] = &["metadata", "skipped", "short", "control_errors"];
 
 /// Bytes of its receive buffers.
 pub(super) const MEMORY: usize = MESSAGES * MESSAGE_BYTES;
@@ -41,18 +46,20 @@ pub(super) struct Receiver {
     messages: usize,
     drops_read: Option<Instant>,
     is_begun: bool,
+    /// Those of [`COUNTS`], in their order.
+    counters: [Counter; 4],
 }
 
 impl Receiver {
-    /// A receiver for the source `name`, of a sensor that `control` arms, if it is not armed by somebody else.
+    /// A receiver for the source of `context`, of a sensor that `control` arms, if it is not armed by somebody else.
     pub(super) fn new(
-        name: &str,
+        context: &SourceContext,
         socket: UdpSocket,
         placer: Placer,
         control: Option<Control>,
     ) -> Self {
         Self {
-            name: name.to_owned(),
+            name: context.name.clone(),
             armed: None,
             control,
             socket,
@@ -61,6 +68,7 @@ impl Receiver {
             messages: COALESCED,
             drops_read: None,
             is_begun: false,
+            counters: std::array::from_fn(|i| context.counts.counter(COUNTS[i])),
         }
     }
 
@@ -79,9 +87,22 @@ impl Receiver {
             let whole = bytes.is_empty().then_some(bytes).into_iter();
             whole.chain(bytes.chunks(about.segment.max(1)))
         });
+        let before = self.placer.seen();
         self.placer.place(window, datagrams);
+        self.count(before);
         self.messages = if packets > count { COALESCED } else { MESSAGES };
         Ok(true)
+    }
+
+    /// Tells what has changed since `before`.
+    fn count(&self, before: Seen) {
+        let seen = self.placer.seen();
+        if seen != before {
+            let [metadata, skipped, short, _] = &self.counters;
+            metadata.set(seen.metadata);
+            skipped.set(seen.skipped);
+            short.set(seen.short);
+        }
     }
 
     /// Reads how many messages the kernel has dropped, if it is time to.
@@ -110,10 +131,15 @@ impl Filler for Receiver {
         let Some(Control { ecb, orders }) = self.control.take() else {
             return Ok(());
         };
-        let armed = Armed::arm(ecb, orders);
-        let armed = armed.map_err(|error: ArmError| {
-            SourceError::new(format!("sensor {}", orders.sensor), error.to_string())
-        })?;
+        let armed = Armed::arm(ecb.clone(), orders);
+        let failures = ecb
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .failures();
+        self.counters[3].set(failures);
+        let error =
+            |why: ArmError| SourceError::new(format!("sensor {}", orders.sensor), why.to_string());
+        let armed = armed.map_err(error)?;
         tracing::info!(
             "source {}: sensor {} sends to {}",
             self.name,
@@ -138,19 +164,5 @@ impl Filler for Receiver {
         let ready =
             !patience.is_zero() && self.socket.wait(patience).map_err(|why| self.error(&why))?;
         Ok(if ready { Polled::Busy } else { Polled::Idle })
-    }
-}
-
-impl Drop for Receiver {
-    fn drop(&mut self) {
-        let Seen {
-            metadata,
-            skipped,
-            short,
-        } = self.placer.seen();
-        tracing::info!(
-            "source {}: metadata of {metadata} frames came; the sensor itself left out {skipped} frames and ended {short} early",
-            self.name
-        );
     }
 }

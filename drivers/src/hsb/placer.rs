@@ -205,7 +205,7 @@ impl Placer {
             unit: frame,
             sub: self.packets - 1,
         };
-        batch.stamp(id, metadata.time());
+        batch.end(id, metadata.time());
         // One alone far ahead moves nothing: only packets that the window believes do.
         if self.order.is_near(frame) {
             self.order.follow(frame, write.psn, spot);

@@ -74,6 +74,7 @@ impl Parts<'_> {
             name: planned.name.clone(),
             directory: self.options.directory.clone(),
             geometry: planned.geometry,
+            counts: self.ledgers.counts(&planned.name),
         }
     }
 

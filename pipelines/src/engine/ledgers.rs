@@ -1,7 +1,7 @@
 //! All ledgers of a pipeline.
 
 use daq_core::ledger::{
-    Board, BoardError, CopyLedger, CopyReport, EngineCounters, EngineReport, KernelLedger,
+    Board, BoardError, CopyLedger, CopyReport, Counts, EngineCounters, EngineReport, KernelLedger,
     KernelReport, ReaderLedger, ReaderReport, Report, RingLedger, RingReport, SinkLedger,
     SinkReport, SourceLedger, SourceReport,
 };
@@ -14,8 +14,8 @@ use std::time::Instant;
 /// The counters of every component, by name.
 #[derive(Debug)]
 pub struct Ledgers {
-    /// With what is counted of its DMA engine, if it has one.
-    sources: BTreeMap<String, (SourceLedger, Option<EngineCounters>)>,
+    /// With what is counted of its DMA engine, if it has one, and what it counts itself.
+    sources: BTreeMap<String, (SourceLedger, Option<EngineCounters>, Counts)>,
     /// With what made its memory, where the CPU can store to it on a GPU.
     rings: BTreeMap<String, (RingLedger, OnceLock<Backend>)>,
     /// With the ring that is read.
@@ -41,14 +41,16 @@ impl Ledgers {
             start: Instant::now(),
         };
         for source in &plan.sources {
-            let ledger = SourceLedger::on(board, &format!("source.{}", source.name))?;
+            let prefix = format!("source.{}", source.name);
+            let ledger = SourceLedger::on(board, &prefix)?;
+            let counts = Counts::on(board, &prefix, source.counts)?;
             let engine = source.engine.as_ref().map(|engine| {
                 let prefix = format!("source.{}.engine", source.name);
                 EngineCounters::on(board, &prefix, engine.faults)
             });
             ledgers
                 .sources
-                .insert(source.name.clone(), (ledger, engine.transpose()?));
+                .insert(source.name.clone(), (ledger, engine.transpose()?, counts));
         }
         for ring in &plan.rings {
             let ledger = RingLedger::on(board, &format!("ring.{}", ring.name))?;
@@ -87,6 +89,11 @@ impl Ledgers {
 
     pub(super) fn source(&self, name: &str) -> SourceLedger {
         self.sources[name].0.clone()
+    }
+
+    /// What a source counts beside its ledger.
+    pub(super) fn counts(&self, name: &str) -> Counts {
+        self.sources[name].2.clone()
     }
 
     /// The counters of a source's DMA engine.
@@ -168,8 +175,9 @@ impl Ledgers {
         let sources = self
             .sources
             .iter()
-            .map(|(name, (ledger, engine))| {
+            .map(|(name, (ledger, engine, counts))| {
                 let report = SourceReport {
+                    counts: counts.read(),
                     engine: engine.as_ref().map(EngineReport::of),
                     ..SourceReport::of(ledger)
                 };

@@ -77,6 +77,15 @@ impl Ledgers {
                     })
                 })
                 .collect(),
+            Read::Counts => report
+                .sources
+                .iter()
+                .flat_map(|(name, source)| {
+                    let counts = source.counts.iter();
+                    counts.map(move |(count, n)| (name, *count, *n))
+                })
+                .map(|(name, count, n)| sample(&[name, count], n as f64))
+                .collect(),
             Read::Engine(of) => engines(report)
                 .map(|(name, engine)| sample(&[name], of(engine) as f64))
                 .collect(),

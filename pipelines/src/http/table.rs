@@ -36,6 +36,8 @@ pub(super) enum Read {
     Source(fn(&SourceReport) -> u64),
     /// One sample for each source and cause.
     Lost,
+    /// One sample for each source and what it counts itself.
+    Counts,
     /// Only for sources with a DMA engine.
     Engine(fn(&EngineReport) -> u64),
     /// One sample for each of those and fault that has come.
@@ -85,6 +87,7 @@ impl Metric {
         match self.read {
             Read::Source(_) | Read::Engine(_) => &["source"],
             Read::Faults => &["source", "fault"],
+            Read::Counts => &["source", "count"],
             Read::Lost => &["source", "cause"],
             Read::Ring(_) => &["ring"],
             Read::Mapping => &["ring", "backend"],
@@ -245,6 +248,16 @@ pub static METRICS: &[Metric] = &[
         cause: "A design that hangs.",
         remedy: "Look at the design: a stream without an end, a clock that stands.",
         read: Read::Engine(|e| e.stuck),
+    },
+    Metric {
+        name: "daq_source_counts_total",
+        kind: Kind::Counter,
+        help: "What a source counts beside its ledger, by name.",
+        meaning: "See the driver's page: `hsb` counts the frames whose metadata came, those that its sensor left out or \
+                  ended early, and requests that its device did not answer or refused.",
+        cause: "See the driver's page.",
+        remedy: NOTHING,
+        read: Read::Counts,
     },
     Metric {
         name: "daq_engine_faults_total",

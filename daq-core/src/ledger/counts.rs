@@ -1,0 +1,51 @@
+//! What a source counts beside its ledger, by names of its own.
+
+use super::{Board, BoardError, Counter};
+use std::collections::BTreeMap;
+
+/// A source's own counters: none takes part in an equation.
+#[derive(Clone, Debug, Default)]
+pub struct Counts(Vec<(&'static str, Counter)>);
+
+impl Counts {
+    /// Counters on `board`, named `PREFIX.count.NAME`.
+    pub fn on(board: &Board, prefix: &str, names: &[&'static str]) -> Result<Self, BoardError> {
+        let counters = names.iter().map(|name| {
+            let counter = board.counter(&format!("{prefix}.count.{name}"))?;
+            Ok((*name, counter))
+        });
+        Ok(Self(counters.collect::<Result<_, BoardError>>()?))
+    }
+
+    /// The counter `name`; one that nobody reads where it was not announced
+    /// ([`SourceSpec::counts`](crate::entry::SourceSpec::counts)).
+    pub fn counter(&self, name: &str) -> Counter {
+        let found = self.0.iter().find(|(known, _)| *known == name);
+        found.map_or_else(Counter::default, |(_, counter)| counter.clone())
+    }
+
+    /// All of them.
+    pub fn read(&self) -> BTreeMap<&'static str, u64> {
+        let counters = self.0.iter();
+        counters
+            .map(|(name, counter)| (*name, counter.get()))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_have_names() {
+        let board = Board::in_memory();
+        let counts = Counts::on(&board, "source.adc", &["skipped", "short"]).unwrap();
+        counts.counter("short").add(2);
+        counts.counter("nobody knows it").add(1);
+        assert_eq!(
+            counts.clone().read(),
+            BTreeMap::from([("skipped", 0), ("short", 2)])
+        );
+    }
+}

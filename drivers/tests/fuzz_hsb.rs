@@ -1,0 +1,124 @@
+//! Whatever a sensor's port is sent: no panic, nothing outside the frame, and a ledger that adds up.
+//!
+//! `DAQ_FUZZ_SECONDS` says for how long each target runs (1 by default).
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+#[path = "common/hsb_packet.rs"]
+mod hsb_packet;
+
+use common::{free_port, rig, spec};
+use daq_drivers::hsb::pages::Pages;
+use daq_drivers::hsb::placer::Placer;
+use daq_drivers::hsb::{ENTRY, roce};
+use hsb_packet::{Packet, metadata};
+use std::cell::RefCell;
+use std::panic::AssertUnwindSafe;
+use std::time::{Duration, Instant};
+
+fn time() -> Duration {
+    let seconds = std::env::var("DAQ_FUZZ_SECONDS").ok();
+    let seconds = seconds.and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(1))
+}
+
+const PAGES: Pages = Pages {
+    base: 0x1000,
+    stride: 1024,
+    count: 4,
+    frame: 700,
+    packet: 256,
+    queue_pair: 5,
+    rkey: 9,
+};
+
+#[test]
+fn fuzz_roce() {
+    bolero::check!()
+        .with_test_time(time())
+        .for_each(|packet: &[u8]| {
+            // As it is, and with a beginning that leads further in.
+            let mut likely = packet.to_vec();
+            for (byte, value) in likely.iter_mut().zip([0x2b, 0, 0xff, 0xff]) {
+                *byte = value;
+            }
+            for packet in [packet, &likely] {
+                if let Ok(write) = roce::parse(packet) {
+                    assert!(write.payload.end + 4 <= packet.len());
+                    if let Ok(spot) = PAGES.find(&write) {
+                        assert!(
+                            spot.page < 4 && spot.index <= 3 && spot.bytes <= write.payload.len()
+                        );
+                    }
+                }
+            }
+        });
+}
+
+/// A packet, most of them almost right: page, index, number, what is wrong with it.
+type Step = (u8, u8, i8, u8);
+
+#[test]
+fn fuzz_placing() {
+    let text = format!(
+        "[source.camera]\ndriver = \"hsb\"\nring = \"raw\"\nlisten = \"{}\"\nframe = 700\npacket = 256\npages = 4\n\
+         queue_pair = 5\nrkey = 9\nbase = 4096\nstride = 1024\ncontrol = false\n",
+        free_port()
+    );
+    let spec = spec(&ENTRY, &text).unwrap();
+    let mut rig = rig(&*spec, 704, 8).unwrap();
+    let placer = Placer::new("camera", PAGES, rig.geometry.window, 4);
+    let mut psn = 0_u32;
+    let mut frame = 0_u16;
+    let state = RefCell::new((&mut rig, placer, &mut psn, &mut frame));
+    let state = AssertUnwindSafe(&state);
+    bolero::check!()
+        .with_type::<Vec<Step>>()
+        .with_test_time(time())
+        .for_each(move |steps| {
+            let (rig, placer, psn, frame) = &mut *state.borrow_mut();
+            for (page, index, jump, fault) in steps {
+                let index = u64::from(index % 4);
+                **psn = psn.wrapping_add_signed(if fault & 1 == 0 {
+                    1
+                } else {
+                    i32::from(*jump) * 1000
+                }) & 0xff_ffff;
+                **frame = frame.wrapping_add_signed(i16::from(fault & 2 == 0));
+                let page = u64::from(page % 5);
+                let last = index == 3;
+                let mut payload = vec![
+                    *fault;
+                    match index {
+                        0 | 1 => 256,
+                        2 => 188,
+                        _ => 128,
+                    }
+                ];
+                if last {
+                    payload.copy_from_slice(&metadata(**frame, 1, 2, 700));
+                }
+                if fault & 4 != 0 {
+                    payload.push(1);
+                }
+                let packet = Packet {
+                    psn: **psn,
+                    address: 0x1000 + page * 1024 + index * 256,
+                    immediate: (last || fault & 8 != 0).then(|| u32::try_from(page).unwrap()),
+                    payload,
+                    ..Packet::default()
+                };
+                placer.place(&mut rig.windows[0], [&packet.bytes()[..]]);
+                while rig.reader.poll(1).is_some() {}
+            }
+            rig.windows[0].tick(Instant::now());
+            let report = rig.report();
+            let lost: u64 = report.lost.values().sum();
+            assert_eq!(
+                report.expected,
+                report.delivered + report.pending + lost,
+                "{report:?}"
+            );
+        });
+}
