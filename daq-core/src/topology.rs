@@ -2,6 +2,7 @@
 
 mod acs;
 mod listed;
+pub mod nic;
 pub mod pci;
 mod record;
 mod show;
@@ -16,6 +17,7 @@ pub use verdict::{Asked, Relation, Verdict};
 
 use crate::cuda::{Device, Identity};
 use crate::mapped::{self, Backend};
+use nic::Nic;
 use pci::{Link, PciFacts};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -167,6 +169,10 @@ pub struct Topology {
     pub pci: PciTree,
     /// GPUs that rings can lie on.
     pub gpus: Vec<Gpu>,
+    /// Network cards for RDMA, by name.
+    pub nics: Vec<Nic>,
+    /// Whether a kernel module is loaded by which cards are told where a GPU's memory is without a dma-buf.
+    pub peer_memory: bool,
     /// Why there are no GPUs, as a clause; shown where `memory = "auto"` became host memory.
     pub no_gpu: String,
     /// Whether this was read from the machine; false for plans made without hardware.
@@ -200,12 +206,14 @@ impl Topology {
             cores: Vec::new(),
             pci: PciTree::default(),
             gpus: Vec::new(),
+            nics: Vec::new(),
+            peer_memory: false,
             no_gpu: "planned without looking at hardware".to_owned(),
             is_real: false,
         }
     }
 
-    /// The nodes and the PCIe tree of a recorded or present `/sys`.
+    /// The nodes, the PCIe tree and the network cards of a recorded or present `/sys`.
     pub fn read(sys: &Path) -> Self {
         let mut nodes: Vec<Node> = std::fs::read_dir(sys.join("devices/system/node"))
             .into_iter()
@@ -229,6 +237,8 @@ impl Topology {
         Self {
             nodes,
             pci: PciTree::read(sys),
+            nics: nic::read(sys),
+            peer_memory: nic::peer_memory(sys),
             ..Self::unknown()
         }
     }

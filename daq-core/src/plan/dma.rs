@@ -7,12 +7,15 @@
 //! | can be held back | on another GPU | `RING@host`, which is copied | staged |
 //! | goes round | anywhere | slots of its own beside the ring that it would write | the same |
 //!
-//! What it would write on a GPU is decided by the topology, and proved when it starts.
+//! What it would write on a GPU is decided by the topology, and proved when it starts. A network card may be named as
+//! RDMA names it; one of software has no place, and is the CPU to the memory that it writes.
 
 use super::{Config, Direction, Dispatch, Path, Plan, Ringer};
 use crate::entry::EngineNeeds;
 use crate::mapped::Writer;
 use crate::region::Placement;
+use crate::topology::nic::{AUTO, is_software};
+use crate::topology::pci::canonical;
 use crate::topology::{Asked, Topology, Wish};
 
 /// Decides of every engine in a plan whose rings and readers are all known.
@@ -26,10 +29,35 @@ pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
             continue;
         };
         let numbers = source.spec.frame_sequence().is_some();
+        if let Err(why) = present(&needs, topology) {
+            plan.unavailable.push(format!("source `{name}`: {why}"));
+        }
         place(plan, i, &needs, numbers, config, topology);
         carry(plan, i);
     }
     bells(plan);
+}
+
+/// Whether the network card that an engine names is on the machine, where that is known, or why not.
+fn present(needs: &EngineNeeds, topology: &Topology) -> Result<(), String> {
+    let Some(device) = needs.device.as_deref() else {
+        return Ok(());
+    };
+    let is_named = canonical(device).is_none() && !is_software(device);
+    if needs.writer != Writer::Nic || !topology.is_real || !is_named {
+        return Ok(());
+    }
+    let declared = (device != AUTO).then_some(device);
+    let found = topology.nic_for(None, declared);
+    found.map(|_| ()).map_err(|error| error.to_string())
+}
+
+/// What an engine is to the memory that it writes.
+fn writer(needs: &EngineNeeds) -> Writer {
+    match &needs.device {
+        Some(device) if needs.writer == Writer::Nic && is_software(device) => Writer::Cpu,
+        _ => needs.writer,
+    }
 }
 
 /// Decides which ring the engine of source `i` writes.
@@ -98,7 +126,7 @@ fn place(
             if let Some(ring) = plan.rings.iter_mut().find(|ring| ring.name == copy.to) {
                 ring.producer = producer;
                 ring.holdable = holdable;
-                ring.writer = Some(needs.writer);
+                ring.writer = Some(writer(needs));
             }
             plan.rings.retain(|ring| ring.name != written);
         }
@@ -133,11 +161,12 @@ fn judge(
         .iter()
         .find(|there| there.ordinal == gpu)
         .and_then(|gpu| gpu.mappings.as_ref());
-    let backends = needs.writer.backends();
+    let writer = writer(needs);
+    let backends = writer.backends();
     let allowed = |backend| config.staging.backends.contains(backend);
     // A network card's driver is told where the memory is; no mapping is needed for that.
     if let Some(tried) = tried
-        && needs.writer != Writer::Nic
+        && writer != Writer::Nic
         && !tried
             .iter()
             .any(|(backend, made)| backends.contains(backend) && allowed(backend) && made.is_ok())
@@ -156,16 +185,26 @@ fn judge(
     let Some(device) = &needs.device else {
         return Ok(("its model runs in this process".to_owned(), Vec::new()));
     };
+    if needs.writer == Writer::Nic && is_software(device) {
+        return Ok(("its card is this process".to_owned(), Vec::new()));
+    }
     let verdict = topology.verdict(&Asked {
         device,
         gpu,
         bytes: bytes as u64,
         wish: needs.wish,
     });
+    let address = topology.address_of(device, gpu);
+    let mut nics = topology.nics.iter();
+    let nic = nics.find(|nic| address != device && nic.pci.as_deref() == Some(address));
+    let why = match nic {
+        Some(nic) => format!("{} at {address}: {}", nic.name, verdict.reason),
+        None => verdict.reason,
+    };
     if verdict.direct {
-        Ok((verdict.reason, verdict.warnings))
+        Ok((why, verdict.warnings))
     } else {
-        Err(verdict.reason)
+        Err(why)
     }
 }
 

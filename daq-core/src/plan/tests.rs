@@ -2,6 +2,7 @@
 
 mod dispatch;
 mod file_kernel;
+mod nics;
 mod nodes;
 mod persistent;
 

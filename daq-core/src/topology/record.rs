@@ -5,10 +5,11 @@
 //!   DIR/proc/cpuinfo   the lines that are looked at
 //!   DIR/gpus.json      what CUDA and NVML said
 //! ```
-//! Serial numbers are not among it: neither a GPU's UUID nor the parts of a configuration space that hold one.
+//! Serial numbers are not among it: neither a GPU's UUID nor the parts of a configuration space that hold one. Of a
+//! network card's addresses their kind is kept, not the host's part.
 
 use super::tree::Processor;
-use super::{Gpu, Topology, Window, acs, pci};
+use super::{Gpu, Topology, Window, acs, nic, pci};
 use crate::mapped::Backend;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -33,6 +34,10 @@ const LINKS: [(&str, &str); 2] = [
     ("driver", "bus/pci/drivers"),
     ("iommu_group", "kernel/iommu_groups"),
 ];
+/// Files of a network card that are read; its GUIDs are none of them.
+const NIC_FILES: [&str; 3] = ["hca_type", "fw_ver", "parent"];
+/// Files of a port that are read.
+const PORT_FILES: [&str; 4] = ["state", "phys_state", "link_layer", "rate"];
 const DEVICES: &str = "bus/pci/devices";
 const UNITS: &str = "class/iommu";
 const NODES: &str = "devices/system/node";
@@ -139,6 +144,7 @@ impl Topology {
             }
             lead(Path::new(DEVICES), &device.address, place, &to)?;
         }
+        self.keep_nics(&base, &to)?;
         for unit in fs::read_dir(base.join(UNITS))
             .into_iter()
             .flatten()
@@ -164,6 +170,57 @@ impl Topology {
             }
         })?;
         write(&dir.join(GPUS), &(asked + "\n"))
+    }
+
+    /// Keeps the network cards of the `/sys` that is `base` below `to`.
+    fn keep_nics(&self, base: &Path, to: &Path) -> Result<(), RecordError> {
+        for nic in &self.nics {
+            let from = base.join(nic::CARDS).join(&nic.name);
+            let Ok(from) = from.canonicalize() else {
+                continue;
+            };
+            let Ok(place) = from.strip_prefix(base) else {
+                continue;
+            };
+            let at = to.join(place);
+            for file in NIC_FILES {
+                copy(&from.join(file), &at.join(file))?;
+            }
+            let device = from.join("device").canonicalize().ok();
+            if let Some(device) = &device
+                && let Ok(target) = device.strip_prefix(base)
+            {
+                lead(place, "device", target, to)?;
+                for name in nic::names(&device.join("net")) {
+                    let file = Path::new("net").join(name).join("dev_port");
+                    copy(&device.join(&file), &to.join(target).join(&file))?;
+                }
+            }
+            for port in &nic.ports {
+                let below = format!("ports/{}", port.number);
+                let (from, at) = (from.join(&below), at.join(&below));
+                for file in PORT_FILES {
+                    copy(&from.join(file), &at.join(file))?;
+                }
+                for gid in &port.gids {
+                    let index = gid.index;
+                    write(
+                        &at.join(format!("gids/{index}")),
+                        &format!("{}\n", gid.anonymous()),
+                    )?;
+                    for file in ["types", "ndevs"] {
+                        let file = format!("gid_attrs/{file}/{index}");
+                        copy(&from.join(&file), &at.join(&file))?;
+                    }
+                }
+            }
+            lead(Path::new(nic::CARDS), &nic.name, place, to)?;
+        }
+        for module in nic::PEER_MEMORY {
+            let state = format!("{module}/initstate");
+            copy(&base.join(&state), &to.join(&state))?;
+        }
+        Ok(())
     }
 
     /// A machine that was kept in the directory `dir`.

@@ -1,5 +1,6 @@
 //! The machine as text and as a picture.
 
+use super::nic::Nic;
 use super::pci::Link;
 use super::tree::{Iommu, PciDevice, PciTree};
 use super::verdict::Verdict;
@@ -53,6 +54,31 @@ impl Topology {
             let members: Vec<_> = members.collect();
             if members.len() > 1 {
                 let _ = writeln!(text, "IOMMU group {number}: {}", members.join(", "));
+            }
+        }
+        for nic in self.nics.iter().filter(|nic| nic.pci.is_none()) {
+            let _ = writeln!(text, "RDMA card of software: {}", nic.told());
+        }
+        for gpu in &self.gpus {
+            let near = self.nics_by_distance(gpu.ordinal);
+            let near: Vec<_> = near
+                .iter()
+                .map(|(nic, relation)| {
+                    let idle = if nic.is_active() {
+                        ""
+                    } else {
+                        ", no port active"
+                    };
+                    format!("{} ({relation}{idle})", nic.name)
+                })
+                .collect();
+            if !near.is_empty() {
+                let _ = writeln!(
+                    text,
+                    "RDMA cards for cuda:{}, the nearest first: {}",
+                    gpu.ordinal,
+                    near.join(", ")
+                );
             }
         }
         if self.gpus.is_empty() {
@@ -117,6 +143,12 @@ impl Topology {
     fn gpu(&self, device: &PciDevice) -> Option<&Gpu> {
         let mut gpus = self.gpus.iter();
         gpus.find(|gpu| gpu.pci.as_deref() == Some(device.address.as_str()))
+    }
+
+    /// The network cards that a device is.
+    fn nics_of<'a>(&'a self, device: &'a PciDevice) -> impl Iterator<Item = &'a Nic> {
+        let nics = self.nics.iter();
+        nics.filter(|nic| nic.pci.as_deref() == Some(device.address.as_str()))
     }
 
     /// The devices right below `parent`, each with what is below it.
@@ -199,6 +231,7 @@ impl Topology {
                     .unwrap_or_else(|| "no driver".to_owned()),
             );
         }
+        told.extend(self.nics_of(device).map(Nic::told));
         told
     }
 
@@ -223,6 +256,7 @@ impl Topology {
             };
             let label: Vec<_> = std::iter::once(device.address.as_str())
                 .chain(told.iter().take(2).map(String::as_str))
+                .chain(self.nics_of(device).map(|nic| nic.name.as_str()))
                 .map(quoted)
                 .collect();
             let (id, label) = (plain(&device.address), label.join("<br/>"));
@@ -233,7 +267,9 @@ impl Topology {
         for way in ways {
             let gpu = self.gpus.iter().find(|gpu| gpu.ordinal == way.gpu);
             let to = gpu.and_then(|gpu| gpu.pci.as_deref());
-            let (Some(from), Some(to)) = (self.pci.device(&way.device), to) else {
+            let (Some(from), Some(to)) =
+                (self.pci.device(self.address_of(&way.device, way.gpu)), to)
+            else {
                 continue;
             };
             let arrow = if way.verdict.direct { "==>" } else { "-.->" };

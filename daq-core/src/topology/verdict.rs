@@ -20,7 +20,7 @@ use std::fmt;
 /// A question: may this device write into a ring on that GPU?
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
-    /// The device's PCI address, in any spelling.
+    /// The device's PCI address, in any spelling, or the name of a network card; `auto` is the nearest one.
     pub device: &'a str,
     /// CUDA's number of the GPU.
     pub gpu: u32,
@@ -30,8 +30,8 @@ pub struct Asked<'a> {
     pub wish: Wish,
 }
 
-/// How far a device and a GPU are apart, in the words of nvidia-smi.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How far a device and a GPU are apart, in the words of nvidia-smi; the nearest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Relation {
     /// At most one switch between them.
     Pix,
@@ -171,7 +171,7 @@ impl Topology {
 
     /// The device, the GPU and the GPU's place in the tree.
     fn pair(&self, asked: &Asked<'_>) -> Result<(&PciDevice, &Gpu, &PciDevice), Unseen> {
-        let (address, ordinal) = (asked.device, asked.gpu);
+        let ordinal = asked.gpu;
         let mut gpus = self.gpus.iter();
         let gpu = gpus.find(|gpu| gpu.ordinal == ordinal).ok_or_else(|| {
             let why = format!("there is no cuda:{ordinal} on this machine");
@@ -180,6 +180,19 @@ impl Topology {
                 why,
             }
         })?;
+        if let Ok(nic) = self.nic(asked.device)
+            && nic.pci.is_none()
+        {
+            let why = format!(
+                "{} is a network card of software: the kernel writes what arrives, and only into host memory",
+                nic.name
+            );
+            return Err(Unseen {
+                is_certain: true,
+                why,
+            });
+        }
+        let address = self.address_of(asked.device, ordinal);
         if canonical(address).is_none() {
             let why = format!(
                 "`{address}` is no PCI address: how far it is from cuda:{ordinal} is not known"

@@ -13,6 +13,7 @@ use tree::{Acs, Iommu};
 
 mod judged;
 mod kept;
+mod nics;
 
 /// A machine in a directory of its own.
 pub(super) struct Machine {
@@ -84,6 +85,11 @@ impl Machine {
                     &format!("devices/virtual/iommu/{unit}"),
                 ),
                 ["ring", size] => machine.ring = bytes(size),
+                ["peermem"] => machine.write("sys/module/nvidia_peermem/initstate", "live\n"),
+                ["rdma", name, place] => machine.rdma(name, place),
+                ["port", nic, number, state, layer, rate, netdev, gids @ ..] => {
+                    machine.port(nic, number, (state, layer, rate), netdev, gids);
+                }
                 ["cuda", address, facts @ ..] => machine.gpu(address, facts),
                 [host] => above = vec![Path::new("devices").join(host)],
                 [address, id, class, facts @ ..] => {
@@ -162,6 +168,82 @@ impl Machine {
         write("numa_node", &format!("{node}\n"));
         fs::write(self.sys().join(at).join("config"), config).unwrap();
         self.lead("bus/pci/devices", address, at);
+    }
+
+    /// A network card for RDMA, `place` being its PCI address or the interface that one of software sits on.
+    fn rdma(&self, name: &str, place: &str) {
+        let device = self.sys().join("bus/pci/devices").join(place);
+        let device = device.canonicalize().ok();
+        let at = match &device {
+            Some(device) => device.join("infiniband").join(name),
+            None => self.sys().join("devices/virtual/infiniband").join(name),
+        };
+        fs::create_dir_all(&at).unwrap();
+        // What must never be kept: it tells one card from another.
+        fs::write(at.join("node_guid"), "0c42:a103:00aa:bbcc\n").unwrap();
+        if let Some(device) = &device {
+            fs::write(at.join("hca_type"), "MT4123\n").unwrap();
+            fs::write(at.join("fw_ver"), "20.35.1012\n").unwrap();
+            symlink(device, at.join("device")).unwrap();
+        } else {
+            fs::write(at.join("parent"), format!("{place}\n")).unwrap();
+        }
+        let cards = self.sys().join(nic::CARDS);
+        fs::create_dir_all(&cards).unwrap();
+        symlink(at, cards.join(name)).unwrap();
+    }
+
+    /// A port of it; of Gbit/s `rate`, with the addresses `gids`, as in `v2=::ffff:10.0.0.1`.
+    fn port(
+        &self,
+        nic: &str,
+        number: &str,
+        (state, layer, rate): (&str, &str, &str),
+        netdev: &str,
+        gids: &[&str],
+    ) {
+        let at = format!("sys/{}/{nic}/ports/{number}", nic::CARDS);
+        let write = |file: &str, text: &str| self.write(&format!("{at}/{file}"), text);
+        let state_number = if state == "ACTIVE" { 4 } else { 1 };
+        write("state", &format!("{state_number}: {state}\n"));
+        let link = if state == "ACTIVE" {
+            "5: LinkUp"
+        } else {
+            "3: Disabled"
+        };
+        write("phys_state", &format!("{link}\n"));
+        write("link_layer", &format!("{layer}\n"));
+        write("rate", &format!("{rate} Gb/sec (4X HDR)\n"));
+        for (index, gid) in gids.iter().enumerate() {
+            let (kind, address) = gid.split_once('=').unwrap();
+            write(&format!("gids/{index}"), &format!("{address}\n"));
+            let kind = match kind {
+                "v1" => "IB/RoCE v1",
+                "v2" => "RoCE v2",
+                _ => panic!("not understood: {gid}"),
+            };
+            write(&format!("gid_attrs/types/{index}"), &format!("{kind}\n"));
+            if netdev != "-" {
+                write(&format!("gid_attrs/ndevs/{index}"), &format!("{netdev}\n"));
+            }
+        }
+        // The rest of the table is empty.
+        let rest = gids.len();
+        write(
+            &format!("gids/{rest}"),
+            "0000:0000:0000:0000:0000:0000:0000:0000\n",
+        );
+        if netdev != "-"
+            && self
+                .dir
+                .path()
+                .join(format!("sys/{}/{nic}/device", nic::CARDS))
+                .exists()
+        {
+            let place = number.parse::<u32>().unwrap() - 1;
+            let file = format!("sys/{}/{nic}/device/net/{netdev}/dev_port", nic::CARDS);
+            self.write(&file, &format!("{place}\n"));
+        }
     }
 
     fn gpu(&mut self, address: &str, facts: &[&str]) {
@@ -282,4 +364,9 @@ shapes! {
     a_switch_that_redirects, "redirect";
     a_small_window, "small-window";
     nothing_maps, "no-mapping";
+    a_nic_and_a_gpu_below_one_switch, "nic-switch";
+    two_rails, "nic-rails";
+    a_port_that_is_down, "nic-down";
+    a_nic_in_a_virtual_machine, "nic-virtual";
+    a_nic_without_dma_buf, "nic-peermem";
 }

@@ -11,6 +11,8 @@ pub(super) struct Pair<'a> {
     tree: &'a PciTree,
     device: &'a PciDevice,
     card: &'a PciDevice,
+    /// Whether a module is loaded by which network cards are told of GPU memory without a dma-buf.
+    peer_memory: bool,
     pub(super) relation: Relation,
     /// The switch or port that both are below.
     common: Option<&'a PciDevice>,
@@ -58,6 +60,7 @@ impl<'a> Pair<'a> {
             tree,
             device,
             card,
+            peer_memory: topology.peer_memory,
             relation,
             apart: [ours_apart, theirs_apart].concat(),
             common,
@@ -108,9 +111,15 @@ impl<'a> Pair<'a> {
                     gpu.name
                 )));
             } else if gpu.dma_buf == Some(false) && device.is_network() {
-                warnings.push(format!(
-                    "{name} exports no dma-buf: the nvidia-peermem module must be loaded"
-                ));
+                if self.peer_memory {
+                    warnings.push(format!(
+                        "{name} exports no dma-buf: nvidia-peermem tells the card where its memory is"
+                    ));
+                } else {
+                    against.push(Against::Impossible(format!(
+                        "{name} exports no dma-buf and nvidia-peermem is not loaded, so no network card is told where its memory is: sudo modprobe nvidia-peermem, or NVIDIA's open kernel modules, which export dma-bufs"
+                    )));
+                }
             } else if gpu.dma_buf == Some(false) {
                 against.push(Against::Impossible(format!(
                     "{name} exports no dma-buf, by which the driver of {} would be told where its memory is: NVIDIA's open kernel modules export it",

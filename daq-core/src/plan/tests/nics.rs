@@ -1,0 +1,265 @@
+//! Engines of network cards: their names, the nearest one, software.
+
+use super::*;
+use crate::entry::EngineNeeds;
+use crate::mapped::{Backend, Writer};
+use crate::topology::Wish;
+use crate::topology::nic::{Nic, NicPort};
+use crate::topology::tree::{Acs, PciDevice, PciTree};
+
+/// A source whose engine is a network card's.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Carded {
+    nic: String,
+    #[serde(default)]
+    path: Wish,
+}
+
+impl SourceSpec for Carded {
+    fn geometry(&self, _: usize) -> Result<Geometry, Problem> {
+        Ok(Geometry::new(4, 1024))
+    }
+
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        Samples::default()
+            .layout(geometry.frame_bytes)
+            .map_err(|_| Problem::section("odd bytes"))
+    }
+
+    fn holdable(&self) -> bool {
+        true
+    }
+
+    fn engine(&self) -> Option<EngineNeeds> {
+        Some(EngineNeeds {
+            device: Some(self.nic.clone()),
+            writer: Writer::Nic,
+            wish: self.path,
+            host_only: None,
+            rings: false,
+            faults: &[],
+            alignment: 1,
+            max_slot: usize::MAX,
+            max_slots: usize::MAX,
+        })
+    }
+
+    fn build(&self, _: &SourceContext) -> Result<Producers, SourceError> {
+        Err(SourceError::new("carded", "is never built"))
+    }
+}
+
+const CARDED: Registry = Registry {
+    sources: &[Entry {
+        name: "carded",
+        summary: "",
+        example: "",
+        schema: || schemars::schema_for!(Carded),
+        parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
+            Some(Box::new(section.finish::<Carded>(&[], diagnostics)?))
+        },
+    }],
+    ..REGISTRY
+};
+
+/// A device below the root port 0000:00:01.0, or below a host bridge of its own.
+fn device(address: &str, class: u32, way: &[&str]) -> PciDevice {
+    let host = if way.is_empty() && class >> 16 != 6 {
+        "pci0000:80"
+    } else {
+        "pci0000:00"
+    };
+    PciDevice {
+        address: address.to_owned(),
+        vendor: None,
+        device: None,
+        class: Some(class),
+        driver: Some("own".to_owned()),
+        node: Some(u32::from(host == "pci0000:80")),
+        link: None,
+        regions: Vec::new(),
+        group: None,
+        acs: Acs::Control(0),
+        host: host.to_owned(),
+        way: way.iter().map(|&bridge| bridge.to_owned()).collect(),
+    }
+}
+
+fn nic(name: &str, pci: Option<&str>) -> Nic {
+    let port = NicPort {
+        number: 1,
+        state: Some("ACTIVE".to_owned()),
+        physical: None,
+        layer: None,
+        rate: Some(100_000_000_000),
+        lanes: None,
+        netdevs: Vec::new(),
+        gids: Vec::new(),
+    };
+    Nic {
+        name: name.to_owned(),
+        pci: pci.map(str::to_owned),
+        node: None,
+        model: None,
+        firmware: None,
+        ports: vec![port],
+    }
+}
+
+/// A GPU with a card below the same port, and a card on the other socket.
+fn machine(gpu: Gpu) -> Topology {
+    let port = "0000:00:01.0";
+    Topology {
+        gpus: vec![Gpu {
+            pci: Some("0000:01:00.0".to_owned()),
+            rdma: Some(true),
+            ..gpu
+        }],
+        pci: PciTree {
+            devices: vec![
+                device(port, 0x06_0400, &[]),
+                device("0000:01:00.0", 0x03_0200, &[port]),
+                device("0000:02:00.0", 0x02_0000, &[port]),
+                device("0000:81:00.0", 0x02_0000, &[]),
+            ],
+            ..PciTree::default()
+        },
+        nics: vec![
+            nic("mlx5_0", Some("0000:81:00.0")),
+            nic("mlx5_1", Some("0000:02:00.0")),
+            nic("rxe0", None),
+        ],
+        ..host()
+    }
+}
+
+fn gpu(dma_buf: bool, maps: bool) -> Gpu {
+    let made = if maps { Ok(()) } else { Err("no".to_owned()) };
+    Gpu {
+        dma_buf: Some(dma_buf),
+        mappings: Some(vec![(Backend::Vulkan, made)]),
+        ..Gpu::new(0, "Test GPU")
+    }
+}
+
+fn plan(keys: &str, topology: &Topology) -> Plan {
+    let text = PIPELINE
+        .replace(
+            "driver = \"fake\"\npacket = \"1 KiB\"",
+            &format!("driver = \"carded\"\n{keys}"),
+        )
+        .replace("use = \"quarter\"", "use = \"quarter\"\ngpu = true");
+    plan_with(&text, &CARDED, topology).unwrap()
+}
+
+fn told(plan: &Plan) -> (Path, &str, Option<Writer>) {
+    let source = &plan.sources[0];
+    (
+        source.path,
+        &source.reason,
+        plan.ring(&source.ring).and_then(|ring| ring.writer),
+    )
+}
+
+#[test]
+fn a_name_is_looked_up_and_auto_is_the_nearest() {
+    let machine = machine(gpu(true, false));
+    for name in ["mlx5_1", "auto"] {
+        let plan = plan(&format!("nic = \"{name}\""), &machine);
+        let (path, reason, writer) = told(&plan);
+        assert_eq!(
+            (path, writer),
+            (Path::Direct, Some(Writer::Nic)),
+            "{reason}"
+        );
+        assert!(reason.contains("mlx5_1 at 0000:02:00.0: "), "{reason}");
+        assert!(plan.unavailable.is_empty(), "{:?}", plan.unavailable);
+    }
+    let far = plan("nic = \"mlx5_0\"", &machine);
+    let (path, reason, _) = told(&far);
+    assert_eq!(path, Path::Staged);
+    assert!(reason.contains("two NUMA nodes"), "{reason}");
+}
+
+#[test]
+fn no_mapping_is_needed_but_a_dma_buf_or_peermem() {
+    let without = machine(gpu(false, true));
+    let refused = plan("nic = \"mlx5_1\"", &without);
+    let (path, reason, _) = told(&refused);
+    assert_eq!(path, Path::Staged);
+    assert!(reason.contains("sudo modprobe nvidia-peermem"), "{reason}");
+    let wished = plan("nic = \"mlx5_1\"\npath = \"direct\"", &without);
+    assert!(
+        wished.unavailable[0].contains("nvidia-peermem"),
+        "{:?}",
+        wished.unavailable
+    );
+    let loaded = Topology {
+        peer_memory: true,
+        ..without
+    };
+    let taken = plan("nic = \"mlx5_1\"", &loaded);
+    assert_eq!(told(&taken).0, Path::Direct);
+    assert!(
+        taken.sources[0]
+            .notes
+            .iter()
+            .any(|note| note.contains("nvidia-peermem"))
+    );
+}
+
+#[test]
+fn a_name_that_is_not_there_is_told_with_those_that_are() {
+    for memory in ["", "memory = \"host\"\n"] {
+        let topology = machine(gpu(true, true));
+        let changed = PIPELINE.replace("[ring.raw]\n", &format!("[ring.raw]\n{memory}"));
+        let changed = changed.replace(
+            "driver = \"fake\"\npacket = \"1 KiB\"",
+            "driver = \"carded\"\nnic = \"mlx5_7\"",
+        );
+        let plan = plan_with(&changed, &CARDED, &topology).unwrap();
+        assert_eq!(
+            plan.unavailable,
+            [
+                "source `adc`: there is no RDMA network card `mlx5_7`; this machine has mlx5_0, mlx5_1, rxe0"
+            ],
+            "{memory}"
+        );
+        let blind = plan_with(&changed, &CARDED, &Topology::unknown()).unwrap();
+        assert!(blind.unavailable.is_empty(), "planned without hardware");
+    }
+    let none = plan("nic = \"auto\"", &host());
+    assert!(
+        none.unavailable[0].contains("no RDMA network card"),
+        "{:?}",
+        none.unavailable
+    );
+}
+
+#[test]
+fn a_card_of_software_writes_what_the_cpu_reaches() {
+    for name in ["software", "software:127.0.0.2"] {
+        let keys = format!("nic = \"{name}\"");
+        let mapped = plan(&keys, &machine(gpu(false, true)));
+        let (path, reason, writer) = told(&mapped);
+        assert_eq!(
+            (path, writer),
+            (Path::Direct, Some(Writer::Cpu)),
+            "{reason}"
+        );
+        let unmapped = plan(&keys, &machine(gpu(true, false)));
+        let (path, reason, _) = told(&unmapped);
+        assert_eq!(path, Path::Staged);
+        assert!(reason.contains("vulkan: no"), "{reason}");
+        let plain = plan(&keys, &host());
+        assert_eq!(told(&plain).0, Path::Direct, "host memory");
+        for plan in [&mapped, &unmapped, &plain] {
+            assert!(plan.unavailable.is_empty(), "{:?}", plan.unavailable);
+        }
+    }
+    let kernel = plan("nic = \"rxe0\"", &machine(gpu(true, true)));
+    let (path, reason, _) = told(&kernel);
+    assert_eq!(path, Path::Staged);
+    assert!(reason.contains("only into host memory"), "{reason}");
+}

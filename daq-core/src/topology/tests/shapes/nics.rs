@@ -1,0 +1,183 @@
+//! Network cards: which is nearest, what names mean, what decides whether one may write a GPU's memory.
+
+use super::*;
+use crate::topology::nic::{AUTO, GidKind, Layer};
+
+fn verdict(topology: &Topology, device: &str, wish: Wish) -> Verdict {
+    topology.verdict(&Asked {
+        device,
+        gpu: 0,
+        bytes: 1 << 20,
+        wish,
+    })
+}
+
+#[test]
+fn the_nearest_card_with_a_link_is_chosen() {
+    for (machine, gpu, order) in [
+        (shape!("nic-switch"), 0, vec!["mlx5_1", "mlx5_0"]),
+        (shape!("nic-rails"), 0, vec!["rocep62s0", "rocep219s0"]),
+        (shape!("nic-rails"), 1, vec!["rocep219s0", "rocep62s0"]),
+        // The one beside the GPU has no link.
+        (shape!("nic-down"), 0, vec!["mlx5_1", "mlx5_0"]),
+        // The kernel's own card is never written by itself.
+        (shape!("nic-virtual"), 0, vec!["mlx5_0"]),
+        (shape!("dgx"), 0, vec![]),
+    ] {
+        let topology = machine.topology();
+        let found = topology.nics_by_distance(gpu);
+        let found: Vec<_> = found.iter().map(|(nic, _)| nic.name.as_str()).collect();
+        assert_eq!(found, order);
+        let nearest = topology.nearest_nic(gpu).map(|nic| nic.name.as_str());
+        assert_eq!(nearest, order.first().copied());
+    }
+}
+
+#[test]
+fn among_equals_the_fastest_then_the_first_by_name() {
+    let text = include_str!("nic-virtual.txt").replace("rxe0 eth0", "mlx5_9 0000:00:03.0");
+    let text = text.replace("port rxe0", "port mlx5_9");
+    let nearest = |text: &str| {
+        let topology = Machine::new(text).topology();
+        topology.nearest_nic(0).unwrap().name.clone()
+    };
+    assert_eq!(nearest(&text), "mlx5_0");
+    assert_eq!(nearest(&text.replace("2.5", "100")), "mlx5_0");
+    assert_eq!(nearest(&text.replace("2.5", "400")), "mlx5_9");
+}
+
+#[test]
+fn what_is_declared_wins_over_what_is_near() {
+    let topology = shape!("nic-switch").topology();
+    let name = |gpu, declared| {
+        let found = topology.nic_for(gpu, declared);
+        found.map(|nic| nic.name.clone()).map_err(|e| e.to_string())
+    };
+    assert_eq!(name(Some(0), None).unwrap(), "mlx5_1");
+    assert_eq!(name(Some(0), Some("mlx5_0")).unwrap(), "mlx5_0");
+    assert_eq!(name(None, None).unwrap(), "mlx5_0", "the fastest");
+    let error = name(Some(0), Some("mlx5_7")).unwrap_err();
+    assert!(
+        error.contains("`mlx5_7`") && error.contains("mlx5_0, mlx5_1"),
+        "{error}"
+    );
+    let none = shape!("dgx").topology();
+    for declared in [None, Some("mlx5_0")] {
+        let error = none.nic_for(Some(0), declared).unwrap_err().to_string();
+        assert!(error.contains("daq doctor"), "{error}");
+    }
+}
+
+#[test]
+fn a_name_means_its_place_on_the_bus() {
+    let topology = shape!("nic-switch").topology();
+    let by_address = verdict(&topology, "0000:3e:00.0", Wish::Auto);
+    assert!(
+        by_address.direct && by_address.relation == Relation::Pix,
+        "{by_address:?}"
+    );
+    assert_eq!(verdict(&topology, "mlx5_1", Wish::Auto), by_address);
+    assert_eq!(verdict(&topology, AUTO, Wish::Auto), by_address);
+    assert_eq!(
+        verdict(&topology, "mlx5_0", Wish::Auto).relation,
+        Relation::Node
+    );
+    let way = Way {
+        name: "source rx".to_owned(),
+        device: "mlx5_1".to_owned(),
+        gpu: 0,
+        verdict: by_address,
+    };
+    let picture = topology.mermaid(&[way], false);
+    assert!(
+        picture.contains("n0000_3e_00_0 ==>|\"source rx direct PIX\"| n0000_3d_00_0"),
+        "{picture}"
+    );
+    assert!(picture.contains("<br/>mlx5_1\"]"), "{picture}");
+    let soft = shape!("nic-virtual").topology();
+    let found = verdict(&soft, "rxe0", Wish::Direct);
+    assert!(
+        found.forbidden && found.reason.contains("only into host memory"),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn dma_buf_or_peermem_decides_and_mappings_do_not() {
+    let text = include_str!("nic-peermem.txt");
+    for (from, to, direct, told) in [
+        ("", "", true, "nvidia-peermem tells the card"),
+        ("peermem\npci", "pci", false, "sudo modprobe nvidia-peermem"),
+        (" dma-buf=no", "", true, ""),
+        (" dma-buf=no", " rdma=no", false, "no GPUDirect"),
+    ] {
+        let topology = Machine::new(&text.replacen(from, to, 1)).topology();
+        let found = verdict(&topology, "mlx5_0", Wish::Auto);
+        let all = format!("{}; {}", found.reason, found.warnings.join("; "));
+        assert_eq!(found.direct, direct, "{all}");
+        assert_eq!(found.forbidden, !direct, "{all}");
+        assert!(all.contains(told), "{all}");
+        let mentions = ["peermem", "dma-buf"].iter().any(|word| all.contains(word));
+        assert!(mentions || !told.contains("peermem"), "{all}");
+    }
+}
+
+#[test]
+fn ports_are_read_with_their_addresses() {
+    let topology = shape!("nic-switch").topology();
+    let port = &topology.nic("mlx5_0").unwrap().ports[0];
+    assert_eq!(
+        (port.layer, port.rate),
+        (Some(Layer::Ethernet), Some(200_000_000_000))
+    );
+    assert_eq!(
+        (port.lanes.as_deref(), port.physical.as_deref()),
+        (Some("4X HDR"), Some("LinkUp"))
+    );
+    let kinds: Vec<_> = port.gids.iter().filter_map(|gid| gid.kind).collect();
+    assert_eq!(kinds, [GidKind::V1, GidKind::V2, GidKind::V1, GidKind::V2]);
+    let best = port.best_gid().unwrap();
+    assert_eq!((best.index, best.is_v4()), (3, true));
+    assert_eq!(port.netdevs, ["ens3np0"]);
+    let port = &topology.nic("mlx5_1").unwrap().ports[0];
+    assert_eq!(port.best_gid().map(|gid| gid.index), Some(0), "InfiniBand");
+    let down = shape!("nic-down").topology();
+    let port = &down.nic("mlx5_0").unwrap().ports[0];
+    assert_eq!(
+        (port.is_active(), port.netdevs.as_slice()),
+        (false, &["ens1np0".to_owned()][..])
+    );
+    assert_eq!(
+        down.nic("mlx5_1").unwrap().ports[0].best_gid(),
+        None,
+        "RoCE v1 alone"
+    );
+    let rails = shape!("nic-rails").topology();
+    let ports = &rails.nic("rocep62s0").unwrap().ports;
+    assert_eq!(ports[1].netdevs, ["ens1f1np1"], "that of its own port");
+}
+
+#[test]
+fn what_is_kept_tells_no_host_from_another() {
+    let machine = shape!("nic-switch");
+    let to = tempfile::tempdir().unwrap();
+    let topology = machine.topology();
+    topology.record(&machine.sys(), to.path()).unwrap();
+    let loaded = Topology::load(to.path()).unwrap();
+    let told = format!("{loaded:?}");
+    for secret in ["10.0.0.1", "aabb", "feaa", "a103"] {
+        assert!(format!("{topology:?}").contains(secret) || secret == "aabb");
+        assert!(!told.contains(secret), "{secret} in {told}");
+    }
+    assert!(
+        !to.path()
+            .join("sys/class/infiniband/mlx5_0/node_guid")
+            .exists()
+    );
+    let kept = &loaded.nic("mlx5_0").unwrap().ports[0];
+    assert_eq!(
+        kept.best_gid().map(|gid| gid.index),
+        Some(3),
+        "its kind is kept"
+    );
+}
