@@ -63,15 +63,15 @@ fn turn_on(tree: &PciTree) -> String {
 }
 
 /// A card in the tree.
-struct Card<'a> {
+pub(super) struct Card<'a> {
     /// As in `card 0000:3b:00.0`.
-    name: String,
-    device: &'a PciDevice,
-    tree: &'a PciTree,
+    pub(super) name: String,
+    pub(super) device: &'a PciDevice,
+    pub(super) tree: &'a PciTree,
 }
 
 impl Card<'_> {
-    fn finding(&self, name: &'static str, file: &str) -> Finding {
+    pub(super) fn finding(&self, name: &'static str, file: &str) -> Finding {
         let from = format!("{DEVICES}/{}/{file}", self.device.address);
         Finding::new(self.name.clone(), name, from)
     }
@@ -141,7 +141,7 @@ impl Card<'_> {
     }
 
     /// Links above it that carry less than the ends below could take.
-    fn link(&self) -> Finding {
+    pub(super) fn link(&self) -> Finding {
         let finding = self.finding("link", "{current,max}_link_{speed,width}");
         let hops = self.tree.hops(self.device);
         if self.tree.processor.is_virtual || hops.is_empty() {

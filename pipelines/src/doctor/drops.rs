@@ -39,16 +39,16 @@ pub(super) struct Drops {
 /// One counter at two moments.
 #[derive(Debug)]
 pub(super) struct Watched {
-    finding: Finding,
+    pub(super) finding: Finding,
     /// In the plural.
-    what: &'static str,
-    total: Option<u64>,
+    pub(super) what: &'static str,
+    pub(super) total: Option<u64>,
     /// How much it grew in how long; `None` if it was not watched.
-    grown: Option<(u64, Duration)>,
+    pub(super) grown: Option<(u64, Duration)>,
     /// By how much it must grow to matter.
-    least: u64,
-    why: &'static str,
-    fix: String,
+    pub(super) least: u64,
+    pub(super) why: &'static str,
+    pub(super) fix: String,
 }
 
 impl Drops {

@@ -45,7 +45,7 @@ struct Library {
     install: &'static str,
 }
 
-const LIBRARIES: [Library; 6] = [
+const LIBRARIES: [Library; 7] = [
     Library {
         name: "libcuda",
         files: &["libcuda.so.1"],
@@ -92,6 +92,13 @@ const LIBRARIES: [Library; 6] = [
         needs: Needs::Rdma,
         purpose: "sources over RoCE and InfiniBand",
         install: "sudo apt install libibverbs1 ibverbs-providers",
+    },
+    Library {
+        name: "librdmacm",
+        files: &["librdmacm.so.1"],
+        needs: Needs::Rdma,
+        purpose: "connections by rdma_cm; without it queue pairs are told over TCP",
+        install: "sudo apt install librdmacm1",
     },
 ];
 

@@ -4,7 +4,7 @@
 //! alone, and only where an NVIDIA GPU or its driver shows: NVIDIA's NVML and CUDA, which open the driver's device files
 //! and wake a card without persistence mode for a few seconds, and whatever can make memory of the GPU that the CPU
 //! stores to: each makes a small piece, which is given back.
-//! Counters of drops are read twice, for only those that grow are a warning.
+//! Counters of drops and of trouble in RDMA networks are read twice, for only those that grow are a warning.
 //! Each finding says what was read, from where, and the command that fixes it.
 
 mod cards;
@@ -15,6 +15,7 @@ mod libraries;
 mod memory;
 mod network;
 mod processor;
+mod rdma;
 mod root;
 mod system;
 
@@ -134,16 +135,19 @@ impl Finding {
 pub fn examine(root: &Path, sample: Duration) -> Vec<Finding> {
     let root = Root::new(root);
     let mut before = Drops::read(&root);
+    let mut counters = rdma::Counters::read(&root);
     if !sample.is_zero() {
         let start = Instant::now();
         std::thread::sleep(sample);
         before = before.ago(start.elapsed());
+        counters = counters.ago(start.elapsed());
     }
     [
         system::examine(&root),
         memory::examine(&root),
         processor::examine(&root),
         network::examine(&root, &before),
+        rdma::examine(&root, &counters),
         gpu::examine(&root),
         cards::examine(&root),
         libraries::examine(&root),

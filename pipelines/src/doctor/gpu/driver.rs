@@ -7,7 +7,14 @@ use std::collections::BTreeMap;
 
 pub(super) const VERSION: &str = "/proc/driver/nvidia/version";
 const PEERMEM: &str = "/sys/module/nvidia_peermem";
+/// Its predecessor.
+const NV_PEER_MEM: &str = "/sys/module/nv_peer_mem";
+const SYMBOLS: &str = "/proc/kallsyms";
+/// What nvidia_peermem needs of the kernel's RDMA core; that of MOFED and DOCA-OFED has it, the mainline's has not.
+const PEER_API: &str = "ib_register_peer_memory_client";
 const GDRDRV: &str = "/sys/module/gdrdrv";
+/// libgdrapi.so.2 takes drivers of its own major version alone.
+const GDRDRV_MAJOR: &str = "2";
 /// The open kernel modules with their driver, for Turing and newer.
 pub(super) const INSTALL: &str = "sudo apt install nvidia-open";
 /// The first driver that serves CUDA 12.0 (CUDA release notes, table of driver versions).
@@ -106,15 +113,39 @@ fn kind(module: &Module) -> Finding {
 
 fn peermem(root: &Root, module: Option<&Module>, cuda: &BTreeMap<String, CudaFacts>) -> Finding {
     let finding = Finding::new(GROUP, "nvidia_peermem", PEERMEM);
+    let is_old_loaded = root.exists(NV_PEER_MEM);
+    let remove = "sudo modprobe -r nv_peer_mem && sudo apt purge nvidia-peer-memory-dkms && sudo modprobe nvidia-peermem";
+    if root.exists(PEERMEM) && is_old_loaded {
+        return finding
+            .read(Verdict::Warn, "loaded beside nv_peer_mem")
+            .why("both tell network cards where GPU memory is, and get into each other's way")
+            .fix(remove);
+    }
     if root.exists(PEERMEM) {
         return finding.read(Verdict::Ok, "loaded");
+    }
+    if is_old_loaded {
+        return finding
+            .read(Verdict::Warn, "its predecessor nv_peer_mem is loaded")
+            .why("nobody maintains it, and nvidia_peermem does not load beside it")
+            .fix(remove);
     }
     let has_dma_buf = if cuda.is_empty() {
         module.is_none_or(|module| module.is_open)
     } else {
         cuda.values().any(|facts| facts.dma_buf)
     };
+    let lacks_api = || {
+        let symbols = root.text(SYMBOLS)?;
+        (!symbols.is_empty() && !symbols.contains(PEER_API)).then_some(())
+    };
     match (has_rdma(root), has_dma_buf) {
+        (true, false) if lacks_api().is_some() => finding
+            .read(Verdict::Warn, "cannot be loaded")
+            .why("the kernel's RDMA core has no peer memory (modprobe says \"Invalid argument\"), and without dma-buf the network card cannot write GPU memory: the staged path is used")
+            .fix(format!(
+                "{INSTALL}  # which need none, then reboot; or install DOCA-OFED, then NVIDIA's driver again"
+            )),
         (true, false) => finding
             .read(Verdict::Warn, "not loaded")
             .why("without it and without dma-buf the network card cannot write GPU memory: the staged path is used")
@@ -131,7 +162,15 @@ fn peermem(root: &Root, module: Option<&Module>, cuda: &BTreeMap<String, CudaFac
 fn gdrdrv(root: &Root) -> Finding {
     let finding = Finding::new(GROUP, "gdrdrv", GDRDRV);
     if root.exists(GDRDRV) {
-        finding.read(Verdict::Ok, "loaded")
+        let version = root.text(&format!("{GDRDRV}/version"));
+        match version {
+            Some(version) if version.split('.').next() != Some(GDRDRV_MAJOR) => finding
+                .read(Verdict::Warn, format!("version {version}"))
+                .why("libgdrapi.so.2 refuses a driver of another major version")
+                .fix("sudo apt install gdrdrv-dkms libgdrapi  # both from NVIDIA's repository, then sudo modprobe -r gdrdrv && sudo modprobe gdrdrv"),
+            Some(version) => finding.read(Verdict::Ok, format!("loaded, version {version}")),
+            None => finding.read(Verdict::Ok, "loaded"),
+        }
     } else {
         finding
             .read(Verdict::Ok, "not loaded")
@@ -180,3 +219,6 @@ fn refused(refusal: &Refusal) -> Finding {
         Refusal::Other(error) => finding.read(Verdict::Unknown, error),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! Network cards for RDMA: what they need of the kernel and of this build, their place beside GPUs, their ports, the
+//! network behind them.
+//!
+//! What a GPU has to say of it is told with each GPU, locked memory with memory, libraries with libraries.
+
+mod counters;
+mod files;
+mod flow;
+mod gpus;
+mod interrupts;
+mod place;
+mod port;
+#[cfg(test)]
+mod tests;
+
+pub(super) use counters::Counters;
+
+use super::cards;
+use super::root::Root;
+use super::{Finding, Verdict};
+use daq_core::topology::nic::{Nic, NicPort};
+use daq_core::topology::tree::PciDevice;
+use daq_core::topology::{Gpu, Topology, pci};
+
+const GROUP: &str = "rdma";
+const CARDS: &str = "/sys/class/infiniband";
+const NET: &str = "/sys/class/net";
+/// Drivers of network cards that can do RDMA, and the module that makes it.
+const CAPABLE: [(&str, &str); 6] = [
+    ("mlx5_core", "mlx5_ib"),
+    ("mlx4_core", "mlx4_ib"),
+    ("ice", "irdma"),
+    ("bnxt_en", "bnxt_re"),
+    ("qede", "qedr"),
+    ("hns3", "hns_roce_hw_v2"),
+];
+
+/// The machine with its cards and the GPUs that could be written.
+struct Machine<'a> {
+    root: &'a Root,
+    topology: Topology,
+    /// What this process was told by its environment; `None` where another machine's files are read.
+    scatter: Option<String>,
+}
+
+/// A card of the machine.
+struct Card<'a> {
+    machine: &'a Machine<'a>,
+    nic: &'a Nic,
+    /// Its place; `None` for one of software, or where `/sys` does not show it.
+    device: Option<&'a PciDevice>,
+}
+
+impl<'a> Machine<'a> {
+    fn read(root: &'a Root) -> Self {
+        let sys = root.at("/sys");
+        let gpus = pci::nvidia_gpus(&sys).unwrap_or_default();
+        let gpus = gpus.iter().zip(0..);
+        let gpus = gpus.map(|(address, i)| Gpu::new(i, "").placed(&pci::facts(&sys, address)));
+        let scatter = std::env::var("MLX5_SCATTER_TO_CQE").unwrap_or_default();
+        Self {
+            topology: Topology {
+                gpus: gpus.collect(),
+                ..Topology::read(&sys)
+            },
+            scatter: root.is_real().then_some(scatter),
+            root,
+        }
+    }
+
+    fn cards(&'a self) -> impl Iterator<Item = Card<'a>> {
+        let nics = self.topology.nics.iter();
+        nics.map(|nic| Card {
+            machine: self,
+            nic,
+            device: nic
+                .pci
+                .as_ref()
+                .and_then(|address| self.topology.pci.device(address)),
+        })
+    }
+}
+
+impl Card<'_> {
+    fn group(&self) -> String {
+        format!("{GROUP} {}", self.nic.name)
+    }
+
+    /// A finding about a file of the card.
+    fn finding(&self, name: &'static str, file: &str) -> Finding {
+        Finding::new(
+            self.group(),
+            name,
+            format!("{CARDS}/{}/{file}", self.nic.name),
+        )
+    }
+
+    /// A finding about a port, whose group names it where the card has several.
+    fn of_port(&self, port: &NicPort, name: &'static str, from: impl Into<String>) -> Finding {
+        let group = if self.nic.ports.len() == 1 {
+            self.group()
+        } else {
+            format!("{} port {}", self.group(), port.number)
+        };
+        Finding::new(group, name, from)
+    }
+
+    /// The path of a port's file.
+    fn port_file(&self, port: &NicPort, file: &str) -> String {
+        format!("{CARDS}/{}/ports/{}/{file}", self.nic.name, port.number)
+    }
+
+    /// Whether it is one of Mellanox' fifth kind, which has peculiarities.
+    fn is_mlx5(&self) -> bool {
+        self.device
+            .and_then(|device| device.driver.as_deref())
+            .is_some_and(|driver| driver == "mlx5_core")
+    }
+}
+
+/// `before` are the counters of a moment ago.
+pub(super) fn examine(root: &Root, before: &Counters) -> Vec<Finding> {
+    let machine = Machine::read(root);
+    judge(&machine, before)
+}
+
+fn judge(machine: &Machine<'_>, before: &Counters) -> Vec<Finding> {
+    let mut findings = vec![cards(machine)];
+    if machine.topology.nics.is_empty() {
+        return findings;
+    }
+    findings.extend(files::examine(machine));
+    findings.extend(gpus::examine(machine));
+    findings.extend(interrupts::balance(machine));
+    let now = Counters::read(machine.root);
+    for card in machine.cards() {
+        findings.push(firmware(&card));
+        findings.push(files::device(&card));
+        findings.extend(place::examine(&card));
+        findings.extend(interrupts::examine(&card));
+        for port in &card.nic.ports {
+            findings.extend(port::examine(&card, port));
+            findings.extend(flow::examine(&card, port));
+            findings.extend(before.watched(&now, &card, port));
+        }
+    }
+    findings
+}
+
+/// Whether there are any, and whether there could be.
+fn cards(machine: &Machine<'_>) -> Finding {
+    let finding = Finding::new(GROUP, "cards", CARDS);
+    let nics = &machine.topology.nics;
+    if !nics.is_empty() {
+        let names: Vec<_> = nics.iter().map(|nic| nic.name.as_str()).collect();
+        return finding.read(Verdict::Ok, names.join(", "));
+    }
+    let mut devices = machine.topology.pci.devices.iter();
+    let silent = devices.find_map(|device| {
+        let driver = device.driver.as_deref()?;
+        let (_, module) = CAPABLE.iter().find(|(of, _)| *of == driver)?;
+        Some((device, module))
+    });
+    match silent {
+        Some((device, module)) if device.driver.as_deref() == Some("mlx5_core") => finding
+            .read(Verdict::Warn, "none")
+            .why(format!(
+                "{} can do RDMA, and the module that makes it is not loaded: sources and sinks `rdma` have no card",
+                device.address
+            ))
+            .fix(format!("sudo modprobe {module} ib_uverbs rdma_ucm")),
+        Some((device, module)) => finding
+            .read(Verdict::Ok, "none")
+            .why(format!("{} may be able to do RDMA", device.address))
+            .fix(format!("sudo modprobe {module}")),
+        None => finding
+            .read(Verdict::Ok, "none")
+            .why("sources and sinks `rdma` can use a card of software (nic = \"software\")"),
+    }
+}
+
+/// Model, driver, firmware.
+fn firmware(card: &Card<'_>) -> Finding {
+    let finding = card.finding("firmware", "fw_ver");
+    let driver = card.device.and_then(|device| device.driver.clone());
+    let what: Vec<_> = card.nic.model.clone().into_iter().chain(driver).collect();
+    let what = what.join(", ");
+    match &card.nic.firmware {
+        Some(version) if what.is_empty() => finding.read(Verdict::Ok, version.as_str()),
+        Some(version) => finding.read(Verdict::Ok, format!("{version} ({what})")),
+        None if card.nic.pci.is_none() => finding
+            .read(Verdict::Ok, "none")
+            .why("the kernel is the card: correct, and slow"),
+        None => finding,
+    }
+}
+
+/// The checks of the card's PCIe slot that FPGA cards have, too.
+fn in_slot<'a>(card: &'a Card<'a>) -> Option<cards::Card<'a>> {
+    Some(cards::Card {
+        name: card.group(),
+        device: card.device?,
+        tree: &card.machine.topology.pci,
+    })
+}

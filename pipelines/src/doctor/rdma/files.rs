@@ -1,0 +1,144 @@
+//! What a program needs to reach a card: this build, the library's driver, kernel modules, device files.
+
+use super::{Card, Finding, GROUP, Machine, Verdict};
+use rustix::fs::{Access, access};
+use rustix::io::Errno;
+
+const PROVIDERS: &str = "/etc/libibverbs.d";
+const VERBS: &str = "/sys/class/infiniband_verbs";
+const UVERBS: &str = "/sys/module/ib_uverbs";
+const UCM: &str = "/sys/module/rdma_ucm";
+const UCM_CLASS: &str = "/sys/class/misc/rdma_cm";
+const DEVICES: &str = "/dev/infiniband";
+/// What a container must be given beside the files.
+const GIVE: &str = "--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1";
+
+pub(super) fn examine(machine: &Machine<'_>) -> Vec<Finding> {
+    let mut findings = vec![build(daq_rdma::HAS_VERBS), provider(machine)];
+    findings.push(module(
+        machine,
+        "ib_uverbs",
+        [UVERBS, VERBS],
+        "programs reach no card without it",
+    ));
+    findings.push(module(
+        machine,
+        "rdma_ucm",
+        [UCM, UCM_CLASS],
+        "connections by rdma_cm are not possible; those that tell queue pairs over TCP are",
+    ));
+    if machine.root.exists(UCM) || machine.root.exists(UCM_CLASS) {
+        findings.push(opened(machine, GROUP.to_owned(), "rdma_cm file", "rdma_cm"));
+    }
+    findings
+}
+
+/// Whether this program was built to drive cards.
+pub(super) fn build(has_verbs: bool) -> Finding {
+    let finding = Finding::new(GROUP, "this build", "feature verbs");
+    if has_verbs {
+        finding.read(Verdict::Ok, "drives network cards")
+    } else {
+        finding
+            .read(Verdict::Warn, "drives no network card")
+            .why("sources and sinks `rdma` have cards of software alone")
+            .fix("cargo install --path pipelines --features verbs  # with cmake and libclang; packages have it")
+    }
+}
+
+/// The part of libibverbs that knows the card: without it no card is listed.
+fn provider(machine: &Machine<'_>) -> Finding {
+    let finding = Finding::new(GROUP, "providers", PROVIDERS);
+    let there = machine.root.names(PROVIDERS);
+    let names = there.iter().filter_map(|name| name.strip_suffix(".driver"));
+    let names: Vec<_> = names.collect();
+    // Drivers and what drives them from a program share the beginning of their names: mlx5_core, mlx5.
+    let missing = machine.cards().find_map(|card| {
+        let driver = match card.device {
+            Some(device) => device.driver.clone()?,
+            None => card.nic.name.clone(),
+        };
+        let known = [
+            "mlx5", "mlx4", "bnxt_re", "irdma", "qedr", "hns", "rxe", "siw",
+        ];
+        let wanted = match driver.as_str() {
+            "ice" => "irdma",
+            "bnxt_en" => "bnxt_re",
+            "qede" => "qedr",
+            other => known.into_iter().find(|name| other.starts_with(name))?,
+        };
+        (!names.contains(&wanted)).then(|| wanted.to_owned())
+    });
+    match missing {
+        None if names.is_empty() => finding,
+        None => finding.read(Verdict::Ok, format!("{} of them", names.len())),
+        Some(name) => finding
+            .read(Verdict::Warn, format!("none for {name}"))
+            .why("libibverbs lists no card that it has no provider for")
+            .fix("sudo apt install ibverbs-providers"),
+    }
+}
+
+/// A module of the kernel, which is there if any of its traces is.
+fn module(
+    machine: &Machine<'_>,
+    name: &'static str,
+    traces: [&str; 2],
+    why: &'static str,
+) -> Finding {
+    let finding = Finding::new(GROUP, name, traces[0]);
+    if traces.iter().any(|trace| machine.root.exists(trace)) {
+        finding.read(Verdict::Ok, "loaded")
+    } else {
+        finding
+            .read(Verdict::Warn, "not loaded")
+            .why(why)
+            .fix(format!("sudo modprobe {name}"))
+    }
+}
+
+/// The device file of a card.
+pub(super) fn device(card: &Card<'_>) -> Finding {
+    let root = card.machine.root;
+    let files = root.names(VERBS);
+    let mut files = files.iter();
+    let file = files.find(|file| {
+        root.text(&format!("{VERBS}/{file}/ibdev"))
+            .is_some_and(|of| of == card.nic.name)
+    });
+    match file {
+        Some(file) => opened(card.machine, card.group(), "device file", file),
+        None => Finding::new(card.group(), "device file", VERBS)
+            .read(Verdict::Warn, "none")
+            .why("programs reach the card by ib_uverbs alone")
+            .fix("sudo modprobe ib_uverbs"),
+    }
+}
+
+/// Whether a file below `/dev/infiniband` can be opened.
+fn opened(machine: &Machine<'_>, group: String, name: &'static str, file: &str) -> Finding {
+    let path = format!("{DEVICES}/{file}");
+    let found = access(
+        machine.root.at(&path).as_path(),
+        Access::READ_OK | Access::WRITE_OK,
+    );
+    judge(Finding::new(group, name, path), found)
+}
+
+pub(super) fn judge(finding: Finding, found: Result<(), Errno>) -> Finding {
+    let path = finding.from.clone();
+    match found {
+        Ok(()) => finding.read(Verdict::Ok, "can be opened"),
+        Err(Errno::NOENT) => finding
+            .read(Verdict::Warn, "not there")
+            .why("the kernel has the card, this container was not given its file")
+            .fix(format!("docker run {GIVE} …")),
+        Err(Errno::ACCESS | Errno::PERM) => finding
+            .read(Verdict::Warn, "not for this user")
+            .why("the card cannot be opened")
+            .fix(format!(
+                "sudo chmod 0666 {path}  # for good: KERNEL==\"uverbs*|rdma_cm\", MODE=\"0666\" in /etc/udev/rules.d/90-rdma.rules"
+            )),
+        Err(other) => finding.read(Verdict::Unknown, other.to_string()),
+    }
+}

@@ -1,0 +1,200 @@
+//! The card in its slot: link, way to GPUs, NUMA node, what the PCIe device control says.
+
+use super::{Card, Finding, Verdict, in_slot};
+use daq_core::topology::tree::PciDevice;
+use daq_core::topology::{Gpu, Relation};
+
+/// First of the list of capabilities, and the one of PCI Express (PCI Local Bus Specification, PCI Express Base
+/// Specification 7.5.3).
+const FIRST_CAPABILITY: usize = 0x34;
+const EXPRESS: u8 = 0x10;
+/// Device Control, from the capability's beginning.
+const DEVICE_CONTROL: usize = 8;
+const RELAXED: u16 = 1 << 4;
+const MAX_READ_SHIFT: u16 = 12;
+/// A space has no more capabilities.
+const MOST: usize = 48;
+/// Smaller reads do not fill links of 100 Gbit/s.
+const READ_ENOUGH: u32 = 512;
+const READ_WANTED: u32 = 4096;
+
+pub(super) fn examine(card: &Card<'_>) -> Vec<Finding> {
+    let (Some(device), Some(slot)) = (card.device, in_slot(card)) else {
+        return Vec::new();
+    };
+    let control = control(card, device);
+    let mut findings = vec![slot.link(), relaxed(card, control), read(card, control)];
+    findings.extend(gpus(card, device));
+    findings.extend(redirect(card, device));
+    findings
+}
+
+/// A GPU with its place.
+fn placed<'a>(card: &'a Card<'_>, gpu: &'a Gpu) -> Option<&'a PciDevice> {
+    let tree = &card.machine.topology.pci;
+    tree.device(gpu.pci.as_deref()?)
+}
+
+/// How far GPUs are: a card that has none on its socket serves none well.
+fn gpus(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
+    let topology = &card.machine.topology;
+    let told: Vec<_> = topology
+        .gpus
+        .iter()
+        .filter_map(|gpu| {
+            let relation = topology.nic_relation(card.nic, gpu.ordinal);
+            Some((relation, gpu.pci.as_deref()?))
+        })
+        .collect();
+    let nearest = told.iter().map(|(relation, _)| *relation).min()?;
+    let read = told
+        .iter()
+        .map(|(relation, address)| format!("{relation} to {address}"));
+    let read = read.collect::<Vec<_>>().join(", ");
+    let finding = in_slot(card)?.finding("way to GPUs", "numa_node");
+    Some(match nearest {
+        Relation::Sys => {
+            let node = device
+                .node
+                .map_or_else(String::new, |node| format!(" {node}"));
+            finding
+                .read(Verdict::Warn, read)
+                .why(format!(
+                    "no GPU is on the card's socket{node}: what it writes crosses the link between sockets, so the staged path is used"
+                ))
+                .fix("sudo dmidecode -t slot  # move the card to a slot of a GPU's socket, best below its switch")
+        }
+        Relation::Unknown => finding
+            .read(Verdict::Unknown, read)
+            .why("a virtual machine or the firmware does not tell"),
+        _ => finding
+            .read(Verdict::Ok, read)
+            .why("the path that follows: daq topo"),
+    })
+}
+
+/// Bridges between the card and a GPU below one switch that send writes up to the processor.
+fn redirect(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
+    let topology = &card.machine.topology;
+    let tree = &topology.pci;
+    let ours = tree.bridges(device);
+    // The nearest GPU below a switch that the card is below, and the bridges below that.
+    let mut ways: Vec<Vec<&PciDevice>> = topology
+        .gpus
+        .iter()
+        .filter_map(|gpu| {
+            let theirs = tree.bridges(placed(card, gpu)?);
+            let common = *ours.iter().find(|bridge| theirs.contains(bridge))?;
+            let sides = [&ours, &theirs].into_iter();
+            let apart = sides.flat_map(|side| {
+                let bridges = side.iter().copied();
+                bridges.take_while(move |bridge| *bridge != common)
+            });
+            Some(apart.collect())
+        })
+        .collect();
+    ways.sort_by_key(Vec::len);
+    let apart = ways.into_iter().next()?;
+    let finding = in_slot(card)?.finding("ACS redirect", "../config");
+    let redirecting: Vec<_> = apart
+        .iter()
+        .filter(|bridge| bridge.acs.redirects() == Some(true))
+        .collect();
+    if let Some(first) = redirecting.first() {
+        let commands = redirecting
+            .iter()
+            .map(|bridge| format!("sudo setpci -s {} ECAP_ACS+6.w=0000", bridge.address));
+        return Some(
+            finding
+                .read(
+                    Verdict::Warn,
+                    format!("{} redirects ({})", first.address, first.acs.bits()),
+                )
+                .why("what the card writes to the GPU beside it goes up to the processor and back down")
+                .fix(format!(
+                    "{}  # until the next boot; where no virtual machine needs it",
+                    commands.collect::<Vec<_>>().join(" && ")
+                )),
+        );
+    }
+    Some(
+        if apart.iter().any(|bridge| bridge.acs.redirects().is_none()) {
+            finding.why("only root may read it").fix("sudo daq doctor")
+        } else {
+            finding.read(Verdict::Ok, "none on the way to the nearest GPU")
+        },
+    )
+}
+
+/// The PCIe device control register; `None` where it cannot be read.
+fn control(card: &Card<'_>, device: &PciDevice) -> Option<u16> {
+    let path = format!("/sys/bus/pci/devices/{}/config", device.address);
+    device_control(&card.machine.root.bytes(&path)?)
+}
+
+/// The register in a configuration space, of which users other than root see the first 64 bytes.
+pub(super) fn device_control(space: &[u8]) -> Option<u16> {
+    let byte = |at: usize| space.get(at).copied();
+    let mut at = usize::from(byte(FIRST_CAPABILITY)? & !3);
+    for _ in 0..MOST {
+        // The first 64 bytes are the header; a list that leads there has ended.
+        if at < 0x40 {
+            return None;
+        }
+        if byte(at)? == EXPRESS {
+            let low = byte(at + DEVICE_CONTROL)?;
+            return Some(u16::from_le_bytes([low, byte(at + DEVICE_CONTROL + 1)?]));
+        }
+        at = usize::from(byte(at + 1)? & !3);
+    }
+    None
+}
+
+/// A finding about the register.
+fn of_control(card: &Card<'_>, name: &'static str) -> Finding {
+    let address = card.device.map_or("", |device| device.address.as_str());
+    Finding::new(
+        card.group(),
+        name,
+        format!("/sys/bus/pci/devices/{address}/config"),
+    )
+}
+
+/// Whether the card may let writes overtake each other.
+fn relaxed(card: &Card<'_>, control: Option<u16>) -> Finding {
+    let finding = of_control(card, "relaxed ordering");
+    let address = card.device.map_or("", |device| device.address.as_str());
+    match control {
+        None => finding.why("only root may read it").fix("sudo daq doctor"),
+        Some(control) if control & RELAXED != 0 => finding.read(Verdict::Ok, "allowed"),
+        Some(_) => finding
+            .read(Verdict::Warn, "not allowed")
+            .why("each write waits for the one before it: many processors, AMD's above all, do not reach the card's rate so; where `relaxed_ordering` is not asked for it is not used either way")
+            .fix(format!(
+                "sudo setpci -s {address} CAP_EXP+8.w=0010:0010  # until the next boot; for good in the firmware"
+            )),
+    }
+}
+
+/// The largest read that the card makes at once: how fast it can send.
+fn read(card: &Card<'_>, control: Option<u16>) -> Finding {
+    let finding = of_control(card, "MaxReadReq");
+    let address = card.device.map_or("", |device| device.address.as_str());
+    let Some(control) = control else {
+        return finding.why("only root may read it").fix("sudo daq doctor");
+    };
+    let bytes = 128_u32 << (control >> MAX_READ_SHIFT & 7);
+    let shown = format!("{bytes} B");
+    let fix =
+        format!("sudo setpci -s {address} CAP_EXP+8.w=5000:7000  # 4096 B, until the next boot");
+    if bytes < READ_ENOUGH {
+        finding
+            .read(Verdict::Warn, shown)
+            .why("the card reads what it sends in small pieces, and sends below its rate")
+            .fix(fix)
+    } else if bytes < READ_WANTED {
+        finding.read(Verdict::Ok, shown).fix(fix)
+    } else {
+        finding.read(Verdict::Ok, shown)
+    }
+}

@@ -1,0 +1,367 @@
+//! A server as it should be, changed file by file.
+
+mod gpus;
+mod interrupts;
+mod networks;
+mod slots;
+
+use super::super::root::tests::machine;
+use super::*;
+use rustix::io::Errno;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const HOST: &str = "/sys/devices/pci0000:3a";
+const UP: &str = "/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0";
+const NIC: &str = "/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:08.0/0000:3e:00.0";
+const GPU: &str = "/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:04.0/0000:3d:00.0";
+const CARD: &str =
+    "/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:08.0/0000:3e:00.0/infiniband/mlx5_0";
+
+/// A machine whose files can be changed.
+struct Server {
+    _dir: TempDir,
+    root: Root,
+}
+
+impl Server {
+    /// A machine without anything.
+    fn bare() -> Self {
+        let (dir, root) = machine(&[]);
+        Self { _dir: dir, root }
+    }
+
+    /// A GPU and a card of 100 Gbit/s for RoCE below one switch, on the first of two nodes.
+    fn new() -> Self {
+        let server = Self::bare();
+        for (path, id, class) in [
+            (&format!("{HOST}/0000:3a:00.0")[..], "8086:2030", "060400"),
+            (UP, "10b5:8747", "060400"),
+            (&format!("{UP}/0000:3c:04.0"), "10b5:8747", "060400"),
+            (&format!("{UP}/0000:3c:08.0"), "10b5:8747", "060400"),
+            (GPU, "10de:20f1", "030200"),
+            (NIC, "15b3:101d", "020000"),
+        ] {
+            server.device(path, id, class);
+        }
+        server.link(&format!("{NIC}/driver"), "/sys/bus/pci/drivers/mlx5_core");
+        server.write(&format!("{NIC}/msi_irqs/80"), "msix\n");
+        server.write(&format!("{NIC}/msi_irqs/81"), "msix\n");
+        server.write(
+            "/proc/interrupts",
+            "     CPU0  CPU1  CPU2  CPU3\n 80:  5 0 0 0  IR-PCI-MSIX-0000:3e:00.0  mlx5_async0@pci:0000:3e:00.0\n 81:  0 9 0 0  IR-PCI-MSIX  mlx5_comp0@pci:0000:3e:00.0\n 82:  0 0 0 0  IR-PCI-MSIX  other\nNMI:  1 1 1 1  Non-maskable interrupts\n",
+        );
+        server.write("/proc/irq/80/effective_affinity_list", "0\n");
+        server.write("/proc/irq/81/effective_affinity_list", "1\n");
+        server.write("/proc/4711/comm", "systemd\n");
+        server.write("/sys/devices/system/node/node0/cpulist", "0-1\n");
+        server.write("/sys/devices/system/node/node1/cpulist", "2-3\n");
+        server.write(&format!("{CARD}/hca_type"), "MT4125\n");
+        server.write(&format!("{CARD}/fw_ver"), "22.35.1012\n");
+        server.link(&format!("{CARD}/device"), NIC);
+        server.link("/sys/class/infiniband/mlx5_0", CARD);
+        server.port(1, "eth0");
+        server.write("/sys/class/net/eth0/mtu", "9000\n");
+        server.write("/sys/class/net/eth0/qos/pfc", "0 0 0 1 0 0 0 0\n");
+        for side in ["roce_np", "roce_rp"] {
+            for priority in 0..8 {
+                let on = u8::from(priority == 3);
+                let path = format!("/sys/class/net/eth0/ecn/{side}/enable/{priority}");
+                server.write(&path, &format!("{on}\n"));
+            }
+        }
+        server.write(
+            "/sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_mode",
+            "RoCE v2\n",
+        );
+        server.write("/sys/module/ib_uverbs/refcnt", "3\n");
+        server.write("/sys/module/rdma_ucm/refcnt", "0\n");
+        server.write("/sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_0\n");
+        server.write("/dev/infiniband/uverbs0", "");
+        server.write("/dev/infiniband/rdma_cm", "");
+        server.write("/etc/libibverbs.d/mlx5.driver", "driver mlx5\n");
+        server.write("/etc/libibverbs.d/rxe.driver", "driver rxe\n");
+        server.write("/proc/sys/kernel/osrelease", "6.8.0-45-generic\n");
+        server.write(
+            "/boot/config-6.8.0-45-generic",
+            "CONFIG_INFINIBAND=m\nCONFIG_INFINIBAND_ON_DEMAND_PAGING=y\n",
+        );
+        server.write(
+            "/proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n",
+        );
+        fs::create_dir_all(server.root.at("/sys/class/iommu")).unwrap();
+        server
+    }
+
+    fn write(&self, path: &str, text: impl AsRef<[u8]>) {
+        let path = self.root.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn remove(&self, path: &str) {
+        let path = self.root.at(path);
+        if path.is_dir() {
+            fs::remove_dir_all(path).unwrap();
+        } else {
+            fs::remove_file(path).unwrap();
+        }
+    }
+
+    /// Makes `path` lead to `target`.
+    fn link(&self, path: &str, target: &str) {
+        let path = self.root.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let _ = fs::remove_file(&path);
+        symlink(self.root.at(target), path).unwrap();
+    }
+
+    /// A device of the bus: a link of PCIe 4 x16, access control off, relaxed ordering on, reads of 4096 bytes.
+    fn device(&self, path: &str, id: &str, class: &str) {
+        let (vendor, device) = id.split_once(':').unwrap();
+        self.write(&format!("{path}/vendor"), format!("0x{vendor}\n"));
+        self.write(&format!("{path}/device"), format!("0x{device}\n"));
+        self.write(&format!("{path}/class"), format!("0x{class}\n"));
+        self.write(&format!("{path}/numa_node"), "0\n");
+        for which in ["current", "max"] {
+            self.write(&format!("{path}/{which}_link_speed"), "16.0 GT/s PCIe\n");
+            self.write(&format!("{path}/{which}_link_width"), "16\n");
+        }
+        self.write(&format!("{path}/config"), space(0x5010, 0));
+        let name = path.rsplit('/').next().unwrap();
+        self.link(&format!("/sys/bus/pci/devices/{name}"), path);
+    }
+
+    /// A port of the card that is up, with addresses of both versions.
+    fn port(&self, number: u32, interface: &str) {
+        let at = format!("{CARD}/ports/{number}");
+        let write = |file: &str, text: &str| self.write(&format!("{at}/{file}"), text);
+        write("state", "4: ACTIVE\n");
+        write("phys_state", "5: LinkUp\n");
+        write("link_layer", "Ethernet\n");
+        write("rate", "100 Gb/sec (4X EDR)\n");
+        for (index, (kind, address)) in [
+            ("IB/RoCE v1", "fe80::e42:a1ff:feaa:bbcc"),
+            ("RoCE v2", "fe80::e42:a1ff:feaa:bbcc"),
+            ("IB/RoCE v1", "::ffff:192.168.100.7"),
+            ("RoCE v2", "::ffff:192.168.100.7"),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            write(&format!("gids/{index}"), &format!("{address}\n"));
+            write(&format!("gid_attrs/types/{index}"), &format!("{kind}\n"));
+            write(
+                &format!("gid_attrs/ndevs/{index}"),
+                &format!("{interface}\n"),
+            );
+        }
+    }
+
+    fn port_file(&self, file: &str, text: &str) {
+        self.write(&format!("{CARD}/ports/1/{file}"), text);
+    }
+
+    fn all(&self) -> Vec<Finding> {
+        examine(&self.root, &Counters::read(&self.root))
+    }
+
+    /// The finding called `name`, all of them being sound.
+    fn found(&self, name: &str) -> Finding {
+        one(&self.all(), name)
+    }
+
+    fn lacks(&self, name: &str) -> bool {
+        !self.all().iter().any(|finding| finding.name == name)
+    }
+}
+
+/// A configuration space with device control of PCI Express behind another capability, and access control.
+fn space(control: u16, acs: u16) -> Vec<u8> {
+    let mut bytes = vec![0; 4096];
+    bytes[0x34] = 0x40;
+    // Power management, then PCI Express.
+    bytes[0x40..0x42].copy_from_slice(&[0x01, 0x60]);
+    bytes[0x60..0x62].copy_from_slice(&[0x10, 0x00]);
+    bytes[0x68..0x6a].copy_from_slice(&control.to_le_bytes());
+    bytes[0x100..0x104].copy_from_slice(&0x0001_000d_u32.to_le_bytes());
+    bytes[0x106..0x108].copy_from_slice(&acs.to_le_bytes());
+    bytes
+}
+
+/// The finding called `name`, all of them being sound.
+fn one(findings: &[Finding], name: &str) -> Finding {
+    for finding in findings {
+        assert!(!finding.is_bad() && !finding.read.is_empty(), "{finding:?}");
+        let is_warning = finding.verdict == Verdict::Warn;
+        assert!(
+            !is_warning || (finding.why.is_some() && finding.fix.is_some()),
+            "{finding:?}"
+        );
+    }
+    let mut named = findings.iter().filter(|finding| finding.name == name);
+    let one = named
+        .next()
+        .unwrap_or_else(|| panic!("no {name} among {findings:?}"));
+    assert!(named.next().is_none(), "two of {name}");
+    one.clone()
+}
+
+/// That a finding is a warning which reads and is mended so.
+fn warns(found: &Finding, read: &str, fix: &str) {
+    assert_eq!(
+        (found.verdict, found.read.as_str()),
+        (Verdict::Warn, read),
+        "{found:?}"
+    );
+    assert!(found.fix.as_ref().unwrap().contains(fix), "{found:?}");
+}
+
+fn is_ok(found: &Finding, read: &str) {
+    assert_eq!(
+        (found.verdict, found.read.as_str()),
+        (Verdict::Ok, read),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn a_server_as_it_should_be_has_nothing_to_mend() {
+    let server = Server::new();
+    let findings = server.all();
+    for finding in &findings {
+        // The build is what it is.
+        let is_free = finding.name == "this build";
+        assert!(is_free || finding.verdict == Verdict::Ok, "{finding:?}");
+    }
+    let mut names: Vec<_> = findings.iter().map(|f| (&f.group, f.name)).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), findings.len());
+    is_ok(&server.found("cards"), "mlx5_0");
+    is_ok(&server.found("firmware"), "22.35.1012 (MT4125, mlx5_core)");
+    assert_eq!(server.found("firmware").group, "rdma mlx5_0");
+    server.remove(&format!("{CARD}/fw_ver"));
+    assert_eq!(server.found("firmware").verdict, Verdict::Unknown);
+}
+
+#[test]
+fn without_cards_it_is_told_whether_there_could_be_one() {
+    let server = Server::bare();
+    assert_eq!(server.all().len(), 1);
+    let none = server.found("cards");
+    is_ok(&none, "none");
+    assert!(none.why.unwrap().contains("software"));
+    let server = Server::new();
+    server.remove("/sys/class/infiniband/mlx5_0");
+    warns(&server.found("cards"), "none", "modprobe mlx5_ib ib_uverbs");
+    server.link(&format!("{NIC}/driver"), "/sys/bus/pci/drivers/ice");
+    let maybe = server.found("cards");
+    is_ok(&maybe, "none");
+    assert!(maybe.fix.unwrap().contains("modprobe irdma"));
+}
+
+#[test]
+fn a_build_without_verbs_is_told() {
+    is_ok(&files::build(true), "drives network cards");
+    warns(
+        &files::build(false),
+        "drives no network card",
+        "--features verbs",
+    );
+}
+
+#[test]
+fn modules_and_providers_are_missed() {
+    let server = Server::new();
+    is_ok(&server.found("ib_uverbs"), "loaded");
+    is_ok(&server.found("rdma_ucm"), "loaded");
+    is_ok(&server.found("providers"), "2 of them");
+    // Built into the kernel it is no module, and its class is there.
+    server.remove("/sys/module/ib_uverbs");
+    is_ok(&server.found("ib_uverbs"), "loaded");
+    server.remove("/sys/class/infiniband_verbs");
+    warns(
+        &server.found("ib_uverbs"),
+        "not loaded",
+        "sudo modprobe ib_uverbs",
+    );
+    warns(
+        &server.found("device file"),
+        "none",
+        "sudo modprobe ib_uverbs",
+    );
+    server.remove("/sys/module/rdma_ucm");
+    warns(
+        &server.found("rdma_ucm"),
+        "not loaded",
+        "sudo modprobe rdma_ucm",
+    );
+    assert!(server.lacks("rdma_cm file"));
+    server.remove("/etc/libibverbs.d/mlx5.driver");
+    warns(
+        &server.found("providers"),
+        "none for mlx5",
+        "apt install ibverbs-providers",
+    );
+}
+
+#[test]
+fn a_container_without_device_files_comes_with_its_arguments() {
+    let server = Server::new();
+    is_ok(&server.found("device file"), "can be opened");
+    is_ok(&server.found("rdma_cm file"), "can be opened");
+    server.remove("/dev/infiniband");
+    for name in ["device file", "rdma_cm file"] {
+        warns(&server.found(name), "not there", "--device=/dev/infiniband");
+    }
+    // Tests may run as root, who opens everything.
+    let finding = || Finding::new(GROUP, "device file", "/dev/infiniband/uverbs0");
+    let refused = files::judge(finding(), Err(Errno::ACCESS));
+    warns(
+        &refused,
+        "not for this user",
+        "chmod 0666 /dev/infiniband/uverbs0",
+    );
+    let odd = files::judge(finding(), Err(Errno::IO));
+    assert_eq!(odd.verdict, Verdict::Unknown);
+}
+
+#[test]
+fn a_card_of_software_is_one() {
+    let server = Server::bare();
+    let at = "/sys/devices/virtual/infiniband/rxe0";
+    server.link("/sys/class/infiniband/rxe0", at);
+    server.write(&format!("{at}/parent"), "eth0\n");
+    for (file, text) in [
+        ("state", "4: ACTIVE\n"),
+        ("phys_state", "5: LinkUp\n"),
+        ("link_layer", "Ethernet\n"),
+        ("rate", "2.5 Gb/sec (1X SDR)\n"),
+        ("gids/1", "::ffff:10.0.0.1\n"),
+        ("gid_attrs/types/1", "RoCE v2\n"),
+    ] {
+        server.write(&format!("{at}/ports/1/{file}"), text);
+    }
+    server.write("/etc/libibverbs.d/mlx5.driver", "driver mlx5\n");
+    is_ok(&server.found("firmware"), "none");
+    is_ok(&server.found("GID table"), "RoCE v2 at 1 (::ffff:10.0.0.1)");
+    warns(
+        &server.found("providers"),
+        "none for rxe",
+        "ibverbs-providers",
+    );
+    for name in [
+        "PFC",
+        "ECN",
+        "link",
+        "relaxed ordering",
+        "interrupts",
+        "dma-buf registration",
+    ] {
+        assert!(server.lacks(name), "{name}");
+    }
+}

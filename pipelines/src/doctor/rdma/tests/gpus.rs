@@ -1,0 +1,103 @@
+//! What lets the card write the GPU's memory.
+
+use super::*;
+
+#[test]
+fn an_old_kernel_takes_no_dma_buf() {
+    let server = Server::new();
+    is_ok(
+        &server.found("dma-buf registration"),
+        "Linux 6.8.0-45-generic",
+    );
+    server.write("/proc/sys/kernel/osrelease", "5.12.0\n");
+    is_ok(&server.found("dma-buf registration"), "Linux 5.12.0");
+    server.write("/proc/sys/kernel/osrelease", "5.4.0-200-generic\n");
+    let old = server.found("dma-buf registration");
+    warns(
+        &old,
+        "Linux 5.4.0-200-generic",
+        "sudo modprobe nvidia-peermem",
+    );
+    server.write("/sys/module/nvidia_peermem/refcnt", "0\n");
+    let found = server.found("dma-buf registration");
+    is_ok(&found, "Linux 5.4.0-200-generic");
+    assert!(found.why.unwrap().contains("nvidia-peermem"));
+    server.remove("/proc/sys/kernel/osrelease");
+    assert_eq!(
+        server.found("dma-buf registration").verdict,
+        Verdict::Unknown
+    );
+}
+
+#[test]
+fn mlx5_needs_on_demand_paging() {
+    let server = Server::new();
+    is_ok(&server.found("on-demand paging"), "on");
+    let config = "/boot/config-6.8.0-45-generic";
+    server.write(config, "# CONFIG_INFINIBAND_ON_DEMAND_PAGING is not set\n");
+    warns(
+        &server.found("on-demand paging"),
+        "off",
+        "ON_DEMAND_PAGING=y",
+    );
+    server.write("/sys/module/nv_peer_mem/refcnt", "0\n");
+    is_ok(&server.found("on-demand paging"), "off");
+    server.remove(config);
+    assert_eq!(server.found("on-demand paging").verdict, Verdict::Unknown);
+    server.link(&format!("{NIC}/driver"), "/sys/bus/pci/drivers/bnxt_en");
+    assert!(server.lacks("on-demand paging"), "other cards do without");
+}
+
+#[test]
+fn translation_on_the_way_is_told() {
+    let server = Server::new();
+    is_ok(&server.found("IOMMU translation"), "none: the IOMMU is off");
+    server.write("/sys/class/iommu/dmar0/name", "");
+    server.link(&format!("{NIC}/iommu_group"), "/sys/kernel/iommu_groups/31");
+    for (kind, is_fine) in [("DMA-FQ", false), ("DMA", false), ("identity", true)] {
+        server.write("/sys/kernel/iommu_groups/31/type", format!("{kind}\n"));
+        let found = server.found("IOMMU translation");
+        if is_fine {
+            is_ok(&found, kind);
+        } else {
+            warns(&found, &format!("mlx5_0 {kind}"), "iommu=pt");
+        }
+    }
+    server.remove("/sys/kernel/iommu_groups/31/type");
+    assert_eq!(server.found("IOMMU translation").verdict, Verdict::Unknown);
+}
+
+#[test]
+fn small_messages_must_not_come_in_completions() {
+    is_ok(&super::super::gpus::scatter(Some("0")).unwrap(), "0");
+    for (set, read) in [("", "not set"), ("1", "1")] {
+        let found = super::super::gpus::scatter(Some(set)).unwrap();
+        warns(&found, read, "export MLX5_SCATTER_TO_CQE=0");
+    }
+    assert_eq!(super::super::gpus::scatter(None), None);
+    let server = Server::new();
+    assert!(
+        server.lacks("MLX5_SCATTER_TO_CQE"),
+        "another machine's environment"
+    );
+    let mut machine = Machine::read(&server.root);
+    machine.scatter = Some(String::new());
+    let findings = judge(&machine, &Counters::default());
+    assert_eq!(one(&findings, "MLX5_SCATTER_TO_CQE").verdict, Verdict::Warn);
+}
+
+#[test]
+fn without_a_gpu_none_of_it_matters() {
+    let server = Server::new();
+    server.remove("/sys/bus/pci/devices/0000:3d:00.0");
+    server.remove("/proc/driver/nvidia/version");
+    for name in [
+        "dma-buf registration",
+        "on-demand paging",
+        "IOMMU translation",
+        "way to GPUs",
+        "ACS redirect",
+    ] {
+        assert!(server.lacks(name), "{name}");
+    }
+}

@@ -1,0 +1,59 @@
+//! On which cores the card's queues interrupt.
+
+use super::*;
+
+#[test]
+fn queues_of_another_node_are_told() {
+    let server = Server::new();
+    is_ok(&server.found("interrupts"), "2 on cores of node 0");
+    server.write("/proc/irq/81/effective_affinity_list", "2-3\n");
+    let found = server.found("interrupts");
+    warns(
+        &found,
+        "1 of 2 on another node than 0",
+        "echo 0-1 | sudo tee",
+    );
+    assert!(found.fix.unwrap().contains("0000:3e:00.0/msi_irqs"));
+    // One that may fire on both is none.
+    server.write("/proc/irq/81/effective_affinity_list", "1-2\n");
+    assert_eq!(server.found("interrupts").verdict, Verdict::Ok);
+    // Older kernels show only what was asked for.
+    server.remove("/proc/irq/81/effective_affinity_list");
+    server.write("/proc/irq/81/smp_affinity_list", "3\n");
+    assert_eq!(server.found("interrupts").verdict, Verdict::Warn);
+}
+
+#[test]
+fn what_never_fired_says_nothing() {
+    let server = Server::new();
+    server.write("/proc/irq/80/effective_affinity_list", "2\n");
+    server.write("/proc/irq/81/effective_affinity_list", "2\n");
+    server.write("/proc/interrupts", "   CPU0 CPU1\n 80: 0 0 x\n 81: 0 0 x\n");
+    let found = server.found("interrupts");
+    assert_eq!(
+        (found.verdict, found.read.as_str()),
+        (Verdict::Unknown, "none seen to fire")
+    );
+    let fired = super::super::interrupts::fired(" CPU0 CPU1\n 7: 2 3 40\nNMI: 1 1\nodd\n");
+    assert_eq!(fired.into_iter().collect::<Vec<_>>(), [(7, 5)]);
+}
+
+#[test]
+fn one_node_has_no_other() {
+    let server = Server::new();
+    server.remove("/sys/devices/system/node/node1");
+    assert!(server.lacks("interrupts"));
+}
+
+#[test]
+fn a_daemon_that_moves_them_is_told() {
+    let server = Server::new();
+    is_ok(&server.found("irqbalance"), "not running");
+    server.write("/proc/815/comm", "irqbalance\n");
+    let found = server.found("irqbalance");
+    is_ok(&found, "running");
+    assert!(found.fix.unwrap().contains("disable --now irqbalance"));
+    server.remove("/proc/815");
+    server.remove("/proc/4711");
+    assert!(server.lacks("irqbalance"), "processes are not shown");
+}

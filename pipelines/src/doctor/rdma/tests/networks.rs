@@ -1,0 +1,255 @@
+//! Ports and the network behind them.
+
+use super::*;
+
+#[test]
+fn a_port_that_is_down() {
+    let server = Server::new();
+    is_ok(&server.found("state"), "active, linkup, Ethernet");
+    server.port_file("state", "1: DOWN\n");
+    server.port_file("phys_state", "3: Disabled\n");
+    warns(
+        &server.found("state"),
+        "down, disabled, Ethernet",
+        "sudo ip link set eth0 up",
+    );
+    for name in ["rate", "GID table", "MTU", "PFC", "ECN"] {
+        assert!(server.lacks(name), "{name} of a port without a link");
+    }
+    server.port_file("link_layer", "InfiniBand\n");
+    warns(
+        &server.found("state"),
+        "down, disabled, InfiniBand",
+        "iblinkinfo",
+    );
+    server.port_file("state", "2: INIT\n");
+    server.port_file("phys_state", "5: LinkUp\n");
+    warns(
+        &server.found("state"),
+        "init, linkup, InfiniBand",
+        "systemctl start opensm",
+    );
+}
+
+#[test]
+fn a_second_port_may_be_down() {
+    let server = Server::new();
+    server.port(2, "eth1");
+    server.write("/sys/class/net/eth1/mtu", "9000\n");
+    server.write(&format!("{CARD}/ports/2/state"), "1: DOWN\n");
+    let states: Vec<_> = server.all();
+    let states: Vec<_> = states.iter().filter(|f| f.name == "state").collect();
+    assert_eq!(states.len(), 2);
+    assert_eq!(states[1].group, "rdma mlx5_0 port 2");
+    assert_eq!(states[1].verdict, Verdict::Ok);
+    assert!(states[1].why.as_ref().unwrap().contains("another port"));
+}
+
+#[test]
+fn a_rate_that_its_slot_or_cable_does_not_carry() {
+    let server = Server::new();
+    is_ok(&server.found("rate"), "100 Gbit/s (4X EDR)");
+    for end in [NIC, &format!("{UP}/0000:3c:08.0")] {
+        server.write(&format!("{end}/current_link_width"), "4\n");
+    }
+    let found = server.found("rate");
+    warns(&found, "100 Gbit/s (4X EDR)", "dmidecode -t slot");
+    assert!(found.why.unwrap().contains("slot carries 63"), "PCIe 4 x4");
+    server.write(&format!("{NIC}/current_link_width"), "16\n");
+    server.port_file("link_layer", "InfiniBand\n");
+    server.port_file("rate", "25 Gb/sec (1X EDR)\n");
+    warns(
+        &server.found("rate"),
+        "25 Gbit/s (1X EDR)",
+        "mlxlink -d mlx5_0",
+    );
+}
+
+#[test]
+fn addresses_of_roce() {
+    let server = Server::new();
+    is_ok(
+        &server.found("GID table"),
+        "RoCE v2 at 3 (::ffff:192.168.100.7)",
+    );
+    let empty = "0000:0000:0000:0000:0000:0000:0000:0000\n";
+    for index in [2, 3] {
+        server.port_file(&format!("gids/{index}"), empty);
+    }
+    let found = server.found("GID table");
+    is_ok(&found, "RoCE v2 at 1 (fe80::e42:a1ff:feaa:bbcc)");
+    assert!(found.fix.unwrap().contains("ip addr add") && found.why.unwrap().contains("router"));
+    server.port_file("gids/1", empty);
+    warns(
+        &server.found("GID table"),
+        "RoCE v1 alone",
+        "mlxconfig -d 0000:3e:00.0",
+    );
+    server.port_file("gids/0", empty);
+    warns(&server.found("GID table"), "empty", "sudo ip addr add");
+}
+
+#[test]
+fn rdma_cm_must_speak_the_second_version() {
+    let server = Server::new();
+    is_ok(&server.found("rdma_cm version"), "RoCE v2");
+    let mode = "/sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_mode";
+    server.write(mode, "IB/RoCE v1\n");
+    warns(
+        &server.found("rdma_cm version"),
+        "IB/RoCE v1",
+        "cma_roce_mode -d mlx5_0 -p 1 -m 2",
+    );
+    server.remove(mode);
+    assert!(server.lacks("rdma_cm version"));
+}
+
+#[test]
+fn packets_follow_the_interfaces_mtu() {
+    let server = Server::new();
+    for (mtu, payload, verdict) in [
+        (9000, 4096, Verdict::Ok),
+        (4200, 4096, Verdict::Ok),
+        (4191, 2048, Verdict::Warn),
+        (1500, 1024, Verdict::Warn),
+        (90, 0, Verdict::Warn),
+    ] {
+        server.write("/sys/class/net/eth0/mtu", format!("{mtu}\n"));
+        let found = server.found("MTU");
+        let read = format!("{mtu}: packets of {payload} B");
+        assert_eq!((found.verdict, found.read), (verdict, read));
+        let fix = found.fix.unwrap_or_default();
+        assert_eq!(
+            fix.contains("ip link set eth0 mtu 9000"),
+            verdict == Verdict::Warn
+        );
+    }
+    server.remove("/sys/class/net/eth0/mtu");
+    assert_eq!(server.found("MTU").verdict, Verdict::Unknown);
+}
+
+#[test]
+fn pause_frames_by_priority() {
+    let server = Server::new();
+    is_ok(&server.found("PFC"), "for priority 3");
+    let path = "/sys/class/net/eth0/qos/pfc";
+    server.write(path, "0 0 0 0 0 0 0 0\n");
+    warns(&server.found("PFC"), "off", "mlnx_qos -i eth0 --pfc");
+    for odd in ["", "0 1", "0 0 0 2 0 0 0 0"] {
+        server.write(path, odd);
+        let found = server.found("PFC");
+        assert_eq!(found.verdict, Verdict::Unknown, "{odd}");
+        assert!(found.fix.unwrap().contains("dcb pfc show dev eth0"));
+    }
+}
+
+#[test]
+fn marks_of_congestion() {
+    let server = Server::new();
+    is_ok(&server.found("ECN"), "for priority 3");
+    let side = |side: &str| format!("/sys/class/net/eth0/ecn/{side}/enable/3");
+    server.write(&side("roce_rp"), "0\n");
+    let found = server.found("ECN");
+    warns(
+        &found,
+        "tells senders, does not slow down itself",
+        "roce_rp/enable/3",
+    );
+    server.write(&side("roce_np"), "0\n");
+    warns(&server.found("ECN"), "off", "roce_np/enable/3");
+    server.write(&side("roce_rp"), "1\n");
+    warns(
+        &server.found("ECN"),
+        "slows down, tells no sender",
+        "roce_np/enable/3",
+    );
+    server.remove("/sys/class/net/eth0/ecn");
+    let found = server.found("ECN");
+    assert_eq!(found.verdict, Verdict::Unknown);
+    assert!(
+        found
+            .fix
+            .unwrap()
+            .contains("/sys/kernel/debug/mlx5/0000:3e:00.0")
+    );
+}
+
+#[test]
+fn counters_that_grow_are_told_by_their_trouble() {
+    for (file, name, fix) in [
+        ("counters/symbol_error", "link errors", "mlxlink -d mlx5_0"),
+        (
+            "hw_counters/out_of_sequence",
+            "packets out of order",
+            "mlnx_qos -i eth0",
+        ),
+        (
+            "hw_counters/packet_seq_err",
+            "packets out of order",
+            "ethtool -S eth0",
+        ),
+        (
+            "hw_counters/local_ack_timeout_err",
+            "acknowledgements that never came",
+            "ethtool -S eth0",
+        ),
+        (
+            "hw_counters/rnr_nak_retry_err",
+            "receiver not ready",
+            "more slots",
+        ),
+        ("hw_counters/rx_discards", "discards", "mlnx_qos -i eth0"),
+        (
+            "counters/port_xmit_discards",
+            "discards",
+            "mlnx_qos -i eth0",
+        ),
+        ("hw_counters/np_cnp_sent", "congestion", "mlnx_qos -i eth0"),
+        (
+            "hw_counters/rp_cnp_handled",
+            "congestion",
+            "mlnx_qos -i eth0",
+        ),
+        (
+            "hw_counters/resp_remote_access_errors",
+            "accesses refused",
+            "rdma resource show qp",
+        ),
+    ] {
+        let server = Server::new();
+        assert!(server.lacks(name), "a card that does not count it");
+        server.port_file(file, "0\n");
+        let before = Counters::read(&server.root).ago(Duration::from_secs(1));
+        let find = || one(&examine(&server.root, &before), name);
+        is_ok(&find(), "none since boot");
+        server.port_file(file, "7\n");
+        let found = find();
+        assert_eq!(found.verdict, Verdict::Warn, "{found:?}");
+        assert!(found.read.starts_with("7 ") && found.read.ends_with("in 1 s, 7 since boot"));
+        assert!(
+            found.from.ends_with(file) && found.fix.as_ref().unwrap().contains(fix),
+            "{found:?}"
+        );
+        // What was counted before does not count.
+        let before = Counters::read(&server.root).ago(Duration::from_secs(1));
+        let found = one(&examine(&server.root, &before), name);
+        assert_eq!(
+            (found.verdict, found.read.as_str()),
+            (Verdict::Ok, "none in 1 s, 7 since boot")
+        );
+        let unwatched = server.found(name);
+        assert!(unwatched.verdict == Verdict::Ok && unwatched.why.unwrap().contains("--sample"));
+    }
+}
+
+#[test]
+fn the_counter_that_grew_most_is_named() {
+    let server = Server::new();
+    server.port_file("hw_counters/out_of_sequence", "1000\n");
+    server.port_file("hw_counters/packet_seq_err", "5\n");
+    let before = Counters::read(&server.root).ago(Duration::from_secs(1));
+    server.port_file("hw_counters/packet_seq_err", "8\n");
+    let found = one(&examine(&server.root, &before), "packets out of order");
+    assert!(found.from.ends_with("packet_seq_err"), "{found:?}");
+    assert_eq!(found.read, "3 packets in 1 s, 1008 since boot");
+}

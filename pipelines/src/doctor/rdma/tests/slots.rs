@@ -1,0 +1,116 @@
+//! The card in its slot.
+
+use super::*;
+
+#[test]
+fn a_link_below_its_width_or_speed() {
+    let server = Server::new();
+    is_ok(&server.found("link"), "PCIe 4 x16");
+    server.write(&format!("{NIC}/current_link_width"), "8\n");
+    warns(
+        &server.found("link"),
+        "PCIe 4 x8 of PCIe 4 x16",
+        "lspci -vv",
+    );
+    server.write(&format!("{NIC}/current_link_width"), "16\n");
+    server.write(&format!("{NIC}/current_link_speed"), "8.0 GT/s PCIe\n");
+    warns(
+        &server.found("link"),
+        "PCIe 3 x16 of PCIe 4 x16",
+        "lspci -vv",
+    );
+}
+
+#[test]
+fn relaxed_ordering_and_large_reads() {
+    let server = Server::new();
+    is_ok(&server.found("relaxed ordering"), "allowed");
+    is_ok(&server.found("MaxReadReq"), "4096 B");
+    let config = format!("{NIC}/config");
+    server.write(&config, space(0x2000, 0));
+    let found = server.found("relaxed ordering");
+    warns(
+        &found,
+        "not allowed",
+        "setpci -s 0000:3e:00.0 CAP_EXP+8.w=0010:0010",
+    );
+    let found = server.found("MaxReadReq");
+    is_ok(&found, "512 B");
+    assert!(found.fix.unwrap().contains("CAP_EXP+8.w=5000:7000"));
+    server.write(&config, space(0x0010, 0));
+    warns(
+        &server.found("MaxReadReq"),
+        "128 B",
+        "CAP_EXP+8.w=5000:7000",
+    );
+    // What users other than root are shown.
+    server.write(&config, &space(0x5010, 0)[..64]);
+    for name in ["relaxed ordering", "MaxReadReq"] {
+        let found = server.found(name);
+        assert_eq!(found.verdict, Verdict::Unknown);
+        assert_eq!(found.fix.as_deref(), Some("sudo daq doctor"));
+    }
+}
+
+#[test]
+fn no_list_of_capabilities_is_too_odd() {
+    use super::super::place::device_control;
+    assert_eq!(device_control(&space(0x2810, 0)), Some(0x2810));
+    assert_eq!(device_control(&[]), None);
+    assert_eq!(
+        device_control(&[0xff; 256]),
+        None,
+        "the device does not answer"
+    );
+    let mut bites = space(0, 0);
+    bites[0x41] = 0x40;
+    assert_eq!(device_control(&bites), None, "it bites its tail");
+    let mut short = space(0, 0);
+    short.truncate(0x69);
+    assert_eq!(device_control(&short), None, "it ends in the register");
+}
+
+#[test]
+fn the_other_socket_is_told() {
+    let server = Server::new();
+    is_ok(&server.found("way to GPUs"), "PIX to 0000:3d:00.0");
+    // The GPU on another host bridge of another node.
+    server.remove("/sys/bus/pci/devices/0000:3d:00.0");
+    let far = "/sys/devices/pci0000:d7/0000:d7:00.0/0000:d8:00.0";
+    server.device(
+        "/sys/devices/pci0000:d7/0000:d7:00.0",
+        "8086:2030",
+        "060400",
+    );
+    server.device(far, "10de:20f1", "030200");
+    server.write(&format!("{far}/numa_node"), "1\n");
+    let found = server.found("way to GPUs");
+    warns(&found, "SYS to 0000:d8:00.0", "socket");
+    assert!(found.why.unwrap().contains("socket 0"));
+    assert!(server.lacks("ACS redirect"), "no switch is between the two");
+    server.write(&format!("{far}/numa_node"), "-1\n");
+    assert_eq!(server.found("way to GPUs").verdict, Verdict::Unknown);
+}
+
+#[test]
+fn a_switch_that_redirects_is_told_with_the_command() {
+    let server = Server::new();
+    is_ok(
+        &server.found("ACS redirect"),
+        "none on the way to the nearest GPU",
+    );
+    let port = format!("{UP}/0000:3c:04.0/config");
+    server.write(&port, space(0, 0x1d));
+    let found = server.found("ACS redirect");
+    warns(
+        &found,
+        "0000:3c:04.0 redirects (RR CR)",
+        "sudo setpci -s 0000:3c:04.0 ECAP_ACS+6.w=0000",
+    );
+    server.write(&port, &space(0, 0)[..64]);
+    assert_eq!(server.found("ACS redirect").verdict, Verdict::Unknown);
+    // What both are below may redirect: their writes do not come by.
+    server.write(&port, space(0, 0));
+    server.write(&format!("{UP}/config"), space(0, 0x1d));
+    assert_eq!(server.found("ACS redirect").verdict, Verdict::Ok);
+}
