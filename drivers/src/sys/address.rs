@@ -65,8 +65,8 @@ mod tests {
 
     #[test]
     fn the_loopback_interface_has_its_address_and_nobody_a_strangers() {
-        let loopback = with_address(Ipv4Addr::LOCALHOST).unwrap().unwrap();
+        let loopback = interface_of(Ipv4Addr::LOCALHOST).unwrap().unwrap();
         assert_eq!((&loopback.name[..], loopback.mac), ("lo", [0; 6]));
-        assert_eq!(with_address(Ipv4Addr::new(192, 0, 2, 1)).unwrap(), None);
+        assert_eq!(interface_of(Ipv4Addr::new(192, 0, 2, 1)).unwrap(), None);
     }
 }
