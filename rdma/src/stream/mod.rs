@@ -1,3 +1,4 @@
 //! Frames over queue pairs.
 
+pub mod receiver;
 pub mod wire;

@@ -1,0 +1,546 @@
+//! The thread that answers senders, and what it and the engine tell each other.
+//!
+//! ```text
+//!   thread:  a sender dials ─▶ Asked ────────────▶ engine: ends what it has, says what it wants next
+//!            answers the sender, queues connected ◀─ Granted
+//!            Ready ──────────────────────────────▶ engine: takes the link
+//! ```
+//! The engine looks at one word a poll; it takes the lock only when that says so.
+
+use super::registrar::{Keys, Registrar};
+use crate::connect::{self, Incoming, Listener};
+use crate::stream::wire::{Hello, Mode, Offer, Record};
+use crate::verbs::{Nic, NicEvent, Queue, QueueOptions, Service, VerbsError};
+use daq_core::dma::DmaError;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long one look for a sender lasts.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long it is before a listener that failed is tried again.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Sends that a queue holds: words for credits.
+pub(super) const SENDS: u32 = 4;
+
+/// Declares the faults with their names, which are those of metrics.
+macro_rules! faults {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
+        /// What an engine counts beside frames.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum Fault {
+            $($(#[$doc])* $variant,)*
+        }
+
+        /// The names of all faults, in their order.
+        pub const FAULTS: &[&str] = &[$($name,)*];
+    };
+}
+
+faults! {
+    /// The sender does not answer any more.
+    Unanswered = "unanswered",
+    /// The sender refused where its credits were written.
+    RemoteAccess = "remote-access",
+    /// The sender failed while credits were written.
+    RemoteOperation = "remote-operation",
+    /// The sender took nothing.
+    NotReady = "receiver-not-ready",
+    /// A message that is longer than its slot, or memory that was refused.
+    Local = "local",
+    /// Work of a queue that had failed.
+    Flushed = "flushed",
+    /// Another failure of work.
+    Other = "other",
+    /// A record that cannot be, or a completion without one.
+    BadRecord = "bad-record",
+    /// A frame for which there was no credit.
+    BeyondCredit = "beyond-credit",
+    /// A sender that was there is gone.
+    PeerGone = "peer-gone",
+    /// A greeting of something else, or of another shape.
+    Foreign = "foreign",
+    /// A card's port went down.
+    PortDown = "port-down",
+    /// A completion queue was overrun.
+    CompletionOverrun = "completion-overrun",
+}
+
+/// What the engine wants of the next link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// The sender's stream.
+    pub(super) stream: u64,
+    /// The frame that is wanted first.
+    pub(super) next: u64,
+    /// Frames before it that are gone.
+    pub(super) missing: u64,
+    /// Its slot.
+    pub(super) turn: u32,
+    pub(super) slots: u32,
+    /// Bytes of a slot.
+    pub(super) slot: usize,
+    /// Bytes from one slot to the next.
+    pub(super) stride: usize,
+    /// Frames that may be sent at once.
+    pub(super) credits: u64,
+    /// Where the memory of the slots is mapped.
+    pub(super) memory: u64,
+    /// Bytes of it before slot 0.
+    pub(super) offset: usize,
+    /// Where the records are mapped.
+    pub(super) records: u64,
+}
+
+/// A link whose sender may send.
+pub(super) struct Connected {
+    /// Queues; declared before the keys, so destroyed before those are dropped.
+    pub(super) link: connect::Link,
+    pub(super) payload: Arc<Keys>,
+    pub(super) records: Arc<Keys>,
+    pub(super) hello: Hello,
+    pub(super) terms: Terms,
+    pub(super) peer: String,
+}
+
+/// What is the same for all links of a receiver.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) mode: Mode,
+    pub(super) service: Service,
+    pub(super) rails: usize,
+    /// Most places of a frame.
+    pub(super) places: u32,
+}
+
+impl Shape {
+    /// Bytes of a record.
+    pub(super) const fn record(&self) -> usize {
+        Record::bytes(self.places)
+    }
+
+    /// Receives of each rail's queue.
+    #[expect(clippy::cast_possible_truncation, reason = "of a u32, divided")]
+    pub(super) const fn receives(&self, slots: u32) -> u32 {
+        (slots as usize).div_ceil(self.rails) as u32 + 1
+    }
+
+    /// The greeting of a dialler, if it can be received; else a sentence for it.
+    pub(super) fn check(&self, greetings: &[Vec<u8>]) -> Result<Hello, String> {
+        let hellos = greetings
+            .iter()
+            .map(|greeting| Hello::decode(greeting).map_err(|error| error.to_string()))
+            .collect::<Result<Vec<_>, _>>()?;
+        let rails = self.rails;
+        let first = *hellos.first().ok_or("it says nothing")?;
+        if usize::from(first.rails) != rails || hellos.len() != rails {
+            return Err(format!("this side has {rails} rails, not {}", first.rails));
+        }
+        for (rail, hello) in hellos.iter().enumerate() {
+            let alike = Hello {
+                rail: first.rail,
+                credit_address: first.credit_address,
+                credit_key: first.credit_key,
+                ..*hello
+            };
+            if usize::from(hello.rail) != rail || alike != first {
+                return Err(format!("its rail {rail} says other things than its first"));
+            }
+        }
+        if first.mode != self.mode {
+            return Err(format!("this side's mode is {}: have the same on both", name(self.mode)));
+        }
+        if first.places > self.places {
+            let (wanted, places) = (first.places, self.places);
+            return Err(format!("frames of {places} places here, of {wanted} there: raise `places`"));
+        }
+        Ok(first)
+    }
+}
+
+const fn name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Write => "write",
+        Mode::Send => "send",
+    }
+}
+
+/// A sender that waits for an answer.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) hello: Hello,
+    pub(super) peer: String,
+}
+
+/// Where engine and thread are with each other.
+pub(super) enum Phase {
+    /// The engine takes nobody.
+    Closed,
+    /// Senders may come.
+    Open,
+    /// One has come; the engine is to answer.
+    Asked(Asked),
+    /// The engine takes it on these terms.
+    Granted(Terms),
+    /// The engine does not take it; why.
+    Denied(String),
+    /// It is being answered: what it is given may be written from now on.
+    Connecting,
+    /// It is there; the engine is to take it.
+    Ready(Box<Connected>),
+}
+
+pub(super) struct State {
+    pub(super) phase: Phase,
+    /// Faults for the engine to count.
+    pub(super) faults: Vec<Fault>,
+    /// A card that failed.
+    pub(super) lost: Option<String>,
+    /// No link is to be handed over any more until the engine opens again.
+    is_closing: bool,
+    is_ending: bool,
+}
+
+/// What engine and thread share.
+pub(super) struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Something is there for the engine.
+    pub(super) attention: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State {
+                phase: Phase::Closed,
+                faults: Vec::new(),
+                lost: None,
+                is_closing: false,
+                is_ending: false,
+            }),
+            changed: Condvar::new(),
+            attention: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state, and wakes the other side.
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let changed = change(&mut self.lock());
+        self.changed.notify_all();
+        changed
+    }
+
+    /// Leaves something for the engine.
+    fn leave<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        self.change(|state| {
+            self.attention.store(true, Ordering::Release);
+            change(state)
+        })
+    }
+
+    /// Waits while `holds`, at most until `end`; false if it still holds then.
+    fn wait_while(&self, end: Option<Instant>, mut holds: impl FnMut(&mut State) -> bool) -> bool {
+        let state = self.lock();
+        match end {
+            None => {
+                drop(
+                    self.changed
+                        .wait_while(state, holds)
+                        .unwrap_or_else(PoisonError::into_inner),
+                );
+                true
+            }
+            Some(end) => {
+                let left = end.saturating_duration_since(Instant::now());
+                let (mut state, _) = self
+                    .changed
+                    .wait_timeout_while(state, left, &mut holds)
+                    .unwrap_or_else(PoisonError::into_inner);
+                !holds(&mut state)
+            }
+        }
+    }
+
+    /// Takes senders from now on.
+    pub(super) fn open(&self) {
+        self.change(|state| {
+            state.is_closing = false;
+            state.phase = Phase::Open;
+        });
+    }
+
+    /// Takes no sender any more. One that is just being answered is dropped by the thread; a link that was ready comes
+    /// back.
+    pub(super) fn close(&self) -> Option<Box<Connected>> {
+        self.change(|state| {
+            if matches!(state.phase, Phase::Connecting) {
+                state.is_closing = true;
+                return None;
+            }
+            match std::mem::replace(&mut state.phase, Phase::Closed) {
+                Phase::Ready(connected) => Some(connected),
+                _ => None,
+            }
+        })
+    }
+
+    /// Waits until no sender is being answered; false if it still is after `patience`.
+    pub(super) fn await_quiet(&self, patience: Duration) -> bool {
+        self.wait_while(Some(Instant::now() + patience), |state| {
+            matches!(state.phase, Phase::Connecting)
+        })
+    }
+
+    /// Sleeps until there is something for the engine, or `limit` has passed.
+    pub(super) fn sleep(&self, limit: Duration) {
+        self.wait_while(Some(Instant::now() + limit), |_| {
+            !self.attention.load(Ordering::Acquire)
+        });
+    }
+
+    /// The thread is to end.
+    pub(super) fn end(&self) {
+        self.change(|state| {
+            state.is_ending = true;
+            if !matches!(state.phase, Phase::Connecting) {
+                state.phase = Phase::Closed;
+            }
+            state.is_closing = true;
+        });
+    }
+
+    pub(super) fn fault(&self, fault: Fault) {
+        self.leave(|state| state.faults.push(fault));
+    }
+
+    /// Asks the engine whether it takes a sender.
+    fn ask(&self, asked: Asked) -> Result<Terms, String> {
+        let is_open = self.leave(|state| {
+            let is_open = matches!(state.phase, Phase::Open);
+            if is_open {
+                state.phase = Phase::Asked(asked);
+            }
+            is_open
+        });
+        if is_open {
+            self.wait_while(None, |state| matches!(state.phase, Phase::Asked(_)));
+        }
+        self.change(|state| match std::mem::replace(&mut state.phase, Phase::Open) {
+            Phase::Granted(terms) => {
+                state.phase = Phase::Connecting;
+                Ok(terms)
+            }
+            Phase::Denied(why) => Err(why),
+            other => {
+                state.phase = other;
+                Err("it does not receive just now".to_owned())
+            }
+        })
+    }
+
+    /// Hands a link over, or tells that it came to nothing.
+    fn hand_over(&self, connected: Option<Box<Connected>>) {
+        let too_late = self.leave(|state| {
+            if std::mem::take(&mut state.is_closing) {
+                // Dropped before anybody is told that nothing is connected any more.
+                drop(connected);
+                state.phase = Phase::Closed;
+                return true;
+            }
+            state.phase = connected.map_or(Phase::Open, Phase::Ready);
+            false
+        });
+        if too_late {
+            tracing::info!("a sender came as the receiver closed");
+        }
+    }
+}
+
+/// The thread's own part.
+pub(super) struct Control {
+    pub(super) name: String,
+    pub(super) shared: Arc<Shared>,
+    pub(super) shape: Shape,
+    pub(super) rails: Vec<Arc<dyn Nic>>,
+    pub(super) listener: Box<dyn Listener>,
+    pub(super) payload: Arc<Registrar>,
+    pub(super) records: Arc<Registrar>,
+}
+
+impl Control {
+    pub(super) fn run(mut self) {
+        let mut is_told = false;
+        loop {
+            self.shared.wait_while(None, |state| {
+                matches!(state.phase, Phase::Closed) && !state.is_ending
+            });
+            if self.shared.lock().is_ending {
+                return;
+            }
+            self.look_at_cards();
+            match self.listener.accept(&self.rails, LOOK) {
+                Ok(Some(incoming)) => self.serve(incoming),
+                Ok(None) => is_told = false,
+                Err(error) => {
+                    if !std::mem::replace(&mut is_told, true) {
+                        tracing::warn!("{}: no sender can come: {error}; trying again", self.name);
+                    }
+                    let end = Instant::now() + PAUSE;
+                    self.shared.wait_while(Some(end), |state| !state.is_ending);
+                }
+            }
+        }
+    }
+
+    fn look_at_cards(&self) {
+        for (i, nic) in self.rails.iter().enumerate() {
+            if self.rails[..i].iter().any(|earlier| Arc::ptr_eq(earlier, nic)) {
+                continue;
+            }
+            while let Some(event) = nic.event() {
+                tracing::warn!("{}: {}: {event:?}", self.name, nic.name());
+                match event {
+                    NicEvent::PortDown => self.shared.fault(Fault::PortDown),
+                    NicEvent::CompletionOverrun => self.shared.fault(Fault::CompletionOverrun),
+                    NicEvent::Fatal => self.shared.leave(|state| {
+                        state.lost = Some(nic.name().to_owned());
+                    }),
+                    NicEvent::PortUp | NicEvent::Other(_) => {}
+                }
+            }
+        }
+    }
+
+    fn serve(&self, incoming: Box<dyn Incoming>) {
+        let peer = incoming.peer();
+        let hello = match self.shape.check(incoming.greetings()) {
+            Ok(hello) => hello,
+            Err(why) => {
+                tracing::warn!("{}: {peer} is turned away: {why}", self.name);
+                self.shared.fault(Fault::Foreign);
+                return incoming.refuse(&why);
+            }
+        };
+        let asked = Asked {
+            hello,
+            peer: peer.clone(),
+        };
+        let terms = match self.shared.ask(asked) {
+            Ok(terms) => terms,
+            Err(why) => {
+                tracing::info!("{}: {peer} is turned away: {why}", self.name);
+                return incoming.refuse(&why);
+            }
+        };
+        let connected = self
+            .connect(incoming, hello, &peer, terms)
+            .inspect_err(|why| tracing::warn!("{}: {peer}: {why}; waiting for it again", self.name));
+        self.shared.hand_over(connected.ok().map(Box::new));
+    }
+
+    fn connect(
+        &self,
+        incoming: Box<dyn Incoming>,
+        hello: Hello,
+        peer: &str,
+        terms: Terms,
+    ) -> Result<Connected, String> {
+        let lent = |error: DmaError| error.to_string();
+        let payload = match self.payload.lend(terms.memory).map_err(lent) {
+            Ok(keys) => keys,
+            Err(why) => {
+                incoming.refuse("the receiver's card refuses its memory");
+                return Err(why);
+            }
+        };
+        let records = match self.records.lend(terms.records).map_err(lent) {
+            Ok(keys) => keys,
+            Err(why) => {
+                incoming.refuse("the receiver's card refuses its memory");
+                return Err(why);
+            }
+        };
+        let shape = &self.shape;
+        let greetings: Vec<Vec<u8>> = (0..shape.rails)
+            .map(|rail| offer(shape, &terms, rail, &payload, &records).encode())
+            .collect();
+        let receives = shape.receives(terms.slots);
+        let options = QueueOptions {
+            service: shape.service,
+            sends: SENDS,
+            receives,
+            pieces: 2,
+            inline: 8,
+            events: true,
+        };
+        let mut prepare = |rail: usize, queue: &mut dyn Queue| match shape.mode {
+            Mode::Write => (0..receives).try_for_each(|id| queue.receive(id.into(), &[])),
+            Mode::Send => (0..terms.credits)
+                .filter(|frame| rail_of(terms.next.wrapping_add(*frame), shape.rails) == rail)
+                .try_for_each(|frame| {
+                    post(queue, shape, &terms, frame, rail, (&payload, &records))
+                }),
+        };
+        let link = incoming
+            .accept(&options, &greetings, &mut prepare)
+            .map_err(|error| error.to_string())?;
+        Ok(Connected {
+            link,
+            payload,
+            records,
+            hello,
+            terms,
+            peer: peer.to_owned(),
+        })
+    }
+}
+
+/// What a rail is offered.
+fn offer(shape: &Shape, terms: &Terms, rail: usize, payload: &Keys, records: &Keys) -> Offer {
+    let (payload, records) = (payload.of(rail), records.of(rail));
+    Offer {
+        next: terms.next,
+        slots: terms.slots,
+        turn: terms.turn,
+        slot: terms.slot as u64,
+        stride: terms.stride as u64,
+        slot_address: payload.address() + terms.offset as u64,
+        record_address: records.address(),
+        slot_key: payload.remote(),
+        record_key: records.remote(),
+        places: shape.places,
+        credits: terms.credits,
+    }
+}
+
+/// The rail of a frame.
+#[expect(clippy::cast_possible_truncation, reason = "a remainder of a usize")]
+pub(super) const fn rail_of(frame: u64, rails: usize) -> usize {
+    (frame % rails as u64) as usize
+}
+
+/// The slot of the `frame`-th frame of a link.
+#[expect(clippy::cast_possible_truncation, reason = "a remainder of a u32")]
+pub(super) const fn slot_of(terms: &Terms, frame: u64) -> usize {
+    ((terms.turn as u64 + frame % terms.slots as u64) % terms.slots as u64) as usize
+}
+
+/// Posts the receive for the `frame`-th frame of a link.
+pub(super) fn post(
+    queue: &mut dyn Queue,
+    shape: &Shape,
+    terms: &Terms,
+    frame: u64,
+    rail: usize,
+    (payload, records): (&Keys, &Keys),
+) -> Result<(), VerbsError> {
+    let slot = slot_of(terms, frame);
+    let record = records.of(rail).piece(slot * shape.record(), shape.record());
+    let bytes = payload.of(rail).piece(terms.offset + slot * terms.stride, terms.slot);
+    queue.receive(slot as u64, &[record, bytes])
+}

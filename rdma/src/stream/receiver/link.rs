@@ -1,0 +1,496 @@
+//! One link: queues, what they have finished, and the words that let the sender go on.
+
+use super::control::{self, Connected, Fault, SENDS, Shape, Terms, rail_of, slot_of};
+use super::registrar::Keys;
+use crate::connect::Watch;
+use crate::stream::wire::{Hello, Mode, Record};
+use crate::verbs::{Payload, Queue, Service, Side, Status, Verb, Work, WorkDone};
+use daq_core::dma::DmaBuffer;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Completions that are taken from a queue at a time.
+const BATCH: usize = 32;
+/// The id of work that writes the word for credits.
+const CREDIT: u64 = u64::MAX;
+/// How often a link on which nothing moves is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+/// How often the word for credits is written where it stays the same: a peer that is gone does not take it.
+const REFRESH: Duration = Duration::from_secs(1);
+/// How long a sender may be silent before another one may take its place.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// What a link consists of while its sender may send.
+struct Live {
+    /// One a rail; declared before the keys, so destroyed before those are dropped.
+    queues: Vec<Box<dyn Queue>>,
+    watch: Box<dyn Watch>,
+    payload: Arc<Keys>,
+    records: Arc<Keys>,
+}
+
+/// What has become of the next frame.
+pub(super) enum Step {
+    /// It is there, with its record.
+    Frame(Told),
+    /// Nothing is known of it yet.
+    Nothing,
+    /// What is said of it cannot be.
+    Bad(Fault, String),
+}
+
+/// A frame that is there.
+pub(super) struct Told {
+    pub(super) record: Record,
+    /// Frames before it that never came.
+    pub(super) missing: u64,
+    /// Slots that those would have filled.
+    pub(super) passed: u64,
+}
+
+/// A link, or what one that has ended had finished.
+pub(super) struct Link {
+    /// `None` once it has ended.
+    live: Option<Live>,
+    /// What each rail has received and nobody has looked at; has room for all that a queue can hold.
+    pending: Vec<VecDeque<WorkDone>>,
+    /// Receives that each rail has used up; of writes, which need no slot.
+    used: Vec<u32>,
+    shape: Shape,
+    hello: Hello,
+    terms: Terms,
+    peer: String,
+    /// The number of the next frame.
+    next: u64,
+    /// Slots done with.
+    told: u64,
+    /// Frames that were missing and are not told yet, and the slots passed over for them.
+    gap: (u64, u64),
+    /// Frames that may have been sent in all, and for which there are receives.
+    credits: u64,
+    posted: u64,
+    /// The word for credits as it was written last; whether that is under way.
+    written: u64,
+    is_writing: bool,
+    /// Why it is to end.
+    failure: Option<(Fault, String)>,
+    /// When it was looked at, and when something was heard of the sender.
+    looked: Instant,
+    heard: Instant,
+    refreshed: Instant,
+    has_moved: bool,
+}
+
+impl Link {
+    pub(super) fn new(connected: Connected, shape: Shape) -> Self {
+        let Connected {
+            link,
+            payload,
+            records,
+            hello,
+            terms,
+            peer,
+        } = connected;
+        let now = Instant::now();
+        let room = shape.receives(terms.slots) as usize + SENDS as usize + BATCH;
+        let rails = link.rails.len();
+        Self {
+            live: Some(Live {
+                queues: link.rails,
+                watch: link.watch,
+                payload,
+                records,
+            }),
+            pending: (0..rails).map(|_| VecDeque::with_capacity(room)).collect(),
+            used: vec![0; rails],
+            shape,
+            hello,
+            terms,
+            peer,
+            next: terms.next,
+            told: 0,
+            gap: (terms.missing, 0),
+            credits: terms.credits,
+            posted: terms.credits,
+            written: terms.credits,
+            is_writing: false,
+            failure: None,
+            looked: now,
+            heard: now,
+            refreshed: now,
+            has_moved: false,
+        }
+    }
+
+    pub(super) const fn stream(&self) -> u64 {
+        self.terms.stream
+    }
+
+    pub(super) fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// The frame that is wanted next, and those before it that are missing and were not told.
+    pub(super) const fn position(&self) -> (u64, u64) {
+        (self.next, self.gap.0)
+    }
+
+    pub(super) const fn is_live(&self) -> bool {
+        self.live.is_some()
+    }
+
+    /// Whether nothing was heard of the sender for long.
+    pub(super) fn seems_dead(&self) -> bool {
+        !self.has_moved && self.heard.elapsed() >= SILENCE
+    }
+
+    /// In which ways its memory is registered.
+    pub(super) fn ways(&self) -> String {
+        self.live.as_ref().map_or_else(String::new, |live| live.payload.ways())
+    }
+
+    /// Why it is to end, if it is.
+    pub(super) fn failure(&mut self) -> Option<(Fault, String)> {
+        self.failure.take()
+    }
+
+    /// Takes what its queues have finished.
+    pub(super) fn collect(&mut self) {
+        for rail in 0..self.pending.len() {
+            if self.pending[rail].is_empty() {
+                self.collect_from(rail);
+            }
+        }
+    }
+
+    /// The same of one queue; how many there were.
+    fn collect_from(&mut self, rail: usize) -> usize {
+        let Some(live) = &mut self.live else {
+            return 0;
+        };
+        let mut batch = [WorkDone {
+            id: 0,
+            side: Side::Received,
+            status: Status::Success,
+            bytes: 0,
+            immediate: None,
+        }; BATCH];
+        let count = match live.queues[rail].poll(&mut batch) {
+            Ok(count) => count,
+            Err(error) => {
+                self.fail(Fault::CompletionOverrun, error.to_string());
+                return 0;
+            }
+        };
+        for work in &batch[..count] {
+            if work.status != Status::Success {
+                let why = format!("rail {rail}: its work ended with {}", work.status.name());
+                self.fail(fault_of(work.status), why);
+            } else if work.id == CREDIT {
+                self.is_writing = false;
+                // The peer's card has taken it; of an unreliable one nothing is known.
+                self.has_moved |= self.shape.service == Service::Rc;
+            } else {
+                self.has_moved = true;
+                self.pending[rail].push_back(*work);
+            }
+        }
+        count
+    }
+
+    /// Of several failures the first one tells what happened.
+    fn fail(&mut self, fault: Fault, why: String) {
+        self.failure.get_or_insert((fault, why));
+    }
+
+    /// The next frame, if it is there; `present` takes which of its places are.
+    pub(super) fn step(&mut self, records: &DmaBuffer, present: &mut [u64]) -> Step {
+        loop {
+            let rail = rail_of(self.next, self.shape.rails);
+            let Some(work) = self.pending[rail].front().copied() else {
+                return Step::Nothing;
+            };
+            if self.told >= self.credits {
+                let why = format!("frame {} came without a credit", self.next);
+                return Step::Bad(Fault::BeyondCredit, why);
+            }
+            let at = slot_of(&self.terms, self.told) * self.shape.record();
+            let record = match self.judge(work, read(records, at)) {
+                Verdict::Is(record) => record,
+                Verdict::Lost => {
+                    self.pass();
+                    continue;
+                }
+                Verdict::LostRecord => {
+                    self.take(rail);
+                    self.pass();
+                    continue;
+                }
+                Verdict::Cannot(why) => {
+                    let why = format!("frame {}: {why}", self.next);
+                    return Step::Bad(Fault::BadRecord, why);
+                }
+            };
+            self.take(rail);
+            if self.shape.service == Service::Ud {
+                self.gap.0 += record.number - self.next;
+            }
+            for (i, word) in present.iter_mut().enumerate() {
+                let bits = (record.places as usize).saturating_sub(64 * i);
+                let there = bits.min(64);
+                *word = match there {
+                    0 => 0,
+                    _ => records.read64(at + Record::HEAD + 8 * i) & (u64::MAX >> (64 - there)),
+                };
+            }
+            (self.next, self.told) = (record.number.wrapping_add(1), self.told + 1);
+            let (missing, passed) = std::mem::take(&mut self.gap);
+            return Step::Frame(Told {
+                record,
+                missing,
+                passed,
+            });
+        }
+    }
+
+    /// The next frame never comes: its slot stays as it is.
+    fn pass(&mut self) {
+        (self.next, self.told) = (self.next.wrapping_add(1), self.told + 1);
+        self.gap = (self.gap.0 + 1, self.gap.1 + 1);
+    }
+
+    /// A completion is done with, and with it a receive.
+    fn take(&mut self, rail: usize) {
+        self.pending[rail].pop_front();
+        if self.shape.mode == Mode::Write {
+            self.used[rail] += 1;
+        }
+    }
+
+    /// Whether a completion, and what lies where the next frame's record belongs, are of the next frame.
+    fn judge(&self, work: WorkDone, record: Result<Record, String>) -> Verdict {
+        match self.shape.mode {
+            Mode::Write => self.judge_write(work, record),
+            Mode::Send => self.judge_send(work, record),
+        }
+    }
+
+    fn judge_write(&self, work: WorkDone, record: Result<Record, String>) -> Verdict {
+        let Some(immediate) = work.immediate else {
+            return Verdict::Cannot("a message where a write was to come".to_owned());
+        };
+        let ahead = u64::from(immediate.wrapping_sub(low(self.next)));
+        if self.shape.service != Service::Uc {
+            return match record {
+                _ if ahead > 0 => Verdict::Cannot(format!("the immediate is {immediate}")),
+                Ok(record) => self.check(record),
+                Err(why) => Verdict::Cannot(why),
+            };
+        }
+        if ahead > 0 {
+            let may_come = self.told.saturating_add(ahead) < self.credits;
+            return if may_come && ahead.is_multiple_of(self.shape.rails as u64) {
+                Verdict::Lost
+            } else {
+                Verdict::Cannot(format!("the immediate {immediate} is none that may come"))
+            };
+        }
+        match record {
+            // The immediate came with the payload, which so is there in full.
+            Ok(record) if record.number == self.next && record.length == u64::from(work.bytes) => {
+                self.check(record)
+            }
+            Ok(record) if record.number == self.next => Verdict::Cannot(format!(
+                "{} bytes where {} are told of",
+                work.bytes, record.length
+            )),
+            Ok(_) | Err(_) => Verdict::LostRecord,
+        }
+    }
+
+    fn judge_send(&self, work: WorkDone, record: Result<Record, String>) -> Verdict {
+        let record = match record {
+            Ok(record) => record,
+            Err(why) => return Verdict::Cannot(why),
+        };
+        let told = record.length.saturating_add(self.shape.record() as u64);
+        if u64::from(work.bytes) != told {
+            let found = work.bytes;
+            return Verdict::Cannot(format!("a message of {found} bytes where {told} are told of"));
+        }
+        if work.immediate.is_some_and(|immediate| immediate != low(record.number)) {
+            return Verdict::Cannot(format!("its record is of frame {}", record.number));
+        }
+        self.check(record)
+    }
+
+    /// Whether a record can be that of the next frame.
+    fn check(&self, record: Record) -> Verdict {
+        let ahead = record.number.wrapping_sub(self.next);
+        // Of datagrams, which fill slots as they come, some may be lost.
+        if ahead > 0 && (self.shape.service != Service::Ud || ahead > u32::MAX.into()) {
+            return Verdict::Cannot(format!("its record is of frame {}", record.number));
+        }
+        let slot = self.hello.slot.min(self.terms.slot as u64);
+        if record.length > slot {
+            return Verdict::Cannot(format!("{} bytes do not fit {slot}", record.length));
+        }
+        let places = self.shape.places;
+        if record.places > places || record.arrived > record.places {
+            let (of, arrived) = (record.places, record.arrived);
+            return Verdict::Cannot(format!("{arrived} of {of} places, where {places} are the most"));
+        }
+        Verdict::Is(record)
+    }
+
+    /// Lets the sender send so many frames in all since the link began, posts receives for them, and looks now and then
+    /// whether it is still there.
+    pub(super) fn serve(&mut self, credits: u64, is_idle: bool) {
+        self.credits = credits;
+        let Some(live) = &mut self.live else {
+            return;
+        };
+        let posted = match self.shape.mode {
+            Mode::Write => self.used.iter_mut().enumerate().try_for_each(|(rail, used)| {
+                (0..std::mem::take(used)).try_for_each(|_| live.queues[rail].receive(0, &[]))
+            }),
+            Mode::Send => (self.posted..credits).try_for_each(|frame| {
+                let number = self.terms.next.wrapping_add(frame);
+                let rail = rail_of(number, self.shape.rails);
+                let keys = (&*live.payload, &*live.records);
+                let queue = &mut *live.queues[rail];
+                control::post(queue, &self.shape, &self.terms, frame, rail, keys)
+            }),
+        };
+        self.posted = credits;
+        if let Err(error) = posted {
+            self.fail(Fault::Local, error.to_string());
+            return;
+        }
+        if credits != self.written {
+            self.write_credits();
+        }
+        if is_idle && self.looked.elapsed() >= LOOK {
+            self.look();
+        }
+    }
+
+    fn write_credits(&mut self) {
+        // Datagrams carry no writes: their sender goes by nothing but the receives.
+        if self.is_writing || self.shape.service == Service::Ud {
+            return;
+        }
+        let Some(live) = &mut self.live else {
+            return;
+        };
+        let word = self.credits.to_le_bytes();
+        let work = Work {
+            id: CREDIT,
+            verb: Verb::Write {
+                address: self.hello.credit_address,
+                key: self.hello.credit_key,
+                immediate: None,
+            },
+            payload: Payload::Inline(&word),
+            signaled: true,
+        };
+        match live.queues[0].post(&work) {
+            Ok(()) => (self.written, self.is_writing) = (self.credits, true),
+            Err(error) => self.fail(Fault::Local, error.to_string()),
+        }
+    }
+
+    /// Looks whether the sender is still there.
+    fn look(&mut self) {
+        let now = Instant::now();
+        self.looked = now;
+        if std::mem::take(&mut self.has_moved) {
+            self.heard = now;
+        }
+        if now.duration_since(self.refreshed) >= REFRESH {
+            self.refreshed = now;
+            self.write_credits();
+        }
+        let gone = self.live.as_mut().and_then(|live| live.watch.gone());
+        if let Some(why) = gone {
+            self.fail(Fault::PeerGone, why);
+        }
+    }
+
+    /// Waits for the rail of the next frame; false where there is nothing to wait for.
+    pub(super) fn wait(&mut self, limit: Duration) -> bool {
+        let rail = rail_of(self.next, self.shape.rails);
+        let Some(live) = &mut self.live else {
+            return false;
+        };
+        if !self.pending[rail].is_empty() {
+            return false;
+        }
+        match live.queues[rail].wait(limit) {
+            Ok(has_waited) => has_waited,
+            Err(error) => {
+                self.fail(Fault::Other, error.to_string());
+                false
+            }
+        }
+    }
+
+    /// Ends it: nothing is written any more when this returns. What its queues had finished stays.
+    pub(super) fn end(&mut self, is_on_purpose: bool) {
+        for rail in 0..self.pending.len() {
+            while self.collect_from(rail) > 0 {}
+        }
+        let Some(mut live) = self.live.take() else {
+            return;
+        };
+        self.failure = None;
+        if is_on_purpose {
+            live.watch.part();
+        }
+    }
+
+    /// What it has finished beyond the frames told of is not to be told.
+    pub(super) fn discard(&mut self) {
+        self.pending.iter_mut().for_each(VecDeque::clear);
+    }
+}
+
+/// What a completion says of the next frame.
+enum Verdict {
+    /// It is that frame's, with this record.
+    Is(Record),
+    /// It is a later one's: the frame itself is lost.
+    Lost,
+    /// It is that frame's, but its record is lost.
+    LostRecord,
+    /// No sender that keeps to the protocol brings this about.
+    Cannot(String),
+}
+
+/// The low half of a number.
+#[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
+const fn low(number: u64) -> u32 {
+    number as u32
+}
+
+/// The record at `at`, read word by word, for the peer may write it at any time.
+fn read(records: &DmaBuffer, at: usize) -> Result<Record, String> {
+    let mut bytes = [0; Record::HEAD];
+    for (i, word) in bytes.chunks_exact_mut(8).enumerate() {
+        word.copy_from_slice(&records.read64(at + 8 * i).to_le_bytes());
+    }
+    Record::decode(&bytes).map_err(|error| error.to_string())
+}
+
+const fn fault_of(status: Status) -> Fault {
+    match status {
+        Status::Unanswered => Fault::Unanswered,
+        Status::NotReady => Fault::NotReady,
+        Status::RemoteAccess => Fault::RemoteAccess,
+        Status::Local => Fault::Local,
+        Status::RemoteOperation => Fault::RemoteOperation,
+        Status::Flushed => Fault::Flushed,
+        Status::Success | Status::Other(_) => Fault::Other,
+    }
+}

@@ -1,0 +1,571 @@
+//! The receiving end of a stream: an engine that a sender on another host fills slots for.
+//!
+//! ```text
+//!   sender ══ rails ══▶ slots of a ring         the engine: completions in frame order, credits back
+//!      └──── dials ───▶ thread that answers     at a break: queues destroyed, keys dropped, both made anew
+//! ```
+//! # Guarantees
+//! - A frame is told once, and only when both its payload and its record are there, whatever breaks meanwhile: what had
+//!   not been told when a link ended is asked for again.
+//! - When a link has ended nothing is written any more: its queues are destroyed first, then its keys are dropped. The
+//!   next sender is offered other keys.
+//! - A sender that does not keep to the protocol loses its link, which is counted by a fault's name. Of a reliable
+//!   connection's slots it can spoil those alone that were offered to it.
+
+mod control;
+mod link;
+mod registrar;
+#[cfg(test)]
+mod tests;
+
+pub use control::FAULTS;
+
+use super::wire::Mode;
+use crate::connect::Listener;
+use crate::verbs::{Access, MemoryKey, Nic, Service, VerbsError, Way};
+use control::{Asked, Connected, Control, Phase, Shape, Shared, Terms};
+use daq_core::dma::{
+    Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, Origin, Slots, Stuck,
+};
+use daq_core::frame::Flags;
+use daq_core::region::Region;
+use link::{Link, Step, Told};
+use registrar::Registrar;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long an engine that is dropped waits for a sender that is just being answered.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Streams whose end is remembered.
+const REMEMBERED: usize = 8;
+/// Most frames that are believed to be missing after a break; a number further on is no sender's.
+const MAX_GAP: u64 = 1 << 40;
+
+/// Registers `region` with a card.
+fn register(nic: &dyn Nic, region: &Arc<Region>, access: Access) -> Result<MemoryKey, VerbsError> {
+    nic.register(region, Way::Host, access)
+}
+
+/// What a receiver is to be.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Who it is, in messages: as in ``source `camera` ``.
+    pub name: String,
+    /// How frames come.
+    pub mode: Mode,
+    /// By which packets: [`Service::Rc`] for both modes, [`Service::Uc`] for writes, [`Service::Ud`] for sends.
+    pub service: Service,
+    /// Most places of a frame; 0 where frames have none.
+    pub places: u32,
+    /// Whether the payload's writes may become visible in any order.
+    pub relaxed: bool,
+}
+
+/// The ring that is filled.
+#[derive(Clone, Copy, Debug)]
+struct Ring {
+    slots: u32,
+    slot: usize,
+    stride: usize,
+    /// The slot of the first frame.
+    first: u32,
+    /// Where the memory of the slots is mapped, and bytes of it before slot 0.
+    memory: u64,
+    offset: usize,
+}
+
+/// The receiving end of a stream.
+pub struct Receiver {
+    name: String,
+    shape: Shape,
+    device: Arc<dyn DmaDevice>,
+    payload: Arc<Registrar>,
+    record_device: Arc<Registrar>,
+    shared: Arc<Shared>,
+    /// Most slots, bytes of a slot.
+    most: (usize, usize),
+    ring: Option<Ring>,
+    /// Declared before what its peer writes.
+    link: Option<Link>,
+    records: Option<DmaBuffer>,
+    /// Slots given and done with since it was armed.
+    given: u64,
+    told: u64,
+    /// Slots done with when the link began.
+    base: u64,
+    /// Streams seen, the last one first, each with the frame wanted next.
+    streams: Vec<(u64, u64)>,
+    /// Frames known to be missing of which no frame has told yet.
+    missing: u64,
+    /// The last frame's stream and epoch there, and our count of those.
+    epoch: (Option<(u64, u64)>, u64),
+    present: Vec<u64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Receiver {
+    /// A receiver with a rail for each of `rails`, cards of which one may stand there more than once, that answers those
+    /// who come to `listener` once it is armed.
+    ///
+    /// # Errors
+    /// Where a card is not fit for it, or there is no thread to be had.
+    pub fn new(
+        options: &Options,
+        rails: Vec<Arc<dyn Nic>>,
+        listener: Box<dyn Listener>,
+    ) -> Result<Self, EngineError> {
+        let unfit = |device: &str, why: String| EngineError::Unfit {
+            device: device.to_owned(),
+            why,
+        };
+        let limits = |of: fn(&dyn Nic) -> u64| rails.iter().map(|nic| of(&**nic)).min();
+        let work = limits(|nic| nic.limits().max_work.min(nic.limits().max_completions).into());
+        let bytes = limits(|nic| nic.limits().max_message).unwrap_or(0);
+        let Some(work) = work else {
+            return Err(unfit(&options.name, "a receiver needs a card".to_owned()));
+        };
+        for nic in &rails {
+            let limits = nic.limits();
+            if limits.max_inline < 8 || limits.max_pieces < 2 {
+                let why = "it sends nothing inline, or takes no message in two pieces".to_owned();
+                return Err(unfit(nic.name(), why));
+            }
+        }
+        let is_possible = match options.service {
+            Service::Rc => true,
+            Service::Uc => options.mode == Mode::Write,
+            Service::Ud => options.mode == Mode::Send && rails.len() == 1,
+        };
+        if !is_possible {
+            let why = format!(
+                "{} does not carry this: writes go by rc or uc, sends by rc or, over one rail, by ud",
+                options.service.name()
+            );
+            return Err(unfit(rails[0].name(), why));
+        }
+        let shape = Shape {
+            mode: options.mode,
+            service: options.service,
+            rails: rails.len(),
+            // A frame without places is one of one.
+            places: options.places.max(1),
+        };
+        // A message is a record and a payload, of datagrams in one packet.
+        let record = shape.record() as u64;
+        let bytes = match (shape.mode, shape.service) {
+            (Mode::Write, _) => bytes,
+            (Mode::Send, Service::Ud) => {
+                let port = rails[0].port();
+                let mtu = port.map_err(|error| unfit(rails[0].name(), error.to_string()))?.mtu;
+                bytes.min(mtu.into()).saturating_sub(record)
+            }
+            (Mode::Send, _) => bytes.saturating_sub(record),
+        };
+        let slots = (work.saturating_sub(u64::from(control::SENDS) + 1)).saturating_mul(rails.len() as u64);
+        let slots = slots.min(1 << 31);
+        let shared = Shared::new();
+        let access = match shape.mode {
+            Mode::Write => Access {
+                local_write: true,
+                remote_write: true,
+                relaxed: false,
+            },
+            Mode::Send => Access {
+                local_write: true,
+                ..Access::default()
+            },
+        };
+        let relaxed = Access {
+            relaxed: options.relaxed,
+            ..access
+        };
+        let payload = Registrar::new(&rails, relaxed, shared.clone());
+        let record_device = Registrar::new(&rails, access, shared.clone());
+        let control = Control {
+            name: options.name.clone(),
+            shared: shared.clone(),
+            shape,
+            rails,
+            listener,
+            payload: payload.clone(),
+            records: record_device.clone(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("daq-rdma-link".to_owned())
+            .spawn(|| control.run())
+            .map_err(|error| unfit(payload.name(), format!("no thread for it: {error}")))?;
+        Ok(Self {
+            name: options.name.clone(),
+            shape,
+            device: payload.clone(),
+            payload,
+            record_device,
+            shared,
+            most: (
+                usize::try_from(slots).unwrap_or(usize::MAX),
+                usize::try_from(bytes).unwrap_or(usize::MAX),
+            ),
+            ring: None,
+            link: None,
+            records: None,
+            given: 0,
+            told: 0,
+            base: 0,
+            streams: Vec::with_capacity(REMEMBERED + 1),
+            missing: 0,
+            epoch: (None, 0),
+            present: vec![0; (shape.places as usize).div_ceil(64)],
+            thread: Some(thread),
+        })
+    }
+
+    const fn is_holdable(&self) -> bool {
+        !matches!(self.shape.service, Service::Uc)
+    }
+
+    /// What is wanted of a ring's addresses.
+    fn ring(&self, slots: &Slots) -> Result<Ring, String> {
+        let (Some(first), Ok(count)) = (slots.addresses.first(), u32::try_from(slots.addresses.len()))
+        else {
+            return Err(format!("a ring of {} slots", slots.addresses.len()));
+        };
+        if slots.addresses.len() > self.most.0 || slots.bytes > self.most.1 {
+            let (most, bytes) = self.most;
+            return Err(format!(
+                "{count} slots of {} bytes, where its cards take {most} of {bytes}",
+                slots.bytes
+            ));
+        }
+        let stride = match slots.addresses.get(1) {
+            Some(second) => usize::try_from(second.wrapping_sub(*first)).unwrap_or(0),
+            None => slots.bytes,
+        };
+        let is_even = slots.addresses.windows(2).all(|pair| pair[1].wrapping_sub(pair[0]) == stride as u64);
+        if !is_even || stride < slots.bytes {
+            return Err("slots that do not lie evenly one behind the other".to_owned());
+        }
+        let around = self.payload.around(*first).and_then(|(memory, bytes)| {
+            let offset = usize::try_from(first - memory).ok()?;
+            let end = (slots.addresses.len() - 1).checked_mul(stride)?.checked_add(slots.bytes)?;
+            (end.checked_add(offset)? <= bytes).then_some((memory, offset))
+        });
+        let (memory, offset) = around.ok_or("slots that were not mapped for it")?;
+        Ok(Ring {
+            slots: count,
+            slot: slots.bytes,
+            stride,
+            first: u32::try_from(slots.first % slots.addresses.len()).unwrap_or(0),
+            memory,
+            offset,
+        })
+    }
+
+    /// Takes what the thread has left.
+    fn attend(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        shared.attention.store(false, Ordering::Release);
+        for fault in state.faults.drain(..) {
+            done.fault(fault as usize);
+        }
+        if let Some(device) = state.lost.take() {
+            return Err(EngineError::Gone { device });
+        }
+        if let Phase::Asked(asked) = &state.phase {
+            let asked = asked.clone();
+            drop(state);
+            if let Some(answer) = self.answer(&asked) {
+                shared.change(|state| state.phase = answer);
+            }
+        } else if matches!(state.phase, Phase::Ready(_))
+            && let Phase::Ready(connected) = std::mem::replace(&mut state.phase, Phase::Open)
+        {
+            drop(state);
+            self.adopt(*connected);
+        }
+        Ok(())
+    }
+
+    /// What a sender that has come is told; `None` as long as an earlier link has something left to tell.
+    fn answer(&mut self, asked: &Asked) -> Option<Phase> {
+        if let Some(link) = &mut self.link {
+            if link.is_live() && link.stream() != asked.hello.stream && !link.seems_dead() {
+                return Some(Phase::Denied(format!("it receives from {}", link.peer())));
+            }
+            if link.is_live() {
+                tracing::info!("{}: {} has come anew, from {}", self.name, link.peer(), asked.peer);
+                link.end(false);
+            }
+            // Asked again until the link is done with.
+            self.shared.attention.store(true, Ordering::Release);
+            return None;
+        }
+        let ring = self.ring?;
+        if asked.hello.slot > ring.slot as u64 {
+            let (wanted, slot) = (asked.hello.slot, ring.slot);
+            return Some(Phase::Denied(format!(
+                "slots of {slot} bytes here, frames of {wanted} there: raise `slot` of the ring"
+            )));
+        }
+        let hello = &asked.hello;
+        let known = self.streams.iter().find(|(stream, _)| *stream == hello.stream);
+        let next = known.map_or(hello.first, |(_, next)| hello.first.max(*next));
+        let missing = known.map_or(0, |(_, next)| hello.first.saturating_sub(*next));
+        if missing > MAX_GAP {
+            return Some(Phase::Denied(format!("{missing} frames cannot have been lost")));
+        }
+        if !self.is_holdable() {
+            self.given = self.told + u64::from(ring.slots);
+        }
+        Some(Phase::Granted(Terms {
+            stream: hello.stream,
+            next,
+            missing,
+            turn: self.turn(ring),
+            slots: ring.slots,
+            slot: ring.slot,
+            stride: ring.stride,
+            credits: self.given - self.told,
+            memory: ring.memory,
+            offset: ring.offset,
+            records: self.records.as_ref()?.address(),
+        }))
+    }
+
+    /// The slot of the next frame.
+    #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u32")]
+    const fn turn(&self, ring: Ring) -> u32 {
+        ((ring.first as u64 + self.told % ring.slots as u64) % ring.slots as u64) as u32
+    }
+
+    fn adopt(&mut self, mut connected: Connected) {
+        connected.terms.missing += std::mem::take(&mut self.missing);
+        let link = Link::new(connected, self.shape);
+        let (next, missing) = link.position();
+        tracing::info!(
+            "{}: {} sends, from frame {next} on, over {} rails into {}{}",
+            self.name,
+            link.peer(),
+            self.shape.rails,
+            link.ways(),
+            if missing > 0 {
+                format!("; {missing} frames before that are lost")
+            } else {
+                String::new()
+            }
+        );
+        self.remember(link.stream(), next);
+        self.base = self.told;
+        self.link = Some(link);
+    }
+
+    fn remember(&mut self, stream: u64, next: u64) {
+        self.streams.retain(|(known, _)| *known != stream);
+        self.streams.insert(0, (stream, next));
+        self.streams.truncate(REMEMBERED);
+    }
+
+    /// Lets go of a link of which all is told, or nothing more is wanted.
+    fn let_go(&mut self) {
+        if let Some(mut link) = self.link.take() {
+            link.end(true);
+            let (next, missing) = link.position();
+            self.missing += missing;
+            self.remember(link.stream(), next);
+        }
+    }
+
+    /// A frame as the engine's user is told of it.
+    fn done(&mut self, stream: u64, told: &Told) -> Done {
+        let record = &told.record;
+        let epoch = Some((stream, record.epoch));
+        if self.epoch.0 != epoch {
+            self.epoch = (epoch, self.epoch.1 + 1);
+        }
+        Done {
+            length: usize::try_from(record.length).unwrap_or(usize::MAX),
+            is_bad: false,
+            timestamp: record.timestamp,
+            missing: told.missing,
+            passed: told.passed,
+            origin: Some(Origin {
+                sequence: record.sequence,
+                epoch: self.epoch.1,
+                flags: Flags(record.flags),
+                places: record.places,
+                arrived: record.arrived,
+            }),
+        }
+    }
+
+    /// Tells of the frames that are there, in order; how many, and whether that was all.
+    fn tell(&mut self, done: &mut Completions) -> (u64, bool) {
+        let mut count = 0;
+        while done.room() > 0 {
+            let (Some(link), Some(records)) = (&mut self.link, &self.records) else {
+                break;
+            };
+            match link.step(records, &mut self.present) {
+                Step::Frame(told) => {
+                    let stream = link.stream();
+                    let frame = self.done(stream, &told);
+                    if told.record.places > 0 {
+                        done.push_with(frame, &self.present);
+                    } else {
+                        done.push(frame);
+                    }
+                    self.told += 1 + told.passed;
+                    count += 1;
+                }
+                Step::Nothing => return (count, true),
+                Step::Bad(fault, why) => {
+                    tracing::warn!(
+                        "{}: {} does not keep to the protocol: {why}; its connection is ended",
+                        self.name,
+                        link.peer()
+                    );
+                    done.fault(fault as usize);
+                    link.end(true);
+                    link.discard();
+                }
+            }
+        }
+        (count, false)
+    }
+}
+
+impl Engine for Receiver {
+    fn name(&self) -> &'static str {
+        "rdma"
+    }
+
+    fn device(&self) -> &Arc<dyn DmaDevice> {
+        &self.device
+    }
+
+    fn caps(&self) -> Caps {
+        Caps {
+            holdable: self.is_holdable(),
+            bell_bits: 0,
+            end_of_packet: true,
+            alignment: 1,
+            max_transfer: self.most.1,
+            max_slots: self.most.0,
+        }
+    }
+
+    fn faults(&self) -> &'static [&'static str] {
+        FAULTS
+    }
+
+    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        self.let_go();
+        let ring = self.ring(slots).map_err(|why| EngineError::Unfit {
+            device: self.device.name().to_owned(),
+            why: format!("it was given {why}"),
+        })?;
+        let bytes = ring.slots as usize * self.shape.record();
+        if self.records.as_ref().is_none_or(|records| records.bytes() < bytes) {
+            self.records = None;
+            self.records = Some(DmaBuffer::new(self.record_device.clone(), bytes)?);
+        }
+        if let Some(records) = &self.records {
+            records.clear();
+        }
+        (self.given, self.told, self.base) = (0, 0, 0);
+        self.ring = Some(ring);
+        self.shared.open();
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        if self.shared.attention.load(Ordering::Acquire) {
+            self.attend(done)?;
+        }
+        if let (Service::Uc, Some(ring)) = (self.shape.service, self.ring) {
+            // What was told until now has been copied.
+            self.given = self.told + u64::from(ring.slots);
+        }
+        let Some(link) = &mut self.link else {
+            return Ok(());
+        };
+        link.collect();
+        let was_live = link.is_live();
+        let (count, is_dry) = self.tell(done);
+        let credits = self.given - self.base;
+        let Some(link) = &mut self.link else {
+            return Ok(());
+        };
+        link.serve(credits, count == 0);
+        if let Some((fault, why)) = link.failure() {
+            tracing::warn!("{}: {} is gone: {why}; waiting for it", self.name, link.peer());
+            done.fault(fault as usize);
+            link.end(false);
+        }
+        if is_dry && !was_live {
+            self.let_go();
+        }
+        Ok(())
+    }
+
+    fn credit(&mut self, slots: u32) {
+        if self.is_holdable() {
+            self.given += u64::from(slots);
+        }
+    }
+
+    fn lapsed(&mut self) -> Result<u64, EngineError> {
+        let slots = self.ring.map_or(0, |ring| u64::from(ring.slots));
+        Ok(if self.is_holdable() {
+            0
+        } else {
+            self.given.saturating_sub(slots)
+        })
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
+        if self.shared.attention.load(Ordering::Acquire) {
+            return Ok(false);
+        }
+        Ok(match &mut self.link {
+            Some(link) => link.wait(limit),
+            None => {
+                self.shared.sleep(limit);
+                true
+            }
+        })
+    }
+
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
+        if !self.shared.await_quiet(patience) {
+            return Err(Stuck {
+                engine: format!("{} of {}", Engine::name(self), self.device.name()),
+                waited: patience,
+            });
+        }
+        if let Some(connected) = self.shared.close() {
+            self.adopt(*connected);
+        }
+        if let Some(link) = &mut self.link {
+            link.end(true);
+        }
+        self.ring = None;
+        Ok(())
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.shared.end();
+        if self.quiesce(PATIENCE).is_err() {
+            tracing::warn!("{}: a sender is still being answered", self.name);
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("{}: the thread that answers senders has failed", self.name);
+        }
+    }
+}

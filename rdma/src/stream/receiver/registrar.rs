@@ -1,0 +1,184 @@
+//! Memory registered with the card of every rail, under keys that a link takes with it and that die with the link.
+
+use super::control::Shared;
+use crate::verbs::{Access, MemoryKey, Nic, VerbsError};
+use daq_core::dma::{DmaDevice, DmaError};
+use daq_core::region::Region;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+/// How long a connection that is being made when its memory must go may take to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The keys of one region, of each card one.
+#[derive(Debug)]
+pub(super) struct Keys {
+    /// One a card.
+    keys: Vec<MemoryKey>,
+    /// The card of each rail.
+    cards: Arc<[usize]>,
+}
+
+impl Keys {
+    /// The key for a rail.
+    pub(super) fn of(&self, rail: usize) -> &MemoryKey {
+        &self.keys[self.cards[rail]]
+    }
+
+    /// In which ways, for the log.
+    pub(super) fn ways(&self) -> String {
+        let mut ways: Vec<_> = self.keys.iter().map(|key| key.way().name()).collect();
+        ways.dedup();
+        ways.join(", ")
+    }
+}
+
+struct Mapped {
+    address: u64,
+    region: Arc<Region>,
+    /// Keys that no link has had.
+    fresh: Option<Keys>,
+    /// Those that the last link has, or had.
+    lent: Weak<Keys>,
+}
+
+/// Registers regions with the cards of all rails, and stands for them as the device of an engine.
+pub(super) struct Registrar {
+    name: String,
+    nics: Vec<Arc<dyn Nic>>,
+    cards: Arc<[usize]>,
+    access: Access,
+    mapped: Mutex<Vec<Mapped>>,
+    shared: Arc<Shared>,
+}
+
+impl Registrar {
+    /// For rails over `nics`, of which one may stand for several rails.
+    pub(super) fn new(rails: &[Arc<dyn Nic>], access: Access, shared: Arc<Shared>) -> Arc<Self> {
+        let mut nics: Vec<Arc<dyn Nic>> = Vec::new();
+        let cards = rails
+            .iter()
+            .map(|rail| {
+                let known = nics.iter().position(|nic| Arc::ptr_eq(nic, rail));
+                known.unwrap_or_else(|| {
+                    nics.push(rail.clone());
+                    nics.len() - 1
+                })
+            })
+            .collect();
+        let names: Vec<&str> = nics.iter().map(|nic| nic.name()).collect();
+        Arc::new(Self {
+            name: names.join("+"),
+            nics,
+            cards,
+            access,
+            mapped: Mutex::default(),
+            shared,
+        })
+    }
+
+    fn mapped(&self) -> MutexGuard<'_, Vec<Mapped>> {
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn register(&self, region: &Arc<Region>) -> Result<Keys, DmaError> {
+        let keys = self
+            .nics
+            .iter()
+            .map(|nic| super::register(&**nic, region, self.access))
+            .collect::<Result<_, VerbsError>>()
+            .map_err(|error| DmaError::Refused {
+                device: self.name.clone(),
+                action: format!("registering {} bytes of {} memory", region.bytes(), region.placement()),
+                why: error.to_string(),
+            })?;
+        Ok(Keys {
+            keys,
+            cards: self.cards.clone(),
+        })
+    }
+
+    /// The address and the bytes of what is mapped around `address`.
+    pub(super) fn around(&self, address: u64) -> Option<(u64, usize)> {
+        let mapped = self.mapped();
+        let found = mapped.iter().find(|mapped| {
+            let bytes = mapped.region.bytes() as u64;
+            address.checked_sub(mapped.address).is_some_and(|at| at < bytes)
+        })?;
+        Some((found.address, found.region.bytes()))
+    }
+
+    /// Keys of what is mapped at `address` that no link has had: what names it for an earlier peer names nothing any more.
+    ///
+    /// # Errors
+    /// Where nothing is mapped there, an earlier link still lives, or a card refuses.
+    pub(super) fn lend(&self, address: u64) -> Result<Arc<Keys>, DmaError> {
+        let mut mapped = self.mapped();
+        let refused = |why: &str| DmaError::Refused {
+            device: self.name.clone(),
+            action: format!("keys for the memory at {address:#x}"),
+            why: why.to_owned(),
+        };
+        let Some(mapped) = mapped.iter_mut().find(|mapped| mapped.address == address) else {
+            return Err(refused("it is not mapped"));
+        };
+        if mapped.lent.strong_count() > 0 {
+            return Err(refused("an earlier link still has some"));
+        }
+        let keys = match mapped.fresh.take() {
+            Some(keys) => keys,
+            None => self.register(&mapped.region)?,
+        };
+        let keys = Arc::new(keys);
+        mapped.lent = Arc::downgrade(&keys);
+        Ok(keys)
+    }
+}
+
+impl DmaDevice for Registrar {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn map(&self, region: &Arc<Region>) -> Result<u64, DmaError> {
+        let keys = self.register(region)?;
+        // Keys of dma-bufs count from 0 on; this is ours to choose, for each link names addresses by its own keys.
+        let address = region.address().as_ptr().addr() as u64;
+        self.mapped().push(Mapped {
+            address,
+            region: region.clone(),
+            fresh: Some(keys),
+            lent: Weak::new(),
+        });
+        Ok(address)
+    }
+
+    fn unmap(&self, address: u64, _: usize) -> Result<(), DmaError> {
+        let mut mapped = self.mapped();
+        let Some(at) = mapped.iter().position(|mapped| mapped.address == address) else {
+            return Ok(());
+        };
+        if mapped[at].lent.strong_count() > 0 {
+            return Err(DmaError::Refused {
+                device: self.name.clone(),
+                action: format!("unmapping {address:#x}"),
+                why: "a link still has its keys".to_owned(),
+            });
+        }
+        mapped.swap_remove(at);
+        Ok(())
+    }
+
+    fn cut_off(&self) -> Result<(), DmaError> {
+        // The engine has let go of its own link; one that is just being made is dropped by whoever makes it.
+        drop(self.shared.close());
+        if self.shared.await_quiet(PATIENCE) {
+            return Ok(());
+        }
+        Err(DmaError::Refused {
+            device: self.name.clone(),
+            action: "ending a connection that is being made".to_owned(),
+            why: format!("it did not end within {PATIENCE:?}"),
+        })
+    }
+}
