@@ -1,0 +1,456 @@
+//! A receiver over software cards, and a bare sender: queues and words, without any of the real sender's care.
+
+use super::super::control::Shared;
+use super::super::registrar::{Keys, Registrar};
+use super::super::{FAULTS, Options, Receiver};
+use crate::connect::{ConnectError, Dialler, Link, tcp};
+use crate::software::{Card, Faults};
+use crate::stream::wire::{Hello, Mode, Offer, Record};
+use crate::verbs::{
+    Access, Nic, Payload, Piece, Queue, QueueOptions, Service, Side, Status, Verb, Work, WorkDone,
+};
+use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
+use daq_core::frame::{Clock, Timestamp};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(super) const SLOT: usize = 256;
+pub(super) const STRIDE: usize = 320;
+pub(super) const PLACES: u32 = 70;
+const LONG: Duration = Duration::from_secs(60);
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// What word `i` of frame `n` of a stream holds.
+pub(super) const fn content(stream: u64, n: u64, i: usize) -> u64 {
+    (stream << 48) ^ (n << 16) ^ i as u64
+}
+
+/// Valid bytes of frame `n`.
+pub(super) const fn length(n: u64) -> usize {
+    SLOT - 8 * (n % 5) as usize
+}
+
+/// What is said of frame `n`.
+pub(super) fn record(n: u64) -> Record {
+    Record {
+        number: n,
+        sequence: n + 1000,
+        epoch: 7,
+        timestamp: Timestamp {
+            ns: n * 10,
+            clock: Clock::Sensor,
+        },
+        length: length(n) as u64,
+        flags: 0,
+        places: PLACES,
+        arrived: 65,
+    }
+}
+
+pub(super) const PRESENT: [u64; 2] = [u64::MAX, 0b10_0000];
+
+pub(super) fn card() -> Arc<dyn Nic> {
+    Card::new(LOOPBACK, Faults::none()).unwrap()
+}
+
+/// A frame that was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Got {
+    pub(super) number: u64,
+    pub(super) epoch: u64,
+    pub(super) missing: u64,
+    pub(super) passed: u64,
+}
+
+pub(super) struct Rig {
+    pub(super) engine: Receiver,
+    pub(super) memory: DmaBuffer,
+    pub(super) address: SocketAddr,
+    pub(super) slots: usize,
+    /// Frames told since it was armed, and the slot it was armed with.
+    pub(super) turn: usize,
+    pub(super) got: Vec<Got>,
+    pub(super) faults: Vec<u64>,
+    /// Streams in the order in which they came: content is looked at by them.
+    pub(super) streams: Vec<u64>,
+    completions: Completions,
+    /// Whether slots are given back at once.
+    pub(super) gives: bool,
+    /// Most frames that are taken in a poll.
+    pub(super) most: usize,
+}
+
+impl Rig {
+    pub(super) fn new(mode: Mode, service: Service, rails: usize, slots: usize) -> Self {
+        let waiting = tcp::listener((LOOPBACK, 0).into()).unwrap();
+        Self::at(waiting, mode, service, rails, slots)
+    }
+
+    pub(super) fn at(
+        waiting: tcp::TcpWaiting,
+        mode: Mode,
+        service: Service,
+        rails: usize,
+        slots: usize,
+    ) -> Self {
+        let address = waiting.address();
+        // Two rails share a card, a third one has its own.
+        let (one, other) = (card(), card());
+        let nics = (0..rails).map(|rail| if rail < 2 { one.clone() } else { other.clone() });
+        let options = Options {
+            name: "test".to_owned(),
+            mode,
+            service,
+            places: PLACES,
+            relaxed: false,
+        };
+        let engine = Receiver::new(&options, nics.collect(), Box::new(waiting)).unwrap();
+        let memory = DmaBuffer::new(engine.device().clone(), slots * STRIDE).unwrap();
+        let mut rig = Self {
+            engine,
+            memory,
+            address,
+            slots,
+            turn: 0,
+            got: Vec::new(),
+            faults: vec![0; FAULTS.len()],
+            streams: Vec::new(),
+            completions: Completions::with_places(slots, FAULTS.len(), PLACES),
+            gives: true,
+            most: usize::MAX,
+        };
+        rig.arm(1);
+        rig
+    }
+
+    pub(super) fn arm(&mut self, first: usize) {
+        self.turn = first;
+        let addresses = (0..self.slots).map(|slot| self.memory.address() + (slot * STRIDE) as u64);
+        let slots = Slots {
+            addresses: addresses.collect(),
+            bytes: SLOT,
+            first,
+            bell: None,
+        };
+        self.engine.arm(&slots).unwrap();
+        self.engine.credit(u32::try_from(self.slots).unwrap());
+    }
+
+    pub(super) fn word(&self, slot: usize, i: usize) -> u64 {
+        self.memory.read64(slot * STRIDE + 8 * i)
+    }
+
+    /// One poll, and a look at every frame.
+    pub(super) fn pump(&mut self) -> usize {
+        self.completions.clear(self.most);
+        self.engine.poll(&mut self.completions).unwrap();
+        for (sum, times) in self.faults.iter_mut().zip(self.completions.faults()) {
+            *sum += times;
+        }
+        let done: Vec<Done> = self.completions.as_slice().to_vec();
+        for (i, done) in done.iter().enumerate() {
+            let origin = done.origin.unwrap();
+            let number = origin.sequence - 1000;
+            if self.got.last().is_none_or(|last| last.epoch != origin.epoch) {
+                let known = usize::try_from(origin.epoch).unwrap();
+                assert!(known <= self.streams.len(), "an epoch of nobody's");
+            }
+            let stream = self.streams[usize::try_from(origin.epoch).unwrap() - 1];
+            self.turn += usize::try_from(done.passed).unwrap();
+            let slot = self.turn % self.slots;
+            self.turn += 1;
+            assert_eq!(done.length, length(number));
+            assert_eq!((origin.places, origin.arrived), (PLACES, 65));
+            assert_eq!(self.completions.present(i), PRESENT);
+            assert_eq!(done.timestamp.ns, number * 10);
+            for word in 0..done.length / 8 {
+                let found = self.word(slot, word);
+                assert_eq!(found, content(stream, number, word), "frame {number}, word {word}");
+            }
+            self.got.push(Got {
+                number,
+                epoch: origin.epoch,
+                missing: done.missing,
+                passed: done.passed,
+            });
+        }
+        if self.gives {
+            self.engine.credit(u32::try_from(done.len()).unwrap());
+        }
+        done.len()
+    }
+
+    pub(super) fn until(&mut self, mut ready: impl FnMut(&Self) -> bool) {
+        while !ready(self) {
+            if self.pump() == 0 {
+                self.engine.wait(Duration::from_millis(1)).unwrap();
+            }
+        }
+    }
+
+    /// Pumps while `work` goes on in another thread.
+    pub(super) fn meanwhile<T: Send>(&mut self, work: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(work);
+            while !thread.is_finished() {
+                if self.pump() == 0 {
+                    self.engine.wait(Duration::from_millis(1)).unwrap();
+                }
+            }
+            thread.join().unwrap()
+        })
+    }
+
+    pub(super) fn numbers(&self) -> Vec<u64> {
+        self.got.iter().map(|got| got.number).collect()
+    }
+
+    pub(super) fn fault(&self, name: &str) -> u64 {
+        self.faults[FAULTS.iter().position(|fault| *fault == name).unwrap()]
+    }
+}
+
+/// A sender that does what it is told, right or wrong.
+pub(super) struct Bare {
+    nics: Vec<Arc<dyn Nic>>,
+    pub(super) hello: Hello,
+    service: Service,
+    memory: DmaBuffer,
+    keys: Arc<Keys>,
+    credits: DmaBuffer,
+    credit_keys: Arc<Keys>,
+    pub(super) link: Option<Link>,
+    pub(super) offers: Vec<Offer>,
+    /// Work that was posted to be told of and is not done, by rail.
+    open: Vec<usize>,
+    /// How work ended that did not succeed.
+    pub(super) failed: Option<Status>,
+}
+
+/// Frames whose copies a bare sender keeps.
+const COPIES: usize = 64;
+
+impl Bare {
+    pub(super) fn new(mode: Mode, service: Service, rails: usize, stream: u64) -> Self {
+        let nics: Vec<_> = (0..rails).map(|_| card()).collect();
+        let access = Access {
+            local_write: true,
+            remote_write: true,
+            relaxed: false,
+        };
+        let local = Registrar::new(&nics, access, Shared::new());
+        let stride = Record::bytes(PLACES) + SLOT;
+        let memory = DmaBuffer::new(local.clone(), COPIES * stride).unwrap();
+        let keys = local.lend(memory.address()).unwrap();
+        let local = Registrar::new(&nics, access, Shared::new());
+        let credits = DmaBuffer::new(local.clone(), 64).unwrap();
+        let credit_keys = local.lend(credits.address()).unwrap();
+        let hello = Hello {
+            mode,
+            rail: 0,
+            rails: u8::try_from(rails).unwrap(),
+            places: PLACES,
+            stream,
+            first: 0,
+            slot: SLOT as u64,
+            credit_address: credit_keys.of(0).address(),
+            credit_key: credit_keys.of(0).remote(),
+        };
+        Self {
+            nics,
+            hello,
+            service,
+            memory,
+            keys,
+            credits,
+            credit_keys,
+            link: None,
+            offers: Vec::new(),
+            open: vec![0; rails],
+            failed: None,
+        }
+    }
+
+    pub(super) fn try_dial(&mut self, address: SocketAddr) -> Result<(), ConnectError> {
+        let greetings: Vec<Vec<u8>> = (0..self.nics.len())
+            .map(|rail| {
+                let key = self.credit_keys.of(rail);
+                let hello = Hello {
+                    rail: u8::try_from(rail).unwrap(),
+                    credit_address: key.address(),
+                    credit_key: key.remote(),
+                    ..self.hello
+                };
+                hello.encode()
+            })
+            .collect();
+        self.dial_with(address, &greetings)
+    }
+
+    pub(super) fn dial_with(
+        &mut self,
+        address: SocketAddr,
+        greetings: &[Vec<u8>],
+    ) -> Result<(), ConnectError> {
+        self.link = None;
+        self.credits.clear();
+        let options = QueueOptions {
+            service: self.service,
+            sends: 256,
+            receives: 1,
+            pieces: 2,
+            inline: 64,
+            events: true,
+        };
+        let link = tcp::dialler(address).dial(
+            &self.nics,
+            &options,
+            greetings,
+            &mut |_, _| Ok(()),
+            LONG,
+        )?;
+        self.offers = link.greetings.iter().map(|offer| Offer::decode(offer).unwrap()).collect();
+        self.open.fill(0);
+        self.failed = None;
+        self.link = Some(link);
+        Ok(())
+    }
+
+    /// Frames that may have been sent in all.
+    pub(super) fn credits(&self) -> u64 {
+        self.offers[0].next + self.offers[0].credits.max(self.credits.read64(0))
+    }
+
+    pub(super) fn rail(&self, n: u64) -> usize {
+        usize::try_from(n % self.nics.len() as u64).unwrap()
+    }
+
+    pub(super) fn slot(&self, n: u64) -> u64 {
+        let offer = &self.offers[0];
+        (n - offer.next + u64::from(offer.turn)) % u64::from(offer.slots)
+    }
+
+    /// Puts frame `n` and what is said of it where it is sent from; the offset.
+    pub(super) fn lay(&self, n: u64, record: &Record) -> usize {
+        let bytes = Record::bytes(PLACES);
+        let at = usize::try_from(n).unwrap() % COPIES * (bytes + SLOT);
+        let mut head = vec![0; bytes];
+        record.encode(PRESENT.into_iter(), &mut head);
+        for (i, word) in head.chunks_exact(8).enumerate() {
+            let word = u64::from_le_bytes(word.try_into().unwrap());
+            self.memory.write64(at + 8 * i, word);
+        }
+        for i in 0..SLOT / 8 {
+            let word = content(self.hello.stream, n, i);
+            self.memory.write64(at + bytes + 8 * i, word);
+        }
+        at
+    }
+
+    pub(super) fn post(&mut self, rail: usize, verb: Verb, pieces: &[(usize, usize)], signaled: bool) {
+        let pieces: Vec<Piece<'_>> = pieces
+            .iter()
+            .map(|(at, bytes)| self.keys.of(rail).piece(*at, *bytes))
+            .collect();
+        let work = Work {
+            id: 1,
+            verb,
+            payload: Payload::Memory(&pieces),
+            signaled,
+        };
+        self.link.as_mut().unwrap().rails[rail].post(&work).unwrap();
+        self.open[rail] += usize::from(signaled);
+    }
+
+    /// Writes the payload of frame `n`.
+    pub(super) fn payload(&mut self, n: u64, signaled: bool) {
+        let (at, rail) = (self.lay(n, &record(n)), self.rail(n));
+        let offer = self.offers[rail];
+        let verb = Verb::Write {
+            address: offer.slot_address + self.slot(n) * offer.stride,
+            key: offer.slot_key,
+            immediate: None,
+        };
+        let from = at + Record::bytes(PLACES);
+        self.post(rail, verb, &[(from, length(n))], signaled);
+    }
+
+    /// Writes what is said of frame `n`, with an immediate.
+    pub(super) fn tell(&mut self, n: u64, record: &Record, immediate: Option<u32>) {
+        let (at, rail) = (self.lay(n, record), self.rail(n));
+        let offer = self.offers[rail];
+        let bytes = Record::bytes(PLACES);
+        let verb = Verb::Write {
+            address: offer.record_address + self.slot(n) * bytes as u64,
+            key: offer.record_key,
+            immediate,
+        };
+        self.post(rail, verb, &[(at, bytes)], true);
+    }
+
+    /// Sends frame `n` as the mode has it.
+    pub(super) fn send(&mut self, n: u64) {
+        match self.hello.mode {
+            Mode::Write => {
+                self.payload(n, false);
+                self.tell(n, &record(n), Some(low(n)));
+            }
+            Mode::Send => self.message(n, &record(n)),
+        }
+    }
+
+    pub(super) fn message(&mut self, n: u64, record: &Record) {
+        let (at, rail) = (self.lay(n, record), self.rail(n));
+        let verb = Verb::Send { immediate: None };
+        self.post(rail, verb, &[(at, Record::bytes(PLACES) + length(n))], true);
+    }
+
+    /// Collects what is done; false once something has failed.
+    pub(super) fn collect(&mut self) -> bool {
+        let Some(link) = &mut self.link else {
+            return false;
+        };
+        for (queue, open) in link.rails.iter_mut().zip(&mut self.open) {
+            while let Some(done) = next(&mut **queue) {
+                if done.status == Status::Success {
+                    *open -= 1;
+                } else {
+                    self.failed.get_or_insert(done.status);
+                }
+            }
+        }
+        self.failed.is_none()
+    }
+
+    /// Waits until all that was posted is done, or something has failed.
+    pub(super) fn finish(&mut self) {
+        while self.collect() && self.open.iter().any(|open| *open > 0) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits until a failure is told.
+    pub(super) fn await_failure(&mut self) -> Status {
+        while self.collect() {
+            std::thread::yield_now();
+        }
+        self.failed.unwrap()
+    }
+}
+
+fn next(queue: &mut dyn Queue) -> Option<WorkDone> {
+    let mut done = [WorkDone {
+        id: 0,
+        side: Side::Sent,
+        status: Status::Success,
+        bytes: 0,
+        immediate: None,
+    }];
+    (queue.poll(&mut done).unwrap() == 1).then_some(done[0])
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
+pub(super) const fn low(n: u64) -> u32 {
+    n as u32
+}
