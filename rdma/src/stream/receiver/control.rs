@@ -235,6 +235,11 @@ impl Shared {
         changed
     }
 
+    /// The other side is to look again.
+    pub(super) fn wake(&self) {
+        self.changed.notify_all();
+    }
+
     /// Leaves something for the engine.
     fn leave<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         self.change(|state| {
@@ -320,6 +325,8 @@ impl Shared {
 
     /// Asks the engine whether it takes a sender.
     fn ask(&self, asked: Asked) -> Result<Terms, String> {
+        // Whoever came before may not have been taken yet.
+        self.wait_while(None, |state| matches!(state.phase, Phase::Ready(_)));
         let is_open = self.leave(|state| {
             let is_open = matches!(state.phase, Phase::Open);
             if is_open {

@@ -283,6 +283,8 @@ impl Receiver {
             && let Phase::Ready(connected) = std::mem::replace(&mut state.phase, Phase::Open)
         {
             drop(state);
+            // Another one may wait for this.
+            shared.wake();
             self.adopt(*connected);
         }
         Ok(())

@@ -430,6 +430,13 @@ impl Bare {
         }
     }
 
+    /// Waits until the receiver is seen to be gone.
+    pub(super) fn await_failure_of_link(&mut self) {
+        while self.link.as_mut().unwrap().watch.gone().is_none() {
+            std::thread::yield_now();
+        }
+    }
+
     /// Waits until a failure is told.
     pub(super) fn await_failure(&mut self) -> Status {
         while self.collect() {
