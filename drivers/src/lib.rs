@@ -7,6 +7,7 @@ pub mod fpga;
 pub mod hsb;
 pub mod list;
 pub mod pcap;
+pub mod rdma;
 pub mod replay;
 pub mod sim;
 pub mod sys;
@@ -25,6 +26,7 @@ pub const SOURCES: &[SourceEntry] = &[
     udp::ENTRY,
     xdp::ENTRY,
     hsb::ENTRY,
+    rdma::ENTRY,
     fpga::ENTRY,
     sim::ENTRY,
     replay::ENTRY,

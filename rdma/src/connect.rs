@@ -8,13 +8,14 @@
 //! By `rdma_cm` greetings are the private data of the connection, one connection a rail; by TCP all goes over one stream,
 //! which stays open so that a peer's end is seen at once.
 
+#[cfg(feature = "verbs")]
+pub mod cm;
 pub(crate) mod door;
 pub mod exchange;
 pub mod tcp;
-#[cfg(feature = "verbs")]
-pub mod cm;
 
 use crate::verbs::{Nic, Queue, QueueOptions, VerbsError};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,6 +56,58 @@ pub enum ConnectError {
         /// What was wrong.
         why: String,
     },
+}
+
+/// How two hosts find each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Connection {
+    /// By a plain exchange over TCP.
+    #[default]
+    Tcp,
+    /// By `rdma_cm`.
+    Cm,
+}
+
+impl Connection {
+    /// One that goes to the listener at `address` in this way.
+    ///
+    /// # Errors
+    /// Where this build cannot.
+    pub fn dialler(self, address: SocketAddr) -> Result<Box<dyn Dialler>, ConnectError> {
+        match self {
+            Self::Tcp => Ok(Box::new(tcp::dialler(address))),
+            #[cfg(feature = "verbs")]
+            Self::Cm => Ok(Box::new(cm::dialler(address))),
+            #[cfg(not(feature = "verbs"))]
+            Self::Cm => Err(lacking(address).into()),
+        }
+    }
+
+    /// One that waits at `address` in this way.
+    ///
+    /// # Errors
+    /// Where this build cannot, or the address is not to be had.
+    pub fn listener(self, address: SocketAddr) -> Result<Box<dyn Listener>, ConnectError> {
+        match self {
+            Self::Tcp => Ok(Box::new(tcp::listener(address)?)),
+            #[cfg(feature = "verbs")]
+            Self::Cm => Ok(Box::new(cm::listener(address)?)),
+            #[cfg(not(feature = "verbs"))]
+            Self::Cm => Err(lacking(address).into()),
+        }
+    }
+}
+
+#[cfg(not(feature = "verbs"))]
+fn lacking(address: SocketAddr) -> VerbsError {
+    VerbsError {
+        nic: address.to_string(),
+        call: "connecting by rdma_cm".to_owned(),
+        errno: 0,
+        why: "this build has no rdma_cm (feature `verbs`): use connection = \"tcp\" on both sides"
+            .to_owned(),
+    }
 }
 
 /// Called with the index and the queue of each rail before the peer may send: the place to post receives.

@@ -5,6 +5,7 @@
 //!          ◀── Offer ──                  once a rail: which frame is wanted next, where slots and records lie
 //!
 //!   a frame, by writes:  payload ─▶ slot n % slots;  Record ─▶ record n % slots, with the immediate n
+//!     where messages are lost (UC):  Record first;  payload in one message, with the immediate n
 //!   a frame, by sends:   [Record │ payload] ─▶ the next posted receive
 //!   credits:             receiver writes one word: frames that may have been sent in all
 //! ```

@@ -22,13 +22,12 @@ pub use control::FAULTS;
 
 use super::wire::Mode;
 use crate::connect::Listener;
-use crate::verbs::{Access, MemoryKey, Nic, Service, VerbsError, Way};
+use crate::verbs::{Access, Nic, Service};
 use control::{Asked, Connected, Control, Phase, Shape, Shared, Terms};
 use daq_core::dma::{
     Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, Origin, Slots, Stuck,
 };
 use daq_core::frame::Flags;
-use daq_core::region::Region;
 use link::{Link, Step, Told};
 use registrar::Registrar;
 use std::sync::Arc;
@@ -42,11 +41,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const REMEMBERED: usize = 8;
 /// Most frames that are believed to be missing after a break; a number further on is no sender's.
 const MAX_GAP: u64 = 1 << 40;
-
-/// Registers `region` with a card.
-fn register(nic: &dyn Nic, region: &Arc<Region>, access: Access) -> Result<MemoryKey, VerbsError> {
-    nic.register(region, Way::Host, access)
-}
 
 /// What a receiver is to be.
 #[derive(Clone, Debug)]
@@ -155,6 +149,8 @@ impl Receiver {
         // A message is a record and a payload, of datagrams in one packet.
         let record = shape.record() as u64;
         let bytes = match (shape.mode, shape.service) {
+            // Reliable senders write a frame in as many messages as it takes.
+            (Mode::Write, Service::Rc) => u64::MAX,
             (Mode::Write, _) => bytes,
             (Mode::Send, Service::Ud) => {
                 let port = rails[0].port();

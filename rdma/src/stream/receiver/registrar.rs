@@ -1,9 +1,12 @@
 //! Memory registered with the card of every rail, under keys that a link takes with it and that die with the link.
 
 use super::control::Shared;
-use crate::verbs::{Access, MemoryKey, Nic, VerbsError};
+use crate::register::{self, PeerFacts};
+use crate::verbs::{Access, MemoryKey, Nic};
+use daq_core::cuda::Device;
 use daq_core::dma::{DmaDevice, DmaError};
-use daq_core::region::Region;
+use daq_core::region::{Placement, Region};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -40,6 +43,18 @@ struct Mapped {
     fresh: Option<Keys>,
     /// Those that the last link has, or had.
     lent: Weak<Keys>,
+}
+
+/// What decides in which way memory is registered.
+fn facts_of(placement: Placement) -> PeerFacts {
+    let Placement::Cuda(ordinal) = placement else {
+        return PeerFacts::default();
+    };
+    let facts = PeerFacts::read(Path::new("/"));
+    match Device::open(ordinal) {
+        Ok(device) => facts.with_gpu(device.attributes()),
+        Err(_) => facts,
+    }
 }
 
 /// Registers regions with the cards of all rails, and stands for them as the device of an engine.
@@ -82,16 +97,20 @@ impl Registrar {
     }
 
     fn register(&self, region: &Arc<Region>) -> Result<Keys, DmaError> {
-        let keys = self
-            .nics
-            .iter()
-            .map(|nic| super::register(&**nic, region, self.access))
-            .collect::<Result<_, VerbsError>>()
-            .map_err(|error| DmaError::Refused {
+        let facts = facts_of(region.placement());
+        let mut keys = Vec::with_capacity(self.nics.len());
+        for nic in &self.nics {
+            let registered = register::register(&**nic, region, self.access, &facts);
+            let registered = registered.map_err(|error| DmaError::Unreachable {
                 device: self.name.clone(),
-                action: format!("registering {} bytes of {} memory", region.bytes(), region.placement()),
+                memory: format!("{} bytes on {}", region.bytes(), region.placement()),
                 why: error.to_string(),
             })?;
+            for refused in &registered.refused {
+                tracing::warn!("{}: memory on {}: {refused}", nic.name(), region.placement());
+            }
+            keys.push(registered.key);
+        }
         Ok(Keys {
             keys,
             cards: self.cards.clone(),

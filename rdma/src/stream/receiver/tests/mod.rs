@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 mod rig;
+mod scripted;
 
 use super::*;
 use rig::{Bare, Rig, low, record};

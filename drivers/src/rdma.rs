@@ -1,0 +1,374 @@
+//! The source `rdma`: frames that the sink `rdma` of another host writes into a ring's slots, by network cards that do
+//! RDMA.
+//!
+//! ```text
+//!   sink rdma ══ rails: queues of network cards ══▶ slots of a ring, in host memory or on a GPU
+//!       └────── dials ──────▶ `listen`                credits back: a sender never overruns what is not free
+//! ```
+//! What is promised across breaks is said in [`daq_rdma::stream::receiver`]. Memory of a GPU is registered with the cards
+//! by its dma-buf, else by nvidia-peermem; where both are refused frames go through host memory, with the reasons. That was
+//! tried with every answer simulated, and over soft-RoCE in host memory: not yet run on a ConnectX.
+//!
+//! # Ledger
+//! The unit is the frame, as the sender counts it.
+//!
+//! | what happens | what is counted |
+//! |---|---|
+//! | a connection breaks, and frames can be sent again | nothing is lost |
+//! | frames can not be sent again, or get lost on the way (`uc`, `ud`) | lost, `wire_gap` |
+//! | another run of the sender, or its own new epoch | `epochs` |
+//! | the sender or its card does what cannot be | the fault by its name; the connection is ended |
+//! | no sender is there | nothing: the source waits |
+
+use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::entry::{Claim, EngineNeeds, SourceContext, SourceEntry, SourceSpec};
+use daq_core::layout::{Layout, Samples};
+use daq_core::mapped::Writer;
+use daq_core::source::{Producers, SourceError};
+use daq_core::topology::Wish;
+use daq_core::units::ByteSize;
+use daq_core::window::Geometry;
+use daq_rdma::connect::Connection;
+use daq_rdma::nics;
+use daq_rdma::stream::receiver::{FAULTS, Options, Receiver};
+use daq_rdma::stream::wire::Mode;
+use daq_rdma::verbs::{Nic, Service};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// Slots of a ring that does not say.
+const PREFERRED: usize = 1 << 20;
+/// Most slots of a ring; a card that takes less says so at the start.
+const MAX_SLOTS: usize = 1 << 16;
+/// Most bytes of a slot; the same.
+const MAX_SLOT: usize = 1 << 40;
+/// Most rails of a stream.
+const MAX_RAILS: usize = 255;
+/// Bytes of a packet's payload at most: what a datagram carries.
+const MAX_DATAGRAM: usize = 4096;
+
+/// The registry entry.
+pub const ENTRY: SourceEntry = SourceEntry {
+    name: "rdma",
+    summary: "Frames of another host's sink rdma, written into the ring by a network card that does RDMA",
+    example: EXAMPLE,
+    schema: || schemars::schema_for!(RdmaConfig),
+    parse,
+};
+
+const EXAMPLE: &str = r#"[source.NAME]
+driver  = "rdma"
+ring    = "OUTPUT"
+listen  = "0.0.0.0:7471"      # the sink rdma of the other host goes there
+nics    = ["mlx5_0"]          # one rail each, as many as the sink has; "software" needs no hardware, and is slow
+samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
+# queues     = 1              # of each card, a rail each
+# connection = "cm"           # find each other by rdma_cm instead of a plain TCP exchange; as the sink has it
+# mode       = "send"         # by messages instead of writes into the slots; as the sink has it
+# service    = "rc"           # reliable; "uc": unreliable writes, "ud": unreliable messages of one packet; as the sink has it
+# places     = 1              # most packets that make up a frame there
+# path       = "staged"       # never straight into a GPU's memory; "direct": even where that looks impossible
+# relaxed_ordering = true     # let the card's payload writes pass each other on the bus
+"#;
+
+/// The keys of an `rdma` source.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RdmaConfig {
+    /// Where senders come to, as in `"0.0.0.0:7471"`. Whoever reaches it may send: keep it to a network that you trust.
+    pub listen: SocketAddr,
+    /// The cards that receive, by name as in `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`, a rail each; the sender
+    /// must have as many. `"software"`, or `"software:ADDRESS"` to be reached from other hosts, is a card made of
+    /// software, for tests and trials.
+    pub nics: Vec<String>,
+    /// Queues of each card, each a rail of its own; with all cards at most 255.
+    #[serde(default = "one")]
+    pub queues: usize,
+    /// How the hosts find each other: `"tcp"`, a plain exchange over the network, or `"cm"`, by `rdma_cm`. The sender
+    /// must have the same.
+    #[serde(default)]
+    pub connection: Connection,
+    /// `"write"`: the sender writes into the slots; `"send"`: it sends messages into what is posted here. The sender must
+    /// have the same.
+    #[serde(default)]
+    pub mode: ModeKey,
+    /// `"rc"`: reliable, nothing is lost and the sender is held back; `"uc"`: unreliable writes; `"ud"`: unreliable
+    /// messages of one packet, over one queue. The sender must have the same.
+    #[serde(default)]
+    pub service: ServiceKey,
+    /// Whether frames go straight into a ring on a GPU: `"auto"`, where the topology lets them and the start proves it;
+    /// `"direct"`, even where the topology speaks against it; `"staged"`, through host memory.
+    #[serde(default)]
+    pub path: Wish,
+    /// Most places of a frame, at least 1: the packets that make it up where the sender received it. Which of them arrived
+    /// there is told here as well.
+    #[serde(default = "one_place")]
+    pub places: u32,
+    /// Whether the card's payload writes may pass each other on the bus. Records and credits never do.
+    #[serde(default)]
+    pub relaxed_ordering: bool,
+    /// The core of its thread; without it, any.
+    #[serde(default)]
+    pub cores: Vec<usize>,
+    /// What the payload means; without it, real int8 of one channel.
+    pub samples: Option<Samples>,
+}
+
+const fn one() -> usize {
+    1
+}
+
+const fn one_place() -> u32 {
+    1
+}
+
+/// How frames come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ModeKey {
+    /// Written into slots.
+    #[default]
+    Write,
+    /// Sent into posted receives.
+    Send,
+}
+
+/// By which packets frames come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ServiceKey {
+    /// Reliable connection.
+    #[default]
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagrams.
+    Ud,
+}
+
+impl RdmaConfig {
+    /// What cannot be, each with what helps.
+    fn problems(&self) -> Vec<Problem> {
+        let mut found = Vec::new();
+        let mut tell = |key: &str, message: String, help: &str| {
+            found.push(Problem::at(key, message).help(help));
+        };
+        let rails = self.nics.len().saturating_mul(self.queues);
+        if self.nics.is_empty() {
+            let help = "name one, as in [\"mlx5_0\"]; `rdma link` lists them";
+            tell("nics", "no card receives".to_owned(), help);
+        } else if rails == 0 || rails > MAX_RAILS {
+            tell("queues", format!("{rails} queues in all are not from 1 to {MAX_RAILS}"), "try 1");
+        }
+        let softwares = self.nics.iter().filter(|nic| is_software(nic)).count();
+        if softwares > 0 && softwares < self.nics.len() {
+            let help = "name only the ones or only the others";
+            tell("nics", "cards and software beside each other".to_owned(), help);
+        }
+        if softwares > 0 && self.connection == Connection::Cm {
+            let message = "rdma_cm knows no card made of software".to_owned();
+            tell("connection", message, "use connection = \"tcp\" on both sides");
+        }
+        match (self.mode, self.service) {
+            (ModeKey::Write, ServiceKey::Ud) => {
+                let help = "use mode = \"send\", or service = \"rc\"";
+                tell("service", "datagrams carry no writes".to_owned(), help);
+            }
+            (ModeKey::Send, ServiceKey::Uc) => {
+                let help = "use mode = \"write\", or service = \"rc\"";
+                tell("service", "messages go by rc or ud".to_owned(), help);
+            }
+            (_, ServiceKey::Ud) if rails > 1 => {
+                tell("service", "datagrams go by one queue".to_owned(), "name one card, with queues = 1");
+            }
+            _ => {}
+        }
+        if self.places == 0 {
+            tell("places", "a frame of no places".to_owned(), "without packets it has 1");
+        }
+        if self.cores.len() > 1 {
+            let message = format!("{} cores for one thread", self.cores.len());
+            tell("cores", message, "give one core");
+        }
+        found
+    }
+
+    const fn mode(&self) -> Mode {
+        match self.mode {
+            ModeKey::Write => Mode::Write,
+            ModeKey::Send => Mode::Send,
+        }
+    }
+
+    const fn service(&self) -> Service {
+        match self.service {
+            ServiceKey::Rc => Service::Rc,
+            ServiceKey::Uc => Service::Uc,
+            ServiceKey::Ud => Service::Ud,
+        }
+    }
+
+    fn is_software(&self) -> bool {
+        self.nics.iter().any(|nic| is_software(nic))
+    }
+}
+
+fn is_software(nic: &str) -> bool {
+    nic.split([':', '?']).next() == Some(nics::SOFTWARE)
+}
+
+/// A checked configuration.
+#[derive(Debug)]
+struct Rdma {
+    config: RdmaConfig,
+    samples: Samples,
+}
+
+fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
+    let config: RdmaConfig = section.finish(&[], diagnostics)?;
+    let problems = config.problems();
+    let is_sound = problems.is_empty();
+    for problem in problems {
+        diagnostics.push(section.problem(problem));
+    }
+    let samples = config.samples.clone().unwrap_or_default();
+    is_sound.then(|| Box::new(Rdma { config, samples }) as Box<dyn SourceSpec>)
+}
+
+impl SourceSpec for Rdma {
+    fn claims(&self) -> Vec<Claim> {
+        vec![Claim::TcpPort(self.config.listen)]
+    }
+
+    fn origins(&self) -> Vec<String> {
+        let RdmaConfig { listen, nics, .. } = &self.config;
+        vec![format!("senders that come to {listen}, through {}", nics.join(", "))]
+    }
+
+    fn preferred_slot(&self) -> Option<usize> {
+        Some(match self.config.service {
+            ServiceKey::Ud => MAX_DATAGRAM / 2,
+            ServiceKey::Rc | ServiceKey::Uc => PREFERRED,
+        })
+    }
+
+    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+        let places = self.config.places;
+        if slot_bytes < places as usize {
+            let slot = ByteSize(slot_bytes as u64);
+            let message = format!("{places} places in slots of {slot}");
+            return Err(Problem::at("places", message).help("raise `slot` of the ring"));
+        }
+        if self.config.service == ServiceKey::Ud && slot_bytes > MAX_DATAGRAM {
+            let slot = ByteSize(slot_bytes as u64);
+            let message = format!("no datagram carries a frame of {slot}");
+            return Err(Problem::at("service", message)
+                .help("lower `slot` of the ring below 4 KiB, less the record of 128 bytes or more"));
+        }
+        Ok(Geometry {
+            frame_bytes: slot_bytes,
+            ..Geometry::new(places, slot_bytes / places as usize)
+        })
+    }
+
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        let bytes = geometry.frame_bytes;
+        self.samples.layout(bytes).map_err(|rest| {
+            let message = format!("a frame of {bytes} bytes ends {rest} bytes into a sample");
+            Problem::at("samples", message)
+                .help("correct `type`, `complex` or `channels`, or choose another slot")
+        })
+    }
+
+    fn holdable(&self) -> bool {
+        self.config.service != ServiceKey::Uc
+    }
+
+    fn engine(&self) -> Option<EngineNeeds> {
+        let is_software = self.config.is_software();
+        let nic = self.config.nics.first().filter(|_| !is_software);
+        Some(EngineNeeds {
+            device: nic.map(|nic| nic.split(':').next().unwrap_or(nic).to_owned()),
+            writer: Writer::Nic,
+            wish: self.config.path,
+            host_only: is_software
+                .then(|| "a card made of software is given host memory alone".to_owned()),
+            rings: false,
+            faults: FAULTS,
+            alignment: 1,
+            max_slot: MAX_SLOT,
+            max_slots: MAX_SLOTS,
+        })
+    }
+
+    fn cores(&self) -> Vec<usize> {
+        self.config.cores.clone()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.config.samples.is_none() {
+            notes.push("samples not declared: int8 assumed".to_owned());
+        }
+        if self.config.is_software() {
+            notes.push(
+                "cards made of software go through the kernel's TCP: for tests and trials, not for speed"
+                    .to_owned(),
+            );
+        } else {
+            notes.push(
+                "a GPU's memory is registered by its dma-buf, else by nvidia-peermem; refused by both, frames go through \
+                 host memory, and the log says why"
+                    .to_owned(),
+            );
+            if !daq_rdma::HAS_VERBS {
+                notes.push(
+                    "this build drives no network cards (feature `verbs`): only \"software\" will start"
+                        .to_owned(),
+                );
+            }
+        }
+        match self.config.service {
+            ServiceKey::Rc => {}
+            ServiceKey::Uc => notes.push(
+                "an unreliable connection repeats nothing: frames lost on the way are counted as `wire_gap`"
+                    .to_owned(),
+            ),
+            ServiceKey::Ud => notes.push(
+                "datagrams are not held back: frames for which no slot is free are counted as `wire_gap`"
+                    .to_owned(),
+            ),
+        }
+        notes
+    }
+
+    fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
+        let config = &self.config;
+        let failed = |what: &str, why: &dyn std::fmt::Display| SourceError::new(what, why.to_string());
+        let mut rails: Vec<Arc<dyn Nic>> = Vec::new();
+        for name in &config.nics {
+            let nic = nics::open(name).map_err(|error| failed(name, &error))?;
+            rails.extend((0..config.queues).map(|_| nic.clone()));
+        }
+        let listen = config.listen.to_string();
+        let listener = config
+            .connection
+            .listener(config.listen)
+            .map_err(|error| failed(&listen, &error))?;
+        let options = Options {
+            name: format!("source {}", context.name),
+            mode: config.mode(),
+            service: config.service(),
+            places: config.places,
+            relaxed: config.relaxed_ordering,
+        };
+        let receiver = Receiver::new(&options, rails, listener)
+            .map_err(|error| failed(&config.nics.join(", "), &error))?;
+        Ok(Producers::Engine(Box::new(receiver)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

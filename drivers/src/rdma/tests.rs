@@ -1,0 +1,90 @@
+use super::*;
+use daq_core::config::Document;
+
+fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text(
+        "daq.toml",
+        &format!("[source.far]\n{text}"),
+        &mut diagnostics,
+    );
+    let mut section = document.sections("source").remove(0);
+    let spec = (ENTRY.parse)(&mut section, &mut diagnostics);
+    spec.ok_or_else(|| diagnostics.render(document.sources(), false))
+}
+
+const LISTEN: &str = "listen = \"127.0.0.1:0\"\n";
+
+#[test]
+fn what_contradicts_is_told_with_its_key() {
+    let cases = [
+        ("nics = []", "no card receives"),
+        ("nics = [\"mlx5_0\"]\nqueues = 0", "0 queues"),
+        ("nics = [\"mlx5_0\"]\nqueues = 256", "256 queues"),
+        ("nics = [\"mlx5_0\", \"software\"]", "beside each other"),
+        ("nics = [\"software:127.0.0.1\"]\nconnection = \"cm\"", "rdma_cm knows"),
+        ("nics = [\"mlx5_0\"]\nservice = \"ud\"", "datagrams carry no writes"),
+        ("nics = [\"mlx5_0\"]\nmode = \"send\"\nservice = \"uc\"", "rc or ud"),
+        ("nics = [\"a\", \"b\"]\nmode = \"send\"\nservice = \"ud\"", "one queue"),
+        ("nics = [\"mlx5_0\"]\nplaces = 0", "no places"),
+        ("nics = [\"mlx5_0\"]\ncores = [1, 2]", "2 cores"),
+        ("nics = [\"mlx5_0\"]\nplacse = 1", "places"),
+    ];
+    for (text, told) in cases {
+        let error = spec(&format!("{LISTEN}{text}")).err().unwrap_or_default();
+        assert!(error.contains(told), "{text}: {error}");
+    }
+}
+
+#[test]
+fn the_plan_learns_what_it_needs() {
+    let card = spec(&format!("{LISTEN}nics = [\"mlx5_1:2@3\"]\nplaces = 3")).unwrap();
+    let needs = card.engine().unwrap();
+    assert_eq!((needs.device.as_deref(), needs.writer), (Some("mlx5_1"), Writer::Nic));
+    assert!(needs.host_only.is_none() && needs.faults.contains(&"bad-record") && card.holdable());
+    let geometry = card.geometry(100).unwrap();
+    assert_eq!((geometry.places, geometry.frame_bytes), (3, 100));
+    assert!(card.geometry(2).is_err());
+    let claims = card.claims();
+    assert_eq!(claims, [Claim::TcpPort("127.0.0.1:0".parse().unwrap())]);
+
+    let software = spec(&format!("{LISTEN}nics = [\"software\"]\nservice = \"uc\"")).unwrap();
+    let needs = software.engine().unwrap();
+    assert!(needs.device.is_none() && needs.host_only.is_some() && !software.holdable());
+    let datagrams = spec(&format!("{LISTEN}nics = [\"software\"]\nmode = \"send\"\nservice = \"ud\"")).unwrap();
+    let slot = datagrams.preferred_slot().unwrap();
+    assert!(datagrams.geometry(slot).is_ok() && datagrams.geometry(1 << 20).is_err());
+}
+
+#[test]
+fn an_engine_is_built_of_cards_and_a_place_to_come_to() {
+    let text = format!("{LISTEN}nics = [\"software\", \"software\"]\nqueues = 2");
+    let spec = spec(&text).unwrap();
+    let context = SourceContext {
+        name: "far".to_owned(),
+        directory: ".".into(),
+        geometry: spec.geometry(4096).unwrap(),
+    };
+    let Producers::Engine(engine) = spec.build(&context).unwrap() else {
+        panic!("it is an engine")
+    };
+    assert_eq!((engine.name(), engine.faults()), ("rdma", FAULTS));
+    assert!(engine.caps().holdable && engine.caps().end_of_packet);
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let context = |spec: &dyn SourceSpec| SourceContext {
+        name: "far".to_owned(),
+        directory: ".".into(),
+        geometry: spec.geometry(4096).unwrap(),
+    };
+    let nic = spec(&format!("{LISTEN}nics = [\"nosuch0\"]")).unwrap();
+    let error = nic.build(&context(&*nic)).err().unwrap().to_string();
+    assert!(error.contains("nosuch0"), "{error}");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let second = spec(&format!("listen = \"{address}\"\nnics = [\"software\"]")).unwrap();
+    let error = second.build(&context(&*second)).err().unwrap().to_string();
+    assert!(error.contains(&address.to_string()), "{error}");
+}

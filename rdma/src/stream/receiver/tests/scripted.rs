@@ -1,0 +1,412 @@
+//! What a card does, word by word: cards that do only what a test says.
+
+use super::super::*;
+use super::rig::{self, PLACES, PRESENT, SLOT, STRIDE};
+use crate::connect::{self, ConnectError, Incoming, Listener, Prepare, Watch};
+use crate::stream::wire::{Hello, Record};
+use crate::verbs::{
+    Endpoint, Limits, MemoryKey, NicEvent, Piece, Port, Queue, QueueOptions, Side, Status,
+    VerbsError, Way, Work, WorkDone,
+};
+use daq_core::region::Region;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Mutex;
+
+/// What a card is to say, and what was done with it.
+#[derive(Default)]
+struct Script {
+    done: Mutex<VecDeque<WorkDone>>,
+    told: Mutex<Vec<&'static str>>,
+    events: Mutex<VecDeque<NicEvent>>,
+    posted: Mutex<usize>,
+}
+
+impl Script {
+    fn tell(&self, what: &'static str) {
+        self.told.lock().unwrap().push(what);
+    }
+}
+
+struct Scripted(Arc<Script>);
+
+impl fmt::Debug for Scripted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("scripted")
+    }
+}
+
+/// Tells when it is dropped.
+struct Tells(Arc<Script>, &'static str);
+
+impl Drop for Tells {
+    fn drop(&mut self) {
+        self.0.tell(self.1);
+    }
+}
+
+impl Nic for Scripted {
+    fn name(&self) -> &'static str {
+        "scripted"
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            max_work: 64,
+            max_completions: 64,
+            max_pieces: 2,
+            max_registered: u64::MAX,
+            max_message: 1 << 20,
+            max_inline: 8,
+        }
+    }
+
+    fn port(&self) -> Result<Port, VerbsError> {
+        Ok(Port {
+            number: 1,
+            is_active: true,
+            is_ethernet: true,
+            mtu: 4096,
+            lid: 0,
+            gid_index: 0,
+            gid: [0; 16],
+        })
+    }
+
+    fn register(&self, region: &Arc<Region>, way: Way, _: Access) -> Result<MemoryKey, VerbsError> {
+        let tells = Box::new(Tells(self.0.clone(), "key"));
+        Ok(MemoryKey::new(tells, region.clone(), way, (1, 2), 4096))
+    }
+
+    fn queue(&self, _: &QueueOptions) -> Result<Box<dyn Queue>, VerbsError> {
+        Ok(Box::new(ScriptedQueue(Tells(self.0.clone(), "queue"))))
+    }
+
+    fn event(&self) -> Option<NicEvent> {
+        self.0.events.lock().unwrap().pop_front()
+    }
+}
+
+struct ScriptedQueue(Tells);
+
+impl Queue for ScriptedQueue {
+    fn endpoint(&self) -> Endpoint {
+        Endpoint::default()
+    }
+
+    fn connect(&mut self, _: &Endpoint) -> Result<(), VerbsError> {
+        Ok(())
+    }
+
+    fn post(&mut self, _: &Work<'_>) -> Result<(), VerbsError> {
+        Ok(())
+    }
+
+    fn receive(&mut self, _: u64, _: &[Piece<'_>]) -> Result<(), VerbsError> {
+        *self.0.0.posted.lock().unwrap() += 1;
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut [WorkDone]) -> Result<usize, VerbsError> {
+        let mut script = self.0.0.done.lock().unwrap();
+        let count = script.len().min(done.len());
+        for (to, from) in done.iter_mut().zip(script.drain(..count)) {
+            *to = from;
+        }
+        Ok(count)
+    }
+
+    fn wait(&mut self, _: Duration) -> Result<bool, VerbsError> {
+        Ok(false)
+    }
+}
+
+struct Stays;
+
+impl Watch for Stays {
+    fn gone(&mut self) -> Option<String> {
+        None
+    }
+
+    fn part(&mut self) {}
+}
+
+/// Brings one sender.
+struct Once(Option<Vec<u8>>);
+
+impl Listener for Once {
+    fn accept(
+        &mut self,
+        nics: &[Arc<dyn Nic>],
+        _: Duration,
+    ) -> Result<Option<Box<dyn Incoming>>, ConnectError> {
+        std::thread::yield_now();
+        Ok(self.0.take().map(|greeting| {
+            Box::new(Comes(vec![greeting], nics.to_vec())) as Box<dyn Incoming>
+        }))
+    }
+}
+
+struct Comes(Vec<Vec<u8>>, Vec<Arc<dyn Nic>>);
+
+impl Incoming for Comes {
+    fn peer(&self) -> String {
+        "somebody".to_owned()
+    }
+
+    fn greetings(&self) -> &[Vec<u8>] {
+        &self.0
+    }
+
+    fn accept(
+        self: Box<Self>,
+        options: &QueueOptions,
+        _: &[Vec<u8>],
+        prepare: Prepare<'_>,
+    ) -> Result<connect::Link, ConnectError> {
+        let mut queue = self.1[0].queue(options)?;
+        prepare(0, &mut *queue)?;
+        Ok(connect::Link {
+            rails: vec![queue],
+            greetings: self.0,
+            watch: Box::new(Stays),
+        })
+    }
+
+    fn refuse(self: Box<Self>, why: &str) {
+        panic!("refused: {why}");
+    }
+}
+
+struct Stage {
+    engine: Receiver,
+    script: Arc<Script>,
+    memory: DmaBuffer,
+    completions: Completions,
+}
+
+const SLOTS: usize = 4;
+
+impl Stage {
+    fn new(mode: Mode, service: Service) -> Self {
+        let script = Arc::<Script>::default();
+        let hello = Hello {
+            mode,
+            rail: 0,
+            rails: 1,
+            places: PLACES,
+            stream: 1,
+            first: 0,
+            slot: SLOT as u64,
+            credit_address: 0,
+            credit_key: 0,
+        };
+        let options = Options {
+            name: "test".to_owned(),
+            mode,
+            service,
+            places: PLACES,
+            relaxed: false,
+        };
+        let nic: Arc<dyn Nic> = Arc::new(Scripted(script.clone()));
+        let listener = Box::new(Once(Some(hello.encode())));
+        let mut engine = Receiver::new(&options, vec![nic], listener).unwrap();
+        let memory = DmaBuffer::new(engine.device().clone(), SLOTS * STRIDE).unwrap();
+        let addresses = (0..SLOTS).map(|slot| memory.address() + (slot * STRIDE) as u64);
+        let slots = Slots {
+            addresses: addresses.collect(),
+            bytes: SLOT,
+            first: 0,
+            bell: None,
+        };
+        engine.arm(&slots).unwrap();
+        engine.credit(u32::try_from(SLOTS).unwrap());
+        let mut stage = Self {
+            engine,
+            script,
+            memory,
+            completions: Completions::with_places(SLOTS, FAULTS.len(), PLACES),
+        };
+        while stage.engine.link.is_none() {
+            stage.poll();
+        }
+        stage
+    }
+
+    /// What a poll tells: number, missing and passed of each frame.
+    fn poll(&mut self) -> Vec<(u64, u64, u64)> {
+        self.completions.clear(usize::MAX);
+        self.engine.poll(&mut self.completions).unwrap();
+        let told = self.completions.as_slice().iter();
+        told.map(|done| (done.origin.unwrap().sequence - 1000, done.missing, done.passed)).collect()
+    }
+
+    fn fault(&self, name: &str) -> u64 {
+        self.completions.faults()[FAULTS.iter().position(|fault| *fault == name).unwrap()]
+    }
+
+    /// Lays a record where that of the frame in `slot` belongs.
+    fn lay(&self, slot: usize, record: &Record) {
+        let mut bytes = vec![0; Record::bytes(PLACES)];
+        record.encode(PRESENT.into_iter(), &mut bytes);
+        let records = self.engine.records.as_ref().unwrap();
+        for (i, word) in bytes.chunks_exact(8).enumerate() {
+            let at = slot * bytes.len() + 8 * i;
+            records.write64(at, u64::from_le_bytes(word.try_into().unwrap()));
+        }
+    }
+
+    fn finish(&self, bytes: usize, immediate: Option<u32>) {
+        self.script.done.lock().unwrap().push_back(WorkDone {
+            id: 0,
+            side: Side::Received,
+            status: Status::Success,
+            bytes: u32::try_from(bytes).unwrap(),
+            immediate,
+        });
+    }
+
+    /// Frame `n` comes whole into its slot, by an unreliable connection.
+    fn frame(&self, n: u64) {
+        self.lay(usize::try_from(n).unwrap() % SLOTS, &rig::record(n));
+        self.finish(rig::length(n), Some(rig::low(n)));
+    }
+}
+
+#[test]
+fn unreliable_frames_that_are_lost_are_passed_over() {
+    let mut stage = Stage::new(Mode::Write, Service::Uc);
+    assert!(!stage.engine.caps().holdable);
+    stage.frame(0);
+    stage.frame(2);
+    assert_eq!(stage.poll(), [(0, 0, 0), (2, 1, 1)]);
+    assert_eq!(stage.engine.lapsed().unwrap(), 0, "they are still being copied");
+    // The record of 3 is lost, so that of an earlier frame lies there; and the payload of 4.
+    stage.finish(rig::length(3), Some(3));
+    stage.frame(5);
+    assert_eq!(stage.poll(), [(5, 2, 2)]);
+    assert_eq!(stage.engine.lapsed().unwrap(), 3);
+    assert_eq!(stage.poll(), []);
+    assert_eq!(stage.engine.lapsed().unwrap(), 6);
+}
+
+#[test]
+fn an_unreliable_payload_that_is_not_as_long_as_told_is_no_frame() {
+    let mut stage = Stage::new(Mode::Write, Service::Uc);
+    stage.lay(0, &rig::record(0));
+    stage.finish(Record::bytes(PLACES), Some(0));
+    assert_eq!(stage.poll(), []);
+    assert_eq!(stage.fault("bad-record"), 1);
+    let mut stage = Stage::new(Mode::Write, Service::Uc);
+    // Beyond what may have been sent.
+    stage.frame(4);
+    assert_eq!((stage.poll(), stage.fault("bad-record")), (vec![], 1));
+}
+
+#[test]
+fn lost_datagrams_are_missing_and_pass_no_slot_over() {
+    let mut stage = Stage::new(Mode::Send, Service::Ud);
+    for (slot, n) in [(0, 0), (1, 7), (2, 8)] {
+        stage.lay(slot, &rig::record(n));
+        stage.finish(Record::bytes(PLACES) + rig::length(n), None);
+    }
+    assert_eq!(stage.poll(), [(0, 0, 0), (7, 6, 0), (8, 0, 0)]);
+    // A number that was there already.
+    stage.lay(3, &rig::record(7));
+    stage.finish(Record::bytes(PLACES) + rig::length(7), None);
+    assert_eq!((stage.poll(), stage.fault("bad-record")), (vec![], 1));
+}
+
+#[test]
+fn receives_are_posted_again_before_credits_are_given() {
+    let mut stage = Stage::new(Mode::Write, Service::Rc);
+    let posted = || *stage.script.posted.lock().unwrap();
+    assert_eq!(posted(), SLOTS + 1);
+    stage.lay(0, &rig::record(0));
+    stage.finish(Record::bytes(PLACES), Some(0));
+    assert_eq!(stage.poll(), [(0, 0, 0)]);
+    assert_eq!(*stage.script.posted.lock().unwrap(), SLOTS + 2);
+    let mut stage = Stage::new(Mode::Send, Service::Rc);
+    assert_eq!(*stage.script.posted.lock().unwrap(), SLOTS);
+    stage.engine.credit(2);
+    stage.poll();
+    assert_eq!(*stage.script.posted.lock().unwrap(), SLOTS + 2);
+}
+
+#[test]
+fn queues_are_destroyed_before_keys_are_dropped() {
+    for ends_by_fault in [false, true] {
+        let mut stage = Stage::new(Mode::Write, Service::Rc);
+        stage.script.told.lock().unwrap().clear();
+        if ends_by_fault {
+            stage.finish(0, None);
+            stage.poll();
+        } else {
+            stage.engine.quiesce(Duration::from_secs(60)).unwrap();
+        }
+        assert_eq!(*stage.script.told.lock().unwrap(), ["queue", "key", "key"]);
+        let Stage { engine, memory, .. } = stage;
+        drop((memory, engine));
+    }
+}
+
+#[test]
+fn each_status_is_counted_by_its_name() {
+    let statuses = [
+        (Status::Unanswered, "unanswered"),
+        (Status::RemoteAccess, "remote-access"),
+        (Status::RemoteOperation, "remote-operation"),
+        (Status::NotReady, "receiver-not-ready"),
+        (Status::Local, "local"),
+        (Status::Flushed, "flushed"),
+        (Status::Other(9), "other"),
+    ];
+    for (status, name) in statuses {
+        let mut stage = Stage::new(Mode::Write, Service::Rc);
+        let failed = |status| WorkDone {
+            id: 0,
+            side: Side::Sent,
+            status,
+            bytes: 0,
+            immediate: None,
+        };
+        stage.frame_of_writes(0);
+        let mut done = stage.script.done.lock().unwrap();
+        done.push_back(failed(status));
+        done.push_back(failed(Status::Flushed));
+        drop(done);
+        assert_eq!(stage.poll(), [(0, 0, 0)], "what came before counts");
+        assert_eq!(stage.fault(name), 1);
+        assert_eq!(stage.completions.faults().iter().sum::<u64>(), 1);
+    }
+}
+
+#[test]
+fn what_happens_to_a_card_is_counted() {
+    let mut stage = Stage::new(Mode::Write, Service::Rc);
+    let mut events = stage.script.events.lock().unwrap();
+    events.extend([NicEvent::PortDown, NicEvent::CompletionOverrun]);
+    drop(events);
+    let mut counted = [0, 0];
+    while counted != [1, 1] {
+        stage.poll();
+        counted[0] += stage.fault("port-down");
+        counted[1] += stage.fault("completion-overrun");
+    }
+    stage.script.events.lock().unwrap().push_back(NicEvent::Fatal);
+    let gone = loop {
+        stage.completions.clear(1);
+        if let Err(error) = stage.engine.poll(&mut stage.completions) {
+            break error;
+        }
+    };
+    assert!(matches!(gone, EngineError::Gone { device } if device == "scripted"));
+}
+
+impl Stage {
+    /// Frame `n` comes whole, by a reliable connection.
+    fn frame_of_writes(&self, n: u64) {
+        self.lay(usize::try_from(n).unwrap() % SLOTS, &rig::record(n));
+        self.finish(Record::bytes(PLACES), Some(rig::low(n)));
+    }
+}
