@@ -1,4 +1,6 @@
 //! Frames over queue pairs.
 
 pub mod receiver;
+pub mod sender;
+mod sys;
 pub mod wire;

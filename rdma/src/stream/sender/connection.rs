@@ -1,0 +1,289 @@
+//! The way to a receiver: a thread of its own goes there, so that whoever sends never waits for it.
+
+use super::rail::Rail;
+use super::{MAX_RAILS, Options};
+use crate::connect::{ConnectError, Dialler, Watch};
+use crate::stream::wire::{Hello, Mode, Offer, Record};
+use crate::stream::sys::area::Area;
+use crate::verbs::{Access, MemoryKey, Nic, QueueOptions, Service, Way};
+use daq_core::wait::Wait;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Bytes from one rail's word for credits to the next: none shares a line.
+const CREDIT_STRIDE: usize = 64;
+/// How long the first retry waits, about; each one waits twice as long as the one before.
+const BACK_OFF: Duration = Duration::from_millis(10);
+/// How long no retry waits longer than.
+const MOST_BACK_OFF: Duration = Duration::from_secs(2);
+
+/// Queues that lead to a receiver. The queues come first: they are destroyed before the keys of the memory that is
+/// written through them are dropped, and the memory is let go last.
+pub(super) struct Connection {
+    pub(super) rails: Vec<Rail>,
+    pub(super) watch: Box<dyn Watch>,
+    _keys: Vec<MemoryKey>,
+    credits: Area,
+    /// The frame that it wants next.
+    pub(super) next: u64,
+    /// Frames from `next` on that may have been sent in all, as far as was seen.
+    granted: u64,
+    /// Whether the receiver can say more than in its offer: datagrams write no words.
+    is_told: bool,
+}
+
+impl Connection {
+    /// Frames before this one may be sent.
+    pub(super) fn limit(&mut self) -> u64 {
+        if !self.is_told {
+            return u64::MAX;
+        }
+        for rail in 0..self.rails.len() {
+            // A word that was told late is less than what was seen, never more.
+            self.granted = self.granted.max(self.credits.word(rail * CREDIT_STRIDE));
+        }
+        self.next.saturating_add(self.granted)
+    }
+}
+
+/// What the thread that dials needs.
+pub(super) struct Terms {
+    pub(super) dialler: Box<dyn Dialler>,
+    /// One a rail.
+    pub(super) nics: Vec<Arc<dyn Nic>>,
+    pub(super) options: Options,
+    /// The first frame that can still be sent.
+    pub(super) first: Arc<AtomicU64>,
+    pub(super) stream: u64,
+}
+
+/// Goes to the receiver when it is told to.
+pub(super) struct Connector {
+    /// How long to wait before.
+    orders: mpsc::Sender<Duration>,
+    answers: mpsc::Receiver<Result<Connection, String>>,
+    /// Attempts since frames went last.
+    attempts: u32,
+    /// Whether an answer is to come.
+    is_busy: bool,
+    jitter: u64,
+}
+
+impl Connector {
+    pub(super) fn new(terms: Terms) -> std::io::Result<Self> {
+        let (orders, to_do) = mpsc::channel();
+        let (done, answers) = mpsc::channel();
+        let jitter = terms.stream;
+        std::thread::Builder::new()
+            .name("daq-rdma-dial".to_owned())
+            .spawn(move || serve(terms, &to_do, &done))?;
+        Ok(Self {
+            orders,
+            answers,
+            attempts: 0,
+            is_busy: false,
+            jitter,
+        })
+    }
+
+    /// Has it go there, at once or after a pause that grows; nothing where it is on its way.
+    pub(super) fn go(&mut self) {
+        if self.is_busy {
+            return;
+        }
+        let pause = self.pause();
+        self.attempts += 1;
+        // Without the thread there will be no answer, which is told when it is asked for.
+        self.is_busy = self.orders.send(pause).is_ok();
+    }
+
+    /// Frames go: the next attempt is the first one.
+    pub(super) const fn is_good(&mut self) {
+        self.attempts = 0;
+    }
+
+    /// Waits for the receiver; `None` when `limit` has passed.
+    pub(super) fn wait(&mut self, limit: Duration) -> Option<Result<Connection, String>> {
+        self.go();
+        let answer = match self.answers.recv_timeout(limit) {
+            Ok(answer) => answer,
+            Err(mpsc::RecvTimeoutError::Timeout) => return None,
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                Err("the thread that connects has ended; this is a defect of daq".to_owned())
+            }
+        };
+        self.is_busy = false;
+        Some(answer)
+    }
+
+    /// The next pause: none, then 10 ms and twice as long each time up to 2 s, less up to a half by chance.
+    fn pause(&mut self) -> Duration {
+        let Some(doublings) = self.attempts.checked_sub(1) else {
+            return Duration::ZERO;
+        };
+        let full = BACK_OFF
+            .saturating_mul(1 << doublings.min(16))
+            .min(MOST_BACK_OFF);
+        // Marsaglia's xorshift: two senders that lost one receiver do not come back in step.
+        self.jitter ^= self.jitter << 13;
+        self.jitter ^= self.jitter >> 7;
+        self.jitter ^= self.jitter << 17;
+        full - full / 2 * u32::from(self.jitter.to_le_bytes()[3]) / 255
+    }
+}
+
+/// Dials whenever it is told to, until nobody can tell it any more.
+fn serve(
+    mut terms: Terms,
+    orders: &mpsc::Receiver<Duration>,
+    answers: &mpsc::Sender<Result<Connection, String>>,
+) {
+    while let Ok(pause) = orders.recv() {
+        if !pause.is_zero()
+            && orders.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Disconnected)
+        {
+            return;
+        }
+        if answers.send(terms.dial()).is_err() {
+            return;
+        }
+    }
+}
+
+impl Terms {
+    fn dial(&mut self) -> Result<Connection, String> {
+        let first = self.first.load(Ordering::Acquire);
+        let (hello, keys, credits) = self.hello(first)?;
+        let greetings: Vec<_> = hello.iter().map(Hello::encode).collect();
+        let queue = self.options.queue(&self.nics);
+        let link = self
+            .dialler
+            .dial(
+                &self.nics,
+                &queue,
+                &greetings,
+                &mut |_, _| Ok(()),
+                self.options.dial,
+            )
+            .map_err(|error: ConnectError| error.to_string())?;
+        let rails = self.nics.len();
+        let offers: Result<Vec<_>, _> = link.greetings.iter().map(|g| Offer::decode(g)).collect();
+        let offers = offers.map_err(|error| format!("it answers something else: {error}"))?;
+        self.check(first, &offers)?;
+        let next = offers[0].next;
+        let granted = offers.iter().map(|offer| offer.credits).max().unwrap_or(0);
+        let rails = link
+            .rails
+            .into_iter()
+            .zip(offers)
+            .enumerate()
+            .map(|(i, (queue, offer))| Rail::new(queue, offer, i, rails))
+            .collect();
+        Ok(Connection {
+            rails,
+            watch: link.watch,
+            _keys: keys,
+            credits,
+            next,
+            granted,
+            is_told: self.options.service != Service::Ud,
+        })
+    }
+
+    /// What is said on each rail, with new memory for credits under new keys.
+    fn hello(&self, first: u64) -> Result<(Vec<Hello>, Vec<MemoryKey>, Area), String> {
+        let rails = self.nics.len();
+        let credits = Area::new(rails * CREDIT_STRIDE).map_err(|error| error.to_string())?;
+        let access = Access {
+            local_write: true,
+            remote_write: true,
+            relaxed: false,
+        };
+        let mut keys = Vec::with_capacity(rails);
+        let mut hello = Vec::with_capacity(rails);
+        for (i, nic) in self.nics.iter().enumerate() {
+            let key = nic
+                .register(credits.region(), Way::Host, access)
+                .map_err(|error| error.to_string())?;
+            hello.push(Hello {
+                mode: self.options.mode,
+                rail: u8::try_from(i).unwrap_or(MAX_RAILS),
+                rails: u8::try_from(rails).unwrap_or(MAX_RAILS),
+                places: self.options.places,
+                stream: self.stream,
+                first,
+                slot: self.options.slot as u64,
+                credit_address: key.address() + (i * CREDIT_STRIDE) as u64,
+                credit_key: key.remote(),
+            });
+            keys.push(key);
+        }
+        Ok((hello, keys, credits))
+    }
+
+    /// Whether frames can go as the receiver has offered.
+    fn check(&self, first: u64, offers: &[Offer]) -> Result<(), String> {
+        let Some(offer) = offers.first().filter(|_| offers.len() == self.nics.len()) else {
+            return Err(format!(
+                "it answers for {} queues, {} were asked for",
+                offers.len(),
+                self.nics.len()
+            ));
+        };
+        let is_one = |other: &Offer| {
+            (other.next, other.slots, other.turn, other.slot, other.places)
+                == (offer.next, offer.slots, offer.turn, offer.slot, offer.places)
+        };
+        if !offers.iter().all(is_one) {
+            return Err("it says something else on each queue".to_owned());
+        }
+        if offer.next < first {
+            return Err(format!(
+                "it wants frame {}, of which it was told that it cannot be sent any more",
+                offer.next
+            ));
+        }
+        let Options { slot, places, .. } = self.options;
+        if offer.slot < slot as u64 {
+            return Err(format!(
+                "its slots have {} bytes, frames here up to {slot}: give the ring of its source `slot = \"{slot} B\"`",
+                offer.slot
+            ));
+        }
+        if offer.places < places {
+            return Err(format!(
+                "its frames have up to {} places, frames here up to {places}: give its source `places = {places}`",
+                offer.places
+            ));
+        }
+        let record = Record::bytes(offer.places) as u64;
+        if self.options.mode == Mode::Send && record + slot as u64 > self.options.message {
+            return Err(format!(
+                "a message has at most {} bytes, a frame with its record {}: make `slot` smaller, or use `mode = \"write\"`",
+                self.options.message,
+                record + slot as u64
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Options {
+    /// What a queue must hold.
+    fn queue(&self, nics: &[Arc<dyn Nic>]) -> QueueOptions {
+        let least = |of: fn(&crate::verbs::Limits) -> u32| {
+            nics.iter().map(|nic| of(&nic.limits())).min().unwrap_or(0)
+        };
+        QueueOptions {
+            service: self.service,
+            // One more for what carries no frame.
+            sends: self.depth * self.works() + 1,
+            receives: 1,
+            pieces: 1,
+            inline: self.inline.min(least(|limits| limits.max_inline)),
+            events: self.wait != Wait::Busy,
+        }
+    }
+}

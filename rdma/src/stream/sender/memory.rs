@@ -1,0 +1,227 @@
+//! The memory that is sent from: the ring's, registered once; else copies; records that do not go inline.
+
+use super::rail::{Source, Told};
+use super::{Broken, Options, SenderError};
+use crate::stream::wire::{Mode, Record};
+use crate::stream::sys::area::Area;
+use crate::verbs::{Access, MemoryKey, Nic, VerbsError, Way};
+use daq_core::region::{Placement, Region};
+use daq_core::ring::Lease;
+use std::sync::Arc;
+
+/// Most bytes that frames are copied to which cannot be read where they lie, one frame at least.
+const BOUNCE_BYTES: usize = 16 << 20;
+
+/// The keys of one region, one a rail: a card that stands there several times has one.
+type Keys = Vec<Arc<MemoryKey>>;
+
+/// Registers `region` with every card, for reading.
+fn on_each(nics: &[Arc<dyn Nic>], region: &Arc<Region>) -> Result<Keys, VerbsError> {
+    let mut keys = Keys::with_capacity(nics.len());
+    for (i, nic) in nics.iter().enumerate() {
+        let known = nics[..i].iter().position(|other| Arc::ptr_eq(other, nic));
+        keys.push(match known {
+            Some(known) => keys[known].clone(),
+            None => Arc::new(register(nic, region)?),
+        });
+    }
+    Ok(keys)
+}
+
+fn register(nic: &Arc<dyn Nic>, region: &Arc<Region>) -> Result<MemoryKey, VerbsError> {
+    let access = Access::default();
+    if region.placement() == Placement::Host {
+        return nic.register(region, Way::Host, access);
+    }
+    nic.register(region, Way::DmaBuf, access)
+        .or_else(|refused| {
+            nic.register(region, Way::Peer, access)
+                .map_err(|error| VerbsError {
+                    why: format!("{}; before: {refused}", error.why),
+                    ..error
+                })
+        })
+}
+
+/// Where payloads are read.
+pub(super) struct Memory {
+    nics: Vec<Arc<dyn Nic>>,
+    ring: Arc<Region>,
+    /// Why the ring is not registered, where it is not.
+    keys: Result<Keys, VerbsError>,
+    /// Made when the first frame needs it, which is at once or never.
+    bounce: Option<(Area, Keys)>,
+    /// Frames that fit into it.
+    places: usize,
+    stride: usize,
+    inline: usize,
+}
+
+impl Memory {
+    pub(super) fn new(
+        nics: &[Arc<dyn Nic>],
+        ring: &Arc<Region>,
+        options: &Options,
+        window: usize,
+    ) -> Result<Self, SenderError> {
+        let keys = on_each(nics, ring);
+        if let (Err(error), Placement::Cuda(_)) = (&keys, ring.placement()) {
+            return Err(SenderError::Verbs(error.clone()));
+        }
+        let stride = options.slot.next_multiple_of(64).max(64);
+        Ok(Self {
+            nics: nics.to_vec(),
+            ring: ring.clone(),
+            keys,
+            bounce: None,
+            places: (BOUNCE_BYTES / stride).clamp(1, window),
+            stride,
+            inline: options.inline as usize,
+        })
+    }
+
+    pub(super) fn path(&self) -> String {
+        match &self.keys {
+            Ok(keys) => format!("its card reads {} by {}", self.ring.placement(), keys[0].way()),
+            Err(why) => format!("frames are copied to registered memory, for {why}"),
+        }
+    }
+
+    /// Most frames that may be under way.
+    pub(super) fn window(&self) -> u64 {
+        self.bounce.as_ref().map_or(u64::MAX, |_| self.places as u64)
+    }
+
+    /// Has what the frames of `lease` need.
+    pub(super) fn prepare(&mut self, lease: &Lease<'_>) -> Result<(), Broken> {
+        if self.bounce.is_some() || self.keys.is_ok() && lease.slice().is_some() {
+            return Ok(());
+        }
+        let area = Area::new(self.places * self.stride)
+            .map_err(|error| Broken::Told(error.to_string()))?;
+        let keys = on_each(&self.nics, area.region()).map_err(Broken::Verbs)?;
+        self.bounce = Some((area, keys));
+        Ok(())
+    }
+
+    /// Where frame `i` of `lease`, of number `n`, is read by the card of `rail`.
+    pub(super) fn source<'a>(
+        &'a mut self,
+        lease: &'a Lease<'_>,
+        (i, n, rail): (usize, u64, usize),
+    ) -> Result<Source<'a>, Broken> {
+        let bytes = lease.frame(i).bytes();
+        let length = bytes.map_or_else(|| lease.length(i), <[u8]>::len);
+        if length == 0 {
+            return Ok(Source::Inline(&[]));
+        }
+        if let Some(bytes) = bytes.filter(|_| length <= self.inline) {
+            return Ok(Source::Inline(bytes));
+        }
+        if let (Ok(keys), Some(slots)) = (&self.keys, lease.slice()) {
+            let offset = slots.address(i) - self.ring.address().as_ptr() as u64;
+            let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+            return Ok(Source::Memory(&keys[rail], offset, length));
+        }
+        let (Some((area, keys)), Some(bytes)) = (&mut self.bounce, bytes) else {
+            return Err(Broken::Told(
+                "its frames lie where neither the CPU nor the card reads them; this is a defect in the plan".to_owned(),
+            ));
+        };
+        let at = usize::try_from(n % self.places as u64).unwrap_or(0) * self.stride;
+        area.write(at, bytes);
+        Ok(Source::Memory(&keys[rail], at, length))
+    }
+}
+
+/// Where records are read, and messages that go inline are put together.
+pub(super) struct Records {
+    nics: Vec<Arc<dyn Nic>>,
+    /// Where records lie that do not go inline, one for each frame under way.
+    area: Option<(Area, Keys)>,
+    window: usize,
+    mode: Mode,
+    inline: usize,
+    /// Most bytes of a record.
+    stride: usize,
+    buffer: Vec<u8>,
+}
+
+impl Records {
+    pub(super) fn new(
+        nics: &[Arc<dyn Nic>],
+        options: &Options,
+        window: usize,
+    ) -> Result<Self, SenderError> {
+        let mut records = Self {
+            nics: nics.to_vec(),
+            area: None,
+            window,
+            mode: options.mode,
+            inline: options.inline as usize,
+            stride: Record::bytes(options.places),
+            buffer: Vec::new(),
+        };
+        records.make().map_err(SenderError::Options)?;
+        Ok(records)
+    }
+
+    /// Makes room for records of `stride` bytes, once a connection tells of larger ones.
+    pub(super) fn fit(&mut self, stride: usize) -> Result<(), String> {
+        if stride <= self.stride {
+            return Ok(());
+        }
+        self.stride = stride;
+        self.make()
+    }
+
+    fn make(&mut self) -> Result<(), String> {
+        self.buffer = vec![0; self.stride + self.inline];
+        // A message's record goes inline only together with its payload.
+        let is_needed = self.mode == Mode::Send || self.stride > self.inline;
+        self.area = None;
+        if is_needed {
+            let area = Area::new(self.window * self.stride).map_err(|error| error.to_string())?;
+            let keys = on_each(&self.nics, area.region()).map_err(|error| error.to_string())?;
+            self.area = Some((area, keys));
+        }
+        Ok(())
+    }
+
+    /// Puts a record down, of exactly `bytes` bytes where the receiver's next piece begins behind it, and the payload
+    /// behind it where both go inline: then they are the second part of the answer.
+    pub(super) fn tell<'a>(
+        &'a mut self,
+        record: &Record,
+        words: &[u64],
+        padded: Option<usize>,
+        payload: Option<&[u8]>,
+        rail: usize,
+    ) -> (Told<'a>, Option<&'a [u8]>) {
+        let used = Record::HEAD + words.len() * 8;
+        let bytes = padded.unwrap_or(used);
+        let Self {
+            area,
+            window,
+            inline,
+            stride,
+            buffer,
+            ..
+        } = self;
+        buffer[used.min(bytes)..bytes].fill(0);
+        record.encode(words.iter().copied(), &mut buffer[..used]);
+        if let Some(payload) = payload.filter(|payload| bytes + payload.len() <= *inline) {
+            buffer[bytes..bytes + payload.len()].copy_from_slice(payload);
+            let whole = &buffer[..bytes + payload.len()];
+            return (Told::Inline(&whole[..bytes]), Some(whole));
+        }
+        match area {
+            Some((area, keys)) if bytes > *inline || padded.is_some() => {
+                let at = usize::try_from(record.number % *window as u64).unwrap_or(0) * *stride;
+                area.write(at, &buffer[..bytes]);
+                (Told::Memory(&keys[rail], at, bytes), None)
+            }
+            _ => (Told::Inline(&buffer[..bytes]), None),
+        }
+    }
+}

@@ -1,0 +1,682 @@
+//! The sending end of a stream: frames of a ring go to a receiver on another host.
+//!
+//! ```text
+//!   lease ──post──▶ rail n % rails ──▶ receiver      within the receiver's credits
+//!     ▲               │ completions
+//!     └── so many ◀───┘                               a frame counts once its card is done with it
+//! ```
+//! # Guarantees
+//! - No frame is sent beyond the receiver's credits.
+//! - On a reliable connection a frame is told as sent once the receiver's card has acknowledged it, or the receiver has
+//!   said after a break that it has it; frames that it lacks and that are still leased are sent again, none twice.
+//! - When [`Sender::send`] fails, no card reads the lease's slots any more: either nothing was under way, or the queues
+//!   are destroyed.
+//! - A receiver that is gone is an error with a sentence, within the time that was asked for; never a hang.
+//! - While it is connected nothing here allocates, locks or makes a system call for a frame.
+//!
+//! # Not guaranteed
+//! - On unreliable services that a frame came: it has left. What is missing is counted by the receiver, by number.
+
+mod connection;
+mod memory;
+mod rail;
+#[cfg(test)]
+mod tests;
+
+use crate::connect::Dialler;
+use crate::stream::wire::{Mode, Record};
+use crate::verbs::{Nic, Service, Status, VerbsError};
+use connection::{Connection, Connector, Terms};
+use daq_core::frame::FrameMeta;
+use daq_core::ledger::Counter;
+use daq_core::region::{Region, RegionError};
+use daq_core::ring::Lease;
+use daq_core::wait::Wait;
+use memory::{Memory, Records};
+use rail::{Parcel, Rail, Source};
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Most rails of a stream.
+pub const MAX_RAILS: u8 = u8::MAX;
+/// How long [`Sender::send`] stays away at most while it waits.
+const BEAT: Duration = Duration::from_millis(100);
+/// How often a receiver is seen to be there while nothing else goes to it.
+const KEEP_ALIVE: Duration = Duration::from_secs(1);
+/// How often the connection is looked at while nothing moves.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long a waiting thread polls before it sleeps.
+const SPIN: Duration = Duration::from_micros(20);
+/// How long it sleeps for what wakes nobody: a word for credits.
+const NAP: Duration = Duration::from_micros(50);
+/// How long it sleeps at a time for a completion.
+const SLEEP: Duration = Duration::from_millis(1);
+/// Least time in which a card has told what became of its work.
+const ACKNOWLEDGED: Duration = Duration::from_secs(5);
+/// Most frames of a rail between two completions.
+const SIGNAL_EVERY: u32 = 16;
+
+/// How frames are sent.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The receiver, for messages.
+    pub peer: String,
+    /// By writes into its slots, or by messages.
+    pub mode: Mode,
+    /// Of the queues.
+    pub service: Service,
+    /// Most payload bytes of a frame.
+    pub slot: usize,
+    /// Most places of a frame; 0 where frames have none.
+    pub places: u32,
+    /// Payloads and records of at most so many bytes go inline, if the cards take as many.
+    pub inline: u32,
+    /// Most bytes of one write, so that large frames share a link.
+    pub chunk: usize,
+    /// Most frames under way on a rail, at least 1; less where a card holds less.
+    pub depth: u32,
+    /// How it waits.
+    pub wait: Wait,
+    /// How long a receiver that takes nothing is waited for before that is told.
+    pub patience: Duration,
+    /// How long one attempt to connect may take.
+    pub dial: Duration,
+    /// Most bytes of one message, set by [`Sender::new`].
+    pub message: u64,
+}
+
+impl Options {
+    /// Reliable writes of frames of up to `slot` bytes with up to `places` places, with the commonest choices.
+    pub fn new(peer: impl Into<String>, slot: usize, places: u32) -> Self {
+        Self {
+            peer: peer.into(),
+            mode: Mode::Write,
+            service: Service::Rc,
+            slot,
+            places,
+            inline: 256,
+            chunk: 1 << 20,
+            depth: 128,
+            wait: Wait::default(),
+            patience: Duration::from_secs(1),
+            dial: Duration::from_secs(5),
+            message: u64::MAX,
+        }
+    }
+
+    /// Most work of one frame.
+    fn works(&self) -> u32 {
+        let writes = u32::try_from(self.slot.div_ceil(self.chunk)).unwrap_or(u32::MAX - 1);
+        match self.mode {
+            Mode::Write => writes.saturating_add(1),
+            Mode::Send => 1,
+        }
+    }
+}
+
+/// Why there is no sender.
+#[derive(Debug, thiserror::Error)]
+pub enum SenderError {
+    /// A card refused.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// There is no memory for records.
+    #[error(transparent)]
+    Memory(#[from] RegionError),
+    /// There is no thread to connect.
+    #[error("no thread to connect with: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The options cannot be met.
+    #[error("{0}")]
+    Options(String),
+}
+
+/// The receiver is away for now, with what is known of it.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct Away {
+    /// What happened and what helps.
+    pub why: String,
+}
+
+/// What a sender counts.
+#[derive(Clone, Debug, Default)]
+pub struct Counters {
+    /// Times that it was connected.
+    pub connections: Counter,
+    /// Times that it began to wait for credits.
+    pub stalls: Counter,
+}
+
+/// What has broken a connection.
+#[derive(Debug)]
+enum Broken {
+    Verbs(VerbsError),
+    Work(Status),
+    Told(String),
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Verbs(error) => error.fmt(f),
+            Self::Told(why) => f.write_str(why),
+            Self::Work(status) => {
+                let why = match status {
+                    Status::Unanswered => "it does not answer: it is gone, or the link is cut",
+                    Status::NotReady => "it has no receive posted, again and again",
+                    Status::RemoteAccess => "its card refuses the key or the address: its memory was registered anew",
+                    Status::RemoteOperation => "its card failed in the middle",
+                    Status::Local => "the card here refused its own memory; this is a defect of daq",
+                    Status::Flushed => "the queue has failed before",
+                    Status::Success | Status::Other(_) => "the card failed",
+                };
+                write!(f, "{why} ({})", status.name())
+            }
+        }
+    }
+}
+
+/// A frame as its ring calls it.
+type Name = (u32, u64);
+
+/// The sending end. Fields are dropped in their order: queues, then keys, then memory.
+pub struct Sender {
+    connection: Option<Connection>,
+    connector: Connector,
+    memory: Memory,
+    records: Records,
+    options: Options,
+    rails: u64,
+    /// Most frames under way.
+    window: u64,
+    signal_every: u64,
+    /// Frames before this one are told as sent, or are lost.
+    done: u64,
+    /// The next frame to be posted on this connection.
+    posted: u64,
+    /// The first frame that was never posted.
+    head: u64,
+    /// Frame `done` while it may have been posted, after a break.
+    unsure: Option<Name>,
+    /// The first frame that can still be sent, for the thread that connects.
+    first: Arc<AtomicU64>,
+    /// Since when nothing has moved.
+    still: Instant,
+    /// When the connection was looked at.
+    looked: Instant,
+    /// When something was posted, as far as `look` saw, and what had been.
+    kept: (Instant, u64),
+    /// Whether it waits for credits.
+    is_stalled: bool,
+    /// Why there is no connection.
+    why: String,
+    counters: Counters,
+}
+
+impl Sender {
+    /// A sender of frames whose payload lies in `ring`, through one queue for each of `nics`; the same card may stand
+    /// there several times. It begins to connect at once.
+    pub fn new(
+        nics: Vec<Arc<dyn Nic>>,
+        dialler: Box<dyn Dialler>,
+        ring: &Arc<Region>,
+        mut options: Options,
+        counters: Counters,
+    ) -> Result<Self, SenderError> {
+        let rails = nics.len();
+        if rails == 0 || rails > usize::from(MAX_RAILS) {
+            return Err(SenderError::Options(format!(
+                "{rails} queues: a stream has 1 to {MAX_RAILS}"
+            )));
+        }
+        fit(&nics, &mut options)?;
+        let window = rails * options.depth as usize;
+        let memory = Memory::new(&nics, ring, &options, window)?;
+        let records = Records::new(&nics, &options, window)?;
+        let first = Arc::new(AtomicU64::new(0));
+        let mut connector = Connector::new(Terms {
+            dialler,
+            nics,
+            options: options.clone(),
+            first: first.clone(),
+            // Seeded by the system anew for each.
+            stream: std::hash::RandomState::new().build_hasher().finish() | 1,
+        })?;
+        connector.go();
+        let now = Instant::now();
+        let window = memory.window().min(window as u64);
+        Ok(Self {
+            connection: None,
+            connector,
+            records,
+            rails: rails as u64,
+            window,
+            signal_every: u64::from((options.depth / 2).clamp(1, SIGNAL_EVERY))
+                .min((window / rails as u64 / 2).max(1)),
+            memory,
+            options,
+            done: 0,
+            posted: 0,
+            head: 0,
+            unsure: None,
+            first,
+            still: now,
+            looked: now,
+            kept: (now, 0),
+            is_stalled: false,
+            why: "not connected yet".to_owned(),
+            counters,
+        })
+    }
+
+    /// Which way the ring's memory is read, for the log.
+    pub fn path(&self) -> String {
+        self.memory.path()
+    }
+
+    /// Whether frames can go now.
+    pub const fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Sends the frames of `lease` from `from` on and says how many of them the receiver surely has, on unreliable
+    /// services: how many have left. It stays about 100 ms at most while nothing moves; then it has sent fewer, or none,
+    /// and is to be called again with the same lease and what is left of it.
+    ///
+    /// After an error the frames may be offered again, or not: frames count as the same if their epoch and sequence are.
+    pub fn send(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, Away> {
+        let until = Instant::now() + BEAT;
+        let end = (lease.len() - from) as u64;
+        self.recognise(lease, from);
+        let start = self.done;
+        // What frame `n` is in the lease does not change while this one is sent.
+        let place = |n: u64| from + usize::try_from(n - start).unwrap_or(usize::MAX);
+        loop {
+            if let Some(away) = self.connect(until) {
+                return match self.done - start {
+                    0 => Err(away),
+                    sent => Ok(self.told(sent, lease, from)),
+                };
+            }
+            let moved = self
+                .post(lease, start + end, place)
+                .and_then(|posted| Ok(self.collect()? || posted));
+            if self.done >= start + end {
+                return Ok(self.told(end, lease, from));
+            }
+            match moved {
+                Ok(true) => self.still = Instant::now(),
+                Ok(false) => match self.idle() {
+                    Ok(()) if Instant::now() < until => {}
+                    Ok(()) => {
+                        let sent = self.done - start;
+                        return if sent == 0 && self.is_refusing() {
+                            Err(self.away("it takes no frames: its ring is full"))
+                        } else {
+                            Ok(self.told(sent, lease, from))
+                        };
+                    }
+                    Err(broken) => self.break_off(&broken, Some((lease, place(self.done)))),
+                },
+                Err(broken) => self.break_off(&broken, Some((lease, place(self.done)))),
+            }
+        }
+    }
+
+    /// To be called about once a second while no lease is held: sees whether the receiver is still there.
+    pub fn tick(&mut self) {
+        self.forget();
+        if self.connection.is_none() {
+            // A receiver that came back is met before there are frames for it.
+            if let Some(answer) = self.connector.wait(Duration::ZERO) {
+                self.take(answer);
+            }
+            return;
+        }
+        let looked = self.collect().and_then(|_| self.look());
+        if let Err(broken) = looked {
+            self.break_off(&broken, None);
+        }
+    }
+
+    /// Tells the receiver that this is the end. Whatever was told as sent has been acknowledged before.
+    pub fn finish(&mut self) {
+        if let Some(mut connection) = self.connection.take() {
+            connection.watch.part();
+        }
+    }
+
+    /// Sees whether the frames of before are offered again; else they are lost, and so are their numbers.
+    fn recognise(&mut self, lease: &Lease<'_>, from: usize) {
+        if self.unsure.is_some_and(|name| name != name_of(lease.frame(from).meta())) {
+            self.forget();
+        }
+        if !self.is_stalled {
+            self.still = Instant::now();
+        }
+    }
+
+    /// The frames that may have been posted will not be offered again: their numbers are used up.
+    fn forget(&mut self) {
+        if self.unsure.take().is_some() {
+            self.set_done(self.head);
+            if self.posted < self.head && self.connection.take().is_some() {
+                "frames were dropped that it waits for; dialling again".clone_into(&mut self.why);
+            }
+        }
+    }
+
+    fn set_done(&mut self, done: u64) {
+        self.done = done;
+        self.first.store(done, Ordering::Release);
+    }
+
+    /// Has a connection; else says why there is none by `until`.
+    fn connect(&mut self, until: Instant) -> Option<Away> {
+        while self.connection.is_none() {
+            let left = until.saturating_duration_since(Instant::now());
+            let Some(answer) = self.connector.wait(left) else {
+                return Some(self.away_as_told());
+            };
+            if !self.take(answer) && Instant::now() >= until {
+                return Some(self.away_as_told());
+            }
+        }
+        None
+    }
+
+    /// Takes what the thread that connects has brought; whether it is a connection that frames can go by.
+    fn take(&mut self, answer: Result<Connection, String>) -> bool {
+        let connection = match answer {
+            Ok(connection) => connection,
+            Err(why) => {
+                self.why = why;
+                return false;
+            }
+        };
+        let next = connection.next;
+        if next > self.head {
+            self.why = format!("it wants frame {next}, and {} were sent", self.head);
+            return false;
+        }
+        if next < self.done {
+            // Meanwhile frames were given up that it was promised.
+            self.why = "frames were dropped while it was dialled; dialling again".to_owned();
+            return false;
+        }
+        if next > self.done {
+            tracing::debug!(
+                "{}: it has {} frames of before the break",
+                self.options.peer,
+                next - self.done
+            );
+        }
+        self.set_done(next);
+        self.posted = next;
+        self.unsure = self.unsure.filter(|_| next < self.head);
+        self.still = Instant::now();
+        self.is_stalled = false;
+        if let Err(why) = self.records.fit(connection.rails[0].record_bytes()) {
+            self.why = why;
+            return false;
+        }
+        self.counters.connections.add(1);
+        tracing::info!(
+            "connected with {}: {} queues, {} slots, from frame {next} on",
+            self.options.peer,
+            connection.rails.len(),
+            connection.rails[0].offer.slots
+        );
+        self.connection = Some(connection);
+        true
+    }
+
+    /// Posts what may be posted of the frames before `end`, of which frame `n` is at `place(n)` of `lease`; whether any
+    /// was.
+    fn post(
+        &mut self,
+        lease: &Lease<'_>,
+        end: u64,
+        place: impl Fn(u64) -> usize,
+    ) -> Result<bool, Broken> {
+        self.memory.prepare(lease)?;
+        let Some(connection) = &mut self.connection else {
+            return Ok(false);
+        };
+        let limit = connection.limit();
+        let window = self.window.min(self.memory.window());
+        let stop = end.min(limit).min(self.done + window);
+        if self.posted >= stop {
+            if self.posted >= limit && self.posted == self.done && !self.is_stalled {
+                self.is_stalled = true;
+                self.counters.stalls.add(1);
+            }
+            return Ok(false);
+        }
+        while self.posted < stop {
+            let (n, i) = (self.posted, place(self.posted));
+            // Even if its posting fails, a part of it may have gone.
+            self.head = self.head.max(n + 1);
+            let index = usize::try_from(n % self.rails).unwrap_or(0);
+            let rail = &mut connection.rails[index];
+            let frame = lease.frame(i);
+            let payload = self.memory.source(lease, (i, n, index))?;
+            let meta = frame.meta();
+            let words = frame.present().words();
+            let record = Record {
+                number: n,
+                sequence: meta.sequence,
+                epoch: meta.epoch.into(),
+                timestamp: meta.timestamp,
+                length: payload.bytes() as u64,
+                flags: meta.flags.0,
+                places: meta.places,
+                arrived: meta.arrived,
+            };
+            let words = &words[..words.len().min((meta.places as usize).div_ceil(64))];
+            let is_message = self.options.mode == Mode::Send;
+            let padded = is_message.then(|| rail.record_bytes());
+            let inline = match payload {
+                Source::Inline(bytes) if is_message => Some(bytes),
+                _ => None,
+            };
+            let (record, whole) = self.records.tell(&record, words, padded, inline, index);
+            let parcel = Parcel {
+                number: n,
+                payload,
+                record,
+                chunk: self.options.chunk,
+                // The last ones of now, and some between, so that there is always room.
+                signaled: n + self.rails >= stop
+                    || (n / self.rails) % self.signal_every == self.signal_every - 1,
+            };
+            match self.options.mode {
+                Mode::Write => rail.write(&parcel)?,
+                Mode::Send => rail.send(&parcel, whole)?,
+            }
+            self.posted = n + 1;
+        }
+        self.is_stalled = false;
+        Ok(true)
+    }
+
+    /// Collects what is done; whether there was any.
+    fn collect(&mut self) -> Result<bool, Broken> {
+        let Some(connection) = &mut self.connection else {
+            return Ok(false);
+        };
+        let (mut any, mut done) = (false, self.posted);
+        for rail in &mut connection.rails {
+            any |= rail.poll()?;
+            done = done.min(rail.done());
+        }
+        if done > self.done {
+            self.set_done(done);
+            self.connector.is_good();
+        }
+        Ok(any)
+    }
+
+    /// Passes a little time, or finds that the connection is no good.
+    fn idle(&mut self) -> Result<(), Broken> {
+        let stood = self.still.elapsed();
+        if self.looked.elapsed() >= LOOK {
+            self.look()?;
+        }
+        let is_under_way = self.posted > self.done;
+        let patience = self.options.patience;
+        if is_under_way && stood >= patience.max(ACKNOWLEDGED) {
+            return Err(Broken::Told(format!(
+                "it has acknowledged nothing for {} s",
+                stood.as_secs()
+            )));
+        }
+        if self.is_stalled && self.options.service != Service::Rc && stood >= patience {
+            return Err(Broken::Told(
+                "it gives no more credits: frames or credits were lost; asking it anew".to_owned(),
+            ));
+        }
+        let waits = self.options.wait;
+        if waits == Wait::Busy || waits == Wait::Adaptive && stood < SPIN {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        let slowest = self.connection.as_mut().and_then(|connection| {
+            connection.rails.iter_mut().min_by_key(|rail| rail.done())
+        });
+        let slept = match slowest {
+            Some(rail) if is_under_way => rail.wait(SLEEP)?,
+            _ => false,
+        };
+        if !slept {
+            std::thread::sleep(NAP);
+        }
+        Ok(())
+    }
+
+    /// Whether the receiver takes nothing for longer than it is waited for.
+    fn is_refusing(&self) -> bool {
+        self.is_stalled && self.still.elapsed() >= self.options.patience
+    }
+
+    /// Looks whether the receiver is still there, and writes nothing to it where nothing else goes.
+    fn look(&mut self) -> Result<(), Broken> {
+        let now = Instant::now();
+        self.looked = now;
+        let Some(connection) = &mut self.connection else {
+            return Ok(());
+        };
+        if let Some(why) = connection.watch.gone() {
+            return Err(Broken::Told(why));
+        }
+        let (at, posted) = self.kept;
+        if posted != self.posted {
+            self.kept = (now, self.posted);
+        } else if self.options.service != Service::Ud && now - at >= KEEP_ALIVE {
+            if connection.rails.iter().any(Rail::is_keeping) {
+                if now - at >= KEEP_ALIVE + ACKNOWLEDGED {
+                    return Err(Broken::Told(format!(
+                        "it has acknowledged nothing for {} s",
+                        (now - at).as_secs()
+                    )));
+                }
+                return Ok(());
+            }
+            for rail in &mut connection.rails {
+                rail.keep_alive()?;
+            }
+            self.kept.0 = now;
+        }
+        Ok(())
+    }
+
+    /// Ends the connection: its queues are destroyed here, so that no card reads or writes anything for it any more.
+    /// `held` is the first frame that is not done, where a lease is held.
+    fn break_off(&mut self, why: &Broken, held: Option<(&Lease<'_>, usize)>) {
+        if self.connection.take().is_none() {
+            return;
+        }
+        self.why = why.to_string();
+        tracing::warn!(
+            "{}: the connection is lost: {why}; {} frames were under way",
+            self.options.peer,
+            self.head - self.done
+        );
+        self.is_stalled = false;
+        if self.head > self.done {
+            match held {
+                Some((lease, i)) => self.unsure = Some(name_of(lease.frame(i).meta())),
+                None => self.set_done(self.head),
+            }
+        }
+        self.connector.go();
+    }
+
+    /// What is returned for `sent` frames of a lease; what comes behind them may be known to the receiver already.
+    fn told(&mut self, sent: u64, lease: &Lease<'_>, from: usize) -> usize {
+        let sent = usize::try_from(sent).unwrap_or(usize::MAX).min(lease.len() - from);
+        if self.unsure.is_some() {
+            let next = lease.len().min(from + sent);
+            self.unsure = (next < lease.len()).then(|| name_of(lease.frame(next).meta()));
+        }
+        sent
+    }
+
+    fn away_as_told(&self) -> Away {
+        self.away(&self.why)
+    }
+
+    fn away(&self, why: &str) -> Away {
+        Away {
+            why: why.to_owned(),
+        }
+    }
+}
+
+/// What a frame is called by its ring.
+const fn name_of(meta: &FrameMeta) -> Name {
+    (meta.epoch, meta.sequence)
+}
+
+/// Brings the options down to what every card can do.
+fn fit(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderError> {
+    if matches!(
+        (options.mode, options.service),
+        (Mode::Write, Service::Ud) | (Mode::Send, Service::Uc)
+    ) {
+        return Err(SenderError::Options(format!(
+            "there are no {} on {}: frames are written on rc and uc, and sent on rc and ud",
+            match options.mode {
+                Mode::Write => "writes",
+                Mode::Send => "messages here",
+            },
+            options.service.name()
+        )));
+    }
+    for nic in nics {
+        let limits = nic.limits();
+        options.inline = options.inline.min(limits.max_inline);
+        options.message = options.message.min(limits.max_message);
+        if options.service == Service::Ud {
+            options.message = options.message.min(nic.port()?.mtu.into());
+        }
+        let most = usize::try_from(limits.max_message).unwrap_or(usize::MAX);
+        options.chunk = options.chunk.clamp(1, most.max(1));
+    }
+    let works = options.works();
+    for nic in nics {
+        let room = nic.limits().max_work.saturating_sub(1) / works;
+        if room == 0 {
+            return Err(SenderError::Options(format!(
+                "{}: a frame of {} B takes {works} writes, more than its queues hold: make `slot` smaller",
+                nic.name(),
+                options.slot
+            )));
+        }
+        options.depth = options.depth.clamp(1, room);
+    }
+    Ok(())
+}

@@ -1,0 +1,402 @@
+//! A receiver that speaks the wire and nothing more, and does what a test tells it to.
+
+use crate::connect::tcp::TcpWaiting;
+use crate::connect::{Link, Listener};
+use crate::software::{Card, Faults};
+use crate::stream::sys::area::Area;
+use crate::stream::wire::{Hello, Mode, Offer, Record};
+use crate::verbs::{
+    Access, MemoryKey, Nic, Payload, Piece, Queue, QueueOptions, Service, Side, Status, VerbsError, Verb, Way,
+    Work, WorkDone,
+};
+use daq_core::frame::FrameMeta;
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What a receiver is.
+#[derive(Clone, Debug)]
+pub(super) struct Shape {
+    pub(super) mode: Mode,
+    pub(super) service: Service,
+    pub(super) rails: usize,
+    pub(super) slots: u32,
+    pub(super) slot: usize,
+    pub(super) places: u32,
+    /// Faults of its card.
+    pub(super) faults: Faults,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            mode: Mode::Write,
+            service: Service::Rc,
+            rails: 1,
+            slots: 8,
+            slot: 4096,
+            places: 0,
+            faults: Faults::none(),
+        }
+    }
+}
+
+/// A frame that came.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Got {
+    pub(super) record: Record,
+    pub(super) words: Vec<u64>,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// What a test tells a receiver while it runs.
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    pub(super) stop: AtomicBool,
+    /// No slot is freed.
+    pub(super) hold: AtomicBool,
+    /// No receive is posted at the next connection.
+    pub(super) unready: AtomicBool,
+    /// The keys of the slots are dropped once the next connection is there.
+    pub(super) revoke: AtomicBool,
+    /// The connection is dropped once so many frames have come; 0: never.
+    pub(super) die_at: AtomicU64,
+    pub(super) connections: AtomicU64,
+    pub(super) came: AtomicU64,
+    /// The greetings' first frames, in the order of the connections.
+    pub(super) firsts: Mutex<Vec<u64>>,
+}
+
+/// A receiver on a thread.
+pub(super) struct Bare {
+    pub(super) address: SocketAddr,
+    pub(super) orders: Arc<Orders>,
+    frames: mpsc::Receiver<Got>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Bare {
+    pub(super) fn start(shape: Shape) -> Self {
+        let listener = crate::connect::tcp::listener((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let (address, orders) = (listener.address(), Arc::new(Orders::default()));
+        let card = Card::new(Ipv4Addr::LOCALHOST.into(), shape.faults.clone()).unwrap();
+        let (sender, frames) = mpsc::channel();
+        let mut work = Receiver {
+            nics: vec![card; shape.rails],
+            shape,
+            listener,
+            orders: orders.clone(),
+            frames: sender,
+            next: 0,
+            turn: 0,
+            waiting: BTreeMap::new(),
+        };
+        let thread = std::thread::spawn(move || work.run());
+        Self {
+            address,
+            orders,
+            frames,
+            thread: Some(thread),
+        }
+    }
+
+    /// Ends it, and gives all frames that came, in their order.
+    pub(super) fn end(mut self) -> Vec<Got> {
+        self.orders.stop.store(true, Ordering::Release);
+        self.thread.take().unwrap().join().unwrap();
+        self.frames.try_iter().collect()
+    }
+}
+
+struct Receiver {
+    shape: Shape,
+    nics: Vec<Arc<dyn Nic>>,
+    listener: TcpWaiting,
+    orders: Arc<Orders>,
+    frames: mpsc::Sender<Got>,
+    /// The frame that is wanted next.
+    next: u64,
+    /// Its slot.
+    turn: u32,
+    /// What came before its turn.
+    waiting: BTreeMap<u64, Got>,
+}
+
+/// One connection; the queues are dropped before the keys.
+struct Session {
+    link: Link,
+    slot_keys: Vec<MemoryKey>,
+    record_keys: Vec<MemoryKey>,
+    slots: Area,
+    records: Area,
+    hellos: Vec<Hello>,
+    begin: u64,
+    turn: u32,
+    granted: u64,
+}
+
+impl Receiver {
+    fn run(&mut self) {
+        while !self.orders.stop.load(Ordering::Acquire) {
+            if let Some(mut session) = self.accept() {
+                self.orders.connections.fetch_add(1, Ordering::AcqRel);
+                while !self.orders.stop.load(Ordering::Acquire) && self.step(&mut session) {}
+                // What has come is taken before the queues are destroyed, for the sender was told of it.
+                self.take(&mut session);
+                self.turn = slot_of(&session, &self.shape, self.next);
+                self.waiting.clear();
+            }
+        }
+    }
+
+    fn accept(&mut self) -> Option<Session> {
+        let incoming = self
+            .listener
+            .accept(&self.nics, Duration::from_millis(10))
+            .ok()??;
+        let hellos: Vec<_> = incoming
+            .greetings()
+            .iter()
+            .map(|greeting| Hello::decode(greeting).unwrap())
+            .collect();
+        self.orders.firsts.lock().unwrap().push(hellos[0].first);
+        self.next = self.next.max(hellos[0].first);
+        let shape = self.shape.clone();
+        let stride = shape.slot.next_multiple_of(64);
+        let record = Record::bytes(shape.places);
+        let slots = Area::new(stride * shape.slots as usize).unwrap();
+        let records = Area::new(record * shape.slots as usize).unwrap();
+        let access = Access {
+            local_write: true,
+            remote_write: true,
+            relaxed: false,
+        };
+        let keys = |area: &Area| -> Vec<_> {
+            let key = |nic: &Arc<dyn Nic>| nic.register(area.region(), Way::Host, access).unwrap();
+            self.nics.iter().map(key).collect()
+        };
+        let (slot_keys, record_keys) = (keys(&slots), keys(&records));
+        let holds = self.orders.hold.load(Ordering::Acquire);
+        let granted = if holds { 0 } else { shape.slots.into() };
+        let offers: Vec<_> = (0..shape.rails)
+            .map(|rail| {
+                Offer {
+                    next: self.next,
+                    slots: shape.slots,
+                    turn: self.turn,
+                    slot: shape.slot as u64,
+                    stride: stride as u64,
+                    slot_address: slot_keys[rail].address(),
+                    record_address: record_keys[rail].address(),
+                    slot_key: slot_keys[rail].remote(),
+                    record_key: record_keys[rail].remote(),
+                    places: shape.places,
+                    credits: granted,
+                }
+                .encode()
+            })
+            .collect();
+        let options = QueueOptions {
+            service: shape.service,
+            sends: 64,
+            receives: shape.slots + 1,
+            pieces: 2,
+            inline: 8,
+            events: false,
+        };
+        let (begin, turn) = (self.next, self.turn);
+        let unready = self.orders.unready.swap(false, Ordering::AcqRel);
+        let mut prepare = |rail: usize, queue: &mut dyn Queue| -> Result<(), VerbsError> {
+            if unready {
+                return Ok(());
+            }
+            for i in 0..u64::from(shape.slots) {
+                let n = begin + i;
+                match shape.mode {
+                    Mode::Write => queue.receive(n, &[])?,
+                    Mode::Send if n % shape.rails as u64 == rail as u64 => {
+                        let slot = (i + u64::from(turn)) % u64::from(shape.slots);
+                        let pieces = places_of(&shape, &slot_keys[rail], &record_keys[rail], slot);
+                        queue.receive(n, &pieces)?;
+                    }
+                    Mode::Send => {}
+                }
+            }
+            Ok(())
+        };
+        let link = incoming.accept(&options, &offers, &mut prepare).ok()?;
+        let slot_keys = if self.orders.revoke.swap(false, Ordering::AcqRel) {
+            Vec::new()
+        } else {
+            slot_keys
+        };
+        Some(Session {
+            link,
+            slot_keys,
+            record_keys,
+            slots,
+            records,
+            hellos,
+            begin,
+            turn,
+            granted,
+        })
+    }
+
+    /// Takes what came and frees slots; false when the connection is over.
+    fn step(&mut self, session: &mut Session) -> bool {
+        let die_at = self.orders.die_at.load(Ordering::Acquire);
+        if die_at > 0 && self.orders.came.load(Ordering::Acquire) >= die_at {
+            self.orders.die_at.store(0, Ordering::Release);
+            return false;
+        }
+        if session.link.watch.gone().is_some() || !self.take(session) {
+            return false;
+        }
+        let holds = self.orders.hold.load(Ordering::Acquire);
+        let granted = self.next - session.begin + u64::from(self.shape.slots);
+        if !holds && granted > session.granted {
+            return self.grant(session, granted);
+        }
+        std::thread::yield_now();
+        true
+    }
+
+    /// Lets the sender go on to `granted` frames in all.
+    fn grant(&mut self, session: &mut Session, granted: u64) -> bool {
+        let shape = &self.shape;
+        for frame in session.granted..granted {
+            let n = session.begin + frame;
+            let rail = usize::try_from(n % shape.rails as u64).unwrap();
+            let queue = &mut session.link.rails[rail];
+            let posted = match shape.mode {
+                Mode::Write => queue.receive(n, &[]),
+                Mode::Send if session.slot_keys.is_empty() => Ok(()),
+                Mode::Send => {
+                    let slot = (frame + u64::from(session.turn)) % u64::from(shape.slots);
+                    let (slots, records) = (&session.slot_keys[rail], &session.record_keys[rail]);
+                    queue.receive(n, &places_of(shape, slots, records, slot))
+                }
+            };
+            if posted.is_err() {
+                return false;
+            }
+        }
+        session.granted = granted;
+        if shape.service == Service::Ud {
+            return true;
+        }
+        session.link.rails.iter_mut().zip(&session.hellos).all(|(queue, hello)| {
+            let work = Work {
+                id: u64::MAX,
+                verb: Verb::Write {
+                    address: hello.credit_address,
+                    key: hello.credit_key,
+                    immediate: None,
+                },
+                payload: Payload::Inline(&granted.to_le_bytes()),
+                signaled: true,
+            };
+            queue.post(&work).is_ok()
+        })
+    }
+
+    /// Takes what came; false when the connection is over.
+    fn take(&mut self, session: &mut Session) -> bool {
+        let mut done = [WorkDone {
+            id: 0,
+            side: Side::Sent,
+            status: Status::Success,
+            bytes: 0,
+            immediate: None,
+        }; 16];
+        let mut is_good = true;
+        for rail in 0..session.link.rails.len() {
+            let Ok(found) = session.link.rails[rail].poll(&mut done) else {
+                return false;
+            };
+            for done in &done[..found] {
+                if done.status != Status::Success {
+                    is_good = false;
+                } else if done.side == Side::Received {
+                    self.arrived(session, rail, done.immediate.unwrap());
+                }
+            }
+        }
+        let is_lossy = self.shape.service != Service::Rc;
+        while let Some(got) = self.waiting.remove(&self.next).or_else(|| {
+            let next = self.waiting.keys().next().copied().filter(|_| is_lossy)?;
+            self.waiting.remove(&next)
+        }) {
+            self.next = got.record.number + 1;
+            let _ = self.frames.send(got);
+            self.orders.came.fetch_add(1, Ordering::AcqRel);
+        }
+        is_good
+    }
+
+    fn arrived(&mut self, session: &Session, rail: usize, immediate: u32) {
+        let shape = &self.shape;
+        let base = self.next.saturating_sub(u64::from(shape.slots));
+        let n = (base..).find(|n| *n as u32 == immediate).unwrap();
+        assert!(n >= self.next, "frame {n} came again, {} was wanted", self.next);
+        assert!(
+            shape.service == Service::Ud || n < session.begin + session.granted,
+            "frame {n} came beyond the {} credits from {} on",
+            session.granted,
+            session.begin
+        );
+        assert_eq!(n % shape.rails as u64, rail as u64, "the rail of frame {n}");
+        let slot = slot_of(session, shape, n) as usize;
+        let stride = Record::bytes(shape.places);
+        let bytes = session.records.read(slot * stride, stride);
+        let record = Record::decode(&bytes).unwrap();
+        assert_eq!(record.number, n);
+        let words = bytes[Record::HEAD..].as_chunks::<8>().0.iter();
+        let words = words.map(|word| u64::from_le_bytes(*word));
+        let words = words.take((record.places as usize).div_ceil(64)).collect();
+        let at = slot * shape.slot.next_multiple_of(64);
+        let length = usize::try_from(record.length).unwrap();
+        let got = Got {
+            record,
+            words,
+            bytes: session.slots.read(at, length),
+        };
+        assert!(self.waiting.insert(n, got).is_none(), "frame {n} came twice");
+    }
+}
+
+fn slot_of(session: &Session, shape: &Shape, n: u64) -> u32 {
+    let slot = (n - session.begin + u64::from(session.turn)) % u64::from(shape.slots);
+    u32::try_from(slot).unwrap()
+}
+
+fn places_of<'a>(
+    shape: &Shape,
+    slots: &'a MemoryKey,
+    records: &'a MemoryKey,
+    slot: u64,
+) -> [Piece<'a>; 2] {
+    let (slot, record) = (usize::try_from(slot).unwrap(), Record::bytes(shape.places));
+    [
+        records.piece(slot * record, record),
+        slots.piece(slot * shape.slot.next_multiple_of(64), shape.slot),
+    ]
+}
+
+/// The record that a frame of `meta` should come with.
+pub(super) fn expected(meta: &FrameMeta, number: u64) -> Record {
+    Record {
+        number,
+        sequence: meta.sequence,
+        epoch: meta.epoch.into(),
+        timestamp: meta.timestamp,
+        length: meta.length as u64,
+        flags: meta.flags.0,
+        places: meta.places,
+        arrived: meta.arrived,
+    }
+}

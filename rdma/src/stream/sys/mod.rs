@@ -1,0 +1,3 @@
+//! What needs `unsafe`.
+
+pub mod area;
