@@ -54,7 +54,6 @@ pub(super) struct Memory {
     /// Frames that fit into it.
     places: usize,
     stride: usize,
-    inline: usize,
 }
 
 impl Memory {
@@ -76,7 +75,6 @@ impl Memory {
             bounce: None,
             places: (BOUNCE_BYTES / stride).clamp(1, window),
             stride,
-            inline: options.inline as usize,
         })
     }
 
@@ -104,18 +102,20 @@ impl Memory {
         Ok(())
     }
 
-    /// Where frame `i` of `lease`, of number `n`, is read by the card of `rail`.
+    /// Where frame `i` of `lease`, of number `n`, is read by the card of `rail`; in the posted work itself, where the CPU
+    /// reads it and it has at most `inline` bytes.
     pub(super) fn source<'a>(
         &'a mut self,
         lease: &'a Lease<'_>,
         (i, n, rail): (usize, u64, usize),
+        inline: usize,
     ) -> Result<Source<'a>, Broken> {
         let bytes = lease.frame(i).bytes();
         let length = bytes.map_or_else(|| lease.length(i), <[u8]>::len);
         if length == 0 {
             return Ok(Source::Inline(&[]));
         }
-        if let Some(bytes) = bytes.filter(|_| length <= self.inline) {
+        if let Some(bytes) = bytes.filter(|_| length <= inline) {
             return Ok(Source::Inline(bytes));
         }
         if let (Ok(keys), Some(slots)) = (&self.keys, lease.slice()) {

@@ -463,7 +463,10 @@ impl Sender {
             let index = usize::try_from(n % self.rails).unwrap_or(0);
             let rail = &mut connection.rails[index];
             let frame = lease.frame(i);
-            let payload = self.memory.source(lease, (i, n, index))?;
+            let is_message = self.options.mode == Mode::Send;
+            let padded = is_message.then(|| rail.record_bytes());
+            let inline = (self.options.inline as usize).saturating_sub(padded.unwrap_or(0));
+            let payload = self.memory.source(lease, (i, n, index), inline)?;
             let meta = frame.meta();
             let words = frame.present().words();
             let record = Record {
@@ -477,8 +480,6 @@ impl Sender {
                 arrived: meta.arrived,
             };
             let words = &words[..words.len().min((meta.places as usize).div_ceil(64))];
-            let is_message = self.options.mode == Mode::Send;
-            let padded = is_message.then(|| rail.record_bytes());
             let inline = match payload {
                 Source::Inline(bytes) if is_message => Some(bytes),
                 _ => None,

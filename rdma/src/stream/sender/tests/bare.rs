@@ -315,14 +315,19 @@ impl Receiver {
         }; 16];
         let mut is_good = true;
         for rail in 0..session.link.rails.len() {
-            let Ok(found) = session.link.rails[rail].poll(&mut done) else {
-                return false;
-            };
-            for done in &done[..found] {
-                if done.status != Status::Success {
-                    is_good = false;
-                } else if done.side == Side::Received {
-                    self.arrived(session, rail, done.immediate.unwrap());
+            loop {
+                let Ok(found) = session.link.rails[rail].poll(&mut done) else {
+                    return false;
+                };
+                for done in &done[..found] {
+                    if done.status != Status::Success {
+                        is_good = false;
+                    } else if done.side == Side::Received {
+                        self.arrived(session, rail, done);
+                    }
+                }
+                if found < done.len() {
+                    break;
                 }
             }
         }
@@ -338,8 +343,8 @@ impl Receiver {
         is_good
     }
 
-    fn arrived(&mut self, session: &Session, rail: usize, immediate: u32) {
-        let shape = &self.shape;
+    fn arrived(&mut self, session: &Session, rail: usize, done: &WorkDone) {
+        let (shape, immediate) = (&self.shape, done.immediate.unwrap());
         let base = self.next.saturating_sub(u64::from(shape.slots));
         let n = (base..).find(|n| *n as u32 == immediate).unwrap();
         assert!(n >= self.next, "frame {n} came again, {} was wanted", self.next);
@@ -350,7 +355,9 @@ impl Receiver {
             session.begin
         );
         assert_eq!(n % shape.rails as u64, rail as u64, "the rail of frame {n}");
-        let slot = slot_of(session, shape, n) as usize;
+        // A message lies where its receive says, a write where its number does.
+        let place = if shape.mode == Mode::Send { done.id } else { n };
+        let slot = slot_of(session, shape, place) as usize;
         let stride = Record::bytes(shape.places);
         let bytes = session.records.read(slot * stride, stride);
         let record = Record::decode(&bytes).unwrap();

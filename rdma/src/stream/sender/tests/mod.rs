@@ -1,0 +1,430 @@
+//! Senders over software cards, to a receiver that speaks the wire and nothing more.
+
+mod bare;
+
+use super::{Away, Counters, Options, Sender};
+use crate::connect::tcp;
+use crate::software::{Card, Faults};
+use crate::stream::wire::Mode;
+use crate::verbs::{Nic, Service};
+use bare::{Bare, Got, Shape, expected};
+use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
+use daq_core::ledger::{ReaderLedger, RingLedger};
+use daq_core::region::{HostOptions, Region};
+use daq_core::ring::{Lease, Producer, Reader, Ring, RingOptions};
+use daq_core::wait::Wait;
+use proptest::prelude::*;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long something may take before it counts as hanging.
+const HANG: Duration = Duration::from_mins(2);
+
+/// A ring with a sender that reads it.
+struct Near {
+    // Dropped before the ring, as the engine does it.
+    sender: Sender,
+    reader: Reader,
+    producer: Producer,
+    faults: Faults,
+    counters: Counters,
+    metas: Vec<FrameMeta>,
+    places: u32,
+    /// What it last said of its receiver.
+    why: Option<String>,
+}
+
+/// The byte `i` of frame `n`.
+fn byte(n: u64, i: usize) -> u8 {
+    (n as usize).wrapping_mul(31).wrapping_add(i.wrapping_mul(7)) as u8
+}
+
+fn options(shape: &Shape) -> Options {
+    Options {
+        mode: shape.mode,
+        service: shape.service,
+        wait: Wait::Event,
+        patience: Duration::from_millis(300),
+        ..Options::new("there", shape.slot, shape.places)
+    }
+}
+
+impl Near {
+    fn new(address: SocketAddr, rails: usize, options: Options) -> Self {
+        Self::with(address, rails, options, (true, Faults::none()))
+    }
+
+    fn with(
+        address: SocketAddr,
+        rails: usize,
+        options: Options,
+        (guarantee, faults): (bool, Faults),
+    ) -> Self {
+        let (slot, places) = (options.slot, options.places);
+        let ring = RingOptions {
+            places,
+            holdable: guarantee,
+            ..RingOptions::new("near", 16, slot)
+        };
+        let region = Region::host(ring.region_bytes(), HostOptions::default()).unwrap();
+        let (ring, producer) = Ring::new(region, ring, RingLedger::default()).unwrap();
+        let reader = ring.attach(guarantee, 16, ReaderLedger::default()).unwrap();
+        let card = Card::new(Ipv4Addr::LOCALHOST.into(), faults.clone()).unwrap();
+        let counters = Counters::default();
+        let nics: Vec<Arc<dyn Nic>> = vec![card; rails];
+        let dialler = Box::new(tcp::dialler(address));
+        let sender = Sender::new(nics, dialler, ring.region(), options, counters.clone()).unwrap();
+        Self {
+            sender,
+            reader,
+            producer,
+            faults,
+            counters,
+            metas: Vec::new(),
+            places,
+            why: None,
+        }
+    }
+
+    /// Publishes frames of these lengths.
+    fn publish(&mut self, lengths: &[usize]) {
+        for &length in lengths {
+            let n = self.metas.len() as u64;
+            let mut words = vec![0; (self.places as usize).div_ceil(64)];
+            let mut meta = FrameMeta {
+                timestamp: Timestamp {
+                    ns: n * 1000 + 1,
+                    clock: Clock::Kernel,
+                },
+                epoch: 3,
+                ..FrameMeta::whole(n, length)
+            };
+            if self.places > 0 {
+                meta.places = self.places - (n % 2) as u32;
+                for i in (0..meta.places).filter(|i| !(u64::from(*i) + n).is_multiple_of(5)) {
+                    words[i as usize / 64] |= 1 << (i % 64);
+                    meta.arrived += 1;
+                }
+                meta.flags = Flags::INCOMPLETE;
+            }
+            let mut slots = self.producer.reserve(1);
+            let into = &mut slots.bytes_mut().unwrap()[..length];
+            into.iter_mut().enumerate().for_each(|(i, to)| *to = byte(n, i));
+            slots.finish_with(meta, &words);
+            assert_eq!(slots.publish(), 1);
+            self.metas.push(meta);
+        }
+    }
+
+    /// Sends what was published as the engine does it for a reader that is guaranteed: an away receiver is waited for.
+    fn send_all(&mut self) {
+        let begun = Instant::now();
+        while let Some(lease) = self.reader.poll(16) {
+            let mut taken = 0;
+            while taken < lease.len() {
+                match send(&mut self.sender, &lease, taken) {
+                    Ok(frames) => taken += frames,
+                    Err(away) => self.why = Some(away.why),
+                }
+                assert!(begun.elapsed() < HANG, "no end: {:?}", self.why);
+            }
+        }
+    }
+
+    /// Sends frames of these lengths, so many at a time as the ring takes.
+    fn run(&mut self, lengths: &[usize]) {
+        for part in lengths.chunks(16) {
+            self.publish(part);
+            self.send_all();
+        }
+    }
+
+    /// Sees that `got` is what was published, each frame once, in order.
+    fn compare(&self, got: &[Got]) {
+        assert_eq!(got.len(), self.metas.len());
+        for (n, (got, meta)) in got.iter().zip(&self.metas).enumerate() {
+            same(got, meta, n as u64);
+        }
+    }
+}
+
+fn same(got: &Got, meta: &FrameMeta, number: u64) {
+    assert_eq!(got.record, expected(meta, number));
+    let arrived: u32 = got.words.iter().map(|word| word.count_ones()).sum();
+    assert_eq!(arrived, meta.arrived, "frame {number}");
+    for i in 0..meta.places {
+        let is_there = got.words[i as usize / 64] >> (i % 64) & 1 == 1;
+        assert_eq!(is_there, !(u64::from(i) + meta.sequence).is_multiple_of(5));
+    }
+    assert_eq!(got.bytes.len(), meta.length);
+    let wrong = got.bytes.iter().enumerate().find(|(i, is)| **is != byte(meta.sequence, *i));
+    assert_eq!(wrong, None, "frame {number}");
+}
+
+/// One call, which must not stay away.
+fn send(sender: &mut Sender, lease: &Lease<'_>, from: usize) -> Result<usize, Away> {
+    sender.send(lease, from)
+}
+
+/// Lengths that go every way: none, inline, one write, several.
+const LENGTHS: [usize; 8] = [4096, 0, 1, 256, 257, 64, 4095, 1000];
+
+fn lengths(frames: usize) -> Vec<usize> {
+    (0..frames).map(|i| LENGTHS[i * 5 % LENGTHS.len()]).collect()
+}
+
+#[test]
+fn every_frame_comes_whichever_way() {
+    let base = Shape::default();
+    for shape in [
+        base.clone(),
+        Shape { rails: 3, ..base.clone() },
+        Shape { service: Service::Uc, ..base.clone() },
+        Shape { mode: Mode::Send, ..base.clone() },
+        Shape { mode: Mode::Send, rails: 2, ..base.clone() },
+        Shape { places: 130, ..base.clone() },
+        Shape { places: 3000, ..base.clone() },
+        Shape { places: 130, mode: Mode::Send, ..base.clone() },
+        Shape { mode: Mode::Send, service: Service::Ud, slot: 1000, slots: 64, ..base.clone() },
+        Shape { slots: 2, ..base },
+    ] {
+        let far = Bare::start(shape.clone());
+        let options = Options { chunk: 1500, ..options(&shape) };
+        let mut near = Near::new(far.address, shape.rails, options);
+        // Nothing holds datagrams back: no more than the receiver has posted.
+        let frames = if shape.service == Service::Ud { 60 } else { 200 };
+        let lengths: Vec<_> = lengths(frames).iter().map(|l| *l.min(&shape.slot)).collect();
+        near.run(&lengths);
+        near.sender.finish();
+        assert_eq!(near.counters.connections.get(), 1, "{:?}", near.why);
+        near.compare(&far.end());
+    }
+}
+
+#[test]
+fn frames_that_are_copied_for_their_reader_are_copied_to_registered_memory() {
+    let shape = Shape::default();
+    let far = Bare::start(shape.clone());
+    let mut near = Near::with(far.address, 1, options(&shape), (false, Faults::none()));
+    near.run(&lengths(100));
+    near.sender.finish();
+    near.compare(&far.end());
+}
+
+#[test]
+fn memory_that_a_card_refuses_is_copied() {
+    let shape = Shape::default();
+    let far = Bare::start(shape.clone());
+    let ring = RingOptions::new("near", 16, shape.slot);
+    let region = Region::host(ring.region_bytes(), HostOptions::default()).unwrap();
+    let faults = Faults::none();
+    let card = Card::new(Ipv4Addr::LOCALHOST.into(), faults.clone()).unwrap();
+    faults.refuse(crate::verbs::Way::Host, Some(libc::ENOMEM));
+    let options = Options { inline: 64, ..options(&shape) };
+    let keys = super::memory::Memory::new(&[card], &region, &options, 16).unwrap();
+    assert!(keys.path().starts_with("frames are copied"), "{}", keys.path());
+    far.end();
+}
+
+#[test]
+fn a_full_receiver_is_told_and_waited_for() {
+    let shape = Shape { slots: 4, ..Shape::default() };
+    let far = Bare::start(shape.clone());
+    let mut near = Near::new(far.address, 1, options(&shape));
+    near.run(&[100; 3]);
+    far.orders.hold.store(true, Ordering::Release);
+    near.publish(&[100; 16]);
+    let (mut taken, mut away) = (0, None);
+    let lease = near.reader.poll(16).unwrap();
+    let begun = Instant::now();
+    while away.is_none() {
+        match near.sender.send(&lease, taken) {
+            Ok(frames) => taken += frames,
+            Err(error) => away = Some(error.why),
+        }
+        assert!(begun.elapsed() < HANG);
+    }
+    assert_eq!(away.as_deref(), Some("it takes no frames: its ring is full"));
+    assert!(taken <= 4, "{taken} frames went beyond 4 slots");
+    assert_eq!(near.counters.stalls.get(), 1);
+    // It stays away, and is not asked at length again.
+    assert!(near.sender.send(&lease, taken).is_err());
+    far.orders.hold.store(false, Ordering::Release);
+    while taken < lease.len() {
+        taken += near.sender.send(&lease, taken).unwrap_or(0);
+        assert!(begun.elapsed() < HANG);
+    }
+    lease.retire(daq_core::ring::Completion::Immediate);
+    near.sender.finish();
+    assert_eq!(near.counters.connections.get(), 1);
+    near.compare(&far.end());
+}
+
+#[test]
+fn a_receiver_that_goes_and_comes_back_gets_the_rest() {
+    for (rails, mode) in [(1, Mode::Write), (3, Mode::Write), (2, Mode::Send)] {
+        let shape = Shape { rails, mode, ..Shape::default() };
+        let far = Bare::start(shape.clone());
+        let mut near = Near::new(far.address, rails, options(&shape));
+        for round in 1..6 {
+            far.orders.die_at.store(round * 37, Ordering::Release);
+            near.run(&lengths(50));
+        }
+        near.sender.finish();
+        assert!(far.orders.connections.load(Ordering::Acquire) > 3);
+        near.compare(&far.end());
+    }
+}
+
+#[test]
+fn a_refused_key_and_receives_that_are_not_there_are_gone_round() {
+    let shape = Shape {
+        faults: "patience=50".parse().unwrap(),
+        ..Shape::default()
+    };
+    for case in ["key", "receives"] {
+        let far = Bare::start(shape.clone());
+        let order = if case == "key" { &far.orders.revoke } else { &far.orders.unready };
+        order.store(true, Ordering::Release);
+        let mut near = Near::new(far.address, 1, options(&shape));
+        near.run(&lengths(40));
+        near.sender.finish();
+        assert!(near.counters.connections.get() > 1, "{case}");
+        near.compare(&far.end());
+    }
+}
+
+#[test]
+fn frames_that_do_not_fit_are_refused_with_a_sentence() {
+    for (slot, places, told) in [(8192, 0, "slot = \"8192 B\""), (4096, 70, "places = 70")] {
+        let shape = Shape::default();
+        let far = Bare::start(shape.clone());
+        let options = Options { slot, places, ..options(&shape) };
+        let mut near = Near::new(far.address, 1, options);
+        near.publish(&[10]);
+        let lease = near.reader.poll(1).unwrap();
+        let begun = Instant::now();
+        loop {
+            let away = near.sender.send(&lease, 0).unwrap_err();
+            if away.why.contains(told) {
+                break;
+            }
+            assert!(begun.elapsed() < HANG, "{}", away.why);
+        }
+        drop(lease);
+        assert!(far.end().is_empty());
+    }
+}
+
+#[test]
+fn what_was_dropped_meanwhile_is_not_promised() {
+    let shape = Shape::default();
+    let far = Bare::start(shape.clone());
+    let mut near = Near::new(far.address, 1, options(&shape));
+    near.run(&[100; 5]);
+    // Nothing is acknowledged any more, then the link is cut: nobody here knows what came.
+    far.orders.hold.store(true, Ordering::Release);
+    near.faults.kill();
+    near.publish(&[100; 6]);
+    let lease = near.reader.poll(6).unwrap();
+    let sent = near.sender.send(&lease, 0).unwrap_or(0);
+    lease.discard_after(sent);
+    far.orders.hold.store(false, Ordering::Release);
+    near.run(&[100; 20]);
+    near.sender.finish();
+    let got = far.end();
+    // Each once and in order, and everything that was told as sent among them.
+    let sequences: Vec<_> = got.iter().map(|got| got.record.sequence).collect();
+    assert!(sequences.is_sorted_by(|a, b| a < b), "{sequences:?}");
+    for n in (0..5 + sent as u64).chain(11..31) {
+        assert!(sequences.contains(&n), "{n} is missing in {sequences:?}");
+    }
+}
+
+#[test]
+fn nobody_there_is_no_hang() {
+    let shape = Shape::default();
+    let nobody = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = nobody.local_addr().unwrap();
+    drop(nobody);
+    let mut near = Near::new(address, 1, options(&shape));
+    near.publish(&[10]);
+    let lease = near.reader.poll(1).unwrap();
+    let begun = Instant::now();
+    while !near.sender.send(&lease, 0).unwrap_err().why.contains("refused") {
+        assert!(begun.elapsed() < HANG);
+    }
+    drop(lease);
+    near.sender.tick();
+    near.sender.finish();
+}
+
+#[test]
+fn a_receiver_that_leaves_while_nothing_goes_is_noticed() {
+    let shape = Shape::default();
+    let far = Bare::start(shape.clone());
+    let mut near = Near::new(far.address, 1, options(&shape));
+    near.run(&[10]);
+    assert!(near.sender.is_connected());
+    far.end();
+    let begun = Instant::now();
+    while near.sender.is_connected() {
+        near.sender.tick();
+        assert!(begun.elapsed() < HANG);
+    }
+}
+
+#[test]
+fn a_link_that_is_cut_while_nothing_goes_is_noticed() {
+    for mode in [Mode::Write, Mode::Send] {
+        let faults: Faults = "patience=20".parse().unwrap();
+        let shape = Shape { mode, ..Shape::default() };
+        let far = Bare::start(shape.clone());
+        let mut near = Near::with(far.address, 1, options(&shape), (true, faults.clone()));
+        near.run(&[10]);
+        faults.cut();
+        let begun = Instant::now();
+        while near.sender.is_connected() {
+            near.sender.tick();
+            assert!(begun.elapsed() < HANG);
+        }
+        near.run(&[10; 5]);
+        near.sender.finish();
+        near.compare(&far.end());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn whatever_breaks_every_frame_comes_once(
+        near_faults in proptest::collection::vec(("cut@|kill@", 1..400_u32), 0..4),
+        far_faults in proptest::collection::vec(("cut-received@|cut@", 1..400_u32), 0..4),
+        dies in proptest::collection::vec(1..150_u64, 0..3),
+        rails in 1..4_usize,
+        is_send: bool,
+    ) {
+        let text = |faults: &[(String, u32)]| {
+            let words = faults.iter().map(|(what, at)| format!("{what}{at}"));
+            words.chain(["patience=100".to_owned()]).collect::<Vec<_>>().join(",")
+        };
+        let mode = if is_send { Mode::Send } else { Mode::Write };
+        let faults: Faults = text(&far_faults).parse().unwrap();
+        let shape = Shape { rails, mode, faults, ..Shape::default() };
+        let far = Bare::start(shape.clone());
+        let faults = text(&near_faults).parse().unwrap();
+        let mut near = Near::with(far.address, rails, options(&shape), (true, faults));
+        let mut dies = dies.into_iter();
+        for part in lengths(150).chunks(16) {
+            if far.orders.die_at.load(Ordering::Acquire) == 0 && let Some(at) = dies.next() {
+                far.orders.die_at.store(at, Ordering::Release);
+            }
+            near.run(part);
+        }
+        near.sender.finish();
+        near.compare(&far.end());
+    }
+}
