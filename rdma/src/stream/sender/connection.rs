@@ -3,8 +3,8 @@
 use super::rail::Rail;
 use super::{MAX_RAILS, Options};
 use crate::connect::{ConnectError, Dialler, Watch};
-use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::stream::sys::area::Area;
+use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::verbs::{Access, MemoryKey, Nic, QueueOptions, Service, Way};
 use daq_core::wait::Wait;
 use std::sync::Arc;
@@ -233,8 +233,19 @@ impl Terms {
             ));
         };
         let is_one = |other: &Offer| {
-            (other.next, other.slots, other.turn, other.slot, other.places)
-                == (offer.next, offer.slots, offer.turn, offer.slot, offer.places)
+            (
+                other.next,
+                other.slots,
+                other.turn,
+                other.slot,
+                other.places,
+            ) == (
+                offer.next,
+                offer.slots,
+                offer.turn,
+                offer.slot,
+                offer.places,
+            )
         };
         if !offers.iter().all(is_one) {
             return Err("it says something else on each queue".to_owned());

@@ -2,8 +2,8 @@
 
 use super::rail::{Source, Told};
 use super::{Broken, Options, SenderError};
-use crate::stream::wire::{Mode, Record};
 use crate::stream::sys::area::Area;
+use crate::stream::wire::{Mode, Record};
 use crate::verbs::{Access, MemoryKey, Nic, VerbsError, Way};
 use daq_core::region::{Placement, Region};
 use daq_core::ring::Lease;
@@ -80,14 +80,20 @@ impl Memory {
 
     pub(super) fn path(&self) -> String {
         match &self.keys {
-            Ok(keys) => format!("its card reads {} by {}", self.ring.placement(), keys[0].way()),
+            Ok(keys) => format!(
+                "its card reads {} by {}",
+                self.ring.placement(),
+                keys[0].way()
+            ),
             Err(why) => format!("frames are copied to registered memory, for {why}"),
         }
     }
 
     /// Most frames that may be under way.
     pub(super) fn window(&self) -> u64 {
-        self.bounce.as_ref().map_or(u64::MAX, |_| self.places as u64)
+        self.bounce
+            .as_ref()
+            .map_or(u64::MAX, |_| self.places as u64)
     }
 
     /// Has what the frames of `lease` need.

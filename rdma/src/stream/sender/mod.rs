@@ -167,9 +167,13 @@ impl std::fmt::Display for Broken {
                 let why = match status {
                     Status::Unanswered => "it does not answer: it is gone, or the link is cut",
                     Status::NotReady => "it has no receive posted, again and again",
-                    Status::RemoteAccess => "its card refuses the key or the address: its memory was registered anew",
+                    Status::RemoteAccess => {
+                        "its card refuses the key or the address: its memory was registered anew"
+                    }
                     Status::RemoteOperation => "its card failed in the middle",
-                    Status::Local => "the card here refused its own memory; this is a defect of daq",
+                    Status::Local => {
+                        "the card here refused its own memory; this is a defect of daq"
+                    }
                     Status::Flushed => "the queue has failed before",
                     Status::Success | Status::Other(_) => "the card failed",
                 };
@@ -351,7 +355,10 @@ impl Sender {
 
     /// Sees whether the frames of before are offered again; else they are lost, and so are their numbers.
     fn recognise(&mut self, lease: &Lease<'_>, from: usize) {
-        if self.unsure.is_some_and(|name| name != name_of(lease.frame(from).meta())) {
+        if self
+            .unsure
+            .is_some_and(|name| name != name_of(lease.frame(from).meta()))
+        {
             self.forget();
         }
         if !self.is_stalled {
@@ -545,9 +552,10 @@ impl Sender {
             std::hint::spin_loop();
             return Ok(());
         }
-        let slowest = self.connection.as_mut().and_then(|connection| {
-            connection.rails.iter_mut().min_by_key(|rail| rail.done())
-        });
+        let slowest = self
+            .connection
+            .as_mut()
+            .and_then(|connection| connection.rails.iter_mut().min_by_key(|rail| rail.done()));
         let slept = match slowest {
             Some(rail) if is_under_way => rail.wait(SLEEP)?,
             _ => false,
@@ -618,7 +626,9 @@ impl Sender {
 
     /// What is returned for `sent` frames of a lease; what comes behind them may be known to the receiver already.
     fn told(&mut self, sent: u64, lease: &Lease<'_>, from: usize) -> usize {
-        let sent = usize::try_from(sent).unwrap_or(usize::MAX).min(lease.len() - from);
+        let sent = usize::try_from(sent)
+            .unwrap_or(usize::MAX)
+            .min(lease.len() - from);
         if self.unsure.is_some() {
             let next = lease.len().min(from + sent);
             self.unsure = (next < lease.len()).then(|| name_of(lease.frame(next).meta()));

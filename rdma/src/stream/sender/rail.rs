@@ -120,7 +120,13 @@ impl Rail {
             Told::Inline(bytes) => post(queue, id, record, Payload::Inline(bytes), parcel.signaled),
             Told::Memory(memory, from, bytes) => {
                 let piece = memory.piece(from, bytes);
-                post(queue, id, record, Payload::Memory(&[piece]), parcel.signaled)
+                post(
+                    queue,
+                    id,
+                    record,
+                    Payload::Memory(&[piece]),
+                    parcel.signaled,
+                )
             }
         }
     }
@@ -134,14 +140,20 @@ impl Rail {
         let mut post = |payload: Payload<'_>| post(queue, id, verb, payload, signaled);
         match (whole, parcel.record, parcel.payload) {
             (Some(bytes), ..) => post(Payload::Inline(bytes)),
-            (None, Told::Memory(memory, from, bytes), Source::Memory(ring, at, length)) if length > 0 => {
+            (None, Told::Memory(memory, from, bytes), Source::Memory(ring, at, length))
+                if length > 0 =>
+            {
                 post(Payload::Memory(&[
                     memory.piece(from, bytes),
                     ring.piece(at, length),
                 ]))
             }
             (None, Told::Memory(memory, from, bytes), payload) => {
-                debug_assert_eq!(payload.bytes(), 0, "a payload beside a record lies in memory");
+                debug_assert_eq!(
+                    payload.bytes(),
+                    0,
+                    "a payload beside a record lies in memory"
+                );
                 post(Payload::Memory(&[memory.piece(from, bytes)]))
             }
             (None, Told::Inline(bytes), _) => post(Payload::Inline(bytes)),
@@ -156,7 +168,13 @@ impl Rail {
             key: self.offer.slot_key,
             immediate: None,
         };
-        post(&mut *self.queue, KEEP_ALIVE, verb, Payload::Inline(&[]), true)
+        post(
+            &mut *self.queue,
+            KEEP_ALIVE,
+            verb,
+            Payload::Inline(&[]),
+            true,
+        )
     }
 
     /// Collects what is done; whether there was any.

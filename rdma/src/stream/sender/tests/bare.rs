@@ -6,8 +6,8 @@ use crate::software::{Card, Faults};
 use crate::stream::sys::area::Area;
 use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::verbs::{
-    Access, MemoryKey, Nic, Payload, Piece, Queue, QueueOptions, Service, Side, Status, VerbsError, Verb, Way,
-    Work, WorkDone,
+    Access, MemoryKey, Nic, Payload, Piece, Queue, QueueOptions, Service, Side, Status, Verb,
+    VerbsError, Way, Work, WorkDone,
 };
 use daq_core::frame::FrameMeta;
 use std::collections::BTreeMap;
@@ -144,10 +144,7 @@ impl Receiver {
             if let Some(mut session) = self.accept() {
                 self.orders.connections.fetch_add(1, Ordering::AcqRel);
                 while !self.orders.stop.load(Ordering::Acquire) && self.step(&mut session) {}
-                // What has come is taken before the queues are destroyed, for the sender was told of it.
-                self.take(&mut session);
-                self.turn = slot_of(&session, &self.shape, self.next);
-                self.waiting.clear();
+                self.part(session);
             }
         }
     }
@@ -289,19 +286,24 @@ impl Receiver {
         if shape.service == Service::Ud {
             return true;
         }
-        session.link.rails.iter_mut().zip(&session.hellos).all(|(queue, hello)| {
-            let work = Work {
-                id: u64::MAX,
-                verb: Verb::Write {
-                    address: hello.credit_address,
-                    key: hello.credit_key,
-                    immediate: None,
-                },
-                payload: Payload::Inline(&granted.to_le_bytes()),
-                signaled: true,
-            };
-            queue.post(&work).is_ok()
-        })
+        session
+            .link
+            .rails
+            .iter_mut()
+            .zip(&session.hellos)
+            .all(|(queue, hello)| {
+                let work = Work {
+                    id: u64::MAX,
+                    verb: Verb::Write {
+                        address: hello.credit_address,
+                        key: hello.credit_key,
+                        immediate: None,
+                    },
+                    payload: Payload::Inline(&granted.to_le_bytes()),
+                    signaled: true,
+                };
+                queue.post(&work).is_ok()
+            })
     }
 
     /// Takes what came; false when the connection is over.
@@ -343,11 +345,38 @@ impl Receiver {
         is_good
     }
 
+    /// Ends a connection. What was acknowledged up to the queues' end is taken, for the sender was told that it is here:
+    /// records that lie there tell of it where no completion was seen.
+    fn part(&mut self, mut session: Session) {
+        self.take(&mut session);
+        session.link.rails.clear();
+        self.waiting.clear();
+        while self.shape.service == Service::Rc && self.next < session.begin + session.granted {
+            let slot = slot_of(&session, &self.shape, self.next) as usize;
+            let stride = Record::bytes(self.shape.places);
+            let bytes = session.records.read(slot * stride, stride);
+            match Record::decode(&bytes) {
+                Ok(record) if record.number == self.next => {
+                    let _ = self
+                        .frames
+                        .send(got(&self.shape, &session, record, &bytes, slot));
+                    self.next += 1;
+                }
+                _ => break,
+            }
+        }
+        self.turn = slot_of(&session, &self.shape, self.next);
+    }
+
     fn arrived(&mut self, session: &Session, rail: usize, done: &WorkDone) {
         let (shape, immediate) = (&self.shape, done.immediate.unwrap());
         let base = self.next.saturating_sub(u64::from(shape.slots));
         let n = (base..).find(|n| *n as u32 == immediate).unwrap();
-        assert!(n >= self.next, "frame {n} came again, {} was wanted", self.next);
+        assert!(
+            n >= self.next,
+            "frame {n} came again, {} was wanted",
+            self.next
+        );
         assert!(
             shape.service == Service::Ud || n < session.begin + session.granted,
             "frame {n} came beyond the {} credits from {} on",
@@ -362,17 +391,24 @@ impl Receiver {
         let bytes = session.records.read(slot * stride, stride);
         let record = Record::decode(&bytes).unwrap();
         assert_eq!(record.number, n);
-        let words = bytes[Record::HEAD..].as_chunks::<8>().0.iter();
-        let words = words.map(|word| u64::from_le_bytes(*word));
-        let words = words.take((record.places as usize).div_ceil(64)).collect();
-        let at = slot * shape.slot.next_multiple_of(64);
-        let length = usize::try_from(record.length).unwrap();
-        let got = Got {
-            record,
-            words,
-            bytes: session.slots.read(at, length),
-        };
-        assert!(self.waiting.insert(n, got).is_none(), "frame {n} came twice");
+        let got = got(shape, session, record, &bytes, slot);
+        assert!(
+            self.waiting.insert(n, got).is_none(),
+            "frame {n} came twice"
+        );
+    }
+}
+
+fn got(shape: &Shape, session: &Session, record: Record, bytes: &[u8], slot: usize) -> Got {
+    let words = bytes[Record::HEAD..].as_chunks::<8>().0.iter();
+    let words = words.map(|word| u64::from_le_bytes(*word));
+    let words = words.take((record.places as usize).div_ceil(64)).collect();
+    let at = slot * shape.slot.next_multiple_of(64);
+    let length = usize::try_from(record.length).unwrap();
+    Got {
+        record,
+        words,
+        bytes: session.slots.read(at, length),
     }
 }
 

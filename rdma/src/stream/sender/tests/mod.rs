@@ -38,7 +38,9 @@ struct Near {
 
 /// The byte `i` of frame `n`.
 fn byte(n: u64, i: usize) -> u8 {
-    (n as usize).wrapping_mul(31).wrapping_add(i.wrapping_mul(7)) as u8
+    (n as usize)
+        .wrapping_mul(31)
+        .wrapping_add(i.wrapping_mul(7)) as u8
 }
 
 fn options(shape: &Shape) -> Options {
@@ -111,7 +113,9 @@ impl Near {
             }
             let mut slots = self.producer.reserve(1);
             let into = &mut slots.bytes_mut().unwrap()[..length];
-            into.iter_mut().enumerate().for_each(|(i, to)| *to = byte(n, i));
+            into.iter_mut()
+                .enumerate()
+                .for_each(|(i, to)| *to = byte(n, i));
             slots.finish_with(meta, &words);
             assert_eq!(slots.publish(), 1);
             self.metas.push(meta);
@@ -159,7 +163,11 @@ fn same(got: &Got, meta: &FrameMeta, number: u64) {
         assert_eq!(is_there, !(u64::from(i) + meta.sequence).is_multiple_of(5));
     }
     assert_eq!(got.bytes.len(), meta.length);
-    let wrong = got.bytes.iter().enumerate().find(|(i, is)| **is != byte(meta.sequence, *i));
+    let wrong = got
+        .bytes
+        .iter()
+        .enumerate()
+        .find(|(i, is)| **is != byte(meta.sequence, *i));
     assert_eq!(wrong, None, "frame {number}");
 }
 
@@ -172,7 +180,9 @@ fn send(sender: &mut Sender, lease: &Lease<'_>, from: usize) -> Result<usize, Aw
 const LENGTHS: [usize; 8] = [4096, 0, 1, 256, 257, 64, 4095, 1000];
 
 fn lengths(frames: usize) -> Vec<usize> {
-    (0..frames).map(|i| LENGTHS[i * 5 % LENGTHS.len()]).collect()
+    (0..frames)
+        .map(|i| LENGTHS[i * 5 % LENGTHS.len()])
+        .collect()
 }
 
 #[test]
@@ -180,22 +190,61 @@ fn every_frame_comes_whichever_way() {
     let base = Shape::default();
     for shape in [
         base.clone(),
-        Shape { rails: 3, ..base.clone() },
-        Shape { service: Service::Uc, ..base.clone() },
-        Shape { mode: Mode::Send, ..base.clone() },
-        Shape { mode: Mode::Send, rails: 2, ..base.clone() },
-        Shape { places: 130, ..base.clone() },
-        Shape { places: 3000, ..base.clone() },
-        Shape { places: 130, mode: Mode::Send, ..base.clone() },
-        Shape { mode: Mode::Send, service: Service::Ud, slot: 1000, slots: 64, ..base.clone() },
+        Shape {
+            rails: 3,
+            ..base.clone()
+        },
+        Shape {
+            service: Service::Uc,
+            ..base.clone()
+        },
+        Shape {
+            mode: Mode::Send,
+            ..base.clone()
+        },
+        Shape {
+            mode: Mode::Send,
+            rails: 2,
+            ..base.clone()
+        },
+        Shape {
+            places: 130,
+            ..base.clone()
+        },
+        Shape {
+            places: 3000,
+            ..base.clone()
+        },
+        Shape {
+            places: 130,
+            mode: Mode::Send,
+            ..base.clone()
+        },
+        Shape {
+            mode: Mode::Send,
+            service: Service::Ud,
+            slot: 1000,
+            slots: 64,
+            ..base.clone()
+        },
         Shape { slots: 2, ..base },
     ] {
         let far = Bare::start(shape.clone());
-        let options = Options { chunk: 1500, ..options(&shape) };
+        let options = Options {
+            chunk: 1500,
+            ..options(&shape)
+        };
         let mut near = Near::new(far.address, shape.rails, options);
         // Nothing holds datagrams back: no more than the receiver has posted.
-        let frames = if shape.service == Service::Ud { 60 } else { 200 };
-        let lengths: Vec<_> = lengths(frames).iter().map(|l| *l.min(&shape.slot)).collect();
+        let frames = if shape.service == Service::Ud {
+            60
+        } else {
+            200
+        };
+        let lengths: Vec<_> = lengths(frames)
+            .iter()
+            .map(|l| *l.min(&shape.slot))
+            .collect();
         near.run(&lengths);
         near.sender.finish();
         assert_eq!(near.counters.connections.get(), 1, "{:?}", near.why);
@@ -222,15 +271,25 @@ fn memory_that_a_card_refuses_is_copied() {
     let faults = Faults::none();
     let card = Card::new(Ipv4Addr::LOCALHOST.into(), faults.clone()).unwrap();
     faults.refuse(crate::verbs::Way::Host, Some(libc::ENOMEM));
-    let options = Options { inline: 64, ..options(&shape) };
+    let options = Options {
+        inline: 64,
+        ..options(&shape)
+    };
     let keys = super::memory::Memory::new(&[card], &region, &options, 16).unwrap();
-    assert!(keys.path().starts_with("frames are copied"), "{}", keys.path());
+    assert!(
+        keys.path().starts_with("frames are copied"),
+        "{}",
+        keys.path()
+    );
     far.end();
 }
 
 #[test]
 fn a_full_receiver_is_told_and_waited_for() {
-    let shape = Shape { slots: 4, ..Shape::default() };
+    let shape = Shape {
+        slots: 4,
+        ..Shape::default()
+    };
     let far = Bare::start(shape.clone());
     let mut near = Near::new(far.address, 1, options(&shape));
     near.run(&[100; 3]);
@@ -246,7 +305,10 @@ fn a_full_receiver_is_told_and_waited_for() {
         }
         assert!(begun.elapsed() < HANG);
     }
-    assert_eq!(away.as_deref(), Some("it takes no frames: its ring is full"));
+    assert_eq!(
+        away.as_deref(),
+        Some("it takes no frames: its ring is full")
+    );
     assert!(taken <= 4, "{taken} frames went beyond 4 slots");
     assert_eq!(near.counters.stalls.get(), 1);
     // It stays away, and is not asked at length again.
@@ -265,7 +327,11 @@ fn a_full_receiver_is_told_and_waited_for() {
 #[test]
 fn a_receiver_that_goes_and_comes_back_gets_the_rest() {
     for (rails, mode) in [(1, Mode::Write), (3, Mode::Write), (2, Mode::Send)] {
-        let shape = Shape { rails, mode, ..Shape::default() };
+        let shape = Shape {
+            rails,
+            mode,
+            ..Shape::default()
+        };
         let far = Bare::start(shape.clone());
         let mut near = Near::new(far.address, rails, options(&shape));
         for round in 1..6 {
@@ -286,7 +352,11 @@ fn a_refused_key_and_receives_that_are_not_there_are_gone_round() {
     };
     for case in ["key", "receives"] {
         let far = Bare::start(shape.clone());
-        let order = if case == "key" { &far.orders.revoke } else { &far.orders.unready };
+        let order = if case == "key" {
+            &far.orders.revoke
+        } else {
+            &far.orders.unready
+        };
         order.store(true, Ordering::Release);
         let mut near = Near::new(far.address, 1, options(&shape));
         near.run(&lengths(40));
@@ -301,7 +371,11 @@ fn frames_that_do_not_fit_are_refused_with_a_sentence() {
     for (slot, places, told) in [(8192, 0, "slot = \"8192 B\""), (4096, 70, "places = 70")] {
         let shape = Shape::default();
         let far = Bare::start(shape.clone());
-        let options = Options { slot, places, ..options(&shape) };
+        let options = Options {
+            slot,
+            places,
+            ..options(&shape)
+        };
         let mut near = Near::new(far.address, 1, options);
         near.publish(&[10]);
         let lease = near.reader.poll(1).unwrap();
@@ -353,7 +427,13 @@ fn nobody_there_is_no_hang() {
     near.publish(&[10]);
     let lease = near.reader.poll(1).unwrap();
     let begun = Instant::now();
-    while !near.sender.send(&lease, 0).unwrap_err().why.contains("refused") {
+    while !near
+        .sender
+        .send(&lease, 0)
+        .unwrap_err()
+        .why
+        .contains("refused")
+    {
         assert!(begun.elapsed() < HANG);
     }
     drop(lease);
@@ -380,7 +460,10 @@ fn a_receiver_that_leaves_while_nothing_goes_is_noticed() {
 fn a_link_that_is_cut_while_nothing_goes_is_noticed() {
     for mode in [Mode::Write, Mode::Send] {
         let faults: Faults = "patience=20".parse().unwrap();
-        let shape = Shape { mode, ..Shape::default() };
+        let shape = Shape {
+            mode,
+            ..Shape::default()
+        };
         let far = Bare::start(shape.clone());
         let mut near = Near::with(far.address, 1, options(&shape), (true, faults.clone()));
         near.run(&[10]);
