@@ -174,12 +174,13 @@ impl Terms {
         self.check(first, &offers)?;
         let next = offers[0].next;
         let granted = offers.iter().map(|offer| offer.credits).max().unwrap_or(0);
+        let is_reliable = self.options.service == Service::Rc;
         let rails = link
             .rails
             .into_iter()
             .zip(offers)
             .enumerate()
-            .map(|(i, (queue, offer))| Rail::new(queue, offer, i, rails))
+            .map(|(i, (queue, offer))| Rail::new(queue, offer, (i, rails), is_reliable))
             .collect();
         Ok(Connection {
             rails,

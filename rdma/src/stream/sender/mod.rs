@@ -108,6 +108,9 @@ impl Options {
 
     /// Most work of one frame.
     fn works(&self) -> u32 {
+        if self.service != Service::Rc {
+            return 2;
+        }
         let writes = u32::try_from(self.slot.div_ceil(self.chunk)).unwrap_or(u32::MAX - 1);
         match self.mode {
             Mode::Write => writes.saturating_add(1),
@@ -667,12 +670,26 @@ fn fit(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderError> 
             options.service.name()
         )));
     }
+    if options.service == Service::Ud && nics.len() > 1 {
+        return Err(SenderError::Options(format!(
+            "{} queues: datagrams go by one",
+            nics.len()
+        )));
+    }
     for nic in nics {
         let limits = nic.limits();
         options.inline = options.inline.min(limits.max_inline);
         options.message = options.message.min(limits.max_message);
         if options.service == Service::Ud {
             options.message = options.message.min(nic.port()?.mtu.into());
+        }
+        if options.service == Service::Uc && options.slot as u64 > options.message {
+            return Err(SenderError::Options(format!(
+                "{}: a message has at most {} bytes, a frame {}: make `slot` smaller",
+                nic.name(),
+                options.message,
+                options.slot
+            )));
         }
         let most = usize::try_from(limits.max_message).unwrap_or(usize::MAX);
         options.chunk = options.chunk.clamp(1, most.max(1));

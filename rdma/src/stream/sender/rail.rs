@@ -36,6 +36,24 @@ pub(super) enum Told<'a> {
     Inline(&'a [u8]),
 }
 
+impl Told<'_> {
+    fn post(
+        self,
+        queue: &mut dyn Queue,
+        id: u64,
+        verb: Verb,
+        signaled: bool,
+    ) -> Result<(), Broken> {
+        match self {
+            Self::Inline(bytes) => post(queue, id, verb, Payload::Inline(bytes), signaled),
+            Self::Memory(memory, from, bytes) => {
+                let piece = [memory.piece(from, bytes)];
+                post(queue, id, verb, Payload::Memory(&piece), signaled)
+            }
+        }
+    }
+}
+
 /// One frame to be posted.
 #[derive(Clone, Copy)]
 pub(super) struct Parcel<'a> {
@@ -57,10 +75,17 @@ pub(super) struct Rail {
     done: u64,
     /// Whether work without a frame is under way.
     keeping: bool,
+    /// Whether what was written before a message is there once that is.
+    is_reliable: bool,
 }
 
 impl Rail {
-    pub(super) fn new(queue: Box<dyn Queue>, offer: Offer, index: usize, rails: usize) -> Self {
+    pub(super) fn new(
+        queue: Box<dyn Queue>,
+        offer: Offer,
+        (index, rails): (usize, usize),
+        is_reliable: bool,
+    ) -> Self {
         let (index, rails) = (index as u64, rails as u64);
         let ahead = (index + rails - offer.next % rails) % rails;
         Self {
@@ -70,6 +95,7 @@ impl Rail {
             rails,
             done: offer.next + ahead,
             keeping: false,
+            is_reliable,
         }
     }
 
@@ -88,45 +114,48 @@ impl Rail {
         Record::bytes(self.offer.places)
     }
 
-    /// Posts a frame by writes into its slot: the payload, then the record with the frame's number.
+    /// Posts a frame by writes into its slot: the payload, then the record with the frame's number. On an unreliable
+    /// connection the record comes first, and the payload, whole, with the number: the number's message is there in full
+    /// or not at all.
     pub(super) fn write(&mut self, parcel: &Parcel<'_>) -> Result<(), Broken> {
         let offer = &self.offer;
         let slot = (parcel.number - offer.next + u64::from(offer.turn)) % u64::from(offer.slots);
         let (address, key) = (offer.slot_address + slot * offer.stride, offer.slot_key);
-        let into = |offset: usize| Verb::Write {
+        let number = Some(low(parcel.number));
+        let into = |offset: usize, immediate| Verb::Write {
             address: address + offset as u64,
             key,
-            immediate: None,
+            immediate,
         };
-        let id = parcel.number;
-        let queue = &mut *self.queue;
-        match parcel.payload {
-            Source::Inline(bytes) if bytes.is_empty() => {}
-            Source::Inline(bytes) => post(queue, id, into(0), Payload::Inline(bytes), false)?,
-            Source::Memory(memory, from, bytes) => {
-                for offset in (0..bytes).step_by(parcel.chunk) {
-                    let part = parcel.chunk.min(bytes - offset);
-                    let piece = memory.piece(from + offset, part);
-                    post(queue, id, into(offset), Payload::Memory(&[piece]), false)?;
-                }
-            }
-        }
-        let record = Verb::Write {
+        let record = |immediate| Verb::Write {
             address: offer.record_address + slot * Record::bytes(offer.places) as u64,
             key: offer.record_key,
-            immediate: Some(low(parcel.number)),
+            immediate,
         };
-        match parcel.record {
-            Told::Inline(bytes) => post(queue, id, record, Payload::Inline(bytes), parcel.signaled),
-            Told::Memory(memory, from, bytes) => {
-                let piece = memory.piece(from, bytes);
-                post(
-                    queue,
-                    id,
-                    record,
-                    Payload::Memory(&[piece]),
-                    parcel.signaled,
-                )
+        let (queue, id, signaled) = (&mut *self.queue, parcel.number, parcel.signaled);
+        if self.is_reliable {
+            match parcel.payload {
+                Source::Inline([]) => {}
+                Source::Inline(bytes) => {
+                    post(queue, id, into(0, None), Payload::Inline(bytes), false)?;
+                }
+                Source::Memory(memory, from, bytes) => {
+                    for offset in (0..bytes).step_by(parcel.chunk) {
+                        let piece = [memory.piece(from + offset, parcel.chunk.min(bytes - offset))];
+                        post(queue, id, into(offset, None), Payload::Memory(&piece), false)?;
+                    }
+                }
+            }
+            return parcel.record.post(queue, id, record(number), signaled);
+        }
+        parcel.record.post(queue, id, record(None), false)?;
+        match parcel.payload {
+            Source::Inline(bytes) => {
+                post(queue, id, into(0, number), Payload::Inline(bytes), signaled)
+            }
+            Source::Memory(memory, from, bytes) => {
+                let piece = [memory.piece(from, bytes)];
+                post(queue, id, into(0, number), Payload::Memory(&piece), signaled)
             }
         }
     }
