@@ -2,9 +2,11 @@
 
 use crate::layout::Layout;
 use crate::ledger::SinkLedger;
-use crate::region::Placement;
+use crate::region::{Placement, Region};
 use crate::ring::Lease;
+use crate::wait::Wait;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Which placements a sink can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +75,11 @@ pub struct SinkContext {
     pub place_bytes: usize,
     /// The directory that relative paths start from.
     pub directory: PathBuf,
-    /// The sink's counters: it sets `frames`, `bytes` and `files`.
+    /// The memory of the ring that it reads, for sinks whose devices read it, too.
+    pub memory: Arc<Region>,
+    /// How its thread waits.
+    pub wait: Wait,
+    /// The sink's counters: it sets `frames`, `bytes` and `files`, and `connections` and `stalls` where it has a peer.
     pub ledger: SinkLedger,
 }
 

@@ -7,6 +7,7 @@ mod finisher;
 mod layout;
 pub mod lock;
 pub mod null;
+pub mod rdma;
 pub mod segment;
 pub mod sigmf;
 mod stem;
@@ -18,6 +19,6 @@ use daq_core::entry::SinkEntry;
 ///
 /// ```
 /// let names: Vec<_> = daq_sinks::SINKS.iter().map(|entry| entry.name).collect();
-/// assert_eq!(names, ["file", "zarr", "null"]);
+/// assert_eq!(names, ["file", "zarr", "rdma", "null"]);
 /// ```
-pub const SINKS: &[SinkEntry] = &[file::ENTRY, zarr::ENTRY, null::ENTRY];
+pub const SINKS: &[SinkEntry] = &[file::ENTRY, zarr::ENTRY, rdma::ENTRY, null::ENTRY];

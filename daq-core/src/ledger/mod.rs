@@ -210,6 +210,10 @@ ledger! {
         full,
         /// Frames not written because the medium had no space or failed, taken ones among them.
         dropped,
+        /// Times that its peer was connected, where it has one.
+        connections,
+        /// Times that it began to wait for its peer to take frames.
+        stalls,
     }
 }
 

@@ -288,6 +288,10 @@ pub struct SinkReport {
     pub full: bool,
     /// Frames not written.
     pub dropped: u64,
+    /// Times that its peer was connected; 0 where it has none.
+    pub connections: u64,
+    /// Times that it began to wait for its peer to take frames.
+    pub stalls: u64,
 }
 
 impl SinkReport {
@@ -299,6 +303,8 @@ impl SinkReport {
             files: ledger.files.get(),
             full: ledger.full.get() != 0,
             dropped: ledger.dropped.get(),
+            connections: ledger.connections.get(),
+            stalls: ledger.stalls.get(),
         }
     }
 }

@@ -309,6 +309,8 @@ impl Pipeline {
                 first_bytes: ring.first_bytes,
                 place_bytes: ring.place_bytes,
                 directory: options.directory.clone(),
+                memory: parts.regions[&ring.name].clone(),
+                wait: planned.wait,
                 ledger: ledger.clone(),
             };
             let sink = component

@@ -9,6 +9,7 @@ use daq_core::ledger::{ReaderLedger, RingLedger, SinkLedger};
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Completion, Producer, Reader, Ring, RingOptions};
 use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
+use daq_core::wait::Wait;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -116,6 +117,8 @@ pub fn context(
         name: name.into(),
         ring: "raw".into(),
         slot_bytes: layout.frame_bytes(),
+        memory: Region::host(layout.frame_bytes().max(1), HostOptions::default()).unwrap(),
+        wait: Wait::Event,
         layout,
         places,
         first_bytes: place_bytes,

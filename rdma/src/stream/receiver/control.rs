@@ -148,11 +148,16 @@ impl Shape {
             }
         }
         if first.mode != self.mode {
-            return Err(format!("this side's mode is {}: have the same on both", name(self.mode)));
+            return Err(format!(
+                "this side's mode is {}: have the same on both",
+                name(self.mode)
+            ));
         }
         if first.places > self.places {
             let (wanted, places) = (first.places, self.places);
-            return Err(format!("frames of {places} places here, of {wanted} there: raise `places`"));
+            return Err(format!(
+                "frames of {places} places here, of {wanted} there: raise `places`"
+            ));
         }
         Ok(first)
     }
@@ -337,17 +342,19 @@ impl Shared {
         if is_open {
             self.wait_while(None, |state| matches!(state.phase, Phase::Asked(_)));
         }
-        self.change(|state| match std::mem::replace(&mut state.phase, Phase::Open) {
-            Phase::Granted(terms) => {
-                state.phase = Phase::Connecting;
-                Ok(terms)
-            }
-            Phase::Denied(why) => Err(why),
-            other => {
-                state.phase = other;
-                Err("it does not receive just now".to_owned())
-            }
-        })
+        self.change(
+            |state| match std::mem::replace(&mut state.phase, Phase::Open) {
+                Phase::Granted(terms) => {
+                    state.phase = Phase::Connecting;
+                    Ok(terms)
+                }
+                Phase::Denied(why) => Err(why),
+                other => {
+                    state.phase = other;
+                    Err("it does not receive just now".to_owned())
+                }
+            },
+        )
     }
 
     /// Hands a link over, or tells that it came to nothing.
@@ -406,7 +413,10 @@ impl Control {
 
     fn look_at_cards(&self) {
         for (i, nic) in self.rails.iter().enumerate() {
-            if self.rails[..i].iter().any(|earlier| Arc::ptr_eq(earlier, nic)) {
+            if self.rails[..i]
+                .iter()
+                .any(|earlier| Arc::ptr_eq(earlier, nic))
+            {
                 continue;
             }
             while let Some(event) = nic.event() {
@@ -446,7 +456,9 @@ impl Control {
         };
         let connected = self
             .connect(incoming, hello, &peer, terms)
-            .inspect_err(|why| tracing::warn!("{}: {peer}: {why}; waiting for it again", self.name));
+            .inspect_err(|why| {
+                tracing::warn!("{}: {peer}: {why}; waiting for it again", self.name)
+            });
         self.shared.hand_over(connected.ok().map(Box::new));
     }
 
@@ -547,7 +559,11 @@ pub(super) fn post(
     (payload, records): (&Keys, &Keys),
 ) -> Result<(), VerbsError> {
     let slot = slot_of(terms, frame);
-    let record = records.of(rail).piece(slot * shape.record(), shape.record());
-    let bytes = payload.of(rail).piece(terms.offset + slot * terms.stride, terms.slot);
+    let record = records
+        .of(rail)
+        .piece(slot * shape.record(), shape.record());
+    let bytes = payload
+        .of(rail)
+        .piece(terms.offset + slot * terms.stride, terms.slot);
     queue.receive(slot as u64, &[record, bytes])
 }

@@ -147,7 +147,9 @@ impl Link {
 
     /// In which ways its memory is registered.
     pub(super) fn ways(&self) -> String {
-        self.live.as_ref().map_or_else(String::new, |live| live.payload.ways())
+        self.live
+            .as_ref()
+            .map_or_else(String::new, |live| live.payload.ways())
     }
 
     /// Why it is to end, if it is.
@@ -317,9 +319,14 @@ impl Link {
         let told = record.length.saturating_add(self.shape.record() as u64);
         if u64::from(work.bytes) != told {
             let found = work.bytes;
-            return Verdict::Cannot(format!("a message of {found} bytes where {told} are told of"));
+            return Verdict::Cannot(format!(
+                "a message of {found} bytes where {told} are told of"
+            ));
         }
-        if work.immediate.is_some_and(|immediate| immediate != low(record.number)) {
+        if work
+            .immediate
+            .is_some_and(|immediate| immediate != low(record.number))
+        {
             return Verdict::Cannot(format!("its record is of frame {}", record.number));
         }
         self.check(record)
@@ -339,7 +346,9 @@ impl Link {
         let places = self.shape.places;
         if record.places > places || record.arrived > record.places {
             let (of, arrived) = (record.places, record.arrived);
-            return Verdict::Cannot(format!("{arrived} of {of} places, where {places} are the most"));
+            return Verdict::Cannot(format!(
+                "{arrived} of {of} places, where {places} are the most"
+            ));
         }
         Verdict::Is(record)
     }
@@ -352,9 +361,13 @@ impl Link {
             return;
         };
         let posted = match self.shape.mode {
-            Mode::Write => self.used.iter_mut().enumerate().try_for_each(|(rail, used)| {
-                (0..std::mem::take(used)).try_for_each(|_| live.queues[rail].receive(0, &[]))
-            }),
+            Mode::Write => self
+                .used
+                .iter_mut()
+                .enumerate()
+                .try_for_each(|(rail, used)| {
+                    (0..std::mem::take(used)).try_for_each(|_| live.queues[rail].receive(0, &[]))
+                }),
             Mode::Send => (self.posted..credits).try_for_each(|frame| {
                 let number = self.terms.next.wrapping_add(frame);
                 let rail = rail_of(number, self.shape.rails);

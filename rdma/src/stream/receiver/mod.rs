@@ -115,7 +115,12 @@ impl Receiver {
             why,
         };
         let limits = |of: fn(&dyn Nic) -> u64| rails.iter().map(|nic| of(&**nic)).min();
-        let work = limits(|nic| nic.limits().max_work.min(nic.limits().max_completions).into());
+        let work = limits(|nic| {
+            nic.limits()
+                .max_work
+                .min(nic.limits().max_completions)
+                .into()
+        });
         let bytes = limits(|nic| nic.limits().max_message).unwrap_or(0);
         let Some(work) = work else {
             return Err(unfit(&options.name, "a receiver needs a card".to_owned()));
@@ -154,12 +159,15 @@ impl Receiver {
             (Mode::Write, _) => bytes,
             (Mode::Send, Service::Ud) => {
                 let port = rails[0].port();
-                let mtu = port.map_err(|error| unfit(rails[0].name(), error.to_string()))?.mtu;
+                let mtu = port
+                    .map_err(|error| unfit(rails[0].name(), error.to_string()))?
+                    .mtu;
                 bytes.min(mtu.into()).saturating_sub(record)
             }
             (Mode::Send, _) => bytes.saturating_sub(record),
         };
-        let slots = (work.saturating_sub(u64::from(control::SENDS) + 1)).saturating_mul(rails.len() as u64);
+        let slots =
+            (work.saturating_sub(u64::from(control::SENDS) + 1)).saturating_mul(rails.len() as u64);
         let slots = slots.min(1 << 31);
         let shared = Shared::new();
         let access = match shape.mode {
@@ -223,8 +231,10 @@ impl Receiver {
 
     /// What is wanted of a ring's addresses.
     fn ring(&self, slots: &Slots) -> Result<Ring, String> {
-        let (Some(first), Ok(count)) = (slots.addresses.first(), u32::try_from(slots.addresses.len()))
-        else {
+        let (Some(first), Ok(count)) = (
+            slots.addresses.first(),
+            u32::try_from(slots.addresses.len()),
+        ) else {
             return Err(format!("a ring of {} slots", slots.addresses.len()));
         };
         if slots.addresses.len() > self.most.0 || slots.bytes > self.most.1 {
@@ -238,13 +248,18 @@ impl Receiver {
             Some(second) => usize::try_from(second.wrapping_sub(*first)).unwrap_or(0),
             None => slots.bytes,
         };
-        let is_even = slots.addresses.windows(2).all(|pair| pair[1].wrapping_sub(pair[0]) == stride as u64);
+        let is_even = slots
+            .addresses
+            .windows(2)
+            .all(|pair| pair[1].wrapping_sub(pair[0]) == stride as u64);
         if !is_even || stride < slots.bytes {
             return Err("slots that do not lie evenly one behind the other".to_owned());
         }
         let around = self.payload.around(*first).and_then(|(memory, bytes)| {
             let offset = usize::try_from(first - memory).ok()?;
-            let end = (slots.addresses.len() - 1).checked_mul(stride)?.checked_add(slots.bytes)?;
+            let end = (slots.addresses.len() - 1)
+                .checked_mul(stride)?
+                .checked_add(slots.bytes)?;
             (end.checked_add(offset)? <= bytes).then_some((memory, offset))
         });
         let (memory, offset) = around.ok_or("slots that were not mapped for it")?;
@@ -293,7 +308,12 @@ impl Receiver {
                 return Some(Phase::Denied(format!("it receives from {}", link.peer())));
             }
             if link.is_live() {
-                tracing::info!("{}: {} has come anew, from {}", self.name, link.peer(), asked.peer);
+                tracing::info!(
+                    "{}: {} has come anew, from {}",
+                    self.name,
+                    link.peer(),
+                    asked.peer
+                );
                 link.end(false);
             }
             // Asked again until the link is done with.
@@ -308,11 +328,16 @@ impl Receiver {
             )));
         }
         let hello = &asked.hello;
-        let known = self.streams.iter().find(|(stream, _)| *stream == hello.stream);
+        let known = self
+            .streams
+            .iter()
+            .find(|(stream, _)| *stream == hello.stream);
         let next = known.map_or(hello.first, |(_, next)| hello.first.max(*next));
         let missing = known.map_or(0, |(_, next)| hello.first.saturating_sub(*next));
         if missing > MAX_GAP {
-            return Some(Phase::Denied(format!("{missing} frames cannot have been lost")));
+            return Some(Phase::Denied(format!(
+                "{missing} frames cannot have been lost"
+            )));
         }
         if !self.is_holdable() {
             self.given = self.told + u64::from(ring.slots);
@@ -465,7 +490,11 @@ impl Engine for Receiver {
             why: format!("it was given {why}"),
         })?;
         let bytes = ring.slots as usize * self.shape.record();
-        if self.records.as_ref().is_none_or(|records| records.bytes() < bytes) {
+        if self
+            .records
+            .as_ref()
+            .is_none_or(|records| records.bytes() < bytes)
+        {
             self.records = None;
             self.records = Some(DmaBuffer::new(self.record_device.clone(), bytes)?);
         }
@@ -498,7 +527,11 @@ impl Engine for Receiver {
         };
         link.serve(credits, count == 0);
         if let Some((fault, why)) = link.failure() {
-            tracing::warn!("{}: {} is gone: {why}; waiting for it", self.name, link.peer());
+            tracing::warn!(
+                "{}: {} is gone: {why}; waiting for it",
+                self.name,
+                link.peer()
+            );
             done.fault(fault as usize);
             link.end(false);
         }

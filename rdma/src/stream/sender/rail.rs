@@ -142,7 +142,13 @@ impl Rail {
                 Source::Memory(memory, from, bytes) => {
                     for offset in (0..bytes).step_by(parcel.chunk) {
                         let piece = [memory.piece(from + offset, parcel.chunk.min(bytes - offset))];
-                        post(queue, id, into(offset, None), Payload::Memory(&piece), false)?;
+                        post(
+                            queue,
+                            id,
+                            into(offset, None),
+                            Payload::Memory(&piece),
+                            false,
+                        )?;
                     }
                 }
             }
@@ -155,7 +161,13 @@ impl Rail {
             }
             Source::Memory(memory, from, bytes) => {
                 let piece = [memory.piece(from, bytes)];
-                post(queue, id, into(0, number), Payload::Memory(&piece), signaled)
+                post(
+                    queue,
+                    id,
+                    into(0, number),
+                    Payload::Memory(&piece),
+                    signaled,
+                )
             }
         }
     }

@@ -7,7 +7,12 @@ mod scripted;
 use super::*;
 use rig::{Bare, Rig, low, record};
 
-const KINDS: [(Mode, usize); 4] = [(Mode::Write, 1), (Mode::Write, 3), (Mode::Send, 1), (Mode::Send, 3)];
+const KINDS: [(Mode, usize); 4] = [
+    (Mode::Write, 1),
+    (Mode::Write, 3),
+    (Mode::Send, 1),
+    (Mode::Send, 3),
+];
 
 /// A rig that a sender is connected with.
 fn connected(mode: Mode, rails: usize, slots: usize) -> (Rig, Bare) {
@@ -47,7 +52,11 @@ fn frames_come_in_order_over_all_rails() {
         send(&mut rig, &mut bare, 0..100);
         rig.until(|rig| rig.got.len() == 100);
         assert_eq!(rig.numbers(), (0..100).collect::<Vec<_>>());
-        assert!(rig.got.iter().all(|got| (got.missing, got.passed, got.epoch) == (0, 0, 1)));
+        assert!(
+            rig.got
+                .iter()
+                .all(|got| (got.missing, got.passed, got.epoch) == (0, 0, 1))
+        );
         assert_eq!(rig.faults.iter().sum::<u64>(), 0);
     }
 }

@@ -152,7 +152,11 @@ impl Rig {
         for (i, done) in done.iter().enumerate() {
             let origin = done.origin.unwrap();
             let number = origin.sequence - 1000;
-            if self.got.last().is_none_or(|last| last.epoch != origin.epoch) {
+            if self
+                .got
+                .last()
+                .is_none_or(|last| last.epoch != origin.epoch)
+            {
                 let known = usize::try_from(origin.epoch).unwrap();
                 assert!(known <= self.streams.len(), "an epoch of nobody's");
             }
@@ -166,7 +170,11 @@ impl Rig {
             assert_eq!(done.timestamp.ns, number * 10);
             for word in 0..done.length / 8 {
                 let found = self.word(slot, word);
-                assert_eq!(found, content(stream, number, word), "frame {number}, word {word}");
+                assert_eq!(
+                    found,
+                    content(stream, number, word),
+                    "frame {number}, word {word}"
+                );
             }
             self.got.push(Got {
                 number,
@@ -310,7 +318,11 @@ impl Bare {
             &mut |_, _| Ok(()),
             LONG,
         )?;
-        self.offers = link.greetings.iter().map(|offer| Offer::decode(offer).unwrap()).collect();
+        self.offers = link
+            .greetings
+            .iter()
+            .map(|offer| Offer::decode(offer).unwrap())
+            .collect();
         self.open.fill(0);
         self.failed = None;
         self.link = Some(link);
@@ -348,7 +360,13 @@ impl Bare {
         at
     }
 
-    pub(super) fn post(&mut self, rail: usize, verb: Verb, pieces: &[(usize, usize)], signaled: bool) {
+    pub(super) fn post(
+        &mut self,
+        rail: usize,
+        verb: Verb,
+        pieces: &[(usize, usize)],
+        signaled: bool,
+    ) {
         let pieces: Vec<Piece<'_>> = pieces
             .iter()
             .map(|(at, bytes)| self.keys.of(rail).piece(*at, *bytes))

@@ -1,0 +1,357 @@
+//! `rdma`: frames to the source `rdma` of another host, by a network card that does RDMA.
+//!
+//! Frames go with all that is known of them (number, epoch, timestamp, which places arrived) by writes into the
+//! receiver's slots, or by messages. How they go, what is promised and what happens when the receiver is away is told in
+//! [`daq_rdma::stream`]; this file reads the configuration and opens the cards.
+//!
+//! # From where
+//! A ring in host memory is read by the card itself. A ring on a GPU is copied to host memory by the staging engine
+//! first, in the plan, unless `path = "direct"` has the card read the GPU's memory; where it cannot, the start fails with
+//! every refusal. `path = "auto"` is staged: which of the two is faster depends on card, GPU and frame size and is not
+//! measured here, and reading a GPU's memory was never run on a real card.
+//!
+//! # The receiver is away
+//! What happens to frames meanwhile is declared by the sink's `guarantee`: they wait, or they are dropped and counted. A
+//! receiver that is full is away, too, once it has taken nothing for `patience`.
+
+use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::entry::{Claim, SinkEntry};
+use daq_core::ledger::SinkLedger;
+use daq_core::ring::Lease;
+use daq_core::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
+use daq_core::units::{ByteSize, Span};
+use daq_rdma::connect::Connection;
+use daq_rdma::stream::sender::{Counters, MAX_RAILS, Options, Sender};
+use daq_rdma::stream::wire::{Mode, Record};
+use daq_rdma::verbs::{Nic, Service};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What `daq` knows of `rdma`.
+pub const ENTRY: SinkEntry = SinkEntry {
+    name: "rdma",
+    summary: "Sends frames to the source rdma of another host, by a network card that does RDMA",
+    example: "\
+[sink.NAME]
+driver = \"rdma\"
+input = \"INPUT\"
+# The receiver: a source rdma that listens there.
+to = \"receiver.example:7471\"
+# The cards that send, one rail each; the receiver needs as many rails. `software` is none at all: it needs no hardware,
+# and is slow.
+nics = [\"mlx5_0\"]
+# Queues of each card, a rail each.
+# queues = 1
+# How the hosts find each other: by a plain TCP exchange, or by rdma_cm (\"cm\").
+# connection = \"tcp\"
+# By writes into the receiver's slots, or by messages (\"send\"); the receiver must have the same.
+# mode = \"write\"
+# Reliable (\"rc\"); unreliable: \"uc\" with writes, \"ud\" with messages of one packet. The receiver must have the same.
+# service = \"rc\"
+# How frames of a GPU's ring get to the card: \"staged\" by host memory, or \"direct\".
+# path = \"auto\"
+# Payloads and records of at most so many bytes are sent out of the posted work itself.
+# inline = \"256 B\"
+# Most bytes of one write.
+# chunk = \"1 MiB\"
+# Most frames under way on a rail.
+# depth = 128
+# A receiver that takes nothing for so long is away.
+# patience = \"1 s\"
+",
+    schema: || schemars::schema_for!(RdmaKeys),
+    parse,
+};
+
+/// The keys of an `rdma` sink.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RdmaKeys {
+    /// The receiver's host and port, as in `"10.0.0.2:7471"`: a source `rdma` that listens there.
+    pub to: String,
+    /// The cards that send, by name as in `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; frame `n` goes by rail `n`
+    /// modulo their number. `"software"` is a card made of software, for tests and trials.
+    pub nics: Vec<String>,
+    /// Queues of each card, each a rail of its own; default 1. With all cards at most 255.
+    #[serde(default = "one")]
+    pub queues: u32,
+    /// How the hosts find each other: `"tcp"`, a plain exchange over the network, or `"cm"`, by `rdma_cm`; default
+    /// `"tcp"`. The receiver must have the same.
+    #[serde(default)]
+    pub connection: Connection,
+    /// `"write"`: into the receiver's slots; `"send"`: by messages into what it has posted; default `"write"`. The
+    /// receiver must have the same.
+    #[serde(default)]
+    pub mode: ModeKey,
+    /// `"rc"`: reliable, nothing is lost; `"uc"`: unreliable writes; `"ud"`: unreliable messages of one packet, by one
+    /// queue, which nothing holds back. Default `"rc"`. The receiver must have the same.
+    #[serde(default)]
+    pub service: ServiceKey,
+    /// How frames of a ring on a GPU get to the card: `"staged"`, by a ring in host memory; `"direct"`, the card reads
+    /// the GPU's memory, or the start fails; default `"auto"`: staged.
+    #[serde(default)]
+    pub path: PathKey,
+    /// Payloads and records of at most so many bytes are sent out of the posted work itself, at most what the card takes
+    /// and 4 KiB; default `"256 B"`.
+    #[serde(default = "inline")]
+    pub inline: ByteSize,
+    /// Most bytes of one write, at least 4 KiB; default `"1 MiB"`.
+    #[serde(default = "chunk")]
+    pub chunk: ByteSize,
+    /// Most frames under way on a rail, 1 to 16384; default 128, less where the card holds less.
+    #[serde(default = "depth")]
+    pub depth: u32,
+    /// A receiver that takes nothing for so long is away; default `"1 s"`.
+    #[serde(default = "patience")]
+    pub patience: Span,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+const fn inline() -> ByteSize {
+    ByteSize(256)
+}
+
+const fn chunk() -> ByteSize {
+    ByteSize(1 << 20)
+}
+
+const fn depth() -> u32 {
+    128
+}
+
+const fn patience() -> Span {
+    Span(Duration::from_secs(1))
+}
+
+/// How frames go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ModeKey {
+    /// Into the receiver's slots.
+    #[default]
+    Write,
+    /// By messages.
+    Send,
+}
+
+/// Of what kind queues are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ServiceKey {
+    /// Reliable connection.
+    #[default]
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagrams.
+    Ud,
+}
+
+/// How frames of a GPU's ring get to the card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PathKey {
+    /// What works everywhere: staged.
+    #[default]
+    Auto,
+    /// The card reads the GPU's memory.
+    Direct,
+    /// By host memory.
+    Staged,
+}
+
+impl RdmaKeys {
+    fn check(&self) -> Result<(), Problem> {
+        let port = self.to.rsplit_once(':').map(|(host, port)| {
+            let port = port.parse::<u16>().ok().filter(|port| *port > 0);
+            (!host.is_empty()).then_some(port).flatten()
+        });
+        if port.flatten().is_none() {
+            let message = format!("\"{}\" is no host with a port", self.to);
+            return Err(Problem::at("to", message).help("try \"10.0.0.2:7471\""));
+        }
+        let rails = u64::from(self.queues) * self.nics.len() as u64;
+        if self.nics.is_empty() {
+            return Err(Problem::at("nics", "no card sends")
+                .help("name one, as in [\"mlx5_0\"]; `rdma link` lists them"));
+        }
+        if rails == 0 || rails > MAX_RAILS.into() {
+            let message = format!("{rails} queues in all are not from 1 to {MAX_RAILS}");
+            return Err(Problem::at("queues", message).help("try 1"));
+        }
+        match (self.mode, self.service) {
+            (ModeKey::Write, ServiceKey::Ud) => {
+                return Err(Problem::at("service", "datagrams carry no writes")
+                    .help("use mode = \"send\", or service = \"rc\""));
+            }
+            (ModeKey::Send, ServiceKey::Uc) => {
+                return Err(Problem::at("service", "messages go by rc or ud")
+                    .help("use mode = \"write\", or service = \"rc\""));
+            }
+            (_, ServiceKey::Ud) if rails > 1 => {
+                return Err(Problem::at("service", "datagrams go by one queue")
+                    .help("name one card with queues = 1"));
+            }
+            _ => {}
+        }
+        if self.inline.0 > 4096 {
+            let message = format!("{} is more than 4 KiB", self.inline);
+            return Err(Problem::at("inline", message).help("try \"256 B\""));
+        }
+        if self.chunk.0 < 4096 {
+            let message = format!("{} is less than 4 KiB", self.chunk);
+            return Err(Problem::at("chunk", message).help("try \"1 MiB\""));
+        }
+        if !(1..=16384).contains(&self.depth) {
+            let message = format!("{} is not from 1 to 16384", self.depth);
+            return Err(Problem::at("depth", message).help("try 128"));
+        }
+        Ok(())
+    }
+
+    fn options(&self, context: &SinkContext) -> Options {
+        Options {
+            mode: match self.mode {
+                ModeKey::Write => Mode::Write,
+                ModeKey::Send => Mode::Send,
+            },
+            service: match self.service {
+                ServiceKey::Rc => Service::Rc,
+                ServiceKey::Uc => Service::Uc,
+                ServiceKey::Ud => Service::Ud,
+            },
+            inline: u32::try_from(self.inline.0).unwrap_or(u32::MAX),
+            chunk: self.chunk.bytes().unwrap_or(usize::MAX),
+            depth: self.depth,
+            wait: context.wait,
+            patience: self.patience.0,
+            ..Options::new(&self.to, context.slot_bytes, context.places)
+        }
+    }
+
+    /// The cards, one a rail: all of them, then all of them again.
+    fn open(&self) -> Result<Vec<Arc<dyn Nic>>, SinkError> {
+        let mut cards: Vec<(&str, Arc<dyn Nic>)> = Vec::with_capacity(self.nics.len());
+        for name in &self.nics {
+            let known = cards.iter().find(|(other, _)| other == name);
+            let card = match known {
+                Some((_, card)) => card.clone(),
+                None => daq_rdma::nics::open(name).map_err(|error| SinkError::Failed {
+                    what: format!("card {name}"),
+                    why: error.to_string(),
+                })?,
+            };
+            cards.push((name, card));
+        }
+        let cards = cards.iter().map(|(_, card)| card.clone());
+        Ok((0..self.queues).flat_map(|_| cards.clone()).collect())
+    }
+
+    fn address(&self) -> Result<SocketAddr, SinkError> {
+        let why = match self.to.to_socket_addrs() {
+            Ok(mut addresses) => match addresses.next() {
+                Some(address) => return Ok(address),
+                None => "the name has no address".to_owned(),
+            },
+            Err(error) => error.to_string(),
+        };
+        Err(SinkError::Failed {
+            what: format!("receiver {}", self.to),
+            why: format!("{why}; write its address in `to`, or see that the name is known here"),
+        })
+    }
+}
+
+fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SinkSpec>> {
+    let keys: RdmaKeys = section.finish(&[], diagnostics)?;
+    match keys.check() {
+        Ok(()) => Some(Box::new(keys)),
+        Err(problem) => {
+            diagnostics.push(section.problem(problem));
+            None
+        }
+    }
+}
+
+impl SinkSpec for RdmaKeys {
+    /// A receiver takes one sender.
+    fn claims(&self) -> Vec<Claim> {
+        vec![Claim::Device(format!("receiver {}", self.to))]
+    }
+
+    fn accepts(&self) -> Placements {
+        match self.path {
+            PathKey::Direct => Placements::Any,
+            PathKey::Auto | PathKey::Staged => Placements::Host,
+        }
+    }
+
+    fn memory(&self, _slot_bytes: usize) -> usize {
+        self.nics.len() * self.queues as usize * self.depth as usize * Record::bytes(0)
+    }
+
+    fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {
+        let what = format!("receiver {}", self.to);
+        let failed = |why: String| SinkError::Failed {
+            what: what.clone(),
+            why,
+        };
+        let address = self.address()?;
+        let nics = self.open()?;
+        let dialler = self
+            .connection
+            .dialler(address)
+            .map_err(|error| failed(error.to_string()))?;
+        let counters = Counters {
+            connections: context.ledger.connections.clone(),
+            stalls: context.ledger.stalls.clone(),
+        };
+        let options = self.options(&context);
+        let sender = Sender::new(nics, dialler, &context.memory, options, counters)
+            .map_err(|error| failed(error.to_string()))?;
+        tracing::info!("sink {}: {}", context.name, sender.path());
+        Ok(Box::new(Rdma {
+            sender,
+            what,
+            ledger: context.ledger,
+        }))
+    }
+}
+
+struct Rdma {
+    sender: Sender,
+    what: String,
+    ledger: SinkLedger,
+}
+
+impl Sink for Rdma {
+    fn consume(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, SinkError> {
+        let sent = self
+            .sender
+            .send(lease, from)
+            .map_err(|away| SinkError::Away {
+                what: self.what.clone(),
+                why: away.why,
+            })?;
+        let bytes: usize = (from..from + sent).map(|i| lease.length(i)).sum();
+        self.ledger.frames.add(sent as u64);
+        self.ledger.bytes.add(bytes as u64);
+        Ok(sent)
+    }
+
+    fn tick(&mut self) -> Result<(), SinkError> {
+        self.sender.tick();
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), SinkError> {
+        self.sender.finish();
+        Ok(())
+    }
+}
