@@ -355,6 +355,8 @@ pub(super) mod tests {
             files: 14,
             full: true,
             dropped: 15,
+            connections: 18,
+            stalls: 19,
         };
         report.sinks.insert("di\"sk".to_owned(), sink);
         assert_eq!(report.violations(), []);

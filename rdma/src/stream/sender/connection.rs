@@ -3,9 +3,10 @@
 use super::rail::Rail;
 use super::{MAX_RAILS, Options};
 use crate::connect::{ConnectError, Dialler, Watch};
+use crate::register;
 use crate::stream::sys::area::Area;
 use crate::stream::wire::{Hello, Mode, Offer, Record};
-use crate::verbs::{Access, MemoryKey, Nic, QueueOptions, Service, Way};
+use crate::verbs::{Access, MemoryKey, Nic, QueueOptions, Service};
 use daq_core::wait::Wait;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -205,8 +206,7 @@ impl Terms {
         let mut keys = Vec::with_capacity(rails);
         let mut hello = Vec::with_capacity(rails);
         for (i, nic) in self.nics.iter().enumerate() {
-            let key = nic
-                .register(credits.region(), Way::Host, access)
+            let key = register::words(&**nic, credits.region(), access)
                 .map_err(|error| error.to_string())?;
             hello.push(Hello {
                 mode: self.options.mode,

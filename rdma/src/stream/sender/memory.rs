@@ -2,11 +2,14 @@
 
 use super::rail::{Source, Told};
 use super::{Broken, Options, SenderError};
+use crate::register::{self, PeerFacts, Registered, Unregistrable};
 use crate::stream::sys::area::Area;
 use crate::stream::wire::{Mode, Record};
-use crate::verbs::{Access, MemoryKey, Nic, VerbsError, Way};
+use crate::verbs::{Access, MemoryKey, Nic};
+use daq_core::cuda::Device;
 use daq_core::region::{Placement, Region};
 use daq_core::ring::Lease;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Most bytes that frames are copied to which cannot be read where they lie, one frame at least.
@@ -16,31 +19,35 @@ const BOUNCE_BYTES: usize = 16 << 20;
 type Keys = Vec<Arc<MemoryKey>>;
 
 /// Registers `region` with every card, for reading.
-fn on_each(nics: &[Arc<dyn Nic>], region: &Arc<Region>) -> Result<Keys, VerbsError> {
+fn on_each(nics: &[Arc<dyn Nic>], region: &Arc<Region>) -> Result<Keys, Unregistrable> {
+    let facts = facts_of(region.placement());
     let mut keys = Keys::with_capacity(nics.len());
     for (i, nic) in nics.iter().enumerate() {
         let known = nics[..i].iter().position(|other| Arc::ptr_eq(other, nic));
-        keys.push(match known {
-            Some(known) => keys[known].clone(),
-            None => Arc::new(register(nic, region)?),
-        });
+        if let Some(known) = known {
+            keys.push(keys[known].clone());
+            continue;
+        }
+        let Registered { key, refused } =
+            register::register(&**nic, region, Access::default(), &facts)?;
+        for refusal in refused {
+            tracing::info!("{}: {refusal}", nic.name());
+        }
+        keys.push(Arc::new(key));
     }
     Ok(keys)
 }
 
-fn register(nic: &Arc<dyn Nic>, region: &Arc<Region>) -> Result<MemoryKey, VerbsError> {
-    let access = Access::default();
-    if region.placement() == Placement::Host {
-        return nic.register(region, Way::Host, access);
+/// What this host says of a GPU's memory.
+fn facts_of(placement: Placement) -> PeerFacts {
+    let Placement::Cuda(ordinal) = placement else {
+        return PeerFacts::default();
+    };
+    let facts = PeerFacts::read(Path::new("/"));
+    match Device::open(ordinal) {
+        Ok(device) => facts.with_gpu(device.attributes()),
+        Err(_) => facts,
     }
-    nic.register(region, Way::DmaBuf, access)
-        .or_else(|refused| {
-            nic.register(region, Way::Peer, access)
-                .map_err(|error| VerbsError {
-                    why: format!("{}; before: {refused}", error.why),
-                    ..error
-                })
-        })
 }
 
 /// Where payloads are read.
@@ -48,7 +55,7 @@ pub(super) struct Memory {
     nics: Vec<Arc<dyn Nic>>,
     ring: Arc<Region>,
     /// Why the ring is not registered, where it is not.
-    keys: Result<Keys, VerbsError>,
+    keys: Result<Keys, Unregistrable>,
     /// Made when the first frame needs it, which is at once or never.
     bounce: Option<(Area, Keys)>,
     /// Frames that fit into it.
@@ -65,7 +72,7 @@ impl Memory {
     ) -> Result<Self, SenderError> {
         let keys = on_each(nics, ring);
         if let (Err(error), Placement::Cuda(_)) = (&keys, ring.placement()) {
-            return Err(SenderError::Verbs(error.clone()));
+            return Err(SenderError::Registering(error.clone()));
         }
         let stride = options.slot.next_multiple_of(64).max(64);
         Ok(Self {
@@ -103,7 +110,8 @@ impl Memory {
         }
         let area = Area::new(self.places * self.stride)
             .map_err(|error| Broken::Told(error.to_string()))?;
-        let keys = on_each(&self.nics, area.region()).map_err(Broken::Verbs)?;
+        let keys =
+            on_each(&self.nics, area.region()).map_err(|error| Broken::Told(error.to_string()))?;
         self.bounce = Some((area, keys));
         Ok(())
     }

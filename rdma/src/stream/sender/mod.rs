@@ -125,6 +125,9 @@ pub enum SenderError {
     /// A card refused.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
+    /// A card cannot read a GPU's memory.
+    #[error("{0}; leave out `path = \"direct\"` to go by host memory")]
+    Registering(#[from] crate::register::Unregistrable),
     /// There is no memory for records.
     #[error(transparent)]
     Memory(#[from] RegionError),

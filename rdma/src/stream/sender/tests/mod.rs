@@ -1,6 +1,7 @@
 //! Senders over software cards, to a receiver that speaks the wire and nothing more.
 
 mod bare;
+mod both;
 
 use super::{Away, Counters, Options, Sender};
 use crate::connect::tcp;

@@ -1,0 +1,226 @@
+//! The sending end with the receiving end.
+
+use super::*;
+use crate::stream::receiver::{self, FAULTS, Receiver};
+use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
+use std::sync::atomic::AtomicBool;
+
+const SLOTS: usize = 6;
+
+/// A frame as the receiving end told it.
+struct Told {
+    done: Done,
+    present: Vec<u64>,
+    bytes: Vec<u8>,
+}
+
+/// A receiver that takes frames on a thread until it is told to stop.
+struct Far {
+    address: SocketAddr,
+    stop: Arc<AtomicBool>,
+    holds: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<Vec<Told>>,
+}
+
+impl Far {
+    fn start(shape: &Shape) -> Self {
+        let waiting = tcp::listener((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = waiting.address();
+        let card = Card::new(Ipv4Addr::LOCALHOST.into(), shape.faults.clone()).unwrap();
+        let options = receiver::Options {
+            name: "far".to_owned(),
+            mode: shape.mode,
+            service: shape.service,
+            places: shape.places,
+            relaxed: false,
+        };
+        let engine = Receiver::new(&options, vec![card; shape.rails], Box::new(waiting)).unwrap();
+        let (stop, holds) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let shape = shape.clone();
+        let flags = (stop.clone(), holds.clone());
+        let thread = std::thread::spawn(move || take(engine, &shape, &flags.0, &flags.1));
+        Self {
+            address,
+            stop,
+            holds,
+            thread,
+        }
+    }
+
+    fn end(self) -> Vec<Told> {
+        self.stop.store(true, Ordering::Release);
+        self.thread.join().unwrap()
+    }
+}
+
+fn take(mut engine: Receiver, shape: &Shape, stop: &AtomicBool, holds: &AtomicBool) -> Vec<Told> {
+    let stride = shape.slot.next_multiple_of(64);
+    let memory = DmaBuffer::new(engine.device().clone(), SLOTS * stride).unwrap();
+    let addresses = (0..SLOTS).map(|slot| memory.address() + (slot * stride) as u64);
+    let slots = Slots {
+        addresses: addresses.collect(),
+        bytes: shape.slot,
+        first: 2,
+        bell: None,
+    };
+    engine.arm(&slots).unwrap();
+    engine.credit(u32::try_from(SLOTS).unwrap());
+    let mut completions = Completions::with_places(SLOTS, FAULTS.len(), shape.places.max(1));
+    let (mut turn, mut owed, mut got) = (2, 0, Vec::new());
+    loop {
+        let is_last = stop.load(Ordering::Acquire);
+        completions.clear(usize::MAX);
+        engine.poll(&mut completions).unwrap();
+        for (i, done) in completions.as_slice().iter().enumerate() {
+            assert_eq!((done.missing, done.passed), (0, 0));
+            let at = turn % SLOTS * stride;
+            turn += 1;
+            let words = (0..done.length.div_ceil(8)).map(|word| memory.read64(at + word * 8));
+            let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+            bytes.truncate(done.length);
+            got.push(Told {
+                done: *done,
+                present: completions.present(i).to_vec(),
+                bytes,
+            });
+            owed += 1;
+        }
+        if !holds.load(Ordering::Acquire) {
+            engine.credit(std::mem::take(&mut owed));
+        }
+        if completions.as_slice().is_empty() {
+            if is_last {
+                engine.quiesce(HANG).unwrap();
+                return got;
+            }
+            engine.wait(Duration::from_millis(1)).unwrap();
+        }
+    }
+}
+
+fn compare(near: &Near, told: &[Told]) {
+    assert_eq!(told.len(), near.metas.len());
+    for (n, (told, meta)) in told.iter().zip(&near.metas).enumerate() {
+        let origin = told.done.origin.unwrap();
+        assert_eq!(
+            (origin.sequence, origin.flags, origin.places, origin.arrived),
+            (meta.sequence, meta.flags, meta.places, meta.arrived)
+        );
+        assert_eq!(
+            (told.done.timestamp, told.done.length),
+            (meta.timestamp, meta.length)
+        );
+        let is_there = |i: u32| told.present[i as usize / 64] >> (i % 64) & 1 == 1;
+        for i in 0..meta.places {
+            assert_eq!(is_there(i), !(u64::from(i) + n as u64).is_multiple_of(5));
+        }
+        let wrong = told
+            .bytes
+            .iter()
+            .enumerate()
+            .find(|(i, is)| **is != byte(n as u64, *i));
+        assert_eq!(wrong, None, "frame {n}");
+    }
+}
+
+#[test]
+fn both_ends_understand_each_other() {
+    let base = Shape::default();
+    for shape in [
+        base.clone(),
+        Shape {
+            rails: 3,
+            places: 130,
+            ..base.clone()
+        },
+        Shape {
+            mode: Mode::Send,
+            ..base.clone()
+        },
+        Shape {
+            mode: Mode::Send,
+            rails: 2,
+            places: 130,
+            ..base.clone()
+        },
+        Shape {
+            service: Service::Uc,
+            ..base
+        },
+    ] {
+        let far = Far::start(&shape);
+        let options = Options {
+            chunk: 1500,
+            ..options(&shape)
+        };
+        let mut near = Near::new(far.address, shape.rails, options);
+        near.run(&lengths(300));
+        assert_eq!(
+            near.counters.connections.get(),
+            1,
+            "{:?} {shape:?}",
+            near.why
+        );
+        compare(&near, &far.end());
+        near.sender.finish();
+    }
+}
+
+#[test]
+fn a_receiver_that_frees_nothing_holds_the_sender_back() {
+    let shape = Shape::default();
+    let far = Far::start(&shape);
+    let mut near = Near::new(far.address, 1, options(&shape));
+    near.run(&[64; 3]);
+    far.holds.store(true, Ordering::Release);
+    near.publish(&[64; 16]);
+    let lease = near.reader.poll(16).unwrap();
+    let (mut taken, begun) = (0, Instant::now());
+    let away = loop {
+        match near.sender.send(&lease, taken) {
+            Ok(frames) => taken += frames,
+            Err(away) => break away.why,
+        }
+        assert!(begun.elapsed() < HANG);
+    };
+    assert!(
+        away.contains("full") && taken <= SLOTS,
+        "{taken} frames, {away}"
+    );
+    far.holds.store(false, Ordering::Release);
+    while taken < lease.len() {
+        taken += near.sender.send(&lease, taken).unwrap_or(0);
+        assert!(begun.elapsed() < HANG);
+    }
+    lease.retire(daq_core::ring::Completion::Immediate);
+    assert_eq!(near.counters.connections.get(), 1);
+    compare(&near, &far.end());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(10))]
+
+    #[test]
+    fn whatever_breaks_between_both_ends_every_frame_is_told_once(
+        near_faults in proptest::collection::vec(("cut@|kill@", 1..600_u32), 0..4),
+        far_faults in proptest::collection::vec(("cut-received@|cut@|kill@", 1..600_u32), 0..4),
+        rails in 1..4_usize,
+        is_send: bool,
+    ) {
+        let text = |faults: &[(String, u32)]| {
+            let words = faults.iter().map(|(what, at)| format!("{what}{at}"));
+            words.chain(["patience=100".to_owned()]).collect::<Vec<_>>().join(",")
+        };
+        let mode = if is_send { Mode::Send } else { Mode::Write };
+        let faults = text(&far_faults).parse().unwrap();
+        let shape = Shape { rails, mode, faults, places: 70, ..Shape::default() };
+        let far = Far::start(&shape);
+        let faults = text(&near_faults).parse().unwrap();
+        let mut near = Near::with(far.address, rails, options(&shape), (true, faults));
+        near.run(&lengths(400));
+        compare(&near, &far.end());
+    }
+}
