@@ -131,7 +131,7 @@ impl Connector {
         self.jitter ^= self.jitter << 13;
         self.jitter ^= self.jitter >> 7;
         self.jitter ^= self.jitter << 17;
-        full - full / 2 * u32::from(self.jitter.to_le_bytes()[3]) / 255
+        full / 2 + full / 2 * u32::from(self.jitter.to_le_bytes()[3]) / 255
     }
 }
 

@@ -324,7 +324,9 @@ impl Sender {
                     Ok(()) => {
                         let sent = self.done - start;
                         return if sent == 0 && self.is_refusing() {
-                            Err(self.away("it takes no frames: its ring is full"))
+                            Err(Away {
+                                why: "it takes no frames: its ring is full".to_owned(),
+                            })
                         } else {
                             Ok(self.told(sent, lease, from))
                         };
@@ -392,10 +394,10 @@ impl Sender {
         while self.connection.is_none() {
             let left = until.saturating_duration_since(Instant::now());
             let Some(answer) = self.connector.wait(left) else {
-                return Some(self.away_as_told());
+                return Some(self.away());
             };
             if !self.take(answer) && Instant::now() >= until {
-                return Some(self.away_as_told());
+                return Some(self.away());
             }
         }
         None
@@ -417,7 +419,7 @@ impl Sender {
         }
         if next < self.done {
             // Meanwhile frames were given up that it was promised.
-            self.why = "frames were dropped while it was dialled; dialling again".to_owned();
+            "frames were dropped while it was dialled; dialling again".clone_into(&mut self.why);
             return false;
         }
         if next > self.done {
@@ -642,15 +644,12 @@ impl Sender {
         sent
     }
 
-    fn away_as_told(&self) -> Away {
-        self.away(&self.why)
-    }
-
-    fn away(&self, why: &str) -> Away {
+    fn away(&self) -> Away {
         Away {
-            why: why.to_owned(),
+            why: self.why.clone(),
         }
     }
+
 }
 
 /// What a frame is called by its ring.

@@ -178,26 +178,17 @@ impl Rail {
         let verb = Verb::Send {
             immediate: Some(low(id)),
         };
-        let mut post = |payload: Payload<'_>| post(queue, id, verb, payload, signaled);
+        let post = |payload: Payload<'_>| post(queue, id, verb, payload, signaled);
         match (whole, parcel.record, parcel.payload) {
-            (Some(bytes), ..) => post(Payload::Inline(bytes)),
-            (None, Told::Memory(memory, from, bytes), Source::Memory(ring, at, length))
-                if length > 0 =>
-            {
-                post(Payload::Memory(&[
-                    memory.piece(from, bytes),
-                    ring.piece(at, length),
-                ]))
+            (Some(bytes), ..) | (None, Told::Inline(bytes), _) => post(Payload::Inline(bytes)),
+            (None, Told::Memory(memory, from, bytes), Source::Memory(ring, at, length)) => {
+                let record = memory.piece(from, bytes);
+                post(Payload::Memory(&[record, ring.piece(at, length)]))
             }
-            (None, Told::Memory(memory, from, bytes), payload) => {
-                debug_assert_eq!(
-                    payload.bytes(),
-                    0,
-                    "a payload beside a record lies in memory"
-                );
+            (None, Told::Memory(memory, from, bytes), Source::Inline(payload)) => {
+                debug_assert!(payload.is_empty(), "a payload beside a record lies in memory");
                 post(Payload::Memory(&[memory.piece(from, bytes)]))
             }
-            (None, Told::Inline(bytes), _) => post(Payload::Inline(bytes)),
         }
     }
 

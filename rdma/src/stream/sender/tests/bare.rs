@@ -143,7 +143,9 @@ impl Receiver {
         while !self.orders.stop.load(Ordering::Acquire) {
             if let Some(mut session) = self.accept() {
                 self.orders.connections.fetch_add(1, Ordering::AcqRel);
-                while !self.orders.stop.load(Ordering::Acquire) && self.step(&mut session) {}
+                while !self.orders.stop.load(Ordering::Acquire) && self.step(&mut session) {
+                    std::hint::spin_loop();
+                }
                 self.part(session);
             }
         }
@@ -371,7 +373,8 @@ impl Receiver {
     fn arrived(&mut self, session: &Session, rail: usize, done: &WorkDone) {
         let (shape, immediate) = (&self.shape, done.immediate.unwrap());
         let base = self.next.saturating_sub(u64::from(shape.slots));
-        let n = (base..).find(|n| *n as u32 == immediate).unwrap();
+        let low = |n: u64| u32::try_from(n & u64::from(u32::MAX)).unwrap();
+        let n = base + u64::from(immediate.wrapping_sub(low(base)));
         assert!(
             n >= self.next,
             "frame {n} came again, {} was wanted",

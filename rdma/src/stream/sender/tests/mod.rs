@@ -1,4 +1,9 @@
 //! Senders over software cards, to a receiver that speaks the wire and nothing more.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "panicking is how tests report; patterns are cut"
+)]
 
 mod bare;
 mod both;
