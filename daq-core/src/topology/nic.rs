@@ -293,18 +293,14 @@ impl Topology {
         if let Some(name) = declared {
             return self.nic(name);
         }
-        let found = match gpu {
-            Some(gpu) => self.nearest_nic(gpu),
-            None => {
-                let nics = self.nics.iter();
-                nics.min_by_key(|nic| {
-                    (
-                        !nic.is_active(),
-                        nic.pci.is_none(),
-                        std::cmp::Reverse(nic.rate()),
-                    )
-                })
-            }
+        let found = if let Some(gpu) = gpu {
+            self.nearest_nic(gpu)
+        } else {
+            let nics = self.nics.iter();
+            nics.min_by_key(|nic| {
+                let rate = std::cmp::Reverse(nic.rate());
+                (!nic.is_active(), nic.pci.is_none(), rate)
+            })
         };
         found.ok_or(NoNic::None)
     }

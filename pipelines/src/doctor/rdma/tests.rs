@@ -69,7 +69,7 @@ impl Server {
             for priority in 0..8 {
                 let on = u8::from(priority == 3);
                 let path = format!("/sys/class/net/eth0/ecn/{side}/enable/{priority}");
-                server.write(&path, &format!("{on}\n"));
+                server.write(&path, format!("{on}\n"));
             }
         }
         server.write(
