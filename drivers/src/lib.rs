@@ -5,6 +5,7 @@ pub mod datagram;
 pub mod format;
 pub mod fpga;
 pub mod hsb;
+pub mod hsb_sensor;
 pub mod list;
 pub mod pcap;
 pub mod rdma;

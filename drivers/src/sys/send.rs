@@ -4,7 +4,7 @@ use super::socket::{Interface, SocketError, interface_index, scoped, set_int};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Messages of one system call.
@@ -65,6 +65,28 @@ impl Sender {
         }
         let to = scoped(fd.as_fd(), to, interface)?;
         rustix::net::connect(&fd, &to).map_err(call("connect"))?;
+        Ok(Self {
+            fd,
+            segment: 0,
+            offload,
+        })
+    }
+
+    /// A sender whose packets come from `from`, an address that several senders of this user may share.
+    pub fn bound(from: SocketAddrV4, to: SocketAddrV4, offload: bool) -> Result<Self, SocketError> {
+        let call = |action, address: SocketAddrV4| {
+            move |source| SocketError::Call {
+                action,
+                address: address.into(),
+                source,
+            }
+        };
+        let flags = SocketFlags::CLOEXEC;
+        let fd = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)
+            .map_err(call("open a socket", from))?;
+        sockopt::set_socket_reuseport(&fd, true).map_err(call("share the port", from))?;
+        rustix::net::bind(&fd, &from).map_err(call("bind", from))?;
+        rustix::net::connect(&fd, &to).map_err(call("connect", to))?;
         Ok(Self {
             fd,
             segment: 0,

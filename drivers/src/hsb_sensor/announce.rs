@@ -1,0 +1,124 @@
+//! What a board tells once a second, so that hosts find it: 300 bytes laid out like a BOOTP request (RFC 951), with its
+//! addresses and, in the vendor's part, what it is.
+
+use super::SensorError;
+use super::counts::Shared;
+use std::net::{SocketAddrV4, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// The UDP port that announcements come from.
+const FROM: u16 = 12_268;
+const BYTES: usize = 300;
+const EVERY: Duration = Duration::from_secs(1);
+/// How often the thread looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Announces a board.
+#[derive(Debug)]
+pub(super) struct Announcer {
+    socket: UdpSocket,
+    to: SocketAddrV4,
+    board: SocketAddrV4,
+}
+
+impl Announcer {
+    pub(super) fn open(board: SocketAddrV4, to: SocketAddrV4) -> Result<Self, SensorError> {
+        let from = SocketAddrV4::new(*board.ip(), FROM);
+        let open = || {
+            let socket = UdpSocket::bind(from)?;
+            socket.set_broadcast(true)?;
+            Ok(socket)
+        };
+        let socket = open().map_err(|source| SensorError::Socket {
+            what: "announcing",
+            address: from,
+            source,
+        })?;
+        Ok(Self { socket, to, board })
+    }
+
+    pub(super) fn run(self, stop: &AtomicBool, shared: &Shared) {
+        let start = Instant::now();
+        let mut number = 0_u32;
+        while !stop.load(Ordering::Acquire) {
+            let due = start + EVERY * number;
+            match due.checked_duration_since(Instant::now()) {
+                Some(left) if !left.is_zero() => std::thread::sleep(left.min(LOOK)),
+                _ => {
+                    let seconds = u16::try_from(start.elapsed().as_secs()).unwrap_or(u16::MAX);
+                    match self.socket.send_to(&message(self.board, seconds), self.to) {
+                        Ok(_) => shared.lock().announcements += 1,
+                        // Nobody listens: the next one may be heard.
+                        Err(error) => tracing::debug!("announcing to {}: {error}", self.to),
+                    }
+                    number += 1;
+                }
+            }
+        }
+    }
+}
+
+/// The Ethernet address of the board at `ip`: a locally administered one with the IP address in it.
+fn ethernet(board: SocketAddrV4) -> [u8; 6] {
+    let [a, b, c, d] = board.ip().octets();
+    [0x02, 0xda, a, b, c, d]
+}
+
+/// An announcement; `seconds` is how long the board has been running.
+fn message(board: SocketAddrV4, seconds: u16) -> [u8; BYTES] {
+    let ethernet = ethernet(board);
+    let [.., host] = board.ip().octets();
+    // Vendor tag and length of what follows, vendor, data plane, version of this layout, board.
+    let mut vendor = vec![0xe0, 39];
+    vendor.extend(b"NVDA");
+    vendor.extend([0, 2, 2, 0]);
+    // What identifies the kind of board, 20 bytes; serial number, 7 bytes.
+    vendor.extend(b"daq simulated sensor");
+    vendor.extend([b'S', b'I', b'M', 0, 0, 0, host]);
+    // Versions of the gateware (little-endian) and its checksum.
+    vendor.extend([0x10, 0x25, 0, 0]);
+    let pieces: [&[u8]; 11] = [
+        // Request, Ethernet, length of its addresses, hops.
+        &[1, 1, 6, 0],
+        // Transaction.
+        &[0; 4],
+        &seconds.to_be_bytes(),
+        // Flags.
+        &[0; 2],
+        // The board's own address.
+        &board.ip().octets(),
+        // Given, server's and gateway's address.
+        &[0; 12],
+        &ethernet,
+        &[0; 10],
+        // Server and boot file.
+        &[0; 64],
+        &[0; 128],
+        &vendor,
+    ];
+    let mut message = [0; BYTES];
+    for (byte, value) in message.iter_mut().zip(pieces.into_iter().flatten()) {
+        *byte = *value;
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_announcement_has_its_fields_in_place() {
+        let message = message("192.168.0.2:8192".parse().unwrap(), 0x0102);
+        assert_eq!(message[..4], [1, 1, 6, 0]);
+        assert_eq!(message[8..10], [1, 2]);
+        assert_eq!(message[12..16], [192, 168, 0, 2]);
+        assert_eq!(message[28..34], [0x02, 0xda, 192, 168, 0, 2]);
+        assert_eq!(message[236..242], [0xe0, 39, b'N', b'V', b'D', b'A']);
+        // Tag and length are not counted.
+        let vendor = &message[236..];
+        assert_eq!(vendor[2 + 39 - 4..2 + 39], [0x10, 0x25, 0, 0]);
+        assert!(vendor[2 + 39..].iter().all(|byte| *byte == 0));
+    }
+}

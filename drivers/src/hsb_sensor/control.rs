@@ -1,0 +1,214 @@
+//! The control plane: register access in UDP datagrams, big-endian, one request at a time.
+//!
+//! ```text
+//!   request: command u8, flags u8, sequence u16, reserved u16, then address u32 and data u32 for each access
+//!   reply:   command | 0x80, flags, sequence, status u8, reserved u8, address and data for each access, latched u16
+//! ```
+
+use super::counts::Shared;
+use super::faults::Faults;
+use super::registers::{Effect, Registers};
+use super::stream::Line;
+use rustix::net::RecvFlags;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const WRITE: u8 = 0x04;
+const WRITE_BLOCK: u8 = 0x09;
+const READ: u8 = 0x14;
+const READ_BLOCK: u8 = 0x19;
+const REPLY: u8 = 0x80;
+
+/// The flag of a write that is to be answered.
+const ANSWER: u8 = 1;
+/// The flag of a request whose sequence number is to be one more than the one before.
+const IN_SEQUENCE: u8 = 2;
+
+const SUCCESS: u8 = 0x00;
+const INVALID_ADDRESS: u8 = 0x03;
+const INVALID_COMMAND: u8 = 0x04;
+const INVALID_FLAGS: u8 = 0x06;
+const OUT_OF_SEQUENCE: u8 = 0x0b;
+
+const HEADER: usize = 6;
+const ACCESS: usize = 8;
+const MOST_ACCESSES: usize = 511;
+/// How often the thread looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Answers requests.
+pub(super) struct Server {
+    socket: UdpSocket,
+    registers: Registers,
+    faults: Faults,
+    lines: Vec<Arc<Line>>,
+    shared: Arc<Shared>,
+    /// Requests so far.
+    requests: u64,
+    /// Sequence number of the request before.
+    before: Option<u16>,
+}
+
+impl Server {
+    pub(super) fn new(
+        socket: UdpSocket,
+        registers: Registers,
+        faults: Faults,
+        lines: Vec<Arc<Line>>,
+        shared: Arc<Shared>,
+    ) -> Self {
+        Self {
+            socket,
+            registers,
+            faults,
+            lines,
+            shared,
+            requests: 0,
+            before: None,
+        }
+    }
+
+    pub(super) fn run(mut self, stop: &AtomicBool) {
+        if let Err(error) = self.socket.set_read_timeout(Some(LOOK)) {
+            tracing::error!("the control plane cannot wait: {error}");
+            return;
+        }
+        let mut datagram = vec![0; 65_536];
+        while !stop.load(Ordering::Acquire) {
+            // A refusal of an earlier reply comes back here as an error; like no request, it is nothing to answer.
+            let Ok((bytes, from)) = self.socket.recv_from(&mut datagram) else {
+                continue;
+            };
+            if let Some(reply) = self.answer(&datagram[..bytes]) {
+                self.send(&reply, from);
+            }
+        }
+    }
+
+    fn send(&self, reply: &[u8], to: SocketAddr) {
+        let mut next = [0];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let is_overlapped = rustix::net::recv(&self.socket, &mut next, flags).is_ok();
+        let sent = self.socket.send_to(reply, to).is_ok();
+        let mut counts = self.shared.lock();
+        counts.replies += u64::from(sent);
+        counts.overlapped += u64::from(is_overlapped);
+    }
+
+    /// Carries a request out, and makes its reply where it gets one.
+    fn answer(&mut self, request: &[u8]) -> Option<Vec<u8>> {
+        let Some((&[command, flags, high, low, _, _], accesses)) =
+            request.split_first_chunk::<HEADER>()
+        else {
+            self.shared.lock().malformed += 1;
+            return None;
+        };
+        let number = self.requests;
+        self.requests += 1;
+        self.shared.lock().requests += 1;
+        let sequence = u16::from_be_bytes([high, low]);
+        let expected = self.before.replace(sequence).map(|n| n.wrapping_add(1));
+        let (pairs, rest) = accesses.as_chunks::<ACCESS>();
+        let is_whole = rest.is_empty() && !pairs.is_empty();
+        let is_in_sequence =
+            flags & IN_SEQUENCE == 0 || expected.is_none_or(|expected| expected == sequence);
+        let mut done = Vec::with_capacity(accesses.len());
+        let status = if self.faults.hits("ecb-status", number) {
+            self.shared.lock().ecb_faults += 1;
+            INVALID_ADDRESS
+        } else if flags & !(ANSWER | IN_SEQUENCE) != 0 {
+            INVALID_FLAGS
+        } else if !is_in_sequence {
+            OUT_OF_SEQUENCE
+        } else {
+            match command {
+                WRITE | READ if is_whole && pairs.len() == 1 => {
+                    self.carry_out(command == WRITE, pairs, &mut done)
+                }
+                WRITE_BLOCK | READ_BLOCK if is_whole && pairs.len() <= MOST_ACCESSES => {
+                    self.carry_out(command == WRITE_BLOCK, pairs, &mut done)
+                }
+                _ => INVALID_COMMAND,
+            }
+        };
+        if status != SUCCESS {
+            self.shared.lock().refused += 1;
+            done = accesses.to_vec();
+        }
+        let is_write = matches!(command, WRITE | WRITE_BLOCK);
+        if is_write && flags & ANSWER == 0 && status == SUCCESS {
+            return None;
+        }
+        if self.faults.hits("ecb-silent", number) {
+            self.shared.lock().ecb_faults += 1;
+            return None;
+        }
+        let mut told = sequence;
+        if self.faults.hits("ecb-sequence", number) {
+            self.shared.lock().ecb_faults += 1;
+            told = sequence.wrapping_add(0x100);
+        }
+        let mut reply = vec![command | REPLY, flags];
+        reply.extend(told.to_be_bytes());
+        reply.extend([status, 0]);
+        reply.extend(done);
+        reply.extend(sequence.to_be_bytes());
+        Some(reply)
+    }
+
+    /// Reads or writes registers one after the other until one is refused; `done` is what the reply tells of them.
+    fn carry_out(&mut self, is_write: bool, pairs: &[[u8; ACCESS]], done: &mut Vec<u8>) -> u8 {
+        for &[a, b, c, d, e, f, g, h] in pairs {
+            let address = u32::from_be_bytes([a, b, c, d]);
+            let value = u32::from_be_bytes([e, f, g, h]);
+            let result = if is_write {
+                let mut effects = Vec::new();
+                let result = self.registers.write(address, value, &mut effects);
+                for effect in effects {
+                    self.follow(effect);
+                }
+                result.map(|()| value)
+            } else {
+                self.registers.read(address)
+            };
+            let Ok(value) = result else {
+                return INVALID_ADDRESS;
+            };
+            done.extend(address.to_be_bytes());
+            done.extend(value.to_be_bytes());
+        }
+        SUCCESS
+    }
+
+    /// Does what follows from a write, before it is answered: a sensor whose disarming is answered sends nothing more.
+    fn follow(&self, effect: Effect) {
+        match effect {
+            Effect::Armed(sensor, target) => {
+                tracing::info!(sensor, ?target, "armed");
+                self.shared.sensor(sensor, |counts| counts.arms += 1);
+                if let (Some(target), Some(line)) = (target, self.lines.get(sensor)) {
+                    line.arm(target);
+                }
+            }
+            Effect::Disarmed(sensor) => {
+                if let Some(line) = self.lines.get(sensor) {
+                    line.disarm();
+                }
+                tracing::info!(sensor, "disarmed");
+                self.shared.sensor(sensor, |counts| counts.disarms += 1);
+            }
+            Effect::Mistake(what) => self.mistake(what),
+            Effect::Changed(what) => {
+                self.shared.lock().changed_while_armed += 1;
+                self.mistake(what);
+            }
+        }
+    }
+
+    fn mistake(&self, what: String) {
+        tracing::warn!("{what}");
+        self.shared.mistake(what);
+    }
+}
