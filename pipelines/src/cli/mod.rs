@@ -11,6 +11,7 @@ mod reference;
 mod run;
 mod selftest;
 mod sim_card;
+mod sim_hsb;
 mod state;
 mod topo;
 mod tune;
@@ -105,6 +106,8 @@ enum Command {
     Selftest(selftest::Args),
     /// Be a PCIe card of software, behind a socket, for those who have none on their desk.
     SimCard(sim_card::Args),
+    /// Be a Holoscan Sensor Bridge of software, for those who have none on their desk.
+    SimHsb(sim_hsb::Args),
     /// Measure how this machine's GPUs copy, in under a second each, and keep that for later runs.
     Tune(tune::Args),
     /// Print the JSON schema of configurations, or a reference page.
@@ -168,6 +171,7 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&args),
         Command::Selftest(args) => selftest::selftest(&args),
         Command::SimCard(args) => sim_card::sim_card(&args),
+        Command::SimHsb(args) => sim_hsb::sim_hsb(&args),
         Command::Tune(args) => tune::tune(&args),
         Command::Reference { page } => show(&reference::page(page)),
         Command::FpgaOwner { device } => owner::owner(&device),
