@@ -327,7 +327,7 @@ impl Worker {
             packets.clear();
             let mut payload = 0;
             for index in *used..end {
-                payload += make.push(&mut packets, index, &Damage::default());
+                payload += make.push(&mut packets, index, None);
             }
             let size = if *used < alike { one } else { packets.len() };
             outlet.send(&packets, size, end - *used, payload)?;
@@ -356,19 +356,14 @@ impl Worker {
                 continue;
             }
             let hit = |name| self.faults.hits(name, number);
-            let damage = Damage {
-                address: hit("bad-va"),
-                key: hit("bad-rkey"),
-                length: hit("bad-length"),
-                opcode: hit("bad-opcode"),
-                checksum: hit("bad-icrc"),
-            };
-            if damage != Damage::default() {
+            let damage = Damage::ALL.iter().find(|(name, _)| hit(name));
+            let damage = damage.map(|(_, damage)| *damage);
+            if damage.is_some() {
                 self.shared
                     .sensor(self.sensor, |counts| counts.damaged += 1);
             }
             let mut packet = Vec::new();
-            let payload = make.push(&mut packet, index, &damage);
+            let payload = make.push(&mut packet, index, damage);
             if hit("reorder") || (is_last && self.faults.hits("late-immediate", make.number)) {
                 self.shared.sensor(self.sensor, |counts| counts.late += 1);
                 outlet.held.push(packet.clone());
@@ -397,13 +392,24 @@ impl Worker {
 }
 
 /// What is wrong with a packet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Damage {
-    address: bool,
-    key: bool,
-    length: bool,
-    opcode: bool,
-    checksum: bool,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Damage {
+    Address,
+    Key,
+    Length,
+    Opcode,
+    Checksum,
+}
+
+impl Damage {
+    /// All of them, by the names of the faults.
+    const ALL: [(&'static str, Self); 5] = [
+        ("bad-va", Self::Address),
+        ("bad-rkey", Self::Key),
+        ("bad-length", Self::Length),
+        ("bad-opcode", Self::Opcode),
+        ("bad-icrc", Self::Checksum),
+    ];
 }
 
 /// Makes the packets of a frame.
@@ -423,7 +429,7 @@ struct Make<'a> {
 
 impl Make<'_> {
     /// Appends packet `index`; how many bytes of the frame are in it.
-    fn push(&self, into: &mut Vec<u8>, index: u64, damage: &Damage) -> usize {
+    fn push(&self, into: &mut Vec<u8>, index: u64, damage: Option<Damage>) -> usize {
         let target = self.target;
         let is_data = index < self.cut.data;
         let is_last = index + 1 == self.cut.all;
@@ -445,27 +451,27 @@ impl Make<'_> {
         let psn = self.first_psn.wrapping_add(ahead) & self.worker.psn_mask;
         let page = u64::from(self.page) * target.increment;
         let mut address = target.base + page + offset as u64;
-        if damage.address {
+        if damage == Some(Damage::Address) {
             address = target
                 .base
                 .wrapping_add(target.increment * (u64::from(target.last_page) + 1))
                 .wrapping_add(offset as u64);
         }
         let length = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let opcode = match (damage.opcode, is_last) {
-            (true, _) => FOREIGN,
-            (false, true) => WRITE_IMMEDIATE,
-            (false, false) => WRITE,
+        let opcode = match (damage, is_last) {
+            (Some(Damage::Opcode), _) => FOREIGN,
+            (_, true) => WRITE_IMMEDIATE,
+            (_, false) => WRITE,
         };
         let headers = Headers {
             opcode,
             queue: target.queue,
             psn,
             address,
-            key: target.key ^ u32::from(damage.key),
-            length: length + 128 * u32::from(damage.length),
+            key: target.key ^ u32::from(damage == Some(Damage::Key)),
+            length: length + 128 * u32::from(damage == Some(Damage::Length)),
             immediate: is_last.then(|| immediate(self.page, psn)),
-            is_broken: damage.checksum,
+            is_broken: damage == Some(Damage::Checksum),
         };
         packet::push(into, self.flow, &headers, bytes, |payload| {
             let (frame, rest) = payload.split_at_mut(data.min(bytes));
@@ -507,7 +513,7 @@ impl Outlet<'_> {
         }
         self.bytes += payload as u64;
         let sent = self.sender.send_packets(bytes, size);
-        self.count(sent, packets, payload);
+        self.count(&sent, packets, payload);
         self.flush();
         Ok(())
     }
@@ -516,12 +522,12 @@ impl Outlet<'_> {
     fn flush(&mut self) {
         for packet in std::mem::take(&mut self.held) {
             let sent = self.sender.send_packets(&packet, packet.len());
-            self.count(sent, 1, 0);
+            self.count(&sent, 1, 0);
         }
     }
 
-    fn count(&self, sent: std::io::Result<()>, packets: u64, payload: usize) {
-        if let Err(error) = &sent {
+    fn count(&self, sent: &std::io::Result<()>, packets: u64, payload: usize) {
+        if let Err(error) = sent {
             tracing::warn!(sensor = self.worker.sensor, "sending failed: {error}");
         }
         self.worker

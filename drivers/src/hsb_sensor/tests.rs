@@ -354,7 +354,7 @@ fn the_control_plane_refuses_what_is_none() {
     host.write(0x1000, 77);
     assert_eq!(host.access(0x14, 0x1000, 0), (0, 77));
     // Two accesses in a request that has one, and in one that may have more.
-    let mut ask = |request: &[u8]| {
+    let ask = |request: &[u8]| {
         host.control.send(request).unwrap();
         let mut reply = vec![0; 100];
         let bytes = host.control.recv(&mut reply).unwrap();
