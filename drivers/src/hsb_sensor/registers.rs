@@ -137,12 +137,16 @@ impl Registers {
     ) -> Result<(), Refusal> {
         match self.place(address)? {
             Place::Packet(plane) => {
-                self.check_idle(self.planes[plane].mask, "packet size", effects);
+                if self.planes[plane].packet != value {
+                    self.check_idle(self.planes[plane].mask, "packet size", effects);
+                }
                 self.planes[plane].packet = value;
                 self.planes[plane].is_packet_written = true;
             }
             Place::From(plane) => {
-                self.check_idle(self.planes[plane].mask, "source port", effects);
+                if self.planes[plane].from != value {
+                    self.check_idle(self.planes[plane].mask, "source port", effects);
+                }
                 self.planes[plane].from = value;
             }
             Place::Mask(plane) => self.mask(plane, value, effects),
@@ -380,7 +384,13 @@ mod tests {
         let mut registers = Registers::new(2, 1);
         write(&mut registers, &whole());
         assert_eq!(mistakes(&write(&mut registers, &[(0x0200_030c, 2)])), 0);
-        for (address, value) in whole() {
+        // Those of the plane are shared: to write what they are is none.
+        assert_eq!(
+            write(&mut registers, &[(0x0200_0304, 11), (0x0200_0308, 12_288)]),
+            []
+        );
+        let changes = [(0x0200_0304, 12), (0x0200_0304, 11), (0x0200_0308, 7)];
+        for (address, value) in whole().into_iter().skip(1).chain(changes) {
             let effects = write(&mut registers, &[(address, value)]);
             assert!(matches!(effects[..], [Effect::Changed(_)]), "{effects:?}");
         }

@@ -1,0 +1,101 @@
+"""A simulated Holoscan Sensor Bridge into a host ring, over the loopback interface: rate, loss, CPU.
+
+Usage: python tests/bench_hsb.py [SECONDS [BINARY]]
+
+Needs target/release/daq, or BINARY. The sensor runs on core 0, the source on core 1. A row a packet size and rate: what
+was asked of the sensor, what came, packets lost, and the CPU time of both in cores. Prints Markdown.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ADDRESS = "127.83.0.2:8192"
+FRAME = 1 << 20
+CONFIG = """
+[source.in]
+driver = "hsb"
+listen = "127.0.0.1:{port}"
+device = "{address}"
+frame = "{frame} B"
+packet = "{packet} B"
+core = 1
+ring = "frames"
+samples = {{ type = "uint8" }}
+[ring.frames]
+memory = "host"
+slot = "{frame} B"
+slots = 32
+[sink.null]
+driver = "null"
+input = "frames"
+core = 1
+"""
+
+
+def free_port():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def reap(process, used, key):
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    used[key] = usage.ru_utime + usage.ru_stime
+
+
+def measure(binary, packet, rate, seconds):
+    """One run: report of the source, counts of the sensor, CPU seconds of both."""
+    frames = int(rate * 1e9 * seconds / 8 / FRAME)
+    with tempfile.TemporaryDirectory() as place:
+        config = os.path.join(place, "hsb.toml")
+        with open(config, "w") as file:
+            file.write(CONFIG.format(port=free_port(), address=ADDRESS, frame=FRAME, packet=packet))
+        environment = dict(os.environ, DAQ_LOG="error", XDG_STATE_HOME=place)
+        sensor = subprocess.Popen(
+            ["taskset", "-c", "0", binary, "sim-hsb", "--listen", ADDRESS, "--announce", "off", "--once", "--json",
+             "--rate", f"{rate} Gbit/s", "--frames", str(frames)],
+            stdout=subprocess.PIPE, text=True, env=environment)
+        assert sensor.stdout.readline().startswith("listening on "), "the sensor does not listen"
+        source = subprocess.Popen(
+            ["taskset", "-c", "1", binary, "run", config, "--report", "json", "--for", f"{seconds + 1} s"],
+            stdout=subprocess.PIPE, text=True, env=environment, cwd=place)
+        used, texts = {}, {}
+        readers = [threading.Thread(target=lambda key=key, pipe=pipe: texts.update({key: pipe.read()}))
+                   for key, pipe in (("source", source.stdout), ("sensor", sensor.stdout))]
+        for reader in readers:
+            reader.start()
+        reap(source, used, "source")
+        if source.returncode != 0:
+            sensor.send_signal(signal.SIGTERM)
+        reap(sensor, used, "sensor")
+        for reader in readers:
+            reader.join()
+        return json.loads(texts["source"]), json.loads(texts["sensor"]), used
+
+
+def main():
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 5
+    binary = sys.argv[2] if len(sys.argv) > 2 else os.path.join(ROOT, "target/release/daq")
+    print("| packet | asked Gbit/s | packets sent | delivered | lost | rejected | source, cores | sensor, cores |")
+    print("|---|---|---|---|---|---|---|---|")
+    for packet in (1408, 8704):
+        for rate in (2, 5, 8, 12):
+            report, counts, used = measure(binary, packet, rate, seconds)
+            ledger = report["sources"]["in"]
+            sensor = counts["sensors"][0]
+            late = "" if sensor["frames"] == int(rate * 1e9 * seconds / 8 / FRAME) else " (the sensor was too slow)"
+            print(f"| {packet} | {rate}{late} | {sensor['packets'] - sensor['frames']} | {ledger['delivered']} "
+                  f"| {sum(ledger['lost'].values())} | {ledger['rejected']} "
+                  f"| {used['source'] / seconds:.2f} | {used['sensor'] / seconds:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+//! Arming and disarming, whatever the device answers and however the run ends.
+
+use crate::setup::{FRAMES, PACKETS, Run, config, is_host_correct, options, own};
+use daq_core::units::BitRate;
+use daq_drivers::hsb_sensor::{Board, Options};
+use daq_tests::Daq;
+
+/// A board that never ends, slow enough for any machine.
+fn endless(faults: &[&str]) -> Options {
+    Options {
+        frames: None,
+        rate: Some(BitRate(20e6)),
+        ..options(faults)
+    }
+}
+
+#[test]
+fn the_end_of_a_run_disarms() {
+    let board = Board::start(&endless(&[])).unwrap();
+    let daq = Daq::new(&config(&board.address().to_string(), 1, ""));
+    for round in 1..=2 {
+        let mut live = daq.spawn(&[]);
+        live.wait_count("sources.adc0.delivered", 100);
+        live.stop().ok();
+        let counts = board.counts();
+        assert_eq!(counts.sensors[0].arms, round);
+        is_host_correct(&counts);
+    }
+}
+
+#[test]
+fn a_run_takes_over_from_one_that_was_killed() {
+    let board = Board::start(&endless(&[])).unwrap();
+    let daq = Daq::new(&config(&board.address().to_string(), 1, ""));
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc0.delivered", 100);
+    live.kill();
+    let counts = board.counts();
+    assert_eq!((counts.sensors[0].arms, counts.sensors[0].disarms), (1, 0));
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc0.delivered", 100);
+    let outcome = live.stop();
+    assert!(outcome.stderr.contains("taken over"), "{}", outcome.stderr);
+    let counts = board.stop();
+    assert_eq!(counts.sensors[0].arms, 2);
+    is_host_correct(&counts);
+}
+
+/// A reply that is lost, or belongs to another request, is asked for again.
+#[test]
+fn replies_that_do_not_come_are_asked_for_again() {
+    let faults = [
+        "ecb-silent@0",
+        "ecb-silent@9:2",
+        "ecb-sequence@14",
+        "ecb-silent@17:2",
+    ];
+    let run = Run::new(&options(&faults), "", FRAMES * PACKETS as u64);
+    run.is(0, 0, 0);
+    run.has_all_but(&[], &[]);
+    assert_eq!(run.counts.ecb_faults, 6);
+}
+
+#[test]
+fn a_device_that_refuses_or_is_silent_is_told() {
+    for (fault, told) in [
+        ("ecb-status@5", "refuses to write register"),
+        ("ecb-silent@5:1000", "does not answer"),
+    ] {
+        let board = Board::start(&endless(&[fault])).unwrap();
+        let daq = Daq::new(&config(&board.address().to_string(), 1, ""));
+        let outcome = daq.run(&[]);
+        assert_ne!(outcome.code, 0);
+        assert!(outcome.stderr.contains(told), "{}", outcome.stderr);
+        let counts = board.stop();
+        assert_eq!(counts.sensors[0].arms, 0);
+        is_host_correct(&counts);
+    }
+}
+
+#[test]
+fn a_device_is_found() {
+    let board = |last| {
+        Board::start(&Options {
+            listen: own(last),
+            announce: Some("127.0.0.1:12267".parse().unwrap()),
+            ..endless(&[])
+        })
+        .unwrap()
+    };
+    let first = board(11);
+    let daq = Daq::new(&config("auto", 1, ""));
+    // An announcement comes once a second: on a machine that is busy for longer, it is listened for again.
+    loop {
+        let outcome = daq.run(&["--for", "200 ms"]);
+        if outcome.code == 0 {
+            break;
+        }
+        assert!(
+            outcome.stderr.contains("no device announced itself"),
+            "{}",
+            outcome.stderr
+        );
+    }
+    assert!(first.counts().sensors[0].arms > 0);
+    let second = board(12);
+    loop {
+        let outcome = daq.run(&["--for", "200 ms"]);
+        if outcome
+            .stderr
+            .contains("several devices announce themselves")
+        {
+            assert_ne!(outcome.code, 0);
+            for last in [11, 12] {
+                let address = own(last).ip().to_string();
+                assert!(outcome.stderr.contains(&address), "{}", outcome.stderr);
+            }
+            break;
+        }
+    }
+    assert_eq!(second.stop().sensors[0].arms, 0);
+    is_host_correct(&first.stop());
+}

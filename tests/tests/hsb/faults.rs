@@ -1,0 +1,101 @@
+//! What goes wrong on the way, and that it is counted, marked, and nothing else.
+
+use crate::setup::{ALL, FRAMES, PACKETS, Run, options};
+use daq_drivers::hsb_sensor::pattern::{Pattern, verify, whose};
+
+const EXPECTED: u64 = FRAMES * PACKETS as u64;
+
+fn run(faults: &[&str]) -> Run {
+    Run::new(&options(faults), "", EXPECTED)
+}
+
+#[test]
+fn gaps_are_counted_and_marked() {
+    // Within a frame; over its end and its metadata; whole frames between.
+    let gaps = [
+        (5, 1),
+        (2 * ALL + 3, 3),
+        (4 * ALL + 6, 6),
+        (10 * ALL + 2, 3 * ALL),
+    ];
+    let faults = gaps.map(|(at, count)| format!("gap@{at}:{count}"));
+    let run = run(&faults.each_ref().map(String::as_str));
+    let lost: Vec<(u64, usize)> = gaps
+        .iter()
+        .flat_map(|(at, count)| *at..at + count)
+        .map(|packet| (packet / ALL, usize::try_from(packet % ALL).unwrap()))
+        .filter(|(_, packet)| *packet < PACKETS)
+        .collect();
+    run.is(lost.len() as u64, 0, 0);
+    run.has_all_but(&[11, 12], &lost);
+    let dropped: u64 = gaps.iter().map(|(_, count)| count).sum();
+    assert_eq!(run.counts.sensors[0].dropped, dropped);
+}
+
+#[test]
+fn what_only_comes_in_another_order_is_no_loss() {
+    let at = 3 * ALL;
+    let reorder = [format!("reorder@{}", at + 2), format!("reorder@{}", at + 7)];
+    let run = run(&[
+        &reorder[0],
+        &reorder[1],
+        "late-immediate@20",
+        "no-metadata@30",
+    ]);
+    run.is(0, 0, 0);
+    run.has_all_but(&[], &[]);
+    assert_eq!(run.counts.sensors[0].late, 3);
+}
+
+#[test]
+fn what_comes_again_is_counted() {
+    let run = run(&["duplicate@10:2", "replay@20", "replay@40"]);
+    let again = run.counts.sensors[0].duplicates;
+    assert_eq!(again, 2 + 2 * ALL);
+    run.is(0, again, 0);
+    run.has_all_but(&[], &[]);
+}
+
+/// The packet itself is refused, so its place is lost; nothing else changes.
+#[test]
+fn hostile_packets_change_nothing() {
+    for fault in ["bad-va", "bad-rkey", "bad-length", "bad-opcode"] {
+        let at = 7 * ALL + 2;
+        let run = run(&[&format!("{fault}@{at}")]);
+        run.is(1, 0, 1);
+        run.has_all_but(&[], &[(7, 2)]);
+        assert_eq!(run.counts.sensors[0].damaged, 1, "{fault}");
+    }
+}
+
+/// A socket does not show what the invariant checksum covers.
+#[test]
+fn a_wrong_checksum_is_not_seen() {
+    let run = run(&["bad-icrc@30"]);
+    run.is(0, 0, 0);
+    run.has_all_but(&[], &[]);
+}
+
+#[test]
+fn a_restart_opens_an_epoch() {
+    let board = options(&["restart@20"]);
+    let run = Run::new(&board, "", EXPECTED - 3);
+    let found = ["epochs", "rejected", "duplicates"].map(|key| run.count(key));
+    assert_eq!(found, [2, 3, 0], "{:#}", run.outcome.report);
+    // Until four packets agree, the new count is not believed.
+    let mut frames = Vec::new();
+    for bytes in run.file.data.chunks(crate::setup::FRAME) {
+        let at = 4 * crate::setup::PACKET;
+        let (sensor, frame) = whose(bytes[at..at + 8].try_into().unwrap());
+        assert_eq!(sensor, 0);
+        let skip = if frame == 20 {
+            3 * crate::setup::PACKET
+        } else {
+            0
+        };
+        let wrong = verify(Pattern::Counter, 0, frame, skip as u64, &bytes[skip..]);
+        assert_eq!(wrong, None, "frame {frame}");
+        frames.push(frame);
+    }
+    assert_eq!(frames, (0..FRAMES).collect::<Vec<_>>());
+}

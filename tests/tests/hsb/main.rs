@@ -1,0 +1,14 @@
+//! The whole of daq with a simulated Holoscan Sensor Bridge over the loopback interface.
+//!
+//! A test's whole stream fits into the socket's buffer, so that nothing is lost however slow the machine is.
+
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+#[path = "../network/mod.rs"]
+mod network;
+
+mod bytes;
+mod control;
+mod faults;
+mod hostile;
+mod setup;

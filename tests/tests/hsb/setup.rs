@@ -1,0 +1,146 @@
+//! Configurations of a source `hsb`, boards for them, and what the bytes must be.
+
+use crate::network::{Recording, loopback, recording};
+use daq_core::units::BitRate;
+use daq_drivers::hsb_sensor::pattern::{Pattern, verify};
+use daq_drivers::hsb_sensor::{Board, Counts, Options};
+use daq_tests::{Daq, Outcome};
+use std::net::SocketAddrV4;
+
+/// Payload bytes of a packet, data packets of a frame, and bytes of a frame: its last packet is shorter, and has room for
+/// metadata.
+pub const PACKET: usize = 1024;
+pub const PACKETS: usize = 8;
+pub const FRAME: usize = PACKET * PACKETS - 384;
+/// Packets of a frame whose metadata come alone.
+pub const ALL: u64 = PACKETS as u64 + 1;
+/// Frames of a stream: half a megabyte.
+pub const FRAMES: u64 = 64;
+
+/// A board that ends after [`FRAMES`] frames.
+pub fn options(faults: &[&str]) -> Options {
+    Options {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        rate: Some(BitRate(200e6)),
+        frames: Some(FRAMES),
+        faults: faults.iter().map(|fault| fault.parse().unwrap()).collect(),
+        ..Options::default()
+    }
+}
+
+/// The sources `adc0` and on, one a sensor of the board at `device`, each with a ring and a file; `keys` for each source.
+pub fn config(device: &str, sensors: usize, keys: &str) -> String {
+    let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
+    for sensor in 0..sensors {
+        let port = loopback::free_port();
+        text += &format!(
+            "[source.adc{sensor}]\ndriver = \"hsb\"\nring = \"raw{sensor}\"\nlisten = \"127.0.0.1:{port}\"\n\
+             frame = {FRAME}\npacket = {PACKET}\ndevice = \"{device}\"\nsensor = {sensor}\n\
+             samples = {{ type = \"uint8\" }}\n{keys}\n\
+             [ring.raw{sensor}]\nmemory = \"host\"\nslot = \"8 KiB\"\nslots = 128\n\
+             [sink.disk{sensor}]\ndriver = \"file\"\ninput = \"raw{sensor}\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
+        );
+    }
+    text
+}
+
+/// A run of one sensor of a board.
+pub struct Run {
+    pub daq: Daq,
+    pub outcome: Outcome,
+    pub counts: Counts,
+    pub file: Recording,
+}
+
+impl Run {
+    /// Runs until `packets` packets were expected, and ends both.
+    pub fn new(options: &Options, keys: &str, packets: u64) -> Self {
+        let board = Board::start(options).unwrap();
+        let daq = Daq::new(&config(&board.address().to_string(), 1, keys));
+        let mut live = daq.spawn(&[]);
+        live.wait_count("sources.adc0.expected", packets);
+        let outcome = live.stop().ok();
+        let counts = board.stop();
+        is_host_correct(&counts);
+        let file = recording(&daq, "disk0");
+        Self {
+            daq,
+            outcome,
+            counts,
+            file,
+        }
+    }
+
+    pub fn count(&self, key: &str) -> u64 {
+        self.outcome.count(&format!("sources.adc0.{key}"))
+    }
+
+    /// Panics unless the ledger says that, with all that is lost missing on the wire.
+    pub fn is(&self, lost: u64, duplicates: u64, rejected: u64) {
+        let all = FRAMES * PACKETS as u64;
+        let found = [
+            "expected",
+            "delivered",
+            "lost.wire_gap",
+            "duplicates",
+            "rejected",
+            "epochs",
+        ]
+        .map(|key| self.count(key));
+        assert_eq!(
+            found,
+            [all, all - lost, lost, duplicates, rejected, 1],
+            "{:#}\n{}",
+            self.outcome.report,
+            self.outcome.stderr
+        );
+    }
+
+    /// Panics unless the file has all frames of a stream but those in `without`, and in them each byte but those of
+    /// `missing`, in order: (frame, packet).
+    pub fn has_all_but(&self, without: &[u64], missing: &[(u64, usize)]) {
+        let frames: Vec<u64> = (0..FRAMES)
+            .filter(|frame| !without.contains(frame))
+            .collect();
+        assert_eq!(self.file.data.len(), frames.len() * FRAME);
+        assert_eq!(self.file.frames, without.len() as u64);
+        let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
+        for (place, (frame, bytes)) in frames.iter().zip(self.file.data.chunks(FRAME)).enumerate() {
+            for (packet, bytes) in bytes.chunks(PACKET).enumerate() {
+                let at = packet * PACKET;
+                if missing.contains(&(*frame, packet)) {
+                    let range = place * FRAME + at..place * FRAME + at + bytes.len();
+                    match ranges.last_mut() {
+                        Some(last) if last.end == range.start => last.end = range.end,
+                        _ => ranges.push(range),
+                    }
+                    continue;
+                }
+                let wrong = verify(Pattern::Counter, 0, *frame, at as u64, bytes);
+                assert_eq!(wrong, None, "frame {frame}, packet {packet}");
+            }
+        }
+        assert_eq!(self.file.missing, ranges);
+    }
+}
+
+/// Panics unless the host armed and disarmed in the right order, and asked one thing at a time.
+pub fn is_host_correct(counts: &Counts) {
+    assert_eq!(counts.told, Vec::<String>::new());
+    let found = (
+        counts.order_errors,
+        counts.overlapped,
+        counts.malformed,
+        counts.sensors.iter().map(|sensor| sensor.send_errors).sum(),
+    );
+    assert_eq!(found, (0, 0, 0, 0), "{counts:#?}");
+    for sensor in &counts.sensors {
+        assert_eq!(sensor.arms, sensor.disarms, "{counts:#?}");
+    }
+}
+
+/// An address of a board of its own, with the usual ports.
+pub fn own(last: u8) -> SocketAddrV4 {
+    let [high, low] = (std::process::id() as u16).to_be_bytes();
+    SocketAddrV4::new([127, 64 + high % 64, low, last].into(), 8192)
+}
