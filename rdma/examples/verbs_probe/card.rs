@@ -12,6 +12,31 @@ use daq_rdma::verbs::{
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// What came before the queue was waited for raises no event, and is not slept over.
+pub fn come_before(nic: &Arc<dyn Nic>) -> Outcome<String> {
+    let (mut one, mut other) = pair(nic, options(Service::Rc))?;
+    for id in 0..2 {
+        other.queue.receive(id, &[])?;
+        one.queue.post(&Work {
+            id,
+            verb: Verb::Send { immediate: None },
+            payload: Payload::Memory(&[]),
+            signaled: true,
+        })?;
+        // What is acknowledged has completed there.
+        succeeded(&next(&mut *one.queue)?, id, Side::Sent)?;
+        let begin = Instant::now();
+        that(other.queue.wait(PATIENCE)?, "it cannot wait")?;
+        that(begin.elapsed() < PATIENCE, "it was slept over")?;
+        let mut done = [NOTHING];
+        while other.queue.poll(&mut done)? == 0 {
+            that(begin.elapsed() < PATIENCE, "no completion came")?;
+        }
+        succeeded(&done[0], id, Side::Received)?;
+    }
+    Ok(String::new())
+}
+
 pub fn waiting(nic: &Arc<dyn Nic>) -> Outcome<String> {
     const ROUNDS: u64 = 100;
     let (mut one, mut other) = pair(nic, options(Service::Rc))?;

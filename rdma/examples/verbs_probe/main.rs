@@ -92,7 +92,7 @@ fn all_of(report: &mut Report, nic: &Arc<dyn Nic>) {
         report.check(&format!("{named}: inline"), work::inline(nic, service));
     }
     type Check = fn(&Arc<dyn Nic>) -> Outcome<String>;
-    let checks: [(&str, Check); 16] = [
+    let checks: [(&str, Check); 17] = [
         (
             "rc: many frames by write, with unsignaled payloads",
             work::many,
@@ -110,6 +110,7 @@ fn all_of(report: &mut Report, nic: &Arc<dyn Nic>) {
             work::too_large,
         ),
         ("ud: datagrams", work::datagrams),
+        ("waiting: what came before is seen", card::come_before),
         ("waiting: no event is lost", card::waiting),
         ("an overrun completion queue is told", card::overrun),
         ("registering: host memory by other ways", card::other_ways),
