@@ -51,3 +51,20 @@ pub fn devices() -> Result<Vec<DeviceInfo>, VerbsError> {
 pub fn open(name: &str, port: u8, gid_index: Option<u8>) -> Result<Arc<dyn Nic>, VerbsError> {
     Ok(Arc::new(card::Card::open(name, port, gid_index)?))
 }
+
+#[cfg(test)]
+mod tests {
+    /// Without libibverbs, or without the kernel's part, there is a sentence with what to install or load; never a panic.
+    #[test]
+    fn what_is_absent_is_told() {
+        match super::devices() {
+            Ok(devices) => println!("this host has libibverbs, and {} cards", devices.len()),
+            Err(error) => assert!(
+                error.why.contains("install rdma-core") || error.why.contains("modprobe ib_uverbs"),
+                "{error}"
+            ),
+        }
+        let error = super::open("none_7", 1, None).unwrap_err();
+        assert!(!error.why.is_empty(), "{error}");
+    }
+}
