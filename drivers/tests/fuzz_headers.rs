@@ -45,9 +45,11 @@ fn fuzz_headers() {
             if let (true, Some(byte)) = (kind & 4 == 0, packet.get_mut(protocol)) {
                 *byte = 17;
             }
-            if let (true, 0, Some(fragment)) =
-                (kind & 8 == 0, kind & 1, packet.get_mut(network + 6..network + 8))
-            {
+            if let (true, 0, Some(fragment)) = (
+                kind & 8 == 0,
+                kind & 1,
+                packet.get_mut(network + 6..network + 8),
+            ) {
                 fragment.fill(0);
             }
             check(&packet);

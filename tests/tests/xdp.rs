@@ -59,7 +59,11 @@ fn started(daq: &Daq) -> Live {
 /// Sockets of the far side, as many as there are to be flows.
 fn flows(far: &veth::Far, to: &str, count: usize) -> Vec<UdpSocket> {
     let to: SocketAddr = to.parse().unwrap();
-    let from = if to.is_ipv4() { "10.77.0.2:0" } else { "[fd77::2]:0" };
+    let from = if to.is_ipv4() {
+        "10.77.0.2:0"
+    } else {
+        "[fd77::2]:0"
+    };
     far.run(|| {
         (0..count)
             .map(|_| {
@@ -104,7 +108,10 @@ fn whole(daq: &Daq, mut live: Live, packets: u64, bytes: usize) -> Outcome {
     let sent: Vec<_> = (0..packets)
         .flat_map(|n| packet(n, bytes).split_off(8))
         .collect();
-    assert!(recording(daq, "disk").data == sent, "other bytes in the file");
+    assert!(
+        recording(daq, "disk").data == sent,
+        "other bytes in the file"
+    );
     outcome
 }
 
@@ -134,7 +141,10 @@ fn every_packet_arrives_past_the_stack() {
         send(&mut live, &flows(&far, to, 1), PACKETS, PAYLOAD);
         let outcome = whole(&daq, live, PACKETS, PAYLOAD);
         let told = &outcome.stderr;
-        assert!(told.contains(place) && told.contains("the kernel copies"), "{told}");
+        assert!(
+            told.contains(place) && told.contains("the kernel copies"),
+            "{told}"
+        );
         assert!(!told.contains("through the kernel's stack"), "{told}");
         assert!(!is_attached(), "a program is left behind");
     }
@@ -205,7 +215,10 @@ fn several_queues_fill_one_window() {
         send(&mut live, &flows(&far, TO, 32), PACKETS, PAYLOAD);
         let outcome = whole(&daq, live, PACKETS, PAYLOAD);
         let told = &outcome.stderr;
-        assert!(is_bypassed || told.contains("through the kernel's stack"), "{told}");
+        assert!(
+            is_bypassed || told.contains("through the kernel's stack"),
+            "{told}"
+        );
     }
 }
 
@@ -234,7 +247,10 @@ fn a_killed_run_leaves_nothing() {
     let second = Daq::new(&config("listen = \"10.77.0.1:4960\"", PAYLOAD)).run(&[]);
     assert_eq!(second.code, 69, "{}", second.stderr);
     let told = &second.stderr;
-    assert!(told.contains(NEAR) && told.contains("picks its packets already"), "{told}");
+    assert!(
+        told.contains(NEAR) && told.contains("picks its packets already"),
+        "{told}"
+    );
     assert!(is_attached());
     live.kill();
     assert!(!is_attached(), "a program is left behind");
@@ -268,7 +284,12 @@ fn gaps_and_duplicates_are_counted() {
     let outcome = live.stop().ok();
     let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
     assert_eq!(
-        (n("expected"), n("delivered"), n("duplicates"), n("rejected")),
+        (
+            n("expected"),
+            n("delivered"),
+            n("duplicates"),
+            n("rejected")
+        ),
         (PACKETS, PACKETS - 11, 5, 5),
         "{:#}",
         outcome.report
@@ -281,7 +302,10 @@ fn gaps_and_duplicates_are_counted() {
         let is_right = file.data[at..at + PAYLOAD] == packet(n, PAYLOAD)[8..];
         assert_eq!(is_right, !is_missing(n), "packet {n}");
     }
-    assert_eq!(file.missing.iter().map(std::ops::Range::len).sum::<usize>(), 11 * PAYLOAD);
+    assert_eq!(
+        file.missing.iter().map(std::ops::Range::len).sum::<usize>(),
+        11 * PAYLOAD
+    );
 }
 
 /// Each thing that cannot be is said, with what to do.
@@ -289,9 +313,18 @@ fn gaps_and_duplicates_are_counted() {
 fn what_cannot_be_is_told() {
     let _far = wire!(1, 1500);
     for (keys, words) in [
-        ("listen = \"10.77.0.1:4950\"\nqueues = [5]", &["queue 5 of near0", "receive queues: 1"][..]),
-        ("listen = \"10.77.0.1:4950\"\nmode = \"zero-copy\"", &["queue 0 of near0", "mode = \"auto\""]),
-        ("listen = \"10.77.0.9:4950\"", &["10.77.0.9:4950 is no address of this machine"]),
+        (
+            "listen = \"10.77.0.1:4950\"\nqueues = [5]",
+            &["queue 5 of near0", "receive queues: 1"][..],
+        ),
+        (
+            "listen = \"10.77.0.1:4950\"\nmode = \"zero-copy\"",
+            &["queue 0 of near0", "mode = \"auto\""],
+        ),
+        (
+            "listen = \"10.77.0.9:4950\"",
+            &["10.77.0.9:4950 is no address of this machine"],
+        ),
     ] {
         let outcome = Daq::new(&config(keys, PAYLOAD)).run(&[]);
         assert_eq!(outcome.code, 69, "{keys}: {}", outcome.stderr);
@@ -303,5 +336,9 @@ fn what_cannot_be_is_told() {
     let missing = config("listen = \"10.77.0.1:4950\"", PAYLOAD).replace(NEAR, "none0");
     let outcome = Daq::new(&missing).run(&[]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
-    assert!(outcome.stderr.contains("interface none0"), "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("interface none0"),
+        "{}",
+        outcome.stderr
+    );
 }

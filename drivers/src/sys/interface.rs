@@ -53,15 +53,13 @@ fn request(name: &str) -> Result<libc::ifreq, Errno> {
 ///
 /// # Safety
 /// `request` must hold what the request `code` reads, and pointers in it must be valid for what it does.
-unsafe fn ask(socket: BorrowedFd<'_>, code: libc::c_ulong, request: &mut libc::ifreq) -> Result<(), Errno> {
+unsafe fn ask(
+    socket: BorrowedFd<'_>,
+    code: libc::c_ulong,
+    request: &mut libc::ifreq,
+) -> Result<(), Errno> {
     // SAFETY: the structure is borrowed mutably for the call; the caller vouches for what it holds.
-    let result = unsafe {
-        libc::ioctl(
-            socket.as_raw_fd(),
-            code as _,
-            std::ptr::from_mut(request),
-        )
-    };
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), code as _, std::ptr::from_mut(request)) };
     if result >= 0 {
         return Ok(());
     }

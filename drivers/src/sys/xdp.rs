@@ -188,9 +188,8 @@ impl XdpSocket {
     pub fn open(memory: Arc<Region>, options: &Options) -> Result<Self, (Step, Errno)> {
         let at = |step| move |errno| (step, errno);
         let flags = SocketFlags::CLOEXEC;
-        let socket =
-            rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
-                .map_err(at(Step::Socket))?;
+        let socket = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
+            .map_err(at(Step::Socket))?;
         let (chunk, chunks) = (options.chunk, options.chunks);
         let bytes = chunk * chunks as usize;
         let address = memory.cpu_address().ok_or((Step::Memory, Errno::FAULT))?;
@@ -213,8 +212,7 @@ impl XdpSocket {
             sockopt::set_xdp_umem_completion_ring_size(&socket, SENT)?;
             sockopt::set_xdp_rx_ring_size(&socket, chunks)?;
             let offsets = sockopt::xdp_mmap_offsets(&socket)?;
-            let fill =
-                Ring::new::<u64>(&socket, XDP_UMEM_PGOFF_FILL_RING, offsets.fr, chunks)?;
+            let fill = Ring::new::<u64>(&socket, XDP_UMEM_PGOFF_FILL_RING, offsets.fr, chunks)?;
             let receive = Ring::new::<XdpDesc>(&socket, XDP_PGOFF_RX_RING, offsets.rx, chunks)?;
             let at = XDP_UMEM_PGOFF_COMPLETION_RING;
             let sent = Ring::new::<u64>(&socket, at, offsets.cr, SENT)?;
@@ -294,7 +292,9 @@ impl XdpSocket {
         let ring = &self.receive;
         let there = ring.word(ring.offsets.producer).load(Ordering::Acquire);
         let there = there.wrapping_sub(ring.own) as usize;
-        let room = limit.min(self.taken.capacity()).saturating_sub(self.taken.len());
+        let room = limit
+            .min(self.taken.capacity())
+            .saturating_sub(self.taken.len());
         for _ in 0..room.min(there) {
             // SAFETY: the entry is one of the ring's, and before the producer's index that was read with Acquire, so the
             // kernel has written it and writes it no more until the consumer's index has passed it. Any bytes make a

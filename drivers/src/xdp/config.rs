@@ -7,8 +7,8 @@ use daq_core::config::Problem;
 use daq_core::layout::Samples;
 use daq_core::units::{ByteSize, Span};
 use schemars::JsonSchema;
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use std::borrow::Cow;
 use std::fmt;
 
@@ -56,7 +56,9 @@ impl<'de> Deserialize<'de> for Queues {
             type Value = Queues;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("how many queues, such as 2, or an array of their numbers, such as [0, 3]")
+                f.write_str(
+                    "how many queues, such as 2, or an array of their numbers, such as [0, 3]",
+                )
             }
 
             fn visit_u64<E: Error>(self, count: u64) -> Result<Queues, E> {
@@ -182,7 +184,10 @@ impl XdpConfig {
         must(
             (1..=MOST_ADDRESSES).contains(&listen.len()),
             "listen",
-            format!("{} addresses; 1 to {MOST_ADDRESSES} are possible", listen.len()),
+            format!(
+                "{} addresses; 1 to {MOST_ADDRESSES} are possible",
+                listen.len()
+            ),
             "give one such as \"10.0.0.1:4950\"",
         );
         for (i, address) in listen.iter().enumerate() {
@@ -212,7 +217,10 @@ impl XdpConfig {
             must(
                 *queue < QUEUE_NUMBERS && !queues[..i].contains(queue),
                 &format!("queues.{i}"),
-                format!("queue {queue} is listed twice, or is above {}", QUEUE_NUMBERS - 1),
+                format!(
+                    "queue {queue} is listed twice, or is above {}",
+                    QUEUE_NUMBERS - 1
+                ),
                 "give each number once",
             );
         }

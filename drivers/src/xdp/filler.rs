@@ -19,17 +19,14 @@ use std::time::{Duration, Instant};
 
 /// Messages taken from the kernel's stack at a time.
 const MESSAGES: usize = 8;
+/// So many times that, at most, are there at the start: more than a buffer holds.
+const BACKLOG: usize = 1 << 14;
 /// The kernel's counters are read, and its stack asked for packets, at most this often while others come.
 const ASIDE: Duration = Duration::from_millis(1);
 
 /// Bytes of one thread's buffers, for packets of up to `packet` bytes; `first` = it also looks after the kernel's stack.
 pub(super) fn memory(packet: usize, first: bool) -> usize {
-    BATCH * packet
-        + if first {
-            MESSAGES * MESSAGE_BYTES
-        } else {
-            0
-        }
+    BATCH * packet + if first { MESSAGES * MESSAGE_BYTES } else { 0 }
 }
 
 /// What comes through the kernel's stack nevertheless.
@@ -46,7 +43,12 @@ impl Stack {
     pub(super) fn new(sockets: Vec<UdpSocket>) -> Result<Self, Errno> {
         let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for socket in &sockets {
-            epoll::add(&ready, socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+            epoll::add(
+                &ready,
+                socket,
+                epoll::EventData::new_u64(0),
+                epoll::EventFlags::IN,
+            )?;
         }
         Ok(Self {
             sockets,
@@ -54,6 +56,17 @@ impl Stack {
             batch: RecvBatch::plain(MESSAGES, MESSAGE_BYTES),
             is_told: false,
         })
+    }
+
+    /// Forgets what has come until now: it is older than what waits in the queues, and would come after it.
+    pub(super) fn empty(&mut self) -> std::io::Result<()> {
+        for socket in &self.sockets {
+            let mut rounds = 0;
+            while rounds < BACKLOG && self.batch.recv(socket, MESSAGES)? > 0 {
+                rounds += 1;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -263,7 +276,9 @@ impl Receiver {
     fn error(&self, why: &std::io::Error) -> SourceError {
         SourceError::new(
             self.what.as_str(),
-            format!("cannot receive: {why}; `ip -s link` shows whether the interface is there and up"),
+            format!(
+                "cannot receive: {why}; `ip -s link` shows whether the interface is there and up"
+            ),
         )
     }
 }
@@ -272,7 +287,9 @@ impl Filler for Receiver {
     fn fill(&mut self, window: &mut Window, patience: Duration) -> Result<Polled, SourceError> {
         let mut any = self.receive(window);
         if self.socket.needs_wakeup() || (self.polls && !any) {
-            self.socket.wake().map_err(|errno| self.error(&errno.into()))?;
+            self.socket
+                .wake()
+                .map_err(|errno| self.error(&errno.into()))?;
         }
         let now = Instant::now();
         let is_time = self

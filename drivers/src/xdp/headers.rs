@@ -91,13 +91,22 @@ pub(super) mod tests {
     use proptest::prelude::*;
 
     /// A packet as a sender makes it, and where its payload begins.
-    pub(in crate::xdp) fn packet(six: bool, tag: Option<u16>, payload: &[u8], padding: usize) -> Vec<u8> {
+    pub(in crate::xdp) fn packet(
+        six: bool,
+        tag: Option<u16>,
+        payload: &[u8],
+        padding: usize,
+    ) -> Vec<u8> {
         let mut packet = vec![2; 12];
         if let Some(kind) = tag {
             packet.extend(kind.to_be_bytes());
             packet.extend([0x20, 0x05]);
         }
-        let length = |extra: usize| u16::try_from(UDP + payload.len() + extra).unwrap().to_be_bytes();
+        let length = |extra: usize| {
+            u16::try_from(UDP + payload.len() + extra)
+                .unwrap()
+                .to_be_bytes()
+        };
         if six {
             packet.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
             packet.extend(length(0));

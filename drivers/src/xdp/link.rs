@@ -108,11 +108,18 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
         told.extend(memory.granted().refused.iter().cloned());
         let socket = bind(&memory, &options)
             .map_err(|(step, errno)| unopened(&what, step, errno, config, &interface, mtu))?;
-        bpf::map_socket(map.as_fd(), *queue, socket.as_fd())
-            .map_err(|error| privilege(&what, &error))?;
         sockets.push(socket);
     }
-    let copies = match sockets.iter().filter(|socket| socket.is_zero_copy()).count() {
+    // From here on packets come, in all queues at once.
+    for (socket, queue) in sockets.iter().zip(queues) {
+        bpf::map_socket(map.as_fd(), *queue, socket.as_fd())
+            .map_err(|error| privilege(&what, &error))?;
+    }
+    let copies = match sockets
+        .iter()
+        .filter(|socket| socket.is_zero_copy())
+        .count()
+    {
         0 => "the kernel copies them",
         n if n == sockets.len() => "no copy by the kernel",
         _ => "the kernel copies those of some queues",

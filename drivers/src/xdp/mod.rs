@@ -201,11 +201,13 @@ impl SourceSpec for Xdp {
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
-        let stack = Stack::new(self.stack()?).map_err(|errno| {
-            SourceError::new("waiting for several sockets", errno.to_string())
-        })?;
-        let mut stack = Some(stack);
+        let mut stack = Stack::new(self.stack()?)
+            .map_err(|errno| SourceError::new("waiting for several sockets", errno.to_string()))?;
         let opened = link::open(&self.config, &self.config.listen.0)?;
+        stack
+            .empty()
+            .map_err(|why| SourceError::new("packets from before the start", why.to_string()))?;
+        let mut stack = Some(stack);
         for sentence in &opened.told {
             tracing::info!("source {}: {sentence}", context.name);
         }

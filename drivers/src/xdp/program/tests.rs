@@ -58,8 +58,14 @@ fn apart(test: impl FnOnce() + Send + 'static) {
 }
 
 fn addresses() -> Vec<SocketAddr> {
-    let list = ["10.10.10.10:4950", "10.10.10.10:4951", "[fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd]:4950"];
-    list.iter().map(|address| address.parse().unwrap()).collect()
+    let list = [
+        "10.10.10.10:4950",
+        "10.10.10.10:4951",
+        "[fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd]:4950",
+    ];
+    list.iter()
+        .map(|address| address.parse().unwrap())
+        .collect()
 }
 
 #[test]
@@ -94,7 +100,10 @@ fn it_picks_what_the_parser_understands_and_nothing_else() {
                         // Lengths that contradict each other are for the ledger, not for the kernel.
                         let refused = headers::payload(&other);
                         if refused == Err(headers::Wrong::Other) {
-                            assert!(!picks(&other), "six: {six}, tag: {tag:?}, byte {at} ^ {change}");
+                            assert!(
+                                !picks(&other),
+                                "six: {six}, tag: {tag:?}, byte {at} ^ {change}"
+                            );
                         }
                         if (port..port + 2).contains(&at) {
                             let second = !six && at == port + 1 && other[at] == 0x57;
