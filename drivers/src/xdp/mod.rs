@@ -30,7 +30,13 @@
 //! Those on hand allocate the memory themselves, where ours is to be pinned, in hugepages, near the card. rustix speaks
 //! the socket options; what is left, two rings and five calls of `bpf`, is in [`crate::sys::xdp`] and [`crate::sys::bpf`].
 //!
-//! Runs over veth and loopback interfaces in tests. Not yet run on a card with zero copy.
+//! # Limits
+//! One program an interface, so one source. A virtual interface whose sender offloads segmentation hands uncut messages to a
+//! program behind the driver (`attach = "generic"`): they fit into no chunk and are dropped (`kernel_drop`, `wire_gap`).
+//! Tags of virtual networks are not looked at: with one or without, and many cards take them off before the program sees
+//! the packet.
+//!
+//! Runs over virtual Ethernet interfaces in tests. Not yet run on a card with zero copy.
 
 pub mod config;
 mod filler;

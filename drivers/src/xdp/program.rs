@@ -146,7 +146,7 @@ impl Assembler {
     fn finish(mut self) -> Vec<Instruction> {
         for (at, label) in self.jumps {
             let target = self.labels[label.0].expect("every label of a program is somewhere");
-            let distance = target as isize - (at as isize + 1);
+            let distance = target.cast_signed() - (at.cast_signed() + 1);
             self.code[at].offset =
                 i16::try_from(distance).expect("there are at most MOST_ADDRESSES addresses");
         }

@@ -130,8 +130,8 @@ fn it_picks_what_the_parser_understands_and_nothing_else() {
 #[test]
 fn the_verifier_takes_the_longest_one() {
     apart(|| {
-        let many: Vec<SocketAddr> = (0..MOST_ADDRESSES)
-            .map(|n| SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 1], 1000 + n as u16)))
+        let many: Vec<SocketAddr> = (0..u16::try_from(MOST_ADDRESSES).unwrap())
+            .map(|n| SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 1], 1000 + n)))
             .collect();
         for pieces in [false, true] {
             if let Err(why) = loaded(&many, pieces) {
