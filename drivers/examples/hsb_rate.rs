@@ -68,7 +68,7 @@ fn send(to: SocketAddr, packet: usize, frame: usize, gbit: f64, is_on: &AtomicBo
     while is_on.load(Ordering::Relaxed) {
         let page = &mut pages[usize::try_from(frames % PAGES as u64).unwrap()];
         let number = |bytes: &mut [u8], psn: u32| {
-            bytes[8..12].copy_from_slice(&(psn & 0xff_ffff).to_be_bytes())
+            bytes[8..12].copy_from_slice(&(psn & 0xff_ffff).to_be_bytes());
         };
         for (packet, psn) in page.packets.chunks_mut(page.bytes).zip(psn..) {
             number(packet, psn);
@@ -94,12 +94,11 @@ fn send(to: SocketAddr, packet: usize, frame: usize, gbit: f64, is_on: &AtomicBo
 }
 
 fn main() {
-    let mut numbers = std::env::args()
-        .skip(1)
-        .map(|text| text.parse::<f64>().unwrap());
-    let seconds = numbers.next().unwrap_or(5.0);
-    let mut size = |usual: f64| numbers.next().unwrap_or(usual);
-    let (packet, frame, gbit) = (size(1408.0) as usize, size(2_097_152.0) as usize, size(0.0));
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |at: usize| arguments.get(at).map(|text| text.parse::<f64>().unwrap());
+    let size = |at: usize| arguments.get(at).map(|text| text.parse::<usize>().unwrap());
+    let (seconds, gbit) = (number(0).unwrap_or(5.0), number(3).unwrap_or(0.0));
+    let (packet, frame) = (size(1).unwrap_or(1408), size(2).unwrap_or(2 << 20));
     let listen = common::free_port();
     let text = format!(
         "[source.camera]\ndriver = \"hsb\"\nring = \"raw\"\nlisten = \"{listen}\"\nframe = {frame}\npacket = {packet}\n\

@@ -20,6 +20,7 @@
 //! | what happens | what is counted |
 //! |---|---|
 //! | a packet never comes | lost, `wire_gap`; `kernel_drop` if the kernel counted drops at the socket meanwhile |
+//! | the sensor ends a frame early | what it did not send: lost, `wire_gap`, and the frame is counted as `short` |
 //! | it comes after its frame was closed | lost, `late` |
 //! | it comes twice, however long after | `duplicates` |
 //! | it is no write, of another queue pair or key, outside the pages, not of a packet's length or at its place, or its number fits no frame | `rejected` |

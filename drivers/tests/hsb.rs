@@ -251,8 +251,8 @@ fn a_number_that_wraps_is_no_loss() {
     for (bits, first) in [(20, 0xf_ffe0), (24, 0xff_ffe0), (24, 0xf_ffe0)] {
         let (mut rig, mut sender) = receiver("");
         let sensor = Sensor {
-            bits,
             first,
+            bits,
             ..SENSOR
         };
         for frame in 0..20 {

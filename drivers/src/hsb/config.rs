@@ -211,7 +211,7 @@ impl HsbConfig {
         must(
             stride >= least as u64
                 && stride.is_multiple_of(GRAIN as u64)
-                && stride / (GRAIN as u64) <= u64::from(u32::MAX),
+                && u32::try_from(stride / (GRAIN as u64)).is_ok(),
             "stride",
             format!("{} from page to page", ByteSize(stride)),
             "give a multiple of 128 B that has room for a frame and 128 B of metadata, or leave it out",

@@ -159,13 +159,12 @@ impl Order {
         }
         let stride = self.stride;
         self.stride = 2 * packets + 1 - stride;
-        match self.point(newest, psn, spot) {
-            Some((frame, 0)) => Some(frame),
-            _ => {
-                self.stride = stride;
-                None
-            }
+        let found = self.point(newest, psn, spot);
+        let found = found.and_then(|(frame, off)| (off == 0).then_some(frame));
+        if found.is_none() {
+            self.stride = stride;
         }
+        found
     }
 
     /// Packets from the number `from` to `to`, the shorter way round.
