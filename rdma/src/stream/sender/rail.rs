@@ -178,7 +178,7 @@ impl Rail {
         let verb = Verb::Send {
             immediate: Some(low(id)),
         };
-        let post = |payload: Payload<'_>| post(queue, id, verb, payload, signaled);
+        let mut post = |payload: Payload<'_>| post(queue, id, verb, payload, signaled);
         match (whole, parcel.record, parcel.payload) {
             (Some(bytes), ..) | (None, Told::Inline(bytes), _) => post(Payload::Inline(bytes)),
             (None, Told::Memory(memory, from, bytes), Source::Memory(ring, at, length)) => {
