@@ -136,6 +136,13 @@ pub struct Sent {
     pub present: Vec<u64>,
 }
 
+/// A ring of so many slots in host memory, and its producer.
+pub fn ring(slots: usize, slot_bytes: usize) -> (Ring, Producer) {
+    let options = RingOptions::new("raw", slots, slot_bytes);
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    Ring::new(region, options, RingLedger::default()).unwrap()
+}
+
 /// A ring with one guaranteed reader.
 pub struct Feed {
     producer: Producer,

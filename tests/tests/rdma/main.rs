@@ -45,7 +45,8 @@ fn data(daq: &Daq) -> Vec<u8> {
 
 /// The bytes of these packets of the counter, with zeros for those that are missing.
 fn counter(packets: std::ops::Range<u64>, is_missing: impl Fn(u64) -> bool) -> Vec<u8> {
-    let words = packets.flat_map(|packet| (0..PACKET / 8).map(move |i| (packet, packet * PACKET / 8 + i)));
+    let words =
+        packets.flat_map(|packet| (0..PACKET / 8).map(move |i| (packet, packet * PACKET / 8 + i)));
     let words = words.map(|(packet, word)| if is_missing(packet) { 0 } else { word });
     words.flat_map(u64::to_le_bytes).collect()
 }
@@ -77,13 +78,20 @@ fn what_is_sent_is_what_comes() {
         assert_eq!(came.count("sources.link.expected"), frames);
         assert_eq!(ledger::lost(&came.report, "link"), 0);
         let missing = |packet: u64| packet == 17 || (100..120).contains(&packet);
-        assert!(data(&receiver) == counter(0..frames * PLACES, missing), "{shared}");
+        assert!(
+            data(&receiver) == counter(0..frames * PLACES, missing),
+            "{shared}"
+        );
         // What is missing is told there as here.
         let metas = files(&receiver.path("out"), ".sigmf-meta");
         let meta: Value = serde_json::from_slice(&std::fs::read(&metas[0]).unwrap()).unwrap();
         let annotations = meta["annotations"].as_array().unwrap();
-        let told = annotations.iter().filter(|one| one["core:label"] == "missing");
-        let told: u64 = told.map(|one| one["core:sample_count"].as_u64().unwrap()).sum();
+        let told = annotations
+            .iter()
+            .filter(|one| one["core:label"] == "missing");
+        let told: u64 = told
+            .map(|one| one["core:sample_count"].as_u64().unwrap())
+            .sum();
         assert_eq!(told, 21 * PACKET, "{annotations:#?}");
     }
 }
@@ -91,14 +99,21 @@ fn what_is_sent_is_what_comes() {
 #[test]
 fn cut_links_lose_nothing_and_bring_nothing_twice() {
     let (port, frames) = (free_tcp_port(), 20_000);
-    let there = "nics = [\"software?cut-received@3000,cut-received@21000,patience=200\"]\nqueues = 2";
+    let there =
+        "nics = [\"software?cut-received@3000,cut-received@21000,patience=200\"]\nqueues = 2";
     let here = "nics = [\"software?cut@500,cut@12000,kill@30000,patience=200\"]\nqueues = 2";
     let receiver = far(port, there, FILE);
     let mut live = receiver.spawn(&[]);
     live.wait_ready();
     let sent = near(port, frames, here, "").run(&[]).ok();
     let came = end(live, frames);
-    assert_eq!((sent.count("sinks.far.frames"), sent.count("sinks.far.dropped")), (frames, 0));
+    assert_eq!(
+        (
+            sent.count("sinks.far.frames"),
+            sent.count("sinks.far.dropped")
+        ),
+        (frames, 0)
+    );
     assert!(sent.count("sinks.far.connections") > 3, "{}", sent.stderr);
     assert_eq!(came.count("sources.link.delivered"), frames);
     assert_eq!(ledger::lost(&came.report, "link"), 0);
@@ -127,8 +142,18 @@ fn either_side_is_killed_and_the_other_goes_on() {
     assert!(here.is_running(), "{}", here.stderr());
     let sent = here.wait().ok();
     // Told as sent are all of them, each once; the last receiver has an unbroken end of them.
-    assert_eq!((sent.count("sinks.far.frames"), sent.count("sinks.far.dropped")), (frames, 0));
-    assert!(sent.count("sinks.far.connections") > killed, "{}", sent.stderr);
+    assert_eq!(
+        (
+            sent.count("sinks.far.frames"),
+            sent.count("sinks.far.dropped")
+        ),
+        (frames, 0)
+    );
+    assert!(
+        sent.count("sinks.far.connections") > killed,
+        "{}",
+        sent.stderr
+    );
     let report = there.report();
     let had = ledger::count(&report, "sources.link.delivered");
     // Another run of the sender, killed in the middle, and one more: their frames count anew.
@@ -176,7 +201,13 @@ fn nobody_there_is_told_and_the_run_ends() {
     let mut here = sender.spawn(&[]);
     here.wait_told("is away");
     let outcome = here.stop();
-    assert!(outcome.stderr.contains(&format!("receiver 127.0.0.1:{port}")), "{}", outcome.stderr);
+    assert!(
+        outcome
+            .stderr
+            .contains(&format!("receiver 127.0.0.1:{port}")),
+        "{}",
+        outcome.stderr
+    );
     assert_eq!(
         outcome.count("sinks.far.frames") + outcome.count("sinks.far.dropped"),
         outcome.count("rings.raw.published")

@@ -1,0 +1,103 @@
+//! What an `rdma` sink's configuration may say, and what it does where nobody receives.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use daq_core::frame::FrameMeta;
+use daq_core::layout::Scalar;
+use daq_core::region::Placement;
+use daq_core::sink::SinkError;
+use support::{context, layout, spec};
+
+const WHERE: &str = "to = \"127.0.0.1:1\"\nnics = [\"software\"]";
+
+#[test]
+fn what_cannot_be_is_refused_with_a_remedy() {
+    for (keys, told) in [
+        ("to = \"host\"\nnics = [\"a\"]", "no host with a port"),
+        ("to = \"host:0\"\nnics = [\"a\"]", "no host with a port"),
+        ("to = \"host:1\"\nnics = []", "no card sends"),
+        (
+            "to = \"host:1\"\nnics = [\"a\"]\nqueues = 0",
+            "not from 1 to 255",
+        ),
+        (
+            "to = \"host:1\"\nnics = [\"a\", \"b\"]\nqueues = 200",
+            "not from 1 to 255",
+        ),
+        (
+            "to = \"host:1\"\nnics = [\"a\"]\nservice = \"ud\"",
+            "datagrams carry no writes",
+        ),
+        (
+            "to = \"host:1\"\nnics = [\"a\"]\nmode = \"send\"\nservice = \"uc\"",
+            "messages go by rc or ud",
+        ),
+        (
+            "to = \"host:1\"\nnics = [\"a\", \"b\"]\nmode = \"send\"\nservice = \"ud\"",
+            "one queue",
+        ),
+        (
+            "to = \"host:1\"\nnics = [\"a\"]\ninline = \"1 MiB\"",
+            "more than 4 KiB",
+        ),
+        (
+            "to = \"host:1\"\nnics = [\"a\"]\nchunk = \"1 KiB\"",
+            "less than 4 KiB",
+        ),
+        (
+            "to = \"host:1\"\nnics = [\"a\"]\ndepth = 0",
+            "not from 1 to 16384",
+        ),
+    ] {
+        let refused = spec("rdma", "n", keys).err().unwrap();
+        assert!(refused.contains(told), "{keys}: {refused}");
+    }
+}
+
+#[test]
+fn only_a_direct_path_reads_the_memory_of_a_gpu() {
+    for (path, reads) in [("auto", false), ("staged", false), ("direct", true)] {
+        let spec = spec("rdma", "n", &format!("{WHERE}\npath = \"{path}\"")).unwrap();
+        assert_eq!(spec.accepts().contains(Placement::Cuda(0)), reads, "{path}");
+        assert!(spec.accepts().contains(Placement::Host));
+        assert_eq!(spec.claims()[0].to_string(), "device receiver 127.0.0.1:1");
+    }
+}
+
+#[test]
+fn cards_that_are_not_there_and_receivers_too_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let make = || context(dir.path(), "n", layout(Scalar::Int8, false, 1, 64), 0, 0);
+    let card = spec(
+        "rdma",
+        "n",
+        "to = \"127.0.0.1:1\"\nnics = [\"no such card\"]",
+    )
+    .unwrap();
+    let refused = card.build(make()).err().unwrap();
+    assert!(matches!(refused, SinkError::Failed { ref what, .. } if what == "card no such card"));
+
+    let context = make();
+    let ledger = context.ledger.clone();
+    let mut sink = spec("rdma", "n", WHERE).unwrap().build(context).unwrap();
+    let (ring, mut producer) = support::ring(4, 64);
+    let mut reader = ring
+        .attach(true, 4, daq_core::ledger::ReaderLedger::default())
+        .unwrap();
+    let mut slots = producer.reserve(1);
+    slots.finish(FrameMeta::whole(0, 64));
+    slots.publish();
+    let lease = reader.poll(1).unwrap();
+    // Nobody listens at port 1.
+    let away = sink.consume(&lease, 0).unwrap_err();
+    assert!(
+        matches!(away, SinkError::Away { ref what, .. } if what == "receiver 127.0.0.1:1"),
+        "{away}"
+    );
+    drop(lease);
+    sink.tick().unwrap();
+    sink.finish().unwrap();
+    assert_eq!((ledger.frames.get(), ledger.connections.get()), (0, 0));
+}
