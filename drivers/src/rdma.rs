@@ -160,16 +160,28 @@ impl RdmaConfig {
             let help = "name one, as in [\"mlx5_0\"]; `rdma link` lists them";
             tell("nics", "no card receives".to_owned(), help);
         } else if rails == 0 || rails > MAX_RAILS {
-            tell("queues", format!("{rails} queues in all are not from 1 to {MAX_RAILS}"), "try 1");
+            tell(
+                "queues",
+                format!("{rails} queues in all are not from 1 to {MAX_RAILS}"),
+                "try 1",
+            );
         }
         let softwares = self.nics.iter().filter(|nic| is_software(nic)).count();
         if softwares > 0 && softwares < self.nics.len() {
             let help = "name only the ones or only the others";
-            tell("nics", "cards and software beside each other".to_owned(), help);
+            tell(
+                "nics",
+                "cards and software beside each other".to_owned(),
+                help,
+            );
         }
         if softwares > 0 && self.connection == Connection::Cm {
             let message = "rdma_cm knows no card made of software".to_owned();
-            tell("connection", message, "use connection = \"tcp\" on both sides");
+            tell(
+                "connection",
+                message,
+                "use connection = \"tcp\" on both sides",
+            );
         }
         match (self.mode, self.service) {
             (ModeKey::Write, ServiceKey::Ud) => {
@@ -181,12 +193,20 @@ impl RdmaConfig {
                 tell("service", "messages go by rc or ud".to_owned(), help);
             }
             (_, ServiceKey::Ud) if rails > 1 => {
-                tell("service", "datagrams go by one queue".to_owned(), "name one card, with queues = 1");
+                tell(
+                    "service",
+                    "datagrams go by one queue".to_owned(),
+                    "name one card, with queues = 1",
+                );
             }
             _ => {}
         }
         if self.places == 0 {
-            tell("places", "a frame of no places".to_owned(), "without packets it has 1");
+            tell(
+                "places",
+                "a frame of no places".to_owned(),
+                "without packets it has 1",
+            );
         }
         if self.cores.len() > 1 {
             let message = format!("{} cores for one thread", self.cores.len());
@@ -244,7 +264,10 @@ impl SourceSpec for Rdma {
 
     fn origins(&self) -> Vec<String> {
         let RdmaConfig { listen, nics, .. } = &self.config;
-        vec![format!("senders that come to {listen}, through {}", nics.join(", "))]
+        vec![format!(
+            "senders that come to {listen}, through {}",
+            nics.join(", ")
+        )]
     }
 
     fn preferred_slot(&self) -> Option<usize> {
@@ -264,8 +287,9 @@ impl SourceSpec for Rdma {
         if self.config.service == ServiceKey::Ud && slot_bytes > MAX_DATAGRAM {
             let slot = ByteSize(slot_bytes as u64);
             let message = format!("no datagram carries a frame of {slot}");
-            return Err(Problem::at("service", message)
-                .help("lower `slot` of the ring below 4 KiB, less the record of 128 bytes or more"));
+            return Err(Problem::at("service", message).help(
+                "lower `slot` of the ring below 4 KiB, less the record of 128 bytes or more",
+            ));
         }
         Ok(Geometry {
             frame_bytes: slot_bytes,
@@ -346,7 +370,8 @@ impl SourceSpec for Rdma {
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         let config = &self.config;
-        let failed = |what: &str, why: &dyn std::fmt::Display| SourceError::new(what, why.to_string());
+        let failed =
+            |what: &str, why: &dyn std::fmt::Display| SourceError::new(what, why.to_string());
         let mut rails: Vec<Arc<dyn Nic>> = Vec::new();
         for name in &config.nics {
             let nic = nics::open(name).map_err(|error| failed(name, &error))?;

@@ -22,10 +22,22 @@ fn what_contradicts_is_told_with_its_key() {
         ("nics = [\"mlx5_0\"]\nqueues = 0", "0 queues"),
         ("nics = [\"mlx5_0\"]\nqueues = 256", "256 queues"),
         ("nics = [\"mlx5_0\", \"software\"]", "beside each other"),
-        ("nics = [\"software:127.0.0.1\"]\nconnection = \"cm\"", "rdma_cm knows"),
-        ("nics = [\"mlx5_0\"]\nservice = \"ud\"", "datagrams carry no writes"),
-        ("nics = [\"mlx5_0\"]\nmode = \"send\"\nservice = \"uc\"", "rc or ud"),
-        ("nics = [\"a\", \"b\"]\nmode = \"send\"\nservice = \"ud\"", "one queue"),
+        (
+            "nics = [\"software:127.0.0.1\"]\nconnection = \"cm\"",
+            "rdma_cm knows",
+        ),
+        (
+            "nics = [\"mlx5_0\"]\nservice = \"ud\"",
+            "datagrams carry no writes",
+        ),
+        (
+            "nics = [\"mlx5_0\"]\nmode = \"send\"\nservice = \"uc\"",
+            "rc or ud",
+        ),
+        (
+            "nics = [\"a\", \"b\"]\nmode = \"send\"\nservice = \"ud\"",
+            "one queue",
+        ),
         ("nics = [\"mlx5_0\"]\nplaces = 0", "no places"),
         ("nics = [\"mlx5_0\"]\ncores = [1, 2]", "2 cores"),
         ("nics = [\"mlx5_0\"]\nplacse = 1", "places"),
@@ -40,7 +52,10 @@ fn what_contradicts_is_told_with_its_key() {
 fn the_plan_learns_what_it_needs() {
     let card = spec(&format!("{LISTEN}nics = [\"mlx5_1:2@3\"]\nplaces = 3")).unwrap();
     let needs = card.engine().unwrap();
-    assert_eq!((needs.device.as_deref(), needs.writer), (Some("mlx5_1"), Writer::Nic));
+    assert_eq!(
+        (needs.device.as_deref(), needs.writer),
+        (Some("mlx5_1"), Writer::Nic)
+    );
     assert!(needs.host_only.is_none() && needs.faults.contains(&"bad-record") && card.holdable());
     let geometry = card.geometry(100).unwrap();
     assert_eq!((geometry.places, geometry.frame_bytes), (3, 100));
@@ -51,7 +66,10 @@ fn the_plan_learns_what_it_needs() {
     let software = spec(&format!("{LISTEN}nics = [\"software\"]\nservice = \"uc\"")).unwrap();
     let needs = software.engine().unwrap();
     assert!(needs.device.is_none() && needs.host_only.is_some() && !software.holdable());
-    let datagrams = spec(&format!("{LISTEN}nics = [\"software\"]\nmode = \"send\"\nservice = \"ud\"")).unwrap();
+    let datagrams = spec(&format!(
+        "{LISTEN}nics = [\"software\"]\nmode = \"send\"\nservice = \"ud\""
+    ))
+    .unwrap();
     let slot = datagrams.preferred_slot().unwrap();
     assert!(datagrams.geometry(slot).is_ok() && datagrams.geometry(1 << 20).is_err());
 }

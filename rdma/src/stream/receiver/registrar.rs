@@ -107,7 +107,11 @@ impl Registrar {
                 why: error.to_string(),
             })?;
             for refused in &registered.refused {
-                tracing::warn!("{}: memory on {}: {refused}", nic.name(), region.placement());
+                tracing::warn!(
+                    "{}: memory on {}: {refused}",
+                    nic.name(),
+                    region.placement()
+                );
             }
             keys.push(registered.key);
         }
@@ -122,7 +126,9 @@ impl Registrar {
         let mapped = self.mapped();
         let found = mapped.iter().find(|mapped| {
             let bytes = mapped.region.bytes() as u64;
-            address.checked_sub(mapped.address).is_some_and(|at| at < bytes)
+            address
+                .checked_sub(mapped.address)
+                .is_some_and(|at| at < bytes)
         })?;
         Some((found.address, found.region.bytes()))
     }

@@ -154,7 +154,10 @@ fn the_keys_of_before_name_nothing() {
     let old = bare.offers[0];
     bare.link = None;
     dial(&mut rig, &mut bare).unwrap();
-    assert_ne!((old.slot_key, old.record_key), (bare.offers[0].slot_key, bare.offers[0].record_key));
+    assert_ne!(
+        (old.slot_key, old.record_key),
+        (bare.offers[0].slot_key, bare.offers[0].record_key)
+    );
     for key in [old.slot_key, old.record_key] {
         let before: Vec<u64> = (0..4).map(|slot| rig.word(slot, 0)).collect();
         let verb = crate::verbs::Verb::Write {
@@ -164,7 +167,10 @@ fn the_keys_of_before_name_nothing() {
         };
         bare.post(0, verb, &[(0, 64)], true);
         assert_eq!(bare.await_failure(), crate::verbs::Status::RemoteAccess);
-        assert_eq!(before, (0..4).map(|slot| rig.word(slot, 0)).collect::<Vec<_>>());
+        assert_eq!(
+            before,
+            (0..4).map(|slot| rig.word(slot, 0)).collect::<Vec<_>>()
+        );
         dial(&mut rig, &mut bare).unwrap();
     }
 }
@@ -188,10 +194,22 @@ fn a_stream_goes_on_and_another_one_begins_an_epoch() {
     dial_in_place_of_another(&mut rig, &mut other);
     send(&mut rig, &mut other, 40..42);
     rig.until(|rig| rig.got.len() == 7);
-    let told: Vec<_> = rig.got.iter().map(|got| (got.number, got.missing, got.epoch)).collect();
+    let told: Vec<_> = rig
+        .got
+        .iter()
+        .map(|got| (got.number, got.missing, got.epoch))
+        .collect();
     assert_eq!(
         told,
-        [(0, 0, 1), (1, 0, 1), (2, 0, 1), (5, 2, 1), (6, 0, 1), (40, 0, 2), (41, 0, 2)]
+        [
+            (0, 0, 1),
+            (1, 0, 1),
+            (2, 0, 1),
+            (5, 2, 1),
+            (6, 0, 1),
+            (40, 0, 2),
+            (41, 0, 2)
+        ]
     );
     // The first one comes back: nothing of it is told twice.
     other.link = None;
@@ -236,11 +254,20 @@ fn who_does_not_keep_to_the_protocol_loses_the_link() {
         change(&mut record);
         record
     };
-    type Deed = fn(&mut Bare, &dyn Fn(u64, fn(&mut crate::stream::wire::Record)) -> crate::stream::wire::Record);
+    type Deed = fn(
+        &mut Bare,
+        &dyn Fn(u64, fn(&mut crate::stream::wire::Record)) -> crate::stream::wire::Record,
+    );
     let deeds: [Deed; 8] = [
         |bare, _| bare.tell(3, &record(3), Some(low(4))),
         |bare, bad| bare.tell(3, &bad(3, |record| record.number = 4), Some(3)),
-        |bare, bad| bare.tell(3, &bad(3, |record| record.length = rig::SLOT as u64 + 1), Some(3)),
+        |bare, bad| {
+            bare.tell(
+                3,
+                &bad(3, |record| record.length = rig::SLOT as u64 + 1),
+                Some(3),
+            )
+        },
         |bare, bad| bare.tell(3, &bad(3, |record| record.length = u64::MAX), Some(3)),
         |bare, bad| bare.tell(3, &bad(3, |record| record.places += 1), Some(3)),
         |bare, bad| bare.tell(3, &bad(3, |record| record.arrived = 71), Some(3)),
@@ -309,7 +336,10 @@ fn foreign_greetings_are_turned_away() {
         vec![greeting(0), greeting(1)]
     };
     let foreign = [
-        (vec![b"GET / HTTP/1.1\r\n\r\n".to_vec(), Vec::new()], "a greeting"),
+        (
+            vec![b"GET / HTTP/1.1\r\n\r\n".to_vec(), Vec::new()],
+            "a greeting",
+        ),
         (of(|hello| hello.mode = Mode::Send), "mode"),
         (of(|hello| hello.places = 71), "places"),
         (of(|hello| hello.rails = 3), "rails"),
@@ -317,7 +347,9 @@ fn foreign_greetings_are_turned_away() {
         (of(|hello| hello.rail = 0), "rail 1"),
     ];
     for (i, (greetings, why)) in foreign.into_iter().enumerate() {
-        let refused = rig.meanwhile(|| bare.dial_with(address, &greetings)).unwrap_err();
+        let refused = rig
+            .meanwhile(|| bare.dial_with(address, &greetings))
+            .unwrap_err();
         assert!(refused.to_string().contains(why), "{refused}");
         rig.until(|rig| rig.fault("foreign") == i as u64 + 1);
     }
@@ -340,7 +372,10 @@ fn nothing_is_written_once_it_is_quiet() {
         bare.send(10);
         bare.await_failure();
         while rig.pump() > 0 {}
-        assert_eq!(words, (0..6).map(|slot| rig.word(slot, 1)).collect::<Vec<_>>());
+        assert_eq!(
+            words,
+            (0..6).map(|slot| rig.word(slot, 1)).collect::<Vec<_>>()
+        );
         let known = rig.got.len() as u64;
         assert!((4..=10).contains(&known));
         assert_eq!(rig.numbers(), (0..known).collect::<Vec<_>>());
