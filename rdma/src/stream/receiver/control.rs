@@ -457,7 +457,7 @@ impl Control {
         let connected = self
             .connect(incoming, hello, &peer, terms)
             .inspect_err(|why| {
-                tracing::warn!("{}: {peer}: {why}; waiting for it again", self.name)
+                tracing::warn!("{}: {peer}: {why}; waiting for it again", self.name);
             });
         self.shared.hand_over(connected.ok().map(Box::new));
     }

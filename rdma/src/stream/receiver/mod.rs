@@ -560,12 +560,11 @@ impl Engine for Receiver {
         if self.shared.attention.load(Ordering::Acquire) {
             return Ok(false);
         }
-        Ok(match &mut self.link {
-            Some(link) => link.wait(limit),
-            None => {
-                self.shared.sleep(limit);
-                true
-            }
+        Ok(if let Some(link) = &mut self.link {
+            link.wait(limit)
+        } else {
+            self.shared.sleep(limit);
+            true
         })
     }
 

@@ -266,7 +266,7 @@ fn who_does_not_keep_to_the_protocol_loses_the_link() {
                 3,
                 &bad(3, |record| record.length = rig::SLOT as u64 + 1),
                 Some(3),
-            )
+            );
         },
         |bare, bad| bare.tell(3, &bad(3, |record| record.length = u64::MAX), Some(3)),
         |bare, bad| bare.tell(3, &bad(3, |record| record.places += 1), Some(3)),
@@ -367,7 +367,7 @@ fn nothing_is_written_once_it_is_quiet() {
         rig.gives = false;
         // Frames under way: some are finished, some are not, nobody is told of any yet.
         (4..10).for_each(|n| bare.send(n));
-        rig.engine.quiesce(Duration::from_secs(60)).unwrap();
+        rig.engine.quiesce(Duration::from_mins(1)).unwrap();
         let words: Vec<u64> = (0..6).map(|slot| rig.word(slot, 1)).collect();
         bare.send(10);
         bare.await_failure();
@@ -457,7 +457,7 @@ proptest::proptest! {
                 }
                 Act::Break => bare.link = None,
                 Act::Quiesce(first) => {
-                    rig.engine.quiesce(Duration::from_secs(60)).unwrap();
+                    rig.engine.quiesce(Duration::from_mins(1)).unwrap();
                     while rig.pump() > 0 {}
                     rig.arm(first.into());
                     bare.link = None;

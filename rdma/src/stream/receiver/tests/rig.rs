@@ -18,7 +18,7 @@ use std::time::Duration;
 pub(super) const SLOT: usize = 256;
 pub(super) const STRIDE: usize = 320;
 pub(super) const PLACES: u32 = 70;
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// What word `i` of frame `n` of a stream holds.

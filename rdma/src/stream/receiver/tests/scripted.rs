@@ -356,7 +356,7 @@ fn queues_are_destroyed_before_keys_are_dropped() {
             stage.finish(0, None);
             stage.poll();
         } else {
-            stage.engine.quiesce(Duration::from_secs(60)).unwrap();
+            stage.engine.quiesce(Duration::from_mins(1)).unwrap();
         }
         assert_eq!(*stage.script.told.lock().unwrap(), ["queue", "key", "key"]);
         let Stage { engine, memory, .. } = stage;
