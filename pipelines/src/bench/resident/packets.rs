@@ -74,7 +74,10 @@ impl Speech {
     }
 
     /// Makes `packet` the `i`-th one, for frames of `frame` bytes.
-    #[expect(clippy::cast_possible_truncation, reason = "numbers that wrap, small sizes")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "numbers that wrap, small sizes"
+    )]
     fn number(self, packet: &mut [u8], i: u64, frame: usize) {
         match self {
             Self::Udp => packet[..8].copy_from_slice(&i.to_be_bytes()),

@@ -649,7 +649,6 @@ impl Sender {
             why: self.why.clone(),
         }
     }
-
 }
 
 /// What a frame is called by its ring.

@@ -186,7 +186,10 @@ impl Rail {
                 post(Payload::Memory(&[record, ring.piece(at, length)]))
             }
             (None, Told::Memory(memory, from, bytes), Source::Inline(payload)) => {
-                debug_assert!(payload.is_empty(), "a payload beside a record lies in memory");
+                debug_assert!(
+                    payload.is_empty(),
+                    "a payload beside a record lies in memory"
+                );
                 post(Payload::Memory(&[memory.piece(from, bytes)]))
             }
         }
