@@ -69,12 +69,16 @@ impl Parts<'_> {
         staged
     }
 
-    fn source_context(&self, planned: &PlannedSource) -> SourceContext {
+    fn source_context(
+        &self,
+        planned: &PlannedSource,
+        ledgers: &crate::engine::Ledgers,
+    ) -> SourceContext {
         SourceContext {
             name: planned.name.clone(),
             directory: self.options.directory.clone(),
             geometry: planned.geometry,
-            counts: self.ledgers.counts(&planned.name),
+            counts: ledgers.counts(&planned.name),
         }
     }
 
@@ -496,7 +500,9 @@ impl Pipeline {
                 source,
             };
             let spec = spec_of(config, &planned.name);
-            let built = spec.build(&parts.source_context(planned)).map_err(fail)?;
+            let built = spec
+                .build(&parts.source_context(planned, &self.ledgers))
+                .map_err(fail)?;
             let Producers::Engine(device) = built else {
                 return Err(two_kinds(&planned.name));
             };
@@ -536,7 +542,8 @@ impl Pipeline {
                 name: planned.name.clone(),
                 source,
             };
-            let built = spec_of(config, &planned.name).build(&parts.source_context(planned));
+            let built =
+                spec_of(config, &planned.name).build(&parts.source_context(planned, &self.ledgers));
             let Producers::Fillers(fillers) = built.map_err(fail)? else {
                 return Err(two_kinds(&planned.name));
             };

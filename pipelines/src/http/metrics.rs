@@ -276,6 +276,7 @@ pub(super) mod tests {
                 stuck: 11,
                 faults: [("descriptor: magic", 12)].into(),
             }),
+            counts: [("skipped", 4711)].into(),
         };
         report.sources.insert("adc".to_owned(), source);
         let ring = RingReport {
