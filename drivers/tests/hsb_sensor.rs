@@ -1,0 +1,248 @@
+//! The source `hsb` against the simulated sensor bridge, which knows nothing of it: each checks the other.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{Rig, free_port, rig, spec};
+use daq_core::ledger::SourceReport;
+use daq_core::source::Polled;
+use daq_core::units::BitRate;
+use daq_drivers::hsb::ENTRY;
+use daq_drivers::hsb_sensor::pattern::{Pattern, verify};
+use daq_drivers::hsb_sensor::{Board, Counts, Options};
+use std::time::{Duration, Instant};
+
+/// Payload bytes of a packet, data packets of a frame, and bytes of a frame, in whose last packet is room for metadata.
+const PACKET: usize = 1024;
+const PACKETS: usize = 8;
+const FRAME: usize = PACKET * PACKETS - 384;
+/// Packets of a frame whose metadata come alone.
+const ALL: u64 = PACKETS as u64 + 1;
+const FRAMES: u64 = 64;
+
+fn options(faults: &[&str]) -> Options {
+    Options {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        rate: Some(BitRate(400e6)),
+        frames: Some(FRAMES),
+        faults: faults.iter().map(|fault| fault.parse().unwrap()).collect(),
+        ..Options::default()
+    }
+}
+
+fn source(board: &Board, more: &str) -> Rig {
+    let (listen, device) = (free_port(), board.address());
+    let text = format!(
+        "[source.camera]\ndriver = \"hsb\"\nring = \"raw\"\nlisten = \"{listen}\"\nframe = {FRAME}\n\
+         packet = {PACKET}\ndevice = \"{device}\"\n{more}\n"
+    );
+    let spec = spec(&ENTRY, &text).unwrap();
+    rig(&*spec, 8192, 2 * usize::try_from(FRAMES).unwrap()).unwrap()
+}
+
+/// A frame: number, epoch, bytes, and the places that arrived.
+type Frame = (u64, u32, Vec<u8>, Vec<bool>);
+
+/// Arms, receives until `expected` packets are accounted for and nothing more is to come, and disarms.
+fn run(options: &Options, more: &str, expected: u64) -> (Vec<Frame>, Rig, Counts) {
+    let board = Board::start(options).unwrap();
+    let mut rig = source(&board, more);
+    rig.fillers[0].start().unwrap();
+    rig.fill_while(|ledger| SourceReport::of(ledger).expected < expected);
+    // The sensor has sent its last frame, and loopback has delivered it.
+    while board.counts().sensors[0].frames < FRAMES {
+        std::thread::yield_now();
+    }
+    rig.fill_all();
+    rig.fillers.clear();
+    for window in &mut rig.windows {
+        window.finish();
+    }
+    let frames = rig.read();
+    let counts = board.stop();
+    assert_eq!(counts.told, Vec::<String>::new());
+    assert_eq!(
+        (counts.order_errors, counts.overlapped, counts.refused),
+        (0, 0, 0)
+    );
+    assert_eq!((counts.sensors[0].arms, counts.sensors[0].disarms), (1, 1));
+    (frames, rig, counts)
+}
+
+/// Panics unless every byte that came is that of its frame.
+fn check(frames: &[Frame]) {
+    for (number, _, bytes, present) in frames {
+        for (packet, bytes) in bytes.chunks(PACKET).enumerate() {
+            if present[packet] {
+                let at = (packet * PACKET) as u64;
+                assert_eq!(
+                    verify(Pattern::Counter, 0, *number, at, bytes),
+                    None,
+                    "{number}"
+                );
+            } else {
+                assert!(bytes.iter().all(|byte| *byte == 0xee));
+            }
+        }
+    }
+}
+
+#[test]
+fn frames_arrive_whole() {
+    let all = FRAMES * PACKETS as u64;
+    for (embedded, offload, psn20, psn) in [
+        (false, true, false, 0),
+        (true, true, false, 0x00ff_ff00),
+        (false, false, true, 0x000f_ff00),
+        (true, true, true, 0x000f_ffff),
+    ] {
+        let options = Options {
+            embedded,
+            offload,
+            psn20,
+            psn,
+            ..options(&[])
+        };
+        for pages in [1, 3, 64] {
+            let (frames, rig, _) = run(&options, &format!("pages = {pages}"), all);
+            let report = rig.report();
+            assert_eq!((report.expected, report.delivered), (all, all));
+            assert_eq!((report.duplicates, report.rejected), (0, 0));
+            assert_eq!(report.control, if embedded { 0 } else { FRAMES });
+            assert_eq!(frames.len() as u64, FRAMES);
+            assert!(frames.iter().all(|frame| frame.3 == [true; PACKETS]));
+            check(&frames);
+        }
+    }
+}
+
+#[test]
+fn faults_are_accounted_for() {
+    let all = FRAMES * PACKETS as u64;
+    let gaps = [
+        (5, 1),
+        (2 * ALL + 3, 3),
+        (4 * ALL + 6, 6),
+        (10 * ALL + 2, 3 * ALL),
+    ];
+    let text = gaps.map(|(at, count)| format!("gap@{at}:{count}"));
+    let lost: Vec<(u64, u64)> = gaps
+        .iter()
+        .flat_map(|(at, count)| *at..at + count)
+        .map(|packet| (packet / ALL, packet % ALL))
+        .filter(|(_, packet)| *packet < PACKETS as u64)
+        .collect();
+    let gaps: Vec<&str> = text.iter().map(String::as_str).collect();
+    // Wide enough for the gaps: beyond it, packets are believed when several in a row agree.
+    let one = vec![(7, 2)];
+    let wide = "window = 8";
+    for (faults, missing, duplicates, rejected) in [
+        (gaps, lost, 0, 0),
+        (vec!["bad-va@65"], one.clone(), 0, 1),
+        (vec!["bad-rkey@65"], one.clone(), 0, 1),
+        (vec!["bad-length@65"], one.clone(), 0, 1),
+        (vec!["bad-opcode@65"], one, 0, 1),
+        (vec!["bad-icrc@65"], Vec::new(), 0, 0),
+        (
+            vec!["duplicate@10:2", "replay@20", "replay@40"],
+            Vec::new(),
+            2 + 2 * ALL,
+            0,
+        ),
+        (vec!["reorder@29", "reorder@34"], Vec::new(), 0, 0),
+        (vec!["late-immediate@20"], Vec::new(), 0, 0),
+        (vec!["no-metadata@30"], Vec::new(), 0, 0),
+        (vec!["ecb-silent@9:2", "ecb-sequence@14"], Vec::new(), 0, 0),
+    ] {
+        let (frames, rig, _) = run(&options(&faults), wide, all);
+        let report = rig.report();
+        let lost = missing.len() as u64;
+        let found = (
+            report.expected,
+            report.delivered,
+            report.duplicates,
+            report.rejected,
+        );
+        assert_eq!(found, (all, all - lost, duplicates, rejected), "{faults:?}");
+        check(&frames);
+        let absent: Vec<(u64, u64)> = frames
+            .iter()
+            .flat_map(|frame| (0..).zip(&frame.3).map(|(place, is)| (frame.0, place, *is)))
+            .filter(|(_, _, is_present)| !is_present)
+            .map(|(number, place, _)| (number, place))
+            .collect();
+        // Frames of which nothing came are not made.
+        let numbers: Vec<u64> = frames.iter().map(|frame| frame.0).collect();
+        let seen: Vec<(u64, u64)> = missing
+            .into_iter()
+            .filter(|(frame, _)| numbers.contains(frame))
+            .collect();
+        assert_eq!(absent, seen, "{faults:?}");
+    }
+}
+
+#[test]
+fn a_restart_opens_an_epoch() {
+    let (frames, rig, _) = run(&options(&["restart@20"]), "", 0);
+    let report = rig.report();
+    assert_eq!((report.epochs, report.rejected), (2, 3));
+    for (number, epoch, bytes, present) in &frames {
+        let number = if *epoch == frames[0].1 {
+            *number
+        } else {
+            number + 20
+        };
+        check(&[(number, 0, bytes.clone(), present.clone())]);
+    }
+    let last = frames.last().unwrap();
+    assert_eq!(last.0, FRAMES - 21);
+}
+
+/// Not a test of its own, but a figure: run it with `--ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn rate() {
+    const FRAME: usize = 1 << 20;
+    let rate = std::env::var("RATE").map_or(8.0, |rate| rate.parse().unwrap());
+    let packet: usize = std::env::var("PACKET").map_or(1408, |packet| packet.parse().unwrap());
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a figure"
+    )]
+    let frames = (rate * 1e9 * 3.0 / 8.0) as u64 / FRAME as u64;
+    let board = Board::start(&Options {
+        rate: Some(BitRate(rate * 1e9)),
+        frames: Some(frames),
+        ..options(&[])
+    })
+    .unwrap();
+    let (listen, device) = (free_port(), board.address());
+    let text = format!(
+        "[source.camera]\ndriver = \"hsb\"\nring = \"raw\"\nlisten = \"{listen}\"\nframe = {FRAME}\n\
+         packet = {packet}\ndevice = \"{device}\"\n"
+    );
+    let spec = spec(&ENTRY, &text).unwrap();
+    let mut rig = rig(&*spec, FRAME, 32).unwrap();
+    rig.fillers[0].start().unwrap();
+    let start = Instant::now();
+    let mut last = Instant::now();
+    let (filler, window) = (&mut rig.fillers[0], &mut rig.windows[0]);
+    while last.elapsed() < Duration::from_secs(1) {
+        if filler.fill(window, Duration::from_millis(20)).unwrap() == Polled::Busy {
+            last = Instant::now();
+        }
+        window.tick(Instant::now());
+        while let Some(lease) = rig.reader.poll(16) {
+            drop(lease);
+        }
+    }
+    let seconds = (last - start).as_secs_f64();
+    let report = rig.report();
+    let gbit = report.bytes as f64 * 8.0 / 1e9 / seconds;
+    println!(
+        "{packet} bytes: asked {rate} Gbit/s, {gbit:.2} came; expected {}, delivered {}, rejected {}",
+        report.expected, report.delivered, report.rejected
+    );
+}
