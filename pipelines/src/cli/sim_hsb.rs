@@ -18,7 +18,10 @@ use std::str::FromStr;
 /// What `daq sim-hsb` is told.
 #[derive(Debug, ClapArgs)]
 #[command(after_long_help = faults())]
-#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a switch of the command line"
+)]
 pub(super) struct Args {
     /// Where its control plane listens; data comes from the same address. Each board takes an address of its own: on the
     /// loopback interface 127.0.0.2 and on.

@@ -21,7 +21,7 @@ fn the_end_of_a_run_disarms() {
     for round in 1..=2 {
         let mut live = daq.spawn(&[]);
         live.wait_count("sources.adc0.delivered", 100);
-        live.stop().ok();
+        let _ = live.stop().ok();
         let counts = board.counts();
         assert_eq!(counts.sensors[0].arms, round);
         is_host_correct(&counts);

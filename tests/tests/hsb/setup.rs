@@ -141,6 +141,6 @@ pub fn is_host_correct(counts: &Counts) {
 
 /// An address of a board of its own, with the usual ports.
 pub fn own(last: u8) -> SocketAddrV4 {
-    let [high, low] = (std::process::id() as u16).to_be_bytes();
+    let [_, _, high, low] = std::process::id().to_be_bytes();
     SocketAddrV4::new([127, 64 + high % 64, low, last].into(), 8192)
 }
