@@ -79,6 +79,7 @@ fn an_engine_is_built_of_cards_and_a_place_to_come_to() {
     let text = format!("{LISTEN}nics = [\"software\", \"software\"]\nqueues = 2");
     let spec = spec(&text).unwrap();
     let context = SourceContext {
+        counts: daq_core::ledger::Counts::default(),
         name: "far".to_owned(),
         directory: ".".into(),
         geometry: spec.geometry(4096).unwrap(),
@@ -93,6 +94,7 @@ fn an_engine_is_built_of_cards_and_a_place_to_come_to() {
 #[test]
 fn what_is_not_there_is_named() {
     let context = |spec: &dyn SourceSpec| SourceContext {
+        counts: daq_core::ledger::Counts::default(),
         name: "far".to_owned(),
         directory: ".".into(),
         geometry: spec.geometry(4096).unwrap(),

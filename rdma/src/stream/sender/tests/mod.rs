@@ -340,8 +340,8 @@ fn a_full_receiver_is_told_and_waited_for() {
 fn a_receiver_that_goes_and_comes_back_gets_the_rest() {
     for (rails, mode) in [(1, Mode::Write), (3, Mode::Write), (2, Mode::Send)] {
         let shape = Shape {
-            rails,
             mode,
+            rails,
             ..Shape::default()
         };
         let far = Bare::start(shape.clone());
@@ -508,7 +508,7 @@ proptest! {
         };
         let mode = if is_send { Mode::Send } else { Mode::Write };
         let faults: Faults = text(&far_faults).parse().unwrap();
-        let shape = Shape { rails, mode, faults, ..Shape::default() };
+        let shape = Shape { mode, rails, faults, ..Shape::default() };
         let far = Bare::start(shape.clone());
         let faults = text(&near_faults).parse().unwrap();
         let mut near = Near::with(far.address, rails, options(&shape), (true, faults));
