@@ -147,35 +147,48 @@ fn judge(machine: &Machine<'_>, before: &Counters) -> Vec<Finding> {
     findings
 }
 
-/// Whether there are any, and whether there could be.
+/// Whether there are any, and whether there could be more.
 fn cards(machine: &Machine<'_>) -> Finding {
     let finding = Finding::new(GROUP, "cards", CARDS);
     let nics = &machine.topology.nics;
-    if !nics.is_empty() {
-        let names: Vec<_> = nics.iter().map(|nic| nic.name.as_str()).collect();
-        return finding.read(Verdict::Ok, names.join(", "));
-    }
-    let mut devices = machine.topology.pci.devices.iter();
-    let silent = devices.find_map(|device| {
-        let driver = device.driver.as_deref()?;
-        let (_, module) = CAPABLE.iter().find(|(of, _)| *of == driver)?;
-        Some((device, module))
-    });
-    match silent {
-        Some((device, module)) if device.driver.as_deref() == Some("mlx5_core") => finding
-            .read(Verdict::Warn, "none")
+    let names: Vec<_> = nics.iter().map(|nic| nic.name.as_str()).collect();
+    let names = if names.is_empty() {
+        "none".to_owned()
+    } else {
+        names.join(", ")
+    };
+    // Those whose network driver is there and whose RDMA module is not.
+    let silent: Vec<_> = machine
+        .topology
+        .pci
+        .devices
+        .iter()
+        .filter_map(|device| {
+            let driver = device.driver.as_deref()?;
+            let (_, module) = CAPABLE.iter().find(|(of, _)| *of == driver)?;
+            let is_listed = nics
+                .iter()
+                .any(|nic| nic.pci.as_ref() == Some(&device.address));
+            (!is_listed).then_some((device.address.as_str(), driver, *module))
+        })
+        .collect();
+    // One of this maker surely can; of the others some models.
+    let sure = silent.iter().find(|(_, driver, _)| *driver == "mlx5_core");
+    match (sure, silent.first()) {
+        (Some((address, _, module)), _) => finding
+            .read(Verdict::Warn, names)
             .why(format!(
-                "{} can do RDMA, and the module that makes it is not loaded: sources and sinks `rdma` have no card",
-                device.address
+                "{address} can do RDMA, and the module that makes it is not loaded: sources and sinks `rdma` cannot use it"
             ))
             .fix(format!("sudo modprobe {module} ib_uverbs rdma_ucm")),
-        Some((device, module)) => finding
-            .read(Verdict::Ok, "none")
-            .why(format!("{} may be able to do RDMA", device.address))
+        (None, Some((address, _, module))) if nics.is_empty() => finding
+            .read(Verdict::Ok, names)
+            .why(format!("{address} may be able to do RDMA"))
             .fix(format!("sudo modprobe {module}")),
-        None => finding
-            .read(Verdict::Ok, "none")
-            .why("sources and sinks `rdma` can use a card of software (nic = \"software\")"),
+        (None, _) if nics.is_empty() => finding
+            .read(Verdict::Ok, names)
+            .why("sources and sinks `rdma` can use a card of software (nics = [\"software\"])"),
+        _ => finding.read(Verdict::Ok, names),
     }
 }
 

@@ -249,6 +249,19 @@ fn a_server_as_it_should_be_has_nothing_to_mend() {
 }
 
 #[test]
+fn a_silent_card_is_told_beside_others() {
+    let server = Server::new();
+    let other = format!("{UP}/0000:3c:04.0/0000:3f:00.0");
+    server.device(&other, "8086:1593", "020000");
+    server.link(&format!("{other}/driver"), "/sys/bus/pci/drivers/ice");
+    is_ok(&server.found("cards"), "mlx5_0");
+    server.link(&format!("{other}/driver"), "/sys/bus/pci/drivers/mlx5_core");
+    let found = server.found("cards");
+    warns(&found, "mlx5_0", "modprobe mlx5_ib ib_uverbs");
+    assert!(found.why.unwrap().contains("0000:3f:00.0"));
+}
+
+#[test]
 fn without_cards_it_is_told_whether_there_could_be_one() {
     let server = Server::bare();
     assert_eq!(server.all().len(), 1);
