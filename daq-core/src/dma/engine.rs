@@ -76,6 +76,7 @@ pub struct Completions {
     /// Completions that are wanted, at most as many as there is room for.
     limit: usize,
     overrun: u64,
+    missing: u64,
     faults: Vec<u64>,
     /// Words that tell of a frame which places arrived.
     words: usize,
@@ -97,6 +98,7 @@ impl Completions {
             done: Vec::with_capacity(capacity),
             limit: capacity,
             overrun: 0,
+            missing: 0,
             faults: vec![0; faults],
             words,
             present: vec![0; capacity * words],
@@ -160,6 +162,12 @@ impl Completions {
         self.overrun += transfers;
     }
 
+    /// Counts frames that were sent and never came, where no later frame will tell of them ([`Done::missing`]): at the end
+    /// of what their sender tells.
+    pub fn miss(&mut self, frames: u64) {
+        self.missing += frames;
+    }
+
     /// Counts a fault that the engine goes on after, by its place in [`Engine::faults`].
     ///
     /// # Panics
@@ -185,6 +193,11 @@ impl Completions {
         self.overrun
     }
 
+    /// Frames that never came, beside those that completions tell of.
+    pub const fn missing(&self) -> u64 {
+        self.missing
+    }
+
     /// How often each fault was met, in the order of [`Engine::faults`].
     pub fn faults(&self) -> &[u64] {
         &self.faults
@@ -195,6 +208,7 @@ impl Completions {
         self.done.clear();
         self.limit = limit.min(self.done.capacity());
         self.overrun = 0;
+        self.missing = 0;
         self.faults.fill(0);
     }
 }

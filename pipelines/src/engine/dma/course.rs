@@ -81,6 +81,13 @@ impl Course {
         ledger.lost(cause).add(transfers);
     }
 
+    /// Counts `frames` of which their sender tells as lost to `cause`, and `missing` ones before them as lost on the way.
+    pub(super) fn lose_told(frames: u64, missing: u64, cause: Cause, ledger: &SourceLedger) {
+        ledger.expected.add(frames + missing);
+        ledger.lost(cause).add(frames);
+        ledger.lost(Cause::WireGap).add(missing);
+    }
+
     /// Counts `missing` frames as lost to what is known to have been lost here, and the rest to `gap`.
     fn miss(&mut self, missing: u64, gap: Cause, ledger: &SourceLedger) {
         ledger.expected.add(missing);
@@ -189,6 +196,22 @@ impl Course {
     fn join(&mut self) {
         for (owed, doubted) in self.owed.iter_mut().zip(&mut self.doubted) {
             *owed += std::mem::take(doubted);
+        }
+    }
+
+    /// The same of a frame whose payload is damaged: counted as lost, and its record says that nothing of it arrived.
+    pub(super) fn told_damaged(
+        &mut self,
+        origin: Origin,
+        missing: u64,
+        ledger: &SourceLedger,
+    ) -> FrameMeta {
+        let meta = self.told(origin, missing, ledger);
+        ledger.lost(Cause::BadPacket).add(1);
+        FrameMeta {
+            flags: meta.flags.with(Flags::INCOMPLETE),
+            arrived: 0,
+            ..meta
         }
     }
 

@@ -245,6 +245,7 @@ impl Runner {
             self.course.lose(overrun, Cause::Overrun, &self.ledger);
             self.transfers += overrun;
         }
+        Course::lose_told(0, self.completions.missing(), Cause::WireGap, &self.ledger);
         if self.completions.as_slice().is_empty() {
             return Ok(overrun > 0);
         }
@@ -279,10 +280,15 @@ impl Runner {
             self.done(0)?.length
         };
         let slot = self.port.slot_of(self.transfers + first.passed);
+        // The kernel maps host memory for a card that has a driver: it is the sender that may lie, or may have died over an
+        // earlier frame in this slot.
+        let is_mapped = first.origin.is_some() && !self.port.can_fall_back();
         let Some(seen) = prover.look(&self.port, slot, written, !is_looked_at)? else {
             // It tells nothing, so the next one is looked at; this one is as good as damaged.
             self.path = Path::Unproven(prover, true);
-            self.completions.spoil();
+            if !is_mapped {
+                self.completions.spoil();
+            }
             return Ok(true);
         };
         if self.port.lapsed()? > self.transfers + first.passed {
@@ -291,12 +297,22 @@ impl Runner {
             self.completions.spoil();
             return Ok(true);
         }
-        if seen.is_exact() {
+        let is_right = match first.origin {
+            None => seen.is_exact(),
+            Some(_) => seen.own.unwritten == 0 && (is_mapped || seen.beside.is_exact()),
+        };
+        if is_right {
             return self.proved(written);
+        }
+        if is_mapped {
+            self.path = Path::Unproven(prover, true);
+            self.completions.spoil();
+            return Ok(true);
         }
         self.counters.prove(Proof::Disproved);
         // The device has it no more, and it is nowhere here.
-        self.course.lose(1, Cause::BadPacket, &self.ledger);
+        self.drop_frames(0, 1, Cause::BadPacket);
+        let seen = seen.own + seen.beside;
         let why = format!(
             "{} says that it has written {written} bytes, but {} words of them are as they were, and {} words beside them \
              changed",
@@ -485,7 +501,11 @@ impl Runner {
         let is_damaged = done.is_bad
             || (done.origin.is_none() && raw.is_none() && self.course.numbers().is_some());
         let (meta, is_blank) = match done.origin {
-            _ if is_damaged => (self.course.damaged(&self.ledger), true),
+            Some(origin) if is_damaged => {
+                let told = self.course.told_damaged(origin, done.missing, &self.ledger);
+                (told, true)
+            }
+            None if is_damaged => (self.course.damaged(&self.ledger), true),
             Some(origin) => (self.course.told(origin, done.missing, &self.ledger), false),
             None => {
                 let meta = self.course.frame(raw, Cause::WireGap, &self.ledger);
@@ -536,7 +556,8 @@ impl Runner {
             self.producer.claim(missing);
             let batch = self.producer.open().min(count - at);
             if batch == 0 {
-                self.refuse(count - at);
+                self.drop_frames(at, count - at, Cause::RingFull);
+                self.producer.refuse(count - at);
                 break;
             }
             let mut next = turn;
@@ -559,10 +580,10 @@ impl Runner {
                 turn += done.passed + 1;
                 lapsed += 1;
             }
-            at += lapsed;
             if lapsed > 0 {
                 // The others lie behind slots that were filled for nothing: they are copied again.
-                self.course.lose(lapsed, Cause::Overrun, &self.ledger);
+                self.drop_frames(at, lapsed, Cause::Overrun);
+                at += lapsed;
                 continue;
             }
             for i in 0..batch {
@@ -581,10 +602,17 @@ impl Runner {
         Ok(())
     }
 
-    /// Frames that found no slot in the ring.
-    fn refuse(&mut self, frames: u64) {
-        self.course.lose(frames, Cause::RingFull, &self.ledger);
-        self.producer.refuse(frames);
+    /// Counts `count` completions from the `at`-th on as lost to `cause`, with what was missing before them.
+    fn drop_frames(&mut self, at: u64, count: u64, cause: Cause) {
+        let done = self.completions.as_slice().iter();
+        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        for done in done.skip(at).take(count) {
+            match done.origin {
+                Some(_) => Course::lose_told(1, done.missing, cause, &self.ledger),
+                None => self.course.lose(1, cause, &self.ledger),
+            }
+        }
     }
 
     /// Waits for a moment: for a slot where the engine has none to fill, for the engine otherwise.

@@ -27,6 +27,20 @@ const ROOMY: f64 = 0.75;
 const BLOCKS: u32 = 32;
 const THREADS: u32 = 256;
 
+/// What became of sentinels, in the slot that was written and in those beside it that were not.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    pub(super) own: Seen,
+    pub(super) beside: Seen,
+}
+
+impl Look {
+    /// Whether exactly what should have been written was.
+    pub(super) const fn is_exact(self) -> bool {
+        self.own.is_exact() && self.beside.is_exact()
+    }
+}
+
 /// A kernel that counts sentinels.
 struct OnGpu {
     function: Function,
@@ -102,23 +116,24 @@ impl Prover {
         slot: usize,
         written: usize,
         is_first: bool,
-    ) -> Result<Option<Seen>, DmaError> {
+    ) -> Result<Option<Look>, DmaError> {
         if written < size_of::<u64>() {
             return Ok(None);
         }
-        let mut all = self.look_at(port, slot, written)?;
+        let own = self.look_at(port, slot, written)?;
+        let mut beside = Seen::default();
         // Slots that no transfer has reached, where it was one alone.
         if self.alone {
             let (next, last) = (
                 (slot + 1) % self.slots,
                 (slot + self.slots - 1) % self.slots,
             );
-            all = all + self.look_at(port, next, 0)?;
+            beside = beside + self.look_at(port, next, 0)?;
             if is_first && last != next {
-                all = all + self.look_at(port, last, 0)?;
+                beside = beside + self.look_at(port, last, 0)?;
             }
         }
-        Ok(Some(all))
+        Ok(Some(Look { own, beside }))
     }
 
     fn look_at(&self, port: &Port, slot: usize, written: usize) -> Result<Seen, DmaError> {
