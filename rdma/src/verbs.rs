@@ -419,6 +419,11 @@ pub trait Queue: Any + Send {
     /// Collects completions; never waits. An error is one of the completion queue itself, as when it was overrun.
     fn poll(&mut self, done: &mut [WorkDone]) -> Result<usize, VerbsError>;
 
+    /// Ends all that it does, for good: it takes no message and acknowledges none any more. Whatever was posted
+    /// completes soon, [flushed](Status::Flushed) where it was not done; so once all receives have completed, those
+    /// that succeeded are all messages of which the peer can have been told that they came.
+    fn stop(&mut self) -> Result<(), VerbsError>;
+
     /// Waits until a completion may be there or `limit` has passed; false where it cannot wait.
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError>;
 }

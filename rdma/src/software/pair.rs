@@ -291,9 +291,23 @@ impl Pair {
     }
 
     pub(super) fn kill(&self) {
+        self.stop(Status::Other(0));
+    }
+
+    /// The queue fails, its first work that is not done with `status`.
+    pub(super) fn stop(&self, status: Status) {
         let mut state = self.lock();
-        self.fail(&mut state, None, Status::Other(0));
+        self.fail(&mut state, None, status);
         self.end_stream(&mut state);
+    }
+
+    /// A receive was not used up after all.
+    pub(super) fn give_back(&self, receive: Receive) {
+        let mut state = self.lock();
+        state.receives.push_front(receive);
+        if state.has_failed {
+            self.flush_receives(&mut state);
+        }
     }
 
     /// Whether there is room for another receive.

@@ -210,6 +210,11 @@ impl Queue for SoftwareQueue {
         Ok(Pair::poll(&mut state, done))
     }
 
+    fn stop(&mut self) -> Result<(), VerbsError> {
+        self.pair.stop(Status::Flushed);
+        Ok(())
+    }
+
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError> {
         if !self.pair.options.events {
             return Ok(false);

@@ -133,13 +133,13 @@ fn message(pair: &Pair, input: &mut Input<'_>, header: Header) -> io::Result<Res
         Err(Failed::Network(error)) => {
             // The message never came to its end, so the receive is still there.
             if let Some(receive) = receive {
-                pair.lock().receives.push_front(receive);
+                pair.give_back(receive);
             }
             return Err(error);
         }
         Err(Failed::Memory(left)) => {
             if let Some(receive) = receive {
-                pair.lock().receives.push_front(receive);
+                pair.give_back(receive);
             }
             let status = if is_send {
                 Status::RemoteOperation
@@ -152,6 +152,8 @@ fn message(pair: &Pair, input: &mut Input<'_>, header: Header) -> io::Result<Res
     if let Some(receive) = receive {
         let mut state = pair.lock();
         if state.has_failed {
+            drop(state);
+            pair.give_back(receive);
             return Err(ErrorKind::ConnectionAborted.into());
         }
         pair.arrive(&mut state, receive.id, bytes, immediate);

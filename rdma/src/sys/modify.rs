@@ -119,6 +119,11 @@ pub fn send(service: Service, psn: u32) -> Step {
     step
 }
 
+/// From any state to the last one, in which all that is posted is flushed.
+pub fn error() -> Step {
+    Step::to(ib::ibv_qp_state::IBV_QPS_ERR)
+}
+
 /// The same times for every connection, whoever has made the other attributes.
 pub fn patience(mut step: Step) -> Step {
     step.attributes.timeout = TIMEOUT;

@@ -442,6 +442,10 @@ impl Queue for VerbsQueue {
         Ok(0)
     }
 
+    fn stop(&mut self) -> Result<(), VerbsError> {
+        self.pair.step(modify::error(), "ERR")
+    }
+
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError> {
         let Some(channel) = &self.channel else {
             return Ok(false);

@@ -549,6 +549,16 @@ pub(super) const fn slot_of(terms: &Terms, frame: u64) -> usize {
     ((terms.turn as u64 + frame % terms.slots as u64) % terms.slots as u64) as usize
 }
 
+/// Receives that a rail has before the sender may send.
+pub(super) fn first_receives(shape: &Shape, terms: &Terms, rail: usize) -> u64 {
+    match shape.mode {
+        Mode::Write => shape.receives(terms.slots).into(),
+        Mode::Send => (0..terms.credits)
+            .filter(|frame| rail_of(terms.next.wrapping_add(*frame), shape.rails) == rail)
+            .count() as u64,
+    }
+}
+
 /// Posts the receive for the `frame`-th frame of a link.
 pub(super) fn post(
     queue: &mut dyn Queue,

@@ -18,6 +18,10 @@ const CREDIT: u64 = u64::MAX;
 const LOOK: Duration = Duration::from_millis(20);
 /// How often the word for credits is written where it stays the same: a peer that is gone does not take it.
 const REFRESH: Duration = Duration::from_secs(1);
+/// How long a card may take to say what it had received when its queue was stopped.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long one look for that lasts.
+const LISTEN: Duration = Duration::from_millis(1);
 /// How long a sender may be silent before another one may take its place.
 const SILENCE: Duration = Duration::from_secs(3);
 
@@ -57,6 +61,8 @@ pub(super) struct Link {
     pending: Vec<VecDeque<WorkDone>>,
     /// Receives that each rail has used up; of writes, which need no slot.
     used: Vec<u32>,
+    /// Receives of each rail that are posted and not completed.
+    open: Vec<u64>,
     shape: Shape,
     hello: Hello,
     terms: Terms,
@@ -104,6 +110,9 @@ impl Link {
             }),
             pending: (0..rails).map(|_| VecDeque::with_capacity(room)).collect(),
             used: vec![0; rails],
+            open: (0..rails)
+                .map(|rail| control::first_receives(&shape, &terms, rail))
+                .collect(),
             shape,
             hello,
             terms,
@@ -166,11 +175,9 @@ impl Link {
         }
     }
 
-    /// The same of one queue; how many there were.
-    fn collect_from(&mut self, rail: usize) -> usize {
-        let Some(live) = &mut self.live else {
-            return 0;
-        };
+    /// The same of one queue; how many there were, `None` where there will be no more.
+    fn collect_from(&mut self, rail: usize) -> Option<usize> {
+        let live = self.live.as_mut()?;
         let mut batch = [WorkDone {
             id: 0,
             side: Side::Received,
@@ -182,10 +189,13 @@ impl Link {
             Ok(count) => count,
             Err(error) => {
                 self.fail(Fault::CompletionOverrun, error.to_string());
-                return 0;
+                return None;
             }
         };
         for work in &batch[..count] {
+            if work.id != CREDIT {
+                self.open[rail] = self.open[rail].saturating_sub(1);
+            }
             if work.status != Status::Success {
                 let why = format!("rail {rail}: its work ended with {}", work.status.name());
                 self.fail(fault_of(work.status), why);
@@ -198,7 +208,7 @@ impl Link {
                 self.pending[rail].push_back(*work);
             }
         }
-        count
+        Some(count)
     }
 
     /// Of several failures the first one tells what happened.
@@ -366,13 +376,17 @@ impl Link {
                 .iter_mut()
                 .enumerate()
                 .try_for_each(|(rail, used)| {
-                    (0..std::mem::take(used)).try_for_each(|_| live.queues[rail].receive(0, &[]))
+                    (0..std::mem::take(used)).try_for_each(|_| {
+                        self.open[rail] += 1;
+                        live.queues[rail].receive(0, &[])
+                    })
                 }),
             Mode::Send => (self.posted..credits).try_for_each(|frame| {
                 let number = self.terms.next.wrapping_add(frame);
                 let rail = rail_of(number, self.shape.rails);
                 let keys = (&*live.payload, &*live.records);
                 let queue = &mut *live.queues[rail];
+                self.open[rail] += 1;
                 control::post(queue, &self.shape, &self.terms, frame, rail, keys)
             }),
         };
@@ -451,15 +465,55 @@ impl Link {
 
     /// Ends it: nothing is written any more when this returns. What its queues had finished stays.
     pub(super) fn end(&mut self, is_on_purpose: bool) {
-        for rail in 0..self.pending.len() {
-            while self.collect_from(rail) > 0 {}
-        }
+        self.hear_out();
         let Some(mut live) = self.live.take() else {
             return;
         };
         self.failure = None;
         if is_on_purpose {
             live.watch.part();
+        }
+    }
+
+    /// Takes the last that its queues have to say. A reliable connection's card may have acknowledged a frame just now,
+    /// which its sender then never sends again: so each queue is stopped, and heard until all its receives are back.
+    fn hear_out(&mut self) {
+        let is_reliable = self.shape.service == Service::Rc;
+        let mut stops = vec![false; self.pending.len()];
+        if let (true, Some(live)) = (is_reliable, &mut self.live) {
+            for (queue, stops) in live.queues.iter_mut().zip(&mut stops) {
+                match queue.stop() {
+                    Ok(()) => *stops = true,
+                    Err(error) => tracing::debug!("{}: {error}", self.peer),
+                }
+            }
+        }
+        let end = Instant::now() + LAST_WORDS;
+        for (rail, stops) in stops.into_iter().enumerate() {
+            while let Some(count) = self.collect_from(rail) {
+                if count > 0 {
+                    continue;
+                }
+                if !stops || self.open[rail] == 0 {
+                    break;
+                }
+                if Instant::now() >= end {
+                    tracing::warn!(
+                        "{}: the card does not say what became of {} receives of rail {rail}: frames that it acknowledged \
+                         last may be lost",
+                        self.peer,
+                        self.open[rail]
+                    );
+                    break;
+                }
+                let waits = self
+                    .live
+                    .as_mut()
+                    .map(|live| live.queues[rail].wait(LISTEN));
+                if !matches!(waits, Some(Ok(true))) {
+                    std::thread::yield_now();
+                }
+            }
         }
     }
 

@@ -7,6 +7,8 @@
 //! # Guarantees
 //! - A frame is told once, and only when both its payload and its record are there, whatever breaks meanwhile: what had
 //!   not been told when a link ended is asked for again.
+//! - Of a reliable connection every frame is told whose coming its card has acknowledged, even if it says so only as its
+//!   queue is stopped: the sender may forget what was acknowledged. A card that fails without a word is excepted.
 //! - When a link has ended nothing is written any more: its queues are destroyed first, then its keys are dropped. The
 //!   next sender is offered other keys.
 //! - A sender that does not keep to the protocol loses its link, which is counted by a fault's name. Of a reliable

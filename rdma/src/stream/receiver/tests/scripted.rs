@@ -17,9 +17,12 @@ use std::sync::Mutex;
 #[derive(Default)]
 struct Script {
     done: Mutex<VecDeque<WorkDone>>,
+    /// What is done, and told only once the queue is stopped.
+    late: Mutex<VecDeque<WorkDone>>,
     told: Mutex<Vec<&'static str>>,
     events: Mutex<VecDeque<NicEvent>>,
     posted: Mutex<usize>,
+    polled: Mutex<usize>,
 }
 
 impl Script {
@@ -113,7 +116,29 @@ impl Queue for ScriptedQueue {
         for (to, from) in done.iter_mut().zip(script.drain(..count)) {
             *to = from;
         }
+        *self.0.0.polled.lock().unwrap() += count;
         Ok(count)
+    }
+
+    fn stop(&mut self) -> Result<(), VerbsError> {
+        let mut script = self.0.0.done.lock().unwrap();
+        let (posted, polled) = (
+            *self.0.0.posted.lock().unwrap(),
+            *self.0.0.polled.lock().unwrap(),
+        );
+        script.extend(self.0.0.late.lock().unwrap().drain(..));
+        let open = posted.saturating_sub(polled + script.len());
+        script.extend(std::iter::repeat_n(
+            WorkDone {
+                id: 0,
+                side: Side::Received,
+                status: Status::Flushed,
+                bytes: 0,
+                immediate: None,
+            },
+            open,
+        ));
+        Ok(())
     }
 
     fn wait(&mut self, _: Duration) -> Result<bool, VerbsError> {
@@ -362,6 +387,34 @@ fn queues_are_destroyed_before_keys_are_dropped() {
         let Stage { engine, memory, .. } = stage;
         drop((memory, engine));
     }
+}
+
+#[test]
+fn what_a_queue_tells_as_it_is_stopped_counts_on_reliable_connections() {
+    let late = |stage: &Stage, n: u64| {
+        stage.lay(usize::try_from(n).unwrap() % SLOTS, &rig::record(n));
+        stage.script.late.lock().unwrap().push_back(WorkDone {
+            id: n,
+            side: Side::Received,
+            status: Status::Success,
+            bytes: u32::try_from(Record::bytes(PLACES) + rig::length(n)).unwrap(),
+            immediate: Some(rig::low(n)),
+        });
+    };
+    for mode in [Mode::Write, Mode::Send] {
+        let mut stage = Stage::new(mode, Service::Rc);
+        late(&stage, 0);
+        late(&stage, 1);
+        assert_eq!(stage.poll(), []);
+        stage.engine.quiesce(Duration::from_mins(1)).unwrap();
+        assert_eq!(stage.poll(), [(0, 0, 0), (1, 0, 0)]);
+        assert_eq!(stage.completions.faults().iter().sum::<u64>(), 0);
+    }
+    // Nothing was promised there, and the queue is not stopped.
+    let mut stage = Stage::new(Mode::Write, Service::Uc);
+    late(&stage, 0);
+    stage.engine.quiesce(Duration::from_mins(1)).unwrap();
+    assert_eq!(stage.poll(), []);
 }
 
 #[test]

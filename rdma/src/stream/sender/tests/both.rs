@@ -2,8 +2,12 @@
 
 use super::*;
 use crate::stream::receiver::{self, FAULTS, Receiver};
+use crate::verbs::{
+    Access, Endpoint, Limits, MemoryKey, NicEvent, Piece, Port, Queue, QueueOptions, VerbsError,
+    Way, Work, WorkDone,
+};
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 const SLOTS: usize = 6;
 
@@ -24,9 +28,13 @@ struct Far {
 
 impl Far {
     fn start(shape: &Shape) -> Self {
+        let card = Card::new(Ipv4Addr::LOCALHOST.into(), shape.faults.clone()).unwrap();
+        Self::with(shape, card)
+    }
+
+    fn with(shape: &Shape, card: Arc<dyn Nic>) -> Self {
         let waiting = tcp::listener((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = waiting.address();
-        let card = Card::new(Ipv4Addr::LOCALHOST.into(), shape.faults.clone()).unwrap();
         let options = receiver::Options {
             name: "far".to_owned(),
             mode: shape.mode,
@@ -69,7 +77,7 @@ fn take(mut engine: Receiver, shape: &Shape, stop: &AtomicBool, holds: &AtomicBo
     engine.arm(&slots).unwrap();
     engine.credit(u32::try_from(SLOTS).unwrap());
     let mut completions = Completions::with_places(SLOTS, FAULTS.len(), shape.places.max(1));
-    let (mut turn, mut owed, mut got) = (2, 0, Vec::new());
+    let (mut turn, mut owed, mut got, mut is_quiet) = (2, 0, Vec::new(), false);
     loop {
         let is_last = stop.load(Ordering::Acquire);
         completions.clear(usize::MAX);
@@ -92,9 +100,14 @@ fn take(mut engine: Receiver, shape: &Shape, stop: &AtomicBool, holds: &AtomicBo
             engine.credit(std::mem::take(&mut owed));
         }
         if completions.as_slice().is_empty() {
-            if is_last {
-                engine.quiesce(HANG).unwrap();
+            if is_quiet {
                 return got;
+            }
+            if is_last {
+                // What had come until then is still told.
+                engine.quiesce(HANG).unwrap();
+                is_quiet = true;
+                continue;
             }
             engine.wait(Duration::from_millis(1)).unwrap();
         }
@@ -198,6 +211,125 @@ fn a_receiver_that_frees_nothing_holds_the_sender_back() {
     lease.retire(daq_core::ring::Completion::Immediate);
     assert_eq!(near.counters.connections.get(), 1);
     compare(&near, &far.end());
+}
+
+/// A card whose first queues tell nothing until they are stopped, as one that is slow to tell what it has acknowledged.
+#[derive(Debug)]
+struct Slow {
+    card: Arc<dyn Nic>,
+    /// Queues to be made that are such.
+    left: AtomicUsize,
+}
+
+impl Nic for Slow {
+    fn name(&self) -> &str {
+        self.card.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.card.limits()
+    }
+
+    fn port(&self) -> Result<Port, VerbsError> {
+        self.card.port()
+    }
+
+    fn register(
+        &self,
+        region: &Arc<Region>,
+        way: Way,
+        access: Access,
+    ) -> Result<MemoryKey, VerbsError> {
+        self.card.register(region, way, access)
+    }
+
+    fn queue(&self, options: &QueueOptions) -> Result<Box<dyn Queue>, VerbsError> {
+        let is_slow = self
+            .left
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| {
+                left.checked_sub(1)
+            })
+            .is_ok();
+        let queue = self.card.queue(options)?;
+        Ok(Box::new(SlowQueue { queue, is_slow }))
+    }
+
+    fn event(&self) -> Option<NicEvent> {
+        self.card.event()
+    }
+}
+
+struct SlowQueue {
+    queue: Box<dyn Queue>,
+    is_slow: bool,
+}
+
+impl Queue for SlowQueue {
+    fn endpoint(&self) -> Endpoint {
+        self.queue.endpoint()
+    }
+
+    fn connect(&mut self, peer: &Endpoint) -> Result<(), VerbsError> {
+        self.queue.connect(peer)
+    }
+
+    fn post(&mut self, work: &Work<'_>) -> Result<(), VerbsError> {
+        self.queue.post(work)
+    }
+
+    fn receive(&mut self, id: u64, into: &[Piece<'_>]) -> Result<(), VerbsError> {
+        self.queue.receive(id, into)
+    }
+
+    fn poll(&mut self, done: &mut [WorkDone]) -> Result<usize, VerbsError> {
+        if self.is_slow {
+            return Ok(0);
+        }
+        self.queue.poll(done)
+    }
+
+    fn stop(&mut self) -> Result<(), VerbsError> {
+        self.is_slow = false;
+        self.queue.stop()
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError> {
+        if self.is_slow {
+            return Ok(false);
+        }
+        self.queue.wait(limit)
+    }
+}
+
+#[test]
+fn what_was_acknowledged_is_told_even_if_its_completion_comes_last() {
+    for (mode, rails) in [
+        (Mode::Write, 1),
+        (Mode::Write, 3),
+        (Mode::Send, 1),
+        (Mode::Send, 2),
+    ] {
+        for is_cut in [true, false] {
+            let shape = Shape {
+                mode,
+                rails,
+                ..Shape::default()
+            };
+            let card = Card::new(Ipv4Addr::LOCALHOST.into(), Faults::none()).unwrap();
+            let left = AtomicUsize::new(rails);
+            let far = Far::with(&shape, Arc::new(Slow { card, left }));
+            let mut near = Near::new(far.address, rails, options(&shape));
+            // All that credits allow; the sender knows that the receiver has them, which has seen none.
+            near.run(&lengths(SLOTS));
+            assert_eq!(near.counters.connections.get(), 1);
+            if is_cut {
+                near.faults.cut();
+                near.run(&lengths(20));
+                assert_eq!(near.counters.connections.get(), 2);
+            }
+            compare(&near, &far.end());
+        }
+    }
 }
 
 proptest! {
