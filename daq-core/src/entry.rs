@@ -167,6 +167,8 @@ pub struct SourceContext {
     pub directory: std::path::PathBuf,
     /// The geometry that [`SourceSpec::geometry`] gave for the ring's slots.
     pub geometry: Geometry,
+    /// The network card that `auto` stands for ([`EngineNeeds::device`]).
+    pub nic: Option<String>,
     /// The counters that [`SourceSpec::counts`] named.
     pub counts: Counts,
 }
@@ -174,8 +176,8 @@ pub struct SourceContext {
 /// What a DMA engine asks of the plan, as far as it is known without opening its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineNeeds {
-    /// Its device's place in the PCI tree, as in `0000:3b:00.0`, or the name of a network card for RDMA, as in `mlx5_0`;
-    /// `None` for a model that has no place.
+    /// Its device's place in the PCI tree, as in `0000:3b:00.0`, or the name of a network card for RDMA, as in `mlx5_0`,
+    /// `auto` for the one that suits its ring; `None` for a model that has no place.
     pub device: Option<String>,
     /// What it is to a GPU's memory: a card behind VFIO or a network card.
     pub writer: Writer,

@@ -77,6 +77,8 @@ pub struct SinkContext {
     pub directory: PathBuf,
     /// The memory of the ring that it reads, for sinks whose devices read it, too.
     pub memory: Arc<Region>,
+    /// The network card that `auto` stands for ([`SinkSpec::nic`]).
+    pub nic: Option<String>,
     /// How its thread waits.
     pub wait: Wait,
     /// The sink's counters: it sets `frames`, `bytes` and `files`, and `connections` and `stalls` where it has a peer.
@@ -113,6 +115,12 @@ pub trait SinkSpec: Send + Sync {
     /// Which placements it can read.
     fn accepts(&self) -> Placements {
         Placements::Host
+    }
+
+    /// The network card for RDMA that it sends by, as in `mlx5_0`; `auto` is replaced by the plan
+    /// ([`SinkContext::nic`]).
+    fn nic(&self) -> Option<String> {
+        None
     }
 
     /// Whether the sink can take frames of `layout`.

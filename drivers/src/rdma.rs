@@ -29,7 +29,7 @@ use daq_core::topology::Wish;
 use daq_core::units::ByteSize;
 use daq_core::window::Geometry;
 use daq_rdma::connect::Connection;
-use daq_rdma::nics;
+use daq_rdma::nics::{self, Names};
 use daq_rdma::stream::receiver::{FAULTS, Options, Receiver};
 use daq_rdma::stream::wire::Mode;
 use daq_rdma::verbs::{Nic, Service};
@@ -62,7 +62,8 @@ const EXAMPLE: &str = r#"[source.NAME]
 driver  = "rdma"
 ring    = "OUTPUT"
 listen  = "0.0.0.0:7471"      # the sink rdma of the other host goes there
-nics    = ["mlx5_0"]          # one rail each, as many as the sink has; "software" needs no hardware, and is slow
+nics    = ["mlx5_0"]          # one rail each, as many as the sink has; "auto": one that suits the ring; "software" needs
+                              # no hardware, and is slow
 samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 # queues     = 1              # of each card, a rail each
 # connection = "cm"           # find each other by rdma_cm instead of a plain TCP exchange; as the sink has it
@@ -81,8 +82,9 @@ pub struct RdmaConfig {
     pub listen: SocketAddr,
     /// The cards that receive, by name as in `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`, a rail each; the sender
     /// must have as many. `"software"`, or `"software:ADDRESS"` to be reached from other hosts, is a card made of
-    /// software, for tests and trials.
-    pub nics: Vec<String>,
+    /// software, for tests and trials; `"auto"`, alone, the card nearest to the GPU of the ring, or, for a ring in host
+    /// memory, the fastest that is up.
+    pub nics: Names,
     /// Queues of each card, each a rail of its own; with all cards at most 255.
     #[serde(default = "one")]
     pub queues: usize,
@@ -155,8 +157,9 @@ impl RdmaConfig {
         let mut tell = |key: &str, message: String, help: &str| {
             found.push(Problem::at(key, message).help(help));
         };
-        let rails = self.nics.len().saturating_mul(self.queues);
-        if self.nics.is_empty() {
+        let nics = self.nics.all();
+        let rails = nics.len().saturating_mul(self.queues);
+        if nics.is_empty() {
             let help = "name one, as in [\"mlx5_0\"]; `rdma link` lists them";
             tell("nics", "no card receives".to_owned(), help);
         } else if rails == 0 || rails > MAX_RAILS {
@@ -166,8 +169,12 @@ impl RdmaConfig {
                 "try 1",
             );
         }
-        let softwares = self.nics.iter().filter(|nic| is_software(nic)).count();
-        if softwares > 0 && softwares < self.nics.len() {
+        if self.nics.is_mixed() {
+            let message = "`auto` beside other cards".to_owned();
+            tell("nics", message, "write nics = \"auto\" alone, or name each");
+        }
+        let softwares = nics.iter().filter(|nic| is_software(nic)).count();
+        if softwares > 0 && softwares < nics.len() {
             let help = "name only the ones or only the others";
             tell(
                 "nics",
@@ -231,7 +238,7 @@ impl RdmaConfig {
     }
 
     fn is_software(&self) -> bool {
-        self.nics.iter().any(|nic| is_software(nic))
+        self.nics.all().iter().any(|nic| is_software(nic))
     }
 }
 
@@ -266,7 +273,7 @@ impl SourceSpec for Rdma {
         let RdmaConfig { listen, nics, .. } = &self.config;
         vec![format!(
             "senders that come to {listen}, through {}",
-            nics.join(", ")
+            nics.all().join(", ")
         )]
     }
 
@@ -312,9 +319,8 @@ impl SourceSpec for Rdma {
 
     fn engine(&self) -> Option<EngineNeeds> {
         let is_software = self.config.is_software();
-        let nic = self.config.nics.first().filter(|_| !is_software);
         Some(EngineNeeds {
-            device: nic.map(|nic| nic.split(':').next().unwrap_or(nic).to_owned()),
+            device: self.config.nics.device(),
             writer: Writer::Nic,
             wish: self.config.path,
             host_only: is_software
@@ -373,8 +379,8 @@ impl SourceSpec for Rdma {
         let failed =
             |what: &str, why: &dyn std::fmt::Display| SourceError::new(what, why.to_string());
         let mut rails: Vec<Arc<dyn Nic>> = Vec::new();
-        for name in &config.nics {
-            let nic = nics::open(name).map_err(|error| failed(name, &error))?;
+        for name in config.nics.resolved(context.nic.as_deref()) {
+            let nic = nics::open(&name).map_err(|error| failed(&name, &error))?;
             rails.extend((0..config.queues).map(|_| nic.clone()));
         }
         let listen = config.listen.to_string();
@@ -390,7 +396,7 @@ impl SourceSpec for Rdma {
             relaxed: config.relaxed_ordering,
         };
         let receiver = Receiver::new(&options, rails, listener)
-            .map_err(|error| failed(&config.nics.join(", "), &error))?;
+            .map_err(|error| failed(&config.nics.all().join(", "), &error))?;
         Ok(Producers::Engine(Box::new(receiver)))
     }
 }

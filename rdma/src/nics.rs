@@ -2,11 +2,57 @@
 
 use crate::software::{Card, Faults};
 use crate::verbs::{Nic, VerbsError};
+use daq_core::topology::nic::{AUTO, is_software};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 /// The name of cards made of software.
 pub const SOFTWARE: &str = "software";
+
+/// The cards of a section: names, or one alone.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
+#[serde(untagged, expecting = "a list of cards' names, or \"auto\"")]
+pub enum Names {
+    /// One, as in `"auto"`.
+    One(String),
+    /// Any number.
+    Several(Vec<String>),
+}
+
+impl Names {
+    /// All of them.
+    pub fn all(&self) -> &[String] {
+        match self {
+            Self::One(name) => std::slice::from_ref(name),
+            Self::Several(names) => names,
+        }
+    }
+
+    /// Whether it is left to the plan which card that is.
+    pub fn is_auto(&self) -> bool {
+        self.all() == [AUTO]
+    }
+
+    /// Whether `auto` stands beside other names, where it says nothing.
+    pub fn is_mixed(&self) -> bool {
+        self.all().len() > 1 && self.all().iter().any(|name| name == AUTO)
+    }
+
+    /// The card that a plan can look for; `None` where all are made of software.
+    pub fn device(&self) -> Option<String> {
+        let mut names = self.all().iter();
+        let first = names.find(|name| !is_software(name.split('?').next().unwrap_or(name)))?;
+        Some(first.split(':').next().unwrap_or(first).to_owned())
+    }
+
+    /// All of them, with `chosen` for `auto`.
+    pub fn resolved(&self, chosen: Option<&str>) -> Vec<String> {
+        match chosen {
+            Some(chosen) if self.is_auto() => vec![chosen.to_owned()],
+            _ => self.all().to_vec(),
+        }
+    }
+}
 
 /// Opens the card of this name: `software`, `software:ADDRESS` or `software:ADDRESS?FAULTS` for one made of software (at
 /// 127.0.0.1 where no address is named, with [`Faults`] for tests), else a real one: `mlx5_0`, `mlx5_0:PORT`,
@@ -32,6 +78,10 @@ pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
             .parse()
             .map_err(|error| refused(format!("{error}")))?;
         return Card::new(address, faults);
+    }
+    if name == AUTO {
+        let why = "no card was found for it: name one, or use nics = [\"software\"]";
+        return Err(refused(why.to_owned()));
     }
     hardware(name, refused)
 }
@@ -96,6 +146,22 @@ mod tests {
             let error = open(name).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
         }
+    }
+
+    #[test]
+    fn auto_is_what_was_chosen() {
+        let auto = Names::One(AUTO.to_owned());
+        assert!(auto.is_auto() && !auto.is_mixed());
+        assert_eq!(auto.resolved(Some("mlx5_1")), ["mlx5_1"]);
+        assert_eq!(auto.device().as_deref(), Some(AUTO));
+        let error = open(&auto.resolved(None)[0]).unwrap_err().to_string();
+        assert!(error.contains("software"), "{error}");
+        let names = |names: &[&str]| Names::Several(names.iter().map(|&it| it.into()).collect());
+        let two = names(&["mlx5_0:1@3", "mlx5_1"]);
+        assert_eq!(two.resolved(Some("mlx5_7")), ["mlx5_0:1@3", "mlx5_1"]);
+        assert_eq!(two.device().as_deref(), Some("mlx5_0"));
+        assert!(names(&[AUTO, "mlx5_0"]).is_mixed());
+        assert_eq!(names(&["software?cut@3", "software:::1"]).device(), None);
     }
 
     #[test]

@@ -21,6 +21,7 @@ use daq_core::ring::Lease;
 use daq_core::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{ByteSize, Span};
 use daq_rdma::connect::Connection;
+use daq_rdma::nics::Names;
 use daq_rdma::stream::sender::{Counters, MAX_RAILS, Options, Sender};
 use daq_rdma::stream::wire::{Mode, Record};
 use daq_rdma::verbs::{Nic, Service};
@@ -40,8 +41,8 @@ driver = \"rdma\"
 input = \"INPUT\"
 # The receiver: a source rdma that listens there.
 to = \"receiver.example:7471\"
-# The cards that send, one rail each; the receiver needs as many rails. `software` is none at all: it needs no hardware,
-# and is slow.
+# The cards that send, one rail each; the receiver needs as many rails. \"auto\" is one that suits the ring. `software` is
+# none at all: it needs no hardware, and is slow.
 nics = [\"mlx5_0\"]
 # Queues of each card, a rail each.
 # queues = 1
@@ -73,8 +74,9 @@ pub struct RdmaKeys {
     /// The receiver's host and port, as in `"10.0.0.2:7471"`: a source `rdma` that listens there.
     pub to: String,
     /// The cards that send, by name as in `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; frame `n` goes by rail `n`
-    /// modulo their number. `"software"` is a card made of software, for tests and trials.
-    pub nics: Vec<String>,
+    /// modulo their number. `"software"` is a card made of software, for tests and trials; `"auto"`, alone, the fastest
+    /// card that is up, or with `path = "direct"` the one nearest to the GPU of the ring.
+    pub nics: Names,
     /// Queues of each card, each a rail of its own; default 1. With all cards at most 255.
     #[serde(default = "one")]
     pub queues: u32,
@@ -176,8 +178,12 @@ impl RdmaKeys {
             let message = format!("\"{}\" is no host with a port", self.to);
             return Err(Problem::at("to", message).help("try \"10.0.0.2:7471\""));
         }
-        let rails = u64::from(self.queues) * self.nics.len() as u64;
-        if self.nics.is_empty() {
+        let rails = u64::from(self.queues) * self.nics.all().len() as u64;
+        if self.nics.is_mixed() {
+            return Err(Problem::at("nics", "`auto` beside other cards")
+                .help("write nics = \"auto\" alone, or name each"));
+        }
+        if self.nics.all().is_empty() {
             return Err(Problem::at("nics", "no card sends")
                 .help("name one, as in [\"mlx5_0\"]; `rdma link` lists them"));
         }
@@ -236,9 +242,10 @@ impl RdmaKeys {
     }
 
     /// The cards, one a rail: all of them, then all of them again.
-    fn open(&self) -> Result<Vec<Arc<dyn Nic>>, SinkError> {
-        let mut cards: Vec<(&str, Arc<dyn Nic>)> = Vec::with_capacity(self.nics.len());
-        for name in &self.nics {
+    fn open(&self, chosen: Option<&str>) -> Result<Vec<Arc<dyn Nic>>, SinkError> {
+        let names = self.nics.resolved(chosen);
+        let mut cards: Vec<(&str, Arc<dyn Nic>)> = Vec::with_capacity(names.len());
+        for name in &names {
             let known = cards.iter().find(|(other, _)| other == name);
             let card = match known {
                 Some((_, card)) => card.clone(),
@@ -292,8 +299,12 @@ impl SinkSpec for RdmaKeys {
         }
     }
 
+    fn nic(&self) -> Option<String> {
+        self.nics.device()
+    }
+
     fn memory(&self, _slot_bytes: usize) -> usize {
-        self.nics.len() * self.queues as usize * self.depth as usize * Record::bytes(0)
+        self.nics.all().len() * self.queues as usize * self.depth as usize * Record::bytes(0)
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {
@@ -303,7 +314,7 @@ impl SinkSpec for RdmaKeys {
             why,
         };
         let address = self.address()?;
-        let nics = self.open()?;
+        let nics = self.open(context.nic.as_deref())?;
         let dialler = self
             .connection
             .dialler(address)

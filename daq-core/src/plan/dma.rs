@@ -10,7 +10,7 @@
 //! What it would write on a GPU is decided by the topology, and proved when it starts. A network card may be named as
 //! RDMA names it; one of software has no place, and is the CPU to the memory that it writes.
 
-use super::{Config, Direction, Dispatch, Path, Plan, Ringer};
+use super::{Config, Direction, Dispatch, Path, Plan, PlannedCopy, Ringer};
 use crate::entry::EngineNeeds;
 use crate::mapped::Writer;
 use crate::region::Placement;
@@ -21,16 +21,26 @@ use crate::topology::{Asked, Topology, Wish};
 /// Decides of every engine in a plan whose rings and readers are all known.
 pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
     for i in 0..plan.sources.len() {
-        let name = &plan.sources[i].name;
+        let name = plan.sources[i].name.clone();
         let Some(source) = config.sources.iter().find(|source| source.name() == name) else {
             continue;
         };
-        let Some(needs) = source.spec.engine() else {
+        let Some(mut needs) = source.spec.engine() else {
             continue;
         };
         let numbers = source.spec.frame_sequence().is_some();
-        if let Err(why) = present(&needs, topology) {
-            plan.unavailable.push(format!("source `{name}`: {why}"));
+        if needs.writer == Writer::Nic {
+            let gpu = into(plan, i).map(|copy| copy.device);
+            let device = needs.device.as_deref();
+            match device.map(|device| card(device, gpu, topology)).transpose() {
+                Ok(nic) => plan.sources[i].nic = nic.flatten(),
+                Err(why) => plan.unavailable.push(format!("source `{name}`: {why}")),
+            }
+            if let Some(nic) = &plan.sources[i].nic {
+                needs.device = Some(nic.clone());
+                let told = format!("its network card, the one that suits its ring best, is {nic}");
+                plan.sources[i].notes.push(told);
+            }
         }
         place(plan, i, &needs, numbers, config, topology);
         carry(plan, i);
@@ -38,18 +48,57 @@ pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
     bells(plan);
 }
 
-/// Whether the network card that an engine names is on the machine, where that is known, or why not.
-fn present(needs: &EngineNeeds, topology: &Topology) -> Result<(), String> {
-    let Some(device) = needs.device.as_deref() else {
-        return Ok(());
-    };
-    let is_named = canonical(device).is_none() && !is_software(device);
-    if needs.writer != Writer::Nic || !topology.is_real || !is_named {
-        return Ok(());
+/// Finds the network cards of sinks.
+pub(super) fn send(plan: &mut Plan, config: &Config, topology: &Topology) {
+    for i in 0..plan.sinks.len() {
+        let sink = &plan.sinks[i];
+        let mut sinks = config.sinks.iter();
+        let declared = sinks.find(|declared| declared.name() == sink.name);
+        let Some(device) = declared.and_then(|declared| declared.spec.nic()) else {
+            continue;
+        };
+        let gpu = match plan.ring(&sink.input).map(|ring| ring.placement) {
+            Some(Placement::Cuda(ordinal)) => Some(ordinal),
+            _ => None,
+        };
+        match card(&device, gpu, topology) {
+            Ok(nic) => plan.sinks[i].nic = nic,
+            Err(why) => {
+                let why = format!("sink `{}`: {why}", sink.name);
+                plan.unavailable.push(why);
+            }
+        }
     }
-    let declared = (device != AUTO).then_some(device);
-    let found = topology.nic_for(None, declared);
-    found.map(|_| ()).map_err(|error| error.to_string())
+}
+
+/// The network card that `auto` stands for, `None` where another one is named, or why there is none of the name; unknown
+/// machines have all of them.
+fn card(device: &str, gpu: Option<u32>, topology: &Topology) -> Result<Option<String>, String> {
+    if is_software(device) || canonical(device).is_some() {
+        return Ok(None);
+    }
+    let is_auto = device == AUTO;
+    let declared = (!is_auto).then_some(device);
+    // Where only cards of software are there, none is near to a GPU.
+    let found = topology
+        .nic_for(gpu, declared)
+        .or_else(|_| topology.nic_for(None, declared));
+    match found {
+        Ok(nic) => Ok(is_auto.then(|| nic.name.clone())),
+        Err(_) if !topology.is_real => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The copy to a GPU that was inserted behind the ring of source `i`.
+fn into(plan: &Plan, i: usize) -> Option<PlannedCopy> {
+    let written = &plan.sources[i].ring;
+    let is_inserted = plan
+        .ring(written)
+        .is_some_and(|ring| ring.inserted.is_some());
+    let mut copies = plan.copies.iter();
+    let found = copies.find(|copy| copy.from == *written && copy.direction == Direction::In);
+    found.filter(|_| is_inserted).cloned()
 }
 
 /// What an engine is to the memory that it writes.
@@ -70,15 +119,7 @@ fn place(
     topology: &Topology,
 ) {
     let written = plan.sources[i].ring.clone();
-    let copies = plan.copies.iter();
-    let into = copies
-        .clone()
-        .find(|copy| copy.from == written && copy.direction == Direction::In)
-        .cloned();
-    let is_inserted = plan
-        .ring(&written)
-        .is_some_and(|ring| ring.inserted.is_some());
-    let Some(copy) = into.filter(|_| is_inserted) else {
+    let Some(copy) = into(plan, i) else {
         let source = &mut plan.sources[i];
         source.path = Path::Direct;
         "the device writes into host memory".clone_into(&mut source.reason);

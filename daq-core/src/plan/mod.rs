@@ -88,6 +88,10 @@ pub struct PlannedSource {
     pub memory: usize,
     /// What is told of its DMA engine; `None` for sources that have none.
     pub engine: Option<PlannedEngine>,
+    /// The network card for RDMA that `auto` stands for; `None` where nothing stands for it, or its section says `auto`
+    /// nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nic: Option<String>,
     /// What it counts beside its ledger, by name.
     #[serde(skip)]
     pub counts: &'static [&'static str],
@@ -242,6 +246,10 @@ pub struct PlannedSink {
     pub wait: Wait,
     /// Bytes that it allocates.
     pub memory: usize,
+    /// The network card for RDMA that `auto` stands for; `None` where nothing stands for it, or its section says `auto`
+    /// nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nic: Option<String>,
 }
 
 /// A section outside the pipeline, such as `[http]`, and what it takes.

@@ -204,6 +204,7 @@ impl Resolver<'_> {
                 cores: source.spec.cores(),
                 wait: source.keys.wait,
                 engine,
+                nic: None,
                 counts: source.spec.counts(),
                 notes,
             });
@@ -637,6 +638,7 @@ impl Resolver<'_> {
                 core: sink.keys.core,
                 wait: sink.keys.wait,
                 memory: sink.spec.memory(slot),
+                nic: None,
             });
         }
     }
@@ -754,6 +756,7 @@ impl Resolver<'_> {
         self.leave_on_host();
         let mut plan = self.plan;
         dma::decide(&mut plan, self.config, self.topology);
+        dma::send(&mut plan, self.config, self.topology);
         mapping::decide(&mut plan, self.topology, &self.config.staging.backends);
         totals::add(&mut plan);
         plan

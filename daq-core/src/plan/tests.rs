@@ -113,6 +113,7 @@ impl KernelSpec for FakeKernel {
 #[serde(deny_unknown_fields)]
 struct FakeSink {
     path: Option<String>,
+    nic: Option<String>,
 }
 
 impl SinkSpec for FakeSink {
@@ -121,6 +122,10 @@ impl SinkSpec for FakeSink {
             .iter()
             .map(|path| Claim::Path(path.into()))
             .collect()
+    }
+
+    fn nic(&self) -> Option<String> {
+        self.nic.clone()
     }
 
     fn build(&self, _: SinkContext) -> Result<Box<dyn Sink>, SinkError> {

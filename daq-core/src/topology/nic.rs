@@ -214,7 +214,9 @@ pub enum NoNic {
         there: Vec<String>,
     },
     /// None at all.
-    #[error("this machine has no RDMA network card; see daq doctor")]
+    #[error(
+        "this machine has no RDMA network card; see daq doctor, or try `nics = [\"software\"]`, which needs none"
+    )]
     None,
 }
 

@@ -19,6 +19,7 @@ const LISTEN: &str = "listen = \"127.0.0.1:0\"\n";
 fn what_contradicts_is_told_with_its_key() {
     let cases = [
         ("nics = []", "no card receives"),
+        ("nics = [\"auto\", \"mlx5_0\"]", "`auto` beside other cards"),
         ("nics = [\"mlx5_0\"]\nqueues = 0", "0 queues"),
         ("nics = [\"mlx5_0\"]\nqueues = 256", "256 queues"),
         ("nics = [\"mlx5_0\", \"software\"]", "beside each other"),
@@ -83,6 +84,8 @@ fn an_engine_is_built_of_cards_and_a_place_to_come_to() {
         name: "far".to_owned(),
         directory: ".".into(),
         geometry: spec.geometry(4096).unwrap(),
+        nic: None,
+        counts: daq_core::ledger::Counts::default(),
     };
     let Producers::Engine(engine) = spec.build(&context).unwrap() else {
         panic!("it is an engine")
@@ -98,6 +101,8 @@ fn what_is_not_there_is_named() {
         name: "far".to_owned(),
         directory: ".".into(),
         geometry: spec.geometry(4096).unwrap(),
+        nic: None,
+        counts: daq_core::ledger::Counts::default(),
     };
     let nic = spec(&format!("{LISTEN}nics = [\"nosuch0\"]")).unwrap();
     let error = nic.build(&context(&*nic)).err().unwrap().to_string();
@@ -107,4 +112,22 @@ fn what_is_not_there_is_named() {
     let second = spec(&format!("listen = \"{address}\"\nnics = [\"software\"]")).unwrap();
     let error = second.build(&context(&*second)).err().unwrap().to_string();
     assert!(error.contains(&address.to_string()), "{error}");
+}
+
+#[test]
+fn auto_is_the_card_that_the_plan_has_chosen() {
+    let auto = spec(&format!("{LISTEN}nics = \"auto\"")).unwrap();
+    assert_eq!(auto.engine().unwrap().device.as_deref(), Some("auto"));
+    let mut context = SourceContext {
+        name: "far".to_owned(),
+        directory: ".".into(),
+        geometry: auto.geometry(4096).unwrap(),
+        nic: Some("nosuch0".to_owned()),
+        counts: daq_core::ledger::Counts::default(),
+    };
+    let error = auto.build(&context).err().unwrap().to_string();
+    assert!(error.contains("nosuch0"), "{error}");
+    context.nic = None;
+    let error = auto.build(&context).err().unwrap().to_string();
+    assert!(error.contains("nics = [\"software\"]"), "{error}");
 }

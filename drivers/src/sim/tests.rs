@@ -69,6 +69,7 @@ fn bench(text: &str, slot: usize, slots: usize) -> Bench {
         name: "adc".into(),
         directory: ".".into(),
         geometry,
+        nic: None,
         counts: daq_core::ledger::Counts::default(),
     };
     let Producers::Fillers(mut fillers) = spec.build(&context).unwrap() else {

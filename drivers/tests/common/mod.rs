@@ -50,6 +50,7 @@ pub fn rig(spec: &dyn SourceSpec, slot: usize, slots: usize) -> Result<Rig, Sour
         name: "adc".to_owned(),
         directory: PathBuf::from("."),
         geometry,
+        nic: None,
         counts: daq_core::ledger::Counts::default(),
     };
     let Producers::Fillers(fillers) = spec.build(&context)? else {

@@ -78,6 +78,7 @@ impl Parts<'_> {
             name: planned.name.clone(),
             directory: self.options.directory.clone(),
             geometry: planned.geometry,
+            nic: planned.nic.clone(),
             counts: ledgers.counts(&planned.name),
         }
     }
@@ -314,6 +315,7 @@ impl Pipeline {
                 place_bytes: ring.place_bytes,
                 directory: options.directory.clone(),
                 memory: parts.regions[&ring.name].clone(),
+                nic: planned.nic.clone(),
                 wait: planned.wait,
                 ledger: ledger.clone(),
             };

@@ -118,6 +118,7 @@ pub fn context(
         ring: "raw".into(),
         slot_bytes: layout.frame_bytes(),
         memory: Region::host(layout.frame_bytes().max(1), HostOptions::default()).unwrap(),
+        nic: None,
         wait: Wait::Event,
         layout,
         places,

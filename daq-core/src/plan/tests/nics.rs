@@ -175,6 +175,8 @@ fn a_name_is_looked_up_and_auto_is_the_nearest() {
         );
         assert!(reason.contains("mlx5_1 at 0000:02:00.0: "), "{reason}");
         assert!(plan.unavailable.is_empty(), "{:?}", plan.unavailable);
+        let chosen = (name == "auto").then_some("mlx5_1");
+        assert_eq!(plan.sources[0].nic.as_deref(), chosen, "as it was judged");
     }
     let far = plan("nic = \"mlx5_0\"", &machine);
     let (path, reason, _) = told(&far);
@@ -230,11 +232,10 @@ fn a_name_that_is_not_there_is_told_with_those_that_are() {
         assert!(blind.unavailable.is_empty(), "planned without hardware");
     }
     let none = plan("nic = \"auto\"", &host());
-    assert!(
-        none.unavailable[0].contains("no RDMA network card"),
-        "{:?}",
-        none.unavailable
-    );
+    let told = &none.unavailable[0];
+    assert!(told.contains("no RDMA network card"), "{told}");
+    assert!(told.contains("nics = [\"software\"]"), "{told}");
+    assert_eq!(none.sources[0].nic, None);
 }
 
 #[test]
@@ -262,4 +263,28 @@ fn a_card_of_software_writes_what_the_cpu_reaches() {
     let (path, reason, _) = told(&kernel);
     assert_eq!(path, Path::Staged);
     assert!(reason.contains("only into host memory"), "{reason}");
+}
+
+#[test]
+fn a_card_that_is_staged_to_and_a_sink_of_its_own_are_chosen_too() {
+    let machine = machine(gpu(false, false));
+    let staged = plan("nic = \"auto\"", &machine);
+    assert_eq!(told(&staged).0, Path::Staged);
+    assert_eq!(staged.sources[0].nic.as_deref(), Some("mlx5_1"));
+    let sinks = |nic: &str, topology: &Topology| {
+        let sink = "[sink.disk]\ndriver = \"void\"\n";
+        assert!(PIPELINE.contains(sink), "the pipeline has another sink now");
+        let text = PIPELINE.replace(sink, &format!("{sink}nic = \"{nic}\"\n"));
+        plan_with(&text, &REGISTRY, topology).unwrap()
+    };
+    let found = sinks("auto", &machine);
+    assert_eq!(found.sinks[0].nic.as_deref(), Some("mlx5_0"), "of equals");
+    assert_eq!(sinks("mlx5_1", &machine).sinks[0].nic, None);
+    let unknown = sinks("mlx5_7", &machine);
+    assert!(unknown.unavailable[0].starts_with("sink `disk`: there is no"));
+    assert_eq!(sinks("auto", &host()).unavailable.len(), 1);
+    for nic in ["auto", "software"] {
+        let blind = sinks(nic, &Topology::unknown());
+        assert_eq!((&blind.sinks[0].nic, blind.unavailable.len()), (&None, 0));
+    }
 }
