@@ -18,6 +18,8 @@
 //! | frames can not be sent again, or get lost on the way (`uc`, `ud`) | lost, `wire_gap` |
 //! | another run of the sender, or its own new epoch | `epochs` |
 //! | the sender or its card does what cannot be | the fault by its name; the connection is ended |
+//! | a sender comes, and its connection ends | `links`, `links_ended` |
+//! | a sender ends on purpose | no fault |
 //! | no sender is there | nothing: the source waits |
 
 use daq_core::config::{Diagnostics, Problem, Section};
@@ -30,7 +32,7 @@ use daq_core::units::ByteSize;
 use daq_core::window::Geometry;
 use daq_rdma::connect::Connection;
 use daq_rdma::nics::{self, Names};
-use daq_rdma::stream::receiver::{FAULTS, Options, Receiver};
+use daq_rdma::stream::receiver::{Counters, FAULTS, Options, Receiver};
 use daq_rdma::stream::wire::Mode;
 use daq_rdma::verbs::{Nic, Service};
 use schemars::JsonSchema;
@@ -48,6 +50,9 @@ const MAX_SLOT: usize = 1 << 40;
 const MAX_RAILS: usize = 255;
 /// Bytes of a packet's payload at most: what a datagram carries.
 const MAX_DATAGRAM: usize = 4096;
+
+/// What is counted beside frames: a sender is connected now where one link more was made than has ended.
+const COUNTS: &[&str] = &["links", "links_ended"];
 
 /// The registry entry.
 pub const ENTRY: SourceEntry = SourceEntry {
@@ -333,6 +338,10 @@ impl SourceSpec for Rdma {
         })
     }
 
+    fn counts(&self) -> &'static [&'static str] {
+        COUNTS
+    }
+
     fn cores(&self) -> Vec<usize> {
         self.config.cores.clone()
     }
@@ -394,6 +403,10 @@ impl SourceSpec for Rdma {
             service: config.service(),
             places: config.places,
             relaxed: config.relaxed_ordering,
+            counters: Counters {
+                links: context.counts.counter(COUNTS[0]),
+                ended: context.counts.counter(COUNTS[1]),
+            },
         };
         let receiver = Receiver::new(&options, rails, listener)
             .map_err(|error| failed(&config.nics.all().join(", "), &error))?;

@@ -113,6 +113,9 @@ fn lacking(address: SocketAddr) -> VerbsError {
 /// Called with the index and the queue of each rail before the peer may send: the place to post receives.
 pub type Prepare<'a> = &'a mut dyn FnMut(usize, &mut dyn Queue) -> Result<(), VerbsError>;
 
+/// Has something that goes on in another thread fail soon; does nothing where that is over.
+pub type Breaker = Box<dyn Fn() + Send>;
+
 /// Connected queues.
 pub struct Link {
     /// One a rail.
@@ -123,11 +126,26 @@ pub struct Link {
     pub watch: Box<dyn Watch>,
 }
 
+/// Why the other side is not there any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// Whether it has said that it ends on purpose. `rdma_cm` carries no such word: a process that dies parts there, too.
+    pub is_parting: bool,
+    /// A sentence.
+    pub why: String,
+}
+
+impl std::fmt::Display for Gone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
 /// Looks whether the other side is still there.
 pub trait Watch: Send {
     /// Why it is not; `None` while it is. One system call at most, and none where the connection has its own thread; never
     /// waits.
-    fn gone(&mut self) -> Option<String>;
+    fn gone(&mut self) -> Option<Gone>;
 
     /// Tells the other side that this one ends on purpose.
     fn part(&mut self);
@@ -163,6 +181,9 @@ pub trait Incoming: Send {
 
     /// Its greetings, one a rail.
     fn greetings(&self) -> &[Vec<u8>];
+
+    /// What has [`accept`](Self::accept) fail while it waits for the dialler.
+    fn breaker(&self) -> Breaker;
 
     /// Answers with a greeting a rail; the queues are connected when this returns.
     fn accept(

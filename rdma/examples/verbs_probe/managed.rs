@@ -68,7 +68,7 @@ pub fn gone(link: &mut Link) -> Outcome<String> {
     let begin = Instant::now();
     while begin.elapsed() < PATIENCE {
         if let Some(why) = link.watch.gone() {
-            return Ok(why);
+            return Ok(why.to_string());
         }
         std::thread::yield_now();
     }

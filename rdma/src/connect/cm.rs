@@ -9,7 +9,8 @@
 //! that does not lie where its memory does. Private data are padded with zeros on their way.
 
 use super::{
-    ConnectError, Dialler, Incoming, Link, Listener, MAX_HELLO, MAX_OFFER, Prepare, Watch,
+    Breaker, ConnectError, Dialler, Gone, Incoming, Link, Listener, MAX_HELLO, MAX_OFFER, Prepare,
+    Watch,
 };
 use crate::stream::wire::Hello;
 use crate::sys::VerbsQueue;
@@ -20,10 +21,13 @@ use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a peer that has begun may take to go on.
 const STEP: Duration = Duration::from_secs(10);
+/// How often it is seen whether the waiting is to end.
+const BEAT: Duration = Duration::from_millis(20);
 /// Requests that wait to be looked at.
 const WAITING: i32 = 64;
 /// Bytes of a refusal, of which rdma_cm carries no more.
@@ -447,6 +451,7 @@ struct CmIncoming {
     nics: Vec<Arc<dyn Nic>>,
     events: Arc<Events>,
     peer: String,
+    is_broken: Arc<AtomicBool>,
 }
 
 impl CmIncoming {
@@ -468,6 +473,7 @@ impl CmIncoming {
             nics: nics.to_vec(),
             events,
             peer,
+            is_broken: Arc::default(),
         })
     }
 }
@@ -479,6 +485,11 @@ impl Incoming for CmIncoming {
 
     fn greetings(&self) -> &[Vec<u8>] {
         &self.greetings
+    }
+
+    fn breaker(&self) -> Breaker {
+        let is_broken = self.is_broken.clone();
+        Box::new(move || is_broken.store(true, Ordering::Release))
     }
 
     fn accept(
@@ -495,6 +506,7 @@ impl Incoming for CmIncoming {
             nics,
             events,
             peer,
+            is_broken,
         } = *self;
         let mut rails = Vec::with_capacity(nics.len());
         for (i, (id, nic)) in ids.into_iter().zip(&nics).enumerate() {
@@ -510,7 +522,18 @@ impl Incoming for CmIncoming {
         let mut waiting: Vec<usize> = rails.iter().map(|rail| rail.id.address()).collect();
         while !waiting.is_empty() {
             let action = "waiting until it is ready";
-            let event = next(&events, end, &peer, action)?;
+            if is_broken.load(Ordering::Acquire) {
+                let error = io::ErrorKind::Interrupted.into();
+                return Err(network(peer, action, error));
+            }
+            let Some(event) = events.next()? else {
+                let left = end.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(network(peer, action, io::ErrorKind::TimedOut.into()));
+                }
+                events.wait(left.min(BEAT))?;
+                continue;
+            };
             match event.kind {
                 Kind::Established => waiting.retain(|id| *id != event.of),
                 Kind::Other => {}
@@ -534,11 +557,11 @@ struct CmWatch {
     ids: Vec<Id>,
     events: Arc<Events>,
     peer: String,
-    gone: Option<String>,
+    gone: Option<Gone>,
 }
 
 impl Watch for CmWatch {
-    fn gone(&mut self) -> Option<String> {
+    fn gone(&mut self) -> Option<Gone> {
         if self.gone.is_none() {
             let why = match self.events.next() {
                 Ok(Some(event)) => match event.kind {
@@ -551,7 +574,10 @@ impl Watch for CmWatch {
                 Ok(None) => None,
                 Err(error) => Some(error.to_string()),
             };
-            self.gone = why.map(|why| format!("{}: {why}", self.peer));
+            self.gone = why.map(|why| Gone {
+                is_parting: false,
+                why: format!("{}: {why}", self.peer),
+            });
         }
         self.gone.clone()
     }

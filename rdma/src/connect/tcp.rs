@@ -9,7 +9,7 @@
 
 use super::door::{Door, Guest};
 use super::exchange::{self, Frame, HEAD, Rails};
-use super::{ConnectError, Dialler, Incoming, Link, Listener, Prepare, Watch};
+use super::{Breaker, ConnectError, Dialler, Gone, Incoming, Link, Listener, Prepare, Watch};
 use crate::verbs::{Nic, Queue, QueueOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
@@ -312,6 +312,16 @@ impl Incoming for TcpIncoming {
         &self.hello.greetings
     }
 
+    fn breaker(&self) -> Breaker {
+        let stream = self.talk.stream.try_clone();
+        Box::new(move || {
+            if let Ok(stream) = &stream {
+                // It may be shut down already.
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        })
+    }
+
     fn accept(
         self: Box<Self>,
         options: &QueueOptions,
@@ -362,7 +372,7 @@ impl Incoming for TcpIncoming {
 struct TcpWatch {
     talk: Talk,
     heard: Vec<u8>,
-    why: Option<String>,
+    gone: Option<Gone>,
 }
 
 impl TcpWatch {
@@ -370,26 +380,31 @@ impl TcpWatch {
         Self {
             talk,
             heard: Vec::new(),
-            why: None,
+            gone: None,
         }
     }
 
     /// What the peer's end, or a word of it, means.
-    fn look(&mut self) -> Option<String> {
+    fn look(&mut self) -> Option<Gone> {
+        let ended = |why: String| Gone {
+            is_parting: false,
+            why,
+        };
         let peer = &self.talk.peer;
         let mut bytes = [0; HEAD];
         let wanted = HEAD - self.heard.len();
         let read = match self.talk.stream.read(&mut bytes[..wanted]) {
             Ok(0) => {
-                return Some(format!(
+                return Some(ended(format!(
                     "{peer} has closed the connection without a word: it ended, or was killed"
-                ));
+                )));
             }
             Ok(read) => read,
             Err(error) => {
                 let is_quiet =
                     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
-                return (!is_quiet).then(|| format!("the connection to {peer} is broken: {error}"));
+                return (!is_quiet)
+                    .then(|| ended(format!("the connection to {peer} is broken: {error}")));
             }
         };
         self.heard.extend(&bytes[..read]);
@@ -397,18 +412,21 @@ impl TcpWatch {
             return None;
         }
         Some(match Frame::decode(&self.heard) {
-            Ok(Frame::Parting) => format!("{peer} has ended"),
-            Ok(_) | Err(_) => format!("{peer} speaks something else than daq"),
+            Ok(Frame::Parting) => Gone {
+                is_parting: true,
+                why: format!("{peer} has ended"),
+            },
+            Ok(_) | Err(_) => ended(format!("{peer} speaks something else than daq")),
         })
     }
 }
 
 impl Watch for TcpWatch {
-    fn gone(&mut self) -> Option<String> {
-        if self.why.is_none() {
-            self.why = self.look();
+    fn gone(&mut self) -> Option<Gone> {
+        if self.gone.is_none() {
+            self.gone = self.look();
         }
-        self.why.clone()
+        self.gone.clone()
     }
 
     fn part(&mut self) {

@@ -70,7 +70,7 @@ fn linked(listener: &mut TcpWaiting, rails: usize) -> (Link, Link) {
     (here, there)
 }
 
-fn gone(watch: &mut dyn Watch) -> String {
+fn gone(watch: &mut dyn Watch) -> Gone {
     loop {
         if let Some(why) = watch.gone() {
             assert_eq!(watch.gone(), Some(why.clone()), "it changed its mind");
@@ -86,11 +86,30 @@ fn rails_are_connected_and_watched() {
     let (mut here, mut there) = linked(&mut listener, 3);
     assert_eq!((here.watch.gone(), there.watch.gone()), (None, None));
     here.watch.part();
-    assert!(gone(&mut *there.watch).ends_with("has ended"));
+    assert!(gone(&mut *there.watch).is_parting);
     // The same listener takes the next one, whose end comes without a word.
     let (mut here, there) = linked(&mut listener, 1);
     drop(there);
-    assert!(gone(&mut *here.watch).contains("without a word"));
+    let gone = gone(&mut *here.watch);
+    assert!(!gone.is_parting && gone.why.contains("without a word"));
+}
+
+#[test]
+fn an_answer_is_broken_off() {
+    let mut listener = waiting();
+    let mut silent = TcpStream::connect(listener.address()).unwrap();
+    silent.write_all(&hello(1).encode()).unwrap();
+    let nics = nics(1);
+    let incoming = listener.accept(&nics, LONG).unwrap().unwrap();
+    incoming.breaker()();
+    let error = incoming
+        .accept(&OPTIONS, &greetings("offer", 1), &mut |_, _| Ok(()))
+        .err()
+        .unwrap();
+    let ConnectError::Network { source, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_ne!(source.kind(), ErrorKind::TimedOut);
 }
 
 #[test]

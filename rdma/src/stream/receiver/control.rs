@@ -8,7 +8,7 @@
 //! The engine looks at one word a poll; it takes the lock only when that says so.
 
 use super::registrar::{Keys, Registrar};
-use crate::connect::{self, Incoming, Listener};
+use crate::connect::{self, Breaker, Incoming, Listener};
 use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::verbs::{Nic, NicEvent, Queue, QueueOptions, Service, VerbsError};
 use daq_core::dma::DmaError;
@@ -201,10 +201,25 @@ pub(super) struct State {
     pub(super) faults: Vec<Fault>,
     /// A card that failed.
     pub(super) lost: Option<String>,
-    /// No link is to be handed over any more until the engine opens again.
+    /// Has the answer to a sender that is being answered fail.
+    breaker: Option<Breaker>,
+    /// Nobody is to be answered any more until the engine opens again.
     is_closing: bool,
     is_ending: bool,
 }
+
+impl State {
+    fn break_off(&mut self) {
+        self.is_closing = true;
+        if let Some(breaker) = &self.breaker {
+            breaker();
+        }
+    }
+}
+
+/// A sender is still being answered.
+#[derive(Debug)]
+pub(super) struct Busy;
 
 /// What engine and thread share.
 pub(super) struct Shared {
@@ -221,6 +236,7 @@ impl Shared {
                 phase: Phase::Closed,
                 faults: Vec::new(),
                 lost: None,
+                breaker: None,
                 is_closing: false,
                 is_ending: false,
             }),
@@ -284,26 +300,27 @@ impl Shared {
         });
     }
 
-    /// Takes no sender any more. One that is just being answered is dropped by the thread; a link that was ready comes
-    /// back.
-    pub(super) fn close(&self) -> Option<Box<Connected>> {
+    /// Takes no sender any more. One that is just being answered is broken off; a link that came about nevertheless comes
+    /// back, for its sender may have sent already.
+    ///
+    /// # Errors
+    /// If that takes longer than `patience`: a link may still come about, and stay unused until this is called again.
+    pub(super) fn close(&self, patience: Duration) -> Result<Option<Box<Connected>>, Busy> {
         self.change(|state| {
             if matches!(state.phase, Phase::Connecting) {
-                state.is_closing = true;
-                return None;
+                state.break_off();
             }
-            match std::mem::replace(&mut state.phase, Phase::Closed) {
+        });
+        let end = Instant::now() + patience;
+        if !self.wait_while(Some(end), |state| matches!(state.phase, Phase::Connecting)) {
+            return Err(Busy);
+        }
+        Ok(self.change(
+            |state| match std::mem::replace(&mut state.phase, Phase::Closed) {
                 Phase::Ready(connected) => Some(connected),
                 _ => None,
-            }
-        })
-    }
-
-    /// Waits until no sender is being answered; false if it still is after `patience`.
-    pub(super) fn await_quiet(&self, patience: Duration) -> bool {
-        self.wait_while(Some(Instant::now() + patience), |state| {
-            matches!(state.phase, Phase::Connecting)
-        })
+            },
+        ))
     }
 
     /// Sleeps until there is something for the engine, or `limit` has passed.
@@ -317,10 +334,11 @@ impl Shared {
     pub(super) fn end(&self) {
         self.change(|state| {
             state.is_ending = true;
-            if !matches!(state.phase, Phase::Connecting) {
+            if matches!(state.phase, Phase::Connecting) {
+                state.break_off();
+            } else {
                 state.phase = Phase::Closed;
             }
-            state.is_closing = true;
         });
     }
 
@@ -329,7 +347,7 @@ impl Shared {
     }
 
     /// Asks the engine whether it takes a sender.
-    fn ask(&self, asked: Asked) -> Result<Terms, String> {
+    fn ask(&self, asked: Asked, breaker: Breaker) -> Result<Terms, String> {
         // Whoever came before may not have been taken yet.
         self.wait_while(None, |state| matches!(state.phase, Phase::Ready(_)));
         let is_open = self.leave(|state| {
@@ -346,6 +364,7 @@ impl Shared {
             |state| match std::mem::replace(&mut state.phase, Phase::Open) {
                 Phase::Granted(terms) => {
                     state.phase = Phase::Connecting;
+                    state.breaker = Some(breaker);
                     Ok(terms)
                 }
                 Phase::Denied(why) => Err(why),
@@ -359,19 +378,15 @@ impl Shared {
 
     /// Hands a link over, or tells that it came to nothing.
     fn hand_over(&self, connected: Option<Box<Connected>>) {
-        let too_late = self.leave(|state| {
-            if std::mem::take(&mut state.is_closing) {
-                // Dropped before anybody is told that nothing is connected any more.
-                drop(connected);
-                state.phase = Phase::Closed;
-                return true;
-            }
-            state.phase = connected.map_or(Phase::Open, Phase::Ready);
-            false
+        self.leave(|state| {
+            // It keeps the connection open.
+            state.breaker = None;
+            state.phase = match connected {
+                Some(connected) => Phase::Ready(connected),
+                None if state.is_closing => Phase::Closed,
+                None => Phase::Open,
+            };
         });
-        if too_late {
-            tracing::info!("a sender came as the receiver closed");
-        }
     }
 }
 
@@ -447,7 +462,7 @@ impl Control {
             hello,
             peer: peer.clone(),
         };
-        let terms = match self.shared.ask(asked) {
+        let terms = match self.shared.ask(asked, incoming.breaker()) {
             Ok(terms) => terms,
             Err(why) => {
                 tracing::info!("{}: {peer} is turned away: {why}", self.name);

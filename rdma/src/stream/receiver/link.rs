@@ -44,6 +44,13 @@ pub(super) enum Step {
     Bad(Fault, String),
 }
 
+/// Why a link is to end.
+pub(super) struct End {
+    /// `None` where its sender has ended on purpose.
+    pub(super) fault: Option<Fault>,
+    pub(super) why: String,
+}
+
 /// A frame that is there.
 pub(super) struct Told {
     pub(super) record: Record,
@@ -161,9 +168,24 @@ impl Link {
             .map_or_else(String::new, |live| live.payload.ways())
     }
 
-    /// Why it is to end, if it is.
-    pub(super) fn failure(&mut self) -> Option<(Fault, String)> {
-        self.failure.take()
+    /// Why it is to end, if it is. A sender that has parted answers nothing any more, which is no fault.
+    pub(super) fn failure(&mut self) -> Option<End> {
+        let (fault, why) = self.failure.take()?;
+        let may_be_parting = !matches!(
+            fault,
+            Fault::Local | Fault::BadRecord | Fault::BeyondCredit | Fault::CompletionOverrun
+        );
+        let gone = self.live.as_mut().filter(|_| may_be_parting);
+        Some(match gone.and_then(|live| live.watch.gone()) {
+            Some(gone) if gone.is_parting => End {
+                fault: None,
+                why: gone.why,
+            },
+            _ => End {
+                fault: Some(fault),
+                why,
+            },
+        })
     }
 
     /// Takes what its queues have finished.
@@ -440,8 +462,8 @@ impl Link {
             self.write_credits();
         }
         let gone = self.live.as_mut().and_then(|live| live.watch.gone());
-        if let Some(why) = gone {
-            self.fail(Fault::PeerGone, why);
+        if let Some(gone) = gone {
+            self.fail(Fault::PeerGone, gone.why);
         }
     }
 

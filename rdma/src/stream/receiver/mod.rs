@@ -30,7 +30,8 @@ use daq_core::dma::{
     Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, Origin, Slots, Stuck,
 };
 use daq_core::frame::Flags;
-use link::{Link, Step, Told};
+use daq_core::ledger::Counter;
+use link::{End, Link, Step, Told};
 use registrar::Registrar;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,6 +44,15 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const REMEMBERED: usize = 8;
 /// Most frames that are believed to be missing after a break; a number further on is no sender's.
 const MAX_GAP: u64 = 1 << 40;
+
+/// What a receiver counts: a sender is connected now where one link more was made than has ended.
+#[derive(Clone, Debug, Default)]
+pub struct Counters {
+    /// Links made.
+    pub links: Counter,
+    /// Links of which all is told.
+    pub ended: Counter,
+}
 
 /// What a receiver is to be.
 #[derive(Clone, Debug)]
@@ -57,6 +67,8 @@ pub struct Options {
     pub places: u32,
     /// Whether the payload's writes may become visible in any order.
     pub relaxed: bool,
+    /// Where it counts.
+    pub counters: Counters,
 }
 
 /// The ring that is filled.
@@ -95,6 +107,7 @@ pub struct Receiver {
     streams: Vec<(u64, u64)>,
     /// Frames known to be missing of which no frame has told yet.
     missing: u64,
+    counters: Counters,
     /// The last frame's stream and epoch there, and our count of those.
     epoch: (Option<(u64, u64)>, u64),
     present: Vec<u64>,
@@ -221,6 +234,7 @@ impl Receiver {
             base: 0,
             streams: Vec::with_capacity(REMEMBERED + 1),
             missing: 0,
+            counters: options.counters.clone(),
             epoch: (None, 0),
             present: vec![0; (shape.places as usize).div_ceil(64)],
             thread: Some(thread),
@@ -383,6 +397,7 @@ impl Receiver {
         );
         self.remember(link.stream(), next);
         self.base = self.told;
+        self.counters.links.add(1);
         self.link = Some(link);
     }
 
@@ -398,6 +413,7 @@ impl Receiver {
             link.end(true);
             let (next, missing) = link.position();
             self.missing += missing;
+            self.counters.ended.add(1);
             self.remember(link.stream(), next);
         }
     }
@@ -528,13 +544,17 @@ impl Engine for Receiver {
             return Ok(());
         };
         link.serve(credits, count == 0);
-        if let Some((fault, why)) = link.failure() {
-            tracing::warn!(
-                "{}: {} is gone: {why}; waiting for it",
-                self.name,
-                link.peer()
-            );
-            done.fault(fault as usize);
+        if let Some(End { fault, why }) = link.failure() {
+            if let Some(fault) = fault {
+                tracing::warn!(
+                    "{}: {} is gone: {why}; waiting for it",
+                    self.name,
+                    link.peer()
+                );
+                done.fault(fault as usize);
+            } else {
+                tracing::info!("{}: {why}, on purpose; waiting for the next", self.name);
+            }
             link.end(false);
         }
         if is_dry && !was_live {
@@ -571,13 +591,11 @@ impl Engine for Receiver {
     }
 
     fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
-        if !self.shared.await_quiet(patience) {
-            return Err(Stuck {
-                engine: format!("{} of {}", Engine::name(self), self.device.name()),
-                waited: patience,
-            });
-        }
-        if let Some(connected) = self.shared.close() {
+        let connected = self.shared.close(patience).map_err(|control::Busy| Stuck {
+            engine: format!("{} of {}", Engine::name(self), self.device.name()),
+            waited: patience,
+        })?;
+        if let Some(connected) = connected {
             self.adopt(*connected);
         }
         if let Some(link) = &mut self.link {

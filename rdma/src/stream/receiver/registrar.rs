@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 /// How long a connection that is being made when its memory must go may take to end.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The keys of one region, of each card one.
 #[derive(Debug)]
@@ -195,9 +195,8 @@ impl DmaDevice for Registrar {
     }
 
     fn cut_off(&self) -> Result<(), DmaError> {
-        // The engine has let go of its own link; one that is just being made is dropped by whoever makes it.
-        drop(self.shared.close());
-        if self.shared.await_quiet(PATIENCE) {
+        // The engine has let go of its own link; one that is just being made is broken off.
+        if self.shared.close(PATIENCE).is_ok() {
             return Ok(());
         }
         Err(DmaError::Refused {

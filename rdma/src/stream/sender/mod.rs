@@ -587,7 +587,7 @@ impl Sender {
             return Ok(());
         };
         if let Some(why) = connection.watch.gone() {
-            return Err(Broken::Told(why));
+            return Err(Broken::Told(why.to_string()));
         }
         let (at, posted) = self.kept;
         if posted != self.posted {

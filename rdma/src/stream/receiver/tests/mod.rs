@@ -231,6 +231,27 @@ fn another_sender_waits_until_the_first_is_gone() {
 }
 
 #[test]
+fn a_sender_that_parts_is_no_fault_and_one_that_dies_is() {
+    for parts in [true, false] {
+        let (mut rig, mut bare) = connected(Mode::Write, 1, 4);
+        send(&mut rig, &mut bare, 0..3);
+        rig.until(|rig| rig.got.len() == 3);
+        if parts {
+            bare.link.as_mut().unwrap().watch.part();
+        }
+        bare.link = None;
+        let counted = |rig: &Rig| {
+            let counters = &rig.engine.counters;
+            (counters.links.get(), counters.ended.get())
+        };
+        assert_eq!(counted(&rig), (1, 0));
+        rig.until(|rig| rig.engine.link.is_none());
+        assert_eq!(counted(&rig), (1, 1));
+        assert_eq!(rig.faults.iter().sum::<u64>(), u64::from(!parts));
+    }
+}
+
+#[test]
 fn a_receiver_that_was_started_anew_goes_on_with_what_can_be_sent() {
     let (mut rig, mut bare) = connected(Mode::Write, 1, 4);
     send(&mut rig, &mut bare, 0..7);

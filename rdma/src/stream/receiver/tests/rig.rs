@@ -2,7 +2,7 @@
 
 use super::super::control::Shared;
 use super::super::registrar::{Keys, Registrar};
-use super::super::{FAULTS, Options, Receiver};
+use super::super::{Counters, FAULTS, Options, Receiver};
 use crate::connect::{ConnectError, Dialler, Link, tcp};
 use crate::software::{Card, Faults};
 use crate::stream::wire::{Hello, Mode, Offer, Record};
@@ -104,6 +104,7 @@ impl Rig {
             service,
             places: PLACES,
             relaxed: false,
+            counters: Counters::default(),
         };
         let engine = Receiver::new(&options, nics.collect(), Box::new(waiting)).unwrap();
         let memory = DmaBuffer::new(engine.device().clone(), slots * STRIDE).unwrap();

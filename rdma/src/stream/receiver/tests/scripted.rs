@@ -12,6 +12,7 @@ use daq_core::region::Region;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 /// What a card is to say, and what was done with it.
 #[derive(Default)]
@@ -21,6 +22,9 @@ struct Script {
     late: Mutex<VecDeque<WorkDone>>,
     told: Mutex<Vec<&'static str>>,
     events: Mutex<VecDeque<NicEvent>>,
+    /// Whether a sender that is answered stays silent until it is broken off.
+    is_silent: AtomicBool,
+    is_broken: AtomicBool,
     posted: Mutex<usize>,
     polled: Mutex<usize>,
 }
@@ -149,7 +153,7 @@ impl Queue for ScriptedQueue {
 struct Stays;
 
 impl Watch for Stays {
-    fn gone(&mut self) -> Option<String> {
+    fn gone(&mut self) -> Option<connect::Gone> {
         None
     }
 
@@ -157,7 +161,7 @@ impl Watch for Stays {
 }
 
 /// Brings one sender.
-struct Once(Option<Vec<u8>>);
+struct Once(Option<Vec<u8>>, Arc<Script>);
 
 impl Listener for Once {
     fn accept(
@@ -166,14 +170,13 @@ impl Listener for Once {
         _: Duration,
     ) -> Result<Option<Box<dyn Incoming>>, ConnectError> {
         std::thread::yield_now();
-        Ok(self
-            .0
-            .take()
-            .map(|greeting| Box::new(Comes(vec![greeting], nics.to_vec())) as Box<dyn Incoming>))
+        Ok(self.0.take().map(|greeting| {
+            Box::new(Comes(vec![greeting], nics.to_vec(), self.1.clone())) as Box<dyn Incoming>
+        }))
     }
 }
 
-struct Comes(Vec<Vec<u8>>, Vec<Arc<dyn Nic>>);
+struct Comes(Vec<Vec<u8>>, Vec<Arc<dyn Nic>>, Arc<Script>);
 
 impl Incoming for Comes {
     fn peer(&self) -> String {
@@ -184,6 +187,11 @@ impl Incoming for Comes {
         &self.0
     }
 
+    fn breaker(&self) -> connect::Breaker {
+        let script = self.2.clone();
+        Box::new(move || script.is_broken.store(true, Ordering::Release))
+    }
+
     fn accept(
         self: Box<Self>,
         options: &QueueOptions,
@@ -192,6 +200,16 @@ impl Incoming for Comes {
     ) -> Result<connect::Link, ConnectError> {
         let mut queue = self.1[0].queue(options)?;
         prepare(0, &mut *queue)?;
+        let is_silent = || self.2.is_silent.load(Ordering::Acquire);
+        while is_silent() && !self.2.is_broken.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        if is_silent() {
+            return Err(ConnectError::Foreign {
+                peer: self.peer(),
+                why: "it was broken off".to_owned(),
+            });
+        }
         Ok(connect::Link {
             rails: vec![queue],
             greetings: self.0,
@@ -215,7 +233,14 @@ const SLOTS: usize = 4;
 
 impl Stage {
     fn new(mode: Mode, service: Service) -> Self {
-        let script = Arc::<Script>::default();
+        let mut stage = Self::with(Arc::default(), mode, service);
+        while stage.engine.link.is_none() {
+            stage.poll();
+        }
+        stage
+    }
+
+    fn with(script: Arc<Script>, mode: Mode, service: Service) -> Self {
         let hello = Hello {
             mode,
             rail: 0,
@@ -233,9 +258,10 @@ impl Stage {
             service,
             places: PLACES,
             relaxed: false,
+            counters: Counters::default(),
         };
         let nic: Arc<dyn Nic> = Arc::new(Scripted(script.clone()));
-        let listener = Box::new(Once(Some(hello.encode())));
+        let listener = Box::new(Once(Some(hello.encode()), script.clone()));
         let mut engine = Receiver::new(&options, vec![nic], listener).unwrap();
         let memory = DmaBuffer::new(engine.device().clone(), SLOTS * STRIDE).unwrap();
         let addresses = (0..SLOTS).map(|slot| memory.address() + (slot * STRIDE) as u64);
@@ -247,16 +273,12 @@ impl Stage {
         };
         engine.arm(&slots).unwrap();
         engine.credit(u32::try_from(SLOTS).unwrap());
-        let mut stage = Self {
+        Self {
             engine,
             script,
             memory,
             completions: Completions::with_places(SLOTS, FAULTS.len(), PLACES),
-        };
-        while stage.engine.link.is_none() {
-            stage.poll();
         }
-        stage
     }
 
     /// What a poll tells: number, missing and passed of each frame.
@@ -415,6 +437,25 @@ fn what_a_queue_tells_as_it_is_stopped_counts_on_reliable_connections() {
     late(&stage, 0);
     stage.engine.quiesce(Duration::from_mins(1)).unwrap();
     assert_eq!(stage.poll(), []);
+}
+
+#[test]
+fn a_sender_that_is_being_answered_is_broken_off() {
+    for is_cut_off in [false, true] {
+        let script = Arc::<Script>::default();
+        script.is_silent.store(true, Ordering::Release);
+        let mut stage = Stage::with(script, Mode::Write, Service::Rc);
+        while !matches!(stage.engine.shared.lock().phase, Phase::Connecting) {
+            stage.poll();
+        }
+        if is_cut_off {
+            stage.engine.device().cut_off().unwrap();
+        } else {
+            stage.engine.quiesce(Duration::from_mins(1)).unwrap();
+        }
+        assert!(stage.script.is_broken.load(Ordering::Acquire));
+        assert!(matches!(stage.engine.shared.lock().phase, Phase::Closed));
+    }
 }
 
 #[test]

@@ -41,6 +41,7 @@ impl Far {
             service: shape.service,
             places: shape.places,
             relaxed: false,
+            counters: receiver::Counters::default(),
         };
         let engine = Receiver::new(&options, vec![card; shape.rails], Box::new(waiting)).unwrap();
         let (stop, holds) = (
