@@ -4,7 +4,7 @@
 //!   sender ── Hello ──▶ receiver        once a rail: who sends, what its frames are, where credits go
 //!          ◀── Offer ──                  once a rail: which frame is wanted next, where slots and records lie
 //!
-//!   a frame, by writes:  payload ─▶ slot n % slots;  Record ─▶ record n % slots, with the immediate n
+//!   a frame, by writes:  payload ─▶ slot (n - next + turn) % slots;  Record ─▶ the record of that slot, with the immediate n
 //!     where messages are lost (UC):  Record first;  payload in one message, with the immediate n
 //!   a frame, by sends:   [Record │ payload] ─▶ the next posted receive
 //!   credits:             receiver writes one word: frames that may have been sent in all
@@ -19,6 +19,12 @@ use daq_core::frame::{Clock, Timestamp};
 pub const MAGIC: u32 = 0x5271_6164;
 /// The version of all of this. Both ends must have the same.
 pub const VERSION: u16 = 1;
+/// Most rails of a stream.
+pub const MAX_RAILS: u8 = u8::MAX;
+/// Most places of a frame: beyond it, a record would be larger than frames are.
+pub const MAX_PLACES: u32 = 1 << 20;
+/// No number of a frame, and no count of frames, is as large: so the sum of two does not overflow.
+pub const END: u64 = 1 << 63;
 
 /// How frames go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,11 +135,11 @@ impl Hello {
             mode,
             rail,
             rails,
-            places: fields.u32(),
+            places: places(fields.u32())?,
             stream: fields.u64(),
-            first: fields.u64(),
-            slot: fields.u64(),
-            credit_address: fields.u64(),
+            first: number("the first frame", fields.u64())?,
+            slot: number("the bytes of a frame", fields.u64())?,
+            credit_address: extent("the address of credits", fields.u64(), 8, 1)?,
             credit_key: fields.u32(),
         })
     }
@@ -201,7 +207,8 @@ impl Offer {
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let mut fields = Fields::begin("an offer", bytes, Self::BYTES)?;
         fields.skip(2);
-        let (next, slots, turn) = (fields.u64(), fields.u32(), fields.u32());
+        let next = number("the next frame", fields.u64())?;
+        let (slots, turn) = (fields.u32(), fields.u32());
         if turn >= slots {
             return Err(WireError::Field {
                 what: "the first slot",
@@ -209,14 +216,18 @@ impl Offer {
             });
         }
         let (slot, stride) = (fields.u64(), fields.u64());
-        if slot > stride || stride.checked_mul(slots.into()).is_none() {
+        if slot > stride {
             return Err(WireError::Field {
                 what: "the distance of slots",
                 found: stride,
             });
         }
-        let (slot_address, record_address) = (fields.u64(), fields.u64());
-        let (slot_key, record_key, places) = (fields.u32(), fields.u32(), fields.u32());
+        let slot_address = extent("the distance of slots", fields.u64(), stride, slots)?;
+        let record_address = fields.u64();
+        let (slot_key, record_key) = (fields.u32(), fields.u32());
+        let places = places(fields.u32())?;
+        let record = Record::bytes(places) as u64;
+        let record_address = extent("the address of records", record_address, record, slots)?;
         fields.skip(4);
         Ok(Self {
             next,
@@ -229,8 +240,41 @@ impl Offer {
             slot_key,
             record_key,
             places,
-            credits: fields.u64(),
+            credits: number("the credits", fields.u64())?,
         })
+    }
+}
+
+/// A number that no sum of two makes overflow.
+const fn number(what: &'static str, found: u64) -> Result<u64, WireError> {
+    if found < END {
+        Ok(found)
+    } else {
+        Err(WireError::Field { what, found })
+    }
+}
+
+/// Places of a frame.
+const fn places(found: u32) -> Result<u32, WireError> {
+    if found <= MAX_PLACES {
+        Ok(found)
+    } else {
+        let (what, found) = ("the places of a frame", found as u64);
+        Err(WireError::Field { what, found })
+    }
+}
+
+/// An address behind which `count` times `stride` bytes lie without coming round to 0.
+fn extent(what: &'static str, address: u64, stride: u64, count: u32) -> Result<u64, WireError> {
+    let end = stride
+        .checked_mul(count.into())
+        .and_then(|bytes| address.checked_add(bytes));
+    match end {
+        Some(_) => Ok(address),
+        None => Err(WireError::Field {
+            what,
+            found: address,
+        }),
     }
 }
 
@@ -378,8 +422,8 @@ mod tests {
     proptest! {
         #[test]
         fn greetings_come_back(
-            (stream, first, slot, credit_address) in any::<(u64, u64, u64, u64)>(),
-            (places, credit_key, rails) in (any::<u32>(), any::<u32>(), 1..=u8::MAX),
+            (stream, first, slot, credit_address) in (any::<u64>(), 0..END, 0..END, 0..=u64::MAX - 8),
+            (places, credit_key, rails) in (0..=MAX_PLACES, any::<u32>(), 1..=u8::MAX),
             is_send: bool,
         ) {
             let mode = if is_send { Mode::Send } else { Mode::Write };
@@ -392,9 +436,9 @@ mod tests {
 
         #[test]
         fn offers_come_back(
-            (next, slot_address, record_address, credits) in any::<(u64, u64, u64, u64)>(),
+            (next, slot_address, record_address, credits) in (0..END, 0..END, 0..END, 0..END),
             (slot, more) in (0..1_u64 << 40, 0..64_u64),
-            (slots, slot_key, record_key, places) in (1..1_u32 << 20, any::<u32>(), any::<u32>(), any::<u32>()),
+            (slots, slot_key, record_key, places) in (1..1_u32 << 20, any::<u32>(), any::<u32>(), 0..=MAX_PLACES),
         ) {
             let offer = Offer {
                 next, slots, turn: slots - 1, slot, stride: slot + more, slot_address, record_address, slot_key,
@@ -403,6 +447,32 @@ mod tests {
             let bytes = offer.encode();
             prop_assert!(bytes.len() <= crate::connect::MAX_OFFER);
             prop_assert_eq!(Offer::decode(&bytes), Ok(offer));
+        }
+
+        /// What is computed with an offer that was read does not overflow, whatever the peer says.
+        #[test]
+        fn an_offer_that_was_read_can_be_computed_with(
+            words in proptest::collection::vec(prop_oneof![any::<u64>(), 0..1_u64 << 20, Just(u64::MAX), Just(END - 1)], 6),
+            (slots, turn, places) in (any::<u32>(), any::<u32>(), any::<u32>()),
+            small: bool,
+        ) {
+            let slots = if small { slots % 64 + 1 } else { slots };
+            let offer = Offer {
+                next: words[0], slots, turn: turn % slots.max(1), slot: words[1].min(words[2]), stride: words[2],
+                slot_address: words[3], record_address: words[4], slot_key: 1, record_key: 2,
+                places: places >> if small { 12 } else { 0 }, credits: words[5],
+            };
+            if let Ok(read) = Offer::decode(&offer.encode()) {
+                prop_assert_eq!(read, offer);
+                let last = u64::from(slots - 1);
+                let record = Record::bytes(read.places) as u64;
+                prop_assert!(read.next.checked_add(read.credits).is_some());
+                prop_assert!(read.next.checked_add(u64::from(MAX_RAILS)).is_some());
+                let slot = last.checked_mul(read.stride).and_then(|at| at.checked_add(read.slot_address));
+                prop_assert!(slot.and_then(|at| at.checked_add(read.slot)).is_some());
+                let at = last.checked_mul(record).and_then(|at| at.checked_add(read.record_address));
+                prop_assert!(at.and_then(|at| at.checked_add(record)).is_some());
+            }
         }
 
         #[test]
