@@ -5,7 +5,7 @@ use daq_core::region::Region;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 /// Most pieces of one message.
 pub(super) const MAX_PIECES: usize = 16;
@@ -94,16 +94,18 @@ pub(super) fn store(region: &Region, offset: usize, bytes: &[u8]) -> io::Result<
         let here = to.wrapping_add(at);
         let word = bytes[at..].first_chunk::<8>();
         if let Some(word) = word.filter(|_| here.addr().is_multiple_of(8)) {
-            // SAFETY: `place` has looked that all bytes lie in the region's mapping, which the borrow keeps; eight are
-            // left and the address is aligned. A volatile store is one instruction and needs no reference.
+            // SAFETY: `place` has looked that all bytes lie in the region's mapping, which the borrow keeps: eight are left,
+            // initialised, as the system maps zeroes, and aligned. Threads that access the same words at the same time do
+            // so by atomic operations of words, too (credits, slots' words); other bytes nobody accesses before this has
+            // told of them, which is behind the fence below.
             #[expect(clippy::cast_ptr_alignment, reason = "looked at just above")]
-            unsafe {
-                here.cast::<u64>().write_volatile(u64::from_ne_bytes(*word));
-            }
+            let to = unsafe { AtomicU64::from_ptr(here.cast()) };
+            to.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
             at += 8;
         } else {
-            // SAFETY: as above, for one byte.
-            unsafe { here.write_volatile(bytes[at]) };
+            // SAFETY: as above, for one byte, which is aligned wherever it lies.
+            let to = unsafe { AtomicU8::from_ptr(here) };
+            to.store(bytes[at], Ordering::Relaxed);
             at += 1;
         }
     }
@@ -116,8 +118,11 @@ pub(super) fn store(region: &Region, offset: usize, bytes: &[u8]) -> io::Result<
 pub(crate) fn load(region: &Region, offset: usize, bytes: usize) -> Vec<u8> {
     let from = place(region, offset, bytes).unwrap().as_ptr();
     (0..bytes)
-        // SAFETY: `place` has looked that all bytes lie in the region's mapping, which the borrow keeps.
-        .map(|i| unsafe { from.wrapping_add(i).read_volatile() })
+        .map(|i| {
+            // SAFETY: `place` has looked that all bytes lie in the region's mapping, which the borrow keeps. Tests read
+            // what no other thread writes by words of another size at the same time.
+            unsafe { AtomicU8::from_ptr(from.wrapping_add(i)) }.load(Ordering::Relaxed)
+        })
         .collect()
 }
 
@@ -127,6 +132,6 @@ pub(crate) fn load_word(region: &Region, offset: usize) -> u64 {
     let from = place(region, offset, 8).unwrap().cast::<u64>();
     assert!(from.is_aligned());
     // SAFETY: `place` has looked that the eight bytes lie in the region's mapping, which the borrow keeps; the address is
-    // aligned. A volatile load is one instruction and needs no reference.
-    unsafe { from.read_volatile() }
+    // aligned. Whoever stores to them at the same time stores whole words atomically, as [`store`] does.
+    unsafe { AtomicU64::from_ptr(from.as_ptr()) }.load(Ordering::Acquire)
 }
