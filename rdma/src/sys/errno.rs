@@ -83,7 +83,10 @@ pub fn why(call: Call, errno: i32) -> &'static str {
         (Host, libc::EFAULT) => {
             "this is no memory of this process that a card may reach, such as a device's BAR"
         }
-        (Host | Peer | Make, libc::ENOMEM | libc::EAGAIN | libc::EPERM) => {
+        (Make, libc::ENOMEM) => {
+            "the card makes no queue so large: lower `depth` or `inline` of the sink, or the slots of the source's ring"
+        }
+        (Host | Peer, libc::ENOMEM) | (Host | Peer | Make, libc::EAGAIN | libc::EPERM) => {
             "the limit of locked memory, or the card's own: raise it (ulimit -l unlimited, LimitMEMLOCK=infinity in the unit), \
              or take fewer or smaller slots"
         }
@@ -191,6 +194,7 @@ mod tests {
             (Call::DmaBuf, libc::ENOMEM, "nvidia-smi -q"),
             (Call::Host, libc::EOPNOTSUPP, "relaxed"),
             (Call::Make, libc::EINVAL, "slots"),
+            (Call::Make, libc::ENOMEM, "`depth`"),
             (Call::Connect, libc::EINVAL, "RoCE v2"),
             (Call::Connect, libc::ETIMEDOUT, "ip neigh"),
             (Call::Post, libc::ENOMEM, "full"),

@@ -1,4 +1,5 @@
-//! Network cards by libibverbs and librdmacm, which are opened at run time: the only `unsafe` of this crate.
+//! Network cards by libibverbs and librdmacm, which are opened at run time. Other `unsafe` of this
+//! crate is in `software/sys`, which moves bytes between sockets and memory, and in `stream/sys`, memory that cards share.
 //!
 //! ```text
 //!   device.rs   which cards there are, their ports and addresses
@@ -14,8 +15,8 @@
 //! Whoever owns what: a queue and a registration keep the card, the card keeps its context; so they go in this order:
 //! queue pair, completion queue, channel, then the domain and the context.
 //!
-//! All of this has run on soft-RoCE (Linux 6.12, rdma-core 44), and not yet on a ConnectX or another card of hardware: the
-//! registration of a GPU's memory and what is mlx5's own are therefore unproven.
+//! This has run on soft-RoCE (Linux 6.12, rdma-core 44), and not yet on a ConnectX or another card of hardware: the
+//! registration of a GPU's memory, InfiniBand, and what is mlx5's own are therefore unproven.
 //!
 //! The calls are those of `rdma-mummy-sys`, without a wrapper on top: private data of rdma_cm and a device's events, which
 //! are needed here, no published wrapper has.

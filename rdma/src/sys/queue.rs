@@ -58,6 +58,8 @@ pub struct VerbsQueue {
     is_armed: bool,
     /// Polls since the last that found something.
     silent: u32,
+    /// Whether a poll has failed after others had found something, which is told by the next.
+    has_failed: bool,
     scratch: Box<[ib::ibv_wc]>,
 }
 
@@ -112,6 +114,7 @@ impl VerbsQueue {
             is_connected: false,
             is_armed: false,
             silent: 0,
+            has_failed: false,
             scratch: vec![empty; BATCH].into_boxed_slice(),
         })
     }
@@ -182,6 +185,32 @@ impl VerbsQueue {
             "the completion queue was overrun or has failed, so completions are lost: connect anew",
         )
     }
+}
+
+/// Fills `completed` by calls of `poll`, which fills what it is given and says how much of it; how many there are, and
+/// whether a call has failed. What was collected before is kept then: the card tells it once.
+fn collect(
+    completed: &mut [WorkDone],
+    scratch: &mut [ib::ibv_wc],
+    header: u32,
+    mut poll: impl FnMut(&mut [ib::ibv_wc]) -> c_int,
+) -> (usize, bool) {
+    let mut count = 0;
+    while count < completed.len() {
+        let room = (completed.len() - count).min(scratch.len());
+        let Ok(found) = usize::try_from(poll(&mut scratch[..room])) else {
+            return (count, true);
+        };
+        let found = found.min(room);
+        for (to, wc) in completed[count..].iter_mut().zip(&scratch[..found]) {
+            *to = done(wc, header);
+        }
+        count += found;
+        if found < room {
+            break;
+        }
+    }
+    (count, false)
 }
 
 /// Any number of the bits of `mask`. So that no packet of an earlier connection passes for one of this.
@@ -400,32 +429,19 @@ impl Queue for VerbsQueue {
     }
 
     fn poll(&mut self, completed: &mut [WorkDone]) -> Result<usize, VerbsError> {
+        if self.has_failed {
+            return Err(self.overrun());
+        }
         let header = self.header.as_ref().map_or(0, |_| HEADER);
-        let mut count = 0;
-        while count < completed.len() {
-            let room = (completed.len() - count).min(self.scratch.len());
-            let most = c_int::try_from(room).unwrap_or(c_int::MAX);
+        let queue = self.completions.raw.as_ptr();
+        let (count, has_failed) = collect(completed, &mut self.scratch, header, |scratch| {
+            let most = c_int::try_from(scratch.len()).unwrap_or(c_int::MAX);
             // SAFETY: the completion queue lives; the scratch has at least as many entries as are asked for.
-            let found = unsafe {
-                ib::ibv_poll_cq(
-                    self.completions.raw.as_ptr(),
-                    most,
-                    self.scratch.as_mut_ptr(),
-                )
-            };
-            let Ok(found) = usize::try_from(found) else {
-                return Err(self.overrun());
-            };
-            for (to, wc) in completed[count..]
-                .iter_mut()
-                .zip(&self.scratch[..found.min(room)])
-            {
-                *to = done(wc, header);
-            }
-            count += found.min(room);
-            if found < room {
-                break;
-            }
+            unsafe { ib::ibv_poll_cq(queue, most, scratch.as_mut_ptr()) }
+        });
+        self.has_failed = has_failed;
+        if has_failed && count == 0 {
+            return Err(self.overrun());
         }
         if count > 0 {
             self.silent = 0;
@@ -507,6 +523,26 @@ mod tests {
         failed.status = ib::ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
         let failed = done(&failed, 0);
         assert_eq!((failed.status, failed.immediate), (Status::Flushed, None));
+    }
+
+    /// What was collected before a poll fails is not lost.
+    #[test]
+    fn a_poll_that_fails_later_keeps_what_came() {
+        let mut completed = [done(&wc(0, 0, 0), 0); 5];
+        let mut scratch = vec![wc(0, 0, 0); 2];
+        let mut answers = [2, 2, -1].into_iter();
+        let mut id = 0;
+        let (count, has_failed) = collect(&mut completed, &mut scratch, 0, |scratch| {
+            for to in scratch.iter_mut() {
+                id += 1;
+                to.wr_id = id;
+            }
+            answers.next().unwrap_or(0)
+        });
+        assert_eq!((count, has_failed), (4, true));
+        assert_eq!(completed[..4].iter().map(|done| done.id).max(), Some(4));
+        let (count, has_failed) = collect(&mut completed, &mut scratch, 0, |_| 1);
+        assert_eq!((count, has_failed), (1, false));
     }
 
     #[test]
