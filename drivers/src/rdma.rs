@@ -33,12 +33,11 @@ use daq_core::window::Geometry;
 use daq_rdma::connect::Connection;
 use daq_rdma::nics::{self, Names};
 use daq_rdma::stream::receiver::{Counters, FAULTS, Options, Receiver};
-use daq_rdma::stream::wire::Mode;
-use daq_rdma::verbs::{Nic, Service};
+use daq_rdma::stream::wire::{MAX_PLACES, Mode};
+use daq_rdma::verbs::Service;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 /// Slots of a ring that does not say.
 const PREFERRED: usize = 1 << 20;
@@ -47,7 +46,7 @@ const MAX_SLOTS: usize = 1 << 16;
 /// Most bytes of a slot; the same.
 const MAX_SLOT: usize = 1 << 40;
 /// Most rails of a stream.
-const MAX_RAILS: usize = 255;
+const MAX_RAILS: usize = daq_rdma::stream::wire::MAX_RAILS as usize;
 /// Bytes of a packet's payload at most: what a datagram carries.
 const MAX_DATAGRAM: usize = 4096;
 
@@ -178,7 +177,7 @@ impl RdmaConfig {
             let message = "`auto` beside other cards".to_owned();
             tell("nics", message, "write nics = \"auto\" alone, or name each");
         }
-        let softwares = nics.iter().filter(|nic| is_software(nic)).count();
+        let softwares = nics.iter().filter(|nic| nics::is_software(nic)).count();
         if softwares > 0 && softwares < nics.len() {
             let help = "name only the ones or only the others";
             tell(
@@ -187,13 +186,8 @@ impl RdmaConfig {
                 help,
             );
         }
-        if softwares > 0 && self.connection == Connection::Cm {
-            let message = "rdma_cm knows no card made of software".to_owned();
-            tell(
-                "connection",
-                message,
-                "use connection = \"tcp\" on both sides",
-            );
+        if let Some((key, message, help)) = self.connection.problem(self.nics.all(), self.service()) {
+            tell(key, message.to_owned(), help);
         }
         match (self.mode, self.service) {
             (ModeKey::Write, ServiceKey::Ud) => {
@@ -213,7 +207,10 @@ impl RdmaConfig {
             }
             _ => {}
         }
-        if self.places == 0 {
+        if self.places > MAX_PLACES {
+            let message = format!("{} places; a frame has {MAX_PLACES} at most", self.places);
+            tell("places", message, "as many as the sink's ring has");
+        } else if self.places == 0 {
             tell(
                 "places",
                 "a frame of no places".to_owned(),
@@ -243,12 +240,8 @@ impl RdmaConfig {
     }
 
     fn is_software(&self) -> bool {
-        self.nics.all().iter().any(|nic| is_software(nic))
+        self.nics.all().iter().any(|nic| nics::is_software(nic))
     }
-}
-
-fn is_software(nic: &str) -> bool {
-    nic.split([':', '?']).next() == Some(nics::SOFTWARE)
 }
 
 /// A checked configuration.
@@ -387,11 +380,9 @@ impl SourceSpec for Rdma {
         let config = &self.config;
         let failed =
             |what: &str, why: &dyn std::fmt::Display| SourceError::new(what, why.to_string());
-        let mut rails: Vec<Arc<dyn Nic>> = Vec::new();
-        for name in config.nics.resolved(context.nic.as_deref()) {
-            let nic = nics::open(&name).map_err(|error| failed(&name, &error))?;
-            rails.extend((0..config.queues).map(|_| nic.clone()));
-        }
+        let names = config.nics.resolved(context.nic.as_deref());
+        let rails = nics::open_rails(&names, config.queues)
+            .map_err(|error| failed(&error.nic.clone(), &error))?;
         let listen = config.listen.to_string();
         let listener = config
             .connection

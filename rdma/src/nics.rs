@@ -2,7 +2,7 @@
 
 use crate::software::{Card, Faults};
 use crate::verbs::{Nic, VerbsError};
-use daq_core::topology::nic::{AUTO, is_software};
+use daq_core::topology::nic::{self, AUTO};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl Names {
     /// The card that a plan can look for; `None` where all are made of software.
     pub fn device(&self) -> Option<String> {
         let mut names = self.all().iter();
-        let first = names.find(|name| !is_software(name.split('?').next().unwrap_or(name)))?;
+        let first = names.find(|name| !is_software(name))?;
         Some(first.split(':').next().unwrap_or(first).to_owned())
     }
 
@@ -65,7 +65,7 @@ pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
         errno: 0,
         why,
     };
-    if card == SOFTWARE || card.starts_with("software:") {
+    if is_software(name) {
         let address = match card.strip_prefix("software:") {
             None => IpAddr::V4(Ipv4Addr::LOCALHOST),
             Some(address) => address.parse().map_err(|_| {
@@ -84,6 +84,33 @@ pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
         return Err(refused(why.to_owned()));
     }
     hardware(name, refused)
+}
+
+/// The cards of a stream's rails: all that are named, in their order, and all of them again for every further queue, so
+/// that frames go round the cards. A card that is named twice is opened once. Both ends number their rails by this.
+pub fn open_rails(names: &[String], queues: usize) -> Result<Vec<Arc<dyn Nic>>, VerbsError> {
+    rails(names, queues, open)
+}
+
+fn rails<T: Clone, E>(
+    names: &[String],
+    queues: usize,
+    mut open: impl FnMut(&str) -> Result<T, E>,
+) -> Result<Vec<T>, E> {
+    let mut cards: Vec<T> = Vec::with_capacity(names.len());
+    for (i, name) in names.iter().enumerate() {
+        let card = match names[..i].iter().position(|other| other == name) {
+            Some(known) => cards[known].clone(),
+            None => open(name)?,
+        };
+        cards.push(card);
+    }
+    Ok((0..queues).flat_map(|_| cards.iter().cloned()).collect())
+}
+
+/// Whether a card of this name is made of software.
+pub fn is_software(name: &str) -> bool {
+    nic::is_software(name.split('?').next().unwrap_or(name))
 }
 
 #[cfg(feature = "verbs")]
@@ -162,6 +189,24 @@ mod tests {
         assert_eq!(two.device().as_deref(), Some("mlx5_0"));
         assert!(names(&[AUTO, "mlx5_0"]).is_mixed());
         assert_eq!(names(&["software?cut@3", "software:::1"]).device(), None);
+    }
+
+    #[test]
+    fn rails_go_round_the_cards_and_a_card_is_opened_once() {
+        let names = ["a", "b", "a"].map(str::to_owned);
+        let mut opened = Vec::new();
+        let open = |name: &str| {
+            opened.push(name.to_owned());
+            Ok::<_, ()>(name.to_owned())
+        };
+        assert_eq!(
+            rails(&names, 2, open).unwrap(),
+            ["a", "b", "a", "a", "b", "a"]
+        );
+        assert_eq!(opened, ["a", "b"]);
+        let cards = open_rails(&["software".to_owned(), "software".to_owned()], 2).unwrap();
+        assert!(cards.len() == 4 && cards.iter().all(|card| Arc::ptr_eq(card, &cards[0])));
+        assert!(is_software("software?hold") && !is_software("mlx5_0:1"));
     }
 
     #[test]

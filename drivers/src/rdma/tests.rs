@@ -28,6 +28,15 @@ fn what_contradicts_is_told_with_its_key() {
             "rdma_cm knows",
         ),
         (
+            "nics = [\"mlx5_0\"]\nconnection = \"cm\"\nservice = \"uc\"",
+            "reliable queues alone",
+        ),
+        (
+            "nics = [\"mlx5_0\", \"mlx5_1\"]\nconnection = \"cm\"",
+            "one card",
+        ),
+        ("nics = [\"mlx5_0\"]\nplaces = 1048577", "1048576 at most"),
+        (
             "nics = [\"mlx5_0\"]\nservice = \"ud\"",
             "datagrams carry no writes",
         ),
