@@ -14,9 +14,10 @@ pub(crate) mod door;
 pub mod exchange;
 pub mod tcp;
 
-use crate::verbs::{Nic, Queue, QueueOptions, VerbsError};
+use crate::verbs::{Nic, Queue, QueueOptions, Service, VerbsError};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// Most bytes of a dialler's greeting: what `rdma_cm` carries with a request.
@@ -48,6 +49,12 @@ pub enum ConnectError {
         /// Its words.
         why: String,
     },
+    /// This side has ended meanwhile.
+    #[error("{peer}: given up, for this side has ended")]
+    Over {
+        /// The other side's address.
+        peer: String,
+    },
     /// What came from the other side is no greeting of this protocol.
     #[error("{peer} speaks something else: {why}")]
     Foreign {
@@ -70,6 +77,35 @@ pub enum Connection {
 }
 
 impl Connection {
+    /// What of a stream by these cards and of this service cannot be connected in this way, where anything: the key of a
+    /// configuration that says so, what is wrong and what helps. It is the same on both sides.
+    pub fn problem(
+        self,
+        nics: &[String],
+        service: Service,
+    ) -> Option<(&'static str, &'static str, &'static str)> {
+        if self == Self::Tcp {
+            return None;
+        }
+        let by_tcp = "use connection = \"tcp\" on both sides";
+        if nics.iter().any(|nic| crate::nics::is_software(nic)) {
+            let message = "rdma_cm knows no card made of software";
+            return Some(("connection", message, by_tcp));
+        }
+        if service != Service::Rc {
+            let message = "rdma_cm connects reliable queues alone";
+            let help = "use service = \"rc\", or connection = \"tcp\" on both sides";
+            return Some(("connection", message, help));
+        }
+        if nics.iter().any(|nic| *nic != nics[0]) {
+            let message = "rdma_cm goes to one address, and so to one card";
+            let help =
+                "name one card, with more `queues`, or use connection = \"tcp\" on both sides";
+            return Some(("connection", message, help));
+        }
+        None
+    }
+
     /// One that goes to the listener at `address` in this way.
     ///
     /// # Errors
@@ -151,8 +187,31 @@ pub trait Watch: Send {
     fn part(&mut self);
 }
 
+/// A peer's words as they are shown to people, in logs and terminals: without control characters, and of at most 160 bytes.
+fn clean(words: &[u8]) -> String {
+    let text = String::from_utf8_lossy(words);
+    let mut clean: String = text
+        .chars()
+        .map(|c| if is_shown(c) { c } else { ' ' })
+        .collect();
+    clean.truncate(clean.floor_char_boundary(exchange::MAX_SENTENCE));
+    clean
+}
+
+/// Whether a character is one that a terminal shows, and in its place: no control character, and none that turns the
+/// direction of writing or is invisible.
+fn is_shown(c: char) -> bool {
+    !c.is_control()
+        && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
 /// Goes to a listener.
 pub trait Dialler: Send {
+    /// Gives up where `is_over` is true before the last word that connects: then nobody wants the connection any more.
+    fn heed(&mut self, is_over: Arc<AtomicBool>) {
+        drop(is_over);
+    }
+
     /// Connects one queue for each of `nics`, with a greeting for each, within `limit`.
     fn dial(
         &mut self,

@@ -10,7 +10,7 @@
 
 use super::{
     Breaker, ConnectError, Dialler, Gone, Incoming, Link, Listener, MAX_HELLO, MAX_OFFER, Prepare,
-    Watch,
+    Watch, clean,
 };
 use crate::stream::wire::Hello;
 use crate::sys::VerbsQueue;
@@ -30,6 +30,8 @@ const STEP: Duration = Duration::from_secs(10);
 const BEAT: Duration = Duration::from_millis(20);
 /// Requests that wait to be looked at.
 const WAITING: i32 = 64;
+/// Requests of diallers of which not all rails have come, at most.
+const BEGUN: usize = 64;
 /// Bytes of a refusal, of which rdma_cm carries no more.
 const MAX_REFUSAL: usize = 148;
 
@@ -37,12 +39,14 @@ const MAX_REFUSAL: usize = 148;
 #[derive(Clone, Debug)]
 pub struct CmDialler {
     addresses: Vec<SocketAddr>,
+    is_over: Option<Arc<AtomicBool>>,
 }
 
 /// One that goes to the listener at `address`, which is that of a card there.
 pub fn dialler(address: SocketAddr) -> CmDialler {
     CmDialler {
         addresses: vec![address],
+        is_over: None,
     }
 }
 
@@ -172,7 +176,7 @@ fn refusal(reason: i32, private: &[u8]) -> String {
             "it still holds an earlier connection of this queue's number; try again".to_owned()
         }
         (reason, []) => format!("reason {reason} of rdma_cm"),
-        (_, words) => String::from_utf8_lossy(words).into_owned(),
+        (_, words) => clean(words),
     }
 }
 
@@ -253,6 +257,10 @@ fn fit(nics: &[Arc<dyn Nic>], greetings: &[Vec<u8>], most: usize) -> Result<(), 
 }
 
 impl Dialler for CmDialler {
+    fn heed(&mut self, is_over: Arc<AtomicBool>) {
+        self.is_over = Some(is_over);
+    }
+
     fn dial(
         &mut self,
         nics: &[Arc<dyn Nic>],
@@ -295,6 +303,10 @@ impl Dialler for CmDialler {
                 (Kind::Other, _) => {}
                 _ => return Err(failed(&event, peer, action)),
             }
+        }
+        let is_over = self.is_over.as_ref();
+        if is_over.is_some_and(|is_over| is_over.load(Ordering::Acquire)) {
+            return Err(ConnectError::Over { peer });
         }
         for (rail, nic) in rails.iter_mut().zip(nics) {
             rail.connect(&**nic)?;
@@ -361,6 +373,16 @@ fn place(greeting: &[u8], rails: usize) -> Result<(u64, usize), String> {
     Ok((hello.stream, hello.rail.into()))
 }
 
+/// Most requests of diallers of which not all of `rails` have come; one dialler's always find room.
+const fn most_begun(rails: usize) -> usize {
+    if rails > BEGUN { rails } else { BEGUN }
+}
+
+/// Whether a dialler's other rails have not come in time.
+fn is_late(since: Duration) -> bool {
+    since >= STEP
+}
+
 impl CmWaiting {
     /// Takes a request for a rail, or turns it away; gives all of its dialler's when they are there.
     fn begin(&mut self, request: Request, nics: &[Arc<dyn Nic>]) -> Option<Vec<Request>> {
@@ -384,9 +406,12 @@ impl CmWaiting {
             return Some(vec![request]);
         }
         // One that comes again replaces the one before: its dialler has begun anew.
-        self.begun.retain(|other| {
-            other.since.elapsed() < STEP && place(&other.greeting, nics.len()) != Ok((stream, rail))
-        });
+        self.begun
+            .retain(|other| place(&other.greeting, nics.len()) != Ok((stream, rail)));
+        if self.begun.len() >= most_begun(nics.len()) {
+            request.refuse("too many diallers have begun here; try again");
+            return None;
+        }
         self.begun.push(request);
         self.take(nics.len())
     }
@@ -415,6 +440,8 @@ impl Listener for CmWaiting {
         let end = Instant::now() + limit;
         let events = Arc::clone(self.listener.events());
         loop {
+            self.begun
+                .retain(|request| !is_late(request.since.elapsed()));
             let Some(event) = events.next()? else {
                 let left = end.saturating_duration_since(Instant::now());
                 if left.is_zero() {
@@ -600,6 +627,13 @@ mod tests {
         assert_eq!(refusal(28, b"the ring is full\0\0\0"), "the ring is full");
         assert!(refusal(8, &[0; 148]).contains("nobody listens"));
         assert_eq!(refusal(24, &[0; 148]), "reason 24 of rdma_cm");
+        assert_eq!(refusal(28, b"no\x1b[2J\nroom\0"), "no [2J room");
+    }
+
+    #[test]
+    fn diallers_that_never_come_whole_are_bounded_and_forgotten() {
+        assert_eq!((most_begun(2), most_begun(255)), (64, 255));
+        assert!(is_late(STEP) && !is_late(STEP / 2));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //!            nothing                                                                                  Ready, Parting
 //! ```
 
-use super::{MAX_HELLO, MAX_OFFER};
+use super::{MAX_HELLO, MAX_OFFER, clean};
 use crate::verbs::{Endpoint, Service};
 
 const MAGIC: u32 = 0x6371_6164;
@@ -102,6 +102,17 @@ impl Frame {
         out
     }
 
+    /// What it is, for messages: what it says is the peer's.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Hello(_) => "a greeting",
+            Self::Answer(_) => "an answer",
+            Self::Refusal(_) => "a refusal",
+            Self::Ready => "readiness",
+            Self::Parting => "a parting",
+        }
+    }
+
     /// What the bytes of a whole frame say.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() < HEAD || wanted(bytes)? != bytes.len() {
@@ -111,15 +122,7 @@ impl Frame {
         match bytes[6] {
             1 => Rails::decode(body, MAX_HELLO).map(Self::Hello),
             2 => Rails::decode(body, MAX_OFFER).map(Self::Answer),
-            3 => {
-                let text = String::from_utf8_lossy(body);
-                // It is shown to people, in logs and terminals.
-                let clean: String = text
-                    .chars()
-                    .map(|c| if c.is_control() { ' ' } else { c })
-                    .collect();
-                Ok(Self::Refusal(shortened(&clean).to_owned()))
-            }
+            3 => Ok(Self::Refusal(clean(body))),
             4 => Ok(Self::Ready),
             5 => Ok(Self::Parting),
             kind => Err(format!("kind {kind}")),

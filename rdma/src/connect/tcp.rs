@@ -16,6 +16,7 @@ use rustix::net::sockopt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a peer that has begun may take to go on.
@@ -29,6 +30,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub struct TcpDialler {
     address: SocketAddr,
+    is_over: Option<Arc<AtomicBool>>,
 }
 
 /// Waits at an address.
@@ -39,7 +41,10 @@ pub struct TcpWaiting {
 
 /// One that goes to the listener at `address`.
 pub const fn dialler(address: SocketAddr) -> TcpDialler {
-    TcpDialler { address }
+    TcpDialler {
+        address,
+        is_over: None,
+    }
 }
 
 /// One that waits at `address`; with port 0 at any, which [`TcpWaiting::address`] tells.
@@ -195,6 +200,10 @@ fn connect(queues: &mut [Box<dyn Queue>], peer: &Rails) -> Result<(), ConnectErr
 }
 
 impl Dialler for TcpDialler {
+    fn heed(&mut self, is_over: Arc<AtomicBool>) {
+        self.is_over = Some(is_over);
+    }
+
     fn dial(
         &mut self,
         nics: &[Arc<dyn Nic>],
@@ -224,7 +233,7 @@ impl Dialler for TcpDialler {
                     why,
                 });
             }
-            other => return Err(talk.foreign(format!("{other:?} for an answer"))),
+            other => return Err(talk.foreign(format!("{} for an answer", other.kind()))),
         };
         if answer.endpoints.len() != queues.len() || answer.service != options.service {
             let why = format!(
@@ -235,6 +244,10 @@ impl Dialler for TcpDialler {
             return Err(talk.foreign(why));
         }
         connect(&mut queues, &answer)?;
+        let is_over = self.is_over.as_ref();
+        if is_over.is_some_and(|is_over| is_over.load(Ordering::Acquire)) {
+            return Err(ConnectError::Over { peer: talk.peer });
+        }
         talk.say(&Frame::Ready, end)?;
         Ok(Link {
             rails: queues,
@@ -354,7 +367,9 @@ impl Incoming for TcpIncoming {
         talk.say(&Frame::Answer(rails(&queues, options, greetings)), end)?;
         match talk.hear(end)? {
             Frame::Ready => {}
-            other => return Err(talk.foreign(format!("{other:?} in place of its readiness"))),
+            other => {
+                return Err(talk.foreign(format!("{} in place of its readiness", other.kind())));
+            }
         }
         Ok(Link {
             rails: queues,

@@ -322,3 +322,13 @@ proptest! {
         prop_assert!(Frame::decode(&bytes[..bytes.len() - 1]).is_err());
     }
 }
+
+#[test]
+fn a_peers_words_are_shown_without_what_moves_a_terminal() {
+    assert_eq!(clean(b"no\x1b[2Jroom\r\n"), "no [2Jroom  ");
+    assert_eq!(clean("a\u{202e}b\u{9b}c ä".as_bytes()), "a b c ä");
+    assert_eq!(clean(b"\xff"), "\u{fffd}");
+    assert!(clean("ä".repeat(500).as_bytes()).len() <= exchange::MAX_SENTENCE);
+    let refusal = exchange::Frame::Refusal("\x1b]0;secret\x07".to_owned());
+    assert_eq!(refusal.kind(), "a refusal");
+}
