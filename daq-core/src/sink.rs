@@ -79,6 +79,8 @@ pub struct SinkContext {
     pub memory: Arc<Region>,
     /// The network card that `auto` stands for ([`SinkSpec::nic`]).
     pub nic: Option<String>,
+    /// Whether it is given copies of the frames: the ring neither waits for it nor holds slots while it reads.
+    pub copied: bool,
     /// How its thread waits.
     pub wait: Wait,
     /// The sink's counters: it sets `frames`, `bytes` and `files`, and `connections` and `stalls` where it has a peer.

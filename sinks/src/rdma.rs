@@ -21,14 +21,13 @@ use daq_core::ring::Lease;
 use daq_core::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{ByteSize, Span};
 use daq_rdma::connect::Connection;
-use daq_rdma::nics::Names;
+use daq_rdma::nics::{Names, open_rails};
 use daq_rdma::stream::sender::{Counters, MAX_RAILS, Options, Sender};
 use daq_rdma::stream::wire::{Mode, Record};
-use daq_rdma::verbs::{Nic, Service};
+use daq_rdma::verbs::Service;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// What `daq` knows of `rdma`.
@@ -106,7 +105,7 @@ pub struct RdmaKeys {
     /// Most frames under way on a rail, 1 to 16384; default 128, less where the card holds less.
     #[serde(default = "depth")]
     pub depth: u32,
-    /// A receiver that takes nothing for so long is away; default `"1 s"`.
+    /// A receiver that takes nothing for so long is away; default `"1 s"`, at most `"60 s"`.
     #[serde(default = "patience")]
     pub patience: Span,
 }
@@ -130,6 +129,9 @@ const fn depth() -> u32 {
 const fn patience() -> Span {
     Span(Duration::from_secs(1))
 }
+
+/// The longest [`RdmaKeys::patience`]: a stop waits as long.
+const MOST_PATIENCE: Duration = Duration::from_mins(1);
 
 /// How frames go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -206,6 +208,13 @@ impl RdmaKeys {
             }
             _ => {}
         }
+        if let Some((key, message, help)) = self.connection.problem(&self.nics, self.service()) {
+            return Err(Problem::at(key, message).help(help));
+        }
+        if self.patience.0 > MOST_PATIENCE {
+            let message = "a minute is the longest: a stop waits as long";
+            return Err(Problem::at("patience", message).help("try \"1 s\""));
+        }
         if self.inline.0 > 4096 {
             let message = format!("{} is more than 4 KiB", self.inline);
             return Err(Problem::at("inline", message).help("try \"256 B\""));
@@ -221,17 +230,22 @@ impl RdmaKeys {
         Ok(())
     }
 
+    const fn service(&self) -> Service {
+        match self.service {
+            ServiceKey::Rc => Service::Rc,
+            ServiceKey::Uc => Service::Uc,
+            ServiceKey::Ud => Service::Ud,
+        }
+    }
+
     fn options(&self, context: &SinkContext) -> Options {
         Options {
             mode: match self.mode {
                 ModeKey::Write => Mode::Write,
                 ModeKey::Send => Mode::Send,
             },
-            service: match self.service {
-                ServiceKey::Rc => Service::Rc,
-                ServiceKey::Uc => Service::Uc,
-                ServiceKey::Ud => Service::Ud,
-            },
+            service: self.service(),
+            copied: context.copied,
             inline: u32::try_from(self.inline.0).unwrap_or(u32::MAX),
             chunk: self.chunk.bytes().unwrap_or(usize::MAX),
             depth: self.depth,
@@ -239,25 +253,6 @@ impl RdmaKeys {
             patience: self.patience.0,
             ..Options::new(&self.to, context.slot_bytes, context.places)
         }
-    }
-
-    /// The cards, one a rail: all of them, then all of them again.
-    fn open(&self, chosen: Option<&str>) -> Result<Vec<Arc<dyn Nic>>, SinkError> {
-        let names = self.nics.resolved(chosen);
-        let mut cards: Vec<(&str, Arc<dyn Nic>)> = Vec::with_capacity(names.len());
-        for name in &names {
-            let known = cards.iter().find(|(other, _)| other == name);
-            let card = match known {
-                Some((_, card)) => card.clone(),
-                None => daq_rdma::nics::open(name).map_err(|error| SinkError::Failed {
-                    what: format!("card {name}"),
-                    why: error.to_string(),
-                })?,
-            };
-            cards.push((name, card));
-        }
-        let cards = cards.iter().map(|(_, card)| card.clone());
-        Ok((0..self.queues).flat_map(|_| cards.clone()).collect())
     }
 
     fn address(&self) -> Result<SocketAddr, SinkError> {
@@ -314,7 +309,11 @@ impl SinkSpec for RdmaKeys {
             why,
         };
         let address = self.address()?;
-        let nics = self.open(context.nic.as_deref())?;
+        let names = self.nics.resolved(context.nic.as_deref());
+        let nics = open_rails(&names, self.queues as usize).map_err(|error| SinkError::Failed {
+            what: format!("card {}", error.nic),
+            why: error.to_string(),
+        })?;
         let dialler = self
             .connection
             .dialler(address)

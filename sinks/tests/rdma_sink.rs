@@ -50,9 +50,36 @@ fn what_cannot_be_is_refused_with_a_remedy() {
             "to = \"host:1\"\nnics = [\"a\"]\ndepth = 0",
             "not from 1 to 16384",
         ),
+        (
+            "to = \"host:1\"\nnics = [\"software\"]\nconnection = \"cm\"",
+            "no card made of software",
+        ),
+        (
+            "to = \"host:1\"\nnics = [\"a\"]\nconnection = \"cm\"\nservice = \"uc\"",
+            "reliable queues alone",
+        ),
+        (
+            "to = \"host:1\"\nnics = [\"a\", \"b\"]\nconnection = \"cm\"",
+            "one card",
+        ),
+        (
+            "to = \"host:1\"\nnics = [\"a\"]\npatience = \"61 s\"",
+            "a minute is the longest",
+        ),
     ] {
         let refused = spec("rdma", "n", keys).err().unwrap();
         assert!(refused.contains(told), "{keys}: {refused}");
+    }
+}
+
+#[test]
+fn what_can_be_is_taken() {
+    for keys in [
+        "to = \"host:1\"\nnics = [\"a\"]\nqueues = 4\nconnection = \"cm\"",
+        "to = \"host:1\"\nnics = [\"a\"]\npatience = \"60 s\"",
+        "to = \"host:1\"\nnics = [\"a\", \"b\"]\nservice = \"uc\"",
+    ] {
+        assert!(spec("rdma", "n", keys).is_ok(), "{keys}");
     }
 }
 

@@ -316,6 +316,8 @@ impl Pipeline {
                 directory: options.directory.clone(),
                 memory: parts.regions[&ring.name].clone(),
                 nic: planned.nic.clone(),
+                copied: !planned.guarantee
+                    && !self.rings[planned.input.as_str()].options().holdable,
                 wait: planned.wait,
                 ledger: ledger.clone(),
             };

@@ -119,6 +119,7 @@ pub fn context(
         slot_bytes: layout.frame_bytes(),
         memory: Region::host(layout.frame_bytes().max(1), HostOptions::default()).unwrap(),
         nic: None,
+        copied: false,
         wait: Wait::Event,
         layout,
         places,

@@ -1,15 +1,16 @@
 //! The way to a receiver: a thread of its own goes there, so that whoever sends never waits for it.
 
+use super::memory::Records;
 use super::rail::Rail;
 use super::{MAX_RAILS, Options};
 use crate::connect::{ConnectError, Dialler, Watch};
 use crate::register;
 use crate::stream::sys::area::Area;
-use crate::stream::wire::{Hello, Mode, Offer, Record};
+use crate::stream::wire::{Hello, MAX_PLACES, Mode, Offer, Record};
 use crate::verbs::{Access, MemoryKey, Nic, QueueOptions, Service};
 use daq_core::wait::Wait;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ const MOST_BACK_OFF: Duration = Duration::from_secs(2);
 pub(super) struct Connection {
     pub(super) rails: Vec<Rail>,
     pub(super) watch: Box<dyn Watch>,
+    /// Room for records, where the receiver's are larger than this side has made room for.
+    pub(super) records: Option<Records>,
     _keys: Vec<MemoryKey>,
     credits: Area,
     /// The frame that it wants next.
@@ -55,6 +58,8 @@ pub(super) struct Terms {
     /// One a rail.
     pub(super) nics: Vec<Arc<dyn Nic>>,
     pub(super) options: Options,
+    /// Most frames under way.
+    pub(super) window: usize,
     /// The first frame that can still be sent.
     pub(super) first: Arc<AtomicU64>,
     pub(super) stream: u64,
@@ -69,24 +74,46 @@ pub(super) struct Connector {
     attempts: u32,
     /// Whether an answer is to come.
     is_busy: bool,
+    /// Whether nobody wants a connection any more; the thread that dials has it, too.
+    is_over: Arc<AtomicBool>,
     jitter: u64,
 }
 
+impl Drop for Connector {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 impl Connector {
-    pub(super) fn new(terms: Terms) -> std::io::Result<Self> {
+    pub(super) fn new(mut terms: Terms) -> std::io::Result<Self> {
         let (orders, to_do) = mpsc::channel();
         let (done, answers) = mpsc::channel();
         let jitter = terms.stream;
+        let is_over = Arc::new(AtomicBool::new(false));
+        terms.dialler.heed(is_over.clone());
+        let seen = is_over.clone();
         std::thread::Builder::new()
             .name("daq-rdma-dial".to_owned())
-            .spawn(move || serve(terms, &to_do, &done))?;
+            .spawn(move || serve(terms, &to_do, &done, &seen))?;
         Ok(Self {
             orders,
             answers,
             attempts: 0,
             is_busy: false,
+            is_over,
             jitter,
         })
+    }
+
+    /// Nothing is connected from now on; what has just been is told that this side ends.
+    pub(super) fn end(&mut self) {
+        self.is_over.store(true, Ordering::Release);
+        while let Ok(answer) = self.answers.try_recv() {
+            if let Ok(mut connection) = answer {
+                connection.watch.part();
+            }
+        }
     }
 
     /// Has it go there, at once or after a pause that grows; nothing where it is on its way.
@@ -140,6 +167,7 @@ fn serve(
     mut terms: Terms,
     orders: &mpsc::Receiver<Duration>,
     answers: &mpsc::Sender<Result<Connection, String>>,
+    is_over: &AtomicBool,
 ) {
     while let Ok(pause) = orders.recv() {
         if !pause.is_zero()
@@ -147,7 +175,19 @@ fn serve(
         {
             return;
         }
-        if answers.send(terms.dial()).is_err() {
+        let is_over = || is_over.load(Ordering::Acquire);
+        let mut answer = if is_over() {
+            Err("this side has ended".to_owned())
+        } else {
+            terms.dial()
+        };
+        // It may have ended in the last step of connecting.
+        if is_over()
+            && let Ok(connection) = &mut answer
+        {
+            connection.watch.part();
+        }
+        if answers.send(answer).is_err() {
             return;
         }
     }
@@ -176,6 +216,7 @@ impl Terms {
         let next = offers[0].next;
         let granted = offers.iter().map(|offer| offer.credits).max().unwrap_or(0);
         let is_reliable = self.options.service == Service::Rc;
+        let records = self.records(offers[0].places)?;
         let rails = link
             .rails
             .into_iter()
@@ -186,12 +227,22 @@ impl Terms {
         Ok(Connection {
             rails,
             watch: link.watch,
+            records,
             _keys: keys,
             credits,
             next,
             granted,
             is_told: self.options.service != Service::Ud,
         })
+    }
+
+    /// Room for records of a receiver with so many places, where the sender's own are too small: a message's record has the
+    /// receiver's size, a written one that of the frame.
+    fn records(&self, places: u32) -> Result<Option<Records>, String> {
+        if self.options.mode == Mode::Write || places <= self.options.places {
+            return Ok(None);
+        }
+        Records::new(&self.nics, &self.options, self.window, places).map(Some)
     }
 
     /// What is said on each rail, with new memory for credits under new keys.
@@ -258,6 +309,12 @@ impl Terms {
             ));
         }
         let Options { slot, places, .. } = self.options;
+        if offer.places > MAX_PLACES {
+            return Err(format!(
+                "its frames have up to {} places, a stream's {MAX_PLACES} at most",
+                offer.places
+            ));
+        }
         if offer.slot < slot as u64 {
             return Err(format!(
                 "its slots have {} bytes, frames here up to {slot}: give the ring of its source `slot = \"{slot} B\"`",
@@ -284,7 +341,7 @@ impl Terms {
 
 impl Options {
     /// What a queue must hold.
-    fn queue(&self, nics: &[Arc<dyn Nic>]) -> QueueOptions {
+    pub(super) fn queue(&self, nics: &[Arc<dyn Nic>]) -> QueueOptions {
         let least = |of: fn(&crate::verbs::Limits) -> u32| {
             nics.iter().map(|nic| of(&nic.limits())).min().unwrap_or(0)
         };

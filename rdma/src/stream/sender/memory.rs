@@ -52,11 +52,10 @@ fn facts_of(placement: Placement) -> PeerFacts {
 
 /// Where payloads are read.
 pub(super) struct Memory {
-    nics: Vec<Arc<dyn Nic>>,
     ring: Arc<Region>,
     /// Why the ring is not registered, where it is not.
     keys: Result<Keys, Unregistrable>,
-    /// Made when the first frame needs it, which is at once or never.
+    /// Where frames are copied to that no card reads where they lie.
     bounce: Option<(Area, Keys)>,
     /// Frames that fit into it.
     places: usize,
@@ -75,12 +74,17 @@ impl Memory {
             return Err(SenderError::Registering(error.clone()));
         }
         let stride = options.slot.next_multiple_of(64).max(64);
+        let places = (BOUNCE_BYTES / stride).clamp(1, window);
+        let bounce = (options.copied || keys.is_err()).then(|| {
+            let area = Area::new(places * stride)?;
+            let keys = on_each(nics, area.region())?;
+            Ok::<_, SenderError>((area, keys))
+        });
         Ok(Self {
-            nics: nics.to_vec(),
             ring: ring.clone(),
             keys,
-            bounce: None,
-            places: (BOUNCE_BYTES / stride).clamp(1, window),
+            bounce: bounce.transpose()?,
+            places,
             stride,
         })
     }
@@ -101,19 +105,6 @@ impl Memory {
         self.bounce
             .as_ref()
             .map_or(u64::MAX, |_| self.places as u64)
-    }
-
-    /// Has what the frames of `lease` need.
-    pub(super) fn prepare(&mut self, lease: &Lease<'_>) -> Result<(), Broken> {
-        if self.bounce.is_some() || self.keys.is_ok() && lease.slice().is_some() {
-            return Ok(());
-        }
-        let area = Area::new(self.places * self.stride)
-            .map_err(|error| Broken::Told(error.to_string()))?;
-        let keys =
-            on_each(&self.nics, area.region()).map_err(|error| Broken::Told(error.to_string()))?;
-        self.bounce = Some((area, keys));
-        Ok(())
     }
 
     /// Where frame `i` of `lease`, of number `n`, is read by the card of `rail`; in the posted work itself, where the CPU
@@ -139,7 +130,8 @@ impl Memory {
         }
         let (Some((area, keys)), Some(bytes)) = (&mut self.bounce, bytes) else {
             return Err(Broken::Told(
-                "its frames lie where neither the CPU nor the card reads them; this is a defect in the plan".to_owned(),
+                "the frames lie where no card reads them, and there is no room to copy them to; this is a defect in the plan"
+                    .to_owned(),
             ));
         };
         let at = usize::try_from(n % self.places as u64).unwrap_or(0) * self.stride;
@@ -150,11 +142,9 @@ impl Memory {
 
 /// Where records are read, and messages that go inline are put together.
 pub(super) struct Records {
-    nics: Vec<Arc<dyn Nic>>,
     /// Where records lie that do not go inline, one for each frame under way.
     area: Option<(Area, Keys)>,
     window: usize,
-    mode: Mode,
     inline: usize,
     /// Most bytes of a record.
     stride: usize,
@@ -162,44 +152,28 @@ pub(super) struct Records {
 }
 
 impl Records {
+    /// For records of frames with up to `places` places.
     pub(super) fn new(
         nics: &[Arc<dyn Nic>],
         options: &Options,
         window: usize,
-    ) -> Result<Self, SenderError> {
-        let mut records = Self {
-            nics: nics.to_vec(),
-            area: None,
-            window,
-            mode: options.mode,
-            inline: options.inline as usize,
-            stride: Record::bytes(options.places),
-            buffer: Vec::new(),
-        };
-        records.make().map_err(SenderError::Options)?;
-        Ok(records)
-    }
-
-    /// Makes room for records of `stride` bytes, once a connection tells of larger ones.
-    pub(super) fn fit(&mut self, stride: usize) -> Result<(), String> {
-        if stride <= self.stride {
-            return Ok(());
-        }
-        self.stride = stride;
-        self.make()
-    }
-
-    fn make(&mut self) -> Result<(), String> {
-        self.buffer = vec![0; self.stride + self.inline];
+        places: u32,
+    ) -> Result<Self, String> {
+        let (stride, inline) = (Record::bytes(places), options.inline as usize);
         // A message's record goes inline only together with its payload.
-        let is_needed = self.mode == Mode::Send || self.stride > self.inline;
-        self.area = None;
-        if is_needed {
-            let area = Area::new(self.window * self.stride).map_err(|error| error.to_string())?;
-            let keys = on_each(&self.nics, area.region()).map_err(|error| error.to_string())?;
-            self.area = Some((area, keys));
-        }
-        Ok(())
+        let is_needed = options.mode == Mode::Send || stride > inline;
+        let area = is_needed.then(|| {
+            let area = Area::new(window * stride).map_err(|error| error.to_string())?;
+            let keys = on_each(nics, area.region()).map_err(|error| error.to_string())?;
+            Ok::<_, String>((area, keys))
+        });
+        Ok(Self {
+            area: area.transpose()?,
+            window,
+            inline,
+            stride,
+            buffer: vec![0; stride + inline],
+        })
     }
 
     /// Puts a record down, of exactly `bytes` bytes where the receiver's next piece begins behind it, and the payload

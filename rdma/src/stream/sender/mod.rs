@@ -24,7 +24,8 @@ mod rail;
 mod tests;
 
 use crate::connect::Dialler;
-use crate::stream::wire::{Mode, Record};
+pub use crate::stream::wire::MAX_RAILS;
+use crate::stream::wire::{MAX_PLACES, Mode, Record};
 use crate::verbs::{Nic, Service, Status, VerbsError};
 use connection::{Connection, Connector, Terms};
 use daq_core::frame::FrameMeta;
@@ -39,8 +40,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Most rails of a stream.
-pub const MAX_RAILS: u8 = u8::MAX;
 /// How long [`Sender::send`] stays away at most while it waits.
 const BEAT: Duration = Duration::from_millis(100);
 /// How often a receiver is seen to be there while nothing else goes to it.
@@ -83,6 +82,8 @@ pub struct Options {
     pub patience: Duration,
     /// How long one attempt to connect may take.
     pub dial: Duration,
+    /// Whether the ring's reader is given copies of frames, not the ring's memory.
+    pub copied: bool,
     /// Most bytes of one message, set by [`Sender::new`].
     pub message: u64,
 }
@@ -102,6 +103,7 @@ impl Options {
             wait: Wait::default(),
             patience: Duration::from_secs(1),
             dial: Duration::from_secs(5),
+            copied: false,
             message: u64::MAX,
         }
     }
@@ -242,15 +244,24 @@ impl Sender {
                 "{rails} queues: a stream has 1 to {MAX_RAILS}"
             )));
         }
+        if options.places > MAX_PLACES {
+            return Err(SenderError::Options(format!(
+                "frames of {} places: a stream's have {MAX_PLACES} at most",
+                options.places
+            )));
+        }
         fit(&nics, &mut options)?;
+        try_out(&nics, &mut options)?;
         let window = rails * options.depth as usize;
         let memory = Memory::new(&nics, ring, &options, window)?;
-        let records = Records::new(&nics, &options, window)?;
+        let records =
+            Records::new(&nics, &options, window, options.places).map_err(SenderError::Options)?;
         let first = Arc::new(AtomicU64::new(0));
         let mut connector = Connector::new(Terms {
             dialler,
             nics,
             options: options.clone(),
+            window,
             first: first.clone(),
             // Seeded by the system anew for each.
             stream: std::hash::RandomState::new().build_hasher().finish() | 1,
@@ -356,6 +367,7 @@ impl Sender {
 
     /// Tells the receiver that this is the end. Whatever was told as sent has been acknowledged before.
     pub fn finish(&mut self) {
+        self.connector.end();
         if let Some(mut connection) = self.connection.take() {
             connection.watch.part();
         }
@@ -369,7 +381,8 @@ impl Sender {
         {
             self.forget();
         }
-        if !self.is_stalled {
+        // What is under way goes on from call to call, and so does the time in which nothing of it was acknowledged.
+        if !self.is_stalled && self.posted <= self.done {
             self.still = Instant::now();
         }
     }
@@ -434,10 +447,6 @@ impl Sender {
         self.unsure = self.unsure.filter(|_| next < self.head);
         self.still = Instant::now();
         self.is_stalled = false;
-        if let Err(why) = self.records.fit(connection.rails[0].record_bytes()) {
-            self.why = why;
-            return false;
-        }
         self.counters.connections.add(1);
         tracing::info!(
             "connected with {}: {} queues, {} slots, from frame {next} on",
@@ -457,7 +466,6 @@ impl Sender {
         end: u64,
         place: impl Fn(u64) -> usize,
     ) -> Result<bool, Broken> {
-        self.memory.prepare(lease)?;
         let Some(connection) = &mut self.connection else {
             return Ok(false);
         };
@@ -477,6 +485,7 @@ impl Sender {
             self.head = self.head.max(n + 1);
             let index = usize::try_from(n % self.rails).unwrap_or(0);
             let rail = &mut connection.rails[index];
+            let records = connection.records.as_mut().unwrap_or(&mut self.records);
             let frame = lease.frame(i);
             let is_message = self.options.mode == Mode::Send;
             let padded = is_message.then(|| rail.record_bytes());
@@ -499,7 +508,7 @@ impl Sender {
                 Source::Inline(bytes) if is_message => Some(bytes),
                 _ => None,
             };
-            let (record, whole) = self.records.tell(&record, words, padded, inline, index);
+            let (record, whole) = records.tell(&record, words, padded, inline, index);
             let parcel = Parcel {
                 number: n,
                 payload,
@@ -706,6 +715,39 @@ fn fit(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderError> 
             )));
         }
         options.depth = options.depth.clamp(1, room);
+    }
+    Ok(())
+}
+
+/// Makes a queue of each card as the stream's will be, and asks for less until it is made: what a card says of its limits
+/// holds for the smallest work alone.
+fn try_out(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderError> {
+    let wanted = (options.depth, options.inline);
+    for (i, nic) in nics.iter().enumerate() {
+        if nics[..i].iter().any(|other| Arc::ptr_eq(other, nic)) {
+            continue;
+        }
+        while let Err(error) = nic.queue(&options.queue(nics)) {
+            // No other answer is about the size of what was asked for.
+            let is_too_much = matches!(error.errno, libc::EINVAL | libc::ENOMEM | libc::ENOSPC);
+            if is_too_much && options.depth > 1 {
+                options.depth /= 2;
+            } else if is_too_much && options.inline > 0 {
+                options.inline /= 2;
+            } else {
+                return Err(error.into());
+            }
+        }
+    }
+    if wanted != (options.depth, options.inline) {
+        tracing::warn!(
+            "{}: the cards make no queues of {} frames with {} B inline: {} frames with {} B it is",
+            options.peer,
+            wanted.0,
+            wanted.1,
+            options.depth,
+            options.inline
+        );
     }
     Ok(())
 }

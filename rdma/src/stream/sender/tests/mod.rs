@@ -7,6 +7,7 @@
 
 mod bare;
 mod both;
+mod limits;
 
 use super::{Away, Counters, Options, Sender};
 use crate::connect::tcp;
@@ -83,6 +84,10 @@ impl Near {
         let counters = Counters::default();
         let nics: Vec<Arc<dyn Nic>> = vec![card; rails];
         let dialler = Box::new(tcp::dialler(address));
+        let options = Options {
+            copied: !guarantee,
+            ..options
+        };
         let sender = Sender::new(nics, dialler, ring.region(), options, counters.clone()).unwrap();
         Self {
             sender,
@@ -272,28 +277,6 @@ fn frames_that_are_copied_for_their_reader_are_copied_to_registered_memory() {
     near.run(&lengths(100));
     near.sender.finish();
     near.compare(&far.end());
-}
-
-#[test]
-fn memory_that_a_card_refuses_is_copied() {
-    let shape = Shape::default();
-    let far = Bare::start(shape.clone());
-    let ring = RingOptions::new("near", 16, shape.slot);
-    let region = Region::host(ring.region_bytes(), HostOptions::default()).unwrap();
-    let faults = Faults::none();
-    let card = Card::new(Ipv4Addr::LOCALHOST.into(), faults.clone()).unwrap();
-    faults.refuse(crate::verbs::Way::Host, Some(libc::ENOMEM));
-    let options = Options {
-        inline: 64,
-        ..options(&shape)
-    };
-    let keys = super::memory::Memory::new(&[card], &region, &options, 16).unwrap();
-    assert!(
-        keys.path().starts_with("frames are copied"),
-        "{}",
-        keys.path()
-    );
-    far.end();
 }
 
 #[test]
