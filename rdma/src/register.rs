@@ -7,7 +7,7 @@
 //! Whatever was tried, or not even tried, is kept with its reason and its remedy.
 
 use crate::verbs::{Access, MemoryKey, Nic, VerbsError, Way};
-use daq_core::cuda::Attributes;
+use daq_core::cuda::{Attributes, Device};
 use daq_core::region::{Placement, Region};
 use std::fmt;
 use std::path::Path;
@@ -48,6 +48,18 @@ impl PeerFacts {
             remaps_peers: remap.map(|(_, value)| value.trim() != "0"),
             rdma: None,
             dma_buf: None,
+        }
+    }
+
+    /// What decides in which way memory at `placement` is registered: of a GPU's, what this host and CUDA say.
+    pub fn of(placement: Placement) -> Self {
+        let Placement::Cuda(ordinal) = placement else {
+            return Self::default();
+        };
+        let facts = Self::read(Path::new("/"));
+        match Device::open(ordinal) {
+            Ok(device) => facts.with_gpu(device.attributes()),
+            Err(_) => facts,
         }
     }
 

@@ -6,10 +6,8 @@ use crate::register::{self, PeerFacts, Registered, Unregistrable};
 use crate::stream::sys::area::Area;
 use crate::stream::wire::{Mode, Record};
 use crate::verbs::{Access, MemoryKey, Nic};
-use daq_core::cuda::Device;
 use daq_core::region::{Placement, Region};
 use daq_core::ring::Lease;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Most bytes that frames are copied to which cannot be read where they lie, one frame at least.
@@ -20,7 +18,7 @@ type Keys = Vec<Arc<MemoryKey>>;
 
 /// Registers `region` with every card, for reading.
 fn on_each(nics: &[Arc<dyn Nic>], region: &Arc<Region>) -> Result<Keys, Unregistrable> {
-    let facts = facts_of(region.placement());
+    let facts = PeerFacts::of(region.placement());
     let mut keys = Keys::with_capacity(nics.len());
     for (i, nic) in nics.iter().enumerate() {
         let known = nics[..i].iter().position(|other| Arc::ptr_eq(other, nic));
@@ -36,18 +34,6 @@ fn on_each(nics: &[Arc<dyn Nic>], region: &Arc<Region>) -> Result<Keys, Unregist
         keys.push(Arc::new(key));
     }
     Ok(keys)
-}
-
-/// What this host says of a GPU's memory.
-fn facts_of(placement: Placement) -> PeerFacts {
-    let Placement::Cuda(ordinal) = placement else {
-        return PeerFacts::default();
-    };
-    let facts = PeerFacts::read(Path::new("/"));
-    match Device::open(ordinal) {
-        Ok(device) => facts.with_gpu(device.attributes()),
-        Err(_) => facts,
-    }
 }
 
 /// Where payloads are read.
