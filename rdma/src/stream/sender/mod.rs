@@ -727,6 +727,7 @@ fn try_out(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderErr
         if nics[..i].iter().any(|other| Arc::ptr_eq(other, nic)) {
             continue;
         }
+        let before = (options.depth, options.inline);
         while let Err(error) = nic.queue(&options.queue(nics)) {
             // No other answer is about the size of what was asked for.
             let is_too_much = matches!(error.errno, libc::EINVAL | libc::ENOMEM | libc::ENOSPC);
@@ -736,6 +737,15 @@ fn try_out(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderErr
                 options.inline /= 2;
             } else {
                 return Err(error.into());
+            }
+        }
+        // Where less inline was the remedy, fewer frames were none.
+        while options.inline < before.1 && options.depth < before.0 {
+            let depth = options.depth;
+            options.depth = (depth * 2).min(before.0);
+            if nic.queue(&options.queue(nics)).is_err() {
+                options.depth = depth;
+                break;
             }
         }
     }

@@ -106,8 +106,8 @@ fn a_queue_that_is_not_made_is_asked_for_smaller() {
     let fewer = make(65, 256).unwrap();
     assert_eq!((fewer.options.depth, fewer.options.inline), (32, 256));
     assert_eq!(fewer.window, 32);
-    let least = make(65, 64).unwrap();
-    assert_eq!((least.options.depth, least.options.inline), (1, 64));
+    let shorter = make(65, 64).unwrap();
+    assert_eq!((shorter.options.depth, shorter.options.inline), (32, 64));
     let all = make(257, 256).unwrap();
     assert_eq!((all.options.depth, all.options.inline), (128, 256));
     let refused = make(2, 256).err().unwrap();
