@@ -13,6 +13,7 @@ mod figures;
 mod fpga;
 mod launch;
 mod place;
+mod rdma;
 mod resident;
 mod rig;
 mod scratch;
@@ -24,7 +25,9 @@ pub use copies::{bandwidth, latency};
 pub use doorbell::{DoorbellArgs, doorbell};
 pub use fpga::{FpgaArgs, fpga};
 pub use launch::launch;
+pub(crate) use rdma::line::{Line, free_port};
 pub use resident::{ResidentArgs, resident};
+pub(crate) use scratch::Scratch;
 pub use staging::{StagingArgs, staging};
 pub use table::Table;
 

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// A directory for the code, which is removed at the end.
-pub(super) struct Scratch(PathBuf);
+pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
     /// One that holds `code`, or what `file` holds in its place, as `name`.
-    pub(super) fn new(name: &str, code: &str, file: Option<&Path>) -> Result<Self, BenchError> {
+    pub(crate) fn new(name: &str, code: &str, file: Option<&Path>) -> Result<Self, BenchError> {
         let nanos = SystemTime::UNIX_EPOCH
             .elapsed()
             .map_or(0, |time| time.as_nanos());
@@ -33,7 +33,7 @@ impl Scratch {
     }
 
     /// Where it is.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 }

@@ -24,11 +24,33 @@ enum What {
         #[arg(long = "backend", value_enum, value_delimiter = ',')]
         backends: Vec<BackendArg>,
         /// The checks, by name; all without.
-        #[arg(long = "check", value_delimiter = ',', value_parser = names())]
+        #[arg(long = "check", value_delimiter = ',', value_parser = parser(&selftest::list()))]
         checks: Vec<String>,
         /// How long a kernel that stays may take to stop.
         #[arg(long, value_name = "TIME", default_value = "100 ms")]
         limit: Span,
+        /// List the checks.
+        #[arg(long)]
+        list: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Whether network cards do what daq needs of them: memory of this host and of a GPU registered and written, keys
+    /// that are refused, connections made anew, frames from the sink rdma to the source rdma. Each card talks to itself;
+    /// the report says what holds, what was refused with its remedy, and what `daq doctor` finds: attach it where you
+    /// tell of a problem, or of a card that works. Exits with 1 if a check failed, with 69 if there is no card.
+    Rdma {
+        /// The cards, as in `mlx5_0`, `mlx5_0:PORT` or `mlx5_0:PORT@GID`; `software` is one made of software. All cards
+        /// without.
+        #[arg(long, value_delimiter = ',')]
+        nics: Vec<String>,
+        /// CUDA's number of the GPU.
+        #[arg(long, default_value_t = 0)]
+        device: u32,
+        /// The checks, by name; all without.
+        #[arg(long = "check", value_delimiter = ',', value_parser = parser(&selftest::rdma::list()))]
+        checks: Vec<String>,
         /// List the checks.
         #[arg(long)]
         list: bool,
@@ -46,23 +68,68 @@ enum BackendArg {
     Host,
 }
 
-fn names() -> clap::builder::PossibleValuesParser {
-    let names = selftest::list().into_iter().map(|(name, _)| name);
+fn parser(checks: &[(&'static str, &str)]) -> clap::builder::PossibleValuesParser {
+    let names = checks.iter().map(|(name, _)| *name);
     names.collect::<Vec<_>>().into()
 }
 
 pub(super) fn selftest(args: &Args) -> u8 {
-    let What::Gpu {
-        device,
-        backends,
-        checks,
-        limit,
-        list,
-        json,
-    } = &args.what;
-    if *list {
-        return show(&told(&selftest::list(), *json));
+    match &args.what {
+        What::Gpu {
+            list: true, json, ..
+        } => show(&told(&selftest::list(), *json)),
+        What::Rdma {
+            list: true, json, ..
+        } => show(&told(&selftest::rdma::list(), *json)),
+        What::Gpu {
+            device,
+            backends,
+            checks,
+            limit,
+            json,
+            ..
+        } => gpu(*device, backends, checks, *limit, *json),
+        What::Rdma {
+            nics,
+            device,
+            checks,
+            json,
+            ..
+        } => {
+            let options = selftest::rdma::Options {
+                nics: nics.clone(),
+                device: *device,
+                checks: checks.clone(),
+            };
+            let report = selftest::rdma::rdma(&options);
+            tell(
+                report.map(|report| (told_of(*json, &report.json(), &report), report.has_failed())),
+            )
+        }
     }
+}
+
+/// A report as JSON, or as text.
+fn told_of(is_json: bool, json: &serde_json::Value, text: &dyn std::fmt::Display) -> String {
+    if is_json {
+        serde_json::to_string_pretty(json).unwrap_or_default() + "\n"
+    } else {
+        text.to_string()
+    }
+}
+
+/// Shows a report, of which a check may have failed.
+fn tell(report: Result<(String, bool), impl std::fmt::Display>) -> u8 {
+    match report {
+        Ok((text, has_failed)) => show(&text).max(u8::from(has_failed)),
+        Err(error) => {
+            eprintln!("error: {error}");
+            exit::UNAVAILABLE
+        }
+    }
+}
+
+fn gpu(device: u32, backends: &[BackendArg], checks: &[String], limit: Span, json: bool) -> u8 {
     let mut backends: Vec<_> = backends
         .iter()
         .map(|backend| match backend {
@@ -76,25 +143,13 @@ pub(super) fn selftest(args: &Args) -> u8 {
         backends.extend(Backend::ALL);
     }
     let options = Options {
-        device: *device,
+        device,
         backends,
-        checks: checks.clone(),
+        checks: checks.to_vec(),
         limit: limit.0,
     };
-    match selftest::gpu(&options) {
-        Ok(report) => {
-            let text = if *json {
-                serde_json::to_string_pretty(&report.json()).unwrap_or_default() + "\n"
-            } else {
-                report.to_string()
-            };
-            show(&text).max(u8::from(report.has_failed()))
-        }
-        Err(error) => {
-            eprintln!("error: {error}");
-            exit::UNAVAILABLE
-        }
-    }
+    let report = selftest::gpu(&options);
+    tell(report.map(|report| (told_of(json, &report.json(), &report), report.has_failed())))
 }
 
 fn told(checks: &[(&str, &str)], json: bool) -> String {

@@ -1,8 +1,10 @@
-//! `daq selftest gpu`: whether what the CPU and a GPU store for each other arrives, by every way that this machine has.
+//! `daq selftest gpu`: whether what the CPU and a GPU store for each other arrives, by every way that this machine has;
+//! and `daq selftest rdma`.
 
 mod bytes;
 mod kernels;
 mod lives;
+pub mod rdma;
 mod report;
 mod target;
 

@@ -18,7 +18,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    const fn name(&self) -> &'static str {
+    pub(super) const fn name(&self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Failed(_) => "FAILED",
@@ -26,7 +26,7 @@ impl Outcome {
         }
     }
 
-    fn detail(&self) -> Option<&str> {
+    pub(super) fn detail(&self) -> Option<&str> {
         match self {
             Self::Ok => None,
             Self::Failed(why) | Self::Skipped(why) => Some(why),

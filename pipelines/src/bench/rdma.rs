@@ -1,0 +1,2 @@
+//! RDMA.
+pub(crate) mod line;

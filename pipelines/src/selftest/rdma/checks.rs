@@ -1,0 +1,385 @@
+//! What a card must do, between two queues of its own.
+
+use super::Bed;
+use super::pair::{ANY, Memory, Pair, WORK, ends, facts, next, pattern, queues, write};
+use crate::selftest::{Verdict, expect};
+use crate::sys::area::Area;
+use daq_core::cuda::Device;
+use daq_rdma::register::{register, words};
+use daq_rdma::verbs::{Payload, Service, Side, Status, Verb, Way, Work};
+
+/// What a check found, or how it ended else.
+pub(super) type Found = Result<String, Verdict>;
+
+/// Bytes of the memory of most checks.
+const BYTES: usize = 4 << 20;
+const WORD: usize = size_of::<u64>();
+/// Words around what is written, which must stay as they are.
+const MARGIN: usize = 8;
+/// Words that are written at a time: packets and parts of packets of any size, one write of many packets.
+const SIZES: [usize; 7] = [1, 3, 8, 127, 512, 4096, 128 << 10];
+
+fn failed(what: impl Into<String>) -> Verdict {
+    Verdict::Failed(what.into())
+}
+
+pub(super) fn port(bed: &Bed) -> Found {
+    let port = bed.nic.port()?;
+    let limits = bed.nic.limits();
+    let link = if port.is_ethernet {
+        "Ethernet"
+    } else {
+        "InfiniBand"
+    };
+    let gid = std::net::Ipv6Addr::from(port.gid);
+    let told = format!(
+        "port {}, {link}, packets of {} B, address {} {gid}, {} B inline, {} pieces",
+        port.number, port.mtu, port.gid_index, limits.max_inline, limits.max_pieces
+    );
+    expect(port.is_active, || {
+        format!("expected a port that is up, found one that is down: {told}; see `rdma link`")
+    })?;
+    Ok(told)
+}
+
+pub(super) fn register_host(bed: &Bed) -> Found {
+    let area = Area::new(None, BYTES)?;
+    let first = register(&*bed.nic, area.region(), ANY, &facts(None))
+        .map_err(|refused| failed(refused.to_string()))?;
+    let second =
+        words(&*bed.nic, area.region(), ANY).map_err(|refused| failed(refused.to_string()))?;
+    expect(first.key.remote() != second.remote(), || {
+        "expected another key for the same memory registered anew, found the same".to_owned()
+    })?;
+    Ok("host memory, and words that tell of payload".to_owned())
+}
+
+/// The best way to a GPU's memory, with all that was refused before it.
+pub(super) fn register_gpu(bed: &Bed) -> Found {
+    let device = bed.gpu()?;
+    let area = Area::new(Some(device), BYTES)?;
+    match register(&*bed.nic, area.region(), ANY, &facts(Some(device))) {
+        Ok(registered) => {
+            let refused = registered.refused.iter().map(ToString::to_string);
+            let told = std::iter::once(format!("by {}", registered.key.way())).chain(refused);
+            Ok(told.collect::<Vec<_>>().join("; refused before it: "))
+        }
+        Err(refused) => Err(Verdict::Skipped(refused.to_string())),
+    }
+}
+
+/// One way to a GPU's memory, whether it would be the best or not.
+fn register_by(bed: &Bed, way: Way) -> Found {
+    let device = bed.gpu()?;
+    let area = Area::new(Some(device), BYTES)?;
+    match bed.nic.register(area.region(), way, ANY) {
+        Ok(key) => Ok(format!("key {:#x}", key.remote())),
+        Err(refused) => Err(Verdict::Skipped(refused.to_string())),
+    }
+}
+
+pub(super) fn register_dma_buf(bed: &Bed) -> Found {
+    register_by(bed, Way::DmaBuf)
+}
+
+pub(super) fn register_peer(bed: &Bed) -> Found {
+    register_by(bed, Way::Peer)
+}
+
+/// Writes with immediates from one memory to the other, of all sizes, each looked at.
+fn writes(bed: &Bed, gpus: [Option<&'static Device>; 2]) -> Found {
+    let mut pair = Pair::new(&bed.nic, Service::Rc, gpus, BYTES)?;
+    let mut bytes = 0;
+    for (id, (&count, turn)) in SIZES
+        .iter()
+        .zip(1..)
+        .cycle()
+        .take(4 * SIZES.len())
+        .enumerate()
+    {
+        let id = id as u64 + 1;
+        let data = pattern(id, count);
+        // Elsewhere each time, on both sides.
+        let (from, to) = (MARGIN * turn, MARGIN * (turn + 1) + turn);
+        let around = pattern(!id >> 24, count + 2 * MARGIN);
+        pair.near.area.store(from, &data)?;
+        pair.far.area.store(to - MARGIN, &around)?;
+        let target = pair.far_at(to * WORD);
+        let immediate = u32::try_from(id).unwrap_or(0);
+        pair.to.receive(id, &[])?;
+        let piece = pair.near.key.piece(from * WORD, count * WORD);
+        write(&mut *pair.from, id, piece, target, Some(immediate))?;
+        let came = ends(&mut *pair.to, id, Status::Success)?;
+        expect(
+            came.side == Side::Received && came.immediate == Some(immediate),
+            || format!("expected immediate {immediate}, found {came:?}"),
+        )?;
+        let what = format!("{} B written", count * WORD);
+        pair.far.expect(to, &data, &what)?;
+        pair.far
+            .expect(to - MARGIN, &around[..MARGIN], "before what was written")?;
+        let behind = &around[MARGIN + count..];
+        pair.far
+            .expect(to + count, behind, "behind what was written")?;
+        ends(&mut *pair.from, id, Status::Success)?;
+        bytes += count * WORD;
+    }
+    Ok(format!(
+        "{} writes, {bytes} B, {} → {}",
+        4 * SIZES.len(),
+        pair.near.key.way(),
+        pair.far.key.way()
+    ))
+}
+
+pub(super) fn write_host(bed: &Bed) -> Found {
+    writes(bed, [None, None])
+}
+
+pub(super) fn write_to_gpu(bed: &Bed) -> Found {
+    writes(bed, [None, Some(bed.gpu()?)])
+}
+
+pub(super) fn write_from_gpu(bed: &Bed) -> Found {
+    writes(bed, [Some(bed.gpu()?), None])
+}
+
+pub(super) fn write_between_gpus(bed: &Bed) -> Found {
+    let device = Some(bed.gpu()?);
+    writes(bed, [device, device])
+}
+
+/// Messages into receives of two pieces, and one out of the posted work itself.
+pub(super) fn send(bed: &Bed) -> Found {
+    let mut pair = Pair::new(&bed.nic, Service::Rc, [None, None], BYTES)?;
+    const HEAD: usize = 16;
+    const BODY: usize = 1024;
+    for id in 1..=16 {
+        let data = pattern(id, HEAD + BODY);
+        pair.near.area.store(0, &data)?;
+        let pieces = [
+            pair.far.key.piece(0, HEAD * WORD),
+            pair.far.key.piece(BYTES / 2, BODY * WORD),
+        ];
+        pair.to.receive(id, &pieces)?;
+        let piece = [pair.near.key.piece(0, data.len() * WORD)];
+        pair.from.post(&Work {
+            id,
+            verb: Verb::Send { immediate: None },
+            payload: Payload::Memory(&piece),
+            signaled: true,
+        })?;
+        let came = ends(&mut *pair.to, id, Status::Success)?;
+        expect(came.bytes as usize == data.len() * WORD, || {
+            format!("expected {} B, found {}", data.len() * WORD, came.bytes)
+        })?;
+        pair.far.expect(0, &data[..HEAD], "the first piece")?;
+        pair.far
+            .expect(BYTES / 2 / WORD, &data[HEAD..], "the second piece")?;
+        ends(&mut *pair.from, id, Status::Success)?;
+    }
+    let piece = [pair.far.key.piece(0, WORD)];
+    pair.to.receive(99, &piece)?;
+    pair.from.post(&Work {
+        id: 99,
+        verb: Verb::Send { immediate: Some(7) },
+        payload: Payload::Inline(&42_u64.to_ne_bytes()),
+        signaled: true,
+    })?;
+    let came = ends(&mut *pair.to, 99, Status::Success)?;
+    expect(came.immediate == Some(7), || {
+        format!("expected immediate 7, found {:?}", came.immediate)
+    })?;
+    pair.far.expect(0, &[42], "a message sent inline")?;
+    Ok("16 messages into two pieces each, one inline".to_owned())
+}
+
+pub(super) fn wrong_key(bed: &Bed) -> Found {
+    let mut pair = Pair::new(&bed.nic, Service::Rc, [None, None], BYTES)?;
+    let kept = pattern(1, 64);
+    pair.far.area.store(0, &kept)?;
+    pair.near.area.store(0, &pattern(2, 64))?;
+    let (address, key) = pair.far_at(0);
+    let piece = pair.near.key.piece(0, 64 * WORD);
+    write(
+        &mut *pair.from,
+        1,
+        piece,
+        (address, key ^ 0x5a5a_0001),
+        None,
+    )?;
+    ends(&mut *pair.from, 1, Status::RemoteAccess)?;
+    pair.far
+        .expect(0, &kept, "memory written with a wrong key")?;
+    // The right key, beyond the end.
+    let (mut from, _to) = queues(&*bed.nic, Service::Rc)?;
+    let end = address + pair.far.key.region().bytes() as u64;
+    let piece = pair.near.key.piece(0, 64 * WORD);
+    write(&mut *from, 2, piece, (end - 8, key), None)?;
+    ends(&mut *from, 2, Status::RemoteAccess)?;
+    let last = pair.far.key.region().bytes() / WORD - 1;
+    pair.far
+        .expect(last, &[0], "memory written beyond its end")?;
+    Ok("refused by the card, memory untouched; beyond the end, too".to_owned())
+}
+
+pub(super) fn no_receive(bed: &Bed) -> Found {
+    let mut pair = Pair::new(&bed.nic, Service::Rc, [None, None], BYTES)?;
+    let target = pair.far_at(0);
+    write(
+        &mut *pair.from,
+        1,
+        pair.near.key.piece(0, 64),
+        target,
+        Some(1),
+    )?;
+    ends(&mut *pair.from, 1, Status::NotReady)?;
+    // The queue has failed; whatever is posted to it comes back undone, or is refused at once.
+    let posted = write(
+        &mut *pair.from,
+        2,
+        pair.near.key.piece(0, 64),
+        target,
+        Some(2),
+    );
+    if posted.is_ok() {
+        ends(&mut *pair.from, 2, Status::Flushed)?;
+    }
+    Ok(format!("ended with {}", Status::NotReady.name()))
+}
+
+/// The queue of a peer is destroyed, its memory registered anew: what still goes to the old key changes nothing.
+pub(super) fn reconnect(bed: &Bed) -> Found {
+    let Pair {
+        mut from,
+        mut to,
+        near,
+        far,
+    } = Pair::new(&bed.nic, Service::Rc, [None, None], BYTES)?;
+    let old = (far.key.address(), far.key.remote());
+    near.area.store(0, &pattern(1, 512))?;
+    to.receive(1, &[])?;
+    write(&mut *from, 1, near.key.piece(0, 512 * WORD), old, Some(1))?;
+    ends(&mut *to, 1, Status::Success)?;
+    ends(&mut *from, 1, Status::Success)?;
+    let Memory { key, area } = far;
+    drop(to);
+    drop(key);
+    let kept = pattern(2, 512);
+    area.store(0, &kept)?;
+    near.area.store(0, &pattern(3, 512))?;
+    // To a queue that is no more.
+    write(&mut *from, 2, near.key.piece(0, 512 * WORD), old, None)?;
+    let done = next(&mut *from)?;
+    expect(done.status != Status::Success, || {
+        "expected a write to a destroyed queue to fail, found it done".to_owned()
+    })?;
+    let gone = done.status.name();
+    drop(from);
+    let key = register(&*bed.nic, area.region(), ANY, &facts(None))
+        .map_err(|refused| failed(refused.to_string()))?
+        .key;
+    let far = Memory { key, area };
+    far.expect(0, &kept, "memory of a destroyed queue")?;
+    expect(far.key.remote() != old.1, || {
+        format!("expected another key, found {:#x} again", old.1)
+    })?;
+    // By a new queue with the old key: too late.
+    let (mut from, _to) = queues(&*bed.nic, Service::Rc)?;
+    write(&mut *from, 3, near.key.piece(0, 512 * WORD), old, None)?;
+    ends(&mut *from, 3, Status::RemoteAccess)?;
+    far.expect(0, &kept, "memory written with the key of before")?;
+    // By another one with the new key.
+    let (mut from, mut to) = queues(&*bed.nic, Service::Rc)?;
+    let target = (far.key.address(), far.key.remote());
+    to.receive(4, &[])?;
+    write(
+        &mut *from,
+        4,
+        near.key.piece(0, 512 * WORD),
+        target,
+        Some(4),
+    )?;
+    ends(&mut *to, 4, Status::Success)?;
+    far.expect(
+        0,
+        &pattern(3, 512),
+        "memory written after all was made anew",
+    )?;
+    // Whoever reads `near` is done before it goes.
+    ends(&mut *from, 4, Status::Success)?;
+    Ok(format!(
+        "a destroyed queue answers {gone}, the key of before is refused, the new one taken"
+    ))
+}
+
+/// More messages than there are receives: an unreliable connection loses them, and goes on.
+pub(super) fn unreliable(bed: &Bed) -> Found {
+    const RECEIVES: u64 = 4;
+    let mut pair = Pair::new(&bed.nic, Service::Uc, [None, None], BYTES)?;
+    for id in 0..RECEIVES {
+        pair.to.receive(id, &[])?;
+    }
+    let mut sent = 0;
+    let mut came: Vec<u32> = Vec::new();
+    for _ in 0..3 * RECEIVES {
+        one(&mut pair, &mut sent)?;
+    }
+    // Whatever the link does to the first ones, it does not go on forever.
+    let mut receives = RECEIVES;
+    while came.len() < 2 * RECEIVES as usize {
+        expect(sent < 10_000, || {
+            format!("expected messages to come, found {} of {sent}", came.len())
+        })?;
+        let mut done = [next_blank()];
+        while pair.to.poll(&mut done)? > 0 {
+            expect(done[0].status == Status::Success, || {
+                format!("expected messages to come or not, found {:?}", done[0])
+            })?;
+            let number = done[0].immediate.unwrap_or(u32::MAX);
+            let at = number as usize * MARGIN;
+            pair.far
+                .expect(at, &pattern(number.into(), MARGIN), "what came")?;
+            came.push(number);
+            if receives < u64::from(WORK) {
+                pair.to.receive(receives, &[])?;
+                receives += 1;
+            }
+        }
+        pair.to.wait(std::time::Duration::from_millis(1))?;
+        if came.len() >= RECEIVES as usize {
+            one(&mut pair, &mut sent)?;
+        }
+    }
+    expect(came.is_sorted_by(|a, b| a < b), || {
+        format!("expected messages in order, each once, found {came:?}")
+    })?;
+    let last = came.last().map_or(0, |last| u64::from(*last) + 1);
+    Ok(format!(
+        "{} of {last} messages came, {} were lost for want of a receive, counted by their numbers",
+        came.len(),
+        last - came.len() as u64
+    ))
+}
+
+const fn next_blank() -> daq_rdma::verbs::WorkDone {
+    daq_rdma::verbs::WorkDone {
+        id: 0,
+        side: Side::Sent,
+        status: Status::Success,
+        bytes: 0,
+        immediate: None,
+    }
+}
+
+/// Sends message number `sent` to a place of its own, and waits until it has left.
+fn one(pair: &mut Pair, sent: &mut u32) -> Result<(), Verdict> {
+    let at = *sent as usize * MARGIN;
+    pair.near.area.store(at, &pattern((*sent).into(), MARGIN))?;
+    let target = pair.far_at(at * WORD);
+    let piece = pair.near.key.piece(at * WORD, MARGIN * WORD);
+    write(&mut *pair.from, (*sent).into(), piece, target, Some(*sent))?;
+    ends(&mut *pair.from, (*sent).into(), Status::Success)?;
+    *sent += 1;
+    Ok(())
+}

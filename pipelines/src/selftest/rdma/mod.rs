@@ -1,0 +1,262 @@
+//! `daq selftest rdma`: whether network cards do what daq needs of them, each with itself, and a report to attach.
+//!
+//! What a switch and another host add (congestion, lost packets, a cable that is pulled) is not seen here.
+
+mod checks;
+mod pair;
+mod report;
+mod stream;
+
+pub use report::Report;
+
+use super::{Verdict, run};
+use crate::doctor;
+use checks::Found;
+use daq_core::cuda::Device;
+use daq_rdma::nics;
+use daq_rdma::verbs::{Nic, VerbsError};
+use report::Entry;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+impl From<VerbsError> for Verdict {
+    fn from(error: VerbsError) -> Self {
+        Self::Failed(format!("expected no error, got: {error}"))
+    }
+}
+
+/// What is checked.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The cards, by name; all that there are where none is named.
+    pub nics: Vec<String>,
+    /// CUDA's number of the GPU.
+    pub device: u32,
+    /// The checks, by name; all where there are none.
+    pub checks: Vec<String>,
+}
+
+/// What every check is given.
+struct Bed {
+    name: String,
+    nic: Arc<dyn Nic>,
+    gpu: Result<&'static Device, String>,
+}
+
+impl Bed {
+    fn gpu(&self) -> Result<&'static Device, Verdict> {
+        self.gpu
+            .clone()
+            .map_err(|_| Verdict::Skipped("there is no GPU, as told above".to_owned()))
+    }
+}
+
+/// A check of one card.
+struct Check {
+    name: &'static str,
+    /// What holds where it succeeds.
+    what: &'static str,
+    run: fn(&Bed) -> Found,
+}
+
+const CHECKS: [Check; 17] = [
+    Check {
+        name: "port",
+        what: "the card's port is up",
+        run: checks::port,
+    },
+    Check {
+        name: "register-host",
+        what: "host memory is registered, and has another key each time",
+        run: checks::register_host,
+    },
+    Check {
+        name: "register-gpu",
+        what: "a GPU's memory is registered in the best way, with what was refused before it",
+        run: checks::register_gpu,
+    },
+    Check {
+        name: "register-dma-buf",
+        what: "a GPU's memory is registered by its dma-buf",
+        run: checks::register_dma_buf,
+    },
+    Check {
+        name: "register-peermem",
+        what: "a GPU's memory is registered by its address, by nvidia-peermem",
+        run: checks::register_peer,
+    },
+    Check {
+        name: "write-host",
+        what: "writes with immediates into host memory arrive, whole, and touch nothing else",
+        run: checks::write_host,
+    },
+    Check {
+        name: "write-to-gpu",
+        what: "the same from host memory into a GPU's, read back by CUDA",
+        run: checks::write_to_gpu,
+    },
+    Check {
+        name: "write-from-gpu",
+        what: "the same from a GPU's memory into host memory",
+        run: checks::write_from_gpu,
+    },
+    Check {
+        name: "write-between-gpus",
+        what: "the same from a GPU's memory into a GPU's",
+        run: checks::write_between_gpus,
+    },
+    Check {
+        name: "send",
+        what: "messages arrive in receives of two pieces, and out of the work itself",
+        run: checks::send,
+    },
+    Check {
+        name: "wrong-key",
+        what: "a write with a wrong key, or beyond the end, is refused and changes nothing",
+        run: checks::wrong_key,
+    },
+    Check {
+        name: "no-receive",
+        what: "a peer without receives is told of, and never waited for without end",
+        run: checks::no_receive,
+    },
+    Check {
+        name: "reconnect",
+        what: "after keys were made anew a late write is refused and changes nothing",
+        run: checks::reconnect,
+    },
+    Check {
+        name: "unreliable",
+        what: "an unreliable connection loses what finds no receive, in order, and goes on",
+        run: checks::unreliable,
+    },
+    Check {
+        name: "stream-host",
+        what: "frames from the sink rdma to the source rdma, ring to ring, with content and ledger",
+        run: stream::host,
+    },
+    Check {
+        name: "stream-staged",
+        what: "the same from a ring on a GPU to a ring on a GPU, by host memory",
+        run: stream::staged,
+    },
+    Check {
+        name: "stream-direct",
+        what: "the same, read and written by the card",
+        run: stream::direct,
+    },
+];
+
+/// The check of this host beside its cards.
+const DOCTOR: (&str, &str) = (
+    "doctor",
+    "`daq doctor` finds nothing about RDMA that keeps it from working",
+);
+
+/// Name and meaning of each check.
+pub fn list() -> Vec<(&'static str, &'static str)> {
+    let checks = CHECKS.iter().map(|check| (check.name, check.what));
+    checks.chain([DOCTOR]).collect()
+}
+
+/// Runs the checks that are asked for on every card.
+///
+/// # Errors
+/// If there is no card, or one that was named cannot be opened.
+pub fn rdma(options: &Options) -> Result<Report, VerbsError> {
+    let names = if options.nics.is_empty() {
+        cards()?
+    } else {
+        options.nics.clone()
+    };
+    let is_wanted =
+        |name: &str| options.checks.is_empty() || options.checks.iter().any(|check| check == name);
+    let device = Device::open(options.device);
+    let gpu = device.map_err(|error| format!("there is no GPU to check: {error}"));
+    let about = match &gpu {
+        Ok(device) => format!("{} (cuda:{})", device.name(), device.ordinal()),
+        Err(why) => why.clone(),
+    };
+    let mut report = Report::new(about);
+    for name in names {
+        let bed = Bed {
+            nic: nics::open(&name)?,
+            name,
+            gpu: gpu.clone(),
+        };
+        for check in CHECKS.iter().filter(|check| is_wanted(check.name)) {
+            let mut found = None;
+            let outcome = run(|| {
+                found = Some((check.run)(&bed)?);
+                Ok(())
+            });
+            report.add(Entry {
+                check: check.name,
+                nic: bed.name.clone(),
+                outcome,
+                found,
+            });
+        }
+    }
+    if is_wanted(DOCTOR.0) {
+        examine(&mut report);
+    }
+    Ok(report)
+}
+
+/// The names of the cards there are.
+#[cfg(feature = "verbs")]
+fn cards() -> Result<Vec<String>, VerbsError> {
+    let devices = daq_rdma::sys::devices()?;
+    if devices.is_empty() {
+        return Err(none("there is none here"));
+    }
+    Ok(devices.into_iter().map(|device| device.name).collect())
+}
+
+#[cfg(not(feature = "verbs"))]
+fn cards() -> Result<Vec<String>, VerbsError> {
+    Err(none("this build drives none (feature `verbs`)"))
+}
+
+fn none(why: &str) -> VerbsError {
+    VerbsError {
+        nic: "no network card".to_owned(),
+        call: "looking for those that do RDMA".to_owned(),
+        errno: 0,
+        why: format!(
+            "{why}; `--nics software` checks a card made of software, `daq doctor` says what is missing"
+        ),
+    }
+}
+
+fn examine(report: &mut Report) {
+    let findings = doctor::examine(Path::new("/"), Duration::ZERO);
+    let about = findings.into_iter().filter(|finding| {
+        finding.group.starts_with("rdma") || ["rdma", "rdmacm", "ibverbs"].contains(&finding.name)
+    });
+    report.findings = about.collect();
+    let bad = report.findings.iter().find(|finding| finding.is_bad());
+    let outcome = run(|| match bad {
+        None => Ok(()),
+        Some(finding) => Err(Verdict::Failed(format!(
+            "{} {}: {}{}",
+            finding.group,
+            finding.name,
+            finding.read,
+            finding
+                .fix
+                .as_ref()
+                .map(|fix| format!("; {fix}"))
+                .unwrap_or_default()
+        ))),
+    });
+    let found = Some(format!("{} findings below", report.findings.len()));
+    report.add(Entry {
+        check: DOCTOR.0,
+        nic: "this host".to_owned(),
+        outcome,
+        found,
+    });
+}

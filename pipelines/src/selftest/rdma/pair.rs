@@ -1,0 +1,188 @@
+//! Two queues of one card that are connected with each other, each with memory of its own.
+
+use crate::selftest::Verdict;
+use crate::sys::area::Area;
+use daq_core::cuda::Device;
+use daq_rdma::register::{PeerFacts, Registered, register};
+use daq_rdma::verbs::{
+    Access, MemoryKey, Nic, Payload, Piece, Queue, QueueOptions, Service, Side, Status, Verb, Work,
+    WorkDone,
+};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a completion may take; a card tells of a peer without receives or answers well before.
+const LIMIT: Duration = Duration::from_secs(60);
+/// What a peer may do with memory.
+pub(super) const ANY: Access = Access {
+    local_write: true,
+    remote_write: true,
+    relaxed: false,
+};
+/// Most work of a queue, each way.
+pub(super) const WORK: u32 = 64;
+
+/// What this host says of GPUs' memory, and CUDA of this one's.
+pub(super) fn facts(gpu: Option<&'static Device>) -> PeerFacts {
+    let facts = PeerFacts::read(Path::new("/"));
+    match gpu {
+        Some(device) => facts.with_gpu(device.attributes()),
+        None => facts,
+    }
+}
+
+/// Memory that the card reaches. Fields are dropped in their order.
+pub(super) struct Memory {
+    pub(super) key: MemoryKey,
+    pub(super) area: Area,
+}
+
+impl Memory {
+    /// `bytes` bytes of this host, or of `gpu`; what the card refuses of a GPU's memory does not apply.
+    pub(super) fn new(
+        nic: &dyn Nic,
+        gpu: Option<&'static Device>,
+        bytes: usize,
+    ) -> Result<Self, Verdict> {
+        let area = Area::new(gpu, bytes)?;
+        match register(nic, area.region(), ANY, &facts(gpu)) {
+            Ok(Registered { key, .. }) => Ok(Self { key, area }),
+            Err(refused) if gpu.is_some() => Err(Verdict::Skipped(refused.to_string())),
+            Err(refused) => Err(Verdict::Failed(refused.to_string())),
+        }
+    }
+
+    /// Fails unless these words are there from word `at` on.
+    pub(super) fn expect(&self, at: usize, words: &[u64], what: &str) -> Result<(), Verdict> {
+        let found = self.area.load(at, words.len())?;
+        let wrong = words.iter().zip(&found).position(|(a, b)| a != b);
+        wrong.map_or(Ok(()), |i| {
+            Err(Verdict::Failed(format!(
+                "{what}: expected {:#x} in word {} of {}, found {:#x}",
+                words[i],
+                at + i,
+                self.area.placement(),
+                found[i]
+            )))
+        })
+    }
+}
+
+/// Connected queues. Fields are dropped in their order: queues before keys.
+pub(super) struct Pair {
+    pub(super) from: Box<dyn Queue>,
+    pub(super) to: Box<dyn Queue>,
+    pub(super) near: Memory,
+    pub(super) far: Memory,
+}
+
+/// Words of which no two are the same, by a number.
+pub(super) fn pattern(number: u64, count: usize) -> Vec<u64> {
+    (0..count as u64)
+        .map(|i| (number << 40 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        .collect()
+}
+
+/// Two queues of `nic`, connected with each other.
+pub(super) fn queues(
+    nic: &dyn Nic,
+    service: Service,
+) -> Result<(Box<dyn Queue>, Box<dyn Queue>), Verdict> {
+    let options = QueueOptions {
+        service,
+        sends: WORK,
+        receives: WORK,
+        pieces: 2,
+        inline: 64,
+        events: true,
+    };
+    let (mut from, mut to) = (nic.queue(&options)?, nic.queue(&options)?);
+    from.connect(&to.endpoint())?;
+    to.connect(&from.endpoint())?;
+    Ok((from, to))
+}
+
+/// The next completion of `queue`.
+pub(super) fn next(queue: &mut dyn Queue) -> Result<WorkDone, Verdict> {
+    let mut done = [WorkDone {
+        id: 0,
+        side: Side::Sent,
+        status: Status::Success,
+        bytes: 0,
+        immediate: None,
+    }];
+    let start = Instant::now();
+    while queue.poll(&mut done)? == 0 {
+        if start.elapsed() > LIMIT {
+            return Err(Verdict::Failed(format!(
+                "expected a completion, found none within {} s",
+                LIMIT.as_secs()
+            )));
+        }
+        if !queue.wait(Duration::from_millis(10))? {
+            std::thread::yield_now();
+        }
+    }
+    Ok(done[0])
+}
+
+/// Fails unless the next completion of `queue` is of this work and ended so.
+pub(super) fn ends(queue: &mut dyn Queue, id: u64, status: Status) -> Result<WorkDone, Verdict> {
+    let done = next(queue)?;
+    if done.id == id && done.status == status {
+        return Ok(done);
+    }
+    Err(Verdict::Failed(format!(
+        "expected work {id} to end with {}, found work {} with {}",
+        status.name(),
+        done.id,
+        done.status.name()
+    )))
+}
+
+/// Posts a write of `piece`.
+pub(super) fn write(
+    queue: &mut dyn Queue,
+    id: u64,
+    piece: Piece<'_>,
+    (address, key): (u64, u32),
+    immediate: Option<u32>,
+) -> Result<(), Verdict> {
+    let verb = Verb::Write {
+        address,
+        key,
+        immediate,
+    };
+    Ok(queue.post(&Work {
+        id,
+        verb,
+        payload: Payload::Memory(&[piece]),
+        signaled: true,
+    })?)
+}
+
+impl Pair {
+    /// Two queues of `nic` with `bytes` bytes each, of this host or of a GPU.
+    pub(super) fn new(
+        nic: &Arc<dyn Nic>,
+        service: Service,
+        gpus: [Option<&'static Device>; 2],
+        bytes: usize,
+    ) -> Result<Self, Verdict> {
+        let near = Memory::new(&**nic, gpus[0], bytes)?;
+        let far = Memory::new(&**nic, gpus[1], bytes)?;
+        let (from, to) = queues(&**nic, service)?;
+        Ok(Self {
+            from,
+            to,
+            near,
+            far,
+        })
+    }
+
+    /// Where byte `at` of the far memory is for the peer.
+    pub(super) fn far_at(&self, at: usize) -> (u64, u32) {
+        (self.far.key.address() + at as u64, self.far.key.remote())
+    }
+}

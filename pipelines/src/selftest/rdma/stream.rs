@@ -1,0 +1,140 @@
+//! Frames from the sink `rdma` to the source `rdma` by one card, content and ledger.
+
+use super::Bed;
+use super::checks::Found;
+use crate::bench::{Line, Scratch, free_port};
+use crate::selftest::{Verdict, expect};
+use daq_core::topology::Topology;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+
+const FRAME: usize = 16 << 10;
+const PACKET: usize = 256;
+const FRAMES: u64 = 400;
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+fn text(nic: &str, port: u16, [near, far]: [&str; 2], path: &str) -> String {
+    let places = FRAME / PACKET;
+    format!(
+        r#"
+[source.adc]
+driver  = "sim"
+ring    = "near"
+pattern = "counter"
+packet  = {PACKET}
+hold    = true
+frames  = {FRAMES}
+pace    = "free"
+[ring.near]
+memory = "{near}"
+slot   = {FRAME}
+slots  = 32
+[sink.far]
+driver = "rdma"
+input  = "near"
+to     = "{HERE}:{port}"
+nics   = ["{nic}"]
+path   = "{path}"
+guarantee = true
+[source.link]
+driver = "rdma"
+ring   = "far"
+listen = "{HERE}:{port}"
+nics   = ["{nic}"]
+places = {places}
+path   = "{path}"
+[ring.far]
+memory = "{far}"
+slot   = {FRAME}
+slots  = 32
+[sink.disk]
+driver = "file"
+path   = "out"
+input  = "far"
+guarantee = true
+buffer = "64 KiB"
+segment = "64 MiB"
+"#
+    )
+}
+
+fn run(bed: &Bed, memories: [&str; 2], path: &str) -> Found {
+    let scratch = Scratch::new("selftest", "", None)?;
+    let text = text(&bed.name, free_port(HERE)?, memories, path);
+    let line = Line::start(
+        &text,
+        scratch.path(),
+        &Topology::detect(),
+        &std::collections::BTreeMap::new(),
+    )?;
+    let came = line.await_frames("far", FRAMES);
+    let ended = line.end();
+    came?;
+    let report = ended?;
+    let (Some(source), Some(sink)) = (report.sources.get("link"), report.sinks.get("far")) else {
+        return Err(Verdict::Failed("there is no ledger".to_owned()));
+    };
+    let counts = [sink.frames, source.expected, source.delivered];
+    expect(counts == [FRAMES; 3] && source.lost_total() == 0, || {
+        format!(
+            "expected {FRAMES} frames, found {counts:?} (sent, expected, delivered) and {:?} lost",
+            source.lost
+        )
+    })?;
+    let violations = report.violations();
+    expect(violations.is_empty(), || {
+        format!("expected ledgers that balance, found {violations:?}")
+    })?;
+    let mut word = 0_u64;
+    for path in files(scratch.path())? {
+        for bytes in std::fs::read(&path)?.chunks(8) {
+            expect(bytes == word.to_le_bytes(), || {
+                format!("expected {word} as word {word}, found {bytes:?}")
+            })?;
+            word += 1;
+        }
+    }
+    let words = FRAMES * (FRAME / 8) as u64;
+    expect(word == words, || {
+        format!("expected {words} words, found {word}")
+    })?;
+    let engine = source.engine.clone().unwrap_or_default();
+    Ok(format!(
+        "{FRAMES} frames of {FRAME} B, none lost, all as sent; path {}, given up {} times",
+        engine.proof.name(),
+        engine.fallbacks
+    ))
+}
+
+/// The files with data below `directory`, in order.
+fn files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let (mut found, mut open) = (Vec::new(), vec![directory.to_owned()]);
+    while let Some(directory) = open.pop() {
+        for entry in std::fs::read_dir(directory)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                open.push(path);
+            } else if path.extension().is_some_and(|kind| kind == "sigmf-data") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+pub(super) fn host(bed: &Bed) -> Found {
+    run(bed, ["host", "host"], "auto")
+}
+
+pub(super) fn staged(bed: &Bed) -> Found {
+    let gpu = format!("cuda:{}", bed.gpu()?.ordinal());
+    run(bed, [&gpu, &gpu], "staged")
+}
+
+pub(super) fn direct(bed: &Bed) -> Found {
+    let gpu = format!("cuda:{}", bed.gpu()?.ordinal());
+    // Whether the card reaches the GPU at all is told by another check.
+    super::checks::register_gpu(bed)?;
+    run(bed, [&gpu, &gpu], "direct")
+}

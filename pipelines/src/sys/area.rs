@@ -1,0 +1,157 @@
+//! Memory of this host or of a GPU that network cards read and write, and its content in words.
+
+use daq_core::cuda::{CudaError, Device, Stream};
+use daq_core::region::{HostOptions, Placement, Region, RegionError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Words that are copied from or to a GPU at a time.
+const PIECE: usize = 128 << 10;
+const WORD: usize = size_of::<u64>();
+
+/// Memory whose words can be seen wherever it lies.
+#[derive(Debug)]
+pub(crate) struct Area {
+    region: Arc<Region>,
+    /// What copies a GPU's memory, with pinned memory of its own.
+    copies: Option<(Stream, Arc<Region>)>,
+}
+
+impl Area {
+    /// At least `bytes` zeroes in host memory, or on `gpu`.
+    pub(crate) fn new(gpu: Option<&'static Device>, bytes: usize) -> Result<Self, RegionError> {
+        let options = HostOptions {
+            lock: true,
+            ..HostOptions::default()
+        };
+        let Some(device) = gpu else {
+            return Ok(Self {
+                region: Region::host(bytes, options)?,
+                copies: None,
+            });
+        };
+        let bounce = Region::host(PIECE * WORD, options)?;
+        bounce.pin(device)?;
+        Ok(Self {
+            region: Region::cuda(device, bytes)?,
+            copies: Some((Stream::new(device, 1)?, bounce)),
+        })
+    }
+
+    pub(crate) const fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Where it lies.
+    pub(crate) fn placement(&self) -> Placement {
+        self.region.placement()
+    }
+
+    /// Stores `words` from word `at` on.
+    ///
+    /// # Panics
+    /// If they are not all inside.
+    pub(crate) fn store(&self, at: usize, words: &[u64]) -> Result<(), CudaError> {
+        self.check(at, words.len());
+        let Some((stream, bounce)) = &self.copies else {
+            store(&self.region, at, words);
+            return Ok(());
+        };
+        for (i, piece) in words.chunks(PIECE).enumerate() {
+            store(bounce, 0, piece);
+            let to = self.region.address().addr().get() + (at + i * PIECE) * WORD;
+            // SAFETY: the pinned memory has room for a piece and is used by this area alone, between two waits for its
+            // stream. The target is inside of the region, as was just seen, which `self` keeps; no reference is made.
+            unsafe {
+                stream.copy_in(to as u64, bounce.address().as_ptr(), piece.len() * WORD)?;
+            }
+            stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// `count` words from word `at` on.
+    ///
+    /// # Panics
+    /// If they are not all inside.
+    pub(crate) fn load(&self, at: usize, count: usize) -> Result<Vec<u64>, CudaError> {
+        self.check(at, count);
+        let Some((stream, bounce)) = &self.copies else {
+            return Ok(load(&self.region, at, count));
+        };
+        let mut words = Vec::with_capacity(count);
+        while words.len() < count {
+            let piece = (count - words.len()).min(PIECE);
+            let from = self.region.address().addr().get() + (at + words.len()) * WORD;
+            // SAFETY: as in `store`, the other way.
+            unsafe {
+                stream.copy_out(bounce.address().as_ptr(), from as u64, piece * WORD)?;
+            }
+            stream.synchronize()?;
+            words.extend(load(bounce, 0, piece));
+        }
+        Ok(words)
+    }
+
+    fn check(&self, at: usize, count: usize) {
+        let end = at.checked_add(count).and_then(|end| end.checked_mul(WORD));
+        assert!(
+            end.is_some_and(|end| end <= self.region.bytes()),
+            "{count} words at {at} of {} bytes",
+            self.region.bytes()
+        );
+    }
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        if let Some((stream, _)) = &self.copies {
+            // After an error copies may be under way.
+            let _ = stream.synchronize();
+        }
+    }
+}
+
+/// Word `at` of host memory.
+fn word(region: &Region, at: usize) -> &AtomicU64 {
+    assert!(
+        region.placement() == Placement::Host && (at + 1) * WORD <= region.bytes(),
+        "word {at} of {} bytes",
+        region.bytes()
+    );
+    // SAFETY: the word is inside of host memory, as was just seen, aligned as regions begin at pages, and the region is
+    // borrowed as long as the result. Whoever writes it beside us is a card, or a software card by other atomic or
+    // plain stores of which a completion tells before these words are looked at.
+    unsafe { region.address().cast::<AtomicU64>().add(at).as_ref() }
+}
+
+fn store(region: &Region, at: usize, words: &[u64]) {
+    for (i, value) in words.iter().enumerate() {
+        word(region, at + i).store(*value, Ordering::Release);
+    }
+}
+
+fn load(region: &Region, at: usize, count: usize) -> Vec<u64> {
+    (at..at + count)
+        .map(|at| word(region, at).load(Ordering::Acquire))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_what_was_stored() {
+        let area = Area::new(None, 4096).unwrap();
+        area.store(3, &[7, 8]).unwrap();
+        assert_eq!(area.load(2, 4).unwrap(), [0, 7, 8, 0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "2 words at 511")]
+    fn nothing_outside_is_seen() {
+        let area = Area::new(None, 4096).unwrap();
+        let _ = area.load(511, 2);
+    }
+}

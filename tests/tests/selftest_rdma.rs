@@ -1,0 +1,102 @@
+//! `daq selftest rdma` and `daq bench rdma` over cards of software, without a GPU and on the simulated driver.
+
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+use daq_tests::{Daq, Done, Simulated};
+use serde_json::Value;
+
+const SOFTWARE: [&str; 5] = ["selftest", "rdma", "--nics", "software", "--json"];
+
+fn json(done: &Done) -> Value {
+    serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
+}
+
+/// How each check ended, by name.
+fn outcome<'a>(report: &'a Value, check: &str) -> (&'a str, &'a str) {
+    let mut results = report["results"].as_array().unwrap().iter();
+    let found = results.find(|result| result["check"] == check);
+    let found = found.unwrap_or_else(|| panic!("no check {check} in {report:#}"));
+    (
+        found["outcome"].as_str().unwrap(),
+        found["detail"].as_str().unwrap(),
+    )
+}
+
+/// What needs no GPU.
+const HOST: [&str; 9] = [
+    "port",
+    "register-host",
+    "write-host",
+    "send",
+    "wrong-key",
+    "no-receive",
+    "reconnect",
+    "unreliable",
+    "stream-host",
+];
+
+#[test]
+fn every_check_of_a_card_of_software_holds() {
+    let report = json(
+        &Daq::new("")
+            .env("CUDA_VISIBLE_DEVICES", "")
+            .cli(&SOFTWARE)
+            .ok(),
+    );
+    for check in HOST {
+        assert_eq!(outcome(&report, check).0, "ok", "{report:#}");
+    }
+    for check in ["register-dma-buf", "write-to-gpu", "stream-direct"] {
+        let (outcome, why) = outcome(&report, check);
+        assert_eq!(outcome, "skipped", "{report:#}");
+        assert!(why.contains("no GPU"), "{why}");
+    }
+    let (_, told) = outcome(&report, "stream-host");
+    assert!(told.contains("none lost"), "{told}");
+    assert_eq!(report["failed"], 0, "{report:#}");
+    assert!(!report["findings"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn what_a_card_refuses_of_a_gpu_is_told() {
+    let simulated = Simulated::new("").with_gdr("");
+    let nic = "software?dma-buf=95";
+    let done = simulated.on(Daq::new("")).cli(&[
+        "selftest",
+        "rdma",
+        "--nics",
+        nic,
+        "--check",
+        "register-gpu,register-dma-buf,write-to-gpu,stream-staged",
+        "--json",
+    ]);
+    let report = json(&done.ok());
+    for check in ["register-gpu", "register-dma-buf", "write-to-gpu"] {
+        let (outcome, why) = outcome(&report, check);
+        assert_eq!(outcome, "skipped", "{report:#}");
+        assert!(!why.contains("no GPU"), "{why}");
+    }
+    let (_, why) = outcome(&report, "register-gpu");
+    assert!(why.contains("nvidia-peermem"), "{why}");
+    assert_eq!(outcome(&report, "stream-staged").0, "ok", "{report:#}");
+}
+
+#[test]
+fn a_card_that_fails_fails_its_checks() {
+    let done = Daq::new("").cli(&[
+        "selftest",
+        "rdma",
+        "--nics",
+        "software?down",
+        "--check",
+        "port,send",
+        "--json",
+    ]);
+    assert_eq!(done.code, Some(1), "{done:?}");
+    let report = json(&done);
+    for check in ["port", "send"] {
+        let (outcome, why) = outcome(&report, check);
+        assert_eq!(outcome, "failed", "{report:#}");
+        assert!(why.contains("down"), "{why}");
+    }
+}
