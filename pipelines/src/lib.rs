@@ -8,7 +8,7 @@
 //! | [`http`] | metrics, probes, status |
 //! | [`systemd`] | readiness and watchdog |
 //! | [`doctor`] | what this machine lacks and the command that fixes it |
-//! | [`selftest`] | whether what the CPU and a GPU store for each other arrives |
+//! | [`selftest`] | whether what the CPU, a GPU and network cards store for each other arrives |
 //! | [`cli`] | the command line |
 
 pub mod bench;

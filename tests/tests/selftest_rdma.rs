@@ -92,11 +92,76 @@ fn a_card_that_fails_fails_its_checks() {
         "port,send",
         "--json",
     ]);
-    assert_eq!(done.code, Some(1), "{done:?}");
+    assert_eq!(done.code, 1, "{done:?}");
     let report = json(&done);
     for check in ["port", "send"] {
         let (outcome, why) = outcome(&report, check);
         assert_eq!(outcome, "failed", "{report:#}");
         assert!(why.contains("down"), "{why}");
     }
+}
+
+/// A row of a table by its first column.
+fn row<'a>(table: &'a Value, name: &str) -> &'a Value {
+    let mut rows = table["rows"].as_array().unwrap().iter();
+    let found = rows.find(|row| row["way"] == name);
+    found.unwrap_or_else(|| panic!("no row {name:?} in {table:#}"))
+}
+
+const SHORT: [&str; 13] = [
+    "bench",
+    "rdma",
+    "--nics",
+    "software",
+    "--rounds",
+    "1",
+    "--window",
+    "5ms",
+    "--trips",
+    "8",
+    "--sizes",
+    "64B,64KiB",
+    "--json",
+];
+
+/// Tables that were told.
+fn tables(done: &Done) -> Vec<Value> {
+    json(done).as_array().unwrap().clone()
+}
+
+#[test]
+fn both_sides_measure_here() {
+    let done = Daq::new("")
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .cli(&SHORT)
+        .ok();
+    let tables = tables(&done);
+    for way in ["queue alone, host → host", "ring to ring, host → host"] {
+        let row = row(&tables[0], way);
+        assert!(row["MB/s"].as_f64().unwrap() > 0.0, "{row:#}");
+        assert!(row["x queue alone"].as_f64().unwrap() > 0.0, "{row:#}");
+    }
+    let times = row(&tables[1], "queue alone, host → host");
+    let [p50, p99] = ["p50 us", "p99 us"].map(|name| times[name].as_f64().unwrap());
+    assert!(p50 > 0.0 && p99 >= p50, "{times:#}");
+    let last = tables.last().unwrap();
+    assert_eq!(last["title"], "not measured");
+    let why = row(last, "queue alone, host → GPU")["why"]
+        .as_str()
+        .unwrap();
+    assert!(why.contains("CUDA"), "{why}");
+}
+
+#[test]
+fn a_gpu_is_reached_by_staging_where_the_card_refuses() {
+    let simulated = Simulated::new("").with_gdr("");
+    let tables = tables(&simulated.on(Daq::new("")).cli(&SHORT).ok());
+    for ends in ["host → GPU", "GPU → host", "GPU → GPU"] {
+        let row = row(&tables[0], &format!("ring to ring, {ends}, staged"));
+        assert!(row["MB/s"].as_f64().unwrap() > 0.0, "{row:#}");
+    }
+    let last = tables.last().unwrap();
+    assert_eq!(last["title"], "not measured");
+    row(last, "queue alone, host → GPU");
+    row(last, "ring to ring, GPU → GPU, direct");
 }

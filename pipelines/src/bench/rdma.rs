@@ -1,2 +1,485 @@
-//! RDMA.
+//! From one host to another: tables of size, MB/s and µs. Queues and memory alone, and beside them whole pipelines, ring to
+//! ring, as `daq run` makes them, so that their ratio is what the protocol and the rings cost.
+//!
+//! ```text
+//!   dialling side ── what is measured, a line each ──▶ listening side     (control: TCP)
+//!        ══ writes, or frames ════════════════════▶    memory, or a source
+//! ```
+
+mod control;
 pub(crate) mod line;
+mod raw;
+mod stream;
+
+use super::scratch::Scratch;
+use super::table::{Cell, Table};
+use super::{BenchError, Common, Tell, median, quantile};
+use control::{Reply, Request, Wire};
+use daq_core::cuda::Device;
+use daq_core::staging::measure;
+use daq_core::topology::Topology;
+use daq_core::units::{ByteSize, Span};
+use daq_rdma::nics;
+use daq_rdma::verbs::Nic;
+use raw::{Raw, failed};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use stream::Bench;
+
+/// Most bytes of a message that the listening side takes.
+const MOST: usize = 64 << 20;
+/// Most round trips that it answers at a time.
+const MOST_TRIPS: usize = 1 << 20;
+
+/// Which side this is.
+#[derive(Clone, Copy, Debug)]
+pub enum Role {
+    /// It waits for the other side, serves one measurement and ends.
+    Listen(SocketAddr),
+    /// It goes to the other side, measures and tells.
+    Dial(SocketAddr),
+    /// Both, over this host's loopback.
+    Both,
+}
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct RdmaArgs {
+    /// Device, rounds, window.
+    pub common: Common,
+    /// The cards; the first alone for queues alone. Without, the first one there is, or one of software.
+    pub nics: Vec<String>,
+    /// Which side this is.
+    pub role: Role,
+    /// Bytes of a message, multiples of 8.
+    pub sizes: Vec<usize>,
+    /// Round trips of each way a round.
+    pub trips: usize,
+}
+
+/// A way from memory to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Way {
+    /// Whether the sender's, and the receiver's, is a GPU's.
+    gpus: [bool; 2],
+    /// `path` of source and sink; nothing for queues alone.
+    path: Option<&'static str>,
+}
+
+impl Way {
+    /// All of them: queues alone first, then pipelines.
+    fn all() -> Vec<Self> {
+        let gpus = [[false, false], [false, true], [true, false], [true, true]];
+        let raw = gpus.map(|gpus| Self { gpus, path: None });
+        let streams = gpus.into_iter().flat_map(|gpus| {
+            let paths: &[&str] = if gpus == [false; 2] {
+                &["auto"]
+            } else {
+                &["staged", "direct"]
+            };
+            paths.iter().map(move |path| Self {
+                gpus,
+                path: Some(path),
+            })
+        });
+        raw.into_iter().chain(streams).collect()
+    }
+
+    fn name(self) -> String {
+        let memory = |is_gpu| if is_gpu { "GPU" } else { "host" };
+        let ends = format!("{} → {}", memory(self.gpus[0]), memory(self.gpus[1]));
+        match self.path {
+            None => format!("queue alone, {ends}"),
+            Some("auto") => format!("ring to ring, {ends}"),
+            Some(path) => format!("ring to ring, {ends}, {path}"),
+        }
+    }
+
+    const fn needs_gpu(self) -> bool {
+        self.gpus[0] || self.gpus[1]
+    }
+}
+
+/// What either side has.
+struct Host {
+    nic: Arc<dyn Nic>,
+    gpu: Result<&'static Device, String>,
+    bench: Bench,
+}
+
+impl Host {
+    fn new(args: &RdmaArgs) -> Result<Self, BenchError> {
+        let nics = if args.nics.is_empty() {
+            vec![first_card()]
+        } else {
+            args.nics.clone()
+        };
+        let gpu = args.common.open();
+        let mut profiles = BTreeMap::new();
+        if let Ok(device) = &gpu {
+            profiles.insert(device.ordinal(), measure(device)?);
+        }
+        Ok(Self {
+            nic: nics::open(&nics[0]).map_err(failed)?,
+            gpu: gpu.map_err(|error| error.to_string()),
+            bench: Bench {
+                scratch: Scratch::new("rdma", "", None)?,
+                topology: Topology::detect(),
+                profiles,
+                nics,
+                device: args.common.device,
+            },
+        })
+    }
+
+    fn gpu(&self, is_wanted: bool) -> Result<Option<&'static Device>, BenchError> {
+        if !is_wanted {
+            return Ok(None);
+        }
+        self.gpu.clone().map(Some).map_err(failed)
+    }
+
+    /// Serves one dialling side until it has no more wishes.
+    fn serve(&self, wire: &mut Wire) -> Result<(), BenchError> {
+        let here = wire.ends()?[0].ip();
+        loop {
+            let served = match wire.hear()? {
+                Request::Raw {
+                    is_gpu,
+                    size,
+                    trips,
+                } => self.gpu(is_gpu).and_then(|gpu| {
+                    let shape = (size.clamp(8, MOST), trips.min(MOST_TRIPS));
+                    raw::serve(wire, &self.nic, gpu, here, shape)
+                }),
+                Request::Stream { is_gpu, size, path } => self.gpu(is_gpu).and_then(|_| {
+                    let size = size.clamp(8, MOST);
+                    self.bench.serve(wire, here, (is_gpu, size, &path))
+                }),
+                // Of a measurement that never began.
+                Request::End => continue,
+                Request::Bye => return Ok(()),
+            };
+            wire.tell(&match served {
+                Ok(()) => Reply::Done,
+                Err(error) => Reply::Refused {
+                    why: format!("at the listening side: {error}"),
+                },
+            })?;
+        }
+    }
+
+    /// Measures between what the listening side makes ready and its end.
+    fn ask<T>(
+        &self,
+        wire: &mut Wire,
+        request: &Request,
+        measure: impl FnOnce(SocketAddr) -> Result<T, BenchError>,
+    ) -> Result<T, BenchError> {
+        wire.tell(request)?;
+        let port = match wire.hear()? {
+            Reply::Ready { port } => port,
+            Reply::Refused { why } => return Err(failed(why)),
+            Reply::Done => return Err(failed("the other side ended before it began")),
+        };
+        let measured = measure((wire.ends()?[1].ip(), port).into());
+        wire.tell(&Request::End)?;
+        let reply = wire.hear()?;
+        match (measured, reply) {
+            (Ok(_), Reply::Refused { why }) => Err(failed(why)),
+            (measured, _) => measured,
+        }
+    }
+
+    /// Bytes a second.
+    fn bandwidth(
+        &self,
+        wire: &mut Wire,
+        way: Way,
+        size: usize,
+        args: &RdmaArgs,
+    ) -> Result<f64, BenchError> {
+        let gpu = self.gpu(way.gpus[0])?;
+        let is_gpu = way.gpus[1];
+        let window = args.common.window;
+        if let Some(path) = way.path {
+            let request = Request::Stream {
+                is_gpu,
+                size,
+                path: if is_gpu { path } else { "auto" }.to_owned(),
+            };
+            let path = if way.gpus[0] { path } else { "auto" };
+            return self.ask(wire, &request, |address| {
+                self.bench.send((way.gpus[0], size, path), address, window)
+            });
+        }
+        let request = Request::Raw {
+            is_gpu,
+            size,
+            trips: 0,
+        };
+        self.ask(wire, &request, |address| {
+            Raw::dial(&self.nic, gpu, address, size)?.bandwidth(size, window)
+        })
+    }
+
+    /// Half round trips in µs.
+    fn latency(
+        &self,
+        wire: &mut Wire,
+        way: Way,
+        size: usize,
+        args: &RdmaArgs,
+    ) -> Result<Vec<f64>, BenchError> {
+        let gpu = self.gpu(way.gpus[0])?;
+        let warm = args.trips / 10;
+        let request = Request::Raw {
+            is_gpu: way.gpus[1],
+            size,
+            trips: args.trips + warm,
+        };
+        self.ask(wire, &request, |address| {
+            let times = Raw::dial(&self.nic, gpu, address, size)?.trips(size, args.trips + warm)?;
+            Ok(times[warm..].to_vec())
+        })
+    }
+}
+
+/// The first card there is, or one of software.
+fn first_card() -> String {
+    #[cfg(feature = "verbs")]
+    if let Ok(devices) = daq_rdma::sys::devices()
+        && let Some(device) = devices.first()
+    {
+        return device.name.clone();
+    }
+    nics::SOFTWARE.to_owned()
+}
+
+/// Measures and tells, or helps the other side to.
+pub fn rdma(args: &RdmaArgs, tell: Tell<'_>) -> Result<(), BenchError> {
+    match args.role {
+        Role::Listen(address) => listen(args, &bound(address)?),
+        Role::Dial(address) => dial(args, address, tell),
+        Role::Both => {
+            let listener = bound((Ipv4Addr::LOCALHOST, 0).into())?;
+            let address = listener.local_addr().map_err(failed)?;
+            std::thread::scope(|scope| {
+                // The listener goes with its side, so that nobody waits for one that has failed.
+                let there = scope.spawn(move || listen(args, &listener));
+                let here = dial(args, address, tell);
+                // One that failed before it came leaves nobody to wait for.
+                if here.is_err() {
+                    drop(TcpStream::connect(address));
+                }
+                let there = there
+                    .join()
+                    .unwrap_or_else(|_| Err(failed("the listening side panicked")));
+                here.and(there)
+            })
+        }
+    }
+}
+
+fn bound(address: SocketAddr) -> Result<TcpListener, BenchError> {
+    TcpListener::bind(address).map_err(|error| failed(format!("listening at {address}: {error}")))
+}
+
+fn listen(args: &RdmaArgs, listener: &TcpListener) -> Result<(), BenchError> {
+    let host = Host::new(args)?;
+    let (stream, _) = listener.accept().map_err(failed)?;
+    host.serve(&mut Wire::new(stream)?)
+}
+
+/// What one way gave for each size, a figure a round; none where it was not measured.
+type Figures = Vec<Vec<f64>>;
+
+fn dial(args: &RdmaArgs, address: SocketAddr, tell: Tell<'_>) -> Result<(), BenchError> {
+    let host = Host::new(args)?;
+    let stream = TcpStream::connect(address);
+    let stream = stream.map_err(|error| {
+        failed(format!(
+            "{address}: {error}; start `daq bench rdma --listen {address}` there first"
+        ))
+    })?;
+    let mut wire = Wire::new(stream)?;
+    let mut refused = BTreeSet::new();
+    let ways = Way::all();
+    let mut bandwidths: Vec<Figures> = vec![vec![Vec::new(); args.sizes.len()]; ways.len()];
+    let mut latencies = vec![vec![[Vec::new(), Vec::new()]; args.sizes.len()]; ways.len()];
+    for _ in 0..args.common.rounds {
+        for (i, &size) in args.sizes.iter().enumerate() {
+            for (j, &way) in ways.iter().enumerate() {
+                if refused.iter().any(|(name, _)| *name == way.name()) {
+                    continue;
+                }
+                let measured = host.bandwidth(&mut wire, way, size, args).and_then(|rate| {
+                    bandwidths[j][i].push(rate);
+                    if way.path.is_none() {
+                        let times = host.latency(&mut wire, way, size, args)?;
+                        latencies[j][i][0].push(quantile(&times, 0.5));
+                        latencies[j][i][1].push(quantile(&times, 0.99));
+                    }
+                    Ok(())
+                });
+                match measured {
+                    Ok(()) => {}
+                    Err(error) if !way.needs_gpu() => return Err(error),
+                    Err(error) => {
+                        refused.insert((way.name(), error.to_string()));
+                    }
+                }
+            }
+        }
+    }
+    wire.tell(&Request::Bye)?;
+    let about = format!(
+        "by {} to {address}, medians of {}",
+        host.bench.nics.join(", "),
+        args.common.rounds
+    );
+    tell(rates(args, &ways, &bandwidths, &about));
+    tell(times(args, &ways, &latencies, &about));
+    tell(cut_over(args, &ways, &bandwidths));
+    if !refused.is_empty() {
+        let mut table = Table::new("not measured", &["way", "why"]);
+        for (way, why) in refused {
+            table.row(vec![way.into(), why.into()]);
+        }
+        tell(table);
+    }
+    Ok(())
+}
+
+fn rates(args: &RdmaArgs, ways: &[Way], figures: &[Figures], about: &str) -> Table {
+    let title = format!(
+        "bandwidth {about}, {} each; queues alone with {} writes under way, frames of rings are made and acknowledged",
+        Span(args.common.window),
+        raw::WINDOW
+    );
+    let columns = ["way", "size", "MB/s", "messages/s", "x queue alone"];
+    let mut table = Table::new(title, &columns);
+    for (way, rates) in ways.iter().zip(figures) {
+        let alone = ways.iter().zip(figures);
+        let alone = alone
+            .filter(|(other, _)| other.gpus == way.gpus && other.path.is_none())
+            .map(|(_, rates)| rates)
+            .next();
+        for (i, &size) in args.sizes.iter().enumerate() {
+            let rate = middle(&rates[i]);
+            if rate.is_nan() {
+                continue;
+            }
+            let floor = alone.map_or(f64::NAN, |rates| middle(&rates[i]));
+            table.row(vec![
+                way.name().into(),
+                ByteSize(size as u64).to_string().into(),
+                Cell::Number(rate / 1e6, 2),
+                Cell::Number(rate / size as f64, 0),
+                Cell::Number(rate / floor, 3),
+            ]);
+        }
+    }
+    table
+}
+
+/// The median; not a number without any.
+fn middle(figures: &[f64]) -> f64 {
+    if figures.is_empty() {
+        return f64::NAN;
+    }
+    median(figures)
+}
+
+fn times(args: &RdmaArgs, ways: &[Way], figures: &[Vec<[Vec<f64>; 2]>], about: &str) -> Table {
+    let title = format!(
+        "latency {about}: half of a round trip of writes with an immediate, {} a round",
+        args.trips
+    );
+    let mut table = Table::new(title, &["way", "size", "p50 us", "p99 us"]);
+    for (way, figures) in ways.iter().zip(figures) {
+        for (&size, [p50, p99]) in args.sizes.iter().zip(figures) {
+            if !p50.is_empty() {
+                table.row(vec![
+                    way.name().into(),
+                    ByteSize(size as u64).to_string().into(),
+                    Cell::Number(median(p50), 2),
+                    Cell::Number(median(p99), 2),
+                ]);
+            }
+        }
+    }
+    table
+}
+
+/// From which size on frames by host memory are faster than those that cards read and write in GPUs' memory.
+fn cut_over(args: &RdmaArgs, ways: &[Way], figures: &[Figures]) -> Table {
+    let mut table = Table::new("direct or staged", &["ends", "staged is faster from"]);
+    for gpus in [[false, true], [true, false], [true, true]] {
+        let of = |path| {
+            let way = Way {
+                gpus,
+                path: Some(path),
+            };
+            ways.iter()
+                .position(|other| *other == way)
+                .map(|i| &figures[i])
+        };
+        let (Some(staged), Some(direct)) = (of("staged"), of("direct")) else {
+            continue;
+        };
+        let pairs = args.sizes.iter().zip(staged).zip(direct);
+        let pairs: Vec<_> = pairs
+            .map(|((size, staged), direct)| (*size, middle(staged), middle(direct)))
+            .collect();
+        let name = Way { gpus, path: None }.name();
+        let name = name.trim_start_matches("queue alone, ");
+        table.row(vec![name.into(), turn(&pairs).into()]);
+    }
+    table
+}
+
+/// The least size from which on the first way is always faster than the second one, in words.
+fn turn(pairs: &[(usize, f64, f64)]) -> String {
+    if pairs.is_empty()
+        || pairs
+            .iter()
+            .any(|(_, staged, direct)| (staged + direct).is_nan())
+    {
+        return "not measured".to_owned();
+    }
+    let tail = pairs
+        .iter()
+        .rev()
+        .take_while(|(_, staged, direct)| staged > direct);
+    match tail.last() {
+        Some((size, _, _)) => ByteSize(*size as u64).to_string(),
+        None => "no size measured".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn staging_is_faster_from_where_it_stays_so() {
+        let nan = f64::NAN;
+        assert_eq!(turn(&[(8, 1.0, 2.0), (64, 3.0, 2.0)]), "64 B");
+        assert_eq!(turn(&[(8, 3.0, 2.0), (64, 1.0, 2.0)]), "no size measured");
+        assert_eq!(turn(&[(8, 3.0, 2.0), (64, 4.0, 2.0)]), "8 B");
+        assert_eq!(turn(&[(8, 3.0, nan)]), "not measured");
+        assert_eq!(turn(&[]), "not measured");
+    }
+
+    #[test]
+    fn every_way_has_a_queue_alone_beside_it() {
+        let ways = Way::all();
+        assert_eq!(ways.len(), 11);
+        for way in &ways {
+            let alone = Way { path: None, ..*way };
+            assert!(ways.contains(&alone), "{}", way.name());
+        }
+    }
+}

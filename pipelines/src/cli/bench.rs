@@ -2,7 +2,8 @@
 
 use super::{exit, show};
 use crate::bench::{
-    self, BenchError, Common, DoorbellArgs, FpgaArgs, ResidentArgs, StagingArgs, Table, Tell,
+    self, BenchError, Common, DoorbellArgs, FpgaArgs, RdmaArgs, ResidentArgs, Role, StagingArgs,
+    Table, Tell,
 };
 use clap::{Subcommand, ValueEnum};
 use daq_core::units::{ByteSize, Span};
@@ -152,6 +153,33 @@ enum What {
         #[arg(long, value_delimiter = ',', default_value = "64 KiB,1 MiB,4 MiB")]
         frames: Vec<ByteSize>,
     },
+    /// From one host to another by network cards: bandwidth and latency of host and GPU memory, by queues alone and from
+    /// ring to ring, direct and staged. Start it with --listen on one host, then with --to on the other, which prints;
+    /// with neither it is both, on this host. The host that listens serves whoever comes first: use a network you trust.
+    Rdma {
+        #[command(flatten)]
+        shared: Shared,
+        /// Wait at this address for the side that measures, and end with it.
+        #[arg(long, value_name = "ADDRESS", conflicts_with = "to")]
+        listen: Option<std::net::SocketAddr>,
+        /// Measure to the side that listens at this address.
+        #[arg(long, value_name = "ADDRESS")]
+        to: Option<std::net::SocketAddr>,
+        /// The cards, as in `mlx5_0:PORT@GID`, as many on both sides; `software:ADDRESS` is one made of software. Without,
+        /// the first card there is, or one of software. Queues alone use the first one.
+        #[arg(long, value_delimiter = ',')]
+        nics: Vec<String>,
+        /// Round trips of each way a round.
+        #[arg(long, default_value_t = 1000)]
+        trips: usize,
+        /// Sizes of a message, multiples of 8 bytes up to 64 MiB.
+        #[arg(
+            long,
+            value_delimiter = ',',
+            default_value = "8 B,64 B,512 B,4 KiB,32 KiB,256 KiB,1 MiB,4 MiB"
+        )]
+        sizes: Vec<ByteSize>,
+    },
     /// What putting work on a GPU costs: kernels one by one beside the same recorded once and replayed.
     Launch {
         /// CUDA's number of the GPU.
@@ -201,7 +229,8 @@ impl What {
             | Self::Copybw { shared, .. }
             | Self::Copylat { shared, .. }
             | Self::Resident { shared, .. }
-            | Self::Fpga { shared, .. } => shared.json,
+            | Self::Fpga { shared, .. }
+            | Self::Rdma { shared, .. } => shared.json,
             Self::Doorbell { json, .. }
             | Self::Apiperf { json, .. }
             | Self::Launch { json, .. } => *json,
@@ -327,6 +356,30 @@ fn measure(what: &What, tell: Tell<'_>) -> Result<(), BenchError> {
                     .collect(),
             };
             bench::fpga(&args, tell)
+        }
+        What::Rdma {
+            shared,
+            listen,
+            to,
+            nics,
+            trips,
+            sizes,
+        } => {
+            let args = RdmaArgs {
+                common: shared.common(),
+                nics: nics.clone(),
+                role: match (listen, to) {
+                    (Some(address), _) => Role::Listen(*address),
+                    (None, Some(address)) => Role::Dial(*address),
+                    (None, None) => Role::Both,
+                },
+                sizes: bytes(sizes)
+                    .into_iter()
+                    .map(|size| size.next_multiple_of(8))
+                    .collect(),
+                trips: (*trips).clamp(8, 500_000),
+            };
+            bench::rdma(&args, tell)
         }
         What::Launch {
             device,

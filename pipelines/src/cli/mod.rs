@@ -100,9 +100,9 @@ enum Command {
         #[arg(long, value_name = "TIME", default_value = "1 s")]
         sample: Span,
     },
-    /// Measure this machine: the ways to a GPU side by side.
+    /// Measure this machine: the ways to a GPU side by side, and those to another host.
     Bench(bench::Args),
-    /// Check this machine: whether what the CPU and a GPU store for each other arrives.
+    /// Check this machine: whether what the CPU, a GPU and network cards store for each other arrives.
     Selftest(selftest::Args),
     /// Be a PCIe card of software, behind a socket, for those who have none on their desk.
     SimCard(sim_card::Args),

@@ -65,6 +65,11 @@ impl Line {
         self.0.published(ring).unwrap_or(0)
     }
 
+    /// What was counted so far.
+    pub(crate) fn report(&self) -> Report {
+        self.0.report()
+    }
+
     /// Whether it runs no more.
     pub(crate) fn is_over(&self) -> bool {
         self.0.health()().stopping || self.0.is_finished()

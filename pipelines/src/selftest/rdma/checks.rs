@@ -151,9 +151,9 @@ pub(super) fn write_between_gpus(bed: &Bed) -> Found {
 
 /// Messages into receives of two pieces, and one out of the posted work itself.
 pub(super) fn send(bed: &Bed) -> Found {
-    let mut pair = Pair::new(&bed.nic, Service::Rc, [None, None], BYTES)?;
     const HEAD: usize = 16;
     const BODY: usize = 1024;
+    let mut pair = Pair::new(&bed.nic, Service::Rc, [None, None], BYTES)?;
     for id in 1..=16 {
         let data = pattern(id, HEAD + BODY);
         pair.near.area.store(0, &data)?;

@@ -1,0 +1,258 @@
+//! A queue and memory alone: what a stream is compared with.
+
+use super::control::{Reply, Request, Wire};
+use crate::bench::BenchError;
+use crate::sys::area::Area;
+use daq_core::cuda::Device;
+use daq_rdma::connect::{Dialler, Link, Listener, Prepare, tcp};
+use daq_rdma::register::{PeerFacts, register};
+use daq_rdma::verbs::{
+    Access, MemoryKey, Nic, Payload, Queue, QueueOptions, Service, Side, Status, Verb, VerbsError,
+    Work, WorkDone,
+};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Writes under way.
+pub(super) const WINDOW: u32 = 64;
+/// How long the other side may take to connect, or to answer a write.
+const LIMIT: Duration = Duration::from_secs(20);
+/// How long one polls before one sleeps.
+const SPIN: Duration = Duration::from_micros(20);
+
+pub(super) fn failed(error: impl std::fmt::Display) -> BenchError {
+    BenchError::Thread(error.to_string())
+}
+
+/// A connected queue and memory on both sides. Fields are dropped in their order: the queue before the key.
+pub(super) struct Raw {
+    link: Link,
+    key: MemoryKey,
+    _area: Area,
+    /// The other side's memory.
+    there: (u64, u32),
+}
+
+fn options() -> QueueOptions {
+    QueueOptions {
+        service: Service::Rc,
+        sends: 2 * WINDOW,
+        receives: 2 * WINDOW,
+        pieces: 1,
+        inline: 0,
+        events: true,
+    }
+}
+
+fn memory(
+    nic: &dyn Nic,
+    gpu: Option<&'static Device>,
+    bytes: usize,
+) -> Result<(MemoryKey, Area), BenchError> {
+    let area = Area::new(gpu, bytes)?;
+    let facts = PeerFacts::read(Path::new("/"));
+    let facts = match gpu {
+        Some(device) => facts.with_gpu(device.attributes()),
+        None => facts,
+    };
+    let access = Access {
+        local_write: true,
+        remote_write: true,
+        relaxed: false,
+    };
+    let registered = register(nic, area.region(), access, &facts).map_err(failed)?;
+    Ok((registered.key, area))
+}
+
+fn greeting(key: &MemoryKey) -> Vec<u8> {
+    [
+        &key.address().to_le_bytes()[..],
+        &key.remote().to_le_bytes(),
+    ]
+    .concat()
+}
+
+fn greeted(greetings: &[Vec<u8>]) -> Result<(u64, u32), BenchError> {
+    let read = greetings.first().and_then(|greeting| {
+        let (address, key) = greeting.split_first_chunk()?;
+        Some((
+            u64::from_le_bytes(*address),
+            u32::from_le_bytes(*key.first_chunk()?),
+        ))
+    });
+    read.ok_or_else(|| failed("the other side greets in other words"))
+}
+
+/// Posts receives for the other side's immediates.
+fn prepare(_: usize, queue: &mut dyn Queue) -> Result<(), VerbsError> {
+    (0..WINDOW).try_for_each(|id| queue.receive(id.into(), &[]))
+}
+
+impl Raw {
+    /// Connects with what listens at `address`.
+    pub(super) fn dial(
+        nic: &Arc<dyn Nic>,
+        gpu: Option<&'static Device>,
+        address: SocketAddr,
+        size: usize,
+    ) -> Result<Self, BenchError> {
+        let (key, area) = memory(&**nic, gpu, size)?;
+        let prepare: Prepare<'_> = &mut prepare;
+        let link = tcp::dialler(address)
+            .dial(
+                &[nic.clone()],
+                &options(),
+                &[greeting(&key)],
+                prepare,
+                LIMIT,
+            )
+            .map_err(failed)?;
+        let there = greeted(&link.greetings)?;
+        Ok(Self {
+            link,
+            key,
+            _area: area,
+            there,
+        })
+    }
+
+    fn accept(
+        nic: &Arc<dyn Nic>,
+        (key, area): (MemoryKey, Area),
+        listener: &mut dyn Listener,
+    ) -> Result<Self, BenchError> {
+        let incoming = listener.accept(&[nic.clone()], LIMIT).map_err(failed)?;
+        let incoming = incoming.ok_or_else(|| failed("nobody came"))?;
+        let there = greeted(incoming.greetings())?;
+        let prepare: Prepare<'_> = &mut prepare;
+        let link = incoming
+            .accept(&options(), &[greeting(&key)], prepare)
+            .map_err(failed)?;
+        Ok(Self {
+            link,
+            key,
+            _area: area,
+            there,
+        })
+    }
+
+    fn post(&mut self, size: usize, immediate: Option<u32>) -> Result<(), BenchError> {
+        let (address, key) = self.there;
+        let piece = [self.key.piece(0, size)];
+        let posted = self.link.rails[0].post(&Work {
+            id: 0,
+            verb: Verb::Write {
+                address,
+                key,
+                immediate,
+            },
+            payload: Payload::Memory(&piece),
+            signaled: true,
+        });
+        posted.map_err(failed)
+    }
+
+    /// Some completions, at least one; how many were of writes sent, and how many of writes received.
+    fn collect(&mut self) -> Result<[u64; 2], BenchError> {
+        let queue = &mut *self.link.rails[0];
+        let mut done = [WorkDone {
+            id: 0,
+            side: Side::Sent,
+            status: Status::Success,
+            bytes: 0,
+            immediate: None,
+        }; 16];
+        let start = Instant::now();
+        loop {
+            let count = queue.poll(&mut done).map_err(failed)?;
+            if count > 0 {
+                let mut sides = [0; 2];
+                for done in &done[..count] {
+                    if done.status != Status::Success {
+                        return Err(failed(format!("a write ended with {}", done.status.name())));
+                    }
+                    if done.side == Side::Received {
+                        queue.receive(done.id, &[]).map_err(failed)?;
+                    }
+                    sides[usize::from(done.side == Side::Received)] += 1;
+                }
+                return Ok(sides);
+            }
+            let waited = start.elapsed();
+            if waited > LIMIT {
+                return Err(failed(format!(
+                    "no write was done within {} s",
+                    LIMIT.as_secs()
+                )));
+            }
+            if waited < SPIN {
+                std::hint::spin_loop();
+            } else {
+                queue.wait(Duration::from_millis(1)).map_err(failed)?;
+            }
+        }
+    }
+
+    /// Bytes a second of writes of `size` bytes, so many under way.
+    pub(super) fn bandwidth(&mut self, size: usize, time: Duration) -> Result<f64, BenchError> {
+        let (start, mut posted, mut done) = (Instant::now(), 0_u64, 0_u64);
+        loop {
+            let is_open = start.elapsed() < time;
+            while is_open && posted - done < WINDOW.into() {
+                self.post(size, None)?;
+                posted += 1;
+            }
+            if done == posted {
+                break;
+            }
+            done += self.collect()?[0];
+        }
+        Ok((posted * size as u64) as f64 / start.elapsed().as_secs_f64())
+    }
+
+    /// Half of the time of each of `trips` round trips, in µs.
+    pub(super) fn trips(&mut self, size: usize, trips: usize) -> Result<Vec<f64>, BenchError> {
+        let mut times = Vec::with_capacity(trips);
+        for _ in 0..trips {
+            let start = Instant::now();
+            self.post(size, Some(1))?;
+            while self.collect()?[1] == 0 {}
+            times.push(start.elapsed().as_secs_f64() * 1e6 / 2.0);
+        }
+        Ok(times)
+    }
+
+    fn answer(&mut self, size: usize, trips: usize) -> Result<(), BenchError> {
+        for _ in 0..trips {
+            while self.collect()?[1] == 0 {}
+            self.post(size, Some(1))?;
+        }
+        Ok(())
+    }
+}
+
+/// The listening side: memory, a queue, and answers to so many writes.
+pub(super) fn serve(
+    wire: &mut Wire,
+    nic: &Arc<dyn Nic>,
+    gpu: Option<&'static Device>,
+    here: IpAddr,
+    (size, trips): (usize, usize),
+) -> Result<(), BenchError> {
+    let memory = memory(&**nic, gpu, size)?;
+    let mut listener = tcp::listener((here, 0).into()).map_err(failed)?;
+    let port = listener.address().port();
+    wire.tell(&Reply::Ready { port })?;
+    let served = Raw::accept(nic, memory, &mut listener).and_then(|mut raw| {
+        raw.answer(size, trips)?;
+        Ok(raw)
+    });
+    // The queue stays until the other side is done.
+    let end: Request = wire.hear()?;
+    if !matches!(end, Request::End) {
+        return Err(failed("the other side did not end what it asked for"));
+    }
+    served.map(drop)
+}

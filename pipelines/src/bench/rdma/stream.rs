@@ -1,0 +1,123 @@
+//! Whole pipelines: frames of silence into a ring, the sink `rdma`, the source `rdma`, a ring.
+
+use super::control::{Reply, Request, Wire};
+use super::line::{Line, PATIENCE, free_port};
+use super::raw::failed;
+use crate::bench::BenchError;
+use crate::bench::scratch::Scratch;
+use daq_core::staging::Profile;
+use daq_core::topology::Topology;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+/// Bytes of a ring, as far as its slots may be so many.
+const RING: usize = 32 << 20;
+const MOST_SLOTS: usize = 256;
+
+/// What pipelines are made with.
+pub(super) struct Bench {
+    pub(super) scratch: Scratch,
+    pub(super) topology: Topology,
+    pub(super) profiles: BTreeMap<u32, Profile>,
+    pub(super) nics: Vec<String>,
+    pub(super) device: u32,
+}
+
+impl Bench {
+    fn ring(&self, is_gpu: bool, size: usize) -> String {
+        let memory = if is_gpu {
+            format!("cuda:{}", self.device)
+        } else {
+            "host".to_owned()
+        };
+        let slots = (RING / size).clamp(8, MOST_SLOTS);
+        format!("[ring.raw]\nmemory = \"{memory}\"\nslot = {size}\nslots = {slots}\n")
+    }
+
+    fn sender(&self, is_gpu: bool, size: usize, path: &str, to: SocketAddr) -> String {
+        format!(
+            "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"silence\"\npacket = {size}\n\
+             hold = true\npace = \"free\"\n{}\
+             [sink.far]\ndriver = \"rdma\"\ninput = \"raw\"\nto = \"{to}\"\nnics = {:?}\npath = \"{path}\"\n\
+             guarantee = true\n",
+            self.ring(is_gpu, size),
+            self.nics
+        )
+    }
+
+    fn receiver(&self, is_gpu: bool, size: usize, path: &str, at: SocketAddr) -> String {
+        format!(
+            "[source.link]\ndriver = \"rdma\"\nring = \"raw\"\nlisten = \"{at}\"\nnics = {:?}\npath = \"{path}\"\n\
+             {}[sink.nothing]\ndriver = \"null\"\ninput = \"raw\"\nguarantee = true\n",
+            self.nics,
+            self.ring(is_gpu, size)
+        )
+    }
+
+    fn start(&self, text: &str) -> Result<Line, BenchError> {
+        Line::start(text, self.scratch.path(), &self.topology, &self.profiles)
+    }
+
+    /// Bytes a second that the other side's source has for sure.
+    pub(super) fn send(
+        &self,
+        (is_gpu, size, path): (bool, usize, &str),
+        to: SocketAddr,
+        window: Duration,
+    ) -> Result<f64, BenchError> {
+        let line = self.start(&self.sender(is_gpu, size, path, to))?;
+        let measured = sent(&line, 1).and_then(|first| {
+            let start = Instant::now();
+            std::thread::sleep(window);
+            // A machine that had no time for it yet.
+            let last = sent(&line, first + 1)?;
+            Ok(((last - first) * size as u64) as f64 / start.elapsed().as_secs_f64())
+        });
+        let report = line.end();
+        let rate = measured?;
+        report?;
+        Ok(rate)
+    }
+
+    /// The listening side: a source until the other side is done.
+    pub(super) fn serve(
+        &self,
+        wire: &mut Wire,
+        here: IpAddr,
+        (is_gpu, size, path): (bool, usize, &str),
+    ) -> Result<(), BenchError> {
+        let port = free_port(here)?;
+        let line = self.start(&self.receiver(is_gpu, size, path, (here, port).into()))?;
+        wire.tell(&Reply::Ready { port })?;
+        let end: Request = wire.hear()?;
+        let report = line.end()?;
+        if !matches!(end, Request::End) {
+            return Err(failed("the other side did not end what it asked for"));
+        }
+        let source = report.sources.get("link").cloned().unwrap_or_default();
+        if source.lost_total() > 0 {
+            let why = format!("frames were lost ({:?}), a defect of daq", source.lost);
+            return Err(failed(why));
+        }
+        Ok(())
+    }
+}
+
+/// Frames that were sent, once they are `least`.
+fn sent(line: &Line, least: u64) -> Result<u64, BenchError> {
+    let start = Instant::now();
+    loop {
+        let report = line.report();
+        let frames = report.sinks.get("far").map_or(0, |sink| sink.frames);
+        if frames >= least {
+            return Ok(frames);
+        }
+        if line.is_over() || start.elapsed() > PATIENCE {
+            return Err(failed(format!(
+                "the sink has sent {frames} frames, and the next did not go"
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
