@@ -170,28 +170,6 @@ impl Host {
         }
     }
 
-    /// Measures between what the listening side makes ready and its end.
-    fn ask<T>(
-        &self,
-        wire: &mut Wire,
-        request: &Request,
-        measure: impl FnOnce(SocketAddr) -> Result<T, BenchError>,
-    ) -> Result<T, BenchError> {
-        wire.tell(request)?;
-        let port = match wire.hear()? {
-            Reply::Ready { port } => port,
-            Reply::Refused { why } => return Err(failed(why)),
-            Reply::Done => return Err(failed("the other side ended before it began")),
-        };
-        let measured = measure((wire.ends()?[1].ip(), port).into());
-        wire.tell(&Request::End)?;
-        let reply = wire.hear()?;
-        match (measured, reply) {
-            (Ok(_), Reply::Refused { why }) => Err(failed(why)),
-            (measured, _) => measured,
-        }
-    }
-
     /// Bytes a second.
     fn bandwidth(
         &self,
@@ -210,7 +188,7 @@ impl Host {
                 path: if is_gpu { path } else { "auto" }.to_owned(),
             };
             let path = if way.gpus[0] { path } else { "auto" };
-            return self.ask(wire, &request, |address| {
+            return ask(wire, &request, |address| {
                 self.bench.send((way.gpus[0], size, path), address, window)
             });
         }
@@ -219,7 +197,7 @@ impl Host {
             size,
             trips: 0,
         };
-        self.ask(wire, &request, |address| {
+        ask(wire, &request, |address| {
             Raw::dial(&self.nic, gpu, address, size)?.bandwidth(size, window)
         })
     }
@@ -239,10 +217,31 @@ impl Host {
             size,
             trips: args.trips + warm,
         };
-        self.ask(wire, &request, |address| {
+        ask(wire, &request, |address| {
             let times = Raw::dial(&self.nic, gpu, address, size)?.trips(size, args.trips + warm)?;
             Ok(times[warm..].to_vec())
         })
+    }
+}
+
+/// Measures between what the listening side makes ready and its end.
+fn ask<T>(
+    wire: &mut Wire,
+    request: &Request,
+    measure: impl FnOnce(SocketAddr) -> Result<T, BenchError>,
+) -> Result<T, BenchError> {
+    wire.tell(request)?;
+    let port = match wire.hear()? {
+        Reply::Ready { port } => port,
+        Reply::Refused { why } => return Err(failed(why)),
+        Reply::Done => return Err(failed("the other side ended before it began")),
+    };
+    let measured = measure((wire.ends()?[1].ip(), port).into());
+    wire.tell(&Request::End)?;
+    let reply = wire.hear()?;
+    match (measured, reply) {
+        (Ok(_), Reply::Refused { why }) => Err(failed(why)),
+        (measured, _) => measured,
     }
 }
 

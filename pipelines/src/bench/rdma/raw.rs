@@ -102,7 +102,7 @@ impl Raw {
         let prepare: Prepare<'_> = &mut prepare;
         let link = tcp::dialler(address)
             .dial(
-                &[nic.clone()],
+                std::slice::from_ref(nic),
                 &options(),
                 &[greeting(&key)],
                 prepare,
@@ -123,7 +123,9 @@ impl Raw {
         (key, area): (MemoryKey, Area),
         listener: &mut dyn Listener,
     ) -> Result<Self, BenchError> {
-        let incoming = listener.accept(&[nic.clone()], LIMIT).map_err(failed)?;
+        let incoming = listener
+            .accept(std::slice::from_ref(nic), LIMIT)
+            .map_err(failed)?;
         let incoming = incoming.ok_or_else(|| failed("nobody came"))?;
         let there = greeted(incoming.greetings())?;
         let prepare: Prepare<'_> = &mut prepare;

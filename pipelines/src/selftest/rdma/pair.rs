@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a completion may take; a card tells of a peer without receives or answers well before.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 /// What a peer may do with memory.
 pub(super) const ANY: Access = Access {
     local_write: true,
@@ -77,6 +77,9 @@ pub(super) struct Pair {
     pub(super) far: Memory,
 }
 
+/// The one that writes and the one that is written.
+type Two = (Box<dyn Queue>, Box<dyn Queue>);
+
 /// Words of which no two are the same, by a number.
 pub(super) fn pattern(number: u64, count: usize) -> Vec<u64> {
     (0..count as u64)
@@ -85,10 +88,7 @@ pub(super) fn pattern(number: u64, count: usize) -> Vec<u64> {
 }
 
 /// Two queues of `nic`, connected with each other.
-pub(super) fn queues(
-    nic: &dyn Nic,
-    service: Service,
-) -> Result<(Box<dyn Queue>, Box<dyn Queue>), Verdict> {
+pub(super) fn queues(nic: &dyn Nic, service: Service) -> Result<Two, Verdict> {
     let options = QueueOptions {
         service,
         sends: WORK,
