@@ -243,6 +243,8 @@ fn every_frame_comes_whichever_way() {
         let far = Bare::start(shape.clone());
         let options = Options {
             chunk: 1500,
+            // A machine that is slow is no receiver that takes nothing.
+            patience: HANG,
             ..options(&shape)
         };
         let mut near = Near::new(far.address, shape.rails, options);
