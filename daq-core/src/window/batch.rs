@@ -194,21 +194,35 @@ impl<'a> Batch<'a> {
     }
 
     /// Says that the sender has ended the frame that `id` names, if it is open: all its places are expected, and `time` is
-    /// its time unless it has one. For senders that tell this in a packet of its own, see
+    /// its time unless it has one. False if the frame lies beyond those that are open, so that this alone is no reason to
+    /// believe it. For senders that tell this in a packet of its own, see
     /// [`Window::await_times`](super::Window::await_times).
-    pub fn end(&mut self, id: PacketId, time: Timestamp) {
+    pub fn end(&mut self, id: PacketId, time: Timestamp) -> bool {
         if self.seat.opens_epoch() {
-            return;
+            return true;
         }
         let geometry = self.geometry();
-        let frames = self.base..self.base + geometry.window as u64;
-        if let Some((frame, _)) = self.seat.locate(geometry, id)
-            && frames.contains(&frame)
-        {
+        let Some((frame, _)) = self.seat.locate(geometry, id) else {
+            return false;
+        };
+        let front = self.base + geometry.window as u64;
+        if (self.base..front).contains(&frame) {
             stamp(self.shared.record(frame), geometry, 0, time);
             let end = (frame + 1) * u64::from(geometry.places);
             self.horizon = self.horizon.max(end);
         }
+        frame < front
+    }
+
+    /// Whether the frame that `id` names is still known: it is open, was closed so little ago that its packets are told as
+    /// late or repeated, or lies ahead. What is put into one that is not is taken for a packet from far away.
+    pub fn knows(&self, id: PacketId) -> bool {
+        let geometry = self.geometry();
+        self.seat.opens_epoch()
+            || self.seat.locate(geometry, id).is_some_and(|(frame, _)| {
+                let oldest = self.base.saturating_sub(geometry.window as u64);
+                frame >= oldest.max(self.shared.floor.load(Ordering::Acquire))
+            })
     }
 
     /// The next places in order, as many as are open and free, up to `n`: where the next packets belong if

@@ -207,7 +207,13 @@ impl Sequencer {
         if horizon == 0 || silent < HOLD {
             return;
         }
-        self.advance(shared, writer, horizon / u64::from(shared.geometry.places));
+        // A frame whose last place has come may still be filled by another thread; one whose sender has told its end is over.
+        let seen = if self.awaits_times {
+            horizon
+        } else {
+            horizon - 1
+        };
+        self.advance(shared, writer, seen / u64::from(shared.geometry.places));
         self.close_complete(shared, writer, false);
         if silent >= SETTLE && self.missing > 0 {
             let base = shared.base.load(Ordering::Relaxed);

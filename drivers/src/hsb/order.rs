@@ -17,7 +17,7 @@ const NARROW: u32 = 20;
 pub enum Course {
     /// A packet of the frame with this number.
     Frame(u64),
-    /// A packet of a frame that has passed long ago: sent again.
+    /// A packet of a frame that has passed so long ago that nothing is known of it any more: sent again.
     Past,
     /// Its number fits no frame in its page, or one before the first: not believed.
     Astray,
@@ -56,6 +56,8 @@ pub struct Order {
     memory: u64,
     /// Packets in succession that are believed.
     agree: u32,
+    /// Whether a sender may count anew with numbers of the past.
+    returns: bool,
     newest: Option<Point>,
     candidate: Option<Candidate>,
     /// Packets of the past in succession.
@@ -75,6 +77,7 @@ impl Order {
             packets,
             memory,
             agree: agree.max(1),
+            returns: true,
             newest: None,
             candidate: None,
             past: 0,
@@ -82,19 +85,39 @@ impl Order {
         }
     }
 
-    /// Where the write of `psn` to `spot` belongs. Nothing is taken from it until [`follow`](Self::follow) says that it was
-    /// put there.
+    /// Takes packets of the past for such for ever, however many come in a row: for a sender that is told a new key before
+    /// it counts anew, so that what has the key was sent since.
+    #[must_use]
+    pub const fn without_return(mut self) -> Self {
+        self.returns = false;
+        self
+    }
+
+    /// Where the write of `psn` to `spot` belongs, with frames known as far back as `memory` says. The stream is not moved
+    /// by it until [`follow`](Self::follow) says that it was put there; only what does not go on from it is remembered.
     #[inline]
     pub fn find(&mut self, psn: u32, spot: &Spot) -> Course {
+        let newest = self.newest.map_or(0, |newest| newest.frame);
+        let oldest = newest.saturating_sub(self.memory);
+        self.find_known(psn, spot, |frame| frame >= oldest)
+    }
+
+    /// [`find`](Self::find) where `knows` says of a frame before the newest whether it is known still.
+    #[inline]
+    pub fn find_known(
+        &mut self,
+        psn: u32,
+        spot: &Spot,
+        knows: impl FnOnce(u64) -> bool,
+    ) -> Course {
         let Some(newest) = self.newest else {
             return Course::Anew;
         };
-        let Some(frame) = self.frame(newest, psn, spot) else {
+        let Some((frame, _)) = self.frame(newest, psn, spot) else {
             return self.stray(psn, spot);
         };
-        let oldest = newest.frame.saturating_sub(self.memory);
         match u64::try_from(frame) {
-            Ok(frame) if frame >= oldest => Course::Frame(frame),
+            Ok(frame) if frame >= newest.frame || knows(frame) => Course::Frame(frame),
             _ => self.pass(),
         }
     }
@@ -109,6 +132,12 @@ impl Order {
             psn,
         };
         (self.candidate, self.past) = (None, 0);
+        if !self.is_sure
+            && let Some(newest) = self.newest
+            && let Some((_, stride)) = self.frame(newest, psn, spot)
+        {
+            self.stride = stride;
+        }
         if psn >> NARROW != 0 {
             self.is_wide = true;
         }
@@ -126,9 +155,9 @@ impl Order {
         self.newest.is_none_or(|newest| frame <= newest.frame + 1)
     }
 
-    /// Begins anew with the write of `psn` to `spot`, as frame 0.
+    /// Begins anew with the write of `psn` to `spot`, as frame 0. What was learned of how the sender counts remains.
     pub fn begin(&mut self, psn: u32, spot: &Spot) {
-        (self.newest, self.is_wide) = (None, false);
+        self.newest = None;
         self.follow(0, psn, spot);
     }
 
@@ -138,12 +167,13 @@ impl Order {
         self.is_sure = true;
     }
 
-    /// The number of the frame that the write of `psn` to `spot` belongs to, if there is one.
+    /// The number of the frame that the write of `psn` to `spot` belongs to, if there is one, and the stride that says so.
     #[inline]
-    fn frame(&mut self, newest: Point, psn: u32, spot: &Spot) -> Option<i64> {
-        let (frame, off) = self.point(newest, psn, spot)?;
+    fn frame(&self, newest: Point, psn: u32, spot: &Spot) -> Option<(i64, i64)> {
+        let stride = self.stride;
+        let (frame, off) = self.point(newest, stride, psn, spot)?;
         if off == 0 {
-            return Some(frame);
+            return Some((frame, stride));
         }
         // A frame that the sensor ended early: its last packets were never sent.
         let near = i64::try_from(newest.frame).ok()?;
@@ -152,19 +182,14 @@ impl Order {
             && (near..=near + 1).contains(&frame)
             && (-packets..0).contains(&off)
         {
-            return Some(frame);
+            return Some((frame, stride));
         }
         if self.is_sure {
             return None;
         }
-        let stride = self.stride;
-        self.stride = 2 * packets + 1 - stride;
-        let found = self.point(newest, psn, spot);
-        let found = found.and_then(|(frame, off)| (off == 0).then_some(frame));
-        if found.is_none() {
-            self.stride = stride;
-        }
-        found
+        let other = 2 * packets + 1 - stride;
+        let (frame, off) = self.point(newest, other, psn, spot)?;
+        (off == 0).then_some((frame, other))
     }
 
     /// Packets from the number `from` to `to`, the shorter way round.
@@ -175,23 +200,25 @@ impl Order {
     }
 
     /// The frame in the page of `spot` whose packet comes nearest to the number `psn`, and how far it is from it.
-    fn point(&self, from: Point, psn: u32, spot: &Spot) -> Option<(i64, i64)> {
+    fn point(&self, from: Point, stride: i64, psn: u32, spot: &Spot) -> Option<(i64, i64)> {
         let pages = i64::from(self.pages);
         let ahead = self.distance(from.psn, psn) + i64::from(from.index) - i64::from(spot.index);
         let pages_on = (i64::from(spot.page) - i64::from(from.page)).rem_euclid(pages);
-        let round = pages * self.stride;
-        let rounds = (2 * (ahead - pages_on * self.stride) + round).div_euclid(2 * round);
+        let round = pages * stride;
+        let rounds = (2 * (ahead - pages_on * stride) + round).div_euclid(2 * round);
         let frames = pages_on + rounds * pages;
         let frame = i64::try_from(from.frame).ok()?.checked_add(frames)?;
-        Some((frame, ahead - frames * self.stride))
+        Some((frame, ahead - frames * stride))
     }
 
     #[cold]
     fn stray(&mut self, psn: u32, spot: &Spot) -> Course {
         self.past = 0;
         let agreed = self.candidate.and_then(|candidate| {
-            let (frame, off) = self.point(candidate.last, psn, spot)?;
-            let near = candidate.last.frame.saturating_sub(1)..=candidate.last.frame + self.memory;
+            let (frame, off) = self.point(candidate.last, self.stride, psn, spot)?;
+            // At least the next one: frames may be no longer than a packet.
+            let ahead = self.memory.max(1);
+            let near = candidate.last.frame.saturating_sub(1)..=candidate.last.frame + ahead;
             let frame = u64::try_from(frame).ok()?;
             let is_other = candidate.last.psn != psn;
             (off == 0 && is_other && near.contains(&frame)).then_some((frame, candidate.count + 1))
@@ -212,10 +239,13 @@ impl Order {
         }
     }
 
-    /// A packet of the past, which a sender that counts anew sends as well: believed after two frames of nothing else.
+    /// A packet of the past, which a sender that counts anew may send as well: believed after two frames of nothing else.
     #[cold]
     fn pass(&mut self) -> Course {
         self.candidate = None;
+        if !self.returns {
+            return Course::Past;
+        }
         self.past += 1;
         if self.past > 2 * self.packets + self.agree {
             Course::Anew
@@ -353,5 +383,65 @@ mod tests {
         }
         let (_, psn, at) = packet(0, 24, 8, 74);
         assert_eq!(order.find(psn, &at), Course::Anew);
+    }
+
+    #[test]
+    fn who_is_told_a_new_key_never_counts_anew_in_the_past() {
+        let mut order = order(0, 8).without_return();
+        for n in 1..600 {
+            let (frame, psn, at) = packet(0, 24, 8, n);
+            order.follow(frame, psn, &at);
+        }
+        for n in 60..460 {
+            let (_, psn, at) = packet(0, 24, 8, n);
+            assert_eq!(order.find(psn, &at), Course::Past, "{n}");
+        }
+        let (frame, psn, at) = packet(0, 24, 8, 600);
+        assert_eq!(order.find(psn, &at), Course::Frame(frame));
+    }
+
+    #[test]
+    fn what_is_known_is_for_others_to_say() {
+        let mut order = order(0, 8);
+        for n in 1..60 {
+            let (frame, psn, at) = packet(0, 24, 8, n);
+            order.follow(frame, psn, &at);
+        }
+        let (_, psn, at) = packet(0, 24, 8, 3);
+        assert_eq!(order.find_known(psn, &at, |frame| frame == 0), Course::Frame(0));
+        assert_eq!(order.find_known(psn, &at, |_| false), Course::Past);
+    }
+
+    #[test]
+    fn frames_of_one_packet_recover_from_a_restart() {
+        let mut order = Order::new(8, 1, 0, 4);
+        order.begin(500, &spot(0, 0));
+        order.ends(false);
+        for n in 0..3 {
+            let course = order.find(90_000 + n, &spot(n, 0));
+            assert_eq!(course, Course::Astray, "{n}");
+        }
+        assert_eq!(order.find(90_003, &spot(3, 0)), Course::Anew);
+    }
+
+    #[test]
+    fn looking_moves_nothing() {
+        let mut order = Order::new(8, 5, 4, 4);
+        order.begin(100, &spot(0, 3));
+        // As if metadata came alone, which the next packet contradicts.
+        assert_eq!(order.find(103, &spot(1, 0)), Course::Frame(1));
+        assert_eq!(order.find(102, &spot(1, 0)), Course::Frame(1));
+        order.follow(1, 102, &spot(1, 0));
+        assert_eq!(order.find(107, &spot(2, 0)), Course::Frame(2));
+        assert_eq!(order.find(109, &spot(2, 0)), Course::Astray);
+    }
+
+    #[test]
+    fn a_sender_that_counts_anew_keeps_as_many_bits() {
+        let mut order = order(0xf0_0000, 8);
+        order.begin(0, &spot(0, 0));
+        // Beyond half of what fewer bits count.
+        let (frame, psn, at) = packet(0, 24, 8, 600_000);
+        assert_eq!(order.find(psn, &at), Course::Frame(frame));
     }
 }

@@ -61,6 +61,8 @@ pub struct Placer {
     order: Order,
     packets: u32,
     last: Option<Numbered>,
+    /// Frames whose metadata came, and one more than the number of each: as many as the window may know of, by number.
+    ended: Box<[u64]>,
     seen: Seen,
     /// Kinds of refused packets that were told of, a bit each.
     told: u32,
@@ -79,7 +81,6 @@ impl Placer {
     /// believed against the stream.
     pub fn new(name: &str, pages: Pages, window: usize, agree: u32) -> Self {
         let packets = u32::try_from(pages.packets()).unwrap_or(u32::MAX);
-        // The window knows of frames that are as far behind the newest as it has frames open.
         let memory = window.saturating_sub(1) as u64;
         Self {
             name: name.to_owned(),
@@ -87,9 +88,19 @@ impl Placer {
             pages,
             packets,
             last: None,
+            // Open frames, and as many that were closed.
+            ended: vec![0; 2 * window.max(1)].into(),
             seen: Seen::default(),
             told: 0,
         }
+    }
+
+    /// Takes packets of the past for repeated ones for ever: for a key that is ours and new each time the sensor is armed, so
+    /// that a sensor that counts anew has another. Without it, a long row of nothing else opens an epoch.
+    #[must_use]
+    pub fn with_new_key(mut self) -> Self {
+        self.order = self.order.without_return();
+        self
     }
 
     /// What is known of the sensor so far.
@@ -133,10 +144,12 @@ impl Placer {
         };
         let frame = if begins {
             self.last = None;
+            self.ended.fill(0);
             self.order.begin(write.psn, &spot);
             0
         } else {
-            match self.order.find(write.psn, &spot) {
+            let knows = |unit| batch.knows(PacketId { unit, sub: 0 });
+            match self.order.find_known(write.psn, &spot, knows) {
                 Course::Frame(frame) => frame,
                 Course::Anew => return Put::Anew,
                 Course::Past => {
@@ -195,8 +208,11 @@ impl Placer {
         spot: &Spot,
         metadata: Option<Metadata>,
     ) {
-        let Some(metadata) = metadata else { return };
-        if self.last.is_some_and(|(last, _)| frame <= last) {
+        let Some(metadata) = metadata else {
+            batch.reject_unreadable(1);
+            return;
+        };
+        if self.ended[self.slot(frame)] == frame + 1 {
             batch.repeated(1);
             return;
         }
@@ -205,9 +221,8 @@ impl Placer {
             unit: frame,
             sub: self.packets - 1,
         };
-        batch.end(id, metadata.time());
-        // One alone far ahead moves nothing: only packets that the window believes do.
-        if self.order.is_near(frame) {
+        // One alone ahead of what is open moves nothing: only packets that the window believes do.
+        if batch.end(id, metadata.time()) && self.order.is_near(frame) {
             self.order.follow(frame, write.psn, spot);
             self.order.ends(true);
             self.note(frame, &metadata);
@@ -216,6 +231,7 @@ impl Placer {
 
     /// Counts a frame's metadata, and the frames that the sensor says lie between it and the last.
     fn note(&mut self, frame: u64, metadata: &Metadata) {
+        self.ended[self.slot(frame)] = frame + 1;
         self.seen.metadata += 1;
         if metadata.bytes_written < self.pages.frame as u64 {
             self.seen.short += 1;
@@ -234,6 +250,15 @@ impl Placer {
         if self.last.is_none_or(|(last, _)| frame > last) {
             self.last = Some((frame, metadata.frame));
         }
+    }
+
+    /// Where [`ended`](Self::ended) has frame `frame`.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the remainder is below a usize"
+    )]
+    fn slot(&self, frame: u64) -> usize {
+        (frame % self.ended.len() as u64) as usize
     }
 
     #[cold]
