@@ -22,14 +22,20 @@
 //! | a packet never comes | lost, `wire_gap`; `kernel_drop` if the kernel counted drops at the socket meanwhile |
 //! | the sensor ends a frame early | what it did not send: lost, `wire_gap`, and the frame is counted as `short` |
 //! | it comes after its frame was closed | lost, `late` |
-//! | it comes twice, however long after | `duplicates` |
+//! | it comes twice, or so long after the others of its frame that nothing is known of it any more | `duplicates` |
 //! | it is no write, of another queue pair or key, outside the pages, not of a packet's length or at its place, or its number fits no frame | `rejected` |
 //! | it carries metadata alone | `control` |
 //! | its frame finds no slot | lost, `ring_full` |
 //!
 //! Beside it are counted: `metadata`, frames whose metadata came; `skipped`, frames that the sensor numbered and never
-//! sent; `short`, frames that it ended early; `control_errors`, requests to the device's registers that it did not answer
-//! or refused.
+//! sent; `short`, frames that it ended early; `control_errors`, requests of this source to the device's registers that it
+//! did not answer or refused.
+//!
+//! # Counting anew
+//! A sensor that counts anew opens an epoch when `agree` packets in succession fit each other and no frame. Their numbers may
+//! also fit frames of long ago. Where the key is ours, new each time the sensor is armed, those are repeated packets for
+//! ever, for a sensor must be armed before it begins anew; with `control = false` or an `rkey` that is given, two frames of
+//! nothing else open an epoch, and so does a long replay.
 
 mod arm;
 mod config;
@@ -47,7 +53,7 @@ pub mod roce;
 
 pub use config::HsbConfig;
 
-use crate::sys::address;
+use crate::sys::interface::Interface;
 use crate::sys::socket::{Options, UdpSocket};
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Claim, SourceContext, SourceEntry, SourceSpec};
@@ -55,7 +61,7 @@ use daq_core::layout::{Layout, Samples};
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::units::ByteSize;
 use daq_core::window::{Geometry, Numbering};
-use ecb::Ecb;
+use ecb::{Ecb, Taken};
 use filler::{Control, Receiver};
 use placer::Placer;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -180,21 +186,35 @@ impl Hsb {
                 "{host} is not IPv4: listen on an IPv4 address"
             )));
         };
-        let interface = address::interface_of(host)
+        let interface = Interface::with_address(host)
             .map_err(|why| error(format!("cannot list interfaces: {why}")))?;
         let interface = interface.ok_or_else(|| {
             error(format!(
                 "{host} is no address of this machine: `ip address` lists them"
             ))
         })?;
+        let sensor = self.config.sensor;
+        let taken = Taken::take(&ecb, sensor).ok_or_else(|| {
+            error(format!(
+                "another source has its sensor {sensor} already, although they name the device differently: `device` is \"{}\" \
+                 here",
+                self.config.device
+            ))
+        })?;
+        let mac = interface.mac().map_err(|why| {
+            error(format!(
+                "cannot read the MAC address of {}: {why}",
+                interface.name()
+            ))
+        })?;
         let orders = arm::Orders {
-            sensor: self.config.sensor,
+            sensor,
             plane: self.config.plane,
             pages,
             host: SocketAddrV4::new(host, local.port()),
-            mac: interface.mac,
+            mac,
         };
-        Ok(Control { ecb, orders })
+        Ok(Control { ecb, orders, taken })
     }
 }
 
@@ -307,7 +327,10 @@ impl SourceSpec for Hsb {
             None
         };
         let window = context.geometry.window;
-        let placer = Placer::new(&context.name, pages, window, self.config.agree);
+        let mut placer = Placer::new(&context.name, pages, window, self.config.agree);
+        if self.config.control && self.config.rkey.is_none() {
+            placer = placer.with_new_key();
+        }
         let receiver = Receiver::new(context, socket, placer, control);
         Ok(Producers::Fillers(vec![
             Box::new(receiver) as Box<dyn Filler>

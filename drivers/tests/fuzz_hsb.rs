@@ -71,13 +71,14 @@ fn fuzz_placing() {
     let placer = Placer::new("camera", PAGES, rig.geometry.window, 4);
     let mut psn = 0_u32;
     let mut frame = 0_u16;
-    let state = RefCell::new((&mut rig, placer, &mut psn, &mut frame));
+    let mut sent = 0_u64;
+    let state = RefCell::new((&mut rig, placer, &mut psn, &mut frame, &mut sent));
     let state = AssertUnwindSafe(&state);
     bolero::check!()
         .with_type::<Vec<Step>>()
         .with_test_time(time())
         .for_each(move |steps| {
-            let (rig, placer, psn, frame) = &mut *state.borrow_mut();
+            let (rig, placer, psn, frame, sent) = &mut *state.borrow_mut();
             for (page, index, jump, fault) in steps {
                 let index = u64::from(index % 4);
                 **psn = psn.wrapping_add_signed(if fault & 1 == 0 {
@@ -109,6 +110,7 @@ fn fuzz_placing() {
                     payload,
                     ..Packet::default()
                 };
+                **sent += 1;
                 placer.place(&mut rig.windows[0], [&packet.bytes()[..]]);
                 while rig.reader.poll(1).is_some() {}
             }
@@ -121,4 +123,9 @@ fn fuzz_placing() {
                 "{report:?}"
             );
         });
+    rig.windows[0].finish();
+    let report = rig.report();
+    let lost = report.lost["late"] + report.lost["ring_full"];
+    let counted = report.delivered + report.duplicates + report.rejected + report.control + lost;
+    assert_eq!(counted, sent, "{report:?}");
 }

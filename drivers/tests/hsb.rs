@@ -382,6 +382,102 @@ fn a_sensor_that_is_armed_anew_begins_an_epoch() {
     assert_eq!(frames.last().map(|frame| (frame.0, frame.1)), Some((9, 2)));
 }
 
+#[test]
+fn what_comes_first_after_its_frame_was_closed_is_late() {
+    let (mut rig, mut sender) = receiver("window = 2");
+    for frame in 0..5 {
+        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+    }
+    let mut packets = SENSOR.frame(5);
+    let straggler = packets.remove(3);
+    send(&mut rig, &mut sender, &packets);
+    for frame in 6..8 {
+        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+    }
+    assert_eq!(rig.report().delivered, 8 * PACKETS as u64 - 1);
+    send(&mut rig, &mut sender, [&straggler]);
+    // Once late, then repeated.
+    send(&mut rig, &mut sender, [&straggler]);
+    for frame in 8..12 {
+        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+    }
+    rig.windows[0].finish();
+    let report = rig.report();
+    assert_eq!((report.lost["late"], report.lost["wire_gap"]), (1, 0));
+    assert_eq!((report.duplicates, report.rejected), (1, 0));
+    assert_eq!((report.expected, report.delivered), (60, 59));
+}
+
+#[test]
+fn metadata_that_overtake_others_are_no_repetition() {
+    let (mut rig, mut sender) = receiver("");
+    let [mut first, second] = [0, 1].map(|frame| SENSOR.frame(frame));
+    let overtaken = first.pop().unwrap();
+    send(&mut rig, &mut sender, &first);
+    send(&mut rig, &mut sender, &second);
+    send(&mut rig, &mut sender, [&overtaken]);
+    let times: Vec<_> = stamps(&mut rig)
+        .into_iter()
+        .map(|(frame, time)| (frame, time.ns / 1_000_000_000))
+        .collect();
+    assert_eq!(times, [(0, SECONDS), (1, SECONDS + 1)]);
+    assert_eq!((rig.report().control, rig.report().duplicates), (2, 0));
+    // The same again is one.
+    send(&mut rig, &mut sender, [&overtaken, &second[PACKETS]]);
+    assert_eq!((rig.report().control, rig.report().duplicates), (2, 2));
+}
+
+#[test]
+fn metadata_alone_do_not_lead_the_stream_away() {
+    let (mut rig, mut sender) = receiver("");
+    send(&mut rig, &mut sender, &SENSOR.frame(0));
+    for frame in 1..30 {
+        send(&mut rig, &mut sender, &SENSOR.frame(frame)[PACKETS..]);
+    }
+    for frame in 1..6 {
+        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+    }
+    let report = rig.report();
+    assert_eq!((report.expected, report.delivered), (30, 30));
+    // Those of the two frames that were open.
+    assert_eq!((report.duplicates, report.rejected), (2, 0));
+}
+
+#[test]
+fn a_long_replay_with_our_own_key_changes_nothing() {
+    let device = Device::new(0, 4, None);
+    let listen = free_port();
+    let text = text(listen, &format!("device = \"{}\"", device.address));
+    let spec = spec(&ENTRY, &text.replace("rkey = 9\n", "")).unwrap();
+    let mut rig = rig(&*spec, FRAME.next_multiple_of(64), 64).unwrap();
+    rig.fillers[0].start().unwrap();
+    let key = |(register, _): &&(u32, u32)| *register == 0x1004;
+    let rkey = device.written().iter().find(key).unwrap().1;
+    let frame = |frame| {
+        let packets = SENSOR.frame(frame).into_iter();
+        packets
+            .map(|packet| Packet { rkey, ..packet })
+            .collect::<Vec<_>>()
+    };
+    loopback::stay();
+    let mut sender = Sender::open(listen, false, None).unwrap();
+    for n in 0..40 {
+        send(&mut rig, &mut sender, &frame(n));
+    }
+    for n in 3..23 {
+        send(&mut rig, &mut sender, &frame(n));
+    }
+    for n in 40..43 {
+        send(&mut rig, &mut sender, &frame(n));
+    }
+    let report = rig.report();
+    assert_eq!((report.epochs, report.rejected), (1, 0));
+    assert_eq!(report.duplicates, 20 * (PACKETS as u64 + 1));
+    assert_eq!((report.expected, report.delivered), (215, 215));
+    let frames: Vec<u64> = rig.read().iter().map(|frame| frame.0).collect();
+    assert_eq!(frames, (0..43).collect::<Vec<_>>());
+}
+
 /// A device whose registers are memory, and which writes down what is asked of it.
 struct Device {
     address: SocketAddr,
@@ -433,6 +529,17 @@ impl Device {
         let asked = std::mem::take(&mut *self.asked.lock().unwrap());
         let writes = asked.into_iter().filter(|(writes, ..)| *writes);
         writes.map(|(_, address, word)| (address, word)).collect()
+    }
+
+    /// Writes a register as another host would.
+    fn write(&self, register: u32, word: u32) {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(self.address).unwrap();
+        let mut request = vec![4, 1, 0, 1, 0, 0];
+        request.extend(register.to_be_bytes());
+        request.extend(word.to_be_bytes());
+        socket.send(&request).unwrap();
+        assert_eq!(socket.recv(&mut [0; 64]).unwrap(), 14);
     }
 
     fn sensor(&self, listen: SocketAddr, more: &str) -> Rig {
@@ -507,10 +614,43 @@ fn sensors_of_a_plane_share_their_packets_size() {
     let mut rig = device.sensor(free_port(), "sensor = 3");
     let error = rig.fillers[0].start().unwrap_err().to_string();
     assert!(error.contains("1408 B"), "{error}");
+    drop(rig);
     // Another plane has a host interface of its own.
     let mut rig = device.sensor(free_port(), "sensor = 3\nplane = 1");
     rig.fillers[0].start().unwrap();
     assert!(device.written().contains(&(0x0201_030c, 0b1000)));
+}
+
+#[test]
+fn a_sensor_that_another_took_over_is_left_to_it() {
+    // Another key; another host with the same key; another port of the same host.
+    for (register, word) in [(0x04, 10), (0x28, 0x7f00_0002), (0x2c, 1)] {
+        let device = Device::new(0, 4, None);
+        let mut rig = device.sensor(free_port(), "sensor = 3");
+        rig.fillers[0].start().unwrap();
+        device.write(PORT_3 + register, word);
+        device.written();
+        drop(rig);
+        assert_eq!(device.written(), [], "{register:#x}");
+    }
+}
+
+#[test]
+fn a_sensor_is_one_sources_however_its_device_is_named() {
+    let device = Device::new(0, 4, None);
+    let more = format!("device = \"{}\"\nsensor = 3", device.address);
+    let build = || {
+        let spec = spec(&ENTRY, &text(free_port(), &more)).unwrap();
+        rig(&*spec, FRAME.next_multiple_of(64), 8)
+    };
+    let first = build().unwrap();
+    let error = build().err().unwrap().to_string();
+    assert!(error.contains("another source has its sensor 3"), "{error}");
+    drop(first);
+    let mut next = build().unwrap();
+    next.fillers[0].start().unwrap();
+    let error = build().err().unwrap().to_string();
+    assert!(error.contains("another source has its sensor 3"), "{error}");
 }
 
 #[test]

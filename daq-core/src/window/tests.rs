@@ -416,6 +416,66 @@ fn a_gap_does_not_hold_frames_back_for_ever() {
     assert_eq!(bench.put(1), Outcome::Rejected);
 }
 
+/// Ticks for `ms` milliseconds from `start` on.
+fn listen(bench: &mut Bench, start: Instant, ms: u64) {
+    for ms in (0..ms).step_by(5) {
+        bench.window.tick(start + Duration::from_millis(ms));
+    }
+}
+
+#[test]
+fn a_frame_whose_last_place_came_first_stays_open_in_silence() {
+    let mut bench = bench(8, geometry());
+    bench.put(0);
+    bench.put(3);
+    listen(&mut bench, Instant::now(), 500);
+    assert_eq!(bench.read(), []);
+    // What another thread had still.
+    for sequence in 1..3 {
+        assert_eq!(bench.put(sequence), Outcome::Placed);
+    }
+    assert_eq!(bench.read(), [(0, 1, vec![0, 1, 2, 3])]);
+}
+
+#[test]
+fn a_frame_that_has_ended_is_closed_in_silence() {
+    let mut bench = bench(8, geometry());
+    bench.window.await_times();
+    bench.put(0);
+    assert!(
+        bench
+            .window
+            .batch()
+            .end(PacketId::of(3), Timestamp::default())
+    );
+    listen(&mut bench, Instant::now(), 500);
+    assert_eq!(bench.read(), [(0, 1, vec![0])]);
+    assert_eq!(bench.report().pending, 3);
+}
+
+#[test]
+fn frames_are_known_as_long_as_late_packets_are_told() {
+    let mut bench = bench(8, geometry());
+    for sequence in 4 * 4..4 * 10 {
+        bench.put(sequence);
+    }
+    let first_of = |frame: u64| PacketId::of(4 * frame);
+    // Ten frames are closed, two of them not long ago.
+    let batch = bench.window.batch();
+    let known: Vec<u64> = (0..12)
+        .filter(|frame| batch.knows(first_of(*frame)))
+        .collect();
+    assert_eq!(known, [8, 9, 10, 11]);
+    drop(batch);
+    for (frame, outcome) in [(8, Outcome::Duplicate), (7, Outcome::Rejected)] {
+        assert_eq!(bench.put(4 * frame), outcome, "{frame}");
+    }
+    // Beyond the front, the end of a frame is not believed.
+    let mut batch = bench.window.batch();
+    let ends = [7, 11, 12].map(|frame| batch.end(first_of(frame), Timestamp::default()));
+    assert_eq!(ends, [true, true, false]);
+}
+
 #[test]
 fn predicted_places_take_packets_without_a_copy() {
     let mut bench = bench(8, geometry());

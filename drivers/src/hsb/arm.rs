@@ -2,10 +2,15 @@
 //!
 //! A sensor is sent to a host by a *virtual port* of the device, whose registers say where to. The ports of a plane share
 //! its host interface, which has a bit for each that sends. While the bit is set the registers are in use: it is cleared
-//! first and set last, and to stop all is undone in reverse.
+//! first and set last, and to stop all is undone in reverse, unless another has taken the sensor over meanwhile.
+//!
+//! The bits of the mask can only be changed together, by reading and writing them. Sources of one process take turns; of
+//! two processes that arm or stop sensors of one plane in the same moment, one can undo the other's bit. Arming reads it
+//! back, so that it fails rather than waits for a sensor that does not send; who is undone later sees silence.
 
 use super::ecb::{Ecb, EcbError};
 use super::pages::{GRAIN, Pages};
+use daq_core::ledger::Counter;
 use std::net::SocketAddrV4;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -148,20 +153,38 @@ impl Orders {
 pub struct Armed {
     ecb: Arc<Mutex<Ecb>>,
     orders: Orders,
+    /// Whether it was told everything, so that who has it is seen from its registers.
+    is_told: bool,
+    errors: Counter,
 }
 
 impl Armed {
-    /// Has the sensor send as `orders` say. Where it fails, the sensor is stopped as far as it can be.
-    pub fn arm(ecb: Arc<Mutex<Ecb>>, orders: Orders) -> Result<Self, ArmError> {
+    /// Has the sensor send as `orders` say. Where it fails, the sensor is stopped as far as it can be. Requests that are not
+    /// answered in time, or refused, now and when it is stopped, are added to `errors`.
+    pub fn arm(ecb: Arc<Mutex<Ecb>>, orders: Orders, errors: Counter) -> Result<Self, ArmError> {
         // From here on, whatever happens, what was begun is undone when `armed` is dropped.
-        let armed = Self { ecb, orders };
-        armed.start()?;
+        let mut armed = Self {
+            ecb,
+            orders,
+            is_told: false,
+            errors,
+        };
+        armed.ask(Self::start)?;
+        armed.is_told = true;
         Ok(armed)
     }
 
-    fn start(&self) -> Result<(), ArmError> {
-        let orders = &self.orders;
+    /// Has `talk` ask what it will, and counts what fails: the device's registers are those of other sensors too.
+    fn ask<T>(&self, talk: impl FnOnce(&Self, &mut Ecb) -> T) -> T {
         let mut ecb = self.ecb.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = ecb.failures();
+        let result = talk(self, &mut ecb);
+        self.errors.add_shared(ecb.failures() - before);
+        result
+    }
+
+    fn start(&self, ecb: &mut Ecb) -> Result<(), ArmError> {
+        let orders = &self.orders;
         let mask = ecb.read(orders.interface(MASK))?;
         if mask & orders.bit() != 0 {
             tracing::warn!(
@@ -194,9 +217,28 @@ impl Armed {
         Ok(())
     }
 
-    fn stop(&self) -> Result<(), EcbError> {
+    /// Whether the sensor is still the one that [`start`](Self::start) told.
+    fn is_ours(&self, ecb: &mut Ecb) -> Result<bool, EcbError> {
+        let words = self.orders.words();
+        let of_ours = |(register, _): &&(u32, u32)| [RKEY, HOST, HOST_PORT].contains(register);
+        for (register, word) in words.iter().filter(of_ours) {
+            if ecb.read(self.orders.port(*register))? != *word {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn stop(&self, ecb: &mut Ecb) -> Result<(), EcbError> {
         let orders = &self.orders;
-        let mut ecb = self.ecb.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_told && !self.is_ours(ecb)? {
+            tracing::warn!(
+                "sensor {} of {} has another's key and host now: it was taken over, and is left as it is",
+                orders.sensor,
+                ecb.device()
+            );
+            return Ok(());
+        }
         let mask = ecb.read(orders.interface(MASK))?;
         ecb.write(orders.interface(MASK), mask & !orders.bit())?;
         // What comes nevertheless has nowhere to go. The host interface is the other sensors' as well.
@@ -209,7 +251,7 @@ impl Armed {
 
 impl Drop for Armed {
     fn drop(&mut self) {
-        if let Err(error) = self.stop() {
+        if let Err(error) = self.ask(Self::stop) {
             tracing::warn!(
                 "sensor {} may go on sending to {}: {error}",
                 self.orders.sensor,

@@ -121,6 +121,38 @@ pub struct Ecb {
     device: SocketAddr,
     sequence: u16,
     failures: u64,
+    /// Sensors that a source of this process has, a bit each.
+    taken: u32,
+}
+
+/// A sensor of a device, for one source of this process alone, until it is dropped.
+#[derive(Debug)]
+pub struct Taken {
+    ecb: Arc<Mutex<Ecb>>,
+    sensor: u32,
+}
+
+impl Taken {
+    /// Takes sensor `sensor`, 0 to 31, of the device; none if another source has it.
+    pub fn take(ecb: &Arc<Mutex<Ecb>>, sensor: u32) -> Option<Self> {
+        let taken = &mut ecb.lock().unwrap_or_else(PoisonError::into_inner).taken;
+        let bit = 1 << sensor;
+        if *taken & bit != 0 {
+            return None;
+        }
+        *taken |= bit;
+        Some(Self {
+            ecb: ecb.clone(),
+            sensor,
+        })
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let mut ecb = self.ecb.lock().unwrap_or_else(PoisonError::into_inner);
+        ecb.taken &= !(1 << self.sensor);
+    }
 }
 
 /// The control planes in use, by device.
@@ -157,6 +189,7 @@ impl Ecb {
             device,
             sequence: 0,
             failures: 0,
+            taken: 0,
         })
     }
 

@@ -1,7 +1,7 @@
 //! The sensor's thread: arms it, and takes its packets from the kernel into the window.
 
 use super::arm::{ArmError, Armed, Orders};
-use super::ecb::Ecb;
+use super::ecb::{Ecb, Taken};
 use super::placer::{Placer, Seen};
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use crate::sys::socket::UdpSocket;
@@ -10,7 +10,7 @@ use daq_core::ledger::Counter;
 use daq_core::source::{Filler, Polled, SourceError};
 use daq_core::window::Window;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Messages received by one system call, where each is one packet.
@@ -31,6 +31,8 @@ pub(super) const MEMORY: usize = MESSAGES * MESSAGE_BYTES;
 pub(super) struct Control {
     pub(super) ecb: Arc<Mutex<Ecb>>,
     pub(super) orders: Orders,
+    /// No other source has the sensor meanwhile.
+    pub(super) taken: Taken,
 }
 
 /// Receives from one sensor.
@@ -38,6 +40,8 @@ pub(super) struct Receiver {
     name: String,
     /// Disarms the sensor when it is dropped: before the socket that it sends to.
     armed: Option<Armed>,
+    /// Given back after that.
+    taken: Option<Taken>,
     control: Option<Control>,
     socket: UdpSocket,
     placer: Placer,
@@ -61,6 +65,7 @@ impl Receiver {
         Self {
             name: context.name.clone(),
             armed: None,
+            taken: None,
             control,
             socket,
             placer,
@@ -128,15 +133,12 @@ impl Receiver {
 
 impl Filler for Receiver {
     fn start(&mut self) -> Result<(), SourceError> {
-        let Some(Control { ecb, orders }) = self.control.take() else {
+        let Some(control) = self.control.take() else {
             return Ok(());
         };
-        let armed = Armed::arm(ecb.clone(), orders);
-        let failures = ecb
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .failures();
-        self.counters[3].set(failures);
+        let Control { ecb, orders, taken } = control;
+        self.taken = Some(taken);
+        let armed = Armed::arm(ecb, orders, self.counters[3].clone());
         let error =
             |why: ArmError| SourceError::new(format!("sensor {}", orders.sensor), why.to_string());
         let armed = armed.map_err(error)?;

@@ -104,12 +104,7 @@ impl Order {
 
     /// [`find`](Self::find) where `knows` says of a frame before the newest whether it is known still.
     #[inline]
-    pub fn find_known(
-        &mut self,
-        psn: u32,
-        spot: &Spot,
-        knows: impl FnOnce(u64) -> bool,
-    ) -> Course {
+    pub fn find_known(&mut self, psn: u32, spot: &Spot, knows: impl FnOnce(u64) -> bool) -> Course {
         let Some(newest) = self.newest else {
             return Course::Anew;
         };
@@ -408,7 +403,10 @@ mod tests {
             order.follow(frame, psn, &at);
         }
         let (_, psn, at) = packet(0, 24, 8, 3);
-        assert_eq!(order.find_known(psn, &at, |frame| frame == 0), Course::Frame(0));
+        assert_eq!(
+            order.find_known(psn, &at, |frame| frame == 0),
+            Course::Frame(0)
+        );
         assert_eq!(order.find_known(psn, &at, |_| false), Course::Past);
     }
 

@@ -2,6 +2,8 @@
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// `ETHTOOL_GCHANNELS` of `linux/ethtool.h`.
@@ -67,6 +69,40 @@ unsafe fn ask(
     Err(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))
 }
 
+/// The name of the interface that has the IPv4 address `address`.
+fn name_of(address: Ipv4Addr) -> io::Result<Option<String>> {
+    let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: the call writes one pointer to `first`, which lives for the call. On success it is the head of a list that
+    // is ours until it is freed below, once.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut name = None;
+    let mut next = first;
+    while !next.is_null() && name.is_none() {
+        // SAFETY: `next` is an element of the list, which is not freed yet; nobody writes to it.
+        let element = unsafe { &*next };
+        let found = element.ifa_addr;
+        // SAFETY: an address that is there begins with its family, whatever it is.
+        if !found.is_null() && i32::from(unsafe { (*found).sa_family }) == libc::AF_INET {
+            // SAFETY: of this family it is a `sockaddr_in`; read without asking for its alignment.
+            let found: libc::sockaddr_in =
+                unsafe { found.cast::<libc::sockaddr_in>().read_unaligned() };
+            if Ipv4Addr::from_bits(u32::from_be(found.sin_addr.s_addr)) == address {
+                // SAFETY: an element's name is a string that ends with zero and lives as long as the list.
+                let text = unsafe { std::ffi::CStr::from_ptr(element.ifa_name) };
+                // An address with a label is listed as `eth0:1`.
+                let text = text.to_string_lossy();
+                name = text.split(':').next().map(str::to_owned);
+            }
+        }
+        next = element.ifa_next;
+    }
+    // SAFETY: `first` is the head that `getifaddrs` gave, freed here only; nothing that points into it is kept.
+    unsafe { libc::freeifaddrs(first) };
+    Ok(name)
+}
+
 impl Interface {
     /// The interface `name`.
     pub fn find(name: &str) -> Result<Self, Errno> {
@@ -75,6 +111,12 @@ impl Interface {
             name: name.to_owned(),
             index,
         })
+    }
+
+    /// The interface that has the IPv4 address `address`; none where none has.
+    pub fn with_address(address: Ipv4Addr) -> io::Result<Option<Self>> {
+        let name = name_of(address)?;
+        Ok(name.map(|name| Self::find(&name)).transpose()?)
     }
 
     /// Its name.
@@ -95,6 +137,16 @@ impl Interface {
         // SAFETY: the kernel has just written this field; any bytes make an int.
         let mtu = unsafe { request.ifr_ifru.ifru_mtu };
         usize::try_from(mtu).map_err(|_| Errno::INVAL)
+    }
+
+    /// Its MAC address; zeroes where it has none, as the loopback interface.
+    pub fn mac(&self) -> Result<[u8; 6], Errno> {
+        let mut request = request(&self.name)?;
+        // SAFETY: the request has a name that ends in a zero and no pointer; the kernel writes an address into it.
+        unsafe { ask(any_socket()?.as_fd(), libc::SIOCGIFHWADDR, &mut request) }?;
+        // SAFETY: the kernel has just written this field; any bytes make an address.
+        let address = unsafe { request.ifr_ifru.ifru_hwaddr };
+        Ok(std::array::from_fn(|i| address.sa_data[i].cast_unsigned()))
     }
 
     /// Its receive queues, where its driver tells.
@@ -120,5 +172,20 @@ impl Interface {
         // The files may be those of another network namespace than this thread's.
         let is_it = read("ifindex")?.trim().parse() == Ok(self.index);
         is_it.then(|| read("device/numa_node")?.trim().parse().ok())?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_has_its_address_and_nobody_a_strangers() {
+        let loopback = Interface::with_address(Ipv4Addr::LOCALHOST)
+            .unwrap()
+            .unwrap();
+        assert_eq!((loopback.name(), loopback.mac()), ("lo", Ok([0; 6])));
+        let stranger = Interface::with_address(Ipv4Addr::new(192, 0, 2, 1)).unwrap();
+        assert!(stranger.is_none());
     }
 }

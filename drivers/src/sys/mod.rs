@@ -1,6 +1,5 @@
 //! The sources' foreign calls: one thin, documented function or type a call, and the only `unsafe` of this crate.
 
-pub mod address;
 pub mod bpf;
 pub mod card_memory;
 pub mod dmabuf;
