@@ -1,5 +1,6 @@
 //! Every byte of what sensors send, through ring and file.
 
+use crate::needs_room;
 use crate::network::recording;
 use crate::setup::{ALL, FRAME, FRAMES, PACKETS, Run, config, is_host_correct, options, own};
 use daq_drivers::hsb_sensor::pattern::{Pattern, verify};
@@ -19,6 +20,7 @@ fn now() -> u64 {
 
 #[test]
 fn frames_with_their_times() {
+    needs_room!();
     for (embedded, offload) in [(false, true), (true, true), (false, false)] {
         let before = now();
         let run = Run::new(
@@ -48,6 +50,7 @@ fn frames_with_their_times() {
 /// Wherever the count of packets begins, and however many bits of it the sensor keeps.
 #[test]
 fn sequence_numbers_wrap() {
+    needs_room!();
     for (psn20, psn) in [
         (false, 0x00ff_ff00),
         (true, 0x000f_ff00),
@@ -69,6 +72,7 @@ fn sequence_numbers_wrap() {
 
 #[test]
 fn pages_are_reused() {
+    needs_room!();
     for pages in [1, 2, 3] {
         let run = Run::new(&options(&[]), &format!("pages = {pages}"), EXPECTED);
         run.is(0, 0, 0);
@@ -79,6 +83,7 @@ fn pages_are_reused() {
 #[test]
 fn several_sensors_of_a_device() {
     const SENSORS: usize = 3;
+    needs_room!();
     let board = Board::start(&Options {
         sensors: SENSORS,
         ..options(&[])
@@ -107,6 +112,7 @@ fn several_sensors_of_a_device() {
 
 #[test]
 fn a_board_that_is_a_process() {
+    needs_room!();
     let address = own(1);
     let frames = FRAMES.to_string();
     let mut child = Command::new(binary())

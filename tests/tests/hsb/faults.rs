@@ -1,5 +1,6 @@
 //! What goes wrong on the way, and that it is counted, marked, and nothing else.
 
+use crate::needs_room;
 use crate::setup::{ALL, FRAMES, PACKETS, Run, options};
 use daq_drivers::hsb_sensor::pattern::{Pattern, verify, whose};
 
@@ -12,6 +13,7 @@ fn run(faults: &[&str]) -> Run {
 
 #[test]
 fn gaps_are_counted_and_marked() {
+    needs_room!();
     // Within a frame; over its end and its metadata; whole frames between.
     let gaps = [
         (5, 1),
@@ -35,6 +37,7 @@ fn gaps_are_counted_and_marked() {
 
 #[test]
 fn what_only_comes_in_another_order_is_no_loss() {
+    needs_room!();
     let at = 3 * ALL;
     let reorder = [format!("reorder@{}", at + 2), format!("reorder@{}", at + 7)];
     let run = run(&[
@@ -50,6 +53,7 @@ fn what_only_comes_in_another_order_is_no_loss() {
 
 #[test]
 fn what_comes_again_is_counted() {
+    needs_room!();
     let run = run(&["duplicate@10:2", "replay@20", "replay@40"]);
     let again = run.counts.sensors[0].duplicates;
     assert_eq!(again, 2 + 2 * ALL);
@@ -60,6 +64,7 @@ fn what_comes_again_is_counted() {
 /// The packet itself is refused, so its place is lost; nothing else changes.
 #[test]
 fn hostile_packets_change_nothing() {
+    needs_room!();
     for fault in ["bad-va", "bad-rkey", "bad-length", "bad-opcode"] {
         let at = 7 * ALL + 2;
         let run = run(&[&format!("{fault}@{at}")]);
@@ -72,6 +77,7 @@ fn hostile_packets_change_nothing() {
 /// A socket does not show what the invariant checksum covers.
 #[test]
 fn a_wrong_checksum_is_not_seen() {
+    needs_room!();
     let run = run(&["bad-icrc@30"]);
     run.is(0, 0, 0);
     run.has_all_but(&[], &[]);
@@ -79,6 +85,7 @@ fn a_wrong_checksum_is_not_seen() {
 
 #[test]
 fn a_restart_opens_an_epoch() {
+    needs_room!();
     let board = options(&["restart@20"]);
     let run = Run::new(&board, "", EXPECTED - 3);
     let found = ["epochs", "rejected", "duplicates"].map(|key| run.count(key));

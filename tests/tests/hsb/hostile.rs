@@ -82,10 +82,12 @@ fn random_packets_are_accounted_for() {
             live.report();
         }
     }
+    Queue::all_drained(port, 1);
     let outcome = live.stop().ok();
     assert!(outcome.count("sources.adc0.rejected") > 0);
     let n = |key: &str| outcome.count(&format!("sources.adc0.{key}"));
     // Each packet is in one count. What is late was expected, and lost then.
-    let all = n("delivered") + n("duplicates") + n("rejected") + n("control") + n("lost.late");
-    assert!(all <= PACKETS, "{all}: {:#}", outcome.report);
+    let lost = n("lost.late") + n("lost.ring_full");
+    let all = n("delivered") + n("duplicates") + n("rejected") + n("control") + lost;
+    assert_eq!(all, PACKETS, "{:#}", outcome.report);
 }

@@ -44,6 +44,31 @@ pub fn config(device: &str, sensors: usize, keys: &str) -> String {
     text
 }
 
+/// Bytes of a receive buffer that a whole stream fits into, with what the kernel keeps beside each packet.
+const ROOM: usize = 2 << 20;
+
+/// Skips the test with the reason unless sockets are granted buffers that a whole stream fits into.
+#[macro_export]
+macro_rules! needs_room {
+    () => {
+        if let Some(why) = $crate::setup::lacks_room() {
+            daq_tests::skip!("{why}");
+        }
+    };
+}
+
+/// Why a stream may not fit into a socket's buffer, if so.
+pub fn lacks_room() -> Option<String> {
+    let options = daq_drivers::sys::socket::Options {
+        receive_buffer: ROOM,
+        ..Default::default()
+    };
+    let any = "127.0.0.1:0".parse().unwrap();
+    let socket = daq_drivers::sys::socket::UdpSocket::open(any, &options).unwrap();
+    let granted = socket.granted();
+    granted.is_short().then(|| granted.to_string())
+}
+
 /// A run of one sensor of a board.
 pub struct Run {
     pub daq: Daq,
