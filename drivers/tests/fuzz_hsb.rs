@@ -125,7 +125,8 @@ fn fuzz_placing() {
         });
     rig.windows[0].finish();
     let report = rig.report();
-    let lost = report.lost["late"] + report.lost["ring_full"];
+    let lost = |cause| report.lost.get(cause).copied().unwrap_or(0);
+    let lost = lost("late") + lost("ring_full");
     let counted = report.delivered + report.duplicates + report.rejected + report.control + lost;
     assert_eq!(counted, sent, "{report:?}");
 }
