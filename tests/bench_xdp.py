@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TARGET = os.environ.get("DAQ_BENCH_TARGET", f"{ROOT}/target/release")
@@ -81,11 +82,12 @@ def receive(far, kind, plain, packet, rate, seconds):
         environment = dict(os.environ, XDG_STATE_HOME=directory, DAQ_LOG="info")
         command = ["taskset", "-c", "1", f"{TARGET}/daq", "run", config, "--report", "json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as receiver:
-            wait_ready(receiver)
+            address = wait_ready(receiver)
             before = cpu_of(receiver.pid)
             sender = f"nsenter -t {far.pid} -n {TARGET}/examples/spead_send {ADDRESS}:{PORT} {packet} {rate} {seconds} 0"
             more = {"PLAIN": "1"} if plain else {}
             _, packets, sent, passed = run(sender, env=dict(os.environ, **more)).split()
+            wait_still(address)
             cpu = cpu_of(receiver.pid) - before
             receiver.send_signal(2)
             report = json.loads(receiver.stdout.read())
@@ -105,32 +107,43 @@ def wait_ready(receiver):
         if "serving http://" in line:
             # What it tells afterwards is little.
             time.sleep(0.3)
-            return
+            return line.split("serving http://")[1].split()[0].rstrip("/,;")
     raise SystemExit("daq did not start")
 
 
+def wait_still(address):
+    """Waits until nothing more comes: what is queued when the sender ends is received, not lost."""
+    last, still = -1, 0
+    while still < 3:
+        time.sleep(0.1)
+        with urllib.request.urlopen(f"http://{address}/report", timeout=10) as answer:
+            expected = json.load(answer)["sources"]["in"]["expected"]
+        still = still + 1 if expected == last else 0
+        last = expected
+
+
 def highest(far, kind, plain, packet, seconds):
-    """The highest rate without loss, and whether a higher one lost something; else it is the sender's ceiling."""
-    best, step, lossy, rate = 0.0, 4.0, False, 4.0
-    while step >= 0.25:
-        runs = []
+    """The highest rate at which three runs lose nothing, and whether a higher one lost something; else it is the sender's
+    ceiling. Of three runs the slowest counts. Each next rate lies between the highest that lost nothing and the lowest that
+    lost something; none is tried again."""
+    best, good, bad, rate = 0.0, 0.0, None, 4.0
+    while bad is None or bad - good > 0.25:
+        slowest = None
         for _ in range(3):
-            runs.append(receive(far, kind, plain, packet, rate, seconds))
-            if runs[-1][1] > 0:
+            sent, lost, _ = receive(far, kind, plain, packet, rate, seconds)
+            if lost > 0:
+                slowest = None
                 break
-        if runs[-1][1] > 0:
-            lossy = True
-            step /= 2
-            rate = max(rate - step, 0.25)
-            continue
-        sent = max(run[0] for run in runs)
-        best = max(best, sent)
-        if sent < rate * 0.95 * shape(packet)[0] / packet:
-            break
-        rate += step
-        if lossy:
-            step /= 2
-    return best, lossy
+            slowest = sent if slowest is None else min(slowest, sent)
+        if slowest is None:
+            bad = rate
+        else:
+            good, best = rate, max(best, slowest)
+            if slowest < rate * 0.95 * shape(packet)[0] / packet:
+                # The sender does no more.
+                break
+        rate = good + 4.0 if bad is None else (good + bad) / 2
+    return best, bad is not None
 
 
 def main():

@@ -7,7 +7,7 @@
 mod network;
 mod veth;
 
-use daq_tests::{Daq, Live, Outcome, skip};
+use daq_tests::{Daq, Live, Outcome, skip, wait_for};
 use network::{payload, recording};
 use serde_json::json;
 use std::io::{Read, Write};
@@ -205,10 +205,15 @@ fn everything_else_passes() {
 #[test]
 fn several_queues_fill_one_window() {
     const PACKETS: u64 = 4096;
-    for (queues, is_bypassed) in [("2", true), ("[1, 0]", true), ("[0]", false)] {
+    for (queues, wait, is_bypassed) in [
+        ("2", "adaptive", true),
+        ("[1, 0]", "adaptive", true),
+        ("[0]", "adaptive", false),
+        ("[0]", "busy", false),
+    ] {
         let far = wire!(2, 1500);
         let daq = Daq::new(&config(
-            &format!("listen = \"{TO}\"\nqueues = {queues}\nwindow = 16"),
+            &format!("listen = \"{TO}\"\nqueues = {queues}\nwindow = 16\nwait = \"{wait}\""),
             PAYLOAD,
         ));
         let mut live = started(&daq);
@@ -258,6 +263,53 @@ fn a_killed_run_leaves_nothing() {
     let mut live = started(&next);
     send(&mut live, &flows(&far, TO, 1), 256, PAYLOAD);
     whole(&next, live, 256, PAYLOAD);
+}
+
+/// An interface that is set down ends nothing: packets come again once it is up.
+#[test]
+fn an_interface_may_go_down_and_come_up() {
+    let far = wire!(1, 1500);
+    let daq = Daq::new(&config(&format!("listen = \"{TO}\""), PAYLOAD));
+    let mut live = started(&daq);
+    let flow = &flows(&far, TO, 1)[0];
+    for n in 0..BURST {
+        flow.send(&packet(n, PAYLOAD)).unwrap();
+    }
+    live.wait_count("sources.adc.expected", BURST);
+    ip(&format!("link set {NEAR} down")).unwrap();
+    live.wait_told("the interface is down");
+    ip(&format!("link set {NEAR} up")).unwrap();
+    // Before both ends have seen each other, what is sent is lost on the way.
+    let is_up = |shown: String| shown.contains("state UP").then_some(());
+    wait_for("the near end", || {
+        is_up(ip(&format!("link show dev {NEAR}")).unwrap())
+    });
+    wait_for("the far end", || {
+        is_up(far.run(|| ip(&format!("link show dev {FAR}")).unwrap()))
+    });
+    for n in BURST..2 * BURST {
+        flow.send(&packet(n, PAYLOAD)).unwrap();
+    }
+    whole(&daq, live, 2 * BURST, PAYLOAD);
+}
+
+/// An interface that is removed ends the source, with its name.
+#[test]
+fn a_removed_interface_ends_the_run() {
+    for wait in ["adaptive", "busy"] {
+        let _far = wire!(1, 1500);
+        let daq = Daq::new(&config(
+            &format!("listen = \"{TO}\"\nwait = \"{wait}\""),
+            PAYLOAD,
+        ));
+        let live = started(&daq);
+        ip(&format!("link delete {NEAR}")).unwrap();
+        let outcome = live.wait();
+        assert_ne!(outcome.code, 0, "{wait}: {}", outcome.stderr);
+        for words in [NEAR, "the interface was removed"] {
+            assert!(outcome.stderr.contains(words), "{wait}: {}", outcome.stderr);
+        }
+    }
 }
 
 /// What is missing, comes twice or is nothing of ours is counted as what it is.

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 const BPF_MAP_CREATE: i32 = 0;
 const BPF_MAP_UPDATE_ELEM: i32 = 2;
 const BPF_PROG_LOAD: i32 = 5;
+#[cfg(test)]
 const BPF_PROG_TEST_RUN: i32 = 10;
 const BPF_LINK_CREATE: i32 = 28;
 
@@ -205,6 +206,7 @@ pub fn attach(program: BorrowedFd<'_>, interface: u32, hook: Hook) -> io::Result
 }
 
 /// What a program answers to `packet`, as if it had come in on queue 0 of the loopback interface: its return value.
+#[cfg(test)]
 pub fn try_out(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<u32> {
     #[repr(C)]
     struct Run {

@@ -4,6 +4,8 @@ pub mod bpf;
 pub mod card_memory;
 pub mod dmabuf;
 pub mod interface;
+#[cfg(test)]
+pub mod own_network;
 pub mod place;
 pub mod recv;
 pub mod scatter;

@@ -272,11 +272,21 @@ impl XdpSocket {
     }
 
     /// Has the kernel go on where it waits for that; a system call.
+    ///
+    /// `ENETDOWN` while the interface is down, `ENXIO` when the socket is at no queue any more.
     pub fn wake(&self) -> Result<(), Errno> {
         match rustix::net::recv(&self.socket, &mut [0_u8; 0], RecvFlags::DONTWAIT) {
             Ok(_) | Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) => Ok(()),
             Err(errno) => Err(errno),
         }
+    }
+
+    /// The error that the kernel has left at the socket, once; a system call.
+    ///
+    /// `ENETDOWN` when it has taken the socket from its queue because the interface was removed. An interface that is only
+    /// set down leaves none.
+    pub fn failure(&self) -> Result<(), Errno> {
+        sockopt::socket_error(&self.socket)?
     }
 
     /// Whether the kernel waits for [`wake`](Self::wake).

@@ -19,12 +19,18 @@ use std::time::{Duration, Instant};
 
 /// Messages taken from the kernel's stack at a time.
 const MESSAGES: usize = 8;
+/// So many times in a row, at most, before the queue is looked at again: as many packets as are taken from it.
+const ROUNDS: usize = BATCH / MESSAGES;
 /// So many times that, at most, are there at the start: more than a buffer holds.
 const BACKLOG: usize = 1 << 14;
 /// The kernel's counters are read, and its stack asked for packets, at most this often while others come.
 const ASIDE: Duration = Duration::from_millis(1);
 
-/// Bytes of one thread's buffers, for packets of up to `packet` bytes; `first` = it also looks after the kernel's stack.
+/// How long the thread waits at most, so that it sees an interface go: the kernel wakes nobody for that.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// Bytes of one thread's buffers, where packets in several pieces have up to `packet` bytes (0: there are none); `first` = it
+/// also looks after the kernel's stack.
 pub(super) fn memory(packet: usize, first: bool) -> usize {
     BATCH * packet + if first { MESSAGES * MESSAGE_BYTES } else { 0 }
 }
@@ -68,6 +74,33 @@ impl Stack {
         }
         Ok(())
     }
+
+    /// Takes what has come, up to [`ROUNDS`] batches of each socket, which `place` gets; what there was.
+    fn take(&mut self, mut place: impl FnMut(&RecvBatch, usize)) -> std::io::Result<Got> {
+        let mut got = Got::default();
+        for socket in &self.sockets {
+            for round in 0..ROUNDS {
+                let count = self.batch.recv(socket, MESSAGES)?;
+                if count > 0 {
+                    got.any = true;
+                    place(&self.batch, count);
+                }
+                if count < MESSAGES {
+                    break;
+                }
+                got.more |= round + 1 == ROUNDS;
+            }
+        }
+        Ok(got)
+    }
+}
+
+/// What came through the kernel's stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Got {
+    any: bool,
+    /// There was more of it than is taken at a time.
+    more: bool,
 }
 
 /// Receives from one queue.
@@ -84,6 +117,7 @@ pub(super) struct Receiver {
     packets: Vec<Packet>,
     looked_aside: Option<Instant>,
     is_told: bool,
+    is_down_told: bool,
     /// Whether a call has the kernel poll the card.
     polls: bool,
     /// Held, so that the program goes when the last thread has.
@@ -125,6 +159,7 @@ impl Receiver {
             packets: Vec::with_capacity(BATCH),
             looked_aside: None,
             is_told: false,
+            is_down_told: false,
             polls: parts.polls,
             _attached: parts.attached,
         }
@@ -205,16 +240,13 @@ impl Receiver {
         }
     }
 
-    /// Takes what has come through the kernel's stack; whether there was anything.
-    fn receive_from_stack(&mut self, window: &mut Window) -> Result<bool, std::io::Error> {
+    /// Takes what has come through the kernel's stack.
+    fn receive_from_stack(&mut self, window: &mut Window) -> Result<Got, std::io::Error> {
         let Some(stack) = &mut self.stack else {
-            return Ok(false);
+            return Ok(Got::default());
         };
-        let mut any = false;
-        for socket in &stack.sockets {
-            let count = stack.batch.recv(socket, MESSAGES)?;
-            let batch = &stack.batch;
-            any |= count > 0;
+        let placer = &mut self.placer;
+        let got = stack.take(|batch, count| {
             let datagrams = (0..count).map(|i| {
                 let ns = batch.message(i).timestamp_ns;
                 let time = ns.map_or_else(Timestamp::default, |ns| Timestamp {
@@ -223,9 +255,9 @@ impl Receiver {
                 });
                 (batch.bytes(i), time)
             });
-            self.placer.place(window, datagrams);
-        }
-        if any && !std::mem::replace(&mut stack.is_told, true) {
+            placer.place(window, datagrams);
+        })?;
+        if got.any && !std::mem::replace(&mut stack.is_told, true) {
             tracing::warn!(
                 "source {}: packets come through the kernel's stack, which is slower: in queues that have no socket \
                  (`ethtool -l` and `ethtool -S` tell, `queues` takes more of them), in fragments, with options, from this \
@@ -233,17 +265,23 @@ impl Receiver {
                 self.name,
             );
         }
-        Ok(any)
+        Ok(got)
     }
 
     /// Reads how many packets the kernel has dropped.
+    ///
+    /// With zero copy the card drops what it has no chunk for, and the kernel counts only how often it asked for one in vain:
+    /// weak evidence, as it may ask again before anything is lost. A kernel that copies counts the same as dropped.
     fn read_drops(&self, window: &Window) {
         let Ok(statistics) = self.socket.statistics() else {
             return;
         };
         let of_queue = statistics.rx_dropped
             + statistics.rx_ring_full.unwrap_or(0)
-            + statistics.rx_fill_ring_empty_descs.unwrap_or(0);
+            + statistics
+                .rx_fill_ring_empty_descs
+                .filter(|_| self.socket.is_zero_copy())
+                .unwrap_or(0);
         let stack = self.stack.iter().flat_map(|stack| &stack.sockets);
         let of_stack: u64 = stack
             .filter_map(|socket| socket.mem_info().ok())
@@ -253,23 +291,77 @@ impl Receiver {
     }
 
     /// Waits until something has come, at most `patience`.
-    fn wait(&self, patience: Duration) -> Result<bool, Errno> {
-        let timeout = Timespec::try_from(patience).unwrap_or(Timespec {
-            tv_sec: 3600,
+    fn wait(&self, patience: Duration) -> Result<bool, SourceError> {
+        let timeout = Timespec::try_from(patience.min(LONGEST_WAIT)).unwrap_or(Timespec {
+            tv_sec: 1,
             tv_nsec: 0,
         });
-        let of_queue = PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN);
-        let ready = match &self.stack {
+        let mut of_queue = [PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN)];
+        let (ready, of_queue) = match &self.stack {
             Some(stack) => {
-                let of_stack = PollFd::new(&stack.ready, PollFlags::IN);
-                rustix::event::poll(&mut [of_queue, of_stack], Some(&timeout))
+                let [of_queue] = of_queue;
+                let mut both = [of_queue, PollFd::new(&stack.ready, PollFlags::IN)];
+                let ready = rustix::event::poll(&mut both, Some(&timeout));
+                (ready, both[0].revents())
             }
-            None => rustix::event::poll(&mut [of_queue], Some(&timeout)),
+            None => {
+                let ready = rustix::event::poll(&mut of_queue, Some(&timeout));
+                (ready, of_queue[0].revents())
+            }
         };
         match ready {
+            Ok(_) if of_queue.intersects(PollFlags::ERR | PollFlags::HUP) => {
+                // Told again and again, it would be neither waited for nor received from.
+                Err(self.failure().unwrap_or_else(|| self.removed()))
+            }
             Ok(ready) => Ok(ready > 0),
             Err(Errno::INTR) => Ok(false),
-            Err(errno) => Err(errno),
+            Err(errno) => Err(self.error(&errno.into())),
+        }
+    }
+
+    /// Has the kernel go on. An interface that was set down comes up again, perhaps: that is only told.
+    fn wake(&mut self) -> Result<(), SourceError> {
+        match self.socket.wake() {
+            Ok(()) => Ok(()),
+            Err(Errno::NETDOWN) => {
+                if let Some(failure) = self.failure() {
+                    return Err(failure);
+                }
+                self.tell_down();
+                Ok(())
+            }
+            Err(Errno::NXIO) => Err(self.removed()),
+            Err(errno) => Err(self.error(&errno.into())),
+        }
+    }
+
+    /// What the kernel says of the socket: nothing, until the interface is removed.
+    fn failure(&self) -> Option<SourceError> {
+        match self.socket.failure() {
+            Ok(()) => None,
+            Err(Errno::NETDOWN | Errno::NXIO | Errno::NODEV) => Some(self.removed()),
+            Err(errno) => Some(self.error(&errno.into())),
+        }
+    }
+
+    #[cold]
+    fn removed(&self) -> SourceError {
+        SourceError::new(
+            self.what.as_str(),
+            "cannot receive: the interface was removed, or its driver has taken the queue away; `ip link` lists the \
+             interfaces that there are, and a new run takes it again",
+        )
+    }
+
+    #[cold]
+    fn tell_down(&mut self) {
+        if !std::mem::replace(&mut self.is_down_told, true) {
+            tracing::warn!(
+                "source {}: {}: the interface is down (`ip link` shows it); packets come again once it is up. This is told once",
+                self.name,
+                self.what,
+            );
         }
     }
 
@@ -287,9 +379,7 @@ impl Filler for Receiver {
     fn fill(&mut self, window: &mut Window, patience: Duration) -> Result<Polled, SourceError> {
         let mut any = self.receive(window);
         if self.socket.needs_wakeup() || (self.polls && !any) {
-            self.socket
-                .wake()
-                .map_err(|errno| self.error(&errno.into()))?;
+            self.wake()?;
         }
         let now = Instant::now();
         let is_time = self
@@ -297,9 +387,18 @@ impl Filler for Receiver {
             .is_none_or(|last| now.saturating_duration_since(last) >= ASIDE);
         if is_time || (!any && !patience.is_zero()) {
             self.looked_aside = Some(now);
-            any |= self
+            let got = self
                 .receive_from_stack(window)
                 .map_err(|why| self.error(&why))?;
+            if got.more {
+                // Again after the next batch of the queue, so that neither waits for the other.
+                self.looked_aside = None;
+            }
+            if !any {
+                // Where nothing comes, the interface may be down or gone, which only a call tells.
+                self.wake()?;
+            }
+            any |= got.any;
             if window.wants_drops() {
                 self.read_drops(window);
             }
@@ -307,10 +406,7 @@ impl Filler for Receiver {
         if any {
             return Ok(Polled::Busy);
         }
-        let ready = !patience.is_zero()
-            && self
-                .wait(patience)
-                .map_err(|errno| self.error(&errno.into()))?;
+        let ready = !patience.is_zero() && self.wait(patience)?;
         Ok(if ready { Polled::Busy } else { Polled::Idle })
     }
 }
@@ -322,5 +418,36 @@ fn now() -> Timestamp {
     Timestamp {
         ns: seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0),
         clock: Clock::Host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::socket::Options;
+
+    /// A share of the stack's that is larger than a batch is taken at once, and what is more is told of.
+    #[test]
+    fn the_stack_is_taken_in_rounds() {
+        const SENT: usize = ROUNDS * MESSAGES + 2 * MESSAGES + 1;
+        let options = Options {
+            receive_buffer: 1 << 20,
+            ..Options::default()
+        };
+        let socket = UdpSocket::open("127.0.0.1:0".parse().unwrap(), &options).unwrap();
+        let to = socket.local();
+        let mut stack = Stack::new(vec![socket]).unwrap();
+        let from = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        for n in 0..SENT {
+            from.send_to(&[u8::try_from(n).unwrap()], to).unwrap();
+        }
+        let mut seen = Vec::new();
+        let mut take =
+            || stack.take(|batch, count| seen.extend((0..count).map(|i| batch.bytes(i)[0])));
+        let (any, more) = (true, true);
+        assert_eq!(take().unwrap(), Got { any, more });
+        assert_eq!(take().unwrap(), Got { any, more: false });
+        assert_eq!(take().unwrap(), Got::default());
+        assert!(seen.iter().map(|n| usize::from(*n)).eq(0..SENT), "{seen:?}");
     }
 }

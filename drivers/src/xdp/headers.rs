@@ -2,9 +2,6 @@
 
 use std::ops::Range;
 
-/// Bytes before the payload of a datagram, at most: Ethernet, one tag, IPv6, UDP.
-pub const MOST_HEADER: usize = 14 + 4 + 40 + 8;
-
 /// Why a packet yields no datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Wrong {

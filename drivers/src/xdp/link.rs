@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes around the payload of Ethernet: header, two tags.
 const ETHERNET: usize = 14 + 8;
+/// That of interfaces without a wire; cards' are below 10000.
+const LONGEST_MTU: usize = 65_535;
 /// The kernel's own "not supported" (`ENOTSUPP`), which some drivers answer.
 const NOT_SUPPORTED: i32 = 524;
 /// How long the kernel may take to free a queue.
@@ -40,6 +42,19 @@ pub(super) struct Opened {
     pub(super) packet: usize,
 }
 
+/// Bytes of a packet that lies in several chunks of `chunk` bytes, at most; 0 where none does with this `mtu`.
+fn longest(mtu: usize, chunk: usize) -> usize {
+    let packet = mtu + ETHERNET;
+    if packet > chunk - HEADROOM { packet } else { 0 }
+}
+
+/// The same for what `config` names, as far as it is known before opening: where there is no such interface, of the longest
+/// packets that there are.
+pub(super) fn longest_to_plan(config: &XdpConfig) -> usize {
+    let mtu = Interface::find(&config.interface).and_then(|interface| interface.mtu());
+    longest(mtu.unwrap_or(LONGEST_MTU), config.chunk_bytes())
+}
+
 /// The kernel says no: with what, and what to do.
 fn refused(what: &str, why: &io::Error, help: &str) -> SourceError {
     SourceError::new(what, format!("{why}; {help}"))
@@ -59,8 +74,8 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
     let mtu = interface
         .mtu()
         .map_err(|errno| refused(&what, &errno.into(), "its MTU cannot be read"))?;
-    let packet = mtu + ETHERNET;
-    let has_pieces = packet > config.chunk_bytes() - HEADROOM;
+    let packet = longest(mtu, config.chunk_bytes());
+    let has_pieces = packet > 0;
     let queues = &config.queues.0;
     let most = queues.iter().max().map_or(1, |queue| queue + 1);
     let map = bpf::socket_map(most).map_err(|error| privilege(&what, &error))?;
@@ -136,7 +151,7 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
         sockets,
         attached: Attached { _link: link },
         told,
-        packet: if has_pieces { packet } else { 0 },
+        packet,
     })
 }
 
@@ -170,7 +185,8 @@ fn attach(
             &error,
             &format!(
                 "another program (XDP) picks its packets already, of another daq or of something else: \
-                 `ip -details link show dev {name}` and `bpftool net` name it; stop what put it there, or take it off: \
+                 `ip -details link show dev {name}` and `bpftool net` name it. Stop the process that holds it; or, where \
+                 `bpftool link` lists it as link N, `bpftool link detach id N`, and where it does not, \
                  `ip link set dev {name} xdp off`"
             ),
         ),
@@ -178,8 +194,10 @@ fn attach(
         _ => refused(
             what,
             &error,
-            "its driver does not take a program that picks packets; have `attach = \"generic\"`, and for packets longer \
-             than a page an MTU of at most 3500: `ip link set dev NAME mtu 3500`",
+            &format!(
+                "its driver does not take a program that picks packets; have `attach = \"generic\"`, and for packets \
+                 longer than a page an MTU of at most 3500: `ip link set dev {name} mtu 3500`"
+            ),
         ),
     };
     if config.attach != Attach::Generic {
@@ -245,8 +263,7 @@ fn unopened(
     mtu: usize,
 ) -> SourceError {
     let error = io::Error::from(errno);
-    let packet = mtu + ETHERNET;
-    let has_pieces = packet > config.chunk_bytes() - HEADROOM;
+    let has_pieces = longest(mtu, config.chunk_bytes()) > 0;
     let help = match (step, errno) {
         (Step::Socket, Errno::AFNOSUPPORT) => {
             "this kernel has no sockets for XDP (CONFIG_XDP_SOCKETS)".to_owned()

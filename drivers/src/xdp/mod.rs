@@ -18,7 +18,8 @@
 //!
 //! # Ledger
 //! As that of [`crate::udp`]. Evidence for `kernel_drop` is what the kernel counts at the queue's socket: no free chunk,
-//! full ring. What the card itself drops before that is in its own counters (`ethtool -S`) alone, and is a `wire_gap`
+//! full ring; with zero copy also how often the card's driver found no free chunk, which is weak evidence, since it may find
+//! one before anything is lost. What the card itself drops before that is in its own counters (`ethtool -S`) alone, and is a `wire_gap`
 //! here. `rejected` also counts packets whose headers contradict themselves. A wrong checksum is the card's to see: it is
 //! not computed again.
 //!
@@ -32,7 +33,7 @@
 //!
 //! # Limits
 //! One program an interface, so one source. A virtual interface whose sender offloads segmentation hands uncut messages to a
-//! program behind the driver (`attach = "generic"`): they fit into no chunk and are dropped (`kernel_drop`, `wire_gap`).
+//! program behind the driver (`attach = "generic"`): a message that is longer than a chunk is not received.
 //! Tags of virtual networks are not looked at: with one or without, and many cards take them off before the program sees
 //! the packet.
 //!
@@ -64,6 +65,9 @@ pub const ENTRY: SourceEntry = SourceEntry {
     schema: || format::section::with_format(schemars::schema_for!(XdpConfig), true),
     parse,
 };
+
+/// Bytes that a chunk has in the two rings through which it is handed over: its address, and what was received into it.
+const RING_BYTES: usize = 8 + 16;
 
 const EXAMPLE: &str = r#"[source.NAME]
 driver    = "xdp"
@@ -186,11 +190,13 @@ impl SourceSpec for Xdp {
         self.config.queues.0.len()
     }
 
-    fn memory(&self, geometry: &Geometry) -> usize {
+    fn memory(&self, _: &Geometry) -> usize {
         let chunks = self.config.chunk_bytes() * self.config.packets as usize;
-        let packet = geometry.place_bytes + headers::MOST_HEADER;
+        let packet = link::longest_to_plan(&self.config);
         (0..self.threads())
-            .map(|i| chunks + filler::memory(packet, i == 0))
+            .map(|i| {
+                chunks + RING_BYTES * self.config.packets as usize + filler::memory(packet, i == 0)
+            })
             .sum()
     }
 

@@ -6,7 +6,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
-#[path = "../../../drivers/tests/common/own_network.rs"]
+#[path = "../../../drivers/src/sys/own_network.rs"]
 mod own_network;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};

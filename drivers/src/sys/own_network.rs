@@ -1,7 +1,5 @@
 //! A network of one's own: interfaces, addresses and ports that nobody else has.
 
-#![allow(dead_code, reason = "each test uses a part")]
-
 use rustix::io::Errno;
 use rustix::thread::UnshareFlags;
 
