@@ -116,8 +116,8 @@ def wait_still(address):
     last, still = -1, 0
     while still < 3:
         time.sleep(0.1)
-        with urllib.request.urlopen(f"http://{address}/report", timeout=10) as answer:
-            expected = json.load(answer)["sources"]["in"]["expected"]
+        with urllib.request.urlopen(f"http://{address}/status", timeout=10) as answer:
+            expected = json.load(answer)["report"]["sources"]["in"]["expected"]
         still = still + 1 if expected == last else 0
         last = expected
 
