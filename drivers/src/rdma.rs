@@ -186,7 +186,8 @@ impl RdmaConfig {
                 help,
             );
         }
-        if let Some((key, message, help)) = self.connection.problem(self.nics.all(), self.service()) {
+        if let Some((key, message, help)) = self.connection.problem(self.nics.all(), self.service())
+        {
             tell(key, message.to_owned(), help);
         }
         match (self.mode, self.service) {

@@ -208,7 +208,8 @@ impl RdmaKeys {
             }
             _ => {}
         }
-        if let Some((key, message, help)) = self.connection.problem(self.nics.all(), self.service()) {
+        if let Some((key, message, help)) = self.connection.problem(self.nics.all(), self.service())
+        {
             return Err(Problem::at(key, message).help(help));
         }
         if self.patience.0 > MOST_PATIENCE {

@@ -94,7 +94,6 @@ fn an_engine_is_built_of_cards_and_a_place_to_come_to() {
         directory: ".".into(),
         geometry: spec.geometry(4096).unwrap(),
         nic: None,
-        counts: daq_core::ledger::Counts::default(),
     };
     let Producers::Engine(engine) = spec.build(&context).unwrap() else {
         panic!("it is an engine")
@@ -111,7 +110,6 @@ fn what_is_not_there_is_named() {
         directory: ".".into(),
         geometry: spec.geometry(4096).unwrap(),
         nic: None,
-        counts: daq_core::ledger::Counts::default(),
     };
     let nic = spec(&format!("{LISTEN}nics = [\"nosuch0\"]")).unwrap();
     let error = nic.build(&context(&*nic)).err().unwrap().to_string();

@@ -296,19 +296,15 @@ impl Receiver {
             tv_sec: 1,
             tv_nsec: 0,
         });
-        let mut of_queue = [PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN)];
-        let (ready, of_queue) = match &self.stack {
-            Some(stack) => {
-                let [of_queue] = of_queue;
-                let mut both = [of_queue, PollFd::new(&stack.ready, PollFlags::IN)];
-                let ready = rustix::event::poll(&mut both, Some(&timeout));
-                (ready, both[0].revents())
-            }
-            None => {
-                let ready = rustix::event::poll(&mut of_queue, Some(&timeout));
-                (ready, of_queue[0].revents())
-            }
-        };
+        let of_queue = PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN);
+        let mut both = [of_queue.clone(), of_queue];
+        let mut count = 1;
+        if let Some(stack) = &self.stack {
+            both[1] = PollFd::new(&stack.ready, PollFlags::IN);
+            count = 2;
+        }
+        let ready = rustix::event::poll(&mut both[..count], Some(&timeout));
+        let of_queue = both[0].revents();
         match ready {
             Ok(_) if of_queue.intersects(PollFlags::ERR | PollFlags::HUP) => {
                 // Told again and again, it would be neither waited for nor received from.

@@ -98,7 +98,6 @@ pub(super) fn store(region: &Region, offset: usize, bytes: &[u8]) -> io::Result<
             // initialised, as the system maps zeroes, and aligned. Threads that access the same words at the same time do
             // so by atomic operations of words, too (credits, slots' words); other bytes nobody accesses before this has
             // told of them, which is behind the fence below.
-            #[expect(clippy::cast_ptr_alignment, reason = "looked at just above")]
             let to = unsafe { AtomicU64::from_ptr(here.cast()) };
             to.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
             at += 8;
