@@ -66,8 +66,8 @@ const EXAMPLE: &str = r#"[source.NAME]
 driver  = "rdma"
 ring    = "OUTPUT"
 listen  = "0.0.0.0:7471"      # the sink rdma of the other host goes there
-nics    = ["mlx5_0"]          # one rail each, as many as the sink has; "auto": one that suits the ring; "software" needs
-                              # no hardware, and is slow
+nics    = ["software"]        # needs no hardware, and is slow; "auto": the card that suits the ring; ["mlx5_0", "mlx5_1"]: one
+                              # rail each, as many as the sink has
 samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 # queues     = 1              # of each card, a rail each
 # connection = "cm"           # find each other by rdma_cm instead of a plain TCP exchange; as the sink has it

@@ -42,7 +42,7 @@ input = \"INPUT\"
 to = \"receiver.example:7471\"
 # The cards that send, one rail each; the receiver needs as many rails. \"auto\" is one that suits the ring. `software` is
 # none at all: it needs no hardware, and is slow.
-nics = [\"mlx5_0\"]
+nics = [\"software\"]
 # Queues of each card, a rail each.
 # queues = 1
 # How the hosts find each other: by a plain TCP exchange, or by rdma_cm (\"cm\").

@@ -182,19 +182,22 @@ fn a_gpu_that_cannot_be_mapped_is_reached_by_copies() {
 #[test]
 fn a_direct_path_that_is_declared_and_impossible_is_refused() {
     let source = format!("{XDMA}\npath = \"direct\"");
-    for (machine, source, why) in [
+    let numbered = format!("{}pattern = \"sequence\"\n", packets(FRAMES));
+    for (machine, source, card, why) in [
         (
             Simulated::new("").with_compiler(),
             source.clone(),
+            packets(FRAMES),
             "nothing maps the GPU's memory",
         ),
         (
             machine(),
-            format!("{source}\nsequence = {{ offset = 0, bytes = 8 }}"),
+            format!("{source}\nsequence = {{ offset = 0, bytes = 8, endian = \"little\" }}"),
+            numbered,
             "sequence number",
         ),
     ] {
-        let daq = daq(&machine, &config(&source, &packets(FRAMES), &rest("", 16)));
+        let daq = daq(&machine, &config(&source, &card, &rest("", 16)));
         let outcome = daq.run(&[]);
         assert_eq!(outcome.code, 69, "{}", outcome.stderr);
         assert!(
