@@ -312,7 +312,7 @@ impl SinkSpec for RdmaKeys {
         let address = self.address()?;
         let names = self.nics.resolved(context.nic.as_deref());
         let nics = open_rails(&names, self.queues as usize).map_err(|error| SinkError::Failed {
-            what: format!("card {}", error.nic),
+            what: format!("card {}", names.join(", ")),
             why: error.to_string(),
         })?;
         let dialler = self

@@ -104,7 +104,10 @@ fn cards_that_are_not_there_and_receivers_too_are_told() {
     )
     .unwrap();
     let refused = card.build(make()).err().unwrap();
-    assert!(matches!(refused, SinkError::Failed { ref what, .. } if what == "card no such card"));
+    assert!(
+        matches!(refused, SinkError::Failed { ref what, .. } if what == "card no such card"),
+        "{refused:?}"
+    );
 
     let context = make();
     let ledger = context.ledger.clone();

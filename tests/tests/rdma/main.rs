@@ -10,11 +10,16 @@ const PACKET: u64 = 64;
 const PLACES: u64 = 8;
 const FRAME: u64 = PACKET * PLACES;
 
-/// A sender of `frames` frames that count.
+/// A sender of `frames` frames that count, as fast as they are taken.
 fn near(port: u16, frames: u64, keys: &str, faults: &str) -> Daq {
+    paced(port, frames, "free", keys, faults)
+}
+
+/// The same at a pace.
+fn paced(port: u16, frames: u64, pace: &str, keys: &str, faults: &str) -> Daq {
     Daq::new(&format!(
         "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = {PACKET}\n\
-         hold = true\nframes = {frames}\npace = \"free\"\n\
+         hold = true\nframes = {frames}\npace = \"{pace}\"\n\
          [source.adc.faults]\n{faults}\n\
          [ring.raw]\nslot = {FRAME}\nslots = 256\n\
          [sink.far]\ndriver = \"rdma\"\ninput = \"raw\"\nto = \"127.0.0.1:{port}\"\nguarantee = true\n{keys}\n\
@@ -59,14 +64,15 @@ fn end(mut far: Live, frames: u64) -> Outcome {
 
 #[test]
 fn what_is_sent_is_what_comes() {
-    for (keys, shared) in [
-        (CARD.to_owned(), ""),
-        (CARD.to_owned(), "mode = \"send\""),
-        (CARD.to_owned(), "queues = 3"),
-        (CARD.to_owned(), "service = \"uc\""),
+    for (frames, shared) in [
+        (400, ""),
+        (400, "mode = \"send\""),
+        (400, "queues = 3"),
+        // Nobody holds this one back: what there are slots for.
+        (50, "service = \"uc\""),
     ] {
-        let (port, frames) = (free_tcp_port(), 400);
-        let keys = format!("{keys}\n{shared}");
+        let port = free_tcp_port();
+        let keys = format!("{CARD}\n{shared}");
         let receiver = far(port, &keys, FILE);
         let sender = near(port, frames, &keys, "lose = [17, \"100..120\"]");
         let mut there = receiver.spawn(&[]);
@@ -124,7 +130,8 @@ fn cut_links_lose_nothing_and_bring_nothing_twice() {
 fn either_side_is_killed_and_the_other_goes_on() {
     let (port, frames) = (free_tcp_port(), 20_000);
     let mut random = Random(6);
-    let sender = near(port, frames, CARD, "");
+    // Slow enough for the sender to be there whenever a receiver is killed.
+    let sender = paced(port, frames, "10 Mbit/s", CARD, "");
     let mut receiver = far(port, CARD, FILE);
     let mut there = receiver.spawn(&[]);
     there.wait_ready();
@@ -157,7 +164,7 @@ fn either_side_is_killed_and_the_other_goes_on() {
     let report = there.report();
     let had = ledger::count(&report, "sources.link.delivered");
     // Another run of the sender, killed in the middle, and one more: their frames count anew.
-    let mut again = near(port, frames, CARD, "").spawn(&[]);
+    let mut again = paced(port, frames, "1 Mbit/s", CARD, "").spawn(&[]);
     there.wait_count("sources.link.delivered", had + 300);
     assert!(again.is_running());
     again.kill();
