@@ -164,7 +164,8 @@ fn either_side_is_killed_and_the_other_goes_on() {
     let report = there.report();
     let had = ledger::count(&report, "sources.link.delivered");
     // Another run of the sender, killed in the middle, and one more: their frames count anew.
-    let mut again = paced(port, frames, "1 Mbit/s", CARD, "").spawn(&[]);
+    let another = paced(port, frames, "1 Mbit/s", CARD, "");
+    let mut again = another.spawn(&[]);
     there.wait_count("sources.link.delivered", had + 300);
     assert!(again.is_running());
     again.kill();
