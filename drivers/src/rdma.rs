@@ -7,7 +7,7 @@
 //! ```
 //! What is promised across breaks is said in [`daq_rdma::stream::receiver`]. Memory of a GPU is registered with the cards
 //! by its dma-buf, else by nvidia-peermem; where both are refused frames go through host memory, with the reasons. That was
-//! tried with every answer simulated, and over soft-RoCE in host memory: not yet run on a ConnectX.
+//! tried with every answer simulated. It has run on cards of software alone, not yet on a ConnectX.
 //!
 //! # Ledger
 //! The unit is the frame, as the sender counts it.
