@@ -5,7 +5,7 @@
 //!   queue 1 ─▶ program ─ours─▶ chunks of pinned memory ─▶ thread 1 ─┼─▶ one window of open slots ─▶ ring
 //!                 └─ everything else ─▶ the kernel's stack ─────────┘ (datagrams of ours that it gets)
 //! ```
-//! A small program, put together in [`program`] and run by the kernel for each packet, hands UDP packets to our addresses
+//! A small program, put together in `program` and run by the kernel for each packet, hands UDP packets to our addresses
 //! to sockets whose memory the kernel, or with zero copy the card itself, fills. Everything else stays the kernel's: it
 //! answers ARP and pings. It also still gets datagrams of ours that the program does not know by their first bytes (in
 //! fragments, with options) or that come in a queue without a socket; they are taken from an ordinary UDP socket, which
