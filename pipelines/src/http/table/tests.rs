@@ -1,0 +1,58 @@
+//! Every metric is described once and well.
+
+use super::*;
+use daq_core::ledger::Cause;
+use std::collections::BTreeSet;
+
+#[test]
+fn names_follow_the_convention() {
+    let names: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
+    assert_eq!(names.len(), METRICS.len(), "a name stands twice");
+    for metric in METRICS {
+        let counter = metric.kind == Kind::Counter;
+        assert_eq!(metric.name.ends_with("_total"), counter, "{}", metric.name);
+        let sizes = matches!(metric.read, Read::CopySizes);
+        assert_eq!(metric.kind == Kind::Histogram, sizes, "{}", metric.name);
+        for text in [metric.help, metric.meaning, metric.cause, metric.remedy] {
+            assert!(
+                text.ends_with('.') && !text.contains("  "),
+                "{}: {text:?}",
+                metric.name
+            );
+        }
+    }
+}
+
+#[test]
+fn texts_name_only_metrics_that_exist() {
+    let names: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
+    for metric in METRICS {
+        for text in [metric.help, metric.meaning, metric.cause, metric.remedy] {
+            for word in text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
+                assert!(
+                    !word.starts_with("daq_") || names.contains(word),
+                    "{}: no metric {word}",
+                    metric.name
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_cause_has_a_remedy() {
+    let metric = METRICS
+        .iter()
+        .find(|metric| matches!(metric.read, Read::Lost))
+        .unwrap();
+    for cause in Cause::ALL {
+        assert!(
+            metric.cause.contains(&format!("{cause}:")),
+            "{cause} has no cause text"
+        );
+        assert!(
+            metric.remedy.contains(cause.name()),
+            "{cause} has no remedy"
+        );
+    }
+}
