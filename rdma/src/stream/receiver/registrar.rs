@@ -3,10 +3,8 @@
 use super::control::Shared;
 use crate::register::{self, PeerFacts};
 use crate::verbs::{Access, MemoryKey, Nic};
-use daq_core::cuda::Device;
 use daq_core::dma::{DmaDevice, DmaError};
-use daq_core::region::{Placement, Region};
-use std::path::Path;
+use daq_core::region::Region;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -43,18 +41,6 @@ struct Mapped {
     fresh: Option<Keys>,
     /// Those that the last link has, or had.
     lent: Weak<Keys>,
-}
-
-/// What decides in which way memory is registered.
-fn facts_of(placement: Placement) -> PeerFacts {
-    let Placement::Cuda(ordinal) = placement else {
-        return PeerFacts::default();
-    };
-    let facts = PeerFacts::read(Path::new("/"));
-    match Device::open(ordinal) {
-        Ok(device) => facts.with_gpu(device.attributes()),
-        Err(_) => facts,
-    }
 }
 
 /// Registers regions with the cards of all rails, and stands for them as the device of an engine.
@@ -97,7 +83,7 @@ impl Registrar {
     }
 
     fn register(&self, region: &Arc<Region>) -> Result<Keys, DmaError> {
-        let facts = facts_of(region.placement());
+        let facts = PeerFacts::of(region.placement());
         let mut keys = Vec::with_capacity(self.nics.len());
         for nic in &self.nics {
             let registered = register::register(&**nic, region, self.access, &facts);
