@@ -131,7 +131,11 @@ fn hardware(
     let gid = gid
         .map(|gid| number("index of an address", gid))
         .transpose()?;
-    crate::sys::open(card, port, gid)
+    // Where there is no list to look the card up in, nobody knows yet which one was wanted.
+    crate::sys::open(card, port, gid).map_err(|error| VerbsError {
+        nic: name.to_owned(),
+        ..error
+    })
 }
 
 #[cfg(not(feature = "verbs"))]

@@ -539,7 +539,7 @@ fn a_disk_that_stays_full_does_not_hold_up_the_end() {
     };
     let (daq, _) = almost_full(&dir, true);
     let mut live = daq.spawn(&["--drain", "300ms"]);
-    live.wait_told("has no space left, holding");
+    live.wait_told("; holding the ring meanwhile");
     live.wait_count("rings.raw.high_water", 256);
     let outcome = live.stop();
     let (frames, dropped) = (
