@@ -25,7 +25,7 @@ pub fn is_loose(held: &[OwnedFd]) -> bool {
 
 /// Duplicates of the descriptors of what begins with one of `names`.
 fn opened(names: &[&str]) -> io::Result<Vec<OwnedFd>> {
-    let mut found = Vec::new();
+    let mut found: Vec<OwnedFd> = Vec::new();
     for entry in fs::read_dir("/proc/self/fd")? {
         let Some(number) = entry?
             .file_name()
@@ -34,8 +34,10 @@ fn opened(names: &[&str]) -> io::Result<Vec<OwnedFd>> {
         else {
             continue;
         };
+        // The folder is read while duplicates come into it.
+        let is_ours = found.iter().any(|copy| copy.as_raw_fd() == number);
         // Another thread may close it at any time, and open something else: what was duplicated is looked at.
-        if !is_named(number, names) {
+        if is_ours || !is_named(number, names) {
             continue;
         }
         match sys::duplicate(number) {
