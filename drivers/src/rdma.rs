@@ -19,7 +19,8 @@
 //! | another run of the sender, or its own new epoch | `epochs` |
 //! | the sender or its card does what cannot be | the fault by its name; the connection is ended |
 //! | a sender comes, and its connection ends | `links`, `links_ended` |
-//! | a sender ends on purpose | no fault |
+//! | a sender ends on purpose | no fault; what it sent and never came is lost, `wire_gap` |
+//! | the same by `rdma_cm`, which has no word for it | `peer-gone` |
 //! | no sender is there | nothing: the source waits |
 
 use daq_core::config::{Diagnostics, Problem, Section};

@@ -165,8 +165,9 @@ pub struct Link {
 /// Why the other side is not there any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gone {
-    /// Whether it has said that it ends on purpose. `rdma_cm` carries no such word: a process that dies parts there, too.
-    pub is_parting: bool,
+    /// Where it has said that it ends on purpose: how many frames of the stream there are in all as far as it knows.
+    /// `rdma_cm` carries no such word: a process that ends on purpose looks like one that dies.
+    pub parting: Option<u64>,
     /// A sentence.
     pub why: String,
 }
@@ -183,8 +184,9 @@ pub trait Watch: Send {
     /// waits.
     fn gone(&mut self) -> Option<Gone>;
 
-    /// Tells the other side that this one ends on purpose.
-    fn part(&mut self);
+    /// Tells the other side that this one ends on purpose, and how many frames of the stream there are in all as far as
+    /// it knows.
+    fn part(&mut self, frames: u64);
 }
 
 /// A peer's words as they are shown to people, in logs and terminals: without control characters, and of at most 160 bytes.

@@ -60,6 +60,8 @@ pub struct SensorCounts {
     pub damaged: u64,
     /// Times the packet sequence numbers began anew.
     pub restarts: u64,
+    /// Times it fell silent.
+    pub silences: u64,
     /// Packets that the system did not take.
     pub send_errors: u64,
 }

@@ -241,11 +241,15 @@ impl Worker {
         outlet: &mut Outlet<'_>,
     ) -> Result<(), End> {
         let number = stream.frame;
-        if self.frames.is_some_and(|frames| number >= frames)
-            || self.faults.count("silent", number).is_some()
-        {
+        if self.frames.is_some_and(|frames| number >= frames) {
+            outlet.flush();
+            return Err(End::Done);
+        }
+        if self.faults.count("silent", number).is_some() {
             // Once: armed anew, it goes on with the next frame.
-            stream.frame += u64::from(self.frames.is_none_or(|frames| number < frames));
+            stream.frame += 1;
+            self.shared
+                .sensor(self.sensor, |counts| counts.silences += 1);
             outlet.flush();
             return Err(End::Done);
         }

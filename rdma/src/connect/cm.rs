@@ -602,14 +602,14 @@ impl Watch for CmWatch {
                 Err(error) => Some(error.to_string()),
             };
             self.gone = why.map(|why| Gone {
-                is_parting: false,
+                parting: None,
                 why: format!("{}: {why}", self.peer),
             });
         }
         self.gone.clone()
     }
 
-    fn part(&mut self) {
+    fn part(&mut self, _: u64) {
         for id in &self.ids {
             if let Err(error) = id.disconnect() {
                 tracing::debug!("{}: {error}", self.peer);

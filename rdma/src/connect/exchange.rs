@@ -4,7 +4,8 @@
 //!   frame    magic u32 │ version u16 │ kind u8 │ 0 │ bytes u32 │ body
 //!   body     rails u8 │ service u8 │ 0 0 │ per rail: endpoint (36 bytes) │ length u16 │ greeting     Hello, Answer
 //!            a sentence                                                                               Refusal
-//!            nothing                                                                                  Ready, Parting
+//!            nothing                                                                                  Ready
+//!            frames u64                                                                               Parting
 //! ```
 
 use super::{MAX_HELLO, MAX_OFFER, clean};
@@ -14,6 +15,8 @@ const MAGIC: u32 = 0x6371_6164;
 const VERSION: u16 = 1;
 /// Bytes before a body.
 pub const HEAD: usize = 12;
+/// Bytes of a whole parting.
+pub const PARTING: usize = HEAD + 8;
 const ENDPOINT: usize = 36;
 const RAIL: usize = ENDPOINT + 2;
 /// Most bytes of a sentence with which a dialler is turned away.
@@ -32,8 +35,8 @@ pub enum Frame {
     Refusal(String),
     /// The dialler's queues are connected.
     Ready,
-    /// The end comes on purpose.
-    Parting,
+    /// The end comes on purpose, after so many frames of the stream.
+    Parting(u64),
 }
 
 /// Queues and greetings, one a rail.
@@ -76,6 +79,7 @@ const fn most(kind: u8) -> usize {
         1 => 4 + u8::MAX as usize * (RAIL + MAX_HELLO),
         2 => MAX_BODY,
         3 => MAX_SENTENCE,
+        5 => PARTING - HEAD,
         _ => 0,
     }
 }
@@ -91,7 +95,7 @@ impl Frame {
             Self::Answer(rails) => (2, rails.encode()),
             Self::Refusal(why) => (3, shortened(why).as_bytes().to_vec()),
             Self::Ready => (4, Vec::new()),
-            Self::Parting => (5, Vec::new()),
+            Self::Parting(frames) => (5, frames.to_le_bytes().to_vec()),
         };
         let mut out = Vec::with_capacity(HEAD + body.len());
         out.extend(MAGIC.to_le_bytes());
@@ -109,7 +113,7 @@ impl Frame {
             Self::Answer(_) => "an answer",
             Self::Refusal(_) => "a refusal",
             Self::Ready => "readiness",
-            Self::Parting => "a parting",
+            Self::Parting(_) => "a parting",
         }
     }
 
@@ -124,7 +128,10 @@ impl Frame {
             2 => Rails::decode(body, MAX_OFFER).map(Self::Answer),
             3 => Ok(Self::Refusal(clean(body))),
             4 => Ok(Self::Ready),
-            5 => Ok(Self::Parting),
+            5 => body
+                .try_into()
+                .map(|frames| Self::Parting(u64::from_le_bytes(frames)))
+                .map_err(|_| format!("a parting of {} bytes", body.len())),
             kind => Err(format!("kind {kind}")),
         }
     }

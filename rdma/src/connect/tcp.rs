@@ -8,7 +8,7 @@
 //! ```
 
 use super::door::{Door, Guest};
-use super::exchange::{self, Frame, HEAD, Rails};
+use super::exchange::{self, Frame, HEAD, PARTING, Rails};
 use super::{Breaker, ConnectError, Dialler, Gone, Incoming, Link, Listener, Prepare, Watch};
 use crate::verbs::{Nic, Queue, QueueOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -401,13 +401,11 @@ impl TcpWatch {
 
     /// What the peer's end, or a word of it, means.
     fn look(&mut self) -> Option<Gone> {
-        let ended = |why: String| Gone {
-            is_parting: false,
-            why,
-        };
+        let ended = |why: String| Gone { parting: None, why };
         let peer = &self.talk.peer;
-        let mut bytes = [0; HEAD];
-        let wanted = HEAD - self.heard.len();
+        let foreign = || ended(format!("{peer} speaks something else than daq"));
+        let mut bytes = [0; PARTING];
+        let wanted = PARTING - self.heard.len();
         let read = match self.talk.stream.read(&mut bytes[..wanted]) {
             Ok(0) => {
                 return Some(ended(format!(
@@ -423,15 +421,16 @@ impl TcpWatch {
             }
         };
         self.heard.extend(&bytes[..read]);
-        if self.heard.len() < HEAD {
+        let is_ours = self.heard.len() < HEAD || exchange::wanted(&self.heard) == Ok(PARTING);
+        if is_ours && self.heard.len() < PARTING {
             return None;
         }
         Some(match Frame::decode(&self.heard) {
-            Ok(Frame::Parting) => Gone {
-                is_parting: true,
+            Ok(Frame::Parting(frames)) => Gone {
+                parting: Some(frames),
                 why: format!("{peer} has ended"),
             },
-            Ok(_) | Err(_) => ended(format!("{peer} speaks something else than daq")),
+            Ok(_) | Err(_) => foreign(),
         })
     }
 }
@@ -444,9 +443,9 @@ impl Watch for TcpWatch {
         self.gone.clone()
     }
 
-    fn part(&mut self) {
+    fn part(&mut self, frames: u64) {
         // Where the peer takes no more bytes it sees the end without a word.
-        let _ = self.talk.say(&Frame::Parting, Instant::now());
+        let _ = self.talk.say(&Frame::Parting(frames), Instant::now());
         let _ = self.talk.stream.shutdown(Shutdown::Write);
     }
 }

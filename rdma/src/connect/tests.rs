@@ -85,13 +85,13 @@ fn rails_are_connected_and_watched() {
     let mut listener = waiting();
     let (mut here, mut there) = linked(&mut listener, 3);
     assert_eq!((here.watch.gone(), there.watch.gone()), (None, None));
-    here.watch.part();
-    assert!(gone(&mut *there.watch).is_parting);
+    here.watch.part(7);
+    assert_eq!(gone(&mut *there.watch).parting, Some(7));
     // The same listener takes the next one, whose end comes without a word.
     let (mut here, there) = linked(&mut listener, 1);
     drop(there);
     let gone = gone(&mut *here.watch);
-    assert!(!gone.is_parting && gone.why.contains("without a word"));
+    assert!(gone.parting.is_none() && gone.why.contains("without a word"));
 }
 
 #[test]

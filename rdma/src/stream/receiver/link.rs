@@ -1,5 +1,6 @@
 //! One link: queues, what they have finished, and the words that let the sender go on.
 
+use super::MAX_GAP;
 use super::control::{self, Connected, Fault, SENDS, Shape, Terms, rail_of, slot_of};
 use super::registrar::Keys;
 use crate::connect::Watch;
@@ -22,6 +23,8 @@ const REFRESH: Duration = Duration::from_secs(1);
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How long one look for that lasts.
 const LISTEN: Duration = Duration::from_millis(1);
+/// How long frames that a sender has handed to an unreliable network are waited for when it has parted.
+const ON_THE_WAY: Duration = Duration::from_millis(500);
 /// How long a sender may be silent before another one may take its place.
 const SILENCE: Duration = Duration::from_secs(3);
 
@@ -88,6 +91,8 @@ pub(super) struct Link {
     is_writing: bool,
     /// Why it is to end.
     failure: Option<(Fault, String)>,
+    /// How many frames its sender has told of on parting, and when that was heard.
+    parted: Option<(u64, Instant)>,
     /// When it was looked at, and when something was heard of the sender.
     looked: Instant,
     heard: Instant,
@@ -132,6 +137,7 @@ impl Link {
             written: terms.credits,
             is_writing: false,
             failure: None,
+            parted: None,
             looked: now,
             heard: now,
             refreshed: now,
@@ -150,6 +156,17 @@ impl Link {
     /// The frame that is wanted next, and those before it that are missing and were not told.
     pub(super) const fn position(&self) -> (u64, u64) {
         (self.next, self.gap.0)
+    }
+
+    /// The same once all is told: what its sender has told of on parting and never came is missing, too.
+    pub(super) fn last(&self) -> (u64, u64) {
+        let sent = self.parted.map_or(self.next, |(frames, _)| frames);
+        let tail = sent.saturating_sub(self.next);
+        if tail > MAX_GAP {
+            tracing::warn!("{}: {tail} frames cannot have been lost", self.peer);
+            return self.position();
+        }
+        (self.next + tail, self.gap.0 + tail)
     }
 
     pub(super) const fn is_live(&self) -> bool {
@@ -176,15 +193,25 @@ impl Link {
             Fault::Local | Fault::BadRecord | Fault::BeyondCredit | Fault::CompletionOverrun
         );
         let gone = self.live.as_mut().filter(|_| may_be_parting);
-        Some(match gone.and_then(|live| live.watch.gone()) {
-            Some(gone) if gone.is_parting => End {
-                fault: None,
-                why: gone.why,
-            },
-            _ => End {
+        let Some((gone, frames)) = gone
+            .and_then(|live| live.watch.gone())
+            .and_then(|gone| gone.parting.map(|frames| (gone.why, frames)))
+        else {
+            return Some(End {
                 fault: Some(fault),
                 why,
-            },
+            });
+        };
+        let (_, heard) = *self.parted.get_or_insert_with(|| (frames, Instant::now()));
+        // What is not acknowledged may still be on its way.
+        let is_complete = self.shape.service == Service::Rc || self.next >= frames;
+        if !is_complete && heard.elapsed() < ON_THE_WAY {
+            self.failure = Some((fault, why));
+            return None;
+        }
+        Some(End {
+            fault: None,
+            why: gone,
         })
     }
 
@@ -493,7 +520,7 @@ impl Link {
         };
         self.failure = None;
         if is_on_purpose {
-            live.watch.part();
+            live.watch.part(self.next);
         }
     }
 

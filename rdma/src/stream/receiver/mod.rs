@@ -105,7 +105,7 @@ pub struct Receiver {
     base: u64,
     /// Streams seen, the last one first, each with the frame wanted next.
     streams: Vec<(u64, u64)>,
-    /// Frames known to be missing of which no frame has told yet.
+    /// Frames known to be missing that no frame will tell of.
     missing: u64,
     counters: Counters,
     /// The last frame's stream and epoch there, and our count of those.
@@ -379,8 +379,7 @@ impl Receiver {
         ((ring.first as u64 + self.told % ring.slots as u64) % ring.slots as u64) as u32
     }
 
-    fn adopt(&mut self, mut connected: Connected) {
-        connected.terms.missing += std::mem::take(&mut self.missing);
+    fn adopt(&mut self, connected: Connected) {
         let link = Link::new(connected, self.shape);
         let (next, missing) = link.position();
         tracing::info!(
@@ -411,7 +410,7 @@ impl Receiver {
     fn let_go(&mut self) {
         if let Some(mut link) = self.link.take() {
             link.end(true);
-            let (next, missing) = link.position();
+            let (next, missing) = link.last();
             self.missing += missing;
             self.counters.ended.add(1);
             self.remember(link.stream(), next);
@@ -529,6 +528,7 @@ impl Engine for Receiver {
         if self.shared.attention.load(Ordering::Acquire) {
             self.attend(done)?;
         }
+        done.miss(std::mem::take(&mut self.missing));
         if let (Service::Uc, Some(ring)) = (self.shape.service, self.ring) {
             // What was told until now has been copied.
             self.given = self.told + u64::from(ring.slots);
@@ -559,6 +559,7 @@ impl Engine for Receiver {
         }
         if is_dry && !was_live {
             self.let_go();
+            done.miss(std::mem::take(&mut self.missing));
         }
         Ok(())
     }

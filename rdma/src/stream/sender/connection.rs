@@ -81,7 +81,7 @@ pub(super) struct Connector {
 
 impl Drop for Connector {
     fn drop(&mut self) {
-        self.end();
+        self.end(0);
     }
 }
 
@@ -106,12 +106,12 @@ impl Connector {
         })
     }
 
-    /// Nothing is connected from now on; what has just been is told that this side ends.
-    pub(super) fn end(&mut self) {
+    /// Nothing is connected from now on; what has just been is told that this side ends, after so many frames.
+    pub(super) fn end(&mut self, frames: u64) {
         self.is_over.store(true, Ordering::Release);
         while let Ok(answer) = self.answers.try_recv() {
             if let Ok(mut connection) = answer {
-                connection.watch.part();
+                connection.watch.part(frames);
             }
         }
     }
@@ -185,7 +185,7 @@ fn serve(
         if is_over()
             && let Ok(connection) = &mut answer
         {
-            connection.watch.part();
+            connection.watch.part(terms.first.load(Ordering::Acquire));
         }
         if answers.send(answer).is_err() {
             return;

@@ -365,11 +365,14 @@ impl Sender {
         }
     }
 
-    /// Tells the receiver that this is the end. Whatever was told as sent has been acknowledged before.
+    /// Tells the receiver that this is the end, and how many frames there were, so that it counts those that are lost at
+    /// the end. Whatever was told as sent on a reliable connection has been acknowledged before.
     pub fn finish(&mut self) {
-        self.connector.end();
+        let frames = self.head.max(self.done);
+        self.set_done(frames);
+        self.connector.end(frames);
         if let Some(mut connection) = self.connection.take() {
-            connection.watch.part();
+            connection.watch.part(frames);
         }
     }
 

@@ -226,7 +226,7 @@ fn another_sender_waits_until_the_first_is_gone() {
     assert!(refused.contains("it receives from"), "{refused}");
     send(&mut rig, &mut bare, 0..3);
     rig.until(|rig| rig.got.len() == 3);
-    bare.link.as_mut().unwrap().watch.part();
+    bare.link.as_mut().unwrap().watch.part(0);
     dial_in_place_of_another(&mut rig, &mut other);
 }
 
@@ -237,7 +237,7 @@ fn a_sender_that_parts_is_no_fault_and_one_that_dies_is() {
         send(&mut rig, &mut bare, 0..3);
         rig.until(|rig| rig.got.len() == 3);
         if parts {
-            bare.link.as_mut().unwrap().watch.part();
+            bare.link.as_mut().unwrap().watch.part(0);
         }
         bare.link = None;
         let counted = |rig: &Rig| {

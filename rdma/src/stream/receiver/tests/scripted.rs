@@ -22,6 +22,8 @@ struct Script {
     late: Mutex<VecDeque<WorkDone>>,
     told: Mutex<Vec<&'static str>>,
     events: Mutex<VecDeque<NicEvent>>,
+    /// What the sender has said on parting.
+    parting: Mutex<Option<u64>>,
     /// Whether a sender that is answered stays silent until it is broken off.
     is_silent: AtomicBool,
     is_broken: AtomicBool,
@@ -150,14 +152,18 @@ impl Queue for ScriptedQueue {
     }
 }
 
-struct Stays;
+/// Is there until it has parted.
+struct Stays(Arc<Script>);
 
 impl Watch for Stays {
     fn gone(&mut self) -> Option<connect::Gone> {
-        None
+        self.0.parting.lock().unwrap().map(|frames| connect::Gone {
+            parting: Some(frames),
+            why: "it has ended".to_owned(),
+        })
     }
 
-    fn part(&mut self) {}
+    fn part(&mut self, _: u64) {}
 }
 
 /// Brings one sender.
@@ -213,7 +219,7 @@ impl Incoming for Comes {
         Ok(connect::Link {
             rails: vec![queue],
             greetings: self.0,
-            watch: Box::new(Stays),
+            watch: Box::new(Stays(self.2)),
         })
     }
 
@@ -362,6 +368,43 @@ fn an_unreliable_payload_that_is_not_as_long_as_told_is_no_frame() {
     // Beyond what may have been sent.
     stage.frame(4);
     assert_eq!((stage.poll(), stage.fault("bad-record")), (vec![], 1));
+}
+
+#[test]
+fn what_is_lost_at_the_end_is_known_by_what_the_sender_says_on_parting() {
+    for (mode, service) in [(Mode::Write, Service::Uc), (Mode::Send, Service::Ud)] {
+        let mut stage = Stage::new(mode, service);
+        let frame = |stage: &Stage, n: u64| match mode {
+            Mode::Write => stage.frame(n),
+            Mode::Send => {
+                stage.lay(usize::try_from(n).unwrap(), &rig::record(n));
+                stage.finish(Record::bytes(PLACES) + rig::length(n), None);
+            }
+        };
+        frame(&stage, 0);
+        assert_eq!(stage.poll(), [(0, 0, 0)]);
+        *stage.script.parting.lock().unwrap() = Some(7);
+        std::thread::sleep(Duration::from_millis(50));
+        // What is still on its way when the parting is heard comes nevertheless.
+        assert_eq!((stage.poll(), stage.completions.missing()), (vec![], 0));
+        frame(&stage, 1);
+        let mut told = Vec::new();
+        while stage.engine.link.is_some() {
+            told.extend(stage.poll());
+        }
+        assert_eq!((told, stage.completions.missing()), (vec![(1, 0, 0)], 5));
+        assert_eq!(stage.completions.faults().iter().sum::<u64>(), 0);
+        assert_eq!((stage.poll(), stage.completions.missing()), (vec![], 0));
+    }
+    // A number that cannot be is none.
+    let mut stage = Stage::new(Mode::Write, Service::Uc);
+    *stage.script.parting.lock().unwrap() = Some(u64::MAX);
+    let mut missing = 0;
+    while stage.engine.link.is_some() {
+        stage.poll();
+        missing += stage.completions.missing();
+    }
+    assert_eq!(missing, 0);
 }
 
 #[test]

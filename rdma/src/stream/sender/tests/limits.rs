@@ -277,7 +277,7 @@ fn an_attempt_under_way_connects_nothing_after_the_end() {
     while !begun.load(Ordering::Acquire) {
         std::thread::yield_now();
     }
-    connector.end();
+    connector.end(0);
     let answer = connector.wait(HANG).unwrap();
     let why = answer.err().unwrap();
     assert!(why.contains("this side has ended"), "{why}");
