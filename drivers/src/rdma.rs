@@ -100,11 +100,11 @@ pub struct RdmaConfig {
     /// `"write"`: the sender writes into the slots; `"send"`: it sends messages into what is posted here. The sender must
     /// have the same.
     #[serde(default)]
-    pub mode: ModeKey,
+    pub mode: Mode,
     /// `"rc"`: reliable, nothing is lost and the sender is held back; `"uc"`: unreliable writes; `"ud"`: unreliable
     /// messages of one packet, over one queue. The sender must have the same.
     #[serde(default)]
-    pub service: ServiceKey,
+    pub service: Service,
     /// Whether frames go straight into a ring on a GPU: `"auto"`, where the topology lets them and the start proves it;
     /// `"direct"`, even where the topology speaks against it; `"staged"`, through host memory.
     #[serde(default)]
@@ -129,30 +129,6 @@ const fn one() -> usize {
 
 const fn one_place() -> u32 {
     1
-}
-
-/// How frames come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ModeKey {
-    /// Written into slots.
-    #[default]
-    Write,
-    /// Sent into posted receives.
-    Send,
-}
-
-/// By which packets frames come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ServiceKey {
-    /// Reliable connection.
-    #[default]
-    Rc,
-    /// Unreliable connection.
-    Uc,
-    /// Unreliable datagrams.
-    Ud,
 }
 
 impl RdmaConfig {
@@ -187,27 +163,11 @@ impl RdmaConfig {
                 help,
             );
         }
-        if let Some((key, message, help)) = self.connection.problem(self.nics.all(), self.service())
-        {
+        if let Some((key, message, help)) = self.connection.problem(self.nics.all(), self.service) {
             tell(key, message.to_owned(), help);
         }
-        match (self.mode, self.service) {
-            (ModeKey::Write, ServiceKey::Ud) => {
-                let help = "use mode = \"send\", or service = \"rc\"";
-                tell("service", "datagrams carry no writes".to_owned(), help);
-            }
-            (ModeKey::Send, ServiceKey::Uc) => {
-                let help = "use mode = \"write\", or service = \"rc\"";
-                tell("service", "messages go by rc or ud".to_owned(), help);
-            }
-            (_, ServiceKey::Ud) if rails > 1 => {
-                tell(
-                    "service",
-                    "datagrams go by one queue".to_owned(),
-                    "name one card, with queues = 1",
-                );
-            }
-            _ => {}
+        if let Some((message, help)) = self.mode.problem(self.service, rails) {
+            tell("service", message.to_owned(), help);
         }
         if self.places > MAX_PLACES {
             let message = format!("{} places; a frame has {MAX_PLACES} at most", self.places);
@@ -224,21 +184,6 @@ impl RdmaConfig {
             tell("cores", message, "give one core");
         }
         found
-    }
-
-    const fn mode(&self) -> Mode {
-        match self.mode {
-            ModeKey::Write => Mode::Write,
-            ModeKey::Send => Mode::Send,
-        }
-    }
-
-    const fn service(&self) -> Service {
-        match self.service {
-            ServiceKey::Rc => Service::Rc,
-            ServiceKey::Uc => Service::Uc,
-            ServiceKey::Ud => Service::Ud,
-        }
     }
 
     fn is_software(&self) -> bool {
@@ -279,8 +224,8 @@ impl SourceSpec for Rdma {
 
     fn preferred_slot(&self) -> Option<usize> {
         Some(match self.config.service {
-            ServiceKey::Ud => MAX_DATAGRAM / 2,
-            ServiceKey::Rc | ServiceKey::Uc => PREFERRED,
+            Service::Ud => MAX_DATAGRAM / 2,
+            Service::Rc | Service::Uc => PREFERRED,
         })
     }
 
@@ -291,7 +236,7 @@ impl SourceSpec for Rdma {
             let message = format!("{places} places in slots of {slot}");
             return Err(Problem::at("places", message).help("raise `slot` of the ring"));
         }
-        if self.config.service == ServiceKey::Ud && slot_bytes > MAX_DATAGRAM {
+        if self.config.service == Service::Ud && slot_bytes > MAX_DATAGRAM {
             let slot = ByteSize(slot_bytes as u64);
             let message = format!("no datagram carries a frame of {slot}");
             return Err(Problem::at("service", message).help(
@@ -314,7 +259,7 @@ impl SourceSpec for Rdma {
     }
 
     fn holdable(&self) -> bool {
-        self.config.service != ServiceKey::Uc
+        self.config.service != Service::Uc
     }
 
     fn engine(&self) -> Option<EngineNeeds> {
@@ -365,12 +310,12 @@ impl SourceSpec for Rdma {
             }
         }
         match self.config.service {
-            ServiceKey::Rc => {}
-            ServiceKey::Uc => notes.push(
+            Service::Rc => {}
+            Service::Uc => notes.push(
                 "an unreliable connection repeats nothing: frames lost on the way are counted as `wire_gap`"
                     .to_owned(),
             ),
-            ServiceKey::Ud => notes.push(
+            Service::Ud => notes.push(
                 "datagrams are not held back: frames for which no slot is free are counted as `wire_gap`"
                     .to_owned(),
             ),
@@ -392,8 +337,8 @@ impl SourceSpec for Rdma {
             .map_err(|error| failed(&listen, &error))?;
         let options = Options {
             name: format!("source {}", context.name),
-            mode: config.mode(),
-            service: config.service(),
+            mode: config.mode,
+            service: config.service,
             places: config.places,
             relaxed: config.relaxed_ordering,
             counters: Counters {

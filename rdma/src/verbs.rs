@@ -124,9 +124,13 @@ pub struct Endpoint {
 }
 
 /// How a queue's packets go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
 pub enum Service {
     /// Reliable connection: in order, repeated until they are acknowledged.
+    #[default]
     Rc,
     /// Unreliable connection: a message of which a packet is missing is gone.
     Uc,

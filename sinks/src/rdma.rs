@@ -86,11 +86,11 @@ pub struct RdmaKeys {
     /// `"write"`: into the receiver's slots; `"send"`: by messages into what it has posted; default `"write"`. The
     /// receiver must have the same.
     #[serde(default)]
-    pub mode: ModeKey,
+    pub mode: Mode,
     /// `"rc"`: reliable, nothing is lost; `"uc"`: unreliable writes; `"ud"`: unreliable messages of one packet, by one
     /// queue, which nothing holds back. Default `"rc"`. The receiver must have the same.
     #[serde(default)]
-    pub service: ServiceKey,
+    pub service: Service,
     /// How frames of a ring on a GPU get to the card: `"staged"`, by a ring in host memory; `"direct"`, the card reads
     /// the GPU's memory, or the start fails; default `"auto"`: staged.
     #[serde(default)]
@@ -133,30 +133,6 @@ const fn patience() -> Span {
 /// The longest [`RdmaKeys::patience`]: a stop waits as long.
 const MOST_PATIENCE: Duration = Duration::from_mins(1);
 
-/// How frames go.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ModeKey {
-    /// Into the receiver's slots.
-    #[default]
-    Write,
-    /// By messages.
-    Send,
-}
-
-/// Of what kind queues are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ServiceKey {
-    /// Reliable connection.
-    #[default]
-    Rc,
-    /// Unreliable connection.
-    Uc,
-    /// Unreliable datagrams.
-    Ud,
-}
-
 /// How frames of a GPU's ring get to the card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -180,7 +156,7 @@ impl RdmaKeys {
             let message = format!("\"{}\" is no host with a port", self.to);
             return Err(Problem::at("to", message).help("try \"10.0.0.2:7471\""));
         }
-        let rails = u64::from(self.queues) * self.nics.all().len() as u64;
+        let rails = (self.queues as usize).saturating_mul(self.nics.all().len());
         if self.nics.is_mixed() {
             return Err(Problem::at("nics", "`auto` beside other cards")
                 .help("write nics = \"auto\" alone, or name each"));
@@ -189,27 +165,14 @@ impl RdmaKeys {
             return Err(Problem::at("nics", "no card sends")
                 .help("name one, as in [\"mlx5_0\"]; `rdma link` lists them"));
         }
-        if rails == 0 || rails > MAX_RAILS.into() {
+        if rails == 0 || rails > usize::from(MAX_RAILS) {
             let message = format!("{rails} queues in all are not from 1 to {MAX_RAILS}");
             return Err(Problem::at("queues", message).help("try 1"));
         }
-        match (self.mode, self.service) {
-            (ModeKey::Write, ServiceKey::Ud) => {
-                return Err(Problem::at("service", "datagrams carry no writes")
-                    .help("use mode = \"send\", or service = \"rc\""));
-            }
-            (ModeKey::Send, ServiceKey::Uc) => {
-                return Err(Problem::at("service", "messages go by rc or ud")
-                    .help("use mode = \"write\", or service = \"rc\""));
-            }
-            (_, ServiceKey::Ud) if rails > 1 => {
-                return Err(Problem::at("service", "datagrams go by one queue")
-                    .help("name one card with queues = 1"));
-            }
-            _ => {}
+        if let Some((message, help)) = self.mode.problem(self.service, rails) {
+            return Err(Problem::at("service", message).help(help));
         }
-        if let Some((key, message, help)) = self.connection.problem(self.nics.all(), self.service())
-        {
+        if let Some((key, message, help)) = self.connection.problem(self.nics.all(), self.service) {
             return Err(Problem::at(key, message).help(help));
         }
         if self.patience.0 > MOST_PATIENCE {
@@ -231,21 +194,10 @@ impl RdmaKeys {
         Ok(())
     }
 
-    const fn service(&self) -> Service {
-        match self.service {
-            ServiceKey::Rc => Service::Rc,
-            ServiceKey::Uc => Service::Uc,
-            ServiceKey::Ud => Service::Ud,
-        }
-    }
-
     fn options(&self, context: &SinkContext) -> Options {
         Options {
-            mode: match self.mode {
-                ModeKey::Write => Mode::Write,
-                ModeKey::Send => Mode::Send,
-            },
-            service: self.service(),
+            mode: self.mode,
+            service: self.service,
             copied: context.copied,
             inline: u32::try_from(self.inline.0).unwrap_or(u32::MAX),
             chunk: self.chunk.bytes().unwrap_or(usize::MAX),

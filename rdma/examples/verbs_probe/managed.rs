@@ -88,7 +88,7 @@ pub fn managed(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let pieces = [theirs.piece(0, 8)];
     accepted.rails[0].post(&write(&ours, 0, Payload::Memory(&pieces)))?;
     succeeded(&next(&mut *accepted.rails[0])?, 1, Side::Sent)?;
-    dialled.watch.part();
+    dialled.watch.part(0);
     gone(&mut accepted)
 }
 
@@ -216,6 +216,6 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
         let done = next(&mut *accepted.rails[rail])?;
         succeeded(&done, rail as u64, Side::Received)?;
     }
-    accepted.watch.part();
+    accepted.watch.part(0);
     gone(&mut dialled)
 }

@@ -13,6 +13,7 @@
 //! rail `n % rails`. After a break the receiver says which one it wants next, so none comes twice; slots are advertised
 //! under new keys, so that nothing of before lands in them.
 
+use crate::verbs::Service;
 use daq_core::frame::{Clock, Timestamp};
 
 /// The first word of a greeting: `daqR`.
@@ -27,13 +28,37 @@ pub const MAX_PLACES: u32 = 1 << 20;
 pub const END: u64 = 1 << 63;
 
 /// How frames go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Mode {
-    /// Written into advertised slots.
+    /// Written into the receiver's slots.
+    #[default]
     Write = 0,
-    /// Sent into posted receives.
+    /// Sent as messages into what the receiver has posted.
     Send = 1,
+}
+
+impl Mode {
+    /// What of this mode cannot go by this service and so many rails, where anything: what is wrong with the service and
+    /// what helps. It is the same on both sides.
+    pub fn problem(self, service: Service, rails: usize) -> Option<(&'static str, &'static str)> {
+        match (self, service) {
+            (Self::Write, Service::Ud) => Some((
+                "datagrams carry no writes",
+                "use mode = \"send\", or service = \"rc\"",
+            )),
+            (Self::Send, Service::Uc) => Some((
+                "messages go by rc or ud",
+                "use mode = \"write\", or service = \"rc\"",
+            )),
+            (Self::Send, Service::Ud) if rails > 1 => Some((
+                "datagrams go by one queue",
+                "name one card, with queues = 1",
+            )),
+            _ => None,
+        }
+    }
 }
 
 /// Why a greeting or a record cannot be read.

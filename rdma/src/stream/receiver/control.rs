@@ -174,7 +174,7 @@ const fn name(mode: Mode) -> &'static str {
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) hello: Hello,
-    pub(super) peer: String,
+    pub(super) peer: Arc<str>,
 }
 
 /// Where engine and thread are with each other.
@@ -460,7 +460,7 @@ impl Control {
         };
         let asked = Asked {
             hello,
-            peer: peer.clone(),
+            peer: peer.as_str().into(),
         };
         let terms = match self.shared.ask(asked, incoming.breaker()) {
             Ok(terms) => terms,
