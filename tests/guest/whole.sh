@@ -1,0 +1,173 @@
+# For cases of whole daemons, one that sends to one that receives: . tests/guest/whole.sh (cases run in the root of the
+# repository).
+. tests/guest/lib.sh
+# Bytes of a frame, and frames of a whole run.
+frame=512
+frames=20000
+
+# The numbers of a JSON document that is read, one a line: PATH NUMBER, as in `sources.link.delivered 7`.
+numbers() {
+    grep -oE '"([^"\\]|\\.)*"|[][{}:,]|[^][{}:," ]+' | awk '
+        function path(  i, all) { for (i = 1; i <= depth; i++) all = all (i > 1 ? "." : "") key[i]; return all }
+        $0 == "{" || $0 == "[" { depth++; key[depth] = ($0 == "[") ? 0 : ""; list[depth] = ($0 == "["); next }
+        $0 == "}" || $0 == "]" { depth--; next }
+        $0 == "," { if (list[depth]) key[depth]++; next }
+        $0 == ":" { if (!list[depth]) key[depth] = last; next }
+        /^"/ { last = substr($0, 2, length($0) - 2); next }
+        /^-?[0-9]/ { print path(), $0 }'
+}
+
+# One number of a final report, 0 where there is none: count FOLDER PATH.
+count() {
+    numbers <"$1/report" | awk -v path="$2" '$1 == path { found = $2 } END { print found + 0 }'
+}
+
+# One number of a run that goes on: now FOLDER PATH.
+now() {
+    "$DAQ_GUEST_KERNEL/bin/busybox" wget -q -O - "http://$(<"$1/http")/status" 2>/dev/null | numbers |
+        awk -v path="report.$2" '$1 == path { found = $2 } END { print found + 0 }'
+}
+
+# What of a final report's ledger does not add up, if anything; 1 then: add_up FOLDER.
+add_up() {
+    numbers <"$1/report" | awk '
+        function wrong(why) { print why; bad = 1 }
+        { any = 1; n = split($1, key, "."); name = key[1] "." key[2]; names[name] = key[1]; at[name "." key[3]] += $2 }
+        n == 4 { split_up[name "." key[3]] += $2 }
+        END {
+            if (!any) wrong("there is no report")
+            for (name in names) {
+                part = names[name]; own = name "."
+                if (part == "sources" && at[own "expected"] != at[own "delivered"] + at[own "pending"] + at[own "lost"])
+                    wrong(name ": what was expected is not what was delivered and lost")
+                if (part == "rings" && at[own "made"] != at[own "published"] + at[own "ring_full"])
+                    wrong(name ": what was made is not what was published and dropped")
+                if (part == "readers" && at[own "published"] != at[own "read"] + at[own "overrun"] + at[own "discarded"])
+                    wrong(name ": what was published is not what was read, overrun and discarded")
+                if (at[own "pending"] != 0) wrong(name ": " at[own "pending"] " are pending at the end")
+                if (part == "sinks") {
+                    reader = "readers." substr(name, 7) "."
+                    if (at[own "frames"] + at[own "dropped"] != at[reader "read"] + at[reader "discarded"])
+                        wrong(name ": what was read is not what was written and dropped")
+                }
+            }
+            exit bad
+        }'
+}
+
+# Writes a receiver's configuration: far FOLDER LISTEN HTTP KEYS.
+far() {
+    mkdir -p "$1"
+    echo "$3" >"$1/http"
+    cat >"$1/daq.toml" <<TOML
+[source.link]
+driver = "rdma"
+ring = "raw"
+listen = "$2"
+nics = ["rxe0"]
+places = 8
+$4
+[ring.raw]
+slot = $frame
+slots = 128
+[sink.disk]
+driver = "file"
+input = "raw"
+guarantee = true
+path = "out"
+[http]
+listen = "$3"
+TOML
+}
+
+# Writes a sender's configuration, of so many frames that count: near FOLDER TO FRAMES PACE KEYS.
+near() {
+    mkdir -p "$1"
+    cat >"$1/daq.toml" <<TOML
+$(counting "$3" "$4")
+[sink.far]
+driver = "rdma"
+input = "raw"
+to = "$2"
+nics = ["rxe0"]
+guarantee = true
+$5
+TOML
+}
+counting() {
+    cat <<TOML
+[source.adc]
+driver = "sim"
+ring = "raw"
+pattern = "counter"
+packet = 64
+hold = true
+frames = $1
+pace = "$2"
+[ring.raw]
+slot = $frame
+slots = 128
+TOML
+}
+
+# Becomes the run of a folder, for a subshell in the background: run FOLDER.
+run() {
+    cd "$1" && exec "$DAQ_BIN/daq" run daq.toml --report json >report 2>>log
+}
+
+# Waits until a command succeeds, a minute at most: await WHAT COMMAND...
+await() {
+    local what=$1 tries
+    shift
+    for tries in $(seq 600); do
+        ! "$@" || return 0
+        sleep 0.1
+    done
+    echo "waited in vain for $what ($tries tries)"
+    return 1
+}
+has_come() { [ "$(now "$1" sources.link.delivered)" -ge "$2" ]; }
+listens() { grep -qs 'serving http' "$1/log"; }
+told() { [ "$(grep -c "$2" "$1/log")" -ge "${3:-1}" ]; }
+
+# All that is sent, in /tmp/reference: what a run writes without a network between, held against its definition, which is
+# a count of 64-bit words.
+reference() {
+    mkdir -p /tmp/alone
+    printf '%s\n[sink.disk]\ndriver = "file"\ninput = "raw"\nguarantee = true\npath = "out"\n' \
+        "$(counting $frames free)" >/tmp/alone/daq.toml
+    (run /tmp/alone) || { tail -n 5 /tmp/alone/log; return 1; }
+    cat /tmp/alone/out/*.sigmf-data >/tmp/reference
+    rm -r /tmp/alone
+    od -An -v -tu8 -w8 /tmp/reference |
+        awk -v all=$((frames * frame / 8)) '$1 != NR - 1 { exit 1 } END { exit NR != all }'
+}
+
+# What a receiver has written.
+written() { cat "$1"/out/*.sigmf-data 2>/dev/null; }
+
+# Says whether a check holds, with the last words of both ends where it does not: check NAME WHY COMMAND...
+check() {
+    local name=$1 why=$2
+    shift 2
+    if "$@"; then
+        echo "ok $name"
+    else
+        echo "FAIL $name: $why"
+        tail -n 12 "$work"/*/log
+        grep -H . "$work"/*/report
+    fi
+}
+
+# Checks a run that lost nothing: all was sent, has come, once, and is what it was: checks NAME.
+checks() {
+    local sent come
+    sent=$(count "$work/near" sinks.far.frames) come=$(count "$work/far" sources.link.delivered)
+    check "$1-sent" "$sent of $frames frames" [ "$sent/$(count "$work/near" sinks.far.dropped)" = "$frames/0" ]
+    check "$1-come" "$come of $(count "$work/far" sources.link.expected) expected" \
+        [ "$come/$(count "$work/far" sources.link.expected)/$(count "$work/far" sources.link.duplicates)" = "$frames/$frames/0" ]
+    check "$1-accounted" "the ledgers do not add up" accounted
+    check "$1-content" "other bytes than were sent" same
+}
+same() { written "$work/far" | cmp - /tmp/reference; }
+accounted() { add_up "$work/near" && add_up "$work/far"; }
