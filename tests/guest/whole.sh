@@ -145,8 +145,8 @@ reference() {
     echo "e69ecaafd3ecf1b2d01121cc37bfbc6ff9f8641081fe6180d9998bdffae8ceed  /tmp/reference" | sha256sum -c --quiet
 }
 
-# What a receiver has written.
-written() { cat "$1"/out/*.sigmf-data 2>/dev/null; }
+# What a receiver has written, in a file that it had not closed as well.
+written() { cat "$1"/out/*.sigmf-data* 2>/dev/null; }
 
 # A card of software on an interface that leads nowhere, in $address, and what is to come; a case ends where it cannot be had.
 address=10.79.0.1
@@ -212,3 +212,48 @@ checks() {
 }
 same() { written "$work/far" | cmp - /tmp/reference; }
 accounted() { add_up "$work/near" && add_up "$work/far"; }
+
+# A card of software in each of two guests; a case ends where they cannot be had.
+two_beds() {
+    [ -x "$DAQ_BIN/examples/verbs_probe" ] || { echo "skip two-guests: this build has no feature verbs"; exit 0; }
+    await_peer || { echo "FAIL peer: it does not answer"; exit 0; }
+    [ -e /sys/class/infiniband/rxe0 ] || soft_roce rxe0 eth0 || { echo "FAIL card: soft-RoCE cannot be had"; exit 0; }
+    on_peer '. tests/guest/lib.sh; [ -e /sys/class/infiniband/rxe0 ] || soft_roce rxe0 eth0 && echo up' | grep -q up ||
+        { echo "FAIL card: the peer has none"; exit 0; }
+    reference || { echo "FAIL reference: sim does not count"; exit 0; }
+}
+on_peer_bash() { on_peer "bash -c '. tests/guest/whole.sh; $1'"; }
+
+# The receiver here, the sender there: begin CONNECTION MODE PACE.
+begin() {
+    keys="connection = \"$1\"
+mode = \"$2\""
+    work=/tmp/two-$1-$2
+    far "$work/far" 10.77.0.1:7471 127.0.0.1:7480 "$keys"
+    mkdir -p "$work/near"
+    run "$work/far" &
+    far_pid=$!
+    await "a receiver" listens "$work/far"
+    on_peer_bash "near $work/near 10.77.0.1:7471 $frames \"$3\" \"connection = \\\"$1\\\"
+mode = \\\"$2\\\"\"; ( (run $work/near); echo \$? >$work/near/status ) >/dev/null 2>&1 &"
+}
+has_ended() { [ -n "$(on_peer "cat $work/near/status 2>/dev/null")" ]; }
+has_links() { [ "$(now "$work/far" sources.link.counts.links)" -ge "$1" ]; }
+is_done() { [ "$(now "$work/far" sources.link.delivered)" -ge $frames ]; }
+# Lets both end, and has the sender's report here.
+end() {
+    local status
+    await "the last frame" is_done
+    await "the sender's end" has_ended
+    status=$(on_peer "cat $work/near/status")
+    on_peer "cat $work/near/report" >"$work/near/report"
+    on_peer "cat $work/near/log" >"$work/near/log"
+    check "$1-ended" "status $status" [ "$status" = 0 ]
+    kill -INT $far_pid
+    wait $far_pid
+    status=$?
+    check "$1-stopped" "status $status" [ $status = 0 ]
+    checks "$1"
+    echo "$1: $(count "$work/far" sources.link.delivered) frames over $(count "$work/near" sinks.far.connections) connections"
+    rm -r "$work"
+}
