@@ -5,8 +5,12 @@
 //!     ▲
 //!     └─ registers (control plane) ─ armed at start, disarmed at the end
 //! ```
-//! No RDMA card is needed: the packets are taken from a plain UDP socket, and each write is checked before it is placed. A
+//! By default no RDMA card is needed: the packets are taken from a plain UDP socket, and each write is checked before it is placed. A
 //! sensor has the data plane and the control plane of its device in common with others: one source a sensor.
+//!
+//! With `mode = "queue-pair"` an RDMA card takes the writes into memory instead, see `queue_pair`; the unit of the ledger is
+//! the frame then. What never ended is lost, `wire_gap`; what the sensor overtook, `overrun`; of a frame that ended with
+//! packets missing, `present` says which.
 //!
 //! # From writes to frames
 //! A write's address names a page and a packet of the frame in it, see [`pages`]; its packet sequence number says which of
@@ -49,23 +53,28 @@ pub mod metadata;
 pub mod order;
 pub mod pages;
 pub mod placer;
+mod queue_pair;
 pub mod roce;
 
-pub use config::HsbConfig;
+pub use config::{HsbConfig, Mode};
 
 use crate::sys::interface::Interface;
 use crate::sys::socket::{Options, UdpSocket};
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{Claim, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{Claim, EngineNeeds, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::{Layout, Samples};
+use daq_core::mapped::Writer;
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::units::ByteSize;
 use daq_core::window::{Geometry, Numbering};
+use daq_rdma::nics;
+use daq_rdma::verbs::Endpoint;
 use ecb::{Ecb, Taken};
 use filler::{Control, Receiver};
 use placer::Placer;
+use queue_pair::QueuePair;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::sync::PoisonError;
 
 /// The registry entry.
@@ -91,6 +100,10 @@ samples = { type = "uint8" }
 # control = true              # arm and disarm it; false where somebody else does, then:
 # queue_pair = 1              #   24 bits
 # rkey    = 1                 #   32 bits
+# mode    = "queue-pair"      # by a card that does RDMA, without `listen`, `pages` and what follows from them; with
+# nic     = "mlx5_0"          #   the card
+# path    = "staged"          #   never straight into a GPU's memory
+# relaxed_ordering = true     #   let the card's writes pass each other on the bus
 # base    = 0                 #   address of page 0
 # stride  = "1048704 B"       #   from page to page
 # core    = 2                 # for its thread
@@ -171,7 +184,11 @@ impl Hsb {
         }
     }
 
-    /// Everything that arms the sensor to send to a socket on `local`, as `pages` say.
+    fn is_queue_pair(&self) -> bool {
+        self.config.mode == Mode::QueuePair
+    }
+
+    /// Everything that arms the sensor to send to `local`, as `pages` say.
     fn control(&self, local: SocketAddr, pages: pages::Pages) -> Result<Control, SourceError> {
         let device = self.device()?;
         let error = |why: String| SourceError::new(format!("device {device}"), why);
@@ -218,9 +235,89 @@ impl Hsb {
     }
 }
 
+impl Hsb {
+    fn note_queue_pair(&self, nic: &str, notes: &mut Vec<String>) {
+        notes.push(format!(
+            "a sensor knows no credits: it goes round over slots of the engine's own, as many as the ring has, at least {}, \
+             and frames are copied out of them before it comes round again; what it overtakes is counted as overrun",
+            queue_pair::LEAST_PAGES
+        ));
+        notes.push(
+            "where the CPU does not reach a GPU's pages, frames have no timestamps and packets missing inside of them stay \
+             unknown; where it does, it reads 8 bytes of each packet: path = \"staged\" lets it read them from host memory"
+                .to_owned(),
+        );
+        if is_software(nic) {
+            notes.push("no sensor sends to a card made of software".to_owned());
+        } else if !daq_rdma::HAS_VERBS {
+            notes.push(
+                "this build drives no network cards (feature `verbs`): it will not start".to_owned(),
+            );
+        }
+        notes.push("not yet run on a ConnectX with a Holoscan Sensor Bridge".to_owned());
+    }
+
+    fn build_queue_pair(
+        &self,
+        nic: &str,
+        context: &SourceContext,
+    ) -> Result<Producers, SourceError> {
+        let failed = |why: String| SourceError::new(format!("nic {nic}"), why);
+        let card = nics::open(nic).map_err(|error| failed(error.to_string()))?;
+        let port = card.port().map_err(|error| failed(error.to_string()))?;
+        let address = Ipv6Addr::from(port.gid).to_ipv4_mapped();
+        let address = address.ok_or_else(|| {
+            failed(format!(
+                "entry {} of its table of addresses is {}, and a sensor knows IPv4 alone: choose one of RoCE v2 by \
+                 \"{nic}:{}@GID\", `rdma link` and `show_gids` list them",
+                port.gid_index,
+                Ipv6Addr::from(port.gid),
+                port.number
+            ))
+        })?;
+        let packet = self.config.packet.bytes().unwrap_or(usize::MAX);
+        if packet > port.mtu as usize {
+            return Err(failed(format!(
+                "packets of {packet} bytes where its port takes {} a write: set `packet = \"{} B\"`, or raise the network's MTU",
+                port.mtu, port.mtu
+            )));
+        }
+        let control = self.control((address, ROCE).into(), self.config.pages(0))?;
+        let IpAddr::V4(device) = Self::address_of(&control) else {
+            return Err(failed("the device has no IPv4 address".to_owned()));
+        };
+        let peer = Endpoint {
+            gid: device.to_ipv6_mapped().octets(),
+            mtu: port.mtu,
+            ..Endpoint::default()
+        };
+        let engine = QueuePair::new(queue_pair::Parts {
+            name: format!("source {}", context.name),
+            nic: card,
+            peer,
+            ecb: control.ecb,
+            orders: control.orders,
+            relaxed: self.config.relaxed_ordering,
+        });
+        Ok(Producers::Engine(Box::new(engine)))
+    }
+
+    fn address_of(control: &Control) -> IpAddr {
+        let ecb = control.ecb.lock().unwrap_or_else(PoisonError::into_inner);
+        ecb.device().ip()
+    }
+}
+
+/// The UDP port of RoCE v2.
+const ROCE: u16 = 4791;
+
+fn is_software(nic: &str) -> bool {
+    nic.split([':', '?']).next() == Some(nics::SOFTWARE)
+}
+
 impl SourceSpec for Hsb {
     fn claims(&self) -> Vec<Claim> {
-        let mut claims = vec![Claim::UdpPort(self.config.listen)];
+        let mut claims: Vec<_> = self.config.listen.map(Claim::UdpPort).into_iter().collect();
         if self.config.control {
             let HsbConfig { device, sensor, .. } = &self.config;
             let device = self
@@ -233,11 +330,20 @@ impl SourceSpec for Hsb {
     }
 
     fn origins(&self) -> Vec<String> {
-        vec![format!("{}, UDP {}", self.sensor(), self.config.listen)]
+        let HsbConfig { listen, nic, .. } = &self.config;
+        vec![match (nic, listen) {
+            (Some(nic), _) => format!("{}, queue pair of {nic}", self.sensor()),
+            (None, Some(listen)) => format!("{}, UDP {listen}", self.sensor()),
+            (None, None) => self.sensor(),
+        }]
     }
 
     fn preferred_slot(&self) -> Option<usize> {
-        self.config.frame.bytes()
+        let frame = self.config.frame.bytes()?;
+        Some(match self.config.mode {
+            Mode::Socket => frame,
+            Mode::QueuePair => pages::Pages::page_bytes(frame),
+        })
     }
 
     fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
@@ -246,6 +352,13 @@ impl SourceSpec for Hsb {
             let (frame, slot) = (self.config.frame, ByteSize(slot_bytes as u64));
             let message = format!("frames of {frame} do not fit into slots of {slot}");
             let help = format!("set `slot = \"{frame}\"` in the ring's section");
+            return Err(Problem::at("frame", message).help(help));
+        }
+        let least = pages::Pages::page_bytes(pages.frame);
+        if self.is_queue_pair() && least > slot_bytes {
+            let (least, slot) = (ByteSize(least as u64), ByteSize(slot_bytes as u64));
+            let message = format!("a frame and its metadata, {least}, do not fit into slots of {slot}");
+            let help = format!("set `slot = \"{least}\"` in the ring's section");
             return Err(Problem::at("frame", message).help(help));
         }
         let places = u32::try_from(pages.packets()).unwrap_or(u32::MAX);
@@ -283,12 +396,35 @@ impl SourceSpec for Hsb {
         false
     }
 
+    fn engine(&self) -> Option<EngineNeeds> {
+        let nic = self.config.nic.as_deref().filter(|_| self.is_queue_pair())?;
+        let is_software = is_software(nic);
+        Some(EngineNeeds {
+            device: (!is_software).then(|| nic.split(':').next().unwrap_or(nic).to_owned()),
+            writer: Writer::Nic,
+            wish: self.config.path,
+            host_only: is_software
+                .then(|| "a card made of software is given host memory alone".to_owned()),
+            rings: false,
+            faults: queue_pair::FAULTS,
+            alignment: pages::GRAIN,
+            max_slot: 1 << 32,
+            max_slots: queue_pair::MOST_PAGES,
+        })
+    }
+
     fn counts(&self) -> &'static [&'static str] {
-        filler::COUNTS
+        match self.config.mode {
+            Mode::Socket => filler::COUNTS,
+            Mode::QueuePair => &[],
+        }
     }
 
     fn memory(&self, _geometry: &Geometry) -> usize {
-        filler::MEMORY
+        match self.config.mode {
+            Mode::Socket => filler::MEMORY,
+            Mode::QueuePair => 0,
+        }
     }
 
     fn cores(&self) -> Vec<usize> {
@@ -303,11 +439,19 @@ impl SourceSpec for Hsb {
         if !self.config.control {
             notes.push("the sensor is armed and disarmed by others".to_owned());
         }
+        if let Some(nic) = self.config.nic.as_deref().filter(|_| self.is_queue_pair()) {
+            self.note_queue_pair(nic, &mut notes);
+        }
         notes
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
-        let listen = self.config.listen;
+        if let Some(nic) = self.config.nic.as_deref().filter(|_| self.is_queue_pair()) {
+            return self.build_queue_pair(nic, context);
+        }
+        let listen = self.config.listen.ok_or_else(|| {
+            SourceError::new("listen", "no address to receive on".to_owned())
+        })?;
         let options = Options {
             receive_buffer: self.config.receive_buffer.bytes().unwrap_or(usize::MAX),
             coalesce: true,

@@ -5,6 +5,7 @@
 //!     ├─ sys/       libibverbs and librdmacm, opened at run time (feature `verbs`)
 //!     └─ software/  the same by this process, over TCP
 //!   register.rs   which way a region is registered: dma-buf, nvidia-peermem, host memory; every refusal is kept
+//!   registrar.rs  a region's keys, of every card, as the memory of a DMA engine's device
 //!   connect.rs    how two hosts find each other: rdma_cm, or a plain TCP exchange
 //!   stream/       frames over queue pairs: greeting, slots, records, credits, going on after a break
 //! ```
@@ -13,6 +14,7 @@
 pub mod connect;
 pub mod nics;
 pub mod register;
+pub mod registrar;
 pub mod software;
 pub mod stream;
 #[cfg(feature = "verbs")]

@@ -274,6 +274,11 @@ pub trait Engine: Send {
     /// The names of all faults that it can report, in the order of [`Completions::fault`].
     fn faults(&self) -> &'static [&'static str];
 
+    /// Whether it also writes behind a frame's length, to the end of the slot: what changes there proves nothing.
+    fn writes_behind(&self) -> bool {
+        false
+    }
+
     /// Programs the ring and starts, without credits. It is not armed when this is called.
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError>;
 

@@ -7,6 +7,7 @@ use super::placer;
 use crate::format::frames;
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
+use daq_core::topology::Wish;
 use daq_core::units::{ByteSize, Span};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -16,6 +17,8 @@ use std::net::{IpAddr, SocketAddr};
 const DATAGRAM: usize = 65_507;
 /// Pages of a sensor, at most: an immediate has 12 bits for them.
 const MOST_PAGES: u32 = 4096;
+/// Bytes by which a queue pair tells whether a packet came.
+const MARK: usize = 8;
 /// Bits of a queue pair's number.
 const QUEUE_PAIR_BITS: u32 = 24;
 
@@ -23,9 +26,25 @@ const QUEUE_PAIR_BITS: u32 = 24;
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HsbConfig {
+    /// How frames come: `"socket"`, as packets through a UDP socket of any network card; `"queue-pair"`, written into memory
+    /// by a card that does RDMA, `nic`.
+    #[serde(default)]
+    pub mode: Mode,
     /// Address and port to receive on, such as `"192.168.0.101:4791"`. The sensor is told to send there; for `0.0.0.0` it is
-    /// told the address from which the device is reached. Each sensor needs a port of its own.
-    pub listen: SocketAddr,
+    /// told the address from which the device is reached. Each sensor needs a port of its own. A queue pair has the
+    /// address of its card, and port 4791.
+    pub listen: Option<SocketAddr>,
+    /// The card of a queue pair, as in `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`, of which the entry GID of its table
+    /// of addresses must be one of RoCE v2 with an IPv4 address. `"software"` is for tests of this program: no sensor sends to it.
+    pub nic: Option<String>,
+    /// Whether a queue pair's writes go straight into a GPU's memory, from where they are copied to a ring there: `"auto"`,
+    /// where the topology lets them; `"direct"`, even where it speaks against it; `"staged"`, through host memory.
+    #[serde(default)]
+    pub path: Wish,
+    /// Whether a queue pair's writes may pass each other on the bus. The write that ends a frame is among them: set it only
+    /// where the card completes no write before all those before it are visible.
+    #[serde(default)]
+    pub relaxed_ordering: bool,
     /// Payload bytes of a frame: what the sensor is set to.
     pub frame: ByteSize,
     /// Which device: its address, `ADDRESS:PORT` where its control port is not 8192, or `"auto"` for the only one that
@@ -45,10 +64,9 @@ pub struct HsbConfig {
     /// metadata, it must fit the network's MTU. All sensors of a plane have the same.
     #[serde(default = "packet")]
     pub packet: ByteSize,
-    /// Pages that the sensor writes to in turn, 1 to 4096. They are numbers only and take no memory; many tell frames apart
-    /// over long gaps.
-    #[serde(default = "pages")]
-    pub pages: u32,
+    /// Pages that the sensor writes to in turn, 1 to 4096; without it 64. They are numbers only and take no memory; many tell
+    /// frames apart over long gaps. The pages of a queue pair are memory, as many as the ring has slots.
+    pub pages: Option<u32>,
     /// The queue pair that packets are for, 24 bits; without it 1.
     pub queue_pair: Option<u32>,
     /// The key that packets must carry, 32 bits; without it a new one each time the sensor is armed, so that packets of
@@ -85,6 +103,20 @@ pub struct HsbConfig {
     pub samples: Option<Samples>,
 }
 
+/// How frames come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// As packets through a UDP socket.
+    #[default]
+    Socket,
+    /// As writes of a card that does RDMA.
+    QueuePair,
+}
+
+/// Pages where nothing else is said.
+const PAGES: u32 = 64;
+
 /// The value of `device` for the only one that announces itself.
 const AUTO: &str = "auto";
 
@@ -98,10 +130,6 @@ const fn yes() -> bool {
 
 const fn packet() -> ByteSize {
     ByteSize(1408)
-}
-
-const fn pages() -> u32 {
-    64
 }
 
 const fn receive_buffer() -> ByteSize {
@@ -136,18 +164,6 @@ impl HsbConfig {
                 found.push(Problem::at(key, message).help(help));
             }
         };
-        must(
-            self.listen.is_ipv4() && !self.listen.ip().is_multicast(),
-            "listen",
-            format!("{} is no address that a sensor can send to", self.listen),
-            "give an IPv4 address of this machine and a port, such as \"192.168.0.101:4791\"",
-        );
-        must(
-            self.listen.port() != 0 || !self.control,
-            "listen",
-            "no port".into(),
-            "give the port that the sensor is to send to, such as 4791",
-        );
         must(
             self.device == AUTO || self.device().is_some_and(|device| device.is_ipv4()),
             "device",
@@ -188,9 +204,9 @@ impl HsbConfig {
             "give a multiple of 128 B that fits the network: 1408 B for an MTU of 1500, 8704 B for one of 9000",
         );
         must(
-            (1..=MOST_PAGES).contains(&self.pages),
+            (1..=MOST_PAGES).contains(&self.page_count()),
             "pages",
-            format!("{} pages", self.pages),
+            format!("{} pages", self.page_count()),
             "give 1 to 4096",
         );
         must(
@@ -218,14 +234,94 @@ impl HsbConfig {
         );
         must(
             self.base
-                .checked_add(stride.saturating_mul(self.pages.into()))
+                .checked_add(stride.saturating_mul(self.page_count().into()))
                 .is_some(),
             "base",
             format!("pages from {:#x} on end beyond all addresses", self.base),
             "leave it out unless somebody else arms the sensor",
         );
         found.extend(frames::problems(self.window, self.agree));
+        found.extend(match self.mode {
+            Mode::Socket => self.socket_problems(),
+            Mode::QueuePair => self.queue_pair_problems(),
+        });
         found
+    }
+
+    fn socket_problems(&self) -> Vec<Problem> {
+        let mut found = Vec::new();
+        let mut tell = |key: &str, message: String, help: &str| {
+            found.push(Problem::at(key, message).help(help));
+        };
+        match self.listen {
+            None => tell(
+                "listen",
+                "no address to receive on".into(),
+                "give an IPv4 address of this machine and a port, such as \"192.168.0.101:4791\"",
+            ),
+            Some(listen) if !listen.is_ipv4() || listen.ip().is_multicast() => tell(
+                "listen",
+                format!("{listen} is no address that a sensor can send to"),
+                "give an IPv4 address of this machine and a port, such as \"192.168.0.101:4791\"",
+            ),
+            Some(listen) if listen.port() == 0 && self.control => tell(
+                "listen",
+                "no port".into(),
+                "give the port that the sensor is to send to, such as 4791",
+            ),
+            Some(_) => {}
+        }
+        if self.nic.is_some() {
+            let help = "leave it out, or write mode = \"queue-pair\"";
+            tell("nic", "a socket goes through any card".into(), help);
+        }
+        found
+    }
+
+    fn queue_pair_problems(&self) -> Vec<Problem> {
+        let mut found = Vec::new();
+        let mut tell = |key: &str, message: &str, help: &str| {
+            found.push(Problem::at(key, message.to_owned()).help(help));
+        };
+        if self.nic.as_ref().is_none_or(String::is_empty) {
+            let help = "name one, as in nic = \"mlx5_0\"; `rdma link` lists them";
+            tell("nic", "no card for the queue pair", help);
+        }
+        if !self.control {
+            let help = "leave it out: the card chooses the queue pair's number and key, and the sensor must be told them";
+            tell("control", "nobody else can arm a sensor for a queue pair", help);
+        }
+        let left = "leave it out";
+        if self.listen.is_some() {
+            tell("listen", "a queue pair has the address of its card", left);
+        }
+        if self.queue_pair.is_some() {
+            tell("queue_pair", "the card chooses the number", left);
+        }
+        if self.rkey.is_some() {
+            tell("rkey", "the card chooses the key", left);
+        }
+        if self.base != 0 {
+            tell("base", "the card says where its memory begins", left);
+        }
+        if self.stride.is_some() {
+            let help = "leave it out; `slot` of the ring is what it follows from";
+            tell("stride", "the pages are as far apart as slots", help);
+        }
+        if self.pages.is_some() {
+            let help = "leave it out; `slots` of the ring says how many";
+            tell("pages", "the pages are slots", help);
+        }
+        let last = bytes(self.frame) % bytes(self.packet).max(1);
+        if (1..MARK).contains(&last) {
+            let help = "choose another `packet`";
+            tell("frame", "its last packet has fewer than 8 bytes, too few to tell whether it came", help);
+        }
+        found
+    }
+
+    fn page_count(&self) -> u32 {
+        self.pages.unwrap_or(PAGES)
     }
 
     /// Bytes from page to page.
@@ -239,7 +335,7 @@ impl HsbConfig {
         Pages {
             base: self.base,
             stride: self.stride(),
-            count: self.pages,
+            count: self.page_count(),
             frame: bytes(self.frame),
             packet: bytes(self.packet),
             queue_pair: self.queue_pair.unwrap_or(1),

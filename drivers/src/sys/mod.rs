@@ -14,6 +14,7 @@ pub mod socket;
 pub mod vfio;
 pub mod vfio_bar;
 pub mod vfio_map;
+pub mod words;
 pub mod xdp;
 
 #[cfg(test)]

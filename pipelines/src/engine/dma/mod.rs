@@ -274,7 +274,9 @@ impl Runner {
             self.path = Path::Unproven(prover, is_looked_at);
             return Ok(false);
         };
-        let written = if first.is_bad {
+        // One of which parts never came tells nothing either.
+        let is_whole = first.origin.is_none_or(|told| told.arrived >= told.places);
+        let written = if first.is_bad || !is_whole {
             0
         } else {
             self.done(0)?.length

@@ -26,6 +26,8 @@ pub(super) struct Port {
     state: State,
     name: String,
     holdable: bool,
+    /// Whether the engine writes behind frames, too.
+    writes_behind: bool,
     faults: &'static [&'static str],
     /// How frames get from slots of the engine's own to the ring's; `None` where it writes the ring.
     carry: Option<Carry>,
@@ -141,6 +143,7 @@ impl Port {
         Ok(Self {
             name: format!("{} of {}", engine.name(), engine.device().name()),
             faults: engine.faults(),
+            writes_behind: engine.writes_behind(),
             flushed: gpu.filter(|gpu| gpu.needs_flush() == Some(true)),
             carry: (!is_straight)
                 .then(|| Carry::new(region, producer))
@@ -172,6 +175,10 @@ impl Port {
 
     pub(super) const fn is_holdable(&self) -> bool {
         self.holdable
+    }
+
+    pub(super) const fn writes_behind(&self) -> bool {
+        self.writes_behind
     }
 
     pub(super) const fn is_armed(&self) -> bool {

@@ -140,7 +140,12 @@ impl Prover {
         let gone =
             || DmaError::Unbelievable(format!("the slots of {} cannot be looked at", port.name()));
         let region = port.region().ok_or_else(gone)?;
-        let (offset, bytes) = (slot * self.stride, self.stride);
+        // Whole words of the frame alone, where the engine writes behind it as well.
+        let bytes = match port.writes_behind() && written > 0 {
+            true => written / 8 * 8,
+            false => self.stride,
+        };
+        let offset = slot * self.stride;
         match &self.gpu {
             // A kernel that stays may have left no room for another: then the CPU looks, through the bus.
             Some(gpu) if gpu.device.share() <= ROOMY => {

@@ -7,8 +7,8 @@
 //! ```
 //! The engine looks at one word a poll; it takes the lock only when that says so.
 
-use super::registrar::{Keys, Registrar};
 use crate::connect::{self, Breaker, Incoming, Listener};
+use crate::registrar::{EndLinks, Keys, Registrar};
 use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::verbs::{Nic, NicEvent, Queue, QueueOptions, Service, VerbsError};
 use daq_core::dma::DmaError;
@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(100);
 /// How long it is before a listener that failed is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
+/// How long a connection that is being made when its memory must go may take to end.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Sends that a queue holds: words for credits.
 pub(super) const SENDS: u32 = 4;
 
@@ -242,6 +244,17 @@ impl Shared {
             }),
             changed: Condvar::new(),
             attention: AtomicBool::new(false),
+        })
+    }
+
+    /// What ends the connection that is being made.
+    pub(super) fn ending(self: &Arc<Self>) -> EndLinks {
+        let shared = self.clone();
+        Box::new(move || {
+            // The engine has let go of its own link; one that is just being made is broken off.
+            shared.close(PATIENCE).map(drop).map_err(|Busy| {
+                format!("a connection that is being made did not end within {PATIENCE:?}")
+            })
         })
     }
 

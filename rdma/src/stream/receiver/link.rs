@@ -2,8 +2,8 @@
 
 use super::MAX_GAP;
 use super::control::{self, Connected, Fault, SENDS, Shape, Terms, rail_of, slot_of};
-use super::registrar::Keys;
 use crate::connect::Watch;
+use crate::registrar::Keys;
 use crate::stream::wire::{Hello, Mode, Record};
 use crate::verbs::{Payload, Queue, Service, Side, Status, Verb, Work, WorkDone};
 use daq_core::dma::DmaBuffer;

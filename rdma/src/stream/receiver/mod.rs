@@ -16,7 +16,6 @@
 
 mod control;
 mod link;
-mod registrar;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +23,7 @@ pub use control::FAULTS;
 
 use super::wire::Mode;
 use crate::connect::Listener;
+use crate::registrar::Registrar;
 use crate::verbs::{Access, Nic, Service};
 use control::{Asked, Connected, Control, Phase, Shape, Shared, Terms};
 use daq_core::dma::{
@@ -32,7 +32,6 @@ use daq_core::dma::{
 use daq_core::frame::Flags;
 use daq_core::ledger::Counter;
 use link::{End, Link, Step, Told};
-use registrar::Registrar;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -200,8 +199,8 @@ impl Receiver {
             relaxed: options.relaxed,
             ..access
         };
-        let payload = Registrar::new(&rails, relaxed, shared.clone());
-        let record_device = Registrar::new(&rails, access, shared.clone());
+        let payload = Registrar::new(&rails, relaxed, shared.ending());
+        let record_device = Registrar::new(&rails, access, shared.ending());
         let control = Control {
             name: options.name.clone(),
             shared: shared.clone(),

@@ -1,9 +1,8 @@
 //! A receiver over software cards, and a bare sender: queues and words, without any of the real sender's care.
 
-use super::super::control::Shared;
-use super::super::registrar::{Keys, Registrar};
 use super::super::{Counters, FAULTS, Options, Receiver};
 use crate::connect::{ConnectError, Dialler, Link, tcp};
+use crate::registrar::{Keys, Registrar};
 use crate::software::{Card, Faults};
 use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::verbs::{
@@ -248,11 +247,11 @@ impl Bare {
             remote_write: true,
             relaxed: false,
         };
-        let local = Registrar::new(&nics, access, Shared::new());
+        let local = Registrar::new(&nics, access, Box::new(|| Ok(())));
         let stride = Record::bytes(PLACES) + SLOT;
         let memory = DmaBuffer::new(local.clone(), COPIES * stride).unwrap();
         let keys = local.lend(memory.address()).unwrap();
-        let local = Registrar::new(&nics, access, Shared::new());
+        let local = Registrar::new(&nics, access, Box::new(|| Ok(())));
         let credits = DmaBuffer::new(local.clone(), 64).unwrap();
         let credit_keys = local.lend(credits.address()).unwrap();
         let hello = Hello {

@@ -1,19 +1,19 @@
 //! Memory registered with the card of every rail, under keys that a link takes with it and that die with the link.
+//!
+//! A link is whatever keeps a peer able to write: the connection of a stream, or a queue that a sensor writes through.
 
-use super::control::Shared;
 use crate::register::{self, PeerFacts};
 use crate::verbs::{Access, MemoryKey, Nic};
 use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::region::Region;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
 
-/// How long a connection that is being made when its memory must go may take to end.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Ends the links of a [`Registrar`], whatever they are doing; an error says which did not end.
+pub type EndLinks = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// The keys of one region, of each card one.
 #[derive(Debug)]
-pub(super) struct Keys {
+pub struct Keys {
     /// One a card.
     keys: Vec<MemoryKey>,
     /// The card of each rail.
@@ -22,12 +22,12 @@ pub(super) struct Keys {
 
 impl Keys {
     /// The key for a rail.
-    pub(super) fn of(&self, rail: usize) -> &MemoryKey {
+    pub fn of(&self, rail: usize) -> &MemoryKey {
         &self.keys[self.cards[rail]]
     }
 
     /// In which ways, for the log.
-    pub(super) fn ways(&self) -> String {
+    pub fn ways(&self) -> String {
         let mut ways: Vec<_> = self.keys.iter().map(|key| key.way().name()).collect();
         ways.dedup();
         ways.join(", ")
@@ -44,18 +44,19 @@ struct Mapped {
 }
 
 /// Registers regions with the cards of all rails, and stands for them as the device of an engine.
-pub(super) struct Registrar {
+pub struct Registrar {
     name: String,
     nics: Vec<Arc<dyn Nic>>,
     cards: Arc<[usize]>,
     access: Access,
     mapped: Mutex<Vec<Mapped>>,
-    shared: Arc<Shared>,
+    end: EndLinks,
 }
 
 impl Registrar {
-    /// For rails over `nics`, of which one may stand for several rails.
-    pub(super) fn new(rails: &[Arc<dyn Nic>], access: Access, shared: Arc<Shared>) -> Arc<Self> {
+    /// For the cards of `rails`, of which one may stand for several rails. `end` is asked to end what still has keys when
+    /// memory must go.
+    pub fn new(rails: &[Arc<dyn Nic>], access: Access, end: EndLinks) -> Arc<Self> {
         let mut nics: Vec<Arc<dyn Nic>> = Vec::new();
         let cards = rails
             .iter()
@@ -74,7 +75,7 @@ impl Registrar {
             cards,
             access,
             mapped: Mutex::default(),
-            shared,
+            end,
         })
     }
 
@@ -108,7 +109,7 @@ impl Registrar {
     }
 
     /// The address and the bytes of what is mapped around `address`.
-    pub(super) fn around(&self, address: u64) -> Option<(u64, usize)> {
+    pub fn around(&self, address: u64) -> Option<(u64, usize)> {
         let mapped = self.mapped();
         let found = mapped.iter().find(|mapped| {
             let bytes = mapped.region.bytes() as u64;
@@ -123,7 +124,7 @@ impl Registrar {
     ///
     /// # Errors
     /// Where nothing is mapped there, an earlier link still lives, or a card refuses.
-    pub(super) fn lend(&self, address: u64) -> Result<Arc<Keys>, DmaError> {
+    pub fn lend(&self, address: u64) -> Result<Arc<Keys>, DmaError> {
         let mut mapped = self.mapped();
         let refused = |why: &str| DmaError::Refused {
             device: self.name.clone(),
@@ -181,14 +182,10 @@ impl DmaDevice for Registrar {
     }
 
     fn cut_off(&self) -> Result<(), DmaError> {
-        // The engine has let go of its own link; one that is just being made is broken off.
-        if self.shared.close(PATIENCE).is_ok() {
-            return Ok(());
-        }
-        Err(DmaError::Refused {
+        (self.end)().map_err(|why| DmaError::Refused {
             device: self.name.clone(),
-            action: "ending a connection that is being made".to_owned(),
-            why: format!("it did not end within {PATIENCE:?}"),
+            action: "ending what still has its keys".to_owned(),
+            why,
         })
     }
 }
