@@ -251,7 +251,8 @@ impl Hsb {
             notes.push("no sensor sends to a card made of software".to_owned());
         } else if !daq_rdma::HAS_VERBS {
             notes.push(
-                "this build drives no network cards (feature `verbs`): it will not start".to_owned(),
+                "this build drives no network cards (feature `verbs`): it will not start"
+                    .to_owned(),
             );
         }
         notes.push("not yet run on a ConnectX with a Holoscan Sensor Bridge".to_owned());
@@ -357,7 +358,8 @@ impl SourceSpec for Hsb {
         let least = pages::Pages::page_bytes(pages.frame);
         if self.is_queue_pair() && least > slot_bytes {
             let (least, slot) = (ByteSize(least as u64), ByteSize(slot_bytes as u64));
-            let message = format!("a frame and its metadata, {least}, do not fit into slots of {slot}");
+            let message =
+                format!("a frame and its metadata, {least}, do not fit into slots of {slot}");
             let help = format!("set `slot = \"{least}\"` in the ring's section");
             return Err(Problem::at("frame", message).help(help));
         }
@@ -397,7 +399,11 @@ impl SourceSpec for Hsb {
     }
 
     fn engine(&self) -> Option<EngineNeeds> {
-        let nic = self.config.nic.as_deref().filter(|_| self.is_queue_pair())?;
+        let nic = self
+            .config
+            .nic
+            .as_deref()
+            .filter(|_| self.is_queue_pair())?;
         let is_software = is_software(nic);
         Some(EngineNeeds {
             device: (!is_software).then(|| nic.split(':').next().unwrap_or(nic).to_owned()),
@@ -449,9 +455,10 @@ impl SourceSpec for Hsb {
         if let Some(nic) = self.config.nic.as_deref().filter(|_| self.is_queue_pair()) {
             return self.build_queue_pair(nic, context);
         }
-        let listen = self.config.listen.ok_or_else(|| {
-            SourceError::new("listen", "no address to receive on".to_owned())
-        })?;
+        let listen = self
+            .config
+            .listen
+            .ok_or_else(|| SourceError::new("listen", "no address to receive on".to_owned()))?;
         let options = Options {
             receive_buffer: self.config.receive_buffer.bytes().unwrap_or(usize::MAX),
             coalesce: true,
@@ -487,3 +494,6 @@ impl SourceSpec for Hsb {
 fn key() -> u32 {
     RandomState::new().build_hasher().finish() as u32
 }
+
+#[cfg(test)]
+mod tests;

@@ -289,7 +289,11 @@ impl HsbConfig {
         }
         if !self.control {
             let help = "leave it out: the card chooses the queue pair's number and key, and the sensor must be told them";
-            tell("control", "nobody else can arm a sensor for a queue pair", help);
+            tell(
+                "control",
+                "nobody else can arm a sensor for a queue pair",
+                help,
+            );
         }
         let left = "leave it out";
         if self.listen.is_some() {
@@ -315,7 +319,11 @@ impl HsbConfig {
         let last = bytes(self.frame) % bytes(self.packet).max(1);
         if (1..MARK).contains(&last) {
             let help = "choose another `packet`";
-            tell("frame", "its last packet has fewer than 8 bytes, too few to tell whether it came", help);
+            tell(
+                "frame",
+                "its last packet has fewer than 8 bytes, too few to tell whether it came",
+                help,
+            );
         }
         found
     }

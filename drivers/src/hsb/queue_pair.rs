@@ -315,7 +315,9 @@ impl QueuePair {
         };
         if !pages.base.is_multiple_of(GRAIN as u64) {
             let base = pages.base;
-            return Err(self.unfit(format!("pages at {base:#x}: a sensor takes multiples of {GRAIN}")));
+            return Err(self.unfit(format!(
+                "pages at {base:#x}: a sensor takes multiples of {GRAIN}"
+            )));
         }
         let ring = Ring {
             region: key.region().clone(),
@@ -381,7 +383,9 @@ impl QueuePair {
             pages.queue_pair,
             self.nic.name(),
             pages.count,
-            self.keys.as_ref().map_or_else(String::new, |keys| keys.ways())
+            self.keys
+                .as_ref()
+                .map_or_else(String::new, |keys| keys.ways())
         );
         self.armed = Some(armed);
         Ok(())
@@ -418,12 +422,12 @@ impl QueuePair {
 
     /// Makes the pages ready whose frames were copied since the last poll.
     fn make_ready(&mut self) {
+        let before = self.bound();
         let Some(ring) = self.ring.take() else {
             return;
         };
         let from = self.ready.max(self.told.saturating_sub(ring.pages));
         if from < self.told {
-            let before = self.bound();
             for transfer in from..self.told {
                 let is_marked = transfer >= before && self.mark(&ring, transfer);
                 self.marked[ring.page(transfer)] = is_marked.then_some(transfer + ring.pages);
@@ -488,8 +492,11 @@ impl QueuePair {
         let Some(ring) = &self.ring else {
             return;
         };
-        let page = done.immediate.map(|immediate| u64::from(immediate) & ((1 << PAGE_BITS) - 1));
-        let (Some(immediate), Some(page)) = (done.immediate, page.filter(|page| *page < ring.pages))
+        let page = done
+            .immediate
+            .map(|immediate| u64::from(immediate) & ((1 << PAGE_BITS) - 1));
+        let (Some(immediate), Some(page)) =
+            (done.immediate, page.filter(|page| *page < ring.pages))
         else {
             return self.count(Fault::Immediate);
         };
@@ -624,7 +631,11 @@ impl QueuePair {
             origin: Some(Origin {
                 sequence: ended.frame,
                 epoch: ended.epoch,
-                flags: if is_whole { Flags(0) } else { Flags::INCOMPLETE },
+                flags: if is_whole {
+                    Flags(0)
+                } else {
+                    Flags::INCOMPLETE
+                },
                 places,
                 arrived: arrived_of,
             }),

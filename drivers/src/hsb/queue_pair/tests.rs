@@ -107,7 +107,10 @@ impl Queue for Joined {
     }
 
     fn connect(&mut self, peer: &Endpoint) -> Result<(), VerbsError> {
-        assert_eq!(peer.gid, Ipv4Addr::new(192, 0, 2, 7).to_ipv6_mapped().octets());
+        assert_eq!(
+            peer.gid,
+            Ipv4Addr::new(192, 0, 2, 7).to_ipv6_mapped().octets()
+        );
         let mut far = self.far.queue(&QueueOptions {
             service: Service::Uc,
             sends: 4096,
@@ -452,9 +455,9 @@ fn what_is_missing_is_counted_and_named() {
             assert_eq!(page[place.clone()], expected[place]);
         }
         // A round later the page that was passed over has marks again.
-        bench.send_all(5..10);
         let mut frames = Vec::new();
-        while frames.len() < 5 {
+        for frame in 5..10 {
+            bench.send(frame, &[]);
             frames.extend(bench.next());
         }
         bench.send(10, &[2]);
@@ -477,7 +480,10 @@ fn what_the_sensor_overtakes_is_not_told_as_whole() {
     let mut bench = Bench::new(0, 24, false);
     bench.send_all(0..20);
     bench.hear(19);
-    assert_eq!(bench.engine.as_mut().unwrap().lapsed().unwrap(), 19 + 2 + UNHEARD - 8);
+    assert_eq!(
+        bench.engine.as_mut().unwrap().lapsed().unwrap(),
+        19 + 2 + UNHEARD - 8
+    );
     let done = bench.poll().unwrap();
     // Transfer 0 is not told, 1 to 11 were let go, 12 to 19 are there, in pages that were not made ready for them.
     assert_eq!(bench.completions.overrun(), 11);
@@ -487,9 +493,9 @@ fn what_the_sensor_overtakes_is_not_told_as_whole() {
     assert_eq!(bench.completions.faults()[Fault::Overtaken as usize], 8);
     // The next in each page that is far enough from the sensor is whole again.
     assert!(bench.poll().unwrap().is_empty());
-    bench.send_all(20..30);
+    bench.send_all(20..28);
     let mut frames = Vec::new();
-    while frames.len() < 10 {
+    while frames.len() < 8 {
         frames.extend(bench.next());
     }
     // The bound was 14: pages of transfers 12 and 13 were not made ready for 20 and 21.
@@ -514,7 +520,13 @@ fn a_sensor_that_counts_anew_begins_an_epoch() {
     }
     let origins: Vec<_> = frames
         .iter()
-        .map(|done| (done.origin.unwrap().sequence, done.origin.unwrap().epoch, done.missing))
+        .map(|done| {
+            (
+                done.origin.unwrap().sequence,
+                done.origin.unwrap().epoch,
+                done.missing,
+            )
+        })
         .collect();
     assert_eq!(origins, [(0, 2, 0), (1, 2, 0)]);
     assert!(frames.iter().all(|done| !done.is_bad && done.passed == 0));
@@ -567,7 +579,11 @@ fn after_a_failure_the_sensor_writes_by_another_key() {
         "{error}"
     );
     bench.stop();
-    assert_eq!((bench.key(), bench.base()), (0, 0), "the sensor was disarmed");
+    assert_eq!(
+        (bench.key(), bench.base()),
+        (0, 0),
+        "the sensor was disarmed"
+    );
     bench.arm();
     assert_ne!((bench.register(0), bench.key()), (pair, key));
     // By the key of before nothing is written; the queue may fail for it, as a card's does.
@@ -636,7 +652,11 @@ fn slots_that_are_no_pages_are_refused() {
         (addresses(8, stride), FRAME, "its metadata"),
         (addresses(8, stride + 64), STRIDE, "multiples of 128"),
         (addresses(80, stride), STRIDE, "beyond"),
-        ((0..8).map(|i| 64 + i * stride).collect(), STRIDE, "not mapped"),
+        (
+            (0..8).map(|i| 64 + i * stride).collect(),
+            STRIDE,
+            "not mapped",
+        ),
     ];
     for (addresses, bytes, word) in cases {
         let slots = Slots {

@@ -1,0 +1,128 @@
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use super::*;
+use daq_core::config::Document;
+use daq_core::topology::Wish;
+
+fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text(
+        "daq.toml",
+        &format!("[source.camera]\nframe = \"1 MiB\"\n{text}"),
+        &mut diagnostics,
+    );
+    let mut section = document.sections("source").remove(0);
+    let spec = (ENTRY.parse)(&mut section, &mut diagnostics);
+    spec.ok_or_else(|| diagnostics.render(document.sources(), false))
+}
+
+const PAIR: &str = "mode = \"queue-pair\"\ndevice = \"127.0.0.1:9\"\n";
+
+fn context(spec: &dyn SourceSpec) -> SourceContext {
+    SourceContext {
+        counts: daq_core::ledger::Counts::default(),
+        name: "camera".to_owned(),
+        directory: ".".into(),
+        geometry: spec.geometry(spec.preferred_slot().unwrap()).unwrap(),
+    }
+}
+
+#[test]
+fn what_contradicts_a_mode_is_told_with_its_key() {
+    let cases = [
+        ("", "no address to receive on"),
+        ("listen = \"0.0.0.0:4791\"\nnic = \"mlx5_0\"", "any card"),
+        ("mode = \"queue-pair\"", "no card"),
+        ("mode = \"queue-pairs\"", "queue-pair"),
+    ];
+    for (text, told) in cases {
+        let error = spec(text).err().unwrap_or_default();
+        assert!(error.contains(told), "{text}: {error}");
+    }
+    let cases = [
+        ("listen = \"0.0.0.0:4791\"", "address of its card"),
+        ("control = false\nqueue_pair = 1\nrkey = 1", "nobody else"),
+        ("queue_pair = 1", "chooses the number"),
+        ("rkey = 1", "chooses the key"),
+        ("base = 4096", "where its memory begins"),
+        ("stride = \"2 MiB\"", "as far apart as slots"),
+        ("pages = 8", "the pages are slots"),
+        ("packet = \"349440 B\"", "packets of"),
+        ("packet = \"1152 B\"\nstride = \"1 B\"", "page to page"),
+    ];
+    for (text, told) in cases {
+        let error = spec(&format!("{PAIR}nic = \"mlx5_0\"\n{text}"));
+        let error = error.err().unwrap_or_default();
+        assert!(error.contains(told), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_last_packet_that_is_too_short_to_tell_is_refused() {
+    let of = |frame: usize| {
+        let text =
+            format!("[source.camera]\nframe = {frame}\n{PAIR}nic = \"mlx5_0\"");
+        let mut diagnostics = Diagnostics::new();
+        let document = Document::from_text("daq.toml", &text, &mut diagnostics);
+        let mut section = document.sections("source").remove(0);
+        (ENTRY.parse)(&mut section, &mut diagnostics).is_some()
+    };
+    assert!(of(2816) && of(2824));
+    assert!(!of(2817) && !of(2823));
+}
+
+#[test]
+fn the_plan_learns_what_a_queue_pair_needs() {
+    let card = spec(&format!("{PAIR}nic = \"mlx5_1:2@3\"\npath = \"staged\"")).unwrap();
+    let needs = card.engine().unwrap();
+    assert_eq!(needs.device.as_deref(), Some("mlx5_1"));
+    assert_eq!((needs.writer, needs.wish), (Writer::Nic, Wish::Staged));
+    assert_eq!((needs.alignment, needs.max_slots), (128, 4096));
+    assert!(needs.host_only.is_none() && !needs.rings && !card.holdable());
+    assert_eq!(needs.faults, queue_pair::FAULTS);
+    assert!(card.counts().is_empty() && card.memory(&card.geometry(2 << 20).unwrap()) == 0);
+    // A frame rounded up to 128, and its metadata.
+    assert_eq!(card.preferred_slot(), Some((1 << 20) + 128));
+    let geometry = card.geometry((1 << 20) + 128).unwrap();
+    assert_eq!((geometry.frame_bytes, geometry.places), (1 << 20, 745));
+    let error = card.geometry(1 << 20).err().unwrap();
+    assert!(format!("{error:?}").contains("metadata"));
+    assert_eq!(
+        card.claims(),
+        [Claim::Device("hsb 127.0.0.1:9 sensor 0".to_owned())]
+    );
+    let origins = card.origins();
+    assert!(
+        origins[0].ends_with("queue pair of mlx5_1:2@3"),
+        "{origins:?}"
+    );
+    let notes = card.notes().join("\n");
+    for words in ["goes round", "timestamps", "not yet run on a ConnectX"] {
+        assert!(notes.contains(words), "{notes}");
+    }
+
+    let software = spec(&format!("{PAIR}nic = \"software\"")).unwrap();
+    let needs = software.engine().unwrap();
+    assert!(needs.device.is_none() && needs.host_only.is_some());
+    assert!(software.notes().join("\n").contains("made of software"));
+
+    let socket = spec("listen = \"127.0.0.1:4791\"").unwrap();
+    assert!(socket.engine().is_none() && socket.counts().len() == 4);
+    assert_eq!(socket.preferred_slot(), Some(1 << 20));
+}
+
+#[test]
+fn a_card_that_is_not_there_is_named() {
+    let nic = spec(&format!("{PAIR}nic = \"nosuch0\"")).unwrap();
+    let error = nic.build(&context(&*nic)).err().unwrap().to_string();
+    assert!(error.contains("nosuch0"), "{error}");
+    let large = spec(&format!("{PAIR}nic = \"software\"\npacket = \"8704 B\"")).unwrap();
+    let error = large.build(&context(&*large)).err().unwrap().to_string();
+    assert!(error.contains("4096 B"), "{error}");
+    let software = spec(&format!("{PAIR}nic = \"software\"")).unwrap();
+    let Producers::Engine(engine) = software.build(&context(&*software)).unwrap() else {
+        panic!("it is an engine")
+    };
+    let caps = engine.caps();
+    assert!(!caps.holdable && engine.writes_behind() && caps.alignment == 128);
+}
