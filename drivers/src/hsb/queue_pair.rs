@@ -422,6 +422,10 @@ impl QueuePair {
 
     /// Makes the pages ready whose frames were copied since the last poll.
     fn make_ready(&mut self) {
+        if self.queue.is_none() {
+            // Nothing is written any more.
+            return;
+        }
         let before = self.bound();
         let Some(ring) = self.ring.take() else {
             return;

@@ -60,8 +60,7 @@ fn what_contradicts_a_mode_is_told_with_its_key() {
 #[test]
 fn a_last_packet_that_is_too_short_to_tell_is_refused() {
     let of = |frame: usize| {
-        let text =
-            format!("[source.camera]\nframe = {frame}\n{PAIR}nic = \"mlx5_0\"");
+        let text = format!("[source.camera]\nframe = {frame}\n{PAIR}nic = \"mlx5_0\"");
         let mut diagnostics = Diagnostics::new();
         let document = Document::from_text("daq.toml", &text, &mut diagnostics);
         let mut section = document.sections("source").remove(0);
