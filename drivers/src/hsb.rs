@@ -42,6 +42,7 @@
 //! nothing else open an epoch, and so does a long replay.
 
 mod arm;
+mod card;
 mod config;
 mod discovery;
 mod ecb;
@@ -55,6 +56,7 @@ pub mod pages;
 pub mod placer;
 mod queue_pair;
 pub mod roce;
+mod seen;
 
 pub use config::{HsbConfig, Mode};
 
@@ -63,18 +65,15 @@ use crate::sys::socket::{Options, UdpSocket};
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Claim, EngineNeeds, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::{Layout, Samples};
-use daq_core::mapped::Writer;
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::units::ByteSize;
 use daq_core::window::{Geometry, Numbering};
-use daq_rdma::nics;
-use daq_rdma::verbs::Endpoint;
 use ecb::{Ecb, Taken};
 use filler::{Control, Receiver};
 use placer::Placer;
-use queue_pair::QueuePair;
+use seen::COUNTS;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::PoisonError;
 
 /// The registry entry.
@@ -101,7 +100,7 @@ samples = { type = "uint8" }
 # queue_pair = 1              #   24 bits
 # rkey    = 1                 #   32 bits
 # mode    = "queue-pair"      # by a card that does RDMA, without `listen`, `pages` and what follows from them; with
-# nic     = "mlx5_0"          #   the card
+# nics    = ["mlx5_0"]        #   the card; "auto": the one that suits the ring
 # path    = "staged"          #   never straight into a GPU's memory
 # relaxed_ordering = true     #   let the card's writes pass each other on the bus
 # base    = 0                 #   address of page 0
@@ -184,10 +183,6 @@ impl Hsb {
         }
     }
 
-    fn is_queue_pair(&self) -> bool {
-        self.config.mode == Mode::QueuePair
-    }
-
     /// Everything that arms the sensor to send to `local`, as `pages` say.
     fn control(&self, local: SocketAddr, pages: pages::Pages) -> Result<Control, SourceError> {
         let device = self.device()?;
@@ -235,87 +230,6 @@ impl Hsb {
     }
 }
 
-impl Hsb {
-    fn note_queue_pair(&self, nic: &str, notes: &mut Vec<String>) {
-        notes.push(format!(
-            "a sensor knows no credits: it goes round over slots of the engine's own, as many as the ring has, at least {}, \
-             and frames are copied out of them before it comes round again; what it overtakes is counted as overrun",
-            queue_pair::LEAST_PAGES
-        ));
-        notes.push(
-            "where the CPU does not reach a GPU's pages, frames have no timestamps and packets missing inside of them stay \
-             unknown; where it does, it reads 8 bytes of each packet: path = \"staged\" lets it read them from host memory"
-                .to_owned(),
-        );
-        if is_software(nic) {
-            notes.push("no sensor sends to a card made of software".to_owned());
-        } else if !daq_rdma::HAS_VERBS {
-            notes.push(
-                "this build drives no network cards (feature `verbs`): it will not start"
-                    .to_owned(),
-            );
-        }
-        notes.push("not yet run on a ConnectX with a Holoscan Sensor Bridge".to_owned());
-    }
-
-    fn build_queue_pair(
-        &self,
-        nic: &str,
-        context: &SourceContext,
-    ) -> Result<Producers, SourceError> {
-        let failed = |why: String| SourceError::new(format!("nic {nic}"), why);
-        let card = nics::open(nic).map_err(|error| failed(error.to_string()))?;
-        let port = card.port().map_err(|error| failed(error.to_string()))?;
-        let address = Ipv6Addr::from(port.gid).to_ipv4_mapped();
-        let address = address.ok_or_else(|| {
-            failed(format!(
-                "entry {} of its table of addresses is {}, and a sensor knows IPv4 alone: choose one of RoCE v2 by \
-                 \"{nic}:{}@GID\", `rdma link` and `show_gids` list them",
-                port.gid_index,
-                Ipv6Addr::from(port.gid),
-                port.number
-            ))
-        })?;
-        let packet = self.config.packet.bytes().unwrap_or(usize::MAX);
-        if packet > port.mtu as usize {
-            return Err(failed(format!(
-                "packets of {packet} bytes where its port takes {} a write: set `packet = \"{} B\"`, or raise the network's MTU",
-                port.mtu, port.mtu
-            )));
-        }
-        let control = self.control((address, ROCE).into(), self.config.pages(0))?;
-        let IpAddr::V4(device) = Self::address_of(&control) else {
-            return Err(failed("the device has no IPv4 address".to_owned()));
-        };
-        let peer = Endpoint {
-            gid: device.to_ipv6_mapped().octets(),
-            mtu: port.mtu,
-            ..Endpoint::default()
-        };
-        let engine = QueuePair::new(queue_pair::Parts {
-            name: format!("source {}", context.name),
-            nic: card,
-            peer,
-            ecb: control.ecb,
-            orders: control.orders,
-            relaxed: self.config.relaxed_ordering,
-        });
-        Ok(Producers::Engine(Box::new(engine)))
-    }
-
-    fn address_of(control: &Control) -> IpAddr {
-        let ecb = control.ecb.lock().unwrap_or_else(PoisonError::into_inner);
-        ecb.device().ip()
-    }
-}
-
-/// The UDP port of RoCE v2.
-const ROCE: u16 = 4791;
-
-fn is_software(nic: &str) -> bool {
-    nic.split([':', '?']).next() == Some(nics::SOFTWARE)
-}
-
 impl SourceSpec for Hsb {
     fn claims(&self) -> Vec<Claim> {
         let mut claims: Vec<_> = self.config.listen.map(Claim::UdpPort).into_iter().collect();
@@ -331,12 +245,12 @@ impl SourceSpec for Hsb {
     }
 
     fn origins(&self) -> Vec<String> {
-        let HsbConfig { listen, nic, .. } = &self.config;
-        vec![match (nic, listen) {
-            (Some(nic), _) => format!("{}, queue pair of {nic}", self.sensor()),
-            (None, Some(listen)) => format!("{}, UDP {listen}", self.sensor()),
-            (None, None) => self.sensor(),
-        }]
+        let by = match (self.nic(), self.config.listen) {
+            (Some(nic), _) => format!(", queue pair of {nic}"),
+            (None, Some(listen)) => format!(", UDP {listen}"),
+            (None, None) => String::new(),
+        };
+        vec![self.sensor() + &by]
     }
 
     fn preferred_slot(&self) -> Option<usize> {
@@ -356,7 +270,7 @@ impl SourceSpec for Hsb {
             return Err(Problem::at("frame", message).help(help));
         }
         let least = pages::Pages::page_bytes(pages.frame);
-        if self.is_queue_pair() && least > slot_bytes {
+        if self.nic().is_some() && least > slot_bytes {
             let (least, slot) = (ByteSize(least as u64), ByteSize(slot_bytes as u64));
             let message =
                 format!("a frame and its metadata, {least}, do not fit into slots of {slot}");
@@ -399,31 +313,11 @@ impl SourceSpec for Hsb {
     }
 
     fn engine(&self) -> Option<EngineNeeds> {
-        let nic = self
-            .config
-            .nic
-            .as_deref()
-            .filter(|_| self.is_queue_pair())?;
-        let is_software = is_software(nic);
-        Some(EngineNeeds {
-            device: (!is_software).then(|| nic.split(':').next().unwrap_or(nic).to_owned()),
-            writer: Writer::Nic,
-            wish: self.config.path,
-            host_only: is_software
-                .then(|| "a card made of software is given host memory alone".to_owned()),
-            rings: false,
-            faults: queue_pair::FAULTS,
-            alignment: pages::GRAIN,
-            max_slot: 1 << 32,
-            max_slots: queue_pair::MOST_PAGES,
-        })
+        self.nic().map(|_| self.engine_needs())
     }
 
     fn counts(&self) -> &'static [&'static str] {
-        match self.config.mode {
-            Mode::Socket => filler::COUNTS,
-            Mode::QueuePair => &[],
-        }
+        COUNTS
     }
 
     fn memory(&self, _geometry: &Geometry) -> usize {
@@ -445,14 +339,14 @@ impl SourceSpec for Hsb {
         if !self.config.control {
             notes.push("the sensor is armed and disarmed by others".to_owned());
         }
-        if let Some(nic) = self.config.nic.as_deref().filter(|_| self.is_queue_pair()) {
+        if let Some(nic) = self.nic() {
             self.note_queue_pair(nic, &mut notes);
         }
         notes
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
-        if let Some(nic) = self.config.nic.as_deref().filter(|_| self.is_queue_pair()) {
+        if let Some(nic) = self.nic() {
             return self.build_queue_pair(nic, context);
         }
         let listen = self

@@ -274,7 +274,8 @@ pub trait Engine: Send {
     /// The names of all faults that it can report, in the order of [`Completions::fault`].
     fn faults(&self) -> &'static [&'static str];
 
-    /// Whether it also writes behind a frame's length, to the end of the slot: what changes there proves nothing.
+    /// Whether packets are written into slots as they come: behind a frame's length too, up to the end of the slot, and of a
+    /// frame of which some never came not those. What changes behind a frame then proves nothing.
     fn writes_behind(&self) -> bool {
         false
     }

@@ -9,6 +9,7 @@ use daq_core::config::Problem;
 use daq_core::layout::Samples;
 use daq_core::topology::Wish;
 use daq_core::units::{ByteSize, Span};
+use daq_rdma::nics::Names;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
@@ -27,16 +28,18 @@ const QUEUE_PAIR_BITS: u32 = 24;
 #[serde(deny_unknown_fields)]
 pub struct HsbConfig {
     /// How frames come: `"socket"`, as packets through a UDP socket of any network card; `"queue-pair"`, written into memory
-    /// by a card that does RDMA, `nic`.
+    /// by a card that does RDMA, `nics`.
     #[serde(default)]
     pub mode: Mode,
     /// Address and port to receive on, such as `"192.168.0.101:4791"`. The sensor is told to send there; for `0.0.0.0` it is
     /// told the address from which the device is reached. Each sensor needs a port of its own. A queue pair has the
     /// address of its card, and port 4791.
     pub listen: Option<SocketAddr>,
-    /// The card of a queue pair, as in `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`, of which the entry GID of its table
-    /// of addresses must be one of RoCE v2 with an IPv4 address. `"software"` is for tests of this program: no sensor sends to it.
-    pub nic: Option<String>,
+    /// The one card of a queue pair, by name as in `["mlx5_0"]`, `["mlx5_0:PORT"]` or `["mlx5_0:PORT@GID"]`, of which the
+    /// entry GID of its table of addresses must be one of RoCE v2 with an IPv4 address; `"auto"`, the card nearest to the
+    /// GPU of the ring, or, for a ring in host memory, the fastest that is up. `["software"]`, or `["software:ADDRESS"]`, is
+    /// a card made of software, to which `daq sim-hsb --nic software` writes and no real sensor.
+    pub nics: Option<Names>,
     /// Whether a queue pair's writes go straight into a GPU's memory, from where they are copied to a ring there: `"auto"`,
     /// where the topology lets them; `"direct"`, even where it speaks against it; `"staged"`, through host memory.
     #[serde(default)]
@@ -271,9 +274,20 @@ impl HsbConfig {
             ),
             Some(_) => {}
         }
-        if self.nic.is_some() {
-            let help = "leave it out, or write mode = \"queue-pair\"";
-            tell("nic", "a socket goes through any card".into(), help);
+        let left = "leave it out, or write mode = \"queue-pair\"";
+        if self.nics.is_some() {
+            tell("nics", "a socket goes through any card".into(), left);
+        }
+        if self.path != Wish::Auto {
+            tell(
+                "path",
+                "a socket's frames go through host memory".into(),
+                left,
+            );
+        }
+        if self.relaxed_ordering {
+            let message = "no card writes what a socket receives".into();
+            tell("relaxed_ordering", message, left);
         }
         found
     }
@@ -283,9 +297,18 @@ impl HsbConfig {
         let mut tell = |key: &str, message: &str, help: &str| {
             found.push(Problem::at(key, message.to_owned()).help(help));
         };
-        if self.nic.as_ref().is_none_or(String::is_empty) {
-            let help = "name one, as in nic = \"mlx5_0\"; `rdma link` lists them";
-            tell("nic", "no card for the queue pair", help);
+        match self.nics.as_ref().map_or(&[][..], Names::all) {
+            [nic] if !nic.is_empty() => {}
+            [] | [_] => tell(
+                "nics",
+                "no card for the queue pair",
+                "name one, as in nics = [\"mlx5_0\"]; `rdma link` lists them",
+            ),
+            _ => tell(
+                "nics",
+                "several cards for one sensor, which sends to one address",
+                "name one; each sensor of a device may have another",
+            ),
         }
         if !self.control {
             let help = "leave it out: the card chooses the queue pair's number and key, and the sensor must be told them";
@@ -315,6 +338,19 @@ impl HsbConfig {
         if self.pages.is_some() {
             let help = "leave it out; `slots` of the ring says how many";
             tell("pages", "the pages are slots", help);
+        }
+        let is_usual = [
+            (
+                "receive_buffer",
+                self.receive_buffer.0 == receive_buffer().0,
+            ),
+            ("busy_poll", self.busy_poll.0.is_zero()),
+            ("window", self.window == window()),
+            ("max_gap", self.max_gap == max_gap()),
+            ("agree", self.agree == frames::usual_agree()),
+        ];
+        for (key, _) in is_usual.iter().filter(|(_, is_usual)| !is_usual) {
+            tell(key, "it says nothing of a queue pair", left);
         }
         let last = bytes(self.frame) % bytes(self.packet).max(1);
         if (1..MARK).contains(&last) {

@@ -2,11 +2,11 @@
 
 use super::arm::{ArmError, Armed, Orders};
 use super::ecb::{Ecb, Taken};
-use super::placer::{Placer, Seen};
+use super::placer::Placer;
+use super::seen::{CONTROL_ERRORS, COUNTS, Counters, Seen};
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use crate::sys::socket::UdpSocket;
 use daq_core::entry::SourceContext;
-use daq_core::ledger::Counter;
 use daq_core::source::{Filler, Polled, SourceError};
 use daq_core::window::Window;
 use std::io;
@@ -20,9 +20,6 @@ const MESSAGES: usize = 64;
 const COALESCED: usize = 8;
 /// The kernel's drops are read at most this often.
 const DROPS: Duration = Duration::from_millis(1);
-
-/// What is counted beside the ledger.
-pub(super) const COUNTS: &[&str] = &["metadata", "skipped", "short", "control_errors"];
 
 /// Bytes of its receive buffers.
 pub(super) const MEMORY: usize = MESSAGES * MESSAGE_BYTES;
@@ -51,7 +48,7 @@ pub(super) struct Receiver {
     drops_read: Option<Instant>,
     is_begun: bool,
     /// Those of [`COUNTS`], in their order.
-    counters: [Counter; 4],
+    counters: Counters,
 }
 
 impl Receiver {
@@ -103,10 +100,7 @@ impl Receiver {
     fn count(&self, before: Seen) {
         let seen = self.placer.seen();
         if seen != before {
-            let [metadata, skipped, short, _] = &self.counters;
-            metadata.set(seen.metadata);
-            skipped.set(seen.skipped);
-            short.set(seen.short);
+            seen.tell(&self.counters);
         }
     }
 
@@ -138,7 +132,7 @@ impl Filler for Receiver {
         };
         let Control { ecb, orders, taken } = control;
         self.taken = Some(taken);
-        let armed = Armed::arm(ecb, orders, self.counters[3].clone());
+        let armed = Armed::arm(ecb, orders, self.counters[CONTROL_ERRORS].clone());
         let error =
             |why: ArmError| SourceError::new(format!("sensor {}", orders.sensor), why.to_string());
         let armed = armed.map_err(error)?;

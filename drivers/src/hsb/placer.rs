@@ -4,22 +4,9 @@ use super::metadata::{self, Metadata};
 use super::order::{Course, Order};
 use super::pages::{Pages, Refused, Spot};
 use super::roce::{self, Malformed, Write};
+use super::seen::Seen;
 use daq_core::frame::Timestamp;
 use daq_core::window::{Batch, Outcome, PacketId, Window};
-
-/// Frames that the sensor has numbered, at most, between two that came, for a gap between them to be believed.
-const MOST_SKIPPED: u16 = 1 << 15;
-
-/// What is known of a sensor beside the ledger.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// Frames whose metadata came.
-    pub metadata: u64,
-    /// Frames that the sensor has numbered and never sent.
-    pub skipped: u64,
-    /// Frames of which the sensor says that it has written fewer bytes than a frame has.
-    pub short: u64,
-}
 
 /// Why a datagram is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,9 +36,6 @@ impl Reject {
     }
 }
 
-/// The number of the last frame whose metadata came: ours and the sensor's.
-type Numbered = (u64, u16);
-
 /// Puts the payload of writes where it belongs.
 #[derive(Debug)]
 pub struct Placer {
@@ -60,7 +44,6 @@ pub struct Placer {
     pages: Pages,
     order: Order,
     packets: u32,
-    last: Option<Numbered>,
     /// Frames whose metadata came, and one more than the number of each: as many as the window may know of, by number.
     ended: Box<[u64]>,
     seen: Seen,
@@ -87,7 +70,6 @@ impl Placer {
             order: Order::new(pages.count, packets, memory, agree),
             pages,
             packets,
-            last: None,
             // Open frames, and as many that were closed.
             ended: vec![0; 2 * window.max(1)].into(),
             seen: Seen::default(),
@@ -143,7 +125,7 @@ impl Placer {
             }
         };
         let frame = if begins {
-            self.last = None;
+            self.seen.begin();
             self.ended.fill(0);
             self.order.begin(write.psn, &spot);
             0
@@ -232,24 +214,7 @@ impl Placer {
     /// Counts a frame's metadata, and the frames that the sensor says lie between it and the last.
     fn note(&mut self, frame: u64, metadata: &Metadata) {
         self.ended[self.slot(frame)] = frame + 1;
-        self.seen.metadata += 1;
-        if metadata.bytes_written < self.pages.frame as u64 {
-            self.seen.short += 1;
-        }
-        if let Some((last, number)) = self.last
-            && frame > last
-        {
-            // Modulo 2^16, as the sensor counts: what it counted beyond what the packets did.
-            #[expect(clippy::cast_possible_truncation, reason = "modulo 2^16")]
-            let came = (frame - last) as u16;
-            let skipped = metadata.frame.wrapping_sub(number).wrapping_sub(came);
-            if skipped < MOST_SKIPPED {
-                self.seen.skipped += u64::from(skipped);
-            }
-        }
-        if self.last.is_none_or(|(last, _)| frame > last) {
-            self.last = Some((frame, metadata.frame));
-        }
+        self.seen.note(frame, self.pages.frame, metadata);
     }
 
     /// Where [`ended`](Self::ended) has frame `frame`.

@@ -26,16 +26,17 @@
 //! Not yet run on a ConnectX with a Holoscan Sensor Bridge.
 
 use super::arm::{Armed, Orders};
-use super::ecb::Ecb;
+use super::ecb::{Ecb, Taken};
+use super::filler::Control;
 use super::metadata::{self, Metadata};
 use super::order::{Course, Order};
 use super::pages::{GRAIN, Pages, Spot};
+use super::seen::{CONTROL_ERRORS, Counters, Seen};
 use crate::sys::words;
 use daq_core::dma::{
     Caps, Completions, DmaDevice, Done, Engine, EngineError, Origin, Sentinel, Slots, Stuck,
 };
 use daq_core::frame::{Flags, Timestamp};
-use daq_core::region::Region;
 use daq_rdma::registrar::{Keys, Registrar};
 use daq_rdma::verbs::{
     Access, Endpoint, Nic, NicEvent, Queue, QueueOptions, Service, Side, Status, WorkDone,
@@ -44,6 +45,14 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+mod parts;
+#[cfg(test)]
+mod tests;
+
+use parts::{Ended, Fault, Ring};
+
+pub(super) use parts::FAULTS;
 
 /// Fewest pages: the one that is copied, those that the sensor may be at, and one between them.
 pub(super) const LEAST_PAGES: usize = 4;
@@ -62,93 +71,24 @@ const SILENCE: Duration = Duration::from_millis(20);
 
 /// Bits of an immediate that name the page.
 const PAGE_BITS: u32 = 12;
-
-/// What it counts beside frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fault {
-    /// The queue failed, or its completions were overrun.
-    Queue,
-    /// The card failed.
-    Card,
-    /// A completion without an immediate, or of a page that there is not.
-    Immediate,
-    /// A number that does not go on from the one before.
-    Order,
-    /// A frame of which packets are missing.
-    Incomplete,
-    /// Metadata that are of another frame.
-    Metadata,
-    /// A frame in a page that the sensor may have reached before it was made ready.
-    Overtaken,
-}
-
-/// The names of all faults, in their order.
-pub(super) const FAULTS: &[&str] = &[
-    "queue",
-    "card",
-    "immediate",
-    "order",
-    "incomplete",
-    "metadata",
-    "overtaken",
-];
+/// Ends of the past in a row that are repeated; after more of them the sensor counts anew.
+const REPEATS: u32 = 4;
 
 /// What the engine is made of.
 pub(super) struct Parts {
     /// Whose it is, for messages.
     pub(super) name: String,
     pub(super) nic: Arc<dyn Nic>,
+    /// Whether the card is made of software, which listens on a port of its own.
+    pub(super) is_software: bool,
     /// The sensor's end, as far as it has one.
     pub(super) peer: Endpoint,
-    pub(super) ecb: Arc<Mutex<Ecb>>,
     /// What the sensor is to do; the pages are those of each arming.
-    pub(super) orders: Orders,
+    pub(super) control: Control,
     /// Whether writes may pass each other on the bus.
     pub(super) relaxed: bool,
-}
-
-/// The pages of one arming.
-struct Ring {
-    region: Arc<Region>,
-    /// Where page 0 lies in it.
-    offset: usize,
-    stride: usize,
-    pages: u64,
-    /// The page of transfer 0.
-    first: u64,
-}
-
-impl Ring {
-    #[expect(clippy::cast_possible_truncation, reason = "at most 4096 pages")]
-    const fn page(&self, transfer: u64) -> usize {
-        ((self.first + transfer % self.pages) % self.pages) as usize
-    }
-
-    /// Where the page of `transfer` lies in the region.
-    const fn at(&self, transfer: u64) -> usize {
-        self.offset + self.page(transfer) * self.stride
-    }
-
-    /// Transfers from the one after the `newest` to the next one that goes to `page`, from 1 on.
-    const fn ahead(&self, newest: u64, page: u64) -> u64 {
-        let own = self.page(newest) as u64;
-        match (page + self.pages - own) % self.pages {
-            0 => self.pages,
-            ahead => ahead,
-        }
-    }
-}
-
-/// A frame that has ended.
-#[derive(Clone, Copy, Debug)]
-struct Ended {
-    transfer: u64,
-    frame: u64,
-    epoch: u64,
-    /// The low bits of the number of its last packet.
-    psn: u32,
-    passed: u64,
-    missing: u64,
+    /// Those of `COUNTS`.
+    pub(super) counters: Counters,
 }
 
 /// The source's engine: a queue pair, with the pages that a sensor writes through it.
@@ -164,6 +104,7 @@ pub(super) struct QueuePair {
     peer: Endpoint,
     ecb: Arc<Mutex<Ecb>>,
     orders: Orders,
+    is_software: bool,
     /// Receives of a queue, and those that are not posted.
     receives: u32,
     unposted: u32,
@@ -187,6 +128,12 @@ pub(super) struct QueuePair {
     faults: [u64; FAULTS.len()],
     failure: Option<Fault>,
     idle: u32,
+    /// Ends of the past in a row.
+    past: u32,
+    seen: Seen,
+    counters: Counters,
+    /// Given back when the sensor is disarmed.
+    _taken: Taken,
 }
 
 impl QueuePair {
@@ -194,11 +141,13 @@ impl QueuePair {
         let Parts {
             name,
             nic,
+            is_software,
             peer,
-            ecb,
-            orders,
+            control,
             relaxed,
+            counters,
         } = parts;
+        let Control { ecb, orders, taken } = control;
         let access = Access {
             local_write: true,
             remote_write: true,
@@ -231,6 +180,7 @@ impl QueuePair {
             ring: None,
             order: order(&orders.pages, LEAST_PAGES),
             orders,
+            is_software,
             newest: None,
             epoch: 0,
             ended: VecDeque::new(),
@@ -244,6 +194,10 @@ impl QueuePair {
             faults: [0; FAULTS.len()],
             failure: None,
             idle: 0,
+            past: 0,
+            seen: Seen::default(),
+            counters,
+            _taken: taken,
         }
     }
 
@@ -340,7 +294,9 @@ impl QueuePair {
         self.ended.clear();
         self.ended.reserve(pages);
         self.marked = vec![None; pages];
-        (self.told, self.ready, self.failure, self.idle) = (0, 0, None, 0);
+        (self.told, self.ready, self.failure) = (0, 0, None);
+        (self.idle, self.past) = (0, 0);
+        self.seen.begin();
         for transfer in 0..ring.pages {
             self.marked[ring.page(transfer)] = self.mark(&ring, transfer).then_some(transfer);
         }
@@ -366,13 +322,19 @@ impl QueuePair {
         }
         self.unposted = 0;
         queue.connect(&self.peer).map_err(refused)?;
-        pages.queue_pair = queue.endpoint().number;
+        let endpoint = queue.endpoint();
+        pages.queue_pair = endpoint.number;
         self.queue = Some(queue);
-        let orders = Orders {
+        let mut orders = Orders {
             pages,
             ..self.orders
         };
-        let armed = Armed::arm(self.ecb.clone(), orders).map_err(|error| EngineError::Unfit {
+        if self.is_software {
+            orders.host.set_port(endpoint.lid);
+        }
+        let errors = self.counters[CONTROL_ERRORS].clone();
+        let armed = Armed::arm(self.ecb.clone(), orders, errors);
+        let armed = armed.map_err(|error| EngineError::Unfit {
             device: format!("sensor {}", orders.sensor),
             why: error.to_string(),
         })?;
@@ -520,8 +482,18 @@ impl QueuePair {
             self.told = self.told.max(transfer + 1);
             return;
         };
-        let (ahead, frame, missing) = match self.order.find(psn, &spot) {
-            Course::Frame(next) if next > frame => {
+        let course = self.order.find(psn, &spot);
+        let is_past = match course {
+            Course::Frame(next) => next <= frame,
+            Course::Past => true,
+            Course::Astray | Course::Anew => false,
+        };
+        self.past = if is_past { self.past + 1 } else { 0 };
+        if (1..=REPEATS).contains(&self.past) {
+            return self.count(Fault::Repeated);
+        }
+        let (ahead, frame, missing) = match course {
+            Course::Frame(next) if !is_past => {
                 self.order.follow(next, psn, &spot);
                 (next - frame, next, next - frame - 1)
             }
@@ -529,7 +501,8 @@ impl QueuePair {
             _ => {
                 let ahead = ring.ahead(newest, page);
                 self.order.begin(psn, &spot);
-                self.epoch += 1;
+                self.seen.begin();
+                (self.epoch, self.past) = (self.epoch + 1, 0);
                 self.count(Fault::Order);
                 (ahead, 0, 0)
             }
@@ -574,7 +547,7 @@ impl QueuePair {
     }
 
     /// The frame's time, by its metadata.
-    fn time(&mut self, at: usize, psn: u32) -> Timestamp {
+    fn time(&mut self, at: usize, ended: &Ended) -> Timestamp {
         let Some(ring) = &self.ring else {
             return Timestamp::default();
         };
@@ -584,9 +557,14 @@ impl QueuePair {
             return Timestamp::default();
         }
         let metadata = Metadata::parse(&bytes);
-        if (metadata.psn ^ psn) & ((1 << (32 - PAGE_BITS)) - 1) != 0 {
+        if (metadata.psn ^ ended.psn) & ((1 << (32 - PAGE_BITS)) - 1) != 0 {
             self.count(Fault::Metadata);
             return Timestamp::default();
+        }
+        if self.epoch == ended.epoch {
+            let bytes = self.orders.pages.frame;
+            self.seen.note(ended.frame, bytes, &metadata);
+            self.seen.tell(&self.counters);
         }
         metadata.time()
     }
@@ -614,7 +592,7 @@ impl QueuePair {
         let places = u32::try_from(self.orders.pages.packets()).unwrap_or(u32::MAX);
         let is_reached = ring.region.cpu_address().is_some();
         let is_marked = self.marked[ring.page(ended.transfer)] == Some(ended.transfer);
-        let timestamp = self.time(at, ended.psn);
+        let timestamp = self.time(at, &ended);
         let arrived = (is_reached && is_marked).then(|| self.look(at)).flatten();
         let is_bad = is_reached && arrived.is_none();
         if is_bad {
@@ -768,6 +746,3 @@ impl Engine for QueuePair {
         Ok(())
     }
 }
-
-#[cfg(test)]
-mod tests;

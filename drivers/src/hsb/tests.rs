@@ -2,6 +2,7 @@
 
 use super::*;
 use daq_core::config::Document;
+use daq_core::mapped::Writer;
 use daq_core::topology::Wish;
 
 fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
@@ -21,6 +22,7 @@ const PAIR: &str = "mode = \"queue-pair\"\ndevice = \"127.0.0.1:9\"\n";
 fn context(spec: &dyn SourceSpec) -> SourceContext {
     SourceContext {
         counts: daq_core::ledger::Counts::default(),
+        nic: None,
         name: "camera".to_owned(),
         directory: ".".into(),
         geometry: spec.geometry(spec.preferred_slot().unwrap()).unwrap(),
@@ -31,8 +33,21 @@ fn context(spec: &dyn SourceSpec) -> SourceContext {
 fn what_contradicts_a_mode_is_told_with_its_key() {
     let cases = [
         ("", "no address to receive on"),
-        ("listen = \"0.0.0.0:4791\"\nnic = \"mlx5_0\"", "any card"),
+        ("listen = \"0.0.0.0:4791\"\nnics = [\"mlx5_0\"]", "any card"),
+        (
+            "listen = \"0.0.0.0:4791\"\npath = \"staged\"",
+            "host memory",
+        ),
+        (
+            "listen = \"0.0.0.0:4791\"\nrelaxed_ordering = true",
+            "no card",
+        ),
         ("mode = \"queue-pair\"", "no card"),
+        ("mode = \"queue-pair\"\nnics = []", "no card"),
+        (
+            "mode = \"queue-pair\"\nnics = [\"a\", \"b\"]",
+            "several cards",
+        ),
         ("mode = \"queue-pairs\"", "queue-pair"),
     ];
     for (text, told) in cases {
@@ -41,6 +56,8 @@ fn what_contradicts_a_mode_is_told_with_its_key() {
     }
     let cases = [
         ("listen = \"0.0.0.0:4791\"", "address of its card"),
+        ("window = 3", "nothing of a queue pair"),
+        ("busy_poll = \"50 us\"", "nothing of a queue pair"),
         ("control = false\nqueue_pair = 1\nrkey = 1", "nobody else"),
         ("queue_pair = 1", "chooses the number"),
         ("rkey = 1", "chooses the key"),
@@ -51,7 +68,7 @@ fn what_contradicts_a_mode_is_told_with_its_key() {
         ("packet = \"1152 B\"\nstride = \"1 B\"", "page to page"),
     ];
     for (text, told) in cases {
-        let error = spec(&format!("{PAIR}nic = \"mlx5_0\"\n{text}"));
+        let error = spec(&format!("{PAIR}nics = [\"mlx5_0\"]\n{text}"));
         let error = error.err().unwrap_or_default();
         assert!(error.contains(told), "{text}: {error}");
     }
@@ -60,7 +77,7 @@ fn what_contradicts_a_mode_is_told_with_its_key() {
 #[test]
 fn a_last_packet_that_is_too_short_to_tell_is_refused() {
     let of = |frame: usize| {
-        let text = format!("[source.camera]\nframe = {frame}\n{PAIR}nic = \"mlx5_0\"");
+        let text = format!("[source.camera]\nframe = {frame}\n{PAIR}nics = [\"mlx5_0\"]");
         let mut diagnostics = Diagnostics::new();
         let document = Document::from_text("daq.toml", &text, &mut diagnostics);
         let mut section = document.sections("source").remove(0);
@@ -72,14 +89,14 @@ fn a_last_packet_that_is_too_short_to_tell_is_refused() {
 
 #[test]
 fn the_plan_learns_what_a_queue_pair_needs() {
-    let card = spec(&format!("{PAIR}nic = \"mlx5_1:2@3\"\npath = \"staged\"")).unwrap();
+    let card = spec(&format!("{PAIR}nics = [\"mlx5_1:2@3\"]\npath = \"staged\"")).unwrap();
     let needs = card.engine().unwrap();
     assert_eq!(needs.device.as_deref(), Some("mlx5_1"));
     assert_eq!((needs.writer, needs.wish), (Writer::Nic, Wish::Staged));
     assert_eq!((needs.alignment, needs.max_slots), (128, 4096));
     assert!(needs.host_only.is_none() && !needs.rings && !card.holdable());
     assert_eq!(needs.faults, queue_pair::FAULTS);
-    assert!(card.counts().is_empty() && card.memory(&card.geometry(2 << 20).unwrap()) == 0);
+    assert!(card.counts() == COUNTS && card.memory(&card.geometry(2 << 20).unwrap()) == 0);
     // A frame rounded up to 128, and its metadata.
     assert_eq!(card.preferred_slot(), Some((1 << 20) + 128));
     let geometry = card.geometry((1 << 20) + 128).unwrap();
@@ -100,7 +117,7 @@ fn the_plan_learns_what_a_queue_pair_needs() {
         assert!(notes.contains(words), "{notes}");
     }
 
-    let software = spec(&format!("{PAIR}nic = \"software\"")).unwrap();
+    let software = spec(&format!("{PAIR}nics = [\"software\"]")).unwrap();
     let needs = software.engine().unwrap();
     assert!(needs.device.is_none() && needs.host_only.is_some());
     assert!(software.notes().join("\n").contains("made of software"));
@@ -112,13 +129,13 @@ fn the_plan_learns_what_a_queue_pair_needs() {
 
 #[test]
 fn a_card_that_is_not_there_is_named() {
-    let nic = spec(&format!("{PAIR}nic = \"nosuch0\"")).unwrap();
+    let nic = spec(&format!("{PAIR}nics = [\"nosuch0\"]")).unwrap();
     let error = nic.build(&context(&*nic)).err().unwrap().to_string();
     assert!(error.contains("nosuch0"), "{error}");
-    let large = spec(&format!("{PAIR}nic = \"software\"\npacket = \"8704 B\"")).unwrap();
+    let large = spec(&format!("{PAIR}nics = [\"software\"]\npacket = \"8704 B\"")).unwrap();
     let error = large.build(&context(&*large)).err().unwrap().to_string();
     assert!(error.contains("4096 B"), "{error}");
-    let software = spec(&format!("{PAIR}nic = \"software\"")).unwrap();
+    let software = spec(&format!("{PAIR}nics = [\"software\"]")).unwrap();
     let Producers::Engine(engine) = software.build(&context(&*software)).unwrap() else {
         panic!("it is an engine")
     };

@@ -109,6 +109,13 @@ pub struct FaultOption {
     count: u64,
 }
 
+impl FaultOption {
+    /// The fault's name.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
 impl FromStr for FaultOption {
     type Err = String;
 

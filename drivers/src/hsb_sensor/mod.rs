@@ -4,6 +4,7 @@
 //!   discovery: tells once a second where it is ──▶ whoever listens
 //!   control:   one request at a time ◀──▶ host ──▶ registers ──▶ arms and disarms
 //!   stream:    a thread a sensor: frames ──▶ packets of RoCE v2 in UDP ──▶ what the registers name
+//!              or writes by a queue pair of a card
 //! ```
 //! Written from what the vendor tells of the protocol, independently of the source that receives it: no constant is
 //! shared, so that a mistake does not cancel itself. It also watches its host: what a real board would take silently,
@@ -14,6 +15,7 @@
 //! header drops the packets.
 
 mod announce;
+mod card;
 mod control;
 mod counts;
 mod crc;
@@ -28,6 +30,8 @@ pub use faults::{FAULTS, FaultOption};
 
 use counts::Shared;
 use daq_core::units::BitRate;
+use daq_rdma::nics;
+use daq_rdma::verbs::VerbsError;
 use faults::Faults;
 use pattern::Pattern;
 use std::io;
@@ -71,6 +75,8 @@ pub struct Options {
     pub psn: u32,
     /// Whether the kernel cuts bursts into packets.
     pub offload: bool,
+    /// The card by whose queue pairs it writes, as a configuration names it; without it, packets go by UDP.
+    pub nic: Option<String>,
     /// What goes wrong, and when.
     pub faults: Vec<FaultOption>,
 }
@@ -89,6 +95,7 @@ impl Default for Options {
             psn20: false,
             psn: 0,
             offload: true,
+            nic: None,
             faults: Vec::new(),
         }
     }
@@ -112,6 +119,9 @@ pub enum SensorError {
         /// What the system says.
         source: io::Error,
     },
+    /// The card cannot be had.
+    #[error(transparent)]
+    Nic(#[from] VerbsError),
     /// A thread cannot be started.
     #[error("a thread cannot be started: {0}")]
     Thread(io::Error),
@@ -131,6 +141,7 @@ impl Board {
     /// Starts a board; when it returns, the control plane is there.
     pub fn start(options: &Options) -> Result<Self, SensorError> {
         check(options)?;
+        let nic = options.nic.as_deref().map(nics::open).transpose()?;
         let socket = UdpSocket::bind(options.listen).map_err(|source| SensorError::Socket {
             what: "listening for control requests",
             address: options.listen,
@@ -153,7 +164,7 @@ impl Board {
             threads: Vec::new(),
         };
         for (sensor, line) in lines.iter().enumerate() {
-            let worker = stream::Worker::new(sensor, *address.ip(), options, &shared);
+            let worker = stream::Worker::new(sensor, *address.ip(), options, nic.clone(), &shared);
             let line = line.clone();
             board.spawn(&format!("hsb-sensor-{sensor}"), move || worker.run(&line))?;
         }
@@ -244,6 +255,15 @@ fn check(options: &Options) -> Result<(), SensorError> {
             "a first sequence number of {}: it has 24 bits, so it is below {}",
             options.psn,
             1 << 24
+        ));
+    }
+    let is_impossible = |fault: &&FaultOption| card::IMPOSSIBLE.contains(&fault.name());
+    if options.nic.is_some()
+        && let Some(fault) = options.faults.iter().find(is_impossible)
+    {
+        return wrong(format!(
+            "no card makes a packet with the fault {}; leave the card out",
+            fault.name()
         ));
     }
     if let Some(BitRate(rate)) = options.rate

@@ -1,6 +1,7 @@
 //! The data plane of a sensor: a thread that makes frames, and sends them as packets while it is armed.
 
 use super::Options;
+use super::card::Writer;
 use super::counts::Shared;
 use super::faults::Faults;
 use super::packet::{
@@ -9,6 +10,9 @@ use super::packet::{
 use super::pattern::{self, Pattern};
 use super::registers::Target;
 use crate::sys::send::Sender;
+use daq_rdma::verbs::Nic;
+use std::error::Error;
+use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -127,8 +131,25 @@ pub(super) struct Worker {
     psn_mask: u32,
     first_psn: u32,
     offload: bool,
+    /// The card that it writes by, with its name.
+    nic: Option<(Arc<dyn Nic>, String)>,
     faults: Faults,
     shared: Arc<Shared>,
+}
+
+/// How packets leave.
+enum Way {
+    Socket(Sender),
+    Card(Box<Writer>),
+}
+
+impl Way {
+    fn send_packets(&mut self, bytes: &[u8], size: usize) -> io::Result<()> {
+        match self {
+            Self::Socket(sender) => sender.send_packets(bytes, size),
+            Self::Card(writer) => writer.send_packets(bytes, size),
+        }
+    }
 }
 
 /// Where a stream stands. It goes on where it was when the sensor is armed anew, as a sensor does that never stops.
@@ -158,7 +179,7 @@ struct Cut {
 struct Outlet<'a> {
     worker: &'a Worker,
     line: &'a Line,
-    sender: Sender,
+    way: Way,
     start: Instant,
     /// Bytes of frames since `start`.
     bytes: u64,
@@ -171,6 +192,7 @@ impl Worker {
         sensor: usize,
         address: Ipv4Addr,
         options: &Options,
+        nic: Option<Arc<dyn Nic>>,
         shared: &Arc<Shared>,
     ) -> Self {
         Self {
@@ -187,6 +209,7 @@ impl Worker {
             },
             first_psn: options.psn,
             offload: options.offload,
+            nic: nic.zip(options.nic.clone()),
             faults: Faults::new(&options.faults),
             shared: shared.clone(),
         }
@@ -206,12 +229,12 @@ impl Worker {
                 from: SocketAddrV4::new(self.address, target.from),
                 to: target.to,
             };
-            match Sender::bound(flow.from, flow.to, self.offload) {
-                Ok(sender) => {
+            match self.way(&target, &flow) {
+                Ok(way) => {
                     let mut outlet = Outlet {
                         worker: self,
                         line,
-                        sender,
+                        way,
                         start: Instant::now(),
                         bytes: 0,
                         held: Vec::new(),
@@ -221,6 +244,7 @@ impl Worker {
                     while self.frame(&mut stream, &target, &flow, &mut outlet) != Err(End::Done)
                         && line.wait_due(None)
                     {}
+                    outlet.finish();
                 }
                 Err(error) => {
                     tracing::error!(sensor = self.sensor, "sending to {}: {error}", target.to);
@@ -230,6 +254,13 @@ impl Worker {
             }
             line.leave();
         }
+    }
+
+    fn way(&self, target: &Target, flow: &Flow) -> Result<Way, Box<dyn Error>> {
+        Ok(match &self.nic {
+            None => Way::Socket(Sender::bound(flow.from, flow.to, self.offload)?),
+            Some((nic, name)) => Way::Card(Box::new(Writer::connect(nic, name, target)?)),
+        })
     }
 
     /// Sends a frame.
@@ -516,21 +547,30 @@ impl Outlet<'_> {
             return Err(End::Disarmed);
         }
         self.bytes += payload as u64;
-        let sent = self.sender.send_packets(bytes, size);
+        let sent = self.way.send_packets(bytes, size);
         self.count(&sent, packets, payload);
         self.flush();
         Ok(())
     }
 
+    /// Has everything be on its way.
+    fn finish(&mut self) {
+        if let Way::Card(writer) = &mut self.way
+            && let Err(error) = writer.finish()
+        {
+            tracing::warn!(sensor = self.worker.sensor, "writing failed: {error}");
+        }
+    }
+
     /// Sends what was held back.
     fn flush(&mut self) {
         for packet in std::mem::take(&mut self.held) {
-            let sent = self.sender.send_packets(&packet, packet.len());
+            let sent = self.way.send_packets(&packet, packet.len());
             self.count(&sent, 1, 0);
         }
     }
 
-    fn count(&self, sent: &std::io::Result<()>, packets: u64, payload: usize) {
+    fn count(&self, sent: &io::Result<()>, packets: u64, payload: usize) {
         if let Err(error) = sent {
             tracing::warn!(sensor = self.worker.sensor, "sending failed: {error}");
         }

@@ -58,6 +58,11 @@ pub(super) struct Args {
     /// Send each packet with a call of its own: slower, and more like what a board sends.
     #[arg(long)]
     no_offload: bool,
+    /// Write by queue pairs of this network card instead of sending packets, to a source with mode = "queue-pair": a card
+    /// made of software as "software", at the address of --listen as "software:ADDRESS", or one that does RDMA, as in
+    /// "mlx5_0" (not yet run with one).
+    #[arg(long, value_name = "NAME")]
+    nic: Option<String>,
     /// What goes wrong, and which packet of a sensor, frame or request meets it, counted from 0; :COUNT is how many. May
     /// be given often; --help lists the names.
     #[arg(long = "fault", value_name = "NAME@N[:COUNT]")]
@@ -147,6 +152,7 @@ fn options(args: &Args) -> Options {
         psn20: args.psn20,
         psn: args.psn,
         offload: !args.no_offload,
+        nic: args.nic.clone(),
         faults: args.faults.clone(),
     }
 }
@@ -211,7 +217,9 @@ pub(super) fn sim_hsb(args: &Args) -> u8 {
             eprintln!("error: {error}");
             return match error {
                 SensorError::Options(_) => exit::USAGE,
-                SensorError::Socket { .. } | SensorError::Thread(_) => exit::UNAVAILABLE,
+                SensorError::Socket { .. } | SensorError::Nic(_) | SensorError::Thread(_) => {
+                    exit::UNAVAILABLE
+                }
             };
         }
     };

@@ -13,6 +13,12 @@ use std::thread::JoinHandle;
 /// Streams that came before this side was connected; more are turned away.
 const MOST_WAITING: usize = 8;
 
+/// The number of no queue: with it for a peer's, whoever comes first may write by an unreliable connection, as a card
+/// lets who knows a queue's number. The queue that comes knows no [first packet](UNTOLD).
+pub(super) const ANYONE: u32 = 0;
+/// The number of no queue's first packet: for a peer whose queue takes [anyone](ANYONE).
+pub(super) const UNTOLD: u32 = 0;
+
 /// Work that was posted, or is on its way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Posted {
@@ -150,9 +156,16 @@ impl Pair {
     }
 
     fn is_of(&self, state: &State, preamble: &Preamble) -> bool {
-        let is_peer = |peer: &Endpoint| (peer.number, peer.psn) == preamble.from;
+        let takes_anyone =
+            |peer: &Endpoint| matches!(self.options.service, Service::Uc) && peer.number == ANYONE;
+        let is_peer = |peer: &Endpoint| {
+            if takes_anyone(peer) {
+                preamble.to == (self.number, UNTOLD)
+            } else {
+                (peer.number, peer.psn) == preamble.from && preamble.to == (self.number, self.psn)
+            }
+        };
         state.peer.as_ref().is_some_and(is_peer)
-            && preamble.to == (self.number, self.psn)
             && preamble.service == self.options.service
             && preamble.datagram_key == self.datagram_key
     }

@@ -3,7 +3,7 @@
 use super::LIMITS;
 use super::memory::Place;
 use super::message::{Header, Preamble};
-use super::pair::{Outgoing, Pair, Posted, Receive, sent};
+use super::pair::{self, Outgoing, Pair, Posted, Receive, sent};
 use crate::verbs::{
     Endpoint, Payload, Piece, Queue, Service, Status, Verb, VerbsError, Work, WorkDone,
 };
@@ -84,9 +84,12 @@ impl Queue for SoftwareQueue {
         }
         let order = |endpoint: &Endpoint| (endpoint.gid, endpoint.lid, endpoint.number);
         // Both know without a word which of them opens the stream.
-        let stream = (order(&self.endpoint()) < order(peer))
-            .then(|| self.dial(peer))
-            .transpose()?;
+        let dials = match self.pair.options.service {
+            Service::Uc if peer.number == pair::ANYONE => false,
+            Service::Uc if peer.psn == pair::UNTOLD => true,
+            _ => order(&self.endpoint()) < order(peer),
+        };
+        let stream = dials.then(|| self.dial(peer)).transpose()?;
         self.pair.go(*peer, stream);
         Ok(())
     }

@@ -3,7 +3,8 @@
 use super::*;
 use daq_core::dma::DmaMap;
 use daq_core::frame::Clock;
-use daq_core::region::HostOptions;
+use daq_core::ledger::Counter;
+use daq_core::region::{HostOptions, Region};
 use daq_rdma::software::{Card, Faults};
 use daq_rdma::verbs::{Limits, MemoryKey, Payload, Piece, Port, Verb, VerbsError, Way, Work};
 use std::collections::BTreeMap;
@@ -31,6 +32,8 @@ struct Seen {
     registers: BTreeMap<u32, u32>,
     /// The sensor's end of the newest queue.
     sensor: Option<Box<dyn Queue>>,
+    /// The device refuses every request.
+    refuses: bool,
     /// The queue's completions cannot be collected.
     fails: bool,
 }
@@ -145,6 +148,10 @@ impl Queue for Joined {
         self.queue.poll(done)
     }
 
+    fn stop(&mut self) -> Result<(), VerbsError> {
+        self.queue.stop()
+    }
+
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError> {
         self.queue.wait(limit)
     }
@@ -176,7 +183,7 @@ fn device(seen: &Shared) -> SocketAddr {
                 }
             }
             reply[0] |= 0x80;
-            reply[4] = 0;
+            reply[4] = u8::from(seen.refuses);
             let word = seen.registers.get(&address).copied().unwrap_or(0);
             drop(seen);
             reply[10..14].copy_from_slice(&word.to_be_bytes());
@@ -196,6 +203,11 @@ struct Bench {
     psn: u32,
     bits: u32,
     embeds: bool,
+    /// Frames that the sensor has numbered and did not send.
+    skipped: u64,
+    /// All that were told of.
+    faults: [u64; FAULTS.len()],
+    counters: Counters,
 }
 
 use daq_core::dma::Armed as Engaged;
@@ -218,6 +230,8 @@ impl Bench {
             far: card(),
             seen: Told(seen.clone()),
         });
+        let ecb = Ecb::shared(address).unwrap();
+        let counters = Counters::default();
         let engine = Box::new(QueuePair::new(Parts {
             name: "source camera".to_owned(),
             nic,
@@ -225,23 +239,28 @@ impl Bench {
                 gid: Ipv4Addr::new(192, 0, 2, 7).to_ipv6_mapped().octets(),
                 ..Endpoint::default()
             },
-            ecb: Ecb::shared(address).unwrap(),
-            orders: Orders {
-                sensor: 3,
-                plane: 0,
-                pages: Pages {
-                    base: 0,
-                    stride: 0,
-                    count: 0,
-                    frame: FRAME,
-                    packet: PACKET,
-                    queue_pair: 0,
-                    rkey: 0,
+            is_software: false,
+            control: Control {
+                taken: Taken::take(&ecb, 3).unwrap(),
+                ecb,
+                orders: Orders {
+                    sensor: 3,
+                    plane: 0,
+                    pages: Pages {
+                        base: 0,
+                        stride: 0,
+                        count: 0,
+                        frame: FRAME,
+                        packet: PACKET,
+                        queue_pair: 0,
+                        rkey: 0,
+                    },
+                    host: SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 4791),
+                    mac: [2, 0, 0, 0, 0, 1],
                 },
-                host: SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 4791),
-                mac: [2, 0, 0, 0, 0, 1],
             },
             relaxed: false,
+            counters: counters.clone(),
         }));
         let region = Region::host(STRIDE * PAGES, HostOptions::default()).unwrap();
         let map = DmaMap::new(engine.device().clone(), region.clone()).unwrap();
@@ -255,6 +274,9 @@ impl Bench {
             psn,
             bits,
             embeds,
+            skipped: 0,
+            faults: [0; FAULTS.len()],
+            counters,
         };
         bench.arm();
         bench
@@ -336,7 +358,7 @@ impl Bench {
             let mut part = bytes[from.min(FRAME)..FRAME.min(from + PACKET)].to_vec();
             if index == last {
                 part.resize(if self.embeds { BEHIND - from } else { 0 }, 0);
-                part.extend(notes(frame, psn));
+                part.extend(notes(frame, frame + self.skipped, psn));
             }
             if lost.contains(&index) {
                 continue;
@@ -357,7 +379,11 @@ impl Bench {
     fn poll(&mut self) -> Result<Vec<Done>, EngineError> {
         self.completions.clear(usize::MAX);
         let engine = self.engine.as_mut().unwrap();
-        engine.poll(&mut self.completions)?;
+        let polled = engine.poll(&mut self.completions);
+        for (all, new) in self.faults.iter_mut().zip(self.completions.faults()) {
+            *all += new;
+        }
+        polled?;
         Ok(self.completions.as_slice().to_vec())
     }
 
@@ -390,10 +416,11 @@ impl Bench {
     }
 }
 
-fn notes(frame: u64, psn: u32) -> [u8; 128] {
+fn notes(frame: u64, number: u64, psn: u32) -> [u8; 128] {
     let mut bytes = [0; 128];
     bytes[4..8].copy_from_slice(&psn.to_be_bytes());
     bytes[12..20].copy_from_slice(&(SECONDS + frame).to_be_bytes());
+    bytes[34..36].copy_from_slice(&number.to_be_bytes()[6..]);
     bytes[24..32].copy_from_slice(&(FRAME as u64).to_be_bytes());
     bytes
 }
@@ -533,6 +560,46 @@ fn a_sensor_that_counts_anew_begins_an_epoch() {
 }
 
 #[test]
+fn an_end_that_comes_again_is_no_frame_and_what_metadata_tell_is_counted() {
+    let mut bench = Bench::new(5, 24, false);
+    bench.send_all(0..3);
+    let mut told = 0;
+    while told < 2 {
+        told += bench.next().len();
+    }
+    for frame in [2, 1] {
+        let psn = bench.psn - 1 - 7 * u32::try_from(2 - frame).unwrap();
+        let at = bench.base() + frame * STRIDE as u64 + BEHIND as u64;
+        let immediate = Some(u32::try_from(frame).unwrap() | psn << 12);
+        bench.write(bench.key(), at, &notes(frame, frame, psn), immediate);
+    }
+    bench.skipped = 3;
+    bench.send(3, &[]);
+    let frames = bench.next();
+    let faults = bench.faults[Fault::Repeated as usize];
+    assert_eq!((faults, frames.len()), (2, 1));
+    let origin = frames[0].origin.unwrap();
+    assert_eq!((origin.sequence, origin.epoch), (3, 1));
+    assert_eq!((frames[0].missing, frames[0].passed), (0, 0));
+    assert_eq!(bench.counters.each_ref().map(Counter::get), [3, 3, 0, 0]);
+    // Again and again: it is the sensor that counts anew.
+    for _ in 0..=REPEATS {
+        let psn = bench.psn - 1;
+        let at = bench.base() + 3 * STRIDE as u64 + BEHIND as u64;
+        bench.write(bench.key(), at, &notes(3, 3, psn), Some(3 | psn << 12));
+    }
+    assert_eq!(bench.next()[0].origin.unwrap().epoch, 2);
+}
+
+#[test]
+fn requests_that_fail_are_counted() {
+    let mut bench = Bench::new(5, 24, false);
+    lock(&bench.seen).refuses = true;
+    bench.stop();
+    assert_eq!(bench.counters[CONTROL_ERRORS].get(), 1);
+}
+
+#[test]
 fn wrong_keys_and_addresses_change_nothing() {
     let mut bench = Bench::new(5, 24, false);
     let before: Vec<_> = (0..8).map(|page| bench.page(page)).collect();
@@ -555,12 +622,10 @@ fn wrong_keys_and_addresses_change_nothing() {
     bench.write(bench.key(), bench.base(), &[0; 128], Some(9 | 70 << 12));
     bench.send(2, &[]);
     let mut told = 0;
-    let mut faults = 0;
     while told < 2 {
         told += bench.next().len();
-        faults += bench.completions.faults()[Fault::Immediate as usize];
     }
-    assert_eq!(faults, 1);
+    assert_eq!(bench.faults[Fault::Immediate as usize], 1);
 }
 
 #[test]

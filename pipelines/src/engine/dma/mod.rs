@@ -242,7 +242,11 @@ impl Runner {
     fn take(&mut self) -> Result<bool, DmaError> {
         let overrun = self.completions.overrun();
         if overrun > 0 {
-            self.course.lose(overrun, Cause::Overrun, &self.ledger);
+            let first = self.completions.as_slice().first();
+            match first.and_then(|done| done.origin) {
+                Some(_) => Course::lose_told(overrun, 0, Cause::Overrun, &self.ledger),
+                None => self.course.lose(overrun, Cause::Overrun, &self.ledger),
+            }
             self.transfers += overrun;
         }
         Course::lose_told(0, self.completions.missing(), Cause::WireGap, &self.ledger);
@@ -274,8 +278,9 @@ impl Runner {
             self.path = Path::Unproven(prover, is_looked_at);
             return Ok(false);
         };
-        // One of which parts never came tells nothing either.
-        let is_whole = first.origin.is_none_or(|told| told.arrived >= told.places);
+        // One of which parts never came tells nothing either, where what is missing is not written by anyone.
+        let is_whole = !self.port.writes_behind()
+            || first.origin.is_none_or(|told| told.arrived >= told.places);
         let written = if first.is_bad || !is_whole {
             0
         } else {

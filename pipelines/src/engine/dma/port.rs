@@ -26,7 +26,7 @@ pub(super) struct Port {
     state: State,
     name: String,
     holdable: bool,
-    /// Whether the engine writes behind frames, too.
+    /// Whether the engine's slots are written packet by packet, and behind frames.
     writes_behind: bool,
     faults: &'static [&'static str],
     /// How frames get from slots of the engine's own to the ring's; `None` where it writes the ring.

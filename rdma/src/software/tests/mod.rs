@@ -102,3 +102,61 @@ fn a_write_with_an_immediate_arrives() {
     let done = next(&mut *two.from);
     assert_eq!((done.id, done.status), (3, Status::Success));
 }
+
+#[test]
+fn who_knows_a_queues_number_alone_may_write_to_one_that_takes_anyone() {
+    let (card, sensor) = (
+        Card::new(LOOPBACK, Faults::none()).unwrap(),
+        Card::new(LOOPBACK, Faults::none()).unwrap(),
+    );
+    let memory = card.register(&region(4096), Way::Host, ANY).unwrap();
+    let mut queue = card.queue(&options(Service::Uc)).unwrap();
+    queue.receive(5, &[]).unwrap();
+    queue
+        .connect(&Endpoint {
+            gid: gid(LOOPBACK),
+            ..Endpoint::default()
+        })
+        .unwrap();
+    let own = queue.endpoint();
+    let known = Endpoint {
+        number: own.number,
+        lid: own.lid,
+        gid: own.gid,
+        mtu: own.mtu,
+        ..Endpoint::default()
+    };
+    let foreign = Endpoint {
+        psn: own.psn ^ 1,
+        ..known
+    };
+    let work = |immediate| Work {
+        id: 1,
+        verb: Verb::Write {
+            address: memory.address() + 64,
+            key: memory.remote(),
+            immediate: Some(immediate),
+        },
+        payload: Payload::Inline(b"whole words are!"),
+        signaled: true,
+    };
+    // Who pretends to know more is not heard: neither by another first packet nor by a reliable connection.
+    for (service, peer) in [(Service::Uc, foreign), (Service::Rc, own)] {
+        let mut stranger = sensor.queue(&options(service)).unwrap();
+        // It may be turned away at once.
+        let _ = stranger.connect(&peer);
+        let _ = stranger.post(&work(8));
+    }
+    let mut writer = sensor.queue(&options(Service::Uc)).unwrap();
+    writer.connect(&known).unwrap();
+    writer.post(&work(7)).unwrap();
+    assert_eq!(next(&mut *writer).status, Status::Success);
+    let done = next(&mut *queue);
+    assert_eq!(
+        (done.id, done.side, done.status, done.immediate),
+        (5, Side::Received, Status::Success, Some(7))
+    );
+    let mut bytes = [0; 16];
+    load(memory.region(), 64, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"whole words are!");
+}

@@ -1,0 +1,138 @@
+//! A source whose frames a card writes: what it asks of the plan, and what it is built of.
+
+use super::pages::{GRAIN, Pages};
+use super::queue_pair::{self, Parts, QueuePair};
+use super::{Hsb, Mode};
+use daq_core::entry::{EngineNeeds, SourceContext};
+use daq_core::mapped::Writer;
+use daq_core::source::{Producers, SourceError};
+use daq_rdma::nics;
+use daq_rdma::verbs::{Endpoint, Port};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::PoisonError;
+
+/// The UDP port of RoCE v2.
+const ROCE: u16 = 4791;
+
+impl Hsb {
+    /// The name of the card whose queue pair is written through; none where frames come by a socket.
+    pub(super) fn nic(&self) -> Option<&str> {
+        let names = self.config.nics.as_ref()?.all();
+        let is_pair = self.config.mode == Mode::QueuePair;
+        names.first().filter(|_| is_pair).map(String::as_str)
+    }
+
+    pub(super) fn engine_needs(&self) -> EngineNeeds {
+        let is_software = self.nic().is_some_and(nics::is_software);
+        EngineNeeds {
+            device: self.config.nics.as_ref().and_then(nics::Names::device),
+            writer: Writer::Nic,
+            wish: self.config.path,
+            host_only: is_software
+                .then(|| "a card made of software is given host memory alone".to_owned()),
+            rings: false,
+            faults: queue_pair::FAULTS,
+            alignment: GRAIN,
+            max_slot: 1 << 32,
+            max_slots: queue_pair::MOST_PAGES,
+        }
+    }
+
+    pub(super) fn note_queue_pair(&self, nic: &str, notes: &mut Vec<String>) {
+        notes.push(format!(
+            "a sensor knows no credits: it goes round over slots of the engine's own, as many as the ring has, at least {}, \
+             and frames are copied out of them before it comes round again; what it overtakes is counted as overrun",
+            queue_pair::LEAST_PAGES
+        ));
+        notes.push(
+            "where the CPU does not reach a GPU's pages, frames have no timestamps and packets missing inside of them stay \
+             unknown; where it does, it reads 8 bytes of each packet: path = \"staged\" lets it read them from host memory"
+                .to_owned(),
+        );
+        if nics::is_software(nic) {
+            notes.push(
+                "no real sensor writes to a card made of software: `daq sim-hsb --nic software` does"
+                    .to_owned(),
+            );
+        } else if !daq_rdma::HAS_VERBS {
+            notes.push(
+                "this build drives no network cards (feature `verbs`): only \"software\" will start"
+                    .to_owned(),
+            );
+        }
+        if self.config.relaxed_ordering {
+            notes.push(
+                "relaxed ordering: a frame may be told of before all its writes are visible, unless the card says otherwise"
+                    .to_owned(),
+            );
+        }
+        notes.push("not yet run on a ConnectX with a Holoscan Sensor Bridge".to_owned());
+    }
+
+    pub(super) fn build_queue_pair(
+        &self,
+        nic: &str,
+        context: &SourceContext,
+    ) -> Result<Producers, SourceError> {
+        let names = self.config.nics.as_ref();
+        let nic = names
+            .and_then(|names| names.resolved(context.nic.as_deref()).pop())
+            .unwrap_or_else(|| nic.to_owned());
+        let failed = |why: String| SourceError::new(format!("nic {nic}"), why);
+        let card = nics::open(&nic).map_err(|error| failed(error.to_string()))?;
+        let port = card.port().map_err(|error| failed(error.to_string()))?;
+        let address = self.check_port(&nic, &port).map_err(failed)?;
+        // As the queue is made for each arming, so is its number; the pages are known by then, too.
+        let control = self.control((address, ROCE).into(), self.config.pages(0))?;
+        let device = control
+            .ecb
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .device()
+            .ip();
+        let IpAddr::V4(device) = device else {
+            return Err(failed("the device has no IPv4 address".to_owned()));
+        };
+        let peer = Endpoint {
+            gid: device.to_ipv6_mapped().octets(),
+            mtu: port.mtu,
+            ..Endpoint::default()
+        };
+        let engine = QueuePair::new(Parts {
+            name: format!("source {}", context.name),
+            nic: card,
+            is_software: nics::is_software(&nic),
+            peer,
+            control,
+            relaxed: self.config.relaxed_ordering,
+            counters: std::array::from_fn(|i| context.counts.counter(super::COUNTS[i])),
+        });
+        Ok(Producers::Engine(Box::new(engine)))
+    }
+
+    /// The address that sensors reach a port at, if they do.
+    fn check_port(&self, nic: &str, port: &Port) -> Result<Ipv4Addr, String> {
+        let gid = Ipv6Addr::from(port.gid);
+        let address = gid.to_ipv4_mapped().ok_or_else(|| {
+            format!(
+                "entry {} of its table of addresses is {gid}, and a sensor knows IPv4 alone: choose one of RoCE v2 by \
+                 \"{}:{}@GID\", `rdma link` and `show_gids` list them",
+                port.gid_index,
+                nic.split(':').next().unwrap_or(nic),
+                port.number
+            )
+        })?;
+        let packet = self.config.packet.bytes().unwrap_or(usize::MAX);
+        let largest = packet.min(Pages::page_bytes(
+            self.config.frame.bytes().unwrap_or(packet),
+        ));
+        if largest > port.mtu as usize {
+            return Err(format!(
+                "packets of {packet} bytes where its port takes {} a write: set `packet = \"{} B\"`, or raise the network's \
+                 MTU",
+                port.mtu, port.mtu
+            ));
+        }
+        Ok(address)
+    }
+}
