@@ -5,12 +5,9 @@
 //!     ▲
 //!     └─ registers (control plane) ─ armed at start, disarmed at the end
 //! ```
-//! By default no RDMA card is needed: the packets are taken from a plain UDP socket, and each write is checked before it is placed. A
+//! By default no RDMA card is needed: the packets are taken from a plain UDP socket, and each write is checked before it is
+//! placed. With `mode = "queue-pair"` an RDMA card takes the writes into memory itself, see [Queue pairs](#queue-pairs). A
 //! sensor has the data plane and the control plane of its device in common with others: one source a sensor.
-//!
-//! With `mode = "queue-pair"` an RDMA card takes the writes into memory instead, see `queue_pair`; the unit of the ledger is
-//! the frame then. What never ended is lost, `wire_gap`; what the sensor overtook, `overrun`; of a frame that ended with
-//! packets missing, `present` says which.
 //!
 //! # From writes to frames
 //! A write's address names a page and a packet of the frame in it, see [`pages`]; its packet sequence number says which of
@@ -40,6 +37,26 @@
 //! also fit frames of long ago. Where the key is ours, new each time the sensor is armed, those are repeated packets for
 //! ever, for a sensor must be armed before it begins anew; with `control = false` or an `rkey` that is given, two frames of
 //! nothing else open an epoch, and so does a long replay.
+//!
+//! # Queue pairs
+//! A network card writes the frames into slots of the engine's own, from where they are copied to the ring, and completes
+//! the packet that ends each; see `queue_pair`. The unit of the ledger is the frame; the first after each arming only tells
+//! where the count begins, and is neither delivered nor counted.
+//!
+//! | what happens | what is counted |
+//! |---|---|
+//! | a frame's end never comes | lost, `wire_gap` |
+//! | packets inside of a frame never come | delivered, with which are missing, and the fault `incomplete`; unknown where the CPU does not reach a GPU's pages |
+//! | the sensor comes round before a frame was copied | lost, `overrun`; `bad_packet` where its page was not ready for it, with the fault `overtaken` |
+//! | its frame finds no slot | lost, `ring_full` |
+//! | a frame's end comes again | the fault `repeated` |
+//! | ends of the past in a row, or a number that fits no frame | a new epoch, with the fault `order` |
+//! | the card refuses a write: key, address | nothing, as if it had never come |
+//! | metadata are of another frame | no timestamp, and the fault `metadata` |
+//! | the queue or the card fails | the fault `queue` or `card`; all is made anew |
+//!
+//! Beside it the same is counted, from the metadata of frames that the CPU reaches. It has run on cards of software and a
+//! simulated bridge, not yet on a ConnectX, nor with a real one.
 
 mod arm;
 mod card;
@@ -79,7 +96,7 @@ use std::sync::PoisonError;
 /// The registry entry.
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "hsb",
-    summary: "A sensor behind a Holoscan Sensor Bridge, over a UDP socket of any network card",
+    summary: "A sensor behind a Holoscan Sensor Bridge, over a UDP socket of any network card or a queue pair of one that does RDMA",
     example: EXAMPLE,
     schema: || schemars::schema_for!(HsbConfig),
     parse,

@@ -40,9 +40,9 @@ impl Hsb {
 
     pub(super) fn note_queue_pair(&self, nic: &str, notes: &mut Vec<String>) {
         notes.push(format!(
-            "a sensor knows no credits: it goes round over slots of the engine's own, as many as the ring has, at least {}, \
-             and frames are copied out of them before it comes round again; what it overtakes is counted as overrun",
-            queue_pair::LEAST_PAGES
+            "a sensor waits for nobody: give the ring slots for as long as its thread may be held up, at least {} and at most {}",
+            queue_pair::LEAST_PAGES,
+            queue_pair::MOST_PAGES
         ));
         notes.push(
             "where the CPU does not reach a GPU's pages, frames have no timestamps and packets missing inside of them stay \

@@ -15,6 +15,9 @@
 //! missing, and what the page held before is in its place. Where the CPU does not reach the pages there are no marks and
 //! no metadata: frames have no timestamps there, and packets missing inside of them stay unknown.
 //!
+//! An end that comes again, as of a packet that the network has doubled, is left; a few of them in a row are a sensor that
+//! counts anew.
+//!
 //! The first frame after each arming only tells where the count begins; it is neither delivered nor counted.
 //!
 //! # How far the sensor may be
@@ -29,23 +32,23 @@ use super::arm::{Armed, Orders};
 use super::ecb::{Ecb, Taken};
 use super::filler::Control;
 use super::metadata::{self, Metadata};
-use super::order::{Course, Order};
-use super::pages::{GRAIN, Pages, Spot};
-use super::seen::{CONTROL_ERRORS, Counters, Seen};
+use super::order::Order;
+use super::pages::{GRAIN, Pages};
+use super::seen::{Counters, Seen};
 use crate::sys::words;
 use daq_core::dma::{
     Caps, Completions, DmaDevice, Done, Engine, EngineError, Origin, Sentinel, Slots, Stuck,
 };
 use daq_core::frame::{Flags, Timestamp};
 use daq_rdma::registrar::{Keys, Registrar};
-use daq_rdma::verbs::{
-    Access, Endpoint, Nic, NicEvent, Queue, QueueOptions, Service, Side, Status, WorkDone,
-};
+use daq_rdma::verbs::{Access, Endpoint, Nic, NicEvent, Queue, Side, Status, WorkDone};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+mod arming;
+mod ends;
 mod parts;
 #[cfg(test)]
 mod tests;
@@ -154,7 +157,7 @@ impl QueuePair {
             relaxed,
         };
         // A link is a queue here, which `quiesce` destroys whatever happens.
-        let registrar = Registrar::new(&[nic.clone()], access, Box::new(|| Ok(())));
+        let registrar = Registrar::new(std::slice::from_ref(&nic), access, Box::new(|| Ok(())));
         let limits = nic.limits();
         let places = orders.pages.packets();
         let none = WorkDone {
@@ -219,147 +222,6 @@ impl QueuePair {
         }
     }
 
-    /// Looks at the ring and makes it known to the card and the sensor.
-    fn begin(&mut self, slots: &Slots) -> Result<(), EngineError> {
-        let least = Pages::page_bytes(self.orders.pages.frame);
-        let count = slots.addresses.len();
-        if !(LEAST_PAGES..=MOST_PAGES).contains(&count) {
-            return Err(self.unfit(format!(
-                "{count} slots are no ring for a sensor that goes round: give the ring {LEAST_PAGES} to {MOST_PAGES}"
-            )));
-        }
-        if slots.bytes < least {
-            return Err(self.unfit(format!(
-                "slots of {} bytes have no room for a frame and its metadata: set `slot = \"{least} B\"` in the ring's \
-                 section",
-                slots.bytes
-            )));
-        }
-        let base = slots.addresses[0];
-        let stride = usize::try_from(slots.addresses[1].wrapping_sub(base)).unwrap_or(0);
-        let is_even = slots
-            .addresses
-            .windows(2)
-            .all(|pair| pair[1].wrapping_sub(pair[0]) == stride as u64);
-        if !is_even || stride < slots.bytes || !stride.is_multiple_of(GRAIN) {
-            return Err(self.unfit(format!(
-                "slots that are {stride} bytes apart: a sensor takes multiples of {GRAIN}"
-            )));
-        }
-        let (memory, _) = self
-            .registrar
-            .around(base)
-            .ok_or_else(|| self.unfit("it was given slots that were not mapped for it"))?;
-        let keys = self.registrar.lend(memory)?;
-        let key = keys.of(0);
-        let offset = usize::try_from(base - memory).unwrap_or(usize::MAX);
-        let room = key.region().bytes().saturating_sub(offset);
-        if (count - 1)
-            .checked_mul(stride)
-            .is_none_or(|last| last + slots.bytes > room)
-        {
-            return Err(self.unfit("it was given slots that end beyond what was mapped for it"));
-        }
-        let pages = Pages {
-            base: key.address() + offset as u64,
-            stride: stride as u64,
-            count: u32::try_from(count).unwrap_or(u32::MAX),
-            rkey: key.remote(),
-            ..self.orders.pages
-        };
-        if !pages.base.is_multiple_of(GRAIN as u64) {
-            let base = pages.base;
-            return Err(self.unfit(format!(
-                "pages at {base:#x}: a sensor takes multiples of {GRAIN}"
-            )));
-        }
-        let ring = Ring {
-            region: key.region().clone(),
-            offset,
-            stride,
-            pages: count as u64,
-            first: (slots.first % count) as u64,
-        };
-        self.keys = Some(keys);
-        self.reset(ring);
-        self.connect(pages)
-    }
-
-    /// Forgets the arming before.
-    fn reset(&mut self, ring: Ring) {
-        let pages = usize::try_from(ring.pages).unwrap_or(0);
-        self.order = order(&self.orders.pages, pages);
-        (self.newest, self.overrun, self.owed) = (None, 0, (0, 0));
-        self.epoch += 1;
-        self.ended.clear();
-        self.ended.reserve(pages);
-        self.marked = vec![None; pages];
-        (self.told, self.ready, self.failure) = (0, 0, None);
-        (self.idle, self.past) = (0, 0);
-        self.seen.begin();
-        for transfer in 0..ring.pages {
-            self.marked[ring.page(transfer)] = self.mark(&ring, transfer).then_some(transfer);
-        }
-        self.ring = Some(ring);
-    }
-
-    fn connect(&mut self, mut pages: Pages) -> Result<(), EngineError> {
-        let options = QueueOptions {
-            service: Service::Uc,
-            sends: 1,
-            receives: self.receives,
-            pieces: 1,
-            inline: 0,
-            events: true,
-        };
-        let refused = |error: daq_rdma::verbs::VerbsError| EngineError::Unfit {
-            device: error.nic.clone(),
-            why: error.to_string(),
-        };
-        let mut queue = self.nic.queue(&options).map_err(refused)?;
-        for id in 0..self.receives {
-            queue.receive(id.into(), &[]).map_err(refused)?;
-        }
-        self.unposted = 0;
-        queue.connect(&self.peer).map_err(refused)?;
-        let endpoint = queue.endpoint();
-        pages.queue_pair = endpoint.number;
-        self.queue = Some(queue);
-        let mut orders = Orders {
-            pages,
-            ..self.orders
-        };
-        if self.is_software {
-            orders.host.set_port(endpoint.lid);
-        }
-        let errors = self.counters[CONTROL_ERRORS].clone();
-        let armed = Armed::arm(self.ecb.clone(), orders, errors);
-        let armed = armed.map_err(|error| EngineError::Unfit {
-            device: format!("sensor {}", orders.sensor),
-            why: error.to_string(),
-        })?;
-        tracing::info!(
-            "{}: sensor {} writes through queue pair {} of {} into {} pages on {}",
-            self.name,
-            orders.sensor,
-            pages.queue_pair,
-            self.nic.name(),
-            pages.count,
-            self.keys
-                .as_ref()
-                .map_or_else(String::new, |keys| keys.ways())
-        );
-        self.armed = Some(armed);
-        Ok(())
-    }
-
-    /// Undoes an arming, in order.
-    fn end(&mut self) {
-        self.armed = None;
-        self.queue = None;
-        self.keys = None;
-    }
-
     /// Where the packets' places of a page begin.
     fn places(&self) -> impl Iterator<Item = usize> + use<> {
         let Pages { frame, packet, .. } = self.orders.pages;
@@ -373,156 +235,6 @@ impl QueuePair {
             && self
                 .places()
                 .all(|place| self.sentinel.lay(&ring.region, at + place, 8))
-    }
-
-    /// Transfers that may be, or be being, overwritten by now.
-    fn bound(&self) -> u64 {
-        let pages = self.ring.as_ref().map_or(0, |ring| ring.pages);
-        let begun = self.newest.map_or(0, |(newest, _)| newest + 2 + UNHEARD);
-        begun.saturating_sub(pages)
-    }
-
-    /// Makes the pages ready whose frames were copied since the last poll.
-    fn make_ready(&mut self) {
-        if self.queue.is_none() {
-            // Nothing is written any more.
-            return;
-        }
-        let before = self.bound();
-        let Some(ring) = self.ring.take() else {
-            return;
-        };
-        let from = self.ready.max(self.told.saturating_sub(ring.pages));
-        if from < self.told {
-            for transfer in from..self.told {
-                let is_marked = transfer >= before && self.mark(&ring, transfer);
-                self.marked[ring.page(transfer)] = is_marked.then_some(transfer + ring.pages);
-            }
-            self.ready = self.told;
-            self.ring = Some(ring);
-            self.collect();
-            let after = self.bound();
-            let Some(ring) = &self.ring else {
-                return;
-            };
-            for transfer in from..self.told.min(after) {
-                self.marked[ring.page(transfer)] = None;
-            }
-        } else {
-            self.ring = Some(ring);
-        }
-    }
-
-    /// Takes all completions that there are.
-    fn collect(&mut self) {
-        while self.failure.is_none() {
-            let Some(queue) = &mut self.queue else {
-                return;
-            };
-            let count = match queue.poll(&mut self.collected) {
-                Ok(count) => count,
-                Err(error) => return self.fail(Fault::Queue, &error.to_string()),
-            };
-            for i in 0..count {
-                self.completed(self.collected[i]);
-            }
-            self.post();
-            if count < self.collected.len() {
-                return;
-            }
-        }
-    }
-
-    /// Posts the receives that were used up.
-    fn post(&mut self) {
-        let Some(queue) = &mut self.queue else {
-            return;
-        };
-        while self.unposted > 0 {
-            if let Err(error) = queue.receive(self.unposted.into(), &[]) {
-                return self.fail(Fault::Queue, &error.to_string());
-            }
-            self.unposted -= 1;
-        }
-    }
-
-    fn completed(&mut self, done: WorkDone) {
-        if done.status != Status::Success {
-            let why = format!("its queue failed: {}", done.status.name());
-            return self.fail(Fault::Queue, &why);
-        }
-        if done.side != Side::Received {
-            return;
-        }
-        self.unposted += 1;
-        let Some(ring) = &self.ring else {
-            return;
-        };
-        let page = done
-            .immediate
-            .map(|immediate| u64::from(immediate) & ((1 << PAGE_BITS) - 1));
-        let (Some(immediate), Some(page)) =
-            (done.immediate, page.filter(|page| *page < ring.pages))
-        else {
-            return self.count(Fault::Immediate);
-        };
-        let psn = immediate >> PAGE_BITS;
-        let spot = Spot {
-            page: immediate & ((1 << PAGE_BITS) - 1),
-            index: u32::try_from(self.orders.pages.packets()).unwrap_or(u32::MAX),
-            bytes: 0,
-            metadata: Some(0),
-        };
-        let Some((newest, frame)) = self.newest else {
-            let transfer = (page + ring.pages - ring.first) % ring.pages;
-            self.order.begin(psn, &spot);
-            self.order.ends(done.bytes as usize == metadata::BYTES);
-            self.newest = Some((transfer, 0));
-            self.owed.0 += transfer + 1;
-            self.told = self.told.max(transfer + 1);
-            return;
-        };
-        let course = self.order.find(psn, &spot);
-        let is_past = match course {
-            Course::Frame(next) => next <= frame,
-            Course::Past => true,
-            Course::Astray | Course::Anew => false,
-        };
-        self.past = if is_past { self.past + 1 } else { 0 };
-        if (1..=REPEATS).contains(&self.past) {
-            return self.count(Fault::Repeated);
-        }
-        let (ahead, frame, missing) = match course {
-            Course::Frame(next) if !is_past => {
-                self.order.follow(next, psn, &spot);
-                (next - frame, next, next - frame - 1)
-            }
-            // The sensor counts anew. How many frames it did not end before is not known.
-            _ => {
-                let ahead = ring.ahead(newest, page);
-                self.order.begin(psn, &spot);
-                self.seen.begin();
-                (self.epoch, self.past) = (self.epoch + 1, 0);
-                self.count(Fault::Order);
-                (ahead, 0, 0)
-            }
-        };
-        self.newest = Some((newest + ahead, frame));
-        if self.ended.len() == self.marked.len()
-            && let Some(oldest) = self.ended.pop_front()
-        {
-            self.overrun += 1;
-            self.owed.0 += oldest.passed;
-            self.owed.1 += oldest.missing;
-        }
-        self.ended.push_back(Ended {
-            transfer: newest + ahead,
-            frame,
-            epoch: self.epoch,
-            psn,
-            passed: ahead - 1,
-            missing,
-        });
     }
 
     /// Asks the card what has happened to it.

@@ -113,7 +113,11 @@ fn the_plan_learns_what_a_queue_pair_needs() {
         "{origins:?}"
     );
     let notes = card.notes().join("\n");
-    for words in ["goes round", "timestamps", "not yet run on a ConnectX"] {
+    for words in [
+        "waits for nobody",
+        "timestamps",
+        "not yet run on a ConnectX",
+    ] {
         assert!(notes.contains(words), "{notes}");
     }
 

@@ -11,4 +11,5 @@ mod bytes;
 mod control;
 mod faults;
 mod hostile;
+mod queue_pair;
 mod setup;

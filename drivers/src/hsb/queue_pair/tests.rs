@@ -1,12 +1,15 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use super::super::seen::CONTROL_ERRORS;
 use super::*;
-use daq_core::dma::DmaMap;
+use daq_core::dma::{Armed as Engaged, DmaMap};
 use daq_core::frame::Clock;
 use daq_core::ledger::Counter;
 use daq_core::region::{HostOptions, Region};
 use daq_rdma::software::{Card, Faults};
-use daq_rdma::verbs::{Limits, MemoryKey, Payload, Piece, Port, Verb, VerbsError, Way, Work};
+use daq_rdma::verbs::{
+    Limits, MemoryKey, Payload, Piece, Port, QueueOptions, Service, Verb, VerbsError, Way, Work,
+};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::sync::MutexGuard;
@@ -195,7 +198,7 @@ fn device(seen: &Shared) -> SocketAddr {
 
 struct Bench {
     seen: Shared,
-    engine: Option<Armed>,
+    engine: Option<Engaged>,
     idle: Option<(Box<dyn Engine>, DmaMap)>,
     region: Arc<Region>,
     completions: Completions,
@@ -209,9 +212,6 @@ struct Bench {
     faults: [u64; FAULTS.len()],
     counters: Counters,
 }
-
-use daq_core::dma::Armed as Engaged;
-type Armed = Engaged;
 
 fn payload(frame: u64) -> Vec<u8> {
     let seed = (frame + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -264,7 +264,8 @@ impl Bench {
         }));
         let region = Region::host(STRIDE * PAGES, HostOptions::default()).unwrap();
         let map = DmaMap::new(engine.device().clone(), region.clone()).unwrap();
-        let completions = Completions::with_places(64, FAULTS.len(), PACKETS as u32);
+        let completions =
+            Completions::with_places(64, FAULTS.len(), u32::try_from(PACKETS).unwrap());
         let mut bench = Self {
             seen,
             engine: None,

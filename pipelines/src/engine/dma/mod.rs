@@ -530,8 +530,14 @@ impl Runner {
         }
         if is_blank {
             self.producer.blank(i);
+            // Where frames are shorter than slots, all are as long as they say.
+            let length = if self.port.writes_behind() {
+                done.length
+            } else {
+                self.producer.options().slot_bytes
+            };
             let meta = FrameMeta {
-                length: self.producer.options().slot_bytes,
+                length,
                 timestamp: done.timestamp,
                 ..meta
             };

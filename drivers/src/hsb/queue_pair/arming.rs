@@ -1,0 +1,151 @@
+//! Makes the ring known to the card and the sensor, and undoes that.
+
+use super::super::arm::{Armed, Orders};
+use super::super::pages::{GRAIN, Pages};
+use super::super::seen::CONTROL_ERRORS;
+use super::{LEAST_PAGES, MOST_PAGES, QueuePair, Ring, order};
+use daq_core::dma::{EngineError, Slots};
+use daq_rdma::verbs::{QueueOptions, Service, VerbsError};
+
+impl QueuePair {
+    /// Looks at the ring and makes it known to the card and the sensor.
+    pub(super) fn begin(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        let least = Pages::page_bytes(self.orders.pages.frame);
+        let count = slots.addresses.len();
+        if !(LEAST_PAGES..=MOST_PAGES).contains(&count) {
+            return Err(self.unfit(format!(
+                "{count} slots are no ring for a sensor that goes round: give the ring {LEAST_PAGES} to {MOST_PAGES}"
+            )));
+        }
+        if slots.bytes < least {
+            return Err(self.unfit(format!(
+                "slots of {} bytes have no room for a frame and its metadata: set `slot = \"{least} B\"` in the ring's \
+                 section",
+                slots.bytes
+            )));
+        }
+        let base = slots.addresses[0];
+        let stride = usize::try_from(slots.addresses[1].wrapping_sub(base)).unwrap_or(0);
+        let is_even = slots
+            .addresses
+            .windows(2)
+            .all(|pair| pair[1].wrapping_sub(pair[0]) == stride as u64);
+        if !is_even || stride < slots.bytes || !stride.is_multiple_of(GRAIN) {
+            return Err(self.unfit(format!(
+                "slots that are {stride} bytes apart: a sensor takes multiples of {GRAIN}"
+            )));
+        }
+        let (memory, _) = self
+            .registrar
+            .around(base)
+            .ok_or_else(|| self.unfit("it was given slots that were not mapped for it"))?;
+        let keys = self.registrar.lend(memory)?;
+        let key = keys.of(0);
+        let offset = usize::try_from(base - memory).unwrap_or(usize::MAX);
+        let room = key.region().bytes().saturating_sub(offset);
+        if (count - 1)
+            .checked_mul(stride)
+            .is_none_or(|last| last + slots.bytes > room)
+        {
+            return Err(self.unfit("it was given slots that end beyond what was mapped for it"));
+        }
+        let pages = Pages {
+            base: key.address() + offset as u64,
+            stride: stride as u64,
+            count: u32::try_from(count).unwrap_or(u32::MAX),
+            rkey: key.remote(),
+            ..self.orders.pages
+        };
+        if !pages.base.is_multiple_of(GRAIN as u64) {
+            let base = pages.base;
+            return Err(self.unfit(format!(
+                "pages at {base:#x}: a sensor takes multiples of {GRAIN}"
+            )));
+        }
+        let ring = Ring {
+            region: key.region().clone(),
+            offset,
+            stride,
+            pages: count as u64,
+            first: (slots.first % count) as u64,
+        };
+        self.keys = Some(keys);
+        self.reset(ring);
+        self.connect(pages)
+    }
+
+    /// Forgets the arming before.
+    pub(super) fn reset(&mut self, ring: Ring) {
+        let pages = usize::try_from(ring.pages).unwrap_or(0);
+        self.order = order(&self.orders.pages, pages);
+        (self.newest, self.overrun, self.owed) = (None, 0, (0, 0));
+        self.epoch += 1;
+        self.ended.clear();
+        self.ended.reserve(pages);
+        self.marked = vec![None; pages];
+        (self.told, self.ready, self.failure) = (0, 0, None);
+        (self.idle, self.past) = (0, 0);
+        self.seen.begin();
+        for transfer in 0..ring.pages {
+            self.marked[ring.page(transfer)] = self.mark(&ring, transfer).then_some(transfer);
+        }
+        self.ring = Some(ring);
+    }
+
+    pub(super) fn connect(&mut self, mut pages: Pages) -> Result<(), EngineError> {
+        let options = QueueOptions {
+            service: Service::Uc,
+            sends: 1,
+            receives: self.receives,
+            pieces: 1,
+            inline: 0,
+            events: true,
+        };
+        let refused = |error: VerbsError| EngineError::Unfit {
+            device: error.nic.clone(),
+            why: error.to_string(),
+        };
+        let mut queue = self.nic.queue(&options).map_err(refused)?;
+        for id in 0..self.receives {
+            queue.receive(id.into(), &[]).map_err(refused)?;
+        }
+        self.unposted = 0;
+        queue.connect(&self.peer).map_err(refused)?;
+        let endpoint = queue.endpoint();
+        pages.queue_pair = endpoint.number;
+        self.queue = Some(queue);
+        let mut orders = Orders {
+            pages,
+            ..self.orders
+        };
+        if self.is_software {
+            orders.host.set_port(endpoint.lid);
+        }
+        let errors = self.counters[CONTROL_ERRORS].clone();
+        let armed = Armed::arm(self.ecb.clone(), orders, errors);
+        let armed = armed.map_err(|error| EngineError::Unfit {
+            device: format!("sensor {}", orders.sensor),
+            why: error.to_string(),
+        })?;
+        tracing::info!(
+            "{}: sensor {} writes through queue pair {} of {} into {} pages on {}",
+            self.name,
+            orders.sensor,
+            pages.queue_pair,
+            self.nic.name(),
+            pages.count,
+            self.keys
+                .as_ref()
+                .map_or_else(String::new, |keys| keys.ways())
+        );
+        self.armed = Some(armed);
+        Ok(())
+    }
+
+    /// Undoes an arming, in order.
+    pub(super) fn end(&mut self) {
+        self.armed = None;
+        self.queue = None;
+        self.keys = None;
+    }
+}

@@ -1,0 +1,270 @@
+//! Frames that a sensor writes through a queue pair, of cards made of software on both sides.
+//!
+//! The ring has more slots than a stream has frames, so that nothing is overtaken however slow the machine is.
+
+use crate::network::recording;
+use crate::setup::{ALL, FRAME, FRAMES, PACKET, PACKETS, is_host_correct, options, own};
+use daq_drivers::hsb_sensor::pattern::{Pattern, verify};
+use daq_drivers::hsb_sensor::{Board, Counts, Options};
+use daq_tests::{Daq, Outcome, binary, files};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::ops::Range;
+use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Frames that are counted: the first only tells where the count begins.
+const COUNTED: u64 = FRAMES - 1;
+
+fn board(faults: &[&str]) -> Options {
+    Options {
+        nic: Some("software".to_owned()),
+        ..options(faults)
+    }
+}
+
+/// The sources `adc0` and on, one a sensor of the board at `device`, each with a ring and a file.
+fn config(device: &str, sensors: usize) -> String {
+    let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
+    for sensor in 0..sensors {
+        text += &format!(
+            "[source.adc{sensor}]\ndriver = \"hsb\"\nring = \"raw{sensor}\"\nmode = \"queue-pair\"\n\
+             nics = [\"software\"]\nframe = {FRAME}\npacket = {PACKET}\ndevice = \"{device}\"\nsensor = {sensor}\n\
+             samples = {{ type = \"uint8\" }}\n\
+             [ring.raw{sensor}]\nmemory = \"host\"\nslot = \"8 KiB\"\nslots = 128\n\
+             [sink.disk{sensor}]\ndriver = \"file\"\ninput = \"raw{sensor}\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
+        );
+    }
+    text
+}
+
+struct Run {
+    daq: Daq,
+    outcome: Outcome,
+    counts: Counts,
+}
+
+impl Run {
+    /// Runs one sensor of a board until `frames` frames were expected, and ends both.
+    fn new(options: &Options, frames: u64) -> Self {
+        let board = Board::start(options).unwrap();
+        let daq = Daq::new(&config(&board.address().to_string(), 1));
+        let mut live = daq.spawn(&[]);
+        live.wait_count("sources.adc0.expected", frames);
+        let outcome = live.stop().ok();
+        let counts = board.stop();
+        is_host_correct(&counts);
+        Self {
+            daq,
+            outcome,
+            counts,
+        }
+    }
+
+    fn counts<const N: usize>(&self, keys: [&str; N]) -> [u64; N] {
+        keys.map(|key| self.outcome.count(&format!("sources.adc0.{key}")))
+    }
+}
+
+fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    u64::try_from(now.as_nanos()).unwrap()
+}
+
+/// Panics unless `bytes` are these frames of a sensor, but for the packets `without`: (frame, packet). Where those lie.
+fn has(bytes: &[u8], sensor: u8, frames: &[u64], without: &[(u64, usize)]) -> Vec<Range<usize>> {
+    assert_eq!(bytes.len(), frames.len() * FRAME);
+    let mut missing = Vec::new();
+    for (i, (frame, bytes)) in frames.iter().zip(bytes.chunks(FRAME)).enumerate() {
+        for (packet, bytes) in bytes.chunks(PACKET).enumerate() {
+            let at = packet * PACKET;
+            if without.contains(&(*frame, packet)) {
+                missing.push(i * FRAME + at..i * FRAME + at + bytes.len());
+                continue;
+            }
+            let wrong = verify(Pattern::Counter, sensor, *frame, at as u64, bytes);
+            assert_eq!(wrong, None, "frame {frame}, packet {packet}");
+        }
+    }
+    missing
+}
+
+#[test]
+fn frames_with_their_times() {
+    for (embedded, psn20, psn) in [(false, false, 0x00ff_ff00), (true, true, 0x000f_ffff)] {
+        let before = now();
+        let run = Run::new(
+            &Options {
+                embedded,
+                psn20,
+                psn,
+                ..board(&[])
+            },
+            COUNTED,
+        );
+        let found = run.counts([
+            "expected",
+            "delivered",
+            "epochs",
+            "counts.metadata",
+            "counts.skipped",
+            "counts.short",
+            "counts.control_errors",
+        ]);
+        assert_eq!(found, [COUNTED, COUNTED, 1, COUNTED, 0, 0, 0]);
+        let file = recording(&run.daq, "disk0");
+        let frames: Vec<u64> = (1..FRAMES).collect();
+        has(&file.data, 0, &frames, &[]);
+        assert!(file.missing.is_empty());
+        assert_eq!(run.counts.sensors[0].frames, FRAMES);
+        let metas = files(&run.daq.path("out"), ".sigmf-meta");
+        let meta: Value = serde_json::from_slice(&std::fs::read(&metas[0]).unwrap()).unwrap();
+        let capture = &meta["captures"][0];
+        assert_eq!(capture["daq:clock"], "sensor", "{meta:#}");
+        let time = capture["daq:time_ns"].as_u64().unwrap();
+        assert!((before..=now()).contains(&time), "{meta:#}");
+    }
+}
+
+#[test]
+fn what_goes_wrong_on_the_way() {
+    let packet = |frame: u64, packet: u64| frame * ALL + packet;
+    let faults = [
+        // A packet, the end of a frame, two ends in a row, the first of a frame that ends.
+        format!("drop@{}", packet(5, 3)),
+        format!("drop@{}", packet(7, PACKETS as u64)),
+        format!("drop@{}:10", packet(20, PACKETS as u64)),
+        format!("drop@{}", packet(23, 0)),
+        // What a card refuses.
+        format!("bad-rkey@{}", packet(10, 2)),
+        format!("bad-va@{}", packet(12, 4)),
+        // The end of a frame comes twice.
+        format!("duplicate@{}", packet(15, PACKETS as u64)),
+        // Without metadata, frames end with their last data.
+        "restart@40".to_owned(),
+    ];
+    let faults: Vec<&str> = faults.iter().map(String::as_str).collect();
+    let run = Run::new(&board(&faults), COUNTED);
+    let found = run.counts(["expected", "delivered", "lost.wire_gap", "epochs"]);
+    assert_eq!(
+        found,
+        [COUNTED, COUNTED - 3, 3, 2],
+        "{:#}",
+        run.outcome.report
+    );
+    let file = recording(&run.daq, "disk0");
+    let frames: Vec<u64> = (1..FRAMES)
+        .filter(|frame| ![7, 20, 21].contains(frame))
+        .collect();
+    let without = [(5, 3), (10, 2), (12, 4), (23, 0)];
+    assert_eq!(file.missing, has(&file.data, 0, &frames, &without));
+    for words in ["reports repeated", "reports incomplete", "reports order"] {
+        assert!(run.outcome.stderr.contains(words), "{}", run.outcome.stderr);
+    }
+}
+
+#[test]
+fn several_sensors_of_a_device() {
+    const SENSORS: usize = 3;
+    let board = Board::start(&Options {
+        sensors: SENSORS,
+        ..board(&[])
+    })
+    .unwrap();
+    let daq = Daq::new(&config(&board.address().to_string(), SENSORS));
+    let mut live = daq.spawn(&[]);
+    for sensor in 0..SENSORS {
+        live.wait_count(&format!("sources.adc{sensor}.expected"), COUNTED);
+    }
+    let outcome = live.stop().ok();
+    let frames: Vec<u64> = (1..FRAMES).collect();
+    for sensor in 0..SENSORS {
+        let path = format!("sources.adc{sensor}.delivered");
+        assert_eq!(outcome.count(&path), COUNTED);
+        let file = recording(&daq, &format!("disk{sensor}"));
+        has(&file.data, u8::try_from(sensor).unwrap(), &frames, &[]);
+    }
+    is_host_correct(&board.stop());
+}
+
+/// A ring with fewer slots than a stream has frames, and a sensor that waits for nobody: what was overtaken is counted, and
+/// nothing torn is delivered.
+#[test]
+fn a_sensor_that_comes_round_tears_nothing() {
+    // No more than the queue pair takes ends of while nobody looks.
+    const MANY: u64 = 3000;
+    let board = Board::start(&Options {
+        rate: None,
+        frames: Some(MANY),
+        ..board(&[])
+    })
+    .unwrap();
+    let text = config(&board.address().to_string(), 1).replace("slots = 128", "slots = 8");
+    let daq = Daq::new(&text);
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc0.expected", MANY - 1);
+    let outcome = live.stop().ok();
+    assert_eq!(outcome.count("sources.adc0.expected"), MANY - 1);
+    let file = recording(&daq, "disk0");
+    assert!(!file.data.is_empty());
+    let mut last = None;
+    let mut missing = file.missing.iter().peekable();
+    for (i, bytes) in file.data.chunks(FRAME).enumerate() {
+        let start = i * FRAME;
+        while missing.next_if(|range| range.end <= start).is_some() {}
+        if missing
+            .peek()
+            .is_some_and(|range| range.start < start + FRAME)
+        {
+            continue;
+        }
+        let frame = (last.map_or(1, |last| last + 1)..MANY)
+            .find(|frame| verify(Pattern::Counter, 0, *frame, 0, bytes).is_none());
+        assert!(frame.is_some(), "frame {i} of the file is torn");
+        last = frame;
+    }
+    is_host_correct(&board.stop());
+}
+
+#[test]
+fn a_board_that_is_a_process() {
+    let address = own(2);
+    let frames = FRAMES.to_string();
+    let mut child = Command::new(binary())
+        .env("DAQ_LOG", "warn")
+        .args(["sim-hsb", "--announce", "off", "--rate", "200 Mbit/s"])
+        .args(["--once", "--json", "--nic", "software", "--frames", &frames])
+        .args(["--listen", &address.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    assert_eq!(line, format!("listening on {address}\n"));
+    let daq = Daq::new(&config(&address.ip().to_string(), 1));
+    let plan = daq.cli(&["plan", "daq.toml"]).ok();
+    for words in ["queue pair of software", "waits for nobody"] {
+        assert!(plan.stdout.contains(words), "{}", plan.stdout);
+    }
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.adc0.expected", COUNTED);
+    let outcome = live.stop().ok();
+    assert_eq!(outcome.count("sources.adc0.delivered"), COUNTED);
+    let mut text = String::new();
+    stdout.read_to_string(&mut text).unwrap();
+    assert!(child.wait().unwrap().success());
+    let counts: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(counts["sensors"][0]["frames"], FRAMES, "{counts:#}");
+    assert_eq!(counts["sensors"][0]["disarms"], 1);
+    assert_eq!(counts["order_errors"], 0);
+}
+
+#[test]
+fn a_fault_that_no_card_makes_is_refused() {
+    let error = Board::start(&board(&["bad-icrc@3"]))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("bad-icrc"), "{error}");
+}
