@@ -116,10 +116,6 @@ samples = { type = "uint8" }
 # control = true              # arm and disarm it; false where somebody else does, then:
 # queue_pair = 1              #   24 bits
 # rkey    = 1                 #   32 bits
-# mode    = "queue-pair"      # by a card that does RDMA, without `listen`, `pages` and what follows from them; with
-# nics    = ["mlx5_0"]        #   the card; "auto": the one that suits the ring
-# path    = "staged"          #   never straight into a GPU's memory
-# relaxed_ordering = true     #   let the card's writes pass each other on the bus
 # base    = 0                 #   address of page 0
 # stride  = "1048704 B"       #   from page to page
 # core    = 2                 # for its thread
@@ -127,6 +123,11 @@ samples = { type = "uint8" }
 # window  = 2                 # frames open at a time
 # max_gap = 524288            # packets that may be missing in a row
 # agree   = 4                 # packets in a row that are believed against those before
+# mode    = "queue-pair"      # written by a card that does RDMA: with the keys below instead of `listen`, `pages` and those that
+                              # speak of packets
+# nics    = ["mlx5_0"]        #   the card; "auto": the one that suits the ring; ["software"]: for daq sim-hsb --nic software
+# path    = "staged"          #   never straight into a GPU's memory
+# relaxed_ordering = true     #   let the card's writes pass each other on the bus
 "#;
 
 /// A checked configuration.

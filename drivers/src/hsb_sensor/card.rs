@@ -20,6 +20,8 @@ use std::time::Duration;
 const PLACES: usize = 64;
 /// How long one look for what was written lasts.
 const LOOK: Duration = Duration::from_millis(100);
+/// Looks in a row that find nothing, after which the card is given up.
+const LOOKS: u32 = 100;
 /// Faults that take a packet which no card makes.
 pub(super) const IMPOSSIBLE: [&str; 3] = ["bad-length", "bad-opcode", "bad-icrc"];
 
@@ -45,6 +47,8 @@ pub(super) struct Writer {
     /// The place of the next packet, and those under way.
     next: usize,
     under_way: usize,
+    /// Looks in a row that found nothing.
+    idle: u32,
 }
 
 impl Writer {
@@ -89,6 +93,7 @@ impl Writer {
             place,
             next: 0,
             under_way: 0,
+            idle: 0,
         })
     }
 
@@ -152,6 +157,12 @@ impl Writer {
             .find(|done| done.status != Status::Success);
         if let Some(failed) = failed {
             return Err(io::Error::other(failed.status.name()));
+        }
+        self.idle = if count > 0 { 0 } else { self.idle + 1 };
+        if self.idle > LOOKS {
+            return Err(io::Error::other(
+                "the card does not say that it has written",
+            ));
         }
         if count == 0 {
             self.queue.wait(LOOK).map_err(io::Error::other)?;

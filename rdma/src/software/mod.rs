@@ -5,6 +5,7 @@
 //!             sending    acknowledgements, receives posted, then work in order
 //!             receiving  writes into registered memory, sends into posted receives, answers
 //! ```
+//! A queue of an unreliable connection whose peer has number 0 takes whoever knows its number, as a card does: a sensor.
 //! Keys, bounds and rights are checked as a card does it; what goes wrong on request is in [`Faults`]. It takes locks and
 //! makes system calls, which a card spares its users. It reaches only memory that the CPU reaches. What it cannot show:
 //! any speed of a card's, packets out of order, the 40 bytes that a card puts before a datagram, datagrams from more than
