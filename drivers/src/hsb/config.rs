@@ -109,6 +109,7 @@ pub struct HsbConfig {
 /// How frames come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(rename = "HsbMode")]
 pub enum Mode {
     /// As packets through a UDP socket.
     #[default]
