@@ -55,8 +55,8 @@
 //! | metadata are of another frame | no timestamp, and the fault `metadata` |
 //! | the queue or the card fails | the fault `queue` or `card`; all is made anew |
 //!
-//! Beside it the same is counted, from the metadata of frames that the CPU reaches. It has run on cards of software and a
-//! simulated bridge, not yet on a ConnectX, nor with a real one.
+//! Beside it the same is counted, from the metadata of frames that the CPU reaches. It has run on cards of software, and on
+//! soft-RoCE in a QEMU guest, with a simulated bridge: not yet on a ConnectX, nor with a real one.
 
 mod arm;
 mod card;

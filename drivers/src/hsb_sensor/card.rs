@@ -1,7 +1,7 @@
 //! Writes a sensor's packets by a queue pair of a network card, to a host that has one too.
 //!
-//! The card makes the packets: of those that are given here it takes address, key, immediate and payload. Real cards are
-//! given host memory as any other; not yet run with one.
+//! The card makes the packets: of those that are given here it takes address, key, immediate and payload. It has run
+//! on cards of software and soft-RoCE, not yet on a real one.
 
 use super::packet::{OVERHEAD, WRITE, WRITE_IMMEDIATE};
 use super::registers::Target;

@@ -60,7 +60,7 @@ pub(super) struct Args {
     no_offload: bool,
     /// Write by queue pairs of this network card instead of sending packets, to a source with mode = "queue-pair": a card
     /// made of software as "software", at the address of --listen as "software:ADDRESS", or one that does RDMA, as in
-    /// "mlx5_0" (not yet run with one).
+    /// "mlx5_0" (run with soft-RoCE alone).
     #[arg(long, value_name = "NAME")]
     nic: Option<String>,
     /// What goes wrong, and which packet of a sensor, frame or request meets it, counted from 0; :COUNT is how many. May
