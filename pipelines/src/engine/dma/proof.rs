@@ -141,9 +141,10 @@ impl Prover {
             || DmaError::Unbelievable(format!("the slots of {} cannot be looked at", port.name()));
         let region = port.region().ok_or_else(gone)?;
         // Whole words of the frame alone, where the engine writes behind it as well.
-        let bytes = match port.writes_behind() && written > 0 {
-            true => written / 8 * 8,
-            false => self.stride,
+        let bytes = if port.writes_behind() && written > 0 {
+            written / 8 * 8
+        } else {
+            self.stride
         };
         let offset = slot * self.stride;
         match &self.gpu {
