@@ -98,7 +98,7 @@ pub fn status_line(now: &Report, before: &Report) -> String {
         }
     }
     let full = now.sinks.iter().filter(|(_, sink)| sink.full);
-    parts.extend(full.map(|(name, _)| format!("{name}: no space")));
+    parts.extend(full.map(|(name, _)| format!("{name}: takes no frames")));
     parts.join(", ")
 }
 
@@ -370,7 +370,7 @@ mod tests {
         );
         let line = status_line(&now, &before);
         assert!(
-            line.ends_with(", 5 frames overrun, 6 frames not written, disk: no space"),
+            line.ends_with(", 5 frames overrun, 6 frames not written, disk: takes no frames"),
             "{line}"
         );
     }

@@ -206,9 +206,9 @@ ledger! {
         bytes,
         /// Files, or their like, completed.
         files,
-        /// 1 while the medium has no space (gauge).
+        /// 1 while the medium has no space or the receiver is away (gauge).
         full,
-        /// Frames not written because the medium had no space or failed, taken ones among them.
+        /// Frames not written because the medium had no space or failed or the receiver was away, taken ones among them.
         dropped,
         /// Times that its peer was connected, where it has one.
         connections,

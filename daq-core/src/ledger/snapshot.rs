@@ -284,7 +284,7 @@ pub struct SinkReport {
     pub bytes: u64,
     /// Files, or their like, completed.
     pub files: u64,
-    /// Whether the medium has no space now.
+    /// Whether the medium has no space now, or the receiver is away.
     pub full: bool,
     /// Frames not written.
     pub dropped: u64,
