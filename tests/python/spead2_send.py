@@ -1,7 +1,7 @@
 """Sends heaps of random bytes with PyPI's spead2 and writes what was sent, in the order of heap counters.
 
-Arguments: a JSON object with `port`, `file`, `heaps`, `heap` (bytes), `packet` (bytes of a UDP packet),
-`address_bits`, `repeat` (item pointers in every packet), `order` (`plain`, `shuffled`, `interleaved`),
+Arguments: a JSON object with `host` (this one without it), `port`, `file`, `heaps`, `heap` (bytes), `packet` (bytes of
+a UDP packet), `address_bits`, `repeat` (item pointers in every packet), `order` (`plain`, `shuffled`, `interleaved`),
 `descriptors` (`own` heap or in the `first` one), `describe_every` (heaps) and `rate` (bytes a second).
 """
 
@@ -34,7 +34,7 @@ def drain(port):
 def send(job):
     flavour = spead2.Flavour(4, 64, job["address_bits"])
     config = spead2.send.StreamConfig(max_packet_size=job["packet"], rate=job["rate"], burst_size=16384, max_heaps=64)
-    stream = spead2.send.UdpStream(spead2.ThreadPool(), [("127.0.0.1", job["port"])], config)
+    stream = spead2.send.UdpStream(spead2.ThreadPool(), [(job.get("host", "127.0.0.1"), job["port"])], config)
     items = spead2.send.ItemGroup(flavour=flavour)
     items.add_item(ITEM, "samples", "random bytes", shape=(job["heap"],), dtype=np.uint8)
 

@@ -117,7 +117,6 @@ impl Place {
         server
     }
 
-    /// Uses the card as a source does, and checks what it sends from its first byte on.
     /// The card, once its last user has left: a process that a test beside this one starts has that user's connection
     /// open, too, until it has become another program.
     fn open(&self) -> Arc<dyn Device> {
@@ -133,6 +132,7 @@ impl Place {
         }
     }
 
+    /// Uses the card as a source does, and checks what it sends from its first byte on.
     fn use_card(&self) -> Bench {
         let bench = Bench::new(self.open(), SLOTS, SLOT);
         bench.start();

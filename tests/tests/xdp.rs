@@ -7,13 +7,14 @@
 mod network;
 mod veth;
 
-use daq_tests::{Daq, Live, Outcome, skip, wait_for};
+use daq_tests::{Daq, Live, Outcome, Python, skip, wait_for};
 use network::{payload, recording};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use veth::{FAR, NEAR, ip};
 
+const SEND: &str = include_str!("../python/spead2_send.py");
 /// Payload bytes of a packet, and packets of a frame.
 const PAYLOAD: usize = 1024;
 const PLACES: usize = 16;
@@ -120,6 +121,46 @@ fn is_attached() -> bool {
     ip(&format!("-details link show dev {NEAR}"))
         .unwrap()
         .contains("xdp")
+}
+
+/// A sender that nobody here wrote, in the format that `udp` has as well.
+#[test]
+fn heaps_of_spead2_arrive_past_the_stack() {
+    const HEAPS: usize = 8;
+    const HEAP: usize = 60_000;
+    let python = match Python::with(&["spead2", "numpy"]) {
+        Ok(python) => python,
+        Err(why) => skip!("{why}"),
+    };
+    for attach in ["native", "generic"] {
+        let far = wire!(1, 1500);
+        let daq = Daq::new(&format!(
+            "[http]\nlisten = \"127.0.0.1:0\"\n\
+             [source.adc]\ndriver = \"xdp\"\nring = \"raw\"\ninterface = \"{NEAR}\"\nlisten = \"{TO}\"\n\
+             attach = \"{attach}\"\n\
+             [source.adc.format]\nkind = \"spead\"\nheap = {HEAP}\npacket = 1432\nfirst = 1424\naddress_bits = 40\n\
+             [ring.raw]\nmemory = \"host\"\nslot = {HEAP}\nslots = 64\n\
+             [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
+        ));
+        let mut live = started(&daq);
+        // All of it fits on the way.
+        let job = json!({
+            "host": "10.77.0.1", "port": 4950, "file": daq.path("sent"), "heaps": HEAPS, "heap": HEAP, "packet": 1472,
+            "address_bits": 40, "repeat": false, "order": "plain", "descriptors": "own", "rate": 10e6,
+        });
+        far.run(|| python.run(SEND, &[job.to_string()]));
+        let packets = (HEAPS * (1 + (HEAP - 1424).div_ceil(1432))) as u64;
+        live.wait_count("sources.adc.expected", packets);
+        live.wait_count("sources.adc.control", 2);
+        let outcome = live.stop().ok();
+        assert_eq!(
+            outcome.count("sources.adc.delivered"),
+            packets,
+            "{:#}",
+            outcome.report
+        );
+        assert!(recording(&daq, "disk").data == std::fs::read(daq.path("sent")).unwrap());
+    }
 }
 
 /// In the driver and behind it, over both protocols.

@@ -54,6 +54,14 @@ pub(super) struct End {
     pub(super) why: String,
 }
 
+/// What a sender that ends on purpose has said.
+struct Parted {
+    /// How many frames of the stream there are.
+    frames: u64,
+    why: String,
+    heard: Instant,
+}
+
 /// A frame that is there.
 pub(super) struct Told {
     pub(super) record: Record,
@@ -91,8 +99,8 @@ pub(super) struct Link {
     is_writing: bool,
     /// Why it is to end.
     failure: Option<(Fault, String)>,
-    /// How many frames its sender has told of on parting, and when that was heard.
-    parted: Option<(u64, Instant)>,
+    /// What its sender has said on parting.
+    parted: Option<Parted>,
     /// When it was looked at, and when something was heard of the sender.
     looked: Instant,
     heard: Instant,
@@ -160,7 +168,10 @@ impl Link {
 
     /// The same once all is told: what its sender has told of on parting and never came is missing, too.
     pub(super) fn last(&self) -> (u64, u64) {
-        let sent = self.parted.map_or(self.next, |(frames, _)| frames);
+        let sent = self
+            .parted
+            .as_ref()
+            .map_or(self.next, |parted| parted.frames);
         let tail = sent.saturating_sub(self.next);
         if tail > MAX_GAP {
             tracing::warn!("{}: {tail} frames cannot have been lost", self.peer);
@@ -192,26 +203,31 @@ impl Link {
             fault,
             Fault::Local | Fault::BadRecord | Fault::BeyondCredit | Fault::CompletionOverrun
         );
-        let gone = self.live.as_mut().filter(|_| may_be_parting);
-        let Some((gone, frames)) = gone
-            .and_then(|live| live.watch.gone())
-            .and_then(|gone| gone.parting.map(|frames| (gone.why, frames)))
-        else {
+        if self.parted.is_none()
+            && let Some(live) = self.live.as_mut().filter(|_| may_be_parting)
+            && let Some(gone) = live.watch.gone()
+        {
+            self.parted = gone.parting.map(|frames| Parted {
+                frames,
+                why: gone.why,
+                heard: Instant::now(),
+            });
+        }
+        let Some(parted) = self.parted.as_ref().filter(|_| may_be_parting) else {
             return Some(End {
                 fault: Some(fault),
                 why,
             });
         };
-        let (_, heard) = *self.parted.get_or_insert_with(|| (frames, Instant::now()));
         // What is not acknowledged may still be on its way.
-        let is_complete = self.shape.service == Service::Rc || self.next >= frames;
-        if !is_complete && heard.elapsed() < ON_THE_WAY {
+        let is_complete = self.shape.service == Service::Rc || self.next >= parted.frames;
+        if !is_complete && parted.heard.elapsed() < ON_THE_WAY {
             self.failure = Some((fault, why));
             return None;
         }
         Some(End {
             fault: None,
-            why: gone,
+            why: parted.why.clone(),
         })
     }
 
