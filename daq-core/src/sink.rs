@@ -15,12 +15,14 @@ pub enum Placements {
     Host,
     /// Any.
     Any,
+    /// Any, by a network card: on a GPU where that was measured to be faster, else host memory.
+    Measured,
 }
 
 impl Placements {
     /// Whether `placement` is among them.
     pub fn contains(self, placement: Placement) -> bool {
-        self == Self::Any || placement == Placement::Host
+        self != Self::Host || placement == Placement::Host
     }
 }
 
@@ -128,6 +130,11 @@ pub trait SinkSpec: Send + Sync {
     /// Whether the sink can take frames of `layout`.
     fn check(&self, _layout: &Layout) -> Result<(), crate::config::Problem> {
         Ok(())
+    }
+
+    /// What it needs of somebody else to take frames of up to `slot_bytes` bytes and `places` places, for the plan.
+    fn needs(&self, _slot_bytes: usize, _places: u32) -> Option<String> {
+        None
     }
 
     /// Bytes that the sink will allocate; for the plan's memory total.

@@ -28,6 +28,10 @@
 //! | it carries metadata alone | `control` |
 //! | its frame finds no slot | lost, `ring_full` |
 //!
+//! `wire_gap` are packets that never came and those that were refused: compare it with `rejected`. A packet's invariant
+//! checksum (`ICRC`) is not looked at: it covers parts of the IP header that no socket tells. What guards the bytes on the
+//! way is the checksum of each Ethernet frame; cards that do RDMA look at both.
+//!
 //! Beside it are counted: `metadata`, frames whose metadata came; `skipped`, frames that the sensor numbered and never
 //! sent; `short`, frames that it ended early; `control_errors`, requests of this source to the device's registers that it
 //! did not answer or refused.
@@ -170,6 +174,10 @@ impl Hsb {
         }
         let error = |why: String| SourceError::new("device = \"auto\"", why);
         let port = discovery::PORT;
+        tracing::info!(
+            "looking for the device for {} s: it announces itself on UDP {port}",
+            discovery::PATIENCE.as_secs()
+        );
         let found = discovery::listen((Ipv4Addr::UNSPECIFIED, port).into(), discovery::PATIENCE)
             .map_err(|why| {
                 error(format!(

@@ -63,8 +63,13 @@ pub fn status_line(now: &Report, before: &Report) -> String {
     let expected: u64 = now.sources.values().map(|source| source.expected).sum();
     let mut parts = vec![BitRate(round(rate)).to_string()];
     let lost: u64 = now.sources.values().map(SourceReport::lost_total).sum();
+    let mut sources = now.sources.values();
+    let unit = match sources.next() {
+        Some(first) if sources.all(|source| source.unit() == first.unit()) => first.unit(),
+        _ => "packets",
+    };
     if lost == 0 {
-        parts.push(format!("nothing lost of {expected} packets"));
+        parts.push(format!("nothing lost of {expected} {unit}"));
     } else {
         let mut causes = BTreeMap::new();
         for (cause, count) in now.sources.values().flat_map(|source| &source.lost) {
@@ -75,7 +80,7 @@ pub fn status_line(now: &Report, before: &Report) -> String {
             .map(|(cause, count)| format!("{cause} {count}"))
             .collect();
         parts.push(format!(
-            "lost {lost} of {expected} packets ({})",
+            "lost {lost} of {expected} {unit} ({})",
             causes.join(", ")
         ));
     }

@@ -2,12 +2,10 @@
 
 use crate::software::{Card, Faults};
 use crate::verbs::{Nic, VerbsError};
+pub use daq_core::topology::nic::SOFTWARE;
 use daq_core::topology::nic::{self, AUTO};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-
-/// The name of cards made of software.
-pub const SOFTWARE: &str = "software";
 
 /// The cards of a section: names, or one alone.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]

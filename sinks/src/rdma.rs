@@ -7,8 +7,9 @@
 //! # From where
 //! A ring in host memory is read by the card itself. A ring on a GPU is copied to host memory by the staging engine
 //! first, in the plan, unless `path = "direct"` has the card read the GPU's memory; where it cannot, the start fails with
-//! every refusal. `path = "auto"` is staged: which of the two is faster depends on card, GPU and frame size and is not
-//! measured here, and reading a GPU's memory was never run on a real card.
+//! every refusal. Which of the two is faster depends on card, GPU and frame size: `path = "auto"` goes by what
+//! `daq bench rdma --keep` measured of them on this machine, and is staged where that was not. Reading a GPU's memory was
+//! never run on a real card.
 //!
 //! # The receiver is away
 //! What happens to frames meanwhile is declared by the sink's `guarantee`: they wait, or they are dropped and counted. A
@@ -16,6 +17,7 @@
 
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Claim, SinkEntry};
+use daq_core::layout::Layout;
 use daq_core::ledger::SinkLedger;
 use daq_core::ring::Lease;
 use daq_core::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
@@ -51,7 +53,8 @@ nics = [\"software\"]
 # mode = \"write\"
 # Reliable (\"rc\"); unreliable: \"uc\" with writes, \"ud\" with messages of one packet. The receiver must have the same.
 # service = \"rc\"
-# How frames of a GPU's ring get to the card: \"staged\" by host memory, or \"direct\".
+# How frames of a GPU's ring get to the card: \"staged\" by host memory, or \"direct\"; \"auto\" is the faster one of them,
+# where `daq bench rdma --keep` has measured it on this machine, else staged.
 # path = \"auto\"
 # Payloads and records of at most so many bytes are sent out of the posted work itself.
 # inline = \"256 B\"
@@ -92,7 +95,8 @@ pub struct RdmaKeys {
     #[serde(default)]
     pub service: Service,
     /// How frames of a ring on a GPU get to the card: `"staged"`, by a ring in host memory; `"direct"`, the card reads
-    /// the GPU's memory, or the start fails; default `"auto"`: staged.
+    /// the GPU's memory, or the start fails; default `"auto"`: the faster one for frames of that size, by what
+    /// `daq bench rdma --keep` has measured of GPU and card on this machine, `"staged"` where it has not.
     #[serde(default)]
     pub path: PathKey,
     /// Payloads and records of at most so many bytes are sent out of the posted work itself, at most what the card takes
@@ -137,7 +141,7 @@ const MOST_PATIENCE: Duration = Duration::from_mins(1);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PathKey {
-    /// What works everywhere: staged.
+    /// What was measured to be faster; else what works everywhere: staged.
     #[default]
     Auto,
     /// The card reads the GPU's memory.
@@ -243,12 +247,30 @@ impl SinkSpec for RdmaKeys {
     fn accepts(&self) -> Placements {
         match self.path {
             PathKey::Direct => Placements::Any,
-            PathKey::Auto | PathKey::Staged => Placements::Host,
+            PathKey::Auto => Placements::Measured,
+            PathKey::Staged => Placements::Host,
         }
     }
 
     fn nic(&self) -> Option<String> {
         self.nics.device()
+    }
+
+    fn needs(&self, slot_bytes: usize, places: u32) -> Option<String> {
+        let slot = ByteSize(slot_bytes as u64);
+        Some(format!(
+            "the source rdma at {} needs slots of {slot} and places = {}",
+            self.to,
+            places.max(1)
+        ))
+    }
+
+    fn check(&self, layout: &Layout) -> Result<(), Problem> {
+        let bytes = layout.frame_bytes();
+        match self.mode.too_long(self.service, bytes) {
+            Some((message, help)) => Err(Problem::at("service", message).help(help)),
+            None => Ok(()),
+        }
     }
 
     fn memory(&self, _slot_bytes: usize) -> usize {

@@ -6,8 +6,7 @@ mod support;
 
 use daq_core::frame::FrameMeta;
 use daq_core::layout::Scalar;
-use daq_core::region::Placement;
-use daq_core::sink::SinkError;
+use daq_core::sink::{Placements, SinkError};
 use support::{context, layout, spec};
 
 const WHERE: &str = "to = \"127.0.0.1:1\"\nnics = [\"software\"]";
@@ -84,11 +83,14 @@ fn what_can_be_is_taken() {
 }
 
 #[test]
-fn only_a_direct_path_reads_the_memory_of_a_gpu() {
-    for (path, reads) in [("auto", false), ("staged", false), ("direct", true)] {
+fn the_memory_of_a_gpu_is_read_where_that_is_asked_for_or_was_measured() {
+    for (path, accepted) in [
+        ("auto", Placements::Measured),
+        ("staged", Placements::Host),
+        ("direct", Placements::Any),
+    ] {
         let spec = spec("rdma", "n", &format!("{WHERE}\npath = \"{path}\"")).unwrap();
-        assert_eq!(spec.accepts().contains(Placement::Cuda(0)), reads, "{path}");
-        assert!(spec.accepts().contains(Placement::Host));
+        assert_eq!(spec.accepts(), accepted, "{path}");
         assert_eq!(spec.claims()[0].to_string(), "device receiver 127.0.0.1:1");
     }
 }

@@ -4,6 +4,7 @@
 
 use daq_tests::{Daq, Done, configs, files, repository};
 use serde_json::Value;
+use std::net::TcpListener;
 
 #[test]
 fn every_example_is_valid() {
@@ -44,17 +45,46 @@ fn every_example_runs_that_needs_nobody_else() {
             continue;
         }
         let plan: Value = serde_json::from_str(&done.ok().stdout).unwrap();
-        let drivers: Vec<_> = plan["sources"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|source| &source["driver"])
-            .collect();
-        if drivers.iter().any(|driver| *driver != "sim") {
+        let drivers = |kind: &str| -> Vec<Value> {
+            let all = plan[kind].as_array().unwrap().iter();
+            all.map(|one| one["driver"].clone()).collect()
+        };
+        let needs_a_sender = drivers("sources").iter().any(|driver| *driver != "sim");
+        let needs_a_receiver = drivers("sinks").iter().any(|driver| *driver == "rdma");
+        if needs_a_sender || needs_a_receiver {
             continue;
         }
         let _ = daq.run_a_while(&["--set", "http.listen=127.0.0.1:0"]);
         ran += 1;
     }
     assert!(ran > 0, "no example ran");
+}
+
+#[test]
+fn the_two_examples_of_rdma_meet() {
+    let read =
+        |name: &str| std::fs::read_to_string(repository().join("configs").join(name)).unwrap();
+    let place = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = place.local_addr().unwrap();
+    drop(place);
+    let http = ["--set", "http.listen=127.0.0.1:0", "--set"];
+    let receiver = Daq::new(&read("rdma-receive.toml"));
+    let listen = format!("source.antenna.listen={address}");
+    let mut received = receiver.spawn(&[&http[..], &[&listen]].concat());
+    received.wait_told("serving");
+    let sender = Daq::new(&read("rdma-send.toml"));
+    let to = format!("sink.far.to={address}");
+    let sent = sender
+        .run(&[&http[..], &[&to, "--frames", "voltages=20"]].concat())
+        .ok();
+    let frames = sent.count("sinks.far.frames");
+    assert!(frames >= 20, "{:#}", sent.report);
+    received.wait_count("sinks.voltages-on-disk.frames", frames);
+    let outcome = received.stop().ok();
+    assert_eq!(
+        outcome.count("sources.antenna.delivered"),
+        frames,
+        "{:#}",
+        outcome.report
+    );
 }

@@ -165,3 +165,58 @@ fn a_gpu_is_reached_by_staging_where_the_card_refuses() {
     row(last, "queue alone, host → GPU");
     row(last, "ring to ring, GPU → GPU, direct");
 }
+
+#[test]
+fn what_was_not_measured_is_not_kept() {
+    let simulated = Simulated::new("").with_gdr("");
+    let daq = simulated.on(Daq::new(""));
+    let kept = daq.cli(&[&SHORT[..], &["--keep"]].concat());
+    assert_eq!(kept.code, 69, "{kept:?}");
+    assert!(kept.stderr.contains("nothing to keep"), "{kept:?}");
+}
+
+/// The way of a sink's frames goes by the frame size from which on host memory was faster.
+#[test]
+fn what_was_measured_of_a_card_decides_the_path_of_a_sink() {
+    let simulated = Simulated::new("");
+    let daq = simulated.on(Daq::new(
+        "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = 4096\n\
+         samples = { type = \"float32\" }\n\
+         [ring.raw]\nmemory = \"cuda:0\"\nslot = 4096\nslots = 16\n\
+         [kernel.more]\nuse = \"convert\"\ninput = \"raw\"\noutput = \"made\"\n\
+         [ring.made]\nmemory = \"cuda:0\"\nslots = 16\n\
+         [sink.far]\ndriver = \"rdma\"\ninput = \"made\"\nto = \"127.0.0.1:7471\"\nnics = [\"software\"]\n",
+    ));
+    let state = daq.path("state");
+    let state = state.to_str().unwrap();
+    let _ = daq.cli(&["tune", "--state-dir", state]).ok();
+    let file = format!("{state}/staging.json");
+    let mut known: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let mut planned = |card: Option<Value>| {
+        for (_, profile) in known["gpus"].as_object_mut().unwrap() {
+            profile["cards"] = card
+                .iter()
+                .map(|from| ("software".to_owned(), from.clone()))
+                .collect();
+        }
+        std::fs::write(&file, known.to_string()).unwrap();
+        let plan = json(
+            &daq.cli(&["plan", "daq.toml", "--json", "--state-dir", state])
+                .ok(),
+        );
+        let sink = &plan["sinks"][0];
+        (sink["input"].as_str().unwrap().to_owned(), plan)
+    };
+    let (input, plan) = planned(None);
+    assert_eq!(input, "made@host", "{plan:#}");
+    assert!(
+        plan.to_string().contains("daq bench rdma --keep"),
+        "{plan:#}"
+    );
+    assert_eq!(planned(Some(4096.into())).0, "made@host");
+    let (input, plan) = planned(Some(8192.into()));
+    assert_eq!(input, "made");
+    let why = plan["sinks"][0]["notes"][0].as_str().unwrap();
+    assert!(why.contains("only from frames of 8 KiB on"), "{why}");
+    assert_eq!(planned(Some(Value::Null)).0, "made");
+}

@@ -42,6 +42,15 @@ pub struct SourceReport {
 }
 
 impl SourceReport {
+    /// What its places are: `"packets"`, or `"frames"` where a DMA engine brings whole ones.
+    pub const fn unit(&self) -> &'static str {
+        if self.engine.is_some() {
+            "frames"
+        } else {
+            "packets"
+        }
+    }
+
     /// Reads the counters. `expected` last: every place counted before was expected before.
     pub fn of(ledger: &SourceLedger) -> Self {
         let delivered = ledger.delivered.get();

@@ -10,12 +10,11 @@
 //! What it would write on a GPU is decided by the topology, and proved when it starts. A network card may be named as
 //! RDMA names it; one of software has no place, and is the CPU to the memory that it writes.
 
-use super::{Config, Direction, Dispatch, Path, Plan, PlannedCopy, Ringer};
+use super::{Config, Direction, Dispatch, Path, Plan, PlannedCopy, Ringer, nics};
 use crate::entry::EngineNeeds;
 use crate::mapped::Writer;
 use crate::region::Placement;
-use crate::topology::nic::{AUTO, is_software};
-use crate::topology::pci::canonical;
+use crate::topology::nic::is_software;
 use crate::topology::{Asked, Topology, Wish};
 
 /// Decides of every engine in a plan whose rings and readers are all known.
@@ -32,7 +31,10 @@ pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
         if needs.writer == Writer::Nic {
             let gpu = into(plan, i).map(|copy| copy.device);
             let device = needs.device.as_deref();
-            match device.map(|device| card(device, gpu, topology)).transpose() {
+            match device
+                .map(|device| nics::card(device, gpu, topology))
+                .transpose()
+            {
                 Ok(nic) => plan.sources[i].nic = nic.flatten(),
                 Err(why) => plan.unavailable.push(format!("source `{name}`: {why}")),
             }
@@ -46,48 +48,6 @@ pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
         carry(plan, i);
     }
     bells(plan);
-}
-
-/// Finds the network cards of sinks.
-pub(super) fn send(plan: &mut Plan, config: &Config, topology: &Topology) {
-    for i in 0..plan.sinks.len() {
-        let sink = &plan.sinks[i];
-        let mut sinks = config.sinks.iter();
-        let declared = sinks.find(|declared| declared.name() == sink.name);
-        let Some(device) = declared.and_then(|declared| declared.spec.nic()) else {
-            continue;
-        };
-        let gpu = match plan.ring(&sink.input).map(|ring| ring.placement) {
-            Some(Placement::Cuda(ordinal)) => Some(ordinal),
-            _ => None,
-        };
-        match card(&device, gpu, topology) {
-            Ok(nic) => plan.sinks[i].nic = nic,
-            Err(why) => {
-                let why = format!("sink `{}`: {why}", sink.name);
-                plan.unavailable.push(why);
-            }
-        }
-    }
-}
-
-/// The network card that `auto` stands for, `None` where another one is named, or why there is none of the name; unknown
-/// machines have all of them.
-fn card(device: &str, gpu: Option<u32>, topology: &Topology) -> Result<Option<String>, String> {
-    if is_software(device) || canonical(device).is_some() {
-        return Ok(None);
-    }
-    let is_auto = device == AUTO;
-    let declared = (!is_auto).then_some(device);
-    // Where only cards of software are there, none is near to a GPU.
-    let found = topology
-        .nic_for(gpu, declared)
-        .or_else(|_| topology.nic_for(None, declared));
-    match found {
-        Ok(nic) => Ok(is_auto.then(|| nic.name.clone())),
-        Err(_) if !topology.is_real => Ok(None),
-        Err(error) => Err(error.to_string()),
-    }
 }
 
 /// The copy to a GPU that was inserted behind the ring of source `i`.

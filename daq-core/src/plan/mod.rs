@@ -6,6 +6,7 @@ mod config;
 mod dma;
 mod graph;
 mod mapping;
+mod nics;
 mod outline;
 mod render;
 mod resolve;
@@ -235,6 +236,9 @@ pub struct PlannedSink {
     pub to: Vec<String>,
     /// The ring it reads.
     pub input: String,
+    /// What was decided for it, and what it needs of others.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// Whether frames wait for it.
     pub guarantee: bool,
     /// Most frames taken at once.

@@ -158,6 +158,9 @@ impl Display for Plan {
             )?;
             writeln!(f, "    reads    {}", reads(sink.guarantee))?;
             writeln!(f, "    memory   {}", about(sink.memory))?;
+            for note in &sink.notes {
+                writeln!(f, "    note     {note}")?;
+            }
         }
         for other in &self.others {
             writeln!(f, "\n{}", other.name)?;

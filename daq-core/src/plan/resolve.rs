@@ -8,13 +8,14 @@ use super::{
     PlannedEngine, PlannedKernel, PlannedOther, PlannedRing, PlannedSink, PlannedSource,
     RingSection,
 };
-use super::{dma, mapping, totals};
+use super::{dma, mapping, nics, totals};
 use crate::config::{Diagnostic, Diagnostics, Section};
 use crate::entry::Claim;
 use crate::kernel::Side;
 use crate::layout::Layout;
 use crate::region::Placement;
 use crate::sink::Placements;
+use crate::staging::Profile;
 use crate::topology::{Gpu, Topology};
 use crate::window::Geometry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +31,8 @@ pub struct Surroundings {
     pub directory: PathBuf,
     /// What sections outside the pipeline (such as `[http]`) claim.
     pub claims: Vec<(Section, Vec<Claim>)>,
+    /// What was measured of GPUs, by ordinal.
+    pub profiles: BTreeMap<u32, Profile>,
 }
 
 /// Resolves `config` for `topology`; every error is added to `diagnostics`. `None` if a plan cannot be made.
@@ -49,6 +52,7 @@ pub fn resolve(
     let mut resolver = Resolver {
         config,
         topology,
+        profiles: &around.profiles,
         wiring,
         layouts: BTreeMap::new(),
         plan: Plan {
@@ -88,9 +92,15 @@ pub fn resolve(
     Some(resolver.finish())
 }
 
+/// The name of an inserted ring in host memory with the same frames as `ring`.
+fn host_name(ring: &str) -> String {
+    format!("{ring}@{}", Placement::Host)
+}
+
 struct Resolver<'a> {
     config: &'a Config,
     topology: &'a Topology,
+    profiles: &'a BTreeMap<u32, Profile>,
     wiring: Wiring,
     /// What the frames of each resolved ring mean.
     layouts: BTreeMap<String, Layout>,
@@ -619,20 +629,33 @@ impl Resolver<'_> {
                 diagnostics.push(sink.section.problem(problem));
                 continue;
             }
-            let reads = match sink.spec.accepts() {
-                Placements::Any => input.clone(),
-                Placements::Host => {
-                    self.host_side(input, &format!("sink `{}` reads host memory", sink.name()))
+            let is_copied = self.plan.ring(&host_name(input)).is_some();
+            let chosen = match (sink.spec.accepts(), self.plan.ring(input)) {
+                // Frames that are in host memory anyway are read there.
+                (Placements::Measured, Some(ring)) if !is_copied => {
+                    nics::reads(&*sink.spec, ring, self.topology, self.profiles).map(Some)
+                }
+                (Placements::Host | Placements::Measured, _) => Err(String::new()),
+                (Placements::Any, _) => Ok(None),
+            };
+            let (reads, note) = match chosen {
+                Ok(note) => (input.clone(), note),
+                Err(why) => {
+                    let why = format!("sink `{}` reads host memory{why}", sink.name());
+                    (self.host_side(input, &why), None)
                 }
             };
             self.read_by(&reads, sink.name());
-            let slot = self.plan.ring(&reads).map_or(0, |ring| ring.slot_bytes);
+            let ring = self.plan.ring(&reads);
+            let (slot, places) = ring.map_or((0, 0), |ring| (ring.slot_bytes, ring.places));
+            let needs = sink.spec.needs(slot, places);
             self.plan.threads += 1;
             self.plan.sinks.push(PlannedSink {
                 name: sink.name().to_owned(),
                 driver: sink.driver.clone(),
                 to: sink.spec.claims().iter().map(Claim::to_string).collect(),
                 input: reads,
+                notes: note.into_iter().chain(needs).collect(),
                 guarantee: sink.keys.guarantee,
                 burst: sink.keys.burst as usize,
                 core: sink.keys.core,
@@ -646,7 +669,7 @@ impl Resolver<'_> {
     /// The host ring with the same frames as `ring`: itself, the one it is copied from, or a new one that it
     /// is copied to.
     fn host_side(&mut self, ring: &str, why: &str) -> String {
-        let host = format!("{ring}@host");
+        let host = host_name(ring);
         match self.plan.ring(ring).map(|planned| planned.placement) {
             None | Some(Placement::Host) => ring.to_owned(),
             Some(_) => {
@@ -756,7 +779,7 @@ impl Resolver<'_> {
         self.leave_on_host();
         let mut plan = self.plan;
         dma::decide(&mut plan, self.config, self.topology);
-        dma::send(&mut plan, self.config, self.topology);
+        nics::send(&mut plan, self.config, self.topology);
         mapping::decide(&mut plan, self.topology, &self.config.staging.backends);
         totals::add(&mut plan);
         plan

@@ -11,7 +11,7 @@ use crate::config::{Diagnostics, Document, Problem, Section};
 use crate::entry::{Claim, Entry, KernelEntry, Registry, SourceContext, SourceEntry, SourceSpec};
 use crate::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
 use crate::layout::Samples;
-use crate::sink::{Sink, SinkContext, SinkError, SinkSpec};
+use crate::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
 use crate::source::{Producers, SourceError};
 use crate::topology::{Gpu, Topology};
 use crate::units::ByteSize;
@@ -114,9 +114,19 @@ impl KernelSpec for FakeKernel {
 struct FakeSink {
     path: Option<String>,
     nic: Option<String>,
+    #[serde(default)]
+    measured: bool,
 }
 
 impl SinkSpec for FakeSink {
+    fn accepts(&self) -> Placements {
+        if self.measured {
+            Placements::Measured
+        } else {
+            Placements::Host
+        }
+    }
+
     fn claims(&self) -> Vec<Claim> {
         self.path
             .iter()
@@ -197,14 +207,23 @@ fn plan_of(text: &str, topology: &Topology) -> Result<Plan, String> {
 }
 
 fn plan_with(text: &str, registry: &Registry, topology: &Topology) -> Result<Plan, String> {
-    let mut diagnostics = Diagnostics::new();
-    let document = Document::from_text("daq.toml", text, &mut diagnostics);
-    let config = Config::read(&document, registry, "test", &mut diagnostics);
     let around = Surroundings {
         directory: "/data".into(),
         ..Surroundings::default()
     };
-    let plan = resolve(&config, topology, &around, &mut diagnostics);
+    plan_in(text, registry, topology, &around)
+}
+
+fn plan_in(
+    text: &str,
+    registry: &Registry,
+    topology: &Topology,
+    around: &Surroundings,
+) -> Result<Plan, String> {
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("daq.toml", text, &mut diagnostics);
+    let config = Config::read(&document, registry, "test", &mut diagnostics);
+    let plan = resolve(&config, topology, around, &mut diagnostics);
     plan.filter(|_| !diagnostics.has_errors())
         .ok_or_else(|| diagnostics.render(document.sources(), false))
 }

@@ -6,7 +6,7 @@ use crate::cuda::{CudaError, Device, Mark};
 use crate::mapped::{Backend, Mapped, MappedError, Writer};
 use crate::plan::Direction;
 use crate::region::RegionError;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -199,6 +199,7 @@ pub fn measure_with(device: &'static Device, allowed: &[Backend]) -> Result<Prof
         inward,
         outward,
         cut_over,
+        cards: BTreeMap::new(),
     })
 }
 

@@ -116,6 +116,10 @@ pub struct Profile {
     /// `None` where the CPU could not store to it when it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cut_over: Option<usize>,
+    /// Of network cards that were measured sending frames out of the GPU's memory, by name: bytes of a frame from which on
+    /// it is faster to send a copy in host memory, 0 where it always is; `None` where it never is.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub cards: BTreeMap<String, Option<usize>>,
 }
 
 impl Profile {
@@ -130,6 +134,7 @@ impl Profile {
             inward: rates.clone(),
             outward: rates,
             cut_over: None,
+            cards: BTreeMap::new(),
         }
     }
 
@@ -251,8 +256,14 @@ impl Profiles {
         self.gpus.get(fingerprint)
     }
 
-    /// Keeps a profile; one of the same GPU that is not valid any more goes.
-    pub fn set(&mut self, fingerprint: String, profile: Profile) {
+    /// Keeps a profile, and what was measured of network cards beside it; one of the same GPU that is not valid any more
+    /// goes.
+    pub fn set(&mut self, fingerprint: String, mut profile: Profile) {
+        if let Some(known) = self.gpus.get(&fingerprint) {
+            for (card, from) in &known.cards {
+                profile.cards.entry(card.clone()).or_insert(*from);
+            }
+        }
         let gpu = fingerprint.split('|').next().unwrap_or_default().to_owned();
         self.gpus
             .retain(|other, _| other.split('|').next() != Some(&gpu));
@@ -274,6 +285,7 @@ mod tests {
             inward: rates.clone(),
             outward: rates,
             cut_over: Some(96 << 10),
+            cards: BTreeMap::new(),
         }
     }
 
@@ -311,6 +323,28 @@ mod tests {
         assert_eq!(profiles.get(&newer), None);
         profiles.set(newer, profile());
         assert_eq!(profiles.get(&print), None, "the old one goes");
+    }
+
+    #[test]
+    fn what_is_known_of_cards_stays_until_it_is_measured_again() {
+        let with = |cards: &[(&str, Option<usize>)]| Profile {
+            cards: cards
+                .iter()
+                .map(|(name, from)| ((*name).to_owned(), *from))
+                .collect(),
+            ..profile()
+        };
+        let mut profiles = Profiles::default();
+        profiles.set(
+            "GPU-1|".to_owned(),
+            with(&[("mlx5_0", Some(4096)), ("mlx5_1", None)]),
+        );
+        profiles.set("GPU-1|".to_owned(), profile());
+        profiles.set("GPU-1|".to_owned(), with(&[("mlx5_0", Some(64))]));
+        let known = &profiles.get("GPU-1|").unwrap().cards;
+        assert_eq!((known["mlx5_0"], known["mlx5_1"]), (Some(64), None));
+        let text = serde_json::to_string(&profiles).unwrap();
+        assert_eq!(serde_json::from_str::<Profiles>(&text).unwrap(), profiles);
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(super) const CARDS: &str = "class/infiniband";
 /// Kernel modules by which a card is told where a GPU's memory is; the second is the first's predecessor.
 pub(super) const PEER_MEMORY: [&str; 2] = ["module/nvidia_peermem", "module/nv_peer_mem"];
 /// What the names of cards begin with that this process is itself.
-const SOFTWARE: &str = "software";
+pub const SOFTWARE: &str = "software";
 /// A card's name that stands for the nearest one.
 pub const AUTO: &str = "auto";
 
@@ -206,7 +206,7 @@ pub fn is_software(name: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoNic {
     /// Not of that name.
-    #[error("there is no RDMA network card `{name}`; this machine has {}", named(.there))]
+    #[error("there is no RDMA network card `{name}`; this machine has {} (`software` is one that needs no hardware)", named(.there))]
     Unknown {
         /// What was asked for.
         name: String,

@@ -109,7 +109,7 @@ pub enum SensorError {
     Options(String),
     /// A socket cannot be had.
     #[error(
-        "{what} on {address}: {source}; each board takes an address of its own, on the loopback interface 127.0.0.2 and on"
+        "{what} on {address}: {source}; each board takes an address of its own; on the loopback interface 127.0.0.2, 127.0.0.3 and so on"
     )]
     Socket {
         /// Which.
@@ -240,13 +240,13 @@ fn check(options: &Options) -> Result<(), SensorError> {
     let wrong = |why: String| Err(SensorError::Options(why));
     if !(1..=MOST_SENSORS).contains(&options.sensors) {
         return wrong(format!(
-            "{} sensors: a board has 1 to {MOST_SENSORS}",
+            "sensors = {}: a board has 1 to {MOST_SENSORS}",
             options.sensors
         ));
     }
     if !(1..=MOST_PLANES).contains(&options.planes) {
         return wrong(format!(
-            "{} planes: a board has 1 to {MOST_PLANES}",
+            "planes = {}: a board has 1 to {MOST_PLANES}",
             options.planes
         ));
     }

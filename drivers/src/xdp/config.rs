@@ -22,6 +22,7 @@ const PACKETS: (u32, u32) = (64, 1 << 18);
 /// Who copies packets out of the card's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(rename = "XdpMode")]
 pub enum Mode {
     /// Nobody where the card's driver can do without, else the kernel.
     #[default]

@@ -48,13 +48,15 @@ mod program;
 pub use config::XdpConfig;
 
 use crate::format::{self, Format, Frames};
-use crate::sys::socket::{Interface, Options, UdpSocket};
+use crate::sys::interface::Interface as Card;
+use crate::sys::socket::{Interface, Options, SocketError, UdpSocket};
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Claim, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::{Layout, Samples};
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::window::Geometry;
 use filler::{Parts, Receiver, Stack};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// The registry entry.
@@ -134,15 +136,28 @@ impl Xdp {
 
     /// Ordinary sockets on the addresses: they claim the ports, join the groups, and get what the program passes on.
     fn stack(&self) -> Result<Vec<UdpSocket>, SourceError> {
+        Card::find(&self.config.interface).map_err(|_| {
+            let why = "there is no such interface: `ip link` lists them".to_owned();
+            SourceError::new(format!("interface {}", self.config.interface), why)
+        })?;
         let options = Options {
             receive_buffer: self.config.receive_buffer.bytes().unwrap_or(usize::MAX),
             timestamps: true,
             interface: Some(Interface::Name(self.config.interface.clone())),
             ..Options::default()
         };
-        let open = |address| {
-            UdpSocket::open(address, &options)
-                .map_err(|why| SourceError::new(format!("UDP {address}"), why.to_string()))
+        let name = &self.config.interface;
+        let open = |address: SocketAddr| {
+            UdpSocket::open(address, &options).map_err(|why| {
+                let why = match why {
+                    SocketError::NoSuchAddress { address } => format!(
+                        "{} is no address of this machine: `ip address show {name}` lists those of {name}",
+                        address.ip()
+                    ),
+                    other => other.to_string(),
+                };
+                SourceError::new(format!("UDP {address}"), why)
+            })
         };
         self.config.listen.0.iter().copied().map(open).collect()
     }

@@ -16,10 +16,10 @@ use super::table::{Cell, Table};
 use super::{BenchError, Common, Tell, median, quantile};
 use control::{Reply, Request, Wire};
 use daq_core::cuda::Device;
-use daq_core::staging::measure;
+use daq_core::staging::{Profile, measure};
 use daq_core::topology::Topology;
 use daq_core::units::{ByteSize, Span};
-use daq_rdma::nics;
+use daq_rdma::nics::{self, Names};
 use daq_rdma::verbs::Nic;
 use raw::{Raw, failed};
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,6 +56,15 @@ pub struct RdmaArgs {
     pub sizes: Vec<usize>,
     /// Round trips of each way a round.
     pub trips: usize,
+}
+
+/// What was measured of a GPU, with how the card sends out of it.
+#[derive(Clone, Debug)]
+pub struct Sending {
+    /// The GPU.
+    pub device: u32,
+    /// Its profile, with the card beside it.
+    pub profile: Profile,
 }
 
 /// A way from memory to memory.
@@ -131,6 +140,24 @@ impl Host {
                 device: args.common.device,
             },
         })
+    }
+
+    /// What plans go by, where the first card sends frames faster by host memory from `from` bytes on.
+    fn sending(&self, from: Option<usize>, sizes: &[usize]) -> Option<Sending> {
+        let device = self.bench.device;
+        let mut profile = self.bench.profiles.get(&device)?.clone();
+        let card = Names::Several(self.bench.nics.clone()).device();
+        // Faster for the smallest is taken to be faster for all.
+        let from = from.map(|from| {
+            if sizes.iter().min() == Some(&from) {
+                0
+            } else {
+                from
+            }
+        });
+        let card = card.unwrap_or_else(|| nics::SOFTWARE.to_owned());
+        profile.cards.insert(card, from);
+        Some(Sending { device, profile })
     }
 
     fn gpu(&self, is_wanted: bool) -> Result<Option<&'static Device>, BenchError> {
@@ -256,10 +283,11 @@ fn first_card() -> String {
     nics::SOFTWARE.to_owned()
 }
 
-/// Measures and tells, or helps the other side to.
-pub fn rdma(args: &RdmaArgs, tell: Tell<'_>) -> Result<(), BenchError> {
+/// Measures and tells, or helps the other side to. What it gives back is for plans; nothing from the side that listens, and
+/// where either way out of a GPU was not measured.
+pub fn rdma(args: &RdmaArgs, tell: Tell<'_>) -> Result<Option<Sending>, BenchError> {
     match args.role {
-        Role::Listen(address) => listen(args, &bound(address)?),
+        Role::Listen(address) => listen(args, &bound(address)?).map(|()| None),
         Role::Dial(address) => dial(args, address, tell),
         Role::Both => {
             let listener = bound((Ipv4Addr::LOCALHOST, 0).into())?;
@@ -275,7 +303,7 @@ pub fn rdma(args: &RdmaArgs, tell: Tell<'_>) -> Result<(), BenchError> {
                 let there = there
                     .join()
                     .unwrap_or_else(|_| Err(failed("the listening side panicked")));
-                here.and(there)
+                there.and(here)
             })
         }
     }
@@ -294,7 +322,11 @@ fn listen(args: &RdmaArgs, listener: &TcpListener) -> Result<(), BenchError> {
 /// What one way gave for each size, a figure a round; none where it was not measured.
 type Figures = Vec<Vec<f64>>;
 
-fn dial(args: &RdmaArgs, address: SocketAddr, tell: Tell<'_>) -> Result<(), BenchError> {
+fn dial(
+    args: &RdmaArgs,
+    address: SocketAddr,
+    tell: Tell<'_>,
+) -> Result<Option<Sending>, BenchError> {
     let host = Host::new(args)?;
     let stream = TcpStream::connect(address);
     let stream = stream.map_err(|error| {
@@ -340,15 +372,23 @@ fn dial(args: &RdmaArgs, address: SocketAddr, tell: Tell<'_>) -> Result<(), Benc
     );
     tell(rates(args, &ways, &bandwidths, &about));
     tell(times(args, &ways, &latencies, &about));
-    tell(cut_over(args, &ways, &bandwidths));
+    tell(cut_over(args, &bandwidths));
     if !refused.is_empty() {
-        let mut table = Table::new("not measured", &["way", "why"]);
+        let mut table = Table::new("not measured", &["ways", "why"]);
+        let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (way, why) in refused {
-            table.row(vec![way.into(), why.into()]);
+            reasons.entry(why).or_default().push(way);
+        }
+        for (why, ways) in reasons {
+            table.row(vec![ways.join("; ").into(), why.into()]);
         }
         tell(table);
     }
-    Ok(())
+    Ok(match turn(&pairs(args, &bandwidths, [true, false])) {
+        Turn::Unmeasured => None,
+        Turn::Never => host.sending(None, &args.sizes),
+        Turn::From(size) => host.sending(Some(size), &args.sizes),
+    })
 }
 
 fn rates(args: &RdmaArgs, ways: &[Way], figures: &[Figures], about: &str) -> Table {
@@ -413,49 +453,62 @@ fn times(args: &RdmaArgs, ways: &[Way], figures: &[Vec<[Vec<f64>; 2]>], about: &
 }
 
 /// From which size on frames by host memory are faster than those that cards read and write in GPUs' memory.
-fn cut_over(args: &RdmaArgs, ways: &[Way], figures: &[Figures]) -> Table {
+fn cut_over(args: &RdmaArgs, figures: &[Figures]) -> Table {
     let mut table = Table::new("direct or staged", &["ends", "staged is faster from"]);
     for gpus in [[false, true], [true, false], [true, true]] {
-        let of = |path| {
-            let way = Way {
-                gpus,
-                path: Some(path),
-            };
-            ways.iter()
-                .position(|other| *other == way)
-                .map(|i| &figures[i])
-        };
-        let (Some(staged), Some(direct)) = (of("staged"), of("direct")) else {
-            continue;
-        };
-        let pairs = args.sizes.iter().zip(staged).zip(direct);
-        let pairs: Vec<_> = pairs
-            .map(|((size, staged), direct)| (*size, middle(staged), middle(direct)))
-            .collect();
         let name = Way { gpus, path: None }.name();
         let name = name.trim_start_matches("queue alone, ");
-        table.row(vec![name.into(), turn(&pairs).into()]);
+        let from = match turn(&pairs(args, figures, gpus)) {
+            Turn::Unmeasured => "not measured".to_owned(),
+            Turn::Never => "no size measured".to_owned(),
+            Turn::From(size) => ByteSize(size as u64).to_string(),
+        };
+        table.row(vec![name.into(), from.into()]);
     }
     table
 }
 
-/// The least size from which on the first way is always faster than the second one, in words.
-fn turn(pairs: &[(usize, f64, f64)]) -> String {
-    if pairs.is_empty()
-        || pairs
-            .iter()
-            .any(|(_, staged, direct)| (staged + direct).is_nan())
-    {
-        return "not measured".to_owned();
+/// Size, rate of the staged way between these ends, and of the direct one; not numbers where they were not measured.
+fn pairs(args: &RdmaArgs, figures: &[Figures], gpus: [bool; 2]) -> Vec<(usize, f64, f64)> {
+    let ways = Way::all();
+    let of = |path: &'static str, i: usize| {
+        let way = Way {
+            gpus,
+            path: Some(path),
+        };
+        let at = ways.iter().position(|other| *other == way);
+        at.map_or(f64::NAN, |at| middle(&figures[at][i]))
+    };
+    let sizes = args.sizes.iter().enumerate();
+    sizes
+        .map(|(i, &size)| (size, of("staged", i), of("direct", i)))
+        .collect()
+}
+
+/// From which size on the staged way is always faster than the direct one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// Either was not measured.
+    Unmeasured,
+    /// From none.
+    Never,
+    /// From this one.
+    From(usize),
+}
+
+fn turn(pairs: &[(usize, f64, f64)]) -> Turn {
+    let is_measured = |(_, staged, direct): &(usize, f64, f64)| !(staged + direct).is_nan();
+    if pairs.is_empty() || !pairs.iter().all(is_measured) {
+        return Turn::Unmeasured;
     }
+    let mut pairs = pairs.to_vec();
+    pairs.sort_unstable_by_key(|(size, _, _)| *size);
     let tail = pairs
         .iter()
         .rev()
         .take_while(|(_, staged, direct)| staged > direct);
-    match tail.last() {
-        Some((size, _, _)) => ByteSize(*size as u64).to_string(),
-        None => "no size measured".to_owned(),
-    }
+    tail.last()
+        .map_or(Turn::Never, |(size, _, _)| Turn::From(*size))
 }
 
 #[cfg(test)]
@@ -465,11 +518,12 @@ mod tests {
     #[test]
     fn staging_is_faster_from_where_it_stays_so() {
         let nan = f64::NAN;
-        assert_eq!(turn(&[(8, 1.0, 2.0), (64, 3.0, 2.0)]), "64 B");
-        assert_eq!(turn(&[(8, 3.0, 2.0), (64, 1.0, 2.0)]), "no size measured");
-        assert_eq!(turn(&[(8, 3.0, 2.0), (64, 4.0, 2.0)]), "8 B");
-        assert_eq!(turn(&[(8, 3.0, nan)]), "not measured");
-        assert_eq!(turn(&[]), "not measured");
+        assert_eq!(turn(&[(8, 1.0, 2.0), (64, 3.0, 2.0)]), Turn::From(64));
+        assert_eq!(turn(&[(64, 3.0, 2.0), (8, 1.0, 2.0)]), Turn::From(64));
+        assert_eq!(turn(&[(8, 3.0, 2.0), (64, 1.0, 2.0)]), Turn::Never);
+        assert_eq!(turn(&[(8, 3.0, 2.0), (64, 4.0, 2.0)]), Turn::From(8));
+        assert_eq!(turn(&[(8, 3.0, nan)]), Turn::Unmeasured);
+        assert_eq!(turn(&[]), Turn::Unmeasured);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `daq bench`: measurements of this machine.
 
-use super::{exit, show};
+use super::{exit, show, tune};
 use crate::bench::{
     self, BenchError, Common, DoorbellArgs, FpgaArgs, RdmaArgs, ResidentArgs, Role, StagingArgs,
     Table, Tell,
@@ -172,6 +172,10 @@ enum What {
         /// Round trips of each way a round.
         #[arg(long, default_value_t = 1000)]
         trips: usize,
+        /// Keep in the state directory up to which size of a frame the first card sends faster out of the GPU's memory
+        /// than out of host memory: a sink `rdma` with `path = "auto"` goes by it.
+        #[arg(long, conflicts_with = "listen")]
+        keep: bool,
         /// Sizes of a message, multiples of 8 bytes up to 64 MiB.
         #[arg(
             long,
@@ -363,6 +367,7 @@ fn measure(what: &What, tell: Tell<'_>) -> Result<(), BenchError> {
             to,
             nics,
             trips,
+            keep,
             sizes,
         } => {
             let args = RdmaArgs {
@@ -379,7 +384,17 @@ fn measure(what: &What, tell: Tell<'_>) -> Result<(), BenchError> {
                     .collect(),
                 trips: (*trips).clamp(8, 500_000),
             };
-            bench::rdma(&args, tell)
+            let sending = bench::rdma(&args, tell)?;
+            if !keep {
+                return Ok(());
+            }
+            let sending = sending.ok_or_else(|| {
+                let why = "there is nothing to keep: not both ways out of a GPU were measured";
+                BenchError::Thread(why.to_owned())
+            })?;
+            let kept = tune::keep(sending.device, sending.profile).map_err(BenchError::Thread)?;
+            eprintln!("kept in {}", kept.display());
+            Ok(())
         }
         What::Launch {
             device,

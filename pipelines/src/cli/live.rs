@@ -151,7 +151,8 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
         };
         let lost = lost + &apart(source);
         lines.push(format!(
-            "source {name:<width$}  {bits:>14}  {packets:>9.0} packets/s  {lost}"
+            "source {name:<width$}  {bits:>14}  {packets:>9.0} {}/s  {lost}",
+            source.unit()
         ));
     }
     for (name, ring) in &now.rings {

@@ -1,13 +1,15 @@
 //! From files, environment and `--set` to a plan; whatever is wrong is shown.
 
-use super::exit;
+use super::{exit, state, tune};
 use crate::REGISTRY;
 use crate::http::Http;
 use clap::Args;
 use daq_core::config::{Diagnostics, Document, Overrides, environment};
 use daq_core::entry::{Claim, SourceSpec};
 use daq_core::plan::{Component, Config, Plan, Surroundings, resolve};
+use daq_core::staging::Profile;
 use daq_core::topology::Topology;
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
@@ -20,6 +22,10 @@ pub(super) struct Sources {
     /// A directory: all its *.toml files in order of their names.
     #[arg(short = 'C', long, value_name = "DIR", conflicts_with = "files")]
     directory: Option<PathBuf>,
+    /// Where counters outlive a kill, and what was measured of this machine is; without it, by the rules of systemd and
+    /// XDG.
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
     /// Set one value, as in `--set ring.raw.slots=128`; wins over files and `DAQ__…` variables.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -31,6 +37,7 @@ impl Sources {
         Self {
             files: files.to_vec(),
             directory: None,
+            state_dir: None,
             set: set.to_vec(),
         }
     }
@@ -39,6 +46,12 @@ impl Sources {
     pub(super) fn place(&self) -> &Path {
         let path = self.directory.as_ref().or(self.files.first());
         path.map_or(Path::new(""), PathBuf::as_path)
+    }
+
+    /// The state directory, if there is a place for it.
+    pub(super) fn state(&self) -> Option<PathBuf> {
+        let declared = self.state_dir.clone();
+        declared.or_else(|| state::directory(|name| std::env::var_os(name)))
     }
 
     /// The name of a pipeline that gives itself none.
@@ -69,6 +82,8 @@ pub(super) enum Look<'a> {
 pub(super) struct Loaded {
     pub(super) config: Config,
     pub(super) plan: Plan,
+    /// What was measured of GPUs, by ordinal.
+    pub(super) profiles: BTreeMap<u32, Profile>,
     /// `None` if there is no `[http]` table.
     pub(super) http: Option<Http>,
 }
@@ -85,7 +100,7 @@ impl Loaded {
         let document = document
             .with_overrides(&overrides, &mut diagnostics)
             .expanded(&environment, &mut diagnostics);
-        let loaded = Self::relate(&document, &sources.name(), look, &mut diagnostics);
+        let loaded = Self::relate(&document, sources, look, &mut diagnostics);
         if !diagnostics.is_empty() {
             eprint!(
                 "{}",
@@ -107,7 +122,7 @@ impl Loaded {
 
     fn relate(
         document: &Document,
-        name: &str,
+        sources: &Sources,
         look: Look<'_>,
         diagnostics: &mut Diagnostics,
     ) -> Option<Self> {
@@ -116,7 +131,7 @@ impl Loaded {
             &["daq", "http", "staging"],
             diagnostics,
         );
-        let config = Config::read(document, &REGISTRY, name, diagnostics);
+        let config = Config::read(document, &REGISTRY, &sources.name(), diagnostics);
         let mut around = Surroundings {
             directory: super::directory(),
             ..Surroundings::default()
@@ -133,6 +148,9 @@ impl Loaded {
             Look::At | Look::Into => Topology::detect(),
             Look::On(topology) => topology.clone(),
         };
+        if matches!(look, Look::At | Look::Into) {
+            around.profiles = tune::known(&topology, sources.state().as_deref());
+        }
         let writes = |source: &Component<_, dyn SourceSpec>| {
             let needs = source.spec.engine();
             needs.is_some_and(|needs| needs.device.is_some())
@@ -153,6 +171,11 @@ impl Loaded {
             topology.gpus = gpus.collect();
         }
         let plan = resolve(&config, &topology, &around, diagnostics)?;
-        Some(Self { config, plan, http })
+        Some(Self {
+            config,
+            plan,
+            profiles: around.profiles,
+            http,
+        })
     }
 }

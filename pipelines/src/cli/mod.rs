@@ -38,9 +38,18 @@ pub mod exit {
     pub const CONFIG: u8 = 78;
 }
 
+/// With what it was built, for whoever asks why a card is not found.
+#[cfg(feature = "verbs")]
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " with verbs");
+#[cfg(not(feature = "verbs"))]
+const VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " without verbs: no RDMA cards of hardware"
+);
+
 /// Streams sensor data into rings, runs kernels on it, writes files, and accounts for every packet.
 #[derive(Debug, Parser)]
-#[command(name = "daq", version, max_term_width = 100)]
+#[command(name = "daq", version = VERSION, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -81,7 +81,13 @@ fn hoist(mut schema: Value, definitions: &mut Map<String, Value>) -> Value {
         object.remove("$schema");
         object.remove("title");
         if let Some(Value::Object(own)) = object.remove("$defs") {
-            definitions.extend(own);
+            for (name, definition) in own {
+                let known = definitions.insert(name.clone(), definition.clone());
+                debug_assert!(
+                    known.is_none_or(|known| known == definition),
+                    "two types are called {name}: rename one of them for schemas"
+                );
+            }
         }
     }
     schema

@@ -15,11 +15,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{IsTerminal, Write};
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// A stop that takes longer is told of.
+const SOON: Duration = Duration::from_secs(1);
 /// How often the main thread looks whether to stop.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -44,9 +45,6 @@ pub(super) struct Args {
     /// Print the final ledger on stdout in this form, and nothing else there.
     #[arg(long, value_enum)]
     report: Option<Form>,
-    /// Where counters outlive a kill; without it, by the rules of systemd and XDG.
-    #[arg(long, value_name = "DIR")]
-    state_dir: Option<PathBuf>,
     /// How long sinks that cannot write may hold up the end.
     #[arg(long, value_name = "TIME", default_value = "10 s")]
     drain: Span,
@@ -101,10 +99,7 @@ pub(super) fn run(args: &Args) -> u8 {
             return exit::UNAVAILABLE;
         }
     };
-    let directory = args
-        .state_dir
-        .clone()
-        .or_else(|| state::directory(|name| std::env::var_os(name)));
+    let directory = args.sources.state();
     let file = state::file_name(&loaded.plan.name, args.sources.place());
     let (board, last_run) = state::board(directory.as_deref(), &file);
     if let Some(last) = &last_run {
@@ -114,7 +109,7 @@ pub(super) fn run(args: &Args) -> u8 {
         directory: super::directory(),
         board,
         drain: args.drain.0,
-        profiles: super::tune::known(&loaded.plan, directory.as_deref()),
+        profiles: loaded.profiles.clone(),
     };
     let pipeline = match Pipeline::start(&loaded.config, &loaded.plan, &options) {
         Ok(pipeline) => pipeline,
@@ -286,7 +281,8 @@ fn watch(
     let health = pipeline.health();
     let mut live = Live::new(on_terminal && args.report.is_none());
     let mut told = Told::default();
-    let mut is_stopping = false;
+    let mut stopping = None;
+    let mut is_told = false;
     while !pipeline.is_finished() {
         std::thread::sleep(LOOK);
         let time_is_up = args
@@ -297,9 +293,16 @@ fn watch(
                 .published(ring)
                 .is_some_and(|published| published >= *count)
         });
-        if !is_stopping && (signals.came() || time_is_up || has_enough) {
-            is_stopping = true;
+        if stopping.is_none() && (signals.came() || time_is_up || has_enough) {
+            stopping = Some(Instant::now());
             pipeline.stop();
+        }
+        if stopping.is_some_and(|since| since.elapsed() >= SOON) && !is_told {
+            is_told = true;
+            tracing::info!(
+                "stopping: what is in rings is waited for, {} at most",
+                args.drain
+            );
         }
         live.show(|| pipeline.report());
         if systemd::present() {

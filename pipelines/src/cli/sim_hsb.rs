@@ -23,8 +23,8 @@ use std::str::FromStr;
     reason = "each is a switch of the command line"
 )]
 pub(super) struct Args {
-    /// Where its control plane listens; data comes from the same address. Each board takes an address of its own: on the
-    /// loopback interface 127.0.0.2 and on.
+    /// Where its control plane listens; data comes from the same address. Each board takes an address of its own; on
+    /// the loopback interface 127.0.0.2, 127.0.0.3 and so on.
     #[arg(long, value_name = "ADDRESS[:PORT]", default_value = "127.0.0.1")]
     listen: Listen,
     /// Where it announces itself once a second, or "off" [default: this machine where it listens on the loopback

@@ -2,7 +2,6 @@
 
 use super::{exit, show, state};
 use daq_core::cuda::{Device, probe};
-use daq_core::plan::Plan;
 use daq_core::staging::{Basis, Profile, Profiles, Rates, measure};
 use daq_core::topology::{Gpu, Topology, pci};
 use daq_core::units::ByteSize;
@@ -24,6 +23,9 @@ pub(super) struct Args {
 /// update.
 const MODULE: &str = "/proc/driver/nvidia/version";
 
+/// Why nothing can be kept.
+const NOWHERE: &str = "there is no place to keep it: set HOME or XDG_STATE_HOME";
+
 /// What tells whether a profile of `gpu` still holds.
 fn fingerprint(topology: &Topology, gpu: &Gpu) -> String {
     let pci = gpu
@@ -41,18 +43,31 @@ fn fingerprint(topology: &Topology, gpu: &Gpu) -> String {
     basis.fingerprint()
 }
 
-/// What was measured before of the GPUs that `plan` copies to or from, and still holds.
-pub(super) fn known(plan: &Plan, directory: Option<&Path>) -> BTreeMap<u32, Profile> {
-    let Some(directory) = directory.filter(|_| !plan.copies.is_empty()) else {
+/// What was measured before of GPUs of `topology`, and still holds.
+pub(super) fn known(topology: &Topology, directory: Option<&Path>) -> BTreeMap<u32, Profile> {
+    let Some(directory) = directory.filter(|_| !topology.gpus.is_empty()) else {
         return BTreeMap::new();
     };
-    let (topology, profiles) = (Topology::detect(), Profiles::load(directory));
+    let profiles = Profiles::load(directory);
     let gpus = topology.gpus.iter();
     gpus.filter_map(|gpu| {
-        let profile = profiles.get(&fingerprint(&topology, gpu))?;
+        let profile = profiles.get(&fingerprint(topology, gpu))?;
         Some((gpu.ordinal, profile.clone()))
     })
     .collect()
+}
+
+/// Keeps what was measured of GPU `ordinal` in the state directory, or says why not.
+pub(super) fn keep(ordinal: u32, profile: Profile) -> Result<PathBuf, String> {
+    let directory = state::directory(|name| std::env::var_os(name)).ok_or(NOWHERE)?;
+    let topology = Topology::detect();
+    let mut gpus = topology.gpus.iter();
+    let gpu = gpus.find(|gpu| gpu.ordinal == ordinal);
+    let gpu = gpu.ok_or_else(|| format!("cuda:{ordinal} is not there any more"))?;
+    let mut profiles = Profiles::load(&directory);
+    profiles.set(fingerprint(&topology, gpu), profile);
+    let kept = profiles.save(&directory);
+    kept.map_err(|error| format!("{}: {error}", directory.display()))
 }
 
 pub(super) fn tune(args: &Args) -> u8 {
@@ -102,9 +117,7 @@ pub(super) fn tune(args: &Args) -> u8 {
         show(&(serde_json::to_string_pretty(&told).unwrap_or_default() + "\n"));
     }
     let Some(directory) = directory else {
-        eprintln!(
-            "error: there is no place to keep it: set HOME or XDG_STATE_HOME, or give --state-dir"
-        );
+        eprintln!("error: {NOWHERE}, or give --state-dir");
         return exit::IO;
     };
     match profiles.save(&directory) {

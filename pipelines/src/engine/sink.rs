@@ -115,8 +115,11 @@ impl Writer<'_> {
                         };
                         tracing::error!("sink {}: {error}; {policy}", self.name);
                     }
-                    if !self.guarantee || self.control.is_overdue() {
+                    if !self.guarantee {
                         return (taken, Ok(()));
+                    }
+                    if self.control.is_overdue() {
+                        return (taken, Err(error));
                     }
                     std::thread::sleep(RETRY);
                 }

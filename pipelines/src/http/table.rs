@@ -148,7 +148,8 @@ pub static METRICS: &[Metric] = &[
         help: "Packets lost, by cause.",
         meaning: "Every expected packet that is in no published frame, under exactly one cause. Every cause is \
                   exported from the start, with 0.",
-        cause: "wire_gap: lost before this host, or in its network card. kernel_drop: the socket's receive \
+        cause: "wire_gap: lost before this host, or in its network card, or rejected when it came \
+                (daq_source_rejected_packets_total). kernel_drop: the socket's receive \
                 buffer was full. late: it came after its frame was closed. bad_packet: it was damaged. \
                 ring_full: a reader held the ring. overrun: the device overwrote it.",
         remedy: "wire_gap: compare `ethtool -S DEV` here with the switch's counters; use flow control or a \
@@ -264,7 +265,8 @@ pub static METRICS: &[Metric] = &[
         kind: Kind::Counter,
         help: "Faults that a DMA engine reported, by name.",
         meaning: "The error bits of its status, in words.",
-        cause: "See the name; read errors and unsupported requests come from the bus.",
+        cause: "See the name; read errors and unsupported requests come from the bus. incomplete: a frame of a \
+                sensor came without some of its packets. The table of each source tells of its own.",
         remedy: "`dmesg | grep -iE 'dmar|iommu|aer'`; the design for the others.",
         read: Read::Faults,
     },

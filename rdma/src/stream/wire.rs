@@ -24,6 +24,8 @@ pub const VERSION: u16 = 1;
 pub const MAX_RAILS: u8 = u8::MAX;
 /// Most places of a frame: beyond it, a record would be larger than frames are.
 pub const MAX_PLACES: u32 = 1 << 20;
+/// Most bytes of a packet of RDMA.
+const PACKET: usize = 4096;
 /// No number of a frame, and no count of frames, is as large: so the sum of two does not overflow.
 pub const END: u64 = 1 << 63;
 
@@ -58,6 +60,19 @@ impl Mode {
             )),
             _ => None,
         }
+    }
+
+    /// What is wrong with frames of `bytes` bytes, and what helps, where one goes in one packet and is too long for any.
+    pub fn too_long(self, service: Service, bytes: usize) -> Option<(String, &'static str)> {
+        let most = PACKET - Record::bytes(1);
+        (self == Self::Send && service == Service::Ud && bytes > most).then(|| {
+            (
+                format!(
+                    "frames of {bytes} bytes fit no packet: a datagram has {most} of them at most"
+                ),
+                "have smaller frames, or service = \"rc\"",
+            )
+        })
     }
 }
 

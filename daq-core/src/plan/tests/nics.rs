@@ -3,6 +3,7 @@
 use super::*;
 use crate::entry::EngineNeeds;
 use crate::mapped::{Backend, Writer};
+use crate::staging::Profile;
 use crate::topology::Wish;
 use crate::topology::nic::{Nic, NicPort};
 use crate::topology::tree::{Acs, PciDevice, PciTree};
@@ -224,7 +225,7 @@ fn a_name_that_is_not_there_is_told_with_those_that_are() {
         assert_eq!(
             plan.unavailable,
             [
-                "source `adc`: there is no RDMA network card `mlx5_7`; this machine has mlx5_0, mlx5_1, rxe0"
+                "source `adc`: there is no RDMA network card `mlx5_7`; this machine has mlx5_0, mlx5_1, rxe0 (`software` is one that needs no hardware)"
             ],
             "{memory}"
         );
@@ -287,4 +288,62 @@ fn a_card_that_is_staged_to_and_a_sink_of_its_own_are_chosen_too() {
         let blind = sinks(nic, &Topology::unknown());
         assert_eq!((&blind.sinks[0].nic, blind.unavailable.len()), (&None, 0));
     }
+}
+
+/// What `daq bench rdma --keep` measured of a card decides, by the size of a frame.
+#[test]
+fn a_sink_reads_a_gpu_where_that_was_measured_to_be_faster() {
+    let sent = PIPELINE
+        .replace("use = \"quarter\"", "use = \"quarter\"\ngpu = true")
+        .replace("input = \"small\"", "input = \"small\"\nmeasured = true");
+    let machine = machine(gpu(true, true));
+    let planned = |text: &str, keys: &str, known: &[(&str, Option<usize>)]| {
+        let cards = known.iter().map(|(card, from)| ((*card).to_owned(), *from));
+        let profile = Profile {
+            cards: cards.collect(),
+            ..Profile::usual()
+        };
+        let around = Surroundings {
+            profiles: [(0, profile)].into(),
+            ..Surroundings::default()
+        };
+        plan_in(&format!("{text}{keys}"), &REGISTRY, &machine, &around).unwrap()
+    };
+    let (auto, far, software) = ("nic = \"auto\"", "nic = \"mlx5_0\"", "");
+    for (keys, known, is_direct) in [
+        (auto, [("mlx5_1", Some(4097))], true),
+        (auto, [("mlx5_1", Some(4096))], false),
+        (auto, [("mlx5_1", Some(0))], false),
+        (auto, [("mlx5_1", None)], true),
+        (auto, [("mlx5_0", None)], false),
+        (far, [("mlx5_0", None)], true),
+        (software, [("software", Some(8192))], true),
+        (software, [("mlx5_1", None)], false),
+    ] {
+        let plan = planned(&sent, keys, &known);
+        let sink = &plan.sinks[0];
+        let (input, notes) = (sink.input.as_str(), sink.notes.join("\n"));
+        let told = format!("{keys} {known:?}: {input}, {notes:?}");
+        assert_eq!(input == "small", is_direct, "{told}");
+        assert_eq!(
+            notes.contains("reads cuda:0: by measurement"),
+            is_direct,
+            "{told}"
+        );
+        assert_eq!(plan.copies.len(), 1 + usize::from(!is_direct), "{told}");
+        if keys == auto {
+            let chosen = if is_direct { "mlx5_1" } else { "mlx5_0" };
+            assert_eq!(sink.nic.as_deref(), Some(chosen), "{told}");
+        }
+    }
+    let unknown = planned(&sent, auto, &[]);
+    let copied = unknown.ring("small@host").unwrap().inserted.as_deref();
+    assert_eq!(
+        copied.unwrap(),
+        "sink `disk` reads host memory: how fast mlx5_1 reads cuda:0 was not measured (`daq bench rdma --keep` does)"
+    );
+    // What a source stores is in host memory anyway.
+    let stored = sent.replace("input = \"small\"", "input = \"raw\"");
+    let stored = planned(&stored, software, &[("software", None)]);
+    assert_eq!(stored.sinks[0].input, "raw@host");
 }

@@ -25,23 +25,31 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    fn ring(&self, is_gpu: bool, size: usize) -> String {
+    fn ring(&self, name: &str, is_gpu: bool, size: usize) -> String {
         let memory = if is_gpu {
             format!("cuda:{}", self.device)
         } else {
             "host".to_owned()
         };
         let slots = (RING / size).clamp(8, MOST_SLOTS);
-        format!("[ring.raw]\nmemory = \"{memory}\"\nslot = {size}\nslots = {slots}\n")
+        format!("[ring.{name}]\nmemory = \"{memory}\"\nslot = {size}\nslots = {slots}\n")
     }
 
+    /// A kernel makes the frames of a GPU's ring there: what a source makes, the sink would read where that lies.
     fn sender(&self, is_gpu: bool, size: usize, path: &str, to: SocketAddr) -> String {
+        let (made, kernel) = if is_gpu {
+            let made = self.ring("made", is_gpu, size);
+            let kernel = "[kernel.make]\nuse = \"convert\"\ninput = \"made\"\noutput = \"raw\"\n";
+            ("made", made + kernel)
+        } else {
+            ("raw", String::new())
+        };
         format!(
-            "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"silence\"\npacket = {size}\n\
-             hold = true\npace = \"free\"\n{}\
+            "[source.adc]\ndriver = \"sim\"\nring = \"{made}\"\npattern = \"silence\"\npacket = {size}\n\
+             hold = true\npace = \"free\"\nsamples = {{ type = \"float32\" }}\n{kernel}{}\
              [sink.far]\ndriver = \"rdma\"\ninput = \"raw\"\nto = \"{to}\"\nnics = {:?}\npath = \"{path}\"\n\
              guarantee = true\n",
-            self.ring(is_gpu, size),
+            self.ring("raw", is_gpu, size),
             self.nics
         )
     }
@@ -51,7 +59,7 @@ impl Bench {
             "[source.link]\ndriver = \"rdma\"\nring = \"raw\"\nlisten = \"{at}\"\nnics = {:?}\npath = \"{path}\"\n\
              {}[sink.nothing]\ndriver = \"null\"\ninput = \"raw\"\nguarantee = true\n",
             self.nics,
-            self.ring(is_gpu, size)
+            self.ring("raw", is_gpu, size)
         )
     }
 

@@ -190,7 +190,7 @@ impl Runner {
     fn tell_silence(&self, idle: Duration) {
         if !self.port.is_starved(&self.producer) {
             tracing::warn!(
-                "source {}: {} has finished no transfer for {} s: the design sends nothing, or hangs",
+                "source {}: {} has finished no transfer for {} s: what sends to it is silent, sends elsewhere, or hangs",
                 self.name,
                 self.port.name(),
                 idle.as_secs()

@@ -166,7 +166,10 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
 /// If there is no card, or one that was named cannot be opened.
 pub fn rdma(options: &Options) -> Result<Report, VerbsError> {
     let names = if options.nics.is_empty() {
-        cards()?
+        cards().map_err(|mut error| {
+            error.why += "; `--nics software` checks a card that needs no hardware";
+            error
+        })?
     } else {
         options.nics.clone()
     };

@@ -158,7 +158,7 @@ impl Shape {
         if first.places > self.places {
             let (wanted, places) = (first.places, self.places);
             return Err(format!(
-                "frames of {places} places here, of {wanted} there: raise `places`"
+                "its source rdma takes frames of up to {places} places, and these have {wanted}: write `places = {wanted}` in that source"
             ));
         }
         Ok(first)

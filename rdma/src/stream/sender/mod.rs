@@ -128,7 +128,7 @@ pub enum SenderError {
     #[error(transparent)]
     Verbs(#[from] VerbsError),
     /// A card cannot read a GPU's memory.
-    #[error("{0}; leave out `path = \"direct\"` to go by host memory")]
+    #[error("{0}; write `path = \"staged\"` to go by host memory")]
     Registering(#[from] crate::register::Unregistrable),
     /// There is no memory for records.
     #[error(transparent)]

@@ -1,0 +1,93 @@
+//! Network cards of sources and sinks: which one `auto` stands for, and whether a sink's reads a GPU's memory itself.
+
+use super::{Config, Plan, PlannedRing};
+use crate::region::Placement;
+use crate::sink::SinkSpec;
+use crate::staging::Profile;
+use crate::topology::Topology;
+use crate::topology::nic::{AUTO, SOFTWARE, is_software};
+use crate::topology::pci::canonical;
+use crate::units::ByteSize;
+use std::collections::BTreeMap;
+
+/// Finds the network cards of sinks.
+pub(super) fn send(plan: &mut Plan, config: &Config, topology: &Topology) {
+    for i in 0..plan.sinks.len() {
+        let sink = &plan.sinks[i];
+        let mut sinks = config.sinks.iter();
+        let declared = sinks.find(|declared| declared.name() == sink.name);
+        let Some(device) = declared.and_then(|declared| declared.spec.nic()) else {
+            continue;
+        };
+        let gpu = match plan.ring(&sink.input).map(|ring| ring.placement) {
+            Some(Placement::Cuda(ordinal)) => Some(ordinal),
+            _ => None,
+        };
+        match card(&device, gpu, topology) {
+            Ok(nic) => plan.sinks[i].nic = nic,
+            Err(why) => {
+                let why = format!("sink `{}`: {why}", sink.name);
+                plan.unavailable.push(why);
+            }
+        }
+    }
+}
+
+/// The network card that `auto` stands for, `None` where another one is named, or why there is none of the name; unknown
+/// machines have all of them.
+pub(super) fn card(
+    device: &str,
+    gpu: Option<u32>,
+    topology: &Topology,
+) -> Result<Option<String>, String> {
+    if is_software(device) || canonical(device).is_some() {
+        return Ok(None);
+    }
+    let is_auto = device == AUTO;
+    let declared = (!is_auto).then_some(device);
+    // Where only cards of software are there, none is near to a GPU.
+    let found = topology
+        .nic_for(gpu, declared)
+        .or_else(|_| topology.nic_for(None, declared));
+    match found {
+        Ok(nic) => Ok(is_auto.then(|| nic.name.clone())),
+        Err(_) if !topology.is_real => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Why the card of `sink` reads `ring` where it lies; or why host memory is read instead, as the end of a sentence.
+pub(super) fn reads(
+    sink: &dyn SinkSpec,
+    ring: &PlannedRing,
+    topology: &Topology,
+    profiles: &BTreeMap<u32, Profile>,
+) -> Result<String, String> {
+    let Placement::Cuda(gpu) = ring.placement else {
+        return Err(String::new());
+    };
+    let declared = sink.nic().unwrap_or_else(|| SOFTWARE.to_owned());
+    let card = match card(&declared, Some(gpu), topology) {
+        Ok(Some(nearest)) => nearest,
+        Ok(None) | Err(_) => declared,
+    };
+    let at = ring.placement;
+    let measured = profiles.get(&gpu).and_then(|known| known.cards.get(&card));
+    let size = |bytes: usize| ByteSize(bytes as u64);
+    match measured {
+        None => Err(format!(
+            ": how fast {card} reads {at} was not measured (`daq bench rdma --keep` does)"
+        )),
+        Some(Some(from)) if ring.slot_bytes >= *from => Err(format!(
+            ": by measurement, {card} is faster so from frames of {} on",
+            size(*from)
+        )),
+        Some(Some(from)) => Ok(format!(
+            "{card} reads {at}: by measurement, host memory is faster only from frames of {} on",
+            size(*from)
+        )),
+        Some(None) => Ok(format!(
+            "{card} reads {at}: by measurement, host memory is faster for no frames"
+        )),
+    }
+}
