@@ -76,6 +76,7 @@ pub struct Completions {
     /// Completions that are wanted, at most as many as there is room for.
     limit: usize,
     overrun: u64,
+    discarded: u64,
     missing: u64,
     faults: Vec<u64>,
     /// Words that tell of a frame which places arrived.
@@ -98,6 +99,7 @@ impl Completions {
             done: Vec::with_capacity(capacity),
             limit: capacity,
             overrun: 0,
+            discarded: 0,
             missing: 0,
             faults: vec![0; faults],
             words,
@@ -162,6 +164,12 @@ impl Completions {
         self.overrun += transfers;
     }
 
+    /// Counts frames that had come and were let go when the engine was armed anew: none of the slots that it fills now was
+    /// theirs.
+    pub fn discard(&mut self, frames: u64) {
+        self.discarded += frames;
+    }
+
     /// Counts frames that were sent and never came, where no later frame will tell of them ([`Done::missing`]): at the end
     /// of what their sender tells.
     pub fn miss(&mut self, frames: u64) {
@@ -193,6 +201,11 @@ impl Completions {
         self.overrun
     }
 
+    /// Frames that were let go when the engine was armed anew.
+    pub const fn discarded(&self) -> u64 {
+        self.discarded
+    }
+
     /// Frames that never came, beside those that completions tell of.
     pub const fn missing(&self) -> u64 {
         self.missing
@@ -207,8 +220,7 @@ impl Completions {
     pub fn clear(&mut self, limit: usize) {
         self.done.clear();
         self.limit = limit.min(self.done.capacity());
-        self.overrun = 0;
-        self.missing = 0;
+        (self.overrun, self.discarded, self.missing) = (0, 0, 0);
         self.faults.fill(0);
     }
 }
@@ -278,6 +290,12 @@ pub trait Engine: Send {
     /// frame of which some never came not those. What changes behind a frame then proves nothing.
     fn writes_behind(&self) -> bool {
         false
+    }
+
+    /// Bytes of each place of a frame but the last, where those that did not arrive hold something else: they are filled as
+    /// the ring says before anybody sees the frame. 0 where frames come as they are to be seen.
+    fn place_bytes(&self) -> usize {
+        0
     }
 
     /// Programs the ring and starts, without credits. It is not armed when this is called.

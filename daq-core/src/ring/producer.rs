@@ -6,6 +6,7 @@ use crate::region::Region;
 use crate::ring::RingOptions;
 use crate::sync::{Arc, Ordering, fence};
 use crate::wait::Wait;
+use std::ops::Range;
 use std::time::Duration;
 
 /// The only producer of a ring. Dropping it closes the ring: readers drain what is published and end.
@@ -190,15 +191,27 @@ impl Producer {
     /// # Panics
     /// If fewer than `i + 1` slots are open.
     pub fn blank(&self, i: u64) -> bool {
+        self.fill(i, 0..self.shared.options.slot_bytes)
+    }
+
+    /// Fills these bytes of the `i`-th open slot with what missing places show, in phase with the slot's start; false where
+    /// the CPU does not reach it, or they are not inside of the slot.
+    ///
+    /// # Panics
+    /// If fewer than `i + 1` slots are open.
+    pub fn fill(&self, i: u64, extent: Range<usize>) -> bool {
+        let offset = self.open_slot(i).addr() - self.shared.region.address().as_ptr().addr();
         let Some(base) = self.shared.region.cpu_address() else {
             return false;
         };
-        let offset = self.open_slot(i).addr() - self.shared.region.address().as_ptr().addr();
+        if extent.start > extent.end || extent.end > self.shared.options.slot_bytes {
+            return false;
+        }
         let pattern = self.shared.options.fill.pattern();
-        let mut done = 0;
-        let line: [u8; 64] = std::array::from_fn(|i| pattern[i % pattern.len()]);
-        while done < self.shared.options.slot_bytes {
-            let bytes = (self.shared.options.slot_bytes - done).min(line.len());
+        let line: [u8; 64] = std::array::from_fn(|i| pattern[(extent.start + i) % pattern.len()]);
+        let mut done = extent.start;
+        while done < extent.end {
+            let bytes = (extent.end - done).min(line.len());
             // SAFETY: inside of an open slot, which nobody else touches, of a region that the CPU reaches from `base` on and
             // that lives as long as the ring.
             unsafe {

@@ -527,6 +527,7 @@ impl Pipeline {
                 control: self.control.clone(),
                 bell,
                 backends: config.staging.backends.clone(),
+                writer: spec.engine().map_or(Writer::Fpga, |needs| needs.writer),
             });
             let runner = runner.map_err(|error| fail(SourceError::new(name, error.to_string())))?;
             parts.engines.insert(planned.name.clone(), runner);

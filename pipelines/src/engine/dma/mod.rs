@@ -24,7 +24,7 @@ use daq_core::dma::{CarryError, Completions, Done, Engine, EngineError, FrameSeq
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::DeviceBell;
 use daq_core::ledger::{Cause, EngineCounters, Proof, SourceLedger};
-use daq_core::mapped::Backend;
+use daq_core::mapped::{Backend, Writer};
 use daq_core::region::RegionError;
 use daq_core::ring::Producer;
 use daq_core::wait::Wait;
@@ -73,8 +73,9 @@ pub(super) struct Parts {
     pub(super) control: Arc<Control>,
     /// The doorbell that it is to ring, once its path is proved.
     pub(super) bell: Option<DeviceBell>,
-    /// What may make GPU memory that a device stores to.
+    /// What may make GPU memory that a device stores to, and what that device is to it.
     pub(super) backends: Vec<Backend>,
+    pub(super) writer: Writer,
 }
 
 /// What is known of the way of its bytes.
@@ -127,7 +128,7 @@ impl Runner {
             &producer,
             parts.bell,
             &parts.counters,
-            &parts.backends,
+            (parts.writer, &parts.backends),
         )?;
         let prover = Prover::new(&port, &producer, &parts.backends)?;
         Ok(Self {
@@ -249,6 +250,12 @@ impl Runner {
             }
             self.transfers += overrun;
         }
+        Course::lose_told(
+            self.completions.discarded(),
+            0,
+            Cause::Overrun,
+            &self.ledger,
+        );
         Course::lose_told(0, self.completions.missing(), Cause::WireGap, &self.ledger);
         if self.completions.as_slice().is_empty() {
             return Ok(overrun > 0);
@@ -498,6 +505,33 @@ impl Runner {
         Ok(done)
     }
 
+    /// Fills those places of the `i`-th open slot that did not arrive with the frame that `done`, the `at`-th completion, tells
+    /// of; false where the CPU does not reach them, so that they hold something else, or none arrived.
+    fn fill_missing(&self, i: u64, at: u64, done: &Done) -> bool {
+        let bytes = self.port.place_bytes();
+        let Some(origin) = done.origin.filter(|told| told.arrived < told.places) else {
+            return true;
+        };
+        if bytes == 0 || done.is_bad {
+            return true;
+        }
+        if origin.arrived == 0 {
+            return false;
+        }
+        let present = self
+            .completions
+            .present(usize::try_from(at).unwrap_or(usize::MAX));
+        (0..origin.places as usize)
+            .filter(|place| {
+                present
+                    .get(place / 64)
+                    .is_none_or(|word| word >> (place % 64) & 1 == 0)
+            })
+            .map(|place| place * bytes..((place + 1) * bytes).min(done.length))
+            .filter(|extent| !extent.is_empty())
+            .all(|extent| self.producer.fill(i, extent))
+    }
+
     /// Writes the record of the `i`-th open slot, which holds what `done`, the `at`-th completion, tells of.
     fn describe(&mut self, i: u64, at: u64, done: Done) {
         let raw = self.course.numbers().and_then(|numbers| {
@@ -506,6 +540,7 @@ impl Runner {
             (is_inside && self.producer.peek(i, numbers.offset, bytes)).then(|| numbers.read(bytes))
         });
         let is_damaged = done.is_bad
+            || !self.fill_missing(i, at, &done)
             || (done.origin.is_none() && raw.is_none() && self.course.numbers().is_some());
         let (meta, is_blank) = match done.origin {
             Some(origin) if is_damaged => {

@@ -8,7 +8,7 @@ use daq_core::dma::{
 use daq_core::kernel::DeviceBell;
 use daq_core::ledger::EngineCounters;
 use daq_core::mapped::{Backend, Writer};
-use daq_core::region::{HostOptions, Placement, Region};
+use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::ring::Producer;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +28,7 @@ pub(super) struct Port {
     holdable: bool,
     /// Whether the engine's slots are written packet by packet, and behind frames.
     writes_behind: bool,
+    place_bytes: usize,
     faults: &'static [&'static str],
     /// How frames get from slots of the engine's own to the ring's; `None` where it writes the ring.
     carry: Option<Carry>,
@@ -48,24 +49,38 @@ pub(super) struct Port {
     slot_bytes: usize,
 }
 
-/// Memory for slots of an engine's own where `producer`'s ring lies, or in host memory.
-fn own(producer: &Producer, on_host: bool, backends: &[Backend]) -> Result<Arc<Region>, DmaError> {
+/// Memory for slots of an engine's own on the GPU where `producer`'s ring lies, in host memory where that lies there.
+fn own(
+    producer: &Producer,
+    writer: Writer,
+    backends: &[Backend],
+) -> Result<Arc<Region>, RegionError> {
+    let Placement::Cuda(ordinal) = producer.region().placement() else {
+        return own_on_host(producer);
+    };
     let bytes = producer.options().region_bytes();
-    Ok(match producer.region().placement() {
-        Placement::Cuda(ordinal) if !on_host => {
-            let device = Device::open(ordinal)?;
-            Region::mapped(device, bytes, Writer::Fpga, backends)?
+    let device = Device::open(ordinal).map_err(RegionError::from)?;
+    match Region::mapped(device, bytes, writer, backends) {
+        // A network card's driver is told where the memory is: it needs no mapping.
+        Err(RegionError::Unmappable(error)) if writer == Writer::Nic => {
+            tracing::debug!("slots of its own: {error}");
+            Region::cuda(device, bytes)
         }
-        _ => Region::host(
-            bytes,
-            HostOptions {
-                lock: true,
-                huge: true,
-                shared: true,
-                ..HostOptions::default()
-            },
-        )?,
-    })
+        made => made,
+    }
+}
+
+/// The same in host memory.
+fn own_on_host(producer: &Producer) -> Result<Arc<Region>, RegionError> {
+    Region::host(
+        producer.options().region_bytes(),
+        HostOptions {
+            lock: true,
+            huge: true,
+            shared: true,
+            ..HostOptions::default()
+        },
+    )
 }
 
 /// Makes `region` reachable for `device`; with the map, the addresses of the slots, which lie in it as in `producer`'s ring.
@@ -91,7 +106,7 @@ impl Port {
         producer: &Producer,
         bell: Option<DeviceBell>,
         counters: &EngineCounters,
-        backends: &[Backend],
+        (writer, backends): (Writer, &[Backend]),
     ) -> Result<Self, DmaError> {
         let holdable = engine.caps().holdable;
         let device = engine.device().clone();
@@ -99,7 +114,7 @@ impl Port {
         let region = if holdable {
             producer.region().clone()
         } else {
-            own(producer, false, backends)?
+            own(producer, writer, backends)?
         };
         let gpu = match producer.region().placement() {
             Placement::Cuda(ordinal) => Some(Device::open(ordinal)?),
@@ -120,7 +135,7 @@ impl Port {
             Err(error) if !is_host => {
                 tracing::warn!("{error}; frames go through host memory instead");
                 counters.ledger.fallbacks.add(1);
-                let region = own(producer, true, &[])?;
+                let region = own_on_host(producer)?;
                 (map(&device, &region, producer), region)
             }
             mapped => (mapped, region),
@@ -144,6 +159,7 @@ impl Port {
             name: format!("{} of {}", engine.name(), engine.device().name()),
             faults: engine.faults(),
             writes_behind: engine.writes_behind(),
+            place_bytes: engine.place_bytes(),
             flushed: gpu.filter(|gpu| gpu.needs_flush() == Some(true)),
             carry: (!is_straight)
                 .then(|| Carry::new(region, producer))
@@ -179,6 +195,11 @@ impl Port {
 
     pub(super) const fn writes_behind(&self) -> bool {
         self.writes_behind
+    }
+
+    /// Bytes of a place, where those that did not arrive are to be filled.
+    pub(super) const fn place_bytes(&self) -> usize {
+        self.place_bytes
     }
 
     pub(super) const fn is_armed(&self) -> bool {
@@ -385,7 +406,7 @@ impl Port {
             )));
         };
         drop(old);
-        let region = own(producer, true, &[])?;
+        let region = own_on_host(producer)?;
         let (map, addresses) = map(engine.device(), &region, producer)?;
         self.addresses = addresses;
         self.carry = Some(Carry::new(region, producer)?);
