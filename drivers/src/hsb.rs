@@ -44,22 +44,26 @@
 //!
 //! # Queue pairs
 //! A network card writes the frames into slots of the engine's own, from where they are copied to the ring, and completes
-//! the packet that ends each; see `queue_pair`. The unit of the ledger is the frame; the first after each arming only tells
-//! where the count begins, and is neither delivered nor counted.
+//! the packet that ends each; see `queue_pair`. The unit of the ledger is the frame; the first whose end is heard after an
+//! arming begins the count, and of those before it nothing is known.
 //!
 //! | what happens | what is counted |
 //! |---|---|
 //! | a frame's end never comes | lost, `wire_gap` |
-//! | packets inside of a frame never come | delivered, with which are missing, and the fault `incomplete`; unknown where the CPU does not reach a GPU's pages |
+//! | packets inside of a frame never come | delivered, those filled and marked as missing, and the fault `incomplete`; lost, `bad_packet`, where nothing but its end came |
 //! | the sensor comes round before a frame was copied | lost, `overrun`; `bad_packet` where its page was not ready for it, with the fault `overtaken` |
+//! | more frames end at a time than there are receives | those that were not copied: lost, `overrun`; those of which nothing is heard as ends that never come |
+//! | it is armed anew before frames were told of | lost, `overrun` |
 //! | its frame finds no slot | lost, `ring_full` |
-//! | a frame's end comes again | the fault `repeated` |
-//! | ends of the past in a row, or a number that fits no frame | a new epoch, with the fault `order` |
+//! | an outage of more than 2^19 packets | by the metadata, lost, `wire_gap`; where they do not tell, a new epoch, with the fault `order`, and the loss is not known; without metadata one that is a multiple of 2^20 packets and of a round over the pages is not seen |
+//! | a frame's end comes again | the fault `repeated`; where its page has another end since, frames that were not copied are lost, `overrun` |
+//! | ends of the past that go on from each other | a new epoch, with the fault `order`; those that were not believed before: lost, `wire_gap`, with the fault `repeated` |
+//! | a number that fits no frame | a new epoch, with the fault `order`; where its page is not the next, frames that were not copied are lost, `overrun` |
 //! | the card refuses a write: key, address | nothing, as if it had never come |
-//! | metadata are of another frame | no timestamp, and the fault `metadata` |
+//! | metadata that came are not in the frame's page any more | lost, `bad_packet`, with the faults `metadata` and `overtaken` |
 //! | the queue or the card fails | the fault `queue` or `card`; all is made anew |
 //!
-//! Beside it the same is counted, from the metadata of frames that the CPU reaches. It has run on cards of software, and on
+//! Beside it the same is counted, from the metadata. It has run on cards of software, and on
 //! soft-RoCE in a QEMU guest, with a simulated bridge: not yet on a ConnectX, nor with a real one.
 
 mod arm;
@@ -130,7 +134,7 @@ samples = { type = "uint8" }
 # mode    = "queue-pair"      # written by a card that does RDMA: with the keys below instead of `listen`, `pages` and those that
                               # speak of packets
 # nics    = ["mlx5_0"]        #   the card; "auto": the one that suits the ring; ["software"]: for daq sim-hsb --nic software
-# path    = "staged"          #   never straight into a GPU's memory
+# path    = "direct"          #   straight into a GPU's memory, where the CPU reaches that
 # relaxed_ordering = true     #   let the card's writes pass each other on the bus
 "#;
 

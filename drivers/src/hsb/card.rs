@@ -6,6 +6,7 @@ use super::{Hsb, Mode};
 use daq_core::entry::{EngineNeeds, SourceContext};
 use daq_core::mapped::Writer;
 use daq_core::source::{Producers, SourceError};
+use daq_core::topology::Wish;
 use daq_rdma::nics;
 use daq_rdma::verbs::{Endpoint, Port};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -24,12 +25,21 @@ impl Hsb {
 
     pub(super) fn engine_needs(&self) -> EngineNeeds {
         let is_software = self.nic().is_some_and(nics::is_software);
+        let host_only = if is_software {
+            Some("a card made of software is given host memory alone")
+        } else if self.config.path == Wish::Auto {
+            Some(
+                "the CPU looks at each packet's mark and each frame's metadata, which it reads fastest and surest in host \
+                 memory; path = \"direct\" asks for the GPU's",
+            )
+        } else {
+            None
+        };
         EngineNeeds {
             device: self.config.nics.as_ref().and_then(nics::Names::device),
             writer: Writer::Nic,
             wish: self.config.path,
-            host_only: is_software
-                .then(|| "a card made of software is given host memory alone".to_owned()),
+            host_only: host_only.map(str::to_owned),
             rings: false,
             faults: queue_pair::FAULTS,
             alignment: GRAIN,
@@ -44,11 +54,14 @@ impl Hsb {
             queue_pair::LEAST_PAGES,
             queue_pair::MOST_PAGES
         ));
-        notes.push(
-            "where the CPU does not reach a GPU's pages, frames have no timestamps and packets missing inside of them stay \
-             unknown; where it does, it reads 8 bytes of each packet: path = \"staged\" lets it read them from host memory"
-                .to_owned(),
-        );
+        if self.config.path == Wish::Direct {
+            notes.push(
+                "path = \"direct\": the CPU reads 8 bytes of each packet and the metadata from the GPU's memory, before the card's \
+                 writes are flushed: a packet that is seen too late counts as missing, and where the CPU does not reach that \
+                 memory the source does not start; path = \"staged\" reads them from host memory"
+                    .to_owned(),
+            );
+        }
         if nics::is_software(nic) {
             notes.push(
                 "no real sensor writes to a card made of software: `daq sim-hsb --nic software` does"

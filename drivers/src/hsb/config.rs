@@ -40,8 +40,8 @@ pub struct HsbConfig {
     /// GPU of the ring, or, for a ring in host memory, the fastest that is up. `["software"]`, or `["software:ADDRESS"]`, is
     /// a card made of software, to which `daq sim-hsb --nic software` writes and no real sensor.
     pub nics: Option<Names>,
-    /// Whether a queue pair's writes go straight into a GPU's memory, from where they are copied to a ring there: `"auto"`,
-    /// where the topology lets them; `"direct"`, even where it speaks against it; `"staged"`, through host memory.
+    /// Where a queue pair's writes go: `"auto"` and `"staged"`, into host memory, from where frames are copied to a ring on a
+    /// GPU; `"direct"`, straight into that GPU's memory, which the CPU must reach to see which packets came.
     #[serde(default)]
     pub path: Wish,
     /// Whether a queue pair's writes may pass each other on the bus. The write that ends a frame is among them: set it only

@@ -9,21 +9,28 @@
 //!
 //! # What is known of a frame
 //! A completion tells the page and the low 20 bits of the number of the packet that ended the frame. By how far that is
-//! from the one before, [`Order`] says how many frames lie between them: those that never ended are missing. Of packets
-//! lost inside of a frame no completion tells, for the number counts those that were sent. So each packet's place in a
-//! page is given a mark of 8 bytes before the page's turn comes, and a place that still has it was not written: it is
-//! missing, and what the page held before is in its place. Where the CPU does not reach the pages there are no marks and
-//! no metadata: frames have no timestamps there, and packets missing inside of them stay unknown.
+//! from the one before, [`Order`] says how many frames lie between them: those that never ended are missing. After an
+//! outage of more than 2^19 packets these bits have come round; then the metadata of both ends, which hold the number in
+//! full and the frame's own, say how many. Where they cannot either, or there are none, the sensor is taken to count anew.
 //!
-//! An end that comes again, as of a packet that the network has doubled, is left; a few of them in a row are a sensor that
-//! counts anew.
+//! Of packets lost inside of a frame no completion tells, for the number counts those that were sent. So each packet's
+//! place in a page is given a mark of 8 bytes before the page's turn comes, and a place that still has it was not written:
+//! it is missing, and filled once it is copied. A frame of which no place was written is lost. The CPU must reach the pages
+//! for that.
 //!
-//! The first frame after each arming only tells where the count begins; it is neither delivered nor counted.
+//! Metadata that came with an end and are in its page no more, or are another frame's, prove that the page was written
+//! since: the frame is lost.
+//!
+//! An end that comes again, as of a packet that the network has doubled, is left. Ends with numbers of the past that go
+//! on, each with another number to the next page, are a sensor that counts anew once there are a few of them; until then
+//! what it may have written is given up.
 //!
 //! # How far the sensor may be
 //! Behind the newest frame that ended, it may be writing the next one; and of frames whose end was lost on the way nothing
 //! is heard. [`UNHEARD`] of those in a row are allowed for. More of them, all within one copy of frames, and that on
-//! all the pages that are left, would leave a torn frame unseen: many pages make that as unlikely as one likes.
+//! all the pages that are left, would leave a torn frame unseen unless its metadata were overwritten, too: many pages make
+//! that as unlikely as one likes. An end of the past to any other page than the next one, and more ends at a time than
+//! there were receives for, leave no page that is known to be whole: all frames that have ended are given up.
 //!
 //! A card may deliver writes of one sensor in no other order than they came, unless it was asked for relaxed ordering.
 //! Not yet run on a ConnectX with a Holoscan Sensor Bridge.
@@ -31,15 +38,10 @@
 use super::arm::{Armed, Orders};
 use super::ecb::{Ecb, Taken};
 use super::filler::Control;
-use super::metadata::{self, Metadata};
 use super::order::Order;
 use super::pages::{GRAIN, Pages};
 use super::seen::{Counters, Seen};
-use crate::sys::words;
-use daq_core::dma::{
-    Caps, Completions, DmaDevice, Done, Engine, EngineError, Origin, Sentinel, Slots, Stuck,
-};
-use daq_core::frame::{Flags, Timestamp};
+use daq_core::dma::{Caps, Completions, DmaDevice, Engine, EngineError, Sentinel, Slots, Stuck};
 use daq_rdma::registrar::{Keys, Registrar};
 use daq_rdma::verbs::{Access, Endpoint, Nic, NicEvent, Queue, Side, Status, WorkDone};
 use std::collections::VecDeque;
@@ -50,10 +52,12 @@ use std::time::{Duration, Instant};
 mod arming;
 mod ends;
 mod parts;
+mod steps;
+mod tell;
 #[cfg(test)]
 mod tests;
 
-use parts::{Ended, Fault, Ring};
+use parts::{End, Ended, Fault, Mark, Ring, Run};
 
 pub(super) use parts::FAULTS;
 
@@ -63,7 +67,7 @@ pub(super) const LEAST_PAGES: usize = 4;
 pub(super) const MOST_PAGES: usize = 4096;
 /// Frames in a row whose end may be lost without what they overwrite being taken for whole.
 pub(super) const UNHEARD: u64 = 1;
-/// Frames that may end while nobody looks.
+/// Frames that may end while nobody looks, at least; twice as many as there are pages.
 const RECEIVES: u32 = 4096;
 /// Completions collected at a time, and receives that are posted anew together.
 const BATCH: usize = 64;
@@ -74,8 +78,8 @@ const SILENCE: Duration = Duration::from_millis(20);
 
 /// Bits of an immediate that name the page.
 const PAGE_BITS: u32 = 12;
-/// Ends of the past in a row that are repeated; after more of them the sensor counts anew.
-const REPEATS: u32 = 4;
+/// Ends of the past that go on from each other and are given up; after more of them the sensor counts anew.
+const REPEATS: u64 = 4;
 
 /// What the engine is made of.
 pub(super) struct Parts {
@@ -116,11 +120,21 @@ pub(super) struct QueuePair {
     order: Order,
     /// The newest frame that ended, by its transfer and by its number.
     newest: Option<(u64, u64)>,
+    /// The newest whose metadata came.
+    last: Option<Mark>,
+    /// Whether metadata come alone; whether they number packets beyond 20 bits, and frames as they come.
+    alone: bool,
+    wide: bool,
+    numbered: bool,
+    /// For each page, the end of the frame that it holds.
+    ends: Vec<Option<End>>,
     epoch: u64,
     ended: VecDeque<Ended>,
     /// Frames that were let go to make room, and the slots and frames that were passed over before them.
     overrun: u64,
     owed: (u64, u64),
+    /// Frames that had ended when it was armed anew, and those missing before them.
+    discarded: (u64, u64),
     sentinel: Sentinel,
     /// For each page, the transfer that will find marks in it.
     marked: Vec<Option<u64>>,
@@ -131,8 +145,10 @@ pub(super) struct QueuePair {
     faults: [u64; FAULTS.len()],
     failure: Option<Fault>,
     idle: u32,
-    /// Ends of the past in a row.
-    past: u32,
+    /// Ends of the past that go on from each other.
+    past: Option<Run>,
+    /// Transfers below it may have been overwritten, whatever else is known.
+    floor: u64,
     seen: Seen,
     counters: Counters,
     /// Given back when the sensor is disarmed.
@@ -158,7 +174,6 @@ impl QueuePair {
         };
         // A link is a queue here, which `quiesce` destroys whatever happens.
         let registrar = Registrar::new(std::slice::from_ref(&nic), access, Box::new(|| Ok(())));
-        let limits = nic.limits();
         let places = orders.pages.packets();
         let none = WorkDone {
             id: 0,
@@ -176,7 +191,7 @@ impl QueuePair {
             registrar,
             peer,
             ecb,
-            receives: RECEIVES.min(limits.max_work).min(limits.max_completions),
+            receives: 0,
             nic,
             unposted: 0,
             collected: [none; BATCH],
@@ -185,10 +200,16 @@ impl QueuePair {
             orders,
             is_software,
             newest: None,
+            last: None,
+            alone: false,
+            wide: false,
+            numbered: false,
+            ends: Vec::new(),
             epoch: 0,
             ended: VecDeque::new(),
             overrun: 0,
             owed: (0, 0),
+            discarded: (0, 0),
             sentinel: Sentinel::new(RandomState::new().build_hasher().finish()),
             marked: Vec::new(),
             told: 0,
@@ -197,7 +218,8 @@ impl QueuePair {
             faults: [0; FAULTS.len()],
             failure: None,
             idle: 0,
-            past: 0,
+            past: None,
+            floor: 0,
             seen: Seen::default(),
             counters,
             _taken: taken,
@@ -257,97 +279,15 @@ impl QueuePair {
             }
         }
     }
-
-    /// The frame's time, by its metadata.
-    fn time(&mut self, at: usize, ended: &Ended) -> Timestamp {
-        let Some(ring) = &self.ring else {
-            return Timestamp::default();
-        };
-        let mut bytes = [0; metadata::BYTES];
-        let behind = at + Pages::metadata_at(self.orders.pages.frame);
-        if !words::read(&ring.region, behind, &mut bytes) {
-            return Timestamp::default();
-        }
-        let metadata = Metadata::parse(&bytes);
-        if (metadata.psn ^ ended.psn) & ((1 << (32 - PAGE_BITS)) - 1) != 0 {
-            self.count(Fault::Metadata);
-            return Timestamp::default();
-        }
-        if self.epoch == ended.epoch {
-            let bytes = self.orders.pages.frame;
-            self.seen.note(ended.frame, bytes, &metadata);
-            self.seen.tell(&self.counters);
-        }
-        metadata.time()
-    }
-
-    /// Looks which places of the frame were written; how many of them.
-    fn look(&mut self, at: usize) -> Option<u32> {
-        let ring = self.ring.as_ref()?;
-        self.present.fill(0);
-        let mut arrived = 0;
-        for (i, place) in self.places().enumerate() {
-            let seen = self.sentinel.look(&ring.region, at + place, 8, 8)?;
-            if seen.unwritten == 0 {
-                self.present[i / 64] |= 1 << (i % 64);
-                arrived += 1;
-            }
-        }
-        Some(arrived)
-    }
-
-    fn tell(&mut self, ended: Ended, done: &mut Completions) {
-        let Some(ring) = &self.ring else {
-            return;
-        };
-        let at = ring.at(ended.transfer);
-        let places = u32::try_from(self.orders.pages.packets()).unwrap_or(u32::MAX);
-        let is_reached = ring.region.cpu_address().is_some();
-        let is_marked = self.marked[ring.page(ended.transfer)] == Some(ended.transfer);
-        let timestamp = self.time(at, &ended);
-        let arrived = (is_reached && is_marked).then(|| self.look(at)).flatten();
-        let is_bad = is_reached && arrived.is_none();
-        if is_bad {
-            self.count(Fault::Overtaken);
-        }
-        let arrived_of = arrived.unwrap_or(places);
-        let is_whole = arrived_of >= places;
-        if !is_whole {
-            self.count(Fault::Incomplete);
-        }
-        let (passed, missing) = std::mem::take(&mut self.owed);
-        let told = Done {
-            length: self.orders.pages.frame,
-            is_bad,
-            timestamp,
-            missing: ended.missing + missing,
-            passed: ended.passed + passed,
-            origin: Some(Origin {
-                sequence: ended.frame,
-                epoch: ended.epoch,
-                flags: if is_whole {
-                    Flags(0)
-                } else {
-                    Flags::INCOMPLETE
-                },
-                places,
-                arrived: arrived_of,
-            }),
-        };
-        if is_whole {
-            done.push(told);
-        } else {
-            done.push_with(told, &self.present);
-        }
-        self.told = ended.transfer + 1;
-    }
 }
 
 /// What follows the frames of a sensor over `pages` pages.
 fn order(sensor: &Pages, pages: usize) -> Order {
     let packets = u32::try_from(sensor.packets()).unwrap_or(u32::MAX);
     // Nothing comes late over a queue pair, and completions are believed at once.
-    Order::new(u32::try_from(pages).unwrap_or(u32::MAX), packets, 0, 1)
+    let order = Order::new(u32::try_from(pages).unwrap_or(u32::MAX), packets, 0, 1);
+    // Which ends of the past are a sensor that counts anew is looked at here.
+    order.without_return()
 }
 
 impl Engine for QueuePair {
@@ -378,6 +318,10 @@ impl Engine for QueuePair {
         true
     }
 
+    fn place_bytes(&self) -> usize {
+        self.orders.pages.packet
+    }
+
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
         let begun = self.begin(slots);
         if begun.is_err() {
@@ -390,6 +334,9 @@ impl Engine for QueuePair {
         self.make_ready();
         self.collect();
         done.skip(std::mem::take(&mut self.overrun));
+        let (discarded, missing) = std::mem::take(&mut self.discarded);
+        done.discard(discarded);
+        done.miss(missing);
         self.idle += 1;
         while done.room() > 0
             && let Some(ended) = self.ended.pop_front()

@@ -113,13 +113,18 @@ fn the_plan_learns_what_a_queue_pair_needs() {
         "{origins:?}"
     );
     let notes = card.notes().join("\n");
-    for words in [
-        "waits for nobody",
-        "timestamps",
-        "not yet run on a ConnectX",
-    ] {
+    for words in ["waits for nobody", "not yet run on a ConnectX"] {
         assert!(notes.contains(words), "{notes}");
     }
+
+    let auto = spec(&format!("{PAIR}nics = [\"mlx5_1\"]")).unwrap();
+    let why = auto.engine().unwrap().host_only.unwrap();
+    assert!(why.contains("path = \"direct\""), "{why}");
+    let direct = spec(&format!("{PAIR}nics = [\"mlx5_1\"]\npath = \"direct\"")).unwrap();
+    let needs = direct.engine().unwrap();
+    assert!(needs.host_only.is_none() && needs.wish == Wish::Direct);
+    let notes = direct.notes().join("\n");
+    assert!(notes.contains("counts as missing"), "{notes}");
 
     let software = spec(&format!("{PAIR}nics = [\"software\"]")).unwrap();
     let needs = software.engine().unwrap();

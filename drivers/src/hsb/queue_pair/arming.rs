@@ -3,7 +3,7 @@
 use super::super::arm::{Armed, Orders};
 use super::super::pages::{GRAIN, Pages};
 use super::super::seen::CONTROL_ERRORS;
-use super::{LEAST_PAGES, MOST_PAGES, QueuePair, Ring, order};
+use super::{LEAST_PAGES, MOST_PAGES, QueuePair, RECEIVES, Ring, order};
 use daq_core::dma::{EngineError, Slots};
 use daq_rdma::verbs::{QueueOptions, Service, VerbsError};
 
@@ -69,6 +69,20 @@ impl QueuePair {
             pages: count as u64,
             first: (slots.first % count) as u64,
         };
+        if ring.region.cpu_address().is_none() {
+            return Err(self.unfit(
+                "the CPU does not reach its pages, so nothing tells which packets came: write path = \"staged\"",
+            ));
+        }
+        let limits = self.nic.limits();
+        let most = limits.max_work.min(limits.max_completions);
+        self.receives = RECEIVES.max(2 * pages.count).min(most);
+        if self.receives < 2 * pages.count {
+            return Err(self.unfit(format!(
+                "{count} slots where its queues take the ends of {most} frames while nobody looks: give the ring at most {}",
+                most / 2
+            )));
+        }
         self.keys = Some(keys);
         self.reset(ring);
         self.connect(pages)
@@ -78,13 +92,19 @@ impl QueuePair {
     pub(super) fn reset(&mut self, ring: Ring) {
         let pages = usize::try_from(ring.pages).unwrap_or(0);
         self.order = order(&self.orders.pages, pages);
-        (self.newest, self.overrun, self.owed) = (None, 0, (0, 0));
+        // What was not told of can no longer be: its pages are another arming's.
+        let gone = std::mem::take(&mut self.overrun) + self.ended.len() as u64;
+        let missing = self.ended.iter().map(|ended| ended.missing).sum::<u64>();
+        self.discarded.0 += gone;
+        self.discarded.1 += missing + std::mem::take(&mut self.owed).1;
+        (self.newest, self.last, self.past) = (None, None, None);
         self.epoch += 1;
         self.ended.clear();
         self.ended.reserve(pages);
         self.marked = vec![None; pages];
+        self.ends = vec![None; pages];
         (self.told, self.ready, self.failure) = (0, 0, None);
-        (self.idle, self.past) = (0, 0);
+        (self.idle, self.floor) = (0, 0);
         self.seen.begin();
         for transfer in 0..ring.pages {
             self.marked[ring.page(transfer)] = self.mark(&ring, transfer).then_some(transfer);

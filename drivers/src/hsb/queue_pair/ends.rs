@@ -1,9 +1,7 @@
 //! Takes the ends of frames from the card, and keeps count of where the sensor may be.
 
-use super::super::metadata;
-use super::super::order::Course;
-use super::super::pages::Spot;
-use super::{Ended, Fault, PAGE_BITS, QueuePair, REPEATS, UNHEARD};
+use super::steps::Step;
+use super::{End, Ended, Fault, PAGE_BITS, QueuePair, UNHEARD};
 use daq_rdma::verbs::{Side, Status, WorkDone};
 
 impl QueuePair {
@@ -11,7 +9,7 @@ impl QueuePair {
     pub(super) fn bound(&self) -> u64 {
         let pages = self.ring.as_ref().map_or(0, |ring| ring.pages);
         let begun = self.newest.map_or(0, |(newest, _)| newest + 2 + UNHEARD);
-        begun.saturating_sub(pages)
+        begun.saturating_sub(pages).max(self.floor)
     }
 
     /// Makes the pages ready whose frames were copied since the last poll.
@@ -47,22 +45,36 @@ impl QueuePair {
 
     /// Takes all completions that there are.
     pub(super) fn collect(&mut self) {
+        if self.queue.is_some() && self.gather() >= self.receives as usize {
+            // Others may have ended meanwhile without a receive, of which nothing is heard.
+            self.give_up();
+        }
+    }
+
+    /// The same; how many there were.
+    fn gather(&mut self) -> usize {
+        let mut all = 0;
         while self.failure.is_none() {
             let Some(queue) = &mut self.queue else {
-                return;
+                break;
             };
             let count = match queue.poll(&mut self.collected) {
                 Ok(count) => count,
-                Err(error) => return self.fail(Fault::Queue, &error.to_string()),
+                Err(error) => {
+                    self.fail(Fault::Queue, &error.to_string());
+                    break;
+                }
             };
             for i in 0..count {
                 self.completed(self.collected[i]);
             }
             self.post();
+            all += count;
             if count < self.collected.len() {
-                return;
+                break;
             }
         }
+        all
     }
 
     /// Posts the receives that were used up.
@@ -99,47 +111,37 @@ impl QueuePair {
             return self.count(Fault::Immediate);
         };
         let psn = immediate >> PAGE_BITS;
-        let spot = Spot {
-            page: immediate & ((1 << PAGE_BITS) - 1),
-            index: u32::try_from(self.orders.pages.packets()).unwrap_or(u32::MAX),
-            bytes: 0,
-            metadata: Some(0),
-        };
+        let end = self.heard(page, psn, done.bytes as usize);
         let Some((newest, frame)) = self.newest else {
             let transfer = (page + ring.pages - ring.first) % ring.pages;
-            self.order.begin(psn, &spot);
-            self.order.ends(done.bytes as usize == metadata::BYTES);
-            self.newest = Some((transfer, 0));
-            self.owed.0 += transfer + 1;
-            self.told = self.told.max(transfer + 1);
-            return;
+            self.begin_count(&end);
+            return self.put(&end, (transfer, 0), transfer, 0);
         };
-        let course = self.order.find(psn, &spot);
-        let is_past = match course {
-            Course::Frame(next) => next <= frame,
-            Course::Past => true,
-            Course::Astray | Course::Anew => false,
-        };
-        self.past = if is_past { self.past + 1 } else { 0 };
-        if (1..=REPEATS).contains(&self.past) {
-            return self.count(Fault::Repeated);
-        }
-        let (ahead, frame, missing) = match course {
-            Course::Frame(next) if !is_past => {
-                self.order.follow(next, psn, &spot);
-                (next - frame, next, next - frame - 1)
+        let next = ring.ahead(newest, page);
+        match self.step(&end, frame) {
+            Step::Past => {}
+            Step::On(next) => {
+                let ahead = next - frame;
+                self.follow(&end, next);
+                self.put(&end, (newest + ahead, next), ahead - 1, ahead - 1);
             }
-            // The sensor counts anew. How many frames it did not end before is not known.
-            _ => {
-                let ahead = ring.ahead(newest, page);
-                self.order.begin(psn, &spot);
+            // How many frames it did not end before is not known.
+            Step::Anew(passed) => {
+                if next != passed + 1 {
+                    self.give_up();
+                }
+                self.begin_count(&end);
                 self.seen.begin();
-                (self.epoch, self.past) = (self.epoch + 1, 0);
+                self.epoch += 1;
                 self.count(Fault::Order);
-                (ahead, 0, 0)
+                self.put(&end, (newest + next, 0), next - 1, passed);
             }
-        };
-        self.newest = Some((newest + ahead, frame));
+        }
+    }
+
+    /// Puts the frame of `end`, the transfer and frame `newest`, behind those that have ended.
+    fn put(&mut self, end: &End, newest: (u64, u64), passed: u64, missing: u64) {
+        self.newest = Some(newest);
         if self.ended.len() == self.marked.len()
             && let Some(oldest) = self.ended.pop_front()
         {
@@ -148,11 +150,12 @@ impl QueuePair {
             self.owed.1 += oldest.missing;
         }
         self.ended.push_back(Ended {
-            transfer: newest + ahead,
-            frame,
+            transfer: newest.0,
+            frame: newest.1,
             epoch: self.epoch,
-            psn,
-            passed: ahead - 1,
+            metadata: end.metadata,
+            is_torn: end.is_torn,
+            passed,
             missing,
         });
     }

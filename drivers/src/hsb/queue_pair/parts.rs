@@ -1,5 +1,6 @@
 //! What the engine keeps and counts: the pages of an arming, frames that have ended, faults.
 
+use super::super::metadata::Metadata;
 use daq_core::region::Region;
 use std::sync::Arc;
 
@@ -35,14 +36,43 @@ impl Ring {
     }
 }
 
+/// What the end of a frame says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct End {
+    pub(super) page: u64,
+    /// The low bits of the number of the last packet.
+    pub(super) psn: u32,
+    /// Whether that packet had metadata alone.
+    pub(super) alone: bool,
+    pub(super) metadata: Option<Metadata>,
+    pub(super) is_torn: bool,
+}
+
+/// Where a frame stood whose metadata came.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
+    pub(super) frame: u64,
+    pub(super) metadata: Metadata,
+}
+
+/// Ends of the past of which each goes on from the one before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    /// The last of them.
+    pub(super) end: End,
+    pub(super) count: u64,
+}
+
 /// A frame that has ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ended {
     pub(super) transfer: u64,
     pub(super) frame: u64,
     pub(super) epoch: u64,
-    /// The low bits of the number of its last packet.
-    pub(super) psn: u32,
+    /// Its metadata, where they came with its end.
+    pub(super) metadata: Option<Metadata>,
+    /// Whether other metadata were in its page than had come.
+    pub(super) is_torn: bool,
     pub(super) passed: u64,
     pub(super) missing: u64,
 }
@@ -62,9 +92,9 @@ pub(super) enum Fault {
     Repeated,
     /// A frame of which packets are missing.
     Incomplete,
-    /// Metadata that are of another frame.
+    /// Metadata that came and are not in their frame's page: it was written since.
     Metadata,
-    /// A frame in a page that the sensor may have reached before it was made ready.
+    /// A frame in a page that the sensor may have reached before it was made ready, or has written since.
     Overtaken,
 }
 

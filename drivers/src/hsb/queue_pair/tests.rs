@@ -1,9 +1,14 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod arming;
+mod ends;
+mod frames;
+
 use super::super::seen::CONTROL_ERRORS;
 use super::*;
-use daq_core::dma::{Armed as Engaged, DmaMap};
-use daq_core::frame::Clock;
+use crate::sys::words;
+use daq_core::dma::{Armed as Engaged, DmaMap, Done};
+use daq_core::frame::{Clock, Flags};
 use daq_core::ledger::Counter;
 use daq_core::region::{HostOptions, Region};
 use daq_rdma::software::{Card, Faults};
@@ -39,6 +44,8 @@ struct Seen {
     refuses: bool,
     /// The queue's completions cannot be collected.
     fails: bool,
+    /// Receives of a queue, at most, where that is not the card's.
+    most: Option<u32>,
 }
 
 type Shared = Arc<Mutex<Seen>>;
@@ -70,7 +77,11 @@ impl Nic for Between {
     }
 
     fn limits(&self) -> Limits {
-        self.near.limits()
+        let limits = self.near.limits();
+        Limits {
+            max_work: lock(&self.seen.0).most.unwrap_or(limits.max_work),
+            ..limits
+        }
     }
 
     fn port(&self) -> Result<Port, VerbsError> {
@@ -206,6 +217,8 @@ struct Bench {
     psn: u32,
     bits: u32,
     embeds: bool,
+    /// Frames end without metadata.
+    plain: bool,
     /// Frames that the sensor has numbered and did not send.
     skipped: u64,
     /// All that were told of.
@@ -275,6 +288,7 @@ impl Bench {
             psn,
             bits,
             embeds,
+            plain: false,
             skipped: 0,
             faults: [0; FAULTS.len()],
             counters,
@@ -284,6 +298,10 @@ impl Bench {
     }
 
     fn arm(&mut self) {
+        self.try_arm().unwrap();
+    }
+
+    fn try_arm(&mut self) -> Result<(), EngineError> {
         let (engine, map) = self.idle.take().unwrap();
         let addresses = (0..PAGES)
             .map(|page| map.address_of(page * STRIDE, STRIDE).unwrap())
@@ -294,7 +312,14 @@ impl Bench {
             first: 0,
             bell: None,
         };
-        self.engine = Some(Engaged::arm(engine, map, &slots).unwrap());
+        match Engaged::arm(engine, map, &slots) {
+            Ok(engine) => self.engine = Some(engine),
+            Err(refused) => {
+                self.idle = Some((refused.idle.engine, refused.idle.memory.unwrap()));
+                return Err(refused.error);
+            }
+        }
+        Ok(())
     }
 
     fn stop(&mut self) {
@@ -351,13 +376,17 @@ impl Bench {
         let page = frame % (u64::from(self.register(0x14)) + 1);
         let at = base + page * step;
         let bytes = payload(frame);
-        let last = if self.embeds { PACKETS - 1 } else { PACKETS };
+        let last = if self.embeds || self.plain {
+            PACKETS - 1
+        } else {
+            PACKETS
+        };
         for index in 0..=last {
             let psn = self.psn;
             self.psn = (self.psn + 1) & ((1 << self.bits) - 1);
             let from = index * PACKET;
             let mut part = bytes[from.min(FRAME)..FRAME.min(from + PACKET)].to_vec();
-            if index == last {
+            if index == last && !self.plain {
                 part.resize(if self.embeds { BEHIND - from } else { 0 }, 0);
                 part.extend(notes(frame, frame + self.skipped, psn));
             }
@@ -399,9 +428,42 @@ impl Bench {
         }
     }
 
-    /// Waits until the engine has heard of transfer `transfer`, without telling of it.
+    /// Polls until `count` frames have come, and no more.
+    fn take(&mut self, count: usize) -> Vec<Done> {
+        let mut all = Vec::new();
+        while all.len() < count {
+            all.extend(self.next());
+        }
+        assert_eq!(all.len(), count);
+        all
+    }
+
+    /// Polls until a fault has been told of so often; no frame comes meanwhile.
+    fn until(&mut self, fault: Fault, times: u64) {
+        while self.faults[fault as usize] < times {
+            assert!(self.poll().unwrap().is_empty());
+            if self.faults[fault as usize] < times {
+                self.engine.as_mut().unwrap().wait(LONG).unwrap();
+            }
+        }
+        assert_eq!(self.faults[fault as usize], times);
+    }
+
+    fn lapsed(&mut self) -> u64 {
+        self.engine.as_mut().unwrap().lapsed().unwrap()
+    }
+
+    /// Ends the frame in `page` by a packet that says that it has the number `psn`.
+    fn end(&self, page: u64, psn: u32, notes: &[u8]) {
+        let at = self.base() + page * STRIDE as u64 + BEHIND as u64;
+        let immediate = Some(u32::try_from(page).unwrap() | (psn & 0xf_ffff) << 12);
+        assert!(self.write(self.key(), at, notes, immediate));
+    }
+
+    /// Waits until the engine has heard of transfer `transfer`, at least 6, without telling of it.
     fn hear(&mut self, transfer: u64) {
-        let bound = (transfer + 2 + UNHEARD).saturating_sub(PAGES as u64);
+        let bound = transfer + 2 + UNHEARD - PAGES as u64;
+        assert!(bound > 0);
         while self.engine.as_mut().unwrap().lapsed().unwrap() < bound {
             self.engine.as_mut().unwrap().wait(LONG).unwrap();
         }
@@ -424,315 +486,4 @@ fn notes(frame: u64, number: u64, psn: u32) -> [u8; 128] {
     bytes[34..36].copy_from_slice(&number.to_be_bytes()[6..]);
     bytes[24..32].copy_from_slice(&(FRAME as u64).to_be_bytes());
     bytes
-}
-
-#[test]
-fn frames_come_byte_for_byte_over_many_rounds() {
-    for (psn, bits, embeds) in [(7, 24, false), (0xf_ffd0, 24, true), (0xf_ffd0, 20, false)] {
-        let mut bench = Bench::new(psn, bits, embeds);
-        assert_eq!(bench.register(0), {
-            let seen = lock(&bench.seen);
-            seen.registers[&PORT] & 0xff_ffff
-        });
-        assert_eq!(bench.register(0x10) as usize, STRIDE / 128);
-        assert_eq!(bench.register(0x14) as usize, PAGES - 1);
-        assert_eq!(bench.register(0x18) as usize, FRAME);
-        // The first only tells where the count begins.
-        bench.send(0, &[]);
-        for frame in 1..40 {
-            bench.send(frame, &[]);
-            let done = bench.next();
-            assert_eq!(done.len(), 1);
-            let origin = done[0].origin.unwrap();
-            assert_eq!((origin.sequence, origin.epoch), (frame, 1));
-            assert_eq!((origin.places, origin.arrived), (6, 6));
-            assert_eq!((origin.flags, done[0].is_bad), (Flags(0), false));
-            assert_eq!(bench.completions.present(0), [0x3f]);
-            assert_eq!((done[0].length, done[0].missing), (FRAME, 0));
-            assert_eq!(done[0].passed, u64::from(frame == 1));
-            assert_eq!(done[0].timestamp.ns, (SECONDS + frame) * 1_000_000_000);
-            assert_eq!(done[0].timestamp.clock, Clock::Sensor);
-            assert!(bench.page(frame) == payload(frame), "frame {frame}");
-            assert_eq!(bench.completions.faults(), [0; FAULTS.len()]);
-        }
-    }
-}
-
-#[test]
-fn what_is_missing_is_counted_and_named() {
-    for embeds in [false, true] {
-        let last = if embeds { PACKETS - 1 } else { PACKETS };
-        let mut bench = Bench::new(100, 24, embeds);
-        bench.send_all(0..2);
-        assert_eq!(bench.next().len(), 1);
-        // Their ends are lost: nothing says that they were.
-        bench.send(2, &[last]);
-        bench.send(3, &[1, last]);
-        bench.send(4, &[0, 3]);
-        let done = bench.next();
-        assert_eq!(done.len(), 1);
-        assert_eq!((done[0].missing, done[0].passed), (2, 2));
-        let origin = done[0].origin.unwrap();
-        assert_eq!((origin.sequence, origin.places, origin.arrived), (4, 6, 4));
-        assert_eq!(origin.flags, Flags::INCOMPLETE);
-        assert_eq!(bench.completions.present(0), [0b11_0110]);
-        assert_eq!(bench.completions.faults()[Fault::Incomplete as usize], 1);
-        let (page, expected) = (bench.page(4), payload(4));
-        for place in [1, 2, 4, 5] {
-            let place = place * PACKET..FRAME.min((place + 1) * PACKET);
-            assert_eq!(page[place.clone()], expected[place]);
-        }
-        // A round later the page that was passed over has marks again.
-        let mut frames = Vec::new();
-        for frame in 5..10 {
-            bench.send(frame, &[]);
-            frames.extend(bench.next());
-        }
-        bench.send(10, &[2]);
-        bench.send(11, &[]);
-        while frames.len() < 7 {
-            frames.extend(bench.next());
-        }
-        let arrived: Vec<_> = frames
-            .iter()
-            .map(|done| (done.origin.unwrap().arrived, done.missing, done.is_bad))
-            .collect();
-        let whole = (6, 0, false);
-        let expected = [whole, whole, whole, whole, whole, (5, 0, false), whole];
-        assert_eq!(arrived, expected);
-    }
-}
-
-#[test]
-fn what_the_sensor_overtakes_is_not_told_as_whole() {
-    let mut bench = Bench::new(0, 24, false);
-    bench.send_all(0..20);
-    bench.hear(19);
-    assert_eq!(
-        bench.engine.as_mut().unwrap().lapsed().unwrap(),
-        19 + 2 + UNHEARD - 8
-    );
-    let done = bench.poll().unwrap();
-    // Transfer 0 is not told, 1 to 11 were let go, 12 to 19 are there, in pages that were not made ready for them.
-    assert_eq!(bench.completions.overrun(), 11);
-    assert_eq!(done.len(), 8);
-    assert_eq!(done[0].passed, 1);
-    assert!(done.iter().all(|done| done.is_bad));
-    assert_eq!(bench.completions.faults()[Fault::Overtaken as usize], 8);
-    // The next in each page that is far enough from the sensor is whole again.
-    assert!(bench.poll().unwrap().is_empty());
-    bench.send_all(20..28);
-    let mut frames = Vec::new();
-    while frames.len() < 8 {
-        frames.extend(bench.next());
-    }
-    // The bound was 14: pages of transfers 12 and 13 were not made ready for 20 and 21.
-    let bad: Vec<_> = frames.iter().map(|done| done.is_bad).collect();
-    assert_eq!(bad[..2], [true, true]);
-    assert!(!bad[2..8].contains(&true), "{bad:?}");
-}
-
-#[test]
-fn a_sensor_that_counts_anew_begins_an_epoch() {
-    let mut bench = Bench::new(5, 24, false);
-    bench.send_all(0..3);
-    let mut told = bench.next().len();
-    while told < 2 {
-        told += bench.next().len();
-    }
-    bench.psn = 0x7_7777;
-    bench.send_all(3..5);
-    let mut frames = bench.next();
-    while frames.len() < 2 {
-        frames.extend(bench.next());
-    }
-    let origins: Vec<_> = frames
-        .iter()
-        .map(|done| {
-            (
-                done.origin.unwrap().sequence,
-                done.origin.unwrap().epoch,
-                done.missing,
-            )
-        })
-        .collect();
-    assert_eq!(origins, [(0, 2, 0), (1, 2, 0)]);
-    assert!(frames.iter().all(|done| !done.is_bad && done.passed == 0));
-}
-
-#[test]
-fn an_end_that_comes_again_is_no_frame_and_what_metadata_tell_is_counted() {
-    let mut bench = Bench::new(5, 24, false);
-    bench.send_all(0..3);
-    let mut told = 0;
-    while told < 2 {
-        told += bench.next().len();
-    }
-    for frame in [2, 1] {
-        let psn = bench.psn - 1 - 7 * u32::try_from(2 - frame).unwrap();
-        let at = bench.base() + frame * STRIDE as u64 + BEHIND as u64;
-        let immediate = Some(u32::try_from(frame).unwrap() | psn << 12);
-        bench.write(bench.key(), at, &notes(frame, frame, psn), immediate);
-    }
-    bench.skipped = 3;
-    bench.send(3, &[]);
-    let frames = bench.next();
-    let faults = bench.faults[Fault::Repeated as usize];
-    assert_eq!((faults, frames.len()), (2, 1));
-    let origin = frames[0].origin.unwrap();
-    assert_eq!((origin.sequence, origin.epoch), (3, 1));
-    assert_eq!((frames[0].missing, frames[0].passed), (0, 0));
-    assert_eq!(bench.counters.each_ref().map(Counter::get), [3, 3, 0, 0]);
-    // Again and again: it is the sensor that counts anew.
-    for _ in 0..=REPEATS {
-        let psn = bench.psn - 1;
-        let at = bench.base() + 3 * STRIDE as u64 + BEHIND as u64;
-        bench.write(bench.key(), at, &notes(3, 3, psn), Some(3 | psn << 12));
-    }
-    assert_eq!(bench.next()[0].origin.unwrap().epoch, 2);
-}
-
-#[test]
-fn requests_that_fail_are_counted() {
-    let mut bench = Bench::new(5, 24, false);
-    lock(&bench.seen).refuses = true;
-    bench.stop();
-    assert_eq!(bench.counters[CONTROL_ERRORS].get(), 1);
-}
-
-#[test]
-fn wrong_keys_and_addresses_change_nothing() {
-    let mut bench = Bench::new(5, 24, false);
-    let before: Vec<_> = (0..8).map(|page| bench.page(page)).collect();
-    let end = bench.base() + (STRIDE * PAGES) as u64;
-    let room = bench.region.bytes() as u64;
-    for (key, address) in [
-        (bench.key() ^ 1, bench.base()),
-        (bench.key(), bench.base() - 64),
-        (bench.key(), end - (STRIDE * PAGES) as u64 + room - 64),
-        (bench.key(), 0),
-    ] {
-        bench.write(key, address, &[0xbd; 128], None);
-        assert!(bench.poll().map_or(true, |done| done.is_empty()));
-        let after: Vec<_> = (0..8).map(|page| bench.page(page)).collect();
-        assert!(before == after);
-    }
-    // An end without a frame of ours.
-    let mut bench = Bench::new(5, 24, false);
-    bench.send_all(0..2);
-    bench.write(bench.key(), bench.base(), &[0; 128], Some(9 | 70 << 12));
-    bench.send(2, &[]);
-    let mut told = 0;
-    while told < 2 {
-        told += bench.next().len();
-    }
-    assert_eq!(bench.faults[Fault::Immediate as usize], 1);
-}
-
-#[test]
-fn after_a_failure_the_sensor_writes_by_another_key() {
-    let mut bench = Bench::new(5, 24, false);
-    bench.send_all(0..3);
-    let mut told = bench.next().len();
-    while told < 2 {
-        told += bench.next().len();
-    }
-    let (pair, key, base) = (bench.register(0), bench.key(), bench.base());
-    lock(&bench.seen).fails = true;
-    let error = bench.poll().unwrap_err();
-    assert!(
-        matches!(&error, EngineError::Faulted { faults, .. } if faults[..] == ["queue"]),
-        "{error}"
-    );
-    bench.stop();
-    assert_eq!(
-        (bench.key(), bench.base()),
-        (0, 0),
-        "the sensor was disarmed"
-    );
-    bench.arm();
-    assert_ne!((bench.register(0), bench.key()), (pair, key));
-    // By the key of before nothing is written; the queue may fail for it, as a card's does.
-    let before = bench.page(0);
-    bench.write(key, base, &[0xbd; 128], None);
-    assert!(bench.page(0) == before);
-    if bench.poll().is_err() {
-        bench.stop();
-        bench.arm();
-    }
-    bench.send_all(0..3);
-    let mut frames = bench.next();
-    while frames.len() < 2 {
-        frames.extend(bench.next());
-    }
-    assert!(frames.iter().all(|done| !done.is_bad));
-    assert_eq!(frames[1].origin.unwrap().sequence, 2);
-    assert!(bench.page(2) == payload(2));
-}
-
-#[test]
-fn once_stopped_nothing_is_written_and_what_had_ended_is_told() {
-    let mut bench = Bench::new(5, 24, false);
-    bench.send_all(0..4);
-    bench.hear(3);
-    let mut sensor = lock(&bench.seen).sensor.take().unwrap();
-    let (key, base) = (bench.key(), bench.base());
-    bench.stop();
-    let told = lock(&bench.seen).told.clone();
-    assert_eq!(told, ["mask 0", "mask 8", "mask 0", "queue destroyed"]);
-    let before: Vec<_> = (0..8).map(|page| bench.page(page)).collect();
-    let verb = Verb::Write {
-        address: base,
-        key,
-        immediate: None,
-    };
-    let work = Work {
-        id: 1,
-        verb,
-        payload: Payload::Inline(&[0xbd; 128]),
-        signaled: true,
-    };
-    // Whatever becomes of it there.
-    let _ = sensor.post(&work);
-    let (engine, _) = bench.idle.as_mut().unwrap();
-    bench.completions.clear(usize::MAX);
-    engine.poll(&mut bench.completions).unwrap();
-    let done = bench.completions.as_slice();
-    assert_eq!(done.len(), 3);
-    assert!(done.iter().all(|done| !done.is_bad));
-    drop(sensor);
-    let after: Vec<_> = (0..8).map(|page| bench.page(page)).collect();
-    assert!(before == after);
-}
-
-#[test]
-fn slots_that_are_no_pages_are_refused() {
-    let mut bench = Bench::new(5, 24, false);
-    bench.stop();
-    let (mut engine, map) = bench.idle.take().unwrap();
-    let base = map.address();
-    let addresses = |count: u64, step: u64| (0..count).map(|i| base + i * step).collect();
-    let stride = STRIDE as u64;
-    let cases: [(Vec<u64>, usize, &str); 5] = [
-        (addresses(3, stride), STRIDE, "3 slots"),
-        (addresses(8, stride), FRAME, "its metadata"),
-        (addresses(8, stride + 64), STRIDE, "multiples of 128"),
-        (addresses(80, stride), STRIDE, "beyond"),
-        (
-            (0..8).map(|i| 64 + i * stride).collect(),
-            STRIDE,
-            "not mapped",
-        ),
-    ];
-    for (addresses, bytes, word) in cases {
-        let slots = Slots {
-            addresses,
-            bytes,
-            first: 0,
-            bell: None,
-        };
-        let error = engine.arm(&slots).unwrap_err().to_string();
-        assert!(error.contains(word), "{error}");
-    }
-    drop(map);
 }

@@ -1,0 +1,179 @@
+//! Arming, disarming, and what must not be written.
+
+use super::*;
+
+#[test]
+fn what_had_ended_when_it_is_armed_anew_is_lost() {
+    let mut bench = Bench::new(5, 24, false);
+    for frame in 0..10 {
+        bench.send(frame, &[]);
+        bench.take(1);
+    }
+    bench.send(10, &[PACKETS]);
+    bench.send_all(11..14);
+    bench.hear(13);
+    bench.stop();
+    bench.arm();
+    assert!(bench.poll().unwrap().is_empty());
+    let lost = (bench.completions.discarded(), bench.completions.missing());
+    assert_eq!((lost, bench.completions.overrun()), ((3, 1), 0));
+    bench.send(0, &[]);
+    let done = bench.take(1);
+    let origin = done[0].origin.unwrap();
+    assert_eq!((origin.sequence, origin.epoch, origin.arrived), (0, 2, 6));
+    assert_eq!(bench.completions.discarded(), 0);
+}
+
+#[test]
+fn requests_that_fail_are_counted() {
+    let mut bench = Bench::new(5, 24, false);
+    lock(&bench.seen).refuses = true;
+    bench.stop();
+    assert_eq!(bench.counters[CONTROL_ERRORS].get(), 1);
+}
+
+#[test]
+fn wrong_keys_and_addresses_change_nothing() {
+    let mut bench = Bench::new(5, 24, false);
+    bench.send(0, &[]);
+    bench.take(1);
+    let end = bench.base() + (STRIDE * PAGES) as u64;
+    let room = bench.region.bytes() as u64;
+    let bad = [
+        (bench.key() ^ 1, bench.base()),
+        (bench.key(), bench.base() - 64),
+        (bench.key(), end - (STRIDE * PAGES) as u64 + room - 64),
+        (bench.key(), 0),
+    ];
+    for ((key, address), frame) in bad.into_iter().zip(1..) {
+        let pages = |bench: &Bench| {
+            let others = (0..8).filter(|page| *page != frame);
+            others.map(|page| bench.page(page)).collect::<Vec<_>>()
+        };
+        // What was told of has marks now.
+        assert!(bench.poll().unwrap().is_empty());
+        let before = pages(&bench);
+        assert!(bench.write(key, address, &[0xbd; 128], None));
+        // Once what was sent behind it has come, it has been judged.
+        bench.send(frame, &[]);
+        assert!(!bench.take(1)[0].is_bad);
+        assert!(before == pages(&bench), "{key:#x} {address:#x}");
+        assert!(bench.page(frame) == payload(frame));
+    }
+    // An end without a frame of ours.
+    let mut bench = Bench::new(5, 24, false);
+    bench.send_all(0..2);
+    bench.write(bench.key(), bench.base(), &[0; 128], Some(9 | 70 << 12));
+    bench.send(2, &[]);
+    bench.take(3);
+    assert_eq!(bench.faults[Fault::Immediate as usize], 1);
+}
+
+#[test]
+fn after_a_failure_the_sensor_writes_by_another_key() {
+    let mut bench = Bench::new(5, 24, false);
+    bench.send_all(0..3);
+    bench.take(3);
+    let (pair, key, base) = (bench.register(0), bench.key(), bench.base());
+    lock(&bench.seen).fails = true;
+    let error = bench.poll().unwrap_err();
+    assert!(
+        matches!(&error, EngineError::Faulted { faults, .. } if faults[..] == ["queue"]),
+        "{error}"
+    );
+    bench.stop();
+    assert_eq!(
+        (bench.key(), bench.base()),
+        (0, 0),
+        "the sensor was disarmed"
+    );
+    bench.arm();
+    assert_ne!((bench.register(0), bench.key()), (pair, key));
+    // By the key of before nothing is written: it has been judged once what was sent behind it has come.
+    let before = bench.page(5);
+    assert!(bench.write(key, base + 5 * STRIDE as u64, &[0xbd; 128], None));
+    bench.send_all(0..3);
+    let frames = bench.take(3);
+    assert!(bench.page(5) == before);
+    assert!(frames.iter().all(|done| !done.is_bad));
+    assert_eq!(frames[2].origin.unwrap().sequence, 2);
+    assert!(bench.page(2) == payload(2));
+}
+
+#[test]
+fn once_stopped_nothing_is_written_and_what_had_ended_is_told() {
+    let mut bench = Bench::new(5, 24, false);
+    bench.send_all(0..8);
+    bench.hear(7);
+    let mut sensor = lock(&bench.seen).sensor.take().unwrap();
+    let (key, base) = (bench.key(), bench.base());
+    bench.stop();
+    let told = lock(&bench.seen).told.clone();
+    assert_eq!(told, ["mask 0", "mask 8", "mask 0", "queue destroyed"]);
+    let before: Vec<_> = (1..8).map(|page| bench.page(page)[8..].to_vec()).collect();
+    let verb = Verb::Write {
+        address: base + STRIDE as u64,
+        key,
+        immediate: None,
+    };
+    let work = Work {
+        id: 1,
+        verb,
+        payload: Payload::Inline(&[0xbd; 128]),
+        signaled: true,
+    };
+    // Whatever becomes of it there.
+    let _ = sensor.post(&work);
+    let (engine, _) = bench.idle.as_mut().unwrap();
+    bench.completions.clear(usize::MAX);
+    engine.poll(&mut bench.completions).unwrap();
+    let done = bench.completions.as_slice();
+    assert_eq!(done.len(), 8);
+    assert!(done.iter().all(|done| !done.is_bad));
+    drop(sensor);
+    // What is sent by the next queue comes behind it.
+    bench.arm();
+    bench.send_all(0..1);
+    bench.take(1);
+    // But for the marks that it was armed with.
+    let is_kept = (1..8).zip(&before).all(|(page, before)| {
+        let after = bench.page(page);
+        let between = |at: &usize| at % PACKET >= 8;
+        (8..FRAME)
+            .filter(between)
+            .all(|at| after[at] == before[at - 8])
+    });
+    assert!(is_kept);
+}
+
+#[test]
+fn slots_that_are_no_pages_are_refused() {
+    let mut bench = Bench::new(5, 24, false);
+    bench.stop();
+    let (mut engine, map) = bench.idle.take().unwrap();
+    let base = map.address();
+    let addresses = |count: u64, step: u64| (0..count).map(|i| base + i * step).collect();
+    let stride = STRIDE as u64;
+    let cases: [(Vec<u64>, usize, &str); 5] = [
+        (addresses(3, stride), STRIDE, "3 slots"),
+        (addresses(8, stride), FRAME, "its metadata"),
+        (addresses(8, stride + 64), STRIDE, "multiples of 128"),
+        (addresses(80, stride), STRIDE, "beyond"),
+        (
+            (0..8).map(|i| 64 + i * stride).collect(),
+            STRIDE,
+            "not mapped",
+        ),
+    ];
+    for (addresses, bytes, word) in cases {
+        let slots = Slots {
+            addresses,
+            bytes,
+            first: 0,
+            bell: None,
+        };
+        let error = engine.arm(&slots).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
+    drop(map);
+}

@@ -1,0 +1,169 @@
+//! Which frames ends are of: outages, repetitions, counts that begin anew.
+
+use super::*;
+
+#[test]
+fn a_sensor_that_counts_anew_begins_an_epoch() {
+    let mut bench = Bench::new(5, 24, false);
+    bench.send_all(0..3);
+    bench.take(3);
+    bench.psn = 0x7_7777;
+    bench.send_all(3..5);
+    let frames = bench.take(2);
+    let origins: Vec<_> = frames
+        .iter()
+        .map(|done| {
+            (
+                done.origin.unwrap().sequence,
+                done.origin.unwrap().epoch,
+                done.missing,
+            )
+        })
+        .collect();
+    assert_eq!(origins, [(0, 2, 0), (1, 2, 0)]);
+    assert!(frames.iter().all(|done| !done.is_bad && done.passed == 0));
+}
+
+#[test]
+fn an_end_that_comes_again_is_no_frame_and_what_metadata_tell_is_counted() {
+    let mut bench = Bench::new(5, 24, false);
+    bench.send_all(0..3);
+    bench.take(3);
+    for frame in [2, 1] {
+        let psn = bench.psn - 1 - 7 * u32::try_from(2 - frame).unwrap();
+        bench.end(frame, psn, &notes(frame, frame, psn));
+    }
+    bench.skipped = 3;
+    bench.send(3, &[]);
+    let frames = bench.take(1);
+    assert_eq!(bench.faults[Fault::Repeated as usize], 2);
+    let origin = frames[0].origin.unwrap();
+    assert_eq!((origin.sequence, origin.epoch), (3, 1));
+    assert_eq!((frames[0].missing, frames[0].passed), (0, 0));
+    assert_eq!(bench.counters.each_ref().map(Counter::get), [4, 3, 0, 0]);
+    // However often the same one comes again.
+    let psn = bench.psn - 1;
+    for _ in 0..2 * REPEATS {
+        bench.end(3, psn, &notes(3, 6, psn));
+    }
+    bench.until(Fault::Repeated, 2 + 2 * REPEATS);
+    assert_eq!(bench.lapsed(), 0);
+    // And one whose page has another end since: then nothing is known to be whole.
+    for _ in 0..2 * REPEATS {
+        bench.end(1, 18_u32.wrapping_sub(56), &[0; 128]);
+    }
+    bench.until(Fault::Repeated, 2 + 4 * REPEATS);
+    assert_eq!(bench.lapsed(), 4);
+    bench.send(4, &[]);
+    let frames = bench.take(1);
+    assert_eq!(frames[0].origin.unwrap().epoch, 1);
+    assert_eq!((frames[0].missing, frames[0].passed), (0, 0));
+    // What its page held before was not looked at.
+    assert!(frames[0].is_bad);
+    assert_eq!(bench.faults[Fault::Order as usize], 0);
+}
+
+#[test]
+fn ends_of_the_past_that_go_on_begin_an_epoch_and_what_was_not_believed_is_lost() {
+    let mut bench = Bench::new(5, 24, false);
+    for frame in 0..16 {
+        bench.send(frame, &[]);
+        bench.take(1);
+    }
+    // As one round before.
+    bench.psn -= 56;
+    bench.send_all(16..16 + REPEATS);
+    bench.until(Fault::Repeated, REPEATS);
+    // It may be that far by now.
+    assert_eq!(bench.lapsed(), 15 + 2 + UNHEARD + REPEATS - PAGES as u64);
+    bench.send_all(20..22);
+    let frames = bench.take(2);
+    let told: Vec<_> = frames
+        .iter()
+        .map(|done| {
+            let origin = done.origin.unwrap();
+            (origin.sequence, origin.epoch, done.missing, done.passed)
+        })
+        .collect();
+    assert_eq!(told, [(0, 2, REPEATS, REPEATS), (1, 2, 0, 0)]);
+    assert!(frames.iter().all(|done| !done.is_bad));
+    assert!(bench.page(20) == payload(20) && bench.page(21) == payload(21));
+    assert_eq!(bench.faults[Fault::Order as usize], 1);
+}
+
+#[test]
+fn an_outage_of_any_length_is_counted_by_the_metadata() {
+    // Beyond half of 20 bits, and all of them over all pages, so that they are as if nothing had been lost.
+    for (psn, bits, outage) in [
+        (0x10_0005, 24, 100_000),
+        (0x10_0005, 24, 1 << 20),
+        (5, 20, 80_000),
+    ] {
+        let mut bench = Bench::new(psn, bits, false);
+        bench.send_all(0..3);
+        bench.take(3);
+        let packets = u32::try_from(7 * outage).unwrap();
+        bench.psn = (bench.psn + packets) & ((1 << bits) - 1);
+        bench.send(3 + outage, &[]);
+        let done = bench.take(1);
+        assert_eq!((done[0].missing, done[0].passed), (outage, outage));
+        let origin = done[0].origin.unwrap();
+        assert_eq!((origin.sequence, origin.epoch), (3 + outage, 1));
+        // Its page was ready for a frame of long ago.
+        assert!(done[0].is_bad);
+        assert!(bench.poll().unwrap().is_empty());
+        for frame in 4..4 + 2 * PAGES as u64 {
+            bench.send(frame + outage, &[]);
+            let done = bench.take(1);
+            assert_eq!(done[0].missing, 0);
+            // The next two pages were not made ready either: it may have been there before its end was heard.
+            assert_eq!(done[0].is_bad, frame < 6, "{frame}");
+        }
+        assert_eq!(bench.faults[Fault::Order as usize], 0);
+    }
+}
+
+#[test]
+fn an_outage_that_nothing_tells_of_is_an_epoch() {
+    let mut bench = Bench::new(5, 24, false);
+    bench.plain = true;
+    bench.send_all(0..3);
+    bench.take(3);
+    let outage = 100_000;
+    bench.psn += 6 * outage;
+    bench.send(3 + u64::from(outage), &[]);
+    let done = bench.take(1);
+    let origin = done[0].origin.unwrap();
+    assert_eq!((origin.sequence, origin.epoch), (0, 2));
+    assert_eq!(bench.faults[Fault::Order as usize], 1);
+}
+
+#[test]
+fn whether_metadata_come_alone_is_learned_anew() {
+    let mut bench = Bench::new(5, 24, false);
+    bench.plain = true;
+    bench.send(0, &[]);
+    bench.plain = false;
+    bench.send_all(1..5);
+    bench.plain = true;
+    bench.send(5, &[]);
+    bench.plain = false;
+    bench.send_all(6..8);
+    for (i, done) in bench.take(8).iter().enumerate() {
+        let origin = done.origin.unwrap();
+        assert_eq!((origin.sequence, origin.epoch), (i as u64, 1));
+        assert_eq!((done.missing, done.is_bad), (0, false));
+        assert_eq!(done.timestamp.ns == 0, i % 5 == 0);
+    }
+    bench.psn = 0x7_7777;
+    bench.plain = true;
+    bench.send(8, &[]);
+    bench.plain = false;
+    bench.send_all(9..12);
+    for (i, done) in bench.take(4).iter().enumerate() {
+        let origin = done.origin.unwrap();
+        assert_eq!((origin.sequence, origin.epoch), (i as u64, 2));
+    }
+    assert_eq!(bench.faults[Fault::Order as usize], 1);
+    assert_eq!(bench.counters[0].get(), 9);
+}

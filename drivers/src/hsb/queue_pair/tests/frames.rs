@@ -1,0 +1,181 @@
+//! What is told of frames: their bytes, what is missing, what was overtaken.
+
+use super::*;
+
+#[test]
+fn frames_come_byte_for_byte_over_many_rounds() {
+    for (psn, bits, embeds) in [(7, 24, false), (0xf_ffd0, 24, true), (0xf_ffd0, 20, false)] {
+        let mut bench = Bench::new(psn, bits, embeds);
+        assert_eq!(bench.register(0), {
+            let seen = lock(&bench.seen);
+            seen.registers[&PORT] & 0xff_ffff
+        });
+        assert_eq!(bench.register(0x10) as usize, STRIDE / 128);
+        assert_eq!(bench.register(0x14) as usize, PAGES - 1);
+        assert_eq!(bench.register(0x18) as usize, FRAME);
+        for frame in 0..40 {
+            bench.send(frame, &[]);
+            let done = bench.next();
+            assert_eq!(done.len(), 1);
+            let origin = done[0].origin.unwrap();
+            assert_eq!((origin.sequence, origin.epoch), (frame, 1));
+            assert_eq!((origin.places, origin.arrived), (6, 6));
+            assert_eq!((origin.flags, done[0].is_bad), (Flags(0), false));
+            assert_eq!(bench.completions.present(0), [0x3f]);
+            assert_eq!((done[0].length, done[0].missing), (FRAME, 0));
+            assert_eq!(done[0].passed, 0);
+            assert_eq!(done[0].timestamp.ns, (SECONDS + frame) * 1_000_000_000);
+            assert_eq!(done[0].timestamp.clock, Clock::Sensor);
+            assert!(bench.page(frame) == payload(frame), "frame {frame}");
+            assert_eq!(bench.completions.faults(), [0; FAULTS.len()]);
+        }
+    }
+}
+
+#[test]
+fn what_is_missing_is_counted_and_named() {
+    for embeds in [false, true] {
+        let last = if embeds { PACKETS - 1 } else { PACKETS };
+        let mut bench = Bench::new(100, 24, embeds);
+        bench.send_all(0..2);
+        bench.take(2);
+        // Their ends are lost: nothing says that they were.
+        bench.send(2, &[last]);
+        bench.send(3, &[1, last]);
+        bench.send(4, &[0, 3]);
+        let done = bench.next();
+        assert_eq!(done.len(), 1);
+        assert_eq!((done[0].missing, done[0].passed), (2, 2));
+        let origin = done[0].origin.unwrap();
+        assert_eq!((origin.sequence, origin.places, origin.arrived), (4, 6, 4));
+        assert_eq!(origin.flags, Flags::INCOMPLETE);
+        assert_eq!(bench.completions.present(0), [0b11_0110]);
+        assert_eq!(bench.completions.faults()[Fault::Incomplete as usize], 1);
+        let (page, expected) = (bench.page(4), payload(4));
+        for place in [1, 2, 4, 5] {
+            let place = place * PACKET..FRAME.min((place + 1) * PACKET);
+            assert_eq!(page[place.clone()], expected[place]);
+        }
+        // A round later the page that was passed over has marks again.
+        let mut frames = Vec::new();
+        for frame in 5..10 {
+            bench.send(frame, &[]);
+            frames.extend(bench.next());
+        }
+        bench.send(10, &[2]);
+        bench.send(11, &[]);
+        frames.extend(bench.take(7 - frames.len()));
+        let arrived: Vec<_> = frames
+            .iter()
+            .map(|done| (done.origin.unwrap().arrived, done.missing, done.is_bad))
+            .collect();
+        let whole = (6, 0, false);
+        let expected = [whole, whole, whole, whole, whole, (5, 0, false), whole];
+        assert_eq!(arrived, expected);
+        // Nothing but its end.
+        bench.send(12, &(0..last).collect::<Vec<_>>());
+        let done = bench.take(1);
+        assert_eq!(done[0].origin.unwrap().arrived, u32::from(embeds));
+        assert_eq!(done[0].is_bad, !embeds);
+    }
+}
+
+#[test]
+fn what_the_sensor_overtakes_is_not_told_as_whole() {
+    let mut bench = Bench::new(0, 24, false);
+    bench.send_all(0..20);
+    bench.hear(19);
+    assert_eq!(
+        bench.engine.as_mut().unwrap().lapsed().unwrap(),
+        19 + 2 + UNHEARD - 8
+    );
+    let done = bench.poll().unwrap();
+    // 0 to 11 were let go, 12 to 19 are there, in pages that were not made ready for them.
+    assert_eq!(bench.completions.overrun(), 12);
+    assert_eq!(done.len(), 8);
+    assert_eq!(done[0].passed, 0);
+    assert!(done.iter().all(|done| done.is_bad));
+    assert_eq!(bench.completions.faults()[Fault::Overtaken as usize], 8);
+    // The next in each page that is far enough from the sensor is whole again.
+    assert!(bench.poll().unwrap().is_empty());
+    bench.send_all(20..28);
+    let frames = bench.take(8);
+    // The bound was 14: pages of transfers 12 and 13 were not made ready for 20 and 21.
+    let bad: Vec<_> = frames.iter().map(|done| done.is_bad).collect();
+    assert_eq!(bad[..2], [true, true]);
+    assert!(!bad[2..8].contains(&true), "{bad:?}");
+}
+
+#[test]
+fn metadata_of_another_frame_prove_that_a_page_was_written_since() {
+    let mut bench = Bench::new(5, 24, false);
+    for frame in 0..10 {
+        bench.send(frame, &[]);
+        bench.take(1);
+    }
+    bench.send(10, &[]);
+    bench.hear(10);
+    // The next frame in its page, of which no end was heard.
+    let at = bench.base() + 2 * STRIDE as u64 + BEHIND as u64;
+    let psn = bench.psn + 55;
+    assert!(bench.write(bench.key(), at, &notes(18, 18, psn), None));
+    bench.send(11, &[]);
+    bench.hear(11);
+    let done = bench.take(2);
+    assert_eq!([done[0].is_bad, done[1].is_bad], [true, false]);
+    assert_eq!(done[0].timestamp.ns, 0);
+    assert_eq!(bench.faults[Fault::Metadata as usize], 1);
+    assert_eq!(bench.faults[Fault::Overtaken as usize], 1);
+}
+
+#[test]
+fn more_ends_than_receives_leave_nothing_that_is_whole() {
+    let mut bench = Bench::new(5, 24, false);
+    bench.stop();
+    lock(&bench.seen).most = Some(15);
+    let error = bench.try_arm().unwrap_err().to_string();
+    assert!(error.contains("the ends of 15 frames"), "{error}");
+    lock(&bench.seen).most = Some(16);
+    bench.arm();
+    bench.send_all(0..40);
+    // Whatever has no receive: data of the last frame come behind it.
+    while bench.page(39)[..PACKET] != payload(39)[..PACKET] {
+        std::thread::yield_now();
+    }
+    let done = bench.poll().unwrap();
+    let overrun = bench.completions.overrun();
+    assert_eq!((done.len(), overrun), (PAGES, 16 - PAGES as u64));
+    assert!(done.iter().all(|done| done.is_bad));
+    assert_eq!(bench.lapsed(), 16);
+}
+
+/// The engine is held back while the sensor goes on: what it says is whole is, and all is counted.
+#[test]
+fn a_sensor_that_comes_round_tears_nothing() {
+    let mut bench = Bench::new(5, 24, false);
+    let (mut sent, mut transfers, mut whole, mut lost) = (0, 0, 0, 0);
+    for burst in [8, 30, 3, 5, 8, 2, 40, 7, 9, 1, 16, 6, 6] {
+        bench.send_all(sent..sent + burst);
+        sent += burst;
+        bench.hear(sent - 1);
+        let done = bench.poll().unwrap();
+        let overrun = bench.completions.overrun();
+        (transfers, lost) = (transfers + overrun, lost + overrun);
+        for done in done {
+            transfers += done.passed;
+            let origin = done.origin.unwrap();
+            assert_eq!((origin.sequence, done.missing), (transfers, 0));
+            let page = bench.page(transfers);
+            if done.is_bad || bench.lapsed() > transfers {
+                lost += 1;
+            } else {
+                whole += 1;
+                assert_eq!(origin.arrived, 6);
+                assert!(page == payload(transfers), "frame {transfers} is torn");
+            }
+            transfers += 1;
+        }
+        assert_eq!((transfers, whole + lost), (sent, sent));
+    }
+    assert!(whole >= 8 && lost >= 60, "{whole} {lost}");
+}
