@@ -13,9 +13,6 @@ use std::ops::Range;
 use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Frames that are counted: the first only tells where the count begins.
-const COUNTED: u64 = FRAMES - 1;
-
 fn board(faults: &[&str]) -> Options {
     Options {
         nic: Some("software".to_owned()),
@@ -31,7 +28,7 @@ fn config(device: &str, sensors: usize) -> String {
             "[source.adc{sensor}]\ndriver = \"hsb\"\nring = \"raw{sensor}\"\nmode = \"queue-pair\"\n\
              nics = [\"software\"]\nframe = {FRAME}\npacket = {PACKET}\ndevice = \"{device}\"\nsensor = {sensor}\n\
              samples = {{ type = \"uint8\" }}\n\
-             [ring.raw{sensor}]\nmemory = \"host\"\nslot = \"8 KiB\"\nslots = 128\n\
+             [ring.raw{sensor}]\nmemory = \"host\"\nslot = \"8 KiB\"\nslots = 128\nfill = 165\n\
              [sink.disk{sensor}]\ndriver = \"file\"\ninput = \"raw{sensor}\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
         );
     }
@@ -71,7 +68,8 @@ fn now() -> u64 {
     u64::try_from(now.as_nanos()).unwrap()
 }
 
-/// Panics unless `bytes` are these frames of a sensor, but for the packets `without`: (frame, packet). Where those lie.
+/// Panics unless `bytes` are these frames of a sensor, but for the packets `without`, (frame, packet), which are filled. Where
+/// those lie.
 fn has(bytes: &[u8], sensor: u8, frames: &[u64], without: &[(u64, usize)]) -> Vec<Range<usize>> {
     assert_eq!(bytes.len(), frames.len() * FRAME);
     let mut missing = Vec::new();
@@ -79,6 +77,7 @@ fn has(bytes: &[u8], sensor: u8, frames: &[u64], without: &[(u64, usize)]) -> Ve
         for (packet, bytes) in bytes.chunks(PACKET).enumerate() {
             let at = packet * PACKET;
             if without.contains(&(*frame, packet)) {
+                assert!(bytes.iter().all(|byte| *byte == 165), "frame {frame}");
                 missing.push(i * FRAME + at..i * FRAME + at + bytes.len());
                 continue;
             }
@@ -100,7 +99,7 @@ fn frames_with_their_times() {
                 psn,
                 ..board(&[])
             },
-            COUNTED,
+            FRAMES,
         );
         let found = run.counts([
             "expected",
@@ -111,9 +110,9 @@ fn frames_with_their_times() {
             "counts.short",
             "counts.control_errors",
         ]);
-        assert_eq!(found, [COUNTED, COUNTED, 1, COUNTED, 0, 0, 0]);
+        assert_eq!(found, [FRAMES, FRAMES, 1, FRAMES, 0, 0, 0]);
         let file = recording(&run.daq, "disk0");
-        let frames: Vec<u64> = (1..FRAMES).collect();
+        let frames: Vec<u64> = (0..FRAMES).collect();
         has(&file.data, 0, &frames, &[]);
         assert!(file.missing.is_empty());
         assert_eq!(run.counts.sensors[0].frames, FRAMES);
@@ -144,16 +143,16 @@ fn what_goes_wrong_on_the_way() {
         "restart@40".to_owned(),
     ];
     let faults: Vec<&str> = faults.iter().map(String::as_str).collect();
-    let run = Run::new(&board(&faults), COUNTED);
+    let run = Run::new(&board(&faults), FRAMES);
     let found = run.counts(["expected", "delivered", "lost.wire_gap", "epochs"]);
     assert_eq!(
         found,
-        [COUNTED, COUNTED - 3, 3, 2],
+        [FRAMES, FRAMES - 3, 3, 2],
         "{:#}",
         run.outcome.report
     );
     let file = recording(&run.daq, "disk0");
-    let frames: Vec<u64> = (1..FRAMES)
+    let frames: Vec<u64> = (0..FRAMES)
         .filter(|frame| ![7, 20, 21].contains(frame))
         .collect();
     let without = [(5, 3), (10, 2), (12, 4), (23, 0)];
@@ -161,6 +160,14 @@ fn what_goes_wrong_on_the_way() {
     for words in ["reports repeated", "reports incomplete", "reports order"] {
         assert!(run.outcome.stderr.contains(words), "{}", run.outcome.stderr);
     }
+}
+
+#[test]
+fn a_first_frame_without_metadata() {
+    let run = Run::new(&board(&["no-metadata@0"]), FRAMES);
+    let found = run.counts(["expected", "delivered", "epochs", "counts.metadata"]);
+    assert_eq!(found, [FRAMES, FRAMES, 1, FRAMES - 1]);
+    assert!(!run.outcome.stderr.contains("reports order"));
 }
 
 #[test]
@@ -174,13 +181,13 @@ fn several_sensors_of_a_device() {
     let daq = Daq::new(&config(&board.address().to_string(), SENSORS));
     let mut live = daq.spawn(&[]);
     for sensor in 0..SENSORS {
-        live.wait_count(&format!("sources.adc{sensor}.expected"), COUNTED);
+        live.wait_count(&format!("sources.adc{sensor}.expected"), FRAMES);
     }
     let outcome = live.stop().ok();
-    let frames: Vec<u64> = (1..FRAMES).collect();
+    let frames: Vec<u64> = (0..FRAMES).collect();
     for sensor in 0..SENSORS {
         let path = format!("sources.adc{sensor}.delivered");
-        assert_eq!(outcome.count(&path), COUNTED);
+        assert_eq!(outcome.count(&path), FRAMES);
         let file = recording(&daq, &format!("disk{sensor}"));
         has(&file.data, u8::try_from(sensor).unwrap(), &frames, &[]);
     }
@@ -202,11 +209,16 @@ fn a_sensor_that_comes_round_tears_nothing() {
     let text = config(&board.address().to_string(), 1).replace("slots = 128", "slots = 8");
     let daq = Daq::new(&text);
     let mut live = daq.spawn(&[]);
-    live.wait_count("sources.adc0.expected", MANY - 1);
+    live.wait_count("sources.adc0.expected", MANY);
     let outcome = live.stop().ok();
-    assert_eq!(outcome.count("sources.adc0.expected"), MANY - 1);
+    let count = |key: &str| outcome.count(&format!("sources.adc0.{key}"));
+    let lost = ["overrun", "bad_packet", "wire_gap", "ring_full"];
+    let lost: u64 = lost
+        .iter()
+        .map(|cause| count(&format!("lost.{cause}")))
+        .sum();
+    assert_eq!((count("expected"), count("delivered") + lost), (MANY, MANY));
     let file = recording(&daq, "disk0");
-    assert!(!file.data.is_empty());
     let mut last = None;
     let mut missing = file.missing.iter().peekable();
     for (i, bytes) in file.data.chunks(FRAME).enumerate() {
@@ -218,7 +230,7 @@ fn a_sensor_that_comes_round_tears_nothing() {
         {
             continue;
         }
-        let frame = (last.map_or(1, |last| last + 1)..MANY)
+        let frame = (last.map_or(0, |last| last + 1)..MANY)
             .find(|frame| verify(Pattern::Counter, 0, *frame, 0, bytes).is_none());
         assert!(frame.is_some(), "frame {i} of the file is torn");
         last = frame;
@@ -249,9 +261,9 @@ fn a_board_that_is_a_process() {
         assert!(plan.stdout.contains(words), "{}", plan.stdout);
     }
     let mut live = daq.spawn(&[]);
-    live.wait_count("sources.adc0.expected", COUNTED);
+    live.wait_count("sources.adc0.expected", FRAMES);
     let outcome = live.stop().ok();
-    assert_eq!(outcome.count("sources.adc0.delivered"), COUNTED);
+    assert_eq!(outcome.count("sources.adc0.delivered"), FRAMES);
     let mut text = String::new();
     stdout.read_to_string(&mut text).unwrap();
     assert!(child.wait().unwrap().success());

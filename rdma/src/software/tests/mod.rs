@@ -111,7 +111,9 @@ fn who_knows_a_queues_number_alone_may_write_to_one_that_takes_anyone() {
     );
     let memory = card.register(&region(4096), Way::Host, ANY).unwrap();
     let mut queue = card.queue(&options(Service::Uc)).unwrap();
-    queue.receive(5, &[]).unwrap();
+    for id in 5..9 {
+        queue.receive(id, &[]).unwrap();
+    }
     queue
         .connect(&Endpoint {
             gid: gid(LOOPBACK),
@@ -130,31 +132,40 @@ fn who_knows_a_queues_number_alone_may_write_to_one_that_takes_anyone() {
         psn: own.psn ^ 1,
         ..known
     };
-    let work = |immediate| Work {
+    let work = |at, immediate| Work {
         id: 1,
         verb: Verb::Write {
-            address: memory.address() + 64,
+            address: memory.address() + at,
             key: memory.remote(),
             immediate: Some(immediate),
         },
         payload: Payload::Inline(b"whole words are!"),
         signaled: true,
     };
+    // Strangers stay until all is judged.
+    let mut strangers = Vec::new();
     // Who pretends to know more is not heard: neither by another first packet nor by a reliable connection.
     for (service, peer) in [(Service::Uc, foreign), (Service::Rc, own)] {
         let mut stranger = sensor.queue(&options(service)).unwrap();
         // It may be turned away at once.
         let _ = stranger.connect(&peer);
-        let _ = stranger.post(&work(8));
+        if stranger.post(&work(128, 8)).is_ok() && service == Service::Uc {
+            // It is on its way before what follows.
+            next(&mut *stranger);
+        }
+        strangers.push(stranger);
     }
     let mut writer = sensor.queue(&options(Service::Uc)).unwrap();
     writer.connect(&known).unwrap();
-    writer.post(&work(7)).unwrap();
-    assert_eq!(next(&mut *writer).status, Status::Success);
-    let done = next(&mut *queue);
-    assert_eq!(
-        (done.id, done.side, done.status, done.immediate),
-        (5, Side::Received, Status::Success, Some(7))
-    );
+    for (id, at, immediate) in [(5, 64, 7), (6, 96, 9)] {
+        writer.post(&work(at, immediate)).unwrap();
+        assert_eq!(next(&mut *writer).status, Status::Success);
+        let done = next(&mut *queue);
+        assert_eq!(
+            (done.id, done.side, done.status, done.immediate),
+            (id, Side::Received, Status::Success, Some(immediate))
+        );
+    }
     assert_eq!(load(memory.region(), 64, 16), b"whole words are!");
+    assert_eq!(load(memory.region(), 128, 16), [0; 16]);
 }
