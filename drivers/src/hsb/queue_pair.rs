@@ -57,7 +57,7 @@ mod tell;
 #[cfg(test)]
 mod tests;
 
-use parts::{End, Ended, Fault, Mark, Ring, Run};
+use parts::{End, Ended, Fault, Habits, Mark, Ring, Run};
 
 pub(super) use parts::FAULTS;
 
@@ -122,10 +122,7 @@ pub(super) struct QueuePair {
     newest: Option<(u64, u64)>,
     /// The newest whose metadata came.
     last: Option<Mark>,
-    /// Whether metadata come alone; whether they number packets beyond 20 bits, and frames as they come.
-    alone: bool,
-    wide: bool,
-    numbered: bool,
+    habits: Habits,
     /// For each page, the end of the frame that it holds.
     ends: Vec<Option<End>>,
     epoch: u64,
@@ -201,9 +198,7 @@ impl QueuePair {
             is_software,
             newest: None,
             last: None,
-            alone: false,
-            wide: false,
-            numbered: false,
+            habits: Habits::default(),
             ends: Vec::new(),
             epoch: 0,
             ended: VecDeque::new(),

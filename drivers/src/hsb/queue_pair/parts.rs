@@ -48,6 +48,17 @@ pub(super) struct End {
     pub(super) is_torn: bool,
 }
 
+/// What is known of how a sensor ends frames.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Habits {
+    /// Metadata come alone.
+    pub(super) alone: bool,
+    /// They number packets beyond the bits of an immediate.
+    pub(super) wide: bool,
+    /// They number frames as they come.
+    pub(super) numbered: bool,
+}
+
 /// Where a frame stood whose metadata came.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {

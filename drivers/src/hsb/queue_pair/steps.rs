@@ -11,6 +11,8 @@ const FULL: u32 = 24;
 /// Frames that are numbered in turn before their numbers come round, and the most packets that are.
 const NUMBERS: u64 = 1 << 16;
 const MOST: u64 = 1 << FULL;
+/// Packets after which the bits of an immediate may have come round.
+const HALF: u64 = 1 << (LOW - 1);
 
 /// Where an end leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +58,7 @@ impl QueuePair {
         let packets = u32::try_from(self.orders.pages.packets()).unwrap_or(u32::MAX);
         Spot {
             page: u32::try_from(end.page).unwrap_or(u32::MAX),
-            index: packets + u32::from(end.alone) - u32::from(self.alone),
+            index: packets + u32::from(end.alone) - u32::from(self.habits.alone),
             bytes: 0,
             metadata: Some(0),
         }
@@ -73,7 +75,7 @@ impl QueuePair {
         let found = match (&self.last, &end.metadata) {
             (Some(last), Some(metadata)) => {
                 let full = 1 << LOW;
-                self.wide |= last.metadata.psn >= full || metadata.psn >= full;
+                self.habits.wide |= last.metadata.psn >= full || metadata.psn >= full;
                 next.filter(|next| self.agrees(last, next - last.frame, metadata))
                     .or_else(|| {
                         self.frame_of(last, end, metadata)
@@ -95,9 +97,9 @@ impl QueuePair {
         let ours = u64::from(distance(last.metadata.psn, metadata.psn, FULL));
         let off = ours.wrapping_sub(frames.wrapping_mul(self.stride())) % MOST;
         // The low bits have been looked at.
-        let is_near = !self.wide || off < 1 << (LOW - 1) || off >= MOST - (1 << (LOW - 1));
+        let is_near = !self.habits.wide || !(HALF..MOST - HALF).contains(&off);
         let numbered = u64::from(metadata.frame.wrapping_sub(last.metadata.frame));
-        is_near && (!self.numbered || numbered.wrapping_sub(frames) % NUMBERS < NUMBERS / 2)
+        is_near && (!self.habits.numbered || numbered.wrapping_sub(frames) % NUMBERS < NUMBERS / 2)
     }
 
     /// The frame of `end` by its metadata alone.
@@ -108,7 +110,7 @@ impl QueuePair {
         // Pages from that of the last metadata on.
         let on = (end.page + 2 * pages - page + (frame - last.frame) % pages) % pages;
         let stride = self.stride();
-        let bits = if self.wide { FULL } else { LOW };
+        let bits = if self.habits.wide { FULL } else { LOW };
         let packets = u64::from(distance(last.metadata.psn, metadata.psn, bits));
         let fits = |frames: u64| {
             frames > 0
@@ -116,13 +118,13 @@ impl QueuePair {
                 && (frames * stride).wrapping_sub(packets) % (1 << bits) == 0
         };
         let numbered = u64::from(metadata.frame.wrapping_sub(last.metadata.frame));
-        let is_numbered = |frames: u64| !self.numbered || frames % NUMBERS == numbered;
+        let is_numbered = |frames: u64| !self.habits.numbered || frames % NUMBERS == numbered;
         let ahead = packets / stride;
-        if self.wide && packets < MOST / 2 && fits(ahead) && is_numbered(ahead) {
+        if self.habits.wide && packets < MOST / 2 && fits(ahead) && is_numbered(ahead) {
             return Some(last.frame + ahead);
         }
         // What is behind by its number is of the past.
-        let is_ahead = self.numbered && (1..NUMBERS / 2).contains(&numbered);
+        let is_ahead = self.habits.numbered && (1..NUMBERS / 2).contains(&numbered);
         let mut rounds = (0..MOST / NUMBERS).map(|round| round * NUMBERS + numbered);
         let found = is_ahead.then(|| rounds.find(|frames| fits(*frames)))??;
         Some(last.frame + found)
@@ -130,27 +132,27 @@ impl QueuePair {
 
     /// Packets from one frame to the next.
     fn stride(&self) -> u64 {
-        self.orders.pages.packets() as u64 + u64::from(self.alone)
+        self.orders.pages.packets() as u64 + u64::from(self.habits.alone)
     }
 
     /// Says that `end` is that of frame `frame`.
     pub(super) fn follow(&mut self, end: &End, frame: u64) {
-        if end.alone && !self.alone {
-            self.alone = true;
+        if end.alone && !self.habits.alone {
+            self.habits.alone = true;
             self.order.ends(true);
         }
         let spot = self.spot(end);
         self.order.follow(frame, end.psn, &spot);
         if let (Some(last), Some(metadata)) = (&self.last, &end.metadata) {
             let numbered = u64::from(metadata.frame.wrapping_sub(last.metadata.frame));
-            self.numbered = numbered == (frame - last.frame) % NUMBERS && numbered > 0;
+            self.habits.numbered = numbered == (frame - last.frame) % NUMBERS && numbered > 0;
         }
         self.note(end, frame);
     }
 
     /// Begins to count with `end`, that of frame 0.
     pub(super) fn begin_count(&mut self, end: &End) {
-        self.alone = end.alone;
+        self.habits.alone = end.alone;
         let spot = self.spot(end);
         self.order.begin(end.psn, &spot);
         self.order.ends(end.alone);

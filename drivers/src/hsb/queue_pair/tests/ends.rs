@@ -76,8 +76,12 @@ fn ends_of_the_past_that_go_on_begin_an_epoch_and_what_was_not_believed_is_lost(
     bench.until(Fault::Repeated, REPEATS);
     // It may be that far by now.
     assert_eq!(bench.lapsed(), 15 + 2 + UNHEARD + REPEATS - PAGES as u64);
-    bench.send_all(20..22);
-    let frames = bench.take(2);
+    let mut frames = Vec::new();
+    for frame in 20..22 {
+        bench.send(frame, &[]);
+        frames.extend(bench.take(1));
+        assert!(bench.page(frame) == payload(frame));
+    }
     let told: Vec<_> = frames
         .iter()
         .map(|done| {
@@ -87,7 +91,6 @@ fn ends_of_the_past_that_go_on_begin_an_epoch_and_what_was_not_believed_is_lost(
         .collect();
     assert_eq!(told, [(0, 2, REPEATS, REPEATS), (1, 2, 0, 0)]);
     assert!(frames.iter().all(|done| !done.is_bad));
-    assert!(bench.page(20) == payload(20) && bench.page(21) == payload(21));
     assert_eq!(bench.faults[Fault::Order as usize], 1);
 }
 
