@@ -63,13 +63,15 @@ pub fn status_line(now: &Report, before: &Report) -> String {
     let expected: u64 = now.sources.values().map(|source| source.expected).sum();
     let mut parts = vec![BitRate(round(rate)).to_string()];
     let lost: u64 = now.sources.values().map(SourceReport::lost_total).sum();
+    let incomplete: u64 = now.sources.values().map(SourceReport::incomplete).sum();
     let mut sources = now.sources.values();
     let unit = match sources.next() {
         Some(first) if sources.all(|source| source.unit() == first.unit()) => first.unit(),
         _ => "packets",
     };
     if lost == 0 {
-        parts.push(format!("nothing lost of {expected} {unit}"));
+        let nothing = if incomplete == 0 { "nothing" } else { "none" };
+        parts.push(format!("{nothing} lost of {expected} {unit}"));
     } else {
         let mut causes = BTreeMap::new();
         for (cause, count) in now.sources.values().flat_map(|source| &source.lost) {
@@ -97,7 +99,11 @@ pub fn status_line(now: &Report, before: &Report) -> String {
     }
     let overrun: u64 = now.readers.values().map(|reader| reader.overrun).sum();
     let dropped: u64 = now.sinks.values().map(|sink| sink.dropped).sum();
-    for (count, what) in [(overrun, "overrun"), (dropped, "not written")] {
+    for (count, what) in [
+        (incomplete, "incomplete"),
+        (overrun, "overrun"),
+        (dropped, "not written"),
+    ] {
         if count > 0 {
             parts.push(format!("{count} frames {what}"));
         }
@@ -194,7 +200,7 @@ impl Drop for Watchdog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use daq_core::ledger::{ReaderReport, SinkReport};
+    use daq_core::ledger::{EngineReport, ReaderReport, SinkReport};
     use std::os::unix::net::UnixDatagram;
     use std::process::Command;
     use std::sync::Arc;
@@ -377,6 +383,26 @@ mod tests {
         assert!(
             line.ends_with(", 5 frames overrun, 6 frames not written, disk: takes no frames"),
             "{line}"
+        );
+    }
+
+    #[test]
+    fn frames_that_came_in_part_are_told_of() {
+        let engine = EngineReport {
+            faults: [("incomplete", 2)].into(),
+            ..EngineReport::default()
+        };
+        let source = SourceReport {
+            expected: 7,
+            delivered: 7,
+            engine: Some(engine),
+            ..SourceReport::default()
+        };
+        let mut now = Report::default();
+        now.sources.insert("camera".to_owned(), source);
+        assert_eq!(
+            status_line(&now, &now),
+            "0 bit/s, none lost of 7 frames, 2 frames incomplete"
         );
     }
 

@@ -42,6 +42,14 @@ pub struct SourceReport {
 }
 
 impl SourceReport {
+    /// Frames that a DMA engine brought without some of their places, which the fault `incomplete` counts.
+    pub fn incomplete(&self) -> u64 {
+        let faults = self.engine.as_ref().map(|engine| &engine.faults);
+        faults
+            .and_then(|faults| faults.get("incomplete").copied())
+            .unwrap_or(0)
+    }
+
     /// What its places are: `"packets"`, or `"frames"` where a DMA engine brings whole ones.
     pub const fn unit(&self) -> &'static str {
         if self.engine.is_some() {
