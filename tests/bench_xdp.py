@@ -1,10 +1,9 @@
 """The sources `udp` and `xdp` on the same packets, over one pair of virtual interfaces, in one run.
 
-Usage: sudo python tests/bench_xdp.py [SECONDS]
+Usage: sudo python tests/bench_xdp.py [SECONDS] [PACKET,PACKET]
 
 Needs root, iproute2 (ip, tc), util-linux (unshare, nsenter) and target/release/{daq,examples/spead_send} (or below
-`DAQ_BENCH_TARGET`). The sender runs on core 0 in
-a network namespace of its own, the receiver on core 1. For each packet size and kind of sender: the highest rate at which
+`DAQ_BENCH_TARGET`). The sender runs on core 0 in a network namespace of its own, the receiver on core 1. For each packet size and kind of sender: the highest rate at which
 three runs lose nothing, and the receiver's CPU time a packet at a rate below all of those. With virtual interfaces the
 kernel's part of reception, and the program of `xdp`, run on the sender's core. Prints Markdown.
 """
@@ -151,10 +150,13 @@ def main():
         os.environ[INSIDE] = "1"
         os.execvp("unshare", ["unshare", "--net", sys.executable, *sys.argv])
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
+    wanted = [int(packet) for packet in sys.argv[2].split(",")] if len(sys.argv) > 2 else [1472, 8972]
     far = wire()
     kinds = list(SOURCE)
     print("| packet, sender | | " + " | ".join(kinds) + " |\n|---|---|" + "---|" * len(kinds))
     for packet, plain in ((1472, False), (1472, True), (8972, True)):
+        if packet not in wanted:
+            continue
         mtu = packet + 28
         run(f"ip link set near0 mtu {mtu}")
         run(f"nsenter -t {far.pid} -n ip link set far0 mtu {mtu}")
