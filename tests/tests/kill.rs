@@ -542,6 +542,9 @@ fn a_disk_that_stays_full_does_not_hold_up_the_end() {
     live.wait_told("; holding the ring meanwhile");
     live.wait_count("rings.raw.high_water", 256);
     let outcome = live.stop();
+    assert_eq!(outcome.code, 74, "{}", outcome.stderr);
+    let told = "error: sink `disk`: ";
+    assert!(outcome.stderr.contains(told), "{}", outcome.stderr);
     let (frames, dropped) = (
         outcome.count("sinks.disk.frames"),
         outcome.count("sinks.disk.dropped"),

@@ -73,21 +73,28 @@ pub(super) fn reads(
     };
     let at = ring.placement;
     let measured = profiles.get(&gpu).and_then(|known| known.cards.get(&card));
+    let measured = measured.filter(|known| known.basis == topology.card_basis(&card));
     let size = |bytes: usize| ByteSize(bytes as u64);
-    match measured {
-        None => Err(format!(
-            ": how fast {card} reads {at} was not measured (`daq bench rdma --keep` does)"
+    let Some(known) = measured.filter(|known| ring.slot_bytes <= known.most) else {
+        let more = measured.map_or_else(String::new, |known| {
+            format!(" for frames of more than {}", size(known.most))
+        });
+        return Err(format!(
+            ": how fast {card} reads {at} was not measured{more} (`daq bench rdma --keep --nics {card} --device {gpu}` does)"
+        ));
+    };
+    match known.staged_from {
+        Some(from) if ring.slot_bytes >= from => Err(format!(
+            ": by measurement that is as fast for frames of {} and more",
+            size(from)
         )),
-        Some(Some(from)) if ring.slot_bytes >= *from => Err(format!(
-            ": by measurement, {card} is faster so from frames of {} on",
-            size(*from)
+        Some(from) => Ok(format!(
+            "{card} reads {at}: by measurement, host memory is as fast only for frames of {} and more",
+            size(from)
         )),
-        Some(Some(from)) => Ok(format!(
-            "{card} reads {at}: by measurement, host memory is faster only from frames of {} on",
-            size(*from)
-        )),
-        Some(None) => Ok(format!(
-            "{card} reads {at}: by measurement, host memory is faster for no frames"
+        None => Ok(format!(
+            "{card} reads {at}: by measurement, host memory is slower for frames of up to {}",
+            size(known.most)
         )),
     }
 }

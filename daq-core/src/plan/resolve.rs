@@ -1,12 +1,13 @@
 //! Relating sections to each other: who fills which ring, what it means, where it lies.
 
+mod sinks;
+
 use super::check;
 use super::config::{FILE_KERNEL, at};
 use super::wiring::{Filler, Wiring};
 use super::{
     Config, CopyWay, Direction, Dispatch, Memory, Path, Plan, PlannedCopy, PlannedDoorbell,
-    PlannedEngine, PlannedKernel, PlannedOther, PlannedRing, PlannedSink, PlannedSource,
-    RingSection,
+    PlannedEngine, PlannedKernel, PlannedOther, PlannedRing, PlannedSource, RingSection,
 };
 use super::{dma, mapping, nics, totals};
 use crate::config::{Diagnostic, Diagnostics, Section};
@@ -14,7 +15,6 @@ use crate::entry::Claim;
 use crate::kernel::Side;
 use crate::layout::Layout;
 use crate::region::Placement;
-use crate::sink::Placements;
 use crate::staging::Profile;
 use crate::topology::{Gpu, Topology};
 use crate::window::Geometry;
@@ -616,54 +616,6 @@ impl Resolver<'_> {
             (gpu, _) => self.add_copy(&written, output, gpu, Direction::Out),
         };
         written
-    }
-
-    fn sinks(&mut self, diagnostics: &mut Diagnostics) {
-        for sink in &self.config.sinks {
-            let input = &sink.keys.input;
-            let Some(layout) = self.layouts.get(input) else {
-                self.dry(&sink.section, input, diagnostics);
-                continue;
-            };
-            if let Err(problem) = sink.spec.check(layout) {
-                diagnostics.push(sink.section.problem(problem));
-                continue;
-            }
-            let is_copied = self.plan.ring(&host_name(input)).is_some();
-            let chosen = match (sink.spec.accepts(), self.plan.ring(input)) {
-                // Frames that are in host memory anyway are read there.
-                (Placements::Measured, Some(ring)) if !is_copied => {
-                    nics::reads(&*sink.spec, ring, self.topology, self.profiles).map(Some)
-                }
-                (Placements::Host | Placements::Measured, _) => Err(String::new()),
-                (Placements::Any, _) => Ok(None),
-            };
-            let (reads, note) = match chosen {
-                Ok(note) => (input.clone(), note),
-                Err(why) => {
-                    let why = format!("sink `{}` reads host memory{why}", sink.name());
-                    (self.host_side(input, &why), None)
-                }
-            };
-            self.read_by(&reads, sink.name());
-            let ring = self.plan.ring(&reads);
-            let (slot, places) = ring.map_or((0, 0), |ring| (ring.slot_bytes, ring.places));
-            let needs = sink.spec.needs(slot, places);
-            self.plan.threads += 1;
-            self.plan.sinks.push(PlannedSink {
-                name: sink.name().to_owned(),
-                driver: sink.driver.clone(),
-                to: sink.spec.claims().iter().map(Claim::to_string).collect(),
-                input: reads,
-                notes: note.into_iter().chain(needs).collect(),
-                guarantee: sink.keys.guarantee,
-                burst: sink.keys.burst as usize,
-                core: sink.keys.core,
-                wait: sink.keys.wait,
-                memory: sink.spec.memory(slot),
-                nic: None,
-            });
-        }
     }
 
     /// The host ring with the same frames as `ring`: itself, the one it is copied from, or a new one that it

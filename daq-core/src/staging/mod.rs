@@ -39,6 +39,6 @@ pub use error::StagingError;
 pub use far::tell_if_far;
 pub use lane::Lane;
 pub use measure::{MeasureError, measure, measure_with};
-pub use profile::{Basis, Profile, Profiles, Rates, USUAL_CUT_OVER};
+pub use profile::{Basis, Profile, Profiles, Rates, Sending, USUAL_CUT_OVER};
 pub use rival::{RawStores, Way};
 pub use stager::{CopyStream, Mover, Stager, Step, Tuning};

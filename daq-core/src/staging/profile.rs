@@ -116,10 +116,21 @@ pub struct Profile {
     /// `None` where the CPU could not store to it when it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cut_over: Option<usize>,
-    /// Of network cards that were measured sending frames out of the GPU's memory, by name: bytes of a frame from which on
-    /// it is faster to send a copy in host memory, 0 where it always is; `None` where it never is.
+    /// Of network cards that were measured sending frames out of the GPU's memory, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub cards: BTreeMap<String, Option<usize>>,
+    pub cards: BTreeMap<String, Sending>,
+}
+
+/// What was measured of a network card that sends frames out of a GPU's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sending {
+    /// Bytes of a frame from which on a copy in host memory is sent as fast, 0 where it always is; `None` where it never
+    /// is.
+    pub staged_from: Option<usize>,
+    /// The largest frames that were measured: of larger ones nothing is known.
+    pub most: usize,
+    /// What it depends on ([`Topology::card_basis`]).
+    pub basis: String,
 }
 
 impl Profile {
@@ -260,8 +271,9 @@ impl Profiles {
     /// goes.
     pub fn set(&mut self, fingerprint: String, mut profile: Profile) {
         if let Some(known) = self.gpus.get(&fingerprint) {
-            for (card, from) in &known.cards {
-                profile.cards.entry(card.clone()).or_insert(*from);
+            for (card, sending) in &known.cards {
+                let entry = profile.cards.entry(card.clone());
+                entry.or_insert_with(|| sending.clone());
             }
         }
         let gpu = fingerprint.split('|').next().unwrap_or_default().to_owned();
@@ -330,19 +342,25 @@ mod tests {
         let with = |cards: &[(&str, Option<usize>)]| Profile {
             cards: cards
                 .iter()
-                .map(|(name, from)| ((*name).to_owned(), *from))
+                .map(|(name, staged_from)| {
+                    let sending = Sending {
+                        staged_from: *staged_from,
+                        most: 1 << 20,
+                        basis: "0000:81:00.0".to_owned(),
+                    };
+                    ((*name).to_owned(), sending)
+                })
                 .collect(),
             ..profile()
         };
         let mut profiles = Profiles::default();
-        profiles.set(
-            "GPU-1|".to_owned(),
-            with(&[("mlx5_0", Some(4096)), ("mlx5_1", None)]),
-        );
+        let both = with(&[("mlx5_0", Some(4096)), ("mlx5_1", None)]);
+        profiles.set("GPU-1|".to_owned(), both);
         profiles.set("GPU-1|".to_owned(), profile());
         profiles.set("GPU-1|".to_owned(), with(&[("mlx5_0", Some(64))]));
         let known = &profiles.get("GPU-1|").unwrap().cards;
-        assert_eq!((known["mlx5_0"], known["mlx5_1"]), (Some(64), None));
+        assert_eq!(known["mlx5_0"].staged_from, Some(64));
+        assert_eq!(known["mlx5_1"].staged_from, None);
         let text = serde_json::to_string(&profiles).unwrap();
         assert_eq!(serde_json::from_str::<Profiles>(&text).unwrap(), profiles);
     }

@@ -242,6 +242,19 @@ impl Topology {
             })
     }
 
+    /// What must not change for a measurement of the card of that name to hold, as text: its place, its firmware, and whether
+    /// a module lets cards reach GPUs' memory.
+    pub fn card_basis(&self, name: &str) -> String {
+        let nic = self.nics.iter().find(|nic| nic.name == name);
+        let of = |told: Option<&String>| told.map_or("?", String::as_str).to_owned();
+        format!(
+            "{}|firmware {}|peer memory {}",
+            of(nic.and_then(|nic| nic.pci.as_ref())),
+            of(nic.and_then(|nic| nic.firmware.as_ref())),
+            self.peer_memory
+        )
+    }
+
     /// The address of a device that is to write into that GPU's memory: `device` itself, where it is none of a card's
     /// names; `auto` is the nearest card.
     pub fn address_of<'a>(&'a self, device: &'a str, gpu: u32) -> &'a str {

@@ -56,6 +56,7 @@ use daq_core::layout::{Layout, Samples};
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::window::Geometry;
 use filler::{Parts, Receiver, Stack};
+use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -136,8 +137,12 @@ impl Xdp {
 
     /// Ordinary sockets on the addresses: they claim the ports, join the groups, and get what the program passes on.
     fn stack(&self) -> Result<Vec<UdpSocket>, SourceError> {
-        Card::find(&self.config.interface).map_err(|_| {
-            let why = "there is no such interface: `ip link` lists them".to_owned();
+        Card::find(&self.config.interface).map_err(|error| {
+            let why = if error == Errno::NODEV {
+                "there is no such interface: `ip link` lists them".to_owned()
+            } else {
+                error.to_string()
+            };
             SourceError::new(format!("interface {}", self.config.interface), why)
         })?;
         let options = Options {

@@ -26,7 +26,7 @@ pub use doorbell::{DoorbellArgs, doorbell};
 pub use fpga::{FpgaArgs, fpga};
 pub use launch::launch;
 pub(crate) use rdma::line::{Line, free_port};
-pub use rdma::{RdmaArgs, Role, Sending, rdma};
+pub use rdma::{Measured, RdmaArgs, Role, rdma};
 pub use resident::{ResidentArgs, resident};
 pub(crate) use scratch::Scratch;
 pub use staging::{StagingArgs, staging};

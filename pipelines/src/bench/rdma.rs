@@ -16,7 +16,7 @@ use super::table::{Cell, Table};
 use super::{BenchError, Common, Tell, median, quantile};
 use control::{Reply, Request, Wire};
 use daq_core::cuda::Device;
-use daq_core::staging::{Profile, measure};
+use daq_core::staging::{Sending, measure};
 use daq_core::topology::Topology;
 use daq_core::units::{ByteSize, Span};
 use daq_rdma::nics::{self, Names};
@@ -29,6 +29,8 @@ use stream::Bench;
 
 /// Most bytes of a message that the listening side takes.
 const MOST: usize = 64 << 20;
+/// How much faster a direct way is at least, to be worth it.
+const NEARLY: f64 = 1.05;
 /// Most round trips that it answers at a time.
 const MOST_TRIPS: usize = 1 << 20;
 
@@ -58,13 +60,15 @@ pub struct RdmaArgs {
     pub trips: usize,
 }
 
-/// What was measured of a GPU, with how the card sends out of it.
+/// What was measured of a card that sends out of a GPU.
 #[derive(Clone, Debug)]
-pub struct Sending {
-    /// The GPU.
+pub struct Measured {
+    /// CUDA's number of the GPU.
     pub device: u32,
-    /// Its profile, with the card beside it.
-    pub profile: Profile,
+    /// The card's name.
+    pub card: String,
+    /// How it sends.
+    pub sending: Sending,
 }
 
 /// A way from memory to memory.
@@ -142,22 +146,30 @@ impl Host {
         })
     }
 
-    /// What plans go by, where the first card sends frames faster by host memory from `from` bytes on.
-    fn sending(&self, from: Option<usize>, sizes: &[usize]) -> Option<Sending> {
-        let device = self.bench.device;
-        let mut profile = self.bench.profiles.get(&device)?.clone();
-        let card = Names::Several(self.bench.nics.clone()).device();
-        // Faster for the smallest is taken to be faster for all.
-        let from = from.map(|from| {
-            if sizes.iter().min() == Some(&from) {
-                0
-            } else {
-                from
-            }
-        });
+    /// What plans go by; nothing where several cards took part, for it would be of none.
+    fn measured(&self, turn: Turn, sizes: &[usize]) -> Option<Measured> {
+        let staged_from = match turn {
+            Turn::Unmeasured => return None,
+            Turn::Never => None,
+            // As fast for the smallest is taken to be so for all.
+            Turn::From(size) if sizes.iter().min() == Some(&size) => Some(0),
+            Turn::From(size) => Some(size),
+        };
+        let [name] = self.bench.nics.as_slice() else {
+            return None;
+        };
+        let card = Names::One(name.clone()).device();
         let card = card.unwrap_or_else(|| nics::SOFTWARE.to_owned());
-        profile.cards.insert(card, from);
-        Some(Sending { device, profile })
+        let sending = Sending {
+            staged_from,
+            most: sizes.iter().max().copied()?,
+            basis: self.bench.topology.card_basis(&card),
+        };
+        Some(Measured {
+            device: self.bench.device,
+            card,
+            sending,
+        })
     }
 
     fn gpu(&self, is_wanted: bool) -> Result<Option<&'static Device>, BenchError> {
@@ -285,7 +297,7 @@ fn first_card() -> String {
 
 /// Measures and tells, or helps the other side to. What it gives back is for plans; nothing from the side that listens, and
 /// where either way out of a GPU was not measured.
-pub fn rdma(args: &RdmaArgs, tell: Tell<'_>) -> Result<Option<Sending>, BenchError> {
+pub fn rdma(args: &RdmaArgs, tell: Tell<'_>) -> Result<Option<Measured>, BenchError> {
     match args.role {
         Role::Listen(address) => listen(args, &bound(address)?).map(|()| None),
         Role::Dial(address) => dial(args, address, tell),
@@ -326,7 +338,7 @@ fn dial(
     args: &RdmaArgs,
     address: SocketAddr,
     tell: Tell<'_>,
-) -> Result<Option<Sending>, BenchError> {
+) -> Result<Option<Measured>, BenchError> {
     let host = Host::new(args)?;
     let stream = TcpStream::connect(address);
     let stream = stream.map_err(|error| {
@@ -358,6 +370,8 @@ fn dial(
                     Ok(()) => {}
                     Err(error) if !way.needs_gpu() => return Err(error),
                     Err(error) => {
+                        // What failed once is no way to go.
+                        bandwidths[j].fill(Vec::new());
                         refused.insert((way.name(), error.to_string()));
                     }
                 }
@@ -384,11 +398,8 @@ fn dial(
         }
         tell(table);
     }
-    Ok(match turn(&pairs(args, &bandwidths, [true, false])) {
-        Turn::Unmeasured => None,
-        Turn::Never => host.sending(None, &args.sizes),
-        Turn::From(size) => host.sending(Some(size), &args.sizes),
-    })
+    let out = turn(&pairs(args, &bandwidths, [true, false]));
+    Ok(host.measured(out, &args.sizes))
 }
 
 fn rates(args: &RdmaArgs, ways: &[Way], figures: &[Figures], about: &str) -> Table {
@@ -452,9 +463,9 @@ fn times(args: &RdmaArgs, ways: &[Way], figures: &[Vec<[Vec<f64>; 2]>], about: &
     table
 }
 
-/// From which size on frames by host memory are faster than those that cards read and write in GPUs' memory.
+/// From which size on frames by host memory are as fast as those that cards read and write in GPUs' memory.
 fn cut_over(args: &RdmaArgs, figures: &[Figures]) -> Table {
-    let mut table = Table::new("direct or staged", &["ends", "staged is faster from"]);
+    let mut table = Table::new("direct or staged", &["ends", "staged is as fast from"]);
     for gpus in [[false, true], [true, false], [true, true]] {
         let name = Way { gpus, path: None }.name();
         let name = name.trim_start_matches("queue alone, ");
@@ -485,7 +496,8 @@ fn pairs(args: &RdmaArgs, figures: &[Figures], gpus: [bool; 2]) -> Vec<(usize, f
         .collect()
 }
 
-/// From which size on the staged way is always faster than the direct one.
+/// From which size on the staged way is always as fast as the direct one, or nearly: measurements scatter, and it works
+/// everywhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     /// Either was not measured.
@@ -506,7 +518,7 @@ fn turn(pairs: &[(usize, f64, f64)]) -> Turn {
     let tail = pairs
         .iter()
         .rev()
-        .take_while(|(_, staged, direct)| staged > direct);
+        .take_while(|(_, staged, direct)| *staged * NEARLY >= *direct);
     tail.last()
         .map_or(Turn::Never, |(size, _, _)| Turn::From(*size))
 }
@@ -516,7 +528,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn staging_is_faster_from_where_it_stays_so() {
+    fn staging_is_as_fast_from_where_it_stays_so() {
         let nan = f64::NAN;
         assert_eq!(turn(&[(8, 1.0, 2.0), (64, 3.0, 2.0)]), Turn::From(64));
         assert_eq!(turn(&[(64, 3.0, 2.0), (8, 1.0, 2.0)]), Turn::From(64));
@@ -524,6 +536,7 @@ mod tests {
         assert_eq!(turn(&[(8, 3.0, 2.0), (64, 4.0, 2.0)]), Turn::From(8));
         assert_eq!(turn(&[(8, 3.0, nan)]), Turn::Unmeasured);
         assert_eq!(turn(&[]), Turn::Unmeasured);
+        assert_eq!(turn(&[(8, 1.0, 1.2), (64, 1.0, 1.04)]), Turn::From(64));
     }
 
     #[test]

@@ -90,14 +90,21 @@ impl fmt::Display for Table {
                 cells.chain([column.chars().count()]).max().unwrap_or(0)
             })
             .collect();
+        let is_text = |i: usize| {
+            let mut cells = self.rows.iter().map(|row| &row[i]);
+            cells.all(|cell| matches!(cell, Cell::Text(_)))
+        };
+        // Names to the left, and sentences behind everything else; figures to the right.
+        let is_left = |i: usize| i + 1 == self.columns.len() && is_text(i);
         writeln!(f, "{}", self.title)?;
         let heads: Vec<String> = self.columns.iter().map(ToString::to_string).collect();
         for line in [&heads].into_iter().chain(&texts) {
             let mut text = String::from(" ");
             for (i, (cell, width)) in line.iter().zip(&widths).enumerate() {
-                // Names to the left, figures to the right.
                 if i == 0 {
                     text += &format!(" {cell:<width$}");
+                } else if is_left(i) {
+                    text += &format!("  {cell}");
                 } else {
                     text += &format!("  {cell:>width$}");
                 }

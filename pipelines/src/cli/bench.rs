@@ -1,6 +1,6 @@
 //! `daq bench`: measurements of this machine.
 
-use super::{exit, show, tune};
+use super::{exit, show, state, tune};
 use crate::bench::{
     self, BenchError, Common, DoorbellArgs, FpgaArgs, RdmaArgs, ResidentArgs, Role, StagingArgs,
     Table, Tell,
@@ -8,6 +8,7 @@ use crate::bench::{
 use clap::{Subcommand, ValueEnum};
 use daq_core::units::{ByteSize, Span};
 use daq_core::wait::Wait;
+use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -172,10 +173,13 @@ enum What {
         /// Round trips of each way a round.
         #[arg(long, default_value_t = 1000)]
         trips: usize,
-        /// Keep in the state directory up to which size of a frame the first card sends faster out of the GPU's memory
-        /// than out of host memory: a sink `rdma` with `path = "auto"` goes by it.
+        /// Keep in the state directory up to which size of a frame the card sends faster out of the GPU's memory than out
+        /// of host memory: a sink `rdma` with `path = "auto"` goes by it. For one card at a time.
         #[arg(long, conflicts_with = "listen")]
         keep: bool,
+        /// Where that is kept; without it, by the rules of systemd and XDG.
+        #[arg(long, value_name = "DIR", requires = "keep")]
+        state_dir: Option<PathBuf>,
         /// Sizes of a message, multiples of 8 bytes up to 64 MiB.
         #[arg(
             long,
@@ -368,6 +372,7 @@ fn measure(what: &What, tell: Tell<'_>) -> Result<(), BenchError> {
             nics,
             trips,
             keep,
+            state_dir,
             sizes,
         } => {
             let args = RdmaArgs {
@@ -384,15 +389,17 @@ fn measure(what: &What, tell: Tell<'_>) -> Result<(), BenchError> {
                     .collect(),
                 trips: (*trips).clamp(8, 500_000),
             };
-            let sending = bench::rdma(&args, tell)?;
+            let measured = bench::rdma(&args, tell)?;
             if !keep {
                 return Ok(());
             }
-            let sending = sending.ok_or_else(|| {
-                let why = "there is nothing to keep: not both ways out of a GPU were measured";
+            let measured = measured.ok_or_else(|| {
+                let why = "there is nothing to keep: not both ways out of a GPU were measured, of one card";
                 BenchError::Thread(why.to_owned())
             })?;
-            let kept = tune::keep(sending.device, sending.profile).map_err(BenchError::Thread)?;
+            let directory = state_dir.clone();
+            let directory = directory.or_else(|| state::directory(|name| std::env::var_os(name)));
+            let kept = tune::keep(measured, directory.as_deref()).map_err(BenchError::Thread)?;
             eprintln!("kept in {}", kept.display());
             Ok(())
         }

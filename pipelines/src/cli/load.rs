@@ -7,9 +7,8 @@ use clap::Args;
 use daq_core::config::{Diagnostics, Document, Overrides, environment};
 use daq_core::entry::{Claim, SourceSpec};
 use daq_core::plan::{Component, Config, Plan, Surroundings, resolve};
-use daq_core::staging::Profile;
+use daq_core::sink::{Placements, SinkSpec};
 use daq_core::topology::Topology;
-use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
@@ -82,8 +81,6 @@ pub(super) enum Look<'a> {
 pub(super) struct Loaded {
     pub(super) config: Config,
     pub(super) plan: Plan,
-    /// What was measured of GPUs, by ordinal.
-    pub(super) profiles: BTreeMap<u32, Profile>,
     /// `None` if there is no `[http]` table.
     pub(super) http: Option<Http>,
 }
@@ -148,7 +145,9 @@ impl Loaded {
             Look::At | Look::Into => Topology::detect(),
             Look::On(topology) => topology.clone(),
         };
-        if matches!(look, Look::At | Look::Into) {
+        let is_measured =
+            |sink: &Component<_, dyn SinkSpec>| sink.spec.accepts() == Placements::Measured;
+        if matches!(look, Look::At | Look::Into) && config.sinks.iter().any(is_measured) {
             around.profiles = tune::known(&topology, sources.state().as_deref());
         }
         let writes = |source: &Component<_, dyn SourceSpec>| {
@@ -171,11 +170,6 @@ impl Loaded {
             topology.gpus = gpus.collect();
         }
         let plan = resolve(&config, &topology, &around, diagnostics)?;
-        Some(Self {
-            config,
-            plan,
-            profiles: around.profiles,
-            http,
-        })
+        Some(Self { config, plan, http })
     }
 }

@@ -10,9 +10,11 @@ use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::kernel::KernelError;
 use daq_core::ledger::Report;
 use daq_core::region::RegionError;
+use daq_core::topology::Topology;
 use daq_core::units::Span;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -109,7 +111,11 @@ pub(super) fn run(args: &Args) -> u8 {
         directory: super::directory(),
         board,
         drain: args.drain.0,
-        profiles: loaded.profiles.clone(),
+        profiles: if loaded.plan.copies.is_empty() {
+            BTreeMap::new()
+        } else {
+            super::tune::known(&Topology::detect(), directory.as_deref())
+        },
     };
     let pipeline = match Pipeline::start(&loaded.config, &loaded.plan, &options) {
         Ok(pipeline) => pipeline,

@@ -1,6 +1,7 @@
 //! `daq tune`: measures how this machine's GPUs copy, and keeps that for later runs.
 
 use super::{exit, show, state};
+use crate::bench::Measured;
 use daq_core::cuda::{Device, probe};
 use daq_core::staging::{Basis, Profile, Profiles, Rates, measure};
 use daq_core::topology::{Gpu, Topology, pci};
@@ -57,16 +58,25 @@ pub(super) fn known(topology: &Topology, directory: Option<&Path>) -> BTreeMap<u
     .collect()
 }
 
-/// Keeps what was measured of GPU `ordinal` in the state directory, or says why not.
-pub(super) fn keep(ordinal: u32, profile: Profile) -> Result<PathBuf, String> {
-    let directory = state::directory(|name| std::env::var_os(name)).ok_or(NOWHERE)?;
+/// Keeps what was measured of a card beside what is known of its GPU, which is measured where nothing is; or says why not.
+pub(super) fn keep(measured: Measured, directory: Option<&Path>) -> Result<PathBuf, String> {
+    let directory = directory.ok_or(NOWHERE)?;
     let topology = Topology::detect();
+    let ordinal = measured.device;
     let mut gpus = topology.gpus.iter();
     let gpu = gpus.find(|gpu| gpu.ordinal == ordinal);
     let gpu = gpu.ok_or_else(|| format!("cuda:{ordinal} is not there any more"))?;
-    let mut profiles = Profiles::load(&directory);
-    profiles.set(fingerprint(&topology, gpu), profile);
-    let kept = profiles.save(&directory);
+    let fingerprint = fingerprint(&topology, gpu);
+    let mut profiles = Profiles::load(directory);
+    let mut profile = match profiles.get(&fingerprint) {
+        Some(known) => known.clone(),
+        None => Device::open(ordinal)
+            .map_err(|error| error.to_string())
+            .and_then(|device| measure(device).map_err(|error| error.to_string()))?,
+    };
+    profile.cards.insert(measured.card, measured.sending);
+    profiles.set(fingerprint, profile);
+    let kept = profiles.save(directory);
     kept.map_err(|error| format!("{}: {error}", directory.display()))
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::entry::EngineNeeds;
 use crate::mapped::{Backend, Writer};
-use crate::staging::Profile;
+use crate::staging::{Profile, Sending};
 use crate::topology::Wish;
 use crate::topology::nic::{Nic, NicPort};
 use crate::topology::tree::{Acs, PciDevice, PciTree};
@@ -298,7 +298,14 @@ fn a_sink_reads_a_gpu_where_that_was_measured_to_be_faster() {
         .replace("input = \"small\"", "input = \"small\"\nmeasured = true");
     let machine = machine(gpu(true, true));
     let planned = |text: &str, keys: &str, known: &[(&str, Option<usize>)]| {
-        let cards = known.iter().map(|(card, from)| ((*card).to_owned(), *from));
+        let cards = known.iter().map(|(card, staged_from)| {
+            let sending = Sending {
+                staged_from: *staged_from,
+                most: 8192,
+                basis: machine.card_basis(card),
+            };
+            ((*card).to_owned(), sending)
+        });
         let profile = Profile {
             cards: cards.collect(),
             ..Profile::usual()
@@ -340,10 +347,47 @@ fn a_sink_reads_a_gpu_where_that_was_measured_to_be_faster() {
     let copied = unknown.ring("small@host").unwrap().inserted.as_deref();
     assert_eq!(
         copied.unwrap(),
-        "sink `disk` reads host memory: how fast mlx5_1 reads cuda:0 was not measured (`daq bench rdma --keep` does)"
+        "sink `disk` reads host memory: how fast mlx5_1 reads cuda:0 was not measured \
+         (`daq bench rdma --keep --nics mlx5_1 --device 0` does)"
     );
     // What a source stores is in host memory anyway.
     let stored = sent.replace("input = \"small\"", "input = \"raw\"");
     let stored = planned(&stored, software, &[("software", None)]);
     assert_eq!(stored.sinks[0].input, "raw@host");
+    // So is what another sink has there, before it or behind it.
+    let sink = &sent[sent.find("[sink.disk]").unwrap()..];
+    let other = "[sink.other]\ndriver = \"void\"\ninput = \"small\"\n";
+    let never = [("software", None)];
+    let before = sent.replace(sink, &format!("{other}{sink}"));
+    for (text, at) in [(before, 1), (format!("{sent}{other}"), 0)] {
+        let plan = planned(&text, software, &never);
+        assert_eq!(plan.sinks[at].name, "disk");
+        assert_eq!(plan.sinks[at].input, "small@host");
+    }
+    let larger = sent.replace("slot = \"5 KiB\"", "slot = \"64 KiB\"");
+    let larger = larger.replace("packet = \"1 KiB\"", "packet = \"16 KiB\"");
+    let unknown = planned(&larger, software, &never);
+    let why = unknown.ring("small@host").unwrap().inserted.as_deref();
+    assert!(
+        why.unwrap().contains("for frames of more than 8 KiB"),
+        "{why:?}"
+    );
+}
+
+/// A module that is gone since, another place or firmware: what was measured holds no more.
+#[test]
+fn what_was_measured_of_a_card_holds_until_it_changes() {
+    let before = machine(gpu(true, true));
+    let basis = before.card_basis("mlx5_1");
+    let loaded = Topology {
+        peer_memory: !before.peer_memory,
+        ..before.clone()
+    };
+    assert_ne!(loaded.card_basis("mlx5_1"), basis);
+    let mut moved = before.clone();
+    moved.nics[1].pci = Some("0000:03:00.0".to_owned());
+    assert_ne!(moved.card_basis("mlx5_1"), basis);
+    let mut newer = before;
+    newer.nics[1].firmware = Some("28.43".to_owned());
+    assert_ne!(newer.card_basis("mlx5_1"), basis);
 }

@@ -1,0 +1,76 @@
+//! Sinks: which rings they read.
+
+use super::{Resolver, host_name};
+use crate::config::Diagnostics;
+use crate::entry::Claim;
+use crate::plan::{Component, PlannedSink, SinkKeys, nics};
+use crate::sink::{Placements, SinkSpec};
+
+impl Resolver<'_> {
+    pub(super) fn sinks(&mut self, diagnostics: &mut Diagnostics) {
+        let config = self.config;
+        let mut order: Vec<_> = config.sinks.iter().enumerate().collect();
+        // What is copied to host memory anyway is known once the others are there.
+        order.sort_by_key(|(_, sink)| sink.spec.accepts() == Placements::Measured);
+        let mut planned = Vec::with_capacity(order.len());
+        for (i, sink) in order {
+            if let Some(sink) = self.sink(sink, diagnostics) {
+                planned.push((i, sink));
+            }
+        }
+        planned.sort_by_key(|(i, _)| *i);
+        self.plan.sinks = planned.into_iter().map(|(_, sink)| sink).collect();
+    }
+
+    fn sink(
+        &mut self,
+        sink: &Component<SinkKeys, dyn SinkSpec>,
+        diagnostics: &mut Diagnostics,
+    ) -> Option<PlannedSink> {
+        let input = &sink.keys.input;
+        let Some(layout) = self.layouts.get(input) else {
+            self.dry(&sink.section, input, diagnostics);
+            return None;
+        };
+        if let Err(problem) = sink.spec.check(layout) {
+            diagnostics.push(sink.section.problem(problem));
+            return None;
+        }
+        let is_copied = self.plan.ring(&host_name(input)).is_some();
+        let chosen = match (sink.spec.accepts(), self.plan.ring(input)) {
+            // Frames that are in host memory anyway are read there.
+            (Placements::Measured, Some(ring)) if !is_copied => {
+                nics::reads(&*sink.spec, ring, self.topology, self.profiles).map(Some)
+            }
+            (Placements::Host | Placements::Measured, _) => Err(String::new()),
+            (Placements::Any, _) => Ok(None),
+        };
+        let (reads, note) = match chosen {
+            Ok(note) => (input.clone(), note),
+            Err(why) => {
+                let why = format!("sink `{}` reads host memory{why}", sink.name());
+                (self.host_side(input, &why), None)
+            }
+        };
+        self.read_by(&reads, sink.name());
+        let ring = self.plan.ring(&reads);
+        let (slot, places) = ring.map_or((0, 0), |ring| (ring.slot_bytes, ring.places));
+        self.plan.threads += 1;
+        Some(PlannedSink {
+            name: sink.name().to_owned(),
+            driver: sink.driver.clone(),
+            to: sink.spec.claims().iter().map(Claim::to_string).collect(),
+            input: reads,
+            notes: note
+                .into_iter()
+                .chain(sink.spec.needs(slot, places))
+                .collect(),
+            guarantee: sink.keys.guarantee,
+            burst: sink.keys.burst as usize,
+            core: sink.keys.core,
+            wait: sink.keys.wait,
+            memory: sink.spec.memory(slot),
+            nic: None,
+        })
+    }
+}
