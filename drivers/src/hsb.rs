@@ -51,6 +51,7 @@
 //! |---|---|
 //! | a frame's end never comes | lost, `wire_gap` |
 //! | packets inside of a frame never come | delivered, those filled and marked as missing, and the fault `incomplete`; lost, `bad_packet`, where nothing but its end came |
+//! | the sensor ends a frame early | delivered, the packets that it did not write to their ends filled and marked as missing, and the frame counted as `short`; lost, `bad_packet`, where none is whole |
 //! | the sensor comes round before a frame was copied | lost, `overrun`; `bad_packet` where its page was not ready for it, with the fault `overtaken` |
 //! | more frames end at a time than there are receives | those that were not copied: lost, `overrun`; those of which nothing is heard as ends that never come |
 //! | it is armed anew before frames were told of | lost, `overrun` |

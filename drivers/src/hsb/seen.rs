@@ -22,7 +22,8 @@ pub struct Seen {
     pub metadata: u64,
     /// Frames that the sensor has numbered and never sent.
     pub skipped: u64,
-    /// Frames of which the sensor says that it has written fewer bytes than a frame has.
+    /// Frames that the sensor ended early: it says that it has written fewer bytes than a frame has, or the packet that ended
+    /// one, without metadata, had too few.
     pub short: u64,
     /// The number of the last frame whose metadata came: ours and the sensor's.
     last: Option<(u64, u16)>,

@@ -155,6 +155,7 @@ impl QueuePair {
             epoch: self.epoch,
             metadata: end.metadata,
             is_torn: end.is_torn,
+            is_short: end.is_short,
             passed,
             missing,
         });

@@ -46,6 +46,8 @@ pub(super) struct End {
     pub(super) alone: bool,
     pub(super) metadata: Option<Metadata>,
     pub(super) is_torn: bool,
+    /// Whether that packet had data, and fewer than a frame's last one has.
+    pub(super) is_short: bool,
 }
 
 /// What is known of how a sensor ends frames.
@@ -84,6 +86,8 @@ pub(super) struct Ended {
     pub(super) metadata: Option<Metadata>,
     /// Whether other metadata were in its page than had come.
     pub(super) is_torn: bool,
+    /// Whether the packet that ended it was shorter than a frame's last one.
+    pub(super) is_short: bool,
     pub(super) passed: u64,
     pub(super) missing: u64,
 }

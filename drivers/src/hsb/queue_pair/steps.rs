@@ -50,6 +50,7 @@ impl QueuePair {
             alone,
             metadata: found.filter(|_| came),
             is_torn: came && found.is_none(),
+            is_short: !alone && bytes < last,
         }
     }
 

@@ -15,17 +15,25 @@ impl QueuePair {
         words::read(&ring.region, behind, &mut bytes).then(|| Metadata::parse(&bytes))
     }
 
-    /// Looks which places of the frame were written; how many of them.
-    fn look(&mut self, at: usize) -> Option<u32> {
+    /// Looks which places of the frame were written to their ends, where the sensor says that it wrote `written` bytes of
+    /// it and `is_short` that the packet that ended it was shorter than a last one; how many of them.
+    fn look(&mut self, at: usize, written: u64, is_short: bool) -> Option<u32> {
         let ring = self.ring.as_ref()?;
+        let Pages { frame, packet, .. } = self.orders.pages;
         self.present.fill(0);
-        let mut arrived = 0;
+        let (mut arrived, mut last) = (0, None);
         for (i, place) in self.places().enumerate() {
             let seen = self.sentinel.look(&ring.region, at + place, 8, 8)?;
-            if seen.unwritten == 0 {
+            let is_inside = frame.min(place + packet) as u64 <= written;
+            if seen.unwritten == 0 && is_inside {
                 self.present[i / 64] |= 1 << (i % 64);
-                arrived += 1;
+                (arrived, last) = (arrived + 1, Some(i));
             }
+        }
+        // The packet that ended it was the last to come, and behind its end are bytes of another frame.
+        if is_short && let Some(i) = last {
+            self.present[i / 64] &= !(1 << (i % 64));
+            arrived -= 1;
         }
         Some(arrived)
     }
@@ -41,7 +49,12 @@ impl QueuePair {
             && ended
                 .metadata
                 .is_none_or(|told| self.notes(ring, at) == Some(told));
-        let arrived = is_marked.then(|| self.look(at)).flatten();
+        // The mark at a place's beginning does not tell how much of it was written.
+        let written = ended.metadata.filter(|_| is_kept);
+        let written = written.map_or(u64::MAX, |told| told.bytes_written);
+        let arrived = is_marked
+            .then(|| self.look(at, written, ended.is_short))
+            .flatten();
         if !is_kept {
             self.count(Fault::Metadata);
         }
@@ -59,6 +72,9 @@ impl QueuePair {
         if let Some(metadata) = metadata.filter(|_| self.epoch == ended.epoch) {
             let bytes = self.orders.pages.frame;
             self.seen.note(ended.frame, bytes, &metadata);
+            self.seen.tell(&self.counters);
+        } else if ended.is_short && self.epoch == ended.epoch {
+            self.seen.short += 1;
             self.seen.tell(&self.counters);
         }
         let (passed, missing) = std::mem::take(&mut self.owed);

@@ -399,6 +399,27 @@ impl Bench {
         }
     }
 
+    /// Sends frame `frame`, which the sensor ends after `bytes` bytes.
+    fn send_cut(&mut self, frame: u64, bytes: usize) {
+        let page = frame % PAGES as u64;
+        let at = self.base() + page * STRIDE as u64;
+        let all = payload(frame);
+        for from in (0..bytes).step_by(PACKET) {
+            let psn = self.psn;
+            self.psn = (self.psn + 1) & ((1 << self.bits) - 1);
+            let part = &all[from..bytes.min(from + PACKET)];
+            let is_last = self.plain && from + PACKET >= bytes;
+            let immediate = is_last.then(|| u32::try_from(page).unwrap() | psn << 12);
+            assert!(self.write(self.key(), at + from as u64, part, immediate));
+        }
+        if !self.plain {
+            let mut notes = notes(frame, frame + self.skipped, self.psn);
+            notes[24..32].copy_from_slice(&(bytes as u64).to_be_bytes());
+            self.end(page, self.psn, &notes);
+            self.psn = (self.psn + 1) & ((1 << self.bits) - 1);
+        }
+    }
+
     /// Sends frames of which each comes whole.
     fn send_all(&mut self, frames: std::ops::Range<u64>) {
         for frame in frames {

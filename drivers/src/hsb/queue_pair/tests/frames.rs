@@ -81,6 +81,44 @@ fn what_is_missing_is_counted_and_named() {
 }
 
 #[test]
+fn what_the_sensor_did_not_write_to_its_end_is_missing() {
+    const LAST: usize = FRAME - (PACKETS - 1) * PACKET;
+    for plain in [false, true] {
+        let mut bench = Bench::new(5, 24, false);
+        bench.plain = plain;
+        for frame in 0..10 {
+            bench.send(frame, &[]);
+            bench.take(1);
+        }
+        // In the last packet, and by one byte; then in one before it, and between two, which needs no fewer numbers.
+        let mut cuts = vec![FRAME - LAST / 2, FRAME - 1];
+        if !plain {
+            cuts.extend([3 * PACKET + PACKET / 2, 2 * PACKET]);
+        }
+        for (bytes, frame) in cuts.into_iter().zip(10..) {
+            bench.send_cut(frame, bytes);
+            let done = bench.take(1);
+            let origin = done[0].origin.unwrap();
+            let whole = bytes / PACKET;
+            assert_eq!((origin.sequence, origin.epoch), (frame, 1));
+            assert_eq!(origin.arrived as usize, whole, "{bytes}");
+            assert_eq!(origin.flags, Flags::INCOMPLETE);
+            assert_eq!(bench.completions.present(0), [(1 << whole) - 1]);
+            assert_eq!((done[0].is_bad, done[0].length), (false, FRAME));
+            assert!(bench.page(frame)[..bytes] == payload(frame)[..bytes]);
+        }
+        // Less than a packet is no frame.
+        if !plain {
+            bench.send_cut(14, PACKET - 1);
+            assert!(bench.take(1)[0].is_bad);
+        }
+        let short = if plain { 2 } else { 5 };
+        assert_eq!(bench.counters[2].get(), short);
+        assert_eq!(bench.faults[Fault::Order as usize], 0);
+    }
+}
+
+#[test]
 fn what_the_sensor_overtakes_is_not_told_as_whole() {
     let mut bench = Bench::new(0, 24, false);
     bench.send_all(0..20);
