@@ -30,7 +30,8 @@
 //! is heard. [`UNHEARD`] of those in a row are allowed for. More of them, all within one copy of frames, and that on
 //! all the pages that are left, would leave a torn frame unseen unless its metadata were overwritten, too: many pages make
 //! that as unlikely as one likes. An end of the past to any other page than the next one, and more ends at a time than
-//! there were receives for, leave no page that is known to be whole: all frames that have ended are given up.
+//! there were receives for, leave no page that is known to be whole: all frames that have ended are given up. So they are
+//! when the card or its completions fail while the sensor may go on, and where it is not seen to fall silent at its end.
 //!
 //! A card may deliver writes of one sensor in no other order than they came, unless it was asked for relaxed ordering.
 //! Not yet run on a ConnectX with a Holoscan Sensor Bridge.
@@ -141,6 +142,8 @@ pub(super) struct QueuePair {
     present: Vec<u64>,
     faults: [u64; FAULTS.len()],
     failure: Option<Fault>,
+    /// The queue itself has failed: it takes no writes.
+    has_stopped: bool,
     idle: u32,
     /// Ends of the past that go on from each other.
     past: Option<Run>,
@@ -212,6 +215,7 @@ impl QueuePair {
             present: vec![0; places.div_ceil(64)],
             faults: [0; FAULTS.len()],
             failure: None,
+            has_stopped: false,
             idle: 0,
             past: None,
             floor: 0,
@@ -232,7 +236,14 @@ impl QueuePair {
         self.faults[fault as usize] += 1;
     }
 
+    /// Remembers a failure after which the sensor may go on to write, and nobody hears how far.
     fn fail(&mut self, fault: Fault, why: &str) {
+        self.give_up();
+        self.halt(fault, why);
+    }
+
+    /// Remembers a failure after which nothing is written.
+    fn halt(&mut self, fault: Fault, why: &str) {
         if self.failure.is_none() {
             tracing::warn!("{}: {}: {why}", self.name, self.nic.name());
             self.failure = Some(fault);
@@ -380,20 +391,28 @@ impl Engine for QueuePair {
 
     fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
         self.armed = None;
-        let deadline = Instant::now() + patience;
         let mut heard = Instant::now();
-        while self.queue.is_some() && self.failure.is_none() {
-            let before = self.newest;
-            self.collect();
+        let deadline = heard + patience;
+        let mut is_silent = self.queue.is_none() || self.has_stopped;
+        while !is_silent && self.failure.is_none() {
+            // Before the look: what ends later is not heard by it.
             let now = Instant::now();
-            if self.newest != before {
-                heard = now;
-            }
-            if now.duration_since(heard) >= SILENCE || now >= deadline {
+            let count = self.collect();
+            if now >= deadline {
                 break;
             }
-            // What fails here is told by the next look.
-            let _ = self.wait(SILENCE);
+            if count > 0 {
+                heard = Instant::now();
+            }
+            is_silent = count == 0 && now.duration_since(heard) >= SILENCE;
+            if !is_silent {
+                // What fails here is a failure like any other.
+                let _ = self.wait(SILENCE);
+            }
+        }
+        if !is_silent && !self.has_stopped {
+            // It may have gone on while nobody looked.
+            self.give_up();
         }
         self.end();
         self.failure = None;

@@ -104,7 +104,7 @@ impl QueuePair {
         self.marked = vec![None; pages];
         self.ends = vec![None; pages];
         (self.told, self.ready, self.failure) = (0, 0, None);
-        (self.idle, self.floor) = (0, 0);
+        (self.idle, self.floor, self.has_stopped) = (0, 0, false);
         self.seen.begin();
         for transfer in 0..ring.pages {
             self.marked[ring.page(transfer)] = self.mark(&ring, transfer).then_some(transfer);

@@ -43,12 +43,14 @@ impl QueuePair {
         }
     }
 
-    /// Takes all completions that there are.
-    pub(super) fn collect(&mut self) {
-        if self.queue.is_some() && self.gather() >= self.receives as usize {
+    /// Takes all completions that there are; how many there were.
+    pub(super) fn collect(&mut self) -> usize {
+        let count = self.gather();
+        if self.queue.is_some() && count >= self.receives as usize {
             // Others may have ended meanwhile without a receive, of which nothing is heard.
             self.give_up();
         }
+        count
     }
 
     /// The same; how many there were.
@@ -68,8 +70,11 @@ impl QueuePair {
             for i in 0..count {
                 self.completed(self.collected[i]);
             }
-            self.post();
             all += count;
+            if self.has_stopped {
+                break;
+            }
+            self.post();
             if count < self.collected.len() {
                 break;
             }
@@ -93,7 +98,8 @@ impl QueuePair {
     pub(super) fn completed(&mut self, done: WorkDone) {
         if done.status != Status::Success {
             let why = format!("its queue failed: {}", done.status.name());
-            return self.fail(Fault::Queue, &why);
+            self.has_stopped = true;
+            return self.halt(Fault::Queue, &why);
         }
         if done.side != Side::Received {
             return;

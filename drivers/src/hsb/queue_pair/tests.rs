@@ -42,10 +42,20 @@ struct Seen {
     sensor: Option<Box<dyn Queue>>,
     /// The device refuses every request.
     refuses: bool,
-    /// The queue's completions cannot be collected.
-    fails: bool,
+    /// The call to the queue that fails next.
+    fails: Option<Call>,
     /// Receives of a queue, at most, where that is not the card's.
     most: Option<u32>,
+}
+
+/// What of a queue is to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Poll,
+    Wait,
+    Receive,
+    /// The queue itself fails, which its completions tell.
+    All,
 }
 
 type Shared = Arc<Mutex<Seen>>;
@@ -118,6 +128,25 @@ struct Joined {
     seen: Told,
 }
 
+impl Joined {
+    /// Fails if `call` is to.
+    fn meet(&self, call: Call) -> Result<(), VerbsError> {
+        if lock(&self.seen.0)
+            .fails
+            .take_if(|fails| *fails == call)
+            .is_none()
+        {
+            return Ok(());
+        }
+        Err(VerbsError {
+            nic: "software".to_owned(),
+            call: format!("{call:?}"),
+            errno: 75,
+            why: String::new(),
+        })
+    }
+}
+
 impl Queue for Joined {
     fn endpoint(&self) -> Endpoint {
         self.queue.endpoint()
@@ -147,17 +176,14 @@ impl Queue for Joined {
     }
 
     fn receive(&mut self, id: u64, into: &[Piece<'_>]) -> Result<(), VerbsError> {
+        self.meet(Call::Receive)?;
         self.queue.receive(id, into)
     }
 
     fn poll(&mut self, done: &mut [WorkDone]) -> Result<usize, VerbsError> {
-        if std::mem::take(&mut lock(&self.seen.0).fails) {
-            return Err(VerbsError {
-                nic: "software".to_owned(),
-                call: "collecting completions".to_owned(),
-                errno: 75,
-                why: String::new(),
-            });
+        self.meet(Call::Poll)?;
+        if self.meet(Call::All).is_err() {
+            self.queue.stop()?;
         }
         self.queue.poll(done)
     }
@@ -167,6 +193,7 @@ impl Queue for Joined {
     }
 
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError> {
+        self.meet(Call::Wait)?;
         self.queue.wait(limit)
     }
 }
@@ -323,7 +350,11 @@ impl Bench {
     }
 
     fn stop(&mut self) {
-        let idle = self.engine.take().unwrap().stop(LONG);
+        self.stop_within(LONG);
+    }
+
+    fn stop_within(&mut self, patience: Duration) {
+        let idle = self.engine.take().unwrap().stop(patience);
         self.idle = Some((idle.engine, idle.memory.unwrap()));
     }
 
@@ -468,6 +499,17 @@ impl Bench {
             }
         }
         assert_eq!(self.faults[fault as usize], times);
+    }
+
+    /// What an engine that was stopped has still to tell, and up to which transfer it may be overwritten.
+    fn rest(&mut self) -> (Vec<Done>, u64) {
+        let (engine, _) = self.idle.as_mut().unwrap();
+        self.completions.clear(usize::MAX);
+        engine.poll(&mut self.completions).unwrap();
+        (
+            self.completions.as_slice().to_vec(),
+            engine.lapsed().unwrap(),
+        )
     }
 
     fn lapsed(&mut self) -> u64 {

@@ -75,7 +75,7 @@ fn after_a_failure_the_sensor_writes_by_another_key() {
     bench.send_all(0..3);
     bench.take(3);
     let (pair, key, base) = (bench.register(0), bench.key(), bench.base());
-    lock(&bench.seen).fails = true;
+    lock(&bench.seen).fails = Some(Call::Poll);
     let error = bench.poll().unwrap_err();
     assert!(
         matches!(&error, EngineError::Faulted { faults, .. } if faults[..] == ["queue"]),
@@ -98,6 +98,103 @@ fn after_a_failure_the_sensor_writes_by_another_key() {
     assert!(frames.iter().all(|done| !done.is_bad));
     assert_eq!(frames[2].origin.unwrap().sequence, 2);
     assert!(bench.page(2) == payload(2));
+}
+
+/// A bench that has heard of frames 10 to 12 and told of those before.
+fn untold() -> Bench {
+    let mut bench = Bench::new(5, 24, false);
+    for frame in 0..10 {
+        bench.send(frame, &[]);
+        bench.take(1);
+    }
+    bench.send_all(10..13);
+    bench.hear(12);
+    bench
+}
+
+#[test]
+fn what_had_ended_when_its_completions_fail_is_not_known_to_be_whole() {
+    for call in [Call::Poll, Call::Receive] {
+        let mut bench = untold();
+        lock(&bench.seen).fails = Some(call);
+        // What the sensor writes meanwhile nobody hears of.
+        bench.send_all(13..15);
+        let mut sent = 0;
+        let error = loop {
+            match bench.poll() {
+                Err(error) => break error,
+                // The receive was not due yet: the ends of 13 and 14 had not come.
+                Ok(done) => sent += done.len(),
+            }
+        };
+        assert!(matches!(error, EngineError::Faulted { .. }), "{error}");
+        let done = bench.completions.as_slice().to_vec();
+        let told = 10 + sent as u64 + done.len() as u64;
+        assert!(
+            told >= 13 && done.iter().all(|done| done.is_bad),
+            "{call:?}"
+        );
+        // Those that were told of before it failed, too.
+        assert!(bench.lapsed() >= told);
+    }
+    // Between the telling and the copying.
+    let mut bench = untold();
+    assert!(bench.poll().unwrap().iter().all(|done| !done.is_bad));
+    assert!(bench.lapsed() < 10);
+    lock(&bench.seen).fails = Some(Call::Poll);
+    assert_eq!(bench.lapsed(), 13);
+    let mut bench = untold();
+    assert!(bench.poll().unwrap().iter().all(|done| !done.is_bad));
+    lock(&bench.seen).fails = Some(Call::Wait);
+    bench.engine.as_mut().unwrap().wait(LONG).unwrap();
+    assert_eq!(bench.lapsed(), 13);
+    // Once it is stopped, and armed anew, it is as before.
+    bench.stop();
+    assert_eq!(bench.rest().1, 13);
+    bench.arm();
+    bench.send(0, &[]);
+    assert!(!bench.take(1)[0].is_bad);
+}
+
+#[test]
+fn what_had_ended_when_its_queue_stops_is_whole() {
+    let mut bench = untold();
+    lock(&bench.seen).fails = Some(Call::All);
+    assert!(bench.poll().is_err());
+    let done = bench.completions.as_slice();
+    assert_eq!(done.len(), 3);
+    assert!(done.iter().all(|done| !done.is_bad));
+    assert!(bench.lapsed() < 10);
+    let mut bench = untold();
+    lock(&bench.seen).fails = Some(Call::All);
+    assert!(bench.lapsed() < 10);
+    bench.stop();
+    let (done, lapsed) = bench.rest();
+    assert!(done.len() == 3 && done.iter().all(|done| !done.is_bad));
+    assert!(lapsed < 10);
+}
+
+#[test]
+fn what_had_ended_when_the_sensor_does_not_fall_silent_is_not_known_to_be_whole() {
+    let mut bench = untold();
+    bench.stop_within(Duration::ZERO);
+    let (done, lapsed) = bench.rest();
+    assert!(done.len() == 3 && done.iter().all(|done| done.is_bad));
+    assert_eq!(lapsed, 13);
+    // Nor where nobody could look whether it does.
+    for call in [Call::Poll, Call::Wait] {
+        let mut bench = untold();
+        lock(&bench.seen).fails = Some(call);
+        bench.stop();
+        let (done, lapsed) = bench.rest();
+        assert!(done.len() == 3 && done.iter().all(|done| done.is_bad));
+        assert_eq!(lapsed, 13);
+    }
+    let mut bench = untold();
+    bench.stop();
+    let (done, lapsed) = bench.rest();
+    assert!(done.len() == 3 && done.iter().all(|done| !done.is_bad));
+    assert!(lapsed < 10);
 }
 
 #[test]
