@@ -185,6 +185,8 @@ pub struct EngineNeeds {
     pub wish: Wish,
     /// Why its device cannot be given a GPU's memory; `None` where it can.
     pub host_only: Option<String>,
+    /// Whether the CPU must reach the memory that it writes, to look at what has come.
+    pub looked_at: bool,
     /// Whether its last write can ring the doorbell of a kernel that stays on its GPU.
     pub rings: bool,
     /// The faults that it can report by name ([`Engine::faults`](crate::dma::Engine::faults)).

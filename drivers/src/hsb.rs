@@ -50,8 +50,8 @@
 //! | what happens | what is counted |
 //! |---|---|
 //! | a frame's end never comes | lost, `wire_gap` |
-//! | packets inside of a frame never come | delivered, those filled and marked as missing, and the fault `incomplete`; lost, `bad_packet`, where nothing but its end came |
-//! | the sensor ends a frame early | delivered, the packets that it did not write to their ends filled and marked as missing, and the frame counted as `short`; lost, `bad_packet`, where none is whole |
+//! | packets inside of a frame never come | delivered as `incomplete`, those filled and marked as missing; lost, `bad_packet`, where nothing but its end came, or where the ring lies in memory that the CPU does not reach, so that nothing can be filled |
+//! | the sensor ends a frame early | the same with the packets that it did not write to their ends, and the frame is counted as `short`; lost, `bad_packet`, where none is whole |
 //! | the sensor comes round before a frame was copied | lost, `overrun`; `bad_packet` where its page was not ready for it, with the fault `overtaken` |
 //! | more frames end at a time than there are receives | those that were not copied: lost, `overrun`; those of which nothing is heard as ends that never come |
 //! | it is armed anew before frames were told of | lost, `overrun` |
@@ -62,7 +62,8 @@
 //! | a number that fits no frame | a new epoch, with the fault `order`; where its page is not the next, frames that were not copied are lost, `overrun` |
 //! | the card refuses a write: key, address | nothing, as if it had never come |
 //! | metadata that came are not in the frame's page any more | lost, `bad_packet`, with the faults `metadata` and `overtaken` |
-//! | the queue or the card fails | the fault `queue` or `card`; all is made anew |
+//! | the queue or the card fails | the fault `queue` or `card`; all is made anew; unless the queue itself has stopped, frames that were not copied are lost, `overrun` or `bad_packet`, with the fault `overtaken` |
+//! | it is disarmed and does not fall silent | frames that were not copied: the same |
 //!
 //! Beside it the same is counted, from the metadata. It has run on cards of software, and on
 //! soft-RoCE in a QEMU guest, with a simulated bridge: not yet on a ConnectX, nor with a real one.

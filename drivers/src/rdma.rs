@@ -270,6 +270,7 @@ impl SourceSpec for Rdma {
             wish: self.config.path,
             host_only: is_software
                 .then(|| "a card made of software is given host memory alone".to_owned()),
+            looked_at: false,
             rings: false,
             faults: FAULTS,
             alignment: 1,

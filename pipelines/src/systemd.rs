@@ -63,7 +63,7 @@ pub fn status_line(now: &Report, before: &Report) -> String {
     let expected: u64 = now.sources.values().map(|source| source.expected).sum();
     let mut parts = vec![BitRate(round(rate)).to_string()];
     let lost: u64 = now.sources.values().map(SourceReport::lost_total).sum();
-    let incomplete: u64 = now.sources.values().map(SourceReport::incomplete).sum();
+    let incomplete: u64 = now.sources.values().map(|source| source.incomplete).sum();
     let mut sources = now.sources.values();
     let unit = match sources.next() {
         Some(first) if sources.all(|source| source.unit() == first.unit()) => first.unit(),
@@ -388,14 +388,11 @@ mod tests {
 
     #[test]
     fn frames_that_came_in_part_are_told_of() {
-        let engine = EngineReport {
-            faults: [("incomplete", 2)].into(),
-            ..EngineReport::default()
-        };
         let source = SourceReport {
             expected: 7,
             delivered: 7,
-            engine: Some(engine),
+            incomplete: 2,
+            engine: Some(EngineReport::default()),
             ..SourceReport::default()
         };
         let mut now = Report::default();

@@ -238,6 +238,8 @@ ledger! {
         lost_ring_full,
         /// Lost: [`Cause::Overrun`].
         lost_overrun,
+        /// Delivered frames of a DMA engine some of whose packets are missing: those are filled.
+        incomplete,
         /// Payload bytes of delivered places.
         bytes,
         /// Packets whose place had arrived already.

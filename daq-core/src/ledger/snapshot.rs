@@ -21,6 +21,8 @@ pub struct SourceReport {
     pub pending: u64,
     /// Places lost, by cause; causes without losses are left out.
     pub lost: BTreeMap<&'static str, u64>,
+    /// Delivered frames of a DMA engine some of whose packets are missing: those are filled.
+    pub incomplete: u64,
     /// Payload bytes delivered.
     pub bytes: u64,
     /// Packets whose place had arrived already.
@@ -42,14 +44,6 @@ pub struct SourceReport {
 }
 
 impl SourceReport {
-    /// Frames that a DMA engine brought without some of their places, which the fault `incomplete` counts.
-    pub fn incomplete(&self) -> u64 {
-        let faults = self.engine.as_ref().map(|engine| &engine.faults);
-        faults
-            .and_then(|faults| faults.get("incomplete").copied())
-            .unwrap_or(0)
-    }
-
     /// What its places are: `"packets"`, or `"frames"` where a DMA engine brings whole ones.
     pub const fn unit(&self) -> &'static str {
         if self.engine.is_some() {
@@ -61,6 +55,8 @@ impl SourceReport {
 
     /// Reads the counters. `expected` last: every place counted before was expected before.
     pub fn of(ledger: &SourceLedger) -> Self {
+        // Before those delivered, of which they are some.
+        let incomplete = ledger.incomplete.get();
         let delivered = ledger.delivered.get();
         let lost: BTreeMap<_, _> = Cause::ALL
             .into_iter()
@@ -74,6 +70,7 @@ impl SourceReport {
             delivered,
             pending: expected.saturating_sub(settled),
             lost,
+            incomplete,
             bytes: ledger.bytes.get(),
             duplicates: ledger.duplicates.get(),
             rejected: ledger.rejected.get(),

@@ -165,9 +165,9 @@ fn judge(
     let writer = writer(needs);
     let backends = writer.backends();
     let allowed = |backend| config.staging.backends.contains(backend);
-    // A network card's driver is told where the memory is; no mapping is needed for that.
+    // A network card's driver is told where the memory is; no mapping is needed for that alone.
     if let Some(tried) = tried
-        && writer != Writer::Nic
+        && (writer != Writer::Nic || needs.looked_at)
         && !tried
             .iter()
             .any(|(backend, made)| backends.contains(backend) && allowed(backend) && made.is_ok())
@@ -178,8 +178,13 @@ fn judge(
         let refused: Vec<_> = refused
             .filter_map(|(backend, made)| Some(format!("{backend}: {}", made.as_ref().err()?)))
             .collect();
+        let whom = if needs.looked_at {
+            "the CPU, which must look at what has come"
+        } else {
+            "it"
+        };
         return Err(format!(
-            "nothing maps the GPU's memory for it: {}",
+            "nothing maps the GPU's memory for {whom}: {}",
             refused.join("; ")
         ));
     }

@@ -192,6 +192,7 @@ impl SourceSpec for Fpga {
             writer: Writer::Fpga,
             wish: self.config.path,
             host_only: self.config.device.host_only().map(str::to_owned),
+            looked_at: false,
             rings: (self.engine.rings)(&self.config),
             faults: self.engine.faults,
             alignment: limits.alignment,

@@ -40,6 +40,7 @@ impl Hsb {
             writer: Writer::Nic,
             wish: self.config.path,
             host_only: host_only.map(str::to_owned),
+            looked_at: true,
             rings: false,
             faults: queue_pair::FAULTS,
             alignment: GRAIN,

@@ -139,7 +139,7 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
         let rate = |new: u64, old: u64| new.saturating_sub(old) as f64 / passed.as_secs_f64();
         let bits = BitRate((rate(source.bytes, old.bytes) * 8.0 / 1e6).round() * 1e6);
         let packets = rate(source.delivered, old.delivered);
-        let lost = if source.lost.is_empty() && source.incomplete() == 0 {
+        let lost = if source.lost.is_empty() && source.incomplete == 0 {
             "nothing lost".to_owned()
         } else if source.lost.is_empty() {
             "none lost".to_owned()
@@ -272,7 +272,7 @@ fn apart(source: &SourceReport) -> String {
     let epochs = if source.epochs > 1 { source.epochs } else { 0 };
     let mut text = String::new();
     for (count, what) in [
-        (source.incomplete(), "incomplete"),
+        (source.incomplete, "incomplete"),
         (source.rejected, "rejected"),
         (source.jumped, "jumped over"),
         (epochs, "epochs"),

@@ -269,6 +269,7 @@ pub(super) mod tests {
             control: 7,
             epochs: 2,
             jumped: 8,
+            incomplete: 9,
             engine: Some(EngineReport {
                 proof: Proof::Proven,
                 restarts: 9,
@@ -412,6 +413,7 @@ pub(super) mod tests {
             r#"daq_source_control_packets_total{source="adc"} 7"#,
             r#"daq_source_epochs_total{source="adc"} 2"#,
             r#"daq_source_jumped_packets_total{source="adc"} 8"#,
+            r#"daq_source_incomplete_frames_total{source="adc"} 9"#,
             r#"daq_ring_capacity_slots{ring="raw"} 64"#,
             r#"daq_ring_high_water_slots{ring="raw"} 33"#,
             r#"daq_ring_made_frames_total{ring="raw"} 110"#,

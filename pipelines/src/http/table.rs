@@ -168,6 +168,16 @@ pub static METRICS: &[Metric] = &[
         read: Read::Source(|s| s.bytes),
     },
     Metric {
+        name: "daq_source_incomplete_frames_total",
+        kind: Kind::Counter,
+        help: "Delivered frames of a DMA engine some of whose packets are missing.",
+        meaning: "Those packets are filled and marked as missing; they are not in lost, whose unit is the frame here.",
+        cause: "Packets of a sensor were lost on the way to the card, or the sensor ended a frame early.",
+        remedy: "Look for drops at the card and the switch: `ethtool -S`; daq_source_counts_total, `short`, says what the \
+                 sensor ended early.",
+        read: Read::Source(|s| s.incomplete),
+    },
+    Metric {
         name: "daq_source_duplicate_packets_total",
         kind: Kind::Counter,
         help: "Packets whose place had arrived already; not in expected.",
@@ -265,8 +275,8 @@ pub static METRICS: &[Metric] = &[
         kind: Kind::Counter,
         help: "Faults that a DMA engine reported, by name.",
         meaning: "The error bits of its status, in words.",
-        cause: "See the name; read errors and unsupported requests come from the bus. incomplete: a frame of a \
-                sensor came without some of its packets. The table of each source tells of its own.",
+        cause: "See the name; read errors and unsupported requests come from the bus. The table of each source tells of \
+                its own.",
         remedy: "`dmesg | grep -iE 'dmar|iommu|aer'`; the design for the others.",
         read: Read::Faults,
     },

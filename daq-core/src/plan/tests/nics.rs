@@ -15,6 +15,8 @@ struct Carded {
     nic: String,
     #[serde(default)]
     path: Wish,
+    #[serde(default)]
+    looked_at: bool,
 }
 
 impl SourceSpec for Carded {
@@ -38,6 +40,7 @@ impl SourceSpec for Carded {
             writer: Writer::Nic,
             wish: self.path,
             host_only: None,
+            looked_at: self.looked_at,
             rings: false,
             faults: &[],
             alignment: 1,
@@ -209,6 +212,32 @@ fn no_mapping_is_needed_but_a_dma_buf_or_peermem() {
             .notes
             .iter()
             .any(|note| note.contains("nvidia-peermem"))
+    );
+}
+
+#[test]
+fn memory_that_the_cpu_looks_at_must_be_mapped() {
+    let mapped = |made: Result<(), String>| {
+        machine(Gpu {
+            mappings: Some(vec![(Backend::Gdrapi, made)]),
+            ..gpu(true, false)
+        })
+    };
+    let (with, without) = (mapped(Ok(())), mapped(Err("no gdrdrv".to_owned())));
+    let keys = "nic = \"mlx5_1\"\npath = \"direct\"\n";
+    let looks = format!("{keys}looked_at = true");
+    for (keys, machine) in [(keys, &without), (&looks, &with)] {
+        let plan = plan(keys, machine);
+        assert_eq!(told(&plan).0, Path::Direct);
+        assert!(plan.unavailable.is_empty(), "{:?}", plan.unavailable);
+    }
+    let refused = plan(&looks, &without);
+    assert_eq!(told(&refused).0, Path::Staged);
+    let why = "nothing maps the GPU's memory for the CPU, which must look at what has come: gdrapi: no gdrdrv";
+    assert!(
+        refused.unavailable[0].contains(why),
+        "{:?}",
+        refused.unavailable
     );
 }
 

@@ -59,6 +59,7 @@ impl SourceSpec for Ringing {
             writer: Writer::Fpga,
             wish: Wish::Auto,
             host_only: None,
+            looked_at: false,
             rings: true,
             faults: &[],
             alignment: 1,

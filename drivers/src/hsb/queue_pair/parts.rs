@@ -105,8 +105,6 @@ pub(super) enum Fault {
     Order,
     /// The end of a frame that has ended before.
     Repeated,
-    /// A frame of which packets are missing.
-    Incomplete,
     /// Metadata that came and are not in their frame's page: it was written since.
     Metadata,
     /// A frame in a page that the sensor may have reached before it was made ready, or has written since.
@@ -120,7 +118,6 @@ pub(in super::super) const FAULTS: &[&str] = &[
     "immediate",
     "order",
     "repeated",
-    "incomplete",
     "metadata",
     "overtaken",
 ];

@@ -61,9 +61,6 @@ impl QueuePair {
         if !is_kept || arrived.is_none() {
             self.count(Fault::Overtaken);
         }
-        if arrived.is_some_and(|arrived| arrived < places) {
-            self.count(Fault::Incomplete);
-        }
         // A frame of which nothing came but its end is none.
         let is_bad = !is_kept || arrived.is_none_or(|arrived| arrived == 0);
         let arrived = arrived.filter(|_| !is_bad).unwrap_or(0);

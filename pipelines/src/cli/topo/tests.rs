@@ -47,6 +47,7 @@ impl SourceSpec for Declared {
             writer: Writer::Fpga,
             wish: self.path,
             host_only: None,
+            looked_at: false,
             rings: false,
             faults: &[],
             alignment: 1,

@@ -12,6 +12,8 @@
 mod course;
 mod port;
 mod proof;
+#[cfg(test)]
+mod tests;
 
 #[cfg(test)]
 pub(crate) use proof::CODE as PROOF;
@@ -240,7 +242,8 @@ impl Runner {
         }
     }
 
-    fn take(&mut self) -> Result<bool, DmaError> {
+    /// Counts what is told of beside completions as lost; transfers that were overwritten.
+    fn count_lost(&mut self) -> u64 {
         let overrun = self.completions.overrun();
         if overrun > 0 {
             let first = self.completions.as_slice().first();
@@ -257,6 +260,11 @@ impl Runner {
             &self.ledger,
         );
         Course::lose_told(0, self.completions.missing(), Cause::WireGap, &self.ledger);
+        overrun
+    }
+
+    fn take(&mut self) -> Result<bool, DmaError> {
+        let overrun = self.count_lost();
         if self.completions.as_slice().is_empty() {
             return Ok(overrun > 0);
         }
@@ -431,15 +439,40 @@ impl Runner {
         Ok(())
     }
 
-    /// The end: the engine is quiet, what it had finished is published.
+    /// The end: the engine is quiet, what it had finished is published, or counted where that cannot be.
     fn stop(&mut self) -> Result<(), DmaError> {
-        if !self.port.is_armed() {
-            return Ok(());
-        }
-        self.stop_engine();
-        let drained = self.drain();
+        let drained = if self.port.is_armed() {
+            self.stop_engine();
+            self.drain()
+        } else {
+            // Nothing says where what it has to tell of lies: its slots are to be another arming's.
+            Ok(())
+        };
+        let rest = self.lose_rest();
         self.course.settle(&self.ledger);
-        drained
+        drained.and(rest)
+    }
+
+    /// Counts what an engine that is quiet has still to tell of as lost.
+    fn lose_rest(&mut self) -> Result<(), DmaError> {
+        let cause = match self.path {
+            Path::GivenUp => Cause::BadPacket,
+            Path::Unproven(..) | Path::Proven => Cause::Overrun,
+        };
+        loop {
+            self.completions.clear(usize::MAX);
+            let polled = self.port.poll(&mut self.completions);
+            self.count_faults();
+            self.count_lost();
+            let count = self.completions.as_slice().len() as u64;
+            self.drop_frames(0, count, cause);
+            match polled {
+                Ok(()) | Err(DmaError::Engine(EngineError::Faulted { .. })) if count > 0 => {}
+                // It has been told why it stopped.
+                Ok(()) | Err(DmaError::Engine(EngineError::Faulted { .. })) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Takes all that an engine that is quiet had finished.
@@ -586,6 +619,9 @@ impl Runner {
         };
         self.ledger.bytes.add(done.length as u64);
         self.ledger.delivered.add(1);
+        if self.port.place_bytes() > 0 && meta.arrived < meta.places {
+            self.ledger.incomplete.add(1);
+        }
         let present = self
             .completions
             .present(usize::try_from(at).unwrap_or(usize::MAX));

@@ -60,14 +60,7 @@ fn own(
     };
     let bytes = producer.options().region_bytes();
     let device = Device::open(ordinal).map_err(RegionError::from)?;
-    match Region::mapped(device, bytes, writer, backends) {
-        // A network card's driver is told where the memory is: it needs no mapping.
-        Err(RegionError::Unmappable(error)) if writer == Writer::Nic => {
-            tracing::debug!("slots of its own: {error}");
-            Region::cuda(device, bytes)
-        }
-        made => made,
-    }
+    Region::mapped(device, bytes, writer, backends)
 }
 
 /// The same in host memory.
@@ -405,11 +398,23 @@ impl Port {
                 self.name
             )));
         };
+        let made = own_on_host(producer)
+            .map_err(DmaError::from)
+            .and_then(|region| {
+                let (map, addresses) = map(engine.device(), &region, producer)?;
+                Ok((Carry::new(region, producer)?, map, addresses))
+            });
+        let (carry, map, addresses) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                // What it has still to tell of is asked for at the end.
+                self.state = State::Idle(engine, old);
+                return Err(error);
+            }
+        };
         drop(old);
-        let region = own_on_host(producer)?;
-        let (map, addresses) = map(engine.device(), &region, producer)?;
         self.addresses = addresses;
-        self.carry = Some(Carry::new(region, producer)?);
+        self.carry = Some(carry);
         if let Some((bell, _)) = self.bell.take() {
             bell.give_up();
         }

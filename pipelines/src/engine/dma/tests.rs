@@ -1,0 +1,321 @@
+//! The runner with an engine that is told what to say.
+
+use super::*;
+use daq_core::dma::{Caps, DmaDevice, DmaError as MapError, Origin, Sentinel, Slots, Stuck};
+use daq_core::ledger::{ReaderLedger, RingLedger, SourceReport};
+use daq_core::region::{HostOptions, Region};
+use daq_core::ring::{Fill, Reader, Ring, RingOptions};
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+/// Places of a frame, more than a word tells of, and bytes of each; the last one is shorter.
+const PLACES: u32 = 70;
+const PLACE: usize = 16;
+const FRAME: usize = PLACES as usize * PLACE - 8;
+const SLOTS: usize = 4;
+const FILL: u8 = 0xa5;
+/// What the engine writes.
+const WRITTEN: Sentinel = Sentinel::new(7);
+
+/// A device that remembers what it was given.
+#[derive(Default)]
+struct Given(Mutex<Vec<Arc<Region>>>);
+
+impl DmaDevice for Given {
+    fn name(&self) -> &'static str {
+        "given"
+    }
+
+    fn map(&self, region: &Arc<Region>) -> Result<u64, MapError> {
+        self.0.lock().unwrap().push(region.clone());
+        Ok(0)
+    }
+
+    fn unmap(&self, _: u64, _: usize) -> Result<(), MapError> {
+        Ok(())
+    }
+
+    fn cut_off(&self) -> Result<(), MapError> {
+        Ok(())
+    }
+}
+
+/// What a poll is to say.
+#[derive(Default)]
+struct Words {
+    /// Each with the places that arrived.
+    frames: Vec<(Done, Vec<u64>)>,
+    overrun: u64,
+    discarded: u64,
+    missing: u64,
+}
+
+/// What an engine is to do, in turn.
+#[derive(Clone, Default)]
+struct Script(Arc<Mutex<(VecDeque<Words>, bool)>>);
+
+impl Script {
+    fn say(&self, words: Words) {
+        self.0.lock().unwrap().0.push_back(words);
+    }
+
+    /// Arms no more.
+    fn refuse(&self) {
+        self.0.lock().unwrap().1 = true;
+    }
+}
+
+struct Scripted {
+    device: Arc<dyn DmaDevice>,
+    given: Arc<Given>,
+    script: Script,
+    holdable: bool,
+    /// Where the next frame goes.
+    slots: Vec<u64>,
+    next: usize,
+}
+
+impl Engine for Scripted {
+    fn name(&self) -> &'static str {
+        "scripted"
+    }
+
+    fn device(&self) -> &Arc<dyn DmaDevice> {
+        &self.device
+    }
+
+    fn caps(&self) -> Caps {
+        Caps {
+            holdable: self.holdable,
+            bell_bits: 0,
+            end_of_packet: true,
+            alignment: 8,
+            max_transfer: 1 << 20,
+            max_slots: 64,
+        }
+    }
+
+    fn faults(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    fn writes_behind(&self) -> bool {
+        true
+    }
+
+    fn place_bytes(&self) -> usize {
+        PLACE
+    }
+
+    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        if self.script.0.lock().unwrap().1 {
+            return Err(EngineError::Unfit {
+                device: "given".to_owned(),
+                why: "it is to refuse".to_owned(),
+            });
+        }
+        (self.slots, self.next) = (slots.addresses.clone(), slots.first);
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        let Some(words) = self.script.0.lock().unwrap().0.pop_front() else {
+            return Ok(());
+        };
+        done.skip(words.overrun);
+        done.discard(words.discarded);
+        done.miss(words.missing);
+        let region = self.given.0.lock().unwrap().last().unwrap().clone();
+        for (told, present) in words.frames {
+            let at = usize::try_from(self.slots[self.next]).unwrap();
+            assert!(WRITTEN.lay(&region, at, FRAME));
+            self.next = (self.next + 1) % self.slots.len();
+            assert!(done.push_with(told, &present));
+        }
+        Ok(())
+    }
+
+    fn credit(&mut self, _: u32) {}
+
+    fn quiesce(&mut self, _: Duration) -> Result<(), Stuck> {
+        Ok(())
+    }
+}
+
+struct Bench {
+    runner: Runner,
+    script: Script,
+    reader: Reader,
+    ledger: SourceLedger,
+    _ring: Ring,
+}
+
+impl Bench {
+    fn new(holdable: bool) -> Self {
+        let options = RingOptions {
+            places: PLACES,
+            fill: Fill::byte(FILL),
+            ..RingOptions::new("raw", SLOTS, FRAME)
+        };
+        let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+        let (ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+        let reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+        let (given, script, ledger) = (
+            Arc::new(Given::default()),
+            Script::default(),
+            SourceLedger::default(),
+        );
+        let mut runner = Runner::new(Parts {
+            name: "camera".to_owned(),
+            engine: Box::new(Scripted {
+                device: given.clone(),
+                given,
+                script: script.clone(),
+                holdable,
+                slots: Vec::new(),
+                next: 0,
+            }),
+            producer,
+            numbers: None,
+            ledger: ledger.clone(),
+            counters: EngineCounters::default(),
+            wait: Wait::Busy,
+            started: Arc::default(),
+            control: Arc::new(Control::new(Duration::ZERO)),
+            bell: None,
+            backends: Vec::new(),
+            writer: Writer::Nic,
+        })
+        .unwrap();
+        runner.arm().unwrap();
+        Self {
+            runner,
+            script,
+            reader,
+            ledger,
+            _ring: ring,
+        }
+    }
+
+    /// The runner takes what the engine says of `frames`.
+    fn step(&mut self, frames: Vec<(Done, Vec<u64>)>) {
+        self.script.say(Words {
+            frames,
+            ..Words::default()
+        });
+        assert!(self.runner.step().unwrap());
+    }
+
+    fn report(&self) -> SourceReport {
+        SourceReport::of(&self.ledger)
+    }
+}
+
+/// Frame `sequence` without the places `missing`.
+fn frame(sequence: u64, missing: &[u32]) -> (Done, Vec<u64>) {
+    let mut present = vec![u64::MAX, (1 << (PLACES - 64)) - 1];
+    for place in missing {
+        present[*place as usize / 64] &= !(1 << (place % 64));
+    }
+    let origin = Origin {
+        sequence,
+        epoch: 1,
+        places: PLACES,
+        arrived: PLACES - u32::try_from(missing.len()).unwrap(),
+        ..Origin::default()
+    };
+    let done = Done {
+        length: FRAME,
+        origin: Some(origin),
+        ..Done::default()
+    };
+    (done, present)
+}
+
+#[test]
+fn places_that_did_not_arrive_are_filled_on_both_sides_of_a_word() {
+    for holdable in [false, true] {
+        let mut bench = Bench::new(holdable);
+        let stride = bench.runner.producer.options().stride();
+        let all: Vec<u32> = (0..PLACES).collect();
+        let missing: [&[u32]; 5] = [&[], &[0, 5, 63], &[63, 64], &[64, 66, 69], &all];
+        for (sequence, missing) in (0..).zip(missing) {
+            bench.step(vec![frame(sequence, missing)]);
+            let lease = bench.reader.poll(1).unwrap();
+            let seen = lease.frame(0);
+            assert_eq!(seen.meta().sequence, sequence);
+            if missing.len() == all.len() {
+                // None arrived: nothing of it is a frame.
+                assert_eq!(seen.meta().arrived, 0);
+                continue;
+            }
+            let at = usize::try_from(sequence).unwrap() % SLOTS * stride;
+            let bytes = seen.bytes().unwrap();
+            assert_eq!(bytes.len(), FRAME);
+            for (place, bytes) in (0..).zip(bytes.chunks(PLACE)) {
+                let is_missing = missing.contains(&place);
+                let from = (at + place as usize * PLACE) as u64 / 8;
+                let words = (from..).flat_map(|word| WRITTEN.word(word).to_le_bytes());
+                let is_right = if is_missing {
+                    bytes.iter().all(|byte| *byte == FILL)
+                } else {
+                    bytes.iter().copied().eq(words.take(bytes.len()))
+                };
+                assert!(is_right, "{holdable} {sequence} {place}");
+            }
+        }
+        let report = bench.report();
+        let lost = report.lost.get("bad_packet").copied();
+        assert_eq!((report.expected, report.delivered), (5, 4));
+        // Of those that were delivered.
+        assert_eq!((report.incomplete, lost), (3, Some(1)));
+    }
+}
+
+#[test]
+fn what_an_engine_has_to_tell_after_a_refused_arming_is_lost() {
+    let mut bench = Bench::new(false);
+    bench.step(vec![frame(0, &[])]);
+    bench.script.refuse();
+    let fault = EngineError::Faulted {
+        device: "given".to_owned(),
+        engine: "scripted",
+        faults: Vec::new(),
+    };
+    assert!(bench.runner.restart(fault).is_err());
+    let (mut first, present) = frame(9, &[3]);
+    first.missing = 2;
+    bench.script.say(Words {
+        frames: vec![(first, present)],
+        overrun: 3,
+        discarded: 4,
+        missing: 5,
+    });
+    bench.script.say(Words {
+        frames: vec![frame(10, &[])],
+        ..Words::default()
+    });
+    bench.runner.stop().unwrap();
+    let report = bench.report();
+    assert_eq!(report.lost, [("overrun", 9), ("wire_gap", 7)].into());
+    assert_eq!((report.expected, report.delivered), (17, 1));
+    assert_eq!(report.incomplete, 0);
+    assert_eq!(bench.reader.pending(), 1);
+}
+
+#[test]
+fn what_an_engine_has_to_tell_once_its_path_is_given_up_is_lost() {
+    let mut bench = Bench::new(false);
+    bench.step(vec![frame(0, &[])]);
+    bench.runner.path = Path::GivenUp;
+    bench.script.say(Words {
+        frames: vec![frame(1, &[]), frame(2, &[])],
+        discarded: 1,
+        ..Words::default()
+    });
+    bench.runner.stop().unwrap();
+    let report = bench.report();
+    assert_eq!(report.lost, [("bad_packet", 2), ("overrun", 1)].into());
+    assert_eq!((report.expected, report.delivered), (4, 1));
+    assert_eq!(bench.reader.pending(), 1);
+}
