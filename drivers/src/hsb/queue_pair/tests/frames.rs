@@ -184,7 +184,8 @@ fn more_ends_than_receives_leave_nothing_that_is_whole() {
     let overrun = bench.completions.overrun();
     assert_eq!((done.len(), overrun), (PAGES, 16 - PAGES as u64));
     assert!(done.iter().all(|done| done.is_bad));
-    assert_eq!(bench.lapsed(), 16);
+    // More where the last end has found a receive that was posted since.
+    assert!(bench.lapsed() >= 16);
 }
 
 /// The engine is held back while the sensor goes on: what it says is whole is, and all is counted.
