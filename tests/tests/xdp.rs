@@ -76,13 +76,15 @@ fn flows(far: &veth::Far, to: &str, count: usize) -> Vec<UdpSocket> {
     })
 }
 
-/// Sends `packets` packets of `bytes` of payload over `flows` in turn, never more than fit on the way.
+/// Sends `packets` packets of `bytes` of payload over `flows` in turn, never more than fit on the way, nor so many that the
+/// queues of one thread could be late for the window that another has moved on.
 fn send(live: &mut Live, flows: &[UdpSocket], packets: u64, bytes: usize) {
     for n in 0..packets {
         let flow = usize::try_from(n).unwrap() % flows.len();
         flows[flow].send(&packet(n, bytes)).unwrap();
         if n % BURST == BURST - 1 {
             live.wait_count("sources.adc.expected", n + 1);
+            live.wait_count("sources.adc.delivered", n + 1);
         }
     }
 }
