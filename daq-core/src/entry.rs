@@ -6,14 +6,15 @@
 
 use crate::config::{Diagnostics, Problem, Section};
 use crate::dma::FrameSequence;
+use crate::examine::NamedFile;
 use crate::kernel::KernelSpec;
 use crate::layout::Layout;
-use crate::ledger::Counts;
+use crate::ledger::{Counts, Rejections};
 use crate::mapped::Writer;
 use crate::sink::SinkSpec;
 use crate::source::{Producers, SourceError};
 use crate::topology::Wish;
-use crate::window::Geometry;
+use crate::window::{Arrival, Geometry};
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
@@ -171,7 +172,12 @@ pub struct SourceContext {
     pub nic: Option<String>,
     /// The counters that [`SourceSpec::counts`] named.
     pub counts: Counts,
+    /// Where it counts rejected packets by reason.
+    pub rejections: Rejections,
 }
+
+/// Says where to look when a source receives nothing. Called when that is logged, not on a data thread.
+pub type SilenceHint = Box<dyn Fn() -> String + Send>;
 
 /// What a DMA engine asks of the plan, as far as it is known without opening its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -212,6 +218,11 @@ pub trait SourceSpec: Send + Sync {
         self.claims().iter().map(Claim::to_string).collect()
     }
 
+    /// The files that it reads.
+    fn files(&self) -> Vec<NamedFile> {
+        Vec::new()
+    }
+
     /// Payload bytes of a slot if the ring's section does not say.
     fn preferred_slot(&self) -> Option<usize> {
         None
@@ -220,11 +231,22 @@ pub trait SourceSpec: Send + Sync {
     /// How frames are made of places in slots of `slot_bytes`, or why they cannot be.
     fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem>;
 
+    /// What the geometry is learned from at run time, as in "the first heaps": [`geometry`](Self::geometry) is then an upper
+    /// bound, and each frame's record has its own. `None` where it is exact.
+    fn learned_from(&self) -> Option<&'static str> {
+        None
+    }
+
     /// What a frame of `geometry` means, or why the declared samples do not fit it.
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem>;
 
     /// Whether it waits for slots (a file, a free-running simulator) or must go on without (a socket).
     fn holdable(&self) -> bool;
+
+    /// How packets reach its window, which the plan then sizes; `None` where [`geometry`](Self::geometry) alone decides.
+    fn arrival(&self) -> Option<Arrival> {
+        None
+    }
 
     /// What its DMA engine asks of the plan; `None` for sources that are no engines.
     fn engine(&self) -> Option<EngineNeeds> {
@@ -259,6 +281,16 @@ pub trait SourceSpec: Send + Sync {
     /// Sentences for the plan: defaults that were assumed, limits that were found.
     fn notes(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// Why this machine cannot run it, as far as is seen without opening its device; not called for other machines.
+    fn unavailable(&self) -> Option<String> {
+        None
+    }
+
+    /// Where to look when nothing arrives: addresses, firewalls, groups, links.
+    fn silence_hint(&self) -> SilenceHint {
+        Box::new(|| "check that its sender runs, and `daq doctor`".to_owned())
     }
 
     /// Opens sockets, files or devices.

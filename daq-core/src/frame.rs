@@ -20,9 +20,16 @@ pub enum Clock {
     Simulated = 4,
     /// Taken from a recording.
     Recorded = 5,
+    /// The sensor's own count scaled to nanoseconds, from an origin in UTC that the configuration gives.
+    SensorUtc = 6,
 }
 
 impl Clock {
+    /// Whether its nanoseconds count from 1970-01-01T00:00:00Z.
+    pub const fn is_utc(self) -> bool {
+        matches!(self, Self::Host | Self::Kernel | Self::SensorUtc)
+    }
+
     /// The name used in reports and files.
     pub const fn name(self) -> &'static str {
         match self {
@@ -32,6 +39,7 @@ impl Clock {
             Self::Sensor => "sensor",
             Self::Simulated => "simulated",
             Self::Recorded => "recorded",
+            Self::SensorUtc => "sensor-utc",
         }
     }
 
@@ -43,6 +51,7 @@ impl Clock {
             3 => Self::Sensor,
             4 => Self::Simulated,
             5 => Self::Recorded,
+            6 => Self::SensorUtc,
             _ => Self::None,
         }
     }
@@ -106,6 +115,10 @@ pub struct FrameMeta {
     pub places: u32,
     /// Places that really arrived.
     pub arrived: u32,
+    /// Payload bytes of the first place; 0 where the ring's plan or nothing says.
+    pub first_bytes: u32,
+    /// Payload bytes of each place but the first and the last; 0 where the ring's plan or nothing says.
+    pub place_bytes: u32,
 }
 
 impl FrameMeta {

@@ -1,6 +1,7 @@
 //! Kernels: a compute step from one ring to another.
 
 use crate::cuda;
+use crate::examine::{Examination, Examined, NamedFile};
 use crate::layout::Layout;
 use crate::mapped::{Backend, MappedError, Writer};
 use crate::plan::Dispatch;
@@ -262,6 +263,16 @@ pub trait Kernel: Send {
 pub trait KernelSpec: Send + Sync {
     /// The layout of the output for `input`, or why the kernel cannot take it.
     fn layout(&self, input: &Layout) -> Result<Layout, crate::config::Problem>;
+
+    /// The files that it reads.
+    fn files(&self) -> Vec<NamedFile> {
+        Vec::new()
+    }
+
+    /// Examines its code as far as that is possible without a GPU. Problems of [`files`](Self::files) are not repeated.
+    fn examine(&self, _examination: &Examination<'_>) -> Examined {
+        Examined::default()
+    }
 
     /// Input frames that go into one output frame where that is fixed; for the plan's rates.
     fn frames_per_output(&self, _input: &Layout) -> f64 {

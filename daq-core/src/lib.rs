@@ -14,9 +14,11 @@
 //! | [`doorbell`] | words between the CPU and a resident kernel |
 //! | [`staging`] | copies between rings in host memory and rings on a GPU |
 //! | [`ledger`] | counters and the equations between them |
+//! | [`log_limit`] | limits on repeated log messages |
 //! | [`dma`] | devices that write memory by themselves |
 //! | [`source`], [`kernel`], [`sink`] | the seams |
 //! | [`entry`] | what a driver, kernel or sink tells of itself |
+//! | [`mod@file`] | regular files, opened without blocking |
 //! | [`config`], [`units`] | TOML with spans, errors that teach |
 
 pub mod config;
@@ -24,10 +26,13 @@ pub mod cuda;
 pub mod dma;
 pub mod doorbell;
 pub mod entry;
+pub mod examine;
+pub mod file;
 pub mod frame;
 pub mod kernel;
 pub mod layout;
 pub mod ledger;
+pub mod log_limit;
 pub mod mapped;
 pub mod plan;
 pub mod region;

@@ -7,6 +7,7 @@ use crate::ring::Lease;
 use crate::wait::Wait;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Which placements a sink can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,9 +72,9 @@ pub struct SinkContext {
     pub slot_bytes: usize,
     /// Most places of a frame; 0 where frames have none.
     pub places: u32,
-    /// Payload bytes of the first place; 0 where frames have none.
+    /// Payload bytes of the first place; 0 where frames have none, or each frame's record has its own.
     pub first_bytes: usize,
-    /// Payload bytes of each place but the first and the last; 0 where frames have none.
+    /// Payload bytes of each place but the first and the last; 0 where frames have none, or each frame's record has its own.
     pub place_bytes: usize,
     /// The directory that relative paths start from.
     pub directory: PathBuf,
@@ -105,6 +106,13 @@ pub trait Sink: Send {
         Ok(())
     }
 
+    /// How long the oldest write that is under way on another thread of the sink has taken; zero if there is none.
+    ///
+    /// The runtime reports a sink as stalled whose write hangs, also while the sink itself still takes frames.
+    fn blocked_for(&mut self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Makes everything taken safe and ends. Called once, also after an error.
     fn finish(&mut self) -> Result<(), SinkError>;
 }
@@ -113,6 +121,11 @@ pub trait Sink: Send {
 pub trait SinkSpec: Send + Sync {
     /// What it claims; relative paths as they are written.
     fn claims(&self) -> Vec<crate::entry::Claim> {
+        Vec::new()
+    }
+
+    /// The directories that it writes into.
+    fn files(&self) -> Vec<crate::examine::NamedFile> {
         Vec::new()
     }
 

@@ -53,6 +53,10 @@ pub trait Filler: Send {
     /// Does one batch of work.
     fn fill(&mut self, window: &mut Window, patience: Duration) -> Result<Polled, SourceError>;
 
+    /// Called once after the last `fill`, also after an error: places what it still keeps. May wait for the thread that
+    /// closes frames, but not for slots.
+    fn finish(&mut self, _window: &mut Window) {}
+
     /// Called once on the filler's own thread before the first `fill`.
     fn start(&mut self) -> Result<(), SourceError> {
         Ok(())

@@ -13,7 +13,7 @@ pub mod verdict;
 
 pub use record::RecordError;
 pub use show::Way;
-pub use verdict::{Asked, Relation, Verdict};
+pub use verdict::{Asked, PeerAccess, Relation, Verdict};
 
 use crate::cuda::{Device, Identity};
 use crate::mapped::{self, Backend};

@@ -56,6 +56,31 @@ pub struct BitRate(pub f64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Frequency(pub f64);
 
+/// A short length of time, such as the period of a clock; in TOML a string such as `"250 ps"`, `"8 ns"`. Resolution 1 ps,
+/// at most 213 days.
+///
+/// ```
+/// use daq_core::units::Period;
+/// assert_eq!("1 ps".parse(), Ok(Period(1)));
+/// assert_eq!("0.5 ns".parse(), Ok(Period(500)));
+/// assert_eq!(Period(8000).to_string(), "8 ns");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Period(pub u64);
+
+/// A moment in nanoseconds since 1970-01-01T00:00:00Z; in TOML an RFC 3339 string such as `"2026-11-22T10:00:00Z"`, or the
+/// time since 1970-01-01T00:00:00Z such as `"10 s"`. At most the year 2554.
+///
+/// ```
+/// use daq_core::units::UtcTime;
+/// assert_eq!("1970-01-01T00:00:01Z".parse(), Ok(UtcTime(1_000_000_000)));
+/// assert_eq!("1970-01-01T02:00:01.5+02:00".parse(), Ok(UtcTime(1_500_000_000)));
+/// assert_eq!("10 s".parse(), Ok(UtcTime(10_000_000_000)));
+/// assert_eq!(UtcTime(0).to_string(), "1970-01-01T00:00:00.000000000Z");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UtcTime(pub u64);
+
 /// Why a text is not the quantity that was wanted.
 ///
 /// The text after `; try ` is an example of a right value.
@@ -79,6 +104,8 @@ type Unit = (&'static str, u64);
 struct Quantity {
     wanted: &'static str,
     example: &'static str,
+    /// The unit suggested for a number without one.
+    suggested: &'static str,
     /// In order of preference for suggestions.
     units: &'static [Unit],
 }
@@ -86,6 +113,7 @@ struct Quantity {
 const BYTES: Quantity = Quantity {
     wanted: "size",
     example: "4 MiB",
+    suggested: "B",
     units: &[
         ("B", 1),
         ("KiB", 1 << 10),
@@ -102,6 +130,7 @@ const BYTES: Quantity = Quantity {
 const TIME: Quantity = Quantity {
     wanted: "time",
     example: "10 ms",
+    suggested: "s",
     units: &[
         ("ns", 1),
         ("us", 1000),
@@ -115,9 +144,33 @@ const TIME: Quantity = Quantity {
     ],
 };
 
+const PERIOD: Quantity = Quantity {
+    wanted: "period",
+    example: "8 ns",
+    suggested: "ns",
+    units: &[
+        ("ps", 1),
+        ("ns", 1000),
+        ("us", 1_000_000),
+        ("ms", 1_000_000_000),
+        ("s", 1_000_000_000_000),
+        // The micro sign and the Greek letter.
+        ("\u{b5}s", 1_000_000),
+        ("\u{3bc}s", 1_000_000),
+    ],
+};
+
+const UTC: Quantity = Quantity {
+    wanted: "time in UTC",
+    example: "2026-11-22T10:00:00Z",
+    suggested: "s",
+    units: TIME.units,
+};
+
 const RATE: Quantity = Quantity {
     wanted: "data rate",
     example: "10 Gbit/s",
+    suggested: "bit/s",
     units: &[
         ("bit/s", 1),
         ("kbit/s", 1000),
@@ -137,6 +190,7 @@ const RATE: Quantity = Quantity {
 const HERTZ: Quantity = Quantity {
     wanted: "frequency",
     example: "1 MHz",
+    suggested: "Hz",
     units: &[
         ("Hz", 1),
         ("kHz", 1000),
@@ -184,15 +238,50 @@ impl Quantity {
             self.error(text, format!("unknown unit {unit:?}"))
         };
         let nearest = if unit.is_empty() {
-            self.units.first().map(|(name, _)| (*name).to_owned())
+            Some(self.suggested.to_owned())
         } else {
-            let names: Vec<&str> = self.units.iter().map(|(name, _)| *name).collect();
-            crate::config::nearest(unit, &names).map(str::to_owned)
+            self.meant(unit).map(str::to_owned)
         };
         if let Some(nearest) = nearest {
             error.example = format!("{number} {nearest}");
         }
         Err(error)
+    }
+
+    /// The unit that is written another way in `unit`. Never one that `unit` may not mean: `m` is not `ms`, and `Mb` is
+    /// not `MB`.
+    fn meant(&self, unit: &str) -> Option<&'static str> {
+        const NAMES: [(&str, &[&str]); 20] = [
+            ("ps", &["psec", "picosecond", "picoseconds"]),
+            ("ns", &["nsec", "nanosecond", "nanoseconds"]),
+            ("us", &["usec", "microsecond", "microseconds"]),
+            ("ms", &["msec", "millisecond", "milliseconds"]),
+            ("s", &["sec", "secs", "second", "seconds"]),
+            ("min", &["mins", "minute", "minutes"]),
+            ("h", &["hr", "hrs", "hour", "hours"]),
+            ("B", &["byte", "bytes", "octets"]),
+            ("KiB", &["kib", "KBi", "KIB"]),
+            ("MiB", &["mib", "MBi", "MIB"]),
+            ("GiB", &["gib", "GBi", "GIB"]),
+            ("TiB", &["tib", "TBi", "TIB"]),
+            ("kB", &["KB"]),
+            ("bit/s", &["bps", "bits/s", "b/s"]),
+            ("kbit/s", &["kbps", "Kbps", "Kbit/s", "kbits/s"]),
+            ("Mbit/s", &["Mbps", "mbps", "Mbits/s", "mbit/s"]),
+            ("Gbit/s", &["Gbps", "gbps", "Gbits/s", "gbit/s"]),
+            ("Tbit/s", &["Tbps", "tbps", "Tbits/s", "tbit/s"]),
+            ("MS/s", &["Msps", "MSps", "MSPS"]),
+            ("GS/s", &["Gsps", "GSps", "GSPS"]),
+        ];
+        let known = |name: &str| self.units.iter().find(|(known, _)| *known == name);
+        let named = NAMES.iter().find(|(_, others)| others.contains(&unit));
+        if let Some((name, _)) = named.and_then(|(name, _)| known(name)) {
+            return Some(name);
+        }
+        // `mHz` and `Mb` are other units.
+        let is_other = unit == "mHz" || unit.ends_with('b');
+        let mut folded = self.units.iter().map(|(name, _)| *name);
+        folded.find(|name| !is_other && name.eq_ignore_ascii_case(unit))
     }
 
     /// Reads a whole number of base units, exactly.
@@ -315,6 +404,25 @@ impl fmt::Display for Span {
     }
 }
 
+impl fmt::Display for Period {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, scale) in PERIOD.units[..5].iter().rev() {
+            if self.0 >= *scale
+                && let Some(number) = exact_decimal(self.0.into(), (*scale).into(), 3)
+            {
+                return f.pad(&format!("{number} {name}"));
+            }
+        }
+        f.pad(&format!("{} ps", self.0))
+    }
+}
+
+impl fmt::Display for UtcTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&crate::sigmf::format_datetime(self.0))
+    }
+}
+
 impl fmt::Display for BitRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RATE.show_float(self.0, 5, f)
@@ -347,6 +455,39 @@ impl FromStr for Span {
         let rest =
             u32::try_from(nanoseconds % 1_000_000_000).expect("a remainder of 10^9 fits 32 bits");
         Ok(Self(Duration::new(seconds, rest)))
+    }
+}
+
+impl FromStr for Period {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        u64::try_from(PERIOD.integer(text)?)
+            .map(Self)
+            .map_err(|_| PERIOD.error(text, "the number is too large"))
+    }
+}
+
+impl FromStr for UtcTime {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        if let Some(ns) = crate::sigmf::parse_datetime(text) {
+            return Ok(Self(ns));
+        }
+        // A date is neither a number with a unit nor, perhaps, whole.
+        if text.len() > 4 && text.as_bytes()[4] == b'-' {
+            let why = "date, time of day and Z or an offset are needed, from 1970 to 2554";
+            return Err(UTC.error(text, why));
+        }
+        let ns = TIME.integer(text).map_err(|error| UnitError {
+            wanted: UTC.wanted,
+            example: UTC.example.to_owned(),
+            ..error
+        })?;
+        u64::try_from(ns)
+            .map(Self)
+            .map_err(|_| UTC.error(text, "it is beyond the year 2554"))
     }
 }
 
@@ -464,6 +605,20 @@ quantity!(
     "string"
 );
 quantity!(
+    Period,
+    PERIOD,
+    r"^\s*[0-9_]*\.?[0-9_]+\s*(ps|ns|[uµμ]s|ms|s)\s*$",
+    ["1 ps", "8 ns", "1 us"],
+    "string"
+);
+quantity!(
+    UtcTime,
+    UTC,
+    r"^([0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}.*|\s*[0-9_]*\.?[0-9_]+\s*(ns|[uµμ]s|ms|s|min|h)\s*)$",
+    ["2026-11-22T10:00:00Z", "10 s"],
+    "string"
+);
+quantity!(
     BitRate,
     RATE,
     r"^\s*[0-9_]*\.?[0-9_]+\s*([kMGT]?bit/s|[kMG]?B/s|[KMG]iB/s)\s*$",
@@ -548,6 +703,66 @@ mod tests {
     }
 
     #[test]
+    fn periods_have_picoseconds_and_read_back() {
+        for ps in [0, 1, 250, 999, 1000, 1001, 8_000, 1_500_000, u64::MAX] {
+            assert_eq!(Period(ps).to_string().parse(), Ok(Period(ps)));
+        }
+        assert_eq!("1.5 ps".parse::<Period>().unwrap_err().example, "8 ns");
+        let error = "1 ps".parse::<Span>().unwrap_err();
+        assert_eq!(error.example, "10 ms", "no longer time is suggested");
+    }
+
+    #[test]
+    fn moments_are_dates_or_times_since_1970() {
+        let read = |text: &str| text.parse::<UtcTime>().map(|time| time.0);
+        assert_eq!(read("2023-11-14T22:13:20Z"), Ok(1_700_000_000_000_000_000));
+        assert_eq!(
+            read("2023-11-14T23:13:20+01:00"),
+            read("2023-11-14T22:13:20Z")
+        );
+        assert_eq!(
+            read("2023-11-14t17:43:20.5-04:30"),
+            Ok(1_700_000_000_500_000_000)
+        );
+        assert_eq!(read("1 h"), Ok(3_600_000_000_000));
+        for bad in [
+            "2023-11-14",
+            "2023-11-14T22:13:20",
+            "2023-13-14T22:13:20Z",
+            "1969-12-31T23:59:59Z",
+            "2023-11-14T22:13:20+25:00",
+            "soon",
+            "9999999999999 h",
+        ] {
+            let error = read(bad).unwrap_err();
+            assert_eq!(error.wanted, "time in UTC", "{bad}");
+            assert!(read(&error.example).is_ok(), "{error}");
+        }
+    }
+
+    #[test]
+    fn suggested_units_mean_the_same() {
+        let size = |text: &str| text.parse::<ByteSize>().unwrap_err().example;
+        assert_eq!(
+            (size("4 mib"), size("2 bytes")),
+            ("4 MiB".into(), "2 B".into())
+        );
+        assert_eq!(size("7 Mb"), "4 MiB", "megabits are no megabytes");
+        let time = |text: &str| text.parse::<Span>().unwrap_err().example;
+        assert_eq!(
+            (time("7 sec"), time("7 minutes")),
+            ("7 s".into(), "7 min".into())
+        );
+        assert_eq!(time("7 m"), "10 ms", "which unit is meant is not known");
+        let hertz = |text: &str| text.parse::<Frequency>().unwrap_err().example;
+        assert_eq!(
+            (hertz("7 mhz"), hertz("7 mHz")),
+            ("7 MHz".into(), "1 MHz".into())
+        );
+        assert_eq!("7 Mbps".parse::<BitRate>().unwrap_err().example, "7 Mbit/s");
+    }
+
+    #[test]
     fn shown_in_the_unit_one_would_write() {
         let sizes = [
             (0, "0 B"),
@@ -582,6 +797,10 @@ mod tests {
         assert_eq!(
             says("4"),
             r#""4" is not a size: the unit is missing; try "4 B""#
+        );
+        assert_eq!(
+            "10".parse::<Span>().unwrap_err().to_string(),
+            r#""10" is not a time: the unit is missing; try "10 s""#
         );
         assert_eq!(
             says("4 MBi"),

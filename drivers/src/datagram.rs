@@ -1,8 +1,16 @@
-//! From datagrams to places: what the sources `udp` and `replay` have in common.
+//! From datagrams to places: what the sources `udp`, `xdp` and `replay` have in common.
 
-use crate::format::{Control, Format, Parsed, Reject};
-use daq_core::frame::{Clock, Timestamp};
+mod held;
+mod learning;
+
+pub(crate) use learning::hold_bytes;
+
+use crate::format::spead::Recut;
+use crate::format::{Control, Format, Parsed, Part, Reject};
+use daq_core::frame::Timestamp;
+use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::window::{Batch, Outcome, PacketId, Window};
+use learning::Learning;
 
 /// Parses datagrams and puts their payload where it belongs.
 #[derive(Debug)]
@@ -11,21 +19,20 @@ pub struct Placer {
     name: String,
     format: Format,
     has_time: bool,
-    told: Told,
-}
-
-/// Which kinds of refused packets were told of: each once, because one may come with every packet.
-#[derive(Debug, Default)]
-struct Told {
-    rejects: Vec<&'static str>,
-    placement: bool,
-    other_heap: bool,
+    rejections: Rejections,
+    /// Whether heaps without data were logged: one may come with every packet.
+    is_other_heap_logged: bool,
+    /// While the format is learned, and until what was received meanwhile is placed.
+    learning: Option<Box<Learning>>,
+    recut: Option<Box<Recut>>,
 }
 
 /// What became of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Put {
     Done,
+    /// Its place had arrived already.
+    Duplicate,
     /// It carries a message instead of data.
     Control(Control),
     /// It must wait for room.
@@ -36,18 +43,22 @@ impl Placer {
     /// For the source `name`; each thread has its own.
     pub fn new(name: &str, format: Format) -> Self {
         let has_time = format.time_scale().is_some();
-        // As many as there are kinds, so that the data path does not allocate.
-        let told = Told {
-            rejects: Vec::with_capacity(16),
-            placement: false,
-            other_heap: false,
-        };
         Self {
             name: name.to_owned(),
+            learning: Learning::new(&format).map(Box::new),
+            recut: None,
             format,
             has_time,
-            told,
+            rejections: Rejections::default(),
+            is_other_heap_logged: false,
         }
+    }
+
+    /// Counts what it rejects by reason in `rejections`, which all threads of the source share.
+    #[must_use]
+    pub fn with_rejections(mut self, rejections: Rejections) -> Self {
+        self.rejections = rejections;
+        self
     }
 
     /// The format, which learns from the packets.
@@ -71,29 +82,41 @@ impl Placer {
         match (ticks, self.format.time_scale()) {
             (Some(ticks), Some(scale)) => Timestamp {
                 ns: scale.ns(ticks),
-                clock: Clock::Sensor,
+                clock: scale.clock(),
             },
             _ => Timestamp::default(),
         }
     }
 
-    /// Places every datagram, each with the time when it was received.
+    /// Places every datagram, each with the time when it was received. Returns the index of the last one whose place had
+    /// arrived already, if there was any.
     pub fn place<'d>(
         &mut self,
         window: &mut Window,
         datagrams: impl IntoIterator<Item = (&'d [u8], Timestamp)>,
-    ) {
-        let mut datagrams = datagrams.into_iter();
+    ) -> Option<usize> {
+        if self.learning.is_some() {
+            self.place_later(window, datagrams);
+            return None;
+        }
+        let mut datagrams = datagrams.into_iter().enumerate();
+        let mut duplicate = None;
         loop {
             let mut batch = window.batch();
-            let control = datagrams.find_map(|(bytes, received)| {
+            let control = datagrams.find_map(|(i, (bytes, received))| {
                 match self.put(&mut batch, bytes, received, false) {
                     Put::Control(control) => Some(control),
+                    Put::Duplicate => {
+                        duplicate = Some(i);
+                        None
+                    }
                     Put::Done | Put::Held => None,
                 }
             });
             drop(batch);
-            let Some(control) = control else { return };
+            let Some(control) = control else {
+                return duplicate;
+            };
             self.heed(window, control);
         }
     }
@@ -102,9 +125,10 @@ impl Placer {
     fn heed(&mut self, window: &mut Window, control: Control) {
         window.control(1);
         let unit = match control {
+            Control::Beside => return,
             Control::EndOfStream { unit } => unit,
             Control::OtherHeap { unit, bytes } => {
-                if bytes > 0 && !self.told.other_heap {
+                if bytes > 0 && !self.is_other_heap_logged {
                     self.tell_other_heap(unit, bytes);
                 }
                 unit
@@ -120,8 +144,22 @@ impl Placer {
         bytes: &[u8],
         received: Timestamp,
     ) -> bool {
+        if self.learning.is_some() {
+            return self.place_later_with_room(window, bytes, received);
+        }
+        self.place_one(window, bytes, received, true)
+    }
+
+    /// Places one datagram; `holds` = only if there is room for it, else false.
+    fn place_one(
+        &mut self,
+        window: &mut Window,
+        bytes: &[u8],
+        received: Timestamp,
+        holds: bool,
+    ) -> bool {
         // Asked and put in one batch: between batches the window moves on over frames that are complete.
-        let put = self.put(&mut window.batch(), bytes, received, true);
+        let put = self.put(&mut window.batch(), bytes, received, holds);
         if let Put::Control(control) = put {
             self.heed(window, control);
         }
@@ -149,31 +187,71 @@ impl Placer {
                 let time = self.time(packet.timestamp, received);
                 // Within the datagram: the parser has checked its length.
                 let outcome = batch.put(id, &bytes[packet.payload], time);
-                if outcome == Outcome::Rejected && !self.told.placement {
-                    self.tell_placement(id);
+                match outcome {
+                    Outcome::Rejected | Outcome::Kept => self.log_placement(id),
+                    Outcome::Duplicate => return Put::Duplicate,
+                    Outcome::Placed | Outcome::Late | Outcome::RingFull => {}
                 }
                 Put::Done
             }
+            Ok(Parsed::Part(part)) => self.put_part(batch, &part, bytes, received, holds),
             Ok(Parsed::Control(control)) => Put::Control(control),
             Err(reject) => {
                 batch.reject_unreadable(1);
-                self.tell(&reject, bytes);
+                self.log_reject(&reject, bytes);
                 Put::Done
             }
         }
     }
 
+    /// Puts the places that `part` makes whole.
     #[cold]
-    fn tell(&mut self, reject: &Reject, bytes: &[u8]) {
+    fn put_part(
+        &mut self,
+        batch: &mut Batch<'_>,
+        part: &Part,
+        bytes: &[u8],
+        received: Timestamp,
+        holds: bool,
+    ) -> Put {
+        let time = self.time(part.timestamp, received);
+        let Some(recut) = &mut self.recut else {
+            return Put::Done;
+        };
+        let (mut far, mut is_duplicate) = (None, false);
+        let placed = recut.add(part, &bytes[part.payload.clone()], |sub, payload| {
+            let id = PacketId {
+                unit: part.unit,
+                sub,
+            };
+            if holds && !batch.has_room_for_bytes(id, payload.len()) {
+                return false;
+            }
+            match batch.put(id, payload, time) {
+                Outcome::Rejected | Outcome::Kept => far = Some(id),
+                Outcome::Duplicate => is_duplicate = true,
+                Outcome::Placed | Outcome::Late | Outcome::RingFull => {}
+            }
+            true
+        });
+        if let Some(id) = far {
+            self.log_placement(id);
+        }
+        match placed {
+            false => Put::Held,
+            true if is_duplicate => Put::Duplicate,
+            true => Put::Done,
+        }
+    }
+
+    #[cold]
+    fn log_reject(&self, reject: &Reject, bytes: &[u8]) {
         let reason = reject.name();
-        if !self.told.rejects.contains(&reason)
-            && self.told.rejects.len() < self.told.rejects.capacity()
-        {
-            self.told.rejects.push(reason);
+        if self.rejections.count(reason, 1, || reject.to_string()) {
             let start = &bytes[..bytes.len().min(32)];
             tracing::warn!(
-                "source {}: a packet of {} bytes is rejected ({reason}): {reject}. It begins with {start:02x?}. More of \
-                 the kind are only counted, as `rejected`",
+                "source {}: rejected a packet of {} bytes ({reason}): {reject}. It begins with {start:02x?}. Further packets \
+                 rejected for this reason are only counted",
                 self.name,
                 bytes.len(),
             );
@@ -182,7 +260,7 @@ impl Placer {
 
     #[cold]
     fn tell_other_heap(&mut self, unit: u64, bytes: u64) {
-        self.told.other_heap = true;
+        self.is_other_heap_logged = true;
         let wanted = self.format.places().unit_bytes;
         tracing::info!(
             "source {}: heap {unit} has {bytes} bytes, not {wanted}, so it is no frame: its packets are counted as \
@@ -193,13 +271,21 @@ impl Placer {
     }
 
     #[cold]
-    fn tell_placement(&mut self, id: PacketId) {
-        self.told.placement = true;
-        tracing::warn!(
-            "source {}: packet {} is rejected, its number is far from those before, or that of a heap without data; \
-             several far ones in a row that agree open a new epoch. More of the kind are only counted, as `rejected`",
-            self.name,
-            id.unit,
-        );
+    fn log_placement(&self, id: PacketId) {
+        let message = || {
+            format!(
+                "the number {} is far from the packets before it; check where the format says that the number is, or whether \
+                 two senders share the port",
+                id.unit
+            )
+        };
+        // The window counts them, once it is known that they are rejected.
+        if self.rejections.count(FAR_NUMBER, 0, message) {
+            tracing::warn!(
+                "source {}: a packet is rejected ({FAR_NUMBER}) unless later ones agree with it: {}. Further ones are only counted",
+                self.name,
+                message()
+            );
+        }
     }
 }

@@ -34,7 +34,14 @@
 //!
 //! Beside it are counted: `metadata`, frames whose metadata came; `skipped`, frames that the sensor numbered and never
 //! sent; `short`, frames that it ended early; `control_errors`, requests of this source to the device's registers that it
-//! did not answer or refused.
+//! did not answer or refused; `rearmed`, times that the sensor was armed again.
+//!
+//! # Restarts
+//! A device that restarts loses its registers, and its sensors send nothing. See `supervisor`: after `rearm_after` without
+//! a packet the registers are read back, and where they are lost the sensor is armed again with a new key (of a queue pair,
+//! with a new queue pair). The first packet opens an epoch. Packets with the old key are `rejected`. What the sensor did not
+//! send meanwhile is not known and not counted as lost; packets of frames that were open are lost, `wire_gap`. A sensor
+//! that cannot be armed at startup is tried again, so that it does not end other sources.
 //!
 //! # Counting anew
 //! A sensor that counts anew opens an epoch when `agree` packets in succession fit each other and no frame. Their numbers may
@@ -84,24 +91,33 @@ pub mod placer;
 mod queue_pair;
 pub mod roce;
 mod seen;
+mod supervisor;
 
 pub use config::{HsbConfig, Mode};
 
+use crate::list::List;
+use crate::sender;
+use crate::silence;
 use crate::sys::interface::Interface;
 use crate::sys::socket::{Options, UdpSocket};
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{Claim, EngineNeeds, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{Claim, EngineNeeds, SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::{Layout, Samples};
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::units::ByteSize;
 use daq_core::window::{Geometry, Numbering};
 use ecb::{Ecb, Taken};
-use filler::{Control, Receiver};
+use filler::{Receiver, Supervision};
 use placer::Placer;
 use seen::COUNTS;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::PoisonError;
+use supervisor::{Control, Find, Rearm, Target};
+
+/// Bytes of a packet beside its payload that count towards the MTU: IPv4 20, UDP 8, base and RDMA headers 28, immediate 4,
+/// checksum 4.
+const OVERHEAD: usize = 64;
 
 /// The registry entry.
 pub const ENTRY: SourceEntry = SourceEntry {
@@ -128,10 +144,12 @@ samples = { type = "uint8" }
 # rkey    = 1                 #   32 bits
 # base    = 0                 #   address of page 0
 # stride  = "1048704 B"       #   from page to page
+# from    = "192.168.0.2"     # accept packets of this sender only
 # core    = 2                 # for its thread
 # receive_buffer = "64 MiB"   # limited by net.core.rmem_max
 # window  = 2                 # frames open at a time
 # max_gap = 524288            # packets that may be missing in a row
+# rearm_after = "2 s"         # silence after which a restarted device is looked for and armed again; 0 = never
 # agree   = 4                 # packets in a row that are believed against those before
 # mode    = "queue-pair"      # written by a card that does RDMA: with the keys below instead of `listen`, `pages` and those that
                               # speak of packets
@@ -141,21 +159,16 @@ samples = { type = "uint8" }
 "#;
 
 /// A checked configuration.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Hsb {
     config: HsbConfig,
     samples: Samples,
 }
 
 fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
-    let config: HsbConfig = section.finish(&[], diagnostics)?;
-    let problems = config.problems();
-    let is_sound = problems.is_empty();
-    for problem in problems {
-        diagnostics.push(section.problem(problem));
-    }
+    let config: HsbConfig = section.finish_checked(&[], diagnostics, HsbConfig::problems)?;
     let samples = config.samples.clone().unwrap_or_default();
-    is_sound.then(|| Box::new(Hsb { config, samples }) as Box<dyn SourceSpec>)
+    Some(Box::new(Hsb { config, samples }))
 }
 
 impl Hsb {
@@ -173,16 +186,16 @@ impl Hsb {
         }
     }
 
-    /// The control port of the device, found where it is not named.
-    fn device(&self) -> Result<SocketAddr, SourceError> {
+    /// The control port of the device, found where it is not named; `None` where no device announces itself.
+    fn device(&self) -> Result<Option<SocketAddr>, SourceError> {
         if let Some(device) = self.config.device() {
-            return Ok(device);
+            return Ok(Some(device));
         }
         let error = |why: String| SourceError::new("device = \"auto\"", why);
         let port = discovery::PORT;
-        tracing::info!(
+        tracing::debug!(
             "looking for the device for {} s: it announces itself on UDP {port}",
-            discovery::PATIENCE.as_secs()
+            discovery::PATIENCE.as_secs_f64()
         );
         let found = discovery::listen((Ipv4Addr::UNSPECIFIED, port).into(), discovery::PATIENCE)
             .map_err(|why| {
@@ -198,13 +211,9 @@ impl Hsb {
         match found.as_slice() {
             [one] => {
                 tracing::info!("found {one}");
-                Ok((one.address, ecb::PORT).into())
+                Ok(Some((one.address, ecb::PORT).into()))
             }
-            [] => Err(error(format!(
-                "no device announced itself on UDP {port} for plane {}: is it on, and in this network? A firewall may keep \
-                 broadcasts out; name the device by its address to go without",
-                self.config.plane
-            ))),
+            [] => Ok(None),
             several => {
                 let list: Vec<_> = several.iter().map(ToString::to_string).collect();
                 Err(error(format!(
@@ -215,9 +224,60 @@ impl Hsb {
         }
     }
 
-    /// Everything that arms the sensor to send to `local`, as `pages` say.
-    fn control(&self, local: SocketAddr, pages: pages::Pages) -> Result<Control, SourceError> {
-        let device = self.device()?;
+    /// The control port of the device; an error where no device announces itself.
+    fn announced_device(&self) -> Result<SocketAddr, SourceError> {
+        self.device()?.ok_or_else(|| {
+            SourceError::new(
+                "device = \"auto\"",
+                format!(
+                    "no device announced itself on UDP {} for plane {}: check that it is on and in this network, and that no \
+                     firewall drops broadcasts; or name the device by its address",
+                    discovery::PORT,
+                    self.config.plane
+                ),
+            )
+        })
+    }
+
+    /// The sensor that is to send to `local`: of a device that does not announce itself yet, what looks for it.
+    fn target(&self, local: SocketAddr, pages: pages::Pages) -> Result<Target, SourceError> {
+        if let Some(device) = self.device()? {
+            return Ok(Target::Known(self.control(device, local, pages)?));
+        }
+        let hsb = self.clone();
+        let find: Find = Box::new(move || {
+            let device = hsb.announced_device()?;
+            hsb.control(device, local, pages)
+        });
+        Ok(Target::Unknown(find))
+    }
+
+    /// The interface that the sensor's packets arrive on, as far as this machine has it. Sends nothing.
+    fn interface(&self) -> Option<Interface> {
+        let address = match self.config.listen.map(|listen| listen.ip()) {
+            Some(ip) if !ip.is_unspecified() => ip,
+            _ => ecb::host_towards(self.config.device()?).ok()?,
+        };
+        match address {
+            IpAddr::V4(address) => Interface::with_address(address).ok()?,
+            IpAddr::V6(_) => None,
+        }
+    }
+
+    /// Why the sensor's packets do not fit through `interface`; `None` where they do, or its MTU cannot be read.
+    fn mtu_problem(&self, interface: &Interface) -> Option<String> {
+        let pages = self.config.pages(0);
+        let packet = pages.packet.min(pages::Pages::page_bytes(pages.frame));
+        too_large(packet, interface.name(), interface.mtu().ok()?)
+    }
+
+    /// Everything that arms the sensor of `device` to send to `local`, as `pages` say.
+    fn control(
+        &self,
+        device: SocketAddr,
+        local: SocketAddr,
+        pages: pages::Pages,
+    ) -> Result<Control, SourceError> {
         let error = |why: String| SourceError::new(format!("device {device}"), why);
         let ecb = Ecb::shared(device).map_err(|why| error(why.to_string()))?;
         let mut host = local.ip();
@@ -237,6 +297,9 @@ impl Hsb {
                 "{host} is no address of this machine: `ip address` lists them"
             ))
         })?;
+        if let Some(problem) = self.mtu_problem(&interface) {
+            return Err(error(problem));
+        }
         let sensor = self.config.sensor;
         let taken = Taken::take(&ecb, sensor).ok_or_else(|| {
             error(format!(
@@ -371,10 +434,31 @@ impl SourceSpec for Hsb {
         if !self.config.control {
             notes.push("the sensor is armed and disarmed by others".to_owned());
         }
+        notes.extend(sender::note(self.config.from.as_ref()));
         if let Some(nic) = self.nic() {
             self.note_queue_pair(nic, &mut notes);
         }
         notes
+    }
+
+    fn unavailable(&self) -> Option<String> {
+        self.mtu_problem(&self.interface()?)
+    }
+
+    fn silence_hint(&self) -> SilenceHint {
+        let sensor = self.sensor();
+        let socket = self.config.listen.map(|listen| {
+            let is_filtered = self.config.from.is_some();
+            move || silence::hint(&[listen], &[], None, is_filtered)
+        });
+        Box::new(move || {
+            let link = socket
+                .as_ref()
+                .map_or_else(String::new, |hint| format!("; {}", hint()));
+            format!(
+                "{sensor}: check that the bridge has power and link and that its sensor streams{link}"
+            )
+        })
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
@@ -389,6 +473,7 @@ impl SourceSpec for Hsb {
             receive_buffer: self.config.receive_buffer.bytes().unwrap_or(usize::MAX),
             coalesce: true,
             busy_poll: self.config.busy_poll.0,
+            from: List::or_none(self.config.from.as_ref()).to_vec(),
             ..Options::default()
         };
         let socket = UdpSocket::open(listen, &options)
@@ -398,21 +483,43 @@ impl SourceSpec for Hsb {
             tracing::warn!("source {}: {granted}", context.name);
         }
         let pages = self.config.pages(key());
-        let control = if self.config.control {
-            Some(self.control(socket.local(), pages)?)
+        let has_own_key = self.config.control && self.config.rkey.is_none();
+        let supervision = if self.config.control {
+            Some(Supervision {
+                target: self.target(socket.local(), pages)?,
+                rearm: if has_own_key {
+                    Rearm::NewKey
+                } else {
+                    Rearm::SameKey
+                },
+                rearm_after: self.config.rearm_after.0,
+            })
         } else {
             None
         };
         let window = context.geometry.window;
-        let mut placer = Placer::new(&context.name, pages, window, self.config.agree);
-        if self.config.control && self.config.rkey.is_none() {
+        let mut placer = Placer::new(&context.name, pages, window, self.config.agree)
+            .with_rejections(context.rejections.clone());
+        if has_own_key {
             placer = placer.with_new_key();
         }
-        let receiver = Receiver::new(context, socket, placer, control);
+        let receiver = Receiver::new(context, socket, placer, supervision)?;
         Ok(Producers::Fillers(vec![
             Box::new(receiver) as Box<dyn Filler>
         ]))
     }
+}
+
+/// Why packets with `packet` bytes of payload do not fit through the interface `name`, if they do not.
+fn too_large(packet: usize, name: &str, mtu: usize) -> Option<String> {
+    let max = mtu.saturating_sub(OVERHEAD) / pages::GRAIN * pages::GRAIN;
+    (packet > max).then(|| {
+        format!(
+            "packets of {packet} bytes and {OVERHEAD} bytes of headers do not fit the MTU of {name}, {mtu} bytes: set `packet = \
+             \"{max} B\"`, or raise the MTU on the whole way: ip link set {name} mtu {}",
+            packet + OVERHEAD
+        )
+    })
 }
 
 /// A key that was not used before, as far as can be.

@@ -10,6 +10,8 @@ pub mod list;
 pub mod pcap;
 pub mod rdma;
 pub mod replay;
+pub mod sender;
+pub mod silence;
 pub mod sim;
 pub mod sys;
 pub mod udp;

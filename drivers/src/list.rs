@@ -13,6 +13,13 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List<T>(pub Vec<T>);
 
+impl<T> List<T> {
+    /// The values; none where the key is absent.
+    pub fn or_none(list: Option<&Self>) -> &[T] {
+        list.map_or(&[], |list| &list.0)
+    }
+}
+
 /// A value of which a key takes one or several, written as a string.
 pub trait Listed: FromStr<Err: fmt::Display> {
     /// The name of its list in the schema.

@@ -125,7 +125,7 @@ pub struct Capture<R: Read = File> {
 impl Capture<File> {
     /// Opens a capture file.
     pub fn open(path: &Path) -> Result<Self, PcapError> {
-        let file = File::open(path).map_err(|source| PcapError::Open {
+        let file = daq_core::file::open(path).map_err(|source| PcapError::Open {
             path: path.to_owned(),
             source,
         })?;

@@ -18,20 +18,25 @@
 //! | frames can not be sent again, or get lost on the way (`uc`, `ud`) | lost, `wire_gap` |
 //! | another run of the sender, or its own new epoch | `epochs` |
 //! | the sender or its card does what cannot be | the fault by its name; the connection is ended |
+//! | a sender is refused: its address is not in `from`, or it has another token | `refused` |
 //! | a sender comes, and its connection ends | `links`, `links_ended` |
 //! | a sender ends on purpose | no fault; what it sent and never came is lost, `wire_gap` |
 //! | the same by `rdma_cm`, which has no word for it | `peer-gone` |
 //! | no sender is there | nothing: the source waits |
 
+use crate::list::List;
+use crate::sender::{self, Allowed};
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{Claim, EngineNeeds, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{Claim, EngineNeeds, SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::examine::{FileUse, NamedFile};
 use daq_core::layout::{Layout, Samples};
 use daq_core::mapped::Writer;
 use daq_core::source::{Producers, SourceError};
 use daq_core::topology::Wish;
 use daq_core::units::ByteSize;
 use daq_core::window::Geometry;
-use daq_rdma::connect::Connection;
+use daq_rdma::connect::access::{Access, Guarded, Secret, TokenKeys};
+use daq_rdma::connect::{Connection, Listener};
 use daq_rdma::nics::{self, Names};
 use daq_rdma::stream::receiver::{Counters, FAULTS, Options, Receiver};
 use daq_rdma::stream::wire::{MAX_PLACES, Mode};
@@ -39,6 +44,7 @@ use daq_rdma::verbs::Service;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// Slots of a ring that does not say.
 const PREFERRED: usize = 1 << 20;
@@ -52,7 +58,7 @@ const MAX_RAILS: usize = daq_rdma::stream::wire::MAX_RAILS as usize;
 const MAX_DATAGRAM: usize = 4096;
 
 /// What is counted beside frames: a sender is connected now where one link more was made than has ended.
-const COUNTS: &[&str] = &["links", "links_ended"];
+const COUNTS: &[&str] = &["links", "links_ended", "refused"];
 
 /// The registry entry.
 pub const ENTRY: SourceEntry = SourceEntry {
@@ -70,6 +76,8 @@ listen  = "0.0.0.0:7471"      # the sink rdma of the other host goes there
 nics    = ["software"]        # needs no hardware, and is slow; "auto": the card that suits the ring; ["mlx5_0", "mlx5_1"]: one
                               # rail each, as many as the sink has
 samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
+# from       = ["10.0.0.5", "10.1.0.0/16"]  # refuse other senders
+# token_file = "link.token"   # a secret that the sink must have, too; `openssl rand -hex 32` makes one
 # queues     = 1              # of each card, a rail each
 # connection = "cm"           # find each other by rdma_cm instead of a plain TCP exchange; as the sink has it
 # mode       = "send"         # by messages instead of writes into the slots; as the sink has it
@@ -83,8 +91,16 @@ samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RdmaConfig {
-    /// Where senders come to, as in `"0.0.0.0:7471"`. Whoever reaches it may send: keep it to a network that you trust.
+    /// Address and port to accept senders on, as in `"0.0.0.0:7471"`. Every host that can reach it may send, unless `from` or a token refuses it.
     pub listen: SocketAddr,
+    /// Senders that may connect: addresses, networks, or addresses with a port, such as `["10.0.0.5", "10.1.0.0/16"]`; without
+    /// it, every sender. Others are refused when they connect, counted as `refused`, and logged.
+    pub from: Option<List<Allowed>>,
+    /// A secret of 16 to 64 bytes that the sink must have, too; without it, every sender may connect. It is not encrypted on
+    /// its way. Needs `connection = "tcp"`. Others may read the configuration: prefer `token_file`.
+    pub token: Option<Secret>,
+    /// A file that holds the token alone, such as `"/etc/daq/link.token"`.
+    pub token_file: Option<PathBuf>,
     /// The cards that receive, by name as in `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`, a rail each; the sender
     /// must have as many. `"software"`, or `"software:ADDRESS"` to be reached from other hosts, is a card made of
     /// software, for tests and trials; `"auto"`, alone, the card nearest to the GPU of the ring, or, for a ring in host
@@ -179,11 +195,50 @@ impl RdmaConfig {
                 "without packets it has 1",
             );
         }
+        if let Some((message, help)) = self
+            .token_keys()
+            .problem(self.connection == Connection::Tcp)
+        {
+            // Not at `token`: the line with the secret must not be printed.
+            tell("token_file", message.to_owned(), help);
+        }
         if self.cores.len() > 1 {
             let message = format!("{} cores for one thread", self.cores.len());
             tell("cores", message, "give one core");
         }
+        found.extend(sender::problems(self.from.as_ref(), &[self.listen]));
         found
+    }
+
+    fn token_keys(&self) -> TokenKeys {
+        TokenKeys {
+            token: self.token.clone(),
+            file: self.token_file.clone(),
+        }
+    }
+
+    /// The listener that refuses peers without access.
+    fn listener(&self, context: &SourceContext) -> Result<Box<dyn Listener>, SourceError> {
+        let listen = self.listen.to_string();
+        let failed =
+            |why: &dyn std::fmt::Display| SourceError::new(listen.clone(), why.to_string());
+        let token = self.token_keys().read(&context.directory);
+        let token = token.map_err(|error| failed(&error))?;
+        let listener = self
+            .connection
+            .listener(self.listen)
+            .map_err(|error| failed(&error))?;
+        let allowed = self.from.clone();
+        let access = Access {
+            name: format!("source {}", context.name),
+            allows: allowed.map(|List(allowed)| {
+                let allows = move |peer| allowed.iter().any(|entry| entry.contains(peer));
+                Box::new(allows) as Box<dyn Fn(SocketAddr) -> bool + Send + Sync>
+            }),
+            token,
+            refused: context.counts.counter(COUNTS[2]),
+        };
+        Ok(Box::new(Guarded::new(listener, access)))
     }
 
     fn is_software(&self) -> bool {
@@ -199,19 +254,20 @@ struct Rdma {
 }
 
 fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
-    let config: RdmaConfig = section.finish(&[], diagnostics)?;
-    let problems = config.problems();
-    let is_sound = problems.is_empty();
-    for problem in problems {
-        diagnostics.push(section.problem(problem));
-    }
+    let config: RdmaConfig = section.finish_checked(&[], diagnostics, RdmaConfig::problems)?;
     let samples = config.samples.clone().unwrap_or_default();
-    is_sound.then(|| Box::new(Rdma { config, samples }) as Box<dyn SourceSpec>)
+    Some(Box::new(Rdma { config, samples }))
 }
 
 impl SourceSpec for Rdma {
     fn claims(&self) -> Vec<Claim> {
         vec![Claim::TcpPort(self.config.listen)]
+    }
+
+    fn files(&self) -> Vec<NamedFile> {
+        let file = self.config.token_file.iter();
+        file.map(|file| NamedFile::new("token_file", file, FileUse::Reads))
+            .collect()
     }
 
     fn origins(&self) -> Vec<String> {
@@ -292,6 +348,7 @@ impl SourceSpec for Rdma {
         if self.config.samples.is_none() {
             notes.push("samples not declared: int8 assumed".to_owned());
         }
+        notes.extend(sender::note(self.config.from.as_ref()));
         if self.config.is_software() {
             notes.push(
                 "cards made of software go through the kernel's TCP: for tests and trials, not for speed"
@@ -303,12 +360,6 @@ impl SourceSpec for Rdma {
                  host memory, and the log says why"
                     .to_owned(),
             );
-            if !daq_rdma::HAS_VERBS {
-                notes.push(
-                    "this build drives no network cards (feature `verbs`): only \"software\" will start"
-                        .to_owned(),
-                );
-            }
         }
         match self.config.service {
             Service::Rc => {}
@@ -324,6 +375,17 @@ impl SourceSpec for Rdma {
         notes
     }
 
+    fn silence_hint(&self) -> SilenceHint {
+        let listen = self.config.listen;
+        Box::new(move || {
+            format!(
+                "a sink `rdma` must connect to {listen}: check that the other daq runs, its `to`, and that no firewall blocks TCP \
+                 port {} (`links` and `links_ended` of the source count its connections)",
+                listen.port()
+            )
+        })
+    }
+
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         let config = &self.config;
         let failed =
@@ -331,11 +393,7 @@ impl SourceSpec for Rdma {
         let names = config.nics.resolved(context.nic.as_deref());
         let rails = nics::open_rails(&names, config.queues)
             .map_err(|error| failed(&error.nic.clone(), &error))?;
-        let listen = config.listen.to_string();
-        let listener = config
-            .connection
-            .listener(config.listen)
-            .map_err(|error| failed(&listen, &error))?;
+        let listener = config.listener(context)?;
         let options = Options {
             name: format!("source {}", context.name),
             mode: config.mode,

@@ -24,13 +24,15 @@ mod timetable;
 
 pub use config::{Paths, ReplayConfig, Speed};
 
+use crate::datagram;
 use crate::format::{self, Format, Frames};
 use capture::CapturePlayer;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
+use daq_core::examine::{FileUse, NamedFile};
 use daq_core::layout::{Layout, Samples};
 use daq_core::source::{Filler, Producers, SourceError};
-use daq_core::window::Geometry;
+use daq_core::window::{Arrival, Geometry};
 use player::RecordingPlayer;
 use recording::Recording;
 use std::path::Path;
@@ -57,9 +59,9 @@ samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
 # hold  = false               # do not wait for slots: count `ring_full`, as an instrument
 # port  = 4950                # of a capture, only what was sent to this port
 # destination = "239.1.2.3"   # and to this address
-# window  = 8                 # frames open at a time: how far packets may come out of order
+# window  = 64                # frames open at a time: how far packets may come out of order
 # max_gap = 65536             # packets beyond that which count as lost when one comes after them
-# agree   = 4                 # packets in a row that are believed when they come from far away
+# agree   = 4                 # packets in a row that confirm a restart of the sender
 
 [source.NAME.format]
 kind     = "raw"              # or "spead"
@@ -67,6 +69,9 @@ header   = "16 B"             # before the payload of each packet
 payload  = "8 KiB"            # of each packet
 sequence = { offset = 0, bytes = 8, endian = "big" }
 "#;
+
+/// Packets of a capture that may have been received at a time.
+const RECORDED_BATCH: usize = 64;
 
 /// A checked configuration.
 #[derive(Debug)]
@@ -92,22 +97,22 @@ fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn
     } else {
         None
     };
-    let config: ReplayConfig = section.finish(&["format"], diagnostics)?;
-    let mut problems = config.problems(has_format);
+    let name = section.name().to_owned();
+    let problems = |config: &ReplayConfig| {
+        let mut problems = config.problems(has_format);
+        if config.is_capture(has_format) && !has_format {
+            problems.push(
+                Problem::at(
+                    "path",
+                    "a capture holds packets, and their format is not given",
+                )
+                .help(format!("add a table `[source.{name}.format]`")),
+            );
+        }
+        problems
+    };
+    let config: ReplayConfig = section.finish_checked(&["format"], diagnostics, problems)?;
     let is_capture = config.is_capture(has_format);
-    if is_capture && !has_format {
-        problems.push(
-            Problem::at(
-                "path",
-                "a capture holds packets, and their format is not given",
-            )
-            .help(format!("add a table `[source.{}.format]`", section.name())),
-        );
-    }
-    let is_sound = problems.is_empty();
-    for problem in problems {
-        diagnostics.push(section.problem(problem));
-    }
     let kind = if is_capture {
         Kind::Capture {
             format: format??,
@@ -116,21 +121,24 @@ fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn
     } else {
         Kind::Recording(OnceLock::new())
     };
-    is_sound.then(|| Box::new(Replay { config, kind }) as Box<dyn SourceSpec>)
+    Some(Box::new(Replay { config, kind }))
 }
 
 impl Replay {
+    fn packets_arrive(&self) -> Arrival {
+        Arrival {
+            declared: self.config.window,
+            threads: 1,
+            batch: RECORDED_BATCH,
+        }
+    }
+
     fn frames<'a>(&self, format: &'a Format, samples: &'a Samples) -> Frames<'a> {
-        let ReplayConfig {
-            window,
-            max_gap,
-            agree,
-            ..
-        } = self.config;
+        let ReplayConfig { max_gap, agree, .. } = self.config;
         Frames {
             format,
             samples,
-            window,
+            arrival: self.packets_arrive(),
             max_gap,
             agree,
         }
@@ -153,6 +161,21 @@ impl SourceSpec for Replay {
         paths.map(|path| path.display().to_string()).collect()
     }
 
+    fn files(&self) -> Vec<NamedFile> {
+        let purpose = match self.kind {
+            Kind::Capture { .. } => FileUse::Reads,
+            Kind::Recording(_) => FileUse::ReadsAny,
+        };
+        let key = |i: usize| match self.config.path.0.len() {
+            1 => "path".to_owned(),
+            _ => format!("path.{i}"),
+        };
+        let paths = self.config.path.0.iter().enumerate();
+        paths
+            .map(|(i, path)| NamedFile::new(key(i), path, purpose))
+            .collect()
+    }
+
     fn preferred_slot(&self) -> Option<usize> {
         match &self.kind {
             Kind::Capture { format, samples } => {
@@ -169,10 +192,32 @@ impl SourceSpec for Replay {
         }
     }
 
+    fn arrival(&self) -> Option<Arrival> {
+        match &self.kind {
+            Kind::Capture { .. } => Some(self.packets_arrive()),
+            // A recording is in order.
+            Kind::Recording(_) => None,
+        }
+    }
+
+    fn learned_from(&self) -> Option<&'static str> {
+        match &self.kind {
+            Kind::Capture { format, samples } => self.frames(format, samples).learned_from(),
+            Kind::Recording(_) => None,
+        }
+    }
+
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         match &self.kind {
             Kind::Capture { format, samples } => self.frames(format, samples).layout(geometry),
             Kind::Recording(known) => self.recording(known)?.layout(geometry),
+        }
+    }
+
+    fn memory(&self, geometry: &Geometry) -> usize {
+        match &self.kind {
+            Kind::Capture { format, .. } => datagram::hold_bytes(format, geometry, 1),
+            Kind::Recording(_) => 0,
         }
     }
 
@@ -182,10 +227,13 @@ impl SourceSpec for Replay {
 
     fn notes(&self) -> Vec<String> {
         match &self.kind {
-            Kind::Capture { .. } if self.config.samples.is_none() => {
-                vec!["samples not declared: int8 assumed".to_owned()]
+            Kind::Capture { format, samples } => {
+                let mut notes = self.frames(format, samples).notes();
+                if self.config.samples.is_none() {
+                    notes.push("samples not declared: int8 assumed".to_owned());
+                }
+                notes
             }
-            Kind::Capture { .. } => Vec::new(),
             Kind::Recording(known) => self.recording(known).map_or_else(
                 |_| Vec::new(),
                 |recording| recording.notes(self.config.speed),
@@ -200,7 +248,7 @@ impl SourceSpec for Replay {
                 name,
                 directory,
                 &self.config,
-                format.clone(),
+                format.start_learning(&geometry, 1),
             )?),
             Kind::Recording(_) => Box::new(RecordingPlayer::open(
                 name,

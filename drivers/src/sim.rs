@@ -81,13 +81,8 @@ struct Sim {
 }
 
 fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
-    let config: SimConfig = section.finish(&[], diagnostics)?;
-    let problems = config.problems();
-    let is_sound = problems.is_empty();
-    for problem in problems {
-        diagnostics.push(section.problem(problem));
-    }
-    is_sound.then(|| Box::new(Sim { config }) as Box<dyn SourceSpec>)
+    let config: SimConfig = section.finish_checked(&[], diagnostics, SimConfig::problems)?;
+    Some(Box::new(Sim { config }))
 }
 
 impl SourceSpec for Sim {

@@ -25,13 +25,17 @@ mod tune;
 
 pub use config::{Listen, UdpConfig};
 
+use crate::datagram;
 use crate::format::{self, Format, Frames};
+use crate::list::List;
+use crate::sender::{self, SenderWatch};
+use crate::silence;
 use crate::sys::socket::{Interface, Options, SocketError, UdpSocket};
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{Claim, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{Claim, SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::{Layout, Samples};
 use daq_core::source::{Filler, Producers, SourceError};
-use daq_core::window::Geometry;
+use daq_core::window::{Arrival, Geometry};
 use filler::Receiver;
 use std::net::SocketAddr;
 
@@ -51,12 +55,13 @@ listen  = "0.0.0.0:4950"      # or several: ["10.0.0.1:4950", "10.0.1.1:4950"]
 samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
 # sockets = 2                 # several flows on several threads; 1 for multicast
 # cores   = [2, 3]            # one a thread
+# from    = ["10.0.0.5", "10.1.0.0/16"]  # accept these senders only
 # groups  = ["239.1.2.3"]     # multicast groups to join
 # interface = "eth1"          # where to join them
 # receive_buffer = "64 MiB"   # limited by net.core.rmem_max
-# window  = 8                 # frames open at a time: how far packets may come out of order
+# window  = 64                # frames open at a time: how far packets may come out of order
 # max_gap = 65536             # packets beyond that which count as lost when one comes after them
-# agree   = 4                 # packets in a row that are believed when they come from far away
+# agree   = 4                 # packets in a row that confirm a restart of the sender
 
 [source.NAME.format]
 kind     = "raw"              # or "spead"
@@ -75,33 +80,31 @@ struct Udp {
 
 fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
     let format = format::section::take(section, diagnostics);
-    let config: UdpConfig = section.finish(&[], diagnostics)?;
-    let problems = config.problems();
-    let is_sound = problems.is_empty();
-    for problem in problems {
-        diagnostics.push(section.problem(problem));
-    }
+    let config: UdpConfig = section.finish_checked(&[], diagnostics, UdpConfig::problems)?;
     let samples = config.samples.clone().unwrap_or_default();
     let udp = Udp {
         format: format?,
         samples,
         config,
     };
-    is_sound.then(|| Box::new(udp) as Box<dyn SourceSpec>)
+    Some(Box::new(udp))
 }
 
 impl Udp {
+    fn packets_arrive(&self) -> Arrival {
+        Arrival {
+            declared: self.config.window,
+            threads: self.threads(),
+            batch: filler::batch(self.format.places().rest, self.threads()),
+        }
+    }
+
     fn frames(&self) -> Frames<'_> {
-        let UdpConfig {
-            window,
-            max_gap,
-            agree,
-            ..
-        } = self.config;
+        let UdpConfig { max_gap, agree, .. } = self.config;
         Frames {
             format: &self.format,
             samples: &self.samples,
-            window,
+            arrival: self.packets_arrive(),
             max_gap,
             agree,
         }
@@ -116,6 +119,7 @@ impl Udp {
             busy_poll: self.config.busy_poll.0,
             groups: self.config.groups.clone(),
             interface: self.config.interface.as_deref().map(Interface::from),
+            from: List::or_none(self.config.from.as_ref()).to_vec(),
         }
     }
 
@@ -181,6 +185,14 @@ impl SourceSpec for Udp {
         self.frames().geometry(slot_bytes)
     }
 
+    fn arrival(&self) -> Option<Arrival> {
+        Some(self.packets_arrive())
+    }
+
+    fn learned_from(&self) -> Option<&'static str> {
+        self.frames().learned_from()
+    }
+
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         self.frames().layout(geometry)
     }
@@ -194,7 +206,12 @@ impl SourceSpec for Udp {
     }
 
     fn memory(&self, geometry: &Geometry) -> usize {
-        filler::memory(geometry.place_bytes, self.threads()) * self.threads()
+        let payload = match self.frames().learned_from() {
+            Some(_) => usize::MAX,
+            None => geometry.place_bytes,
+        };
+        let each = filler::memory(payload, self.threads());
+        self.threads() * (each + datagram::hold_bytes(&self.format, geometry, self.threads()))
     }
 
     fn cores(&self) -> Vec<usize> {
@@ -202,10 +219,11 @@ impl SourceSpec for Udp {
     }
 
     fn notes(&self) -> Vec<String> {
-        let mut notes = Vec::new();
+        let mut notes = self.frames().notes();
         if self.config.samples.is_none() {
             notes.push("samples not declared: int8 assumed".to_owned());
         }
+        notes.extend(sender::note(self.config.from.as_ref()));
         if self.threads() > 1 {
             let threads = self.threads();
             notes.push(format!(
@@ -215,10 +233,25 @@ impl SourceSpec for Udp {
         notes
     }
 
+    fn silence_hint(&self) -> SilenceHint {
+        let UdpConfig {
+            listen,
+            groups,
+            interface,
+            from,
+            ..
+        } = self.config.clone();
+        Box::new(move || silence::hint(&listen.0, &groups, interface.as_deref(), from.is_some()))
+    }
+
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         let exclusive = self.threads() == 1;
+        let format = self
+            .format
+            .start_learning(&context.geometry, self.threads());
         let mut fillers: Vec<Box<dyn Filler>> = Vec::new();
         let mut is_told = false;
+        let mut senders = None::<SenderWatch>;
         for address in &self.config.listen.0 {
             let sockets = self
                 .open(*address)
@@ -235,11 +268,16 @@ impl SourceSpec for Udp {
                         context.name
                     );
                 }
+                let local = socket.local();
+                let watch = senders
+                    .get_or_insert_with(|| SenderWatch::new(&context.name, local))
+                    .another(local);
                 fillers.push(Box::new(Receiver::new(
-                    &context.name,
+                    context,
                     socket,
-                    self.format.clone(),
+                    format.clone(),
                     exclusive,
+                    watch,
                 )));
             }
         }

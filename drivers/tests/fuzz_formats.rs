@@ -19,7 +19,7 @@ fn time() -> Duration {
 const SCALE: TimeScale = TimeScale {
     nanoseconds: 1,
     ticks: 3,
-    origin_ns: 1,
+    origin_ns: Some(1),
 };
 
 /// What must hold of every packet, given whole and in two pieces.

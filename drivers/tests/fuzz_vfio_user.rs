@@ -64,7 +64,7 @@ fn message(kind: u8, flags: u8, a: u64, b: u64, c: u32, bytes: &[u8]) -> (Header
             };
             access.to_bytes().to_vec()
         }
-        Command::DeviceInfo | Command::Reset => Vec::new(),
+        Command::DeviceInfo | Command::Reset | Command::DmaRead | Command::DmaWrite => Vec::new(),
     };
     payload.extend(bytes);
     let header = if flags & 1 == 0 {

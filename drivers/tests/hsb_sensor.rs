@@ -199,6 +199,98 @@ fn a_restart_opens_an_epoch() {
     assert_eq!(last.0, FRAMES - 21);
 }
 
+/// Fills each rig in turn until `is_done` says so of all of them.
+fn fill_all(rigs: &mut [Rig], is_done: impl Fn(&[Rig]) -> bool) {
+    let deadline = Instant::now() + Duration::from_mins(1);
+    while !is_done(rigs) {
+        assert!(Instant::now() < deadline, "waited a minute for frames");
+        for rig in &mut *rigs {
+            let (filler, window) = (&mut rig.fillers[0], &mut rig.windows[0]);
+            filler.fill(window, Duration::from_millis(5)).unwrap();
+            window.tick(Instant::now());
+        }
+    }
+}
+
+#[test]
+fn restarted_board_is_armed_again_and_begins_an_epoch() {
+    let options = Options {
+        frames: Some(60),
+        ..options(&["reboot@20"])
+    };
+    let board = Board::start(&options).unwrap();
+    let mut rigs = [source(&board, "rearm_after = \"200 ms\"")];
+    rigs[0].fillers[0].start().unwrap();
+    // Frame 20 is the one at which it restarts.
+    let expected = 59 * PACKETS as u64;
+    fill_all(&mut rigs, |rigs| {
+        rigs.iter().all(|rig| rig.report().delivered >= expected)
+    });
+    let [mut rig] = rigs;
+    rig.fillers.clear();
+    rig.windows[0].finish();
+    let report = rig.report();
+    assert_eq!((report.expected, report.delivered), (expected, expected));
+    assert_eq!(
+        (report.epochs, report.rejected, report.duplicates),
+        (2, 0, 0)
+    );
+    let frames = rig.read();
+    assert_eq!(frames.len(), 59);
+    for (number, epoch, bytes, present) in frames {
+        let number = if epoch == 1 { number } else { number + 21 };
+        check(&[(number, 0, bytes, present)]);
+    }
+    let counts = board.stop();
+    assert_eq!(counts.told, Vec::<String>::new());
+    assert_eq!((counts.reboots, counts.overlapped), (1, 0));
+    assert_eq!((counts.sensors[0].arms, counts.sensors[0].disarms), (2, 2));
+}
+
+#[test]
+fn board_that_answers_from_another_address_is_armed() {
+    let options = Options {
+        answer_from: Some(std::net::Ipv4Addr::new(127, 76, 0, 9)),
+        ..options(&[])
+    };
+    let all = FRAMES * PACKETS as u64;
+    let (frames, rig, _) = run(&options, "", all);
+    assert_eq!(rig.report().delivered, all);
+    check(&frames);
+}
+
+#[test]
+fn dead_sensor_does_not_end_the_others() {
+    let options = Options {
+        sensors: 3,
+        dead: vec![1],
+        ..options(&[])
+    };
+    let board = Board::start(&options).unwrap();
+    // Sensor 1 sends nothing, and there is no sensor 7.
+    let keys = |sensor: usize| format!("sensor = {sensor}\nrearm_after = \"100 ms\"");
+    let mut rigs = [0, 1, 2, 7].map(|sensor| source(&board, &keys(sensor)));
+    for rig in &mut rigs {
+        rig.fillers[0].start().unwrap();
+    }
+    let all = FRAMES * PACKETS as u64;
+    fill_all(&mut rigs, |rigs| {
+        let delivered = |rig: &Rig| rig.report().delivered;
+        delivered(&rigs[0]) == all && delivered(&rigs[2]) == all
+    });
+    for (rig, delivered) in rigs.iter_mut().zip([all, 0, all, 0]) {
+        rig.fillers.clear();
+        rig.windows[0].finish();
+        let report = rig.report();
+        assert_eq!((report.expected, report.delivered), (delivered, delivered));
+    }
+    let counts = board.stop();
+    let arms: Vec<_> = counts.sensors.iter().map(|sensor| sensor.arms).collect();
+    assert_eq!(arms, [1, 1, 1]);
+    assert!(counts.refused > 0, "requests for sensor 7");
+    assert_eq!(counts.order_errors, 0, "{:?}", counts.told);
+}
+
 /// Not a test of its own, but a figure: run it with `--ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]

@@ -11,8 +11,18 @@
 //! | [`selftest`] | whether what the CPU, a GPU and network cards store for each other arrives |
 //! | [`cli`] | the command line |
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::print_stderr,
+        clippy::print_stdout,
+        reason = "a terminal may stall or go away: write through `console`"
+    )
+)]
+
 pub mod bench;
 pub mod cli;
+mod console;
 pub mod doctor;
 pub mod engine;
 pub mod http;

@@ -1,48 +1,77 @@
-//! What systemd is told: readiness, one line of status, and a watchdog that follows the data threads.
+//! Notifications to systemd: readiness, one line of status, and a watchdog that follows the data threads.
 //!
-//! Without `NOTIFY_SOCKET` in the environment nothing is sent and no thread is started. Nothing here fails a
-//! run: what cannot be sent is logged.
+//! Without `NOTIFY_SOCKET` in the environment nothing is sent and no thread is started. Nothing here blocks or fails a
+//! run: a full socket delays readiness and drops the rest, other failures are logged.
 
 use crate::http::{Health, HealthFn};
-use daq_core::ledger::{Report, SourceReport};
-use daq_core::units::BitRate;
-use sd_notify::NotifyState;
-use std::collections::BTreeMap;
+use daq_core::ledger::Report;
+use daq_core::log_limit::LogLimit;
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+/// Every source has started.
+pub const READY: &str = "READY=1";
+/// The pipeline drains and will end.
+pub const STOPPING: &str = "STOPPING=1";
 
 /// Whether a service manager listens.
 pub fn present() -> bool {
     std::env::var_os("NOTIFY_SOCKET").is_some()
 }
 
-/// Every source has started.
-pub fn ready() {
-    send(&[NotifyState::Ready]);
-}
-
-/// One line that `systemctl status` shows; see [`status_line`].
+/// Sends one line that `systemctl status` shows; see [`status_line`].
 pub fn status(line: &str) {
     // A line feed would begin another assignment.
-    send(&[NotifyState::Status(&line.replace(['\n', '\r'], " "))]);
+    send(&format!("STATUS={}", line.replace(['\n', '\r'], " ")));
 }
 
-/// The pipeline drains and will end.
-pub fn stopping() {
-    send(&[NotifyState::Stopping]);
+/// Sends one assignment without blocking. Returns false only if the socket is full: try again later.
+pub fn send(state: &str) -> bool {
+    static LIMIT: LogLimit = LogLimit::new();
+    let Some(address) = std::env::var_os("NOTIFY_SOCKET") else {
+        return true;
+    };
+    let Err(error) = send_to(&address, &format!("{state}\n")) else {
+        return true;
+    };
+    LIMIT.run(|suppressed| {
+        tracing::warn!(
+            "cannot notify systemd: {}: {error}{suppressed}",
+            address.display()
+        );
+    });
+    error.kind() != io::ErrorKind::WouldBlock
 }
 
-fn send(states: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "systemd cannot be told: the socket in NOTIFY_SOCKET does not take messages");
+fn send_to(address: &OsStr, message: &str) -> io::Result<()> {
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    match address.as_bytes() {
+        [b'@', name @ ..] => socket.connect_addr(&SocketAddr::from_abstract_name(name)?)?,
+        _ => socket.connect(address)?,
     }
+    socket.send(message.as_bytes()).map(drop)
 }
 
-/// The status in one line: rate of all sources since `before`, what was lost, what sinks wait for space.
+/// Returns the period of the watchdog from `WATCHDOG_USEC`, unless `WATCHDOG_PID` names another process.
+fn watchdog_period() -> Option<Duration> {
+    let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
+    let is_ours = std::env::var_os("WATCHDOG_PID").is_none()
+        || number("WATCHDOG_PID") == Some(u64::from(std::process::id()));
+    let period = Duration::from_micros(number("WATCHDOG_USEC").filter(|_| is_ours)?);
+    (!period.is_zero()).then_some(period)
+}
+
+/// The status in one line: the rate of all sources since `before`, the loss state, and sinks that take no frames.
 ///
 /// ```
-/// use daq_core::ledger::{Report, SourceReport};
+/// use daq_core::ledger::Report;
 /// use daq_pipelines::systemd::status_line;
 /// let mut now = Report { seconds: 2.0, ..Report::default() };
 /// let source = SourceReport { expected: 4, delivered: 3, lost: [("late", 1)].into(), bytes: 1000, ..Default::default() };
@@ -60,73 +89,32 @@ pub fn status_line(now: &Report, before: &Report) -> String {
     let seconds = now.seconds - before.seconds;
     let bits = bytes(now).saturating_sub(bytes(before)) as f64 * 8.0;
     let rate = if seconds > 0.0 { bits / seconds } else { 0.0 };
-    let expected: u64 = now.sources.values().map(|source| source.expected).sum();
-    let mut parts = vec![BitRate(round(rate)).to_string()];
-    let lost: u64 = now.sources.values().map(SourceReport::lost_total).sum();
-    let incomplete: u64 = now.sources.values().map(|source| source.incomplete).sum();
-    let mut sources = now.sources.values();
-    let unit = match sources.next() {
-        Some(first) if sources.all(|source| source.unit() == first.unit()) => first.unit(),
-        _ => "packets",
-    };
-    if lost == 0 {
-        let nothing = if incomplete == 0 { "nothing" } else { "none" };
-        parts.push(format!("{nothing} lost of {expected} {unit}"));
-    } else {
-        let mut causes = BTreeMap::new();
-        for (cause, count) in now.sources.values().flat_map(|source| &source.lost) {
-            *causes.entry(*cause).or_insert(0) += count;
-        }
-        let causes: Vec<_> = causes
-            .iter()
-            .map(|(cause, count)| format!("{cause} {count}"))
-            .collect();
-        parts.push(format!(
-            "lost {lost} of {expected} {unit} ({})",
-            causes.join(", ")
-        ));
-    }
-    let sum = |count: fn(&daq_core::ledger::SourceReport) -> u64| -> u64 {
-        now.sources.values().map(count).sum()
-    };
-    for (count, what) in [
-        (sum(|source| source.rejected), "rejected"),
-        (sum(|source| source.jumped), "jumped over"),
-    ] {
-        if count > 0 {
-            parts.push(format!("{count} {what}"));
-        }
-    }
-    let overrun: u64 = now.readers.values().map(|reader| reader.overrun).sum();
-    let dropped: u64 = now.sinks.values().map(|sink| sink.dropped).sum();
-    for (count, what) in [
-        (incomplete, "incomplete"),
-        (overrun, "overrun"),
-        (dropped, "not written"),
-    ] {
-        if count > 0 {
-            parts.push(format!("{count} frames {what}"));
-        }
-    }
+    let mut parts = vec![shown_rate(rate), now.loss().to_string()];
     let full = now.sinks.iter().filter(|(_, sink)| sink.full);
     parts.extend(full.map(|(name, _)| format!("{name}: takes no frames")));
     parts.join(", ")
 }
 
-/// To three significant digits: more would only flicker.
-fn round(rate: f64) -> f64 {
-    if rate <= 0.0 {
-        return 0.0;
+/// Returns a rate of `bits` per second as reports show it: with three significant digits, because more would only
+/// flicker.
+pub(crate) fn shown_rate(bits: f64) -> String {
+    let units = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"];
+    let (mut scaled, mut unit) = (bits.max(0.0), 0);
+    while scaled >= 999.5 && unit + 1 < units.len() {
+        scaled /= 1000.0;
+        unit += 1;
     }
-    let digits = 2.0 - rate.log10().floor();
-    // Dividing by a whole power of ten keeps whole results exact, multiplying by its inverse would not.
-    if digits >= 0.0 {
-        let scale = 10_f64.powf(digits);
-        (rate * scale).round() / scale
+    let text = match scaled {
+        99.95.. => format!("{scaled:.0}"),
+        9.995.. => format!("{scaled:.1}"),
+        _ => format!("{scaled:.2}"),
+    };
+    let text = if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.')
     } else {
-        let scale = 10_f64.powf(-digits);
-        (rate / scale).round() * scale
-    }
+        &text
+    };
+    format!("{text} {}", units[unit])
 }
 
 /// A thread that answers systemd's watchdog while every data thread advances. Dropping it ends it.
@@ -142,14 +130,14 @@ impl Watchdog {
         if !present() {
             return None;
         }
-        let period = sd_notify::watchdog_enabled().filter(|period| !period.is_zero())?;
+        let period = watchdog_period()?;
         let (stop, stopped) = mpsc::channel::<()>();
         let answer = move || {
             let mut said = Health::default();
             loop {
                 let now = health();
                 if now.advances() {
-                    send(&[NotifyState::Watchdog]);
+                    send("WATCHDOG=1");
                 } else if said.stalled != now.stalled {
                     let names = now.stalled.join(", ");
                     tracing::error!(
@@ -182,7 +170,7 @@ impl Watchdog {
 
     /// How often systemd wants an answer, if it does.
     pub fn period() -> Option<Duration> {
-        sd_notify::watchdog_enabled()
+        watchdog_period()
     }
 }
 
@@ -200,7 +188,7 @@ impl Drop for Watchdog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use daq_core::ledger::{EngineReport, ReaderReport, SinkReport};
+    use daq_core::ledger::{EngineReport, ReaderReport, SinkReport, SourceReport};
     use std::os::unix::net::UnixDatagram;
     use std::process::Command;
     use std::sync::Arc;
@@ -264,9 +252,9 @@ mod tests {
     #[ignore = "run by a_run_is_told"]
     fn child_tells_a_run() {
         assert!(present());
-        ready();
+        assert!(send(READY));
         status("1 Gbit/s, a\nb");
-        stopping();
+        assert!(send(STOPPING));
         assert!(
             Watchdog::start(Arc::new(Health::default)).is_none(),
             "systemd did not ask for a watchdog"
@@ -331,9 +319,8 @@ mod tests {
             eprintln!("skipped: NOTIFY_SOCKET is set for this test itself");
             return;
         }
-        ready();
+        assert!(send(READY));
         status("x");
-        stopping();
         assert!(Watchdog::start(Arc::new(Health::default)).is_none());
     }
 
@@ -353,7 +340,7 @@ mod tests {
         before.sources.insert("ref".to_owned(), source);
         assert_eq!(
             status_line(&before, &before),
-            "0 bit/s, nothing lost of 20 packets"
+            "0 bit/s, no loss in 20 packets"
         );
         let mut now = before.clone();
         now.seconds = 12.0;
@@ -399,20 +386,24 @@ mod tests {
         now.sources.insert("camera".to_owned(), source);
         assert_eq!(
             status_line(&now, &now),
-            "0 bit/s, none lost of 7 frames, 2 frames incomplete"
+            "0 bit/s, lost 0 of 7 frames, 2 frames incomplete"
         );
     }
 
     #[test]
     fn rates_are_rounded_to_three_digits() {
-        for (rate, rounded) in [
-            (0.0, 0.0),
-            (1.0, 1.0),
-            (1234.0, 1230.0),
-            (99_960.0, 100_000.0),
-            (12_345e6, 12.3e9),
+        for (rate, shown) in [
+            (0.0, "0 bit/s"),
+            (0.125, "0.12 bit/s"),
+            (1.0, "1 bit/s"),
+            (1234.0, "1.23 kbit/s"),
+            (99_960.0, "100 kbit/s"),
+            (999.6e6, "1 Gbit/s"),
+            (12_345e6, "12.3 Gbit/s"),
+            (67_108_864_000.0, "67.1 Gbit/s"),
+            (500e9, "500 Gbit/s"),
         ] {
-            assert_eq!(round(rate), rounded);
+            assert_eq!(shown_rate(rate), shown);
         }
     }
 

@@ -132,6 +132,7 @@ fn frame(i: u64) -> (FrameMeta, [u64; 2], Vec<i16>) {
         length: if i == 11 { 2 * POINTS - 2 } else { 2 * POINTS },
         places: PLACES,
         arrived: if missing { PLACES - 2 } else { PLACES },
+        ..FrameMeta::default()
     };
     let sample = |k: usize| i16::try_from((k as u64 * 31 + i * 7) % 20_000).unwrap() - 10_000;
     (meta, bitmap, (0..POINTS).map(sample).collect())

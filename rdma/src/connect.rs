@@ -8,7 +8,7 @@
 //! By `rdma_cm` greetings are the private data of the connection, one connection a rail; by TCP all goes over one stream,
 //! which stays open so that a peer's end is seen at once.
 
-#[cfg(feature = "verbs")]
+pub mod access;
 pub mod cm;
 pub(crate) mod door;
 pub mod exchange;
@@ -42,11 +42,19 @@ pub enum ConnectError {
         source: std::io::Error,
     },
     /// The other side did.
-    #[error("{peer} refuses: {why}")]
+    #[error("{peer} rejected the connection: {why}")]
     Refused {
         /// The other side's address.
         peer: String,
         /// Its words.
+        why: String,
+    },
+    /// The two sides have different settings.
+    #[error("{peer}: {why}")]
+    Mismatch {
+        /// The other side's address.
+        peer: String,
+        /// What differs, and what to change on which host.
         why: String,
     },
     /// This side has ended meanwhile.
@@ -107,42 +115,22 @@ impl Connection {
     }
 
     /// One that goes to the listener at `address` in this way.
-    ///
-    /// # Errors
-    /// Where this build cannot.
-    pub fn dialler(self, address: SocketAddr) -> Result<Box<dyn Dialler>, ConnectError> {
+    pub fn dialler(self, address: SocketAddr) -> Box<dyn Dialler> {
         match self {
-            Self::Tcp => Ok(Box::new(tcp::dialler(address))),
-            #[cfg(feature = "verbs")]
-            Self::Cm => Ok(Box::new(cm::dialler(address))),
-            #[cfg(not(feature = "verbs"))]
-            Self::Cm => Err(lacking(address).into()),
+            Self::Tcp => Box::new(tcp::dialler(address)),
+            Self::Cm => Box::new(cm::dialler(address)),
         }
     }
 
     /// One that waits at `address` in this way.
     ///
     /// # Errors
-    /// Where this build cannot, or the address is not to be had.
+    /// The address cannot be bound, or librdmacm is absent.
     pub fn listener(self, address: SocketAddr) -> Result<Box<dyn Listener>, ConnectError> {
         match self {
             Self::Tcp => Ok(Box::new(tcp::listener(address)?)),
-            #[cfg(feature = "verbs")]
             Self::Cm => Ok(Box::new(cm::listener(address)?)),
-            #[cfg(not(feature = "verbs"))]
-            Self::Cm => Err(lacking(address).into()),
         }
-    }
-}
-
-#[cfg(not(feature = "verbs"))]
-fn lacking(address: SocketAddr) -> VerbsError {
-    VerbsError {
-        nic: address.to_string(),
-        call: "connecting by rdma_cm".to_owned(),
-        errno: 0,
-        why: "this build has no rdma_cm (feature `verbs`): use connection = \"tcp\" on both sides"
-            .to_owned(),
     }
 }
 
@@ -227,6 +215,11 @@ pub trait Dialler: Send {
 
 /// Waits for diallers.
 pub trait Listener: Send {
+    /// From now on refuses peers whose address `allows` does not allow.
+    fn restrict(&mut self, allows: access::Allows) {
+        drop(allows);
+    }
+
     /// The next one, with as many rails as there are `nics`; `None` if there was none within `limit`.
     fn accept(
         &mut self,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   verbs.rs      the seam: a card, memory registered with it, a queue pair
-//!     ├─ sys/       libibverbs and librdmacm, opened at run time (feature `verbs`)
+//!     ├─ sys/       libibverbs and librdmacm, opened at run time
 //!     └─ software/  the same by this process, over TCP
 //!   register.rs   which way a region is registered: dma-buf, nvidia-peermem, host memory; every refusal is kept
 //!   registrar.rs  a region's keys, of every card, as the memory of a DMA engine's device
@@ -17,9 +17,5 @@ pub mod register;
 pub mod registrar;
 pub mod software;
 pub mod stream;
-#[cfg(feature = "verbs")]
 pub mod sys;
 pub mod verbs;
-
-/// Whether this build drives network cards (feature `verbs`).
-pub const HAS_VERBS: bool = cfg!(feature = "verbs");

@@ -111,7 +111,6 @@ pub fn is_software(name: &str) -> bool {
     nic::is_software(name.split('?').next().unwrap_or(name))
 }
 
-#[cfg(feature = "verbs")]
 fn hardware(
     name: &str,
     refused: impl Fn(String) -> VerbsError,
@@ -134,17 +133,6 @@ fn hardware(
         nic: name.to_owned(),
         ..error
     })
-}
-
-#[cfg(not(feature = "verbs"))]
-fn hardware(
-    _name: &str,
-    refused: impl Fn(String) -> VerbsError,
-) -> Result<Arc<dyn Nic>, VerbsError> {
-    Err(refused(
-        "this build drives no network cards: build it with the feature `verbs`, or name `software`"
-            .to_owned(),
-    ))
 }
 
 #[cfg(test)]
@@ -209,12 +197,5 @@ mod tests {
         let cards = open_rails(&["software".to_owned(), "software".to_owned()], 2).unwrap();
         assert!(cards.len() == 4 && cards.iter().all(|card| Arc::ptr_eq(card, &cards[0])));
         assert!(is_software("software?hold") && !is_software("mlx5_0:1"));
-    }
-
-    #[test]
-    #[cfg(not(feature = "verbs"))]
-    fn other_cards_take_another_build() {
-        let error = open("mlx5_0").unwrap_err().to_string();
-        assert!(error.contains("feature `verbs`"), "{error}");
     }
 }

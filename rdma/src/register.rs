@@ -207,7 +207,11 @@ fn hopeless(way: Way, facts: &PeerFacts) -> Option<Refusal> {
     })
 }
 
-/// What helps where the kernel has answered `errno`.
+/// `ENOTSUPP`: an error number of the kernel's own, which it should not return to programs and which `libc` does not define.
+/// NVIDIA's driver answers it when it refuses to attach a card to a dma-buf.
+const ENOTSUPP: i32 = 524;
+
+/// The remedy for the kernel's answer `errno`.
 fn remedy(way: Way, errno: i32, facts: &PeerFacts) -> String {
     let text = match (way, errno) {
         (_, libc::ENOMEM | libc::EAGAIN) if way != Way::DmaBuf => {
@@ -222,6 +226,12 @@ fn remedy(way: Way, errno: i32, facts: &PeerFacts) -> String {
             } else {
                 "it takes kernel 5.12 or newer, a card whose driver takes dma-bufs (mlx5 with on-demand paging), and rdma-core 34 or newer; or modprobe nvidia-peermem"
             }
+        }
+        (Way::DmaBuf, ENOTSUPP) if facts.open_modules == Some(false) => {
+            "error 524 is ENOTSUPP: the GPU's driver exports no dma-buf to this card; install NVIDIA's open kernel modules (driver 535 or newer), or modprobe nvidia-peermem"
+        }
+        (Way::DmaBuf, ENOTSUPP) => {
+            "error 524 is ENOTSUPP: the GPU's driver refused to attach this card, because it knows no supported PCIe path between the two, or because the card's driver does not accept memory of PCIe peers; put both below one PCIe switch or root complex, use a kernel built with CONFIG_PCI_P2PDMA and CONFIG_DMABUF_MOVE_NOTIFY and a current driver with NVIDIA's open kernel modules, or modprobe nvidia-peermem"
         }
         (Way::DmaBuf, libc::EINVAL) => {
             "the card's driver refuses this dma-buf: have one of its kernel's version, or modprobe nvidia-peermem"

@@ -1,11 +1,25 @@
 //! Channels between a sink and its helper threads.
 
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Long enough to really wait, even on a busy machine.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
+
+/// How long a thread waits at a channel before it looks again, in case that a wake-up was lost.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// The next message; `None` when the channel is closed and empty.
+pub(crate) fn receive<T>(channel: &Receiver<T>) -> Option<T> {
+    loop {
+        match channel.recv_timeout(LOOK_AGAIN) {
+            Ok(message) => return Some(message),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return None,
+        }
+    }
+}
 
 /// Waits at `channel` in vain: the first wait of a thread at a channel allocates, and is better had before frames flow.
 ///

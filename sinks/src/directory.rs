@@ -35,6 +35,7 @@ pub(crate) fn remedy(error: &std::io::Error) -> &'static str {
         Some(Errno::MFILE | Errno::NFILE) => {
             "raise the limit of open files (ulimit -n, LimitNOFILE)"
         }
+        Some(Errno::AGAIN) => "raise the limits on threads and memory (ulimit -u, TasksMax=)",
         Some(Errno::FBIG) => {
             "the filesystem or `ulimit -f` limits the size of a file: rotate by a smaller size"
         }

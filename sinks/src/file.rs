@@ -32,6 +32,7 @@ use crate::sigmf::MetaBuilder;
 use crate::stem::{Stem, StemKeys};
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Claim, SinkEntry};
+use daq_core::examine::NamedFile;
 use daq_core::layout::Layout;
 use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{ByteSize, Span};
@@ -165,6 +166,10 @@ impl SinkSpec for File {
         self.stem.claims()
     }
 
+    fn files(&self) -> Vec<NamedFile> {
+        self.stem.files()
+    }
+
     fn check(&self, layout: &Layout) -> Result<(), Problem> {
         check_layout(layout)
     }
@@ -211,6 +216,10 @@ impl SinkSpec for File {
 fn sink_error(error: SegmentError) -> SinkError {
     match error {
         SegmentError::Full { path, .. } => no_space(&path),
+        error @ SegmentError::Unsynced { .. } => SinkError::Failed {
+            what: "closing a segment".to_owned(),
+            why: error.to_string(),
+        },
         error => SinkError::Failed {
             what: "writing segments".to_owned(),
             why: error.to_string(),

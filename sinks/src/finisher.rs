@@ -2,10 +2,11 @@
 //!
 //! There are two of each thing: the sink fills one, the finisher has the other, free or being finished.
 
-use crate::channel::spawn_server;
+use crate::channel::{receive, spawn_server};
 use daq_core::sink::SinkError;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Where the second thing is.
 enum Second<T> {
@@ -23,6 +24,8 @@ pub(crate) struct Finisher<T, E> {
     done: Receiver<(T, Result<(), E>)>,
     thread: Option<JoinHandle<()>>,
     second: Second<T>,
+    /// When the second thing was last handed over.
+    since: Instant,
 }
 
 impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
@@ -35,7 +38,7 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
         let (jobs, queue) = sync_channel::<T>(1);
         let (finished, done) = sync_channel(1);
         let serve = move |queue: Receiver<T>| {
-            while let Ok(mut job) = queue.recv() {
+            while let Some(mut job) = receive(&queue) {
                 let result = finish(&mut job);
                 if finished.send((job, result)).is_err() {
                     return;
@@ -44,13 +47,14 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
         };
         let thread = spawn_server(name, queue, serve).map_err(|error| SinkError::Failed {
             what: format!("starting the thread {name}"),
-            why: format!("{error}; raise the limit of tasks (ulimit -u, TasksMax)"),
+            why: format!("{error}; raise the limit of tasks (ulimit -u, TasksMax=)"),
         })?;
         Ok(Self {
             jobs: Some(jobs),
             done,
             thread: Some(thread),
             second: Second::Spare(spare),
+            since: Instant::now(),
         })
     }
 
@@ -68,7 +72,16 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
         }
     }
 
+    /// How long the thread has been finishing the second thing; zero if it is not.
+    pub(crate) fn blocked_for(&self) -> Duration {
+        match self.second {
+            Second::Away => self.since.elapsed(),
+            Second::Spare(_) | Second::Stuck(_) => Duration::ZERO,
+        }
+    }
+
     fn send(&mut self, job: T) {
+        self.since = Instant::now();
         let jobs = self.jobs.as_ref().expect("open until drop");
         if jobs.send(job).is_err() {
             self.fail();
@@ -77,7 +90,7 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
 
     /// Looks after what is being finished, to its end if `wait`, and hands it out if it is finished now. What could not be
     /// before is tried again.
-    pub(crate) fn look(&mut self, wait: bool) -> Result<Option<&T>, E> {
+    pub(crate) fn look(&mut self, wait: bool) -> Result<Option<&mut T>, E> {
         match std::mem::replace(&mut self.second, Second::Away) {
             spare @ Second::Spare(_) => {
                 self.second = spare;
@@ -87,14 +100,14 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
             Second::Away => {}
         }
         let outcome = if wait {
-            self.done.recv().map_err(|_| TryRecvError::Disconnected)
+            receive(&self.done).ok_or(TryRecvError::Disconnected)
         } else {
             self.done.try_recv()
         };
         match outcome {
             Ok((job, Ok(()))) => {
                 self.second = Second::Spare(job);
-                Ok(match &self.second {
+                Ok(match &mut self.second {
                     Second::Spare(job) => Some(job),
                     _ => None,
                 })
@@ -147,9 +160,9 @@ mod tests {
         assert!(finisher.exchange(|spare| spare + 7) && !finisher.exchange(|_| 9));
         assert_eq!(finisher.look(true), Err(7));
         assert!(!finisher.exchange(|_| 9), "what is stuck is not free");
-        assert_eq!(finisher.look(true), Ok(Some(&7)));
+        assert_eq!(finisher.look(true), Ok(Some(&mut 7)));
         assert!(finisher.exchange(|spare| spare + 1));
-        assert_eq!(finisher.look(true), Ok(Some(&8)));
+        assert_eq!(finisher.look(true), Ok(Some(&mut 8)));
     }
 
     #[test]

@@ -102,6 +102,7 @@ fn writing(pid: Option<u32>) -> String {
 fn help(error: &std::io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::LOOP) => "it is a link, which daq does not follow: remove it",
+        Some(Errno::NXIO) => "it is a FIFO or a device, not a regular file: remove it",
         // Some network filesystems lock only what may be written to.
         Some(Errno::BADF) => {
             "it is another user's, and this filesystem locks only files that one may write to: remove it when no daq of \
@@ -216,7 +217,11 @@ impl Drop for StemLock {
 fn open(path: &Path) -> Result<Option<File>, Errno> {
     let open = |flags| {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)).map(File::from)
+        let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)).map(File::from)?;
+        match file.metadata() {
+            Ok(metadata) if !metadata.is_file() => Err(Errno::NXIO),
+            _ => Ok(file),
+        }
     };
     match open(OFlags::RDWR | OFlags::CREATE) {
         Err(Errno::ACCESS) => match open(OFlags::RDONLY) {
@@ -299,6 +304,16 @@ mod tests {
             _ => Err(Errno::INTR),
         };
         StemLock::take_by(dir.path(), "adc", lock, THERE).unwrap();
+    }
+
+    #[test]
+    fn a_fifo_in_place_of_the_lock_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(".adc.lock");
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let error = StemLock::take(dir.path(), "adc").unwrap_err().to_string();
+        assert!(error.contains("not a regular file"), "{error}");
     }
 
     #[test]

@@ -17,12 +17,14 @@
 
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Claim, SinkEntry};
+use daq_core::examine::{FileUse, NamedFile};
 use daq_core::layout::Layout;
 use daq_core::ledger::SinkLedger;
 use daq_core::ring::Lease;
 use daq_core::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{ByteSize, Span};
 use daq_rdma::connect::Connection;
+use daq_rdma::connect::access::{Secret, TokenKeys, WithToken};
 use daq_rdma::nics::{Names, open_rails};
 use daq_rdma::stream::sender::{Counters, MAX_RAILS, Options, Sender};
 use daq_rdma::stream::wire::{Mode, Record};
@@ -30,6 +32,7 @@ use daq_rdma::verbs::Service;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// What `daq` knows of `rdma`.
@@ -49,6 +52,8 @@ nics = [\"software\"]
 # queues = 1
 # How the hosts find each other: by a plain TCP exchange, or by rdma_cm (\"cm\").
 # connection = \"tcp\"
+# A file with the secret that the receiver asks for.
+# token_file = \"link.token\"
 # By writes into the receiver's slots, or by messages (\"send\"); the receiver must have the same.
 # mode = \"write\"
 # Reliable (\"rc\"); unreliable: \"uc\" with writes, \"ud\" with messages of one packet. The receiver must have the same.
@@ -86,6 +91,11 @@ pub struct RdmaKeys {
     /// `"tcp"`. The receiver must have the same.
     #[serde(default)]
     pub connection: Connection,
+    /// The secret of 16 to 64 bytes that the receiver asks for. It is not encrypted on its way. Needs `connection = "tcp"`.
+    /// Others may read the configuration: prefer `token_file`.
+    pub token: Option<Secret>,
+    /// A file that holds the token alone, such as `"/etc/daq/link.token"`.
+    pub token_file: Option<PathBuf>,
     /// `"write"`: into the receiver's slots; `"send"`: by messages into what it has posted; default `"write"`. The
     /// receiver must have the same.
     #[serde(default)]
@@ -151,6 +161,13 @@ pub enum PathKey {
 }
 
 impl RdmaKeys {
+    fn token_keys(&self) -> TokenKeys {
+        TokenKeys {
+            token: self.token.clone(),
+            file: self.token_file.clone(),
+        }
+    }
+
     fn check(&self) -> Result<(), Problem> {
         let port = self.to.rsplit_once(':').map(|(host, port)| {
             let port = port.parse::<u16>().ok().filter(|port| *port > 0);
@@ -178,6 +195,13 @@ impl RdmaKeys {
         }
         if let Some((key, message, help)) = self.connection.problem(self.nics.all(), self.service) {
             return Err(Problem::at(key, message).help(help));
+        }
+        if let Some((message, help)) = self
+            .token_keys()
+            .problem(self.connection == Connection::Tcp)
+        {
+            // Not at `token`: the line with the secret must not be printed.
+            return Err(Problem::at("token_file", message).help(help));
         }
         if self.patience.0 > MOST_PATIENCE {
             let message = "a minute is the longest: a stop waits as long";
@@ -228,20 +252,21 @@ impl RdmaKeys {
 }
 
 fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SinkSpec>> {
-    let keys: RdmaKeys = section.finish(&[], diagnostics)?;
-    match keys.check() {
-        Ok(()) => Some(Box::new(keys)),
-        Err(problem) => {
-            diagnostics.push(section.problem(problem));
-            None
-        }
-    }
+    let problems = |keys: &RdmaKeys| keys.check().err().into_iter().collect();
+    let keys = section.finish_checked(&[], diagnostics, problems)?;
+    Some(Box::new(keys))
 }
 
 impl SinkSpec for RdmaKeys {
     /// A receiver takes one sender.
     fn claims(&self) -> Vec<Claim> {
         vec![Claim::Device(format!("receiver {}", self.to))]
+    }
+
+    fn files(&self) -> Vec<NamedFile> {
+        let file = self.token_file.iter();
+        file.map(|file| NamedFile::new("token_file", file, FileUse::Reads))
+            .collect()
     }
 
     fn accepts(&self) -> Placements {
@@ -289,10 +314,12 @@ impl SinkSpec for RdmaKeys {
             what: format!("card {}", names.join(", ")),
             why: error.to_string(),
         })?;
-        let dialler = self
-            .connection
-            .dialler(address)
-            .map_err(|error| failed(error.to_string()))?;
+        let token = self.token_keys().read(&context.directory);
+        let token = token.map_err(|error| failed(error.to_string()))?;
+        let mut dialler = self.connection.dialler(address);
+        if let Some(token) = token {
+            dialler = Box::new(WithToken::new(dialler, token));
+        }
         let counters = Counters {
             connections: context.ledger.connections.clone(),
             stalls: context.ledger.stalls.clone(),

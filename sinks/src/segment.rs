@@ -30,8 +30,8 @@
 //! full disk is seen early and nothing taken is at risk; where a filesystem cannot reserve, the failed write is seen
 //! later, what was taken before stays in memory and is written again with the next call. Either way the error is
 //! [`SegmentError::Full`] and the same call can be repeated when there is room. The reservation keeps
-//! [`META_SLACK`] bytes spare and gives them back before the metadata is written, so that a full disk does not keep a
-//! segment from being closed.
+//! [`META_SLACK`] bytes spare, or what [`SegmentWriter::keep_spare`] says, and gives them back before the metadata is
+//! written, so that a full disk does not keep a segment from being closed.
 //!
 //! # Memory and threads
 //! A writer owns one thread and [`Options::buffers`] aligned buffers, all made by [`SegmentWriter::new`] and used again for
@@ -53,8 +53,9 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-/// Bytes kept spare while a segment is written and given back for its metadata.
+/// Bytes kept spare at least while a segment is written, and given back for its metadata.
 pub const META_SLACK: u64 = 2 << 20;
 
 /// Bytes reserved ahead where the disk has that much.
@@ -107,6 +108,8 @@ pub struct SegmentWriter {
     /// The buffer being filled.
     current: Option<Buffer>,
     open: Option<Open>,
+    /// Bytes kept spare for the metadata.
+    spare: u64,
     told_buffered: bool,
 }
 
@@ -128,6 +131,7 @@ impl SegmentWriter {
             failure: None,
             current: None,
             open: None,
+            spare: META_SLACK,
             told_buffered: false,
             options,
         })
@@ -208,6 +212,19 @@ impl SegmentWriter {
         self.len() == 0
     }
 
+    /// Keeps `bytes` bytes spare for the metadata from the next write on, at least [`META_SLACK`].
+    pub fn keep_spare(&mut self, bytes: u64) {
+        self.spare = bytes.max(META_SLACK);
+    }
+
+    /// Takes note of finished writes; returns how long the oldest one under way has taken, zero if there is none.
+    pub fn blocked_for(&mut self) -> Duration {
+        while let Some(done) = self.disk.poll() {
+            self.take_back(done);
+        }
+        self.disk.blocked_for()
+    }
+
     /// Appends all of `bytes`, or none of them if it fails. Waits for the disk when every buffer is on its way.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), SegmentError> {
         let before = self.usable()?.len;
@@ -286,6 +303,7 @@ impl SegmentWriter {
     /// Makes the segment whole: writes what is in memory, syncs, and commits it with `meta`, the text of its metadata.
     ///
     /// After [`SegmentError::Full`] or another error the segment is still open: close it again later, or [`abandon`] it.
+    /// Only after [`SegmentError::Unsynced`] it is closed and whole: the commit is never undone.
     ///
     /// [`abandon`]: Self::abandon
     pub fn close(&mut self, meta: &[u8]) -> Result<Closed, SegmentError> {
@@ -317,18 +335,30 @@ impl SegmentWriter {
             if step == Step::Tail {
                 self.write_tail()?;
             } else {
-                self.open
-                    .as_mut()
-                    .ok_or(SegmentError::NotOpen)?
-                    .take(step, meta)?;
+                self.take(step, meta)?;
             }
         }
         if last == Step::Done {
-            self.tell_buffered();
-            self.open = None;
-            self.recycle();
+            self.end();
         }
         Ok(closed)
+    }
+
+    /// Takes a step behind [`Step::Tail`]. Behind the commit the segment is closed whatever happens.
+    fn take(&mut self, step: Step, meta: &[u8]) -> Result<(), SegmentError> {
+        let open = self.open.as_mut().ok_or(SegmentError::NotOpen)?;
+        let taken = open.take(step, meta);
+        if matches!(taken, Err(SegmentError::Unsynced { .. })) {
+            self.end();
+        }
+        taken
+    }
+
+    /// Forgets the segment, which is committed.
+    fn end(&mut self) {
+        self.tell_buffered();
+        self.open = None;
+        self.recycle();
     }
 
     /// Gives the open segment up and returns the file that holds what reached the disk, marked `.partial`.
@@ -378,7 +408,7 @@ impl SegmentWriter {
         let Some(open) = self.open.as_mut() else {
             return Err(SegmentError::NotOpen);
         };
-        let need = open.len + more + META_SLACK;
+        let need = open.len + more + self.spare;
         if !open.can_reserve || need <= open.reserved {
             return Ok(());
         }
@@ -523,5 +553,28 @@ impl SegmentWriter {
                 "this filesystem refuses direct I/O: writing through the page cache"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_after_the_commit_leaves_the_segment_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = SegmentWriter::new(&Options::default()).unwrap();
+        writer.open(dir.path(), "a-000000").unwrap();
+        writer.write(b"samples").unwrap();
+        let closed = writer.close_until(b"{}", Step::MetaNamed).unwrap();
+        // What remains is the sync of the directory, which now fails.
+        writer.open.as_mut().unwrap().dir = dir.path().join("gone");
+        let error = writer.take(Step::Done, b"{}").unwrap_err();
+        assert!(matches!(error, SegmentError::Unsynced { .. }), "{error}");
+        assert!(!writer.is_open());
+        assert_eq!(writer.abandon(), None);
+        assert_eq!(std::fs::read(closed.data).unwrap(), b"samples");
+        assert_eq!(std::fs::read(closed.meta).unwrap(), b"{}");
+        writer.open(dir.path(), "a-000001").unwrap();
     }
 }

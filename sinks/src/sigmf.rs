@@ -12,6 +12,8 @@
 //! - Frames that are not interleaved samples over time have no `core:sample_rate`, which would be that of numbers in a
 //!   file. Their shape is in `daq:channels`, `daq:points`, `daq:order` and `daq:axis`, and how many of them there are a
 //!   second, where that is known, in the global key `daq:frame_rate`.
+//! - The time of a capture is that of its first frame that has one, less the duration of the frames before it. Where that
+//!   duration is not known, another capture begins at that frame.
 //! - `core:datetime` is written only for clocks that tell UTC; the clock and its own nanoseconds always.
 //!
 //! Memory is fixed: beyond [`MAX_CAPTURES`] and [`MAX_ANNOTATIONS`] spans are counted and one annotation `unlisted` at
@@ -27,6 +29,12 @@ pub const MAX_CAPTURES: usize = 10_000;
 
 /// Annotations that a segment's metadata lists, the one about the unlisted not counted.
 pub const MAX_ANNOTATIONS: usize = 10_000;
+
+/// Upper bound on the bytes of one capture or annotation in the text of the metadata.
+const ENTRY_BYTES: u64 = 512;
+
+/// Upper bound on the bytes of everything else in it, beside the texts that are part of the recording.
+const GLOBAL_BYTES: u64 = 8 << 10;
 
 /// The label of the annotation that stands for all that were not listed.
 pub const LABEL_UNLISTED: &str = "unlisted";
@@ -51,6 +59,8 @@ pub struct Recording {
     pub first_bytes: u64,
     /// Bytes of every other packet's payload in the frame.
     pub place_bytes: u64,
+    /// Whether the sizes above, here the largest possible ones, are those of the first frame.
+    pub learns_sizes: bool,
     /// The ring written from.
     pub source: String,
     /// Free text.
@@ -74,6 +84,32 @@ pub struct Table {
     pub axis: serde_json::Value,
     /// Frames a second, where known.
     pub frame_rate: Option<f64>,
+}
+
+impl Recording {
+    /// Nanoseconds from one frame to the next, where they are known.
+    fn frame_ns(&self) -> Option<f64> {
+        let group = self.datatype.bytes() as f64 * f64::from(self.channels.max(1));
+        let frame_rate = match &self.table {
+            Some(table) => table.frame_rate,
+            None => self
+                .sample_rate
+                .map(|rate| rate * group / self.frame_bytes as f64),
+        };
+        frame_rate
+            .filter(|rate| rate.is_finite() && *rate > 0.0)
+            .map(|rate| 1e9 / rate)
+    }
+}
+
+/// Nanoseconds of so many frames.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "never negative; saturates"
+)]
+fn nanoseconds(frames: u64, frame_ns: Option<f64>) -> u64 {
+    (frames as f64 * frame_ns.unwrap_or(0.0)).round() as u64
 }
 
 /// When a frame was taken, and who says so.
@@ -104,6 +140,10 @@ pub struct Record {
     pub suspect: bool,
     /// Its places (packets); 0 where it has none.
     pub places: u32,
+    /// Bytes of its first packet's payload; 0 = as the recording says.
+    pub first_bytes: u32,
+    /// Bytes of every other packet's payload; 0 = as the recording says.
+    pub place_bytes: u32,
     /// The stream began or ended inside it.
     pub truncated: bool,
     /// Why frames between the last one and this are missing, where that is known.
@@ -124,6 +164,8 @@ impl Record {
 struct Run {
     start: u64,
     first: Record,
+    /// When its first sample was taken: by the first of its frames that has a time.
+    moment: Option<Moment>,
     frames: u64,
     lost: u64,
 }
@@ -174,6 +216,8 @@ impl Unlisted {
 pub struct MetaBuilder {
     recording: Recording,
     group: u64,
+    /// Upper bound on the bytes of the text that is the same for all segments.
+    global_bytes: u64,
     segment: u64,
     max_runs: usize,
     runs: Vec<Run>,
@@ -201,9 +245,16 @@ impl MetaBuilder {
     /// [`new`](Self::new) that lists at most `captures` and `annotations`.
     pub fn with_limits(recording: Recording, captures: usize, annotations: usize) -> Self {
         let group = (recording.datatype.bytes() as u64 * u64::from(recording.channels)).max(1);
+        let texts = [&recording.description, &recording.hardware];
+        let texts = texts.into_iter().flatten().map(String::len).sum::<usize>();
+        let axis = recording.table.as_ref();
+        let axis = axis.map_or(0, |table| table.axis.to_string().len());
+        // JSON writes a control character with six, and a number on a line of its own with twelve more.
+        let texts = 6 * (texts + recording.source.len()) + 8 * axis;
         Self {
             recording,
             group,
+            global_bytes: GLOBAL_BYTES + texts as u64,
             segment: 0,
             max_runs: captures,
             runs: Vec::with_capacity(captures),
@@ -247,6 +298,9 @@ impl MetaBuilder {
 
     /// Notes a frame that was just written, with its missing places as ascending `(first, count)`. Allocates nothing.
     pub fn frame(&mut self, record: &Record, missing: impl IntoIterator<Item = (u32, u32)>) {
+        if std::mem::take(&mut self.recording.learns_sizes) && record.place_bytes > 0 {
+            self.learn_sizes(record);
+        }
         let start = self.bytes / self.group;
         let samples = record.bytes / self.group;
         let lost = match &self.last {
@@ -257,7 +311,7 @@ impl MetaBuilder {
             _ => 0,
         };
         if lost > 0 {
-            self.missing_frames += lost;
+            self.missing_frames = self.missing_frames.saturating_add(lost);
             self.note(Kind::Lost { frames: lost }, start, 0, record.cause);
         }
         let follows = self.last.as_ref().is_some_and(|last| {
@@ -267,14 +321,28 @@ impl MetaBuilder {
                 && last.sequence.checked_add(1) == Some(record.sequence)
                 && last.bytes == self.recording.frame_bytes
         });
+        let frame_ns = self.recording.frame_ns();
+        // A capture without a time goes on in one that has it, where the time of its own start is not known.
+        let follows = follows
+            && !self.runs.last().is_some_and(|run| {
+                let is_first = run.moment.is_none() && record.moment.is_some();
+                is_first && frame_ns.is_none() && self.unlisted.runs == 0
+            });
         if follows && self.unlisted.runs > 0 {
             self.unlisted.end = start + samples;
         } else if let Some(run) = self.runs.last_mut().filter(|_| follows) {
+            if run.moment.is_none() {
+                run.moment = record.moment.map(|moment| Moment {
+                    ns: moment.ns.saturating_sub(nanoseconds(run.frames, frame_ns)),
+                    ..moment
+                });
+            }
             run.frames += 1;
         } else if self.runs.len() < self.max_runs {
             self.runs.push(Run {
                 start,
                 first: *record,
+                moment: record.moment,
                 frames: 1,
                 lost,
             });
@@ -293,12 +361,15 @@ impl MetaBuilder {
             } else {
                 Kind::Missing
             };
-            let recording = &self.recording;
+            let (first_bytes, place_bytes) = match record.place_bytes {
+                0 => (self.recording.first_bytes, self.recording.place_bytes),
+                place_bytes => (record.first_bytes.into(), place_bytes.into()),
+            };
             let byte = |place: u64| match place.checked_sub(1) {
                 None => 0,
                 Some(after) => after
-                    .saturating_mul(recording.place_bytes)
-                    .saturating_add(recording.first_bytes)
+                    .saturating_mul(place_bytes)
+                    .saturating_add(first_bytes)
                     .min(record.bytes),
             };
             let from = byte(u64::from(first)) / self.group;
@@ -312,6 +383,19 @@ impl MetaBuilder {
         self.frames += 1;
         self.fresh = false;
         self.last = Some(*record);
+    }
+
+    /// Takes over the sizes of the first frame.
+    fn learn_sizes(&mut self, first: &Record) {
+        let recording = &mut self.recording;
+        recording.frame_bytes = first.bytes;
+        recording.places = first.places;
+        recording.first_bytes = first.first_bytes.into();
+        recording.place_bytes = first.place_bytes.into();
+        if let Some(table) = &mut recording.table {
+            let point = recording.datatype.bytes() as u64 * u64::from(table.channels.max(1));
+            table.points = first.bytes / point.max(1);
+        }
     }
 
     fn note(&mut self, kind: Kind, mut start: u64, mut count: u64, cause: Option<&'static str>) {
@@ -354,10 +438,20 @@ impl MetaBuilder {
             self.unlisted.notes += 1;
             match kind {
                 Kind::Missing => self.unlisted.samples += count,
-                Kind::Lost { frames } => self.unlisted.frames += frames,
+                Kind::Lost { frames } => {
+                    self.unlisted.frames = self.unlisted.frames.saturating_add(frames);
+                }
                 Kind::Truncated | Kind::Suspect => {}
             }
         }
+    }
+
+    /// Upper bound on the bytes of the metadata's text after one more frame with `spans` spans of missing places.
+    pub fn json_bytes(&self, spans: usize) -> u64 {
+        // One more capture; beside the spans the frame may be suspect, and lost ones may come before it.
+        let captures = (self.runs.len() + 1).min(self.max_runs);
+        let annotations = (self.notes.len() + spans + 2).min(self.max_notes) + 1;
+        (captures + annotations) as u64 * ENTRY_BYTES + self.global_bytes
     }
 
     /// Bytes of the frames noted for this segment.
@@ -429,7 +523,7 @@ impl MetaBuilder {
     }
 
     fn capture(&self, run: &Run) -> Capture {
-        let moment = run.first.moment;
+        let moment = run.moment;
         let frame_samples = self.recording.frame_bytes / self.group;
         Capture {
             sample_start: run.start,

@@ -4,6 +4,7 @@ use crate::directory::make_directory;
 use crate::lock::StemLock;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::Claim;
+use daq_core::examine::{FileUse, NamedFile};
 use daq_core::sink::{SinkContext, SinkError};
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
@@ -33,23 +34,25 @@ impl Stem {
         section: &mut Section,
         diagnostics: &mut Diagnostics,
     ) -> Option<(Self, K)> {
-        let keys: K = section.finish(&[], diagnostics)?;
-        let name = keys.name().unwrap_or(section.name()).to_owned();
-        match check_name(&name).and_then(|()| keys.check()) {
-            Ok(()) => {
-                let path = keys.path().to_owned();
-                Some((Self { path, name }, keys))
-            }
-            Err(problem) => {
-                diagnostics.push(section.problem(problem));
-                None
-            }
-        }
+        let own = section.name().to_owned();
+        let problems = |keys: &K| {
+            let checked = check_name(keys.name().unwrap_or(&own)).and_then(|()| keys.check());
+            checked.err().into_iter().collect()
+        };
+        let keys: K = section.finish_checked(&[], diagnostics, problems)?;
+        let name = keys.name().unwrap_or(&own).to_owned();
+        let path = keys.path().to_owned();
+        Some((Self { path, name }, keys))
     }
 
     /// What nobody else may write.
     pub(crate) fn claims(&self) -> Vec<Claim> {
         vec![Claim::Stem(self.path.join(&self.name))]
+    }
+
+    /// The directory.
+    pub(crate) fn files(&self) -> Vec<NamedFile> {
+        vec![NamedFile::new("path", &self.path, FileUse::WritesInto)]
     }
 
     /// Makes the directory and locks the stem in it.

@@ -14,11 +14,15 @@
 //! | `length` | uint64 | `[n]` | valid bytes of the frame |
 //! | `flags` | uint32 | `[n]` | bits, spelled out in the attribute `bits` of the array |
 //! | `present` | bool | `[n, places]` | which places (packets) arrived; only where frames have places |
+//! | `places`, `first_bytes`, `place_bytes` | uint32 | `[n]` | number of places of the frame, bytes of its first and of its other places; only where they are learned at run time |
 //!
 //! Pairs of float32 are complex64, pairs of float64 complex128; pairs of integers, which Zarr has no type for, are a last
 //! dimension of 2 (real, imaginary). The attributes of `frames` tell its axis, order and rates.
 //!
 //! # What a kill leaves
+//! A store is made under the name `NAME-000000.zarr.partial` and renamed once its arrays and its group are there; the next
+//! start removes one that was not, which has no frame.
+//!
 //! Every file is written under a temporary name (`*.partial`), synced, and renamed: none is ever seen half written. What
 //! is committed comes in this order, each step complete before the next begins:
 //!
@@ -50,6 +54,7 @@ use batch::Batch;
 use columns::{chunk_rows, columns};
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Claim, SinkEntry};
+use daq_core::examine::NamedFile;
 use daq_core::layout::Layout;
 use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{ByteSize, Span};
@@ -146,6 +151,10 @@ struct Zarr {
 impl SinkSpec for Zarr {
     fn claims(&self) -> Vec<Claim> {
         self.stem.claims()
+    }
+
+    fn files(&self) -> Vec<NamedFile> {
+        self.stem.files()
     }
 
     fn check(&self, layout: &Layout) -> Result<(), Problem> {

@@ -4,7 +4,7 @@
 
 mod support;
 
-use daq_core::frame::FrameMeta;
+use daq_core::frame::{Clock, FrameMeta, Timestamp};
 use daq_core::layout::Scalar;
 use daq_core::ledger::SinkLedger;
 use daq_core::sigmf::Meta;
@@ -185,4 +185,51 @@ fn a_disk_that_stays_full_does_not_keep_what_was_taken_from_being_closed() {
         (taken, 1, 0)
     );
     assert!(recorded(&dir.join("out")).0 == (0..taken).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_full_disk_does_not_keep_a_segment_of_many_epochs_from_being_closed() {
+    let Some(dir) =
+        small_disk("a_full_disk_does_not_keep_a_segment_of_many_epochs_from_being_closed")
+    else {
+        return;
+    };
+    const SMALL: usize = 512;
+    let context = context(&dir, "adc", layout(Scalar::Int8, false, 1, SMALL), 0, 0);
+    let ledger = context.ledger.clone();
+    let keys = "path = \"out\"\nbuffer = \"64 KiB\"\n";
+    let mut sink = spec("file", "adc", keys).unwrap().build(context).unwrap();
+    let mut feed = Feed::new(8, SMALL, 0);
+    let mut taken = 0;
+    for epoch in 1.. {
+        assert!(epoch < 100_000, "the disk never got full");
+        let meta = FrameMeta {
+            epoch,
+            timestamp: Timestamp {
+                ns: 1_700_000_000_000_000_000 + u64::from(epoch),
+                clock: Clock::Host,
+            },
+            ..FrameMeta::whole(u64::from(epoch) << 40, SMALL)
+        };
+        feed.publish(&[Sent {
+            meta,
+            bytes: vec![7; SMALL],
+            present: Vec::new(),
+        }]);
+        match feed.offer(&mut *sink, 1) {
+            (_, Ok(())) => taken += 1,
+            (_, Err(SinkError::Full { .. })) => break,
+            (_, Err(error)) => panic!("{error}"),
+        }
+    }
+    sink.finish().unwrap();
+    assert_eq!((ledger.files.get(), ledger.dropped.get()), (1, 0));
+    let meta = dir.join("out/adc-000000.sigmf-meta");
+    let bytes = std::fs::metadata(&meta).unwrap().len();
+    assert!(
+        bytes > daq_sinks::segment::META_SLACK,
+        "{bytes} B of metadata are too few for this test"
+    );
+    let data = Meta::read(&meta).unwrap().data_path(&meta);
+    assert_eq!(std::fs::metadata(data).unwrap().len(), taken * SMALL as u64);
 }

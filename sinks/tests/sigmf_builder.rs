@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use daq_core::sigmf::{Datatype, Meta, Number};
-use daq_sinks::sigmf::{CAUSE_TRUNCATED, MetaBuilder, Record, Recording};
+use daq_sinks::sigmf::{CAUSE_TRUNCATED, MetaBuilder, Moment, Record, Recording};
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -18,6 +18,7 @@ fn recording(number: Number, channels: u32, places: u32, place_bytes: u64) -> Re
         places,
         first_bytes: place_bytes,
         place_bytes,
+        learns_sizes: false,
         source: "raw".into(),
         description: None,
         hardware: None,
@@ -211,4 +212,79 @@ fn bytes_behind_the_last_whole_sample_are_not_missing() {
         builder.frame(&record, [missing]);
         assert_eq!(builder.build().missing().next(), wanted);
     }
+}
+
+/// The first frame of an epoch may lack the packet that carries the time.
+#[test]
+fn a_capture_has_the_time_of_its_first_frame_that_has_one() {
+    let moment = |ns| {
+        Some(Moment {
+            clock: "sensor",
+            ns,
+            utc: true,
+        })
+    };
+    // Ten samples a frame: 10 ns at 1 GHz.
+    for (sample_rate, starts) in [
+        (Some(1e9), vec![(0, Some(480))]),
+        (None, vec![(0, None), (20, Some(500))]),
+    ] {
+        let mut builder = MetaBuilder::new(Recording {
+            sample_rate,
+            ..recording(Number::I8, 1, 1, 10)
+        });
+        for (sequence, moment) in [
+            (7, None),
+            (8, None),
+            (9, moment(500)),
+            (10, None),
+            (11, moment(520)),
+        ] {
+            let record = Record {
+                sequence,
+                bytes: 10,
+                moment,
+                ..Record::default()
+            };
+            builder.frame(&record, []);
+        }
+        let captures = builder.build().captures;
+        let found: Vec<_> = captures
+            .iter()
+            .map(|capture| (capture.sample_start, capture.clock_ns))
+            .collect();
+        assert_eq!(found, starts);
+        let frames: u64 = captures.iter().filter_map(|capture| capture.frames).sum();
+        assert_eq!(frames, 5);
+        assert!(captures.last().unwrap().datetime.is_some());
+    }
+}
+
+#[test]
+fn metadata_is_never_longer_than_its_bound() {
+    let mut recording = recording(Number::I8, 1, 64, 1 << 40);
+    recording.description = Some("\u{1}\"".repeat(500));
+    let mut builder = MetaBuilder::with_limits(recording, 50, 70);
+    let mut bound = builder.json_bytes(0);
+    for i in 0..100 {
+        assert!(builder.build().to_json().len() as u64 <= bound, "{i}");
+        let record = Record {
+            sequence: u64::MAX - 1000 + 2 * i,
+            epoch: u32::MAX,
+            bytes: 64 << 40,
+            moment: Some(daq_sinks::sigmf::Moment {
+                clock: "simulated",
+                ns: u64::MAX,
+                utc: true,
+            }),
+            suspect: true,
+            places: 64,
+            cause: Some("disk_full"),
+            ..Record::default()
+        };
+        let missing = [(0, 1), (2, 1), (4, 60)];
+        bound = builder.json_bytes(missing.len());
+        builder.frame(&record, missing);
+    }
+    assert!(builder.build().to_json().len() as u64 <= bound);
 }

@@ -22,6 +22,7 @@ fn recording(number: Number, complex: bool, channels: u32, frame_bytes: u64) -> 
         sample_rate: Some(1e6),
         frame_bytes,
         places: 8,
+        learns_sizes: false,
         first_bytes: frame_bytes / 8,
         place_bytes: frame_bytes / 8,
         source: "raw".into(),

@@ -43,6 +43,7 @@ fn frame(n: u64, bytes: usize, places: u32) -> Sent {
         length: bytes,
         places,
         arrived: present.count_ones(),
+        ..FrameMeta::default()
     };
     Sent {
         meta,

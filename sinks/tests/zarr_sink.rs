@@ -80,6 +80,7 @@ fn frame(n: u64, bytes: usize, places: u32) -> Sent {
         length,
         places,
         arrived: present.count_ones(),
+        ..FrameMeta::default()
     };
     Sent {
         meta,
@@ -262,6 +263,59 @@ fn each_run_has_its_store() {
 }
 
 #[test]
+fn a_failed_commit_leaves_no_partial_files() {
+    let layout = layout(Scalar::Int8, false, 1, 8);
+    let dir = tempfile::tempdir().unwrap();
+    let context = context(dir.path(), "a", layout, 0, 0);
+    let ledger = context.ledger.clone();
+    let keys = "path = \".\"\nchunk = 16";
+    let mut sink = spec("zarr", "a", keys).unwrap().build(context).unwrap();
+    let frames = dir.path().join("a-000000.zarr/frames");
+    // The first chunk cannot take its name.
+    std::fs::create_dir(frames.join("c.0.0.0")).unwrap();
+    let mut feed = Feed::new(8, 8, 0);
+    for n in 0..5 {
+        feed.publish(&[frame(n, 8, 0)]);
+        let _ = feed.offer(&mut *sink, 1);
+    }
+    let error = sink.finish().unwrap_err().to_string();
+    assert!(error.contains("c.0.0.0.partial"), "{error}");
+    assert_eq!(ledger.dropped.get(), ledger.frames.get());
+    for place in [frames.parent().unwrap(), &frames] {
+        let names = support::names(place);
+        assert!(
+            !names.iter().any(|name| name.ends_with(".partial")),
+            "{names:?}"
+        );
+    }
+}
+
+#[test]
+fn a_half_made_store_is_removed_and_a_fifo_never_blocks() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    let layout = layout(Scalar::Int8, false, 1, 8);
+    let dir = tempfile::tempdir().unwrap();
+    let half = dir.path().join("a-000000.zarr.partial");
+    std::fs::create_dir_all(half.join("frames")).unwrap();
+    let foreign = dir.path().join("a-000001.zarr");
+    std::fs::create_dir(&foreign).unwrap();
+    let fifo = foreign.join("zarr.json");
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let build = || {
+        spec("zarr", "a", "path = \".\"").unwrap().build(context(
+            dir.path(),
+            "a",
+            layout.clone(),
+            0,
+            0,
+        ))
+    };
+    build().unwrap().finish().unwrap();
+    assert!(!half.exists());
+    assert_eq!(state(&dir.path().join("a-000002.zarr")), "complete");
+}
+
+#[test]
 fn keys_are_checked() {
     for (keys, wanted) in [
         ("path = \"out\"\nchunks = 1", "did you mean `chunk`?"),
@@ -322,8 +376,9 @@ fn kill_at_random_moments() {
         writer.kill();
         let store = dir.path().join(format!("a-{run:06}.zarr"));
         if !store.join("zarr.json").exists() {
-            // Killed before the store was made: the number is used up only if its directory is there.
-            std::fs::create_dir_all(&store).unwrap();
+            // Killed before the store was made: what there is of it carries its mark, and the next start removes it.
+            assert!(!store.exists(), "a half-made store without a mark");
+            std::fs::create_dir(&store).unwrap();
             continue;
         }
         // Before anything was settled, the first rows are whole.

@@ -9,6 +9,7 @@ use std::net::TcpListener;
 #[test]
 fn every_example_is_valid() {
     let daq = Daq::new("");
+    write_kernels(&daq);
     for path in configs() {
         let path = path.to_str().unwrap();
         let _ = daq.cli(&["check", "--no-hardware", path]).ok();
@@ -16,6 +17,14 @@ fn every_example_is_valid() {
         if !lacks_gpu(path, &done) {
             let _ = done.ok();
         }
+    }
+}
+
+/// Writes the kernels of the examples where the examples name them.
+fn write_kernels(daq: &Daq) {
+    for code in files(&repository().join("configs/kernels"), ".cu") {
+        let name = format!("configs/kernels/{}", code.file_name().unwrap().display());
+        daq.write(&name, &std::fs::read_to_string(code).unwrap());
     }
 }
 
@@ -36,10 +45,7 @@ fn every_example_runs_that_needs_nobody_else() {
     let mut ran = 0;
     for path in configs() {
         let daq = Daq::new(&std::fs::read_to_string(&path).unwrap());
-        for code in files(&repository().join("configs/kernels"), ".cu") {
-            let name = format!("configs/kernels/{}", code.file_name().unwrap().display());
-            daq.write(&name, &std::fs::read_to_string(code).unwrap());
-        }
+        write_kernels(&daq);
         let done = daq.cli(&["plan", "--json", "daq.toml"]);
         if lacks_gpu(path.to_str().unwrap(), &done) {
             continue;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 use daq_tests::{Daq, Outcome, Python, files, ledger, skip};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Numbers that count, in packets of 64 bytes and frames of 8, into files of 16 frames and a half.
 fn counting(keys: &str, faults: &str) -> String {
@@ -357,4 +357,71 @@ fn a_store_is_read_back_by_zarr() {
     assert_eq!(told, "125 complete\n");
     // The same bytes as in the files.
     assert_eq!(data(&daq).len(), 64_000);
+}
+
+/// A capture of UDP packets: Ethernet, IPv4 without a checksum, UDP.
+fn pcap(payloads: &[Vec<u8>]) -> Vec<u8> {
+    let mut file = 0xa1b2_c3d4_u32.to_le_bytes().to_vec();
+    for word in [0x0004_0002_u32, 0, 0, 65_535, 1] {
+        file.extend(word.to_le_bytes());
+    }
+    for payload in payloads {
+        let bytes = u32::try_from(payload.len()).unwrap();
+        for word in [1, 0, 42 + bytes, 42 + bytes] {
+            file.extend(word.to_le_bytes());
+        }
+        let word = |bytes: u32| u16::try_from(bytes).unwrap().to_be_bytes();
+        file.extend([2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0]);
+        file.extend(word(28 + bytes));
+        file.extend([0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        file.extend([0x13, 0x88, 0x13, 0x88]);
+        file.extend(word(8 + bytes));
+        file.extend([0, 0]);
+        file.extend(payload);
+    }
+    file
+}
+
+/// A sensor's count has a date once the configuration says when it was 0.
+#[test]
+fn sensor_time_with_an_origin_has_a_datetime_in_sigmf() {
+    let python = match Python::with(&["sigmf", "numpy"]) {
+        Ok(python) => python,
+        Err(why) => skip!("{why}"),
+    };
+    let packets: Vec<Vec<u8>> = (0_u64..8)
+        .map(|n| {
+            let mut packet = n.to_le_bytes().to_vec();
+            // In picoseconds: 1 ms a packet, from 2 s on.
+            packet.extend((2_000_000_000_000 + n * 1_000_000_000).to_le_bytes());
+            packet.resize(16 + 64, 0);
+            packet
+        })
+        .collect();
+    for (origin, clock, datetime) in [
+        (
+            ", origin = \"2026-11-22T12:00:00+02:00\"",
+            "sensor-utc",
+            json!("2026-11-22T10:00:02.000000000Z"),
+        ),
+        ("", "sensor", Value::Null),
+    ] {
+        let daq = Daq::new(&format!(
+            "[source.adc]\ndriver = \"replay\"\nring = \"raw\"\npath = \"a.pcap\"\nspeed = \"free\"\n\
+             samples = {{ type = \"int16\", rate = \"32 kHz\" }}\n\
+             [source.adc.format]\nkind = \"raw\"\nheader = 16\npayload = 64\n\
+             sequence = {{ offset = 0, bytes = 8, endian = \"little\" }}\n\
+             timestamp = {{ offset = 8, bytes = 8, endian = \"little\", tick = \"1 ps\"{origin} }}\n\
+             [ring.raw]\nslot = 128\nslots = 16\n\
+             [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\n"
+        ));
+        std::fs::write(daq.path("a.pcap"), pcap(&packets)).unwrap();
+        let _ = daq.run(&[]).ok();
+        assert_eq!(validate(&python, &daq).len(), 1);
+        let meta = std::fs::read(daq.path("out/disk-000000.sigmf-meta")).unwrap();
+        let meta: Value = serde_json::from_slice(&meta).unwrap();
+        let capture = &meta["captures"][0];
+        assert_eq!(capture["daq:clock"], clock, "{meta:#}");
+        assert_eq!(capture["core:datetime"], datetime, "{meta:#}");
+    }
 }

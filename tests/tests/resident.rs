@@ -162,6 +162,46 @@ fn what_the_kernel_has_is_done_before_the_end() {
     }
 }
 
+/// Frames with missing packets are kept from a kernel on a GPU, launched or persistent, and from a sink behind a GPU ring.
+#[test]
+fn incomplete_frames_are_dropped_before_kernels_that_want_none() {
+    const FRAMES: u64 = 2000;
+    let faults = "[source.adc.faults]\nloss = 0.05\n";
+    let whole: Vec<u8> = launched(FRAMES, faults)
+        .chunks(usize::try_from(FRAME).unwrap())
+        .filter(|frame| {
+            frame
+                .chunks(4096)
+                .all(|packet| packet.iter().any(|byte| *byte != 165))
+        })
+        .flatten()
+        .copied()
+        .collect();
+    let complete = whole.len() as u64 / FRAME;
+    assert!(complete > 0 && complete < FRAMES);
+    for keys in ["", STAYS] {
+        let simulated = simulated("latency=50");
+        let kernel = format!("{keys}\nincomplete = \"drop\"");
+        let text = pipeline(Some(FRAMES), &kernel)
+            + "[sink.end]\ndriver = \"null\"\ninput = \"raw\"\nincomplete = \"drop\"\n"
+            + faults;
+        let daq = daq(&simulated, &text);
+        let outcome = daq.run(&[]).ok();
+        assert_eq!(outcome.count("sources.adc.incomplete"), FRAMES - complete);
+        for reader in ["same", "end"] {
+            let count = |key: &str| outcome.count(&format!("readers.{reader}.{key}"));
+            assert_eq!(
+                (count("read"), count("dropped_incomplete"), count("pending")),
+                (complete, FRAMES - complete, 0),
+                "{keys} {reader}: {:#}",
+                outcome.report
+            );
+        }
+        assert_eq!(outcome.count("kernels.same.consumed"), complete, "{keys}");
+        assert!(bytes(&daq, "there") == whole, "{keys}: the bytes differ");
+    }
+}
+
 #[test]
 fn a_kernel_that_is_given_nothing_ends_too() {
     let simulated = simulated("");

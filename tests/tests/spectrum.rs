@@ -145,6 +145,86 @@ fn power_spectra_are_those_of_numpy() {
     }
 }
 
+/// What scipy's `welch` makes of each frame.
+const WELCH: &str = r#"
+import scipy.signal
+N = p["size"]
+for kernel in p["kernels"]:
+    w = scipy.signal.get_window(kernel["window"], N)
+    bins = N if p["complex"] else N // 2 + 1
+    found = numbers(kernel["name"], "float32").reshape(-1, p["channels"], bins)
+    assert len(found) == p["frames"], found.shape
+    scaling = kernel["scaling"]
+    worst = 0
+    for frame, made in zip(x.astype(np.float64), found):
+        for channel in range(p["channels"]):
+            s = frame[:, channel, :]
+            s = s[:, 0] + 1j * s[:, 1] if p["complex"] else s[:, 0]
+            f, wanted = scipy.signal.welch(
+                s, p["rate"], window=w, nperseg=N, noverlap=round(N * kernel["overlap"]),
+                detrend="constant" if kernel["detrend"] == "constant" else False,
+                scaling="density" if "density" in scaling else "spectrum",
+                return_onesided=scaling.startswith("one-sided"))
+            wanted = np.fft.fftshift(wanted) if p["complex"] else wanted[:bins]
+            error = abs(made[channel] - wanted) / np.maximum(wanted, wanted.mean())
+            worst = max(worst, error.max())
+    print(kernel["name"], worst)
+    assert worst < 1e-5, (kernel, worst)
+"#;
+
+#[test]
+fn one_sided_and_detrended_spectra_are_those_of_scipy() {
+    let python = match Python::with(&["numpy", "scipy.signal"]) {
+        Ok(python) => python,
+        Err(why) => skip!("{why}"),
+    };
+    let real = [
+        ("one-sided", "none", 0.0),
+        ("one-sided", "constant", 0.5),
+        ("one-sided-density", "constant", 0.5),
+        ("density", "constant", 0.0),
+        ("power", "none", 0.25),
+    ];
+    let complex = [("power", "constant", 0.5), ("density", "none", 0.0)];
+    // Samples of uint8 have a mean far from 0.
+    for (kind, is_complex, channels, size, kernels) in [
+        ("uint8", false, 2, 1000, &real[..]),
+        ("uint8", false, 1, 999, &real[..]),
+        ("float32", false, 1, 4096, &real[..]),
+        ("uint8", true, 1, 512, &complex[..]),
+    ] {
+        let samples = json!({ "type": kind, "complex": is_complex, "channels": channels });
+        let frames = 3;
+        let mut text = source(&samples, 3072, frames, 96 << 10);
+        let mut all = Vec::new();
+        for (i, (scaling, detrend, overlap)) in kernels.iter().enumerate() {
+            let name = format!("s{i}");
+            text += &format!(
+                "[kernel.{name}-kernel]\nuse = \"power-spectrum\"\ninput = \"raw\"\noutput = \"{name}\"\n\
+                 size = {size}\nwindow = \"hann\"\noverlap = {overlap}\nscaling = \"{scaling}\"\n\
+                 detrend = \"{detrend}\"\n[ring.{name}]\n\
+                 [sink.{name}]\ndriver = \"file\"\ninput = \"{name}\"\npath = \"out\"\nbuffer = \"64 KiB\"\n"
+            );
+            all.push(
+                json!({ "name": name, "window": "hann", "overlap": overlap, "scaling": scaling,
+                             "detrend": detrend }),
+            );
+        }
+        let daq = Daq::new(&text);
+        let _ = daq.run(&[]).ok();
+        let mut keys = samples.clone();
+        keys["frames"] = json!(frames);
+        keys["size"] = json!(size);
+        keys["rate"] = json!(1e6);
+        keys["kernels"] = json!(all);
+        let told = python.run(
+            &format!("{READ}{WELCH}"),
+            &[keys.to_string(), daq.path("").display().to_string()],
+        );
+        assert_eq!(told.lines().count(), kernels.len(), "{told}");
+    }
+}
+
 /// The documented formulas of `convert` and `stats`.
 const OTHERS: &str = r#"
 wide = p["type"] in ("int32", "float64")

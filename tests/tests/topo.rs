@@ -36,7 +36,7 @@ fn a_recorded_machine_is_shown() {
     for part in [
         "pci0000:16  8086:09a2",
         "└─ 0000:18:00.0  cuda:0 NVIDIA A100-PCIE-40GB",
-        "0000:17:00.0 → cuda:0  direct: both are below pci0000:16",
+        "0000:17:00.0 → cuda:0  direct writes: both are below pci0000:16",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
@@ -45,7 +45,7 @@ fn a_recorded_machine_is_shown() {
         large
             .ok()
             .stdout
-            .contains("cuda:0  staged: a ring of 65 GiB")
+            .contains("cuda:0  staged writes: a ring of 65 GiB")
     );
     let picture = daq.cli(&["topo", "--from", &recorded(), "--format", "mermaid"]);
     let picture = picture.ok().stdout;

@@ -146,7 +146,8 @@ impl<'de> de::Deserializer<'de> for &Node {
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         match &self.value {
-            Value::String(text) => visitor.visit_str(text),
+            // The types that accept a date or time read it from text.
+            Value::String(text) | Value::Datetime(text) => visitor.visit_str(text),
             Value::Integer(number) => {
                 if let Ok(number) = i64::try_from(*number) {
                     visitor.visit_i64(number)
@@ -158,10 +159,6 @@ impl<'de> de::Deserializer<'de> for &Node {
             }
             Value::Float(number) => visitor.visit_f64(*number),
             Value::Boolean(value) => visitor.visit_bool(*value),
-            Value::Datetime => Err(de::Error::invalid_type(
-                Unexpected::Other("date or time"),
-                &visitor,
-            )),
             Value::Array(array) => {
                 let mut items = Items { array, next: 0 };
                 let value = visitor.visit_seq(&mut items)?;
@@ -183,8 +180,8 @@ impl<'de> de::Deserializer<'de> for &Node {
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        match self.value {
-            Value::Placeholder(_) => visitor.visit_none(),
+        match &self.value {
+            Value::Placeholder(placeholder) if !placeholder.other => visitor.visit_none(),
             _ => visitor.visit_some(self),
         }
     }

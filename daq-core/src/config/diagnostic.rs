@@ -2,10 +2,14 @@
 
 use super::source_map::{SourceMap, Span};
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
+use std::collections::HashSet;
 use std::fmt;
 
+/// Maximum number of diagnostics that are rendered. Rendering one costs time in proportion to the length of its text.
+const MAX_SHOWN: usize = 100;
+
 /// How much a diagnostic matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
     /// Nothing may be started.
     Error,
@@ -14,7 +18,7 @@ pub enum Severity {
 }
 
 /// A place that a diagnostic points at.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Label {
     /// The place.
     pub span: Span,
@@ -23,7 +27,7 @@ pub struct Label {
 }
 
 /// One error or warning: what is wrong, where, and what to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Diagnostic {
     /// How much it matters.
     pub severity: Severity,
@@ -81,6 +85,15 @@ impl Diagnostic {
             span,
             text: text.into(),
         });
+        self
+    }
+
+    /// The same with all places moved by `bytes`.
+    #[must_use]
+    pub fn moved(mut self, bytes: usize) -> Self {
+        for label in self.primary.iter_mut().chain(&mut self.others) {
+            label.span = Span::new(label.span.start + bytes, label.span.end + bytes);
+        }
         self
     }
 
@@ -159,6 +172,7 @@ impl Diagnostic {
 #[derive(Clone, Debug, Default)]
 pub struct Diagnostics {
     list: Vec<Diagnostic>,
+    seen: HashSet<Diagnostic>,
 }
 
 impl Diagnostics {
@@ -169,7 +183,7 @@ impl Diagnostics {
 
     /// Adds one, unless the same is already there.
     pub fn push(&mut self, diagnostic: Diagnostic) {
-        if !self.list.contains(&diagnostic) {
+        if self.seen.insert(diagnostic.clone()) {
             self.list.push(diagnostic);
         }
     }
@@ -186,6 +200,14 @@ impl Diagnostics {
         self.list
             .iter()
             .any(|diagnostic| diagnostic.severity == Severity::Error)
+    }
+
+    /// Whether there is an error at `span`.
+    pub fn has_error_at(&self, span: Span) -> bool {
+        self.list.iter().any(|diagnostic| {
+            let place = diagnostic.primary.as_ref().map(|label| label.span);
+            diagnostic.severity == Severity::Error && place == Some(span)
+        })
     }
 
     /// How many errors.
@@ -213,16 +235,19 @@ impl Diagnostics {
         sorted
     }
 
-    /// All of them as text with source lines and carets, in the order of their places, with an empty line
-    /// between two and a newline at the end.
+    /// The first 100 as text with source lines and carets, in the order of their places, with an empty line
+    /// between two and a newline at the end. A last line counts the others.
     pub fn render(&self, sources: &SourceMap, color: bool) -> String {
         let mut text = String::new();
-        for (index, diagnostic) in self.sorted().into_iter().enumerate() {
+        for (index, diagnostic) in self.sorted().into_iter().take(MAX_SHOWN).enumerate() {
             if index > 0 {
                 text.push('\n');
             }
             text.push_str(&diagnostic.render(sources, color));
             text.push('\n');
+        }
+        if let Some(more @ 1..) = self.list.len().checked_sub(MAX_SHOWN) {
+            text.push_str(&format!("\n{more} more are not shown; fix these first\n"));
         }
         text
     }
@@ -230,9 +255,9 @@ impl Diagnostics {
 
 impl From<Diagnostic> for Diagnostics {
     fn from(diagnostic: Diagnostic) -> Self {
-        Self {
-            list: vec![diagnostic],
-        }
+        let mut diagnostics = Self::new();
+        diagnostics.push(diagnostic);
+        diagnostics
     }
 }
 

@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 pub struct Document {
     sources: SourceMap,
     root: Table,
+    /// Whether a text could not be read or has a syntax error.
+    is_broken: bool,
 }
 
 impl Document {
@@ -33,11 +35,12 @@ impl Document {
         for path in paths {
             match std::fs::read(path).map(String::from_utf8) {
                 Ok(Ok(text)) => document.add(&path.display().to_string(), text, diagnostics),
-                Ok(Err(_)) => diagnostics.push(
+                Ok(Err(_)) => document.refuse(
                     Diagnostic::error(format!("{} is not UTF-8 text", path.display()))
                         .help("configuration is TOML, which is UTF-8"),
+                    diagnostics,
                 ),
-                Err(error) => diagnostics.push(unreadable(path, &error)),
+                Err(error) => document.refuse(unreadable(path, &error), diagnostics),
             }
         }
         document
@@ -53,8 +56,9 @@ impl Document {
         let mut paths = match listed {
             Ok(paths) => paths,
             Err(error) => {
-                diagnostics.push(unreadable(directory, &error));
-                return Self::default();
+                let mut document = Self::default();
+                document.refuse(unreadable(directory, &error), diagnostics);
+                return document;
             }
         };
         paths.retain(|path| {
@@ -69,12 +73,26 @@ impl Document {
         });
         paths.sort();
         if paths.is_empty() {
-            diagnostics.push(
+            let mut document = Self::default();
+            document.refuse(
                 Diagnostic::error(format!("{} has no file *.toml", directory.display()))
-                    .help("name the directory that the configuration lies in"),
+                    .help("name the directory that contains the configuration"),
+                diagnostics,
             );
+            return document;
         }
         Self::load(&paths, diagnostics)
+    }
+
+    /// Whether every text could be read. Otherwise sections are missing that were written, and further checks would
+    /// report errors that do not exist.
+    pub const fn is_whole(&self) -> bool {
+        !self.is_broken
+    }
+
+    fn refuse(&mut self, why: Diagnostic, diagnostics: &mut Diagnostics) {
+        self.is_broken = true;
+        diagnostics.push(why);
     }
 
     fn add(&mut self, name: &str, text: String, diagnostics: &mut Diagnostics) {
@@ -86,8 +104,14 @@ impl Document {
         let base = self
             .sources
             .add(Origin::File(name.to_owned()), text.clone());
-        let (table, errors) = toml::de::DeTable::parse_recoverable(&text);
-        for error in &errors {
+        let (table, mut errors) = toml::de::DeTable::parse_recoverable(&text);
+        errors.sort_by_key(|error| error.span().map_or(0, |span| span.start));
+        // What follows a syntax error is a guess of the parser; keys that are written twice are certain.
+        let syntax = errors.iter().position(|error| error.message() != DUPLICATE);
+        for error in errors
+            .iter()
+            .take(syntax.map_or(errors.len(), |first| first + 1))
+        {
             let span = error.span().unwrap_or(0..0);
             let span = super::Span::new(base + span.start, base + span.end);
             diagnostics.push(Diagnostic::error(in_words(error.message())).at(span));
@@ -99,6 +123,8 @@ impl Document {
         }
         if errors.is_empty() {
             merge(&mut self.root, table, "", diagnostics);
+        } else {
+            self.is_broken = true;
         }
     }
 
@@ -110,7 +136,7 @@ impl Document {
     }
 
     /// Replaces `${NAME}` and `${NAME:-default}` in all string values by what `lookup` gives for the name,
-    /// usually [`environment`](super::environment).
+    /// usually [`environment`](super::environment). Reports strings that contain NUL, which ends a string in C.
     #[must_use]
     pub fn expanded(
         mut self,
@@ -122,9 +148,21 @@ impl Document {
                 if text.contains('$') {
                     *text = expand(text, span, &self.sources, lookup, diagnostics);
                 }
+                if text.contains('\0') {
+                    diagnostics.push(
+                        Diagnostic::error("this string contains a NUL character (\\u0000)")
+                            .at(span)
+                            .help("remove it: no file name, address or other name can contain it"),
+                    );
+                }
             });
         }
         self
+    }
+
+    /// Adds the text of another file, to be shown in diagnostics; returns the number of its first byte.
+    pub fn add_file(&mut self, name: &str, text: &str) -> usize {
+        self.sources.add_file(name, text)
     }
 
     /// The texts that places refer to.
@@ -216,10 +254,13 @@ impl Document {
     }
 }
 
+/// What the TOML reader says of a key or section that is written twice.
+const DUPLICATE: &str = "duplicate key";
+
 /// What the TOML reader says too briefly, in full.
 fn in_words(message: &str) -> &str {
     match message {
-        "duplicate key" => "this key or section is written twice",
+        DUPLICATE => "this key or section is written twice",
         "recursion limit" => "tables and arrays are nested too deep",
         _ => message,
     }

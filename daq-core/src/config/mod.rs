@@ -54,7 +54,7 @@ pub use expand::environment;
 pub use overrides::Overrides;
 pub use section::{Aside, Section};
 pub use source_map::{Origin, SourceMap, Span};
-pub use suggest::nearest;
+pub use suggest::{nearest, nearest_value};
 
 #[cfg(test)]
 mod tests;

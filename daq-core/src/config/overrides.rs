@@ -221,7 +221,9 @@ impl Written {
         }
         match parsed.map(|node| node.value) {
             // Dates, `nan` and `inf` are rather names here than what TOML takes them for.
-            Some(Value::Datetime) | None => Node::new(self.value, Value::String(self.text.clone())),
+            Some(Value::Datetime(_)) | None => {
+                Node::new(self.value, Value::String(self.text.clone()))
+            }
             Some(Value::Float(number)) if !number.is_finite() => {
                 Node::new(self.value, Value::String(self.text.clone()))
             }

@@ -8,24 +8,52 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-/// Texts that some type takes: numbers, names, quantities, addresses.
-const TEXTS: [&str; 10] = [
-    "a",
-    "1",
-    "1 B",
-    "1 s",
-    "1 bit/s",
-    "1 Hz",
-    "127.0.0.1:1",
-    "127.0.0.1",
-    "::1",
-    "host",
-];
+/// Values to pretend.
+struct Values {
+    /// Texts that some type takes: numbers, names, quantities, addresses.
+    texts: [&'static str; 10],
+    /// Numbers that some check lets pass.
+    integers: [u64; 9],
+    floats: [f64; 6],
+    booleans: [bool; 2],
+}
 
-/// Numbers that some check lets pass.
-const INTEGERS: [u64; 9] = [1, 0, 2, 3, 8, 64, 100, 1024, 65536];
-const FLOATS: [f64; 6] = [1.0, 0.0, 0.5, 2.0, 100.0, 1e6];
-const BOOLEANS: [bool; 2] = [true, false];
+const USUAL: Values = Values {
+    texts: [
+        "a",
+        "1",
+        "1 B",
+        "1 s",
+        "1 bit/s",
+        "1 Hz",
+        "127.0.0.1:1",
+        "127.0.0.1",
+        "::1",
+        "host",
+    ],
+    integers: [1, 0, 2, 3, 8, 64, 100, 1024, 65536],
+    floats: [1.0, 0.0, 0.5, 2.0, 100.0, 1e6],
+    booleans: [true, false],
+};
+
+/// Values that differ from the usual ones: what a check reports with both does not depend on them.
+const OTHER: Values = Values {
+    texts: [
+        "b",
+        "7",
+        "1 GiB",
+        "1 h",
+        "1 Gbit/s",
+        "1 GHz",
+        "10.9.8.7:65000",
+        "10.9.8.7",
+        "fd00::7",
+        "cuda:0",
+    ],
+    integers: [7, 4, 48, 1000, 4096, 60_000, 5, 9, 1_000_000],
+    floats: [0.25, 3.0, 7.5, -1.0, 1000.0, 1e-3],
+    booleans: [false, true],
+};
 
 /// Recursive types end here.
 const DEPTH: usize = 16;
@@ -65,8 +93,16 @@ impl<'p> Pretend<'p> {
         }
     }
 
+    const fn values(self) -> &'static Values {
+        if self.placeholder.other {
+            &OTHER
+        } else {
+            &USUAL
+        }
+    }
+
     fn text(self) -> Option<&'static str> {
-        TEXTS.get(self.placeholder.attempt).copied()
+        self.values().texts.get(self.placeholder.attempt).copied()
     }
 }
 
@@ -100,7 +136,8 @@ macro_rules! plain {
     ($values:ident $visit:ident $example:literal: $($method:ident)*) => {$(
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
             self.learn(|| $example.to_owned());
-            let value = $values.get(self.placeholder.attempt).ok_or_else(exhausted)?;
+            let values = &self.values().$values;
+            let value = values.get(self.placeholder.attempt).ok_or_else(exhausted)?;
             visitor.$visit(*value)
         }
     )*};
@@ -118,10 +155,10 @@ macro_rules! textual {
 impl<'de> de::Deserializer<'de> for Pretend<'_> {
     type Error = ReadError;
 
-    plain! { BOOLEANS visit_bool "true": deserialize_bool }
-    plain! { FLOATS visit_f64 "1.0": deserialize_f32 deserialize_f64 }
+    plain! { booleans visit_bool "true": deserialize_bool }
+    plain! { floats visit_f64 "1.0": deserialize_f32 deserialize_f64 }
     plain! {
-        INTEGERS visit_u64 "1":
+        integers visit_u64 "1":
         deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128
         deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128
     }
@@ -131,16 +168,22 @@ impl<'de> de::Deserializer<'de> for Pretend<'_> {
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         let attempt = self.placeholder.attempt;
         self.learn(|| text_example(&visitor));
+        let Values {
+            texts,
+            integers,
+            floats,
+            booleans,
+        } = self.values();
         match attempt {
-            0 => match quoted(&visitor) {
+            0 => match quoted(&visitor).filter(|_| !self.placeholder.other) {
                 Some(text) => visitor.visit_str(&text),
-                None => visitor.visit_str(TEXTS[0]),
+                None => visitor.visit_str(texts[0]),
             },
-            _ if attempt < TEXTS.len() => visitor.visit_str(TEXTS[attempt]),
-            _ => match attempt - TEXTS.len() {
-                0 => visitor.visit_u64(1),
-                1 => visitor.visit_bool(true),
-                2 => visitor.visit_f64(1.0),
+            _ if attempt < texts.len() => visitor.visit_str(texts[attempt]),
+            _ => match attempt - texts.len() {
+                0 => visitor.visit_u64(integers[0]),
+                1 => visitor.visit_bool(booleans[0]),
+                2 => visitor.visit_f64(floats[0]),
                 3 => visitor.visit_seq(Made {
                     pretend: self.deeper()?,
                     left: 0,
@@ -169,7 +212,7 @@ impl<'de> de::Deserializer<'de> for Pretend<'_> {
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         self.learn(|| "[…]".to_owned());
         // An attempt's number of elements, for types that want some.
-        let left = self.placeholder.attempt;
+        let left = self.placeholder.attempt + usize::from(self.placeholder.other);
         if left > 2 {
             return Err(exhausted());
         }
@@ -227,8 +270,14 @@ impl<'de> de::Deserializer<'de> for Pretend<'_> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, ReadError> {
-        let variant = variants
-            .get(self.placeholder.attempt)
+        let attempt = self.placeholder.attempt;
+        let index = if self.placeholder.other {
+            variants.len().checked_sub(attempt + 1)
+        } else {
+            Some(attempt)
+        };
+        let variant = index
+            .and_then(|index| variants.get(index))
             .ok_or_else(exhausted)?;
         self.learn(|| format!("{variant:?}"));
         visitor.visit_enum(Chosen {

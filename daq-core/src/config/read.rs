@@ -4,9 +4,9 @@
 //! that pretends to be right, and the table is read again, until nothing new is found.
 
 use super::de::{Fault, ReadError};
-use super::diagnostic::{Diagnostic, Diagnostics};
+use super::diagnostic::{Diagnostic, Diagnostics, Problem};
 use super::source_map::Span;
-use super::suggest::{list, nearest};
+use super::suggest::{MAX_UNKNOWN, list, nearest, nearest_value};
 use super::tree::{Entry, Node, Placeholder, Step, Value};
 use serde::de::DeserializeOwned;
 
@@ -63,6 +63,16 @@ impl<'r> Reader<'r> {
 
     /// The value, or `None` after at least one error was reported.
     pub(super) fn read<T: DeserializeOwned>(&mut self, diagnostics: &mut Diagnostics) -> Option<T> {
+        self.read_checked(diagnostics, &|_| Vec::new()).0
+    }
+
+    /// As [`read`](Self::read), with what `check` finds wrong with the value. Where values are missing or wrong, only
+    /// problems that do not depend on them are returned.
+    pub(super) fn read_checked<T: DeserializeOwned>(
+        &mut self,
+        diagnostics: &mut Diagnostics,
+        check: &dyn Fn(&T) -> Vec<Problem>,
+    ) -> (Option<T>, Vec<Problem>) {
         let mut value = None;
         for _ in 0..ROUNDS {
             match T::deserialize(&self.root) {
@@ -78,7 +88,57 @@ impl<'r> Reader<'r> {
             }
         }
         self.tell_missing(diagnostics);
-        value.filter(|_| self.clean)
+        let mut problems = value.as_ref().map(check).unwrap_or_default();
+        if self.clean {
+            return (value, problems);
+        }
+        if !problems.is_empty() {
+            let others = self
+                .pretend_otherwise::<T>()
+                .map_or_else(Vec::new, |other| check(&other));
+            problems.retain(|problem| others.contains(problem) && !self.is_pretended(problem));
+        }
+        (None, problems)
+    }
+
+    /// The value with other pretences for what is missing or wrong; `None` where there are none.
+    fn pretend_otherwise<T: DeserializeOwned>(&mut self) -> Option<T> {
+        self.root.each_placeholder(&mut |placeholder| {
+            (placeholder.attempt, placeholder.other) = (0, true);
+        });
+        for _ in 0..ROUNDS {
+            let mut path = match T::deserialize(&self.root) {
+                Ok(value) => return Some(value),
+                Err(error) => error.path,
+            };
+            path.reverse();
+            match self.root.descend_mut(&path).map(|node| &mut node.value) {
+                Some(Value::Placeholder(placeholder)) if placeholder.attempt < ATTEMPTS => {
+                    placeholder.attempt += 1;
+                }
+                _ => return None,
+            }
+        }
+        None
+    }
+
+    /// Whether a problem is about a value that is missing or wrong, or about something inside of it.
+    fn is_pretended(&self, problem: &Problem) -> bool {
+        let mut node = &self.root;
+        for part in problem.key.as_deref().unwrap_or_default().split('.') {
+            let step = match (&node.value, part.parse()) {
+                (Value::Array(_), Ok(index)) => Step::Index(index),
+                _ => Step::Key(part.to_owned()),
+            };
+            match node.descend(&[step]) {
+                Some(next) => node = next,
+                None => return false,
+            }
+            if matches!(node.value, Value::Placeholder(_)) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Reports a fault and hides it; `false` when there is no way on.
@@ -97,7 +157,7 @@ impl<'r> Reader<'r> {
             return false;
         }
         match error.fault {
-            Fault::UnknownKey(known) => self.unknown_key(&path, known, diagnostics),
+            Fault::UnknownKey(known) => self.unknown_keys(&path, known, diagnostics),
             Fault::Missing(key) => self.missing_key(path, key),
             fault => {
                 let Some(node) = self.root.descend(&path) else {
@@ -120,55 +180,50 @@ impl<'r> Reader<'r> {
         }
     }
 
-    fn unknown_key(
+    /// Reports all unknown keys of the table that the last step of `path` lies in, and removes them.
+    fn unknown_keys(
         &mut self,
         path: &[Step],
         known: &[&str],
         diagnostics: &mut Diagnostics,
     ) -> bool {
-        let Some((Step::Key(key), above)) = path.split_last() else {
+        let Some((_, above)) = path.split_last() else {
             return false;
         };
-        let mut known = known.to_vec();
-        if above.is_empty() {
-            known.extend(
-                self.also_known
-                    .iter()
-                    .filter(|key| !known.contains(key))
-                    .copied()
-                    .collect::<Vec<_>>(),
-            );
-        }
+        let title = self.title_of(above);
         let Some(table) = self.root.descend_mut(above).and_then(Node::table_mut) else {
             return false;
         };
-        let Some(entry) = table.remove(key) else {
-            return false;
-        };
+        let (kept, unknown) = std::mem::take(&mut table.entries)
+            .into_iter()
+            .partition(|entry| known.contains(&entry.key.as_str()));
+        table.entries = kept;
+        let unknown: Vec<Entry> = unknown;
+        let mut known = known.to_vec();
+        if above.is_empty() {
+            let others = self.also_known.iter().copied();
+            known.extend(
+                others
+                    .filter(|key| !known.contains(key))
+                    .collect::<Vec<_>>(),
+            );
+        }
         // A key that is there already cannot be the one that was meant.
         let free: Vec<&str> = known
             .iter()
             .filter(|known| table.get(known).is_none())
             .copied()
             .collect();
-        let title = self.title_of(above);
-        let mut diagnostic =
-            Diagnostic::error(format!("unknown key `{key}` in [{title}]")).at(entry.key_span);
-        if let Some(meant) = nearest(key, &free) {
-            diagnostic = diagnostic.help(format!("did you mean `{meant}`?"));
+        let listed = match known.as_slice() {
+            [] => "no keys are known here".to_owned(),
+            known => format!("known keys: {}", list(known, LISTED).replace(" or ", ", ")),
+        };
+        for meant in refuse_unknown(&title, &unknown, &free, Some(&listed), diagnostics) {
             let mut renamed = above.to_vec();
-            renamed.push(Step::Key(meant.to_owned()));
+            renamed.push(Step::Key(meant));
             self.renamed.push(renamed);
-        } else if known.is_empty() {
-            diagnostic = diagnostic.help("no keys are known here");
-        } else {
-            diagnostic = diagnostic.help(format!(
-                "known keys: {}",
-                list(&known, LISTED).replace(" or ", ", ")
-            ));
         }
-        diagnostics.push(diagnostic);
-        true
+        !unknown.is_empty()
     }
 
     fn missing_key(&mut self, mut path: Vec<Step>, key: String) -> bool {
@@ -250,7 +305,7 @@ impl<'r> Reader<'r> {
                     Value::Table(table) => table.keys().first().copied().unwrap_or(""),
                     _ => node.loose.as_deref().unwrap_or(""),
                 };
-                let help = match nearest(value, known) {
+                let help = match nearest_value(value, known) {
                     Some(meant) => format!("did you mean \"{meant}\"?"),
                     None => format!("choose {}", list(known, LISTED).replace('`', "\"")),
                 };
@@ -278,6 +333,41 @@ impl<'r> Reader<'r> {
             _ => format!("{}.{}", self.title, joined(path)),
         }
     }
+}
+
+/// Reports the unknown keys of the table `title`, and returns which of the keys in `free` they were most likely meant to
+/// be. `listed` is the help where there is none.
+pub(super) fn refuse_unknown<'e>(
+    title: &str,
+    unknown: impl IntoIterator<Item = &'e Entry>,
+    free: &[&str],
+    listed: Option<&str>,
+    diagnostics: &mut Diagnostics,
+) -> Vec<String> {
+    let mut all_meant = Vec::new();
+    let mut unknown = unknown.into_iter();
+    for Entry { key, key_span, .. } in unknown.by_ref().take(MAX_UNKNOWN) {
+        let meant = nearest(key, free);
+        all_meant.extend(meant.map(str::to_owned));
+        let help = match meant {
+            Some(meant) => Some(format!("did you mean `{meant}`?")),
+            None => listed.map(str::to_owned),
+        };
+        diagnostics.push(
+            Diagnostic::error(format!("unknown key `{key}` in [{title}]"))
+                .at(*key_span)
+                .maybe_help(help),
+        );
+    }
+    if let Some(next) = unknown.next() {
+        let more = 1 + unknown.count();
+        diagnostics.push(
+            Diagnostic::error(format!("{more} more unknown keys in [{title}]"))
+                .at(next.key_span)
+                .help("fix or remove the ones above first"),
+        );
+    }
+    all_meant
 }
 
 /// As in `channels[2].gain`.

@@ -1,9 +1,9 @@
 //! One table of the configuration, which its owners take apart key by key.
 
 use super::diagnostic::{Diagnostic, Diagnostics, Problem};
-use super::read::Reader;
+use super::read::{self, Reader};
 use super::source_map::Span;
-use super::suggest::{list, nearest};
+use super::suggest::{list, nearest, nearest_value};
 use super::tree::{Entry, Node, Step, Table, Value};
 use serde::de::DeserializeOwned;
 
@@ -148,7 +148,7 @@ impl Section {
             }
         };
         if !choices.is_empty() && !choices.contains(&text.as_str()) {
-            let help = match nearest(&text, choices) {
+            let help = match nearest_value(&text, choices) {
                 Some(meant) => format!("did you mean \"{meant}\"?"),
                 None => format!("choose {}", list(choices, 24).replace('`', "\"")),
             };
@@ -241,19 +241,11 @@ impl Section {
         let asked = self.asked.iter().map(String::as_str);
         let all: Vec<&str> = known.iter().copied().chain(asked).collect();
         let entries = self.left.table().map(|table| &table.entries);
-        for Entry { key, key_span, .. } in entries.into_iter().flatten() {
-            if all.contains(&key.as_str()) {
-                continue;
-            }
-            let free: Vec<&str> = all.iter().filter(|key| !self.has(key)).copied().collect();
-            let meant = nearest(key, &free);
-            self.meant.extend(meant.map(str::to_owned));
-            diagnostics.push(
-                Diagnostic::error(format!("unknown key `{key}` in [{}]", self.title))
-                    .at(*key_span)
-                    .maybe_help(meant.map(|meant| format!("did you mean `{meant}`?"))),
-            );
-        }
+        let unknown = entries.into_iter().flatten();
+        let unknown = unknown.filter(|entry| !all.contains(&entry.key.as_str()));
+        let free: Vec<&str> = all.iter().filter(|key| !self.has(key)).copied().collect();
+        let meant = read::refuse_unknown(&self.title, unknown, &free, None, diagnostics);
+        self.meant.extend(meant);
     }
 
     /// Takes an inner table such as `[source.adc.format]` as a section of its own, if it is written.
@@ -304,6 +296,17 @@ impl Section {
         also_known: &[&str],
         diagnostics: &mut Diagnostics,
     ) -> Option<T> {
+        self.finish_checked(also_known, diagnostics, |_| Vec::new())
+    }
+
+    /// As [`finish`](Self::finish), and reports what `check` finds wrong with the value. Beside missing and wrong values,
+    /// those problems are reported that do not depend on them.
+    pub fn finish_checked<T: DeserializeOwned>(
+        &mut self,
+        also_known: &[&str],
+        diagnostics: &mut Diagnostics,
+        check: impl Fn(&T) -> Vec<Problem>,
+    ) -> Option<T> {
         let empty = Node::new(self.written.span, Value::Table(Table::default()));
         let left = std::mem::replace(&mut self.left, empty);
         let known: Vec<&str> = also_known
@@ -312,9 +315,13 @@ impl Section {
             .chain(self.asked.iter().map(String::as_str))
             .collect();
         let mut reader = Reader::new(&self.title, &known, left);
-        let value = reader.read(diagnostics);
+        let (value, problems) = reader.read_checked(diagnostics, &check);
         self.meant.extend(reader.meant_here());
-        value
+        let is_sound = problems.is_empty();
+        for problem in problems {
+            diagnostics.push(self.problem(problem));
+        }
+        value.filter(|_| is_sound)
     }
 
     /// The error for a problem that was found after reading, at the value that it names.

@@ -47,6 +47,35 @@ pub fn nearest<'c, C: AsRef<str>>(word: &str, choices: &'c [C]) -> Option<&'c st
     best.map(|(choice, _)| choice)
 }
 
+/// As [`nearest`] among values that a key can have.
+///
+/// Names that end in a number, such as `int16`, differ in meaning by a letter or a digit: one is suggested only if its
+/// number is the one in `word` and no other kind is as near.
+pub fn nearest_value<'c, C: AsRef<str>>(word: &str, choices: &'c [C]) -> Option<&'c str> {
+    let meant = nearest(word, choices)?;
+    let (folded, choice) = (fold(word), fold(meant));
+    let (kind, number) = numbered(&choice);
+    if number.is_empty() || folded == choice {
+        return Some(meant);
+    }
+    let kinds: Vec<String> = choices
+        .iter()
+        .map(|choice| numbered(&fold(choice.as_ref())).0.to_owned())
+        .collect();
+    let (typed, typed_number) = numbered(&folded);
+    let is_same = typed_number == number && nearest(typed, &kinds) == Some(kind);
+    is_same.then_some(meant)
+}
+
+/// `int` and `16` of `int16`.
+fn numbered(word: &str) -> (&str, &str) {
+    word.split_at(word.trim_end_matches(|c: char| c.is_ascii_digit()).len())
+}
+
+/// Maximum number of unknown keys of one table that are reported one by one: comparing long lists of words with each
+/// other takes long.
+pub(crate) const MAX_UNKNOWN: usize = 20;
+
 /// Case and the kind of separator are the commonest differences.
 fn fold(word: &str) -> String {
     word.chars()
@@ -94,6 +123,29 @@ mod tests {
         for unrelated in ["", "payload", "x", "gain"] {
             assert_eq!(nearest(unrelated, &keys), None, "{unrelated}");
         }
+    }
+
+    #[test]
+    fn suggested_values_keep_their_meaning() {
+        let types = ["int8", "uint8", "int16", "int32", "float32", "float64"];
+        for (typed, meant) in [
+            ("Int16", "int16"),
+            ("in16", "int16"),
+            ("flaot32", "float32"),
+            ("float-64", "float64"),
+            ("unit8", "uint8"),
+        ] {
+            assert_eq!(nearest_value(typed, &types), Some(meant), "{typed}");
+        }
+        for other in [
+            "float16", "uint16", "unit16", "uint32", "int64", "int24", "float", "int", "f32", "u8",
+        ] {
+            assert_eq!(nearest_value(other, &types), None, "{other}");
+        }
+        assert_eq!(
+            nearest_value("hamning", &["hann", "hamming"]),
+            Some("hamming")
+        );
     }
 
     #[test]

@@ -24,7 +24,8 @@ pub(crate) enum Value {
     Integer(i128),
     Float(f64),
     Boolean(bool),
-    Datetime,
+    /// As it is written.
+    Datetime(String),
     Array(Vec<Node>),
     Table(Table),
     /// Stands for a value that is missing or wrong, so that reading can go on and find what else is wrong.
@@ -36,6 +37,8 @@ pub(crate) enum Value {
 pub(crate) struct Placeholder {
     /// Which of the known pretences to try.
     pub(crate) attempt: usize,
+    /// Whether the pretences are the other ones, which differ from the usual ones.
+    pub(crate) other: bool,
     /// A value that would be right, as written in TOML.
     pub(crate) example: RefCell<Option<String>>,
 }
@@ -111,6 +114,21 @@ impl Node {
         }
     }
 
+    /// Calls `change` on every placeholder.
+    pub(crate) fn each_placeholder(&mut self, change: &mut impl FnMut(&mut Placeholder)) {
+        match &mut self.value {
+            Value::Placeholder(placeholder) => change(placeholder),
+            Value::Array(array) => array
+                .iter_mut()
+                .for_each(|node| node.each_placeholder(change)),
+            Value::Table(table) => table
+                .entries
+                .iter_mut()
+                .for_each(|entry| entry.node.each_placeholder(change)),
+            _ => {}
+        }
+    }
+
     /// Calls `change` on every string, with its place.
     pub(crate) fn each_string(&mut self, change: &mut impl FnMut(&mut String, Span)) {
         match &mut self.value {
@@ -137,7 +155,7 @@ impl Node {
             Value::Integer(_) => "an integer",
             Value::Float(_) => "a number with a point",
             Value::Boolean(_) => "a boolean",
-            Value::Datetime => "a date or time",
+            Value::Datetime(_) => "a date or time",
             Value::Array(_) => "an array",
             Value::Table(_) => "a table",
             Value::Placeholder(_) => "missing",
@@ -234,7 +252,7 @@ fn convert(
         }
         DeValue::Float(number) => Value::Float(number.as_str().parse().unwrap_or(f64::NAN)),
         DeValue::Boolean(value) => Value::Boolean(value),
-        DeValue::Datetime(_) => Value::Datetime,
+        DeValue::Datetime(time) => Value::Datetime(time.to_string()),
         DeValue::Array(_) | DeValue::Table(_) if depth > DEPTH => {
             let message = format!("tables and arrays are nested deeper than {DEPTH} levels");
             unfit.push(Unfit { span, message });

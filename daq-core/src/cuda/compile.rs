@@ -89,6 +89,14 @@ impl Compiler {
     fn open(path: Option<OsString>) -> Result<Self, CompileError> {
         if let Some(path) = path {
             let name = path.display().to_string();
+            if Path::new(&path).is_relative() {
+                return Err(CompileError::NoCompiler {
+                    why: format!(
+                        "; {VARIABLE}={name} is a relative path, so which library it means depends on the working \
+                         directory: write an absolute path"
+                    ),
+                });
+            }
             preload_built_in(path.as_ref());
             let path = CString::new(path.into_encoded_bytes()).unwrap_or_default();
             nvrtc::open(&path).map_err(|said| CompileError::NoCompiler {
@@ -204,13 +212,29 @@ mod tests {
 
     #[test]
     fn a_library_that_is_no_compiler_is_named() {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let mut paths = maps
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(5));
+        let other = paths.find(|path| path.ends_with(OTHER));
         for (path, why) in [
-            (OTHER, "it lacks nvrtcVersion"),
+            (other.unwrap(), "it lacks nvrtcVersion"),
             ("/nowhere/libnvrtc.so.12", "No such file"),
         ] {
             let error = Compiler::open(Some(path.into())).unwrap_err().to_string();
             assert!(error.contains(&format!("; {path} was tried: ")), "{error}");
             assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn relative_path_of_the_compiler_is_refused() {
+        for path in ["libnvrtc.so.12", "lib/libnvrtc.so", "./libnvrtc.so", ""] {
+            let error = Compiler::open(Some(path.into())).unwrap_err().to_string();
+            assert!(
+                error.contains("is a relative path") && error.contains("absolute"),
+                "{error}"
+            );
         }
     }
 }

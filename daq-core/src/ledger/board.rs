@@ -8,14 +8,21 @@
 //!   32      1 once the run has ended cleanly
 //!   4096 +  128 · i    counter i: name (120 bytes, zero-padded), value (8 bytes)
 //! ```
-//! All numbers in the machine's byte order. The kernel writes the pages back by itself; a killed process
+//! All numbers in the machine's byte order. Linux writes the pages back by itself; a killed process
 //! loses nothing, a power cut at most the last seconds.
+//!
+//! Counters are read from private memory; the file is a mirror that is only written. If another program truncates the
+//! file, a store to the mirror faults; the guard then puts zero pages in its place and the run goes on with whole
+//! ledgers ([`Board::is_state_lost`]).
 
-use memmap2::MmapMut;
+use crate::file::{self, Links};
+use crate::sys::guard::Guard;
+use memmap2::MmapRaw;
 use std::fmt;
 use std::fs::OpenOptions;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -64,57 +71,105 @@ pub struct Board {
     used: Arc<Mutex<usize>>,
 }
 
-enum Memory {
-    Heap(Box<[AtomicU64]>),
-    File(
-        MmapMut,
-        #[expect(dead_code, reason = "holds the lock on the file")] std::fs::File,
-    ),
+/// The words of a board, and their copy in a file.
+struct Memory {
+    words: Box<[AtomicU64]>,
+    mirror: Option<Mirror>,
+}
+
+/// The mapped file.
+struct Mirror {
+    /// Dropped before the mapping that it guards.
+    guard: Guard,
+    map: MmapRaw,
+    #[expect(dead_code, reason = "holds the lock on the file")]
+    file: std::fs::File,
 }
 
 impl Memory {
-    #[expect(clippy::cast_ptr_alignment, reason = "the offset is checked")]
-    fn word(&self, offset: usize) -> &AtomicU64 {
-        match self {
-            Self::Heap(words) => &words[offset / 8],
-            Self::File(map, _) => {
-                assert!(
-                    offset.is_multiple_of(8) && offset + 8 <= map.len(),
-                    "offset {offset} outside the board"
-                );
-                // SAFETY: the offset is aligned (the mapping is page-aligned) and inside the mapping, which
-                // lives as long as `self`. Every access to the mapping's words is atomic, and the file is
-                // locked against other writers.
-                unsafe { AtomicU64::from_ptr(map.as_ptr().add(offset).cast::<u64>().cast_mut()) }
-            }
+    fn heap(words: usize) -> Self {
+        Self {
+            words: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            mirror: None,
         }
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        &self.words[offset / 8]
+    }
+
+    fn store(&self, offset: usize, value: u64) {
+        self.word(offset).store(value, Ordering::Release);
+        if let Some(mirror) = &self.mirror {
+            mirror.word(offset).store(value, Ordering::Release);
+        }
+    }
+
+    /// Adds to a word that several threads add to.
+    fn add_shared(&self, offset: usize, n: u64) {
+        let before = self.word(offset).fetch_add(n, Ordering::AcqRel);
+        if let Some(mirror) = &self.mirror {
+            // Several threads add, in any order: the mirror must not go back.
+            let word = mirror.word(offset);
+            word.fetch_max(before.wrapping_add(n), Ordering::AcqRel);
+        }
+    }
+
+    /// Raises a word to at least `value`.
+    fn raise(&self, offset: usize, value: u64) {
+        self.word(offset).fetch_max(value, Ordering::AcqRel);
+        if let Some(mirror) = &self.mirror {
+            mirror.word(offset).fetch_max(value, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Mirror {
+    /// Maps `file`, which is locked and has `BYTES` bytes.
+    fn new(file: std::fs::File) -> io::Result<Self> {
+        let map = MmapRaw::map_raw(&file)?;
+        let start = NonNull::new(map.as_mut_ptr()).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the range is the one mapping just made, which `map` keeps in place until after the guard is dropped.
+        // Its words are only written, by atomic stores through raw pointers, so zero pages may replace it at any time.
+        let guard = unsafe { Guard::new(start, map.len()) }.map_err(io::Error::other)?;
+        Ok(Self { guard, map, file })
+    }
+
+    #[expect(
+        clippy::cast_ptr_alignment,
+        reason = "the mapping is page-aligned and the offset a multiple of 8"
+    )]
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(
+            offset.is_multiple_of(8) && offset + 8 <= self.map.len(),
+            "offset {offset} outside the board"
+        );
+        // SAFETY: the offset is aligned and inside the mapping, which lives as long as `self`. Every access to its words
+        // is atomic; other programs may change the file at any time, which atomics allow.
+        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(offset).cast::<u64>()) }
     }
 }
 
 impl Board {
     /// A board in memory.
     pub fn in_memory() -> Self {
-        let words = (0..BYTES / 8).map(|_| AtomicU64::new(0)).collect();
         Self {
-            memory: Arc::new(Memory::Heap(words)),
+            memory: Arc::new(Memory::heap(BYTES / 8)),
             used: Arc::default(),
         }
     }
 
-    /// A board in a file, which is made or begun anew; its former content should have been read by
-    /// [`LastRun::read`] before.
+    /// A board in a file, which is created or emptied; read its former content by [`LastRun::read`] before.
+    ///
+    /// Anything but a regular file in its place is an error, symbolic links among them.
     pub fn in_file(path: &Path, pid: u32, start_ns: u64) -> Result<Self, BoardError> {
         let fail = |source| BoardError::File {
             path: path.to_owned(),
             source,
         };
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(fail)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = file::open_with(&options, path, Links::Refuse).map_err(fail)?;
         if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
             let pid = LastRun::read(path).map_or(0, |last| last.pid);
             return Err(BoardError::Busy {
@@ -126,15 +181,11 @@ impl Board {
         // Real space, not a hole: a write through the mapping to a hole on a full disk ends the process.
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, BYTES as u64)
             .map_err(|errno| fail(errno.into()))?;
-        // SAFETY: the file is ours (locked above), of `BYTES` bytes, and not truncated while it is mapped; all
-        // access goes through atomics.
-        let map = unsafe { MmapMut::map_mut(&file) }.map_err(fail)?;
-        let memory = Memory::File(map, file);
-        memory.word(8).store(u64::from(pid), Ordering::Relaxed);
-        memory.word(16).store(start_ns, Ordering::Relaxed);
-        memory
-            .word(0)
-            .store(u64::from_ne_bytes(MAGIC), Ordering::Release);
+        let mut memory = Memory::heap(BYTES / 8);
+        memory.mirror = Some(Mirror::new(file).map_err(fail)?);
+        memory.store(8, u64::from(pid));
+        memory.store(16, start_ns);
+        memory.store(0, u64::from_ne_bytes(MAGIC));
         Ok(Self {
             memory: Arc::new(memory),
             used: Arc::default(),
@@ -157,11 +208,10 @@ impl Board {
         padded[..name.len()].copy_from_slice(name.as_bytes());
         for (i, chunk) in padded.as_chunks::<8>().0.iter().enumerate() {
             self.memory
-                .word(record + i * 8)
-                .store(u64::from_ne_bytes(*chunk), Ordering::Relaxed);
+                .store(record + i * 8, u64::from_ne_bytes(*chunk));
         }
         *used += 1;
-        self.memory.word(24).store(*used as u64, Ordering::Release);
+        self.memory.store(24, *used as u64);
         Ok(Counter {
             memory: self.memory.clone(),
             offset: record + NAME,
@@ -170,7 +220,13 @@ impl Board {
 
     /// Marks the run as ended cleanly.
     pub fn end(&self) {
-        self.memory.word(32).store(1, Ordering::Release);
+        self.memory.store(32, 1);
+    }
+
+    /// Whether the file was truncated while it was mapped: it no longer has the counters.
+    pub fn is_state_lost(&self) -> bool {
+        let mirror = self.memory.mirror.as_ref();
+        mirror.is_some_and(|mirror| mirror.guard.is_lost())
     }
 }
 
@@ -188,29 +244,31 @@ pub struct Counter {
 }
 
 impl Counter {
-    fn word(&self) -> &AtomicU64 {
-        self.memory.word(self.offset)
-    }
-
     /// The number.
     pub fn get(&self) -> u64 {
-        self.word().load(Ordering::Acquire)
+        self.memory.word(self.offset).load(Ordering::Acquire)
     }
 
     /// Sets the number. Only its one writer may call this.
     pub fn set(&self, value: u64) {
-        self.word().store(value, Ordering::Release);
+        self.memory.store(self.offset, value);
     }
 
-    /// Adds to the number. Only its one writer may call this; see [`add_shared`](Self::add_shared).
+    /// Adds to the number, which stays at the largest `u64` once it is there. Only its one writer may call this; see
+    /// [`add_shared`](Self::add_shared).
     pub fn add(&self, n: u64) {
-        let word = self.word();
-        word.store(word.load(Ordering::Relaxed) + n, Ordering::Release);
+        let before = self.memory.word(self.offset).load(Ordering::Relaxed);
+        self.memory.store(self.offset, before.saturating_add(n));
     }
 
     /// Adds to a number that several threads add to.
     pub fn add_shared(&self, n: u64) {
-        self.word().fetch_add(n, Ordering::AcqRel);
+        self.memory.add_shared(self.offset, n);
+    }
+
+    /// Raises a number that several threads raise to at least `value`.
+    pub fn raise(&self, value: u64) {
+        self.memory.raise(self.offset, value);
     }
 }
 
@@ -218,7 +276,7 @@ impl Default for Counter {
     /// A counter on no board.
     fn default() -> Self {
         Self {
-            memory: Arc::new(Memory::Heap(Box::new([AtomicU64::new(0)]))),
+            memory: Arc::new(Memory::heap(1)),
             offset: 0,
         }
     }
@@ -246,7 +304,10 @@ pub struct LastRun {
 impl LastRun {
     /// Reads the file at `path`; `None` if there is none or it is not a board.
     pub fn read(path: &Path) -> Option<Self> {
-        Self::parse(&std::fs::read(path).ok()?)
+        let file = file::open_with(OpenOptions::new().read(true), path, Links::Refuse).ok()?;
+        let mut bytes = Vec::new();
+        file.take(BYTES as u64).read_to_end(&mut bytes).ok()?;
+        Self::parse(&bytes)
     }
 
     /// Reads a board from its bytes; `None` if they are none.
@@ -304,6 +365,49 @@ mod tests {
         assert!(LastRun::read(&path).unwrap().ended);
         drop((board, counter));
         assert!(Board::in_file(&path, 44, 0).is_ok());
+    }
+
+    #[test]
+    fn counters_stay_right_when_the_file_is_truncated() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("adc.ledger");
+        let board = Board::in_file(&path, 42, 1000).unwrap();
+        let counter = board.counter("source.adc.expected").unwrap();
+        counter.add(7);
+        assert!(!board.is_state_lost());
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(0).unwrap();
+        counter.add(1);
+        counter.add_shared(2);
+        counter.raise(4);
+        assert_eq!(counter.get(), 10);
+        assert!(board.is_state_lost());
+        board.end();
+    }
+
+    #[test]
+    fn a_link_or_fifo_in_place_of_the_file_is_refused() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let dir = tempfile::tempdir().unwrap();
+        let (foreign, link) = (dir.path().join("foreign"), dir.path().join("link.ledger"));
+        std::fs::write(&foreign, "keep me").unwrap();
+        std::os::unix::fs::symlink(&foreign, &link).unwrap();
+        let fifo = dir.path().join("fifo.ledger");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        for path in [&link, &fifo] {
+            assert_eq!(LastRun::read(path), None);
+            let error = Board::in_file(path, 1, 0).unwrap_err();
+            assert!(matches!(error, BoardError::File { .. }), "{error}");
+        }
+        assert_eq!(std::fs::read(&foreign).unwrap(), b"keep me");
+    }
+
+    #[test]
+    fn a_counter_stays_at_its_largest_number() {
+        let counter = Counter::default();
+        counter.add(u64::MAX - 1);
+        counter.add(3);
+        assert_eq!(counter.get(), u64::MAX);
     }
 
     #[test]

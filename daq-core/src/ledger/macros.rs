@@ -13,6 +13,13 @@ macro_rules! ledger {
             pub fn on(board: &$crate::ledger::Board, prefix: &str) -> Result<Self, $crate::ledger::BoardError> {
                 Ok(Self { $($field: board.counter(&format!("{prefix}.{}", stringify!($field)))?,)* })
             }
+
+            /// Sets every counter for which `value`, given the counter's name, returns a value.
+            pub fn set_all(&self, value: impl Fn(&str) -> Option<u64>) {
+                $(if let Some(value) = value(stringify!($field)) {
+                    self.$field.set(value);
+                })*
+            }
         }
     };
 }

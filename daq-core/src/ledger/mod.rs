@@ -10,11 +10,15 @@ mod counts;
 #[macro_use]
 mod macros;
 mod engine;
+mod loss;
+mod rejections;
 mod snapshot;
 
 pub use board::{Board, BoardError, Counter, LastRun};
 pub use counts::Counts;
 pub use engine::{EngineCounters, EngineLedger, EngineReport, Proof};
+pub use loss::Loss;
+pub use rejections::{FAR_NUMBER, Rejections};
 pub use snapshot::{
     CopyReport, DeviceReport, KernelReport, ReaderReport, Report, RingReport, SinkReport,
     SourceReport, Violation,
@@ -85,16 +89,20 @@ ledger! {
 }
 
 ledger! {
-    /// The counters of a reader: published since attach = read + overrun + discarded + pending.
+    /// The counters of a reader: published since attach = read + overrun + discarded + dropped_incomplete + pending.
     ReaderLedger {
         /// Frames published before it attached (gauge).
         attached,
+        /// Frames leased, those among them that a poll under way may lease (gauge).
+        leased,
         /// Frames leased and retired.
         read,
         /// Frames overwritten before they were leased.
         overrun,
         /// Frames thrown away: by declared policy, or because they changed while leased.
         discarded,
+        /// Frames with missing packets that were not handed to it, by `incomplete = "drop"`.
+        dropped_incomplete,
         /// Frames refused by the producer because this reader held the ring.
         held,
     }
@@ -238,7 +246,7 @@ ledger! {
         lost_ring_full,
         /// Lost: [`Cause::Overrun`].
         lost_overrun,
-        /// Delivered frames of a DMA engine some of whose packets are missing: those are filled.
+        /// Published frames some of whose expected packets are missing: those are filled.
         incomplete,
         /// Payload bytes of delivered places.
         bytes,

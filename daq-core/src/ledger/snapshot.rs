@@ -9,6 +9,7 @@ use crate::plan::Dispatch;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{Ordering, fence};
 
 /// A source's ledger at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -29,12 +30,21 @@ pub struct SourceReport {
     pub duplicates: u64,
     /// Packets without a readable or believable sequence number.
     pub rejected: u64,
+    /// The number of rejected packets by reason, where the driver reports reasons.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub rejected_by: BTreeMap<&'static str, u64>,
     /// Packets that carry no data by design.
     pub control: u64,
     /// Times that counting began.
     pub epochs: u64,
     /// Places jumped over at the start of epochs; not in `expected`.
     pub jumped: u64,
+    /// When the last packet with data arrived, in nanoseconds since 1970; `None` before the first. Looked at five times
+    /// a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_packet_ns: Option<u64>,
+    /// Whether no packet with data has arrived for longer than `silent_after`.
+    pub silent: bool,
     /// What is told of its DMA engine; `None` for sources that have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineReport>,
@@ -77,8 +87,7 @@ impl SourceReport {
             control: ledger.control.get(),
             epochs: ledger.epochs.get(),
             jumped: ledger.jumped.get(),
-            engine: None,
-            counts: BTreeMap::new(),
+            ..Self::default()
         }
     }
 
@@ -101,6 +110,9 @@ pub struct RingReport {
     pub published: u64,
     /// Frames refused for want of a slot.
     pub ring_full: u64,
+    /// Nanoseconds since the newest frame was published; `None` before the first. Looked at five times a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub newest_frame_age_ns: Option<u64>,
     /// What made its memory, where the CPU can store to it on a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mapping: Option<Backend>,
@@ -116,6 +128,7 @@ impl RingReport {
             made: published + ring_full,
             published,
             ring_full,
+            newest_frame_age_ns: None,
             mapping: None,
         }
     }
@@ -134,6 +147,8 @@ pub struct ReaderReport {
     pub overrun: u64,
     /// Frames thrown away.
     pub discarded: u64,
+    /// Frames with missing packets that were not handed to it, by `incomplete = "drop"`.
+    pub dropped_incomplete: u64,
     /// Frames waiting or leased.
     pub pending: u64,
     /// Frames the producer refused because this reader held the ring.
@@ -142,11 +157,24 @@ pub struct ReaderReport {
 
 impl ReaderReport {
     /// Reads the counters; the ring's last, so that `pending` is never negative.
+    ///
+    /// Counts frames as overrun that were overwritten before they were leased, also where the reader itself does not get
+    /// to count them because its thread hangs in a write.
     pub fn of(ledger: &ReaderLedger, ring: &str, of_ring: &RingLedger) -> Self {
-        let (read, overrun, discarded) = (
+        let published = of_ring.published.get();
+        // With the fence in `Reader::announce`: either the lease is seen here, or the reader sees that the frames that
+        // it was about to lease were overwritten.
+        fence(Ordering::SeqCst);
+        let slots = of_ring.capacity.get();
+        let kept = ledger.attached.get() + ledger.leased.get() + slots;
+        if slots > 0 && published > kept {
+            ledger.overrun.raise(published - kept);
+        }
+        let (read, overrun, discarded, dropped_incomplete) = (
             ledger.read.get(),
             ledger.overrun.get(),
             ledger.discarded.get(),
+            ledger.dropped_incomplete.get(),
         );
         let published = of_ring
             .published
@@ -158,7 +186,8 @@ impl ReaderReport {
             read,
             overrun,
             discarded,
-            pending: published.saturating_sub(read + overrun + discarded),
+            dropped_incomplete,
+            pending: published.saturating_sub(read + overrun + discarded + dropped_incomplete),
             held: ledger.held.get(),
         }
     }
@@ -391,13 +420,14 @@ impl Report {
                 reader.read,
                 reader.overrun,
                 reader.discarded,
+                reader.dropped_incomplete,
                 reader.pending,
             ];
             check(
                 format!("reader {name}"),
                 reader.published,
                 &right,
-                "published = read + overrun + discarded + pending",
+                "published = read + overrun + discarded + dropped_incomplete + pending",
             );
         }
         for (name, copy) in &self.copies {
@@ -429,6 +459,28 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_overwritten_before_a_hanging_reader_leases_them_are_overrun() {
+        let (ring, reader) = (RingLedger::default(), ReaderLedger::default());
+        ring.capacity.set(16);
+        reader.attached.set(10);
+        let report = |published| {
+            ring.published.set(published);
+            let report = ReaderReport::of(&reader, "raw", &ring);
+            assert_eq!(
+                report.published,
+                report.read + report.overrun + report.discarded + report.pending
+            );
+            (report.overrun, report.pending)
+        };
+        // Four frames are in the reader's hand, and stay pending.
+        reader.leased.set(4);
+        assert_eq!(report(30), (0, 20));
+        assert_eq!(report(130), (100, 20));
+        reader.leased.set(8);
+        assert_eq!(report(130), (100, 20), "no counter goes back");
+    }
 
     #[test]
     fn broken_equations_are_named() {

@@ -1,14 +1,15 @@
 //! Checks of a configuration that need no plan: claims, cores, names, shapes.
 
-use super::config::at;
+use super::config::{Component, SourceKeys, at};
 use super::resolve::Surroundings;
 use super::wiring::{Filler, Wiring};
 use super::{Config, Dispatch, RingSection, Ringer};
 use crate::config::{Diagnostic, Diagnostics, Section};
-use crate::entry::{Claim, EngineNeeds};
+use crate::entry::{Claim, EngineNeeds, SourceSpec};
 use crate::mapped::Writer;
 use crate::topology::Topology;
 use crate::units::ByteSize;
+use crate::window::{Arrival, Geometry, WindowSize};
 
 /// Two components that want one thing.
 pub(super) fn claims(config: &Config, around: &Surroundings, diagnostics: &mut Diagnostics) {
@@ -50,6 +51,15 @@ pub(super) fn claims(config: &Config, around: &Surroundings, diagnostics: &mut D
                     .help("give one of them another address, path, name or device"),
                 );
             }
+        }
+    }
+}
+
+/// Names of files that cannot be names of files.
+pub(super) fn files(config: &Config, diagnostics: &mut Diagnostics) {
+    for (section, file) in config.files() {
+        if let Err(problem) = file.check_name() {
+            diagnostics.push(section.problem(problem));
         }
     }
 }
@@ -249,6 +259,39 @@ pub(super) fn room(
         .help(format!("write slots = {} or more, or have the kernel integrate more", needed * 2.0)),
     );
     false
+}
+
+/// Warns of a window that is too small for the threads that fill it, and of a sequence number that is too short.
+pub(super) fn window(
+    source: &Component<SourceKeys, dyn SourceSpec>,
+    arrival: &Arrival,
+    geometry: &Geometry,
+    size: &WindowSize,
+    diagnostics: &mut Diagnostics,
+) {
+    let name = source.name();
+    if let Some(warning) = &size.warning {
+        let wanted = size.wanted;
+        let help = match arrival.declared {
+            Some(_) => format!("leave `window` out, or write window = {wanted}"),
+            None => format!("give the ring {} slots or more", 2 * wanted),
+        };
+        diagnostics.push(
+            Diagnostic::warning(format!("source `{name}`: {warning}"))
+                .at(source.section.place_of("window"))
+                .help(help),
+        );
+    }
+    if let Some(loss) = arrival.invisible_loss(geometry) {
+        diagnostics.push(
+            Diagnostic::warning(format!("source `{name}`: {loss}"))
+                .at(source.section.place_of("format.sequence"))
+                .help(
+                    "use a wider field of the header as `sequence`, or a timestamp with `step` = its ticks per packet; without \
+                     either, compare `delivered` with the sender's own count",
+                ),
+        );
+    }
 }
 
 /// Whether a DMA engine can fill the slots of `ring`, which are `slot` bytes long.

@@ -3,18 +3,23 @@
 use super::Outline;
 use crate::config::{Diagnostic, Diagnostics, Document, Problem, Section};
 use crate::entry::{Entry, Registry, SourceSpec};
+use crate::examine::NamedFile;
 use crate::kernel::KernelSpec;
 use crate::mapped::Backend;
 use crate::region::Placement;
 use crate::ring::Fill;
 use crate::sink::SinkSpec;
-use crate::units::ByteSize;
+use crate::units::{ByteSize, Span};
 use crate::wait::Wait;
 use schemars::JsonSchema;
 use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt;
+use std::time::Duration;
+
+/// The shortest silence of a source that can be an event.
+const MIN_SILENCE: Duration = Duration::from_secs(1);
 
 /// The kernel in the registry that `file` names in place of `use`.
 pub const FILE_KERNEL: &str = "file";
@@ -176,6 +181,27 @@ impl Default for RingKeys {
     }
 }
 
+/// What a reader is given of frames with missing packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Incomplete {
+    /// All frames; missing packets are filled and marked.
+    #[default]
+    Pass,
+    /// None of them: they are counted as `dropped_incomplete`.
+    Drop,
+}
+
+impl Incomplete {
+    /// The name in configuration and plans.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Drop => "drop",
+        }
+    }
+}
+
 /// The keys that every source has beside its driver's.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -185,6 +211,9 @@ pub struct SourceKeys {
     /// How its thread waits for slots: `"adaptive"`, `"busy"` or `"event"`.
     #[serde(default)]
     pub wait: Wait,
+    /// How long no packet with data may arrive, such as `"10 s"`, before `/-/ready` fails and a line with a hint is logged;
+    /// without it, silence is no event. Another line is logged when data arrives again.
+    pub silent_after: Option<Span>,
 }
 
 /// The keys that every kernel has beside its own.
@@ -198,6 +227,10 @@ pub struct KernelKeys {
     /// Whether frames wait for it (true), or it may be overrun and is told (false).
     #[serde(default = "yes")]
     pub guarantee: bool,
+    /// What it is given of frames with missing packets: `"pass"` (default), they are filled and marked, or `"drop"`, they
+    /// are not handed to it and count as `dropped_incomplete`.
+    #[serde(default)]
+    pub incomplete: Incomplete,
     /// How its thread waits: `"adaptive"`, `"busy"` or `"event"`.
     #[serde(default)]
     pub wait: Wait,
@@ -224,6 +257,10 @@ pub struct SinkKeys {
     /// happens when its medium is full: wait for space, or drop frames and count them.
     #[serde(default = "yes")]
     pub guarantee: bool,
+    /// What it is given of frames with missing packets: `"pass"` (default), they are filled and marked, or `"drop"`, they
+    /// are not handed to it and count as `dropped_incomplete`.
+    #[serde(default)]
+    pub incomplete: Incomplete,
     /// How its thread waits: `"adaptive"`, `"busy"` or `"event"`.
     #[serde(default)]
     pub wait: Wait,
@@ -359,6 +396,23 @@ impl fmt::Debug for Config {
 }
 
 impl Config {
+    /// The files and directories that components name, each with the component's section.
+    pub fn files(&self) -> impl Iterator<Item = (&Section, NamedFile)> {
+        fn of(
+            section: &Section,
+            files: Vec<NamedFile>,
+        ) -> impl Iterator<Item = (&Section, NamedFile)> {
+            files.into_iter().map(move |file| (section, file))
+        }
+        let sources = self.sources.iter();
+        let sources = sources.flat_map(|source| of(&source.section, source.spec.files()));
+        let kernels = self.kernels.iter();
+        let kernels = kernels.flat_map(|kernel| of(&kernel.section, kernel.spec.files()));
+        let sinks = self.sinks.iter();
+        let sinks = sinks.flat_map(|sink| of(&sink.section, sink.spec.files()));
+        sources.chain(kernels).chain(sinks)
+    }
+
     /// Reads the sections that make up the pipeline; every error is added to `diagnostics`, and what could
     /// not be read is left out.
     ///
@@ -384,7 +438,7 @@ impl Config {
         });
         let rings = rings.collect();
         let mut outlines = Vec::new();
-        let (tag, keys) = ("driver", &["ring", "wait"][..]);
+        let (tag, keys) = ("driver", &["ring", "wait", "silent_after"][..]);
         let sources: Vec<Component<SourceKeys, dyn SourceSpec>> = components(
             document,
             ("source", tag, keys),
@@ -398,10 +452,23 @@ impl Config {
                 outline.cores = source.spec.cores();
             }
         }
+        for source in &sources {
+            if source
+                .keys
+                .silent_after
+                .is_some_and(|span| span.0 < MIN_SILENCE)
+            {
+                let problem = Problem::at("silent_after", "`silent_after` must be at least 1 s");
+                diagnostics.push(source.section.problem(problem.help(
+                    "silence is looked for five times a second: try \"10 s\", or leave it out",
+                )));
+            }
+        }
         let keys = &[
             "input",
             "output",
             "guarantee",
+            "incomplete",
             "wait",
             "core",
             "burst",
@@ -415,7 +482,7 @@ impl Config {
             &mut outlines,
             diagnostics,
         );
-        let keys = &["input", "guarantee", "wait", "core", "burst"][..];
+        let keys = &["input", "guarantee", "incomplete", "wait", "core", "burst"][..];
         let sinks = components(
             document,
             ("sink", tag, keys),
@@ -440,24 +507,22 @@ impl Config {
 
 fn staging(document: &Document, diagnostics: &mut Diagnostics) -> Option<StagingKeys> {
     let mut table = document.table("staging")?;
-    let keys: StagingKeys = table.finish(&[], diagnostics)?;
-    if let Some(depth) = keys.depth
-        && !(1..=16).contains(&depth)
-    {
-        diagnostics.push(table.problem(Problem::at(
-            "depth",
-            format!("{depth} copies in flight; 1 to 16 are possible"),
-        )));
-    }
-    if keys.chunk.is_some_and(|chunk| chunk.0 < 4096) {
-        diagnostics.push(
-            table.problem(
+    table.finish_checked(&[], diagnostics, |keys: &StagingKeys| {
+        let mut problems = Vec::new();
+        if let Some(depth) = keys.depth
+            && !(1..=16).contains(&depth)
+        {
+            let message = format!("{depth} copies in flight");
+            problems.push(Problem::at("depth", message).help("write a number from 1 to 16"));
+        }
+        if keys.chunk.is_some_and(|chunk| chunk.0 < 4096) {
+            problems.push(
                 Problem::at("chunk", "a copy of less than 4 KiB is mostly overhead")
                     .help("leave it out: it is measured"),
-            ),
-        );
-    }
-    Some(keys)
+            );
+        }
+        problems
+    })
 }
 
 /// `[daq] name`, if it is written and can be what it is used for.

@@ -10,12 +10,12 @@
 //! What it would write on a GPU is decided by the topology, and proved when it starts. A network card may be named as
 //! RDMA names it; one of software has no place, and is the CPU to the memory that it writes.
 
-use super::{Config, Direction, Dispatch, Path, Plan, PlannedCopy, Ringer, nics};
+use super::{Config, Direction, Dispatch, Incomplete, Path, Plan, PlannedCopy, Ringer, nics};
 use crate::entry::EngineNeeds;
 use crate::mapped::Writer;
 use crate::region::Placement;
 use crate::topology::nic::is_software;
-use crate::topology::{Asked, Topology, Wish};
+use crate::topology::{Asked, PeerAccess, Topology, Wish};
 
 /// Decides of every engine in a plan whose rings and readers are all known.
 pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
@@ -199,6 +199,7 @@ fn judge(
         gpu,
         bytes: bytes as u64,
         wish: needs.wish,
+        direction: PeerAccess::Write,
     });
     let address = topology.address_of(device, gpu);
     let mut nics = topology.nics.iter();
@@ -264,6 +265,9 @@ fn bells(plan: &mut Plan) {
                     "its ring lies in host memory".to_owned()
                 } else if !kernel.guarantee {
                     "with guarantee = false the device would not wait for it".to_owned()
+                } else if kernel.incomplete == Incomplete::Drop {
+                    "with incomplete = \"drop\" it must not see every frame that the device writes"
+                        .to_owned()
                 } else if output < input + kernel.burst {
                     format!(
                         "ring `{}` has {output} slots: frames are worked on before the CPU knows of them, so it needs as \

@@ -14,8 +14,8 @@ mod totals;
 mod wiring;
 
 pub use config::{
-    Component, Config, DaqKeys, Dispatch, FILE_KERNEL, FillKey, KernelKeys, Memory, RingKeys,
-    RingSection, Ringer, SinkKeys, SourceKeys, StagingKeys, StagingWait,
+    Component, Config, DaqKeys, Dispatch, FILE_KERNEL, FillKey, Incomplete, KernelKeys, Memory,
+    RingKeys, RingSection, Ringer, SinkKeys, SourceKeys, StagingKeys, StagingWait,
 };
 pub use graph::GraphFormat;
 pub use outline::Outline;
@@ -76,6 +76,8 @@ pub struct PlannedSource {
     /// How frames are made of places.
     #[serde(skip)]
     pub geometry: Geometry,
+    /// What the geometry, here an upper bound, is learned from; `None` where it is exact.
+    pub learned_from: Option<&'static str>,
     /// Whether it waits for slots.
     pub holdable: bool,
     /// Threads that it runs on.
@@ -137,9 +139,9 @@ pub struct PlannedRing {
     pub slot_bytes: usize,
     /// Places of a frame; 0 where frames have none.
     pub places: u32,
-    /// Payload bytes of the first place; 0 where frames have none.
+    /// Payload bytes of the first place; 0 where frames have none, or each frame's record has its own.
     pub first_bytes: usize,
-    /// Payload bytes of a place but the first and the last; 0 where frames have none.
+    /// Payload bytes of a place but the first and the last; 0 where frames have none, or each frame's record has its own.
     pub place_bytes: usize,
     /// Whether the producer waits for slots.
     pub holdable: bool,
@@ -203,6 +205,8 @@ pub struct PlannedKernel {
     pub doorbell: Option<PlannedDoorbell>,
     /// Whether frames wait for it.
     pub guarantee: bool,
+    /// What it is given of frames with missing packets.
+    pub incomplete: Incomplete,
     /// Most frames taken at once.
     pub burst: usize,
     /// Its core; `None` = any.
@@ -241,6 +245,8 @@ pub struct PlannedSink {
     pub notes: Vec<String>,
     /// Whether frames wait for it.
     pub guarantee: bool,
+    /// What it is given of frames with missing packets.
+    pub incomplete: Incomplete,
     /// Most frames taken at once.
     pub burst: usize,
     /// Its core; `None` = any.

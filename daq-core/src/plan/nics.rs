@@ -4,9 +4,9 @@ use super::{Config, Plan, PlannedRing};
 use crate::region::Placement;
 use crate::sink::SinkSpec;
 use crate::staging::Profile;
-use crate::topology::Topology;
 use crate::topology::nic::{AUTO, SOFTWARE, is_software};
 use crate::topology::pci::canonical;
+use crate::topology::{Asked, PeerAccess, Topology, Wish};
 use crate::units::ByteSize;
 use std::collections::BTreeMap;
 
@@ -79,8 +79,9 @@ pub(super) fn reads(
         let more = measured.map_or_else(String::new, |known| {
             format!(" for frames of more than {}", size(known.most))
         });
+        let path = path(&card, gpu, ring, topology);
         return Err(format!(
-            ": how fast {card} reads {at} was not measured{more} (`daq bench rdma --keep --nics {card} --device {gpu}` does)"
+            ": how fast {card} reads {at} was not measured{more} (`daq bench rdma --keep --nics {card} --device {gpu}` does){path}"
         ));
     };
     match known.staged_from {
@@ -96,5 +97,27 @@ pub(super) fn reads(
             "{card} reads {at}: by measurement, host memory is slower for frames of up to {}",
             size(known.most)
         )),
+    }
+}
+
+/// Why the way between the two answers no reads, as the end of a sentence; empty where nothing speaks against it.
+fn path(card: &str, gpu: u32, ring: &PlannedRing, topology: &Topology) -> String {
+    if is_software(card) {
+        return String::new();
+    }
+    let verdict = topology.verdict(&Asked {
+        device: card,
+        gpu,
+        bytes: ring.region_bytes as u64,
+        wish: Wish::Auto,
+        direction: PeerAccess::Read,
+    });
+    if verdict.direct {
+        String::new()
+    } else {
+        format!(
+            "; a direct read is not expected to work: {}",
+            verdict.reason
+        )
     }
 }

@@ -1,6 +1,6 @@
 //! The plan as text.
 
-use super::{CopyWay, Dispatch, Plan, Ringer};
+use super::{CopyWay, Dispatch, Incomplete, Plan, Ringer};
 use crate::kernel::Side;
 use crate::units::ByteSize;
 use std::fmt::{self, Display};
@@ -50,14 +50,22 @@ impl Display for Plan {
             }
             writeln!(f, "    path     {}: {}", source.path.name(), source.reason)?;
             let geometry = &source.geometry;
-            writeln!(
-                f,
-                "    frames   {} = {} × {}, window {} frames, {hold}",
-                bytes(geometry.frame_bytes),
-                geometry.places,
-                bytes(geometry.place_bytes),
-                geometry.window,
-            )?;
+            match source.learned_from {
+                Some(from) => writeln!(
+                    f,
+                    "    frames   learned from {from}, at most {}, window {} frames, {hold}",
+                    bytes(geometry.frame_bytes),
+                    geometry.window,
+                )?,
+                None => writeln!(
+                    f,
+                    "    frames   {} = {} × {}, window {} frames, {hold}",
+                    bytes(geometry.frame_bytes),
+                    geometry.places,
+                    bytes(geometry.place_bytes),
+                    geometry.window,
+                )?,
+            }
             let threads = if source.threads == 1 {
                 "1 thread".to_owned()
             } else {
@@ -141,7 +149,11 @@ impl Display for Plan {
                 };
                 writeln!(f, "    doorbell rung by {by}, {}", bell.place)?;
             }
-            writeln!(f, "    reads    {}", reads(kernel.guarantee))?;
+            writeln!(
+                f,
+                "    reads    {}",
+                reads(kernel.guarantee, kernel.incomplete)
+            )?;
             writeln!(f, "    memory   {}", about(kernel.memory))?;
         }
         for sink in &self.sinks {
@@ -156,7 +168,7 @@ impl Display for Plan {
                 cores(&core),
                 sink.burst
             )?;
-            writeln!(f, "    reads    {}", reads(sink.guarantee))?;
+            writeln!(f, "    reads    {}", reads(sink.guarantee, sink.incomplete))?;
             writeln!(f, "    memory   {}", about(sink.memory))?;
             for note in &sink.notes {
                 writeln!(f, "    note     {note}")?;
@@ -191,10 +203,14 @@ impl Display for Plan {
     }
 }
 
-fn reads(guarantee: bool) -> &'static str {
+fn reads(guarantee: bool, incomplete: Incomplete) -> String {
+    let frames = match incomplete {
+        Incomplete::Pass => "every frame",
+        Incomplete::Drop => "every complete frame (incomplete ones are dropped and counted)",
+    };
     if guarantee {
-        "every frame: the producer waits or refuses"
+        format!("{frames}: the producer waits or refuses")
     } else {
-        "what it can: may be overrun, and is told"
+        format!("{frames}, unless it is overrun: lost frames are counted")
     }
 }

@@ -17,7 +17,7 @@ use crate::layout::Layout;
 use crate::region::Placement;
 use crate::staging::Profile;
 use crate::topology::{Gpu, Topology};
-use crate::window::Geometry;
+use crate::window::{Geometry, WindowSize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -44,6 +44,7 @@ pub fn resolve(
 ) -> Option<Plan> {
     let before = diagnostics.errors();
     check::claims(config, around, diagnostics);
+    check::files(config, diagnostics);
     check::cores(config, topology, diagnostics);
     check::names(config, diagnostics);
     check::bursts(config, diagnostics);
@@ -177,7 +178,13 @@ impl Resolver<'_> {
                 check::engine(ring, &source.section, slot, &needs, diagnostics);
             }
             let mut notes = source.spec.notes();
-            if geometry.window >= slots {
+            if let Some(arrival) = source.spec.arrival() {
+                let size = arrival.window(&geometry, slots);
+                check::window(source, &arrival, &geometry, &size, diagnostics);
+                let WindowSize { frames, reason, .. } = size;
+                geometry.window = frames;
+                notes.push(format!("window of {frames} frames: {reason}"));
+            } else if geometry.window >= slots {
                 geometry.window = (slots - 1).max(1);
                 notes.push(format!(
                     "window reduced to {} frames: the ring has {slots} slots",
@@ -188,7 +195,7 @@ impl Resolver<'_> {
             let (ring_name, path, reason) = self.add_ring(
                 name,
                 slot,
-                Some(&geometry),
+                Some((&geometry, source.spec.learned_from().is_some())),
                 holdable,
                 &layout,
                 source.name(),
@@ -209,6 +216,7 @@ impl Resolver<'_> {
                 path,
                 reason,
                 geometry,
+                learned_from: source.spec.learned_from(),
                 holdable,
                 threads: source.spec.threads(),
                 cores: source.spec.cores(),
@@ -227,7 +235,7 @@ impl Resolver<'_> {
         &mut self,
         name: &str,
         slot: usize,
-        geometry: Option<&Geometry>,
+        geometry: Option<(&Geometry, bool)>,
         holdable: bool,
         layout: &Layout,
         producer: &str,
@@ -252,9 +260,13 @@ impl Resolver<'_> {
             inserted: None,
             slots: ring.keys.slots as usize,
             slot_bytes: slot,
-            places: geometry.map_or(0, |geometry| geometry.places),
-            first_bytes: geometry.map_or(0, |geometry| geometry.first_bytes),
-            place_bytes: geometry.map_or(0, |geometry| geometry.place_bytes),
+            places: geometry.map_or(0, |(geometry, _)| geometry.places),
+            first_bytes: geometry
+                .filter(|(_, is_learned)| !is_learned)
+                .map_or(0, |(geometry, _)| geometry.first_bytes),
+            place_bytes: geometry
+                .filter(|(_, is_learned)| !is_learned)
+                .map_or(0, |(geometry, _)| geometry.place_bytes),
             holdable,
             fill: ring.keys.fill.0,
             node: ring.keys.node,
@@ -517,6 +529,7 @@ impl Resolver<'_> {
             output: writes,
             side,
             guarantee: kernel.keys.guarantee,
+            incomplete: kernel.keys.incomplete,
             dispatch: (side != Side::Cpu).then_some(dispatch),
             doorbell: is_staying.then(|| PlannedDoorbell {
                 by: kernel.keys.doorbell.unwrap_or_default(),

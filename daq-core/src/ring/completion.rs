@@ -71,6 +71,8 @@ pub(super) struct InFlight {
     pub(super) frames: u64,
     /// Those of them that count as read; the others count as discarded.
     pub(super) read: u64,
+    /// Whether the frames were not leased: they have missing packets, and an older lease is still in flight.
+    pub(super) is_incomplete: bool,
     pub(super) completion: Completion,
 }
 

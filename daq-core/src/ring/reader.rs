@@ -40,6 +40,12 @@ pub struct Reader {
     in_flight: InFlightLeases,
     /// Whether the producer has been told to go on without this reader, or cannot be.
     parted: bool,
+    /// Frames leased so far.
+    leased: u64,
+    /// Frames overwritten before they were leased, as far as this reader has seen.
+    overrun: u64,
+    /// Whether frames with missing packets are dropped.
+    drops_incomplete: bool,
     ledger: ReaderLedger,
 }
 
@@ -70,8 +76,23 @@ impl Reader {
             protection,
             in_flight,
             parted: false,
+            leased: 0,
+            overrun: 0,
+            drops_incomplete: false,
             ledger,
         }
+    }
+
+    /// Drops frames with missing packets instead of handing them out: they count as `dropped_incomplete`.
+    #[must_use]
+    pub fn dropping_incomplete(mut self, drops: bool) -> Self {
+        self.drops_incomplete = drops;
+        self
+    }
+
+    /// The next frame to lease, as a position in the ring: it moves when frames are leased, dropped or overrun.
+    pub const fn position(&self) -> u64 {
+        self.position
     }
 
     /// The next frames, at most `max`, all that are ready; `None` if there are none. Never waits.
@@ -79,19 +100,68 @@ impl Reader {
         if max == 0 {
             return None;
         }
-        let published = self.shared.published.load(Ordering::Acquire);
-        let count = match &self.protection {
-            Protection::Guarantee => (published - self.position).min(max as u64),
-            Protection::WhileLeased => self.protect(published, max),
-            // There is one copy, and work in flight still reads it.
-            Protection::Copy(_) if !self.in_flight.is_empty() => 0,
-            Protection::Copy(_) => self.copy(published, max),
+        let count = loop {
+            let published = self.shared.published.load(Ordering::Acquire);
+            let count = match &self.protection {
+                Protection::Guarantee => (published - self.position).min(max as u64),
+                Protection::WhileLeased => self.protect(published, max),
+                // There is one copy, and work in flight still reads it.
+                Protection::Copy(_) if !self.in_flight.is_empty() => 0,
+                Protection::Copy(_) => self.copy(published, max),
+            };
+            if count == 0 {
+                self.lease(0);
+                return None;
+            }
+            if !self.drops_incomplete {
+                break count;
+            }
+            let whole = self.run(count, false);
+            if whole > 0 {
+                break whole;
+            }
+            self.drop_incomplete(self.run(count, true));
         };
-        if count == 0 {
-            return None;
-        }
+        self.lease(count);
         self.position += count;
         Some(Lease::new(self, count))
+    }
+
+    /// Counts `frames` more as leased, and none beyond as about to be.
+    fn lease(&mut self, frames: u64) {
+        self.leased += frames;
+        self.ledger.leased.set(self.leased);
+    }
+
+    /// Of the next `count` frames, which are protected: the number in a row that are incomplete, or complete.
+    fn run(&self, count: u64, incomplete: bool) -> u64 {
+        let metas = (0..count).map(|i| match &self.protection {
+            Protection::Copy(scratch) => scratch.meta(i),
+            _ => self
+                .shared
+                .slots
+                .read(self.shared.slot_of(self.position + i)),
+        });
+        metas
+            .take_while(|meta| meta.is_incomplete() == incomplete)
+            .count() as u64
+    }
+
+    /// Passes over `frames` frames without handing them out.
+    fn drop_incomplete(&mut self, frames: u64) {
+        self.lease(frames);
+        self.position += frames;
+        let dropped = InFlight {
+            frames,
+            read: 0,
+            is_incomplete: true,
+            completion: Completion::Immediate,
+        };
+        if self.in_flight.is_empty() {
+            self.end(&dropped);
+        } else {
+            self.in_flight.push(dropped);
+        }
     }
 
     /// Waits until a frame can be leased, a lease in flight is done, the ring is closed and nothing is in flight, or
@@ -138,8 +208,10 @@ impl Reader {
     /// Ends leases whose completion is done, oldest first, and tells the frames of each to `each`. Never blocks.
     pub fn reap(&mut self, mut each: impl FnMut(u64)) {
         while let Some(lease) = self.in_flight.pop_done() {
-            self.end(lease.frames, lease.read);
-            each(lease.frames);
+            self.end(&lease);
+            if !lease.is_incomplete {
+                each(lease.frames);
+            }
         }
     }
 
@@ -147,8 +219,10 @@ impl Reader {
     /// freed.
     pub(crate) fn reap_each(&mut self, mut each: impl FnMut(&Completion)) {
         while let Some(lease) = self.in_flight.pop_done() {
-            each(&lease.completion);
-            self.end(lease.frames, lease.read);
+            if !lease.is_incomplete {
+                each(&lease.completion);
+            }
+            self.end(&lease);
         }
     }
 
@@ -189,24 +263,31 @@ impl Reader {
     /// Gives up a lease of `frames`, the newest held ones; the first `read` of them were read.
     pub(super) fn give_up(&mut self, frames: u64, read: u64, completion: Completion) {
         // Leases end in order.
-        if matches!(completion, Completion::Immediate) && self.in_flight.is_empty() {
-            self.end(frames, read);
+        let is_immediate = matches!(completion, Completion::Immediate);
+        let lease = InFlight {
+            frames,
+            read,
+            is_incomplete: false,
+            completion,
+        };
+        if is_immediate && self.in_flight.is_empty() {
+            self.end(&lease);
         } else {
-            self.in_flight.push(InFlight {
-                frames,
-                read,
-                completion,
-            });
+            self.in_flight.push(lease);
         }
     }
 
-    /// Retires the oldest `frames` held ones.
-    fn end(&mut self, frames: u64, read: u64) {
-        self.retired += frames;
+    /// Retires the frames of the oldest lease.
+    fn end(&mut self, lease: &InFlight) {
+        self.retired += lease.frames;
         self.publish_bound();
         self.shared.ring_freed();
-        self.ledger.read.add(read);
-        self.ledger.discarded.add(frames - read);
+        if lease.is_incomplete {
+            self.ledger.dropped_incomplete.add(lease.frames);
+            return;
+        }
+        self.ledger.read.add(lease.read);
+        self.ledger.discarded.add(lease.frames - lease.read);
     }
 
     /// Tells the producer what it must leave alone.
@@ -221,10 +302,18 @@ impl Reader {
         cell.bound.store(bound, Ordering::Release);
     }
 
+    /// Announces that up to `count` frames are about to be leased, so that no snapshot counts them as overwritten.
+    fn announce(&self, count: u64) {
+        self.ledger.leased.set(self.leased + count);
+        fence(Ordering::SeqCst);
+    }
+
     /// Skips to `position`, counting what is skipped.
     fn skip_to(&mut self, position: u64) {
         debug_assert_eq!(self.retired, self.position, "frames are held");
-        self.ledger.overrun.add(position - self.position);
+        self.overrun += position - self.position;
+        // Snapshots count frames, too, that were overwritten before this reader has seen it.
+        self.ledger.overrun.raise(self.overrun);
         self.position = position;
         self.retired = position;
         self.shared.cells[self.index]
@@ -254,7 +343,7 @@ impl Reader {
                 .bound
                 .store(self.position, Ordering::Relaxed);
             // With the fence in `Producer::claim`: either its check sees this bound, or we see its claim.
-            fence(Ordering::SeqCst);
+            self.announce((published - self.position).min(max as u64));
             let reserved = self.shared.reserved.load(Ordering::Acquire);
             match self.oldest_safe(reserved, published) {
                 None => return (published - self.position).min(max as u64),
@@ -272,6 +361,11 @@ impl Reader {
     /// Copies up to `max` frames aside and keeps those that were not overwritten meanwhile; says how many.
     fn copy(&mut self, published: u64, max: usize) -> u64 {
         loop {
+            let most = (published - self.position).min(max as u64);
+            if most == 0 {
+                return 0;
+            }
+            self.announce(most);
             let reserved = self.shared.reserved.load(Ordering::Acquire);
             if let Some(position) = self.oldest_safe(reserved, published) {
                 self.skip_to(position);

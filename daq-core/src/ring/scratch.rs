@@ -49,7 +49,16 @@ impl Scratch {
         unsafe { copy_volatile(shared.address_of(index).cast_const(), target) };
     }
 
-    /// Frame `i` as it was copied.
+    /// The metadata of copy `i`.
+    pub(super) fn meta(&self, i: u64) -> FrameMeta {
+        usize::try_from(i)
+            .ok()
+            .and_then(|i| self.metas.get(i))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// Copy `i`.
     pub(super) fn frame(&self, i: usize, slot_bytes: usize) -> Frame<'_> {
         let bytes = &self.bytes[i * self.stride..][..self.metas[i].length.min(slot_bytes)];
         let words = &self.bitmaps[i * self.bitmap..][..self.bitmap];

@@ -4,7 +4,7 @@ use crate::frame::{Clock, Flags, FrameMeta, Timestamp};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Words of a record before its bitmap.
-const HEAD: usize = 6;
+const HEAD: usize = 7;
 /// Words of a cache line: records start on their own.
 const LINE: usize = 8;
 
@@ -52,6 +52,7 @@ impl Slots {
             meta.timestamp.clock as u64,
             meta.length as u64,
             u64::from(meta.places) | u64::from(meta.arrived) << 32,
+            u64::from(meta.first_bytes) | u64::from(meta.place_bytes) << 32,
         ];
         for (word, value) in record.iter().zip(head.into_iter().chain(present)) {
             word.store(value, Ordering::Relaxed);
@@ -96,6 +97,8 @@ impl Slots {
             length: word(4) as usize,
             places: word(5) as u32,
             arrived: (word(5) >> 32) as u32,
+            first_bytes: word(6) as u32,
+            place_bytes: (word(6) >> 32) as u32,
         }
     }
 
@@ -128,6 +131,8 @@ mod tests {
             length: 4096,
             places: 70,
             arrived: 69,
+            first_bytes: 40,
+            place_bytes: 60,
         };
         slots.write(1, &meta, [u64::MAX, 0x1f].into_iter());
         assert_eq!(slots.read(1), meta);

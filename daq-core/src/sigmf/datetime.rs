@@ -81,12 +81,23 @@ pub fn parse_datetime(text: &str) -> Option<u64> {
             return None;
         }
     }
-    if !(is(at, b"Zz") && at + 1 == bytes.len()) {
+    // Seconds that the time of day is ahead of UTC.
+    let ahead = if is(at, b"Zz") && at + 1 == bytes.len() {
+        0
+    } else if is(at, b"+-") && is(at + 3, b":") && at + 6 == bytes.len() {
+        let (hours, minutes) = (number(at + 1, at + 3)?, number(at + 4, at + 6)?);
+        if hours > 23 || minutes > 59 {
+            return None;
+        }
+        let seconds = i64::try_from(hours * 3600 + minutes * 60).ok()?;
+        if is(at, b"-") { -seconds } else { seconds }
+    } else {
         return None;
-    }
+    };
     let years: u64 = (1970..year).map(days_of_year).sum();
     let months: u64 = (1..month).map(|month| days_of_month(year, month)).sum();
     let seconds = (years + months + day - 1) * DAY + hour * 3600 + minute * 60 + second;
+    let seconds = u64::try_from(i64::try_from(seconds).ok()? - ahead).ok()?;
     seconds.checked_mul(SECOND_NS)?.checked_add(fraction)
 }
 

@@ -60,7 +60,7 @@ impl Meta {
             source,
         };
         let mut text = Vec::new();
-        std::fs::File::open(path)
+        crate::file::open(path)
             .map_err(io)?
             .take(MAX_META_BYTES + 1)
             .read_to_end(&mut text)

@@ -6,7 +6,7 @@ use crate::topology::pci::{Bridge, Lanes, Link};
 use crate::topology::{Gpu, Topology};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -243,7 +243,7 @@ impl Basis<'_> {
 impl Profiles {
     /// What is kept in `directory`; nothing where nothing readable is, and no profile that cannot be.
     pub fn load(directory: &Path) -> Self {
-        let mut kept: Self = std::fs::read(directory.join(FILE))
+        let mut kept: Self = crate::file::read(&directory.join(FILE))
             .ok()
             .and_then(|bytes| serde_json::from_slice(&bytes).ok())
             .unwrap_or_default();
@@ -257,7 +257,7 @@ impl Profiles {
         let file = directory.join(FILE);
         let next = directory.join(format!("{FILE}.{}", std::process::id()));
         let text = serde_json::to_string_pretty(self).map_err(io::Error::other)?;
-        std::fs::write(&next, text + "\n")?;
+        crate::file::create(&next)?.write_all((text + "\n").as_bytes())?;
         std::fs::rename(&next, &file)?;
         Ok(file)
     }

@@ -116,10 +116,12 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// A word that is 1, and 0 in every child of this process.
+/// A word that is 1 in the process that made it and 0 in its children.
+static ORIGINAL: OnceLock<Result<&'static AtomicU32, Errno>> = OnceLock::new();
+
+/// [`ORIGINAL`], made at the first call.
 fn original() -> Result<&'static AtomicU32, Errno> {
-    static WORD: OnceLock<Result<&'static AtomicU32, Errno>> = OnceLock::new();
-    *WORD.get_or_init(|| {
+    *ORIGINAL.get_or_init(|| {
         // SAFETY: a null hint lets the kernel choose an address, so no existing mapping is replaced.
         let page = unsafe {
             rustix::mm::mmap_anonymous(
@@ -177,8 +179,17 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
     }
 }
 
-/// Puts zero pages in the place of the guarded mapping that `address` is in; false if it is in none.
+/// Whether this process is a child of the one that has the guarded mappings.
+fn is_child() -> bool {
+    !matches!(ORIGINAL.get(), Some(Ok(word)) if word.load(Ordering::Relaxed) == 1)
+}
+
+/// Replaces the guarded mapping that contains `address` by zero pages. Returns false if no guarded mapping contains it.
 fn replace(address: usize) -> bool {
+    // A child inherits the table but none of the mappings, so it may map something else at the same addresses.
+    if is_child() {
+        return false;
+    }
     for slot in &SLOTS {
         let bytes = slot.bytes.load(Ordering::Acquire);
         let start = slot.start.load(Ordering::Acquire);
@@ -266,6 +277,51 @@ mod tests {
         assert_eq!(guard().unwrap_err(), Unguarded::Full);
         drop(guards);
         assert!(!guard().unwrap().is_lost());
+    }
+
+    /// Maps an empty file at `address`, which is free, and stores beyond its end. Returns only if the file cannot be
+    /// mapped or the fault is swallowed.
+    fn fault_at(address: NonNull<u8>) {
+        // SAFETY: the name ends with a zero, and the kernel refuses an address that is in use. The store beyond the end
+        // of the file raises SIGBUS.
+        unsafe {
+            let file = libc::memfd_create(c"empty".as_ptr(), 0);
+            let base = libc::mmap(
+                address.as_ptr().cast(),
+                PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE,
+                file,
+                0,
+            );
+            if base != libc::MAP_FAILED {
+                base.cast::<u8>().write_volatile(1);
+            }
+        }
+    }
+
+    #[test]
+    fn fault_in_child_at_reused_address_ends_child() {
+        let page = memory::map(PAGE, false).unwrap();
+        // SAFETY: the page is this test's own, and nothing refers to it.
+        let guard = unsafe { Guard::new(page, PAGE) }.unwrap();
+        // SAFETY: the child makes system calls alone and ends without running anything of its parent's.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            fault_at(page);
+            // SAFETY: ends the child alone.
+            unsafe { libc::_exit(0) };
+        }
+        assert!(child > 0, "fork: {}", std::io::Error::last_os_error());
+        let mut status = 0;
+        // SAFETY: a place for one status; the child is this test's.
+        let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(ended, child);
+        assert!(
+            libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS,
+            "{status:#x}"
+        );
+        assert!(!guard.is_lost());
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! Which processors pass on what one device says to another.
+//! Which processors pass transfers from one device to another.
 //!
-//! No register tells. The kernel keeps a list of those that were seen to (drivers/pci/p2pdma.c, with the numbers of
-//! include/linux/pci_ids.h); this is the same list.
+//! No register says so. The kernel keeps a list of processors that were seen to pass both reads and writes
+//! (drivers/pci/p2pdma.c, with the numbers of include/linux/pci_ids.h); this is the same list. Intel's client processors are
+//! not on it: they pass writes between devices, but do not answer reads.
 
 use super::tree::{PciDevice, PciTree};
+use super::verdict::PeerAccess;
 
 const INTEL: u16 = 0x8086;
 /// The first family of AMD's processors that does, Zen.
@@ -22,9 +24,9 @@ const ACCELERATORS: [u16; 10] = [
 ];
 
 impl PciTree {
-    /// Why what is said between devices below the host bridges `a` and `b`, which may be one, is passed on; an error with
-    /// the reason where nobody knows that it is.
-    pub fn passes(&self, a: &str, b: &str) -> Result<String, String> {
+    /// Why transfers in `direction` between devices below the host bridges `a` and `b`, which may be one, are passed on; an
+    /// error with the reason where they are not, or where that is unknown.
+    pub fn passes(&self, a: &str, b: &str, direction: PeerAccess) -> Result<String, String> {
         if let (Some("AuthenticAMD"), Some(family @ ZEN..)) =
             (self.processor.vendor.as_deref(), self.processor.family)
         {
@@ -40,6 +42,17 @@ impl PciTree {
             };
             match found {
                 Some(device) if is_listed(device) => {}
+                _ if a == b && self.is_intel_client() => {
+                    return match direction {
+                        PeerAccess::Write => Ok(format!(
+                            "{a} belongs to an Intel client processor, which passes writes from one device to another"
+                        )),
+                        PeerAccess::Read => Err(format!(
+                            "{a} belongs to an Intel client processor, which passes writes from one device to another but does \
+                             not answer reads"
+                        )),
+                    };
+                }
                 found => {
                     let id = found.map_or_else(String::new, |device| format!(" ({})", device.id()));
                     return Err(format!(
@@ -52,5 +65,16 @@ impl PciTree {
         Ok(format!(
             "{a} ({id}) is on the kernel's list of those that pass it on"
         ))
+    }
+
+    /// Whether the processor is one of Intel's that is not a Xeon; false where its name is unknown, or in a virtual machine.
+    fn is_intel_client(&self) -> bool {
+        let processor = &self.processor;
+        processor.vendor.as_deref() == Some("GenuineIntel")
+            && !processor.is_virtual
+            && processor
+                .name
+                .as_deref()
+                .is_some_and(|name| !name.contains("Xeon"))
     }
 }

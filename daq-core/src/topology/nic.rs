@@ -8,7 +8,7 @@ mod read;
 pub use read::read;
 pub(super) use read::{names, peer_memory};
 
-use super::{Asked, Relation, Topology, Wish};
+use super::{Asked, PeerAccess, Relation, Topology, Wish};
 use crate::units::BitRate;
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -270,12 +270,12 @@ impl Topology {
         let Some(device) = &nic.pci else {
             return Relation::Unknown;
         };
-        let wish = Wish::Auto;
         let asked = Asked {
             device,
             gpu,
             bytes: 0,
-            wish,
+            wish: Wish::Auto,
+            direction: PeerAccess::Write,
         };
         self.verdict(&asked).relation
     }

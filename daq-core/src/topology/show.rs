@@ -3,7 +3,7 @@
 use super::nic::Nic;
 use super::pci::Link;
 use super::tree::{Iommu, PciDevice, PciTree};
-use super::verdict::Verdict;
+use super::verdict::{PeerAccess, Verdict};
 use super::{Gpu, Topology};
 use crate::units::ByteSize;
 use std::collections::BTreeSet;
@@ -18,6 +18,8 @@ pub struct Way {
     pub device: String,
     /// CUDA's number of the GPU.
     pub gpu: u32,
+    /// Which way the device transfers.
+    pub direction: PeerAccess,
     /// What was found.
     pub verdict: Verdict,
 }
@@ -272,6 +274,10 @@ impl Topology {
             else {
                 continue;
             };
+            let (from, to) = match way.direction {
+                PeerAccess::Write => (from.address.as_str(), to),
+                PeerAccess::Read => (to, from.address.as_str()),
+            };
             let arrow = if way.verdict.direct { "==>" } else { "-.->" };
             let label = [
                 &way.name,
@@ -286,7 +292,7 @@ impl Topology {
             let _ = writeln!(
                 text,
                 "    {} {arrow}|\"{}\"| {}",
-                plain(&from.address),
+                plain(from),
                 quoted(&label.join(" ")),
                 plain(to)
             );
@@ -302,6 +308,7 @@ impl Way {
             name,
             device,
             gpu,
+            direction,
             verdict,
         } = self;
         let name = if name.is_empty() {
@@ -310,7 +317,15 @@ impl Way {
             format!("{name}: ")
         };
         let path = verdict.path().name();
-        let mut text = format!("{name}{device} → cuda:{gpu}  {path}: {}\n", verdict.reason);
+        let ends = match direction {
+            PeerAccess::Write => format!("{device} → cuda:{gpu}"),
+            PeerAccess::Read => format!("cuda:{gpu} → {device}"),
+        };
+        let mut text = format!(
+            "{name}{ends}  {path} {}s: {}\n",
+            direction.name(),
+            verdict.reason
+        );
         let _ = writeln!(text, "    relation {}", verdict.relation);
         if let Some(hop) = &verdict.bottleneck {
             let above = hop.above.as_deref().unwrap_or("the processor");
@@ -325,6 +340,12 @@ impl Way {
             let _ = writeln!(text, "    note     {warning}");
         }
         let last = match (verdict.direct, verdict.forbidden) {
+            (true, _) if *direction == PeerAccess::Read => {
+                "measure  which is faster: daq bench rdma --keep"
+            }
+            (false, false) if *direction == PeerAccess::Read => {
+                "else     direct where a measurement shows that it works: daq bench rdma --keep"
+            }
             (true, _) => "proof    at the start, before a frame is published",
             (false, true) => "else     nothing: direct is impossible",
             (false, false) => "else     direct where asked for, if the proof at the start succeeds",

@@ -1,5 +1,7 @@
-//! Whether a device can write straight into a GPU's memory: a pure function of the machine. What it calls direct is
-//! proved when the source starts.
+//! Whether a device can write straight into a GPU's memory, or read it: a pure function of the machine. What it calls direct
+//! is proved when the source starts.
+//!
+//! The direction matters where transfers cross the processor: Intel's client processors pass writes, not reads.
 //!
 //! | the two are | path |
 //! |---|---|
@@ -17,7 +19,27 @@ use crate::plan::Path;
 use pair::Pair;
 use std::fmt;
 
-/// A question: may this device write into a ring on that GPU?
+/// Which way a device transfers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PeerAccess {
+    /// It writes into the GPU's memory, as a source does.
+    #[default]
+    Write,
+    /// It reads the GPU's memory, as the network card of a sink does.
+    Read,
+}
+
+impl PeerAccess {
+    /// One transfer, as in "every write".
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Read => "read",
+        }
+    }
+}
+
+/// A question: may this device write into a ring on that GPU, or read from it?
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
     /// The device's PCI address, in any spelling, or the name of a network card; `auto` is the nearest one.
@@ -28,6 +50,8 @@ pub struct Asked<'a> {
     pub bytes: u64,
     /// What is wanted.
     pub wish: Wish,
+    /// Which way it transfers.
+    pub direction: PeerAccess,
 }
 
 /// How far a device and a GPU are apart, in the words of nvidia-smi; the nearest first.
@@ -134,7 +158,7 @@ impl Topology {
                 };
             }
         };
-        let pair = Pair::new(self, device, card);
+        let pair = Pair::new(self, device, card, asked.direction);
         let mut warnings = Vec::new();
         let mut against = pair.reach(gpu, &mut warnings);
         against.extend(pair::room(gpu, bytes, &mut warnings));
@@ -167,6 +191,26 @@ impl Topology {
             warnings,
             bottleneck,
         }
+    }
+
+    /// How far a device is from a GPU, for people; with the limit that only its writes are passed, where that is known.
+    pub fn distance(&self, device: &str, gpu: u32) -> String {
+        let judge = |direction| {
+            self.verdict(&Asked {
+                device,
+                gpu,
+                bytes: 0,
+                wish: Wish::Auto,
+                direction,
+            })
+        };
+        let (write, read) = (judge(PeerAccess::Write), judge(PeerAccess::Read));
+        let limit = if write.direct && !read.direct {
+            " (writes only: reads are not answered)"
+        } else {
+            ""
+        };
+        format!("{}{limit}", write.relation)
     }
 
     /// The device, the GPU and the GPU's place in the tree.

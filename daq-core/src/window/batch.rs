@@ -1,12 +1,12 @@
 //! Placing packets.
 
+use super::candidates::Content;
 use super::course::{Candidate, Course};
-use super::shared::{BLOCKED, Epoch, Record, Shared, state, wait_until};
+use super::shared::{BLOCKED, Epoch, EpochRequest, Record, Shared, state, wait_until};
 use super::{Geometry, PacketId, Seat};
 use crate::frame::Timestamp;
 use crate::sync::Ordering;
 use crate::sys::copy;
-use std::sync::PoisonError;
 
 /// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,9 @@ pub enum Outcome {
     RingFull,
     /// Its sequence number is not believable, or its length not that of its place.
     Rejected,
+    /// Its sequence number is far from the stream: it is kept aside. It is placed if the packets after it confirm a new
+    /// epoch or a long gap, and rejected if they do not.
+    Kept,
 }
 
 /// A place in an open frame: where the payload of one packet belongs.
@@ -91,22 +94,29 @@ enum Memory {
 enum Found {
     Open { frame: u64, place: u32 },
     Closed { frame: u64, place: u32 },
+    Candidate,
     Nowhere,
 }
 
 impl<'a> Batch<'a> {
     pub(super) fn new(shared: &'a Shared, seat: &'a mut Seat) -> Self {
         let base = shared.pin(seat.writer);
-        if shared.epoch_number.load(Ordering::Acquire) != seat.epoch.number {
+        let is_stale = shared.epoch_number.load(Ordering::Acquire) != seat.epoch.number;
+        if is_stale {
             seat.refresh(shared);
         }
-        Self {
+        let mut batch = Self {
             shared,
             seat,
             base,
             horizon: 0,
             start: u64::MAX,
+        };
+        if is_stale {
+            // Another thread's packets have confirmed an epoch that this thread's candidates may belong to.
+            batch.place_candidates(false);
         }
+        batch
     }
 
     /// How frames are made.
@@ -129,8 +139,8 @@ impl<'a> Batch<'a> {
 
     /// Has `write` write `bytes` of payload to the place that `id` names.
     ///
-    /// `write` is called at most once, only if the outcome is [`Outcome::Placed`], with the address of `bytes`
-    /// writable bytes.
+    /// `write` is called at most once, only if the outcome is [`Outcome::Placed`] or [`Outcome::Kept`], with the address of
+    /// `bytes` writable bytes.
     #[inline]
     pub fn put_with(
         &mut self,
@@ -142,6 +152,7 @@ impl<'a> Batch<'a> {
         let (frame, place) = match self.find(id, Some(bytes)) {
             Found::Open { frame, place } => (frame, place),
             Found::Closed { frame, place } => return self.put_late(frame, place),
+            Found::Candidate => return self.keep(id, Content::Payload(bytes), time, write),
             Found::Nowhere => return self.reject(),
         };
         let record = self.shared.record(frame);
@@ -189,8 +200,61 @@ impl<'a> Batch<'a> {
                 Outcome::Placed
             }
             Found::Closed { frame, place } => self.put_late(frame, place),
+            Found::Candidate => self.keep(id, Content::Damaged, Timestamp::default(), |_| {}),
             Found::Nowhere => self.reject(),
         }
+    }
+
+    /// Keeps a packet aside until it is known whether a new epoch begins.
+    #[cold]
+    fn keep(
+        &mut self,
+        id: PacketId,
+        content: Content,
+        time: Timestamp,
+        write: impl FnOnce(*mut u8),
+    ) -> Outcome {
+        match self.seat.keep(self.shared, id, content, time) {
+            Some(memory) => {
+                write(memory.as_mut_ptr());
+                Outcome::Kept
+            }
+            None => self.reject(),
+        }
+    }
+
+    /// Puts the candidates where they belong, now that it is known; `waits` = only as far as there are slots, then false.
+    fn place_candidates(&mut self, waits: bool) -> bool {
+        if self.seat.candidates.is_empty() {
+            return true;
+        }
+        // Out of the seat, so that what does not belong here after all is rejected and not kept again.
+        let mut candidates = std::mem::take(&mut self.seat.candidates);
+        let mut has_room = true;
+        while let Some(kept) = candidates.front() {
+            let bytes = match kept.content {
+                Content::Payload(bytes) => Some(bytes),
+                Content::Damaged => None,
+                Content::Void => {
+                    self.flush();
+                    self.seat.void(self.shared, kept.id.unit);
+                    candidates.pop();
+                    continue;
+                }
+            };
+            has_room = !waits || self.has_room(kept.id, bytes);
+            if !has_room {
+                break;
+            }
+            candidates.pop();
+            if kept.content == Content::Damaged {
+                self.put_bad(kept.id);
+            } else {
+                self.put(kept.id, candidates.payload(&kept), kept.time);
+            }
+        }
+        self.seat.candidates = candidates;
+        has_room
     }
 
     /// Says that the sender has ended the frame that `id` names, if it is open: all its places are expected, and `time` is
@@ -305,6 +369,9 @@ impl<'a> Batch<'a> {
         {
             return true;
         }
+        if self.seat.candidates.is_confirmed && !self.place_candidates(true) {
+            return false;
+        }
         let course = if id.sub >= self.geometry().numbering.places_per_unit {
             Course::Nowhere
         } else if self.seat.opens_epoch() {
@@ -314,19 +381,37 @@ impl<'a> Batch<'a> {
         };
         self.flush();
         let (shared, writer) = (self.shared, self.seat.writer);
+        // The candidates are put before the packet that confirms them.
+        let first = self.seat.lowest_candidate(&shared.geometry, id);
+        let confirms = !self.seat.candidates.is_empty() && !self.seat.restarts;
+        let first_frame = self.seat.locate(&shared.geometry, first);
         let Some(sequencer) = &mut self.seat.sequencer else {
             return true;
         };
         let has_room = match course {
-            Course::Nowhere => true,
-            Course::Near { frame, .. } if frame < self.base => true,
-            Course::Near { frame, .. } | Course::Leap { frame, .. } => {
+            Course::Nowhere | Course::Candidate => return true,
+            Course::Near { frame, .. } if frame < self.base => return true,
+            Course::Near { frame, .. } => sequencer.approach(shared, writer, frame),
+            Course::Leap { frame, .. } => {
+                let frame = first_frame.map_or(frame, |(first, _)| first.min(frame));
                 sequencer.approach(shared, writer, frame)
             }
             Course::Epoch => sequencer.has_room_for_epoch(shared, writer),
         };
         self.base = shared.pin(writer);
-        has_room
+        match course {
+            Course::Epoch if has_room && confirms => {
+                if !self.open_epoch(first) {
+                    return true;
+                }
+                self.seat.candidates.is_confirmed = true;
+            }
+            Course::Leap { .. } if has_room && confirms => {
+                self.seat.candidates.is_confirmed = true;
+            }
+            _ => return has_room,
+        }
+        self.has_room(id, bytes)
     }
 
     /// Says that the packet `id` has been written to `place`, which must come from this batch's
@@ -436,10 +521,16 @@ impl<'a> Batch<'a> {
             return Found::Nowhere;
         }
         let (course, candidate) = self.course(id, bytes);
+        let is_first = candidate.is_some_and(|candidate| candidate.count == 1);
+        if candidate.is_none() || is_first && candidate != self.seat.candidate {
+            // Whatever was kept before does not agree with this packet.
+            self.seat.reject_candidates(self.shared);
+        }
         self.seat.candidate = candidate;
         let window = self.geometry().window as u64;
         match course {
             Course::Nowhere => Found::Nowhere,
+            Course::Candidate => Found::Candidate,
             Course::Epoch => self.begin(id),
             Course::Near { frame, place } => {
                 if frame >= self.base + window && !self.slide(frame) {
@@ -452,7 +543,14 @@ impl<'a> Batch<'a> {
                 Found::Open { frame, place }
             }
             Course::Leap { frame, place } => {
-                if !self.slide(frame) || frame < self.base {
+                let first = self.seat.lowest_candidate(self.geometry(), id);
+                let first = self.seat.locate(self.geometry(), first);
+                let first = first.map_or(frame, |(first, _)| first.min(frame));
+                if !self.slide(first) {
+                    return Found::Nowhere;
+                }
+                self.place_candidates(false);
+                if frame >= self.base + window && !self.slide(frame) || frame < self.base {
                     return Found::Nowhere;
                 }
                 self.follow(id, frame, place);
@@ -466,20 +564,33 @@ impl<'a> Batch<'a> {
             .course(self.shared, (self.base, self.horizon), id, bytes)
     }
 
-    /// A count that begins anew at `id`.
+    /// A new epoch that `id` confirms: it begins with the first of the candidates.
     fn begin(&mut self, id: PacketId) -> Found {
-        if !self.open_epoch(id) {
+        let first = self.seat.lowest_candidate(self.geometry(), id);
+        if !self.open_epoch(first) {
+            self.seat.candidate = None;
+            self.seat.reject_candidates(self.shared);
             return Found::Nowhere;
         }
-        let Some((frame, place)) = self.seat.locate(self.geometry(), id) else {
-            return Found::Nowhere;
-        };
+        self.place_candidates(false);
         // Another thread's packets may have opened the epoch somewhere else.
-        if !(self.base..self.base + self.geometry().window as u64).contains(&frame) {
-            return Found::Nowhere;
+        match self.seat.locate(self.geometry(), id) {
+            Some((frame, place)) if self.is_near(frame) => {
+                if frame >= self.base + self.geometry().window as u64 && !self.slide(frame)
+                    || frame < self.base
+                {
+                    return Found::Nowhere;
+                }
+                self.follow(id, frame, place);
+                Found::Open { frame, place }
+            }
+            _ => Found::Nowhere,
         }
-        self.follow(id, frame, place);
-        Found::Open { frame, place }
+    }
+
+    /// Whether a frame is open, or lies so little ahead that the window slides to it.
+    fn is_near(&self, frame: u64) -> bool {
+        (self.base..self.base + 2 * self.geometry().window as u64).contains(&frame)
     }
 
     /// Has the sequencer open an epoch at `id`; true if one is open that was not before.
@@ -489,25 +600,43 @@ impl<'a> Batch<'a> {
         }
         self.flush();
         let (shared, known) = (self.shared, self.seat.epoch.number);
+        let since = match self.seat.candidate {
+            Some(candidate) => candidate.since,
+            None => shared.horizon.load(Ordering::Acquire),
+        };
+        let request = EpochRequest {
+            first: id,
+            known,
+            since,
+        };
         if let Some(sequencer) = &mut self.seat.sequencer {
             sequencer.follow(self.seat.epoch);
-            sequencer.open_epoch(shared, self.seat.writer, id, self.seat.restarts);
+            sequencer.confirm_epoch(shared, self.seat.writer, request, self.seat.restarts);
         } else {
-            let mut mail = shared.mail.lock().unwrap_or_else(PoisonError::into_inner);
-            if mail.epoch.is_none_or(|(_, asked)| asked < known) {
-                mail.epoch = Some((id, known));
+            let refusals = shared.refusals.load(Ordering::Acquire);
+            let mut mail = shared.mail();
+            mail.firsts[self.seat.writer] = Some(id);
+            if mail.epoch.is_none_or(|asked| asked.known < known) {
+                mail.epoch = Some(request);
             }
             drop(mail);
             shared.has_mail.store(1, Ordering::Release);
             shared.unpin(self.seat.writer);
             wait_until(|| {
+                // The sequencer need not wait for this thread.
+                #[cfg(not(loom))]
+                shared.rounds[self.seat.writer].fetch_add(1, Ordering::AcqRel);
                 shared.epoch_number.load(Ordering::Acquire) != known
+                    || shared.refusals.load(Ordering::Acquire) != refusals
                     || shared.closed.load(Ordering::Acquire) != 0
             });
         }
         self.base = shared.pin(self.seat.writer);
+        if shared.epoch_number.load(Ordering::Acquire) == known {
+            return false;
+        }
         self.seat.refresh(shared);
-        self.seat.epoch.number != known
+        true
     }
 
     /// Slides the window until `frame` is inside; false if the sequencer is gone or has opened an epoch.
@@ -559,7 +688,10 @@ impl<'a> Batch<'a> {
                     record.state.store(state::REFUSED, Ordering::Release);
                 }
             } else if !self.await_sequencer(frame, |shared| {
-                shared.record(frame).state.load(Ordering::Acquire) != state::UNASSIGNED
+                let base = shared.base.load(Ordering::Acquire);
+                // The window may pass the frame without giving it a slot.
+                base != BLOCKED && frame < base
+                    || shared.record(frame).state.load(Ordering::Acquire) != state::UNASSIGNED
             }) {
                 return Memory::Nowhere;
             }
@@ -607,6 +739,10 @@ impl<'a> Batch<'a> {
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         self.flush();
+        // The old count goes on. Packets that only wait for slots are confirmed.
+        if self.seat.candidate.is_none() && !self.seat.candidates.is_confirmed {
+            self.seat.reject_candidates(self.shared);
+        }
         self.shared.unpin(self.seat.writer);
         if let Some(sequencer) = &mut self.seat.sequencer {
             sequencer.follow(self.seat.epoch);

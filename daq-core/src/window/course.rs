@@ -6,8 +6,16 @@ use super::shared::Shared;
 use super::{Geometry, PacketId, Seat};
 use crate::sync::Ordering;
 
-/// A unit far from the window, how many packets in succession have agreed with it, and the horizon at the first.
-pub(super) type Candidate = (u64, u32, u64);
+/// What packets in succession that are far from the window agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Candidate {
+    /// The last packet's unit.
+    unit: u64,
+    /// How many packets agree.
+    pub(super) count: u32,
+    /// The horizon at the first of them.
+    pub(super) since: u64,
+}
 
 /// Where a packet leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,8 +24,10 @@ pub(super) enum Course {
     Near { frame: u64, place: u32 },
     /// To a frame beyond a gap that packets agree on: the window slides to it.
     Leap { frame: u64, place: u32 },
-    /// To a count that begins anew.
+    /// To a new epoch, which packets agree on.
     Epoch,
+    /// Nowhere yet: it may be the first sign of a new epoch or of a gap.
+    Candidate,
     /// Nowhere: it is not believed, or names no place.
     Nowhere,
 }
@@ -52,6 +62,10 @@ impl Seat {
         if frame >= base + 2 * window || frame + window < base {
             return self.far(shared, front, id);
         }
+        if frame < base && shared.has_been_silent() {
+            // Everything that was sent has come: a closed frame's numbers are those of a sender that has restarted.
+            return self.far(shared, front, id);
+        }
         if frame < shared.floor.load(Ordering::Acquire) {
             // Counting began after it: a straggler, and no sign of a new count.
             return (Course::Nowhere, self.candidate);
@@ -59,7 +73,7 @@ impl Seat {
         (Course::Near { frame, place }, self.candidate)
     }
 
-    /// A packet far from the window: an outlier, or the first sign of a new count.
+    /// A packet far from the window: very late, an outlier, or the first sign of a new epoch.
     fn far(
         &self,
         shared: &Shared,
@@ -67,21 +81,31 @@ impl Seat {
         id: PacketId,
     ) -> (Course, Option<Candidate>) {
         let geometry = &shared.geometry;
+        let is_place = id.sub < geometry.numbering.places_per_unit;
+        // A source each of whose numbers is to be believed says itself what is a step back.
+        if !is_place || geometry.agree > 1 && self.is_late(shared, base, id) {
+            return (Course::Nowhere, self.candidate);
+        }
         let near = geometry.window as u64 * u64::from(geometry.places);
         // With what this batch has seen: its own packets are not those of other threads.
         let horizon = shared.horizon.load(Ordering::Acquire).max(seen);
         let (agreed, since) = match self.candidate {
-            Some((unit, count, since)) => match geometry.numbering.places_between(unit, id) {
-                Some(distance) if distance != 0 && distance.unsigned_abs() <= near => {
-                    (count + 1, since)
+            Some(Candidate { unit, count, since }) => {
+                match geometry.numbering.places_between(unit, id) {
+                    Some(0) => (count, since),
+                    Some(distance) if distance.unsigned_abs() <= near => (count + 1, since),
+                    _ => (1, horizon),
                 }
-                _ => (1, horizon),
-            },
+            }
             None => (1, horizon),
         };
-        let candidate = Some((id.unit, agreed, since));
+        let candidate = Some(Candidate {
+            unit: id.unit,
+            count: agreed,
+            since,
+        });
         if agreed < geometry.agree {
-            return (Course::Nowhere, candidate);
+            return (Course::Candidate, candidate);
         }
         if let Some((frame, place)) = self.leap(geometry, base, id) {
             return (Course::Leap { frame, place }, candidate);
@@ -91,6 +115,18 @@ impl Seat {
             return (Course::Nowhere, None);
         }
         (Course::Epoch, candidate)
+    }
+
+    /// Whether `id` names a place that was closed as missing: then it is that packet, however far behind the others, and
+    /// no sign of a sender that counts again, which would repeat numbers that arrived.
+    fn is_late(&self, shared: &Shared, base: u64, id: PacketId) -> bool {
+        let places = u64::from(shared.geometry.places);
+        self.locate(&shared.geometry, id)
+            .is_some_and(|(frame, place)| {
+                let position = frame * places + u64::from(place);
+                frame >= shared.floor.load(Ordering::Acquire)
+                    && shared.history.is_missing(position, base * places)
+            })
     }
 
     /// Where `id` belongs if it lies ahead, and no further than a gap may be long.

@@ -8,6 +8,10 @@
 //!                              base                                       │ several packets agree,
 //!                                                                           then a new epoch opens
 //! ```
+//! Packets from beyond are kept aside until that is decided: they are placed once the new epoch is confirmed and counted
+//! as rejected if it is not. A packet for a place that was closed as missing not long ago is late: it never confirms an
+//! epoch, however many agree.
+//!
 //! Any number of threads may fill one window, each through its own [`Window`] handle; handle 0 is the
 //! *sequencer*, which alone closes frames, in order, and hands them to the ring.
 //!
@@ -21,17 +25,23 @@
 //! to the wire.
 
 mod batch;
+mod candidates;
 mod course;
+mod history;
 mod numbering;
 mod sequencer;
 mod shared;
+mod size;
 
 pub use batch::{Batch, Outcome, Place};
 pub use numbering::{Numbering, PacketId};
+pub use size::{Arrival, WindowSize};
 
+use crate::frame::Timestamp;
 use crate::ledger::SourceLedger;
 use crate::ring::{Fill, Producer};
 use crate::sync::{Arc, Ordering};
+use candidates::{Candidates, Content};
 use course::Candidate;
 use sequencer::Sequencer;
 use shared::{Epoch, Shared};
@@ -55,7 +65,8 @@ pub struct Geometry {
     /// Places beyond twice the window that may be missing in a row: where packets agree on a jump that is no
     /// longer, what lies between is lost; a longer one opens an epoch.
     pub max_gap: u64,
-    /// Successive packets beyond twice the window that must agree before any of them is believed, at least 1.
+    /// Successive packets beyond twice the window that must agree before any of them is believed, at least 1; those before
+    /// the last are kept aside meanwhile.
     pub agree: u32,
     /// Nanoseconds of signal in a frame, where each packet's time is that of its own payload: a frame whose first
     /// packets are missing is then told its start nevertheless. 0 = not known, or a packet's time is its frame's.
@@ -85,6 +96,15 @@ impl Geometry {
         }
         let bytes = self.extent(i).start as u128 * u128::from(self.frame_ns);
         u64::try_from(bytes / self.frame_bytes.max(1) as u128).unwrap_or(u64::MAX)
+    }
+
+    /// Payload bytes of the longest place.
+    fn max_payload(&self) -> usize {
+        let last = self.extent(self.places - 1).len();
+        self.first_bytes
+            .max(self.place_bytes)
+            .max(last)
+            .min(self.frame_bytes)
     }
 
     /// The frame and the place in it at a position in places.
@@ -121,6 +141,8 @@ impl Geometry {
 pub struct Window {
     shared: Arc<Shared>,
     seat: Seat,
+    /// Whether this handle uses a pinned geometry, see [`pin`](Self::pin).
+    is_pinned: bool,
 }
 
 /// What belongs to one thread.
@@ -130,6 +152,8 @@ struct Seat {
     /// The epoch as this thread last saw it; its reference moves along with the packets.
     epoch: Epoch,
     candidate: Option<Candidate>,
+    /// The packets that the candidate stands for.
+    candidates: Candidates,
     /// Where the next packet is expected, as a position in places.
     cursor: u64,
     /// Whether the next packet opens an epoch, whatever its number.
@@ -176,17 +200,14 @@ impl Window {
             "more places than the ring keeps: {geometry:?}"
         );
         let shared = Arc::new(Shared::new(geometry, writers));
-        let mut sequencer = Some(Sequencer::new(
-            producer,
-            ledger.clone(),
-            shared.records.len(),
-        ));
+        let mut sequencer = Some(Sequencer::new(producer, ledger.clone(), &shared));
         (0..writers)
             .map(|writer| {
                 let seat = Seat {
                     writer,
                     epoch: Epoch::default(),
                     candidate: None,
+                    candidates: Candidates::new(geometry.agree, geometry.max_payload()),
                     cursor: 0,
                     restarts: false,
                     next: None,
@@ -197,6 +218,7 @@ impl Window {
                 Self {
                     shared: shared.clone(),
                     seat,
+                    is_pinned: false,
                 }
             })
             .collect()
@@ -205,6 +227,42 @@ impl Window {
     /// How frames are made.
     pub fn geometry(&self) -> &Geometry {
         &self.shared.geometry
+    }
+
+    /// Replaces a planned geometry, which is an upper bound, by the one that the first packets show. Call it on each
+    /// thread before its first packet is placed, with the same geometry; the first call decides.
+    ///
+    /// # Panics
+    /// If frames or their places exceed the planned ones, or an epoch is open.
+    pub fn pin(&mut self, geometry: Geometry) {
+        self.adopt_pinned();
+        if self.is_pinned {
+            return;
+        }
+        let planned = &self.shared.geometry;
+        assert!(
+            (1..=planned.places).contains(&geometry.places)
+                && geometry.frame_bytes <= planned.frame_bytes
+                && geometry.extent(geometry.places - 1).start < geometry.frame_bytes,
+            "a geometry beyond the planned one: {geometry:?}, planned {planned:?}"
+        );
+        assert!(self.seat.epoch.number == 0, "pinned after the first packet");
+        let writers = self.shared.pins.len();
+        self.shared
+            .pinned
+            .get_or_init(|| Arc::new(Shared::new(geometry, writers)));
+        self.adopt_pinned();
+    }
+
+    /// Uses the pinned geometry if a thread has pinned one.
+    fn adopt_pinned(&mut self) {
+        let Some(pinned) = self.shared.pinned.get().cloned() else {
+            return;
+        };
+        self.shared = pinned;
+        self.is_pinned = true;
+        let geometry = &self.shared.geometry;
+        self.seat.candidates = Candidates::new(geometry.agree, geometry.max_payload());
     }
 
     /// Whether this thread alone fills the window, so that the kernel may be told to receive straight into
@@ -293,32 +351,39 @@ impl Window {
         if !is_frame || self.seat.opens_epoch() && self.is_sequencer() {
             return;
         }
-        if let Some(sequencer) = &mut self.seat.sequencer {
-            sequencer.void(&self.shared, self.seat.writer, unit);
-        } else {
-            let mut mail = self
-                .shared
-                .mail
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
-            if mail.voids.len() < mail.voids.capacity() {
-                mail.voids.push(unit);
-            }
-            self.shared.has_mail.store(1, Ordering::Release);
+        if !self.seat.candidates.is_empty() {
+            // It may belong to the epoch that is not confirmed yet.
+            let _ = self.seat.keep(
+                &self.shared,
+                PacketId::of(unit),
+                Content::Void,
+                Timestamp::default(),
+            );
         }
+        self.seat.void(&self.shared, unit);
     }
 
     /// The sequencer's work between batches: requests of other threads, frames that are complete, frames that
-    /// have waited too long. Others do nothing. Call it at least every few milliseconds.
+    /// have waited too long. Every thread calls it after each time that it has looked for packets, and at least every few
+    /// milliseconds while it does not wait for packets.
     pub fn tick(&mut self, now: Instant) {
-        if let Some(sequencer) = &mut self.seat.sequencer {
-            sequencer.tick(&self.shared, self.seat.writer, now);
+        self.adopt_pinned();
+        let (shared, seat) = (&self.shared, &mut self.seat);
+        if !seat.candidates.is_empty() && seat.candidates.is_too_old(now) {
+            seat.reject_candidates(shared);
+        }
+        if let Some(sequencer) = &mut seat.sequencer {
+            sequencer.tick(shared, seat.writer, now);
+        } else {
+            shared.rounds[seat.writer].fetch_add(1, Ordering::AcqRel);
         }
     }
 
     /// The end of the stream: publishes what is open up to the last place seen and settles the ledger.
     /// All other threads must have stopped filling.
     pub fn finish(&mut self) {
+        self.adopt_pinned();
+        self.seat.reject_candidates(&self.shared);
         if let Some(sequencer) = &mut self.seat.sequencer {
             sequencer.finish(&self.shared, self.seat.writer);
         }
@@ -332,15 +397,66 @@ impl Seat {
             .epoch
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !shared.is_exclusive() {
+            shared.mail().firsts[self.writer] = None;
+        }
         self.cursor = self.epoch.position;
         self.restarts = false;
         self.next = None;
         self.candidate = None;
     }
+
+    /// Says that `unit` carries no data by design, see [`Window::void`].
+    fn void(&mut self, shared: &Shared, unit: u64) {
+        if let Some(sequencer) = &mut self.sequencer {
+            sequencer.void(shared, self.writer, unit);
+            return;
+        }
+        let mut mail = shared.mail();
+        if mail.voids.len() < mail.voids.capacity() {
+            mail.voids.push(unit);
+        }
+        drop(mail);
+        shared.has_mail.store(1, Ordering::Release);
+    }
+
+    /// Keeps a candidate and returns the memory for its payload; `None` where it cannot be kept.
+    fn keep(
+        &mut self,
+        shared: &Shared,
+        id: PacketId,
+        content: Content,
+        time: Timestamp,
+    ) -> Option<&mut [u8]> {
+        if !shared.is_exclusive() && content != Content::Void {
+            let first = self.lowest_candidate(&shared.geometry, id);
+            shared.mail().firsts[self.writer] = Some(first);
+        }
+        let (memory, dropped) = self.candidates.push(id, content, time);
+        self.ledger.rejected.add_shared(dropped);
+        memory
+    }
+
+    /// The candidate with the lowest position, `id` among them.
+    fn lowest_candidate(&self, geometry: &Geometry, id: PacketId) -> PacketId {
+        geometry.numbering.lowest(id, self.candidates.ids())
+    }
+
+    /// Counts the candidates as rejected: something else is true.
+    fn reject_candidates(&mut self, shared: &Shared) {
+        if self.candidates.is_empty() {
+            return;
+        }
+        self.ledger.rejected.add_shared(self.candidates.clear());
+        if !shared.is_exclusive() {
+            shared.mail().firsts[self.writer] = None;
+        }
+    }
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
+        self.adopt_pinned();
         if self.seat.sequencer.is_some() {
             // While unwinding the window may be half moved: better an open ledger than a second fault.
             if !std::thread::panicking() {

@@ -48,6 +48,25 @@ impl Numbering {
             .checked_add(i64::from(to.sub))
     }
 
+    /// Packets after which the numbers repeat.
+    pub(super) fn packets_to_wrap(&self) -> u128 {
+        let numbers = 1_u128 << self.width.clamp(1, 64);
+        (numbers / u128::from(self.step.max(1))).max(1) * u128::from(self.places_per_unit)
+    }
+
+    /// The lowest of `id` and those of `others` that are less than half of all numbers away from it.
+    pub(super) fn lowest(&self, id: PacketId, others: impl Iterator<Item = PacketId>) -> PacketId {
+        let before = |other: &PacketId| {
+            let distance = self.places_between(id.unit, *other)?;
+            Some(distance - i64::from(id.sub))
+        };
+        others
+            .filter_map(|other| Some((before(&other)?, other)))
+            .chain([(0, id)])
+            .min_by_key(|(distance, _)| *distance)
+            .map_or(id, |(_, lowest)| lowest)
+    }
+
     /// The packet of the place `ahead` places after place 0 of `unit`.
     pub const fn after(&self, unit: u64, ahead: u64) -> PacketId {
         let places = self.places_per_unit as u64;

@@ -1,6 +1,6 @@
 //! The one thread that gives frames memory, closes them in order and settles the ledger.
 
-use super::shared::{BLOCKED, Epoch, Mail, Shared, state};
+use super::shared::{BLOCKED, Epoch, EpochRequest, Mail, Shared, state, wait_until};
 use super::{Numbering, PacketId};
 use crate::frame::{Clock, Flags, FrameMeta, Timestamp};
 use crate::ledger::{Cause, SourceLedger};
@@ -14,6 +14,10 @@ use std::time::{Duration, Instant};
 const HOLD: Duration = Duration::from_millis(100);
 /// How long the fate of missing places stays open when nothing comes any more.
 const SETTLE: Duration = Duration::from_secs(1);
+
+/// How long the other threads have to look for packets before an epoch is opened that one of them asks for: they may have
+/// earlier packets of it, or packets of the old count that refute it.
+const LOOK_ROUND: Duration = Duration::from_millis(5);
 
 /// Silence that one tick can tell of, at most, and as long as a source waits for packets at one go: a thread that was held
 /// up for longer has not listened meanwhile.
@@ -37,12 +41,23 @@ struct Silence {
     last: Option<Instant>,
 }
 
+/// A request for an epoch that waits until all threads have looked for packets.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    request: EpochRequest,
+    deadline: Instant,
+    /// How often this thread has looked since.
+    ticks: u32,
+}
+
 #[derive(Debug)]
 pub(super) struct Sequencer {
     producer: Producer,
     ledger: SourceLedger,
     /// Open frames that have a slot: they have the producer's open slots in order.
     assigned: u64,
+    /// Open frames before this one have a slot or want none.
+    asked_to: u64,
     /// Expected places of epochs that are over.
     expected: u64,
     /// Places of this epoch that carry no data by design.
@@ -59,6 +74,10 @@ pub(super) struct Sequencer {
     closed: Vec<Closed>,
     /// The epoch, its reference moved along with the packets of this thread.
     epoch: Epoch,
+    /// Another thread's request.
+    asked: Option<Asked>,
+    /// How often each thread had looked for packets when an epoch was asked for.
+    rounds: Box<[u64]>,
     /// Flags of the next frame to be published.
     flags: Flags,
     silence: Silence,
@@ -72,19 +91,22 @@ pub(super) struct Sequencer {
 }
 
 impl Sequencer {
-    pub(super) fn new(producer: Producer, ledger: SourceLedger, records: usize) -> Self {
+    pub(super) fn new(producer: Producer, ledger: SourceLedger, shared: &Shared) -> Self {
         Self {
             producer,
             ledger,
             assigned: 0,
+            asked_to: 0,
             expected: 0,
             voided: 0,
             missing: 0,
             gaps: (0, 0),
             drops: 0,
             voids: Vec::with_capacity(64),
-            closed: Vec::with_capacity(records),
+            closed: Vec::with_capacity(shared.records.len()),
             epoch: Epoch::default(),
+            asked: None,
+            rounds: vec![0; shared.rounds.len()].into(),
             flags: Flags::default(),
             silence: Silence::default(),
             awaits_times: false,
@@ -122,7 +144,17 @@ impl Sequencer {
     /// void or was refused a slot wants none.
     pub(super) fn assign(&mut self, shared: &Shared, frame: u64) -> bool {
         let base = shared.base.load(Ordering::Relaxed);
-        base != BLOCKED && (base..=frame).all(|open| self.assign_one(shared, open))
+        if base == BLOCKED {
+            return false;
+        }
+        // A window may be long, and its oldest frame may stay open while packets go on.
+        for open in base.max(self.asked_to)..=frame {
+            if !self.assign_one(shared, open) {
+                return false;
+            }
+            self.asked_to = open + 1;
+        }
+        true
     }
 
     /// Gives one frame a slot if it wants one; false if there is none. All before it must have been asked.
@@ -164,7 +196,10 @@ impl Sequencer {
 
     pub(super) fn tick(&mut self, shared: &Shared, writer: usize, now: Instant) {
         if shared.has_mail.load(Ordering::Acquire) != 0 {
-            self.read_mail(shared, writer);
+            self.read_mail(shared, writer, now);
+        }
+        if self.asked.is_some() {
+            self.answer(shared, writer, now);
         }
         let base = shared.base.load(Ordering::Relaxed);
         let window = shared.geometry.window as u64;
@@ -215,6 +250,9 @@ impl Sequencer {
         };
         self.advance(shared, writer, seen / u64::from(shared.geometry.places));
         self.close_complete(shared, writer, false);
+        if silent >= SETTLE {
+            shared.silent.store(horizon, Ordering::Release);
+        }
         if silent >= SETTLE && self.missing > 0 {
             let base = shared.base.load(Ordering::Relaxed);
             let from = shared.settled.swap(base, Ordering::AcqRel);
@@ -225,10 +263,9 @@ impl Sequencer {
         }
     }
 
-    fn read_mail(&mut self, shared: &Shared, writer: usize) {
+    fn read_mail(&mut self, shared: &Shared, writer: usize, now: Instant) {
         let (epoch, voids) = {
-            let mut mail: std::sync::MutexGuard<'_, Mail> =
-                shared.mail.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut mail: std::sync::MutexGuard<'_, Mail> = shared.mail();
             shared.has_mail.store(0, Ordering::Relaxed);
             std::mem::swap(&mut mail.voids, &mut self.voids);
             (mail.epoch.take(), std::mem::take(&mut self.voids))
@@ -240,11 +277,97 @@ impl Sequencer {
         self.voids = voids;
         self.voids.clear();
         // Whoever asked before the last epoch was opened has seen too little.
-        if let Some((id, known)) = epoch
-            && known == self.epoch.number
+        if let Some(request) = epoch
+            && request.known == self.epoch.number
+            && self.asked.is_none()
         {
-            self.open_epoch(shared, writer, id, false);
+            self.note_rounds(shared);
+            self.asked = Some(Asked {
+                request,
+                deadline: now + LOOK_ROUND,
+                ticks: 0,
+            });
         }
+    }
+
+    /// Opens the epoch that another thread asked for, or refuses it, once all threads have looked for packets.
+    fn answer(&mut self, shared: &Shared, writer: usize, now: Instant) {
+        let Some(asked) = &mut self.asked else {
+            return;
+        };
+        asked.ticks += 1;
+        let Asked {
+            request,
+            deadline,
+            ticks,
+        } = *asked;
+        let have_looked = ticks > 2 && self.have_looked(shared, writer) || now >= deadline;
+        if have_looked || cfg!(loom) {
+            self.asked = None;
+            if request.known == self.epoch.number {
+                self.decide_epoch(shared, writer, request, false);
+            }
+        }
+    }
+
+    fn note_rounds(&mut self, shared: &Shared) {
+        for (noted, rounds) in self.rounds.iter_mut().zip(&shared.rounds) {
+            *noted = rounds.load(Ordering::Acquire);
+        }
+    }
+
+    /// Whether every other thread has looked for packets since [`note_rounds`](Self::note_rounds), and begun to after it.
+    fn have_looked(&self, shared: &Shared, writer: usize) -> bool {
+        let pairs = self.rounds.iter().zip(&shared.rounds).enumerate();
+        pairs.into_iter().all(|(other, (noted, rounds))| {
+            other == writer || rounds.load(Ordering::Acquire).wrapping_sub(*noted) >= 2
+        })
+    }
+
+    /// Opens the epoch that this thread's packets agree on, or refuses it.
+    pub(super) fn confirm_epoch(
+        &mut self,
+        shared: &Shared,
+        writer: usize,
+        request: EpochRequest,
+        restarts: bool,
+    ) {
+        if !shared.is_exclusive() && cfg!(not(loom)) {
+            self.note_rounds(shared);
+            let start = Instant::now();
+            wait_until(|| self.have_looked(shared, writer) || start.elapsed() >= LOOK_ROUND);
+        }
+        self.decide_epoch(shared, writer, request, restarts);
+    }
+
+    fn decide_epoch(
+        &mut self,
+        shared: &Shared,
+        writer: usize,
+        request: EpochRequest,
+        restarts: bool,
+    ) {
+        let EpochRequest {
+            mut first,
+            known,
+            since,
+        } = request;
+        if !shared.is_exclusive() {
+            if known > 0 && shared.horizon.load(Ordering::Acquire) != since {
+                // Other threads go on in the old count.
+                shared.refusals.fetch_add(1, Ordering::AcqRel);
+                return;
+            }
+            let geometry = &shared.geometry;
+            let near = geometry.window as u64 * u64::from(geometry.places);
+            let mail = shared.mail();
+            let others = mail.firsts.iter().flatten().copied().filter(|other| {
+                let distance = geometry.numbering.places_between(first.unit, *other);
+                distance.is_some_and(|distance| distance.unsigned_abs() < near)
+            });
+            first = geometry.numbering.lowest(first, others);
+        }
+        self.open_epoch(shared, writer, first, restarts);
     }
 
     /// Moves the window's front to `front`, closing what it passes. Later packets have been seen, or every
@@ -312,7 +435,9 @@ impl Sequencer {
         for record in &shared.records {
             record.reset();
         }
+        self.asked_to = 0;
         let (first, end) = (base * places, open * places);
+        shared.history.record_missing(first, end);
         let start = shared.start.load(Ordering::Acquire).clamp(first, end);
         shared.horizon.fetch_max(end, Ordering::AcqRel);
         self.account(shared);
@@ -400,6 +525,11 @@ impl Sequencer {
         if record.state.load(Ordering::Acquire) == state::VOID {
             *self.closed_mut(shared, frame) = Closed::default();
             self.account(shared);
+            let words = (geometry.places as usize).div_ceil(64);
+            let known = std::iter::repeat_n(u64::MAX, words);
+            shared
+                .history
+                .record(frame * per_frame, geometry.places, known);
             return;
         }
         let first = frame * per_frame;
@@ -415,12 +545,18 @@ impl Sequencer {
         self.missing += missing;
         let closed = self.closed_mut(shared, frame);
         (closed.places, closed.missing) = (places, missing);
+        shared
+            .history
+            .record(first, geometry.places, record.present());
 
         if publish
             && self.assign_one(shared, frame)
             && record.state.load(Ordering::Relaxed) == state::ASSIGNED
         {
             self.publish(shared, frame, arrived, start > 0 || end < per_frame);
+            if missing > 0 {
+                self.ledger.incomplete.add(1);
+            }
             self.ledger.bytes.add(Self::bytes(shared, frame, arrived));
             self.ledger.delivered.add(arrived);
         } else {
@@ -483,6 +619,8 @@ impl Sequencer {
             length: geometry.frame_bytes,
             places: geometry.places,
             arrived: narrow(arrived),
+            first_bytes: narrow(geometry.first_bytes as u64),
+            place_bytes: narrow(geometry.place_bytes as u64),
         };
         let meta = if clock == Clock::None {
             FrameMeta {
@@ -581,6 +719,7 @@ impl Sequencer {
                 if record.state.load(Ordering::Relaxed) == state::ASSIGNED {
                     record.state.store(state::UNASSIGNED, Ordering::Relaxed);
                     self.assigned -= 1;
+                    self.asked_to = self.asked_to.min(frame);
                 }
             }
             // Its places, and those of gaps before it, come into the horizon and leave the expected at once.
@@ -598,14 +737,8 @@ impl Sequencer {
 
     /// Ends the epoch, if there is one, and opens the next at `id`.
     ///
-    /// `restarts` = the sender is known to count anew, so that a number further on is no jump.
-    pub(super) fn open_epoch(
-        &mut self,
-        shared: &Shared,
-        writer: usize,
-        id: PacketId,
-        restarts: bool,
-    ) {
+    /// `restarts` = the sender is known to count from another number, so that a number further on is no jump.
+    fn open_epoch(&mut self, shared: &Shared, writer: usize, id: PacketId, restarts: bool) {
         let numbering = shared.geometry.numbering;
         let places = u64::from(shared.geometry.places);
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
@@ -675,7 +808,7 @@ impl Sequencer {
             self.close(shared, frame, horizon - frame * places, true);
         }
         // Slots given to frames that nothing came for stay open for those to come.
-        self.assigned = 0;
+        (self.assigned, self.asked_to) = (0, 0);
         for frame in shared.settled.swap(end, Ordering::AcqRel)..end {
             self.settle(shared, frame);
         }

@@ -5,10 +5,11 @@
 //! the position on first and then waits until no pin is older: from then on nobody writes the frames that
 //! were passed, and their records may be read, published and used again.
 
+use super::history::History;
 use super::{Geometry, PacketId};
-use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{Arc, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use crossbeam_utils::CachePadded;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A pin that holds nothing.
 pub(super) const IDLE: u64 = u64::MAX;
@@ -186,13 +187,25 @@ pub(super) struct Epoch {
     pub(super) position: u64,
 }
 
+/// A writer's request for a new epoch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EpochRequest {
+    /// The first packet of the epoch.
+    pub(super) first: PacketId,
+    /// The number of the epoch that the writer knows.
+    pub(super) known: u64,
+    /// The horizon when the first of the packets that agree came.
+    pub(super) since: u64,
+}
+
 /// Requests to the sequencer that need everyone to stand still.
 #[derive(Debug, Default)]
 pub(super) struct Mail {
-    /// Packets agree that counting has begun anew here, after the epoch with this number.
-    pub(super) epoch: Option<(PacketId, u64)>,
+    pub(super) epoch: Option<EpochRequest>,
     /// Units that carry no data.
     pub(super) voids: Vec<u64>,
+    /// The first of each writer's packets that may belong to a new epoch.
+    pub(super) firsts: Box<[Option<PacketId>]>,
 }
 
 #[derive(Debug)]
@@ -219,12 +232,22 @@ pub(super) struct Shared {
     pub(super) settled: AtomicU64,
     pub(super) has_mail: AtomicU32,
     pub(super) mail: Mutex<Mail>,
+    /// How many requests for an epoch were refused.
+    pub(super) refusals: AtomicU64,
+    /// How often each writer has looked for packets.
+    pub(super) rounds: Box<[CachePadded<AtomicU64>]>,
+    /// Which places of closed frames arrived.
+    pub(super) history: History,
+    /// The horizon when the stream last fell silent for so long that all gaps have their causes.
+    pub(super) silent: AtomicU64,
     /// Whether the sequencer is gone.
     pub(super) closed: AtomicU32,
     /// Drops that the kernel has counted, by writer.
     pub(super) drops: Box<[AtomicU64]>,
     /// How often drops have been read.
     pub(super) readings: AtomicU64,
+    /// What all threads use instead once the geometry is pinned, see [`Window::pin`](super::Window::pin).
+    pub(super) pinned: OnceLock<Arc<Self>>,
 }
 
 impl Shared {
@@ -251,12 +274,29 @@ impl Shared {
             mail: Mutex::new(Mail {
                 epoch: None,
                 voids: Vec::with_capacity(64),
+                firsts: vec![None; writers].into(),
             }),
+            refusals: AtomicU64::new(0),
+            rounds: (0..writers)
+                .map(|_| CachePadded::new(AtomicU64::new(0)))
+                .collect(),
+            history: History::new(),
+            silent: AtomicU64::new(u64::MAX),
             closed: AtomicU32::new(0),
             drops: (0..writers).map(|_| AtomicU64::new(0)).collect(),
             readings: AtomicU64::new(0),
+            pinned: OnceLock::new(),
             geometry,
         }
+    }
+
+    /// Whether nothing new has come since the stream fell silent.
+    pub(super) fn has_been_silent(&self) -> bool {
+        self.silent.load(Ordering::Acquire) == self.horizon.load(Ordering::Acquire)
+    }
+
+    pub(super) fn mail(&self) -> MutexGuard<'_, Mail> {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether one thread alone fills the window.

@@ -486,7 +486,7 @@ fn owner_of(parent: Option<u32>) -> Result<Option<Pid>> {
 /// What a run tells over HTTP.
 fn metrics() -> Result<String> {
     let mut stream = TcpStream::connect(HTTP)?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: guest\r\nConnection: close\r\n\r\n")?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)

@@ -7,6 +7,7 @@
 //! A card knows nothing of how it is reached. Cards are written from what vendors tell of theirs, independently of the
 //! drivers in [`crate::fpga`]: no constant is shared, so that a mistake does not cancel itself.
 
+mod channel;
 mod config_space;
 pub mod endpoint;
 pub mod litepcie;

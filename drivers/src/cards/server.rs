@@ -3,28 +3,32 @@
 //! ```text
 //!   user ──messages──▶ Session ──▶ Endpoint ──▶ card
 //!            memory, events (as files)
+//!        ◀── reads and writes of memory that was mapped without a file ──┘
 //! ```
 //! When a user leaves, however it does, nothing of it is left: its memory is unmapped before its connection is closed, and
 //! the card is as after power-on for the next one.
 
+use super::channel::{Channel, Message};
 use super::endpoint::Endpoint;
 use super::{BARS, Card, Step, config_space};
-use crate::sys::card_memory::{GivenError, Piece};
-use crate::vfio_user::socket::{Broken, Received, Receiver, send};
+use crate::sys::card_memory::{GivenError, PAGE, Piece};
+use crate::vfio_user::socket::{Broken, send};
 use crate::vfio_user::wire::{
     Access, CONFIG_REGION, DEVICE_FLAGS, IRQ_DATA_BOOL, IRQ_DATA_EVENT, IRQ_DATA_NONE, IRQ_FLAGS,
     IRQ_TRIGGER, IRQS, MAY_READ, MAY_WRITE, MOST_DATA, MOST_FILES, MOST_MAPS, MSI, MSIX,
     REGION_READ_WRITE, REGIONS, Request, UNMAP_ALL, VERSION, errno, long_words, words,
 };
+use daq_core::log_limit::LogLimit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a user may take to accept an answer.
@@ -52,6 +56,13 @@ pub enum ServerError {
         source: io::Error,
     },
 }
+
+// Limits on log messages that clients can cause.
+static LEFT: LogLimit = LogLimit::new();
+static BROKEN: LogLimit = LogLimit::new();
+static FAULTS: LogLimit = LogLimit::new();
+static REJECTED: LogLimit = LogLimit::new();
+static REFUSED: LogLimit = LogLimit::new();
 
 /// A socket that a card is served at; removed when this is dropped.
 #[derive(Debug)]
@@ -138,11 +149,19 @@ impl Server {
             match ended {
                 Ok(()) => return Ok(()),
                 Err(Broken::Closed) if !was_user => continue,
-                Err(Broken::Closed) => tracing::info!("the user has left"),
-                Err(broken) => tracing::warn!("{broken}; the connection is closed"),
+                Err(Broken::Closed) => LEFT.run(|suppressed| {
+                    tracing::info!("client disconnected{suppressed}");
+                }),
+                Err(broken) => BROKEN.run(|suppressed| {
+                    tracing::warn!("{broken}; the connection is closed{suppressed}");
+                }),
             }
             if faults > 0 {
-                tracing::warn!("accesses to memory that the card was not given: {faults}");
+                FAULTS.run(|suppressed| {
+                    tracing::warn!(
+                        "{faults} accesses to memory that the card was not given{suppressed}"
+                    );
+                });
             }
             if is_once && was_user {
                 return Ok(());
@@ -181,7 +200,10 @@ pub fn attend(
     stop: BorrowedFd<'_>,
     others: Option<&UnixListener>,
 ) -> (bool, Result<(), Broken>) {
-    let mut session = Session::new(endpoint, stream);
+    let mut session = match Session::new(endpoint, stream) {
+        Ok(session) => session,
+        Err(broken) => return (false, Err(broken)),
+    };
     let ended = session.run(stop, others);
     (session.has_version, ended)
 }
@@ -190,28 +212,30 @@ pub fn attend(
 struct Session<'a> {
     endpoint: &'a mut Endpoint,
     stream: &'a UnixStream,
-    receiver: Receiver,
+    channel: Arc<Channel>,
     has_version: bool,
     /// Data of the answer in work.
     data: Vec<u8>,
 }
 
 impl<'a> Session<'a> {
-    fn new(endpoint: &'a mut Endpoint, stream: &'a UnixStream) -> Self {
-        Self {
+    fn new(endpoint: &'a mut Endpoint, stream: &'a UnixStream) -> Result<Self, Broken> {
+        Ok(Self {
             endpoint,
+            channel: Arc::new(Channel::new(stream)?),
             stream,
-            receiver: Receiver::default(),
             has_version: false,
             data: Vec::new(),
-        }
+        })
     }
 
     /// Serves until the user leaves, or until `stop` can be read, which alone is no error.
     fn run(&mut self, stop: BorrowedFd<'_>, others: Option<&UnixListener>) -> Result<(), Broken> {
         loop {
             let step = self.endpoint.step();
+            let has_pending = self.channel.has_pending();
             let limit = match step {
+                _ if has_pending => Some(Duration::ZERO),
                 Step::Busy => Some(Duration::ZERO),
                 Step::After(time) => Some(time),
                 Step::Idle | Step::Removed => None,
@@ -227,16 +251,16 @@ impl<'a> Session<'a> {
             if !fds[0].revents().is_empty() {
                 return Ok(());
             }
-            if fds[1].revents().is_empty() {
+            if fds[1].revents().is_empty() && !has_pending {
                 if let Some(others) = others.filter(|_| !fds[2].revents().is_empty()) {
                     self.turn_away(others)?;
                 }
                 continue;
             }
             for _ in 0..MESSAGES {
-                match self.receiver.receive(self.stream, RecvFlags::DONTWAIT)? {
-                    Received::Message => self.answer()?,
-                    Received::Nothing => break,
+                match self.channel.next()? {
+                    Some(message) => self.answer(message)?,
+                    None => break,
                 }
             }
         }
@@ -247,23 +271,28 @@ impl<'a> Session<'a> {
         let mut fds = [PollFd::new(self.stream, PollFlags::IN)];
         wait(&mut fds, Some(Duration::ZERO))?;
         if fds[0].revents().is_empty() && others.accept().is_ok() {
-            tracing::warn!("somebody else wanted the card: it has one user at a time");
+            REJECTED.run(|suppressed| {
+                tracing::warn!(
+                    "rejected connection: the card serves one client at a time{suppressed}"
+                );
+            });
         }
         Ok(())
     }
 
-    /// Answers the message that is whole.
-    fn answer(&mut self) -> Result<(), Broken> {
-        let header = self.receiver.header();
-        let files = self.receiver.take_files();
+    /// Answers a message.
+    fn answer(&mut self, message: Message) -> Result<(), Broken> {
+        let Message {
+            header,
+            payload,
+            files,
+        } = message;
         if !header.is_request() {
             // An answer to nothing that was asked.
             return Ok(());
         }
-        let receiver = std::mem::take(&mut self.receiver);
-        let done = Request::parse(header.command, receiver.payload())
+        let done = Request::parse(header.command, &payload)
             .and_then(|request| self.carry_out(request, files));
-        self.receiver = receiver;
         match done {
             _ if !header.wants_reply() => Ok(()),
             Ok(payload) => {
@@ -279,7 +308,9 @@ impl<'a> Session<'a> {
     fn carry_out(&mut self, request: Request<'_>, files: Vec<OwnedFd>) -> Result<Vec<u8>, u32> {
         self.data.clear();
         match request {
-            Request::Version(major, minor) => self.version(major, minor),
+            Request::Version(major, minor, capabilities) => {
+                self.version(major, minor, capabilities)
+            }
             _ if !self.has_version => Err(errno::INVALID),
             Request::DmaMap {
                 flags,
@@ -287,7 +318,7 @@ impl<'a> Session<'a> {
                 address,
                 bytes,
             } => self
-                .map(flags, offset, (address, bytes), files)
+                .map(flags, offset, (address, bytes), &files)
                 .map(|()| Vec::new()),
             Request::DmaUnmap {
                 flags,
@@ -323,9 +354,14 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn version(&mut self, major: u16, minor: u16) -> Result<Vec<u8>, u32> {
+    fn version(&mut self, major: u16, minor: u16, capabilities: &[u8]) -> Result<Vec<u8>, u32> {
         if major != VERSION.0 {
             return Err(errno::NOT_SUPPORTED);
+        }
+        let text = capabilities.split(|byte| *byte == 0).next().unwrap_or(&[]);
+        let capabilities: serde_json::Value = serde_json::from_slice(text).unwrap_or_default();
+        if let Some(bytes) = capabilities["capabilities"]["max_data_xfer_size"].as_u64() {
+            self.channel.set_max_data(bytes);
         }
         self.has_version = true;
         let minor = minor.min(VERSION.1);
@@ -346,20 +382,39 @@ impl<'a> Session<'a> {
         flags: u32,
         offset: u64,
         (address, bytes): (u64, u64),
-        files: Vec<OwnedFd>,
+        files: &[OwnedFd],
     ) -> Result<(), u32> {
-        // Memory that is told without a file would have to be asked for byte by byte over the socket.
-        let [file]: [OwnedFd; 1] = files.try_into().map_err(|_| errno::NOT_SUPPORTED)?;
         if self.endpoint.memory().len() >= MOST_MAPS {
             return Err(errno::NO_SPACE);
         }
+        if [address, bytes, offset]
+            .iter()
+            .any(|value| !value.is_multiple_of(PAGE))
+        {
+            REFUSED.run(|suppressed| {
+                tracing::warn!(
+                    "refused to map {bytes} bytes at {address:#x}, offset {offset:#x}: all three must be multiples of \
+                     {PAGE}{suppressed}"
+                );
+            });
+            return Err(errno::INVALID);
+        }
         let access = (flags & MAY_READ != 0, flags & MAY_WRITE != 0);
-        let given = Piece::of_file(file.as_fd(), offset, bytes, access)
-            .and_then(|piece| self.endpoint.memory().give(address, piece));
+        let piece = match files {
+            [file] => Piece::of_file(file.as_fd(), offset, bytes, access),
+            [] => Ok(Piece::of_remote(self.channel.clone(), bytes, access)),
+            _ => return Err(errno::INVALID),
+        };
+        let given = piece.and_then(|piece| self.endpoint.memory().give(address, piece));
         given.map_err(|error| {
-            tracing::warn!("memory of {bytes} bytes for {address:#x} was refused: {error}");
+            REFUSED.run(|suppressed| {
+                tracing::warn!("cannot map {bytes} bytes for {address:#x}: {error}{suppressed}");
+            });
             match error {
                 GivenError::Map(errno) => number(errno),
+                GivenError::Place { .. } if bytes > 0 && address.checked_add(bytes).is_some() => {
+                    errno::EXISTS
+                }
                 _ => errno::INVALID,
             }
         })

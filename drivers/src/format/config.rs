@@ -1,8 +1,9 @@
 //! The keys of `[source.NAME.format]`, and what makes them a format.
 
+use super::spead::Given;
 use super::{Endian, Field, Format, Places, Raw, Spead, TimeScale};
 use daq_core::config::Problem;
-use daq_core::units::{ByteSize, Frequency, Span};
+use daq_core::units::{ByteSize, Frequency, Period, UtcTime};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -43,13 +44,14 @@ pub struct TimestampConfig {
     /// Byte order.
     #[serde(default)]
     pub endian: Endian,
-    /// How long one count lasts; `"1 ns"` if neither this nor `rate` is given.
-    pub tick: Option<Span>,
+    /// How long one count lasts, such as `"8 ns"` or `"1 ps"`; `"1 ns"` if neither this nor `rate` is given.
+    pub tick: Option<Period>,
     /// How many counts there are a second, where a count is no whole number of nanoseconds; a whole number of Hz.
     pub rate: Option<Frequency>,
-    /// When the count was 0, as time since 1970-01-01T00:00:00Z.
-    #[serde(default)]
-    pub origin: Span,
+    /// When the count was 0, in UTC: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as
+    /// `"10 s"`. With it times are UTC (the clock `sensor-utc`) and files have `core:datetime`; the count must not skip or
+    /// repeat leap seconds. Without it times are the count itself (the clock `sensor`).
+    pub origin: Option<UtcTime>,
 }
 
 /// `kind = "raw"`: a fixed header with a running number in it, a fixed payload, optionally a trailer.
@@ -75,42 +77,38 @@ pub struct RawConfig {
 pub struct ItemConfig {
     /// Identifier of the item, as in `0x1600`; its value must be in the item pointer itself.
     pub item: u64,
-    /// How long one count lasts; `"1 ns"` if neither this nor `rate` is given.
-    pub tick: Option<Span>,
+    /// How long one count lasts, such as `"8 ns"` or `"1 ps"`; `"1 ns"` if neither this nor `rate` is given.
+    pub tick: Option<Period>,
     /// How many counts there are a second, where a count is no whole number of nanoseconds; a whole number of Hz.
     pub rate: Option<Frequency>,
-    /// When the count was 0, as time since 1970-01-01T00:00:00Z.
-    #[serde(default)]
-    pub origin: Span,
+    /// When the count was 0, in UTC: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as
+    /// `"10 s"`. With it times are UTC (the clock `sensor-utc`) and files have `core:datetime`; the count must not skip or
+    /// repeat leap seconds. Without it times are the count itself (the clock `sensor`).
+    pub origin: Option<UtcTime>,
 }
 
 /// `kind = "spead"`: heaps of SPEAD version 4; one heap is one frame.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SpeadConfig {
-    /// Payload bytes of one heap. Heaps of another length (descriptors) are passed over, and told.
-    pub heap: ByteSize,
-    /// Payload bytes of each packet of a heap but the first and the last.
-    pub packet: ByteSize,
+    /// Payload bytes of one heap. Without it, the length is learned from the first heaps and then fixed; the ring's `slot`
+    /// is the maximum. Heaps of another length are counted as `control` and logged once.
+    pub heap: Option<ByteSize>,
+    /// Payload bytes of each packet of a heap but the first and the last. Without it, learned from the first heaps.
+    pub packet: Option<ByteSize>,
     /// Payload bytes of a heap's first packet, where it has fewer: senders that do not repeat item pointers
-    /// lose 8 bytes there for each item of the heap.
+    /// lose 8 bytes there for each item of the heap. Without it, as `packet`, or learned where `heap` or `packet` is.
     pub first: Option<ByteSize>,
-    /// What the heap counter grows by from one heap to the next.
-    #[serde(default = "one")]
-    pub heap_step: u64,
-    /// Bits of an address: 40 for SPEAD-64-40, 48 for SPEAD-64-48.
-    #[serde(default = "forty")]
-    pub address_bits: u32,
+    /// What the heap counter grows by from one heap to the next. Without it, 1, or learned where `heap` or `packet` is.
+    pub heap_step: Option<u64>,
+    /// Bits of an address: 40 for SPEAD-64-40, 48 for SPEAD-64-48. Without it, 40, or learned where `heap` or `packet` is.
+    pub address_bits: Option<u32>,
     /// The item that tells when a heap's samples were taken.
     pub timestamp: Option<ItemConfig>,
 }
 
 fn one() -> u64 {
     1
-}
-
-fn forty() -> u32 {
-    40
 }
 
 /// Problems as they are found, with the keys as they stand below the source's section.
@@ -166,7 +164,12 @@ impl Check {
         });
     }
 
-    fn scale(&mut self, tick: Option<Span>, rate: Option<Frequency>, origin: Span) -> TimeScale {
+    fn scale(
+        &mut self,
+        tick: Option<Period>,
+        rate: Option<Frequency>,
+        origin: Option<UtcTime>,
+    ) -> TimeScale {
         self.must(tick.is_none() || rate.is_none(), "timestamp.rate", || {
             (
                 "`tick` and `rate` both say what a count is".to_owned(),
@@ -176,11 +179,13 @@ impl Check {
         let mut scale = TimeScale {
             nanoseconds: 1,
             ticks: 1,
-            origin_ns: 0,
+            origin_ns: origin.map(|origin| origin.0),
         };
         if let Some(tick) = tick {
-            scale.nanoseconds = u64::try_from(tick.0.as_nanos()).unwrap_or(0);
-            self.must(scale.nanoseconds > 0, "timestamp.tick", || {
+            // A tick in ps is a thousand ticks in ns.
+            let in_ns = if tick.0.is_multiple_of(1000) { 1000 } else { 1 };
+            (scale.nanoseconds, scale.ticks) = (tick.0 / in_ns, 1000 / in_ns);
+            self.must(tick.0 > 0, "timestamp.tick", || {
                 (
                     format!("a count cannot last {tick}"),
                     "give a time such as \"8 ns\"".to_owned(),
@@ -202,14 +207,6 @@ impl Check {
             let ticks = rate.0 as u64;
             (scale.nanoseconds, scale.ticks) = (1_000_000_000, ticks.max(1));
         }
-        let origin_ns = u64::try_from(origin.0.as_nanos());
-        self.must(origin_ns.is_ok(), "timestamp.origin", || {
-            (
-                format!("{origin} after 1970 is beyond the year 2554"),
-                "give the time when the count was 0".to_owned(),
-            )
-        });
-        scale.origin_ns = origin_ns.unwrap_or(0);
         scale
     }
 
@@ -294,38 +291,48 @@ impl SpeadConfig {
     pub fn build(&self) -> Result<Format, Vec<Problem>> {
         let mut check = Check(Vec::new());
         let most = LARGEST_PACKET - SPEAD_HEADER;
-        let packet = check.size("packet", self.packet, 1, most);
-        let first = self
-            .first
-            .map_or(packet, |first| check.size("first", first, 1, most));
+        let mut size =
+            |key, size: Option<ByteSize>, most| size.map(|size| check.size(key, size, 1, most));
+        let packet = size("packet", self.packet, most);
+        let first = size("first", self.first, most);
         // Places are numbered with 32 bits; a terabyte is far below that for any sensible packet.
-        let heap = check.size("heap", self.heap, 1, 1 << 40);
-        check.must(
-            heap.div_ceil(packet.max(1)) < u32::MAX as usize,
-            "packet",
-            || {
-                (
-                    format!("a heap of {heap} bytes has too many packets of {packet}"),
-                    "give larger packets".to_owned(),
-                )
-            },
-        );
-        check.must(matches!(self.address_bits, 40 | 48), "address_bits", || {
-            let message = format!("there is no SPEAD-64-{}", self.address_bits);
+        let heap = size("heap", self.heap, 1 << 40);
+        let address_bits = self.address_bits.unwrap_or(40);
+        check.must(matches!(address_bits, 40 | 48), "address_bits", || {
+            let message = format!("there is no SPEAD-64-{address_bits}");
             (message, "give 40 or 48".to_owned())
         });
-        check.step("heap_step", self.heap_step, self.address_bits.clamp(1, 48));
-        let mut spead = Spead::new(
-            self.address_bits,
-            Places {
-                unit_bytes: heap,
+        let step = self.heap_step.unwrap_or(1);
+        check.step("heap_step", step, address_bits.clamp(1, 48));
+        let mut spead = match (heap, packet) {
+            (Some(heap), Some(packet)) => {
+                check.must(
+                    heap.div_ceil(packet.max(1)) < u32::MAX as usize,
+                    "packet",
+                    || {
+                        (
+                            format!("a heap of {heap} bytes has too many packets of {packet}"),
+                            "give larger packets".to_owned(),
+                        )
+                    },
+                );
+                let places = Places {
+                    unit_bytes: heap,
+                    first: first.unwrap_or(packet),
+                    rest: packet,
+                };
+                Spead::new(address_bits, places, step)
+            }
+            _ => Spead::learning(Given {
+                heap,
+                packet,
                 first,
-                rest: packet,
-            },
-            self.heap_step,
-        );
+                step: self.heap_step,
+                address_bits: self.address_bits,
+            }),
+        };
         if let Some(time) = &self.timestamp {
-            let bits = 63 - self.address_bits.clamp(8, 56);
+            let bits = 63 - address_bits.clamp(8, 56);
             check.must(
                 (7..1 << bits).contains(&time.item),
                 "timestamp.item",
@@ -351,6 +358,7 @@ impl SpeadConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use daq_core::frame::Clock;
 
     fn raw(text: &str) -> Result<Format, Vec<Problem>> {
         toml::from_str::<RawConfig>(text).unwrap().build()
@@ -443,6 +451,29 @@ mod tests {
         let format = spead("heap = 4000\npacket = 1432\nfirst = 1416\naddress_bits = 48").unwrap();
         assert_eq!(format.numbering().places_per_unit, 3);
         assert_eq!(format.places().range(1), 1416..2848);
+    }
+
+    #[test]
+    fn time_has_a_tick_in_picoseconds_and_an_origin_in_utc() {
+        let scale = |keys: &str| {
+            let text = "header = 16\npayload = 16\nsequence = { offset = 0, bytes = 8 }\n";
+            let time = format!("{text}timestamp = {{ offset = 8, bytes = 8{keys} }}");
+            raw(&time).unwrap().time_scale().unwrap()
+        };
+        assert_eq!(scale(", tick = \"1 ps\"").ns(1_500_999), 1500);
+        assert_eq!(scale(", tick = \"0.25 ns\"").ns(10), 2);
+        assert_eq!(
+            scale(", tick = \"8 ns\"").ns(u64::MAX / 8),
+            u64::MAX / 8 * 8
+        );
+        for origin in ["2023-11-14T22:13:20Z", "1700000000 s"] {
+            let scale = scale(&format!(", origin = \"{origin}\""));
+            assert_eq!(
+                (scale.ns(7), scale.clock()),
+                (1_700_000_000_000_000_007, Clock::SensorUtc)
+            );
+        }
+        assert_eq!((scale("").ns(7), scale("").clock()), (7, Clock::Sensor));
     }
 
     #[test]

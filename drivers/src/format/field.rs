@@ -1,5 +1,7 @@
 //! An unsigned number at a fixed place of a header, and what a time in ticks means.
 
+use daq_core::frame::Clock;
+
 /// Byte order of a number in a header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -96,8 +98,8 @@ pub struct TimeScale {
     pub nanoseconds: u64,
     /// Ticks that take `nanoseconds`, at least 1.
     pub ticks: u64,
-    /// Nanoseconds added to each time.
-    pub origin_ns: u64,
+    /// Nanoseconds from 1970-01-01T00:00:00Z to tick 0; `None` where that is not known.
+    pub origin_ns: Option<u64>,
 }
 
 impl TimeScale {
@@ -108,7 +110,15 @@ impl TimeScale {
             u128::from(ticks) * u128::from(self.nanoseconds) / u128::from(self.ticks.max(1));
         u64::try_from(scaled)
             .unwrap_or(u64::MAX)
-            .saturating_add(self.origin_ns)
+            .saturating_add(self.origin_ns.unwrap_or(0))
+    }
+
+    /// Which clock these times are of.
+    pub const fn clock(&self) -> Clock {
+        match self.origin_ns {
+            Some(_) => Clock::SensorUtc,
+            None => Clock::Sensor,
+        }
     }
 }
 
@@ -122,7 +132,7 @@ mod tests {
         let scale = TimeScale {
             nanoseconds: 1_000_000_000,
             ticks: 1_712_000_000,
-            origin_ns: 5,
+            origin_ns: Some(5),
         };
         assert_eq!(scale.ns(1_712_000_000 * 1000), 1_000_000_000_005);
         assert_eq!(scale.ns(u64::MAX), 10_774_967_332_774_270_803 + 5);
@@ -130,7 +140,7 @@ mod tests {
             TimeScale {
                 nanoseconds: 1000,
                 ticks: 1,
-                origin_ns: 0
+                origin_ns: None
             }
             .ns(u64::MAX),
             u64::MAX

@@ -1,16 +1,20 @@
 //! How frames are made of a format's packets.
 
-use super::Format;
+use super::{Format, Places};
 use daq_core::config::Problem;
 use daq_core::layout::{Layout, Order, Samples};
 use daq_core::units::ByteSize;
-use daq_core::window::Geometry;
+use daq_core::window::{Arrival, Geometry};
 
 /// Bytes of a slot where nobody asks for another size, about.
 const SLOT: usize = 1 << 20;
 
-/// Frames open at a time, where nobody says.
-pub(crate) const fn usual_window() -> usize {
+/// Packets of a frame that a learned format may have where slots are small, and bytes of its packets where they are large.
+const MAX_LEARNED_PLACES: usize = 4096;
+const MIN_LEARNED_PACKET: usize = 256;
+
+/// Frames open at a time, where the configuration does not say.
+pub(crate) const fn default_window() -> usize {
     8
 }
 
@@ -43,8 +47,8 @@ pub struct Frames<'a> {
     pub format: &'a Format,
     /// What the payload means.
     pub samples: &'a Samples,
-    /// Frames open at a time.
-    pub window: usize,
+    /// How packets arrive.
+    pub arrival: Arrival,
     /// Places beyond twice the window that may be missing in a row.
     pub max_gap: u64,
     /// Successive packets from far away that must agree.
@@ -59,8 +63,33 @@ impl Frames<'_> {
                 let payload = self.format.places().unit_bytes;
                 self.packets(SLOT).max(self.whole()) * payload
             }
-            Format::Spead(_) => self.format.places().unit_bytes,
+            Format::Spead(spead) => match spead.given() {
+                Some(given) => given.heap.unwrap_or(SLOT),
+                None => self.format.places().unit_bytes,
+            },
         }
+    }
+
+    /// What the plan says of a format that is learned.
+    pub fn notes(&self) -> Vec<String> {
+        let Format::Spead(spead) = self.format else {
+            return Vec::new();
+        };
+        let Some(given) = spead.given() else {
+            return Vec::new();
+        };
+        let limit = match given.heap {
+            Some(_) => String::new(),
+            None => "; kernels that read the ring need heaps as long as its slots".to_owned(),
+        };
+        vec![format!(
+            "packet sizes and the step of heap counters are learned from the first heaps{limit}"
+        )]
+    }
+
+    /// What the geometry is learned from; `None` where it is known.
+    pub fn learned_from(&self) -> Option<&'static str> {
+        self.format.is_learning().then_some("the first heaps")
     }
 
     /// Bytes of one sample of all channels.
@@ -91,7 +120,12 @@ impl Frames<'_> {
 
     /// The geometry of frames in slots of `slot` bytes.
     pub fn geometry(&self, slot: usize) -> Result<Geometry, Problem> {
-        let places = self.format.places();
+        let mut places = self.format.places();
+        if let Format::Spead(spead) = self.format
+            && let Some(given) = spead.given()
+        {
+            places = largest(given.heap.unwrap_or(slot));
+        }
         let slot_size = ByteSize(slot as u64);
         let (count, frame_bytes) = match self.format {
             Format::Raw(_) => {
@@ -128,7 +162,8 @@ impl Frames<'_> {
             place_bytes: places.rest,
             frame_bytes,
             numbering: self.format.numbering(),
-            window: self.window,
+            // The plan fits a default to the ring.
+            window: self.arrival.declared.unwrap_or(default_window()),
             max_gap: self.max_gap,
             agree: self.agree,
             frame_ns: self.frame_ns(frame_bytes),
@@ -158,12 +193,44 @@ impl Frames<'_> {
 
     /// What frames of `geometry` mean.
     pub fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        let bytes = geometry.frame_bytes;
+        let mut bytes = geometry.frame_bytes;
+        if let Format::Spead(spead) = self.format
+            && spead.given().is_some_and(|given| given.heap.is_none())
+        {
+            // A slot may be longer than a heap, so it need not hold whole points.
+            bytes -= bytes % self.point();
+        }
         self.samples.layout(bytes).map_err(|rest| {
             let message = format!("a frame of {bytes} bytes ends {rest} bytes into a sample");
             Problem::at("samples", message)
                 .help("correct `type`, `complex` or `channels`, or choose another slot")
         })
+    }
+}
+
+/// The finest cut of a frame of `bytes` bytes that packets of a learned format may have.
+fn largest(bytes: usize) -> Places {
+    let packet = (bytes / MAX_LEARNED_PLACES).clamp(1, MIN_LEARNED_PACKET);
+    Places {
+        unit_bytes: bytes.max(1),
+        first: packet,
+        rest: packet,
+    }
+}
+
+/// `planned`, an upper bound, with what `format` has learned since.
+pub(crate) fn pinned(planned: &Geometry, format: &Format) -> Geometry {
+    let places = format.places();
+    let frame_ns = u128::from(planned.frame_ns) * places.unit_bytes as u128
+        / planned.frame_bytes.max(1) as u128;
+    Geometry {
+        places: places.count(),
+        first_bytes: places.range(0).len(),
+        place_bytes: places.rest,
+        frame_bytes: places.unit_bytes,
+        numbering: format.numbering(),
+        frame_ns: u64::try_from(frame_ns).unwrap_or(u64::MAX),
+        ..*planned
     }
 }
 
@@ -177,14 +244,18 @@ const fn gcd(mut a: usize, mut b: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Endian, Field, Places, Raw, Spead};
+    use crate::format::{Endian, Field, Raw, Spead};
     use daq_core::layout::Scalar;
 
     fn frames<'a>(format: &'a Format, samples: &'a Samples) -> Frames<'a> {
         Frames {
             format,
             samples,
-            window: 8,
+            arrival: Arrival {
+                declared: None,
+                threads: 1,
+                batch: 64,
+            },
             max_gap: 0,
             agree: 4,
         }

@@ -28,6 +28,7 @@ pub use places::Places;
 pub use raw::Raw;
 pub use spead::Spead;
 
+use daq_core::window::Geometry;
 use std::ops::Range;
 
 /// One packet that carries payload of a known place.
@@ -61,6 +62,21 @@ pub enum Control {
         /// Bytes that the heap says it has; 0 where it only says that a stream starts.
         bytes: u64,
     },
+    /// Bytes of a heap beside those of its frame: descriptors.
+    Beside,
+}
+
+/// A packet of a unit that is cut into other packets than most: its payload covers places in part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The sender's running number as it stands in the packet.
+    pub unit: u64,
+    /// Where the payload belongs, in bytes from the start of the unit.
+    pub offset: usize,
+    /// Where the payload lies, in bytes from the start of the packet.
+    pub payload: Range<usize>,
+    /// The sender's time in its own ticks, where the packet carries one.
+    pub timestamp: Option<u64>,
 }
 
 /// A packet understood.
@@ -68,6 +84,8 @@ pub enum Control {
 pub enum Parsed {
     /// It carries payload.
     Data(Packet),
+    /// It carries payload that is cut otherwise.
+    Part(Part),
     /// It carries a message.
     Control(Control),
 }
@@ -92,6 +110,14 @@ pub enum Reject {
     Short {
         /// Bytes needed.
         need: usize,
+        /// Bytes there.
+        got: usize,
+    },
+    /// More bytes than the packet says it has.
+    #[error("{got} bytes where its header states {expected}")]
+    Long {
+        /// Bytes stated.
+        expected: usize,
         /// Bytes there.
         got: usize,
     },
@@ -158,6 +184,7 @@ impl Reject {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Short { .. } => "short",
+            Self::Long { .. } => "long",
             Self::Length { .. } => "length",
             Self::BadMagic { .. } => "bad_magic",
             Self::Flavour { .. } => "flavour",
@@ -196,6 +223,30 @@ impl Format {
         match self {
             Self::Raw(raw) => raw.parse_split(header, rest),
             Self::Spead(spead) => spead.parse_split(header, rest),
+        }
+    }
+
+    /// Whether sizes are still to be learned, so that no packet can be parsed yet.
+    pub fn is_learning(&self) -> bool {
+        matches!(self, Self::Spead(spead) if spead.given().is_some())
+    }
+
+    /// The same format, ready to learn what it does not know in frames of `geometry` at most; clones learn together.
+    #[must_use]
+    pub fn start_learning(&self, geometry: &Geometry, threads: usize) -> Self {
+        match self {
+            Self::Spead(spead) if spead.given().is_some() => {
+                Self::Spead(spead.start_learning(geometry.frame_bytes, geometry.places, threads))
+            }
+            other => other.clone(),
+        }
+    }
+
+    /// Bytes of the packet that `bytes` begins with; `None` where that cannot be told.
+    pub fn packet_len(&self, bytes: &[u8]) -> Option<usize> {
+        match self {
+            Self::Raw(raw) => Some(raw.packet_len()),
+            Self::Spead(_) => Spead::packet_len(bytes),
         }
     }
 

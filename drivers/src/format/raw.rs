@@ -57,6 +57,11 @@ impl Raw {
         }
     }
 
+    /// Bytes of a whole packet.
+    pub const fn packet_len(&self) -> usize {
+        self.header + self.payload + self.trailer
+    }
+
     /// Bytes before the payload.
     pub fn header_len(&self) -> usize {
         self.header
@@ -110,7 +115,7 @@ impl Raw {
 
     #[inline]
     fn check(&self, header: &[u8], length: usize) -> Result<Parsed, Reject> {
-        let expected = self.header + self.payload + self.trailer;
+        let expected = self.packet_len();
         if length != expected {
             return Err(Reject::Length {
                 expected,
@@ -168,7 +173,7 @@ mod tests {
         let scale = TimeScale {
             nanoseconds: 8,
             ticks: 1,
-            origin_ns: 0,
+            origin_ns: None,
         };
         Raw::new(16, 32, 4, Field::new(2, 6, Endian::Big, 0, 48), 2)
             .timestamped(Field::new(8, 4, Endian::Little, 0, 32), scale)

@@ -1,7 +1,7 @@
 //! Reading the table `[source.NAME.format]`.
 
 use super::{FORMATS, Format, RawConfig, SpeadConfig};
-use daq_core::config::{Diagnostics, Section};
+use daq_core::config::{Diagnostics, Problem, Section};
 use schemars::{JsonSchema, Schema};
 
 /// The table `format`: how a packet is made.
@@ -18,17 +18,27 @@ pub fn take(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Form
     let mut table = section.require_section("format", diagnostics)?;
     let kinds: Vec<&str> = FORMATS.iter().map(|entry| entry.name).collect();
     let (kind, _) = table.take_string("kind", &kinds, diagnostics)?;
-    let built = match kind.as_str() {
-        "spead" => table.finish::<SpeadConfig>(&[], diagnostics)?.build(),
-        _ => table.finish::<RawConfig>(&[], diagnostics)?.build(),
+    // Problems name their keys as they stand below the source's section.
+    let below = |problem: Problem| Problem {
+        key: problem
+            .key
+            .map(|key| key.strip_prefix("format.").unwrap_or(&key).to_owned()),
+        ..problem
     };
-    built
-        .map_err(|problems| {
-            for problem in problems {
-                diagnostics.push(section.problem(problem));
-            }
-        })
-        .ok()
+    let problems = |built: Result<Format, Vec<Problem>>| -> Vec<Problem> {
+        built.err().into_iter().flatten().map(below).collect()
+    };
+    match kind.as_str() {
+        "spead" => table
+            .finish_checked(&[], diagnostics, |keys: &SpeadConfig| {
+                problems(keys.build())
+            })?
+            .build(),
+        _ => table
+            .finish_checked(&[], diagnostics, |keys: &RawConfig| problems(keys.build()))?
+            .build(),
+    }
+    .ok()
 }
 
 /// The schema `keys` of a source's own keys, with the table `format` added.

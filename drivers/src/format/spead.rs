@@ -4,23 +4,35 @@
 //!   | 53 04 pw aw 00 00 nn nn | item pointer 0 | ... | item pointer n-1 | payload |
 //!   item pointer: 1 bit immediate, 63-a bits identifier, a bits value (or address); big endian
 //! ```
-//! The whole payload of a heap is one frame. A heap of another length than the configured one carries
-//! descriptors or other items: its counter is used, its bytes are not.
+//! One heap is one frame. A heap of another length than the others carries descriptors or other items: its counter is
+//! used, its bytes are not.
 //!
-//! Senders put all item pointers into a heap's first packet only (unless told to repeat them), so that
-//! packet has a longer header and less payload: that is what `first` is for.
+//! Senders put all item pointers into a heap's first packet only (unless told to repeat them), so that packet has a longer
+//! header and less payload: `first`. What the configuration does not give is learned from the first heaps, see the module `learn`.
 //! Source: SPEAD protocol document of the SKA South Africa project, and the packets of PyPI's `spead2`.
 
-use super::{Control, FormatEntry, Numbering, Packet, Parsed, Places, Reject, Split, TimeScale};
+mod learn;
+mod recut;
+
+pub(crate) use learn::hold_bytes;
+pub use learn::{Given, Learner, Progress};
+pub use recut::Recut;
+
+use super::{
+    Control, FormatEntry, Numbering, Packet, Parsed, Part, Places, Reject, Split, TimeScale,
+};
+use learn::{Extent, Learned};
+use std::sync::Arc;
 
 /// The registry's line for this format.
 pub(super) const ENTRY: FormatEntry = FormatEntry {
     name: "spead",
     summary: "SPEAD-64-40/48 heaps, as radio telescopes send them",
     example: r#"kind   = "spead"
-heap   = "1 MiB"         # payload of one heap: one frame
-packet = "8 KiB"         # payload of each packet but the first and the last
-# first = "8176 B"       # payload of a heap's first packet, where it has fewer
+# heap and packet sizes are learned from the first heaps unless given:
+# heap   = "1 MiB"       # payload of one heap: one frame
+# packet = "8 KiB"       # payload of each packet but the first and the last
+# first  = "8176 B"      # payload of a heap's first packet, where it has fewer
 "#,
 };
 
@@ -61,10 +73,18 @@ pub struct Spead {
     step: u64,
     timestamp: Option<u64>,
     scale: Option<TimeScale>,
-    /// Header bytes of the last first packet of a heap.
+    /// Bytes before the frame's payload in the last first packet of a heap.
     first_header: usize,
-    /// Header bytes of the last other packet.
+    /// The same of the last other packet.
     rest_header: usize,
+    /// The heaps whose packets are the places of frames.
+    regular: Extent,
+    /// Heaps of the same frames, with descriptors and packets that are cut elsewhere.
+    described: Option<Extent>,
+    /// What the configuration gives, while the rest is to be learned.
+    given: Option<Given>,
+    /// What learns the rest, while the source runs.
+    learner: Option<Arc<Learner>>,
 }
 
 impl Spead {
@@ -82,7 +102,128 @@ impl Spead {
             scale: None,
             first_header,
             rest_header,
+            regular: Extent::whole(places.unit_bytes as u64),
+            described: None,
+            given: None,
+            learner: None,
         }
+    }
+
+    /// Heaps of which only `given` is known; the rest is to be learned from the first heaps.
+    pub fn learning(given: Given) -> Self {
+        let places = Places {
+            unit_bytes: given.heap.unwrap_or(0),
+            first: 1,
+            rest: 1,
+        };
+        let address_bits = given.address_bits.unwrap_or(40);
+        Self {
+            given: Some(given),
+            ..Self::new(address_bits, places, given.step.unwrap_or(1))
+        }
+    }
+
+    /// What is known before the rest is learned; `None` where everything is known.
+    pub fn given(&self) -> Option<&Given> {
+        self.given.as_ref()
+    }
+
+    /// The same format, ready to learn: clones of it learn together.
+    ///
+    /// Frames have at most `max_frame` bytes and `max_places` packets; `threads` receive.
+    #[must_use]
+    pub fn start_learning(&self, max_frame: usize, max_places: u32, threads: usize) -> Self {
+        let learner = self
+            .given
+            .map(|given| Arc::new(Learner::new(given, max_frame, max_places, threads)));
+        Self {
+            learner,
+            ..self.clone()
+        }
+    }
+
+    /// What learns for this format and its clones, until it is [pinned](Self::pin).
+    pub fn learner(&self) -> Option<&Arc<Learner>> {
+        self.learner.as_ref()
+    }
+
+    /// Takes over what was learned; false if nothing was yet.
+    pub fn pin(&mut self) -> bool {
+        let learned = self.learner.as_ref().and_then(|learner| learner.learned());
+        let Some(learned) = learned.copied() else {
+            return false;
+        };
+        let Learned {
+            address_bits,
+            regular,
+            described,
+            places,
+            step,
+            ..
+        } = learned;
+        let pinned = Self::new(address_bits, places, step);
+        *self = Self {
+            timestamp: self.timestamp,
+            scale: self.scale,
+            regular,
+            described,
+            ..pinned
+        };
+        true
+    }
+
+    /// What puts the bytes of heaps with descriptors together, where such heaps were seen.
+    pub fn recut(&self) -> Option<Recut> {
+        self.described.map(|_| Recut::new(self.places))
+    }
+
+    /// Bytes of the whole packet, as its header states; `None` where it is no packet of a heap.
+    pub fn packet_len(packet: &[u8]) -> Option<usize> {
+        let bits = Self::flavour(packet)?;
+        let items = Self::item_words(packet)?;
+        let payload = Fields::read(items, bits, None).payload?;
+        usize::try_from(payload)
+            .ok()?
+            .checked_add(WORD + items.len())
+    }
+
+    /// Whether it is a message of the stream: its start or its end.
+    pub fn is_message(packet: &[u8]) -> bool {
+        Self::flavour(packet)
+            .zip(Self::item_words(packet))
+            .is_some_and(|(bits, items)| Fields::read(items, bits, None).control.is_some())
+    }
+
+    /// Why bytes that have no flavour are no packet.
+    fn refuse(packet: &[u8]) -> Reject {
+        let places = Places {
+            unit_bytes: 1,
+            first: 1,
+            rest: 1,
+        };
+        let short = Reject::Short {
+            need: WORD,
+            got: packet.len(),
+        };
+        Self::new(40, places, 1)
+            .parse(packet)
+            .err()
+            .unwrap_or(short)
+    }
+
+    /// Bits of an address in the packet.
+    fn flavour(packet: &[u8]) -> Option<u32> {
+        let [magic, version, pointer, address, ..] = *packet.first_chunk::<WORD>()?;
+        let is_known = (magic, version) == (MAGIC, VERSION)
+            && matches!(address, 5 | 6)
+            && pointer + address == 8;
+        is_known.then(|| u32::from(address) * 8)
+    }
+
+    /// The item pointers of the packet.
+    fn item_words(packet: &[u8]) -> Option<&[u8]> {
+        let [.., high, low] = *packet.first_chunk::<WORD>()?;
+        packet.get(WORD..WORD + WORD * usize::from(u16::from_be_bytes([high, low])))
     }
 
     /// With a timestamp in the item `id`, in ticks of `scale`.
@@ -186,7 +327,7 @@ impl Spead {
             };
         };
         self.place(
-            &Items::read(items, self.address_bits, self.timestamp),
+            &Fields::read(items, self.address_bits, self.timestamp),
             end,
             length,
         )
@@ -194,7 +335,7 @@ impl Spead {
     }
 
     #[inline]
-    fn place(&mut self, items: &Items, header: usize, length: usize) -> Result<Parsed, Reject> {
+    fn place(&mut self, items: &Fields, header: usize, length: usize) -> Result<Parsed, Reject> {
         let missing = |item| Reject::MissingItem { item };
         let unit = items.counter.ok_or(missing("heap counter (item 1)"))?;
         if let Some(value) = items.control {
@@ -209,38 +350,75 @@ impl Spead {
             .heap
             .filter(|heap| *heap > 0)
             .ok_or(missing("heap length (item 2)"))?;
-        if heap != self.places.unit_bytes as u64 {
-            return Ok(Parsed::Control(Control::OtherHeap { unit, bytes: heap }));
-        }
+        let (extent, is_regular) = match self.described {
+            _ if heap == self.regular.heap => (self.regular, true),
+            Some(described) if heap == described.heap => (described, false),
+            _ => return Ok(Parsed::Control(Control::OtherHeap { unit, bytes: heap })),
+        };
         let offset = items.offset.ok_or(missing("heap offset (item 3)"))?;
         let got = items
             .payload
             .ok_or(missing("packet payload length (item 4)"))?;
-        let sub = self.places.at(offset).ok_or(Reject::Misplaced { offset })?;
-        let place = self.places.range(sub);
-        if got != place.len() as u64 {
-            return Err(Reject::PayloadLength {
-                offset,
-                expected: place.len(),
-                got,
-            });
+        let begin = offset.max(extent.start);
+        let end = offset.saturating_add(got);
+        let is_beside = begin >= end.min(extent.end);
+        let mut at = usize::try_from(begin.saturating_sub(extent.start)).unwrap_or(usize::MAX);
+        let mut sub = 0;
+        if is_regular && (!is_beside || offset >= heap) {
+            sub = self
+                .places
+                .at(at as u64)
+                .ok_or(Reject::Misplaced { offset })?;
+            let place = self.places.range(sub);
+            if end > heap || end.min(extent.end) - begin != place.len() as u64 {
+                return Err(Reject::PayloadLength {
+                    offset,
+                    expected: place.len(),
+                    got,
+                });
+            }
+            at = place.start;
+        } else if end > heap {
+            return Err(Reject::Misplaced { offset });
         }
-        let payload = header..header + place.len();
-        if length < payload.end {
-            return Err(Reject::Short {
-                need: payload.end,
-                got: length,
-            });
+        let expected = usize::try_from(got).map_or(usize::MAX, |got| header.saturating_add(got));
+        match length {
+            _ if length < expected => {
+                return Err(Reject::Short {
+                    need: expected,
+                    got: length,
+                });
+            }
+            _ if length > expected => {
+                return Err(Reject::Long {
+                    expected,
+                    got: length,
+                });
+            }
+            _ if is_beside => return Ok(Parsed::Control(Control::Beside)),
+            _ => {}
+        }
+        // Within the packet, as was just checked.
+        let narrow = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let payload =
+            header + narrow(begin - offset)..header + narrow(end.min(extent.end) - offset);
+        if !is_regular {
+            return Ok(Parsed::Part(Part {
+                unit,
+                offset: at,
+                payload,
+                timestamp: items.timestamp,
+            }));
         }
         *(if sub == 0 {
             &mut self.first_header
         } else {
             &mut self.rest_header
-        }) = header;
+        }) = payload.start;
         Ok(Parsed::Data(Packet {
             unit,
             sub,
-            offset: place.start,
+            offset: at,
             payload,
             timestamp: items.timestamp,
         }))
@@ -290,7 +468,7 @@ impl Spead {
 
 /// The items that place a packet.
 #[derive(Default)]
-struct Items {
+struct Fields {
     counter: Option<u64>,
     heap: Option<u64>,
     offset: Option<u64>,
@@ -299,7 +477,7 @@ struct Items {
     timestamp: Option<u64>,
 }
 
-impl Items {
+impl Fields {
     #[inline]
     fn read(bytes: &[u8], address_bits: u32, timestamp: Option<u64>) -> Self {
         let mut items = Self::default();

@@ -50,7 +50,8 @@ pub use engine::{ENGINES, EngineEntry};
 use config::DeviceKey;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::dma::FrameSequence;
-use daq_core::entry::{Claim, EngineNeeds, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{Claim, EngineNeeds, SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::examine::{FileUse, NamedFile};
 use daq_core::layout::{Layout, Samples};
 use daq_core::mapped::Writer;
 use daq_core::source::{Producers, SourceError};
@@ -98,12 +99,7 @@ struct Fpga {
 }
 
 fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
-    let config: FpgaConfig = section.finish(&[], diagnostics)?;
-    let problems = config.problems();
-    let is_sound = problems.is_empty();
-    for problem in problems {
-        diagnostics.push(section.problem(problem));
-    }
+    let config: FpgaConfig = section.finish_checked(&[], diagnostics, FpgaConfig::problems)?;
     let engine = config.engine()?;
     let samples = config.samples.clone().unwrap_or_default();
     let fpga = Fpga {
@@ -111,7 +107,7 @@ fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn
         engine,
         samples,
     };
-    is_sound.then(|| Box::new(fpga) as Box<dyn SourceSpec>)
+    Some(Box::new(fpga))
 }
 
 impl SourceSpec for Fpga {
@@ -121,6 +117,12 @@ impl SourceSpec for Fpga {
             DeviceKey::Inproc(_) => Vec::new(),
             device => vec![Claim::Device(device.to_string())],
         }
+    }
+
+    fn files(&self) -> Vec<NamedFile> {
+        let csr = self.config.csr.iter();
+        csr.map(|csr| NamedFile::new("csr", csr, FileUse::Reads))
+            .collect()
     }
 
     fn origins(&self) -> Vec<String> {
@@ -231,6 +233,16 @@ impl SourceSpec for Fpga {
             ));
         }
         notes
+    }
+
+    fn silence_hint(&self) -> SilenceHint {
+        let name = self.engine.name;
+        Box::new(move || {
+            format!(
+                "the engine `{name}` completes no transfers: check trigger and clock of the design and the link of the card \
+                 (`daq doctor`, `dmesg`)"
+            )
+        })
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {

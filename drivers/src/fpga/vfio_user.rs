@@ -10,9 +10,10 @@ use crate::cards::BARS;
 use crate::vfio_user::socket::{Broken, Received, Receiver, send};
 use crate::vfio_user::wire::{
     Access, CONFIG_REGION, Command, Fields, Header, IRQ_DATA_EVENT, IRQ_TRIGGER, MAY_READ,
-    MAY_WRITE, MOST_FILES, MSI, MSIX, VERSION, long_words, words,
+    MAY_WRITE, MOST_FILES, MSI, MSIX, VERSION, errno, long_words, words,
 };
 use daq_core::dma::{DmaDevice, DmaError};
+use daq_core::log_limit::LogLimit;
 use daq_core::region::Region;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -232,6 +233,10 @@ impl Inside {
             let answer = self.receiver.header();
             if answer.is_reply() && answer.id == header.id {
                 return Ok(());
+            }
+            // All memory is mapped with a file, so a server has no reason to ask for it by messages.
+            if answer.is_request() && answer.wants_reply() {
+                send(&self.stream, answer.refusal(errno::NOT_SUPPORTED), &[], &[])?;
             }
             // A server that answers what was posted is let.
             foreign += 1;
@@ -476,11 +481,14 @@ impl Registers for Bar {
             Ok(()) => u32::from_le_bytes(word),
             Err(failure) => {
                 if self.link.broken().is_none() {
-                    tracing::warn!(
-                        "{}: reading {offset:#x} of base address register {}: {failure}",
-                        self.link.name,
-                        self.region
-                    );
+                    static LIMIT: LogLimit = LogLimit::new();
+                    LIMIT.run(|suppressed| {
+                        tracing::warn!(
+                            "{}: reading {offset:#x} of base address register {}: {failure}{suppressed}",
+                            self.link.name,
+                            self.region
+                        );
+                    });
                 }
                 GONE
             }

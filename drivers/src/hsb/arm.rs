@@ -4,6 +4,10 @@
 //! its host interface, which has a bit for each that sends. While the bit is set the registers are in use: it is cleared
 //! first and set last, and to stop all is undone in reverse, unless another has taken the sensor over meanwhile.
 //!
+//! Between the two the plane's packet size and source port are written before the sensor's registers, and the host's port is
+//! written last: the vendor's software keeps this order, and the vendor's emulator begins to send when the host's port is
+//! set, so that without a packet size it sends empty packets without end.
+//!
 //! The bits of the mask can only be changed together, by reading and writing them. Sources of one process take turns; of
 //! two processes that arm or stop sensors of one plane in the same moment, one can undo the other's bit. Arming reads it
 //! back, so that it fails rather than waits for a sensor that does not send; who is undone later sees silence.
@@ -116,7 +120,7 @@ impl Orders {
         1 << self.sensor
     }
 
-    /// The words that go to its virtual port, in order.
+    /// The words that go to its virtual port, in order: the host's port last.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "halves of an address; the others are checked to fit"
@@ -148,11 +152,24 @@ impl Orders {
     }
 }
 
+/// What a sensor's registers say of an arming.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Registers {
+    /// Everything is as it was written.
+    Kept,
+    /// The sensor does not send, or not as it was armed: its device has restarted, or another process cleared its bit.
+    Lost,
+    /// The sensor sends to another host, or with another host's key.
+    TakenOver(SocketAddrV4),
+}
+
 /// A sensor that sends, until this is dropped.
 #[derive(Debug)]
 pub struct Armed {
     ecb: Arc<Mutex<Ecb>>,
     orders: Orders,
+    /// Whether there is something to undo.
+    is_begun: bool,
     /// Whether it was told everything, so that who has it is seen from its registers.
     is_told: bool,
     errors: Counter,
@@ -162,16 +179,56 @@ impl Armed {
     /// Has the sensor send as `orders` say. Where it fails, the sensor is stopped as far as it can be. Requests that are not
     /// answered in time, or refused, now and when it is stopped, are added to `errors`.
     pub fn arm(ecb: Arc<Mutex<Ecb>>, orders: Orders, errors: Counter) -> Result<Self, ArmError> {
-        // From here on, whatever happens, what was begun is undone when `armed` is dropped.
         let mut armed = Self {
             ecb,
             orders,
+            is_begun: true,
             is_told: false,
             errors,
         };
+        // A device that does not answer is not asked again to undo what was not begun.
+        if let Err(error) = armed.ask(|_, ecb| ecb.read_version()) {
+            armed.forget();
+            return Err(error.into());
+        }
+        // From here on, whatever happens, what was begun is undone when `armed` is dropped.
         armed.ask(Self::start)?;
         armed.is_told = true;
         Ok(armed)
+    }
+
+    /// Leaves the sensor as it is: its device has lost this arming, or cannot be reached.
+    pub fn forget(mut self) {
+        self.is_begun = false;
+    }
+
+    /// How the sensor was armed.
+    pub const fn orders(&self) -> &Orders {
+        &self.orders
+    }
+
+    /// Reads back what was written.
+    pub fn check(&self) -> Result<Registers, EcbError> {
+        self.ask(Self::read_back)
+    }
+
+    fn read_back(&self, ecb: &mut Ecb) -> Result<Registers, EcbError> {
+        let orders = &self.orders;
+        let is_sending = ecb.read(orders.interface(MASK))? & orders.bit() != 0;
+        let mut is_kept = is_sending;
+        for (register, word) in orders.words() {
+            is_kept &= ecb.read(orders.port(register))? == word;
+        }
+        if is_kept {
+            return Ok(Registers::Kept);
+        }
+        let host = ecb.read(orders.port(HOST))?;
+        let port = ecb.read(orders.port(HOST_PORT))?;
+        let is_others = is_sending && host != 0 && port != 0 && !self.is_ours(ecb)?;
+        Ok(match u16::try_from(port) {
+            Ok(port) if is_others => Registers::TakenOver(SocketAddrV4::new(host.into(), port)),
+            _ => Registers::Lost,
+        })
     }
 
     /// Has `talk` ask what it will, and counts what fails: the device's registers are those of other sensors too.
@@ -203,11 +260,11 @@ impl Armed {
                 theirs: u64::from(theirs) * GRAIN as u64,
             });
         }
+        ecb.write(orders.interface(PACKET), packet)?;
+        ecb.write(orders.interface(SOURCE_PORT), SENSOR_PORT)?;
         for (register, word) in orders.words() {
             ecb.write(orders.port(register), word)?;
         }
-        ecb.write(orders.interface(PACKET), packet)?;
-        ecb.write(orders.interface(SOURCE_PORT), SENSOR_PORT)?;
         ecb.write(orders.interface(MASK), others | orders.bit())?;
         let mask = ecb.read(orders.interface(MASK))?;
         if mask & orders.bit() == 0 {
@@ -251,7 +308,9 @@ impl Armed {
 
 impl Drop for Armed {
     fn drop(&mut self) {
-        if let Err(error) = self.ask(Self::stop) {
+        if self.is_begun
+            && let Err(error) = self.ask(Self::stop)
+        {
             tracing::warn!(
                 "sensor {} may go on sending to {}: {error}",
                 self.orders.sensor,

@@ -10,7 +10,6 @@ use daq_core::topology::Wish;
 use daq_rdma::nics;
 use daq_rdma::verbs::{Endpoint, Port};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::PoisonError;
 
 /// The UDP port of RoCE v2.
 const ROCE: u16 = 4791;
@@ -68,11 +67,6 @@ impl Hsb {
                 "no real sensor writes to a card made of software: `daq sim-hsb --nic software` does"
                     .to_owned(),
             );
-        } else if !daq_rdma::HAS_VERBS {
-            notes.push(
-                "this build drives no network cards (feature `verbs`): only \"software\" will start"
-                    .to_owned(),
-            );
         }
         if self.config.relaxed_ordering {
             notes.push(
@@ -97,14 +91,9 @@ impl Hsb {
         let port = card.port().map_err(|error| failed(error.to_string()))?;
         let address = self.check_port(&nic, &port).map_err(failed)?;
         // As the queue is made for each arming, so is its number; the pages are known by then, too.
-        let control = self.control((address, ROCE).into(), self.config.pages(0))?;
-        let device = control
-            .ecb
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .device()
-            .ip();
-        let IpAddr::V4(device) = device else {
+        let device = self.announced_device()?;
+        let control = self.control(device, (address, ROCE).into(), self.config.pages(0))?;
+        let IpAddr::V4(device) = device.ip() else {
             return Err(failed("the device has no IPv4 address".to_owned()));
         };
         let peer = Endpoint {
@@ -118,9 +107,10 @@ impl Hsb {
             is_software: nics::is_software(&nic),
             peer,
             control,
+            rearm_after: self.config.rearm_after.0,
             relaxed: self.config.relaxed_ordering,
             counters: std::array::from_fn(|i| context.counts.counter(super::COUNTS[i])),
-        });
+        })?;
         Ok(Producers::Engine(Box::new(engine)))
     }
 

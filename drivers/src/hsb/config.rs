@@ -5,6 +5,8 @@ use super::ecb;
 use super::pages::{GRAIN, Pages};
 use super::placer;
 use crate::format::frames;
+use crate::list::List;
+use crate::sender::{self, Allowed};
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
 use daq_core::topology::Wish;
@@ -13,6 +15,7 @@ use daq_rdma::nics::Names;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 /// The largest UDP payload over IPv4.
 const DATAGRAM: usize = 65_507;
@@ -88,6 +91,10 @@ pub struct HsbConfig {
     /// card's driver supports it. Without it, the system's value.
     #[serde(default)]
     pub busy_poll: Span,
+    /// Senders whose packets are accepted: addresses, networks, or addresses with a port, such as `"192.168.0.2"` or
+    /// `["192.168.0.0/24"]`; without it, every sender. The kernel drops the other packets, and counts them among the drops of
+    /// the socket, not among `rejected`. A queue pair accepts no packets but those with its number and key.
+    pub from: Option<List<Allowed>>,
     /// Core for its thread; without it, any.
     pub core: Option<usize>,
     /// Frames open at a time, so how far packets may come out of order, and for how many frames one with a gap is kept; at
@@ -102,6 +109,10 @@ pub struct HsbConfig {
     /// before are rejected. At least 1.
     #[serde(default = "frames::usual_agree")]
     pub agree: u32,
+    /// Silence of the sensor after which its registers are read back. If the device has lost them, as after a restart, the
+    /// sensor is armed again, with a new key unless `rkey` is given, and an epoch begins. `"0 s"` never reads them.
+    #[serde(default = "rearm_after")]
+    pub rearm_after: Span,
     /// What the payload means; without it, real int8 of one channel.
     pub samples: Option<Samples>,
 }
@@ -142,6 +153,10 @@ const fn receive_buffer() -> ByteSize {
 
 const fn window() -> usize {
     2
+}
+
+const fn rearm_after() -> Span {
+    Span(Duration::from_secs(2))
 }
 
 const fn max_gap() -> u64 {
@@ -275,6 +290,10 @@ impl HsbConfig {
             ),
             Some(_) => {}
         }
+        found.extend(sender::problems(self.from.as_ref(), self.listen.as_slice()));
+        let mut tell = |key: &str, message: String, help: &str| {
+            found.push(Problem::at(key, message).help(help));
+        };
         let left = "leave it out, or write mode = \"queue-pair\"";
         if self.nics.is_some() {
             tell("nics", "a socket goes through any card".into(), left);
@@ -328,6 +347,10 @@ impl HsbConfig {
         }
         if self.rkey.is_some() {
             tell("rkey", "the card chooses the key", left);
+        }
+        if self.from.is_some() {
+            let message = "a queue pair accepts no packets but those with its number and key";
+            tell("from", message, left);
         }
         if self.base != 0 {
             tell("base", "the card says where its memory begins", left);

@@ -6,8 +6,15 @@
 //! ```
 //! Big-endian. One request at a time: the device answers the one that it has before it looks at the next, so all sources of
 //! a device share one [`Ecb`].
+//!
+//! A device with several interfaces may answer from another of its addresses. A reply is therefore accepted from any address,
+//! but only from the control port, and only if it repeats the command, the register and the sequence number of the one
+//! request that waits for an answer. The first sequence number is random, so that a host that cannot read the traffic
+//! has to guess the number and this socket's port.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -69,6 +76,52 @@ pub enum EcbError {
     },
 }
 
+/// Register: the version of the device's gateware.
+const VERSION: u32 = 0x80;
+/// Register: the date of that version.
+const DATE: u32 = 0x84;
+/// The oldest version with the registers that [`arm`](super::arm) writes. Those before have one register for each of four
+/// page addresses instead.
+const OLDEST: u32 = 0x2602;
+/// The newest version whose registers are known.
+const NEWEST: u32 = 0x2606;
+
+/// The version of a device's gateware: hexadecimal digits that read as decimal ones, as in 0x2602 for February 2026. All zero
+/// where the device does not report one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Version {
+    /// Year and month.
+    pub number: u32,
+    /// Year, month and day.
+    pub date: u32,
+}
+
+impl Version {
+    /// Why a device with this version may not send; `None` for a known version.
+    pub fn problem(self) -> Option<String> {
+        match self.number {
+            0 => Some(
+                "the version is unknown; if no frames arrive, check that the device is a Holoscan Sensor Bridge"
+                    .to_owned(),
+            ),
+            older @ 1..OLDEST => Some(format!(
+                "version {older:#06x} has other page registers than {OLDEST:#06x} and may send nothing, or to wrong \
+                 addresses; update the gateware"
+            )),
+            OLDEST..=NEWEST => None,
+            newer => Some(format!(
+                "version {newer:#06x} is newer than {NEWEST:#06x}, the newest known; its registers may differ"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "gateware {:#06x} of {:08x}", self.number, self.date)
+    }
+}
+
 /// What a reply says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reply {
@@ -121,6 +174,10 @@ pub struct Ecb {
     device: SocketAddr,
     sequence: u16,
     failures: u64,
+    /// The other address that the device answered from last; logged once.
+    answers_from: Option<IpAddr>,
+    /// The version that was read last.
+    version: Option<Version>,
     /// Sensors that a source of this process has, a bit each.
     taken: u32,
 }
@@ -173,22 +230,15 @@ impl Ecb {
     }
 
     fn open(device: SocketAddr) -> Result<Self, EcbError> {
-        let open = || {
-            let any: IpAddr = if device.is_ipv4() {
-                [0; 4].into()
-            } else {
-                [0_u16; 8].into()
-            };
-            let socket = UdpSocket::bind((any, 0))?;
-            socket.connect(device)?;
-            Ok(socket)
-        };
-        let socket = open().map_err(|source| EcbError::Socket { device, source })?;
+        // Not connected to the device: the kernel would drop answers from another address.
+        let socket = unbound(device).map_err(|source| EcbError::Socket { device, source })?;
         Ok(Self {
             socket,
             device,
-            sequence: 0,
+            sequence: random(),
             failures: 0,
+            answers_from: None,
+            version: None,
             taken: 0,
         })
     }
@@ -205,11 +255,28 @@ impl Ecb {
 
     /// This host's address as the device sees it.
     pub fn host(&self) -> Result<IpAddr, EcbError> {
-        let address = self
-            .socket
-            .local_addr()
-            .map_err(|source| self.failed(source))?;
-        Ok(address.ip())
+        host_towards(self.device).map_err(|source| self.failed(source))
+    }
+
+    /// Reads the version of the device, and logs it where it is not the one that was read last.
+    pub fn read_version(&mut self) -> Result<Version, EcbError> {
+        let mut read = || {
+            let number = self.read(VERSION)?;
+            let date = self.read(DATE)?;
+            Ok(Version { number, date })
+        };
+        let version = match read() {
+            // A device without these registers can be armed all the same.
+            Err(EcbError::Refused { .. }) => Version::default(),
+            read => read?,
+        };
+        if self.version.replace(version) != Some(version) {
+            match version.problem() {
+                None => tracing::info!("device {}: {version}", self.device),
+                Some(problem) => tracing::warn!("device {}: {version}: {problem}", self.device),
+            }
+        }
+        Ok(version)
     }
 
     /// Reads the register at `address`.
@@ -234,12 +301,8 @@ impl Ecb {
         let bytes = request(command, self.sequence, address, data);
         for attempt in 0..TRIES {
             // Sent again as it was: to write a word twice does no harm.
-            match self.socket.send(&bytes) {
-                // What an earlier packet met comes with the next call.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-                Err(error) => return Err(self.failed(error)),
-                Ok(_) => {}
-            }
+            let sent = self.socket.send_to(&bytes, self.device);
+            sent.map_err(|source| self.failed(source))?;
             let Some(reply) = self.answer(command, address, TIMEOUT * 2_u32.pow(attempt))? else {
                 self.failures += 1;
                 continue;
@@ -263,7 +326,7 @@ impl Ecb {
 
     /// Waits for the reply to the last request, past those to earlier ones.
     fn answer(
-        &self,
+        &mut self,
         command: u8,
         address: u32,
         patience: Duration,
@@ -277,17 +340,12 @@ impl Ecb {
             }
             let wait = self.socket.set_read_timeout(Some(left));
             wait.map_err(|source| self.failed(source))?;
-            let got = match self.socket.recv(&mut bytes) {
+            let (got, from) = match self.socket.recv_from(&mut bytes) {
                 Ok(got) => got,
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock
                     | io::ErrorKind::TimedOut
                     | io::ErrorKind::Interrupted => continue,
-                    // Nobody listens now; the device may be starting.
-                    io::ErrorKind::ConnectionRefused => {
-                        std::thread::sleep(left);
-                        return Ok(None);
-                    }
                     _ => return Err(self.failed(error)),
                 },
             };
@@ -295,11 +353,45 @@ impl Ecb {
                 (reply.command, reply.sequence, reply.address)
                     == (command | REPLY, self.sequence, address)
             };
+            if from.port() != self.device.port() {
+                continue;
+            }
             if let Some(reply) = parse(&bytes[..got]).filter(ours) {
+                self.note_sender(from.ip());
                 return Ok(Some(reply));
             }
         }
     }
+
+    /// Logs the first answer from an address that is not the one that was asked.
+    fn note_sender(&mut self, from: IpAddr) {
+        if from != self.device.ip() && self.answers_from != Some(from) {
+            self.answers_from = Some(from);
+            tracing::info!("device {} answers from {from}", self.device);
+        }
+    }
+}
+
+/// A socket on any free port, of the address family of `device`.
+fn unbound(device: SocketAddr) -> io::Result<UdpSocket> {
+    let any: IpAddr = if device.is_ipv4() {
+        [0; 4].into()
+    } else {
+        [0_u16; 8].into()
+    };
+    UdpSocket::bind((any, 0))
+}
+
+/// The address of this host from which packets to `device` leave. Sends nothing.
+pub fn host_towards(device: SocketAddr) -> io::Result<IpAddr> {
+    let socket = unbound(device)?;
+    socket.connect(device)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "any 16 bits will do")]
+fn random() -> u16 {
+    RandomState::new().build_hasher().finish() as u16
 }
 
 #[cfg(test)]
@@ -345,15 +437,23 @@ mod tests {
         let mut ecb = ecb.lock().unwrap();
         ecb.write(0x0200_0304, 0xa0b0_c0d0).unwrap();
         assert_eq!(ecb.read(0x0200_030c).unwrap(), 0x1234_5678);
-        let write = [4, 1, 0, 1, 0, 0, 2, 0, 3, 4, 0xa0, 0xb0, 0xc0, 0xd0];
-        let read = [0x14, 1, 0, 2, 0, 0, 2, 0, 3, 0x0c, 0, 0, 0, 0];
-        assert_eq!(thread.join().unwrap(), [write.to_vec(), read.to_vec()]);
+        let seen = thread.join().unwrap();
+        // The first number is random.
+        let [first, second] =
+            [0, 1].map(|request: usize| u16::from_be_bytes([seen[request][2], seen[request][3]]));
+        assert_eq!(second, first.wrapping_add(1));
+        let [a, b] = first.to_be_bytes();
+        let [c, d] = second.to_be_bytes();
+        let write = [4, 1, a, b, 0, 0, 2, 0, 3, 4, 0xa0, 0xb0, 0xc0, 0xd0];
+        let read = [0x14, 1, c, d, 0, 0, 2, 0, 3, 0x0c, 0, 0, 0, 0];
+        assert_eq!(seen, [write.to_vec(), read.to_vec()]);
     }
 
     #[test]
     fn what_is_lost_is_asked_again_and_strangers_are_ignored() {
         let (address, thread) = device(2, |n, request| {
-            let stale = reply(&[0x14, 1, 0xff, 0xff, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0], 0, 1);
+            let mut stale = reply(request, 0, 1);
+            stale[2] ^= 0xff;
             let short = reply(request, 0, 2)[..13].to_vec();
             let other = reply(&[&request[..9], &[9, 0, 0, 0, 0]].concat(), 0, 3);
             match n {
@@ -388,6 +488,69 @@ mod tests {
         );
         let silent = ecb.lock().unwrap().read(0x10).unwrap_err();
         assert!(matches!(silent, EcbError::Silent { .. }), "{silent}");
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn answer_from_another_address_of_the_device_is_accepted() {
+        // The device has two addresses: it is asked at one, and answers from the other, with the control port.
+        let asked = UdpSocket::bind((Ipv4Addr::new(127, 77, 0, 1), 0)).unwrap();
+        let address = asked.local_addr().unwrap();
+        let other = UdpSocket::bind((Ipv4Addr::new(127, 77, 0, 2), address.port())).unwrap();
+        let stranger = UdpSocket::bind((Ipv4Addr::new(127, 77, 0, 3), 0)).unwrap();
+        let thread = std::thread::spawn(move || {
+            let mut bytes = [0; 64];
+            let (got, from) = asked.recv_from(&mut bytes).unwrap();
+            let mut wrong = reply(&bytes[..got], 0, 1);
+            // Not from the control port; then from it, with another sequence number.
+            stranger.send_to(&wrong, from).unwrap();
+            wrong[3] ^= 1;
+            other.send_to(&wrong, from).unwrap();
+            other.send_to(&reply(&bytes[..got], 0, 7), from).unwrap();
+        });
+        let ecb = Ecb::shared(address).unwrap();
+        assert_eq!(ecb.lock().unwrap().read(0x80).unwrap(), 7);
+        assert_eq!(
+            ecb.lock().unwrap().answers_from,
+            Some(Ipv4Addr::new(127, 77, 0, 2).into())
+        );
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn versions_are_judged_by_their_registers() {
+        for (number, part) in [
+            (0, Some("unknown")),
+            (0x2511, Some("update the gateware")),
+            (0x2602, None),
+            (0x2606, None),
+            (0x2701, Some("newer")),
+        ] {
+            let version = Version {
+                number,
+                date: 0x2026_0101,
+            };
+            let problem = version.problem();
+            match part {
+                None => assert_eq!(problem, None),
+                Some(part) => assert!(problem.is_some_and(|text| text.contains(part))),
+            }
+            assert!(version.to_string().contains("20260101"));
+        }
+    }
+
+    #[test]
+    fn version_is_read_and_a_device_without_one_is_usable() {
+        let (address, thread) = device(3, |n, request| match n {
+            0 => vec![reply(request, 0, 0x2603)],
+            1 => vec![reply(request, 0, 0x2026_0315)],
+            _ => vec![reply(request, 3, 0)],
+        });
+        let ecb = Ecb::shared(address).unwrap();
+        let mut ecb = ecb.lock().unwrap();
+        let version = ecb.read_version().unwrap();
+        assert_eq!((version.number, version.date), (0x2603, 0x2026_0315));
+        assert_eq!(ecb.read_version().unwrap(), Version::default());
         thread.join().unwrap();
     }
 }

@@ -1,16 +1,16 @@
 //! The sensor's thread: arms it, and takes its packets from the kernel into the window.
 
-use super::arm::{ArmError, Armed, Orders};
-use super::ecb::{Ecb, Taken};
 use super::placer::Placer;
-use super::seen::{CONTROL_ERRORS, COUNTS, Counters, Seen};
+use super::seen::{CONTROL_ERRORS, COUNTS, Counters, REARMED, Seen};
+use super::supervisor::{Link, Parts, Rearm, Supervisor, Target};
+use crate::sender::{SenderWatch, message_of};
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use crate::sys::socket::UdpSocket;
 use daq_core::entry::SourceContext;
 use daq_core::source::{Filler, Polled, SourceError};
 use daq_core::window::Window;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Messages received by one system call, where each is one packet.
@@ -24,25 +24,50 @@ const DROPS: Duration = Duration::from_millis(1);
 /// Bytes of its receive buffers.
 pub(super) const MEMORY: usize = MESSAGES * MESSAGE_BYTES;
 
-/// A sensor that is armed when its thread starts.
-pub(super) struct Control {
-    pub(super) ecb: Arc<Mutex<Ecb>>,
-    pub(super) orders: Orders,
-    /// No other source has the sensor meanwhile.
-    pub(super) taken: Taken,
+/// How the sensor of a source is kept armed.
+pub(super) struct Supervision {
+    pub(super) target: Target,
+    pub(super) rearm: Rearm,
+    /// Silence after which registers are read back; zero for never.
+    pub(super) rearm_after: Duration,
+}
+
+impl Supervision {
+    /// A supervisor for the source `name`, which arms nothing yet.
+    pub(super) fn start(self, name: &str, counters: &Counters) -> Result<Supervisor, SourceError> {
+        let Self {
+            target,
+            rearm,
+            rearm_after,
+        } = self;
+        let supervisor = Supervisor::new(Parts {
+            name: name.to_owned(),
+            target,
+            rearm,
+            rearm_after,
+            errors: counters[CONTROL_ERRORS].clone(),
+            rearmed: counters[REARMED].clone(),
+        });
+        supervisor.map_err(|error| {
+            SourceError::new(
+                format!("source {name}"),
+                format!("cannot start the thread that arms its sensor: {error}"),
+            )
+        })
+    }
 }
 
 /// Receives from one sensor.
 pub(super) struct Receiver {
-    name: String,
     /// Disarms the sensor when it is dropped: before the socket that it sends to.
-    armed: Option<Armed>,
-    /// Given back after that.
-    taken: Option<Taken>,
-    control: Option<Control>,
+    supervisor: Option<Supervisor>,
+    link: Option<Arc<Link>>,
+    /// The last change of the key that was followed.
+    generation: u64,
     socket: UdpSocket,
     placer: Placer,
     batch: RecvBatch,
+    senders: SenderWatch,
     /// Messages to receive at a time.
     messages: usize,
     drops_read: Option<Instant>,
@@ -52,30 +77,37 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    /// A receiver for the source of `context`, of a sensor that `control` arms, if it is not armed by somebody else.
+    /// A receiver for the source of `context`, of a sensor that is armed as `supervision` says unless another program arms it.
     pub(super) fn new(
         context: &SourceContext,
         socket: UdpSocket,
         placer: Placer,
-        control: Option<Control>,
-    ) -> Self {
-        Self {
-            name: context.name.clone(),
-            armed: None,
-            taken: None,
-            control,
+        supervision: Option<Supervision>,
+    ) -> Result<Self, SourceError> {
+        let counters = std::array::from_fn(|i| context.counts.counter(COUNTS[i]));
+        let supervisor = supervision
+            .map(|supervision| supervision.start(&context.name, &counters))
+            .transpose()?;
+        Ok(Self {
+            link: supervisor
+                .as_ref()
+                .map(|supervisor| supervisor.link().clone()),
+            supervisor,
+            generation: 0,
+            senders: SenderWatch::new(&context.name, socket.local()),
             socket,
             placer,
             batch: RecvBatch::plain(MESSAGES, MESSAGE_BYTES),
             messages: COALESCED,
             drops_read: None,
             is_begun: false,
-            counters: std::array::from_fn(|i| context.counts.counter(COUNTS[i])),
-        }
+            counters,
+        })
     }
 
     /// Receives and places what is there; whether there was anything.
     fn receive(&mut self, window: &mut Window) -> io::Result<bool> {
+        self.batch.name_all(self.senders.wants_all());
         let count = self.batch.recv(&self.socket, self.messages)?;
         if count == 0 {
             return Ok(false);
@@ -89,8 +121,23 @@ impl Receiver {
             let whole = bytes.is_empty().then_some(bytes).into_iter();
             whole.chain(bytes.chunks(about.segment.max(1)))
         });
+        self.senders.saw(batch.sender(0));
+        // After the packets were received: those with a new key were sent after it was stored.
+        if let Some(link) = &self.link
+            && let Some(rkey) = link.renewed(&mut self.generation)
+        {
+            self.placer.rearm(rkey);
+        }
         let before = self.placer.seen();
-        self.placer.place(window, datagrams);
+        let duplicate = self.placer.place(window, datagrams);
+        if let Some(duplicate) = duplicate {
+            let messages = (0..count).map(|message| batch.message(message).packets().max(1));
+            self.senders
+                .duplicate(batch.sender(message_of(messages, duplicate)));
+        }
+        if let Some(link) = &self.link {
+            link.set_accepted(self.placer.accepted());
+        }
         self.count(before);
         self.messages = if packets > count { COALESCED } else { MESSAGES };
         Ok(true)
@@ -127,22 +174,10 @@ impl Receiver {
 
 impl Filler for Receiver {
     fn start(&mut self) -> Result<(), SourceError> {
-        let Some(control) = self.control.take() else {
-            return Ok(());
-        };
-        let Control { ecb, orders, taken } = control;
-        self.taken = Some(taken);
-        let armed = Armed::arm(ecb, orders, self.counters[CONTROL_ERRORS].clone());
-        let error =
-            |why: ArmError| SourceError::new(format!("sensor {}", orders.sensor), why.to_string());
-        let armed = armed.map_err(error)?;
-        tracing::info!(
-            "source {}: sensor {} sends to {}",
-            self.name,
-            orders.sensor,
-            orders.host
-        );
-        self.armed = Some(armed);
+        // A sensor that cannot be armed must not end the others: the supervisor tries again.
+        if let Some(supervisor) = &self.supervisor {
+            supervisor.start();
+        }
         Ok(())
     }
 

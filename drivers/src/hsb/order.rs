@@ -145,6 +145,11 @@ impl Order {
         }
     }
 
+    /// Forgets where the stream stands: the next write begins again as frame 0.
+    pub const fn forget(&mut self) {
+        (self.newest, self.candidate, self.past) = (None, None, 0);
+    }
+
     /// Whether `frame` comes so soon after the newest that one packet alone may be believed.
     pub fn is_near(&self, frame: u64) -> bool {
         self.newest.is_none_or(|newest| frame <= newest.frame + 1)

@@ -6,6 +6,7 @@ use super::pages::{Pages, Refused, Spot};
 use super::roce::{self, Malformed, Write};
 use super::seen::Seen;
 use daq_core::frame::Timestamp;
+use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::window::{Batch, Outcome, PacketId, Window};
 
 /// Why a datagram is refused.
@@ -17,21 +18,24 @@ enum Reject {
     Refused(#[from] Refused),
     #[error("packet sequence number {psn} does not belong in page {page}")]
     Astray { psn: u32, page: u32 },
+    #[error("it ends a frame without {} bytes of metadata", metadata::BYTES)]
+    Metadata,
 }
 
 impl Reject {
-    /// Its kind among those that are told of once each.
-    const fn kind(&self) -> u32 {
+    /// The reason in counts.
+    const fn name(&self) -> &'static str {
         match self {
-            Self::Malformed(Malformed::Short { .. }) => 0,
-            Self::Malformed(Malformed::Opcode { .. }) => 1,
-            Self::Malformed(Malformed::Transport { .. }) => 2,
-            Self::Malformed(Malformed::Length { .. }) => 3,
-            Self::Refused(Refused::QueuePair { .. }) => 4,
-            Self::Refused(Refused::Key { .. }) => 5,
-            Self::Refused(Refused::Place { .. }) => 6,
-            Self::Refused(Refused::Immediate { .. }) => 7,
-            Self::Astray { .. } => 8,
+            Self::Malformed(Malformed::Short { .. }) => "short",
+            Self::Malformed(Malformed::Opcode { .. }) => "opcode",
+            Self::Malformed(Malformed::Transport { .. }) => "transport",
+            Self::Malformed(Malformed::Length { .. }) => "length",
+            Self::Refused(Refused::QueuePair { .. }) => "queue_pair",
+            Self::Refused(Refused::Key { .. }) => "key",
+            Self::Refused(Refused::Place { .. }) => "misplaced",
+            Self::Refused(Refused::Immediate { .. }) => "immediate",
+            Self::Astray { .. } => "sequence_number",
+            Self::Metadata => "metadata",
         }
     }
 }
@@ -47,14 +51,17 @@ pub struct Placer {
     /// Frames whose metadata came, and one more than the number of each: as many as the window may know of, by number.
     ended: Box<[u64]>,
     seen: Seen,
-    /// Kinds of refused packets that were told of, a bit each.
-    told: u32,
+    /// Number of packets with the right key at a place of a page.
+    accepted: u64,
+    rejections: Rejections,
 }
 
-/// What is to be done with a datagram.
+/// The result for a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Put {
     Done,
+    /// Its packet had arrived already.
+    Duplicate,
     /// The window must be told first that the sender counts anew.
     Anew,
 }
@@ -73,8 +80,16 @@ impl Placer {
             // Open frames, and as many that were closed.
             ended: vec![0; 2 * window.max(1)].into(),
             seen: Seen::default(),
-            told: 0,
+            accepted: 0,
+            rejections: Rejections::default(),
         }
+    }
+
+    /// Counts rejected packets by reason in `rejections`.
+    #[must_use]
+    pub fn with_rejections(mut self, rejections: Rejections) -> Self {
+        self.rejections = rejections;
+        self
     }
 
     /// Takes packets of the past for repeated ones for ever: for a key that is ours and new each time the sensor is armed, so
@@ -90,25 +105,42 @@ impl Placer {
         self.seen
     }
 
-    /// Places what every datagram carries.
+    /// Number of packets with the right key at a place of a page, so far.
+    pub const fn accepted(&self) -> u64 {
+        self.accepted
+    }
+
+    /// Accepts packets with the key `rkey` only: the sensor was armed again. The next of them opens an epoch.
+    pub const fn rearm(&mut self, rkey: u32) {
+        self.pages.rkey = rkey;
+        self.order.forget();
+    }
+
+    /// Places the payload of every datagram. Returns the index of the last one that had arrived already, if there was any.
     pub fn place<'d>(
         &mut self,
         window: &mut Window,
         datagrams: impl IntoIterator<Item = &'d [u8]>,
-    ) {
-        let mut datagrams = datagrams.into_iter();
-        let mut anew = None;
+    ) -> Option<usize> {
+        let mut datagrams = datagrams.into_iter().enumerate();
+        let (mut anew, mut duplicate) = (None, None);
         loop {
             if anew.is_some() {
                 window.restart();
             }
             let mut batch = window.batch();
-            if let Some(datagram) = anew.take() {
+            if let Some((_, datagram)) = anew.take() {
                 self.put(&mut batch, datagram, true);
             }
-            anew = datagrams.find(|datagram| self.put(&mut batch, datagram, false) == Put::Anew);
+            anew = datagrams.find(|(i, datagram)| {
+                let put = self.put(&mut batch, datagram, false);
+                if put == Put::Duplicate {
+                    duplicate = Some(*i);
+                }
+                put == Put::Anew
+            });
             if anew.is_none() {
-                return;
+                return duplicate;
             }
         }
     }
@@ -119,11 +151,11 @@ impl Placer {
         let (write, spot) = match self.understand(datagram) {
             Ok(understood) => understood,
             Err(reject) => {
-                batch.reject_unreadable(1);
-                self.tell(&reject, datagram);
+                self.reject(batch, &reject, datagram);
                 return Put::Done;
             }
         };
+        self.accepted += 1;
         let frame = if begins {
             self.seen.begin();
             self.ended.fill(0);
@@ -136,12 +168,11 @@ impl Placer {
                 Course::Anew => return Put::Anew,
                 Course::Past => {
                     batch.repeated(1);
-                    return Put::Done;
+                    return Put::Duplicate;
                 }
                 Course::Astray => {
-                    batch.reject_unreadable(1);
                     let (psn, page) = (write.psn, spot.page);
-                    self.tell(&Reject::Astray { psn, page }, datagram);
+                    self.reject(batch, &Reject::Astray { psn, page }, datagram);
                     return Put::Done;
                 }
             }
@@ -152,16 +183,20 @@ impl Placer {
             .and_then(|at| payload.get(at..)?.first_chunk());
         let metadata = metadata.map(Metadata::parse);
         if spot.index == self.packets {
-            self.end(batch, frame, &write, &spot, metadata);
-            return Put::Done;
+            let Some(metadata) = metadata else {
+                self.reject(batch, &Reject::Metadata, datagram);
+                return Put::Done;
+            };
+            return self.end(batch, frame, &write, &spot, metadata);
         }
         let id = PacketId {
             unit: frame,
             sub: spot.index,
         };
         let time = metadata.map_or_else(Timestamp::default, |metadata| metadata.time());
-        match batch.put(id, &payload[..spot.bytes], time) {
-            Outcome::Rejected => {}
+        let outcome = batch.put(id, &payload[..spot.bytes], time);
+        match outcome {
+            Outcome::Rejected | Outcome::Kept => self.log_far(frame),
             outcome => {
                 self.order.follow(frame, write.psn, &spot);
                 if write.immediate.is_some() && outcome != Outcome::Duplicate {
@@ -172,7 +207,11 @@ impl Placer {
                 }
             }
         }
-        Put::Done
+        if outcome == Outcome::Duplicate {
+            Put::Duplicate
+        } else {
+            Put::Done
+        }
     }
 
     fn understand(&self, datagram: &[u8]) -> Result<(Write, Spot), Reject> {
@@ -181,22 +220,18 @@ impl Placer {
         Ok((write, spot))
     }
 
-    /// Heeds metadata that came by themselves.
+    /// Handles metadata that arrive in a packet of their own.
     fn end(
         &mut self,
         batch: &mut Batch<'_>,
         frame: u64,
         write: &Write,
         spot: &Spot,
-        metadata: Option<Metadata>,
-    ) {
-        let Some(metadata) = metadata else {
-            batch.reject_unreadable(1);
-            return;
-        };
+        metadata: Metadata,
+    ) -> Put {
         if self.ended[self.slot(frame)] == frame + 1 {
             batch.repeated(1);
-            return;
+            return Put::Duplicate;
         }
         batch.control(1);
         let id = PacketId {
@@ -209,6 +244,7 @@ impl Placer {
             self.order.ends(true);
             self.note(frame, &metadata);
         }
+        Put::Done
     }
 
     /// Counts a frame's metadata, and the frames that the sensor says lie between it and the last.
@@ -227,19 +263,35 @@ impl Placer {
     }
 
     #[cold]
-    fn tell(&mut self, reject: &Reject, datagram: &[u8]) {
-        let bit = 1 << reject.kind();
-        if self.told & bit != 0 {
-            return;
+    fn reject(&self, batch: &mut Batch<'_>, reject: &Reject, datagram: &[u8]) {
+        batch.reject_unreadable(1);
+        let reason = reject.name();
+        if self.rejections.count(reason, 1, || reject.to_string()) {
+            let start = &datagram[..datagram.len().min(32)];
+            tracing::warn!(
+                "source {}: rejected a packet of {} bytes ({reason}): {reject}. It begins with {start:02x?}. Further packets \
+                 rejected for this reason are only counted",
+                self.name,
+                datagram.len(),
+            );
         }
-        self.told |= bit;
-        let start = &datagram[..datagram.len().min(32)];
-        tracing::warn!(
-            "source {}: a packet of {} bytes is rejected: {reject}. It begins with {start:02x?}. More of the kind are only \
-             counted, as `rejected`",
-            self.name,
-            datagram.len(),
-        );
+    }
+
+    /// Logs the first packet that the window does not accept, or not yet; the window counts them.
+    #[cold]
+    fn log_far(&self, frame: u64) {
+        let message = || {
+            format!(
+                "a packet of frame {frame} is far from the packets before it; it is accepted if the packets after it agree"
+            )
+        };
+        if self.rejections.count(FAR_NUMBER, 0, message) {
+            tracing::warn!(
+                "source {}: {}. Further ones are only counted",
+                self.name,
+                message()
+            );
+        }
     }
 }
 

@@ -36,18 +36,19 @@
 //! A card may deliver writes of one sensor in no other order than they came, unless it was asked for relaxed ordering.
 //! Not yet run on a ConnectX with a Holoscan Sensor Bridge.
 
-use super::arm::{Armed, Orders};
-use super::ecb::{Ecb, Taken};
-use super::filler::Control;
+use super::arm::Orders;
+use super::filler::Supervision;
 use super::order::Order;
 use super::pages::{GRAIN, Pages};
 use super::seen::{Counters, Seen};
+use super::supervisor::{Control, Rearm, Supervisor, Target};
 use daq_core::dma::{Caps, Completions, DmaDevice, Engine, EngineError, Sentinel, Slots, Stuck};
+use daq_core::source::SourceError;
 use daq_rdma::registrar::{Keys, Registrar};
 use daq_rdma::verbs::{Access, Endpoint, Nic, NicEvent, Queue, Side, Status, WorkDone};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 mod arming;
@@ -93,6 +94,8 @@ pub(super) struct Parts {
     pub(super) peer: Endpoint,
     /// What the sensor is to do; the pages are those of each arming.
     pub(super) control: Control,
+    /// Silence after which registers are read back; zero for never.
+    pub(super) rearm_after: Duration,
     /// Whether writes may pass each other on the bus.
     pub(super) relaxed: bool,
     /// Those of `COUNTS`.
@@ -103,14 +106,13 @@ pub(super) struct Parts {
 pub(super) struct QueuePair {
     name: String,
     // In the order in which they are undone: the sensor is disarmed, then nothing is written any more, then the keys end.
-    armed: Option<Armed>,
+    supervisor: Supervisor,
     queue: Option<Box<dyn Queue>>,
     keys: Option<Arc<Keys>>,
     nic: Arc<dyn Nic>,
     registrar: Arc<Registrar>,
     device: Arc<dyn DmaDevice>,
     peer: Endpoint,
-    ecb: Arc<Mutex<Ecb>>,
     orders: Orders,
     is_software: bool,
     /// Receives of a queue, and those that are not posted.
@@ -150,23 +152,31 @@ pub(super) struct QueuePair {
     /// Transfers below it may have been overwritten, whatever else is known.
     floor: u64,
     seen: Seen,
+    /// Number of frames that ended, for the supervisor.
+    accepted: u64,
     counters: Counters,
-    /// Given back when the sensor is disarmed.
-    _taken: Taken,
 }
 
 impl QueuePair {
-    pub(super) fn new(parts: Parts) -> Self {
+    pub(super) fn new(parts: Parts) -> Result<Self, SourceError> {
         let Parts {
             name,
             nic,
             is_software,
             peer,
             control,
+            rearm_after,
             relaxed,
             counters,
         } = parts;
-        let Control { ecb, orders, taken } = control;
+        let orders = control.orders;
+        let source = name.strip_prefix("source ").unwrap_or(&name);
+        let supervision = Supervision {
+            target: Target::Known(control),
+            rearm: Rearm::Owner,
+            rearm_after,
+        };
+        let supervisor = supervision.start(source, &counters)?;
         let access = Access {
             local_write: true,
             remote_write: true,
@@ -182,15 +192,14 @@ impl QueuePair {
             bytes: 0,
             immediate: None,
         };
-        Self {
+        Ok(Self {
             name,
-            armed: None,
+            supervisor,
             queue: None,
             keys: None,
             device: registrar.clone(),
             registrar,
             peer,
-            ecb,
             receives: 0,
             nic,
             unposted: 0,
@@ -220,9 +229,9 @@ impl QueuePair {
             past: None,
             floor: 0,
             seen: Seen::default(),
+            accepted: 0,
             counters,
-            _taken: taken,
-        }
+        })
     }
 
     fn unfit(&self, why: impl Into<String>) -> EngineError {
@@ -339,6 +348,13 @@ impl Engine for QueuePair {
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
         self.make_ready();
         self.collect();
+        if self.queue.is_some() && self.supervisor.link().take_lost() {
+            // A device that has lost its registers writes nothing; what ended before is whole.
+            self.halt(
+                Fault::Restarted,
+                "the sensor's device has lost its registers",
+            );
+        }
         done.skip(std::mem::take(&mut self.overrun));
         let (discarded, missing) = std::mem::take(&mut self.discarded);
         done.discard(discarded);
@@ -390,7 +406,7 @@ impl Engine for QueuePair {
     }
 
     fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
-        self.armed = None;
+        self.supervisor.disarm();
         let mut heard = Instant::now();
         let deadline = heard + patience;
         let mut is_silent = self.queue.is_none() || self.has_stopped;

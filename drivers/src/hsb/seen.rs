@@ -4,13 +4,16 @@ use super::metadata::Metadata;
 use daq_core::ledger::Counter;
 
 /// What is counted beside the ledger.
-pub(super) const COUNTS: &[&str] = &["metadata", "skipped", "short", "control_errors"];
+pub(super) const COUNTS: &[&str] = &["metadata", "skipped", "short", "control_errors", "rearmed"];
 
 /// Where requests that failed stand in [`COUNTS`].
 pub(super) const CONTROL_ERRORS: usize = 3;
 
+/// The index in [`COUNTS`] of the number of times that a sensor was armed again.
+pub(super) const REARMED: usize = 4;
+
 /// The counters of [`COUNTS`], in their order.
-pub(super) type Counters = [Counter; 4];
+pub(super) type Counters = [Counter; 5];
 
 /// Frames that the sensor has numbered, at most, between two that came, for a gap between them to be believed.
 const MOST_SKIPPED: u16 = 1 << 15;
@@ -59,7 +62,7 @@ impl Seen {
 
     /// Has `counters` say the same.
     pub(super) fn tell(&self, counters: &Counters) {
-        let [metadata, skipped, short, _] = counters;
+        let [metadata, skipped, short, _, _] = counters;
         metadata.set(self.metadata);
         skipped.set(self.skipped);
         short.set(self.short);

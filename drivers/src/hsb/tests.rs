@@ -22,6 +22,7 @@ const PAIR: &str = "mode = \"queue-pair\"\ndevice = \"127.0.0.1:9\"\n";
 fn context(spec: &dyn SourceSpec) -> SourceContext {
     SourceContext {
         counts: daq_core::ledger::Counts::default(),
+        rejections: daq_core::ledger::Rejections::default(),
         nic: None,
         name: "camera".to_owned(),
         directory: ".".into(),
@@ -132,7 +133,7 @@ fn the_plan_learns_what_a_queue_pair_needs() {
     assert!(software.notes().join("\n").contains("made of software"));
 
     let socket = spec("listen = \"127.0.0.1:4791\"").unwrap();
-    assert!(socket.engine().is_none() && socket.counts().len() == 4);
+    assert!(socket.engine().is_none() && socket.counts().len() == 5);
     assert_eq!(socket.preferred_slot(), Some(1 << 20));
 }
 
@@ -150,4 +151,97 @@ fn a_card_that_is_not_there_is_named() {
     };
     let caps = engine.caps();
     assert!(!caps.holdable && engine.writes_behind() && caps.alignment == 128);
+}
+
+#[test]
+fn packets_that_do_not_fit_the_mtu_are_refused_with_the_largest_that_does() {
+    for (packet, mtu, max) in [
+        (1408, 1500, None),
+        (1536, 1500, Some("1408 B")),
+        (8832, 9000, None),
+        (8960, 9000, Some("8832 B")),
+        (1408, 1471, Some("1280 B")),
+        (1408, 1472, None),
+    ] {
+        let problem = too_large(packet, "eth7", mtu);
+        match max {
+            None => assert_eq!(problem, None),
+            Some(max) => {
+                let text = problem.unwrap();
+                let mtu = format!("the MTU of eth7, {mtu} bytes");
+                for part in [max, mtu.as_str(), "ip link set eth7 mtu"] {
+                    assert!(text.contains(part), "{part}: {text}");
+                }
+            }
+        }
+    }
+}
+
+/// In a network namespace, so that no other device announces itself.
+#[test]
+fn device_that_announces_itself_late_is_armed() {
+    use crate::hsb_sensor::{ANNOUNCE, Board, Options};
+    use std::time::{Duration, Instant};
+
+    let thread = std::thread::spawn(|| {
+        if crate::sys::own_network::enter().is_err() {
+            return eprintln!("skipped: no network namespace may be created here");
+        }
+        let ip = std::process::Command::new("ip")
+            .args(["link", "set", "lo", "up"])
+            .status();
+        if !ip.is_ok_and(|status| status.success()) {
+            return eprintln!("skipped: there is no `ip` command");
+        }
+        let spec = spec("listen = \"127.0.0.1:4791\"").unwrap();
+        let Producers::Fillers(mut fillers) = spec.build(&context(&*spec)).unwrap() else {
+            panic!("it is no filler")
+        };
+        fillers[0].start().unwrap();
+        let board = Board::start(&Options {
+            announce: Some(SocketAddrV4::new(Ipv4Addr::LOCALHOST, ANNOUNCE)),
+            ..Options::default()
+        })
+        .unwrap();
+        let deadline = Instant::now() + Duration::from_mins(2);
+        while board.counts().sensors[0].arms == 0 {
+            assert!(
+                Instant::now() < deadline,
+                "waited two minutes for the sensor to be armed"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        drop(fillers);
+        assert_eq!(board.stop().sensors[0].arms, 1);
+    });
+    thread.join().unwrap();
+}
+
+/// In a network namespace whose loopback interface has the MTU of Ethernet.
+#[test]
+fn mtu_of_the_interface_is_compared() {
+    let thread = std::thread::spawn(|| {
+        if crate::sys::own_network::enter().is_err() {
+            return eprintln!("skipped: no network namespace may be created here");
+        }
+        let ip = std::process::Command::new("ip")
+            .args(["link", "set", "lo", "mtu", "1500", "up"])
+            .status();
+        if !ip.is_ok_and(|status| status.success()) {
+            return eprintln!("skipped: there is no `ip` command");
+        }
+        let of = |packet: u32| {
+            let text = format!(
+                "listen = \"127.0.0.1:4791\"\ndevice = \"127.0.0.1\"\npacket = \"{packet} B\""
+            );
+            spec(&text).unwrap()
+        };
+        assert_eq!(of(1408).unavailable(), None);
+        let large = of(1536);
+        let problem = large.unavailable().unwrap();
+        assert!(problem.contains("the MTU of lo, 1500 bytes"), "{problem}");
+        let error = large.build(&context(&*large)).err().unwrap().to_string();
+        assert!(error.contains("the MTU of lo, 1500 bytes"), "{error}");
+    });
+    thread.join().unwrap();
 }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 /// The UDP port that announcements come from.
 const FROM: u16 = 12_268;
+/// The version of the gateware.
+pub(super) const GATEWARE: u16 = 0x2602;
 const BYTES: usize = 300;
 const EVERY: Duration = Duration::from_secs(1);
 /// How often the thread looks whether it is to end.
@@ -77,7 +79,8 @@ fn message(board: SocketAddrV4, seconds: u16) -> [u8; BYTES] {
     vendor.extend(b"daq simulated sensor");
     vendor.extend([b'S', b'I', b'M', 0, 0, 0, host]);
     // Versions of the gateware (little-endian) and its checksum.
-    vendor.extend([0x10, 0x25, 0, 0]);
+    vendor.extend(GATEWARE.to_le_bytes());
+    vendor.extend([0, 0]);
     let pieces: [&[u8]; 11] = [
         // Request, Ethernet, length of its addresses, hops.
         &[1, 1, 6, 0],
@@ -118,7 +121,7 @@ mod tests {
         assert_eq!(message[236..242], [0xe0, 39, b'N', b'V', b'D', b'A']);
         // Tag and length are not counted.
         let vendor = &message[236..];
-        assert_eq!(vendor[2 + 39 - 4..2 + 39], [0x10, 0x25, 0, 0]);
+        assert_eq!(vendor[2 + 39 - 4..2 + 39], [0x02, 0x26, 0, 0]);
         assert!(vendor[2 + 39..].iter().all(|byte| *byte == 0));
     }
 }

@@ -9,11 +9,12 @@ use super::counts::Shared;
 use super::faults::Faults;
 use super::registers::{Effect, Registers};
 use super::stream::Line;
+use daq_core::log_limit::LogLimit;
 use rustix::net::RecvFlags;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const WRITE: u8 = 0x04;
 const WRITE_BLOCK: u8 = 0x09;
@@ -35,13 +36,25 @@ const OUT_OF_SEQUENCE: u8 = 0x0b;
 const HEADER: usize = 6;
 const ACCESS: usize = 8;
 const MOST_ACCESSES: usize = 511;
+/// Sensors whose log messages are limited apart from each other.
+const SENSORS: usize = 8;
 /// How often the thread looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(20);
+/// How long a board that restarts answers nothing.
+const DOWN: Duration = Duration::from_millis(300);
 
 /// Answers requests.
 pub(super) struct Server {
     socket: UdpSocket,
+    /// What replies are sent through, where that is not the socket that requests come to.
+    answers: Option<UdpSocket>,
     registers: Registers,
+    /// The registers after power-on.
+    initial: Registers,
+    /// Sensors that can be armed and send nothing.
+    dead: Vec<usize>,
+    /// Until when nothing is answered.
+    down_until: Option<Instant>,
     faults: Faults,
     lines: Vec<Arc<Line>>,
     shared: Arc<Shared>,
@@ -51,25 +64,35 @@ pub(super) struct Server {
     before: Option<u16>,
     /// That request.
     last: Vec<u8>,
+    /// Limits on log messages of each sensor: armed, disarmed.
+    limits: [(LogLimit, LogLimit); SENSORS],
+    mistakes: LogLimit,
 }
 
 impl Server {
     pub(super) fn new(
-        socket: UdpSocket,
+        (socket, answers): (UdpSocket, Option<UdpSocket>),
         registers: Registers,
+        dead: Vec<usize>,
         faults: Faults,
         lines: Vec<Arc<Line>>,
         shared: Arc<Shared>,
     ) -> Self {
         Self {
             socket,
+            answers,
+            initial: registers.clone(),
             registers,
+            dead,
+            down_until: None,
             faults,
             lines,
             shared,
             requests: 0,
             before: None,
             last: Vec::new(),
+            limits: Default::default(),
+            mistakes: LogLimit::new(),
         }
     }
 
@@ -80,10 +103,16 @@ impl Server {
         }
         let mut datagram = vec![0; 65_536];
         while !stop.load(Ordering::Acquire) {
+            if self.shared.takes_reboot() {
+                self.reboot();
+            }
             // A refusal of an earlier reply comes back here as an error; like no request, it is nothing to answer.
             let Ok((bytes, from)) = self.socket.recv_from(&mut datagram) else {
                 continue;
             };
+            if self.down_until.is_some_and(|until| Instant::now() < until) {
+                continue;
+            }
             let request = &datagram[..bytes];
             if let Some(reply) = self.answer(request) {
                 self.send(&reply, from, request);
@@ -93,13 +122,28 @@ impl Server {
         }
     }
 
+    /// Loses everything that was written, and answers nothing for a while.
+    fn reboot(&mut self) {
+        tracing::info!("restarting");
+        let effects = self.registers.reset(self.initial.clone());
+        for effect in effects {
+            self.follow(effect);
+        }
+        for line in &self.lines {
+            line.reboot();
+        }
+        (self.before, self.down_until) = (None, Some(Instant::now() + DOWN));
+        self.shared.lock().reboots += 1;
+    }
+
     fn send(&self, reply: &[u8], to: SocketAddr, request: &[u8]) {
         let mut next = [0; HEADER + ACCESS];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         let is_more = rustix::net::recv(&self.socket, &mut next, flags).is_ok();
         // A host that has waited for long asks the same again: then what follows may have come while this was answered.
         let is_repeated = request == self.last || request.starts_with(&next);
-        let sent = self.socket.send_to(reply, to).is_ok();
+        let through = self.answers.as_ref().unwrap_or(&self.socket);
+        let sent = through.send_to(reply, to).is_ok();
         let mut counts = self.shared.lock();
         counts.replies += u64::from(sent);
         counts.overlapped += u64::from(is_more && !is_repeated);
@@ -194,9 +238,13 @@ impl Server {
     fn follow(&self, effect: Effect) {
         match effect {
             Effect::Armed(sensor, target) => {
-                tracing::info!(sensor, ?target, "armed");
+                self.limits[sensor % SENSORS].0.run(|suppressed| {
+                    tracing::info!(sensor, ?target, "armed{suppressed}");
+                });
                 self.shared.sensor(sensor, |counts| counts.arms += 1);
-                if let (Some(target), Some(line)) = (target, self.lines.get(sensor)) {
+                if let (Some(target), Some(line)) = (target, self.lines.get(sensor))
+                    && !self.dead.contains(&sensor)
+                {
                     line.arm(target);
                 }
             }
@@ -204,7 +252,9 @@ impl Server {
                 if let Some(line) = self.lines.get(sensor) {
                     line.disarm();
                 }
-                tracing::info!(sensor, "disarmed");
+                self.limits[sensor % SENSORS].1.run(|suppressed| {
+                    tracing::info!(sensor, "disarmed{suppressed}");
+                });
                 self.shared.sensor(sensor, |counts| counts.disarms += 1);
             }
             Effect::Mistake(what) => self.mistake(what),
@@ -216,7 +266,8 @@ impl Server {
     }
 
     fn mistake(&self, what: String) {
-        tracing::warn!("{what}");
+        self.mistakes
+            .run(|suppressed| tracing::warn!("{what}{suppressed}"));
         self.shared.mistake(what);
     }
 }

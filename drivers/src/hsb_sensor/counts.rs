@@ -1,6 +1,7 @@
 //! What a board has seen and done.
 
 use serde::Serialize;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many sentences about a host's mistakes are kept.
@@ -21,6 +22,8 @@ pub struct Counts {
     pub overlapped: u64,
     /// Replies that a fault kept back or changed.
     pub ecb_faults: u64,
+    /// Times that the board restarted.
+    pub reboots: u64,
     /// Announcements that were sent.
     pub announcements: u64,
     /// Mistakes of the host in the order of register writes.
@@ -68,14 +71,31 @@ pub struct SensorCounts {
 
 /// The counts of a running board.
 #[derive(Debug)]
-pub(super) struct Shared(Mutex<Counts>);
+pub(super) struct Shared {
+    counts: Mutex<Counts>,
+    /// Whether the board is to restart.
+    reboots: AtomicBool,
+}
 
 impl Shared {
     pub(super) fn new(sensors: usize) -> Self {
-        Self(Mutex::new(Counts {
-            sensors: vec![SensorCounts::default(); sensors],
-            ..Counts::default()
-        }))
+        Self {
+            counts: Mutex::new(Counts {
+                sensors: vec![SensorCounts::default(); sensors],
+                ..Counts::default()
+            }),
+            reboots: AtomicBool::new(false),
+        }
+    }
+
+    /// Has the board restart.
+    pub(super) fn reboot(&self) {
+        self.reboots.store(true, Ordering::Release);
+    }
+
+    /// Whether the board is to restart; true once.
+    pub(super) fn takes_reboot(&self) -> bool {
+        self.reboots.swap(false, Ordering::AcqRel)
     }
 
     pub(super) fn counts(&self) -> Counts {
@@ -84,7 +104,7 @@ impl Shared {
 
     /// Counts are whole whoever panicked while holding them.
     pub(super) fn lock(&self) -> MutexGuard<'_, Counts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts something of a sensor.

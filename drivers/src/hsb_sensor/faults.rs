@@ -84,6 +84,11 @@ pub const FAULTS: &[(&str, Unit, &str)] = &[
         "packet and frame numbers begin anew, as after a reset",
     ),
     (
+        "reboot",
+        Unit::Frame,
+        "the board restarts at this frame of sensor 0: registers are lost, requests are not answered for a while",
+    ),
+    (
         "ecb-silent",
         Unit::Request,
         "the request is carried out and not answered; with :COUNT so many",

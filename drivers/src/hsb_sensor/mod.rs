@@ -77,6 +77,10 @@ pub struct Options {
     pub offload: bool,
     /// The card by whose queue pairs it writes, as a configuration names it; without it, packets go by UDP.
     pub nic: Option<String>,
+    /// Address that control requests are answered from; without it, the one of `listen`.
+    pub answer_from: Option<Ipv4Addr>,
+    /// Sensors that can be armed and send nothing.
+    pub dead: Vec<usize>,
     /// What goes wrong, and when.
     pub faults: Vec<FaultOption>,
 }
@@ -96,6 +100,8 @@ impl Default for Options {
             psn: 0,
             offload: true,
             nic: None,
+            answer_from: None,
+            dead: Vec::new(),
             faults: Vec::new(),
         }
     }
@@ -151,6 +157,17 @@ impl Board {
             Ok(std::net::SocketAddr::V4(address)) => address,
             _ => options.listen,
         };
+        let answers = options
+            .answer_from
+            .map(|ip| {
+                let address = SocketAddrV4::new(ip, address.port());
+                UdpSocket::bind(address).map_err(|source| SensorError::Socket {
+                    what: "answering control requests",
+                    address,
+                    source,
+                })
+            })
+            .transpose()?;
         let shared = Arc::new(Shared::new(options.sensors));
         let stop = Arc::new(AtomicBool::new(false));
         let lines: Vec<Arc<Line>> = (0..options.sensors)
@@ -175,7 +192,9 @@ impl Board {
         }
         let registers = registers::Registers::new(options.sensors, options.planes);
         let faults = Faults::new(&options.faults);
-        let server = control::Server::new(socket, registers, faults, lines, shared);
+        let sockets = (socket, answers);
+        let dead = options.dead.clone();
+        let server = control::Server::new(sockets, registers, dead, faults, lines, shared);
         board.spawn("hsb-control", move || server.run(&stop))?;
         Ok(board)
     }
@@ -183,6 +202,11 @@ impl Board {
     /// Where the control plane listens.
     pub const fn address(&self) -> SocketAddrV4 {
         self.address
+    }
+
+    /// Restarts the board: registers are lost, sensors end, and requests are not answered for 300 ms.
+    pub fn reboot(&self) {
+        self.shared.reboot();
     }
 
     /// What has happened so far.
@@ -248,6 +272,12 @@ fn check(options: &Options) -> Result<(), SensorError> {
         return wrong(format!(
             "planes = {}: a board has 1 to {MOST_PLANES}",
             options.planes
+        ));
+    }
+    if let Some(dead) = options.dead.iter().find(|dead| **dead >= options.sensors) {
+        return wrong(format!(
+            "dead sensor {dead} of a board with {} sensors; they count from 0",
+            options.sensors
         ));
     }
     if options.psn >= 1 << 24 {

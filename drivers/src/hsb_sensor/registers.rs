@@ -5,6 +5,7 @@
 //! +00 queue pair, +04 remote key, +08 and +0C the address of page 0, +10 from page to page in units of 128, +14 the last
 //! page, +18 bytes of a frame, +20 and +24 Ethernet address, +28 IP address, +2C UDP port.
 
+use super::announce::GATEWARE;
 use super::packet::{METADATA, PAGE};
 use super::pattern::LARGEST_FRAME;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -14,6 +15,12 @@ const PLANE: u32 = 0x1_0000;
 const PACKET: u32 = 0x04;
 const FROM: u32 = 0x08;
 const MASK: u32 = 0x0c;
+
+/// The version of the gateware and its date, which can be read only.
+const VERSION: u32 = 0x80;
+const DATE: u32 = 0x84;
+/// Gateware of this date.
+const BUILT: u32 = 0x2026_0215;
 
 const SENSORS: u32 = 0x1000;
 const SENSOR: u32 = 0x40;
@@ -31,6 +38,8 @@ const PORT: [(u32, &str); 11] = [
     (0x28, "IP address"),
     (0x2c, "UDP port"),
 ];
+/// Which of them is the UDP port.
+const HOST_PORT: usize = 10;
 /// The UDP port that data comes from until a host chooses another.
 const DATA: u16 = 12_288;
 /// The largest UDP payload over IPv4, less the headers of a packet, an immediate and metadata.
@@ -103,6 +112,8 @@ enum Place {
     From(usize),
     Mask(usize),
     Port(usize, usize),
+    Version,
+    Date,
 }
 
 impl Registers {
@@ -125,6 +136,8 @@ impl Registers {
             Place::From(plane) => self.planes[plane].from,
             Place::Mask(plane) => self.planes[plane].mask,
             Place::Port(sensor, index) => self.sensors[sensor].values[index],
+            Place::Version => GATEWARE.into(),
+            Place::Date => BUILT,
         })
     }
 
@@ -150,7 +163,17 @@ impl Registers {
                 self.planes[plane].from = value;
             }
             Place::Mask(plane) => self.mask(plane, value, effects),
+            Place::Version | Place::Date => return Err(Refusal::Address),
             Place::Port(sensor, index) => {
+                if index == HOST_PORT
+                    && value != 0
+                    && !self.planes.iter().any(|plane| plane.is_packet_written)
+                {
+                    effects.push(Effect::Mistake(format!(
+                        "sensor {sensor}: the UDP port was written before the packet size: boards that send from then on send \
+                         empty packets"
+                    )));
+                }
                 let armed = self.planes.iter().fold(0, |all, plane| all | plane.mask);
                 let (_, name) = PORT[index];
                 self.check_idle(armed & (1 << sensor), name, effects);
@@ -170,6 +193,8 @@ impl Registers {
         let plane = within(PLANES, PLANE, self.planes.len());
         let sensor = within(SENSORS, SENSOR, self.sensors.len());
         let found = match (plane, sensor) {
+            _ if address == VERSION => Some(Place::Version),
+            _ if address == DATE => Some(Place::Date),
             (Some((plane, PACKET)), _) => Some(Place::Packet(plane)),
             (Some((plane, FROM)), _) => Some(Place::From(plane)),
             (Some((plane, MASK)), _) => Some(Place::Mask(plane)),
@@ -180,6 +205,16 @@ impl Registers {
             _ => None,
         };
         found.ok_or(Refusal::Address)
+    }
+
+    /// Sets everything to `initial`; every armed sensor ends.
+    pub(super) fn reset(&mut self, initial: Self) -> Vec<Effect> {
+        let armed = self.planes.iter().fold(0, |all, plane| all | plane.mask);
+        *self = initial;
+        (0..self.sensors.len())
+            .filter(|sensor| armed & (1 << sensor) != 0)
+            .map(Effect::Disarmed)
+            .collect()
     }
 
     /// A mistake for each sensor of `armed`.
@@ -377,7 +412,9 @@ mod tests {
             let mut registers = Registers::new(2, 1);
             let mut some = whole();
             some.remove(left_out);
-            assert_eq!(mistakes(&write(&mut registers, &some)), 0);
+            // Without a packet size, the UDP port is written too early.
+            let early = usize::from(left_out == 0);
+            assert_eq!(mistakes(&write(&mut registers, &some)), early);
             let effects = write(&mut registers, &[(0x0200_030c, 2)]);
             assert!(mistakes(&effects) > 0, "{left_out}: {effects:?}");
         }
@@ -436,7 +473,7 @@ mod tests {
                 there.push(address);
             }
         }
-        assert_eq!(there.len(), 2 * 11 + 2 * 3);
+        assert_eq!(there.len(), 2 * 11 + 2 * 3 + 2);
         let mut effects = Vec::new();
         for address in [0, 0x101c, 0x1080, 0x0200_0300, 0x0202_030c, u32::MAX] {
             assert_eq!(
@@ -445,5 +482,21 @@ mod tests {
             );
         }
         assert_eq!(effects, []);
+    }
+
+    #[test]
+    fn restart_loses_registers_and_ends_armed_sensors() {
+        let initial = Registers::new(2, 1);
+        let mut registers = initial.clone();
+        write(&mut registers, &whole());
+        write(&mut registers, &[(0x0200_030c, 2)]);
+        assert_eq!(registers.reset(initial), [Effect::Disarmed(1)]);
+        assert_eq!(registers.read(0x0200_030c), Ok(0));
+        assert_eq!(registers.read(0x1044), Ok(0));
+        assert_eq!(registers.read(0x80), Ok(0x2602));
+        assert_eq!(
+            registers.write(0x80, 1, &mut Vec::new()),
+            Err(Refusal::Address)
+        );
     }
 }

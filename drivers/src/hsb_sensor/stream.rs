@@ -10,6 +10,7 @@ use super::packet::{
 use super::pattern::{self, Pattern};
 use super::registers::Target;
 use crate::sys::send::Sender;
+use daq_core::log_limit::LogLimit;
 use daq_rdma::verbs::Nic;
 use std::error::Error;
 use std::io;
@@ -23,6 +24,8 @@ const BURST: usize = 60 << 10;
 const BURST_PACKETS: usize = 64;
 /// An opcode of reliable connections, which no sensor uses.
 const FOREIGN: u8 = 0x04;
+/// Limits log messages about a host that cannot be reached.
+static LIMIT: LogLimit = LogLimit::new();
 
 /// What control and data plane of a sensor share: where it streams to.
 #[derive(Debug, Default)]
@@ -36,6 +39,8 @@ struct State {
     target: Option<Target>,
     /// Counts arming.
     armed: u64,
+    /// Counts restarts of the board.
+    reboots: u64,
     is_streaming: bool,
     is_ended: bool,
 }
@@ -48,6 +53,11 @@ impl Line {
         state.armed += 1;
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// The board has restarted: the stream begins again when it is armed.
+    pub(super) fn reboot(&self) {
+        self.lock().reboots += 1;
     }
 
     /// Ends; when it returns, nothing more is sent.
@@ -68,7 +78,7 @@ impl Line {
     }
 
     /// Waits until it is armed another time than `last`; `None` when it is to end.
-    fn wait_armed(&self, last: u64) -> Option<(Target, u64)> {
+    fn wait_armed(&self, last: u64) -> Option<(Target, u64, u64)> {
         let mut state = self
             .changed
             .wait_while(self.lock(), |state| {
@@ -79,8 +89,8 @@ impl Line {
             return None;
         }
         state.is_streaming = true;
-        let armed = state.armed;
-        state.target.map(|target| (target, armed))
+        let (armed, reboots) = (state.armed, state.reboots);
+        state.target.map(|target| (target, armed, reboots))
     }
 
     fn leave(&self) {
@@ -222,9 +232,13 @@ impl Worker {
             restarted: (0, 0),
             page: 0,
         };
-        let mut last = 0;
-        while let Some((target, armed)) = line.wait_armed(last) {
+        let (mut last, mut rebooted) = (0, 0);
+        while let Some((target, armed, reboots)) = line.wait_armed(last) {
             last = armed;
+            if reboots != rebooted {
+                rebooted = reboots;
+                stream.restarted = (stream.frame, stream.packet);
+            }
             let flow = Flow {
                 from: SocketAddrV4::new(self.address, target.from),
                 to: target.to,
@@ -247,7 +261,13 @@ impl Worker {
                     outlet.finish();
                 }
                 Err(error) => {
-                    tracing::error!(sensor = self.sensor, "sending to {}: {error}", target.to);
+                    LIMIT.run(|suppressed| {
+                        tracing::error!(
+                            sensor = self.sensor,
+                            "cannot send to {}: {error}{suppressed}",
+                            target.to
+                        );
+                    });
                     self.shared
                         .sensor(self.sensor, |counts| counts.send_errors += 1);
                 }
@@ -281,6 +301,13 @@ impl Worker {
             stream.frame += 1;
             self.shared
                 .sensor(self.sensor, |counts| counts.silences += 1);
+            outlet.flush();
+            return Err(End::Done);
+        }
+        if self.sensor == 0 && self.faults.count("reboot", number).is_some() {
+            // This frame is never sent: the board goes on with the next one once it is armed again.
+            stream.frame += 1;
+            self.shared.reboot();
             outlet.flush();
             return Err(End::Done);
         }
@@ -558,7 +585,12 @@ impl Outlet<'_> {
         if let Way::Card(writer) = &mut self.way
             && let Err(error) = writer.finish()
         {
-            tracing::warn!(sensor = self.worker.sensor, "writing failed: {error}");
+            LIMIT.run(|suppressed| {
+                tracing::warn!(
+                    sensor = self.worker.sensor,
+                    "cannot write: {error}{suppressed}"
+                );
+            });
         }
     }
 
@@ -572,7 +604,12 @@ impl Outlet<'_> {
 
     fn count(&self, sent: &io::Result<()>, packets: u64, payload: usize) {
         if let Err(error) = sent {
-            tracing::warn!(sensor = self.worker.sensor, "sending failed: {error}");
+            LIMIT.run(|suppressed| {
+                tracing::warn!(
+                    sensor = self.worker.sensor,
+                    "cannot send: {error}{suppressed}"
+                );
+            });
         }
         self.worker
             .shared

@@ -90,6 +90,7 @@ fn an_engine_is_built_of_cards_and_a_place_to_come_to() {
     let spec = spec(&text).unwrap();
     let context = SourceContext {
         counts: daq_core::ledger::Counts::default(),
+        rejections: daq_core::ledger::Rejections::default(),
         name: "far".to_owned(),
         directory: ".".into(),
         geometry: spec.geometry(4096).unwrap(),
@@ -106,6 +107,7 @@ fn an_engine_is_built_of_cards_and_a_place_to_come_to() {
 fn what_is_not_there_is_named() {
     let context = |spec: &dyn SourceSpec| SourceContext {
         counts: daq_core::ledger::Counts::default(),
+        rejections: daq_core::ledger::Rejections::default(),
         name: "far".to_owned(),
         directory: ".".into(),
         geometry: spec.geometry(4096).unwrap(),
@@ -131,6 +133,7 @@ fn auto_is_the_card_that_the_plan_has_chosen() {
         geometry: auto.geometry(4096).unwrap(),
         nic: Some("nosuch0".to_owned()),
         counts: daq_core::ledger::Counts::default(),
+        rejections: daq_core::ledger::Rejections::default(),
     };
     let error = auto.build(&context).err().unwrap().to_string();
     assert!(error.contains("nosuch0"), "{error}");

@@ -104,6 +104,12 @@ impl CapturePlayer {
         })
     }
 
+    /// Places what was kept while the format was learned; false if some of it must wait for room.
+    fn flush(&mut self, window: &mut Window) -> bool {
+        let hold = self.to_places.hold;
+        self.to_places.placer.flush(window, hold)
+    }
+
     /// Goes on with the next capture, or from the start again; false at the end.
     fn go_on(&mut self, window: &mut Window) -> Result<bool, SourceError> {
         if let Some(capture) = self.capture.take()
@@ -202,6 +208,10 @@ impl Filler for CapturePlayer {
                 SourceError::new(path, why.to_string())
             })?;
             let Some(datagram) = next else {
+                let is_last = self.present + 1 >= self.paths.len();
+                if is_last && !self.flush(window) {
+                    return Ok(Polled::Full);
+                }
                 let goes_on = self.go_on(window)?;
                 return Ok(if goes_on { Polled::Busy } else { Polled::Ended });
             };
@@ -226,5 +236,9 @@ impl Filler for CapturePlayer {
             return Ok(wait.map_or(Polled::Full, Polled::Until));
         }
         Ok(Polled::Busy)
+    }
+
+    fn finish(&mut self, window: &mut Window) {
+        self.to_places.placer.flush(window, false);
     }
 }

@@ -97,15 +97,15 @@ pub struct ReplayConfig {
     pub port: Option<u16>,
     /// Captures: only packets that were sent to this IP address.
     pub destination: Option<IpAddr>,
-    /// Captures: frames open at a time, so how far packets may come out of order; at least 1.
-    #[serde(default = "frames::usual_window")]
-    pub window: usize,
+    /// Captures: frames open at a time, so how far packets may come out of order; at least 1. Without it, as many as hold several
+    /// receive batches of each thread, at least 8, as far as the ring has slots: `daq plan` prints the number and the reason.
+    pub window: Option<usize>,
     /// Captures: packets beyond twice the window that may be missing in a row: a longer gap, or a step back, is no
     /// loss but a count that begins anew, an epoch.
     #[serde(default = "frames::usual_max_gap")]
     pub max_gap: u64,
-    /// Captures: packets in a row that must agree on a number beyond twice the window before any of them is
-    /// believed; those before are rejected. At least 1.
+    /// Captures: packets in a row that must agree on a number beyond twice the window before any of them is believed. They are
+    /// kept aside until then, and rejected if they do not agree. At least 1.
     #[serde(default = "frames::usual_agree")]
     pub agree: u32,
     /// Captures: what the payload means; without it, real int8 of one channel. SigMF recordings tell themselves.
@@ -142,7 +142,7 @@ impl ReplayConfig {
 
     /// Everything that is wrong with it.
     pub fn problems(&self, has_format: bool) -> Vec<Problem> {
-        let mut found = frames::problems(self.window, self.agree);
+        let mut found = frames::problems(self.window.unwrap_or(1), self.agree);
         let mut must = |holds: bool, key: &str, message: String, help: &str| {
             if !holds {
                 found.push(Problem::at(key, message).help(help));

@@ -66,7 +66,7 @@ impl RecordingPlayer {
         }
         let mut files = Vec::with_capacity(recording.files.len());
         for data in &recording.files {
-            let file = File::open(&data.path).map_err(|why| {
+            let file = daq_core::file::open(&data.path).map_err(|why| {
                 let path = data.path.display().to_string();
                 SourceError::new(
                     path,

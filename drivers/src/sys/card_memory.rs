@@ -6,13 +6,14 @@ use daq_core::region::Region;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Bytes of a page.
-const PAGE: u64 = 4096;
+pub const PAGE: u64 = 4096;
 
 /// Why memory could not be given to a card.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +55,15 @@ pub struct CardMemory {
     pieces: BTreeMap<u64, Piece>,
 }
 
+/// Memory of another process that is reached by messages to it; addresses are those of the card.
+pub trait Remote: fmt::Debug + Send + Sync {
+    /// Writes `bytes`; whether that was done.
+    fn write(&self, address: u64, bytes: &[u8]) -> bool;
+
+    /// Reads `bytes`; whether that was done.
+    fn read(&self, address: u64, bytes: &mut [u8]) -> bool;
+}
+
 /// Memory that a card is given.
 #[derive(Debug)]
 pub struct Piece {
@@ -74,6 +84,8 @@ enum Memory {
     Gpu(Arc<Mapped>),
     /// A file of another process.
     File(FileMap),
+    /// Memory of another process without a file.
+    Remote(Arc<dyn Remote>),
 }
 
 // SAFETY: the pointers are to memory that is not bound to a thread, and only the owner of the value uses them.
@@ -131,6 +143,7 @@ impl CardMemory {
                     true
                 },
                 Memory::Gpu(mapped) => mapped.copy_to(offset, now).is_ok(),
+                Memory::Remote(remote) => remote.write(address, now),
                 // SAFETY: the same; a file is mapped until its value is dropped, and if the file was cut off below the
                 // mapping the guard puts other pages there.
                 Memory::File(file) => unsafe {
@@ -165,6 +178,7 @@ impl CardMemory {
                     true
                 },
                 Memory::Gpu(mapped) => mapped.copy_from(offset, now).is_ok(),
+                Memory::Remote(remote) => remote.read(address, now),
                 // SAFETY: as in `write`.
                 Memory::File(file) => unsafe {
                     load(file.address.as_ptr().wrapping_add(offset), now);
@@ -219,6 +233,20 @@ impl Piece {
             may_read: true,
             may_write: true,
         })
+    }
+
+    /// `bytes` bytes that are reached through `remote`, for reading, writing or both.
+    pub const fn of_remote(
+        remote: Arc<dyn Remote>,
+        bytes: u64,
+        (may_read, may_write): (bool, bool),
+    ) -> Self {
+        Self {
+            bytes,
+            memory: Memory::Remote(remote),
+            may_read,
+            may_write,
+        }
     }
 
     /// `bytes` bytes of `file` from `offset` on, for reading, writing or both.

@@ -3,6 +3,7 @@
 pub mod bpf;
 pub mod card_memory;
 pub mod dmabuf;
+pub mod filter;
 pub mod interface;
 #[cfg(test)]
 pub mod own_network;

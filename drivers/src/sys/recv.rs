@@ -10,6 +10,7 @@
 use super::socket::UdpSocket;
 use memmap2::{Advice, MmapMut};
 use std::io;
+use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -20,6 +21,10 @@ pub const MAX_PIECES: usize = 1024;
 
 /// Bytes for the control messages of one message: timestamp (32) and segment size (24), twice over.
 const CONTROL_BYTES: usize = 128;
+
+/// Bytes of a sender's address.
+const NAME_BYTES: libc::socklen_t = 28;
+const _: () = assert!(size_of::<libc::sockaddr_in6>() == 28);
 
 /// Control messages must be aligned as `cmsghdr` is.
 #[derive(Clone, Copy)]
@@ -95,6 +100,10 @@ pub struct RecvBatch {
     pieces: Box<[libc::iovec]>,
     used: Box<[usize]>,
     control: Box<[Control]>,
+    /// The senders' addresses.
+    names: Box<[libc::sockaddr_in6]>,
+    /// The first so many messages of a batch get their sender's address.
+    named: usize,
     /// The own buffers of a plain batch, `own_each` bytes a message; empty in a scatter batch.
     own: Own,
     own_each: usize,
@@ -128,6 +137,8 @@ impl RecvBatch {
         };
         // SAFETY: mmsghdr is a plain C structure of integers and pointers, for which all zero is valid.
         let header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+        // SAFETY: sockaddr_in6 is a plain C structure of integers, for which all zero is valid.
+        let name: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
         Self {
             messages,
             pieces_each,
@@ -135,6 +146,8 @@ impl RecvBatch {
             pieces: vec![nothing; messages * pieces_each].into_boxed_slice(),
             used: vec![0; messages].into_boxed_slice(),
             control: vec![Control([0; CONTROL_BYTES]); messages].into_boxed_slice(),
+            names: vec![name; messages].into_boxed_slice(),
+            named: 1,
             own: Own::Boxed(Box::default()),
             own_each: 0,
         }
@@ -184,6 +197,28 @@ impl RecvBatch {
         true
     }
 
+    /// Whether the next batches get the senders' addresses of all messages, or of the first alone, which costs less.
+    pub fn name_all(&mut self, all: bool) {
+        self.named = if all { self.messages } else { 1 };
+    }
+
+    /// Who sent `message`; `None` where that was not asked for.
+    pub fn sender(&self, message: usize) -> Option<SocketAddr> {
+        if message >= self.named {
+            return None;
+        }
+        let name = &self.names[message];
+        match i32::from(name.sin6_family) {
+            libc::AF_INET => {
+                // As in sockaddr_in: port, then address.
+                let address = name.sin6_flowinfo.to_ne_bytes();
+                Some((address, u16::from_be(name.sin6_port)).into())
+            }
+            libc::AF_INET6 => Some((name.sin6_addr.s6_addr, u16::from_be(name.sin6_port)).into()),
+            _ => None,
+        }
+    }
+
     /// Receives what is there into `memory`, a piece of [`MESSAGE_BYTES`] a message, as many as it holds; 0 when nothing
     /// is. Never blocks. The batch has no other memory then.
     ///
@@ -222,13 +257,24 @@ impl RecvBatch {
             }
             self.used[..count].fill(1);
         }
+        let names = self.names.iter_mut().enumerate();
         let rows = self
             .pieces
             .chunks_exact_mut(self.pieces_each)
             .zip(&self.used)
-            .zip(&mut self.control);
-        for (header, ((pieces, used), control)) in self.headers.iter_mut().zip(rows).take(count) {
+            .zip(&mut self.control)
+            .zip(names);
+        for (header, (((pieces, used), control), (i, name))) in
+            self.headers.iter_mut().zip(rows).take(count)
+        {
             let header = &mut header.msg_hdr;
+            if i < self.named {
+                header.msg_name = (&raw mut *name).cast();
+                header.msg_namelen = NAME_BYTES;
+            } else {
+                header.msg_name = std::ptr::null_mut();
+                header.msg_namelen = 0;
+            }
             header.msg_iov = pieces.as_mut_ptr();
             // The C libraries disagree on the types of these lengths; both numbers are far below any limit.
             header.msg_iovlen = *used as _;
@@ -240,8 +286,8 @@ impl RecvBatch {
         let vlen = libc::c_uint::try_from(count).unwrap_or(libc::c_uint::MAX);
         loop {
             // SAFETY: `headers` holds at least `vlen` headers, filled just above: each points to `msg_iovlen`
-            // pieces and `CONTROL_BYTES` of control memory in this batch, which is borrowed mutably for the
-            // whole call. The pieces point to own buffers, or to memory for which the caller of `push` vouched.
+            // pieces, `CONTROL_BYTES` of control memory and no name or one of `NAME_BYTES`, all in this batch, which is
+            // borrowed mutably for the whole call. The pieces point to own buffers, or to memory for which the caller of `push` vouched.
             // No timeout is given. The kernel writes nothing after the call has returned.
             let received = unsafe {
                 libc::recvmmsg(

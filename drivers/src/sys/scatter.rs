@@ -13,6 +13,7 @@ use super::socket::UdpSocket;
 use daq_core::frame::Timestamp;
 use daq_core::window::{Batch, PacketId, Place};
 use std::io;
+use std::net::SocketAddr;
 
 /// Packets that the kernel makes one message of, at most: `UDP_GRO_CNT_MAX`.
 pub const SEGMENTS: usize = 64;
@@ -97,6 +98,16 @@ impl Scatter {
         }))
     }
 
+    /// Who sent `message` of the last batch, see [`RecvBatch::sender`].
+    pub fn sender(&self, message: usize) -> Option<SocketAddr> {
+        self.recv.sender(message)
+    }
+
+    /// See [`RecvBatch::name_all`].
+    pub fn name_all(&mut self, all: bool) {
+        self.recv.name_all(all);
+    }
+
     /// Lays the predicted places out as messages.
     fn guess(&mut self, messages: usize, segments: usize, header: impl Fn(PacketId) -> usize) {
         self.rows.clear();
@@ -161,6 +172,11 @@ impl Received<'_, '_> {
     #[inline]
     pub fn message(&self, message: usize) -> Message {
         self.scatter.recv.message(message)
+    }
+
+    /// Who sent `message`, see [`RecvBatch::sender`].
+    pub fn sender(&self, message: usize) -> Option<SocketAddr> {
+        self.scatter.recv.sender(message)
     }
 
     /// What was guessed of `message`.

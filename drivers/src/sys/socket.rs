@@ -3,6 +3,8 @@
 //! Everything that is a wish (buffer size, coalescing, timestamps, busy polling) is asked for, and what
 //! came of it is told; everything that is a must (address, group, interface) is an error with its remedy.
 
+use super::filter;
+use crate::sender::Allowed;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
@@ -55,6 +57,8 @@ pub struct Options {
     pub busy_poll: Duration,
     /// Multicast groups to join beside the bound address, which is joined by itself where it is one.
     pub groups: Vec<IpAddr>,
+    /// Senders whose packets are accepted, the others' are dropped by the kernel; empty = every sender.
+    pub from: Vec<Allowed>,
     /// Where to join; the routing table decides where this is not given.
     pub interface: Option<Interface>,
 }
@@ -236,6 +240,13 @@ impl UdpSocket {
             let _ = set_int(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BUSY_POLL, busy);
         }
         only_joined(fd.as_fd(), address);
+        if !options.from.is_empty() {
+            // Before bind: no packet of another sender must be there before the filter is.
+            filter::attach(fd.as_fd(), &options.from, address.is_ipv4()).map_err(|error| {
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
+                call("attach the filter of `from`")(errno)
+            })?;
+        }
         rustix::net::bind(&fd, &address).map_err(|source| match source {
             Errno::ADDRINUSE => SocketError::InUse { address },
             Errno::ACCESS | Errno::PERM => SocketError::NotPermitted { address },

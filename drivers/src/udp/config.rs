@@ -2,6 +2,7 @@
 
 use crate::format::frames;
 use crate::list::List;
+use crate::sender::{self, Allowed};
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
 use daq_core::units::{ByteSize, Span};
@@ -29,6 +30,10 @@ pub struct UdpConfig {
     /// Cores for the threads, one each in the order of addresses and sockets; without it, any.
     #[serde(default)]
     pub cores: Vec<usize>,
+    /// Senders whose packets are accepted: addresses, networks, or addresses with a port, such as `["10.0.0.5",
+    /// "10.1.0.0/16", "10.0.0.7:4000"]`; without it, every sender. The kernel drops the other packets, and counts them among
+    /// the drops of the socket, not among `rejected`.
+    pub from: Option<List<Allowed>>,
     /// Multicast groups to join, such as `["239.1.2.3"]`.
     #[serde(default)]
     pub groups: Vec<IpAddr>,
@@ -43,15 +48,15 @@ pub struct UdpConfig {
     /// effect where the card's driver supports it. Without it, the system's value.
     #[serde(default)]
     pub busy_poll: Span,
-    /// Frames open at a time, so how far packets may come out of order; at least 1.
-    #[serde(default = "frames::usual_window")]
-    pub window: usize,
+    /// Frames open at a time, so how far packets may come out of order; at least 1. Without it, as many as hold several
+    /// receive batches of each thread, at least 8, as far as the ring has slots: `daq plan` prints the number and the reason.
+    pub window: Option<usize>,
     /// Packets beyond twice the window that may be missing in a row: a longer gap, or a step back, is no
     /// loss but a count that begins anew, an epoch.
     #[serde(default = "frames::usual_max_gap")]
     pub max_gap: u64,
-    /// Packets in a row that must agree on a number beyond twice the window before any of them is believed;
-    /// those before are rejected. At least 1.
+    /// Packets in a row that must agree on a number beyond twice the window before any of them is believed. They are
+    /// kept aside until then, and rejected if they do not agree. At least 1.
     #[serde(default = "frames::usual_agree")]
     pub agree: u32,
     /// What the payload means; without it, real int8 of one channel.
@@ -135,7 +140,8 @@ impl UdpConfig {
             format!("{} cores for {} threads", self.cores.len(), self.threads()),
             "give one core for each socket of each address",
         );
-        found.extend(frames::problems(self.window, self.agree));
+        found.extend(sender::problems(self.from.as_ref(), listen));
+        found.extend(frames::problems(self.window.unwrap_or(1), self.agree));
         found
     }
 

@@ -5,12 +5,14 @@
 //! received into buffers that stay in the cache, and copied past the cache. (Measured: the kernel takes 70 ns longer for
 //! each packet that it has to cut out of a coalesced message, about as long as a copy of 4 KiB.)
 
-use super::tune::{MESSAGES, PLACES, Seen, Tune};
+use super::tune::{self, MESSAGES, PLACES, Seen, Tune};
 use crate::datagram::Placer;
 use crate::format::{Format, Parsed, Split};
+use crate::sender::{SenderWatch, message_of};
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use crate::sys::scatter::Scatter;
 use crate::sys::socket::UdpSocket;
+use daq_core::entry::SourceContext;
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::source::{Filler, Polled, SourceError};
 use daq_core::window::{PacketId, Window};
@@ -18,7 +20,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 /// The longest header that is guessed, where the format does not fix it.
-const HEADER: usize = 256;
+const HEADER: usize = 512;
 /// Bytes for guessed headers, at most.
 const HEADERS: usize = 4 << 20;
 /// Payload bytes from which the kernel cutting a message costs less than copying it once more.
@@ -36,12 +38,17 @@ pub(super) struct Receiver {
     /// What lay elsewhere than guessed, [`MESSAGE_BYTES`] a message.
     bounce: Box<[u8]>,
     rest: Vec<Moved>,
+    senders: SenderWatch,
     drops_read: Option<Instant>,
+    /// Whether it alone fills the window.
+    exclusive: bool,
+    is_prepared: bool,
 }
 
 /// A message, or the end of one, in the bounce buffer.
 #[derive(Clone, Copy, Debug)]
 struct Moved {
+    message: usize,
     bytes: usize,
     segment: usize,
     time: Timestamp,
@@ -57,6 +64,16 @@ pub(super) fn memory(payload: usize, threads: usize) -> usize {
     }
 }
 
+/// Packets with `payload` bytes by which one of so many threads may run ahead of the others with one receiving call: as
+/// many messages as are asked for, or fewer that the kernel has coalesced.
+pub(super) fn batch(payload: usize, threads: usize) -> usize {
+    if threads == 1 {
+        return MESSAGES;
+    }
+    let coalesced = MESSAGE_BYTES / payload.max(1);
+    MESSAGES.max(tune::COALESCED * coalesced)
+}
+
 /// What one receiving call brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Got {
@@ -67,31 +84,59 @@ enum Got {
 }
 
 impl Receiver {
-    /// A receiver for the source `name`; `exclusive` = it alone fills the window.
-    pub(super) fn new(name: &str, socket: UdpSocket, format: Format, exclusive: bool) -> Self {
+    /// A receiver for the source of `context`; `exclusive` = it alone fills the window.
+    pub(super) fn new(
+        context: &SourceContext,
+        socket: UdpSocket,
+        format: Format,
+        exclusive: bool,
+        senders: SenderWatch,
+    ) -> Self {
+        let mut receiver = Self {
+            socket,
+            placer: Placer::new(&context.name, format).with_rejections(context.rejections.clone()),
+            plain: RecvBatch::plain(MESSAGES, MESSAGE_BYTES),
+            scatter: None,
+            tune: Tune::default(),
+            bounce: Box::default(),
+            rest: Vec::with_capacity(MESSAGES),
+            senders,
+            drops_read: None,
+            exclusive,
+            is_prepared: false,
+        };
+        receiver.prepare();
+        receiver
+    }
+
+    /// Prepares to receive into guessed places where that pays, once the format is known.
+    fn prepare(&mut self) {
+        let format = self.placer.format();
+        if format.is_learning() {
+            return;
+        }
+        self.is_prepared = true;
         let trailer = format.trailer_len();
-        let header = match &format {
+        let header = match format {
             Format::Raw(raw) => raw.header_len(),
             Format::Spead(_) => HEADER,
         };
         let places = PLACES.min(HEADERS / (header + trailer).max(1));
-        let guesses = exclusive && format.places().rest >= LEAST;
-        let scatter = guesses.then(|| Scatter::new(MESSAGES, places, header, trailer));
-        let bounce = if guesses { MESSAGES * MESSAGE_BYTES } else { 0 };
-        Self {
-            socket,
-            placer: Placer::new(name, format),
-            plain: RecvBatch::plain(MESSAGES, MESSAGE_BYTES),
-            scatter,
-            tune: Tune::default(),
-            bounce: vec![0; bounce].into_boxed_slice(),
-            rest: Vec::with_capacity(MESSAGES),
-            drops_read: None,
+        if self.exclusive && format.places().rest >= LEAST {
+            self.scatter = Some(Scatter::new(MESSAGES, places, header, trailer));
+            self.bounce = vec![0; MESSAGES * MESSAGE_BYTES].into_boxed_slice();
         }
     }
 
     fn receive(&mut self, window: &mut Window) -> io::Result<Got> {
-        let guesses = self.scatter.is_some() && window.is_exclusive() && self.tune.guesses();
+        if !self.is_prepared {
+            self.placer.poll(window);
+            self.prepare();
+        }
+        let guesses = self.scatter.is_some()
+            && !self.placer.is_catching_up()
+            && window.is_exclusive()
+            && self.tune.guesses();
         if guesses && let Some(got) = self.receive_into_places(window)? {
             return Ok(got);
         }
@@ -99,6 +144,7 @@ impl Receiver {
     }
 
     fn receive_and_copy(&mut self, window: &mut Window, is_rule: bool) -> io::Result<Got> {
+        self.plain.name_all(self.senders.wants_all());
         let count = self.plain.recv(&self.socket, self.tune.plain(is_rule))?;
         if count == 0 {
             return Ok(Got::Nothing);
@@ -110,7 +156,13 @@ impl Receiver {
             packets(plain.bytes(message), about.segment)
                 .map(move |bytes| (bytes, received_at(about.timestamp_ns)))
         });
-        self.placer.place(window, datagrams);
+        let duplicate = self.placer.place(window, datagrams);
+        self.senders.saw(plain.sender(0));
+        if let Some(duplicate) = duplicate {
+            let messages = (0..count).map(|message| plain.message(message).packets().max(1));
+            let sender = plain.sender(message_of(messages, duplicate));
+            self.senders.duplicate(sender);
+        }
         Ok(Got::Something)
     }
 
@@ -121,6 +173,7 @@ impl Receiver {
         };
         let (messages, segments) = self.tune.guess();
         let placer = &mut self.placer;
+        scatter.name_all(self.senders.wants_all());
         let mut batch = window.batch();
         let header = |id: PacketId| placer.format().header_len(id.sub);
         let Some(mut received) =
@@ -129,6 +182,9 @@ impl Receiver {
             return Ok(None);
         };
         self.rest.clear();
+        if received.messages() > 0 {
+            self.senders.saw(received.sender(0));
+        }
         let mut seen = Seen {
             messages: received.messages(),
             ..Seen::default()
@@ -174,6 +230,7 @@ impl Receiver {
                 let bounce = &mut self.bounce[self.rest.len() * MESSAGE_BYTES..][..MESSAGE_BYTES];
                 let bytes = received.gather(message, matched * about.segment, bounce);
                 self.rest.push(Moved {
+                    message,
                     bytes,
                     segment: about.segment,
                     time,
@@ -189,8 +246,15 @@ impl Receiver {
             .flat_map(|(moved, bytes)| {
                 packets(&bytes[..moved.bytes], moved.segment).map(move |bytes| (bytes, moved.time))
             });
-        if seen.moved > 0 {
-            self.placer.place(window, moved);
+        let duplicate = (seen.moved > 0).then(|| self.placer.place(window, moved));
+        if let Some(duplicate) = duplicate.flatten() {
+            let packets = |moved: &Moved| moved.bytes.div_ceil(moved.segment.max(1)).max(1);
+            let moved = message_of(self.rest.iter().map(packets), duplicate);
+            let sender = self
+                .rest
+                .get(moved)
+                .and_then(|moved| scatter.sender(moved.message));
+            self.senders.duplicate(sender);
         }
         Ok(Some(match (seen.messages, seen.moved) {
             (0, _) => Got::Nothing,
@@ -256,5 +320,9 @@ impl Filler for Receiver {
                 .wait(patience)
                 .map_err(|why| error(&self.socket, why))?;
         Ok(if ready { Polled::Busy } else { Polled::Idle })
+    }
+
+    fn finish(&mut self, window: &mut Window) {
+        self.placer.flush(window, false);
     }
 }

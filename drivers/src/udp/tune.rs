@@ -2,6 +2,8 @@
 
 /// Messages received by one system call, at most.
 pub(super) const MESSAGES: usize = 64;
+/// Coalesced messages received by one system call, at most, where their payload is copied.
+pub(super) const COALESCED: usize = 8;
 /// Places guessed for one system call, at most.
 pub(super) const PLACES: usize = 512;
 /// Wrong guesses in a row after which guessing is given up for a while.
@@ -81,7 +83,11 @@ impl Tune {
     /// Messages to receive without guesses, where that is the rule (true) or only until a guess can be made again.
     pub(super) fn plain(&self, is_rule: bool) -> usize {
         // What is received is read at once, and should still be in a near cache then.
-        let cached = if self.segments > 1 { 8 } else { MESSAGES };
+        let cached = if self.segments > 1 {
+            COALESCED
+        } else {
+            MESSAGES
+        };
         if is_rule { cached } else { cached / 4 }
     }
 

@@ -57,6 +57,8 @@ pub mod errno {
     pub const NOT_THERE: u32 = 2;
     /// The device is gone.
     pub const NO_DEVICE: u32 = 19;
+    /// There is memory at these addresses already.
+    pub const EXISTS: u32 = 17;
     /// The request makes no sense.
     pub const INVALID: u32 = 22;
     /// There is no room.
@@ -87,12 +89,16 @@ pub enum Command {
     RegionRead = 9,
     /// Write a region.
     RegionWrite = 10,
+    /// Read memory of the client; the only request of servers, beside the next.
+    DmaRead = 11,
+    /// Write memory of the client.
+    DmaWrite = 12,
     /// Reset the device.
     Reset = 13,
 }
 
 impl Command {
-    /// All of them.
+    /// All that a client may ask for.
     pub const ALL: [Self; 10] = [
         Self::Version,
         Self::DmaMap,
@@ -250,9 +256,9 @@ impl Access {
 /// A request, as its payload describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// Which version the other side speaks: major, minor.
-    Version(u16, u16),
-    /// Memory, by the file that comes with the message.
+    /// Which version the other side speaks: major, minor; then its capabilities as JSON.
+    Version(u16, u16, &'a [u8]),
+    /// Memory, by the file that comes with the message, or by further messages.
     DmaMap {
         /// [`MAY_READ`], [`MAY_WRITE`].
         flags: u32,
@@ -328,7 +334,7 @@ pub struct Fields<'a>(pub &'a [u8]);
 impl<'a> Fields<'a> {
     fn request(&mut self, command: Command) -> Option<Request<'a>> {
         Some(match command {
-            Command::Version => Request::Version(self.u16()?, self.u16()?),
+            Command::Version => Request::Version(self.u16()?, self.u16()?, self.0),
             Command::DmaMap => {
                 self.u32()?;
                 Request::DmaMap {
@@ -368,6 +374,7 @@ impl<'a> Fields<'a> {
             Command::RegionRead => Request::Read(self.access()?),
             Command::RegionWrite => Request::Write(self.access()?, self.0),
             Command::Reset => Request::Reset,
+            Command::DmaRead | Command::DmaWrite => return None,
         })
     }
 

@@ -2,6 +2,8 @@
 
 use super::program::MOST_ADDRESSES;
 use crate::format::frames;
+use crate::list::List;
+use crate::sender::{self, Allowed};
 use crate::udp::Listen;
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
@@ -112,6 +114,10 @@ pub struct XdpConfig {
     /// Address and port whose packets are taken, such as `"10.0.0.1:4950"`, or an array of up to 64; a multicast group is
     /// joined. No other packet is touched.
     pub listen: Listen,
+    /// Senders whose packets are accepted: addresses, networks, or addresses with a port, such as `["10.0.0.5",
+    /// "10.1.0.0/16", "10.0.0.7:4000"]`; without it, every sender. The program drops the other packets before anything counts
+    /// them.
+    pub from: Option<List<Allowed>>,
     /// Receive queues to take packets from, each with a socket and a thread: how many, counted from 0, or an array of their
     /// numbers. Packets of other queues are received too, through the kernel's stack, which is slower and is told.
     #[serde(default = "one")]
@@ -141,15 +147,15 @@ pub struct XdpConfig {
     /// Receive buffer to ask of the kernel for packets that come through its stack: those of other queues, fragments.
     #[serde(default = "receive_buffer")]
     pub receive_buffer: ByteSize,
-    /// Frames open at a time, so how far packets may come out of order; at least 1.
-    #[serde(default = "frames::usual_window")]
-    pub window: usize,
+    /// Frames open at a time, so how far packets may come out of order; at least 1. Without it, as many as hold several
+    /// receive batches of each thread, at least 8, as far as the ring has slots: `daq plan` prints the number and the reason.
+    pub window: Option<usize>,
     /// Packets beyond twice the window that may be missing in a row: a longer gap, or a step back, is no loss but a count
     /// that begins anew, an epoch.
     #[serde(default = "frames::usual_max_gap")]
     pub max_gap: u64,
-    /// Packets in a row that must agree on a number beyond twice the window before any of them is believed; those before
-    /// are rejected. At least 1.
+    /// Packets in a row that must agree on a number beyond twice the window before any of them is believed. They are
+    /// kept aside until then, and rejected if they do not agree. At least 1.
     #[serde(default = "frames::usual_agree")]
     pub agree: u32,
     /// What the payload means; without it, real int8 of one channel.
@@ -249,7 +255,8 @@ impl XdpConfig {
             "a card writes to shared memory only where its driver picks packets".into(),
             "set `attach = \"native\"`, or `mode = \"copy\"`",
         );
-        found.extend(frames::problems(self.window, self.agree));
+        found.extend(sender::problems(self.from.as_ref(), listen));
+        found.extend(frames::problems(self.window.unwrap_or(1), self.agree));
         found
     }
 

@@ -4,10 +4,12 @@ use super::headers;
 use super::link::{Attached, BATCH};
 use crate::datagram::Placer;
 use crate::format::Format;
+use crate::sender::SenderWatch;
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use crate::sys::socket::UdpSocket;
 use crate::sys::xdp::XdpSocket;
 use daq_core::frame::{Clock, Timestamp};
+use daq_core::ledger::Rejections;
 use daq_core::source::{Filler, Polled, SourceError};
 use daq_core::window::Window;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
@@ -112,11 +114,12 @@ pub(super) struct Receiver {
     /// The first thread's.
     stack: Option<Stack>,
     placer: Placer,
+    rejections: Rejections,
+    senders: SenderWatch,
     /// Packets that lie in several pieces, put together.
     whole: Box<[u8]>,
     packets: Vec<Packet>,
     looked_aside: Option<Instant>,
-    is_told: bool,
     is_down_told: bool,
     /// Whether a call has the kernel poll the card.
     polls: bool,
@@ -136,6 +139,8 @@ struct Packet {
 /// What a receiver is made of.
 pub(super) struct Parts {
     pub(super) name: String,
+    pub(super) rejections: Rejections,
+    pub(super) senders: SenderWatch,
     pub(super) what: String,
     pub(super) socket: XdpSocket,
     pub(super) stack: Option<Stack>,
@@ -150,7 +155,10 @@ pub(super) struct Parts {
 impl Receiver {
     pub(super) fn new(parts: Parts) -> Self {
         Self {
-            placer: Placer::new(&parts.name, parts.format),
+            placer: Placer::new(&parts.name, parts.format)
+                .with_rejections(parts.rejections.clone()),
+            rejections: parts.rejections,
+            senders: parts.senders,
             name: parts.name,
             what: parts.what,
             socket: parts.socket,
@@ -158,7 +166,6 @@ impl Receiver {
             whole: vec![0; BATCH * parts.packet].into_boxed_slice(),
             packets: Vec::with_capacity(BATCH),
             looked_aside: None,
-            is_told: false,
             is_down_told: false,
             polls: parts.polls,
             _attached: parts.attached,
@@ -190,10 +197,23 @@ impl Receiver {
                 }
             }
         });
-        self.placer.place(window, datagrams);
+        let duplicate = self.placer.place(window, datagrams);
+        let packet = |i: usize| {
+            let packet = self.packets.get(i)?;
+            Some(match packet.whole {
+                None => pieces_at(packet.piece),
+                Some((start, end)) => &whole[start..end],
+            })
+        };
+        self.senders.saw(packet(0).and_then(headers::sender));
+        // With packets that were rejected among them, the index is that of another packet.
+        if let Some(duplicate) = duplicate.filter(|_| wrongs == 0) {
+            self.senders
+                .duplicate(packet(duplicate).and_then(headers::sender));
+        }
         if let Some(wrong) = wrong {
             window.reject(wrongs);
-            self.tell(wrong);
+            self.log_rejected(wrong, wrongs);
         }
         // A packet whose end has not come yet stays.
         self.socket.give_back(pieces);
@@ -230,10 +250,11 @@ impl Receiver {
     }
 
     #[cold]
-    fn tell(&mut self, wrong: headers::Wrong) {
-        if !std::mem::replace(&mut self.is_told, true) {
+    fn log_rejected(&self, wrong: headers::Wrong, packets: u64) {
+        let message = || format!("packet headers: {wrong}");
+        if self.rejections.count("headers", packets, message) {
             tracing::warn!(
-                "source {}: a packet of {} is rejected: {wrong}. More of the kind are only counted, as `rejected`",
+                "source {}: rejected a packet of {} (headers): {wrong}. Further packets rejected for this reason are only counted",
                 self.name,
                 self.what,
             );
@@ -373,6 +394,7 @@ impl Receiver {
 
 impl Filler for Receiver {
     fn fill(&mut self, window: &mut Window, patience: Duration) -> Result<Polled, SourceError> {
+        self.placer.poll(window);
         let mut any = self.receive(window);
         if self.socket.needs_wakeup() || (self.polls && !any) {
             self.wake()?;
@@ -404,6 +426,10 @@ impl Filler for Receiver {
         }
         let ready = !patience.is_zero() && self.wait(patience)?;
         Ok(if ready { Polled::Busy } else { Polled::Idle })
+    }
+
+    fn finish(&mut self, window: &mut Window) {
+        self.placer.flush(window, false);
     }
 }
 

@@ -1,5 +1,6 @@
 //! From a packet to the datagram in it, as strictly as the kernel's stack would.
 
+use std::net::SocketAddr;
 use std::ops::Range;
 
 /// Why a packet yields no datagram.
@@ -82,6 +83,25 @@ pub fn payload(packet: &[u8]) -> Result<Range<usize>, Wrong> {
     Ok(start + UDP..start + bytes)
 }
 
+/// Who sent `packet`, one that [`payload`] understands.
+pub fn sender(packet: &[u8]) -> Option<SocketAddr> {
+    let payload = payload(packet).ok()?;
+    let port = word(packet, payload.start - UDP).ok()?;
+    let network = if ETHERTYPE_TAGS.contains(&word(packet, 12).ok()?) {
+        18
+    } else {
+        14
+    };
+    let rest = packet.get(network..)?;
+    if rest.first()? >> 4 == 4 {
+        let address: &[u8; 4] = rest.get(12..)?.first_chunk()?;
+        Some((*address, port).into())
+    } else {
+        let address: &[u8; 16] = rest.get(8..)?.first_chunk()?;
+        Some((*address, port).into())
+    }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -149,6 +169,17 @@ pub(super) mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_sender_is_found_with_a_tag_and_without() {
+        for tag in [None, Some(0x8100)] {
+            let found = |six| sender(&packet(six, tag, &[1; 32], 0)).unwrap();
+            assert_eq!(found(false), "10.10.10.10:2313".parse().unwrap());
+            let six = "[fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd]:2313";
+            assert_eq!(found(true), six.parse().unwrap());
+        }
+        assert_eq!(sender(&[0; 60]), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::config::{Attach, Mode, XdpConfig};
 use super::program;
+use crate::list::List;
 use crate::sys::bpf::{self, Hook};
 use crate::sys::interface::Interface;
 use crate::sys::xdp::{HEADROOM, Options, Step, XdpSocket};
@@ -79,7 +80,11 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
     let queues = &config.queues.0;
     let most = queues.iter().max().map_or(1, |queue| queue + 1);
     let map = bpf::socket_map(most).map_err(|error| privilege(&what, &error))?;
-    let code = program::assemble(addresses, map.as_raw_fd());
+    let code = program::assemble(
+        addresses,
+        List::or_none(config.from.as_ref()),
+        map.as_raw_fd(),
+    );
     let mut log = vec![0; 1 << 16];
     let program = bpf::load(&code, has_pieces, &mut log).map_err(|error| {
         let end = log.iter().position(|byte| *byte == 0).unwrap_or(0);

@@ -47,14 +47,18 @@ mod program;
 
 pub use config::XdpConfig;
 
+use crate::datagram;
 use crate::format::{self, Format, Frames};
+use crate::list::List;
+use crate::sender::{self, SenderWatch};
+use crate::silence;
 use crate::sys::interface::Interface as Card;
 use crate::sys::socket::{Interface, Options, SocketError, UdpSocket};
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{Claim, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{Claim, SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::{Layout, Samples};
 use daq_core::source::{Filler, Producers, SourceError};
-use daq_core::window::Geometry;
+use daq_core::window::{Arrival, Geometry};
 use filler::{Parts, Receiver, Stack};
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -78,13 +82,14 @@ ring      = "OUTPUT"
 interface = "eth1"
 listen    = "10.0.0.1:4950"   # or several; a multicast group is joined
 samples   = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
+# from    = ["10.0.0.5", "10.1.0.0/16"]  # accept these senders only
 # queues  = 1                 # receive queues 0 to N-1, or their numbers: [0, 3]; a thread each
 # cores   = [2]               # one a thread
 # mode    = "auto"            # or "zero-copy", "copy"
 # attach  = "auto"            # or "native", "generic"
 # chunk   = "4 KiB"           # memory for a packet; longer packets take several
 # packets = 4096              # that the kernel holds for each queue
-# window  = 8                 # frames open at a time: how far packets may come out of order
+# window  = 64                # frames open at a time: how far packets may come out of order
 
 [source.NAME.format]
 kind     = "raw"              # or "spead"
@@ -103,33 +108,31 @@ struct Xdp {
 
 fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
     let format = format::section::take(section, diagnostics);
-    let config: XdpConfig = section.finish(&[], diagnostics)?;
-    let problems = config.problems();
-    let is_sound = problems.is_empty();
-    for problem in problems {
-        diagnostics.push(section.problem(problem));
-    }
+    let config: XdpConfig = section.finish_checked(&[], diagnostics, XdpConfig::problems)?;
     let samples = config.samples.clone().unwrap_or_default();
     let xdp = Xdp {
         format: format?,
         samples,
         config,
     };
-    is_sound.then(|| Box::new(xdp) as Box<dyn SourceSpec>)
+    Some(Box::new(xdp))
 }
 
 impl Xdp {
+    fn packets_arrive(&self) -> Arrival {
+        Arrival {
+            declared: self.config.window,
+            threads: self.threads(),
+            batch: link::BATCH,
+        }
+    }
+
     fn frames(&self) -> Frames<'_> {
-        let XdpConfig {
-            window,
-            max_gap,
-            agree,
-            ..
-        } = self.config;
+        let XdpConfig { max_gap, agree, .. } = self.config;
         Frames {
             format: &self.format,
             samples: &self.samples,
-            window,
+            arrival: self.packets_arrive(),
             max_gap,
             agree,
         }
@@ -149,6 +152,7 @@ impl Xdp {
             receive_buffer: self.config.receive_buffer.bytes().unwrap_or(usize::MAX),
             timestamps: true,
             interface: Some(Interface::Name(self.config.interface.clone())),
+            from: List::or_none(self.config.from.as_ref()).to_vec(),
             ..Options::default()
         };
         let name = &self.config.interface;
@@ -198,6 +202,14 @@ impl SourceSpec for Xdp {
         self.frames().geometry(slot_bytes)
     }
 
+    fn arrival(&self) -> Option<Arrival> {
+        Some(self.packets_arrive())
+    }
+
+    fn learned_from(&self) -> Option<&'static str> {
+        self.frames().learned_from()
+    }
+
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         self.frames().layout(geometry)
     }
@@ -210,12 +222,15 @@ impl SourceSpec for Xdp {
         self.config.queues.0.len()
     }
 
-    fn memory(&self, _: &Geometry) -> usize {
+    fn memory(&self, geometry: &Geometry) -> usize {
         let chunks = self.config.chunk_bytes() * self.config.packets as usize;
         let packet = link::longest_to_plan(&self.config);
+        let held = datagram::hold_bytes(&self.format, geometry, self.threads());
         (0..self.threads())
             .map(|i| {
-                chunks + RING_BYTES * self.config.packets as usize + filler::memory(packet, i == 0)
+                held + chunks
+                    + RING_BYTES * self.config.packets as usize
+                    + filler::memory(packet, i == 0)
             })
             .sum()
     }
@@ -225,11 +240,22 @@ impl SourceSpec for Xdp {
     }
 
     fn notes(&self) -> Vec<String> {
-        let mut notes = Vec::new();
+        let mut notes = self.frames().notes();
         if self.config.samples.is_none() {
             notes.push("samples not declared: int8 assumed".to_owned());
         }
+        notes.extend(sender::note(self.config.from.as_ref()));
         notes
+    }
+
+    fn silence_hint(&self) -> SilenceHint {
+        let XdpConfig {
+            listen,
+            interface,
+            from,
+            ..
+        } = self.config.clone();
+        Box::new(move || silence::hint(&listen.0, &[], Some(&interface), from.is_some()))
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
@@ -243,15 +269,21 @@ impl SourceSpec for Xdp {
         for sentence in &opened.told {
             tracing::info!("source {}: {sentence}", context.name);
         }
+        let format = self
+            .format
+            .start_learning(&context.geometry, self.threads());
         let attached = Arc::new(opened.attached);
+        let senders = SenderWatch::new(&context.name, self.config.listen.0[0]);
         let queues = opened.sockets.into_iter().zip(&self.config.queues.0);
         let fillers = queues.map(|(socket, queue)| {
             let parts = Parts {
                 name: context.name.clone(),
+                rejections: context.rejections.clone(),
+                senders: senders.another(self.config.listen.0[0]),
                 what: format!("queue {queue} of {}", self.config.interface),
                 socket,
                 stack: stack.take(),
-                format: self.format.clone(),
+                format: format.clone(),
                 packet: opened.packet,
                 attached: attached.clone(),
                 polls: !self.config.busy_poll.0.is_zero(),

@@ -7,6 +7,7 @@
 //! It is put together here, instruction by instruction, so that no compiler is needed where daq runs. The kernel verifies
 //! it when it is loaded: no byte is read before it is known that the packet has it.
 
+use crate::sender::Allowed;
 use crate::sys::bpf::Instruction;
 use std::net::{IpAddr, SocketAddr};
 
@@ -26,6 +27,8 @@ const CONTEXT: u8 = 9;
 
 /// The answer that hands a packet on to the kernel's stack.
 pub(super) const PASS: i32 = 2;
+/// The answer that drops it.
+pub(super) const DROP: i32 = 1;
 /// The answer that hands it to a socket.
 #[cfg(test)]
 pub(super) const REDIRECT: u32 = 4;
@@ -169,8 +172,9 @@ fn word(bytes: &[u8]) -> u32 {
 pub(super) const MOST_ADDRESSES: usize = 64;
 
 /// The program that hands what is sent to one of `addresses` to the socket that the map of descriptor `map` has for the
-/// packet's queue, and everything else to the kernel's stack, which also gets what the map has no socket for.
-pub(super) fn assemble(addresses: &[SocketAddr], map: i32) -> Vec<Instruction> {
+/// packet's queue, and everything else to the kernel's stack, which also gets what the map has no socket for. Where `from`
+/// is not empty, packets to `addresses` from other senders are dropped.
+pub(super) fn assemble(addresses: &[SocketAddr], from: &[Allowed], map: i32) -> Vec<Instruction> {
     let mut a = Assembler::default();
     let [pass, take, tagged, network, six] = std::array::from_fn(|_| a.label());
     a.copy(CONTEXT, ARGUMENT_1);
@@ -190,10 +194,9 @@ pub(super) fn assemble(addresses: &[SocketAddr], map: i32) -> Vec<Instruction> {
     a.here(network);
     a.jump_if(TYPE, If::Equal, half([0x86, 0xdd]), six);
     a.jump_if(TYPE, If::Unequal, half([0x08, 0x00]), pass);
-    four(&mut a, addresses, pass, take);
-    a.jump(pass);
+    four(&mut a, addresses, from, pass, take);
     a.here(six);
-    self::six(&mut a, addresses, pass, take);
+    self::six(&mut a, addresses, from, pass, take);
     a.here(pass);
     a.set(RESULT, PASS);
     a.exit();
@@ -208,7 +211,8 @@ pub(super) fn assemble(addresses: &[SocketAddr], map: i32) -> Vec<Instruction> {
 }
 
 /// IPv4: header at 14, addresses at 26 and 30, UDP at 34.
-fn four(a: &mut Assembler, addresses: &[SocketAddr], pass: Label, take: Label) {
+fn four(a: &mut Assembler, addresses: &[SocketAddr], from: &[Allowed], pass: Label, take: Label) {
+    let ours = a.label();
     a.need(42, pass);
     a.load(Size::Byte, WORD, PACKET, 14);
     a.jump_if(WORD, If::Unequal, 0x45, pass);
@@ -226,13 +230,57 @@ fn four(a: &mut Assembler, addresses: &[SocketAddr], pass: Label, take: Label) {
         };
         let next = a.label();
         a.jump_if(ADDRESS, If::Unequal, word(&ip.octets()), next);
-        a.jump_if(PORT, If::Equal, half(address.port().to_be_bytes()), take);
+        a.jump_if(PORT, If::Equal, half(address.port().to_be_bytes()), ours);
         a.here(next);
+    }
+    a.jump(pass);
+    if addresses.iter().any(SocketAddr::is_ipv4) {
+        a.here(ours);
+        senders(a, from, true, take);
+    }
+}
+
+/// Of a packet to one of our addresses: takes it from an allowed sender, and drops it from any other.
+fn senders(a: &mut Assembler, from: &[Allowed], is_ipv4: bool, take: Label) {
+    let (address, port) = if is_ipv4 { (26_i16, 34) } else { (22, 54) };
+    let allowed = from
+        .iter()
+        .filter(|entry| entry.network.is_ipv4() == is_ipv4);
+    let mut takes_all = from.is_empty();
+    for entry in allowed {
+        let next = a.label();
+        let comparisons = entry.comparisons();
+        // The verifier refuses instructions that are never reached, such as those behind a network of all addresses.
+        takes_all |= comparisons.is_empty() && entry.port.is_none();
+        if takes_all {
+            break;
+        }
+        for (i, word, mask) in comparisons {
+            let offset = address + 4 * i16::try_from(i).unwrap_or(0);
+            a.load(Size::Word, WORD, PACKET, offset);
+            if mask != u32::MAX {
+                a.and(WORD, mask.to_be().cast_signed());
+            }
+            a.jump_if(WORD, If::Unequal, word.to_be(), next);
+        }
+        if let Some(sender) = entry.port {
+            a.load(Size::Half, PORT, PACKET, port);
+            a.jump_if(PORT, If::Unequal, half(sender.to_be_bytes()), next);
+        }
+        a.jump(take);
+        a.here(next);
+    }
+    if takes_all {
+        a.jump(take);
+    } else {
+        a.set(RESULT, DROP);
+        a.exit();
     }
 }
 
 /// IPv6: header at 14, addresses at 22 and 38, UDP at 54.
-fn six(a: &mut Assembler, addresses: &[SocketAddr], pass: Label, take: Label) {
+fn six(a: &mut Assembler, addresses: &[SocketAddr], from: &[Allowed], pass: Label, take: Label) {
+    let ours = a.label();
     a.need(62, pass);
     a.load(Size::Byte, WORD, PACKET, 14);
     a.and(WORD, 0xf0);
@@ -250,8 +298,13 @@ fn six(a: &mut Assembler, addresses: &[SocketAddr], pass: Label, take: Label) {
             a.load(Size::Word, WORD, PACKET, offset);
             a.jump_if(WORD, If::Unequal, word(part), next);
         }
-        a.jump(take);
+        a.jump(ours);
         a.here(next);
+    }
+    a.jump(pass);
+    if addresses.iter().any(SocketAddr::is_ipv6) {
+        a.here(ours);
+        senders(a, from, false, take);
     }
 }
 

@@ -38,6 +38,7 @@ pub struct Rig {
     pub ledger: SourceLedger,
     pub ring_ledger: RingLedger,
     pub geometry: Geometry,
+    pub rejections: daq_core::ledger::Rejections,
 }
 
 /// Opens `spec` on a ring of `slots` slots of `slot` bytes.
@@ -52,7 +53,9 @@ pub fn rig(spec: &dyn SourceSpec, slot: usize, slots: usize) -> Result<Rig, Sour
         geometry,
         nic: None,
         counts: daq_core::ledger::Counts::default(),
+        rejections: daq_core::ledger::Rejections::default(),
     };
+    let rejections = context.rejections.clone();
     let Producers::Fillers(fillers) = spec.build(&context)? else {
         panic!("an engine")
     };
@@ -82,6 +85,7 @@ pub fn rig(spec: &dyn SourceSpec, slot: usize, slots: usize) -> Result<Rig, Sour
         ledger,
         ring_ledger,
         geometry,
+        rejections,
     })
 }
 

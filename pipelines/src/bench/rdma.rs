@@ -286,7 +286,6 @@ fn ask<T>(
 
 /// The first card there is, or one of software.
 fn first_card() -> String {
-    #[cfg(feature = "verbs")]
     if let Ok(devices) = daq_rdma::sys::devices()
         && let Some(device) = devices.first()
     {

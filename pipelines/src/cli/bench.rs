@@ -5,6 +5,7 @@ use crate::bench::{
     self, BenchError, Common, DoorbellArgs, FpgaArgs, RdmaArgs, ResidentArgs, Role, StagingArgs,
     Table, Tell,
 };
+use crate::console::print_error;
 use clap::{Subcommand, ValueEnum};
 use daq_core::units::{ByteSize, Span};
 use daq_core::wait::Wait;
@@ -268,7 +269,7 @@ pub(super) fn bench(args: &Args) -> u8 {
     match measure(&args.what, &mut |table| told.add(&table)) {
         Ok(()) => told.end(),
         Err(error) => {
-            eprintln!("error: {error}");
+            print_error!("error: {error}");
             exit::UNAVAILABLE
         }
     }
@@ -397,10 +398,9 @@ fn measure(what: &What, tell: Tell<'_>) -> Result<(), BenchError> {
                 let why = "there is nothing to keep: not both ways out of a GPU were measured, of one card";
                 BenchError::Thread(why.to_owned())
             })?;
-            let directory = state_dir.clone();
-            let directory = directory.or_else(|| state::directory(|name| std::env::var_os(name)));
+            let directory = state::resolve_directory(state_dir.as_deref());
             let kept = tune::keep(measured, directory.as_deref()).map_err(BenchError::Thread)?;
-            eprintln!("kept in {}", kept.display());
+            print_error!("kept in {}", kept.display());
             Ok(())
         }
         What::Launch {

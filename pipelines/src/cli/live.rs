@@ -1,11 +1,11 @@
-//! What a run shows while it runs: one live block on a terminal, a log line a second elsewhere.
+//! What a run shows while it runs: a live block on a terminal, else a log line from time to time.
 
+use super::changes::LossChanges;
+use crate::console;
 use daq_core::ledger::{CopyReport, DeviceReport, Report, SourceReport};
+use daq_core::log_limit::LogLimit;
 use daq_core::plan::Dispatch;
-use daq_core::units::{BitRate, ByteSize};
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use std::io::Write;
-use std::sync::OnceLock;
+use daq_core::units::ByteSize;
 use std::time::{Duration, Instant};
 
 /// How often the block is drawn.
@@ -13,112 +13,83 @@ const DRAW: Duration = Duration::from_millis(200);
 /// Characters of a ring's bar.
 const BAR: u64 = 20;
 
-/// The live block on the terminal, while there is one: what else is written must go round it.
-static BLOCK: OnceLock<MultiProgress> = OnceLock::new();
-
-/// stderr for logs and notices, which takes the live block away while it is written to.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Stderr;
-
-impl Write for Stderr {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let write = || {
-            std::io::stderr()
-                .lock()
-                .write_all(bytes)
-                .map(|()| bytes.len())
-        };
-        match BLOCK.get() {
-            Some(block) => block.suspend(write),
-            None => write(),
-        }
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        std::io::stderr().flush()
-    }
+/// How a run is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Style {
+    /// A live block at the bottom of the terminal.
+    Block,
+    /// A log line every so often.
+    Lines(Duration),
 }
 
-/// Shows reports as they come.
+/// Shows reports while the pipeline runs.
+#[derive(Debug)]
 pub(super) struct Live {
-    block: Option<Block>,
+    style: Style,
     last: (Report, Instant),
-}
-
-struct Block {
-    multi: MultiProgress,
-    lines: Vec<ProgressBar>,
+    /// The report of the last log line.
+    logged: (Report, Instant),
+    epochs: LogLimit,
+    losses: LossChanges,
 }
 
 impl Live {
-    /// A live block if `on_terminal`, else log lines.
-    pub(super) fn new(on_terminal: bool) -> Self {
-        let block = on_terminal.then(|| Block {
-            multi: BLOCK.get_or_init(MultiProgress::new).clone(),
-            lines: Vec::new(),
-        });
+    pub(super) fn new(style: Style) -> Self {
+        let now = Instant::now();
         Self {
-            block,
-            last: (Report::default(), Instant::now()),
+            style,
+            last: (Report::default(), now),
+            logged: (Report::default(), now),
+            epochs: LogLimit::new(),
+            losses: LossChanges::default(),
         }
     }
 
-    /// Shows what `report` gives, if it is time.
+    /// Shows what `report` returns, if it is time.
     pub(super) fn show(&mut self, report: impl FnOnce() -> Report) {
-        let period = if self.block.is_some() {
-            DRAW
-        } else {
-            Duration::from_secs(1)
-        };
         let passed = self.last.1.elapsed();
+        let period = match self.style {
+            Style::Block => DRAW,
+            Style::Lines(_) => Duration::from_secs(1),
+        };
         if passed < period {
             return;
         }
         let report = report();
-        tell_epochs(&report, &self.last.0);
-        if let Some(block) = &mut self.block {
-            block.draw(&lines(&report, &self.last.0, passed));
-        } else {
-            tracing::info!("{}", crate::systemd::status_line(&report, &self.last.0));
+        log_epochs(&report, &self.last.0, &self.epochs);
+        self.losses.log(&report, &self.last.0, Instant::now());
+        match self.style {
+            Style::Block => console::show_block(lines(&report, &self.last.0, passed)),
+            Style::Lines(period) if self.logged.1.elapsed() >= period => {
+                tracing::info!("{}", crate::systemd::status_line(&report, &self.logged.0));
+                self.logged = (report.clone(), Instant::now());
+            }
+            Style::Lines(_) => {}
         }
         self.last = (report, Instant::now());
     }
 
-    /// Takes the block away, leaving what was logged.
+    /// Removes the live block; the log stays.
     pub(super) fn clear(&mut self) {
-        if let Some(block) = &mut self.block {
-            let _ = block.multi.clear();
+        if self.style == Style::Block {
+            console::show_block(Vec::new());
         }
     }
 }
 
-impl Block {
-    fn draw(&mut self, lines: &[String]) {
-        while self.lines.len() < lines.len() {
-            let bar = self.multi.add(ProgressBar::new_spinner());
-            bar.set_style(
-                ProgressStyle::with_template("{msg}")
-                    .unwrap_or_else(|_| ProgressStyle::default_spinner()),
-            );
-            self.lines.push(bar);
-        }
-        for (bar, line) in self.lines.iter().zip(lines) {
-            bar.set_message(line.clone());
-        }
-    }
-}
-
-/// Logs that a source's counting has begun anew: what lies between is in no equation.
-fn tell_epochs(now: &Report, before: &Report) {
+/// Logs that a sender restarted: the packets that were skipped are in no equation.
+fn log_epochs(now: &Report, before: &Report, limit: &LogLimit) {
     for (name, source) in &now.sources {
         let empty = SourceReport::default();
         let old = before.sources.get(name).unwrap_or(&empty);
         if source.epochs > old.epochs.max(1) {
-            let jumped = source.jumped - old.jumped;
-            tracing::warn!(
-                "source {name}: counting began anew (epoch {}); {jumped} packets were jumped over, lost or never sent",
-                source.epochs
-            );
+            let skipped = source.jumped.saturating_sub(old.jumped);
+            limit.run(|suppressed| {
+                tracing::warn!(
+                    "source {name}: sender restarted (epoch {}), {skipped} packets skipped{suppressed}",
+                    source.epochs
+                );
+            });
         }
     }
 }
@@ -137,24 +108,16 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
         let empty = SourceReport::default();
         let old = before.sources.get(name).unwrap_or(&empty);
         let rate = |new: u64, old: u64| new.saturating_sub(old) as f64 / passed.as_secs_f64();
-        let bits = BitRate((rate(source.bytes, old.bytes) * 8.0 / 1e6).round() * 1e6);
+        let bits = crate::systemd::shown_rate(rate(source.bytes, old.bytes) * 8.0);
         let packets = rate(source.delivered, old.delivered);
-        let lost = if source.lost.is_empty() && source.incomplete == 0 {
-            "nothing lost".to_owned()
-        } else if source.lost.is_empty() {
-            "none lost".to_owned()
-        } else {
-            let causes: Vec<_> = source
-                .lost
-                .iter()
-                .map(|(cause, count)| format!("{cause} {count}"))
-                .collect();
-            format!("lost {} ({})", source.lost_total(), causes.join(", "))
+        let epochs = match source.epochs {
+            epochs @ 2.. => format!(", epochs {epochs}"),
+            _ => String::new(),
         };
-        let lost = lost + &apart(source);
         lines.push(format!(
-            "source {name:<width$}  {bits:>14}  {packets:>9.0} {}/s  {lost}",
-            source.unit()
+            "source {name:<width$}  {bits:>14}  {packets:>9.0} {}/s  {}{epochs}",
+            source.unit(),
+            source.loss()
         ));
     }
     for (name, ring) in &now.rings {
@@ -239,7 +202,7 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
 /// A copy since `old`, `passed` ago: rate and mean size; and what is under way and was lost.
 fn copying(copy: &CopyReport, old: &CopyReport, passed: Duration) -> String {
     let bytes = copy.bytes.saturating_sub(old.bytes);
-    let rate = bytes as f64 / passed.as_secs_f64() / 1e9;
+    let rate = crate::systemd::shown_rate(bytes as f64 * 8.0 / passed.as_secs_f64());
     let size = mean(bytes, copy.copies.saturating_sub(old.copies));
     let failed = if copy.failed > 0 {
         format!("  failed {}", copy.failed)
@@ -247,7 +210,7 @@ fn copying(copy: &CopyReport, old: &CopyReport, passed: Duration) -> String {
         String::new()
     };
     format!(
-        "{rate:6.2} GB/s  {:>9} frames  {size:>8} a copy  {} in flight{failed}",
+        "{rate:>14}  {:>9} frames  {size:>8} a copy  {} in flight{failed}",
         copy.frames, copy.in_flight
     )
 }
@@ -265,23 +228,6 @@ fn percent(busy_ns: u64, seconds: f64) -> f64 {
     } else {
         0.0
     }
-}
-
-/// What is counted beside the equation, where there is any.
-fn apart(source: &SourceReport) -> String {
-    let epochs = if source.epochs > 1 { source.epochs } else { 0 };
-    let mut text = String::new();
-    for (count, what) in [
-        (source.incomplete, "incomplete"),
-        (source.rejected, "rejected"),
-        (source.jumped, "jumped over"),
-        (epochs, "epochs"),
-    ] {
-        if count > 0 {
-            text += &format!(", {what} {count}");
-        }
-    }
-    text
 }
 
 /// What a kernel cost its GPU in a run of `seconds`.
@@ -343,7 +289,8 @@ pub(super) fn ledger(report: &Report) -> String {
             }
         }
         text += &format!(
-            "source {name}: {} ({} bytes)\n",
+            "source {name}: {}; {} ({} bytes)\n",
+            source.loss(),
             parts.join(", "),
             source.bytes
         );
@@ -362,13 +309,14 @@ pub(super) fn ledger(report: &Report) -> String {
             String::new()
         };
         let rate = if copy.busy_ns > 0 {
-            copy.bytes as f64 / copy.busy_ns as f64
+            copy.bytes as f64 * 8e9 / copy.busy_ns as f64
         } else {
             0.0
         };
+        let rate = crate::systemd::shown_rate(rate);
         text += &format!(
             "copy to {name} from {}: taken {}, frames {}{stored}, failed {}, pending {}; copies {}, bytes {}, \
-             mean size {}, in flight {}; busy {busy:.3} s at {rate:.2} GB/s\n",
+             mean size {}, in flight {}; busy {busy:.3} s at {rate}\n",
             copy.from,
             copy.taken,
             copy.frames,
@@ -395,13 +343,18 @@ pub(super) fn ledger(report: &Report) -> String {
         );
     }
     for (name, reader) in &report.readers {
+        let dropped = if reader.dropped_incomplete > 0 {
+            format!(", dropped as incomplete {}", reader.dropped_incomplete)
+        } else {
+            String::new()
+        };
         let held = if reader.held > 0 {
             format!(", held up {} frames", reader.held)
         } else {
             String::new()
         };
         text += &format!(
-            "reader {name} of {}: published {}, read {}, overrun {}, discarded {}, pending {}{held}\n",
+            "reader {name} of {}: published {}, read {}, overrun {}, discarded {}{dropped}, pending {}{held}\n",
             reader.ring,
             reader.published,
             reader.read,
@@ -481,7 +434,7 @@ mod tests {
         let shown = lines(&report(6, 0), &report(4, 0), passed);
         let copy = line(shown.iter().map(String::as_str), "copy   raw ");
         for part in [
-            "  4.19 GB/s",
+            "  33.6 Gbit/s",
             " 6000 frames",
             " 1 MiB a copy",
             "2 in flight",
@@ -494,14 +447,12 @@ mod tests {
         let still = lines(&report(6, 3), &report(6, 3), passed);
         let copy = line(still.iter().map(String::as_str), "copy   raw ");
         assert!(
-            copy.contains("  0.00 GB/s")
-                && copy.contains(" 0 B a copy")
-                && copy.contains("failed 3"),
+            copy.contains("  0 bit/s") && copy.contains(" 0 B a copy") && copy.contains("failed 3"),
             "{copy}"
         );
         let first = lines(&report(2, 0), &Report::default(), passed);
         let copy = line(first.iter().map(String::as_str), "copy   raw ");
-        assert!(copy.contains("  4.19 GB/s"), "{copy}");
+        assert!(copy.contains("  33.6 Gbit/s"), "{copy}");
     }
 
     #[test]
@@ -524,7 +475,7 @@ mod tests {
             text.lines().collect::<Vec<_>>(),
             [
                 "copy to raw from raw@host: taken 8005, frames 8000, failed 5, pending 0; copies 32000, \
-                 bytes 33554432000, mean size 1 MiB, in flight 2; busy 4.000 s at 8.39 GB/s",
+                 bytes 33554432000, mean size 1 MiB, in flight 2; busy 4.000 s at 67.1 Gbit/s",
                 "kernel beam: in 7, consumed 7, withheld 0, failed 0, pending 0; made 0; launches 80, GPU busy \
                  2.000 s (25.0 % of the run), gaps 1.000 s, occupancy 62.5 %",
                 "kernel stats: in 7, consumed 7, withheld 0, failed 0, pending 0; made 0",

@@ -1,7 +1,8 @@
 //! From files, environment and `--set` to a plan; whatever is wrong is shown.
 
-use super::{exit, state, tune};
+use super::{check, exit, state, tune};
 use crate::REGISTRY;
+use crate::console::print_error;
 use crate::http::Http;
 use clap::Args;
 use daq_core::config::{Diagnostics, Document, Overrides, environment};
@@ -49,8 +50,7 @@ impl Sources {
 
     /// The state directory, if there is a place for it.
     pub(super) fn state(&self) -> Option<PathBuf> {
-        let declared = self.state_dir.clone();
-        declared.or_else(|| state::directory(|name| std::env::var_os(name)))
+        state::resolve_directory(self.state_dir.as_deref())
     }
 
     /// The name of a pipeline that gives itself none.
@@ -88,27 +88,48 @@ pub(super) struct Loaded {
 impl Loaded {
     /// Reads and plans; on errors shows them and gives the exit code.
     pub(super) fn read(sources: &Sources, look: Look<'_>) -> Result<Self, u8> {
+        Self::load(sources, look, None)
+    }
+
+    /// As [`read`](Self::read), and examines the files that the configuration names. Returns as well what was not
+    /// examined.
+    pub(super) fn examine(sources: &Sources, look: Look<'_>) -> Result<(Self, Vec<String>), u8> {
+        let mut unchecked = Vec::new();
+        let loaded = Self::load(sources, look, Some(&mut unchecked))?;
+        Ok((loaded, unchecked))
+    }
+
+    fn load(
+        sources: &Sources,
+        look: Look<'_>,
+        unchecked: Option<&mut Vec<String>>,
+    ) -> Result<Self, u8> {
         let mut diagnostics = Diagnostics::new();
         let document = match &sources.directory {
             Some(directory) => Document::load_dir(directory, &mut diagnostics),
             None => Document::load(&sources.files, &mut diagnostics),
         };
-        let overrides = Overrides::from_process(sources.set.clone());
-        let document = document
-            .with_overrides(&overrides, &mut diagnostics)
-            .expanded(&environment, &mut diagnostics);
-        let loaded = Self::relate(&document, sources, look, &mut diagnostics);
+        let (document, loaded) = if document.is_whole() {
+            let overrides = Overrides::from_process(sources.set.clone());
+            let mut document = document
+                .with_overrides(&overrides, &mut diagnostics)
+                .expanded(&environment, &mut diagnostics);
+            let loaded = Self::relate(&mut document, sources, look, unchecked, &mut diagnostics);
+            (document, loaded)
+        } else {
+            (document, None)
+        };
         if !diagnostics.is_empty() {
-            eprint!(
-                "{}",
-                diagnostics.render(document.sources(), std::io::stderr().is_terminal())
-            );
+            let is_terminal = std::io::stderr().is_terminal();
+            for line in diagnostics.render(document.sources(), is_terminal).lines() {
+                print_error!("{line}");
+            }
         }
         match loaded {
             Some(loaded) if !diagnostics.has_errors() => Ok(loaded),
             _ => {
                 let errors = diagnostics.errors();
-                eprintln!(
+                print_error!(
                     "{errors} error{} in the configuration",
                     if errors == 1 { "" } else { "s" }
                 );
@@ -118,9 +139,10 @@ impl Loaded {
     }
 
     fn relate(
-        document: &Document,
+        document: &mut Document,
         sources: &Sources,
         look: Look<'_>,
+        unchecked: Option<&mut Vec<String>>,
         diagnostics: &mut Diagnostics,
     ) -> Option<Self> {
         document.check_kinds(
@@ -134,7 +156,7 @@ impl Loaded {
             ..Surroundings::default()
         };
         let http = document.table("http").and_then(|mut section| {
-            let http: Http = section.finish(&[], diagnostics)?;
+            let http = section.finish_checked(&[], diagnostics, Http::problems)?;
             around
                 .claims
                 .push((section, vec![Claim::TcpPort(http.listen)]));
@@ -169,7 +191,26 @@ impl Loaded {
             });
             topology.gpus = gpus.collect();
         }
-        let plan = resolve(&config, &topology, &around, diagnostics)?;
+        let plan = resolve(&config, &topology, &around, diagnostics);
+        if let Some(unchecked) = unchecked {
+            let has_hardware = look != Look::Away;
+            *unchecked = check::files(
+                &config,
+                &around.directory,
+                has_hardware,
+                document,
+                diagnostics,
+            );
+        }
+        let mut plan = plan?;
+        if matches!(look, Look::At | Look::Into) {
+            let sources = config.sources.iter();
+            plan.unavailable.extend(sources.filter_map(|source| {
+                let why = source.spec.unavailable()?;
+                Some(format!("source `{}`: {why}", source.name()))
+            }));
+        }
+        check::counters(&config, &plan, diagnostics);
         Some(Self { config, plan, http })
     }
 }

@@ -1,6 +1,8 @@
 //! The command line: one file a command.
 
 mod bench;
+mod changes;
+mod check;
 mod graph;
 mod list;
 mod live;
@@ -16,6 +18,7 @@ mod state;
 mod topo;
 mod tune;
 
+use crate::console::{self, print_error};
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use daq_core::plan::GraphFormat;
 use daq_core::units::Span;
@@ -38,18 +41,9 @@ pub mod exit {
     pub const CONFIG: u8 = 78;
 }
 
-/// With what it was built, for whoever asks why a card is not found.
-#[cfg(feature = "verbs")]
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " with verbs");
-#[cfg(not(feature = "verbs"))]
-const VERSION: &str = concat!(
-    env!("CARGO_PKG_VERSION"),
-    " without verbs: no RDMA cards of hardware"
-);
-
 /// Streams sensor data into rings, runs kernels on it, writes files, and accounts for every packet.
 #[derive(Debug, Parser)]
-#[command(name = "daq", version = VERSION, max_term_width = 100)]
+#[command(name = "daq", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -63,7 +57,7 @@ enum Command {
     Check {
         #[command(flatten)]
         sources: Sources,
-        /// Touch no hardware: check what any machine can check.
+        /// Check what any machine can check; what was not checked is listed.
         #[arg(long)]
         no_hardware: bool,
     },
@@ -154,12 +148,12 @@ pub fn main() -> ExitCode {
             return ExitCode::from(code);
         }
     };
-    ExitCode::from(match cli.command {
+    let code = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Check {
             sources,
             no_hardware,
-        } => check(&sources, no_hardware),
+        } => check::check(&sources, no_hardware),
         Command::Plan {
             sources,
             no_hardware,
@@ -189,7 +183,9 @@ pub fn main() -> ExitCode {
             clap_complete::generate(shell, &mut Cli::command(), "daq", &mut script);
             show(&String::from_utf8_lossy(&script))
         }
-    })
+    };
+    console::flush();
+    ExitCode::from(code)
 }
 
 /// Prints to stdout; a reader that has gone away is no error.
@@ -198,27 +194,6 @@ fn show(text: &str) -> u8 {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => exit::IO,
         _ => 0,
     }
-}
-
-fn check(sources: &Sources, no_hardware: bool) -> u8 {
-    let look = if no_hardware { Look::Away } else { Look::At };
-    let loaded = match Loaded::read(sources, look) {
-        Ok(loaded) => loaded,
-        Err(code) => return code,
-    };
-    let plan = &loaded.plan;
-    let counts = [
-        (plan.sources.len(), "source"),
-        (plan.rings.len(), "ring"),
-        (plan.kernels.len(), "kernel"),
-        (plan.sinks.len(), "sink"),
-    ];
-    let counts = counts.map(|(n, what)| format!("{n} {what}{}", if n == 1 { "" } else { "s" }));
-    if let Some(missing) = plan.unavailable.first() {
-        eprintln!("error: {missing}");
-        return exit::UNAVAILABLE;
-    }
-    show(&format!("{}: ok ({})\n", plan.name, counts.join(", ")))
 }
 
 fn plan(sources: &Sources, no_hardware: bool, recorded: Option<&Path>, json: bool) -> u8 {
@@ -235,7 +210,7 @@ fn plan(sources: &Sources, no_hardware: bool, recorded: Option<&Path>, json: boo
         Ok(Loaded { plan, .. }) if json => match serde_json::to_string_pretty(&plan) {
             Ok(text) => show(&(text + "\n")),
             Err(error) => {
-                eprintln!("error: the plan cannot be printed as JSON: {error}");
+                print_error!("error: the plan cannot be printed as JSON: {error}");
                 exit::INTERNAL
             }
         },
@@ -248,7 +223,7 @@ fn new(parts: &str) -> u8 {
     match new::new(parts) {
         Ok(text) => show(&text),
         Err(error) => {
-            eprintln!("error: {error}");
+            print_error!("error: {error}");
             exit::USAGE
         }
     }

@@ -1,8 +1,9 @@
 //! `daq run`.
 
-use super::live::{Live, Stderr, ledger};
+use super::live::{Live, Style, ledger};
 use super::load::{Loaded, Look, Sources};
 use super::{exit, state};
+use crate::console::{self, Stderr, print_error};
 use crate::engine::{Failure, FailureKind, Options, Pipeline, StartError};
 use crate::http::{self, HttpState, Server};
 use crate::systemd::{self, Watchdog};
@@ -12,13 +13,14 @@ use daq_core::ledger::Report;
 use daq_core::region::RegionError;
 use daq_core::topology::Topology;
 use daq_core::units::Span;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use rustix::fs::FileType;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::flag;
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Write};
+use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// A stop that takes longer is told of.
@@ -26,15 +28,12 @@ const SOON: Duration = Duration::from_secs(1);
 /// How often the main thread looks whether to stop.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// `eprintln!` that takes no notice of a stderr that cannot be written.
-macro_rules! complain {
-    ($($text:tt)*) => {{
-        let _ = writeln!(Stderr, $($text)*);
-    }};
-}
+/// How often the state is logged without `--verbose`.
+const SUMMARY: Duration = Duration::from_mins(1);
 
 /// What `daq run` is told.
 #[derive(Debug, ClapArgs)]
+#[command(after_long_help = AFTER_HELP)]
 pub(super) struct Args {
     #[command(flatten)]
     sources: Sources,
@@ -50,7 +49,22 @@ pub(super) struct Args {
     /// How long sinks that cannot write may hold up the end.
     #[arg(long, value_name = "TIME", default_value = "10 s")]
     drain: Span,
+    /// Log the state every second; by default it is logged once a minute, and shown live on a terminal.
+    #[arg(short, long)]
+    verbose: bool,
 }
+
+/// Help on what runs outside of the options.
+const AFTER_HELP: &str = "\
+Signals:
+  SIGINT, SIGTERM, SIGHUP  stop the sources, drain the rings, close the files, print the report, exit.
+                           A second SIGINT or SIGTERM exits at once with 128 + its number.
+                           A terminal that closes sends SIGHUP; under nohup SIGHUP is ignored and the run continues.
+Environment:
+  DAQ_LOG  what is logged on stderr: error, warn, info (default), debug or trace, for all or by module,
+           as in `DAQ_LOG=warn,daq_rdma=debug`.
+An unread stderr never delays data: messages that do not fit are dropped and counted
+(daq_log_dropped_total).";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Form {
@@ -67,8 +81,7 @@ fn frames(text: &str) -> Result<(String, u64), String> {
 }
 
 pub(super) fn run(args: &Args) -> u8 {
-    let on_terminal = std::io::stderr().is_terminal();
-    log(on_terminal);
+    log();
     let loaded = match Loaded::read(&args.sources, Look::Into) {
         Ok(loaded) => loaded,
         Err(code) => return code,
@@ -82,22 +95,28 @@ pub(super) fn run(args: &Args) -> u8 {
             .iter()
             .map(|ring| ring.name.as_str())
             .collect();
-        complain!(
+        print_error!(
             "error: --frames names ring `{ring}`; there are {}",
             rings.join(", ")
         );
         return exit::USAGE;
     }
-    let Ok(signals) = Signal::listen() else {
-        complain!("error: signals cannot be caught");
-        return exit::INTERNAL;
+    let signals = match Signal::listen() {
+        Ok(signals) => signals,
+        Err(error) => {
+            print_error!(
+                "error: cannot catch signals: {error}; raise the limits on open files and threads (ulimit -n and -u, \
+                 LimitNOFILE= and TasksMax=)"
+            );
+            return exit::UNAVAILABLE;
+        }
     };
     // Before anything is counted or recorded, for nothing ought to be where the port cannot be had.
     let listener = match loaded.http.as_ref().map(|http| http::bind(http.listen)) {
         None => None,
         Some(Ok(listener)) => Some(listener),
         Some(Err(error)) => {
-            complain!("error: {error}");
+            print_error!("error: {error}");
             return exit::UNAVAILABLE;
         }
     };
@@ -121,10 +140,11 @@ pub(super) fn run(args: &Args) -> u8 {
         Ok(pipeline) => pipeline,
         Err(error) => {
             options.board.end();
-            complain!("error: {error}");
+            print_error!("error: {error}");
             return match error {
                 StartError::Unavailable(_)
                 | StartError::Source { .. }
+                | StartError::Thread { .. }
                 | StartError::Cuda(_)
                 | StartError::Region {
                     source: RegionError::Cuda(_),
@@ -144,26 +164,35 @@ pub(super) fn run(args: &Args) -> u8 {
         Err(error) => {
             pipeline.stop();
             let _ = pipeline.finish();
-            complain!("error: {error}");
-            return exit::IO;
+            print_error!("error: {error}");
+            return match error {
+                http::HttpError::Metrics(_) => exit::INTERNAL,
+                http::HttpError::Listen { .. } | http::HttpError::Thread(_) => exit::UNAVAILABLE,
+            };
         }
     };
-    let (report, failures) = watch(args, pipeline, &signals, on_terminal);
+    let (report, failures) = watch(args, pipeline, &signals);
     side.stop();
     conclude(args, &report, &failures)
 }
 
-/// Logs to stderr: plain on a terminal, with time elsewhere. `DAQ_LOG` sets the level.
-pub(super) fn log(on_terminal: bool) {
+/// Starts the log on stderr: plain on a terminal, with time elsewhere. `DAQ_LOG` sets the level.
+pub(super) fn log() {
     use tracing_subscriber::{EnvFilter, fmt};
-    let filter = EnvFilter::try_from_env("DAQ_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    console::start();
+    let on_terminal = console::is_interactive();
+    let wanted = std::env::var("DAQ_LOG").unwrap_or_default();
+    let filter = EnvFilter::try_new(if wanted.is_empty() { "info" } else { &wanted });
+    let filter = filter.unwrap_or_else(|error| {
+        print_error!("DAQ_LOG={wanted}: {error}; logging as with DAQ_LOG=info");
+        EnvFilter::new("info")
+    });
     let builder = fmt()
         .with_env_filter(filter)
         .with_writer(|| Stderr)
-        // A log that cannot be written must not end a thread that moves data.
         .log_internal_errors(false)
         .with_target(false);
-    // systemd's journal and terminals tell the time themselves.
+    // systemd's journal and terminals show the time themselves.
     let _ = if on_terminal || systemd::present() {
         builder.without_time().with_ansi(on_terminal).try_init()
     } else {
@@ -171,32 +200,42 @@ pub(super) fn log(on_terminal: bool) {
     };
 }
 
-/// SIGINT, SIGTERM and SIGHUP (the terminal has gone): the first asks to stop, the second ends at once.
-struct Signal(Arc<AtomicBool>);
+/// The signals that end a run. Their handlers only store to atomics: the first signal asks to stop, a second SIGINT or
+/// SIGTERM exits at once, whatever any thread waits for.
+struct Signal {
+    came: Arc<AtomicUsize>,
+}
 
 impl Signal {
     fn listen() -> std::io::Result<Self> {
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
-        let asked = Arc::new(AtomicBool::new(false));
-        let set = asked.clone();
-        std::thread::Builder::new()
-            .name("daq-signals".to_owned())
-            .spawn(move || {
-                for signal in &mut signals {
-                    if set.swap(true, Ordering::AcqRel) {
-                        std::process::exit(128 + signal);
-                    }
-                    // A terminal that has gone takes no notice, and that is no reason to stop draining.
-                    let _ = Stderr.write_all(
-                        b"stopping: draining rings and closing files; a second signal leaves at once\n",
-                    );
+        // A file that reaches `ulimit -f` is an error of the write, and not the end of the process.
+        flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
+        let came = Arc::new(AtomicUsize::new(0));
+        let again = Arc::new(AtomicBool::new(false));
+        for (signal, number) in [(SIGINT, 2), (SIGTERM, 15), (SIGHUP, 1)] {
+            // Under `nohup` the run continues. A terminal that closes can send SIGHUP twice, so it never exits at once.
+            if signal == SIGHUP {
+                if crate::sys::terminal::is_ignored(SIGHUP) {
+                    continue;
                 }
-            })?;
-        Ok(Self(asked))
+            } else {
+                // Registered first, so that it runs before the flag is set.
+                flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
+            }
+            flag::register(signal, again.clone())?;
+            flag::register_usize(signal, came.clone(), number)?;
+        }
+        Ok(Self { came })
     }
 
-    fn came(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+    /// The name of the signal that came.
+    fn came(&self) -> Option<&'static str> {
+        match self.came.load(Ordering::Acquire) {
+            0 => None,
+            1 => Some("SIGHUP"),
+            2 => Some("SIGINT"),
+            _ => Some("SIGTERM"),
+        }
     }
 }
 
@@ -219,6 +258,7 @@ impl Side {
                 let ledgers = pipeline.ledgers();
                 let state = HttpState {
                     name: loaded.plan.name.clone(),
+                    hosts: loaded.http.as_ref().map_or_else(Vec::new, |http| http.hosts.clone()),
                     report: Arc::new(move || ledgers.report()),
                     health: health.clone(),
                     plan: serde_json::to_value(&loaded.plan).unwrap_or_default(),
@@ -248,23 +288,35 @@ impl Side {
     }
 }
 
-/// What systemd knows of the run.
+/// What was last reported of the pipeline's state.
 #[derive(Default)]
-struct Told {
+struct Reported {
     ready: bool,
     stopping: bool,
-    /// The last status, and when it was told.
+    /// What systemd still has to be sent: its socket may be full.
+    unsent: Vec<&'static str>,
+    /// The last status, and when it was sent.
     status: Option<(Instant, Report)>,
 }
 
-impl Told {
-    fn tell(&mut self, health: &http::Health, pipeline: &Pipeline) {
+impl Reported {
+    /// Logs state changes, and sends them and the status to systemd.
+    fn update(&mut self, health: &http::Health, pipeline: &Pipeline) {
         if health.ready && !std::mem::replace(&mut self.ready, true) {
-            systemd::ready();
+            tracing::info!("running: all sources have started");
+            self.unsent.push(systemd::READY);
         }
-        // Asked to, or by a failure.
+        // A signal or a failure.
         if health.stopping && !std::mem::replace(&mut self.stopping, true) {
-            systemd::stopping();
+            self.unsent.push(systemd::STOPPING);
+        }
+        if !systemd::present() {
+            return;
+        }
+        while let Some(state) = self.unsent.first()
+            && systemd::send(state)
+        {
+            self.unsent.remove(0);
         }
         let is_due = |(at, _): &(Instant, Report)| at.elapsed() >= Duration::from_secs(1);
         if self.status.as_ref().is_none_or(is_due) {
@@ -276,19 +328,27 @@ impl Told {
     }
 }
 
+/// Chooses how a run is shown.
+fn style(args: &Args) -> Style {
+    let interactive = console::is_interactive();
+    if args.verbose || (interactive && args.report.is_some()) {
+        Style::Lines(Duration::from_secs(1))
+    } else if interactive {
+        Style::Block
+    } else {
+        Style::Lines(SUMMARY)
+    }
+}
+
 /// The main thread while data flows.
-fn watch(
-    args: &Args,
-    pipeline: Pipeline,
-    signals: &Signal,
-    on_terminal: bool,
-) -> (Report, Vec<Failure>) {
+fn watch(args: &Args, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Failure>) {
     let start = Instant::now();
     let health = pipeline.health();
-    let mut live = Live::new(on_terminal && args.report.is_none());
-    let mut told = Told::default();
+    let mut live = Live::new(style(args));
+    let mut reported = Reported::default();
     let mut stopping = None;
-    let mut is_told = false;
+    let mut is_logged = false;
+    let mut is_state_lost = false;
     while !pipeline.is_finished() {
         std::thread::sleep(LOOK);
         let time_is_up = args
@@ -299,24 +359,48 @@ fn watch(
                 .published(ring)
                 .is_some_and(|published| published >= *count)
         });
-        if stopping.is_none() && (signals.came() || time_is_up || has_enough) {
+        let signal = signals.came();
+        if stopping.is_none() && (signal.is_some() || time_is_up || has_enough) {
             stopping = Some(Instant::now());
             pipeline.stop();
+            if let Some(signal) = signal {
+                is_logged = true;
+                tracing::info!(
+                    "{signal}: stopping; draining rings and closing files (at most {}); a second signal exits at once",
+                    args.drain
+                );
+            }
         }
-        if stopping.is_some_and(|since| since.elapsed() >= SOON) && !is_told {
-            is_told = true;
-            tracing::info!(
-                "stopping: what is in rings is waited for, {} at most",
-                args.drain
-            );
+        if stopping.is_some_and(|since| since.elapsed() >= SOON) && !is_logged {
+            is_logged = true;
+            tracing::info!("stopping: draining rings (at most {})", args.drain);
         }
         live.show(|| pipeline.report());
-        if systemd::present() {
-            told.tell(&health(), &pipeline);
+        // Looked at here, too, so that a stall is timed whether or not anybody asks for it.
+        let health = health();
+        reported.update(&health, &pipeline);
+        if pipeline.is_state_lost() && !std::mem::replace(&mut is_state_lost, true) {
+            tracing::warn!(
+                "another program truncated this run's state file: the counters are whole, but a kill would not be \
+                 reported at the next start; keep clean-up jobs away from the state directory"
+            );
+        }
+        let hung = pipeline.hung_sinks();
+        if !hung.is_empty() {
+            live.clear();
+            return pipeline.leave(&hung);
         }
     }
     live.clear();
     pipeline.finish()
+}
+
+/// Returns whether stdout is a terminal that was closed.
+fn is_hangup(error: &std::io::Error) -> bool {
+    // Of a closed terminal only the kind of file is known.
+    let is_device = rustix::fs::fstat(std::io::stdout())
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice);
+    is_device && error.raw_os_error() == Some(libc::EIO)
 }
 
 /// Prints the ledger and gives the exit code.
@@ -325,9 +409,18 @@ fn conclude(args: &Args, report: &Report, failures: &[Failure]) -> u8 {
         Some(Form::Json) => serde_json::to_string(report).unwrap_or_default() + "\n",
         _ => ledger(report),
     };
-    let shown = super::show(&text);
+    let shown = match console::print(text) {
+        // A reader that closed its end is no error, nor is an unread report that was not asked for.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe || is_hangup(&error) => 0,
+        Err(error) if error.kind() == ErrorKind::TimedOut && args.report.is_none() => 0,
+        Err(error) => {
+            print_error!("error: cannot write the report to stdout: {error}");
+            exit::IO
+        }
+        Ok(()) => 0,
+    };
     for Failure { component, why, .. } in failures {
-        complain!("error: {component}: {why}");
+        print_error!("error: {component}: {why}");
     }
     let has = |kind| failures.iter().any(|failure| failure.kind == kind);
     if has(FailureKind::Defect) || !report.violations().is_empty() {

@@ -1,6 +1,7 @@
 //! `daq selftest`: checks of this machine that say what was expected and what was found.
 
 use super::{exit, show};
+use crate::console::print_error;
 use crate::selftest::{self, Options};
 use clap::{Subcommand, ValueEnum};
 use daq_core::mapped::Backend;
@@ -123,7 +124,7 @@ fn tell(report: Result<(String, bool), impl std::fmt::Display>) -> u8 {
     match report {
         Ok((text, has_failed)) => show(&text).max(u8::from(has_failed)),
         Err(error) => {
-            eprintln!("error: {error}");
+            print_error!("error: {error}");
             exit::UNAVAILABLE
         }
     }

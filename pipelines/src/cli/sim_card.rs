@@ -1,6 +1,7 @@
 //! `daq sim-card`: a card of software behind a vfio-user socket, for a source in another process.
 
 use super::{exit, show};
+use crate::console::print_error;
 use clap::builder::PossibleValuesParser;
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::units::{BitRate, ByteSize};
@@ -10,7 +11,6 @@ use daq_drivers::cards::server::{Server, ServerError};
 use daq_drivers::cards::{self, CARDS, Card};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fmt::Write;
-use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -89,7 +89,7 @@ fn introduce(args: &Args, card: &dyn Card) -> String {
 }
 
 pub(super) fn sim_card(args: &Args) -> u8 {
-    super::run::log(std::io::stderr().is_terminal());
+    super::run::log();
     let options = CardOptions {
         rate: args.rate,
         packet: args.packet,
@@ -104,7 +104,7 @@ pub(super) fn sim_card(args: &Args) -> u8 {
     let card = match cards::build(&args.card, &options) {
         Ok(card) => card,
         Err(why) => {
-            eprintln!("error: {why}");
+            print_error!("error: {why}");
             return exit::USAGE;
         }
     };
@@ -118,14 +118,14 @@ pub(super) fn sim_card(args: &Args) -> u8 {
     let (stop, _signal) = match stop {
         Ok(stop) => stop,
         Err(error) => {
-            eprintln!("error: signals cannot be caught: {error}");
+            print_error!("error: signals cannot be caught: {error}");
             return exit::INTERNAL;
         }
     };
     let server = match Server::bind(&args.socket) {
         Ok(server) => server,
         Err(error) => {
-            eprintln!("error: {error}");
+            print_error!("error: {error}");
             return match error {
                 ServerError::Live(_) => exit::UNAVAILABLE,
                 ServerError::NoSocket(_) | ServerError::System { .. } => exit::IO,
@@ -139,7 +139,7 @@ pub(super) fn sim_card(args: &Args) -> u8 {
     match server.serve(card, stop.as_fd(), args.once) {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("error: {error}");
+            print_error!("error: {error}");
             exit::IO
         }
     }

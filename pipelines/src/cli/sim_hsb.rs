@@ -1,6 +1,7 @@
 //! `daq sim-hsb`: a Holoscan Sensor Bridge of software, for a source in another process.
 
 use super::{exit, show};
+use crate::console::print_error;
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::units::BitRate;
 use daq_drivers::hsb_sensor::pattern::Pattern;
@@ -10,7 +11,6 @@ use daq_drivers::hsb_sensor::{
 use rustix::event::{PollFd, PollFlags, Timespec};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fmt::Write;
-use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::unix::net::UnixStream;
 use std::str::FromStr;
@@ -63,6 +63,12 @@ pub(super) struct Args {
     /// "mlx5_0" (run with soft-RoCE alone).
     #[arg(long, value_name = "NAME")]
     nic: Option<String>,
+    /// Answer control requests from this address of the machine instead of the one of --listen.
+    #[arg(long, value_name = "ADDRESS")]
+    answer_from: Option<Ipv4Addr>,
+    /// A sensor that can be armed and sends nothing. May be given often.
+    #[arg(long, value_name = "SENSOR")]
+    dead: Vec<usize>,
     /// What goes wrong, and which packet of a sensor, frame or request meets it, counted from 0; :COUNT is how many. May
     /// be given often; --help lists the names.
     #[arg(long = "fault", value_name = "NAME@N[:COUNT]")]
@@ -153,6 +159,8 @@ fn options(args: &Args) -> Options {
         psn: args.psn,
         offload: !args.no_offload,
         nic: args.nic.clone(),
+        answer_from: args.answer_from,
+        dead: args.dead.clone(),
         faults: args.faults.clone(),
     }
 }
@@ -196,7 +204,7 @@ fn render(counts: &Counts) -> String {
 }
 
 pub(super) fn sim_hsb(args: &Args) -> u8 {
-    super::run::log(std::io::stderr().is_terminal());
+    super::run::log();
     // A byte comes through when it is to end.
     let stop = UnixStream::pair().and_then(|(stop, signal)| {
         for number in [SIGINT, SIGTERM, SIGHUP] {
@@ -207,14 +215,14 @@ pub(super) fn sim_hsb(args: &Args) -> u8 {
     let (stop, _signal) = match stop {
         Ok(stop) => stop,
         Err(error) => {
-            eprintln!("error: signals cannot be caught: {error}");
+            print_error!("error: signals cannot be caught: {error}");
             return exit::INTERNAL;
         }
     };
     let board = match Board::start(&options(args)) {
         Ok(board) => board,
         Err(error) => {
-            eprintln!("error: {error}");
+            print_error!("error: {error}");
             return match error {
                 SensorError::Options(_) => exit::USAGE,
                 SensorError::Socket { .. } | SensorError::Nic(_) | SensorError::Thread(_) => {
@@ -237,7 +245,7 @@ pub(super) fn sim_hsb(args: &Args) -> u8 {
             Ok(ready) => ready > 0,
             Err(rustix::io::Errno::INTR) => false,
             Err(error) => {
-                eprintln!("error: waiting failed: {error}");
+                print_error!("error: waiting failed: {error}");
                 return exit::INTERNAL;
             }
         };
@@ -250,7 +258,7 @@ pub(super) fn sim_hsb(args: &Args) -> u8 {
         match serde_json::to_string(&counts) {
             Ok(text) => show(&(text + "\n")),
             Err(error) => {
-                eprintln!("error: the counts cannot be printed as JSON: {error}");
+                print_error!("error: the counts cannot be printed as JSON: {error}");
                 exit::INTERNAL
             }
         }

@@ -5,9 +5,15 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// Returns the declared state directory, or the one that this process' environment implies.
+pub(super) fn resolve_directory(declared: Option<&Path>) -> Option<PathBuf> {
+    let declared = declared.map(Path::to_owned);
+    declared.or_else(|| directory(|name| std::env::var_os(name)))
+}
+
 /// The directory by the rules of systemd and XDG: `$STATE_DIRECTORY`, `$XDG_STATE_HOME/daq`,
 /// `~/.local/state/daq`.
-pub(super) fn directory(get: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+fn directory(get: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let get = |name: &str| {
         get(name)
             .filter(|value| !value.is_empty())
@@ -95,6 +101,9 @@ pub(super) fn tell(last: &LastRun) {
         "the last run (process {}) did not end cleanly; its counters were:",
         last.pid
     );
+    for (name, source) in last.sources() {
+        tracing::warn!("  source {name}: {}", source.loss());
+    }
     for line in counted(last) {
         tracing::warn!("  {line}");
     }

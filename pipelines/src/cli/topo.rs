@@ -2,11 +2,12 @@
 
 use super::load::{Loaded, Look, Sources};
 use super::{exit, show};
+use crate::console::print_error;
 use daq_core::entry::Claim;
 use daq_core::mapped::Backend;
 use daq_core::plan::{Config, Plan};
 use daq_core::region::Placement;
-use daq_core::topology::{Asked, Topology, Way, Wish};
+use daq_core::topology::{Asked, PeerAccess, Topology, Way, Wish};
 use daq_core::units::ByteSize;
 use std::path::{Path, PathBuf};
 
@@ -61,7 +62,7 @@ fn here() -> Topology {
 /// The machine kept in `dir`; on errors shows them and gives the exit code.
 pub(super) fn load(dir: &Path) -> Result<Topology, u8> {
     Topology::load(dir).map_err(|error| {
-        eprintln!("error: {error}");
+        print_error!("error: {error}");
         exit::IO
     })
 }
@@ -107,7 +108,7 @@ pub(super) fn topo(args: &Args) -> u8 {
 
 fn record(topology: &Topology, dir: &Path) -> u8 {
     if let Err(error) = topology.record(Path::new("/sys"), dir) {
-        eprintln!("error: {error}");
+        print_error!("error: {error}");
         return exit::IO;
     }
     let mut bridges = topology.pci.devices.iter().filter(|d| d.is_bridge());
@@ -122,34 +123,46 @@ fn record(topology: &Topology, dir: &Path) -> u8 {
     ))
 }
 
-/// The paths of all devices that could be sources.
+/// The paths of all devices that could be sources; also those of network cards that read, where they differ.
 fn candidates(topology: &Topology, ring: ByteSize) -> Vec<Way> {
     let pairs = topology.pci.pairs(&topology.gpus);
     pairs
-        .map(|(device, gpu)| {
-            way(
-                topology,
-                String::new(),
-                &device.address,
-                (gpu.ordinal, ring.0),
-                Wish::Auto,
-            )
+        .flat_map(|(device, gpu)| {
+            let judge = |direction| {
+                let ring = (gpu.ordinal, ring.0);
+                let wish = (Wish::Auto, direction);
+                way(topology, String::new(), &device.address, ring, wish)
+            };
+            let write = judge(PeerAccess::Write);
+            let read = device
+                .is_network()
+                .then(|| judge(PeerAccess::Read))
+                .filter(|read| read.verdict.direct != write.verdict.direct);
+            std::iter::once(write).chain(read)
         })
         .collect()
 }
 
-/// The path of `name` from a device into a ring on a GPU: its ordinal, the ring's bytes.
-fn way(topology: &Topology, name: String, device: &str, ring: (u32, u64), wish: Wish) -> Way {
+/// The path of `name` between a device and a ring on a GPU: its ordinal, the ring's bytes.
+fn way(
+    topology: &Topology,
+    name: String,
+    device: &str,
+    ring: (u32, u64),
+    (wish, direction): (Wish, PeerAccess),
+) -> Way {
     let (gpu, bytes) = ring;
     Way {
         name,
         device: device.to_owned(),
         gpu,
+        direction,
         verdict: topology.verdict(&Asked {
             device,
             gpu,
             bytes,
             wish,
+            direction,
         }),
     }
 }
@@ -178,6 +191,7 @@ fn rows(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
                 (Some(device), Placement::Cuda(gpu)) => {
                     let ring = (gpu, ring.region_bytes as u64);
                     let name = format!("source {name}");
+                    let wish = (wish, PeerAccess::Write);
                     Some(way(topology, name, &device, ring, wish))
                 }
                 _ => None,
@@ -196,6 +210,31 @@ fn rows(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
                 )
             };
             Some(Row { way, planned })
+        })
+        .chain(readers(config, plan, topology))
+        .collect()
+}
+
+/// The sinks whose network card could read a ring on a GPU.
+fn readers(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
+    let sinks = config.sinks.iter();
+    sinks
+        .filter_map(|sink| {
+            let declared = sink.spec.nic()?;
+            let name = sink.name();
+            let planned = plan.sinks.iter().find(|planned| planned.name == name)?;
+            let ring = plan.ring(&sink.keys.input)?;
+            let Placement::Cuda(gpu) = ring.placement else {
+                return None;
+            };
+            let device = planned.nic.clone().unwrap_or(declared);
+            let ring = (gpu, ring.region_bytes as u64);
+            let wish = (Wish::Auto, PeerAccess::Read);
+            let way = way(topology, format!("sink {name}"), &device, ring, wish);
+            Some(Row {
+                way: Some(way),
+                planned: String::new(),
+            })
         })
         .collect()
 }

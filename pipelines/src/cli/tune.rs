@@ -2,6 +2,7 @@
 
 use super::{exit, show, state};
 use crate::bench::Measured;
+use crate::console::print_error;
 use daq_core::cuda::{Device, probe};
 use daq_core::staging::{Basis, Profile, Profiles, Rates, measure};
 use daq_core::topology::{Gpu, Topology, pci};
@@ -83,13 +84,10 @@ pub(super) fn keep(measured: Measured, directory: Option<&Path>) -> Result<PathB
 pub(super) fn tune(args: &Args) -> u8 {
     let topology = Topology::detect();
     if topology.gpus.is_empty() {
-        eprintln!("error: there is nothing to measure: {}", topology.no_gpu);
+        print_error!("error: there is nothing to measure: {}", topology.no_gpu);
         return exit::UNAVAILABLE;
     }
-    let directory = args
-        .state_dir
-        .clone()
-        .or_else(|| state::directory(|name| std::env::var_os(name)));
+    let directory = state::resolve_directory(args.state_dir.as_deref());
     let mut profiles = directory.as_deref().map(Profiles::load).unwrap_or_default();
     let mut told = serde_json::Map::new();
     for gpu in &topology.gpus {
@@ -97,7 +95,7 @@ pub(super) fn tune(args: &Args) -> u8 {
         let device = match Device::open(gpu.ordinal) {
             Ok(device) => device,
             Err(error) => {
-                eprintln!("error: {error}");
+                print_error!("error: {error}");
                 return exit::UNAVAILABLE;
             }
         };
@@ -105,7 +103,7 @@ pub(super) fn tune(args: &Args) -> u8 {
         let profile = match measure(device) {
             Ok(profile) => profile,
             Err(error) => {
-                eprintln!("error: {name}: {error}");
+                print_error!("error: {name}: {error}");
                 return exit::UNAVAILABLE;
             }
         };
@@ -127,14 +125,14 @@ pub(super) fn tune(args: &Args) -> u8 {
         show(&(serde_json::to_string_pretty(&told).unwrap_or_default() + "\n"));
     }
     let Some(directory) = directory else {
-        eprintln!("error: {NOWHERE}, or give --state-dir");
+        print_error!("error: {NOWHERE}, or give --state-dir");
         return exit::IO;
     };
     match profiles.save(&directory) {
         Ok(file) if !args.json => show(&format!("kept in {}\n", file.display())),
         Ok(_) => 0,
         Err(error) => {
-            eprintln!("error: {}: {error}", directory.display());
+            print_error!("error: {}: {error}", directory.display());
             exit::IO
         }
     }

@@ -6,7 +6,7 @@ use super::root::Root;
 use super::{Finding, Verdict};
 use daq_core::topology::tree::{Iommu, PciDevice, PciTree, VFIO};
 use daq_core::topology::verdict::slow;
-use daq_core::topology::{Asked, Gpu, Topology, Wish, pci};
+use daq_core::topology::{Gpu, Topology, pci};
 
 const GROUP: &str = "cards";
 const DEVICES: &str = "/sys/bus/pci/devices";
@@ -211,13 +211,8 @@ impl Card<'_> {
                 gpus: vec![gpu],
                 ..topology.clone()
             };
-            let asked = Asked {
-                device: &self.device.address,
-                gpu: ordinal,
-                bytes: 0,
-                wish: Wish::Auto,
-            };
-            format!("{} to {address}", topology.verdict(&asked).relation)
+            let distance = topology.distance(&self.device.address, ordinal);
+            format!("{distance} to {address}")
         });
         Some(
             self.finding("way to GPUs", "")

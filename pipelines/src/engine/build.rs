@@ -1,13 +1,14 @@
 //! A plan made to run: memory first, then code, then threads.
 
-use super::control::Pulse;
+use super::control::{Pulse, Role};
+use super::monitor::{Monitor, Watched};
 use super::{FailureKind, Options, Pipeline, StartError, dma, kernel, sink, source, staging};
 use daq_core::cuda::{self, Device};
 use daq_core::entry::{SourceContext, SourceSpec};
 use daq_core::kernel::{DeviceBell, KernelContext, Side};
 use daq_core::mapped::Writer;
 use daq_core::plan::{
-    Config, Direction, Dispatch, Plan, PlannedCopy, PlannedRing, PlannedSource, Ringer,
+    Config, Direction, Dispatch, Incomplete, Plan, PlannedCopy, PlannedRing, PlannedSource, Ringer,
 };
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
@@ -80,6 +81,7 @@ impl Parts<'_> {
             geometry: planned.geometry,
             nic: planned.nic.clone(),
             counts: ledgers.counts(&planned.name),
+            rejections: ledgers.rejections(&planned.name),
         }
     }
 
@@ -88,6 +90,14 @@ impl Parts<'_> {
         self.producers
             .remove(ring)
             .expect("a ring has one producer, checked by the plan")
+    }
+}
+
+/// The name of thread `i` of a source.
+fn thread_name(source: &str, i: usize) -> String {
+    match i {
+        0 => source.to_owned(),
+        _ => format!("{source}.{i}"),
     }
 }
 
@@ -251,9 +261,44 @@ impl Pipeline {
                 name: planned.name.clone(),
                 source,
             })?;
-            self.spawn(&planned.name, planned.core, move |pulse| runner.run(pulse))?;
+            self.spawn(&planned.name, Role::Step, planned.core, move |pulse| {
+                runner.run(pulse);
+            })?;
         }
-        self.sources(&mut parts)
+        self.sources(&mut parts)?;
+        self.monitor(&parts)
+    }
+
+    /// Starts the thread that watches the sources.
+    fn monitor(&mut self, parts: &Parts<'_>) -> Result<(), StartError> {
+        let sources = parts.config.sources.iter().filter_map(|source| {
+            let name = source.name();
+            let planned = parts
+                .plan
+                .sources
+                .iter()
+                .find(|planned| planned.name == name)?;
+            // Names of further threads are the source's and a number.
+            let threads = (0..planned.threads.max(1)).map(|i| thread_name(name, i));
+            let pulse = |name: String| self.pulses.iter().find(|pulse| pulse.name == name).cloned();
+            Some(Watched {
+                name: name.to_owned(),
+                silent_after: source.keys.silent_after.map(|span| span.0),
+                hint: source.spec.silence_hint(),
+                rejections: self.ledgers.rejections(name),
+                pulses: threads.filter_map(pulse).collect(),
+            })
+        });
+        let monitor = Monitor::start(
+            self.ledgers.clone(),
+            self.control.clone(),
+            sources.collect(),
+        );
+        self.monitor = Some(monitor.map_err(|source| StartError::Thread {
+            name: "monitor".to_owned(),
+            source,
+        })?);
+        Ok(())
     }
 
     fn ring(
@@ -328,12 +373,14 @@ impl Pipeline {
                     name: planned.name.clone(),
                     source,
                 })?;
-            let reader = self.attach(
-                &planned.input,
-                &planned.name,
-                planned.guarantee,
-                planned.burst,
-            )?;
+            let reader = self
+                .attach(
+                    &planned.input,
+                    &planned.name,
+                    planned.guarantee,
+                    planned.burst,
+                )?
+                .dropping_incomplete(planned.incomplete == Incomplete::Drop);
             let control = self.control.clone();
             let runner = sink::Runner {
                 name: planned.name.clone(),
@@ -345,7 +392,9 @@ impl Pipeline {
                 wait: planned.wait,
                 control,
             };
-            self.spawn(&planned.name, planned.core, move |pulse| runner.run(pulse))?;
+            self.spawn(&planned.name, Role::Sink, planned.core, move |pulse| {
+                runner.run(pulse);
+            })?;
         }
         Ok(())
     }
@@ -407,12 +456,14 @@ impl Pipeline {
                 )]
                 ledger.occupancy.set((occupancy * 1e6) as u64);
             }
-            let reader = self.attach(
-                &planned.input,
-                &planned.name,
-                planned.guarantee,
-                planned.burst,
-            )?;
+            let reader = self
+                .attach(
+                    &planned.input,
+                    &planned.name,
+                    planned.guarantee,
+                    planned.burst,
+                )?
+                .dropping_incomplete(planned.incomplete == Incomplete::Drop);
             let producer = parts.producer(&planned.output);
             let carrier = self.carrier(parts, &planned.name, planned.burst)?;
             runners.push(kernel::Runner::new(kernel::Parts {
@@ -487,7 +538,7 @@ impl Pipeline {
             let wait = keys.wait.into();
             let runner = staging::Runner::new(name.clone(), stager, wait, self.control.clone());
             let core = (!keys.cores.is_empty()).then(|| keys.cores[i % keys.cores.len()]);
-            self.spawn(&name, core, move |pulse| runner.run(pulse))?;
+            self.spawn(&name, Role::Step, core, move |pulse| runner.run(pulse))?;
         }
         Ok(())
     }
@@ -540,7 +591,9 @@ impl Pipeline {
         for planned in &plan.sources {
             if let Some(runner) = parts.engines.remove(&planned.name) {
                 let core = planned.cores.first().copied();
-                self.spawn(&planned.name, core, move |pulse| runner.run(pulse))?;
+                self.spawn(&planned.name, Role::Source, core, move |pulse| {
+                    runner.run(pulse);
+                })?;
                 continue;
             }
             let fail = |source| StartError::Source {
@@ -570,14 +623,15 @@ impl Pipeline {
                 });
             }
             for (i, runner) in runners.into_iter().enumerate() {
-                let name = if i == 0 {
-                    planned.name.clone()
-                } else {
-                    format!("{}.{i}", planned.name)
-                };
-                self.spawn(&name, planned.cores.get(i).copied(), move |pulse| {
-                    runner.run(pulse);
-                })?;
+                let name = thread_name(&planned.name, i);
+                self.spawn(
+                    &name,
+                    Role::Source,
+                    planned.cores.get(i).copied(),
+                    move |pulse| {
+                        runner.run(pulse);
+                    },
+                )?;
             }
         }
         Ok(())
@@ -586,10 +640,11 @@ impl Pipeline {
     fn spawn(
         &mut self,
         name: &str,
+        role: Role,
         core: Option<usize>,
         work: impl FnOnce(&Pulse) + Send + 'static,
     ) -> Result<(), StartError> {
-        let pulse = Pulse::new(name.to_owned());
+        let pulse = Pulse::new(name.to_owned(), role);
         self.pulses.push(pulse.clone());
         let control = self.control.clone();
         let component = name.to_owned();

@@ -80,10 +80,20 @@ impl Control {
     }
 }
 
+/// What a data thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Source,
+    /// A kernel, or copies to and from a GPU.
+    Step,
+    Sink,
+}
+
 /// A sign of life of one data thread.
 #[derive(Debug)]
 pub(crate) struct Pulse {
     pub(crate) name: String,
+    pub(crate) role: Role,
     beats: AtomicU64,
     ended: AtomicBool,
     /// The beats at the last look, and when they last changed.
@@ -91,9 +101,10 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    pub(crate) fn new(name: String) -> Arc<Self> {
+    pub(crate) fn new(name: String, role: Role) -> Arc<Self> {
         Arc::new(Self {
             name,
+            role,
             beats: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             seen: Mutex::new((0, Instant::now())),
@@ -107,15 +118,25 @@ impl Pulse {
         );
     }
 
+    #[cfg(test)]
+    pub(crate) fn beats(&self) -> u64 {
+        self.beats.load(Ordering::Relaxed)
+    }
+
     /// The thread has ended.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Whether the thread has not moved for [`STALL`], as far as earlier calls have seen: to be called regularly.
     pub(crate) fn is_stalled(&self) -> bool {
         let beats = self.beats.load(Ordering::Relaxed);
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if beats != seen.0 || self.ended.load(Ordering::Acquire) {
+        if beats != seen.0 || self.has_ended() {
             *seen = (beats, Instant::now());
         }
         seen.1.elapsed() > STALL

@@ -328,9 +328,15 @@ impl Runner {
             }
             return Ok(moved(Step::Full));
         }
-        // A reader that may be overrun can find nothing after all.
+        let position = self.reader.position();
+        // A reader that may be overrun, or drops incomplete frames, can find nothing after all.
         let Some(lease) = self.reader.poll(frames) else {
-            return Ok(moved(Step::Full));
+            let has_passed = self.reader.position() > position;
+            return Ok(if has_passed {
+                Step::Moved
+            } else {
+                moved(Step::Full)
+            });
         };
         self.ledger.input.add(lease.len() as u64);
         let follows = !self.in_flight.is_empty();

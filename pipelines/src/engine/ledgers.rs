@@ -1,9 +1,10 @@
 //! All ledgers of a pipeline.
 
+use super::monitor::Activity;
 use daq_core::ledger::{
     Board, BoardError, CopyLedger, CopyReport, Counts, EngineCounters, EngineReport, KernelLedger,
-    KernelReport, ReaderLedger, ReaderReport, Report, RingLedger, RingReport, SinkLedger,
-    SinkReport, SourceLedger, SourceReport,
+    KernelReport, ReaderLedger, ReaderReport, Rejections, Report, RingLedger, RingReport,
+    SinkLedger, SinkReport, SourceLedger, SourceReport,
 };
 use daq_core::mapped::Backend;
 use daq_core::plan::{Dispatch, Plan};
@@ -16,6 +17,8 @@ use std::time::Instant;
 pub struct Ledgers {
     /// With what is counted of its DMA engine, if it has one, and what it counts itself.
     sources: BTreeMap<String, (SourceLedger, Option<EngineCounters>, Counts)>,
+    /// Why sources reject packets.
+    rejections: BTreeMap<String, Rejections>,
     /// With what made its memory, where the CPU can store to it on a GPU.
     rings: BTreeMap<String, (RingLedger, OnceLock<Backend>)>,
     /// With the ring that is read.
@@ -25,6 +28,7 @@ pub struct Ledgers {
     /// With how bursts reach it on a GPU; `None` on the CPU.
     kernels: BTreeMap<String, (Option<Dispatch>, KernelLedger)>,
     sinks: BTreeMap<String, SinkLedger>,
+    activity: Activity,
     start: Instant,
 }
 
@@ -33,16 +37,20 @@ impl Ledgers {
     pub fn new(plan: &Plan, board: &Board) -> Result<Self, BoardError> {
         let mut ledgers = Self {
             sources: BTreeMap::new(),
+            rejections: BTreeMap::new(),
             rings: BTreeMap::new(),
             readers: BTreeMap::new(),
             copies: BTreeMap::new(),
             kernels: BTreeMap::new(),
             sinks: BTreeMap::new(),
+            activity: Activity::default(),
             start: Instant::now(),
         };
         for source in &plan.sources {
             let prefix = format!("source.{}", source.name);
             let ledger = SourceLedger::on(board, &prefix)?;
+            let rejections = Rejections::default();
+            ledgers.rejections.insert(source.name.clone(), rejections);
             let counts = Counts::on(board, &prefix, source.counts)?;
             let engine = source.engine.as_ref().map(|engine| {
                 let prefix = format!("source.{}.engine", source.name);
@@ -94,6 +102,16 @@ impl Ledgers {
     /// What a source counts beside its ledger.
     pub(super) fn counts(&self, name: &str) -> Counts {
         self.sources[name].2.clone()
+    }
+
+    /// Where a source counts what it rejects by reason.
+    pub(super) fn rejections(&self, name: &str) -> Rejections {
+        self.rejections[name].clone()
+    }
+
+    /// When sources and rings last moved.
+    pub(super) fn activity(&self) -> &Activity {
+        &self.activity
     }
 
     /// The counters of a source's DMA engine.
@@ -176,15 +194,17 @@ impl Ledgers {
             .sources
             .iter()
             .map(|(name, (ledger, engine, counts))| {
+                let of_ledger = SourceReport::of(ledger);
                 let report = SourceReport {
                     counts: counts.read(),
+                    rejected_by: self.rejections[name].read(of_ledger.rejected),
                     engine: engine.as_ref().map(EngineReport::of),
-                    ..SourceReport::of(ledger)
+                    ..of_ledger
                 };
                 (name.clone(), report)
             })
             .collect();
-        Report {
+        let mut report = Report {
             sources,
             rings,
             readers,
@@ -192,6 +212,8 @@ impl Ledgers {
             kernels,
             sinks,
             seconds: self.start.elapsed().as_secs_f64(),
-        }
+        };
+        self.activity.add_to(&mut report);
+        report
     }
 }

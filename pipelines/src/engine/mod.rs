@@ -13,6 +13,7 @@ pub(crate) mod control;
 pub(crate) mod dma;
 pub(crate) mod kernel;
 mod ledgers;
+mod monitor;
 mod sink;
 mod source;
 mod staging;
@@ -20,7 +21,7 @@ mod staging;
 pub use ledgers::Ledgers;
 
 use crate::http::Health;
-use control::{Control, PATIENCE, Progress, Pulse};
+use control::{Control, PATIENCE, Progress, Pulse, Role, STALL};
 use daq_core::cuda::CudaError;
 use daq_core::kernel::KernelError;
 use daq_core::ledger::{Board, BoardError, Report};
@@ -30,6 +31,7 @@ use daq_core::ring::{Ring, RingError};
 use daq_core::sink::SinkError;
 use daq_core::source::SourceError;
 use daq_core::staging::Profile;
+use monitor::Monitor;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -85,7 +87,10 @@ pub enum StartError {
         source: SinkError,
     },
     /// The system gave no thread.
-    #[error("no thread for `{name}`: {source}")]
+    #[error(
+        "cannot start a thread for `{name}`: {source}; raise the limits on threads and memory (ulimit -u and -v, \
+         TasksMax= and MemoryMax=)"
+    )]
     Thread {
         /// The component.
         name: String,
@@ -139,6 +144,8 @@ pub struct Pipeline {
     started: Arc<AtomicU64>,
     sources: usize,
     threads: Vec<JoinHandle<()>>,
+    /// Watches the sources; `None` until they run.
+    monitor: Option<Monitor>,
     board: Board,
 }
 
@@ -159,6 +166,7 @@ impl Pipeline {
             started: Arc::new(AtomicU64::new(0)),
             sources: plan.sources.iter().map(|source| source.threads).sum(),
             threads: Vec::new(),
+            monitor: None,
             board: options.board.clone(),
         };
         let result = pipeline.build(config, plan, options);
@@ -187,8 +195,9 @@ impl Pipeline {
             self.started.clone(),
             self.sources as u64,
         );
-        let control = self.control.clone();
+        let (control, ledgers) = (self.control.clone(), self.ledgers.clone());
         move || Health {
+            silent: ledgers.activity().silences(),
             ready: started.load(Ordering::Acquire) >= sources,
             stopping: control.is_stopping(),
             stalled: pulses
@@ -214,9 +223,54 @@ impl Pipeline {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
+    /// Whether the state file was truncated by another program, so that a kill would not be reported.
+    pub fn is_state_lost(&self) -> bool {
+        self.board.is_state_lost()
+    }
+
+    /// Names of sinks whose writes hang, if the time for draining is over and nothing else holds up the end.
+    ///
+    /// To be called regularly; empty otherwise.
+    pub fn hung_sinks(&self) -> Vec<String> {
+        if !self.control.is_overdue() {
+            return Vec::new();
+        }
+        let open = || self.pulses.iter().filter(|pulse| !pulse.has_ended());
+        let mut sinks = open().filter(|pulse| pulse.role == Role::Sink).peekable();
+        let is_source = |pulse: &Arc<Pulse>| pulse.role == Role::Source;
+        if sinks.peek().is_none() || open().any(is_source) {
+            return Vec::new();
+        }
+        let stalled = sinks.map(|pulse| pulse.is_stalled().then(|| pulse.name.clone()));
+        stalled.collect::<Option<_>>().unwrap_or_default()
+    }
+
+    /// Ends without the threads that have not ended, because the writes of these sinks hang: the last report and what went
+    /// wrong. What those threads use is never freed; the frames that they hold stay `pending`.
+    pub fn leave(mut self, hung: &[String]) -> (Report, Vec<Failure>) {
+        for sink in hung {
+            let why = format!(
+                "a write has not returned for {} s and the time for draining is over; the last file may be incomplete: check \
+                 the disk (dmesg), `--drain` sets the time",
+                STALL.as_secs()
+            );
+            let component = format!("sink `{sink}`");
+            self.control.fail(FailureKind::Io, component, why);
+        }
+        self.threads.clear();
+        self.monitor = None;
+        self.close()
+    }
+
     /// Waits until every thread has ended and closes the ledgers: the last report and what went wrong.
     pub fn finish(mut self) -> (Report, Vec<Failure>) {
         self.join();
+        self.monitor = None;
+        self.close()
+    }
+
+    /// The last report and what went wrong; the state file says that this run has ended.
+    fn close(&self) -> (Report, Vec<Failure>) {
         let report = self.report();
         for violation in report.violations() {
             tracing::error!("the ledger does not balance, a defect of daq: {violation}");

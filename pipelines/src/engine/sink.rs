@@ -1,7 +1,8 @@
 //! A sink's thread: leases go in, a full medium is waited for or told.
 
-use super::{Control, FailureKind, PATIENCE, Pulse};
+use super::{Control, FailureKind, PATIENCE, Pulse, STALL};
 use daq_core::ledger::SinkLedger;
+use daq_core::log_limit::LogLimit;
 use daq_core::ring::{Completion, Lease, Reader};
 use daq_core::sink::{Sink, SinkError};
 use daq_core::wait::Wait;
@@ -32,6 +33,7 @@ struct Writer<'a> {
     guarantee: bool,
     control: &'a Control,
     pulse: &'a Pulse,
+    limits: &'a (LogLimit, LogLimit),
 }
 
 impl Runner {
@@ -58,8 +60,10 @@ impl Runner {
 
     fn work(&mut self, pulse: &Pulse) -> Result<(), SinkError> {
         let mut ticked = Instant::now();
+        // Of messages that it takes no frames, and that it does again.
+        let limits = <(LogLimit, LogLimit)>::default();
         loop {
-            pulse.beat();
+            beat(&mut *self.sink, pulse);
             if ticked.elapsed() >= TICK {
                 ticked = Instant::now();
                 self.sink.tick()?;
@@ -78,6 +82,7 @@ impl Runner {
                 guarantee: self.guarantee,
                 control: &self.control,
                 pulse,
+                limits: &limits,
             };
             let (taken, result) = writer.write(&lease);
             if taken == lease.len() {
@@ -96,13 +101,18 @@ impl Writer<'_> {
     fn write(&mut self, lease: &Lease<'_>) -> (usize, Result<(), SinkError>) {
         let mut taken = 0;
         while taken < lease.len() {
-            self.pulse.beat();
+            beat(self.sink, self.pulse);
             match self.sink.consume(lease, taken) {
                 Ok(frames) => {
                     taken += frames;
                     if self.ledger.full.get() != 0 {
                         self.ledger.full.set(0);
-                        tracing::warn!("sink {}: it takes frames again, going on", self.name);
+                        self.limits.1.run(|suppressed| {
+                            tracing::warn!(
+                                "sink {}: it takes frames again, going on{suppressed}",
+                                self.name
+                            );
+                        });
                     }
                 }
                 Err(error @ (SinkError::Full { .. } | SinkError::Away { .. })) => {
@@ -113,7 +123,9 @@ impl Writer<'_> {
                         } else {
                             "dropping frames meanwhile"
                         };
-                        tracing::error!("sink {}: {error}; {policy}", self.name);
+                        self.limits.0.run(|suppressed| {
+                            tracing::error!("sink {}: {error}; {policy}{suppressed}", self.name);
+                        });
                     }
                     if !self.guarantee {
                         return (taken, Ok(()));
@@ -127,5 +139,45 @@ impl Writer<'_> {
             }
         }
         (taken, Ok(()))
+    }
+}
+
+/// Shows a sign of life, unless a write hangs on another thread of the sink.
+fn beat(sink: &mut dyn Sink, pulse: &Pulse) {
+    if sink.blocked_for() < STALL {
+        pulse.beat();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::control::Role;
+    use super::*;
+
+    /// A sink whose helper thread has been writing for a while.
+    struct Writing(Duration);
+
+    impl Sink for Writing {
+        fn consume(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, SinkError> {
+            Ok(lease.len() - from)
+        }
+
+        fn blocked_for(&mut self) -> Duration {
+            self.0
+        }
+
+        fn finish(&mut self) -> Result<(), SinkError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_write_that_hangs_on_another_thread_stops_the_sign_of_life() {
+        let pulse = Pulse::new("disk".to_owned(), Role::Sink);
+        let before = pulse.beats();
+        beat(&mut Writing(STALL), &pulse);
+        assert_eq!(pulse.beats(), before);
+        beat(&mut Writing(STALL / 2), &pulse);
+        assert_ne!(pulse.beats(), before);
     }
 }

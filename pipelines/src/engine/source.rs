@@ -65,6 +65,7 @@ impl Runner {
             let name = format!("source `{}`", self.name);
             self.control.fail(FailureKind::Io, name, error.to_string());
         }
+        self.filler.finish(&mut self.window);
         self.writing.leave();
         // Only the sequencer's window closes frames: it serves the others until they are done.
         while self.window.is_sequencer() && self.writing.are_any() {

@@ -11,6 +11,8 @@ pub struct Health {
     pub stopping: bool,
     /// Names of the data threads that have not advanced for longer than they may.
     pub stalled: Vec<String>,
+    /// A sentence for each source that has been silent for longer than its `silent_after`.
+    pub silent: Vec<String>,
 }
 
 impl Health {
@@ -19,17 +21,19 @@ impl Health {
         self.stalled.is_empty()
     }
 
-    /// Whether the pipeline takes data: every source has started and nobody has asked it to end.
+    /// Whether the pipeline takes data: every source has started, none is silent and the pipeline does not drain.
     pub fn takes_data(&self) -> bool {
-        self.ready && !self.stopping
+        self.ready && !self.stopping && self.silent.is_empty()
     }
 
-    /// One word for people: `stalled`, `stopping`, `running` or `starting`.
+    /// One word for people: `stalled`, `stopping`, `silent`, `running` or `starting`.
     pub fn state(&self) -> &'static str {
         if !self.advances() {
             "stalled"
         } else if self.stopping {
             "stopping"
+        } else if !self.silent.is_empty() {
+            "silent"
         } else if self.ready {
             "running"
         } else {
@@ -48,6 +52,8 @@ mod tests {
         assert_eq!((health.state(), health.takes_data()), ("starting", false));
         health.ready = true;
         assert_eq!((health.state(), health.takes_data()), ("running", true));
+        health.silent.push("source adc: no packet".to_owned());
+        assert_eq!((health.state(), health.takes_data()), ("silent", false));
         health.stopping = true;
         assert_eq!((health.state(), health.takes_data()), ("stopping", false));
         health.stalled.push("source adc".to_owned());

@@ -1,7 +1,7 @@
 //! Ledgers as Prometheus metrics, read when somebody asks and never on the data path.
 
 use super::process::{self, Process};
-use super::table::{Kind, METRICS, Metric, Read};
+use super::table::{Kind, METRICS, Metric, Read, seconds};
 use daq_core::ledger::{Cause, CopyLedger, CopyReport, DeviceReport, EngineReport, Report};
 use daq_core::plan::Dispatch;
 use prometheus::core::{Collector, Desc};
@@ -97,6 +97,16 @@ impl Ledgers {
                 .map(|(name, fault, count)| sample(&[name, fault], count as f64))
                 .collect(),
             Read::Ring(of) => each(&report.rings, |name, r| sample(&[name], of(r) as f64)),
+            Read::LastPacket => each(&report.sources, |name, source| {
+                sample(&[name], seconds(source.last_packet_ns.unwrap_or(0)))
+            }),
+            Read::FrameAge => report
+                .rings
+                .iter()
+                .filter_map(|(name, ring)| {
+                    Some(sample(&[name], seconds(ring.newest_frame_age_ns?)))
+                })
+                .collect(),
             Read::Mapping => report
                 .rings
                 .iter()
@@ -266,9 +276,12 @@ pub(super) mod tests {
             bytes: 921_600,
             duplicates: 5,
             rejected: 6,
+            rejected_by: [("length", 6)].into(),
             control: 7,
             epochs: 2,
             jumped: 8,
+            last_packet_ns: Some(1_700_000_000_500_000_000),
+            silent: true,
             incomplete: 9,
             engine: Some(EngineReport {
                 proof: Proof::Proven,
@@ -286,6 +299,7 @@ pub(super) mod tests {
             made: 110,
             published: 100,
             ring_full: 10,
+            newest_frame_age_ns: Some(250_000_000),
             mapping: Some(Backend::Vulkan),
         };
         report.rings.insert("raw".to_owned(), ring);
@@ -299,6 +313,7 @@ pub(super) mod tests {
             read: 70,
             overrun: 9,
             discarded: 4,
+            dropped_incomplete: 0,
             pending: 16,
             held: 11,
         };
@@ -414,6 +429,9 @@ pub(super) mod tests {
             r#"daq_source_epochs_total{source="adc"} 2"#,
             r#"daq_source_jumped_packets_total{source="adc"} 8"#,
             r#"daq_source_incomplete_frames_total{source="adc"} 9"#,
+            r#"daq_source_last_packet_timestamp_seconds{source="adc"} 1700000000.5"#,
+            r#"daq_source_silent{source="adc"} 1"#,
+            r#"daq_ring_newest_frame_age_seconds{ring="raw"} 0.25"#,
             r#"daq_ring_capacity_slots{ring="raw"} 64"#,
             r#"daq_ring_high_water_slots{ring="raw"} 33"#,
             r#"daq_ring_made_frames_total{ring="raw"} 110"#,

@@ -5,13 +5,16 @@
 //! | `/` | a page with the ledgers, updated every second |
 //! | `/metrics` | Prometheus' text format 0.0.4 |
 //! | `/-/healthy` | 200 while every data thread advances, else 503 and the names of those that do not |
-//! | `/-/ready` | 200 once every source has started and until the pipeline drains, else 503 |
+//! | `/-/ready` | 200 once every source has started, while none is silent (`silent_after`) and until the pipeline drains, else 503 and why |
 //! | `/status` | one JSON object with the ledgers and the plan |
 //!
-//! Everything is read-only and served without authentication; that is why the default address is loopback.
-//! To show it elsewhere, put a proxy that authenticates in front.
+//! Everything is read-only and served without authentication, so the default address is loopback. To serve it to
+//! other machines, put a proxy that authenticates in front. Requests for host names that are not the server's are
+//! refused; the number of connections and the time that each may stay idle are bounded.
 
+mod connections;
 mod health;
+mod host;
 mod metrics;
 mod process;
 mod reference;
@@ -23,6 +26,8 @@ pub use metrics::{Exposition, Ledgers, ReportFn};
 pub use reference::reference;
 pub use table::{Kind, METRICS, Metric};
 
+use connections::{Bounded, Limits};
+use daq_core::config::Problem;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -44,16 +49,28 @@ pub struct Http {
     /// it reads everything: keep it on loopback or behind a proxy that authenticates.
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
+    /// Host names that the server answers to, beside IP addresses and `localhost`; default none. Requests for other
+    /// names are refused, because web pages of other sites could read the answers through DNS rebinding.
+    #[serde(default)]
+    pub hosts: Vec<String>,
 }
 
 fn default_listen() -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, 9464))
 }
 
+impl Http {
+    /// Returns the problems of the section that are not of the form of a value.
+    pub(crate) fn problems(&self) -> Vec<Problem> {
+        host::problems(&self.hosts)
+    }
+}
+
 impl Default for Http {
     fn default() -> Self {
         Self {
             listen: default_listen(),
+            hosts: Vec::new(),
         }
     }
 }
@@ -66,6 +83,8 @@ pub type HealthFn = Arc<dyn Fn() -> Health + Send + Sync>;
 pub struct HttpState {
     /// Name of the pipeline.
     pub name: String,
+    /// Host names that the server answers to ([`Http::hosts`]).
+    pub hosts: Vec<String>,
     /// All ledgers now.
     pub report: ReportFn,
     /// The state of the data threads now.
@@ -89,7 +108,8 @@ pub enum HttpError {
     },
     /// The thread or its runtime could not be made.
     #[error(
-        "http: cannot start the server's thread: {0}; check the limits on processes and open files with `ulimit -a`"
+        "http: cannot start the server's thread: {0}; raise the limits on threads and open files (ulimit -u and -n, \
+         TasksMax= and LimitNOFILE=)"
     )]
     Thread(#[source] io::Error),
     /// The table of metrics contradicts itself.
@@ -149,7 +169,21 @@ pub fn serve(listen: SocketAddr, state: HttpState) -> Result<Server, HttpError> 
 /// # Errors
 /// If the thread cannot be made.
 pub fn serve_on(listener: TcpListener, state: HttpState) -> Result<Server, HttpError> {
+    serve_within(listener, state, Limits::of_process())
+}
+
+fn serve_within(
+    listener: TcpListener,
+    state: HttpState,
+    limits: Limits,
+) -> Result<Server, HttpError> {
     let address = listener.local_addr().map_err(HttpError::Thread)?;
+    if !address.ip().is_loopback() {
+        tracing::warn!(
+            "[http] listen = \"{address}\": other machines can read everything without a password; listen on 127.0.0.1, \
+             or keep the port behind a firewall or a proxy that authenticates"
+        );
+    }
     let router = routes::router(state)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -168,7 +202,7 @@ pub fn serve_on(listener: TcpListener, state: HttpState) -> Result<Server, HttpE
                 let _ = stopped.await;
                 let _ = begin.send(());
             };
-            let server = axum::serve(listener, router)
+            let server = axum::serve(Bounded::new(listener, limits), router)
                 .with_graceful_shutdown(graceful)
                 .into_future();
             let patience = async move {

@@ -20,7 +20,7 @@ globalThis.setTimeout = (update) => {
   console.log(cell(ids.state));
   for (const part of ids.tables.children) {
     if (part.tag === "table") for (const row of part.children) console.log(row.children.map(cell).join(" | "));
-    else console.log(`# ${part.textContent}`);
+    else console.log(`${part.tag === "h2" ? "# " : ""}${cell(part)}`);
   }
 };
 const page = fs.readFileSync(process.argv[2], "utf8");

@@ -22,6 +22,8 @@ pub(super) struct Process {
     pub(super) open_fds: f64,
     /// Most file descriptors that it may open.
     pub(super) max_fds: f64,
+    /// Messages that did not reach stderr.
+    pub(super) dropped_messages: f64,
 }
 
 impl Process {
@@ -42,6 +44,7 @@ impl Process {
             max_fds: getrlimit(Resource::Nofile)
                 .current
                 .map_or(f64::INFINITY, |limit| limit as f64),
+            dropped_messages: crate::console::dropped() as f64,
         }
     }
 }

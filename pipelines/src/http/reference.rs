@@ -22,7 +22,7 @@ pub fn reference() -> String {
          ```text\n\
          source   expected  = delivered + pending + sum over causes of lost\n\
          ring     made      = published + full\n\
-         reader   published = read + overrun + discarded + pending\n\
+         reader   published = read + overrun + discarded + dropped_incomplete + pending\n\
          copy     taken     = copied + failed + pending\n\
          kernel   input     = consumed + withheld + failed + pending\n\
          ```\n\n",

@@ -1,15 +1,16 @@
 //! What each route answers.
 
-use super::{Exposition, HttpError, HttpState};
+use super::{Exposition, HttpError, HttpState, host};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
-use daq_core::ledger::Report;
+use daq_core::ledger::{Loss, Report};
 use serde::Serialize;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const PAGE: &str = include_str!("page.html");
@@ -30,7 +31,12 @@ struct Status<'a> {
     state: &'static str,
     ready: bool,
     stalled: &'a [String],
+    silent: &'a [String],
     seconds: f64,
+    /// The loss state of each source in words.
+    loss: BTreeMap<&'a str, Loss>,
+    /// Log messages that did not reach stderr.
+    log_dropped: u64,
     report: &'a Report,
     plan: &'a Value,
     last_run: Option<&'a Value>,
@@ -39,6 +45,7 @@ struct Status<'a> {
 /// All routes over `state`.
 pub(super) fn router(state: HttpState) -> Result<Router, HttpError> {
     let exposition = Exposition::new(state.report.clone())?;
+    let shared = Arc::new(Shared { state, exposition });
     Ok(Router::new()
         .route(
             "/",
@@ -49,13 +56,24 @@ pub(super) fn router(state: HttpState) -> Result<Router, HttpError> {
         .route("/-/ready", get(ready))
         .route("/status", get(status))
         .fallback(async || (StatusCode::NOT_FOUND, "not here; see /\n"))
-        .layer(middleware::from_fn(guard))
-        .with_state(Arc::new(Shared { state, exposition })))
+        .layer(middleware::from_fn_with_state(shared.clone(), guard))
+        .with_state(shared))
 }
 
-/// Headers that keep browsers from storing, guessing or embedding what is shown.
-async fn guard(request: Request, next: Next) -> Response {
-    let mut response = next.run(request).await;
+/// Refuses requests for host names of other sites, and adds headers that keep browsers from storing, guessing or
+/// embedding the answer.
+async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    let refused = host::refused(request.uri(), request.headers(), &shared.state.hosts);
+    let mut response = match refused {
+        Some(name) => (
+            StatusCode::MISDIRECTED_REQUEST,
+            format!(
+                "{name:?} is not a name of this server: use its IP address, or add the name to `hosts` in [http]\n"
+            ),
+        )
+            .into_response(),
+        None => next.run(request).await,
+    };
     for (name, value) in [
         (header::CACHE_CONTROL, "no-store"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -106,7 +124,10 @@ async fn ready(State(shared): State<Arc<Shared>>) -> Response {
     } else {
         (
             StatusCode::SERVICE_UNAVAILABLE,
-            format!("not ready: {}\n", health.state()),
+            match health.silent.as_slice() {
+                [] => format!("not ready: {}\n", health.state()),
+                silent => format!("not ready: {}: {}\n", health.state(), silent.join("; ")),
+            },
         )
             .into_response()
     }
@@ -120,7 +141,14 @@ async fn status(State(shared): State<Arc<Shared>>) -> Response {
         state: health.state(),
         ready: health.takes_data(),
         stalled: &health.stalled,
+        silent: &health.silent,
         seconds: report.seconds,
+        loss: report
+            .sources
+            .iter()
+            .map(|(name, source)| (name.as_str(), source.loss()))
+            .collect(),
+        log_dropped: crate::console::dropped(),
         report: &report,
         plan: &shared.state.plan,
         last_run: shared.state.last_run.as_ref(),

@@ -34,6 +34,8 @@ impl Kind {
 #[derive(Clone, Copy)]
 pub(super) enum Read {
     Source(fn(&SourceReport) -> u64),
+    /// When each source's last packet arrived.
+    LastPacket,
     /// One sample for each source and cause.
     Lost,
     /// One sample for each source and what it counts itself.
@@ -43,6 +45,8 @@ pub(super) enum Read {
     /// One sample for each of those and fault that has come.
     Faults,
     Ring(fn(&RingReport) -> u64),
+    /// Only for rings with a frame.
+    FrameAge,
     /// Only for rings on a GPU that the CPU can store to.
     Mapping,
     Reader(fn(&ReaderReport) -> u64),
@@ -85,11 +89,11 @@ impl Metric {
     /// The names of its labels.
     pub const fn labels(&self) -> &'static [&'static str] {
         match self.read {
-            Read::Source(_) | Read::Engine(_) => &["source"],
+            Read::Source(_) | Read::LastPacket | Read::Engine(_) => &["source"],
             Read::Faults => &["source", "fault"],
             Read::Counts => &["source", "count"],
             Read::Lost => &["source", "cause"],
-            Read::Ring(_) => &["ring"],
+            Read::Ring(_) | Read::FrameAge => &["ring"],
             Read::Mapping => &["ring", "backend"],
             Read::Reader(_) => &["reader", "ring"],
             Read::Copy(_) => &["from", "to"],
@@ -106,7 +110,7 @@ impl Metric {
 const NORMAL: &str = "Grows by itself while data flow.";
 const NOTHING: &str = "None needed.";
 
-fn seconds(nanoseconds: u64) -> f64 {
+pub(super) fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
 }
 
@@ -170,9 +174,11 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_source_incomplete_frames_total",
         kind: Kind::Counter,
-        help: "Delivered frames of a DMA engine some of whose packets are missing.",
-        meaning: "Those packets are filled and marked as missing; they are not in lost, whose unit is the frame here.",
-        cause: "Packets of a sensor were lost on the way to the card, or the sensor ended a frame early.",
+        help: "Published frames some of whose packets are missing.",
+        meaning: "Those packets are filled and marked as missing. Sources whose unit is the packet count them in lost, too; for \
+                  DMA engines the unit of lost is the frame. What a stream lacks before its first and after its last \
+                  packet is not missing.",
+        cause: "Lost packets; for a sensor bridge also a sensor that ended a frame early.",
         remedy: "Look for drops at the card and the switch: `ethtool -S`; daq_source_counts_total, `short`, says what the \
                  sensor ended early.",
         read: Read::Source(|s| s.incomplete),
@@ -222,6 +228,25 @@ pub static METRICS: &[Metric] = &[
         cause: "An outage longer than the window, or a restarted sender.",
         remedy: "If the sender did not restart, count these as lost and look at the network.",
         read: Read::Source(|s| s.jumped),
+    },
+    Metric {
+        name: "daq_source_last_packet_timestamp_seconds",
+        kind: Kind::Gauge,
+        help: "When the last packet with data arrived, in seconds since 1970; 0 before the first.",
+        meaning: "Sampled five times a second. Rejected packets and packets without data do not count.",
+        cause: "A value that stands still: the sender is silent, or what it sends is rejected.",
+        remedy: "Alert on `time() - daq_source_last_packet_timestamp_seconds > 10`, or set `silent_after` in the source: the log \
+                 then says where to look.",
+        read: Read::LastPacket,
+    },
+    Metric {
+        name: "daq_source_silent",
+        kind: Kind::Gauge,
+        help: "1 while no packet with data has arrived for longer than silent_after of the source.",
+        meaning: "`/-/ready` answers 503 meanwhile. Always 0 without `silent_after`.",
+        cause: "The sender has stopped, or its packets do not reach this source.",
+        remedy: "See the log line that begins with the source's name.",
+        read: Read::Source(|s| s.silent.into()),
     },
     Metric {
         name: "daq_path_fallback_total",
@@ -290,6 +315,15 @@ pub static METRICS: &[Metric] = &[
         read: Read::Ring(|r| r.capacity),
     },
     Metric {
+        name: "daq_ring_newest_frame_age_seconds",
+        kind: Kind::Gauge,
+        help: "Seconds since the newest frame of the ring was published; absent before the first.",
+        meaning: "Sampled five times a second, so it is at most 0.2 s too small.",
+        cause: "A value that grows: the ring's source is silent, or the kernel before it stands still.",
+        remedy: "Look at daq_source_last_packet_timestamp_seconds of the source, and at the rings before this one.",
+        read: Read::FrameAge,
+    },
+    Metric {
         name: "daq_ring_high_water_slots",
         kind: Kind::Gauge,
         help: "Most slots in use at a time since the start.",
@@ -344,7 +378,7 @@ pub static METRICS: &[Metric] = &[
         name: "daq_reader_published_frames_total",
         kind: Kind::Counter,
         help: "Frames published since the reader attached.",
-        meaning: "Always the sum of read, overrun, discarded and pending.",
+        meaning: "Always the sum of read, overrun, discarded, dropped as incomplete and pending.",
         cause: NORMAL,
         remedy: NOTHING,
         read: Read::Reader(|r| r.published),
@@ -375,6 +409,15 @@ pub static METRICS: &[Metric] = &[
         cause: "A sink's overflow policy (disk full), or a producer that cannot be stopped lapped the reader.",
         remedy: "Make space on the medium; more `slots` against lapping.",
         read: Read::Reader(|r| r.discarded),
+    },
+    Metric {
+        name: "daq_reader_dropped_incomplete_frames_total",
+        kind: Kind::Counter,
+        help: "Frames with missing packets that were not handed to the reader.",
+        meaning: "By `incomplete = \"drop\"` in the reader's section; other readers of the ring get these frames.",
+        cause: "Packets were lost, or the stream began or ended inside a frame.",
+        remedy: "As for daq_source_lost_packets_total.",
+        read: Read::Reader(|r| r.dropped_incomplete),
     },
     Metric {
         name: "daq_reader_pending_frames",
@@ -695,6 +738,16 @@ pub static METRICS: &[Metric] = &[
         cause: "Constant.",
         remedy: NOTHING,
         read: Read::Build,
+    },
+    Metric {
+        name: "daq_log_dropped_total",
+        kind: Kind::Counter,
+        help: "Log messages dropped because stderr was not read or failed.",
+        meaning: "Messages that found the queue of the log full, or whose terminal, pipe or journal went away. Data \
+                  are not delayed.",
+        cause: "A terminal stopped with Ctrl-S, a pipe that is not read, a journal that stalls, a closed ssh session.",
+        remedy: "Read stderr again, or send it to a file or to the journal.",
+        read: Read::Process(|p| p.dropped_messages),
     },
     Metric {
         name: "process_cpu_seconds_total",

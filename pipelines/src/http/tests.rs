@@ -11,6 +11,7 @@ const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST
 fn state(health: HealthFn) -> HttpState {
     HttpState {
         name: "telescope".to_owned(),
+        hosts: vec!["daq.lab.example".to_owned()],
         report: Arc::new(sample_report),
         health,
         plan: serde_json::json!({ "rings": { "raw": "host" } }),
@@ -97,6 +98,14 @@ fn probes_follow_the_data_threads() {
     assert_eq!(probe("/-/ready"), (503, "not ready: starting\n".to_owned()));
     health.lock().unwrap().ready = true;
     assert_eq!(probe("/-/ready"), (200, "ready\n".to_owned()));
+    health.lock().unwrap().silent = vec!["source adc: no packet with data".to_owned()];
+    assert_eq!(
+        probe("/-/ready"),
+        (
+            503,
+            "not ready: silent: source adc: no packet with data\n".to_owned()
+        )
+    );
     health.lock().unwrap().stalled = vec!["source adc".to_owned(), "sink disk".to_owned()];
     let (code, body) = probe("/-/healthy");
     assert_eq!(code, 503);
@@ -179,7 +188,7 @@ fn the_page_shows_copies_and_gpus() {
         "# copies",
         "name | from | taken | frames | failed | stored | pending | copies | bytes | in flight | busy s | sizes | rate",
         "raw | raw@host | 107 | 100 | 2! | 31 | 5 | 36 | 8,000,409,600 | 3 | 0.75 | ≤ 4 KiB 1, ≤ 16 KiB 2, \
-         ≤ 64 KiB 3, ≤ 256 KiB 4, ≤ 1 MiB 5, ≤ 4 MiB 6, ≤ 16 MiB 7, larger 8 | 4.00 GB/s",
+         ≤ 64 KiB 3, ≤ 256 KiB 4, ≤ 1 MiB 5, ≤ 4 MiB 6, ≤ 16 MiB 7, larger 8 | 32.0 Gbit/s",
         "name | in | consumed | withheld | failed | pending | made | gpu dispatch | gpu launches | \
          gpu busy s | gpu gap s | gpu occupancy %",
         "beam | 85 | 85 | 0 | 0 | 0 | 86 | launch | 23 | 1.5 | 0.25 | 62.5",
@@ -206,6 +215,33 @@ fn the_page_shows_copies_and_gpus() {
     assert!(!lines.iter().any(|line| line == "# copies"), "{lines:#?}");
     let header = "name | in | consumed | withheld | failed | pending | made";
     assert!(lines.iter().any(|line| line == header), "{lines:#?}");
+}
+
+#[test]
+fn status_and_page_show_duplicates_and_rejected_packets_as_loss() {
+    let server = serve(ANY, running()).unwrap();
+    let status: Value = serde_json::from_str(&ask(&server, "GET", "/status").2).unwrap();
+    let text = "lost 40 of 1000 frames (late 3, wire_gap 37), 5 duplicates, 6 rejected, 8 skipped, 9 frames incomplete";
+    let loss = serde_json::json!({ "text": text, "is_loss": true });
+    assert_eq!(status["loss"]["adc"], loss);
+    let mut clean = status.clone();
+    clean["loss"]["adc"] = serde_json::json!({ "text": "no loss in 3 frames", "is_loss": false });
+    for key in ["lost", "duplicates", "rejected", "jumped", "incomplete"] {
+        clean["report"]["sources"]["adc"][key] = 0.into();
+    }
+    clean["report"]["sources"]["adc"]["silent"] = false.into();
+    let Some(lines) = shown(&[status]) else {
+        return;
+    };
+    let sentence = format!("source adc: {text}!");
+    assert!(lines.contains(&sentence), "{lines:#?}");
+    let row = "adc | 1,000 | 900 | 60 | late 3, wire_gap 37! | 9! | 921,600 | 5! | 6! | length 6 | 7 | 2 | 8! | 2023-11-14T22:13:20.500Z | true!";
+    assert!(lines.iter().any(|line| line.starts_with(row)), "{lines:#?}");
+    let lines = shown(&[clean]).unwrap();
+    let sentence = "source adc: no loss in 3 frames".to_owned();
+    assert!(lines.contains(&sentence), "{lines:#?}");
+    let row = lines.iter().find(|line| line.starts_with("adc | "));
+    assert!(!row.unwrap().contains('!'), "{row:?}");
 }
 
 #[test]
@@ -264,6 +300,99 @@ fn stopping_frees_the_port_in_spite_of_a_silent_client() {
         TcpListener::bind(address).is_ok()
     };
     assert!((0..1000).any(is_free));
+}
+
+/// Waits until the server closes `stream`: it reads the end or an error.
+fn wait_closed(mut stream: TcpStream) {
+    // Only turns a hang into a failure.
+    stream
+        .set_read_timeout(Some(Duration::from_mins(5)))
+        .unwrap();
+    let mut rest = Vec::new();
+    if let Err(error) = stream.read_to_end(&mut rest) {
+        assert_ne!(
+            error.kind(),
+            io::ErrorKind::WouldBlock,
+            "the connection stays open"
+        );
+    }
+    assert_eq!(String::from_utf8_lossy(&rest), "");
+}
+
+#[test]
+fn idle_connections_are_bounded_and_the_oldest_is_closed() {
+    let limits = Limits {
+        connections: 3,
+        idle: Duration::from_hours(1),
+    };
+    let server = serve_within(bind(ANY).unwrap(), running(), limits).unwrap();
+    let connect = || TcpStream::connect(server.address()).unwrap();
+    let mut idle: Vec<_> = (0..20).map(|_| connect()).collect();
+    assert_eq!(ask(&server, "GET", "/-/ready").0, 200);
+    // The request above has closed one of the last three.
+    let youngest = idle.split_off(18);
+    idle.into_iter().for_each(wait_closed);
+    for mut stream in youngest {
+        write!(
+            stream,
+            "GET /-/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+}
+
+#[test]
+fn connections_without_a_whole_request_are_closed() {
+    let limits = Limits {
+        connections: 8,
+        idle: Duration::from_millis(50),
+    };
+    let server = serve_within(bind(ANY).unwrap(), running(), limits).unwrap();
+    let connect = || TcpStream::connect(server.address()).unwrap();
+    let mut begun = connect();
+    begun
+        .write_all(b"GET /-/ready HTTP/1.1\r\nHost: loc")
+        .unwrap();
+    wait_closed(connect());
+    wait_closed(begun);
+    // Bytes that trickle in do not prolong the time of a request.
+    let mut slow = connect();
+    let is_closed = |_| {
+        std::thread::sleep(Duration::from_millis(10));
+        slow.write_all(b"X").is_err()
+    };
+    assert!((0..10_000).any(is_closed), "the request goes on for ever");
+}
+
+#[test]
+fn requests_for_names_of_other_sites_are_refused() {
+    let server = serve(ANY, running()).unwrap();
+    let code = |head: &str| {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        write!(stream, "{head}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split_whitespace().nth(1).unwrap().to_owned()
+    };
+    for accepted in [
+        "GET /status HTTP/1.0",
+        "GET /status HTTP/1.1\r\nHost: localhost:9464",
+        "GET /status HTTP/1.1\r\nHost: daq.lab.example",
+        "GET /status HTTP/1.1\r\nHost: 192.0.2.1",
+    ] {
+        assert_eq!(code(accepted), "200", "{accepted}");
+    }
+    for refused in [
+        "GET /status HTTP/1.1\r\nHost: rebind.example:9464",
+        "GET /status HTTP/1.1\r\nHost: localhost\r\nHost: rebind.example",
+        "GET http://rebind.example/status HTTP/1.1\r\nHost: localhost",
+        "GET /metrics HTTP/1.1\r\nHost: ",
+    ] {
+        assert_eq!(code(refused), "421", "{refused}");
+    }
 }
 
 #[test]

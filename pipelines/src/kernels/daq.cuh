@@ -90,6 +90,7 @@ enum class Clock : unsigned {
     sensor = 3,     // the sensor's own count
     simulated = 4,  // the nominal time of the first sample
     recorded = 5,   // taken from a recording
+    sensor_utc = 6, // the sensor's own count, from a declared origin in UTC
 };
 
 // For kernels without parameters.

@@ -5,6 +5,7 @@
 //!
 //! | file | noun |
 //! |---|---|
+//! | `examine` | what is wrong with the code, found without a GPU |
 //! | `frame` | what an output frame means |
 //! | `params` | values from the configuration, put into the bytes of the user's `struct Params` |
 //! | `unit` | the text that is compiled: the user's, and what goes with it |
@@ -15,6 +16,7 @@
 //! | `resident` | the kernel that stays on its GPU |
 
 mod code;
+mod examine;
 mod frame;
 mod launch;
 mod message;
@@ -32,6 +34,7 @@ use super::{Keys, not_empty};
 use daq_core::config::Problem;
 use daq_core::cuda::{CompileError, Compiler, Device, Target};
 use daq_core::entry::KernelEntry;
+use daq_core::examine::{Examination, Examined, FileUse, NamedFile};
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
 use daq_core::layout::Layout;
 use daq_core::plan::{Dispatch, FILE_KERNEL};
@@ -167,7 +170,7 @@ impl FileKernel {
 
     fn read(&self, directory: &Path) -> Result<(PathBuf, Vec<u8>), KernelError> {
         let path = directory.join(&self.file);
-        let bytes = std::fs::read(&path).map_err(|error| {
+        let bytes = daq_core::file::read(&path).map_err(|error| {
             KernelError::Refused(format!(
                 "`file`: cannot read {}: {error}; give the path from {} on, or an absolute one",
                 path.display(),
@@ -203,6 +206,24 @@ impl FileKernel {
         self.compile(compiler, &text, path.parent(), target, entry)
     }
 
+    /// The text of the user's file, which lies in `directory`, with what goes with it.
+    fn unit<'a>(
+        &'a self,
+        text: &'a str,
+        directory: Option<&'a Path>,
+        entry: unit::Entry,
+    ) -> unit::Unit<'a> {
+        unit::Unit {
+            entry,
+            name: &self.file,
+            text,
+            directory,
+            params: self.params.keys().map(String::as_str).collect(),
+            threads: self.threads,
+            options: &self.options,
+        }
+    }
+
     /// Compiles the text of the user's file, which lies in `directory`.
     fn compile(
         &self,
@@ -212,15 +233,7 @@ impl FileKernel {
         target: Target,
         entry: unit::Entry,
     ) -> Result<Vec<u8>, KernelError> {
-        let unit = unit::Unit {
-            entry,
-            name: &self.file,
-            text,
-            directory,
-            params: self.params.keys().map(String::as_str).collect(),
-            threads: self.threads,
-            options: &self.options,
-        };
+        let unit = self.unit(text, directory, entry);
         unit.compile(compiler, target).map_err(|error| match error {
             CompileError::Refused { log } => KernelError::Refused(message::told(&unit, &log)),
             CompileError::NoCompiler { .. } => no_compiler(&self.file, &error),
@@ -322,6 +335,14 @@ impl Keys for FileKernel {
 }
 
 impl KernelSpec for FileKernel {
+    fn files(&self) -> Vec<NamedFile> {
+        vec![NamedFile::new("file", &self.file, FileUse::Reads)]
+    }
+
+    fn examine(&self, examination: &Examination<'_>) -> Examined {
+        examine::examine(self, examination)
+    }
+
     fn layout(&self, input: &Layout) -> Result<Layout, Problem> {
         not_empty(input)?;
         self.frame.layout(input)
@@ -349,10 +370,7 @@ impl KernelSpec for FileKernel {
             )));
         };
         let device = Device::open(ordinal)?;
-        let entry = match context.dispatch {
-            Dispatch::Launch => unit::Entry::Burst,
-            Dispatch::Persistent => unit::Entry::Resident,
-        };
+        let entry = unit::Entry::of(context.dispatch);
         let image = self.image(&context.directory, device.attributes().capability, entry)?;
         Ok(match context.dispatch {
             Dispatch::Launch => Box::new(launch::FileCode::new(self, context, device, &image)?),

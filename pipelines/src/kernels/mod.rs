@@ -64,14 +64,9 @@ trait Keys: DeserializeOwned + KernelSpec + 'static {
 
     /// Reads them from what is left of a section.
     fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn KernelSpec>> {
-        let keys: Self = section.finish(&[], diagnostics)?;
-        match keys.check() {
-            Ok(()) => Some(Box::new(keys)),
-            Err(problem) => {
-                diagnostics.push(section.problem(problem));
-                None
-            }
-        }
+        let problems = |keys: &Self| keys.check().err().into_iter().collect();
+        let keys: Self = section.finish_checked(&[], diagnostics, problems)?;
+        Some(Box::new(keys))
     }
 }
 

@@ -222,11 +222,21 @@ struct Samples {
     }
 };
 
+// The means of blocks, to be subtracted: those of spectrum `s` of a channel at `first[s * step]`.
+struct Means {
+    const Complex* first; // null if nothing is subtracted
+    u32 step;
+
+    __device__ Means of(u64 s, u32 channel) const {
+        return {first == nullptr ? nullptr : first + s * step + channel, step};
+    }
+};
+
 // Fills the buffer with blocks that begin at `starts`, two for each transform where samples are real; null stands for
 // zeroes. Point `e` of transform `t` is point `first + t * t_step + e * e_step` of its block.
 template <class N>
-__device__ void fill(const Batch& batch, const Samples& in, const u8* const* starts, const float* window, u32 first,
-                     u32 t_step, u32 e_step, u32 count, bool columns) {
+__device__ void fill(const Batch& batch, const Samples& in, const u8* const* starts, Means means, const float* window,
+                     u32 first, u32 t_step, u32 e_step, u32 count, bool columns) {
     Divider by(columns ? batch.count : batch.size);
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < batch.size * batch.count; i += blockDim.x) {
@@ -239,20 +249,26 @@ __device__ void fill(const Batch& batch, const Samples& in, const u8* const* sta
         if (t < count && a != nullptr) {
             float w = window[point];
             u64 at = point * in.point_step;
+            Complex less = {0.0f, 0.0f};
+            if (means.first != nullptr) {
+                const Complex* mean = means.first + (columns ? 0 : (in.complex ? t : 2 * t)) * means.step;
+                less.x = mean->x;
+                less.y = in.complex ? mean->y : b != nullptr ? mean[means.step].x : 0.0f;
+            }
             if (in.complex) {
-                z = Complex{(float)a[2 * at] * w, (float)a[2 * at + 1] * w};
+                z = Complex{((float)a[2 * at] - less.x) * w, ((float)a[2 * at + 1] - less.y) * w};
             } else {
-                z.x = (float)a[at] * w;
-                if (b != nullptr) z.y = (float)b[at] * w;
+                z.x = ((float)a[at] - less.x) * w;
+                if (b != nullptr) z.y = ((float)b[at] - less.y) * w;
             }
         }
         batch.buffer[batch.at(t, e)] = z;
     }
 }
 
-__device__ inline void fill_any(const Batch& batch, const Samples& in, const u8* const* starts, const float* window,
-                                u32 first, u32 t_step, u32 e_step, u32 count, bool columns) {
-#define FILL(N) fill<N>(batch, in, starts, window, first, t_step, e_step, count, columns)
+__device__ inline void fill_any(const Batch& batch, const Samples& in, const u8* const* starts, Means means,
+                                const float* window, u32 first, u32 t_step, u32 e_step, u32 count, bool columns) {
+#define FILL(N) fill<N>(batch, in, starts, means, window, first, t_step, e_step, count, columns)
     switch (in.scalar) {
     case INT8: FILL(signed char); break;
     case UINT8: FILL(u8); break;
@@ -261,6 +277,53 @@ __device__ inline void fill_any(const Batch& batch, const Samples& in, const u8*
     case FLOAT32: FILL(float); break;
     default: FILL(double); break;
     }
+}
+
+// Adds this thread's part of the `size` points of a block that begins at `start` to `x` and `y`.
+template <class N>
+__device__ void add_points(const Samples& in, const u8* start, u32 size, double& x, double& y) {
+    const N* a = (const N*)start;
+    for (u32 i = threadIdx.x; i < size; i += blockDim.x) {
+        u64 at = i * in.point_step;
+        if (in.complex) {
+            x += (double)(float)a[2 * at];
+            y += (double)(float)a[2 * at + 1];
+        } else {
+            x += (double)(float)a[at];
+        }
+    }
+}
+
+// The means of blocks of samples: `means` gets one for each spectrum and channel.
+// blocks: (spectrum, channel), the channel running fastest; 256 threads
+extern "C" __global__ void __launch_bounds__(256)
+    power_spectrum_means(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
+                         u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u32 channels, u32 size,
+                         Complex* means) {
+    __shared__ double sums[256][2];
+    Samples in = {{in_base, in_stride, in_slots, in_first}, scalar, complex, point_step, channel_step,
+                  hop, spectra, origin};
+    const u8* start = in.start(blockIdx.x / channels, blockIdx.x % channels);
+    double x = 0.0, y = 0.0;
+    switch (scalar) {
+    case INT8: add_points<signed char>(in, start, size, x, y); break;
+    case UINT8: add_points<u8>(in, start, size, x, y); break;
+    case INT16: add_points<short>(in, start, size, x, y); break;
+    case INT32: add_points<int>(in, start, size, x, y); break;
+    case FLOAT32: add_points<float>(in, start, size, x, y); break;
+    default: add_points<double>(in, start, size, x, y); break;
+    }
+    sums[threadIdx.x][0] = x;
+    sums[threadIdx.x][1] = y;
+    __syncthreads();
+    for (u32 half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            sums[threadIdx.x][0] += sums[threadIdx.x + half][0];
+            sums[threadIdx.x][1] += sums[threadIdx.x + half][1];
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) means[blockIdx.x] = Complex{(float)(sums[0][0] / size), (float)(sums[0][1] / size)};
 }
 
 // Piece `q` of `pieces` of output `o`: spectra `begin` to `end` of the run.
@@ -282,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
     power_spectrum_short(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
                          u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u64 total, u64 left,
                          u64 each, u64 chunk, u32 pieces, u32 channels, u32 size, u32 count, u64 radices,
-                         const float* window, const Complex* roots, double* partial) {
+                         const Complex* means, const float* window, const Complex* roots, double* partial) {
     DYNAMIC_SHARED(Complex, shared);
     Batch batch = {shared, roots, radices, size, count};
     const u8** starts = (const u8**)(shared + count * batch.pitch());
@@ -299,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
             starts[t] = mine < piece.end ? in.start(mine, channel) : nullptr;
         }
         __syncthreads();
-        fill_any(batch, in, starts, window, 0, 0, 1, count, false);
+        fill_any(batch, in, starts, Means{means, channels}.of(s, channel), window, 0, 0, 1, count, false);
         __syncthreads();
         batch.run(true, sums);
     }
@@ -322,7 +385,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
     power_spectrum_columns(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
                            u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u64 total, u64 left,
                            u64 each, u64 chunk, u32 channels, u32 down, u32 across, u32 count, u64 radices,
-                           const float* window, const Complex* roots, const Complex* all_roots, Complex* work) {
+                           const Complex* means, const float* window, const Complex* roots, const Complex* all_roots, Complex* work) {
     DYNAMIC_SHARED(Complex, shared);
     Batch batch = {shared, roots, radices, down, count};
     const u8** starts = (const u8**)(shared + count * batch.pitch());
@@ -344,7 +407,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
     }
     __syncthreads();
     u32 valid = across - first < count ? across - first : count;
-    fill_any(batch, in, starts, window, first, 1, across, valid, true);
+    fill_any(batch, in, starts, Means{means, channels}.of(s, channel), window, first, 1, across, valid, true);
     __syncthreads();
     double none[POINTS];
     batch.run(false, none);
@@ -401,7 +464,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
 extern "C" __global__ void __launch_bounds__(256)
     power_spectrum_combine(const double* partial, u64 total, u64 left, u64 each, u64 chunk, u32 pieces, u32 channels,
                            u32 bins, u32 width, u32 fold, u32 complete, u64 carried, double* carry, u64 out_base,
-                           u64 out_stride, u32 out_slots, u32 out_first, double factor, u32 shift, u32 db) {
+                           u64 out_stride, u32 out_slots, u32 out_first, double factor, u32 doubled, u32 shift,
+                           u32 db) {
     __shared__ double lanes[8][33];
     u32 tiles = (bins + 31) / 32;
     u32 lane = threadIdx.x % 32, row = threadIdx.x / 32;
@@ -429,6 +493,7 @@ extern "C" __global__ void __launch_bounds__(256)
         return;
     }
     double power = sum * factor;
+    if (k > 0 && k < doubled) power *= 2.0;
     u32 place = shift ? (k + bins / 2) % bins : k;
     float* to = (float*)Ring{out_base, out_stride, out_slots, out_first}.frame(o);
     to[(u64)channel * bins + place] = (float)(db ? 10.0 * log10(power) : power);

@@ -17,10 +17,24 @@
 //! | `"density"` | `/ (rate * (w ** 2).sum())` | the same per Hz |
 //! | `"db"` | `10 * np.log10(… / w.sum() ** 2)` | dB relative to 1 |
 //! | `"none"` | nothing | |
+//! | `"one-sided"` | `* d / w.sum() ** 2` | as `"power"` |
+//! | `"one-sided-density"` | `* d / (rate * (w ** 2).sum())` | as `"density"` |
 //!
-//! A complex tone of amplitude `A` in the middle of a bin gives `A ** 2` in `"power"`. Spectra of real input are
-//! two-sided with the negative half left out: a real tone of amplitude `A` gives `A ** 2 / 4`; times two, except
-//! in the first bin and, for even `N`, the last, is the one-sided spectrum.
+//! A complex tone of amplitude `A` in the middle of a bin gives `A ** 2` in `"power"`. Real input has equal powers at
+//! `f` and `-f`, of which the output has the bins from 0 Hz on. By default the spectrum is two-sided: each bin has the
+//! power of its own frequency alone, so a real tone of amplitude `A` gives `A ** 2 / 4`. The one-sided scalings add the
+//! power of the negative frequencies: `d` is 2, except that it is 1 in the first bin and, for even `N`, in the last. A
+//! real tone gives `A ** 2 / 2`, its mean square. Complex input has no one-sided spectrum.
+//!
+//! With `detrend = "constant"`, the mean of each block is subtracted from the block before the window. In terms of scipy,
+//! real input with `integrate` left out gives
+//!
+//! ```python
+//! scipy.signal.welch(x, rate, w, N, noverlap, detrend="constant", scaling="density")      # "one-sided-density"
+//! scipy.signal.welch(x, rate, w, N, noverlap, detrend="constant", scaling="spectrum")     # "one-sided"
+//! # "density" and "power": with return_onesided=False, the bins [:N // 2 + 1]
+//! # detrend = "none": with detrend=False
+//! ```
 //!
 //! | `window` | `w`, with `t = 2 * np.pi * np.arange(N) / N` (periodic, as `scipy.signal.get_window` gives) |
 //! |---|---|
@@ -90,10 +104,13 @@ output = \"OUTPUT\"
 # overlap = 0.0
 # Spectra averaged into one output; all of one frame if left out.
 # integrate = 16
-# \"power\", \"density\" (needs the rate of the samples), \"db\" or \"none\".
+# \"power\", \"density\" (needs the rate of the samples), \"db\" or \"none\"; of real samples also \"one-sided\" and
+# \"one-sided-density\", which contain the power of negative frequencies.
 # scaling = \"power\"
+# What is subtracted from each block before the window: \"none\", or \"constant\": its mean.
+# detrend = \"none\"
 # Frames with missing places: \"use\" them as they were filled, or \"skip\" them and count them as failed.
-# incomplete = \"use\"
+# partial = \"use\"
 # Where a frame is missing inside an integration: \"restart\" it or \"continue\".
 # gap = \"restart\"
 ",
@@ -130,11 +147,18 @@ pub struct PowerSpectrum {
     pub overlap: f64,
     /// Spectra averaged into one output, at least 1. Default: all of one frame.
     pub integrate: Option<u64>,
-    /// What the average is divided by: `"power"` (default), `"density"`, `"db"` or `"none"`.
+    /// What the average is divided by: `"power"` (default), `"density"`, `"db"` or `"none"`; for real samples also
+    /// `"one-sided"` and `"one-sided-density"`. Real samples have `size / 2 + 1` bins, from 0 Hz to half the sample rate.
+    /// Their spectrum is two-sided by default: a tone of amplitude A has the power A²/4 at its positive frequency. The
+    /// one-sided scalings double all bins but the first and, for an even `size`, the last, so that the tone has A²/2; in
+    /// scipy they are `welch(scaling="spectrum")` and `welch(scaling="density")`.
     pub scaling: Scaling,
+    /// What is subtracted from each block before the window: `"none"` (default), or `"constant"`: the mean of the block,
+    /// which removes a constant offset.
+    pub detrend: Detrend,
     /// What is done with frames that have missing places: `"use"` (default) them as they were filled, or
     /// `"skip"` them: their spectra do not go in, and they count as failed.
-    pub incomplete: Incomplete,
+    pub partial: Partial,
     /// What is done where a frame is missing inside an integration: `"restart"` it (default), so that an
     /// output is of successive frames, or `"continue"` with the frames that come. A new epoch always restarts.
     pub gap: Gap,
@@ -142,7 +166,7 @@ pub struct PowerSpectrum {
 
 /// What an averaged spectrum is divided by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Scaling {
     /// The square of the window's sum: the power of a tone.
     #[default]
@@ -153,12 +177,33 @@ pub enum Scaling {
     Db,
     /// Nothing: the mean of the squared magnitudes.
     None,
+    /// As `power`, with the power of negative frequencies added.
+    OneSided,
+    /// As `density`, with the power of negative frequencies added.
+    OneSidedDensity,
+}
+
+impl Scaling {
+    const fn is_one_sided(self) -> bool {
+        matches!(self, Self::OneSided | Self::OneSidedDensity)
+    }
+}
+
+/// What is subtracted from each block before the window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Detrend {
+    /// Nothing.
+    #[default]
+    None,
+    /// The mean of the block.
+    Constant,
 }
 
 /// What is done with frames that have missing places.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Incomplete {
+pub enum Partial {
     /// They go in as they were filled; the output is flagged.
     #[default]
     Use,
@@ -218,6 +263,8 @@ struct Shape {
     integrate: u64,
     /// Points of one channel in one output.
     bins: usize,
+    /// Bins from 1 to below this one are doubled; 0 for none.
+    doubled: usize,
 }
 
 impl PowerSpectrum {
@@ -257,12 +304,21 @@ impl PowerSpectrum {
         let spectra = (input.points - size) / hop + 1;
         let integrate = self.integrate.unwrap_or(spectra as u64);
         let bins = if input.complex { size } else { size / 2 + 1 };
+        let is_one_sided = self.scaling.is_one_sided();
+        if is_one_sided && input.complex {
+            let message = "complex samples have no one-sided spectrum";
+            return Err(Problem::at("scaling", message)
+                .help("write \"power\" or \"density\": positive and negative frequencies are bins of their own"));
+        }
+        // Neither 0 Hz nor, for even sizes, half the rate has a negative counterpart.
+        let doubled = if is_one_sided { size.div_ceil(2) } else { 0 };
         Ok(Shape {
             size,
             hop,
             spectra,
             integrate,
             bins,
+            doubled,
         })
     }
 
@@ -270,15 +326,15 @@ impl PowerSpectrum {
     fn factor(&self, size: usize, rate: Option<f64>) -> Result<f64, Problem> {
         let sum = self.window.sum(size, |w| w);
         Ok(match self.scaling {
-            Scaling::Power | Scaling::Db => 1.0 / (sum * sum),
+            Scaling::Power | Scaling::Db | Scaling::OneSided => 1.0 / (sum * sum),
             Scaling::None => 1.0,
-            Scaling::Density => {
+            Scaling::Density | Scaling::OneSidedDensity => {
                 let rate = rate.filter(|rate| *rate > 0.0).ok_or_else(|| {
                     Problem::at(
                         "scaling",
-                        "\"density\" is per Hz, and the rate of the samples is not known",
+                        "a density is per Hz, and the rate of the samples is not known",
                     )
-                    .help("give the source's `samples` a `rate`, or choose \"power\"")
+                    .help("give the source's `samples` a `rate`, or choose \"power\" or \"one-sided\"")
                 })?;
                 1.0 / (rate * self.window.sum(size, |w| w * w))
             }
@@ -329,7 +385,7 @@ impl KernelSpec for PowerSpectrum {
 
     fn device_memory(&self, input: &Layout) -> usize {
         self.shape(input)
-            .map_or(0, |shape| cuda::memory(input, &shape))
+            .map_or(0, |shape| cuda::memory(self, input, &shape))
     }
 
     fn has(&self, input: &Layout, side: Side) -> bool {

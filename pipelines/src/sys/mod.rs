@@ -4,5 +4,6 @@ pub(crate) mod area;
 pub(crate) mod clock;
 pub(crate) mod device_code;
 pub(crate) mod fork;
+pub(crate) mod terminal;
 pub(crate) mod transfer;
 pub(crate) mod upload;

@@ -62,6 +62,7 @@ static std::vector<Kernel> kernels() {
     return {
         kernel("convert_straight", convert::convert_straight),
         kernel("convert_tiles", convert::convert_tiles),
+        kernel("power_spectrum_means", power_spectrum::power_spectrum_means),
         kernel("power_spectrum_short", power_spectrum::power_spectrum_short),
         kernel("power_spectrum_columns", power_spectrum::power_spectrum_columns),
         kernel("power_spectrum_rows", power_spectrum::power_spectrum_rows),

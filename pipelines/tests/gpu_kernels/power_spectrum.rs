@@ -7,7 +7,7 @@ use daq_core::cuda::Device;
 use daq_core::layout::{Layout, Order, Samples, Scalar};
 use daq_core::units::Frequency;
 use daq_pipelines::kernels::PowerSpectrum;
-use daq_pipelines::kernels::power_spectrum::{Gap, Incomplete, Scaling, Window};
+use daq_pipelines::kernels::power_spectrum::{Detrend, Gap, Partial, Scaling, Window};
 
 /// The largest error of a spectrum, as a part of the bin or of the mean.
 pub fn error(made: &[f64], want: &[f64]) -> f64 {
@@ -117,6 +117,35 @@ fn spectra_of_every_radix_equal_those_of_the_cpu() {
 }
 
 #[test]
+fn detrended_and_one_sided_spectra_equal_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    for (seed, samples) in (0..).zip(every_type(&[1, 3])) {
+        let rate = Some(Frequency(48_000.0));
+        let samples = Samples { rate, ..samples };
+        for (size, points) in [(64, 700), (15, 50), (10_000, 21_000)] {
+            if size > 1000 && !matches!(samples.scalar, Scalar::Uint8 | Scalar::Float64) {
+                continue;
+            }
+            for scaling in [Scaling::OneSided, Scaling::OneSidedDensity, Scaling::Power] {
+                if samples.complex && scaling != Scaling::Power {
+                    continue;
+                }
+                let spec = PowerSpectrum {
+                    size: Some(size),
+                    overlap: 0.3,
+                    integrate: Some(3),
+                    scaling,
+                    detrend: Detrend::Constant,
+                    ..PowerSpectrum::default()
+                };
+                let input = layout(&samples, points);
+                assert!(compare(&spec, &input, device, seed, 5, &[2], false) > 0);
+            }
+        }
+    }
+}
+
+#[test]
 fn long_spectra_equal_those_of_the_cpu() {
     let Some(device) = device() else { return };
     for (size, channels, count) in [
@@ -167,7 +196,7 @@ fn records_and_accounts_are_those_of_the_cpu() {
             size: Some(8),
             overlap: [0.0, 0.5][usize::try_from(one_of(2)).unwrap()],
             integrate: Some(one_of(14) + 1),
-            incomplete: [Incomplete::Use, Incomplete::Skip][usize::try_from(one_of(2)).unwrap()],
+            partial: [Partial::Use, Partial::Skip][usize::try_from(one_of(2)).unwrap()],
             gap: [Gap::Restart, Gap::Continue][usize::try_from(one_of(2)).unwrap()],
             scaling: [Scaling::Db, Scaling::Density, Scaling::None]
                 [usize::try_from(one_of(3)).unwrap()],

@@ -8,6 +8,7 @@
 //! rdma_cm chooses the card by the addresses; whoever declared another one is told so instead of being served by a card
 //! that does not lie where its memory does. Private data are padded with zeros on their way.
 
+use super::access::Allows;
 use super::{
     Breaker, ConnectError, Dialler, Gone, Incoming, Link, Listener, MAX_HELLO, MAX_OFFER, Prepare,
     Watch, clean,
@@ -65,6 +66,8 @@ pub struct CmWaiting {
     listener: Id,
     /// Requests of diallers of which not all rails have come.
     begun: Vec<Request>,
+    /// Which addresses may connect; `None` = every one.
+    allows: Option<Allows>,
 }
 
 /// One that waits at `address`; an unspecified one is that of all cards.
@@ -74,6 +77,7 @@ pub fn listener(address: SocketAddr) -> Result<CmWaiting, ConnectError> {
     Ok(CmWaiting {
         listener,
         begun: Vec::new(),
+        allows: None,
     })
 }
 
@@ -432,6 +436,10 @@ impl CmWaiting {
 }
 
 impl Listener for CmWaiting {
+    fn restrict(&mut self, allows: Allows) {
+        self.allows = Some(allows);
+    }
+
     fn accept(
         &mut self,
         nics: &[Arc<dyn Nic>],
@@ -464,8 +472,16 @@ impl Listener for CmWaiting {
                 greeting: event.private,
                 since: Instant::now(),
             };
-            if let Some(requests) = self.begin(request, nics) {
+            let peer = request.id.peer();
+            let is_allowed = |allows: &Allows| peer.is_some_and(|peer| allows(peer));
+            if !self.allows.as_ref().is_none_or(is_allowed) {
+                request.refuse("connections from this address are not allowed");
+            } else if let Some(requests) = self.begin(request, nics) {
                 return Ok(Some(Box::new(CmIncoming::new(requests, nics)?)));
+            }
+            // The caller must return to its other work however many peers are refused.
+            if Instant::now() >= end {
+                return Ok(None);
             }
         }
     }

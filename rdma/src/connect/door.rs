@@ -1,6 +1,7 @@
 //! Strangers at a TCP port: each is let in once it has said all of a greeting, and turned away if it dawdles or speaks
 //! something else. However many there are and whatever they say, this holds a bounded number of them.
 
+use super::access::Allows;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -32,6 +33,8 @@ pub(crate) struct Door {
     listener: TcpListener,
     strangers: Vec<Stranger>,
     wanted: Wanted,
+    /// Which addresses may connect; `None` = every one.
+    allows: Option<Allows>,
     patience: Duration,
 }
 
@@ -48,8 +51,14 @@ impl Door {
             listener,
             strangers: Vec::new(),
             wanted,
+            allows: None,
             patience: PATIENCE,
         })
+    }
+
+    /// From now on closes connections from addresses that `allows` does not allow, before a byte is read.
+    pub(crate) fn restrict(&mut self, allows: Allows) {
+        self.allows = Some(allows);
     }
 
     /// The next guest; `None` if there was none within `limit`. An error is one of the port itself.
@@ -106,9 +115,6 @@ impl Door {
     /// Takes all who wait outside; false where there is no room for a file descriptor.
     fn let_in(&mut self) -> io::Result<bool> {
         for _ in 0..MOST {
-            if self.strangers.len() >= MOST {
-                self.strangers.remove(0);
-            }
             let (stream, peer) = match self.listener.accept() {
                 Ok(found) => found,
                 Err(error) => match error.raw_os_error() {
@@ -121,7 +127,9 @@ impl Door {
                     _ => continue,
                 },
             };
-            if stream.set_nonblocking(true).is_err() {
+            if stream.set_nonblocking(true).is_err()
+                || self.allows.as_ref().is_some_and(|allows| !allows(peer))
+            {
                 continue;
             }
             let guest = Guest {
@@ -129,6 +137,9 @@ impl Door {
                 peer,
                 greeting: Vec::new(),
             };
+            if self.strangers.len() >= MOST {
+                self.strangers.remove(0);
+            }
             self.strangers.push(Stranger {
                 guest,
                 until: Instant::now() + self.patience,

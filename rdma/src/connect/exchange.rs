@@ -8,7 +8,8 @@
 //!            frames u64                                                                               Parting
 //! ```
 
-use super::{MAX_HELLO, MAX_OFFER, clean};
+use super::access::TOKEN_BYTES;
+use super::{MAX_OFFER, clean};
 use crate::verbs::{Endpoint, Service};
 
 const MAGIC: u32 = 0x6371_6164;
@@ -19,6 +20,8 @@ pub const HEAD: usize = 12;
 pub const PARTING: usize = HEAD + 8;
 const ENDPOINT: usize = 36;
 const RAIL: usize = ENDPOINT + 2;
+/// Most bytes of a greeting with a token.
+const MAX_HELLO: usize = super::MAX_HELLO + *TOKEN_BYTES.end();
 /// Most bytes of a sentence with which a dialler is turned away.
 pub const MAX_SENTENCE: usize = 160;
 /// Most bytes of a body.

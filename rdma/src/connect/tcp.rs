@@ -7,6 +7,7 @@
 //!           ── Ready ──▶              all are connected: the listener may send
 //! ```
 
+use super::access::Allows;
 use super::door::{Door, Guest};
 use super::exchange::{self, Frame, HEAD, PARTING, Rails};
 use super::{Breaker, ConnectError, Dialler, Gone, Incoming, Link, Listener, Prepare, Watch};
@@ -258,6 +259,10 @@ impl Dialler for TcpDialler {
 }
 
 impl Listener for TcpWaiting {
+    fn restrict(&mut self, allows: Allows) {
+        self.door.restrict(allows);
+    }
+
     fn accept(
         &mut self,
         nics: &[Arc<dyn Nic>],
@@ -295,10 +300,17 @@ impl Listener for TcpWaiting {
                 }
                 Ok(Frame::Hello(hello)) => {
                     let (theirs, ours) = (hello.endpoints.len(), nics.len());
-                    refuse(&mut talk, &format!("it takes {ours} rails, not {theirs}"));
+                    let why = format!(
+                        "the receiver has {ours} rails, this sink has {theirs}: set as many cards in `nics` on both hosts"
+                    );
+                    refuse(&mut talk, &why);
                 }
-                // Whoever speaks something else is not answered.
+                // A peer with another protocol is not answered.
                 Ok(_) | Err(_) => {}
+            }
+            // The caller must return to its other work however many peers are refused.
+            if Instant::now() >= end {
+                return Ok(None);
             }
         }
     }
@@ -349,9 +361,16 @@ impl Incoming for TcpIncoming {
         let end = Instant::now() + STEP;
         if hello.service != options.service {
             let (theirs, ours) = (hello.service.name(), options.service.name());
-            let why = format!("it takes queues of {ours}, not {theirs}");
+            let why = format!(
+                "the receiver has service = \"{ours}\", this sink \"{theirs}\": set the same on both hosts"
+            );
             refuse(&mut talk, &why);
-            return Err(talk.foreign(format!("it wants queues of {theirs}, not {ours}")));
+            return Err(ConnectError::Mismatch {
+                peer: talk.peer,
+                why: format!(
+                    "its sink has service = \"{theirs}\", this source \"{ours}\": set the same on both hosts"
+                ),
+            });
         }
         let made = queues(&nics, options, prepare).and_then(|mut queues| {
             connect(&mut queues, &hello)?;

@@ -153,7 +153,10 @@ fn a_dialler_is_turned_away_with_a_sentence() {
         assert!(listener.accept(&nics(1), short).unwrap().is_none());
     }
     let why = sentence(dialled.join().unwrap().err().unwrap());
-    assert_eq!(why, "it takes 1 rails, not 2");
+    assert_eq!(
+        why,
+        "the receiver has 1 rails, this sink has 2: set as many cards in `nics` on both hosts"
+    );
 
     let dialled = dial(listener.address(), 1, OPTIONS);
     let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
@@ -171,9 +174,15 @@ fn a_dialler_is_turned_away_with_a_sentence() {
     let dialled = dial(listener.address(), 1, other);
     let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
     let error = incoming.accept(&OPTIONS, &greetings("offer", 1), &mut |_, _| Ok(()));
-    assert!(matches!(error, Err(ConnectError::Foreign { .. })));
+    let Err(error @ ConnectError::Mismatch { .. }) = error else {
+        panic!("the services differ")
+    };
+    assert!(error.to_string().contains("its sink has service = \"uc\""));
     let why = sentence(dialled.join().unwrap().err().unwrap());
-    assert_eq!(why, "it takes queues of rc, not uc");
+    assert_eq!(
+        why,
+        "the receiver has service = \"rc\", this sink \"uc\": set the same on both hosts"
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 const GPU: Placement = Placement::Cuda(0);
 /// What a registration can answer; 0 is success.
-const ANSWERS: [i32; 12] = [
+const ANSWERS: [i32; 13] = [
     0,
     libc::EPERM,
     libc::EIO,
@@ -18,6 +18,7 @@ const ANSWERS: [i32; 12] = [
     libc::ENOSYS,
     libc::EOPNOTSUPP,
     libc::EPROTONOSUPPORT,
+    ENOTSUPP,
 ];
 const MODULES: [Option<&str>; 3] = [None, Some("nvidia_peermem"), Some("nv_peer_mem")];
 const MAYBE: [Option<bool>; 3] = [None, Some(false), Some(true)];
@@ -104,7 +105,31 @@ fn every_answer_leads_to_the_best_way_left() {
             }
         }
     }
-    assert_eq!(cases, 3 * 81 * 144);
+    assert_eq!(cases, 3 * 81 * 169);
+}
+
+#[test]
+fn dma_buf_refused_with_524_names_the_error_and_the_remedy() {
+    let ask = |open_modules| {
+        let facts = PeerFacts {
+            open_modules,
+            ..PeerFacts::default()
+        };
+        let refused = decide(GPU, &facts, |_| Err::<(), _>(error(524))).unwrap_err();
+        assert_eq!((refused[0].way, refused[0].errno), (Way::DmaBuf, 524));
+        refused[0].to_string()
+    };
+    for (open_modules, remedy) in [
+        (Some(false), "install NVIDIA's open kernel modules"),
+        (Some(true), "CONFIG_PCI_P2PDMA"),
+        (None, "CONFIG_PCI_P2PDMA"),
+    ] {
+        let text = ask(open_modules);
+        for part in ["ENOTSUPP", remedy, "modprobe nvidia-peermem"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("dmesg"), "{text}");
+    }
 }
 
 #[derive(Debug, Default)]

@@ -3,6 +3,7 @@
 use super::context::Context;
 use super::device::{self, DeviceInfo};
 use super::errno::found;
+use super::ffi as ib;
 use super::memory;
 use super::modify::{self, Place};
 use super::queue::{HEADER, MAX_PIECES, Made, VerbsQueue};
@@ -11,7 +12,6 @@ use crate::verbs::{
     VerbsError, Way,
 };
 use daq_core::region::{HostOptions, Region};
-use rdma_mummy_sys as ib;
 use std::fmt;
 use std::sync::Arc;
 
@@ -162,7 +162,7 @@ impl Nic for Card {
         Ok(Port {
             number: self.port,
             is_active: state.state == ib::ibv_port_state::IBV_PORT_ACTIVE,
-            is_ethernet: state.link_layer == ib::IBV_LINK_LAYER_ETHERNET,
+            is_ethernet: u32::from(state.link_layer) == ib::IBV_LINK_LAYER_ETHERNET,
             mtu: modify::mtu_bytes(state.active_mtu),
             lid: state.lid,
             gid_index: self.gid_index,

@@ -2,10 +2,9 @@
 
 use super::context;
 use super::errno::{Call, last, refused};
+use super::ffi::{self as ib, rdma_cm_event_type as is};
 use super::modify::{Step, manager_retries};
 use crate::verbs::VerbsError;
-use rdma_mummy_sys as ib;
-use rdma_mummy_sys::rdma_cm_event_type as is;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -307,14 +306,14 @@ impl Id {
     /// The other side's address; of a listener none.
     pub fn peer(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier lives; the union is of addresses of the size of the largest, and was zeroed or filled.
-        let storage = unsafe { (*self.id.as_ptr()).route.addr.dst_addr_union.dst_storage };
+        let storage = unsafe { (*self.id.as_ptr()).route.addr.__bindgen_anon_2.dst_storage };
         Storage(storage).address()
     }
 
     /// This side's address.
     pub fn own(&self) -> Option<SocketAddr> {
         // SAFETY: as for `peer`.
-        let storage = unsafe { (*self.id.as_ptr()).route.addr.src_addr_union.src_storage };
+        let storage = unsafe { (*self.id.as_ptr()).route.addr.__bindgen_anon_1.src_storage };
         Storage(storage).address()
     }
 

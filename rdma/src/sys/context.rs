@@ -1,8 +1,8 @@
 //! A card, opened: its context, its protection domain, and what happens to it.
 
 use super::errno::{Call, found, last, refused};
+use super::ffi as ib;
 use crate::verbs::{NicEvent, VerbsError};
-use rdma_mummy_sys as ib;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
@@ -154,8 +154,8 @@ impl Context {
     /// The state of its port `number`.
     pub fn port(&self, number: u8) -> Result<ib::ibv_port_attr, VerbsError> {
         let mut attributes = MaybeUninit::<ib::ibv_port_attr>::zeroed();
-        // SAFETY: as for `attributes`; the wrapper tells the driver the structure's size.
-        let answer = unsafe { ib::ibv_query_port(self.raw(), number, attributes.as_mut_ptr()) };
+        // SAFETY: as for `attributes`.
+        let answer = unsafe { ib::query_port(self.raw(), number, attributes.as_mut_ptr()) };
         self.checked(answer, format!("ibv_query_port {number}"))?;
         // SAFETY: as for `attributes`.
         Ok(unsafe { attributes.assume_init() })
@@ -218,13 +218,8 @@ impl Context {
             if unsafe { ib::ibv_get_async_event(self.raw(), event.as_mut_ptr()) } != 0 {
                 return;
             }
-            // SAFETY: the structure was filled. Its kind is read as the number that the library wrote: newer kernels know
-            // kinds that the enumeration does not have, and such a value of it must not come to be.
-            let kind = unsafe {
-                (&raw const (*event.as_ptr()).event_type)
-                    .cast::<u32>()
-                    .read()
-            };
+            // SAFETY: the call has filled the structure, of whose integer every pattern is a value.
+            let kind = unsafe { (*event.as_ptr()).event_type };
             if kind == CQ_ERR {
                 // SAFETY: events of this kind carry the completion queue; the pointer is compared, never followed.
                 let address = unsafe { (*event.as_ptr()).element.cq }.addr();
@@ -263,14 +258,14 @@ impl Drop for Context {
 }
 
 /// `IBV_EVENT_CQ_ERR`.
-const CQ_ERR: u32 = ib::ibv_event_type::IBV_EVENT_CQ_ERR as u32;
+const CQ_ERR: u32 = ib::ibv_event_type::IBV_EVENT_CQ_ERR;
 
 /// The event of that number of `enum ibv_event_type`.
 fn named(kind: u32) -> NicEvent {
     use ib::ibv_event_type as is;
-    const FATAL: u32 = is::IBV_EVENT_DEVICE_FATAL as u32;
-    const UP: u32 = is::IBV_EVENT_PORT_ACTIVE as u32;
-    const DOWN: u32 = is::IBV_EVENT_PORT_ERR as u32;
+    const FATAL: u32 = is::IBV_EVENT_DEVICE_FATAL;
+    const UP: u32 = is::IBV_EVENT_PORT_ACTIVE;
+    const DOWN: u32 = is::IBV_EVENT_PORT_ERR;
     const NAMES: [&str; 20] = [
         "CQ_ERR",
         "QP_FATAL",

@@ -1,7 +1,7 @@
 //! What a refusal of the verbs means and what helps; what a completion's status means.
 
+use super::ffi::ibv_wc_status as wc;
 use crate::verbs::{Status, VerbsError};
-use rdma_mummy_sys::ibv_wc_status as wc;
 
 /// The calls that refuse in ways of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

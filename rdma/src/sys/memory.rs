@@ -2,9 +2,9 @@
 
 use super::context::Context;
 use super::errno::{Call, found, last, refused};
+use super::ffi as ib;
 use crate::verbs::{Access, MemoryKey, VerbsError, Way};
 use daq_core::region::{Placement, Region};
-use rdma_mummy_sys as ib;
 use std::ffi::c_void;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;

@@ -11,6 +11,7 @@
 //!     └─ modify.rs   from made to connected, by an endpoint or by what rdma_cm says
 //!   cm.rs       rdma_cm's identifiers and events
 //!   errno.rs    what a refusal means and what helps
+//!   ffi/        the libraries' types, constants and functions
 //! ```
 //! Whoever owns what: a queue and a registration keep the card, the card keeps its context; so they go in this order:
 //! queue pair, completion queue, channel, then the domain and the context.
@@ -18,8 +19,8 @@
 //! This has run on soft-RoCE (Linux 6.12, rdma-core 44), and not yet on a ConnectX or another card of hardware: the
 //! registration of a GPU's memory, InfiniBand, and what is mlx5's own are therefore unproven.
 //!
-//! The calls are those of `rdma-mummy-sys`, without a wrapper on top: private data of rdma_cm and a device's events, which
-//! are needed here, no published wrapper has.
+//! The calls are those of the C libraries, without a published wrapper: none of them has the private data of rdma_cm and
+//! a device's events.
 
 pub(crate) mod cm;
 pub mod device;
@@ -27,6 +28,7 @@ pub mod errno;
 
 mod card;
 mod context;
+mod ffi;
 mod memory;
 mod modify;
 mod parts;

@@ -1,8 +1,7 @@
 //! A queue pair's way from made to connected: the attributes of each step.
 
+use super::ffi::{self as ib, ibv_qp_attr_mask as mask};
 use crate::verbs::{Endpoint, Service};
-use rdma_mummy_sys as ib;
-use rdma_mummy_sys::ibv_qp_attr_mask as mask;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 

@@ -3,9 +3,9 @@
 
 use super::context::{self, Context};
 use super::errno::{Call, last, refused};
+use super::ffi as ib;
 use super::modify::{self, Place, Step};
 use crate::verbs::{Endpoint, Service, VerbsError};
-use rdma_mummy_sys as ib;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr::{NonNull, null_mut};

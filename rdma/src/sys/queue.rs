@@ -2,14 +2,13 @@
 
 use super::context::{self, Context};
 use super::errno::{self, Call, found, last, refused};
+use super::ffi::{self as ib, ibv_wr_opcode as opcode};
 use super::modify::{self, Place, Step};
 use super::parts::{Channel, CompletionQueue, Destination, Pair};
 use crate::verbs::{
     Endpoint, MemoryKey, Payload, Piece, Queue, QueueOptions, Service, Side, Status, Verb,
     VerbsError, Work, WorkDone,
 };
-use rdma_mummy_sys as ib;
-use rdma_mummy_sys::ibv_wr_opcode as opcode;
 use std::ffi::c_int;
 use std::hash::{BuildHasher, RandomState};
 use std::mem::MaybeUninit;
@@ -261,7 +260,7 @@ fn done(wc: &ib::ibv_wc, header: u32) -> WorkDone {
         immediate: (status == Status::Success && has_immediate && side == Side::Received).then(
             || {
                 // SAFETY: both readings of the union are of 32 bits, for which every pattern is a value.
-                u32::from_be(unsafe { wc.imm_data_invalidated_rkey_union.imm_data })
+                u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data })
             },
         ),
     }
@@ -352,7 +351,7 @@ impl Queue for VerbsQueue {
                             .to_owned(),
                     ));
                 }
-                request.wr.rdma = ib::rdma_t {
+                request.wr.rdma = ib::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
                     remote_addr: address,
                     rkey: key,
                 };
@@ -365,7 +364,7 @@ impl Queue for VerbsQueue {
             }
             Verb::Send { immediate } => {
                 if let Some(to) = &self.destination {
-                    request.wr.ud = ib::ud_t {
+                    request.wr.ud = ib::ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
                         ah: to.raw.as_ptr(),
                         remote_qpn: to.number,
                         remote_qkey: to.key,
@@ -380,7 +379,7 @@ impl Queue for VerbsQueue {
             }
         };
         if let Some(immediate) = immediate {
-            request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
+            request.__bindgen_anon_1.imm_data = immediate.to_be();
         }
         let mut bad = null_mut();
         // SAFETY: the pair lives, and is connected. Request and list live through the call, which copies them, and inline
@@ -492,7 +491,7 @@ mod tests {
             opcode,
             vendor_err: 0,
             byte_len: 140,
-            imm_data_invalidated_rkey_union: ib::imm_data_invalidated_rkey_union_t {
+            __bindgen_anon_1: ib::ibv_wc__bindgen_ty_1 {
                 imm_data: immediate.to_be(),
             },
             qp_num: 1,

@@ -26,6 +26,7 @@ pub(super) fn recording(
         places: context.places,
         first_bytes: context.first_bytes as u64,
         place_bytes: context.place_bytes as u64,
+        learns_sizes: context.places > 0 && context.place_bytes == 0,
         source: context.ring.clone(),
         description,
         hardware,

@@ -82,6 +82,12 @@ impl FileSink {
             self.next += 1;
             self.opened = Instant::now();
         }
+        let spans = if meta.is_incomplete() {
+            frame.present().missing().count()
+        } else {
+            0
+        };
+        self.writer.keep_spare(self.builder.json_bytes(spans));
         let end = usize::try_from(length).unwrap_or(bytes.len());
         self.writer.write(&bytes[..end]).map_err(sink_error)?;
         let record = Record {
@@ -92,6 +98,8 @@ impl FileSink {
             restart: meta.flags.contains(Flags::EPOCH),
             suspect: meta.flags.contains(Flags::SUSPECT),
             places: meta.places,
+            first_bytes: meta.first_bytes,
+            place_bytes: meta.place_bytes,
             truncated: meta.flags.contains(Flags::TRUNCATED),
             cause: self
                 .refused
@@ -116,6 +124,12 @@ impl FileSink {
                 Ok(())
             }
             Err(error @ SegmentError::Full { .. }) => Err(sink_error(error)),
+            // Committed, and counted as such.
+            Err(error @ SegmentError::Unsynced { .. }) => {
+                self.ending = false;
+                self.ledger.files.add(1);
+                Err(sink_error(error))
+            }
             Err(error) => Err(self.give_up(&error)),
         }
     }
@@ -215,18 +229,22 @@ impl Sink for FileSink {
         }
     }
 
+    fn blocked_for(&mut self) -> Duration {
+        self.writer.blocked_for()
+    }
+
     fn finish(&mut self) -> Result<(), SinkError> {
         let closed = self.close();
         closed.and(self.failure.take().map_or(Ok(()), Err))
     }
 }
 
-/// When a frame was taken; only the host's clocks are known to tell UTC.
+/// When a frame was taken.
 fn moment(meta: &FrameMeta) -> Option<Moment> {
     let clock = meta.timestamp.clock;
     (clock != Clock::None).then(|| Moment {
         clock: clock.name(),
         ns: meta.timestamp.ns,
-        utc: matches!(clock, Clock::Host | Clock::Kernel),
+        utc: clock.is_utc(),
     })
 }

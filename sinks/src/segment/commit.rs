@@ -2,6 +2,7 @@
 
 use super::disk::DataFile;
 use super::error::SegmentError;
+use crate::directory::remedy;
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 use std::io::Write as _;
@@ -92,7 +93,7 @@ impl Open {
             }),
             Step::MetaWritten => {
                 let write = || {
-                    let mut file = std::fs::File::create(&paths.meta_tmp)?;
+                    let mut file = daq_core::file::create(&paths.meta_tmp)?;
                     file.write_all(meta)?;
                     file.sync_all()
                 };
@@ -112,7 +113,15 @@ impl Open {
                 Ok(())
             }
             Step::MetaNamed => rename(&paths.meta_tmp, &paths.meta),
-            Step::DirectorySynced | Step::Done => sync_directory(&self.dir),
+            Step::DirectorySynced => sync_directory(&self.dir),
+            Step::Done => crate::directory::sync_directory(&self.dir).map_err(|errno| {
+                let source = std::io::Error::from(errno);
+                SegmentError::Unsynced {
+                    path: paths.meta.clone(),
+                    remedy: remedy(&source),
+                    source,
+                }
+            }),
         }
     }
 }
@@ -132,6 +141,14 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<(), SegmentError> {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Errno::EXIST,
         Err(errno) => errno,
     };
+    // A server of network files may have renamed it and failed afterwards, or lost its answer.
+    if from
+        .symlink_metadata()
+        .is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+        && to.symlink_metadata().is_ok()
+    {
+        return Ok(());
+    }
     Err(match errno {
         Errno::EXIST => SegmentError::Exists {
             path: to.to_owned(),

@@ -9,7 +9,7 @@
 //! The thread writes strictly in the order of offsets. After a failed write it refuses what is queued behind it, untried,
 //! until the failed buffer comes again: the file is a prefix of the stream at every moment, never one with holes.
 
-use crate::channel::{spawn_server, wait_in_vain};
+use crate::channel::{receive, spawn_server, wait_in_vain};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, pread, pwrite};
 use std::os::fd::OwnedFd;
@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Alignment of memory, offset and length of direct I/O: the largest logical block size in use.
 pub(super) const ALIGN: usize = 4096;
@@ -209,6 +210,8 @@ pub(super) struct Disk {
     thread: Option<JoinHandle<()>>,
     /// Buffers handed over and not yet back.
     in_flight: usize,
+    /// When the oldest of them was handed over, or the one before it came back.
+    since: Instant,
     /// Counts data files, so that an error of one does not hold up the next.
     stream: u64,
 }
@@ -224,6 +227,7 @@ impl Disk {
             done,
             thread: Some(thread),
             in_flight: 0,
+            since: Instant::now(),
             stream: 0,
         })
     }
@@ -240,8 +244,25 @@ impl Disk {
         self.in_flight
     }
 
+    /// How long the write under way has taken; zero if there is none.
+    pub(super) fn blocked_for(&self) -> Duration {
+        if self.in_flight == 0 {
+            return Duration::ZERO;
+        }
+        self.since.elapsed()
+    }
+
+    fn returned(&mut self, done: Done) -> Done {
+        self.in_flight -= 1;
+        self.since = Instant::now();
+        done
+    }
+
     /// Hands `buffer` over. Never waits: the channel holds as many buffers as exist.
     pub(super) fn submit(&mut self, file: &Arc<DataFile>, buffer: Buffer) {
+        if self.in_flight == 0 {
+            self.since = Instant::now();
+        }
         let job = Job {
             file: Arc::clone(file),
             stream: self.stream,
@@ -258,8 +279,7 @@ impl Disk {
     /// A finished buffer, if one is there.
     pub(super) fn poll(&mut self) -> Option<Done> {
         let done = self.done.try_recv().ok()?;
-        self.in_flight -= 1;
-        Some(done)
+        Some(self.returned(done))
     }
 
     /// The next finished buffer; `None` if none is on its way.
@@ -267,12 +287,9 @@ impl Disk {
         if self.in_flight == 0 {
             return None;
         }
-        let done = self
-            .done
-            .recv()
-            .expect("the disk thread ends only after this receiver's owner");
-        self.in_flight -= 1;
-        Some(done)
+        let done =
+            receive(&self.done).expect("the disk thread ends only after this receiver's owner");
+        Some(self.returned(done))
     }
 }
 
@@ -289,11 +306,11 @@ impl Drop for Disk {
 fn serve(queue: &Receiver<Job>, finished: &SyncSender<Done>) {
     // (file, offset, error) of the write that everything behind it waits for.
     let mut stuck: Option<(u64, u64, Errno)> = None;
-    while let Ok(Job {
+    while let Some(Job {
         file,
         stream,
         buffer,
-    }) = queue.recv()
+    }) = receive(queue)
     {
         let result = match stuck {
             Some((at, offset, errno)) if at == stream && buffer.offset > offset => Err(errno),

@@ -46,6 +46,18 @@ pub enum SegmentError {
         /// The data file.
         path: PathBuf,
     },
+    /// The segment is committed and closed; only the last sync of its directory failed.
+    #[error(
+        "{path} is whole, but its directory could not be synced: {source}; it may be missing after a power cut; {remedy}"
+    )]
+    Unsynced {
+        /// The metadata file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+        /// What helps.
+        remedy: &'static str,
+    },
     /// [`SegmentWriter::open`](super::SegmentWriter::open) while a segment is open.
     #[error("{path} is still open: close or abandon it before opening the next segment")]
     StillOpen {

@@ -208,7 +208,7 @@ enum Proof {
 
 impl Proof {
     fn read(path: &Path, bytes: u64) -> Self {
-        let Ok(text) = std::fs::read(path) else {
+        let Ok(text) = daq_core::file::read(path) else {
             return Self::Torn;
         };
         match serde_json::from_slice::<serde_json::Value>(&text) {

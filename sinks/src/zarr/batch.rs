@@ -3,6 +3,7 @@
 use super::columns::{CLOCK, Column, EPOCH, FLAGS, FRAMES, LENGTH, PRESENT, SEQUENCE, TIMESTAMP};
 use super::store::Room;
 use daq_core::ring::Frame;
+use daq_core::sink::SinkError;
 
 /// One chunk of each array. The arrays beside `frames` may have chunks of more rows: those before are in them, too.
 pub(super) struct Batch {
@@ -12,6 +13,8 @@ pub(super) struct Batch {
     pub(super) rows: usize,
     /// Where the frames will be written.
     pub(super) room: Option<Room>,
+    /// It is committed, and then a sync failed.
+    pub(super) unsynced: Option<SinkError>,
     pub(super) columns: Vec<Buffer>,
 }
 
@@ -52,6 +55,7 @@ impl Batch {
             first: 0,
             rows: 0,
             room: None,
+            unsynced: None,
             columns: columns.iter().map(buffer).collect(),
         }
     }
@@ -98,6 +102,10 @@ impl Batch {
                     missing.fill(0);
                 }
             }
+        }
+        let sizes = [meta.places, meta.first_bytes, meta.place_bytes];
+        for (column, size) in self.columns.iter_mut().skip(PRESENT + 1).zip(sizes) {
+            column.put(row, &size.to_le_bytes());
         }
         self.rows += 1;
         length

@@ -13,6 +13,9 @@ use zarrs::array::{Array, ArrayBuilder, ChunkKeySeparator, DataType, FillValue, 
 /// Rows that a chunk of the small arrays has at least, so that their files are worth a file.
 const INDEX_ROWS: u64 = 4096;
 
+/// Name of the array that holds the payload.
+pub(super) const FRAMES_NAME: &str = "frames";
+
 /// Place of each array in [`columns`].
 pub(super) const FRAMES: usize = 0;
 pub(super) const SEQUENCE: usize = 1;
@@ -72,7 +75,7 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
     });
     let mut columns = vec![
         column(
-            "frames",
+            FRAMES_NAME,
             kind,
             layout.frame_bytes(),
             rows,
@@ -94,8 +97,11 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
     ];
     if context.places > 0 {
         let places = u64::from(context.places);
-        let attributes =
-            json!({ "place_bytes": context.place_bytes, "first_bytes": context.first_bytes });
+        let attributes = if context.place_bytes > 0 {
+            json!({ "place_bytes": context.place_bytes, "first_bytes": context.first_bytes })
+        } else {
+            json!({})
+        };
         let width = context.places as usize;
         columns.push(column(
             "present",
@@ -106,6 +112,11 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
             &["frame", "place"],
             attributes,
         )?);
+    }
+    if context.places > 0 && context.place_bytes == 0 {
+        for name in ["places", "first_bytes", "place_bytes"] {
+            columns.push(plain(name, data_type::uint32(), 4, json!({}))?);
+        }
     }
     Ok(columns)
 }

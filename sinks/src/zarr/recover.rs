@@ -1,6 +1,6 @@
 //! What an earlier, killed run left: stores whose arrays are not equally long.
 
-use super::store::{META, PARTIAL, failed, replace, set_state, sync_directory};
+use super::store::{META, PARTIAL, SUFFIX, failed, replace, set_state, sync_directory};
 use crate::lock::StemLock;
 use crate::segment::segment_index;
 use daq_core::sink::SinkError;
@@ -14,14 +14,19 @@ pub(super) fn recover(lock: &StemLock, sink: &str) -> Result<u64, SinkError> {
     let entries = std::fs::read_dir(dir).map_err(|error| failed("list", dir, error))?;
     for entry in entries {
         let path = entry.map_err(|error| failed("list", dir, error))?.path();
-        let name = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .and_then(|name| name.strip_suffix(".zarr"));
+        let name = path.file_name().and_then(|name| name.to_str());
+        let Some(name) = name else { continue };
+        let made = name.strip_suffix(PARTIAL);
+        let name = made.unwrap_or(name).strip_suffix(SUFFIX);
         let Some(index) = name.and_then(|name| segment_index(stem, name)) else {
             continue;
         };
         next = next.max(index + 1);
+        if made.is_some() {
+            // Killed while the store was made: it has no frame. One that stays costs a look at the next start.
+            let _ = std::fs::remove_dir_all(&path);
+            continue;
+        }
         match settle(&path) {
             Ok(None) => {}
             Ok(Some(frames)) => tracing::warn!(
@@ -72,13 +77,13 @@ fn settle(dir: &Path) -> Result<Option<u64>, SinkError> {
 }
 
 fn read(path: &Path) -> Result<Value, SinkError> {
-    let text = std::fs::read(path).map_err(|error| failed("read", path, error))?;
+    let text = daq_core::file::read(path).map_err(|error| failed("read", path, error))?;
     serde_json::from_slice(&text)
         .map_err(|error| failed("read", path, std::io::Error::other(error)))
 }
 
 /// Removes files that were never whole, and the space reserved in them.
-fn remove_partials(dir: &Path) {
+pub(super) fn remove_partials(dir: &Path) {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return;
     };

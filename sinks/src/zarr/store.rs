@@ -2,7 +2,7 @@
 
 use super::ZarrKeys;
 use super::batch::Batch;
-use super::columns::{Column, FRAMES};
+use super::columns::{Column, FRAMES, FRAMES_NAME};
 use crate::directory::{no_space, remedy};
 use crate::lock::StemLock;
 use daq_core::sink::{SinkContext, SinkError};
@@ -10,6 +10,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 use std::fs::File;
+use std::fs::rename;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +19,9 @@ use zarrs::group::GroupBuilder;
 
 /// The file that says what an array or a group is.
 pub(super) const META: &str = "zarr.json";
-/// The end of a file's name until it is whole.
+/// The end of a store's name.
+pub(super) const SUFFIX: &str = ".zarr";
+/// The end of a file's or a store's name until it is whole.
 pub(super) const PARTIAL: &str = ".partial";
 
 /// A file that has the space for a chunk of frames.
@@ -46,7 +49,8 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Makes the first store of the locked stem from number `next` on that is not there yet.
+    /// Makes the first store of the locked stem from number `next` on that is not there yet. Until it is whole its name
+    /// ends in [`PARTIAL`].
     pub(super) fn create(
         lock: &StemLock,
         next: u64,
@@ -56,18 +60,40 @@ impl Store {
     ) -> Result<Self, SinkError> {
         let (parent, stem) = (lock.dir(), lock.stem());
         let mut number = next;
-        let dir = loop {
-            let dir = parent.join(format!(
-                "{}.zarr",
-                crate::segment::segment_name(stem, number)
-            ));
-            match std::fs::create_dir(&dir) {
-                Ok(()) => break dir,
+        let (dir, partial) = loop {
+            let name = crate::segment::segment_name(stem, number);
+            let dir = parent.join(format!("{name}{SUFFIX}"));
+            let partial = parent.join(format!("{name}{SUFFIX}{PARTIAL}"));
+            if dir.symlink_metadata().is_ok() {
+                number += 1;
+                continue;
+            }
+            match std::fs::create_dir(&partial) {
+                Ok(()) => break (dir, partial),
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
-                Err(error) => return Err(failed("make", &dir, error)),
+                Err(error) => return Err(failed("make", &partial, error)),
             }
         };
-        let store = Self { dir, columns };
+        let mut store = Self {
+            dir: partial,
+            columns,
+        };
+        let made = store.make(keys, context).and_then(|()| {
+            rename(&store.dir, &dir).map_err(|error| failed("rename", &store.dir, error))
+        });
+        if let Err(error) = made {
+            // There is no frame in it. What stays is removed by the next start.
+            let _ = std::fs::remove_dir_all(&store.dir);
+            return Err(error);
+        }
+        store.dir = dir;
+        sync_directory(parent)?;
+        Ok(store)
+    }
+
+    /// Makes the arrays and, last, the group.
+    fn make(&self, keys: &ZarrKeys, context: &SinkContext) -> Result<(), SinkError> {
+        let store = self;
         for column in &store.columns {
             let dir = store.dir.join(column.name);
             std::fs::create_dir(&dir).map_err(|error| failed("make", &dir, error))?;
@@ -91,9 +117,13 @@ impl Store {
         let group =
             group.map_err(|error| failed("describe", &store.dir, std::io::Error::other(error)))?;
         replace(&store.dir, META, &json_text(group.metadata())?)?;
-        sync_directory(&store.dir)?;
-        sync_directory(parent)?;
-        Ok(store)
+        sync_directory(&store.dir)
+    }
+
+    /// The directories of the store.
+    pub(super) fn directories(&self) -> Vec<PathBuf> {
+        let arrays = self.columns.iter().map(|column| self.dir.join(column.name));
+        arrays.chain([self.dir.clone()]).collect()
     }
 
     /// Where the chunks of frames are made room for.
@@ -113,7 +143,8 @@ impl Store {
         }
     }
 
-    /// Commits all frames up to the end of `batch`. After an error it can be called again with the same.
+    /// Commits all frames up to the end of `batch`. After an error it can be called again with the same; an error behind
+    /// the commit is left in the batch.
     pub(super) fn commit(&mut self, batch: &mut Batch) -> Result<(), SinkError> {
         let Batch {
             columns: buffers,
@@ -122,7 +153,7 @@ impl Store {
             ..
         } = &mut *batch;
         for (column, buffer) in self.columns.iter().zip(buffers) {
-            let room = if column.name == self.columns[FRAMES].name {
+            let room = if column.name == FRAMES_NAME {
                 room.take()
             } else {
                 None
@@ -142,7 +173,12 @@ impl Store {
             // The chunk's name before the shape that counts on it, also after a power cut.
             sync_directory(&dir)?;
             store_meta(&dir, &column.array)?;
-            sync_directory(&dir)?;
+            let synced = sync_directory(&dir);
+            if column.name == FRAMES_NAME {
+                batch.unsynced = synced.err();
+                break;
+            }
+            synced?;
         }
         Ok(())
     }
@@ -158,7 +194,7 @@ impl Rooms {
     pub(super) fn make(&mut self) -> Result<Room, SinkError> {
         // At most two are there at a time: one being filled, one being written.
         let path = self.dir.join(format!("room-{}{PARTIAL}", self.made % 2));
-        let file = File::create(&path).map_err(|error| failed("make", &path, error))?;
+        let file = daq_core::file::create(&path).map_err(|error| failed("make", &path, error))?;
         let reserved = self.chunk + self.slack;
         match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, reserved) {
             // Where nothing can be reserved, the write itself will find out.
@@ -179,12 +215,6 @@ impl Rooms {
 }
 
 impl Room {
-    /// Gives the space back.
-    pub(super) fn remove(self) {
-        // If it stays, the next start removes it.
-        let _ = std::fs::remove_file(self.path);
-    }
-
     /// Writes `bytes`, gives back what is behind them, and gives the file its name.
     fn fill(&mut self, bytes: &[u8], to: &Path) -> Result<(), SinkError> {
         let length = bytes.len() as u64;
@@ -257,7 +287,7 @@ fn json_text(value: &impl serde::Serialize) -> Result<Vec<u8>, SinkError> {
 pub(super) fn replace(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), SinkError> {
     let partial = dir.join(format!("{name}{PARTIAL}"));
     let write = || {
-        let mut file = File::create(&partial)?;
+        let mut file = daq_core::file::create(&partial)?;
         file.write_all(bytes)?;
         file.sync_data()
     };
@@ -268,7 +298,7 @@ pub(super) fn replace(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), SinkEr
 /// Changes the attribute `state` of the group in `dir`, and adds the attribute `frames` if given.
 pub(super) fn set_state(dir: &Path, state: &str, frames: Option<u64>) -> Result<(), SinkError> {
     let path = dir.join(META);
-    let text = std::fs::read(&path).map_err(|error| failed("read", &path, error))?;
+    let text = daq_core::file::read(&path).map_err(|error| failed("read", &path, error))?;
     let mut group: Value = serde_json::from_slice(&text)
         .map_err(|error| failed("read", &path, std::io::Error::other(error)))?;
     group["attributes"]["state"] = json!(state);

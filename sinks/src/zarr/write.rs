@@ -1,6 +1,7 @@
 //! The sink itself: frames into the chunk being filled, commits, the end.
 
 use super::batch::Batch;
+use super::recover::remove_partials;
 use super::store::{Rooms, Store};
 use crate::finisher::Finisher;
 use crate::lock::StemLock;
@@ -13,6 +14,8 @@ use std::time::{Duration, Instant};
 /// Writes frames into a store.
 pub(super) struct ZarrSink {
     dir: PathBuf,
+    /// Its directories, and those of its arrays.
+    directories: Vec<PathBuf>,
     rooms: Rooms,
     active: Batch,
     /// Commits the chunk before.
@@ -39,8 +42,10 @@ impl ZarrSink {
         context: &SinkContext,
     ) -> Result<Self, SinkError> {
         let (dir, rooms) = (store.dir.clone(), store.rooms());
+        let directories = store.directories();
         Ok(Self {
             dir,
+            directories,
             rooms,
             active,
             committer: Finisher::start("daq-zarr", spare, move |batch| store.commit(batch))?,
@@ -110,6 +115,9 @@ impl ZarrSink {
         if let Some(batch) = self.committer.look(wait)? {
             self.committed = batch.end();
             self.ledger.files.add(u64::from(batch.is_full()));
+            if let Some(error) = batch.unsynced.take() {
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -166,11 +174,16 @@ impl Sink for ZarrSink {
         Ok(())
     }
 
+    fn blocked_for(&mut self) -> Duration {
+        self.committer.blocked_for()
+    }
+
     fn finish(&mut self) -> Result<(), SinkError> {
         let rows = self.active.end();
         let closed = self.close();
-        if let Some(room) = self.active.room.take() {
-            room.remove();
+        // Space reserved for chunks that will not come, and what a failed commit left.
+        for directory in &self.directories {
+            remove_partials(directory);
         }
         let lost = rows - self.committed;
         if lost > 0 {

@@ -65,21 +65,59 @@ fn replies_that_do_not_come_are_asked_for_again() {
     assert_eq!(run.counts.ecb_faults, 6);
 }
 
+/// Arming that fails is reported, and tried again until it succeeds.
 #[test]
-fn a_device_that_refuses_or_is_silent_is_told() {
-    for (fault, told) in [
+fn a_device_that_refuses_or_is_silent_is_reported_and_tried_again() {
+    for (fault, reason) in [
         ("ecb-status@5", "refuses to write register"),
-        ("ecb-silent@5:1000", "does not answer"),
+        ("ecb-silent@5:8", "does not answer"),
     ] {
         let board = Board::start(&endless(&[fault])).unwrap();
         let daq = Daq::new(&config(&board.address().to_string(), 1, ""));
-        let outcome = daq.run(&[]);
-        assert_ne!(outcome.code, 0);
-        assert!(outcome.stderr.contains(told), "{}", outcome.stderr);
+        let mut live = daq.spawn(&[]);
+        live.wait_count("sources.adc0.delivered", 100);
+        let outcome = live.stop().ok();
+        for part in ["cannot be armed", reason, "tried again"] {
+            assert!(outcome.stderr.contains(part), "{}", outcome.stderr);
+        }
+        assert_ne!(outcome.count("sources.adc0.counts.control_errors"), 0);
         let counts = board.stop();
-        assert_eq!(counts.sensors[0].arms, 0);
+        assert_eq!(counts.sensors[0].arms, 1);
         is_host_correct(&counts);
     }
+}
+
+/// The registers of a board that restarts are lost; both of its sensors are armed again, with other keys.
+#[test]
+fn a_restarted_board_is_armed_again() {
+    let options = Options {
+        sensors: 2,
+        ..endless(&[])
+    };
+    let board = Board::start(&options).unwrap();
+    let keys = "rearm_after = \"300 ms\"";
+    let daq = Daq::new(&config(&board.address().to_string(), 2, keys));
+    let mut live = daq.spawn(&[]);
+    for sensor in 0..2 {
+        live.wait_count(&format!("sources.adc{sensor}.delivered"), 100);
+    }
+    board.reboot();
+    for sensor in 0..2 {
+        live.wait_count(&format!("sources.adc{sensor}.epochs"), 2);
+    }
+    let outcome = live.stop().ok();
+    for sensor in 0..2 {
+        let count = |key: &str| outcome.count(&format!("sources.adc{sensor}.{key}"));
+        assert_eq!((count("epochs"), count("counts.rearmed")), (2, 1));
+        let lost = format!(
+            "sensor {sensor} of {} has lost its registers",
+            board.address()
+        );
+        assert!(outcome.stderr.contains(&lost), "{}", outcome.stderr);
+    }
+    let counts = board.stop();
+    assert_eq!((counts.reboots, counts.sensors[0].arms), (1, 2));
+    is_host_correct(&counts);
 }
 
 /// The port of announcements, which is one for all of this network: held by one test at a time, of whatever process.

@@ -56,6 +56,16 @@ fn counter(packets: std::ops::Range<u64>, is_missing: impl Fn(u64) -> bool) -> V
     words.flat_map(u64::to_le_bytes).collect()
 }
 
+/// Checks that the data of a receiver are frames of the counter in order, and returns their number.
+fn frames_in_order(data: &[u8], frames: u64, is_missing: impl Fn(u64) -> bool) -> u64 {
+    let mut expected =
+        (0..frames).map(|frame| counter(frame * PLACES..(frame + 1) * PLACES, &is_missing));
+    let received = data.chunks(usize::try_from(FRAME).unwrap());
+    received
+        .map(|frame| assert!(expected.any(|one| one == frame), "unknown or out of order"))
+        .count() as u64
+}
+
 /// Ends a receiver once it has delivered so many frames.
 fn end(mut far: Live, frames: u64) -> Outcome {
     far.wait_count("sources.link.delivered", frames);
@@ -64,13 +74,7 @@ fn end(mut far: Live, frames: u64) -> Outcome {
 
 #[test]
 fn what_is_sent_is_what_comes() {
-    for (frames, shared) in [
-        (400, ""),
-        (400, "mode = \"send\""),
-        (400, "queues = 3"),
-        // Nobody holds this one back: what there are slots for.
-        (50, "service = \"uc\""),
-    ] {
+    for (frames, shared) in [(400, ""), (400, "mode = \"send\""), (400, "queues = 3")] {
         let port = free_tcp_port();
         let keys = format!("{CARD}\n{shared}");
         let receiver = far(port, &keys, FILE);
@@ -100,6 +104,30 @@ fn what_is_sent_is_what_comes() {
             .sum();
         assert_eq!(told, 21 * PACKET, "{annotations:#?}");
     }
+}
+
+/// An unreliable connection loses frames for which the receiver has posted no receive in time: each one is counted, and
+/// the others are whole.
+#[test]
+fn unreliable_connection_counts_every_frame_as_delivered_or_lost() {
+    let (port, frames) = (free_tcp_port(), 50);
+    let keys = format!("{CARD}\nservice = \"uc\"");
+    let receiver = far(port, &keys, FILE);
+    let sender = near(port, frames, &keys, "lose = [17, \"100..120\"]");
+    let mut there = receiver.spawn(&[]);
+    there.wait_ready();
+    let sent = sender.run(&[]).ok();
+    // The sender reports its number of frames when it ends, so lost ones at the end are expected, too.
+    there.wait_count("sources.link.expected", frames);
+    let came = there.stop().ok();
+    assert_eq!(sent.count("sinks.far.frames"), frames);
+    assert_eq!(came.count("sources.link.expected"), frames);
+    let delivered = came.count("sources.link.delivered");
+    assert!(delivered > 0, "{:#}", came.report);
+    assert_eq!(delivered + ledger::lost(&came.report, "link"), frames);
+    let missing = |packet: u64| packet == 17 || (100..120).contains(&packet);
+    let data = data(&receiver);
+    assert_eq!(frames_in_order(&data, frames, missing), delivered);
 }
 
 #[test]
@@ -220,4 +248,49 @@ fn nobody_there_is_told_and_the_run_ends() {
         outcome.count("sinks.far.frames") + outcome.count("sinks.far.dropped"),
         outcome.count("rings.raw.published")
     );
+}
+
+#[test]
+fn senders_without_the_token_or_of_another_address_are_refused() {
+    const TOKEN: &str = "c0ffee00c0ffee00c0ffee00";
+    let (port, frames) = (free_tcp_port(), 50);
+    let keys = format!("{CARD}\ntoken_file = \"link.token\"\nfrom = \"127.0.0.1\"");
+    let receiver = far(port, &keys, FILE);
+    receiver.write("link.token", &format!("{TOKEN}\n"));
+    let mut live = receiver.spawn(&[]);
+    live.wait_ready();
+    for keys in [
+        CARD.to_owned(),
+        format!("{CARD}\ntoken = \"c0ffee00c0ffee00c0ffee01\""),
+    ] {
+        let sender = near(port, frames, &keys, "");
+        let mut here = sender.spawn(&[]);
+        live.wait_told("refused a connection from 127.0.0.1:");
+        here.wait_told("token: set the `token` of this source");
+        let told = here.stop().stderr;
+        assert!(!told.contains("c0ffee"), "{told}");
+    }
+    assert_eq!(
+        ledger::count(&live.report(), "sources.link.counts.links"),
+        0
+    );
+    let keys = format!("{CARD}\ntoken = \"{TOKEN}\"");
+    let sent = near(port, frames, &keys, "").run(&[]).ok();
+    assert_eq!(sent.count("sinks.far.frames"), frames);
+    let status = live.get("/status").body;
+    let came = end(live, frames);
+    assert!(data(&receiver) == counter(0..frames * PLACES, |_| false));
+    for text in [&came.stderr, &sent.stderr, &status] {
+        assert!(!text.contains(TOKEN), "{text}");
+    }
+    // Of another address: closed before a byte of it is read.
+    let receiver = far(port, &format!("{CARD}\nfrom = [\"10.0.0.0/8\"]"), FILE);
+    let mut live = receiver.spawn(&[]);
+    live.wait_ready();
+    let sender = near(port, frames, CARD, "");
+    let here = sender.spawn(&[]);
+    live.wait_told("its address is not in `from`");
+    live.wait_count("sources.link.counts.refused", 1);
+    let _ = here.stop();
+    assert_eq!(live.stop().ok().count("sources.link.delivered"), 0);
 }

@@ -11,14 +11,18 @@ fn syntax_errors() {
   |
 2 | slot = "1 MiB
   |              ^
-
-error: unclosed array, expected `]`
- --> daq.toml:3:10
-  |
-3 | slots = [
-  |          ^
-"#
+"#,
+        "what follows the first one is a guess"
     );
+    let mut diagnostics = Diagnostics::new();
+    let twice = "[ring.raw]\nslots = 1\nslots = 2\nslot = 1\nslot = 2\n";
+    let document = Document::from_text("daq.toml", twice, &mut diagnostics);
+    assert_eq!(
+        diagnostics.errors(),
+        2,
+        "keys that are written twice are certain"
+    );
+    assert!(!document.is_whole());
 }
 
 #[test]

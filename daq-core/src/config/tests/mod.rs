@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 mod document;
 mod overrides;
+mod partial;
 mod section;
 
 #[derive(Debug, Deserialize, PartialEq)]

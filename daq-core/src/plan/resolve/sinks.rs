@@ -66,6 +66,7 @@ impl Resolver<'_> {
                 .chain(sink.spec.needs(slot, places))
                 .collect(),
             guarantee: sink.keys.guarantee,
+            incomplete: sink.keys.incomplete,
             burst: sink.keys.burst as usize,
             core: sink.keys.core,
             wait: sink.keys.wait,

@@ -307,11 +307,13 @@ impl Machine {
                 name: String::new(),
                 device: device.address.clone(),
                 gpu: gpu.ordinal,
+                direction: PeerAccess::Write,
                 verdict: topology.verdict(&Asked {
                     device: &device.address,
                     gpu: gpu.ordinal,
                     bytes: self.ring,
                     wish,
+                    direction: PeerAccess::Write,
                 }),
             })
             .collect()

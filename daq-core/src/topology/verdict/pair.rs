@@ -2,7 +2,7 @@
 
 use super::super::tree::{Hop, Iommu, PciDevice, PciTree};
 use super::super::{Gpu, Topology};
-use super::{Against, Relation, slow};
+use super::{Against, PeerAccess, Relation, slow};
 use crate::mapped::Writer;
 use crate::units::ByteSize;
 
@@ -11,6 +11,7 @@ pub(super) struct Pair<'a> {
     tree: &'a PciTree,
     device: &'a PciDevice,
     card: &'a PciDevice,
+    direction: PeerAccess,
     /// Whether a module is loaded by which network cards are told of GPU memory without a dma-buf.
     peer_memory: bool,
     pub(super) relation: Relation,
@@ -25,7 +26,12 @@ pub(super) struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    pub(super) fn new(topology: &'a Topology, device: &'a PciDevice, card: &'a PciDevice) -> Self {
+    pub(super) fn new(
+        topology: &'a Topology,
+        device: &'a PciDevice,
+        card: &'a PciDevice,
+        direction: PeerAccess,
+    ) -> Self {
         let tree = &topology.pci;
         let (ours, theirs) = (tree.bridges(device), tree.bridges(card));
         let common = ours.iter().find(|bridge| theirs.contains(bridge)).copied();
@@ -60,6 +66,7 @@ impl<'a> Pair<'a> {
             tree,
             device,
             card,
+            direction,
             peer_memory: topology.peer_memory,
             relation,
             apart: [ours_apart, theirs_apart].concat(),
@@ -158,7 +165,10 @@ impl<'a> Pair<'a> {
 
     /// What is said of the way between the two.
     pub(super) fn way(&self, warnings: &mut Vec<String>) -> Option<Against> {
-        let passes = self.tree.passes(&self.device.host, &self.card.host);
+        let passes = self
+            .tree
+            .passes(&self.device.host, &self.card.host, self.direction);
+        let transfer = self.direction.name();
         if self.tree.processor.is_virtual && self.relation != Relation::Unknown {
             warnings.push(
                 "the tree is what a virtual machine shows, not how the slots are wired".to_owned(),
@@ -175,10 +185,12 @@ impl<'a> Pair<'a> {
                     .iter()
                     .find(|bridge| bridge.acs.redirects().is_none());
                 let why = if self.is_translated {
-                    "addresses of a device behind vfio-pci are translated at the processor's port, so every write goes up to it and back down".to_owned()
+                    format!(
+                        "addresses of a device behind vfio-pci are translated at the processor's port, so every {transfer} goes up to it and back down"
+                    )
                 } else if let Some(bridge) = redirecting {
                     format!(
-                        "{} redirects (ACS {}), so every write goes up to the processor's port and back down",
+                        "{} redirects (ACS {}), so every {transfer} goes up to the processor's port and back down",
                         bridge.address,
                         bridge.acs.bits()
                     )
@@ -192,30 +204,38 @@ impl<'a> Pair<'a> {
                     return None;
                 };
                 warnings.push(why);
-                warnings.extend(passes.err());
-                None
+                match passes {
+                    // Nothing answers the reads: what is known to fail is not tried unless asked for.
+                    Err(why) if self.direction == PeerAccess::Read => Some(Against::Doubt(why)),
+                    passes => {
+                        warnings.extend(passes.err());
+                        None
+                    }
+                }
             }
             Relation::Phb => match passes {
                 Ok(why) => {
-                    warnings.push(format!("every write crosses the processor; {why}"));
+                    warnings.push(format!("every {transfer} crosses the processor; {why}"));
                     None
                 }
                 // Behind an IOMMU that is the way of every write, and the proof decides.
-                Err(why) if self.is_translated => {
-                    warnings.push(format!("every write crosses the processor; {why}"));
+                Err(why) if self.is_translated && self.direction == PeerAccess::Write => {
+                    warnings.push(format!("every {transfer} crosses the processor; {why}"));
                     None
                 }
                 Err(why) => Some(Against::Doubt(format!("{}; {why}", self.sentence()))),
             },
             Relation::Node => {
                 let why = match passes {
-                    Ok(_) => "writes between them are slow on many machines: measure before you ask for it".to_owned(),
+                    Ok(_) => format!(
+                        "{transfer}s between them are slow on many machines: measure before you ask for it"
+                    ),
                     Err(why) => why,
                 };
                 Some(Against::Doubt(format!("{}; {why}", self.sentence())))
             }
             Relation::Sys => Some(Against::Doubt(format!(
-                "{}; writes between sockets are slow or lost",
+                "{}; {transfer}s between sockets are slow or lost",
                 self.sentence()
             ))),
             Relation::Unknown => Some(Against::Doubt(self.sentence())),

@@ -179,8 +179,8 @@ impl Writer {
             (Some(file), _) => {
                 let path = opening.directory.join(file);
                 let told = |why: String| unfit(name, format!("{}: {why}", path.display()));
-                let text =
-                    std::fs::read_to_string(&path).map_err(|error| told(error.to_string()))?;
+                let text = daq_core::file::read(&path).map_err(|error| told(error.to_string()))?;
+                let text = String::from_utf8_lossy(&text);
                 Map::read(&text, config.channel).map_err(told)?
             }
             (None, None) if config.device == DeviceKey::Inproc("litepcie".to_owned()) => {

@@ -1,8 +1,7 @@
 //! Makes the ring known to the card and the sensor, and undoes that.
 
-use super::super::arm::{Armed, Orders};
+use super::super::arm::Orders;
 use super::super::pages::{GRAIN, Pages};
-use super::super::seen::CONTROL_ERRORS;
 use super::{LEAST_PAGES, MOST_PAGES, QueuePair, RECEIVES, Ring, order};
 use daq_core::dma::{EngineError, Slots};
 use daq_rdma::verbs::{QueueOptions, Service, VerbsError};
@@ -141,14 +140,8 @@ impl QueuePair {
         if self.is_software {
             orders.host.set_port(endpoint.lid);
         }
-        let errors = self.counters[CONTROL_ERRORS].clone();
-        let armed = Armed::arm(self.ecb.clone(), orders, errors);
-        let armed = armed.map_err(|error| EngineError::Unfit {
-            device: format!("sensor {}", orders.sensor),
-            why: error.to_string(),
-        })?;
         tracing::info!(
-            "{}: sensor {} writes through queue pair {} of {} into {} pages on {}",
+            "{}: sensor {} is to write through queue pair {} of {} into {} pages on {}",
             self.name,
             orders.sensor,
             pages.queue_pair,
@@ -158,13 +151,13 @@ impl QueuePair {
                 .as_ref()
                 .map_or_else(String::new, |keys| keys.ways())
         );
-        self.armed = Some(armed);
+        self.supervisor.arm(orders);
         Ok(())
     }
 
     /// Undoes an arming, in order.
     pub(super) fn end(&mut self) {
-        self.armed = None;
+        self.supervisor.disarm();
         self.queue = None;
         self.keys = None;
     }

@@ -46,6 +46,10 @@ impl QueuePair {
     /// Takes all completions that there are; how many there were.
     pub(super) fn collect(&mut self) -> usize {
         let count = self.gather();
+        if count > 0 {
+            self.accepted += count as u64;
+            self.supervisor.link().set_accepted(self.accepted);
+        }
         if self.queue.is_some() && count >= self.receives as usize {
             // Others may have ended meanwhile without a receive, of which nothing is heard.
             self.give_up();

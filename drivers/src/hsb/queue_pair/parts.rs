@@ -109,6 +109,8 @@ pub(super) enum Fault {
     Metadata,
     /// A frame in a page that the sensor may have reached before it was made ready, or has written since.
     Overtaken,
+    /// The sensor's device has lost its registers.
+    Restarted,
 }
 
 /// The names of all faults, in their order.
@@ -120,4 +122,5 @@ pub(in super::super) const FAULTS: &[&str] = &[
     "repeated",
     "metadata",
     "overtaken",
+    "restarted",
 ];

@@ -4,7 +4,8 @@ mod arming;
 mod ends;
 mod frames;
 
-use super::super::seen::CONTROL_ERRORS;
+use super::super::ecb::{Ecb, Taken};
+use super::super::seen::{CONTROL_ERRORS, REARMED};
 use super::*;
 use crate::sys::words;
 use daq_core::dma::{Armed as Engaged, DmaMap, Done};
@@ -17,7 +18,7 @@ use daq_rdma::verbs::{
 };
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
-use std::sync::MutexGuard;
+use std::sync::{Mutex, MutexGuard};
 
 const FRAME: usize = 700;
 const PACKET: usize = 128;
@@ -262,6 +263,11 @@ fn payload(frame: u64) -> Vec<u8> {
 
 impl Bench {
     fn new(psn: u32, bits: u32, embeds: bool) -> Self {
+        Self::with(psn, bits, embeds, Duration::ZERO)
+    }
+
+    /// A bench whose registers are read back after a silence of `rearm_after`.
+    fn with(psn: u32, bits: u32, embeds: bool, rearm_after: Duration) -> Self {
         let seen = Shared::default();
         let address = device(&seen);
         let card = || Card::new(Ipv4Addr::LOCALHOST.into(), Faults::none()).unwrap();
@@ -272,7 +278,7 @@ impl Bench {
         });
         let ecb = Ecb::shared(address).unwrap();
         let counters = Counters::default();
-        let engine = Box::new(QueuePair::new(Parts {
+        let engine = QueuePair::new(Parts {
             name: "source camera".to_owned(),
             nic,
             peer: Endpoint {
@@ -299,9 +305,11 @@ impl Bench {
                     mac: [2, 0, 0, 0, 0, 1],
                 },
             },
+            rearm_after,
             relaxed: false,
             counters: counters.clone(),
-        }));
+        });
+        let engine = Box::new(engine.unwrap());
         let region = Region::host(STRIDE * PAGES, HostOptions::default()).unwrap();
         let map = DmaMap::new(engine.device().clone(), region.clone()).unwrap();
         let completions =

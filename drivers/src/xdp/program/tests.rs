@@ -24,7 +24,13 @@ struct Loaded {
 /// # Panics
 /// When it fails in any other way: the verifier's is one.
 fn loaded(addresses: &[SocketAddr], pieces: bool) -> Option<Loaded> {
-    match try_to_load(addresses, pieces) {
+    loaded_from(addresses, &[], pieces)
+}
+
+/// The same that takes packets of the senders `from` alone.
+fn loaded_from(addresses: &[SocketAddr], from: &[&str], pieces: bool) -> Option<Loaded> {
+    let from: Vec<_> = from.iter().map(|text| text.parse().unwrap()).collect();
+    match try_to_load(addresses, &from, pieces) {
         Ok(loaded) => Some(loaded),
         Err(why @ (Errno::PERM | Errno::NOSYS)) => {
             eprintln!("skipped: no program can be loaded (root and AF_XDP): {why}");
@@ -34,7 +40,7 @@ fn loaded(addresses: &[SocketAddr], pieces: bool) -> Option<Loaded> {
     }
 }
 
-fn try_to_load(addresses: &[SocketAddr], pieces: bool) -> Result<Loaded, Errno> {
+fn try_to_load(addresses: &[SocketAddr], from: &[Allowed], pieces: bool) -> Result<Loaded, Errno> {
     let number = |error: std::io::Error| Errno::from_io_error(&error).unwrap();
     // A loopback interface that no other test takes the queue of.
     own_network::enter()?;
@@ -54,7 +60,7 @@ fn try_to_load(addresses: &[SocketAddr], pieces: bool) -> Result<Loaded, Errno> 
     let map = bpf::socket_map(1).map_err(number)?;
     bpf::map_socket(map.as_fd(), 0, socket.as_fd()).map_err(number)?;
     let mut log = vec![0; 1 << 16];
-    let code = assemble(addresses, map.as_raw_fd());
+    let code = assemble(addresses, from, map.as_raw_fd());
     let program = bpf::load(&code, pieces, &mut log).map_err(|error| {
         let said = log.split(|byte| *byte == 0).next().unwrap_or_default();
         assert!(
@@ -85,6 +91,46 @@ fn addresses() -> Vec<SocketAddr> {
     list.iter()
         .map(|address| address.parse().unwrap())
         .collect()
+}
+
+#[test]
+fn packets_of_senders_that_are_not_allowed_are_dropped() {
+    apart(|| {
+        // The packets come from port 2313 (0x0909) of 10.10.10.10 and of fdfd:fdfd:….
+        let six = "fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd";
+        let cases: [(&[&str], [bool; 2]); 7] = [
+            (&["10.10.10.10", six], [true, true]),
+            (&["10.10.10.11", "fdfd::/32"], [false, false]),
+            (&["10.10.0.0/16"], [true, false]),
+            (
+                &["10.9.0.0/16", "10.10.10.8/30", "fdfd:fdfc::/31"],
+                [true, true],
+            ),
+            (&["10.10.10.10:2313", "fd00::/9"], [true, false]),
+            (&["10.10.10.10:2314", "fd00::/8"], [false, true]),
+            (&["0.0.0.0/0", "10.10.10.10", "::/0"], [true, true]),
+        ];
+        for (from, expected) in cases {
+            let Some(loaded) = loaded_from(&addresses(), from, true) else {
+                return;
+            };
+            let answer = |packet: &[u8]| bpf::try_out(loaded.program.as_fd(), packet).unwrap();
+            for (six, is_taken) in [false, true].into_iter().zip(expected) {
+                let whole = headers::tests::packet(six, None, &[7; 100], 0);
+                let wanted = if is_taken {
+                    REDIRECT
+                } else {
+                    DROP.cast_unsigned()
+                };
+                assert_eq!(answer(&whole), wanted, "{from:?}, six: {six}");
+                // To another port: none of ours, whoever sends it.
+                let mut other = whole;
+                let port = headers::payload(&other).unwrap().start - 6;
+                other[port] ^= 0xff;
+                assert_eq!(answer(&other), PASS.cast_unsigned(), "{from:?}, six: {six}");
+            }
+        }
+    });
 }
 
 #[test]

@@ -104,8 +104,8 @@ impl Bench {
             return Err(failed("the other side did not end what it asked for"));
         }
         let source = report.sources.get("link").cloned().unwrap_or_default();
-        if source.lost_total() > 0 {
-            let why = format!("frames were lost ({:?}), a defect of daq", source.lost);
+        if !source.loss().is_none() {
+            let why = format!("{}; this is a defect of daq", source.loss());
             return Err(failed(why));
         }
         Ok(())

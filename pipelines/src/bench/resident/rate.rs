@@ -3,7 +3,7 @@
 use super::line::{Bench, Line, SLOTS, check, fill, total};
 use crate::bench::BenchError;
 use crate::bench::cores::joined;
-use crate::engine::control::Pulse;
+use crate::engine::control::{Pulse, Role};
 use daq_core::frame::FrameMeta;
 use daq_core::ring::{Producer, Reader};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +35,7 @@ impl Bench {
             });
             let engine = scope.spawn(|| {
                 cores.take(1);
-                runner.run(&Pulse::new("touch".to_owned()));
+                runner.run(&Pulse::new("touch".to_owned(), Role::Step));
                 check(&control)
             });
             let taken = cores.first(|| {

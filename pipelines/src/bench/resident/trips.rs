@@ -3,7 +3,7 @@
 use super::line::{Line, Output, PATIENCE, WARM, check, fill};
 use crate::bench::BenchError;
 use crate::bench::cores::{Cores, joined};
-use crate::engine::control::{Control, Pulse};
+use crate::engine::control::{Control, Pulse, Role};
 use crate::engine::kernel::Runner;
 use daq_core::frame::FrameMeta;
 use daq_core::ring::{Producer, Reader};
@@ -124,7 +124,7 @@ impl Running {
         let (times, made) = std::thread::scope(|scope| {
             let engine = scope.spawn(|| {
                 cores.take(1);
-                runner.run(&Pulse::new("touch".to_owned()));
+                runner.run(&Pulse::new("touch".to_owned(), Role::Step));
                 check(&control)
             });
             let watched = || {

@@ -142,7 +142,7 @@ fn all_candidates_are_compared_where_no_file_is_named() {
     let told: Vec<_> = ways.iter().map(Way::text).collect();
     assert_eq!(told.len(), 1);
     assert!(
-        told[0].starts_with("0000:17:00.0 → cuda:0  direct: "),
+        told[0].starts_with("0000:17:00.0 → cuda:0  direct writes: "),
         "{told:?}"
     );
     let ways = candidates(&recorded(), ByteSize(1 << 40));

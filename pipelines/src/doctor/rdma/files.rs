@@ -1,4 +1,4 @@
-//! What a program needs to reach a card: this build, the library's driver, kernel modules, device files.
+//! What a program needs to reach a card: the library's driver, kernel modules, device files.
 
 use super::{Card, Finding, GROUP, Machine, Verdict};
 use rustix::fs::{Access, access};
@@ -14,7 +14,7 @@ const DEVICES: &str = "/dev/infiniband";
 const GIVE: &str = "--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1";
 
 pub(super) fn examine(machine: &Machine<'_>) -> Vec<Finding> {
-    let mut findings = vec![build(daq_rdma::HAS_VERBS), provider(machine)];
+    let mut findings = vec![provider(machine)];
     findings.push(module(
         machine,
         "ib_uverbs",
@@ -31,19 +31,6 @@ pub(super) fn examine(machine: &Machine<'_>) -> Vec<Finding> {
         findings.push(opened(machine, GROUP.to_owned(), "rdma_cm file", "rdma_cm"));
     }
     findings
-}
-
-/// Whether this program was built to drive cards.
-pub(super) fn build(has_verbs: bool) -> Finding {
-    let finding = Finding::new(GROUP, "this build", "feature verbs");
-    if has_verbs {
-        finding.read(Verdict::Ok, "drives network cards")
-    } else {
-        finding
-            .read(Verdict::Warn, "drives no network card")
-            .why("sources and sinks `rdma` have cards of software alone")
-            .fix("cargo install --path pipelines --features verbs  # with cmake and libclang; packages have it")
-    }
 }
 
 /// The part of libibverbs that knows the card: without it no card is listed.

@@ -43,14 +43,13 @@ fn gpus(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
         .iter()
         .filter_map(|gpu| {
             let relation = topology.nic_relation(card.nic, gpu.ordinal);
-            Some((relation, gpu.pci.as_deref()?))
+            let distance = topology.distance(card.nic.pci.as_deref()?, gpu.ordinal);
+            Some((relation, format!("{distance} to {}", gpu.pci.as_deref()?)))
         })
         .collect();
     let nearest = told.iter().map(|(relation, _)| *relation).min()?;
-    let read = told
-        .iter()
-        .map(|(relation, address)| format!("{relation} to {address}"));
-    let read = read.collect::<Vec<_>>().join(", ");
+    let read: Vec<_> = told.iter().map(|(_, distance)| distance.as_str()).collect();
+    let read = read.join(", ");
     let finding = in_slot(card)?.finding("way to GPUs", "numa_node");
     Some(match nearest {
         Relation::Sys => {

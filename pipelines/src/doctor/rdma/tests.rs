@@ -278,16 +278,6 @@ fn without_cards_it_is_told_whether_there_could_be_one() {
 }
 
 #[test]
-fn a_build_without_verbs_is_told() {
-    is_ok(&files::build(true), "drives network cards");
-    warns(
-        &files::build(false),
-        "drives no network card",
-        "--features verbs",
-    );
-}
-
-#[test]
 fn modules_and_providers_are_missed() {
     let server = Server::new();
     is_ok(&server.found("ib_uverbs"), "loaded");

@@ -619,7 +619,7 @@ impl Runner {
         };
         self.ledger.bytes.add(done.length as u64);
         self.ledger.delivered.add(1);
-        if self.port.place_bytes() > 0 && meta.arrived < meta.places {
+        if meta.is_incomplete() || (self.port.place_bytes() > 0 && meta.arrived < meta.places) {
             self.ledger.incomplete.add(1);
         }
         let present = self

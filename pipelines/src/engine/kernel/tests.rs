@@ -1,5 +1,6 @@
 //! The runner with a kernel whose work a device finishes later.
 
+use super::super::control::Role;
 use super::*;
 use daq_core::frame::FrameMeta;
 use daq_core::ledger::{KernelReport, ReaderLedger, RingLedger};
@@ -139,7 +140,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
                     slots.publish();
                 }
             });
-            scope.spawn(move || runner.run(&Pulse::new("doubler".to_owned())));
+            scope.spawn(move || runner.run(&Pulse::new("doubler".to_owned(), Role::Step)));
             scope.spawn(move || {
                 for job in jobs.iter().take_while(|job| job.before < hangs_at) {
                     assert!(output.published() <= job.before, "published before done");

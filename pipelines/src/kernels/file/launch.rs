@@ -13,7 +13,7 @@ use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
 /// Tables of records: more than the bursts that an engine has in flight, so that none is written while it is read.
 const TABLES: usize = 16;
 /// The kernel's name where no other is given.
-const ENTRY: &str = "daq_burst";
+pub(super) const ENTRY: &str = "daq_burst";
 
 /// Code of the user's that is launched.
 pub(super) struct FileCode {

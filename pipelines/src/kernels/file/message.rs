@@ -114,33 +114,54 @@ pub(super) fn messages(log: &str) -> Vec<Message> {
     messages
 }
 
-/// All that is wrong with the user's text, with its lines, as one text.
-pub(super) fn told(unit: &Unit<'_>, log: &str) -> String {
+/// The errors in a compiler's log.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    /// Errors in the user's text; places count from its start.
+    pub(super) text: Vec<Diagnostic>,
+    /// Errors of parameters, by their keys.
+    pub(super) params: Vec<(String, Diagnostic)>,
+}
+
+/// All that is wrong with the user's text and the parameters.
+pub(super) fn findings(unit: &Unit<'_>, log: &str) -> Findings {
     let mut messages = messages(log);
     messages.retain(|message| message.is_error);
+    let mut found = Findings {
+        text: messages
+            .iter()
+            .filter_map(|message| theirs(unit, message))
+            .collect(),
+        params: Vec::new(),
+    };
+    // A brace that is not closed makes everything behind it wrong.
+    let is_open = messages.iter().any(|message| message.file.is_empty());
+    for message in messages.iter().filter(|_| !is_open) {
+        if let Some(key) = message.file.strip_prefix(PARAMETER)
+            && !found.params.iter().any(|(known, _)| known == key)
+        {
+            let diagnostic = parameter(unit, key, message);
+            found.params.push((key.to_owned(), diagnostic));
+        }
+    }
+    if found.text.is_empty() && found.params.is_empty() {
+        found.text = messages
+            .iter()
+            .map(|message| added(unit, message))
+            .collect();
+    }
+    found
+}
+
+/// All that is wrong with the user's text, with its lines, as one text.
+pub(super) fn told(unit: &Unit<'_>, log: &str) -> String {
+    let Findings { text, params } = findings(unit, log);
     let mut sources = SourceMap::default();
     sources.add_file(unit.name, unit.text);
     let mut diagnostics = Diagnostics::new();
-    for message in &messages {
-        if let Some(diagnostic) = theirs(unit, message) {
-            diagnostics.push(diagnostic);
-        }
-    }
-    // A brace that is not closed makes everything behind it wrong.
-    let is_open = messages.iter().any(|message| message.file.is_empty());
-    let mut keys = Vec::new();
-    for message in messages.iter().filter(|_| !is_open) {
-        if let Some(key) = message.file.strip_prefix(PARAMETER)
-            && !keys.contains(&key)
-        {
-            keys.push(key);
-            diagnostics.push(parameter(unit, key, message));
-        }
-    }
-    if diagnostics.is_empty() {
-        for message in &messages {
-            diagnostics.push(added(unit, message));
-        }
+    let params = params.into_iter().map(|(_, diagnostic)| diagnostic);
+    for diagnostic in text.into_iter().chain(params) {
+        diagnostics.push(diagnostic);
     }
     if diagnostics.is_empty() {
         // A form of log that is not known.

@@ -144,6 +144,24 @@ pub(super) fn check(params: &BTreeMap<String, Value>) -> Result<(), Problem> {
     Ok(())
 }
 
+/// The bytes of variable `name` as PTX shows them; `None` where it is not there, or shown in another form.
+pub(super) fn in_ptx(ptx: &str, name: &str) -> Option<Vec<u8>> {
+    let (_, rest) = ptx.split_once(&format!(".b8 {name}["))?;
+    let (size, rest) = rest.lines().next()?.split_once(']')?;
+    let size: usize = size.parse().ok()?;
+    let values = rest.trim_matches([' ', '=', '{', '}', ';']);
+    let mut bytes = values
+        .split(',')
+        .map(str::trim)
+        .filter(|value| !value.is_empty())
+        .map(str::parse)
+        .collect::<Result<Vec<u8>, _>>()
+        .ok()?;
+    // Zeroes at the end are left out.
+    (bytes.len() <= size).then(|| bytes.resize(size, 0))?;
+    Some(bytes)
+}
+
 /// What kind of number a member is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -193,6 +211,11 @@ impl Member {
             count: (count > 0).then_some(count),
             kind,
         })
+    }
+
+    /// One past its last byte.
+    pub(super) fn end(&self) -> usize {
+        self.offset + self.bytes * self.count.unwrap_or(1)
     }
 
     /// The type of one number, as it is called in C++.

@@ -2,6 +2,7 @@
 
 use super::HEADER;
 use daq_core::cuda::{CompileError, Compiler, Source, Target};
+use daq_core::plan::Dispatch;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -19,6 +20,15 @@ pub(super) enum Entry {
     Burst,
     /// Once, for all frames to come.
     Resident,
+}
+
+impl Entry {
+    pub(super) const fn of(dispatch: Dispatch) -> Self {
+        match dispatch {
+            Dispatch::Launch => Self::Burst,
+            Dispatch::Persistent => Self::Resident,
+        }
+    }
 }
 
 /// A file of the user's and how it is to be compiled.

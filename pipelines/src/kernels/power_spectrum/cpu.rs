@@ -7,7 +7,7 @@
 use super::super::samples::{Number, Walk, with_number};
 use super::super::{emit, whole};
 use super::integration::{Integration, Sums};
-use super::{PowerSpectrum, Scaling, Shape};
+use super::{Detrend, PowerSpectrum, Scaling, Shape};
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::Layout;
@@ -31,6 +31,7 @@ pub(super) fn build(
         .collect();
     let real = || vec![0.0; if input.complex { 0 } else { shape.size }].into();
     let transform = Transform {
+        detrend: keys.detrend,
         window,
         reals: [real(), real()],
         block: vec![zero; shape.size].into(),
@@ -65,6 +66,7 @@ struct Plan {
 }
 
 struct Transform {
+    detrend: Detrend,
     window: Box<[f32]>,
     /// Two blocks of real samples.
     reals: [Box<[f32]>; 2],
@@ -84,6 +86,13 @@ impl Transform {
     ) {
         let convert = |[re, im]: [N::Raw; 2]| Complex::new(N::f32(re), N::f32(im));
         walk.gather(pairs, channel, first, &mut self.block, convert);
+        if self.detrend == Detrend::Constant {
+            let re = mean(self.block.iter().map(|sample| sample.re));
+            let im = mean(self.block.iter().map(|sample| sample.im));
+            for sample in &mut self.block {
+                *sample -= Complex::new(re, im);
+            }
+        }
         for (sample, w) in self.block.iter_mut().zip(&self.window) {
             *sample = Complex::new(sample.re * w, sample.im * w);
         }
@@ -104,6 +113,13 @@ impl Transform {
             Some(second) => walk.gather(numbers, channel, second, right, N::f32),
             None => right.fill(0.0),
         }
+        if self.detrend == Detrend::Constant {
+            for block in [left, right] {
+                let mean = mean(block.iter().copied());
+                block.iter_mut().for_each(|sample| *sample -= mean);
+            }
+        }
+        let [left, right] = &self.reals;
         for (((sample, w), a), b) in self
             .block
             .iter_mut()
@@ -123,6 +139,13 @@ impl Transform {
             *sum += f64::from(z.re * z.re + z.im * z.im);
         }
     }
+}
+
+/// The mean, summed in float64.
+#[expect(clippy::cast_possible_truncation, reason = "samples are float32")]
+fn mean(samples: impl ExactSizeIterator<Item = f32>) -> f32 {
+    let count = samples.len() as f64;
+    (samples.map(f64::from).sum::<f64>() / count) as f32
 }
 
 struct Averager<N> {
@@ -232,15 +255,14 @@ impl<N: Number> Summer<N> {
                 if complex {
                     // The second half of the transform's order are the negative frequencies.
                     let (from_zero, negative) = sums.split_at(shape.size.div_ceil(2));
-                    write(
-                        places,
-                        negative.iter().chain(from_zero).copied(),
-                        factor,
-                        db,
-                    );
+                    let ordered = negative.iter().chain(from_zero).copied();
+                    write(places, ordered, factor, db);
                 } else {
                     let mirrored = sums[..1].iter().chain(sums.iter().rev());
-                    let folded = sums.iter().zip(mirrored).map(|(a, b)| (a + b) / 2.0);
+                    let folded = sums.iter().zip(mirrored).enumerate().map(|(k, (a, b))| {
+                        let is_doubled = (1..shape.doubled).contains(&k);
+                        if is_doubled { a + b } else { (a + b) / 2.0 }
+                    });
                     write(places, folded, factor, db);
                 }
             }

@@ -8,7 +8,7 @@ use super::super::device::{self, code_of, promise, ring, slots, small};
 use super::super::samples::Walk;
 use super::integration::{Integration, Sums};
 use super::passes::{Batch, Passes, roots};
-use super::{PowerSpectrum, Scaling, Shape};
+use super::{Detrend, PowerSpectrum, Scaling, Shape};
 use daq_core::cuda::{self, Argument, Device, Function, Grid, Memory};
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
@@ -25,6 +25,9 @@ const WORK_BYTES: usize = 32 << 20;
 const SURE_SHARED: usize = 48 << 10;
 /// Pieces for each block that the device can hold, so that none waits long for the last.
 const PIECES: usize = 2;
+/// Bytes of means, where one for each channel does not take more.
+const MEAN_BYTES: usize = 4 << 20;
+const MEAN_THREADS: u32 = 256;
 const COMBINE_THREADS: u32 = 256;
 /// Bins of a block that puts pieces together.
 const COMBINE_BINS: usize = 32;
@@ -38,10 +41,12 @@ struct Scratch {
     width: usize,
     /// Spectra for which there is work space for every channel; 0 where none is needed.
     work: usize,
+    /// Spectra for which there is space for the means of every channel; 0 where none is needed.
+    means: usize,
 }
 
 impl Scratch {
-    fn new(passes: &Passes, input: &Layout, shape: &Shape) -> Self {
+    fn new(keys: &PowerSpectrum, passes: &Passes, input: &Layout, shape: &Shape) -> Self {
         let channels = input.channels as usize;
         let is_long = matches!(passes, Passes::Long { .. });
         let width = if is_long { shape.size } else { shape.bins };
@@ -53,6 +58,10 @@ impl Scratch {
                 .max(channels),
             width,
             work: if is_long { fit.max(pair) } else { 0 },
+            means: match keys.detrend {
+                Detrend::None => 0,
+                Detrend::Constant => (MEAN_BYTES / (8 * channels) / pair * pair).max(pair),
+            },
         }
     }
 
@@ -66,14 +75,19 @@ impl Scratch {
 }
 
 /// Bytes that the side allocates on a device at most.
-pub(super) fn memory(input: &Layout, shape: &Shape) -> usize {
+pub(super) fn memory(keys: &PowerSpectrum, input: &Layout, shape: &Shape) -> usize {
     let most = usize::try_from(shape.integrate).unwrap_or(usize::MAX);
     Passes::new(shape.size, most, SURE_SHARED).map_or(0, |passes| {
         let channels = input.channels as usize;
-        let scratch = Scratch::new(&passes, input, shape);
+        let scratch = Scratch::new(keys, &passes, input, shape);
+        let means = scratch.means * channels * 8;
         let tables = shape.size * (4 + 3 * 8);
         let carried = 2 * channels * shape.bins * 8;
-        scratch.partial_bytes() + scratch.work_bytes(shape.size, channels) + tables + carried
+        scratch.partial_bytes()
+            + scratch.work_bytes(shape.size, channels)
+            + means
+            + tables
+            + carried
     })
 }
 
@@ -95,7 +109,7 @@ pub(super) fn build(
             shape.size
         ))
     })?;
-    let scratch = Scratch::new(&passes, input, &shape);
+    let scratch = Scratch::new(keys, &passes, input, &shape);
     let channels = input.channels as usize;
     let function = |name: &str, batch: &Batch| -> Result<Function, KernelError> {
         let function = module.function(name)?;
@@ -152,6 +166,13 @@ pub(super) fn build(
             carry: [carry()?, carry()?],
             current: 0,
             pending: 0,
+            means: match scratch.means {
+                0 => None,
+                spectra => Some((
+                    module.function("power_spectrum_means")?,
+                    plain(device, spectra * channels * 8)?,
+                )),
+            },
             tables,
             work,
             combine: module.function("power_spectrum_combine")?,
@@ -358,6 +379,8 @@ struct Summer {
     current: usize,
     /// Spectra in the current one.
     pending: u64,
+    /// What computes the means that are subtracted, and where it puts them.
+    means: Option<(Function, Memory)>,
     tables: Tables,
     work: Work,
     combine: Function,
@@ -407,8 +430,10 @@ impl Summer {
         let most_outputs = (self.scratch.partial / self.channels) as u64;
         let room = left.saturating_add((most_outputs - 1).saturating_mul(integrate));
         let mut total = rest.min(room);
-        if self.scratch.work > 0 {
-            total = total.min(self.scratch.work as u64);
+        for space in [self.scratch.work, self.scratch.means] {
+            if space > 0 {
+                total = total.min(space as u64);
+            }
         }
         let (outputs, complete) = if total < left {
             (1, 0)
@@ -473,6 +498,30 @@ impl Summer {
         let partial = Argument::U64(self.partial.address());
         let u32_of = |count: usize| Argument::U32(small(count));
         let sets = outputs * pieces * self.channels;
+        let means = Argument::U64(self.means.as_ref().map_or(0, |(_, space)| space.address()));
+        if let Some((function, _)) = &self.means {
+            let blocks = small(as_usize(cut.total) * self.channels);
+            function.launch(
+                stream,
+                &Grid::line(blocks, MEAN_THREADS),
+                &[
+                    a,
+                    b,
+                    c,
+                    d,
+                    self.scalar,
+                    complex,
+                    point_step,
+                    channel_step,
+                    hop,
+                    spectra,
+                    origin,
+                    channels,
+                    u32_of(self.shape.size),
+                    means,
+                ],
+            )?;
+        }
         match &self.work {
             Work::Short { batch, sum } => sum.launch(
                 stream,
@@ -498,6 +547,7 @@ impl Summer {
                     u32_of(batch.size),
                     u32_of(batch.count),
                     Argument::U64(batch.radices),
+                    means,
                     self.tables.window(),
                     self.tables.roots(0),
                     partial,
@@ -537,6 +587,7 @@ impl Summer {
                         u32_of(rows.size),
                         u32_of(columns.count),
                         Argument::U64(columns.radices),
+                        means,
                         self.tables.window(),
                         self.tables.roots(0),
                         self.tables.roots(2),
@@ -602,6 +653,7 @@ impl Summer {
                 c,
                 d,
                 Argument::F64(self.factor),
+                Argument::U32(small(self.shape.doubled)),
                 Argument::U32(u32::from(self.complex)),
                 Argument::U32(u32::from(self.db)),
             ],

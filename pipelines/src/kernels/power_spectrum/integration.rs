@@ -2,7 +2,7 @@
 
 use super::super::account::Account;
 use super::super::blend::{Blend, Step};
-use super::{Gap, Incomplete, PowerSpectrum, Shape};
+use super::{Gap, Partial, PowerSpectrum, Shape};
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::{KernelError, Submitted};
 use daq_core::layout::Layout;
@@ -46,7 +46,7 @@ impl Integration {
             shape,
             input_bytes: input.frame_bytes(),
             rate: input.sample_rate().filter(|rate| *rate > 0.0),
-            skip: keys.incomplete == Incomplete::Skip,
+            skip: keys.partial == Partial::Skip,
             restart: keys.gap == Gap::Restart,
             summed: 0,
             account: Account::default(),

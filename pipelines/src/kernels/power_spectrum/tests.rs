@@ -148,8 +148,8 @@ fn compare(samples: &Samples, points: usize, spec: &PowerSpectrum, terms: &[f64]
     let sum: f64 = window.iter().sum();
     let squares: f64 = window.iter().map(|w| w * w).sum();
     let divisor = match spec.scaling {
-        Scaling::Power | Scaling::Db => sum * sum,
-        Scaling::Density => samples.rate.unwrap().0 * squares,
+        Scaling::Power | Scaling::Db | Scaling::OneSided => sum * sum,
+        Scaling::Density | Scaling::OneSidedDensity => samples.rate.unwrap().0 * squares,
         Scaling::None => 1.0,
     };
     let outcome = run(spec, &input, &frames([bytes]), &[1]);
@@ -275,7 +275,7 @@ proptest! {
         let spec = PowerSpectrum {
             size: Some(8),
             integrate: Some(integrate),
-            incomplete: if skip { Incomplete::Skip } else { Incomplete::Use },
+            partial: if skip { Partial::Skip } else { Partial::Use },
             gap: if restart { Gap::Restart } else { Gap::Continue },
             ..PowerSpectrum::default()
         };
@@ -290,6 +290,34 @@ proptest! {
             let (a, b) = (pair[0].0, pair[1].0);
             prop_assert!(a.epoch < b.epoch || a.epoch == b.epoch && a.sequence < b.sequence);
         }
+    }
+}
+
+#[test]
+fn complex_samples_have_no_one_sided_spectrum() {
+    let samples = Samples {
+        complex: true,
+        rate: Some(Frequency(8000.0)),
+        ..Samples::default()
+    };
+    for scaling in [Scaling::OneSided, Scaling::OneSidedDensity] {
+        let spec = PowerSpectrum {
+            scaling,
+            ..PowerSpectrum::default()
+        };
+        let problem = spec.layout(&layout(&samples, 64)).unwrap_err();
+        assert_eq!(problem.key.as_deref(), Some("scaling"));
+        assert!(problem.help.unwrap().contains("power"));
+    }
+}
+
+#[test]
+fn constant_samples_have_no_power_once_detrended() {
+    let (input, _) = simple(0);
+    let given = frames([vec![100; 8], vec![100; 8], vec![100; 8]]);
+    for (detrend, first) in [(Detrend::None, 640_000.0), (Detrend::Constant, 0.0)] {
+        let outcome = run(&PowerSpectrum { detrend, ..keys(3) }, &input, &given, &[2]);
+        assert_eq!(as_f32(&outcome.outputs[0].1), [first, 0.0, 0.0, 0.0, 0.0]);
     }
 }
 
@@ -488,7 +516,7 @@ fn incomplete_frames_are_used_and_flagged_or_skipped_and_counted() {
 
     let skipped = run(
         &PowerSpectrum {
-            incomplete: Incomplete::Skip,
+            partial: Partial::Skip,
             ..keys(2)
         },
         &input,

@@ -75,10 +75,10 @@ fn run(bed: &Bed, memories: [&str; 2], path: &str) -> Found {
         return Err(Verdict::Failed("there is no ledger".to_owned()));
     };
     let counts = [sink.frames, source.expected, source.delivered];
-    expect(counts == [FRAMES; 3] && source.lost_total() == 0, || {
+    expect(counts == [FRAMES; 3] && source.loss().is_none(), || {
         format!(
-            "expected {FRAMES} frames, found {counts:?} (sent, expected, delivered) and {:?} lost",
-            source.lost
+            "expected {FRAMES} frames, found {counts:?} (sent, expected, delivered); {}",
+            source.loss()
         )
     })?;
     let violations = report.violations();
@@ -100,7 +100,8 @@ fn run(bed: &Bed, memories: [&str; 2], path: &str) -> Found {
     })?;
     let engine = source.engine.clone().unwrap_or_default();
     Ok(format!(
-        "{FRAMES} frames of {FRAME} B, none lost, all as sent; path {}, given up {} times",
+        "{FRAMES} frames of {FRAME} B: {}, bytes as sent; path {}, given up {} times",
+        source.loss(),
         engine.proof.name(),
         engine.fallbacks
     ))

@@ -12,6 +12,7 @@ use crate::registrar::{EndLinks, Keys, Registrar};
 use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::verbs::{Nic, NicEvent, Queue, QueueOptions, Service, VerbsError};
 use daq_core::dma::DmaError;
+use daq_core::log_limit::LogLimit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -127,16 +128,28 @@ impl Shape {
         (slots as usize).div_ceil(self.rails) as u32 + 1
     }
 
-    /// The greeting of a dialler, if it can be received; else a sentence for it.
-    pub(super) fn check(&self, greetings: &[Vec<u8>]) -> Result<Hello, String> {
+    /// The greeting of a sender, if it can be received; else why not.
+    pub(super) fn check(&self, greetings: &[Vec<u8>]) -> Result<Hello, Rejection> {
         let hellos = greetings
             .iter()
-            .map(|greeting| Hello::decode(greeting).map_err(|error| error.to_string()))
+            .map(|greeting| {
+                Hello::decode(greeting).map_err(|error| Rejection::same(error.to_string()))
+            })
             .collect::<Result<Vec<_>, _>>()?;
         let rails = self.rails;
-        let first = *hellos.first().ok_or("it says nothing")?;
+        let first = *hellos
+            .first()
+            .ok_or_else(|| Rejection::same("the greeting is empty".to_owned()))?;
         if usize::from(first.rails) != rails || hellos.len() != rails {
-            return Err(format!("this side has {rails} rails, not {}", first.rails));
+            let theirs = first.rails;
+            return Err(Rejection {
+                sender: format!(
+                    "the receiver has {rails} rails, this sink has {theirs}: set as many cards in `nics` on both hosts"
+                ),
+                receiver: format!(
+                    "its sink has {theirs} rails, this source has {rails}: set as many cards in `nics` on both hosts"
+                ),
+            });
         }
         for (rail, hello) in hellos.iter().enumerate() {
             let alike = Hello {
@@ -146,22 +159,54 @@ impl Shape {
                 ..*hello
             };
             if usize::from(hello.rail) != rail || alike != first {
-                return Err(format!("its rail {rail} says other things than its first"));
+                return Err(Rejection::same(format!(
+                    "rail {rail} of the sender has other stream parameters than its first rail: run the same version of daq on \
+                     both hosts"
+                )));
             }
         }
         if first.mode != self.mode {
-            return Err(format!(
-                "this side's mode is {}: have the same on both",
-                name(self.mode)
-            ));
+            let (theirs, ours) = (name(first.mode), name(self.mode));
+            return Err(Rejection {
+                sender: format!(
+                    "the receiver has mode = \"{ours}\": set it in this sink, or mode = \"{theirs}\" in the receiver's source"
+                ),
+                receiver: format!(
+                    "its sink has mode = \"{theirs}\": set it in this source, or mode = \"{ours}\" in the sender's sink"
+                ),
+            });
         }
         if first.places > self.places {
             let (wanted, places) = (first.places, self.places);
-            return Err(format!(
-                "its source rdma takes frames of up to {places} places, and these have {wanted}: write `places = {wanted}` in that source"
-            ));
+            return Err(Rejection {
+                sender: format!(
+                    "frames have up to {wanted} places, the receiver takes {places}: set `places = {wanted}` in its source rdma"
+                ),
+                receiver: format!(
+                    "its frames have up to {wanted} places, this source takes {places}: set `places = {wanted}` in this source"
+                ),
+            });
         }
         Ok(first)
+    }
+}
+
+/// Why a sender is rejected, for the readers of both logs: what the other host did, and what to change on which host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rejection {
+    /// Sent to the sender. `rdma_cm` carries about 140 bytes of it.
+    pub(super) sender: String,
+    /// Logged by the receiver.
+    pub(super) receiver: String,
+}
+
+impl Rejection {
+    /// A reason that reads the same on both hosts.
+    pub(super) fn same(why: String) -> Self {
+        Self {
+            sender: why.clone(),
+            receiver: why,
+        }
     }
 }
 
@@ -190,7 +235,7 @@ pub(super) enum Phase {
     /// The engine takes it on these terms.
     Granted(Terms),
     /// The engine does not take it; why.
-    Denied(String),
+    Denied(Rejection),
     /// It is being answered: what it is given may be written from now on.
     Connecting,
     /// It is there; the engine is to take it.
@@ -360,7 +405,7 @@ impl Shared {
     }
 
     /// Asks the engine whether it takes a sender.
-    fn ask(&self, asked: Asked, breaker: Breaker) -> Result<Terms, String> {
+    fn ask(&self, asked: Asked, breaker: Breaker) -> Result<Terms, Rejection> {
         // Whoever came before may not have been taken yet.
         self.wait_while(None, |state| matches!(state.phase, Phase::Ready(_)));
         let is_open = self.leave(|state| {
@@ -383,7 +428,10 @@ impl Shared {
                 Phase::Denied(why) => Err(why),
                 other => {
                     state.phase = other;
-                    Err("it does not receive just now".to_owned())
+                    Err(Rejection {
+                        sender: "the receiver is not ready for a sender now".to_owned(),
+                        receiver: "this source is not ready for a sender now".to_owned(),
+                    })
                 }
             },
         )
@@ -412,11 +460,20 @@ pub(super) struct Control {
     pub(super) listener: Box<dyn Listener>,
     pub(super) payload: Arc<Registrar>,
     pub(super) records: Arc<Registrar>,
+    pub(super) limits: Limits,
+}
+
+/// Limits on log messages that peers can cause.
+#[derive(Debug, Default)]
+pub(super) struct Limits {
+    accept: LogLimit,
+    rejected: LogLimit,
+    failed: LogLimit,
+    events: LogLimit,
 }
 
 impl Control {
     pub(super) fn run(mut self) {
-        let mut is_told = false;
         loop {
             self.shared.wait_while(None, |state| {
                 matches!(state.phase, Phase::Closed) && !state.is_ending
@@ -427,11 +484,14 @@ impl Control {
             self.look_at_cards();
             match self.listener.accept(&self.rails, LOOK) {
                 Ok(Some(incoming)) => self.serve(incoming),
-                Ok(None) => is_told = false,
+                Ok(None) => {}
                 Err(error) => {
-                    if !std::mem::replace(&mut is_told, true) {
-                        tracing::warn!("{}: no sender can come: {error}; trying again", self.name);
-                    }
+                    self.limits.accept.run(|suppressed| {
+                        tracing::warn!(
+                            "{}: cannot accept senders: {error}; trying again{suppressed}",
+                            self.name
+                        );
+                    });
                     let end = Instant::now() + PAUSE;
                     self.shared.wait_while(Some(end), |state| !state.is_ending);
                 }
@@ -448,7 +508,9 @@ impl Control {
                 continue;
             }
             while let Some(event) = nic.event() {
-                tracing::warn!("{}: {}: {event:?}", self.name, nic.name());
+                self.limits.events.run(|suppressed| {
+                    tracing::warn!("{}: {}: {event:?}{suppressed}", self.name, nic.name());
+                });
                 match event {
                     NicEvent::PortDown => self.shared.fault(Fault::PortDown),
                     NicEvent::CompletionOverrun => self.shared.fault(Fault::CompletionOverrun),
@@ -466,9 +528,9 @@ impl Control {
         let hello = match self.shape.check(incoming.greetings()) {
             Ok(hello) => hello,
             Err(why) => {
-                tracing::warn!("{}: {peer} is turned away: {why}", self.name);
+                self.log_rejection(&peer, &why.receiver);
                 self.shared.fault(Fault::Foreign);
-                return incoming.refuse(&why);
+                return incoming.refuse(&why.sender);
             }
         };
         let asked = Asked {
@@ -478,16 +540,30 @@ impl Control {
         let terms = match self.shared.ask(asked, incoming.breaker()) {
             Ok(terms) => terms,
             Err(why) => {
-                tracing::info!("{}: {peer} is turned away: {why}", self.name);
-                return incoming.refuse(&why);
+                self.log_rejection(&peer, &why.receiver);
+                return incoming.refuse(&why.sender);
             }
         };
         let connected = self
             .connect(incoming, hello, &peer, terms)
             .inspect_err(|why| {
-                tracing::warn!("{}: {peer}: {why}; waiting for it again", self.name);
+                self.limits.failed.run(|suppressed| {
+                    tracing::warn!(
+                        "{}: cannot connect with {peer}: {why}; waiting for it again{suppressed}",
+                        self.name
+                    );
+                });
             });
         self.shared.hand_over(connected.ok().map(Box::new));
+    }
+
+    fn log_rejection(&self, peer: &str, why: &str) {
+        self.limits.rejected.run(|suppressed| {
+            tracing::warn!(
+                "{}: rejected connection from {peer}: {why}{suppressed}",
+                self.name
+            );
+        });
     }
 
     fn connect(
@@ -501,14 +577,18 @@ impl Control {
         let payload = match self.payload.lend(terms.memory).map_err(lent) {
             Ok(keys) => keys,
             Err(why) => {
-                incoming.refuse("the receiver's card refuses its memory");
+                incoming.refuse(
+                    "the receiver's card cannot register its memory: see the receiver's log",
+                );
                 return Err(why);
             }
         };
         let records = match self.records.lend(terms.records).map_err(lent) {
             Ok(keys) => keys,
             Err(why) => {
-                incoming.refuse("the receiver's card refuses its memory");
+                incoming.refuse(
+                    "the receiver's card cannot register its memory: see the receiver's log",
+                );
                 return Err(why);
             }
         };
@@ -604,4 +684,65 @@ pub(super) fn post(
         .of(rail)
         .piece(terms.offset + slot * terms.stride, terms.slot);
     queue.receive(slot as u64, &[record, bytes])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of a rejection that `rdma_cm` carries.
+    const CARRIED: usize = 148;
+
+    #[test]
+    fn rejections_name_what_differs_and_what_to_change_on_which_host() {
+        let shape = Shape {
+            mode: Mode::Write,
+            service: Service::Rc,
+            rails: 1,
+            places: 70,
+        };
+        let hello = Hello {
+            mode: Mode::Write,
+            rail: 0,
+            rails: 1,
+            places: 1,
+            stream: 1,
+            first: 0,
+            slot: 4096,
+            credit_address: 0,
+            credit_key: 0,
+        };
+        assert_eq!(shape.check(&[hello.encode()]), Ok(hello));
+        let cases = [
+            (
+                Hello { rails: 2, ..hello },
+                ["this sink has 2", "`nics`"],
+                ["its sink has 2", "this source has 1"],
+            ),
+            (
+                Hello {
+                    mode: Mode::Send,
+                    ..hello
+                },
+                ["the receiver has mode = \"write\"", "in this sink"],
+                ["its sink has mode = \"send\"", "in this source"],
+            ),
+            (
+                Hello {
+                    places: 71,
+                    ..hello
+                },
+                ["`places = 71` in its source", "the receiver takes 70"],
+                ["`places = 71` in this source", "its frames"],
+            ),
+        ];
+        for (hello, sender, receiver) in cases {
+            let rejection = shape.check(&[hello.encode()]).unwrap_err();
+            let is_told =
+                |text: &str, parts: [&str; 2]| parts.iter().all(|part| text.contains(part));
+            assert!(is_told(&rejection.sender, sender), "{rejection:?}");
+            assert!(is_told(&rejection.receiver, receiver), "{rejection:?}");
+            assert!(rejection.sender.len() <= CARRIED, "{rejection:?}");
+        }
+    }
 }

@@ -7,6 +7,7 @@ use crate::registrar::Keys;
 use crate::stream::wire::{Hello, Mode, Record};
 use crate::verbs::{Payload, Queue, Service, Side, Status, Verb, Work, WorkDone};
 use daq_core::dma::DmaBuffer;
+use daq_core::log_limit::LogLimit;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -174,7 +175,13 @@ impl Link {
             .map_or(self.next, |parted| parted.frames);
         let tail = sent.saturating_sub(self.next);
         if tail > MAX_GAP {
-            tracing::warn!("{}: {tail} frames cannot have been lost", self.peer);
+            static LIMIT: LogLimit = LogLimit::new();
+            LIMIT.run(|suppressed| {
+                tracing::warn!(
+                    "{}: {tail} frames cannot have been lost{suppressed}",
+                    self.peer
+                );
+            });
             return self.position();
         }
         (self.next + tail, self.gap.0 + tail)
@@ -563,12 +570,15 @@ impl Link {
                     break;
                 }
                 if Instant::now() >= end {
-                    tracing::warn!(
-                        "{}: the card does not say what became of {} receives of rail {rail}: frames that it acknowledged \
-                         last may be lost",
-                        self.peer,
-                        self.open[rail]
-                    );
+                    static LIMIT: LogLimit = LogLimit::new();
+                    LIMIT.run(|suppressed| {
+                        tracing::warn!(
+                            "{}: the card did not complete {} receives of rail {rail}: the last frames that it \
+                             acknowledged may be lost{suppressed}",
+                            self.peer,
+                            self.open[rail]
+                        );
+                    });
                     break;
                 }
                 let waits = self

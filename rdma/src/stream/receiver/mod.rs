@@ -25,12 +25,13 @@ use super::wire::Mode;
 use crate::connect::Listener;
 use crate::registrar::Registrar;
 use crate::verbs::{Access, Nic, Service};
-use control::{Asked, Connected, Control, Phase, Shape, Shared, Terms};
+use control::{Asked, Connected, Control, Phase, Rejection, Shape, Shared, Terms};
 use daq_core::dma::{
     Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, Origin, Slots, Stuck,
 };
 use daq_core::frame::Flags;
 use daq_core::ledger::Counter;
+use daq_core::log_limit::LogLimit;
 use link::{End, Link, Step, Told};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -83,6 +84,13 @@ struct Ring {
     offset: usize,
 }
 
+/// Limits on log messages that peers can cause.
+#[derive(Debug, Default)]
+struct Limits {
+    connected: LogLimit,
+    ended: LogLimit,
+}
+
 /// The receiving end of a stream.
 pub struct Receiver {
     name: String,
@@ -111,6 +119,7 @@ pub struct Receiver {
     epoch: (Option<(u64, u64)>, u64),
     present: Vec<u64>,
     thread: Option<JoinHandle<()>>,
+    limits: Limits,
 }
 
 impl Receiver {
@@ -209,6 +218,7 @@ impl Receiver {
             listener,
             payload: payload.clone(),
             records: record_device.clone(),
+            limits: control::Limits::default(),
         };
         let thread = std::thread::Builder::new()
             .name("daq-rdma-link".to_owned())
@@ -237,6 +247,7 @@ impl Receiver {
             epoch: (None, 0),
             present: vec![0; (shape.places as usize).div_ceil(64)],
             thread: Some(thread),
+            limits: Limits::default(),
         })
     }
 
@@ -320,15 +331,25 @@ impl Receiver {
     fn answer(&mut self, asked: &Asked) -> Option<Phase> {
         if let Some(link) = &mut self.link {
             if link.is_live() && link.stream() != asked.hello.stream && !link.seems_dead() {
-                return Some(Phase::Denied(format!("it receives from {}", link.peer())));
+                let peer = link.peer();
+                return Some(Phase::Denied(Rejection {
+                    sender: format!(
+                        "the receiver receives from {peer}: stop that sender, or use another source of the receiver"
+                    ),
+                    receiver: format!(
+                        "this source receives from {peer}: stop one of the two senders, or add a source with another port"
+                    ),
+                }));
             }
             if link.is_live() {
-                tracing::info!(
-                    "{}: {} has come anew, from {}",
-                    self.name,
-                    link.peer(),
-                    asked.peer
-                );
+                self.limits.connected.run(|suppressed| {
+                    tracing::info!(
+                        "{}: {} reconnected, from {}{suppressed}",
+                        self.name,
+                        link.peer(),
+                        asked.peer
+                    );
+                });
                 link.end(false);
             }
             // Asked again until the link is done with.
@@ -338,9 +359,14 @@ impl Receiver {
         let ring = self.ring?;
         if asked.hello.slot > ring.slot as u64 {
             let (wanted, slot) = (asked.hello.slot, ring.slot);
-            return Some(Phase::Denied(format!(
-                "slots of {slot} bytes here, frames of {wanted} there: raise `slot` of the ring"
-            )));
+            return Some(Phase::Denied(Rejection {
+                sender: format!(
+                    "frames of {wanted} bytes do not fit the receiver's slots of {slot}: set `slot = \"{wanted} B\"` in its ring"
+                ),
+                receiver: format!(
+                    "its frames of {wanted} bytes do not fit slots of {slot}: set `slot = \"{wanted} B\"` in this source's ring"
+                ),
+            }));
         }
         let hello = &asked.hello;
         let known = self
@@ -350,9 +376,14 @@ impl Receiver {
         let next = known.map_or(hello.first, |(_, next)| hello.first.max(*next));
         let missing = known.map_or(0, |(_, next)| hello.first.saturating_sub(*next));
         if missing > MAX_GAP {
-            return Some(Phase::Denied(format!(
-                "{missing} frames cannot have been lost"
-            )));
+            return Some(Phase::Denied(Rejection {
+                sender: format!(
+                    "{missing} frames since the last one received are more than can be lost: restart this sender"
+                ),
+                receiver: format!(
+                    "it skips {missing} frames, more than can be lost: restart the sender"
+                ),
+            }));
         }
         if !self.is_holdable() {
             self.given = self.told + u64::from(ring.slots);
@@ -381,18 +412,20 @@ impl Receiver {
     fn adopt(&mut self, connected: Connected) {
         let link = Link::new(connected, self.shape);
         let (next, missing) = link.position();
-        tracing::info!(
-            "{}: {} sends, from frame {next} on, over {} rails into {}{}",
-            self.name,
-            link.peer(),
-            self.shape.rails,
-            link.ways(),
-            if missing > 0 {
+        self.limits.connected.run(|suppressed| {
+            let lost = if missing > 0 {
                 format!("; {missing} frames before that are lost")
             } else {
                 String::new()
-            }
-        );
+            };
+            tracing::info!(
+                "{}: {} sends, from frame {next} on, over {} rails into {}{lost}{suppressed}",
+                self.name,
+                link.peer(),
+                self.shape.rails,
+                link.ways()
+            );
+        });
         self.remember(link.stream(), next);
         self.base = self.told;
         self.counters.links.add(1);
@@ -460,11 +493,13 @@ impl Receiver {
                 }
                 Step::Nothing => return (count, true),
                 Step::Bad(fault, why) => {
-                    tracing::warn!(
-                        "{}: {} does not keep to the protocol: {why}; its connection is ended",
-                        self.name,
-                        link.peer()
-                    );
+                    self.limits.ended.run(|suppressed| {
+                        tracing::warn!(
+                            "{}: {} violates the protocol: {why}; connection closed{suppressed}",
+                            self.name,
+                            link.peer()
+                        );
+                    });
                     done.fault(fault as usize);
                     link.end(true);
                     link.discard();
@@ -545,14 +580,21 @@ impl Engine for Receiver {
         link.serve(credits, count == 0);
         if let Some(End { fault, why }) = link.failure() {
             if let Some(fault) = fault {
-                tracing::warn!(
-                    "{}: {} is gone: {why}; waiting for it",
-                    self.name,
-                    link.peer()
-                );
+                self.limits.ended.run(|suppressed| {
+                    tracing::warn!(
+                        "{}: {} disconnected: {why}; waiting for it{suppressed}",
+                        self.name,
+                        link.peer()
+                    );
+                });
                 done.fault(fault as usize);
             } else {
-                tracing::info!("{}: {why}, on purpose; waiting for the next", self.name);
+                self.limits.ended.run(|suppressed| {
+                    tracing::info!(
+                        "{}: {why}, on purpose; waiting for the next{suppressed}",
+                        self.name
+                    );
+                });
             }
             link.end(false);
         }

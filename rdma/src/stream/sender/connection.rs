@@ -211,7 +211,8 @@ impl Terms {
             .map_err(|error: ConnectError| error.to_string())?;
         let rails = self.nics.len();
         let offers: Result<Vec<_>, _> = link.greetings.iter().map(|g| Offer::decode(g)).collect();
-        let offers = offers.map_err(|error| format!("it answers something else: {error}"))?;
+        let offers =
+            offers.map_err(|error| format!("the receiver's answer is not understood: {error}"))?;
         self.check(first, &offers)?;
         let next = offers[0].next;
         let granted = offers.iter().map(|offer| offer.credits).max().unwrap_or(0);
@@ -279,7 +280,7 @@ impl Terms {
     fn check(&self, first: u64, offers: &[Offer]) -> Result<(), String> {
         let Some(offer) = offers.first().filter(|_| offers.len() == self.nics.len()) else {
             return Err(format!(
-                "it answers for {} queues, {} were asked for",
+                "the receiver answered for {} queue pairs instead of {}: run the same version of daq on both hosts",
                 offers.len(),
                 self.nics.len()
             ));
@@ -300,30 +301,33 @@ impl Terms {
             )
         };
         if !offers.iter().all(is_one) {
-            return Err("it says something else on each queue".to_owned());
+            return Err(
+                "the receiver sent different stream parameters on different queue pairs: run the same version of daq on both hosts"
+                    .to_owned(),
+            );
         }
         if offer.next < first {
             return Err(format!(
-                "it wants frame {}, of which it was told that it cannot be sent any more",
+                "the receiver asks for frame {}, which this sender no longer has: restart the receiver",
                 offer.next
             ));
         }
         let Options { slot, places, .. } = self.options;
         if offer.places > MAX_PLACES {
             return Err(format!(
-                "its frames have up to {} places, a stream's {MAX_PLACES} at most",
+                "the receiver's frames have up to {} places, a stream's {MAX_PLACES} at most: lower `places` of its source",
                 offer.places
             ));
         }
         if offer.slot < slot as u64 {
             return Err(format!(
-                "its slots have {} bytes, frames here up to {slot}: give the ring of its source `slot = \"{slot} B\"`",
+                "the receiver's slots have {} bytes, frames here up to {slot}: set `slot = \"{slot} B\"` in the ring of its source",
                 offer.slot
             ));
         }
         if offer.places < places {
             return Err(format!(
-                "its frames have up to {} places, frames here up to {places}: give its source `places = {places}`",
+                "the receiver's frames have up to {} places, frames here up to {places}: set `places = {places}` in its source",
                 offer.places
             ));
         }

@@ -30,6 +30,7 @@ use crate::verbs::{Nic, Service, Status, VerbsError};
 use connection::{Connection, Connector, Terms};
 use daq_core::frame::FrameMeta;
 use daq_core::ledger::Counter;
+use daq_core::log_limit::LogLimit;
 use daq_core::region::{Region, RegionError};
 use daq_core::ring::Lease;
 use daq_core::wait::Wait;
@@ -226,6 +227,8 @@ pub struct Sender {
     /// Why there is no connection.
     why: String,
     counters: Counters,
+    /// Limits on log messages: connected, disconnected.
+    limits: (LogLimit, LogLimit),
 }
 
 impl Sender {
@@ -290,6 +293,7 @@ impl Sender {
             is_stalled: false,
             why: "not connected yet".to_owned(),
             counters,
+            limits: <(LogLimit, LogLimit)>::default(),
         })
     }
 
@@ -451,12 +455,14 @@ impl Sender {
         self.still = Instant::now();
         self.is_stalled = false;
         self.counters.connections.add(1);
-        tracing::info!(
-            "connected with {}: {} queues, {} slots, from frame {next} on",
-            self.options.peer,
-            connection.rails.len(),
-            connection.rails[0].offer.slots
-        );
+        self.limits.0.run(|suppressed| {
+            tracing::info!(
+                "connected with {}: {} queues, {} slots, from frame {next} on{suppressed}",
+                self.options.peer,
+                connection.rails.len(),
+                connection.rails[0].offer.slots
+            );
+        });
         self.connection = Some(connection);
         true
     }
@@ -629,11 +635,13 @@ impl Sender {
             return;
         }
         self.why = why.to_string();
-        tracing::warn!(
-            "{}: the connection is lost: {why}; {} frames were under way",
-            self.options.peer,
-            self.head - self.done
-        );
+        self.limits.1.run(|suppressed| {
+            tracing::warn!(
+                "{}: the connection is lost: {why}; {} frames were under way{suppressed}",
+                self.options.peer,
+                self.head - self.done
+            );
+        });
         self.is_stalled = false;
         if self.head > self.done {
             match held {

@@ -8,6 +8,7 @@ fn verdict(machine: &Machine, device: &str, gpu: u32, bytes: u64, wish: Wish) ->
         gpu,
         bytes,
         wish,
+        direction: PeerAccess::Write,
     })
 }
 
@@ -83,6 +84,7 @@ fn what_is_not_there_is_told() {
         gpu: 0,
         bytes: 1,
         wish: Wish::Auto,
+        direction: PeerAccess::Write,
     });
     assert!(!found.direct && !found.forbidden, "{found:?}");
 }
@@ -144,7 +146,10 @@ fn the_list_says_which_bridges_pass_what_on() {
         );
         let tree = Machine::new(&shape).topology().pci;
         let (one, two) = ("pci0000:00", "pci0000:80");
-        (tree.passes(one, one).is_ok(), tree.passes(one, two).is_ok())
+        (
+            tree.passes(one, one, PeerAccess::Read).is_ok(),
+            tree.passes(one, two, PeerAccess::Write).is_ok(),
+        )
     };
     for (id, other, expected) in [
         ("2f00", "2f00", (true, false)),
@@ -167,7 +172,8 @@ fn the_list_says_which_bridges_pass_what_on() {
             format!("cpu {vendor} {family} X\npci0000:00\n  0000:00:00.0 1022:1480 060000\n");
         let tree = Machine::new(&shape).topology().pci;
         assert_eq!(
-            tree.passes("pci0000:00", "pci0000:00").is_ok(),
+            tree.passes("pci0000:00", "pci0000:00", PeerAccess::Read)
+                .is_ok(),
             expected,
             "{vendor} {family}"
         );
@@ -180,7 +186,10 @@ fn the_list_says_which_bridges_pass_what_on() {
     let tree = Machine::new("pci0000:00\n  0000:00:02.0 8086:2032 060400\n")
         .topology()
         .pci;
-    assert!(tree.passes("pci0000:00", "pci0000:00").is_ok());
+    assert!(
+        tree.passes("pci0000:00", "pci0000:00", PeerAccess::Read)
+            .is_ok()
+    );
 }
 
 #[test]
@@ -239,4 +248,53 @@ fn the_picture_has_the_tree_and_the_ways() {
     insta::assert_snapshot!(machine.topology().mermaid(&machine.ways(Wish::Auto), false));
     let all = machine.topology().tree(true);
     assert!(all.lines().count() >= machine.topology().tree(false).lines().count());
+}
+
+/// Intel's client processors pass writes from one device to another, and answer no reads; its servers and AMD's pass both.
+#[test]
+fn verdict_depends_on_the_direction_below_an_intel_client_processor() {
+    let desktop = include_str!("intel-desktop.txt");
+    let driver = |driver: &str| desktop.replace("driver=vfio-pci", driver);
+    let ask = |text: &str, device: &str, direction| {
+        let machine = Machine::new(text);
+        machine.topology().verdict(&Asked {
+            device,
+            gpu: 0,
+            bytes: 1 << 20,
+            wish: Wish::Auto,
+            direction,
+        })
+    };
+    for text in [driver("driver=vfio-pci"), driver("driver=xdma")] {
+        let distance = Machine::new(&text).topology().distance("0000:02:00.0", 0);
+        assert!(distance.contains("writes only"), "{distance}");
+        let write = ask(&text, "0000:02:00.0", PeerAccess::Write);
+        assert!(write.direct, "{write:?}");
+        let told = write.warnings.join("; ");
+        assert!(told.contains("every write crosses the processor"), "{told}");
+        assert!(told.contains("Intel client processor"), "{told}");
+        let read = ask(&text, "0000:02:00.0", PeerAccess::Read);
+        assert!(!read.direct && !read.forbidden, "{read:?}");
+        assert!(read.reason.contains("does not answer reads"), "{read:?}");
+    }
+    // Nothing is known of an unlisted Xeon, in either direction.
+    let xeon =
+        driver("driver=xdma").replace("12th Gen Intel(R) Core(TM) i9-12900K", "Intel Xeon E-2378");
+    for direction in [PeerAccess::Write, PeerAccess::Read] {
+        let found = ask(&xeon, "0000:02:00.0", direction);
+        assert!(
+            found.reason.contains("not on the kernel's list"),
+            "{found:?}"
+        );
+    }
+    for (text, device) in [
+        (include_str!("intel-server.txt"), "0000:17:00.0"),
+        (include_str!("plx-switch.txt"), "0000:05:00.0"),
+        (include_str!("amd-server.txt"), "0000:41:00.0"),
+    ] {
+        for direction in [PeerAccess::Write, PeerAccess::Read] {
+            let found = ask(text, device, direction);
+            assert!(found.direct, "{device} {direction:?}: {found:?}");
+        }
+    }
 }

@@ -9,6 +9,7 @@ fn verdict(topology: &Topology, device: &str, wish: Wish) -> Verdict {
         gpu: 0,
         bytes: 1 << 20,
         wish,
+        direction: PeerAccess::Write,
     })
 }
 
@@ -86,6 +87,7 @@ fn a_name_means_its_place_on_the_bus() {
         name: "source rx".to_owned(),
         device: "mlx5_1".to_owned(),
         gpu: 0,
+        direction: PeerAccess::Write,
         verdict: by_address,
     };
     let picture = topology.mermaid(&[way], false);

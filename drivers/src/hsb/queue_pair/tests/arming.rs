@@ -33,6 +33,37 @@ fn requests_that_fail_are_counted() {
 }
 
 #[test]
+fn device_that_lost_its_registers_is_armed_with_another_queue_pair() {
+    let mut bench = Bench::with(5, 24, false, Duration::from_millis(100));
+    bench.send_all(0..3);
+    bench.take(3);
+    let pair = bench.register(0);
+    lock(&bench.seen).registers.clear();
+    let deadline = Instant::now() + LONG;
+    let error = loop {
+        match bench.poll() {
+            Err(error) => break error,
+            Ok(done) => assert!(done.is_empty()),
+        }
+        assert!(Instant::now() < deadline, "the restart was not noticed");
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert!(
+        matches!(&error, EngineError::Faulted { faults, .. } if faults[..] == ["restarted"]),
+        "{error}"
+    );
+    bench.stop();
+    assert_eq!(bench.counters[REARMED].get(), 0);
+    bench.arm();
+    assert_eq!(bench.counters[REARMED].get(), 1);
+    assert_ne!(bench.register(0), pair);
+    bench.send_all(0..2);
+    let done = bench.take(2);
+    assert!(done.iter().all(|done| !done.is_bad));
+    assert_eq!(done[1].origin.unwrap().epoch, 2);
+}
+
+#[test]
 fn wrong_keys_and_addresses_change_nothing() {
     let mut bench = Bench::new(5, 24, false);
     bench.send(0, &[]);

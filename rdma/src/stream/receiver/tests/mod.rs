@@ -223,7 +223,7 @@ fn another_sender_waits_until_the_first_is_gone() {
     let (mut rig, mut bare) = connected(Mode::Write, 1, 4);
     let mut other = Bare::new(Mode::Write, Service::Rc, 1, 2);
     let refused = dial(&mut rig, &mut other).unwrap_err().to_string();
-    assert!(refused.contains("it receives from"), "{refused}");
+    assert!(refused.contains("the receiver receives from"), "{refused}");
     send(&mut rig, &mut bare, 0..3);
     rig.until(|rig| rig.got.len() == 3);
     bare.link.as_mut().unwrap().watch.part(0);
@@ -376,7 +376,7 @@ fn foreign_greetings_are_turned_away() {
     }
     bare.hello.slot = rig::SLOT as u64 + 1;
     let refused = dial(&mut rig, &mut bare).unwrap_err().to_string();
-    assert!(refused.contains("raise `slot`"), "{refused}");
+    assert!(refused.contains("set `slot = "), "{refused}");
 }
 
 #[test]

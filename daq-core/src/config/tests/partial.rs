@@ -1,0 +1,181 @@
+//! What is reported of a section in which some values cannot be read, and of sections with many errors.
+
+use super::*;
+
+/// Reads the format of [`Udp`] and checks it as its owner does.
+fn checked(text: &str) -> (Option<Format>, String) {
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("daq.toml", text, &mut diagnostics);
+    let mut section = document.sections("source").remove(0);
+    let value = section.finish_checked(&[], &mut diagnostics, |format: &Format| {
+        let Sequence { offset, bytes, .. } = format.sequence;
+        let mut problems = Vec::new();
+        if !(1..=8).contains(&bytes) {
+            let message = format!("a number of {bytes} bytes cannot be read");
+            problems.push(Problem::at("sequence.bytes", message).help("give 1 to 8"));
+        }
+        if (offset + bytes) as u64 > format.header.0 {
+            let message = format!("{bytes} bytes at {offset} are outside of {}", format.header);
+            problems.push(Problem::at("sequence.offset", message));
+        }
+        if format.payload.0 > 65_507 {
+            let message = format!("{} is too large", format.payload);
+            problems.push(Problem::at("payload", message));
+        }
+        if format.timeout.is_none() {
+            problems.push(Problem::section("no timeout"));
+        }
+        problems
+    });
+    (value, diagnostics.render(document.sources(), false))
+}
+
+#[test]
+fn bad_value_beside_an_unreadable_one_is_reported_too() {
+    let (value, shown) = checked(
+        "[source.adc]\nheader = \"16 B\"\npayload = \"8 parsecs\"\ntimeout = \"1 s\"\n\
+         sequence = { offset = 12, bytes = 9 }\n",
+    );
+    assert!(value.is_none());
+    assert_eq!(
+        shown,
+        r#"error: `payload`: "8 parsecs" is not a size: unknown unit "parsecs"
+ --> daq.toml:3:11
+  |
+3 | payload = "8 parsecs"
+  |           ^^^^^^^^^^^
+  |
+  = help: write for instance "4 MiB"
+
+error: 9 bytes at 12 are outside of 16 B
+ --> daq.toml:5:23
+  |
+5 | sequence = { offset = 12, bytes = 9 }
+  |                       ^^
+
+error: a number of 9 bytes cannot be read
+ --> daq.toml:5:35
+  |
+5 | sequence = { offset = 12, bytes = 9 }
+  |                                   ^
+  |
+  = help: give 1 to 8
+"#
+    );
+}
+
+#[test]
+fn problems_that_depend_on_an_unreadable_value_are_not_reported() {
+    // Neither the header's size nor whether there is a timeout is known.
+    let (_, shown) = checked(
+        "[source.adc]\nheader = \"16 parsecs\"\npayload = \"1 B\"\ntimeout = \"soon\"\n\
+         sequence = { offset = 12, bytes = 9 }\n",
+    );
+    assert_eq!(shown.matches("error: ").count(), 3, "{shown}");
+    assert!(shown.contains("a number of 9 bytes"), "{shown}");
+    assert!(
+        !shown.contains("outside") && !shown.contains("no timeout"),
+        "{shown}"
+    );
+    // A missing value is as unknown as a wrong one.
+    let (_, shown) =
+        checked("[source.adc]\npayload = \"1 B\"\nsequence = { offset = 12, bytes = 9 }\n");
+    assert!(shown.contains("missing key `header`"), "{shown}");
+    assert!(
+        shown.contains("a number of 9 bytes") && shown.contains("no timeout"),
+        "{shown}"
+    );
+    assert!(!shown.contains("outside"), "{shown}");
+}
+
+#[test]
+fn readable_section_reports_all_problems() {
+    let (value, shown) = checked(
+        "[source.adc]\nheader = 16\npayload = \"1 MiB\"\nsequence = { offset = 12, bytes = 9 }\n",
+    );
+    assert!(value.is_none());
+    assert_eq!(shown.matches("error: ").count(), 4, "{shown}");
+}
+
+/// Each key once took a pass over all others: this would take hours.
+#[test]
+fn many_unknown_keys_are_counted() {
+    let keys = (0..200_000).map(|i| format!("slot{i} = {i}\n"));
+    let keys = keys.collect::<Vec<_>>().concat();
+    let shown = ring(&format!("[ring.raw]\nslot = 1\nslots = 2\n{keys}"));
+    assert_eq!(shown.matches("error: unknown key").count(), 20, "{shown}");
+    assert!(
+        shown.contains("error: 199980 more unknown keys in [ring.raw]"),
+        "{shown}"
+    );
+    let mut diagnostics = Diagnostics::new();
+    let document =
+        Document::from_text("daq.toml", &format!("[ring.raw]\n{keys}"), &mut diagnostics);
+    document.sections("ring")[0]
+        .clone()
+        .refuse_unknown(&["slot", "slots"], &mut diagnostics);
+    assert_eq!(diagnostics.errors(), 21);
+}
+
+#[test]
+fn many_errors_are_shown_in_part() {
+    let sections = (0..300).map(|i| format!("[ring.r{i}]\nslot = -1\n"));
+    let sections = sections.collect::<Vec<_>>().concat();
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("daq.toml", &sections, &mut diagnostics);
+    for mut section in document.sections("ring") {
+        section.finish::<Ring>(&[], &mut diagnostics);
+    }
+    assert_eq!(diagnostics.errors(), 600);
+    let shown = diagnostics.render(document.sources(), false);
+    assert_eq!(shown.matches("error: ").count(), 100);
+    assert!(
+        shown.ends_with("\n500 more are not shown; fix these first\n"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn nul_in_a_string_is_pointed_at() {
+    let mut diagnostics = Diagnostics::new();
+    let text = "[sink.f]\npath = \"out\\u0000put\"\nnames = [\"a\", \"b\\u0000\"]\n";
+    let document = Document::from_text("daq.toml", text, &mut diagnostics)
+        .expanded(&|_| None, &mut diagnostics);
+    let shown = diagnostics.render(document.sources(), false);
+    assert_eq!(diagnostics.errors(), 2, "{shown}");
+    assert!(
+        shown.contains("daq.toml:2:8") && shown.contains("daq.toml:3:15"),
+        "{shown}"
+    );
+    assert!(
+        shown.contains("NUL") && shown.contains("help: remove it"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn wrong_choice_of_a_numbered_type_lists_the_types() {
+    #[derive(Debug, Deserialize, PartialEq)]
+    #[serde(rename_all = "lowercase")]
+    enum Type {
+        Int16,
+        Uint8,
+        Float32,
+    }
+    #[derive(Debug, Deserialize, PartialEq)]
+    #[serde(deny_unknown_fields)]
+    struct Typed {
+        r#type: Type,
+    }
+    let shown = |name: &str| {
+        finish::<Typed>("ring", &format!("[ring.raw]\ntype = \"{name}\"\n")).unwrap_err()
+    };
+    for name in ["float16", "uint16", "int8"] {
+        let shown = shown(name);
+        assert!(
+            shown.contains("choose \"int16\", \"uint8\" or \"float32\""),
+            "{shown}"
+        );
+    }
+    assert!(shown("flaot32").contains("did you mean \"float32\"?"));
+}

@@ -1,0 +1,193 @@
+//! What a check finds in the files that a configuration names.
+
+use crate::config::{Diagnostic, Problem};
+use crate::plan::Dispatch;
+use std::path::{Path, PathBuf};
+
+/// What a component does with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileUse {
+    /// Reads it: it must be a file.
+    Reads,
+    /// Reads it, or the files in it where it is a directory.
+    ReadsAny,
+    /// Writes files into it: it must be a directory, and is created if it does not exist.
+    WritesInto,
+}
+
+/// A file or directory that a component names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedFile {
+    /// The key that names it, as in `path` or `path.1`.
+    pub key: String,
+    /// As it is written.
+    pub path: PathBuf,
+    /// What it is used for.
+    pub purpose: FileUse,
+}
+
+impl NamedFile {
+    /// What `key` names.
+    pub fn new(key: impl Into<String>, path: impl Into<PathBuf>, purpose: FileUse) -> Self {
+        Self {
+            key: key.into(),
+            path: path.into(),
+            purpose,
+        }
+    }
+
+    /// What is wrong with the name, whatever the file system holds.
+    pub fn check_name(&self) -> Result<(), Problem> {
+        let text = self.path.to_string_lossy();
+        let Some((scheme, rest)) = text
+            .split_once("://")
+            .filter(|(scheme, _)| is_scheme(scheme))
+        else {
+            return Ok(());
+        };
+        let help = if scheme.eq_ignore_ascii_case("file") && rest.starts_with('/') {
+            format!("write the path alone: {rest:?}")
+        } else {
+            "write the path of a local file or directory; remote storage must be mounted first"
+                .to_owned()
+        };
+        Err(Problem::at(&self.key, format!("{text} is a URL, not a path")).help(help))
+    }
+
+    /// What is wrong with the file, where relative paths start from `directory`.
+    pub fn check_file(&self, directory: &Path) -> Result<(), Problem> {
+        let path = directory.join(&self.path);
+        let wrong = |message: String, help: String| Err(Problem::at(&self.key, message).help(help));
+        let shown = path.display();
+        if self.purpose == FileUse::WritesInto {
+            return match path.ancestors().find(|ancestor| ancestor.exists()) {
+                Some(ancestor) if !ancestor.is_dir() => wrong(
+                    format!("{} is a file, not a directory", ancestor.display()),
+                    "choose another `path`, or move that file away".to_owned(),
+                ),
+                _ => Ok(()),
+            };
+        }
+        match std::fs::metadata(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => wrong(
+                format!("{shown} does not exist"),
+                if self.path.is_absolute() {
+                    "check the name".to_owned()
+                } else {
+                    "check the name; relative paths start from the working directory".to_owned()
+                },
+            ),
+            Err(error) => wrong(
+                format!("cannot read {shown}: {error}"),
+                format!("check who may read it: ls -l {shown}"),
+            ),
+            Ok(found) if found.is_dir() && self.purpose == FileUse::Reads => wrong(
+                format!("{shown} is a directory, not a file"),
+                "name a file in it".to_owned(),
+            ),
+            Ok(_) => match std::fs::File::open(&path) {
+                Ok(_) => Ok(()),
+                Err(error) => wrong(
+                    format!("cannot read {shown}: {error}"),
+                    format!("check who may read it: ls -l {shown}"),
+                ),
+            },
+        }
+    }
+}
+
+/// Whether this can stand before `://` in a URL.
+fn is_scheme(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+}
+
+/// What a kernel's code is examined for.
+#[derive(Clone, Copy, Debug)]
+pub struct Examination<'a> {
+    /// The directory that relative paths start from.
+    pub directory: &'a Path,
+    /// How bursts will reach the kernel.
+    pub dispatch: Dispatch,
+}
+
+/// Errors inside of a file that the configuration names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileFindings {
+    /// The file's name in messages.
+    pub name: String,
+    /// Its text.
+    pub text: String,
+    /// The errors; places count from the start of `text`.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+/// What an examination found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Examined {
+    /// Problems with values of the component's section.
+    pub problems: Vec<Problem>,
+    /// Errors in files.
+    pub files: Vec<FileFindings>,
+    /// What was not examined, each with the reason.
+    pub unchecked: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(result: Result<(), Problem>) -> String {
+        result
+            .err()
+            .map_or_else(String::new, |problem| problem.to_string())
+    }
+
+    #[test]
+    fn urls_are_no_paths() {
+        let name =
+            |path: &str| said(NamedFile::new("path", path, FileUse::WritesInto).check_name());
+        for path in [
+            "out",
+            "/data/out",
+            "a:b/c",
+            "C:/x",
+            "://x",
+            "1://x",
+            "a b://c",
+        ] {
+            assert_eq!(name(path), "", "{path}");
+        }
+        assert_eq!(
+            name("s3://bucket/x"),
+            "`path`: s3://bucket/x is a URL, not a path; write the path of a local file or directory; remote storage must \
+             be mounted first"
+        );
+        assert!(name("file:///data/x").ends_with("write the path alone: \"/data/x\""));
+    }
+
+    #[test]
+    fn missing_and_unfit_files_are_named() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a.pcap"), "").unwrap();
+        let file = |path: &str, purpose| {
+            said(NamedFile::new("path", path, purpose).check_file(directory.path()))
+        };
+        for purpose in [FileUse::Reads, FileUse::ReadsAny] {
+            assert_eq!(file("a.pcap", purpose), "");
+            let missing = file("b.pcap", purpose);
+            assert!(
+                missing.contains("b.pcap does not exist") && missing.contains("working directory"),
+                "{missing}"
+            );
+        }
+        assert!(file(".", FileUse::Reads).contains("is a directory"));
+        assert_eq!(file(".", FileUse::ReadsAny), "");
+        assert_eq!(file("new/deep", FileUse::WritesInto), "");
+        assert!(
+            file("a.pcap/out", FileUse::WritesInto).contains("a.pcap is a file, not a directory")
+        );
+    }
+}

@@ -1,0 +1,106 @@
+//! Opening files that must be regular ones.
+//!
+//! Anyone who may write to a directory can put a FIFO there, and opening it then blocks until something opens its
+//! other end. Files are therefore opened without blocking, and whatever is no regular file is refused.
+
+use rustix::fs::OFlags;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+/// Whether the last part of a path may be a symbolic link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Links {
+    /// A link is followed.
+    Follow,
+    /// A link is an error: the file is daq's own, which links to nothing.
+    Refuse,
+}
+
+/// Opens the regular file `path` by `options`; never blocks.
+///
+/// `options` must not truncate: what is there may be no regular file.
+pub fn open_with(options: &OpenOptions, path: &Path, links: Links) -> io::Result<File> {
+    let mut flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    if links == Links::Refuse {
+        flags |= OFlags::NOFOLLOW;
+    }
+    let flags = i32::try_from(flags.bits()).unwrap_or(0);
+    let opened = options.clone().custom_flags(flags).open(path);
+    let file = opened.map_err(|error| match rustix::io::Errno::from_io_error(&error) {
+        // A FIFO that nothing reads, or a socket.
+        Some(rustix::io::Errno::NXIO) => irregular(),
+        Some(rustix::io::Errno::LOOP) => {
+            io::Error::other("it is a symbolic link, which is not followed here; remove it")
+        }
+        _ => error,
+    })?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(irregular())
+    }
+}
+
+/// Opens the regular file `path` for reading; never blocks.
+pub fn open(path: &Path) -> io::Result<File> {
+    open_with(OpenOptions::new().read(true), path, Links::Follow)
+}
+
+/// Reads the regular file `path`; never blocks.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Creates `path`, or empties the regular file that is there; never blocks and follows no link.
+pub fn create(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false);
+    let file = open_with(&options, path, Links::Refuse)?;
+    file.set_len(0)?;
+    Ok(file)
+}
+
+fn irregular() -> io::Error {
+    io::Error::other("it is a FIFO, a socket, a device or a directory, not a regular file")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    #[test]
+    fn fifos_and_directories_are_refused_without_blocking() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        for path in [fifo.as_path(), dir.path()] {
+            for error in [read(path).unwrap_err(), open(path).unwrap_err()] {
+                assert!(error.to_string().contains("not a regular file"), "{error}");
+            }
+            create(path).unwrap_err();
+        }
+        let reader = File::from(rustix::fs::open(&fifo, OFlags::RDWR, Mode::empty()).unwrap());
+        let error = create(&fifo).unwrap_err();
+        assert!(error.to_string().contains("not a regular file"), "{error}");
+        drop(reader);
+    }
+
+    #[test]
+    fn links_are_followed_only_where_that_is_allowed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        std::fs::write(&file, "text").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!(read(&link).unwrap(), b"text");
+        let error = create(&link).unwrap_err();
+        assert!(error.to_string().contains("symbolic link"), "{error}");
+        assert_eq!(read(&file).unwrap(), b"text");
+        create(&file).unwrap();
+        assert_eq!(read(&file).unwrap(), b"");
+    }
+}

@@ -1,0 +1,278 @@
+//! The loss state in words: the one place that decides whether "no loss" may be written.
+
+use super::{LastRun, Report, SourceLedger, SourceReport};
+use serde::ser::{Serialize, SerializeStruct, Serializer};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What a source, or a whole pipeline, has lost, rejected or received twice. Its text begins with `no data yet`,
+/// `no loss` or `lost`.
+///
+/// ```
+/// use daq_core::ledger::SourceReport;
+/// let mut source = SourceReport { expected: 4, delivered: 4, ..SourceReport::default() };
+/// assert_eq!(source.loss().to_string(), "no loss in 4 packets");
+/// source.duplicates = 4;
+/// assert_eq!(source.loss().to_string(), "lost 0 of 4 packets, 4 duplicates");
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loss {
+    unit: &'static str,
+    expected: u64,
+    causes: BTreeMap<&'static str, u64>,
+    /// What is not in the sum of the causes, in the order of the text.
+    others: Vec<(u64, &'static str)>,
+    /// Sources without data, where other sources have some.
+    silent: Vec<String>,
+}
+
+impl Loss {
+    /// Whether nothing has arrived, neither data nor packets that were refused.
+    pub fn has_no_data(&self) -> bool {
+        self.expected == 0 && self.is_free_of_loss()
+    }
+
+    /// Whether data arrived from every source and nothing was lost, rejected, duplicated or skipped.
+    pub fn is_none(&self) -> bool {
+        self.expected > 0 && self.silent.is_empty() && self.is_free_of_loss()
+    }
+
+    fn is_free_of_loss(&self) -> bool {
+        self.causes.is_empty() && self.others.is_empty()
+    }
+
+    fn of<'a>(sources: &(impl Iterator<Item = &'a SourceReport> + Clone)) -> Self {
+        let sum = |count: fn(&SourceReport) -> u64| {
+            sources.clone().map(count).fold(0, u64::saturating_add)
+        };
+        let mut causes = BTreeMap::new();
+        for (cause, count) in sources.clone().flat_map(|source| &source.lost) {
+            *causes.entry(*cause).or_insert(0) += count;
+        }
+        let mut units = sources.clone().map(SourceReport::unit);
+        let unit = units.next().unwrap_or("packets");
+        let is_uniform = units.all(|other| other == unit);
+        let mut loss = Self {
+            unit: if is_uniform { unit } else { "packets" },
+            expected: sum(|source| source.expected),
+            causes,
+            ..Self::default()
+        };
+        loss.add(sum(|source| source.duplicates), "duplicates");
+        loss.add(sum(|source| source.rejected), "rejected");
+        loss.add(sum(|source| source.jumped), "skipped");
+        loss.add(sum(|source| source.incomplete), "frames incomplete");
+        loss
+    }
+
+    fn add(&mut self, count: u64, what: &'static str) {
+        if count > 0 {
+            self.others.push((count, what));
+        }
+    }
+}
+
+impl SourceReport {
+    /// What it has lost.
+    pub fn loss(&self) -> Loss {
+        Loss::of(&std::iter::once(self))
+    }
+}
+
+impl Report {
+    /// What the whole pipeline has lost: its sources, readers, copies, kernels and sinks.
+    pub fn loss(&self) -> Loss {
+        let mut loss = Loss::of(&self.sources.values());
+        if loss.expected > 0 {
+            let silent = self
+                .sources
+                .iter()
+                .filter(|(_, source)| source.expected == 0);
+            loss.silent = silent.map(|(name, _)| name.clone()).collect();
+        }
+        let copies = self.copies.values().map(|copy| copy.failed);
+        let failed = copies.chain(self.kernels.values().map(|kernel| kernel.failed));
+        loss.add(failed.sum(), "frames failed");
+        loss.add(
+            self.readers.values().map(|reader| reader.overrun).sum(),
+            "frames overrun",
+        );
+        loss.add(
+            self.readers
+                .values()
+                .map(|reader| reader.dropped_incomplete)
+                .sum(),
+            "frames dropped as incomplete",
+        );
+        loss.add(
+            self.sinks.values().map(|sink| sink.dropped).sum(),
+            "frames not written",
+        );
+        loss
+    }
+}
+
+impl LastRun {
+    /// The ledgers of the sources at the end of the last run, by name.
+    pub fn sources(&self) -> BTreeMap<String, SourceReport> {
+        let counters: BTreeMap<_, _> = self.counters.iter().cloned().collect();
+        let names = counters
+            .keys()
+            .filter_map(|name| name.strip_prefix("source.")?.strip_suffix(".expected"));
+        names
+            .map(|name| {
+                let ledger = SourceLedger::default();
+                ledger.set_all(|field| counters.get(&format!("source.{name}.{field}")).copied());
+                let engine = format!("source.{name}.engine.");
+                let has_engine = counters.keys().any(|counter| counter.starts_with(&engine));
+                let report = SourceReport {
+                    engine: has_engine.then(Default::default),
+                    ..SourceReport::of(&ledger)
+                };
+                (name.to_owned(), report)
+            })
+            .collect()
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (expected, unit) = (self.expected, self.unit);
+        if self.has_no_data() {
+            return f.write_str("no data yet");
+        }
+        if self.is_free_of_loss() {
+            write!(f, "no loss in {expected} {unit}")?;
+        } else {
+            let lost: u64 = self.causes.values().sum();
+            write!(f, "lost {lost} of {expected} {unit}")?;
+        }
+        for (i, (cause, count)) in self.causes.iter().enumerate() {
+            let before = if i == 0 { " (" } else { ", " };
+            write!(f, "{before}{cause} {count}")?;
+        }
+        if !self.causes.is_empty() {
+            f.write_str(")")?;
+        }
+        for (count, what) in &self.others {
+            write!(f, ", {count} {what}")?;
+        }
+        for name in &self.silent {
+            write!(f, ", no data yet from {name}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for Loss {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut loss = serializer.serialize_struct("Loss", 2)?;
+        loss.serialize_field("text", &self.to_string())?;
+        let is_loss = !self.is_none() && !self.has_no_data();
+        loss.serialize_field("is_loss", &is_loss)?;
+        loss.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::{Board, Cause, KernelReport, ReaderReport, SinkReport};
+
+    fn good() -> SourceReport {
+        SourceReport {
+            expected: 10,
+            delivered: 10,
+            ..SourceReport::default()
+        }
+    }
+
+    #[test]
+    fn no_loss_is_written_only_if_nothing_was_lost_rejected_or_duplicated() {
+        assert_eq!(good().loss().to_string(), "no loss in 10 packets");
+        assert!(good().loss().is_none());
+        type Change = fn(&mut SourceReport);
+        let cases: [(Change, &str); 5] = [
+            (
+                |s| s.lost = [("late", 1)].into(),
+                "lost 1 of 10 packets (late 1)",
+            ),
+            (|s| s.duplicates = 10, "lost 0 of 10 packets, 10 duplicates"),
+            (|s| s.rejected = 7, "lost 0 of 10 packets, 7 rejected"),
+            (|s| s.jumped = 3, "lost 0 of 10 packets, 3 skipped"),
+            (
+                |s| s.incomplete = 2,
+                "lost 0 of 10 packets, 2 frames incomplete",
+            ),
+        ];
+        for (change, text) in cases {
+            let mut source = good();
+            change(&mut source);
+            assert_eq!(source.loss().to_string(), text);
+            assert!(!source.loss().is_none() && !source.loss().has_no_data());
+        }
+    }
+
+    #[test]
+    fn a_source_without_packets_has_no_data_yet() {
+        let mut source = SourceReport::default();
+        assert_eq!(source.loss().to_string(), "no data yet");
+        assert!(source.loss().has_no_data() && !source.loss().is_none());
+        source.rejected = 14_660;
+        let text = source.loss().to_string();
+        assert_eq!(text, "lost 0 of 0 packets, 14660 rejected");
+        assert_eq!(Report::default().loss().to_string(), "no data yet");
+    }
+
+    #[test]
+    fn a_pipeline_adds_up_and_names_sources_without_data() {
+        let mut report = Report::default();
+        report.sources.insert("adc".to_owned(), good());
+        report
+            .sources
+            .insert("ref".to_owned(), SourceReport::default());
+        let text = report.loss().to_string();
+        assert_eq!(text, "no loss in 10 packets, no data yet from ref");
+        assert!(!report.loss().is_none());
+        report.sources.insert("ref".to_owned(), good());
+        assert_eq!(report.loss().to_string(), "no loss in 20 packets");
+        let reader = ReaderReport {
+            overrun: 5,
+            ..ReaderReport::default()
+        };
+        report.readers.insert("view".to_owned(), reader);
+        let sink = SinkReport {
+            dropped: 6,
+            ..SinkReport::default()
+        };
+        report.sinks.insert("disk".to_owned(), sink);
+        let kernel = KernelReport {
+            failed: 7,
+            ..KernelReport::default()
+        };
+        report.kernels.insert("beam".to_owned(), kernel);
+        assert_eq!(
+            report.loss().to_string(),
+            "lost 0 of 20 packets, 7 frames failed, 5 frames overrun, 6 frames not written"
+        );
+    }
+
+    #[test]
+    fn the_ledgers_of_the_last_run_are_read_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("adc.ledger");
+        let board = Board::in_file(&path, 7, 1).unwrap();
+        let ledger = SourceLedger::on(&board, "source.north.adc").unwrap();
+        ledger.expected.add(9);
+        ledger.delivered.add(6);
+        ledger.lost(Cause::Late).add(3);
+        ledger.duplicates.add(4);
+        let sources = LastRun::read(&path).unwrap().sources();
+        assert_eq!(sources.len(), 1);
+        assert_eq!(sources["north.adc"], SourceReport::of(&ledger));
+        assert_eq!(
+            sources["north.adc"].loss().to_string(),
+            "lost 3 of 9 packets (late 3), 4 duplicates"
+        );
+    }
+}

@@ -1,0 +1,100 @@
+//! Why packets are rejected: counts by reason, with the first message of each.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// The reason of packets that a window rejects: it counts them by itself, in `rejected` alone.
+pub const FAR_NUMBER: &str = "far_number";
+/// Maximum number of different reasons; packets of further ones are not counted by reason.
+const REASONS: usize = 16;
+
+#[derive(Debug, Default)]
+struct Reason {
+    name: OnceLock<&'static str>,
+    count: AtomicU64,
+    /// What was wrong with the first packet, and how to fix it.
+    message: OnceLock<String>,
+}
+
+/// The packets that a source has rejected, by reason. Any thread may count; no lock is taken.
+#[derive(Clone, Debug, Default)]
+pub struct Rejections(Arc<[Reason; REASONS]>);
+
+impl Rejections {
+    /// Counts packets; `message` is called for the first of a reason. Returns whether it was the first.
+    pub fn count(
+        &self,
+        name: &'static str,
+        packets: u64,
+        message: impl FnOnce() -> String,
+    ) -> bool {
+        let known = |reason: &&Reason| *reason.name.get_or_init(|| name) == name;
+        let Some(reason) = self.0.iter().find(known) else {
+            return false;
+        };
+        reason.count.fetch_add(packets, Ordering::AcqRel);
+        reason.message.get().is_none() && reason.message.set(message()).is_ok()
+    }
+
+    /// The counts by reason; of `rejected` packets in all, those of no other reason were rejected by the window.
+    pub fn read(&self, rejected: u64) -> BTreeMap<&'static str, u64> {
+        let named = self.0.iter().filter_map(|reason| {
+            let count = reason.count.load(Ordering::Acquire);
+            Some((*reason.name.get()?, count))
+        });
+        let mut counts: BTreeMap<_, _> = named.collect();
+        let others = counts.values().sum();
+        if let Some(far) = counts.get_mut(FAR_NUMBER) {
+            *far += rejected.saturating_sub(others);
+        }
+        counts.retain(|_, count| *count > 0);
+        counts
+    }
+
+    /// The most frequent reason: how many of `rejected` packets, and the message of its first.
+    pub fn most_frequent(&self, rejected: u64) -> Option<(u64, String)> {
+        let counts = self.read(rejected);
+        let (name, count) = counts.iter().max_by_key(|(_, count)| **count)?;
+        let mut reasons = self.0.iter();
+        let reason = reasons.find(|reason| reason.name.get() == Some(name))?;
+        Some((*count, format!("{name}: {}", reason.message.get()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_frequent_reason_is_named_with_its_first_message() {
+        let rejections = Rejections::default();
+        assert_eq!(rejections.most_frequent(0), None);
+        assert!(rejections.count("length", 1, || "7 bytes".to_owned()));
+        assert!(rejections.count("headers", 1, || "packet 9".to_owned()));
+        assert!(!rejections.count("headers", 4, || "packet 10".to_owned()));
+        assert_eq!(
+            rejections.most_frequent(6),
+            Some((5, "headers: packet 9".to_owned()))
+        );
+        assert_eq!(
+            rejections.read(6),
+            BTreeMap::from([("headers", 5), ("length", 1)])
+        );
+    }
+
+    #[test]
+    fn packets_that_the_window_rejects_are_the_rest() {
+        let rejections = Rejections::default();
+        rejections.count("length", 1, || "7 bytes".to_owned());
+        assert!(rejections.count(FAR_NUMBER, 0, || "packet 9".to_owned()));
+        assert!(!rejections.count(FAR_NUMBER, 0, || "packet 10".to_owned()));
+        assert_eq!(rejections.read(1), BTreeMap::from([("length", 1)]));
+        let reasons = BTreeMap::from([("length", 1), (FAR_NUMBER, 7)]);
+        assert_eq!(rejections.read(8), reasons);
+        assert_eq!(
+            rejections.most_frequent(8),
+            Some((7, "far_number: packet 9".to_owned()))
+        );
+    }
+}

@@ -1,0 +1,146 @@
+//! Packets whose numbers are far from the stream, kept until a new epoch is confirmed or refuted.
+
+use super::PacketId;
+use crate::frame::Timestamp;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Bytes of one thread's buffer, at most.
+const MAX_BYTES: usize = 8 << 20;
+/// How long packets are kept while no other packet arrives.
+const MAX_AGE: Duration = Duration::from_secs(1);
+
+/// What a candidate carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// So many bytes of payload.
+    Payload(usize),
+    /// Damaged payload: only its place counts.
+    Damaged,
+    /// The unit carries no data by design; this is no packet to count.
+    Void,
+}
+
+/// A packet that is kept.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kept {
+    pub(super) id: PacketId,
+    pub(super) content: Content,
+    pub(super) time: Timestamp,
+    /// Start of the payload in the buffer's memory.
+    offset: usize,
+}
+
+/// A bounded buffer of candidates, in the order of arrival; its memory is allocated once.
+#[derive(Debug, Default)]
+pub(super) struct Candidates {
+    memory: Box<[u8]>,
+    max_payload: usize,
+    kept: VecDeque<Kept>,
+    capacity: usize,
+    /// Where the next payload goes, in payloads.
+    next: usize,
+    /// Whether a new epoch, or a gap, is confirmed and the packets only wait for slots.
+    pub(super) is_confirmed: bool,
+    /// When the buffer was first seen with the packets that it has now.
+    seen: Option<Instant>,
+}
+
+impl Candidates {
+    /// A buffer for the packets before the one that confirms: `agree - 1`, and as many units without data between them.
+    pub(super) fn new(agree: u32, max_payload: usize) -> Self {
+        let wanted = 2 * (agree.max(1) as usize - 1);
+        let capacity = wanted.min(MAX_BYTES / max_payload.max(1));
+        Self {
+            memory: vec![0; capacity * max_payload].into_boxed_slice(),
+            max_payload,
+            kept: VecDeque::with_capacity(capacity),
+            capacity,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.kept.is_empty()
+    }
+
+    /// Keeps a packet and returns the memory for its payload; `None` if it cannot be kept. A full buffer drops its oldest
+    /// packet; the second value is the number of packets so dropped.
+    pub(super) fn push(
+        &mut self,
+        id: PacketId,
+        content: Content,
+        time: Timestamp,
+    ) -> (Option<&mut [u8]>, u64) {
+        let bytes = match content {
+            Content::Payload(bytes) => bytes,
+            Content::Damaged | Content::Void => 0,
+        };
+        if self.capacity == 0 || bytes > self.max_payload {
+            return (None, 0);
+        }
+        let mut dropped = 0;
+        if self.kept.len() == self.capacity {
+            dropped = self.kept.pop_front().map_or(0, |kept| kept.packets());
+        }
+        let offset = self.next * self.max_payload;
+        self.next = (self.next + 1) % self.capacity;
+        self.kept.push_back(Kept {
+            id,
+            content,
+            time,
+            offset,
+        });
+        self.seen = None;
+        (Some(&mut self.memory[offset..offset + bytes]), dropped)
+    }
+
+    /// The oldest packet.
+    pub(super) fn front(&self) -> Option<Kept> {
+        self.kept.front().copied()
+    }
+
+    /// Takes the oldest packet out; its payload stays until the next [`push`](Self::push).
+    pub(super) fn pop(&mut self) -> Option<Kept> {
+        let kept = self.kept.pop_front();
+        self.is_confirmed &= !self.kept.is_empty();
+        kept
+    }
+
+    /// The payload of a packet that was taken out.
+    pub(super) fn payload(&self, kept: &Kept) -> &[u8] {
+        match kept.content {
+            Content::Payload(bytes) => &self.memory[kept.offset..kept.offset + bytes],
+            Content::Damaged | Content::Void => &[],
+        }
+    }
+
+    /// The identities of the packets, without units that carry no data.
+    pub(super) fn ids(&self) -> impl Iterator<Item = PacketId> {
+        let packets = self.kept.iter().filter(|kept| kept.packets() > 0);
+        packets.map(|kept| kept.id)
+    }
+
+    /// Drops all and returns the number of packets.
+    pub(super) fn clear(&mut self) -> u64 {
+        let packets = self.kept.iter().map(Kept::packets).sum();
+        self.kept.clear();
+        (self.is_confirmed, self.seen) = (false, None);
+        packets
+    }
+
+    /// Whether the packets have waited too long for others that agree.
+    pub(super) fn is_too_old(&mut self, now: Instant) -> bool {
+        let seen = *self.seen.get_or_insert(now);
+        !self.is_confirmed && now.saturating_duration_since(seen) >= MAX_AGE
+    }
+}
+
+impl Kept {
+    const fn packets(&self) -> u64 {
+        match self.content {
+            Content::Payload(_) | Content::Damaged => 1,
+            Content::Void => 0,
+        }
+    }
+}

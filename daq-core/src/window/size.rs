@@ -1,0 +1,199 @@
+//! The number of frames that a window holds, and the losses that a sequence number cannot show.
+
+use super::Geometry;
+use crate::units::ByteSize;
+
+/// Frames of a window at least, where the ring and the sequence number allow it.
+const MIN_FRAMES: u64 = 8;
+/// Receive batches of each thread that a window holds: threads run ahead of each other by whole batches.
+const BATCHES: u64 = 4;
+
+/// How packets reach a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Frames of the window, where the configuration says.
+    pub declared: Option<usize>,
+    /// Threads that fill the window, each from its own socket or queue.
+    pub threads: usize,
+    /// Packets that a thread receives at a time, at most.
+    pub batch: usize,
+}
+
+/// The size of a window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WindowSize {
+    /// Frames open at a time.
+    pub frames: usize,
+    /// Why so many.
+    pub reason: String,
+    /// What is wrong with a window that is too small for the threads that fill it.
+    pub warning: Option<String>,
+    /// Frames that would be enough.
+    pub wanted: usize,
+}
+
+impl Arrival {
+    /// The size of the window for frames of `geometry` in a ring of `slots`.
+    pub fn window(&self, geometry: &Geometry, slots: usize) -> WindowSize {
+        let places = u64::from(geometry.places);
+        let batches = self.threads as u64 * self.batch as u64;
+        let wanted = (BATCHES * batches).div_ceil(places).max(MIN_FRAMES);
+        let threads = if self.threads == 1 {
+            "1 thread".to_owned()
+        } else {
+            format!("each of {} threads", self.threads)
+        };
+        let batch = self.batch;
+        let goal = format!("{BATCHES} batches of {batch} packets for {threads}");
+        // A slot at least is left to readers; a window that is longer than it must be leaves them half of the ring.
+        let slots = slots as u64;
+        let most = (slots.max(2) - 1).min(MIN_FRAMES.max(slots / 2));
+        // Steps back must be distinguishable from steps forward.
+        let countable = geometry.numbering.packets_to_wrap() / 4 / u128::from(places);
+        let countable = u64::try_from(countable.max(1)).unwrap_or(u64::MAX);
+        let (frames, reason) = match self.declared {
+            Some(declared) if declared as u64 >= slots => (
+                (slots.max(2) - 1),
+                format!("reduced from {declared}, because the ring has {slots} slots"),
+            ),
+            Some(declared) => (declared as u64, "declared".to_owned()),
+            None if wanted > most.min(countable) && countable < most => (
+                countable,
+                format!(
+                    "a quarter of what the sequence number can count; {wanted} would hold {goal}"
+                ),
+            ),
+            None if wanted > most => (
+                most,
+                format!("limited by the ring's {slots} slots; {wanted} would hold {goal}"),
+            ),
+            None if wanted == MIN_FRAMES => (wanted, format!("the minimum; it holds {goal}")),
+            None => (wanted, format!("it holds {goal}")),
+        };
+        let is_small = self.threads > 1 && frames * places < 2 * batches;
+        let warning = is_small.then(|| {
+            format!(
+                "a window of {frames} frames holds {} packets, less than two receive batches ({batch} packets) for {threads}: \
+                 packets of a thread that lags are counted as lost",
+                frames * places,
+            )
+        });
+        let narrow = |frames: u64| usize::try_from(frames).unwrap_or(usize::MAX);
+        WindowSize {
+            frames: narrow(frames),
+            reason,
+            warning,
+            wanted: narrow(wanted),
+        }
+    }
+
+    /// What the sequence number of `geometry` cannot show although a window of frames may be lost at a time.
+    pub fn invisible_loss(&self, geometry: &Geometry) -> Option<String> {
+        let packets = geometry.numbering.packets_to_wrap();
+        let places = u128::from(geometry.places);
+        let window = match self.declared {
+            Some(frames) => frames as u128,
+            None => self.window(&unlimited(geometry), usize::MAX).frames as u128,
+        };
+        if packets / 2 > window * places {
+            return None;
+        }
+        let bytes = packets * geometry.frame_bytes as u128 / places;
+        let size = ByteSize(u64::try_from(bytes).unwrap_or(u64::MAX)).rounded();
+        Some(format!(
+            "the sequence number repeats every {packets} packets: a loss of {packets} packets in a row (about {size}), or a \
+             multiple of it, cannot be seen, and a loss of {} or more looks like late or repeated packets",
+            (packets / 2).max(1),
+        ))
+    }
+}
+
+/// `geometry` with a sequence number that never repeats.
+const fn unlimited(geometry: &Geometry) -> Geometry {
+    Geometry {
+        numbering: super::Numbering {
+            width: 64,
+            step: 1,
+            ..geometry.numbering
+        },
+        ..*geometry
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::window::Numbering;
+
+    fn arrival(threads: usize) -> Arrival {
+        Arrival {
+            declared: None,
+            threads,
+            batch: 64,
+        }
+    }
+
+    #[test]
+    fn a_window_holds_several_batches_of_each_thread() {
+        let heaps = Geometry::new(1, 4096);
+        for (threads, places, slots, frames) in [
+            (1, 128, 64, 8),
+            (1, 1, 4096, 256),
+            (8, 1, 8192, 2048),
+            (8, 1, 64, 32),
+            (8, 128, 64, 16),
+            (1, 1, 4, 3),
+            (8, 1, 2, 1),
+            (8, 1, 1, 1),
+        ] {
+            let size = arrival(threads).window(&Geometry { places, ..heaps }, slots);
+            assert_eq!(size.frames, frames, "{size:?}");
+            let is_small = threads > 1 && frames * (places as usize) < 2 * 64 * threads;
+            assert_eq!(size.warning.is_some(), is_small, "{size:?}");
+        }
+    }
+
+    #[test]
+    fn a_small_declared_window_is_kept_and_named() {
+        let declared = Arrival {
+            declared: Some(8),
+            ..arrival(8)
+        };
+        let size = declared.window(&Geometry::new(1, 4096), 8192);
+        assert_eq!((size.frames, size.wanted), (8, 2048));
+        assert!(size.warning.unwrap().contains("8 frames holds 8 packets"));
+        let one = Arrival {
+            threads: 1,
+            ..declared
+        };
+        assert_eq!(one.window(&Geometry::new(1, 4096), 8192).warning, None);
+        assert_eq!(declared.window(&Geometry::new(1, 4096), 4).frames, 3);
+    }
+
+    #[test]
+    fn short_counters_limit_the_window_and_are_named() {
+        for (width, step, packets, frames) in [
+            (4, 1, Some("16 packets in a row (about 128 KiB)"), 4),
+            (7, 1, Some("128 packets in a row"), 32),
+            (12, 16, Some("256 packets in a row"), 64),
+            (16, 1, None, 256),
+            (64, 1, None, 256),
+        ] {
+            let geometry = Geometry {
+                numbering: Numbering {
+                    width,
+                    step,
+                    places_per_unit: 1,
+                },
+                ..Geometry::new(1, 8192)
+            };
+            let loss = arrival(1).invisible_loss(&geometry);
+            assert_eq!(loss.is_some(), packets.is_some(), "{width}: {loss:?}");
+            if let Some(packets) = packets {
+                assert!(loss.as_ref().unwrap().contains(packets), "{loss:?}");
+            }
+            let size = arrival(1).window(&geometry, 4096);
+            assert_eq!(size.frames, frames, "{width}: {size:?}");
+        }
+    }
+}

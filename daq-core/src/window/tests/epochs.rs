@@ -1,0 +1,315 @@
+//! New epochs: which packets confirm one, and what happens to those that came before it was confirmed.
+
+use super::*;
+use crate::frame::{Clock, FrameMeta};
+
+/// All frames that are ready, with their numbers, epochs, times and present places.
+fn metas(bench: &mut Bench) -> Vec<FrameMeta> {
+    let mut metas = Vec::new();
+    while let Some(lease) = bench.reader.poll(1) {
+        metas.push(*lease.frame(0).meta());
+    }
+    metas
+}
+
+#[test]
+fn first_packets_of_a_new_epoch_are_placed_once_it_is_confirmed() {
+    let mut bench = bench(64, geometry());
+    for sequence in 1000..1008 {
+        bench.put(sequence);
+    }
+    // Out of order, and with one repeated, all are of the new epoch.
+    for sequence in [1, 0, 0, 3, 2, 4] {
+        bench.put(sequence);
+    }
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!(
+        (report.epochs, report.rejected, report.duplicates),
+        (2, 0, 1)
+    );
+    assert_eq!((report.expected, report.delivered), (13, 13));
+    let frames: Vec<_> = bench
+        .read()
+        .into_iter()
+        .filter(|frame| frame.1 == 2)
+        .collect();
+    assert_eq!(frames, [(0, 2, vec![0, 1, 2, 3]), (1, 2, vec![4])]);
+}
+
+#[test]
+fn candidates_that_nothing_confirms_are_rejected() {
+    let mut bench = bench(64, geometry());
+    for sequence in 1000..1008 {
+        bench.put(sequence);
+    }
+    assert_eq!(bench.put(0), Outcome::Kept);
+    assert_eq!(bench.put(1), Outcome::Kept);
+    assert_eq!(bench.report().rejected, 0);
+    // Another one that does not agree replaces them; it goes when the stream goes on, or after a second of silence.
+    assert_eq!(bench.put(500_000), Outcome::Kept);
+    assert_eq!(bench.report().rejected, 2);
+    let start = Instant::now();
+    bench.window.tick(start);
+    bench.window.tick(start + Duration::from_secs(2));
+    assert_eq!(bench.report().rejected, 3);
+    assert_eq!(bench.put(0), Outcome::Kept);
+    assert_eq!(bench.put(1008), Outcome::Placed);
+    assert_eq!(bench.report().rejected, 4);
+    assert_eq!(bench.put(0), Outcome::Kept);
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!((report.epochs, report.rejected, report.expected), (1, 5, 9));
+}
+
+#[test]
+fn packets_before_a_confirmed_gap_are_placed() {
+    let mut bench = bench(
+        64,
+        Geometry {
+            max_gap: 1000,
+            ..geometry()
+        },
+    );
+    for sequence in (0..8).chain(500..508) {
+        bench.put(sequence);
+    }
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!((report.epochs, report.rejected), (1, 0));
+    assert_eq!((report.expected, report.delivered), (508, 16));
+}
+
+#[test]
+fn a_damaged_candidate_keeps_its_place() {
+    let mut bench = bench(64, geometry());
+    for sequence in 1000..1004 {
+        bench.put(sequence);
+    }
+    bench.put(0);
+    let outcome = bench.window.batch().put_bad(PacketId::of(1));
+    assert_eq!(outcome, Outcome::Kept);
+    bench.put(2);
+    bench.put(3);
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!(report.lost, lost(&[("bad_packet", 1)]));
+    assert_eq!((report.expected, report.delivered), (8, 7));
+}
+
+#[test]
+fn a_unit_without_data_among_candidates_is_not_expected() {
+    let geometry = voids::geometry();
+    let mut bench = bench(64, geometry);
+    for sub in 0..PLACES {
+        voids::put(&mut bench, 1000, sub);
+    }
+    // Unit 2 is a descriptor that comes before the last packets of unit 1.
+    voids::put(&mut bench, 1, 0);
+    voids::put(&mut bench, 1, 1);
+    bench.window.void(2);
+    for (unit, subs) in [(1, 2..PLACES), (3, 0..PLACES)] {
+        for sub in subs {
+            assert_eq!(voids::put(&mut bench, unit, sub), Outcome::Placed);
+        }
+    }
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!(
+        (report.epochs, report.rejected, report.lost_total()),
+        (2, 0, 0)
+    );
+    assert_eq!((report.expected, report.delivered), (12, 12));
+}
+
+#[test]
+fn the_first_frame_of_a_new_epoch_has_the_time_of_its_first_packet() {
+    let mut bench = bench(
+        64,
+        Geometry {
+            frame_ns: 4000,
+            ..geometry()
+        },
+    );
+    for sequence in (1000..1004).chain(0..8_u64) {
+        let time = Timestamp {
+            ns: 1_000_000 + 1000 * sequence,
+            clock: Clock::Sensor,
+        };
+        bench
+            .window
+            .batch()
+            .put(PacketId::of(sequence), &payload(sequence), time);
+    }
+    bench.window.finish();
+    let metas = metas(&mut bench);
+    let told: Vec<_> = metas
+        .iter()
+        .map(|meta| (meta.epoch, meta.timestamp.ns, meta.arrived))
+        .collect();
+    assert_eq!(
+        told,
+        [(1, 2_000_000, 4), (2, 1_000_000, 4), (2, 1_004_000, 4)]
+    );
+}
+
+/// A source that waits for slots puts what was kept aside one by one, and loses none of it in a small ring.
+#[test]
+fn candidates_wait_for_slots_where_the_source_can() {
+    for max_gap in [0, 1 << 20] {
+        let geometry = Geometry {
+            window: 2,
+            agree: 5,
+            max_gap,
+            ..Geometry::new(1, BYTES)
+        };
+        let options = RingOptions {
+            places: 1,
+            holdable: true,
+            ..RingOptions::new("raw", 2, geometry.frame_bytes)
+        };
+        let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+        let (ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+        let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+        let ledger = SourceLedger::default();
+        let mut window = Window::new(producer, geometry, 1, &ledger).pop().unwrap();
+        let mut frames = Vec::new();
+        for sequence in (0..6).chain(1000..1009_u64) {
+            let mut waited = 0;
+            loop {
+                let mut batch = window.batch();
+                let id = PacketId::of(sequence);
+                if batch.has_room_for(id) {
+                    let outcome = batch.put(id, &payload(sequence), Timestamp::default());
+                    assert!(matches!(outcome, Outcome::Placed | Outcome::Kept));
+                    break;
+                }
+                drop(batch);
+                waited += 1;
+                assert!(waited < 100, "{sequence} waits for ever");
+                while let Some(lease) = reader.poll(1) {
+                    let frame = lease.frame(0);
+                    if frame.meta().arrived > 0 {
+                        frames.push(frame.meta().sequence);
+                    }
+                }
+            }
+        }
+        window.finish();
+        while let Some(lease) = reader.poll(1) {
+            if lease.frame(0).meta().arrived > 0 {
+                frames.push(lease.frame(0).meta().sequence);
+            }
+        }
+        let expected: Vec<_> = (0..6).chain(1000..1009).collect();
+        assert_eq!(frames, expected, "max_gap {max_gap}");
+        let report = SourceReport::of(&ledger);
+        assert_eq!((report.delivered, report.rejected), (15, 0));
+        assert_eq!(report.epochs, if max_gap == 0 { 2 } else { 1 });
+    }
+}
+
+#[test]
+fn packets_of_places_that_were_closed_as_missing_open_no_epoch() {
+    let mut bench = bench(64, geometry());
+    // Every eighth packet is delayed by far more than the window.
+    for sequence in (0..400).filter(|sequence| sequence % 8 != 5) {
+        bench.put(sequence);
+        bench.read();
+    }
+    for sequence in (0..360).filter(|sequence| sequence % 8 == 5) {
+        assert_eq!(bench.put(sequence), Outcome::Rejected, "{sequence}");
+    }
+    for sequence in 400..440 {
+        bench.put(sequence);
+        bench.read();
+    }
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!((report.epochs, report.expected), (1, 440));
+    assert_eq!((report.rejected, report.delivered), (45, 390));
+    assert_eq!(report.lost_total(), 50);
+}
+
+/// A restart whose numbers lie inside of the window is told from repeated packets by the silence before it.
+#[test]
+fn a_restart_inside_the_window_opens_an_epoch_after_silence() {
+    for silent in [false, true] {
+        let mut bench = bench(
+            256,
+            Geometry {
+                window: 64,
+                ..geometry()
+            },
+        );
+        for sequence in 20..40 {
+            bench.put(sequence);
+        }
+        if silent {
+            listen(&mut bench, Instant::now(), 1500);
+        }
+        for sequence in 0..40 {
+            bench.put(sequence);
+        }
+        bench.window.finish();
+        let report = bench.report();
+        let told = (report.epochs, report.rejected, report.duplicates);
+        assert_eq!(told, if silent { (2, 0, 0) } else { (1, 20, 20) });
+        assert_eq!(report.lost_total(), 0);
+    }
+}
+
+#[test]
+fn a_restart_to_numbers_that_arrived_opens_an_epoch() {
+    let mut bench = bench(256, geometry());
+    for sequence in (0..100).chain(0..100) {
+        bench.put(sequence);
+        bench.read();
+    }
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!((report.epochs, report.rejected), (2, 0));
+    assert_eq!((report.expected, report.delivered), (200, 200));
+}
+
+/// Each of several threads sees only some of the first packets after a restart; all are placed.
+#[test]
+fn candidates_of_all_threads_are_placed_after_a_restart() {
+    let geometry = Geometry {
+        window: 16,
+        ..Geometry::new(1, BYTES)
+    };
+    let options = RingOptions {
+        places: 1,
+        holdable: false,
+        ..RingOptions::new("raw", 64, geometry.frame_bytes)
+    };
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+    let ledger = SourceLedger::default();
+    let mut windows = Window::new(producer, geometry, 2, &ledger);
+    let mut other = windows.pop().unwrap();
+    let mut sequencer = windows.pop().unwrap();
+    let put = |window: &mut Window, sequence: u64| {
+        window.batch().put(
+            PacketId::of(sequence),
+            &payload(sequence),
+            Timestamp::default(),
+        )
+    };
+    for sequence in 1000..1010 {
+        assert_eq!(put(&mut sequencer, sequence), Outcome::Placed);
+    }
+    for sequence in [4, 0] {
+        assert_eq!(put(&mut other, sequence), Outcome::Kept);
+    }
+    for sequence in [1, 2, 3] {
+        assert_eq!(put(&mut sequencer, sequence), Outcome::Kept);
+    }
+    assert_eq!(put(&mut sequencer, 5), Outcome::Placed);
+    drop(other.batch());
+    sequencer.finish();
+    let report = SourceReport::of(&ledger);
+    assert_eq!((report.epochs, report.rejected), (2, 0));
+    assert_eq!((report.expected, report.delivered), (16, 16));
+}

@@ -1,0 +1,199 @@
+//! The connection of an emulated card to its client, with requests in both directions.
+//!
+//! The client asks for registers; the card asks for memory that the client mapped without a file descriptor. Requests of the
+//! client that arrive while the card waits for an answer are kept and handled afterwards, in order.
+
+use crate::sys::card_memory::Remote;
+use crate::vfio_user::socket::{Broken, Received, Receiver, send};
+use crate::vfio_user::wire::{Command, Fields, Header, MOST_DATA};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Maximum time that a client may take to answer a request for its memory.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of messages that are kept while the card waits for an answer.
+const MAX_PENDING: usize = 256;
+
+/// A whole message.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) header: Header,
+    pub(super) payload: Vec<u8>,
+    pub(super) files: Vec<OwnedFd>,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Channel {
+    stream: UnixStream,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    receiver: Receiver,
+    pending: VecDeque<Message>,
+    id: u16,
+    /// Maximum number of bytes of one access to the client's memory.
+    max_data: usize,
+    broken: Option<Broken>,
+}
+
+impl Channel {
+    pub(super) fn new(stream: &UnixStream) -> Result<Self, Broken> {
+        let stream = stream.try_clone().map_err(|error| {
+            Broken::System(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))
+        })?;
+        Ok(Self {
+            stream,
+            state: Mutex::new(State {
+                receiver: Receiver::default(),
+                pending: VecDeque::new(),
+                id: 0,
+                max_data: MOST_DATA,
+                broken: None,
+            }),
+        })
+    }
+
+    /// Sets the maximum number of bytes of one access to the client's memory, as the client said.
+    pub(super) fn set_max_data(&self, bytes: u64) {
+        let bytes = usize::try_from(bytes).unwrap_or(MOST_DATA);
+        self.lock().max_data = bytes.clamp(1, MOST_DATA);
+    }
+
+    /// Whether a message waits that was received earlier.
+    pub(super) fn has_pending(&self) -> bool {
+        let state = self.lock();
+        !state.pending.is_empty() || state.broken.is_some()
+    }
+
+    /// The next message, if one is there.
+    pub(super) fn next(&self) -> Result<Option<Message>, Broken> {
+        let mut state = self.lock();
+        if let Some(message) = state.pending.pop_front() {
+            return Ok(Some(message));
+        }
+        if let Some(broken) = state.broken {
+            return Err(broken);
+        }
+        state.receive(&self.stream)
+    }
+
+    /// Asks the client and has `read` understand its answer; false where it refuses, does not answer, or answers
+    /// otherwise.
+    fn ask(
+        &self,
+        command: Command,
+        payload: &[&[u8]],
+        read: impl FnOnce(&mut Fields<'_>) -> Option<()>,
+    ) -> bool {
+        let mut state = self.lock();
+        if state.broken.is_some() {
+            return false;
+        }
+        match state.answer(&self.stream, command, payload) {
+            Ok(answer) if answer.header.refused().is_none() => {
+                read(&mut Fields(&answer.payload)).is_some()
+            }
+            Ok(_) => false,
+            Err(broken) => {
+                state.broken = Some(broken);
+                false
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn receive(&mut self, stream: &UnixStream) -> Result<Option<Message>, Broken> {
+        Ok(match self.receiver.receive(stream, RecvFlags::DONTWAIT)? {
+            Received::Nothing => None,
+            Received::Message => Some(Message {
+                header: self.receiver.header(),
+                payload: self.receiver.payload().to_vec(),
+                files: self.receiver.take_files(),
+            }),
+        })
+    }
+
+    /// Sends a request and waits for the answer to it.
+    fn answer(
+        &mut self,
+        stream: &UnixStream,
+        command: Command,
+        payload: &[&[u8]],
+    ) -> Result<Message, Broken> {
+        self.id = self.id.wrapping_add(1);
+        let bytes = payload.iter().map(|part| part.len()).sum();
+        let header = Header::request(self.id, command, bytes);
+        send(stream, header, payload, &[])?;
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let Some(message) = self.receive(stream)? else {
+                wait(stream, deadline)?;
+                continue;
+            };
+            if message.header.is_reply() && message.header.id == header.id {
+                return Ok(message);
+            }
+            if self.pending.len() >= MAX_PENDING {
+                return Err(Broken::Silent);
+            }
+            self.pending.push_back(message);
+        }
+    }
+}
+
+/// Waits until something can be received, `deadline` at the latest.
+fn wait(stream: &UnixStream, deadline: Instant) -> Result<(), Broken> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let left = Timespec::try_from(left).ok();
+    match poll(&mut [PollFd::new(stream, PollFlags::IN)], left.as_ref()) {
+        Ok(0) => Err(Broken::Silent),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Address and number of bytes of an access, as both requests begin.
+fn head(address: u64, bytes: usize) -> [u8; 16] {
+    let mut head = [0; 16];
+    head[..8].copy_from_slice(&address.to_le_bytes());
+    head[8..].copy_from_slice(&(bytes as u64).to_le_bytes());
+    head
+}
+
+impl Remote for Channel {
+    fn write(&self, mut address: u64, bytes: &[u8]) -> bool {
+        let max = self.lock().max_data;
+        bytes.chunks(max).all(|part| {
+            let head = head(address, part.len());
+            address = address.wrapping_add(part.len() as u64);
+            self.ask(Command::DmaWrite, &[&head, part], |_| Some(()))
+        })
+    }
+
+    fn read(&self, mut address: u64, bytes: &mut [u8]) -> bool {
+        let max = self.lock().max_data;
+        bytes.chunks_mut(max).all(|part| {
+            let head = head(address, part.len());
+            address = address.wrapping_add(part.len() as u64);
+            self.ask(Command::DmaRead, &[&head], |fields| {
+                fields.skip(head.len())?;
+                part.copy_from_slice(fields.0.get(..part.len())?);
+                Some(())
+            })
+        })
+    }
+}

@@ -1,0 +1,89 @@
+//! Datagrams kept until their format is learned.
+
+use daq_core::frame::{Clock, Timestamp};
+
+/// Bytes before each datagram: its length, its time and the time's clock.
+const HEAD: usize = 4 + 8 + 1;
+
+/// A queue of datagrams in memory that is allocated once.
+#[derive(Debug)]
+pub(super) struct Held {
+    bytes: Vec<u8>,
+    /// Where the oldest datagram begins.
+    read: usize,
+    packets: u64,
+}
+
+impl Held {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self {
+            bytes: Vec::with_capacity(capacity),
+            read: 0,
+            packets: 0,
+        }
+    }
+
+    /// Appends a datagram; false if there is no room for it.
+    pub(super) fn push(&mut self, datagram: &[u8], time: Timestamp) -> bool {
+        let Ok(length) = u32::try_from(datagram.len()) else {
+            return false;
+        };
+        if self.bytes.capacity() - self.bytes.len() < HEAD + datagram.len() {
+            return false;
+        }
+        self.bytes.extend_from_slice(&length.to_ne_bytes());
+        self.bytes.extend_from_slice(&time.ns.to_ne_bytes());
+        self.bytes.push(time.clock as u8);
+        self.bytes.extend_from_slice(datagram);
+        self.packets += 1;
+        true
+    }
+
+    /// The oldest datagram.
+    pub(super) fn front(&self) -> Option<(&[u8], Timestamp)> {
+        let rest = &self.bytes[self.read..];
+        let (length, rest) = rest.split_first_chunk::<4>()?;
+        let (ns, rest) = rest.split_first_chunk::<8>()?;
+        let (clock, rest) = rest.split_first()?;
+        let time = Timestamp {
+            ns: u64::from_ne_bytes(*ns),
+            clock: Clock::from_u8(*clock),
+        };
+        Some((rest.get(..u32::from_ne_bytes(*length) as usize)?, time))
+    }
+
+    /// Removes the oldest datagram.
+    pub(super) fn pop(&mut self) {
+        let Some((datagram, _)) = self.front() else {
+            return;
+        };
+        self.read += HEAD + datagram.len();
+        self.packets -= 1;
+        if self.packets == 0 {
+            self.bytes.clear();
+            self.read = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn datagrams_come_out_in_order_until_the_memory_is_full() {
+        let mut held = Held::new(2 * HEAD + 10);
+        let time = |ns| Timestamp {
+            ns,
+            clock: Clock::Kernel,
+        };
+        assert!(held.push(b"first", time(1)) && held.push(b"other", time(2)));
+        assert!(!held.push(b"", time(3)));
+        assert_eq!(held.front(), Some((&b"first"[..], time(1))));
+        held.pop();
+        assert_eq!(held.front(), Some((&b"other"[..], time(2))));
+        held.pop();
+        held.pop();
+        assert!(held.front().is_none() && held.push(b"again", time(4)));
+    }
+}

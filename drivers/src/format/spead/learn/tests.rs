@@ -1,0 +1,206 @@
+use super::*;
+use crate::format::{Control, Format, Parsed, Part};
+
+/// The datagrams of one heap: `described` bytes of descriptors, then `samples` bytes, in packets of `packet` bytes.
+fn heap(bits: u32, unit: u64, described: usize, samples: usize, packet: usize) -> Vec<Vec<u8>> {
+    let length = described + samples;
+    let mut datagrams = Vec::new();
+    let mut offset = 0;
+    while offset < length {
+        let mut items = vec![
+            super::super::Item::immediate(item::HEAP_COUNTER, unit),
+            super::super::Item::immediate(item::HEAP_LENGTH, length as u64),
+            super::super::Item::immediate(item::HEAP_OFFSET, offset as u64),
+        ];
+        let addressed = |id, at: usize| super::super::Item {
+            id,
+            value: at as u64,
+            immediate: false,
+        };
+        let mut pointers = Vec::new();
+        if offset == 0 {
+            if described > 0 {
+                pointers.push(addressed(item::DESCRIPTOR, 0));
+            }
+            pointers.push(addressed(0x1234, described));
+        }
+        let room = packet - WORD - (items.len() + 1 + pointers.len()) * WORD;
+        let end = (offset + room).min(length);
+        items.push(super::super::Item::immediate(
+            item::PAYLOAD_LENGTH,
+            (end - offset) as u64,
+        ));
+        items.extend(pointers);
+        let payload: Vec<u8> = (offset..end)
+            .map(|at| u8::try_from((at as u64 + unit) % 251).unwrap())
+            .collect();
+        let mut datagram = Vec::new();
+        super::super::build_packet(bits, &items, &payload, &mut datagram);
+        datagrams.push(datagram);
+        offset = end;
+    }
+    datagrams
+}
+
+fn learner(given: Given) -> Spead {
+    Spead::learning(given).start_learning(65_536, 4096, 1)
+}
+
+/// Shows `datagrams` to the learner until it has learned.
+fn learn(spead: &mut Spead, datagrams: impl IntoIterator<Item = Vec<u8>>) -> Learned {
+    let learner = spead.learner().unwrap().clone();
+    for datagram in datagrams {
+        if learner.observe(&datagram).unwrap() == Progress::Learned {
+            break;
+        }
+    }
+    assert_eq!(learner.settle(Instant::now(), true), Progress::Learned);
+    assert!(spead.pin());
+    *learner.learned().unwrap()
+}
+
+#[test]
+fn sizes_step_and_flavour_are_learned_from_default_heaps() {
+    for (bits, step) in [(40, 1), (48, 2), (40, 24)] {
+        let mut spead = learner(Given::default());
+        let heaps = (0..8).flat_map(|i| {
+            let described = if i == 0 { 172 } else { 0 };
+            heap(bits, 3 + i * step, described, 60_000, 1472)
+        });
+        let learned = learn(&mut spead, heaps);
+        let places = Places {
+            unit_bytes: 60_000,
+            first: 1424,
+            rest: 1432,
+        };
+        assert_eq!(
+            (learned.places, learned.step, learned.address_bits),
+            (places, step, bits)
+        );
+        assert_eq!(learned.described.map(|extent| extent.start), Some(172));
+    }
+}
+
+#[test]
+fn heaps_with_descriptors_give_the_bytes_of_heaps_without() {
+    let mut spead = learner(Given::default());
+    let heaps = (0..6).flat_map(|i| heap(40, i, if i == 0 { 172 } else { 0 }, 60_000, 1472));
+    learn(&mut spead, heaps);
+    let mut recut = spead.recut().unwrap();
+    let mut frame = vec![0; 60_000];
+    let mut placed = 0;
+    let places = spead.places();
+    for datagram in heap(40, 9, 172, 60_000, 1472).iter().rev() {
+        let Parsed::Part(part) = spead.parse(datagram).unwrap() else {
+            panic!("no part");
+        };
+        let payload = &datagram[part.payload.clone()];
+        assert!(recut.add(&part, payload, |sub, bytes| {
+            frame[places.range(sub)].copy_from_slice(bytes);
+            placed += 1;
+            true
+        }));
+        let again: Part = part.clone();
+        assert!(recut.add(&again, payload, |_, _| panic!("placed twice")));
+    }
+    assert_eq!(placed, places.count());
+    let expected = (172..60_172).map(|at| u8::try_from((at + 9) % 251).unwrap());
+    assert!(frame.into_iter().eq(expected));
+}
+
+#[test]
+fn packets_of_descriptors_alone_are_control() {
+    let mut spead = learner(Given::default());
+    learn(
+        &mut spead,
+        (0..6).flat_map(|i| heap(40, i, 3000, 60_000, 1472)),
+    );
+    let datagrams = heap(40, 7, 3000, 60_000, 1472);
+    let mut format = Format::Spead(spead);
+    let first = format.parse(&datagrams[0]).unwrap();
+    assert_eq!(first, Parsed::Control(Control::Beside));
+    let mut bytes = 0;
+    for datagram in &datagrams {
+        if let Parsed::Data(data) = format.parse(datagram).unwrap() {
+            assert_eq!(data.offset, bytes);
+            bytes += data.payload.len();
+        }
+    }
+    assert_eq!(bytes, 60_000);
+}
+
+#[test]
+fn one_wrong_packet_does_not_change_what_is_learned() {
+    let mut spead = learner(Given::default());
+    let wrong = heap(40, 1 << 30, 0, 64, 1472);
+    let heaps = (0..6).flat_map(|i| heap(40, 2 * i, 0, 60_000, 1472));
+    let learned = learn(&mut spead, wrong.into_iter().chain(heaps));
+    assert_eq!(
+        (learned.places.unit_bytes, learned.places.first),
+        (60_000, 1424)
+    );
+}
+
+#[test]
+fn heap_longer_than_the_slot_is_refused_with_the_fix() {
+    let spead = learner(Given::default());
+    let learner = spead.learner().unwrap();
+    let datagrams: Vec<_> = (0..6).flat_map(|i| heap(40, i, 0, 70_000, 1472)).collect();
+    let refused = datagrams
+        .iter()
+        .any(|datagram| learner.observe(datagram).unwrap() == Progress::Refused);
+    assert!(refused);
+    let why = learner.give_up();
+    assert!(why.contains("set `slot = "), "{why}");
+}
+
+#[test]
+fn given_keys_are_kept() {
+    let given = Given {
+        heap: Some(60_000),
+        step: Some(1),
+        ..Given::default()
+    };
+    let mut spead = learner(given);
+    let learned = learn(
+        &mut spead,
+        (0..6).flat_map(|i| heap(40, 2 * i, 0, 60_000, 1472)),
+    );
+    assert_eq!((learned.step, learned.places.unit_bytes), (1, 60_000));
+}
+
+#[test]
+fn datagram_longer_than_its_header_states_is_rejected() {
+    let mut spead = learner(Given::default());
+    learn(
+        &mut spead,
+        (0..6).flat_map(|i| heap(40, i, 0, 60_000, 1472)),
+    );
+    for mut datagram in heap(40, 7, 0, 60_000, 1472) {
+        let expected = datagram.len();
+        assert_eq!(Spead::packet_len(&datagram), Some(expected));
+        datagram.push(0);
+        let long = Reject::Long {
+            expected,
+            got: expected + 1,
+        };
+        assert_eq!(spead.parse(&datagram), Err(long));
+    }
+}
+
+#[test]
+fn packet_with_thousands_of_items_is_observed() {
+    let item = |id: u64, value: u64| (1 << 63 | id << 48 | value).to_be_bytes();
+    let longest = (1 << 48) - 1;
+    let mut words = vec![item(1, 7), item(2, longest), item(3, 0), item(4, 0)];
+    words.resize(8000, (0x1000_u64 << 48).to_be_bytes());
+    let count = u16::try_from(words.len()).unwrap().to_be_bytes();
+    let mut datagram = vec![0x53, 4, 2, 6, 0, 0, count[0], count[1]];
+    datagram.extend(words.concat());
+    let learner = Learner::new(Given::default(), 1 << 20, 4096, 1);
+    assert_eq!(learner.observe(&datagram), Ok(Progress::Learning));
+    assert!(matches!(
+        learner.settle(Instant::now(), true),
+        Progress::Learning | Progress::Refused
+    ));
+}

@@ -1,0 +1,428 @@
+//! Keeps a sensor armed: retries an arming that failed, and arms again when the device has lost its registers.
+//!
+//! It runs on a thread of its own, because each request to a device that does not answer takes 1.5 s, and the receiving
+//! thread has other sensors' data in its socket meanwhile. The two share a [`Link`].
+//!
+//! | what is seen | what follows |
+//! |---|---|
+//! | the device does not announce itself (`device = "auto"`) | logged once, looked for again as after an arming that fails |
+//! | arming fails | logged once per reason, tried again after 1 s, then after twice as long, at most 8 s |
+//! | nothing arrives for `rearm_after`, and the registers are as written | logged once: the sensor is idle or its packets are lost; arming it again would cut a frame |
+//! | the same, and the registers are lost | logged, armed again with a new key, counted as `rearmed` |
+//! | the same, and another host's values are there | logged once; the sensor is left to that host until it stops it |
+//! | the same, and the device does not answer | logged once, asked again after `rearm_after` |
+
+use super::arm::{Armed, Orders, Registers};
+use super::ecb::{Ecb, Taken};
+use super::key;
+use daq_core::ledger::Counter;
+use daq_core::source::SourceError;
+use std::io;
+use std::net::SocketAddrV4;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Time until an arming that failed is tried again; doubled after each failure.
+const RETRY: Duration = Duration::from_secs(1);
+/// Maximum of that time.
+const MAX_RETRY: Duration = Duration::from_secs(8);
+/// Bounds of the time between two looks at the link.
+const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+
+/// What the receiving thread and the supervisor share.
+#[derive(Debug, Default)]
+pub(super) struct Link {
+    /// Number of packets of the sensor that were accepted.
+    accepted: AtomicU64,
+    /// Number of times that the sensor was given another key, after the key was stored.
+    generation: AtomicU64,
+    rkey: AtomicU32,
+    /// Whether the owner must arm the sensor again.
+    is_lost: AtomicBool,
+}
+
+impl Link {
+    /// Sets the number of packets accepted so far.
+    pub(super) fn set_accepted(&self, packets: u64) {
+        self.accepted.store(packets, Ordering::Relaxed);
+    }
+
+    /// The key that the sensor is armed with from now on, if that changed since generation `known`, which is updated.
+    pub(super) fn renewed(&self, known: &mut u64) -> Option<u32> {
+        let generation = self.generation.load(Ordering::Acquire);
+        let is_new = generation != *known;
+        *known = generation;
+        is_new.then(|| self.rkey.load(Ordering::Acquire))
+    }
+
+    /// Whether the owner must arm the sensor again; true once.
+    pub(super) fn take_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed) && self.is_lost.swap(false, Ordering::AcqRel)
+    }
+
+    fn renew(&self, rkey: u32) {
+        self.rkey.store(rkey, Ordering::Release);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// How a sensor is armed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rearm {
+    /// By the supervisor, with the key that the configuration gives.
+    SameKey,
+    /// By the supervisor, with a new key.
+    NewKey,
+    /// By its owner, which has to make a new queue pair first.
+    Owner,
+}
+
+/// A sensor, and how it is armed.
+pub(super) struct Control {
+    pub(super) ecb: Arc<Mutex<Ecb>>,
+    pub(super) orders: Orders,
+    /// No other source has the sensor meanwhile.
+    #[expect(dead_code, reason = "reserves the sensor until it is dropped")]
+    pub(super) taken: Taken,
+}
+
+/// Looks for a device; an error where it does not announce itself.
+pub(super) type Find = Box<dyn FnMut() -> Result<Control, SourceError> + Send>;
+
+/// The sensor of a supervisor.
+pub(super) enum Target {
+    /// Its device is known.
+    Known(Control),
+    /// Its device has not announced itself yet.
+    Unknown(Find),
+}
+
+/// The parameters of a supervisor.
+pub(super) struct Parts {
+    /// The source's name, for messages.
+    pub(super) name: String,
+    pub(super) target: Target,
+    pub(super) rearm: Rearm,
+    /// Silence after which registers are read back; zero for never.
+    pub(super) rearm_after: Duration,
+    /// Requests that failed.
+    pub(super) errors: Counter,
+    /// Times that the sensor was armed again.
+    pub(super) rearmed: Counter,
+}
+
+/// Supervises a sensor until it is dropped, which disarms the sensor.
+pub(super) struct Supervisor {
+    core: Arc<Mutex<Core>>,
+    link: Arc<Link>,
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Supervisor {
+    /// Starts the thread; the sensor is armed by [`arm`](Self::arm).
+    pub(super) fn new(parts: Parts) -> io::Result<Self> {
+        let link = Arc::new(Link::default());
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let (min, max) = POLL_INTERVAL;
+        let interval = if parts.rearm_after.is_zero() {
+            max
+        } else {
+            (parts.rearm_after / 4).clamp(min, max)
+        };
+        let core = Arc::new(Mutex::new(Core::new(parts, link.clone())));
+        let thread = {
+            let (core, stop) = (core.clone(), stop.clone());
+            std::thread::Builder::new()
+                .name("hsb-supervisor".to_owned())
+                .spawn(move || {
+                    while !is_stopped(&stop, interval) {
+                        lock(&core).tick(Instant::now());
+                    }
+                })?
+        };
+        Ok(Self {
+            core,
+            link,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// What the receiving thread reads and writes.
+    pub(super) const fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    /// Arms the sensor; where that fails the supervisor logs it and tries again.
+    pub(super) fn arm(&self, orders: Orders) {
+        let mut core = lock(&self.core);
+        if let Some(control) = &mut core.control {
+            control.orders = orders;
+        }
+        self.link.is_lost.store(false, Ordering::Release);
+        core.attempt();
+    }
+
+    /// Arms the sensor as it was given to [`new`](Self::new); a device that is not known yet is looked for on the
+    /// supervisor's thread.
+    pub(super) fn start(&self) {
+        let mut core = lock(&self.core);
+        if core.find.is_some() {
+            core.retry_at = Some(Instant::now());
+        } else {
+            core.attempt();
+        }
+    }
+
+    /// Stops the sensor.
+    pub(super) fn disarm(&self) {
+        let mut core = lock(&self.core);
+        core.retry_at = None;
+        core.armed = None;
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        *lock(&self.stop.0) = true;
+        self.stop.1.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was reported when it happened.
+            let _ = thread.join();
+        }
+        self.disarm();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for `interval`; whether the thread must end.
+fn is_stopped(stop: &(Mutex<bool>, Condvar), interval: Duration) -> bool {
+    let (flag, changed) = stop;
+    let waited = changed.wait_timeout_while(lock(flag), interval, |is_set| !*is_set);
+    *waited.unwrap_or_else(PoisonError::into_inner).0
+}
+
+/// What was logged last, so that it is logged once.
+#[derive(Debug, PartialEq, Eq)]
+enum Reported {
+    Unarmed(String),
+    NoAnswer,
+    Idle,
+    TakenOver(SocketAddrV4),
+}
+
+struct Core {
+    name: String,
+    armed: Option<Armed>,
+    /// Dropped after the sensor is disarmed.
+    control: Option<Control>,
+    /// Looks for the device until it is known.
+    find: Option<Find>,
+    rearm: Rearm,
+    rearm_after: Duration,
+    errors: Counter,
+    rearmed: Counter,
+    link: Arc<Link>,
+    was_armed: bool,
+    /// When an arming is due.
+    retry_at: Option<Instant>,
+    /// Time until the next try after one that fails.
+    retry: Duration,
+    /// Packets accepted when last looked at, and when that changed.
+    seen: u64,
+    quiet_since: Instant,
+    checked: Option<Instant>,
+    reported: Option<Reported>,
+}
+
+impl Core {
+    fn new(parts: Parts, link: Arc<Link>) -> Self {
+        let Parts {
+            name,
+            target,
+            rearm,
+            rearm_after,
+            errors,
+            rearmed,
+        } = parts;
+        let (control, find) = match target {
+            Target::Known(control) => (Some(control), None),
+            Target::Unknown(find) => (None, Some(find)),
+        };
+        Self {
+            name,
+            armed: None,
+            control,
+            find,
+            rearm,
+            rearm_after,
+            errors,
+            rearmed,
+            link,
+            was_armed: false,
+            retry_at: None,
+            retry: RETRY,
+            seen: 0,
+            quiet_since: Instant::now(),
+            checked: None,
+            reported: None,
+        }
+    }
+
+    fn sensor(&self) -> String {
+        let Some(control) = &self.control else {
+            return format!("source {}: the sensor", self.name);
+        };
+        let device = lock(&control.ecb).device();
+        format!(
+            "source {}: sensor {} of {device}",
+            self.name, control.orders.sensor
+        )
+    }
+
+    /// Whether `what` was not reported last.
+    fn is_news(&mut self, what: Reported) -> bool {
+        let is_news = self.reported.as_ref() != Some(&what);
+        self.reported = Some(what);
+        is_news
+    }
+
+    /// Looks for the device if it is not known yet, then arms the sensor.
+    fn try_arm(&mut self) -> Result<Option<Armed>, String> {
+        if let Some(find) = &mut self.find {
+            let control = find().map_err(|error| error.to_string())?;
+            (self.control, self.find) = (Some(control), None);
+        }
+        let Some(Control { ecb, orders, .. }) = &self.control else {
+            return Ok(None);
+        };
+        let armed = Armed::arm(ecb.clone(), *orders, self.errors.clone());
+        armed.map(Some).map_err(|error| error.to_string())
+    }
+
+    fn attempt(&mut self) {
+        self.armed = None;
+        let armed = self.try_arm();
+        let sensor = self.sensor();
+        match armed {
+            Ok(None) => {}
+            Ok(Some(armed)) => {
+                let host = armed.orders().host;
+                if self.was_armed {
+                    self.rearmed.add_shared(1);
+                    tracing::info!("{sensor} is armed again and sends to {host}");
+                } else {
+                    tracing::info!("{sensor} sends to {host}");
+                }
+                self.armed = Some(armed);
+                (self.was_armed, self.retry_at, self.retry) = (true, None, RETRY);
+                (self.quiet_since, self.checked, self.reported) = (Instant::now(), None, None);
+            }
+            Err(error) => {
+                if self.is_news(Reported::Unarmed(error.clone())) {
+                    tracing::error!(
+                        "{sensor} cannot be armed: {error}. It is tried again until it succeeds, at most {} s apart",
+                        MAX_RETRY.as_secs()
+                    );
+                }
+                self.retry_at = Some(Instant::now() + self.retry);
+                self.retry = (self.retry * 2).min(MAX_RETRY);
+            }
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        if let Some(at) = self.retry_at {
+            if now >= at {
+                self.attempt();
+            }
+            return;
+        }
+        let Some(armed) = &self.armed else {
+            return;
+        };
+        let accepted = self.link.accepted.load(Ordering::Relaxed);
+        if accepted != self.seen {
+            (self.seen, self.quiet_since) = (accepted, now);
+            if self.reported.take().is_some() {
+                tracing::info!("{} sends again", self.sensor());
+            }
+            return;
+        }
+        let is_over = |since: Instant| now.saturating_duration_since(since) >= self.rearm_after;
+        if self.rearm_after.is_zero()
+            || !is_over(self.quiet_since)
+            || !self.checked.is_none_or(is_over)
+        {
+            return;
+        }
+        self.checked = Some(now);
+        match armed.check() {
+            Ok(Registers::Kept) => {
+                let host = armed.orders().host;
+                self.report_idle(host, now);
+            }
+            Ok(Registers::Lost) => self.lose(),
+            Ok(Registers::TakenOver(host)) => {
+                if self.is_news(Reported::TakenOver(host)) {
+                    tracing::warn!(
+                        "{} sends to {host} now: another host or process has armed it. It is armed again here when that \
+                         one stops it",
+                        self.sensor()
+                    );
+                }
+            }
+            Err(error) => {
+                if self.is_news(Reported::NoAnswer) {
+                    tracing::warn!(
+                        "{} sends nothing, and {error}. It is armed again when the device answers without its registers",
+                        self.sensor()
+                    );
+                }
+            }
+        }
+    }
+
+    fn report_idle(&mut self, host: SocketAddrV4, now: Instant) {
+        if self.is_news(Reported::Idle) {
+            let seconds = now
+                .saturating_duration_since(self.quiet_since)
+                .as_secs_f64();
+            tracing::warn!(
+                "{} has sent nothing for {seconds:.1} s although its registers are as written: check what triggers it; if it \
+                 does send, check the firewall and the MTU on the way to {host}",
+                self.sensor(),
+            );
+        }
+    }
+
+    /// Arms a sensor again whose registers are lost, or has its owner do so.
+    fn lose(&mut self) {
+        tracing::warn!(
+            "{} has lost its registers: its device has restarted, or another process has stopped it. It is armed again, and \
+             an epoch begins",
+            self.sensor()
+        );
+        self.reported = None;
+        if let Some(armed) = self.armed.take() {
+            armed.forget();
+        }
+        if self.rearm == Rearm::Owner {
+            return self.link.is_lost.store(true, Ordering::Release);
+        }
+        if let Some(Control { orders, .. }) = &mut self.control {
+            if self.rearm == Rearm::NewKey {
+                orders.pages.rkey = key();
+            }
+            // Before the sensor can send with it.
+            self.link.renew(orders.pages.rkey);
+        }
+        self.attempt();
+    }
+}

@@ -1,0 +1,450 @@
+//! Who sends to a source: which senders are allowed, and which were seen.
+
+use crate::list::{List, Listed};
+use daq_core::config::Problem;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Entries that one list may have: a filter in the kernel looks at each.
+pub const MAX_ALLOWED: usize = 64;
+/// Senders that are remembered for messages.
+const MAX_KNOWN: usize = 16;
+/// New senders are logged at most this often, after the second.
+const LOG_INTERVAL: Duration = Duration::from_mins(1);
+/// Batches in which every sender's address is read after a duplicate packet.
+const ATTENTIVE_BATCHES: u32 = 1024;
+
+/// An address, a network, or an address and a port that a source accepts packets from.
+///
+/// ```
+/// use daq_drivers::sender::Allowed;
+/// let network: Allowed = "10.1.0.0/16".parse().unwrap();
+/// assert!(network.contains("10.1.2.3:4000".parse().unwrap()));
+/// assert!(!network.contains("10.2.2.3:4000".parse().unwrap()));
+/// let socket: Allowed = "[fd00::1]:4000".parse().unwrap();
+/// assert!(!socket.contains("[fd00::1]:4001".parse().unwrap()));
+/// assert!("10.1.2.3/16".parse::<Allowed>().is_err());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowed {
+    /// The address, or the first address of the network.
+    pub network: IpAddr,
+    /// Bits of the address that are compared.
+    pub prefix: u8,
+    /// The port; `None` = any.
+    pub port: Option<u16>,
+}
+
+/// The words of an address as they are compared: one of IPv4, four of IPv6.
+pub fn words(address: IpAddr) -> Vec<u32> {
+    match address {
+        IpAddr::V4(address) => vec![address.to_bits()],
+        IpAddr::V6(address) => {
+            let octets = address.octets();
+            let words = octets.as_chunks::<4>().0;
+            words.iter().map(|word| u32::from_be_bytes(*word)).collect()
+        }
+    }
+}
+
+impl Allowed {
+    /// Value and mask of each word of the address that must be compared, with its index.
+    pub fn comparisons(&self) -> Vec<(usize, u32, u32)> {
+        let prefix = u32::from(self.prefix);
+        let words = words(self.network).into_iter().enumerate();
+        words
+            .map(|(i, word)| {
+                let before = u32::try_from(i).unwrap_or(0) * 32;
+                let bits = prefix.saturating_sub(before).min(32);
+                let mask = u32::MAX.checked_shl(32 - bits).unwrap_or(0);
+                (i, word, mask)
+            })
+            .filter(|(_, _, mask)| *mask != 0)
+            .collect()
+    }
+
+    /// Whether packets from `sender` are accepted.
+    pub fn contains(&self, sender: SocketAddr) -> bool {
+        let address = sender.ip().to_canonical();
+        let words = words(address);
+        address.is_ipv4() == self.network.is_ipv4()
+            && self.port.is_none_or(|port| port == sender.port())
+            && self
+                .comparisons()
+                .iter()
+                .all(|(i, word, mask)| words[*i] & mask == *word)
+    }
+}
+
+impl FromStr for Allowed {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bits = |address: IpAddr| if address.is_ipv4() { 32 } else { 128 };
+        let whole = |network: IpAddr, port| Self {
+            network,
+            prefix: bits(network),
+            port,
+        };
+        if let Ok(address) = text.parse::<IpAddr>() {
+            return Ok(whole(address, None));
+        }
+        if let Ok(socket) = text.parse::<SocketAddr>() {
+            return Ok(whole(socket.ip(), Some(socket.port())));
+        }
+        let network = text.split_once('/').and_then(|(address, prefix)| {
+            let (network, prefix): (IpAddr, u8) = (address.parse().ok()?, prefix.parse().ok()?);
+            let port = None;
+            (prefix <= bits(network)).then_some(Self {
+                network,
+                prefix,
+                port,
+            })
+        });
+        let Some(network) = network else {
+            return Err(format!(
+                "\"{text}\" is neither an address (\"10.0.0.5\"), a network (\"10.1.0.0/16\") nor an address and a port \
+                 (\"10.0.0.5:4000\", \"[fd00::5]:4000\")"
+            ));
+        };
+        let own = words(network.network);
+        let compared = network.comparisons();
+        let kept = |i: usize| {
+            compared
+                .iter()
+                .find(|(at, _, _)| *at == i)
+                .map_or(0, |c| c.2)
+        };
+        if (0..own.len()).any(|i| own[i] & !kept(i) != 0) {
+            return Err(format!(
+                "\"{text}\" has bits beyond its prefix: write the first address of the network, or the address alone"
+            ));
+        }
+        Ok(network)
+    }
+}
+
+impl fmt::Display for Allowed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port {
+            Some(port) => SocketAddr::new(self.network, port).fmt(f),
+            None if self.prefix == 32 && self.network.is_ipv4() || self.prefix == 128 => {
+                self.network.fmt(f)
+            }
+            None => write!(f, "{}/{}", self.network, self.prefix),
+        }
+    }
+}
+
+impl Listed for Allowed {
+    const NAME: &'static str = "From";
+    const WHAT: &'static str =
+        "an address, a network such as \"10.1.0.0/16\", or an address and a port";
+    const EXAMPLES: [&'static str; 2] = ["10.0.0.5", "10.1.0.0/16"];
+}
+
+/// What is wrong with the key `from` of a source that listens on `listen`.
+pub fn problems(from: Option<&List<Allowed>>, listen: &[SocketAddr]) -> Vec<Problem> {
+    let Some(List(allowed)) = from else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    if !(1..=MAX_ALLOWED).contains(&allowed.len()) {
+        let message = format!("{} senders; 1 to {MAX_ALLOWED} are possible", allowed.len());
+        let help = "leave `from` out to accept every sender, or combine addresses to networks";
+        found.push(Problem::at("from", message).help(help));
+    }
+    for address in listen {
+        let is_same = |entry: &Allowed| entry.network.is_ipv4() == address.is_ipv4();
+        if !allowed.is_empty() && !allowed.iter().any(is_same) {
+            let message =
+                format!("no sender of the protocol of {address}: it would receive nothing");
+            let help = "add an IPv4 sender for an IPv4 address of `listen`, an IPv6 sender for an IPv6 address";
+            found.push(Problem::at("from", message).help(help));
+            break;
+        }
+    }
+    found
+}
+
+/// The allowed senders in words, for plans; empty where every sender is.
+pub fn note(from: Option<&List<Allowed>>) -> Option<String> {
+    let names: Vec<_> = from?.0.iter().map(Allowed::to_string).collect();
+    Some(format!(
+        "packets from senders other than {} are refused",
+        names.join(", ")
+    ))
+}
+
+/// The index of the message that contains packet `packet` of a batch, by the number of packets of each message.
+#[cold]
+pub(crate) fn message_of(packets: impl Iterator<Item = usize>, packet: usize) -> usize {
+    let mut end = 0;
+    packets
+        .take_while(|count| {
+            end += count;
+            end <= packet
+        })
+        .count()
+}
+
+/// A sender, and the address that it sends to.
+type Flow = (SocketAddr, SocketAddr);
+
+/// The senders of a source, shared by its threads. Locked only when a thread meets one that it does not know.
+#[derive(Debug)]
+struct Shared {
+    source: String,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    flows: Vec<Flow>,
+    logged: Option<Instant>,
+    /// New addresses that were not logged because of the interval.
+    unlogged: usize,
+    is_duplicate_logged: bool,
+}
+
+/// What one thread knows of the senders of its source.
+#[derive(Clone, Debug)]
+pub struct SenderWatch {
+    shared: Arc<Shared>,
+    local: SocketAddr,
+    last: Option<SocketAddr>,
+    /// Senders that this thread has met, at most [`MAX_KNOWN`].
+    known: Vec<SocketAddr>,
+    attentive: u32,
+    /// Whether duplicates from two senders were logged, so that no address of a duplicate is wanted any more.
+    is_duplicate_logged: bool,
+}
+
+impl SenderWatch {
+    /// For the first thread of `source`, which receives on `local`.
+    pub fn new(source: &str, local: SocketAddr) -> Self {
+        let seen = Seen {
+            flows: Vec::with_capacity(MAX_KNOWN),
+            ..Seen::default()
+        };
+        Self {
+            shared: Arc::new(Shared {
+                source: source.to_owned(),
+                seen: Mutex::new(seen),
+            }),
+            local,
+            last: None,
+            known: Vec::with_capacity(MAX_KNOWN),
+            attentive: 0,
+            is_duplicate_logged: false,
+        }
+    }
+
+    /// For another thread of the same source.
+    #[must_use]
+    pub fn another(&self, local: SocketAddr) -> Self {
+        Self {
+            local,
+            last: None,
+            known: Vec::with_capacity(MAX_KNOWN),
+            ..self.clone()
+        }
+    }
+
+    /// Whether the addresses of all messages of the next batch are wanted, not only that of the first.
+    #[inline]
+    pub fn wants_all(&mut self) -> bool {
+        let wants = self.attentive > 0;
+        self.attentive = self.attentive.saturating_sub(1);
+        wants
+    }
+
+    /// A message came from `sender`.
+    #[inline]
+    pub fn saw(&mut self, sender: Option<SocketAddr>) {
+        if sender.is_some() && sender != self.last {
+            self.last = sender;
+            self.meet(sender);
+        }
+    }
+
+    #[cold]
+    fn meet(&mut self, sender: Option<SocketAddr>) {
+        let Some(sender) = sender else { return };
+        if self.known.len() == MAX_KNOWN || self.known.contains(&sender) {
+            return;
+        }
+        self.known.push(sender);
+        let mut seen = self
+            .shared
+            .seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let first = seen.flows.first().map(|(first, _)| *first);
+        let is_new = seen
+            .flows
+            .iter()
+            .all(|(known, _)| known.ip() != sender.ip());
+        if seen.flows.len() < MAX_KNOWN {
+            seen.flows.push((sender, self.local));
+        }
+        let Some(first) = first.filter(|_| is_new) else {
+            return;
+        };
+        if seen
+            .logged
+            .is_some_and(|logged| logged.elapsed() < LOG_INTERVAL)
+        {
+            seen.unlogged += 1;
+            return;
+        }
+        seen.logged = Some(Instant::now());
+        let more = std::mem::take(&mut seen.unlogged);
+        drop(seen);
+        let more = match more {
+            0 => String::new(),
+            more => format!(", and from {more} further addresses"),
+        };
+        tracing::info!(
+            "source {}: packets arrive from more than one address: from {first} and {sender}{more}; \
+             if only some of them belong to this source, name those in `from`",
+            self.shared.source,
+        );
+    }
+
+    /// A packet whose place had arrived already came from `sender`, as far as known.
+    #[cold]
+    pub fn duplicate(&mut self, sender: Option<SocketAddr>) {
+        if self.is_duplicate_logged {
+            return;
+        }
+        self.attentive = ATTENTIVE_BATCHES;
+        let Some(sender) = sender.or_else(|| self.only_known()) else {
+            return;
+        };
+        self.meet(Some(sender));
+        let mut seen = self
+            .shared
+            .seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if seen.is_duplicate_logged {
+            (self.is_duplicate_logged, self.attentive) = (true, 0);
+            return;
+        }
+        let own = (sender, self.local);
+        let other = seen.flows.iter().find(|flow| **flow != own).copied();
+        let Some((other, other_local)) = other else {
+            return;
+        };
+        seen.is_duplicate_logged = true;
+        drop(seen);
+        tracing::warn!(
+            "source {}: packets from {sender} (to {}) carry numbers that had arrived already, and are dropped as duplicates; \
+             {other} (to {other_local}) sends to this source, too. Two modules with the same numbers need separate sources, \
+             or `from` to accept one of them",
+            self.shared.source,
+            self.local,
+        );
+    }
+
+    /// The sender, if this thread has met only one.
+    fn only_known(&self) -> Option<SocketAddr> {
+        match self.known.as_slice() {
+            [one] => Some(*one),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allowed_senders_are_addresses_networks_and_sockets() {
+        let cases = [
+            ("10.0.0.5", "10.0.0.5:1", true),
+            ("10.0.0.5", "10.0.0.6:1", false),
+            ("10.0.0.5:7", "10.0.0.5:7", true),
+            ("10.0.0.5:7", "10.0.0.5:8", false),
+            ("10.1.0.0/16", "10.1.255.255:1", true),
+            ("10.1.0.0/16", "10.2.0.0:1", false),
+            ("10.1.0.0/16", "[::ffff:10.1.0.9]:1", true),
+            ("0.0.0.0/0", "192.0.2.1:1", true),
+            ("0.0.0.0/0", "[fd00::1]:1", false),
+            ("fd00::/8", "[fdff::1]:1", true),
+            ("fd00::/8", "[fe80::1]:1", false),
+            ("2001:db8:0:8000::/49", "[2001:db8:0:8001::1]:1", true),
+            ("2001:db8:0:8000::/49", "[2001:db8:0:7fff::1]:1", false),
+        ];
+        for (allowed, sender, is_in) in cases {
+            let parsed: Allowed = allowed.parse().unwrap();
+            assert_eq!(parsed.to_string(), allowed);
+            let found = parsed.contains(sender.parse().unwrap());
+            assert_eq!(found, is_in, "{sender} in {allowed}");
+        }
+    }
+
+    #[test]
+    fn other_texts_are_refused_with_an_example() {
+        for text in [
+            "",
+            "10.0.0",
+            "10.0.0.0/33",
+            "fd00::/129",
+            "10.0.0.0/8:7",
+            "host",
+        ] {
+            let error = text.parse::<Allowed>().unwrap_err();
+            assert!(error.contains("10.1.0.0/16"), "{error}");
+        }
+        for text in ["10.1.2.3/16", "fd00::1/64", "10.0.0.1/0"] {
+            let error = text.parse::<Allowed>().unwrap_err();
+            assert!(error.contains("bits beyond its prefix"), "{error}");
+        }
+    }
+
+    #[test]
+    fn lists_that_refuse_everything_are_problems() {
+        let list = |texts: &[&str]| List(texts.iter().map(|text| text.parse().unwrap()).collect());
+        let four: SocketAddr = "0.0.0.0:4950".parse().unwrap();
+        let six: SocketAddr = "[::]:4950".parse().unwrap();
+        let count =
+            |texts: &[&str], listen: &[SocketAddr]| problems(Some(&list(texts)), listen).len();
+        assert_eq!(problems(None, &[four]).len(), 0);
+        assert_eq!(count(&["10.0.0.5"], &[four]), 0);
+        assert_eq!(count(&["10.0.0.5"], &[four, six]), 1);
+        assert_eq!(count(&["10.0.0.5", "fd00::/8"], &[four, six]), 0);
+        assert_eq!(count(&[], &[four]), 1);
+        assert_eq!(count(&["10.0.0.5"; MAX_ALLOWED + 1], &[four]), 1);
+    }
+
+    #[test]
+    fn a_duplicate_from_a_second_sender_is_logged_once() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let mut first = SenderWatch::new("adc", address("0.0.0.0:4950"));
+        let mut second = first.another(address("0.0.0.0:4951"));
+        let is_logged = |watch: &SenderWatch| watch.shared.seen.lock().unwrap().is_duplicate_logged;
+        first.saw(Some(address("10.0.0.5:1")));
+        // Repeated by the network: the only sender.
+        first.duplicate(Some(address("10.0.0.5:1")));
+        assert!(!is_logged(&first) && first.wants_all() && !second.wants_all());
+        // The same sender to another port is another module.
+        second.saw(Some(address("10.0.0.5:1")));
+        second.duplicate(None);
+        assert!(is_logged(&first));
+        // No address is wanted any more.
+        second.duplicate(None);
+        assert!(!second.wants_all());
+    }
+
+    #[test]
+    fn packets_are_found_in_their_messages() {
+        let found = [0, 1, 2, 3, 6, 7].map(|packet| message_of([1, 2, 4].into_iter(), packet));
+        assert_eq!(found, [0, 1, 1, 2, 2, 3]);
+    }
+}

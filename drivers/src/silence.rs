@@ -1,0 +1,116 @@
+//! Where to look when no packet arrives: hints for the log.
+
+use std::fmt::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+/// The hint for sockets on `listen` that join `groups`; `is_filtered` = packets of some senders alone are accepted.
+pub fn hint(
+    listen: &[SocketAddr],
+    groups: &[IpAddr],
+    interface: Option<&str>,
+    is_filtered: bool,
+) -> String {
+    let bound = listen
+        .iter()
+        .map(SocketAddr::ip)
+        .filter(IpAddr::is_multicast);
+    let groups: Vec<_> = bound.chain(groups.iter().copied()).collect();
+    let port = listen.first().map_or(0, SocketAddr::port);
+    let device = interface
+        .filter(|interface| interface.parse::<Ipv4Addr>().is_err())
+        .unwrap_or("any");
+    let mut hint = String::new();
+    for group in &groups {
+        let joined = match joined(*group).as_slice() {
+            [] => "is joined on no interface".to_owned(),
+            interfaces => format!("is joined on {}", interfaces.join(", ")),
+        };
+        let _ = write!(hint, "group {group} {joined}; ");
+    }
+    if !groups.is_empty() {
+        hint += "name the interface that faces the sender in `interface`, and look whether the switch forwards the group \
+                 (IGMP snooping needs a querier); ";
+    }
+    let _ = write!(
+        hint,
+        "`sudo tcpdump -ni {device} udp port {port}` shows whether packets reach this machine: if they do, a firewall \
+         (`sudo nft list ruleset`), another destination address{} keeps them from the socket; if not, check the sender, its \
+         destination port, cables and routes",
+        if is_filtered { ", `from`" } else { "" }
+    );
+    hint
+}
+
+/// The interfaces that this machine has joined `group` on.
+fn joined(group: IpAddr) -> Vec<String> {
+    let file = match group {
+        IpAddr::V4(_) => "/proc/net/igmp",
+        IpAddr::V6(_) => "/proc/net/igmp6",
+    };
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    match group {
+        IpAddr::V4(group) => joined_ipv4(&text, group),
+        IpAddr::V6(group) => {
+            let digits = format!("{:032x}", group.to_bits());
+            let lines = text
+                .lines()
+                .map(|line| line.split_whitespace().collect::<Vec<_>>());
+            lines
+                .filter(|fields| fields.get(2) == Some(&digits.as_str()))
+                .map(|fields| fields[1].to_owned())
+                .collect()
+        }
+    }
+}
+
+/// The interfaces with `group` in the text of `/proc/net/igmp`: a line for an interface, then an indented line for each
+/// of its groups, whose address is printed as a number of this machine.
+fn joined_ipv4(text: &str, group: Ipv4Addr) -> Vec<String> {
+    let digits = format!("{:08X}", u32::from_ne_bytes(group.octets()));
+    let (mut interfaces, mut interface) = (Vec::new(), "");
+    for line in text.lines() {
+        let mut fields = line.split_whitespace();
+        if !line.starts_with(char::is_whitespace) {
+            interface = fields.nth(1).unwrap_or_default().trim_end_matches(':');
+        } else if fields.next() == Some(&digits) {
+            interfaces.push(interface.to_owned());
+        }
+    }
+    interfaces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hint_of_a_group_names_interface_firewall_and_port() {
+        let listen = ["0.0.0.0:4950".parse().unwrap()];
+        let group = "239.77.66.55".parse().unwrap();
+        let hint = hint(&listen, &[group], Some("eth1"), false);
+        for part in [
+            "group 239.77.66.55 is joined on no interface",
+            "`interface`",
+            "tcpdump -ni eth1 udp port 4950",
+            "nft list ruleset",
+        ] {
+            assert!(hint.contains(part), "{part:?} is not in {hint:?}");
+        }
+        let unicast = super::hint(&listen, &[], None, true);
+        assert!(
+            !unicast.contains("group") && unicast.contains("-ni any") && unicast.contains("`from`")
+        );
+    }
+
+    #[test]
+    fn joined_groups_are_found_in_the_list_of_the_kernel() {
+        let own = u32::from_ne_bytes([239, 1, 2, 3]);
+        let text = format!(
+            "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n\
+             1\tlo        :     1      V3\n\t\t\t\t010000E0     1 0:00000000\t\t0\n\
+             2\teth1      :     2      V3\n\t\t\t\t{own:08X}     1 0:00000000\t\t0\n"
+        );
+        assert_eq!(joined_ipv4(&text, Ipv4Addr::new(239, 1, 2, 3)), ["eth1"]);
+        assert_eq!(joined_ipv4(&text, Ipv4Addr::new(239, 1, 2, 4)), [""; 0]);
+    }
+}

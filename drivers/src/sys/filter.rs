@@ -1,0 +1,166 @@
+//! A filter that the kernel applies to what a UDP socket receives: only allowed senders.
+//!
+//! Classic BPF, as in `linux/filter.h`: needs no privilege. The kernel counts refused packets as drops of the socket.
+
+use crate::sender::Allowed;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// From `asm-generic/socket.h`; the libc crate has it for few systems.
+const SO_ATTACH_FILTER: i32 = 26;
+/// Offset of the source address in the headers of IPv4 and IPv6.
+const SOURCE: [i32; 2] = [12, 8];
+/// The answers: the whole packet, or nothing of it.
+const ACCEPT: u32 = u32::MAX;
+const REFUSE: u32 = 0;
+
+const fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    #[expect(clippy::cast_possible_truncation, reason = "codes have 16 bits")]
+    let code = code as u16;
+    libc::sock_filter { code, jt, jf, k }
+}
+
+/// The program that accepts packets of `allowed` senders of one protocol. It sees packets from their UDP header on.
+pub fn program(allowed: &[Allowed], is_ipv4: bool) -> Vec<libc::sock_filter> {
+    let load = |size, offset: i32| {
+        instruction(
+            libc::BPF_LD | size | libc::BPF_ABS,
+            0,
+            0,
+            offset.cast_unsigned(),
+        )
+    };
+    let equal = |value| instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 0, value);
+    let answer = |value| instruction(libc::BPF_RET | libc::BPF_K, 0, 0, value);
+    let source = libc::SKF_NET_OFF + SOURCE[usize::from(!is_ipv4)];
+    let mut program = Vec::new();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        reason = "an entry has at most 4 words and 15 instructions"
+    )]
+    for entry in allowed
+        .iter()
+        .filter(|entry| entry.network.is_ipv4() == is_ipv4)
+    {
+        let mut own = Vec::new();
+        for (i, word, mask) in entry.comparisons() {
+            own.push(load(libc::BPF_W, source + 4 * i as i32));
+            if mask != u32::MAX {
+                own.push(instruction(
+                    libc::BPF_ALU | libc::BPF_AND | libc::BPF_K,
+                    0,
+                    0,
+                    mask,
+                ));
+            }
+            own.push(equal(word));
+        }
+        if let Some(port) = entry.port {
+            own.push(load(libc::BPF_H, 0));
+            own.push(equal(port.into()));
+        }
+        own.push(answer(ACCEPT));
+        // What differs goes on behind this entry.
+        let end = own.len();
+        let jump = equal(0).code;
+        for (at, instruction) in own.iter_mut().enumerate() {
+            if instruction.code == jump {
+                instruction.jf = (end - at - 1) as u8;
+            }
+        }
+        program.extend(own);
+    }
+    program.push(answer(REFUSE));
+    program
+}
+
+/// Has the kernel drop what `socket`, which must not be bound yet, receives from senders that are not `allowed`.
+pub fn attach(socket: BorrowedFd<'_>, allowed: &[Allowed], is_ipv4: bool) -> io::Result<()> {
+    let mut program = program(allowed, is_ipv4);
+    let filter = libc::sock_fprog {
+        len: u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
+        filter: program.as_mut_ptr(),
+    };
+    #[expect(clippy::cast_possible_truncation, reason = "a pointer and a length")]
+    let length = size_of_val(&filter) as libc::socklen_t;
+    // SAFETY: `filter` and the program of `len` instructions that it points to live for the whole call, which copies them;
+    // `length` is the size of `filter`. The descriptor is borrowed, so it is open.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_ATTACH_FILTER,
+            (&raw const filter).cast(),
+            length,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sys::socket::{Options, UdpSocket};
+    use std::net::UdpSocket as Sender;
+    use std::time::Duration;
+
+    /// Whether a socket on `local` that allows `from` receives a datagram from a socket on `sender`.
+    fn receives(local: &str, from: &[&str], sender: &Sender) -> bool {
+        let options = Options {
+            from: from.iter().map(|text| text.parse().unwrap()).collect(),
+            ..Options::default()
+        };
+        let socket = UdpSocket::open(local.parse().unwrap(), &options).unwrap();
+        // The loopback interface delivers or drops it before this returns.
+        sender.send_to(&[1], socket.local()).unwrap();
+        let refused = socket.mem_info().unwrap().drops;
+        let came = socket.wait(Duration::ZERO).unwrap();
+        assert_eq!(refused, u32::from(!came), "{from:?}");
+        came
+    }
+
+    #[test]
+    fn the_kernel_drops_packets_of_senders_that_are_not_allowed() {
+        let sender = Sender::bind("127.1.2.3:0").unwrap();
+        let port = sender.local_addr().unwrap().port();
+        let own = format!("127.1.2.3:{port}");
+        let other = format!("127.1.2.3:{}", port ^ 1);
+        for (from, expected) in [
+            (vec!["127.1.2.3"], true),
+            (vec!["127.1.2.4"], false),
+            (vec!["127.1.2.4", "127.1.0.0/16"], true),
+            (vec!["127.2.0.0/16", "fd00::/8"], false),
+            (vec![own.as_str()], true),
+            (vec![other.as_str()], false),
+            (vec![other.as_str(), "10.0.0.0/8", own.as_str()], true),
+            (vec!["0.0.0.0/0"], true),
+        ] {
+            assert_eq!(
+                receives("127.0.0.1:0", &from, &sender),
+                expected,
+                "{from:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_kernel_drops_packets_of_ipv6_senders_that_are_not_allowed() {
+        let Ok(sender) = Sender::bind("[::1]:0") else {
+            eprintln!("skipped: this machine has no IPv6 loopback");
+            return;
+        };
+        for (from, expected) in [
+            (vec!["::1"], true),
+            (vec!["::2"], false),
+            (vec!["::/127"], true),
+            (vec!["fd00::/8", "::/64"], true),
+            (vec!["::1:0:0:0:0/64", "0.0.0.0/0"], false),
+        ] {
+            assert_eq!(receives("[::1]:0", &from, &sender), expected, "{from:?}");
+        }
+    }
+}

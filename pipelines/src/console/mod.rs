@@ -1,0 +1,223 @@
+//! Writes text to stderr and stdout while a pipeline runs.
+//!
+//! A terminal, a pipe or a journal may stall or disappear. So only the writer thread writes to stderr: other threads put
+//! log lines into a bounded queue, and the newest live block of a terminal beside it. A message that does not fit into
+//! the queue is dropped and counted. Messages that stderr refuses are counted, too.
+
+mod queue;
+mod screen;
+
+use queue::Queue;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// A flush ends when nothing was written for this long.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum number of bytes per write, so that a slow terminal shows progress.
+const CHUNK: usize = 4096;
+
+/// Name of the writer thread.
+const WRITER_NAME: &str = "daq-log";
+
+static QUEUE: Queue = Queue::new();
+/// Set once the writer thread runs.
+static WRITER: OnceLock<()> = OnceLock::new();
+
+/// Writes a line to stderr; errors are ignored. Unlike `eprintln!` it never panics, and never blocks once
+/// [`start`](crate::console::start) was called.
+macro_rules! print_error {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!($crate::console::Stderr, $($text)*);
+    }};
+}
+pub(crate) use print_error;
+
+/// stderr. Each call of `write` is one message, which is queued or dropped as a whole.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if WRITER.get().is_some() {
+            QUEUE.push(bytes);
+        } else {
+            let _ = write_all(io::stderr().as_fd(), bytes, || {});
+        }
+        Ok(bytes.len())
+    }
+
+    /// Formats the whole message first: pieces of one must not be separated.
+    fn write_fmt(&mut self, text: std::fmt::Arguments<'_>) -> io::Result<()> {
+        self.write(text.to_string().as_bytes()).map(drop)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Starts the writer thread, and reports panics through it. If the thread cannot start, each thread writes its own
+/// messages.
+pub(crate) fn start() {
+    let run = || {
+        let stderr = io::stderr();
+        QUEUE.run(
+            |text, progress| write_all(stderr.as_fd(), text, progress),
+            || crate::sys::terminal::size(stderr.as_fd()).unwrap_or((80, 24)),
+        );
+    };
+    let thread = std::thread::Builder::new().name(WRITER_NAME.to_owned());
+    if WRITER.get().is_some() || thread.spawn(run).is_err() {
+        return;
+    }
+    let _ = WRITER.set(());
+    std::panic::set_hook(Box::new(report_panic));
+}
+
+/// Writes a panic to stderr before this returns, because the process may abort afterwards.
+fn report_panic(panic: &std::panic::PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("without a name");
+    let backtrace = Backtrace::capture();
+    let mut text = format!("thread {name} {panic}\n");
+    if backtrace.status() == BacktraceStatus::Captured {
+        text += &format!("{backtrace}\n");
+    }
+    if name == WRITER_NAME {
+        // The queue has no other reader.
+        let _ = write_all(io::stderr().as_fd(), text.as_bytes(), || {});
+    } else {
+        let _ = Stderr.write_all(text.as_bytes());
+        flush();
+    }
+}
+
+/// Returns whether stderr is a terminal that can redraw lines.
+pub(crate) fn is_interactive() -> bool {
+    io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Shows `lines` below the log in place of those shown before; no lines remove the block.
+pub(crate) fn show_block(lines: Vec<String>) {
+    QUEUE.show(lines);
+}
+
+/// Waits until everything is written; returns early if nothing is written for 3 s.
+pub(crate) fn flush() {
+    if WRITER.get().is_some() {
+        QUEUE.flush(FLUSH_TIMEOUT);
+    }
+}
+
+/// Returns the number of messages that were dropped because stderr was not read or failed.
+pub(crate) fn dropped() -> u64 {
+    QUEUE.dropped()
+}
+
+/// Writes `text` to stdout after everything on stderr.
+///
+/// # Errors
+/// If stdout fails, or nothing is written for 3 s (`TimedOut`).
+pub(crate) fn print(text: String) -> io::Result<()> {
+    flush();
+    let (sender, progress) = mpsc::channel();
+    let write = move || {
+        let step = || drop(sender.send(Ok(())));
+        if let Err(error) = write_all(io::stdout().as_fd(), text.as_bytes(), step) {
+            let _ = sender.send(Err(error));
+        }
+    };
+    std::thread::Builder::new()
+        .name("daq-report".to_owned())
+        .spawn(write)?;
+    loop {
+        match progress.recv_timeout(FLUSH_TIMEOUT) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(error),
+            Err(mpsc::RecvTimeoutError::Timeout) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(()),
+        }
+    }
+}
+
+/// Writes `text` in pieces, and calls `progress` after each.
+fn write_all(fd: impl AsFd, mut text: &[u8], mut progress: impl FnMut()) -> io::Result<()> {
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::io::Errno;
+    while !text.is_empty() {
+        match rustix::io::write(&fd, &text[..text.len().min(CHUNK)]) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => {
+                text = &text[count..];
+                progress();
+            }
+            Err(Errno::INTR) => {}
+            // Another process with the same terminal or pipe made it non-blocking.
+            Err(Errno::AGAIN) => match poll(&mut [PollFd::new(&fd, PollFlags::OUT)], None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            },
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_non_blocking_reader_that_is_slow_gets_everything() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        let text: Vec<u8> = (0..1 << 20).map(|i: u32| i.to_le_bytes()[1]).collect();
+        let sent = text.clone();
+        let writer = std::thread::spawn(move || write_all(near, &sent, || {}));
+        let mut received = Vec::new();
+        far.read_to_end(&mut received).unwrap();
+        writer.join().unwrap().unwrap();
+        assert!(received == text);
+    }
+
+    #[test]
+    fn a_reader_that_is_gone_is_an_error_and_no_panic() {
+        let (near, far) = UnixStream::pair().unwrap();
+        drop(far);
+        let error = write_all(near, b"text", || {}).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn a_panic_in_a_thread_is_written_before_the_process_aborts() {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--ignored", "--exact", "--nocapture"]);
+        let output = child
+            .arg("console::tests::child_panics_and_aborts")
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success());
+        assert!(
+            stderr.contains("thread worker panicked") && stderr.contains("the reason"),
+            "{stderr}"
+        );
+    }
+
+    #[test]
+    #[ignore = "run by a_panic_in_a_thread_is_written_before_the_process_aborts"]
+    fn child_panics_and_aborts() {
+        start();
+        let worker = std::thread::Builder::new().name("worker".to_owned());
+        let joined = worker.spawn(|| panic!("the reason")).unwrap().join();
+        assert!(joined.is_err());
+        std::process::abort();
+    }
+}

@@ -1,0 +1,268 @@
+//! A bounded queue of messages for stderr.
+
+use super::screen::Screen;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Maximum number of bytes of queued messages.
+pub(super) const CAPACITY: usize = 256 << 10;
+
+/// A bounded queue of messages, and the newest live block. No lock is held while anything is written.
+#[derive(Debug)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    /// Notified when there is something to write.
+    filled: Condvar,
+    /// Notified when something was written, or its writing failed.
+    written: Condvar,
+    dropped: AtomicU64,
+}
+
+#[derive(Debug)]
+struct State {
+    messages: Vec<u8>,
+    /// Number of messages in `messages`.
+    count: u64,
+    /// A block that is not drawn yet.
+    block: Option<Vec<String>>,
+    /// Dropped messages that no message has reported yet.
+    unreported: u64,
+    is_writing: bool,
+    /// Grows with every write that succeeds.
+    progress: u64,
+    /// The progress at which a flush timed out.
+    stuck_at: Option<u64>,
+}
+
+impl Queue {
+    pub(super) const fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                messages: Vec::new(),
+                count: 0,
+                block: None,
+                unreported: 0,
+                is_writing: false,
+                progress: 0,
+                stuck_at: None,
+            }),
+            filled: Condvar::new(),
+            written: Condvar::new(),
+            dropped: AtomicU64::new(0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Messages dropped since the start.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Queues one message, or drops and counts it if there is no room.
+    pub(super) fn push(&self, message: &[u8]) {
+        let mut state = self.lock();
+        if state.messages.len() + message.len() > CAPACITY {
+            self.drop_messages(&mut state, 1);
+            return;
+        }
+        state.messages.extend_from_slice(message);
+        state.count += 1;
+        drop(state);
+        self.filled.notify_one();
+    }
+
+    fn drop_messages(&self, state: &mut State, count: u64) {
+        state.unreported += count;
+        self.dropped.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Replaces the live block.
+    pub(super) fn show(&self, lines: Vec<String>) {
+        self.lock().block = Some(lines);
+        self.filled.notify_one();
+    }
+
+    /// Waits until nothing is left to write, or until nothing was written for `timeout`.
+    pub(super) fn flush(&self, timeout: Duration) {
+        let mut state = self.lock();
+        while !state.is_idle() && state.stuck_at != Some(state.progress) {
+            let before = state.progress;
+            let (next, waited) = self
+                .written
+                .wait_timeout(state, timeout)
+                .unwrap_or_else(PoisonError::into_inner);
+            state = next;
+            if waited.timed_out() && state.progress == before {
+                state.stuck_at = Some(before);
+            }
+        }
+    }
+
+    /// Writes queued messages and blocks; never returns. `write` gets text and a function to call after each successful write; `size` gives
+    /// the columns and rows of the terminal.
+    pub(super) fn run(
+        &self,
+        write: impl Fn(&[u8], &dyn Fn()) -> io::Result<()>,
+        size: impl Fn() -> (u16, u16),
+    ) {
+        let mut screen = Screen::default();
+        let mut messages = Vec::new();
+        loop {
+            let (block, count, unreported) = self.take(&mut messages);
+            let text = screen.compose(&messages, block, size());
+            let result = write(&text, &|| {
+                self.lock().progress += 1;
+                self.written.notify_all();
+            });
+            match result {
+                Ok(()) if unreported > 0 => tracing::warn!(
+                    "{unreported} log messages were dropped because stderr was not read or failed"
+                ),
+                Ok(()) => {}
+                Err(_) => {
+                    let mut state = self.lock();
+                    self.drop_messages(&mut state, count);
+                    state.unreported += unreported;
+                }
+            }
+        }
+    }
+
+    /// Waits for something to write and takes all of it.
+    fn take(&self, messages: &mut Vec<u8>) -> (Option<Vec<String>>, u64, u64) {
+        messages.clear();
+        let mut state = self.lock();
+        state.is_writing = false;
+        self.written.notify_all();
+        while !state.has_work() {
+            state = self
+                .filled
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        state.is_writing = true;
+        std::mem::swap(&mut state.messages, messages);
+        let count = std::mem::take(&mut state.count);
+        let unreported = std::mem::take(&mut state.unreported);
+        (state.block.take(), count, unreported)
+    }
+}
+
+impl State {
+    const fn has_work(&self) -> bool {
+        !self.messages.is_empty() || self.block.is_some()
+    }
+
+    const fn is_idle(&self) -> bool {
+        !self.has_work() && !self.is_writing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+    use std::sync::mpsc;
+
+    /// A queue whose writer writes into a socket.
+    fn queue() -> (Arc<Queue>, UnixStream) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let queue = Arc::new(Queue::new());
+        let running = queue.clone();
+        std::thread::spawn(move || {
+            running.run(
+                |text, progress| super::super::write_all(&near, text, progress),
+                || (80, 24),
+            );
+        });
+        (queue, far)
+    }
+
+    #[test]
+    fn messages_arrive_whole_and_in_order() {
+        let (queue, mut far) = queue();
+        let mut wanted = String::new();
+        for i in 0..100 {
+            let line = format!("line {i}\n");
+            queue.push(line.as_bytes());
+            wanted += &line;
+        }
+        let mut got = vec![0; wanted.len()];
+        far.read_exact(&mut got).unwrap();
+        assert_eq!(String::from_utf8(got).unwrap(), wanted);
+        queue.flush(Duration::from_mins(1));
+        assert!(queue.lock().is_idle());
+        assert_eq!(queue.dropped(), 0);
+    }
+
+    #[test]
+    fn an_unread_stderr_costs_bounded_memory_and_every_dropped_message_is_counted() {
+        let (queue, mut far) = queue();
+        let line = [b'x'; 1023]
+            .iter()
+            .chain(b"\n")
+            .copied()
+            .collect::<Vec<u8>>();
+        let mut pushed = 0;
+        // More than the socket and the queue hold.
+        while queue.dropped() < 100 {
+            queue.push(&line);
+            pushed += 1;
+            assert!(queue.lock().messages.capacity() <= 2 * CAPACITY);
+        }
+        queue.flush(Duration::from_millis(10));
+        assert!(!queue.lock().is_idle(), "the socket is not read");
+        let kept = pushed - queue.dropped();
+        let mut read = vec![0; line.len()];
+        for _ in 0..kept {
+            far.read_exact(&mut read).unwrap();
+            assert_eq!(read, line);
+        }
+        queue.flush(Duration::from_mins(1));
+        assert!(queue.lock().is_idle());
+    }
+
+    #[test]
+    fn messages_for_a_stderr_that_is_gone_are_counted() {
+        let (queue, far) = queue();
+        drop(far);
+        for _ in 0..10 {
+            queue.push(b"line\n");
+        }
+        queue.flush(Duration::from_mins(1));
+        assert_eq!((queue.dropped(), queue.lock().unreported), (10, 10));
+    }
+
+    #[test]
+    fn only_the_newest_block_waits_for_a_blocked_writer() {
+        let queue = Arc::new(Queue::new());
+        let (release, released) = mpsc::channel::<()>();
+        let (sender, texts) = mpsc::channel();
+        let running = queue.clone();
+        std::thread::spawn(move || {
+            running.run(
+                |text, _| {
+                    sender
+                        .send(String::from_utf8(text.to_vec()).unwrap())
+                        .unwrap();
+                    released.recv().map_err(io::Error::other)
+                },
+                || (80, 24),
+            );
+        });
+        queue.push(b"log\n");
+        assert_eq!(texts.recv().unwrap(), "log\n");
+        for i in 0..100 {
+            queue.show(vec![format!("block {i}")]);
+        }
+        release.send(()).unwrap();
+        assert_eq!(texts.recv().unwrap(), "block 99\n");
+    }
+}

@@ -1,0 +1,94 @@
+//! The live block at the bottom of a terminal.
+
+/// What a terminal shows of the live block.
+#[derive(Debug, Default)]
+pub(super) struct Screen {
+    block: Vec<String>,
+    /// Columns of each line that is on the terminal.
+    drawn: Vec<usize>,
+}
+
+impl Screen {
+    /// Returns the text that writes `messages` above the live block, in place of what is drawn; `block` replaces the
+    /// block. `size` is the terminal's number of columns and rows.
+    pub(super) fn compose(
+        &mut self,
+        messages: &[u8],
+        block: Option<Vec<String>>,
+        size: (u16, u16),
+    ) -> Vec<u8> {
+        let (columns, rows) = (usize::from(size.0), usize::from(size.1));
+        let mut text = Vec::new();
+        if !self.drawn.is_empty() {
+            // A terminal that has become narrower since has wrapped the lines.
+            let up: usize = self
+                .drawn
+                .iter()
+                .map(|drawn| drawn.div_ceil(columns.max(1)).max(1))
+                .sum();
+            text.extend_from_slice(format!("\x1b[{up}A\r\x1b[J").as_bytes());
+            self.drawn.clear();
+        }
+        text.extend_from_slice(messages);
+        if let Some(block) = block {
+            self.block = block;
+        }
+        // A block that fills the screen would scroll, and could not be erased.
+        for line in self.block.iter().take(rows.saturating_sub(1)) {
+            let shown: String = line.chars().take(columns.saturating_sub(1)).collect();
+            self.drawn.push(shown.chars().count());
+            text.extend_from_slice(shown.as_bytes());
+            text.push(b'\n');
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compose(screen: &mut Screen, log: &str, block: Option<&[&str]>, size: (u16, u16)) -> String {
+        let block = block.map(|lines| lines.iter().map(|line| (*line).to_owned()).collect());
+        String::from_utf8(screen.compose(log.as_bytes(), block, size)).unwrap()
+    }
+
+    #[test]
+    fn messages_are_written_above_the_block() {
+        let mut screen = Screen::default();
+        let size = (80, 24);
+        assert_eq!(compose(&mut screen, "a\n", None, size), "a\n");
+        assert_eq!(
+            compose(&mut screen, "", Some(&["one", "two"]), size),
+            "one\ntwo\n"
+        );
+        assert_eq!(
+            compose(&mut screen, "b\n", None, size),
+            "\x1b[2A\r\x1b[Jb\none\ntwo\n"
+        );
+        assert_eq!(
+            compose(&mut screen, "c\n", Some(&["three"]), size),
+            "\x1b[2A\r\x1b[Jc\nthree\n"
+        );
+        assert_eq!(compose(&mut screen, "", Some(&[]), size), "\x1b[1A\r\x1b[J");
+        assert_eq!(compose(&mut screen, "d\n", None, size), "d\n");
+    }
+
+    #[test]
+    fn a_block_larger_than_the_terminal_is_cut() {
+        let mut screen = Screen::default();
+        let block = Some(&["·123456789", "b", "c"][..]);
+        assert_eq!(compose(&mut screen, "", block, (6, 3)), "·1234\nb\n");
+    }
+
+    #[test]
+    fn a_terminal_that_became_narrower_is_erased_whole() {
+        let mut screen = Screen::default();
+        let block = Some(&["123456789", "b"][..]);
+        compose(&mut screen, "", block, (80, 24));
+        assert_eq!(
+            compose(&mut screen, "", None, (4, 24)),
+            "\x1b[4A\r\x1b[J123\nb\n"
+        );
+    }
+}

@@ -1,0 +1,337 @@
+//! Watches the sources from a separate thread: silence, packets that are all rejected, the age of frames.
+//!
+//! Data threads read no clock for this: their counters are compared a few times a second.
+
+use super::Ledgers;
+use super::control::{Control, Pulse};
+use daq_core::entry::SilenceHint;
+use daq_core::ledger::{Rejections, Report, SourceReport};
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How often counters are compared.
+const PERIOD: Duration = Duration::from_millis(200);
+/// How long packets must be rejected, and nothing else arrive, before that is logged.
+const REJECTING: Duration = Duration::from_secs(1);
+/// Rejected packets in that time; fewer are logged only if no packet was ever accepted.
+const MANY: u64 = 10;
+
+/// When sources and rings last moved, as the monitor has seen it.
+#[derive(Debug, Default)]
+pub(super) struct Activity(Mutex<Seen>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// By source: when its last packet with data arrived, ns since 1970.
+    packets: BTreeMap<String, u64>,
+    /// By ring: when its newest frame was published.
+    frames: BTreeMap<String, Instant>,
+    /// By source that is silent: why it is not ready.
+    silent: BTreeMap<String, String>,
+}
+
+impl Activity {
+    fn with<T>(&self, work: impl FnOnce(&mut Seen) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Adds what is known to a report.
+    pub(super) fn add_to(&self, report: &mut Report) {
+        self.with(|seen| {
+            for (name, source) in &mut report.sources {
+                source.last_packet_ns = seen.packets.get(name).copied();
+                source.silent = seen.silent.contains_key(name);
+            }
+            for (name, ring) in &mut report.rings {
+                let age = seen.frames.get(name).map(Instant::elapsed);
+                ring.newest_frame_age_ns = age.map(nanoseconds);
+            }
+        });
+    }
+
+    /// A sentence for each source that is silent.
+    pub(super) fn silences(&self) -> Vec<String> {
+        self.with(|seen| seen.silent.values().cloned().collect())
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What the monitor needs to know about a source.
+pub(super) struct Watched {
+    pub(super) name: String,
+    /// Silence that is an event; `None` = none is.
+    pub(super) silent_after: Option<Duration>,
+    pub(super) hint: SilenceHint,
+    pub(super) rejections: Rejections,
+    /// Its threads: one that has ended is not silent.
+    pub(super) pulses: Vec<Arc<Pulse>>,
+}
+
+/// A source between two looks.
+struct Source {
+    watched: Watched,
+    expected: u64,
+    /// When `expected` last grew, or the start.
+    moved: Instant,
+    /// Packets rejected when `expected` last grew, and when the first was rejected after that.
+    rejected: u64,
+    rejecting: Option<Instant>,
+    is_rejection_logged: bool,
+}
+
+/// What a look at a source has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    None,
+    /// It has been silent for this long.
+    Silent(Duration),
+    /// Data arrives again after this long.
+    Resumed(Duration),
+}
+
+impl Source {
+    fn new(watched: Watched, now: Instant) -> Self {
+        Self {
+            watched,
+            expected: 0,
+            moved: now,
+            rejected: 0,
+            rejecting: None,
+            is_rejection_logged: false,
+        }
+    }
+
+    /// Compares the counters; `is_silent` = its silence is known already.
+    fn look(&mut self, report: &SourceReport, is_silent: bool, now: Instant) -> Change {
+        let quiet = now.saturating_duration_since(self.moved);
+        if report.expected != self.expected {
+            (self.expected, self.moved) = (report.expected, now);
+            (self.rejected, self.rejecting) = (report.rejected, None);
+            self.is_rejection_logged = false;
+            return if is_silent {
+                Change::Resumed(quiet)
+            } else {
+                Change::None
+            };
+        }
+        match self.watched.silent_after {
+            Some(limit) if quiet >= limit && !is_silent => Change::Silent(quiet),
+            _ => Change::None,
+        }
+    }
+
+    /// Whether everything that arrives is rejected, which is returned once: the number of packets.
+    fn rejects_everything(&mut self, report: &SourceReport, now: Instant) -> Option<u64> {
+        let rejected = report.rejected.saturating_sub(self.rejected);
+        let least = if self.expected == 0 { 1 } else { MANY };
+        if rejected == 0 || self.is_rejection_logged {
+            return None;
+        }
+        let since = *self.rejecting.get_or_insert(now);
+        let is_due = now.saturating_duration_since(since) >= REJECTING && rejected >= least;
+        self.is_rejection_logged = is_due;
+        is_due.then_some(rejected)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.watched.pulses.iter().all(|pulse| pulse.has_ended())
+    }
+
+    fn log_rejections(&self, rejected: u64, total: u64) {
+        let name = &self.watched.name;
+        let why = match self.watched.rejections.most_frequent(total) {
+            Some((count, reason)) => format!("; most frequent reason ({count} packets): {reason}"),
+            None => "; the first message of the source above names the reason".to_owned(),
+        };
+        tracing::warn!(
+            "source {name}: everything that arrives is rejected, {rejected} packets so far{why}"
+        );
+    }
+}
+
+/// The thread; dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Monitor {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Monitor {
+    pub(super) fn start(
+        ledgers: Arc<Ledgers>,
+        control: Arc<Control>,
+        sources: Vec<Watched>,
+    ) -> std::io::Result<Self> {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let now = Instant::now();
+        let mut sources: Vec<_> = sources.into_iter().map(|s| Source::new(s, now)).collect();
+        let watch = move || {
+            let mut published = BTreeMap::new();
+            while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                let report = ledgers.report();
+                look(
+                    &ledgers,
+                    &mut sources,
+                    &mut published,
+                    &report,
+                    control.is_stopping(),
+                );
+            }
+        };
+        let thread = std::thread::Builder::new().name("daq-monitor".to_owned());
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread.spawn(watch)?),
+        })
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn look(
+    ledgers: &Ledgers,
+    sources: &mut [Source],
+    published: &mut BTreeMap<String, u64>,
+    report: &Report,
+    is_stopping: bool,
+) {
+    let now = Instant::now();
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+    let wall = since_1970.map_or(0, nanoseconds);
+    let activity = ledgers.activity();
+    activity.with(|seen| {
+        for (name, ring) in &report.rings {
+            if published.insert(name.clone(), ring.published).unwrap_or(0) != ring.published {
+                seen.frames.insert(name.clone(), now);
+            }
+        }
+    });
+    for source in sources {
+        let name = source.watched.name.clone();
+        let Some(counts) = report.sources.get(&name) else {
+            continue;
+        };
+        let before = source.expected;
+        let is_silent = activity.with(|seen| seen.silent.contains_key(&name));
+        let change = source.look(counts, is_silent, now);
+        if source.expected != before {
+            activity.with(|seen| seen.packets.insert(name.clone(), wall));
+        }
+        if is_stopping || source.has_ended() {
+            activity.with(|seen| seen.silent.remove(&name));
+            continue;
+        }
+        // Logged without the lock: a reader of the report must not wait for the log.
+        match change {
+            Change::None => {}
+            Change::Silent(quiet) => {
+                let limit = source.watched.silent_after.unwrap_or_default();
+                let rejected = counts.rejected.saturating_sub(source.rejected);
+                let also = match rejected {
+                    0 => String::new(),
+                    count => format!(" ({count} packets were rejected)"),
+                };
+                let reason = format!(
+                    "source {name}: no packet with data for more than {} s{also}",
+                    limit.as_secs_f64()
+                );
+                activity.with(|seen| seen.silent.insert(name.clone(), reason));
+                tracing::warn!(
+                    "source {name}: no packet with data for {:.0} s{also}; {}",
+                    quiet.as_secs_f64(),
+                    (source.watched.hint)()
+                );
+            }
+            Change::Resumed(quiet) => {
+                activity.with(|seen| seen.silent.remove(&name));
+                tracing::warn!(
+                    "source {name}: packets arrive again after {:.0} s of silence",
+                    quiet.as_secs_f64()
+                );
+            }
+        }
+        if let Some(rejected) = source.rejects_everything(counts, now) {
+            source.log_rejections(rejected, counts.rejected);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(silent_after: Option<u64>, start: Instant) -> Source {
+        let watched = Watched {
+            name: "adc".to_owned(),
+            silent_after: silent_after.map(Duration::from_secs),
+            hint: Box::new(String::new),
+            rejections: Rejections::default(),
+            pulses: vec![Pulse::new(
+                "adc".to_owned(),
+                crate::engine::control::Role::Source,
+            )],
+        };
+        Source::new(watched, start)
+    }
+
+    fn report(expected: u64, rejected: u64) -> SourceReport {
+        SourceReport {
+            expected,
+            rejected,
+            ..SourceReport::default()
+        }
+    }
+
+    #[test]
+    fn silence_and_its_end_are_found_once_each() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut source = source(Some(10), start);
+        assert_eq!(source.look(&report(0, 0), false, at(9)), Change::None);
+        let silent = Change::Silent(Duration::from_secs(10));
+        assert_eq!(source.look(&report(0, 0), false, at(10)), silent);
+        assert_eq!(source.look(&report(0, 3), true, at(11)), Change::None);
+        let resumed = Change::Resumed(Duration::from_secs(30));
+        assert_eq!(source.look(&report(5, 3), true, at(30)), resumed);
+        assert_eq!(source.look(&report(6, 3), false, at(31)), Change::None);
+        assert_eq!(source.look(&report(6, 3), false, at(40)), Change::None);
+        assert_eq!(source.look(&report(6, 3), false, at(41)), silent);
+        let mut indifferent = self::source(None, start);
+        assert_eq!(
+            indifferent.look(&report(0, 0), false, at(1000)),
+            Change::None
+        );
+    }
+
+    #[test]
+    fn packets_that_are_all_rejected_are_found_once_and_again_after_data() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut source = source(None, start);
+        assert_eq!(source.rejects_everything(&report(0, 0), at(0)), None);
+        assert_eq!(source.rejects_everything(&report(0, 1), at(1)), None);
+        assert_eq!(source.rejects_everything(&report(0, 2), at(2)), Some(2));
+        assert_eq!(source.rejects_everything(&report(0, 9), at(9)), None);
+        source.look(&report(100, 9), false, at(10));
+        // Stragglers after the end of a stream are not everything.
+        assert_eq!(source.rejects_everything(&report(100, 12), at(11)), None);
+        assert_eq!(source.rejects_everything(&report(100, 12), at(20)), None);
+        assert_eq!(
+            source.rejects_everything(&report(100, 19), at(21)),
+            Some(10)
+        );
+    }
+}

@@ -1,0 +1,179 @@
+//! Accepts a bounded number of connections, and closes those without a request.
+//!
+//! A client that opens connections and sends nothing must not use up the descriptors that sinks need for their
+//! files. At most [`Limits::connections`] are open; a further one closes the oldest. A connection that does not send
+//! a whole request, or does not read its answer, is closed after [`Limits::idle`].
+
+use axum::serve::Listener;
+use rustix::process::{Resource, getrlimit};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, Sleep};
+
+/// Maximum number of connections where the process may open many descriptors.
+const MAX_CONNECTIONS: usize = 64;
+/// The server uses at most this fraction (one of so many) of the process' descriptors.
+const DESCRIPTOR_SHARE: u64 = 8;
+/// Pause after a failed `accept`, which mostly means that there is no descriptor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Bounds on connections.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Maximum number of open connections.
+    pub(super) connections: usize,
+    /// Maximum time from the last byte of an answer (or the start) to the last byte of the next request, and
+    /// between two writes of an answer.
+    pub(super) idle: Duration,
+}
+
+impl Limits {
+    /// The limits under this process' limit on open files.
+    pub(super) fn of_process() -> Self {
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let share = usize::try_from(descriptors / DESCRIPTOR_SHARE).unwrap_or(usize::MAX);
+        Self {
+            connections: share.clamp(2, MAX_CONNECTIONS),
+            idle: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A listener that enforces its [`Limits`].
+pub(super) struct Bounded {
+    listener: TcpListener,
+    limits: Limits,
+    permits: Arc<Semaphore>,
+    /// Dropping an entry closes its connection; the oldest is first.
+    open: VecDeque<oneshot::Sender<()>>,
+}
+
+impl Bounded {
+    pub(super) fn new(listener: TcpListener, limits: Limits) -> Self {
+        Self {
+            listener,
+            limits,
+            permits: Arc::new(Semaphore::new(limits.connections)),
+            open: VecDeque::with_capacity(limits.connections),
+        }
+    }
+
+    /// Closes the oldest connection.
+    fn close_oldest(&mut self) {
+        self.open.retain(|connection| !connection.is_closed());
+        drop(self.open.pop_front());
+    }
+
+    /// Waits until there is room for one more connection, which closing the oldest gives.
+    async fn permit(&mut self) -> OwnedSemaphorePermit {
+        loop {
+            if let Ok(permit) = self.permits.clone().try_acquire_owned() {
+                return permit;
+            }
+            self.close_oldest();
+            if let Ok(permit) = self.permits.clone().acquire_owned().await {
+                return permit;
+            }
+        }
+    }
+}
+
+impl Listener for Bounded {
+    type Io = Connection;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Connection, SocketAddr) {
+        loop {
+            let Ok((stream, address)) = self.listener.accept().await else {
+                self.close_oldest();
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            let permit = self.permit().await;
+            let (open, closed) = oneshot::channel();
+            self.open.retain(|connection| !connection.is_closed());
+            self.open.push_back(open);
+            let connection = Connection {
+                stream,
+                idle: self.limits.idle,
+                deadline: Box::pin(tokio::time::sleep(self.limits.idle)),
+                closed,
+                _permit: permit,
+            };
+            return (connection, address);
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// A connection that ends with an error at its deadline, or when the listener closes it.
+pub(super) struct Connection {
+    stream: TcpStream,
+    idle: Duration,
+    /// Moved on by what is written, not by what is read: a request that trickles in does not prolong its time.
+    deadline: Pin<Box<Sleep>>,
+    closed: oneshot::Receiver<()>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    /// The error that ends the connection, once there is one.
+    fn ended(&mut self, context: &mut Context<'_>) -> Option<io::Error> {
+        if Pin::new(&mut self.closed).poll(context).is_ready() {
+            return Some(io::ErrorKind::ConnectionAborted.into());
+        }
+        let is_over = self.deadline.as_mut().poll(context).is_ready();
+        is_over.then(|| io::ErrorKind::TimedOut.into())
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Some(error) = self.ended(context) {
+            return Poll::Ready(Err(error));
+        }
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if let Some(error) = self.ended(context) {
+            return Poll::Ready(Err(error));
+        }
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        if let Poll::Ready(Ok(_)) = written {
+            let deadline = Instant::now() + self.idle;
+            self.deadline.as_mut().reset(deadline);
+        }
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

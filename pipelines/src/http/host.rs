@@ -1,0 +1,103 @@
+//! Which names the server answers to.
+//!
+//! A page of another site can have its own name resolve to 127.0.0.1 and then read what this server answers (DNS
+//! rebinding). Its requests carry that name in `Host`. So the server answers requests for IP addresses, which need no
+//! resolver, for `localhost` and for the configured names, and refuses others.
+
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, Uri, header};
+use daq_core::config::Problem;
+use std::net::Ipv6Addr;
+
+/// The first name in a request that is not one of this server's; `None` if all are.
+///
+/// A request without a name, which no browser sends, has none that is refused.
+pub(super) fn refused(uri: &Uri, headers: &HeaderMap, hosts: &[String]) -> Option<String> {
+    let in_headers = headers.get_all(header::HOST).iter();
+    let in_headers = in_headers.map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let in_uri = uri.authority().map(|authority| authority.as_str().into());
+    in_uri
+        .into_iter()
+        .chain(in_headers)
+        .find(|name| !is_accepted(name, hosts))
+        .map(std::borrow::Cow::into_owned)
+}
+
+/// Returns a problem for each configured name that no request can match.
+pub(super) fn problems(hosts: &[String]) -> Vec<Problem> {
+    let is_name = |name: &str| {
+        let is_in_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        !name.is_empty() && name.bytes().all(is_in_name)
+    };
+    let problem = |name: &String| {
+        Problem::at("hosts", format!("{name:?} is not a host name"))
+            .help("write names without scheme, port and path, such as \"daq.lab.example\"")
+    };
+    let wrong = hosts.iter().filter(|name| !is_name(name));
+    wrong.map(problem).collect()
+}
+
+/// Whether `name`, with or without a port, is one of this server's.
+fn is_accepted(name: &str, hosts: &[String]) -> bool {
+    let Ok(authority) = name.parse::<Authority>() else {
+        return false;
+    };
+    let host = authority.host();
+    if let Some(address) = host.strip_prefix('[') {
+        let address = address.strip_suffix(']');
+        return address.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
+    }
+    let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+    host.parse::<std::net::Ipv4Addr>().is_ok()
+        || host == "localhost"
+        || host.ends_with(".localhost")
+        || hosts
+            .iter()
+            .any(|known| known.trim_end_matches('.').eq_ignore_ascii_case(&host))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_other_sites_are_refused() {
+        let hosts = ["daq.lab.example".to_owned(), "Rooted.example.".to_owned()];
+        for accepted in [
+            "localhost",
+            "LocalHost:9464",
+            "page.localhost",
+            "127.0.0.1:9464",
+            "10.0.0.7",
+            "[::1]:9464",
+            "[fe80::1]",
+            "daq.lab.example:80",
+            "DAQ.lab.example.",
+            "rooted.example:9464",
+        ] {
+            assert!(is_accepted(accepted, &hosts), "{accepted}");
+        }
+        for refused in [
+            "",
+            "rebind.example",
+            "localhost.rebind.example",
+            "127.0.0.1.rebind.example:9464",
+            "xdaq.lab.example",
+            "[rebind.example]",
+            "a b",
+        ] {
+            assert!(!is_accepted(refused, &hosts), "{refused}");
+        }
+    }
+
+    #[test]
+    fn configured_names_with_scheme_port_or_path_are_problems() {
+        let found = |name: &str| problems(&[name.to_owned()]).len();
+        for name in ["daq.lab.example", "DAQ-1.lab.example.", "localhost"] {
+            assert_eq!(found(name), 0, "{name}");
+        }
+        for name in ["", "daq:9464", "http://daq", "daq/metrics", "*.lab.example"] {
+            assert_eq!(found(name), 1, "{name}");
+        }
+    }
+}

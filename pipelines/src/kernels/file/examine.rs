@@ -1,0 +1,174 @@
+//! Examines a kernel's code without a GPU: compiles it, and compares the parameters with `struct Params`.
+
+use super::message::findings;
+use super::params::{Member, in_ptx, refused};
+use super::unit::{Entry, Unit};
+use super::{Code, FileKernel};
+use daq_core::config::Problem;
+use daq_core::cuda::{CompileError, Compiler, Target};
+use daq_core::examine::{Examination, Examined, FileFindings};
+use std::path::Path;
+
+/// What code is compiled for where the GPU is not known. Code that only newer GPUs can run is no error.
+const TARGETS: [Target; 3] = [Target::Ptx(8, 0), Target::Ptx(9, 0), Target::Ptx(10, 0)];
+
+pub(super) fn examine(keys: &FileKernel, examination: &Examination<'_>) -> Examined {
+    let mut found = Examined::default();
+    // A file that cannot be read is reported as such.
+    let Ok((path, bytes)) = keys.read(examination.directory) else {
+        return found;
+    };
+    let file = &keys.file;
+    if keys.code() == Some(Code::Cubin) {
+        let what = format!(
+            "`params` and `entry`: {file} is machine code, which only a GPU's driver reads"
+        );
+        found.unchecked.push(what);
+        return found;
+    }
+    let text = match String::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => {
+            let at = error.utf8_error().valid_up_to();
+            let message = format!("byte {at} of {} is not UTF-8 text", path.display());
+            found
+                .problems
+                .push(Problem::at("file", message).help("write the file in UTF-8"));
+            return found;
+        }
+    };
+    if keys.code() == Some(Code::Source) {
+        let entry = Entry::of(examination.dispatch);
+        compile(keys, &keys.unit(&text, path.parent(), entry), &mut found);
+    } else {
+        check_entry(keys, &text, &mut found);
+        check_params(keys, &text, &mut found);
+    }
+    found
+}
+
+/// Compiles `unit` and checks the parameters.
+fn compile(keys: &FileKernel, unit: &Unit<'_>, found: &mut Examined) {
+    let file = &keys.file;
+    let compiler = match Compiler::find() {
+        Ok(compiler) => compiler,
+        Err(error) => {
+            let what = format!("{file} was not compiled, nor `params` compared with it: {error}");
+            found.unchecked.push(what);
+            return;
+        }
+    };
+    let mut first = None;
+    for target in TARGETS {
+        match unit.compile(compiler, target) {
+            Ok(ptx) => return check_params(keys, &String::from_utf8_lossy(&ptx), found),
+            Err(error @ CompileError::Refused { .. }) => first = first.or(Some(error)),
+            Err(error) => {
+                first = first.or(Some(error));
+                break;
+            }
+        }
+    }
+    match first {
+        Some(CompileError::Refused { log }) => refuse(unit, &log, found),
+        // NVRTC_ERROR_INVALID_OPTION
+        Some(CompileError::Failed { code: 5, log, .. }) if !log.contains("architecture") => {
+            let log = log.trim_start_matches(':').trim();
+            let message = format!("the compiler refuses an option: {log}");
+            let problem = Problem::at("options", message);
+            found
+                .problems
+                .push(problem.help("write options of nvcc that its run-time compiler knows"));
+        }
+        Some(error) => found
+            .unchecked
+            .push(format!("{file} was not compiled: {error}")),
+        None => {}
+    }
+}
+
+/// Adds the errors in the compiler's log.
+fn refuse(unit: &Unit<'_>, log: &str, found: &mut Examined) {
+    let findings = findings(unit, log);
+    for (key, diagnostic) in findings.params {
+        let own = format!("`params.{key}`: ");
+        let message = diagnostic.message.strip_prefix(&own);
+        found.problems.push(Problem {
+            key: Some(format!("params.{key}")),
+            message: message.unwrap_or(&diagnostic.message).to_owned(),
+            help: (!diagnostic.help.is_empty()).then(|| diagnostic.help.join("; ")),
+        });
+    }
+    if !findings.text.is_empty() {
+        found.files.push(FileFindings {
+            name: unit.name.to_owned(),
+            text: unit.text.to_owned(),
+            diagnostics: findings.text,
+        });
+    } else if found.problems.is_empty() {
+        let message = format!("{} does not compile:\n{log}", unit.name);
+        found.problems.push(Problem::at("file", message));
+    }
+}
+
+/// Whether compiled code has the kernel that is to be launched.
+fn check_entry(keys: &FileKernel, ptx: &str, found: &mut Examined) {
+    let name = keys.entry.as_deref().unwrap_or(super::launch::ENTRY);
+    if !ptx.contains(&format!(".entry {name}(")) {
+        let file = Path::new(&keys.file).display();
+        let key = if keys.entry.is_some() {
+            "entry"
+        } else {
+            "file"
+        };
+        let help = format!(
+            "put DAQ_KERNEL(on_frame, Params) or DAQ_ENTRY({name}, on_frame) at the end of its source and compile it again"
+        );
+        found
+            .problems
+            .push(Problem::at(key, format!("{file} has no kernel `{name}`")).help(help));
+    }
+}
+
+/// Compares the parameters with the members that the code describes.
+fn check_params(keys: &FileKernel, ptx: &str, found: &mut Examined) {
+    let file = &keys.file;
+    for (key, value) in &keys.params {
+        let name = format!("daq_param_{key}");
+        let wrong =
+            |message: String, help: &str| Problem::at(format!("params.{key}"), message).help(help);
+        let Some(described) = in_ptx(ptx, &name) else {
+            if ptx.contains(&name) {
+                found.unchecked.push(format!(
+                    "`params.{key}`: its description in {file} has an unknown form"
+                ));
+            } else {
+                let message = format!("{file} does not let `{key}` be set");
+                let help = format!(
+                    "put DAQ_PARAM(Params, {key}) at the end of its source and compile it again"
+                );
+                found.problems.push(wrong(message, &help));
+            }
+            continue;
+        };
+        let Some(member) = Member::read(&described) else {
+            let message = format!(
+                "member `{key}` of `struct Params` in {file} is of a type that cannot be set"
+            );
+            let help = "make it a number, a boolean or an array of one dimension";
+            found.problems.push(wrong(message, help));
+            continue;
+        };
+        // The compiler has seen that the member lies inside of the struct.
+        let mut image = vec![0; member.end()];
+        if let Err(why) = member.set(&mut image, value) {
+            let message = refused(file, key, value, &member, &why);
+            let (message, help) = message.rsplit_once("; ").unwrap_or((&message, ""));
+            let own = format!("`params.{key}` = {value}: ");
+            let message = message.strip_prefix(&own).unwrap_or(message);
+            found
+                .problems
+                .push(wrong(format!("{value}: {message}"), help));
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! Who may connect to a listener: peers of allowed addresses that know a shared token.
+//!
+//! The token follows the greeting of each rail, in the clear. It refuses senders that can reach the port, but not those that
+//! can also read the network.
+
+use super::{ConnectError, Dialler, Incoming, Link, Listener, Prepare};
+use crate::stream::wire::Hello;
+use crate::verbs::{Nic, QueueOptions};
+use daq_core::ledger::Counter;
+use daq_core::log_limit::LogLimit;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+/// Valid lengths of a token in bytes.
+pub const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=64;
+
+/// Decides whether a peer's address is allowed; called for every peer that connects.
+pub type Allows = Arc<dyn Fn(SocketAddr) -> bool + Send + Sync>;
+
+/// A secret that both sides of a connection share. Its `Debug` form does not show it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(Vec<u8>);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+impl Token {
+    /// Returns a token of these bytes without the white space around them; `None` if its length is not in
+    /// [`TOKEN_BYTES`].
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.trim_ascii();
+        TOKEN_BYTES
+            .contains(&bytes.len())
+            .then(|| Self(bytes.to_owned()))
+    }
+
+    /// Returns whether `other` is equal. The time does not depend on where they differ.
+    fn is(&self, other: &[u8]) -> bool {
+        let pairs = self.0.iter().zip(other);
+        let differs = pairs.fold(0, |differs, (a, b)| std::hint::black_box(differs | (a ^ b)));
+        self.0.len() == other.len() && std::hint::black_box(differs) == 0
+    }
+}
+
+/// A token as it is written in a configuration. Its `Debug` form does not show it.
+#[derive(Clone, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// The keys `token` and `token_file` of a section.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenKeys {
+    /// The token itself.
+    pub token: Option<Secret>,
+    /// A file that holds it.
+    pub file: Option<PathBuf>,
+}
+
+impl TokenKeys {
+    /// What is wrong with them and how to fix it; the token is not in the text.
+    pub fn problem(&self, is_tcp: bool) -> Option<(&'static str, &'static str)> {
+        let (least, most) = (TOKEN_BYTES.start(), TOKEN_BYTES.end());
+        debug_assert_eq!((*least, *most), (16, 64));
+        let is_short = |token: &Secret| Token::new(token.0.as_bytes()).is_none();
+        if self.token.is_some() && self.file.is_some() {
+            Some((
+                "`token` and `token_file` exclude each other",
+                "leave one of them out",
+            ))
+        } else if self.token.as_ref().is_some_and(is_short) {
+            let help = "make one with `openssl rand -hex 32`, or name a file that holds it in `token_file`";
+            Some(("`token` must have 16 to 64 bytes", help))
+        } else if (self.token.is_some() || self.file.is_some()) && !is_tcp {
+            let help = "use connection = \"tcp\" on both sides, or leave the token out";
+            Some(("requests of rdma_cm have no room for a token", help))
+        } else {
+            None
+        }
+    }
+
+    /// The token, read from its file where it is in one; `None` where neither key is set.
+    ///
+    /// # Errors
+    /// If the file cannot be read or holds no token.
+    pub fn read(&self, directory: &Path) -> io::Result<Option<Token>> {
+        let bytes = match (&self.token, &self.file) {
+            (Some(token), _) => token.0.clone().into_bytes(),
+            (None, Some(file)) => daq_core::file::read(&directory.join(file))
+                .map_err(|error| io::Error::new(error.kind(), format!("token_file: {error}")))?,
+            (None, None) => return Ok(None),
+        };
+        Token::new(&bytes).map(Some).ok_or_else(|| {
+            io::Error::other("token_file must hold a token of 16 to 64 bytes: make one with `openssl rand -hex 32`")
+        })
+    }
+}
+
+/// What a listener asks of its peers.
+pub struct Access {
+    /// The listener's component, for the log.
+    pub name: String,
+    /// Which addresses may connect; `None` = every one.
+    pub allows: Option<Box<dyn Fn(SocketAddr) -> bool + Send + Sync>>,
+    /// The token that a peer must send; `None` = none.
+    pub token: Option<Token>,
+    /// Counts peers that are refused.
+    pub refused: Counter,
+}
+
+/// Counts and logs refused peers.
+struct Refusals {
+    name: String,
+    count: Counter,
+    limit: LogLimit,
+}
+
+impl Refusals {
+    fn add(&self, peer: &str, why: &str) {
+        self.count.add_shared(1);
+        self.limit.run(|suppressed| {
+            let name = &self.name;
+            tracing::warn!("{name}: refused a connection from {peer}: {why}{suppressed}");
+        });
+    }
+}
+
+/// A listener that refuses peers without access.
+pub struct Guarded {
+    inner: Box<dyn Listener>,
+    token: Option<Token>,
+    refusals: Arc<Refusals>,
+}
+
+impl Guarded {
+    /// Guards `inner`.
+    pub fn new(mut inner: Box<dyn Listener>, access: Access) -> Self {
+        let refusals = Arc::new(Refusals {
+            name: access.name,
+            count: access.refused,
+            limit: LogLimit::new(),
+        });
+        if let Some(allows) = access.allows {
+            let refusals = refusals.clone();
+            inner.restrict(Arc::new(move |peer| {
+                let is_allowed = allows(peer);
+                if !is_allowed {
+                    refusals.add(&peer.to_string(), "its address is not in `from`");
+                }
+                is_allowed
+            }));
+        }
+        Self {
+            inner,
+            token: access.token,
+            refusals,
+        }
+    }
+
+    /// Why a peer with these greetings is refused.
+    fn refuses(&self, greetings: &[Vec<u8>]) -> Option<&'static str> {
+        let token = self.token.as_ref()?;
+        let sent = |greeting: &Vec<u8>| {
+            greeting
+                .get(Hello::BYTES..)
+                .is_some_and(|sent| token.is(sent))
+        };
+        let has_none = greetings
+            .iter()
+            .all(|greeting| greeting.len() <= Hello::BYTES);
+        // Compares the tokens of all rails, so that the time does not reveal which one is wrong.
+        let is_right = greetings
+            .iter()
+            .fold(true, |right, greeting| sent(greeting) & right);
+        match (is_right && !greetings.is_empty(), has_none) {
+            (true, _) => None,
+            (false, true) => Some("it sent no token: set the `token` of this source in its sink"),
+            (false, false) => {
+                Some("it sent another token: set the `token` of this source in its sink")
+            }
+        }
+    }
+}
+
+impl Listener for Guarded {
+    fn accept(
+        &mut self,
+        nics: &[Arc<dyn Nic>],
+        limit: Duration,
+    ) -> Result<Option<Box<dyn Incoming>>, ConnectError> {
+        let start = Instant::now();
+        loop {
+            let left = limit.saturating_sub(start.elapsed());
+            let Some(incoming) = self.inner.accept(nics, left)? else {
+                return Ok(None);
+            };
+            let Some(why) = self.refuses(incoming.greetings()) else {
+                return Ok(Some(incoming));
+            };
+            self.refusals.add(&incoming.peer(), why);
+            incoming.refuse(why);
+            // The caller must return to its other work however many peers are refused.
+            if start.elapsed() >= limit {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// A dialler that sends a token with its greetings.
+pub struct WithToken {
+    inner: Box<dyn Dialler>,
+    token: Token,
+}
+
+impl WithToken {
+    /// Adds `token` to the greetings of `inner`.
+    pub fn new(inner: Box<dyn Dialler>, token: Token) -> Self {
+        Self { inner, token }
+    }
+}
+
+impl Dialler for WithToken {
+    fn heed(&mut self, is_over: Arc<AtomicBool>) {
+        self.inner.heed(is_over);
+    }
+
+    fn dial(
+        &mut self,
+        nics: &[Arc<dyn Nic>],
+        options: &QueueOptions,
+        greetings: &[Vec<u8>],
+        prepare: Prepare<'_>,
+        limit: Duration,
+    ) -> Result<Link, ConnectError> {
+        let greetings: Vec<_> = greetings
+            .iter()
+            .map(|greeting| [greeting.as_slice(), &self.token.0].concat())
+            .collect();
+        self.inner.dial(nics, options, &greetings, prepare, limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connect::Breaker;
+    use std::sync::Mutex;
+
+    struct Peers(Vec<Vec<u8>>, Arc<Mutex<Vec<String>>>);
+    struct Peer(Vec<Vec<u8>>, Arc<Mutex<Vec<String>>>);
+
+    impl Listener for Peers {
+        fn accept(
+            &mut self,
+            _: &[Arc<dyn Nic>],
+            _: Duration,
+        ) -> Result<Option<Box<dyn Incoming>>, ConnectError> {
+            let peer = (!self.0.is_empty()).then(|| vec![self.0.remove(0)]);
+            Ok(
+                peer.map(|greetings| {
+                    Box::new(Peer(greetings, self.1.clone())) as Box<dyn Incoming>
+                }),
+            )
+        }
+    }
+
+    impl Incoming for Peer {
+        fn peer(&self) -> String {
+            "10.0.0.66:4000".to_owned()
+        }
+
+        fn greetings(&self) -> &[Vec<u8>] {
+            &self.0
+        }
+
+        fn breaker(&self) -> Breaker {
+            Box::new(|| {})
+        }
+
+        fn accept(
+            self: Box<Self>,
+            _: &QueueOptions,
+            _: &[Vec<u8>],
+            _: Prepare<'_>,
+        ) -> Result<Link, ConnectError> {
+            unreachable!("no test connects")
+        }
+
+        fn refuse(self: Box<Self>, why: &str) {
+            self.1.lock().unwrap().push(why.to_owned());
+        }
+    }
+
+    #[test]
+    fn a_peer_without_the_token_is_refused_and_counted() {
+        let token = |text: &str| Token::new(text.as_bytes()).unwrap();
+        let hello = vec![1; Hello::BYTES];
+        let with = |text: &str| [&hello, text.as_bytes()].concat();
+        let right = "0123456789abcdef";
+        let peers = vec![
+            hello.clone(),
+            with("0123456789abcdeX"),
+            with("0123456789abcdef0"),
+            with("0"),
+            with(right),
+        ];
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let access = Access {
+            name: "source link".to_owned(),
+            allows: None,
+            token: Some(token(right)),
+            refused: Counter::default(),
+        };
+        let refused = access.refused.clone();
+        let mut guarded = Guarded::new(Box::new(Peers(peers, said.clone())), access);
+        let none = guarded.accept(&[], Duration::ZERO).unwrap();
+        assert!(none.is_none(), "the limit ends the wait after each refusal");
+        assert_eq!(refused.get(), 1);
+        let incoming = guarded.accept(&[], Duration::from_mins(5)).unwrap();
+        assert_eq!(incoming.unwrap().greetings(), [with(right)]);
+        let said = said.lock().unwrap();
+        assert_eq!((refused.get(), said.len()), (4, 4));
+        assert!(
+            said[0].contains("no token") && said[1..].iter().all(|why| why.contains("another"))
+        );
+        assert!(said.iter().all(|why| !why.contains(right)));
+    }
+
+    #[test]
+    fn tokens_are_read_from_key_or_file_and_never_shown() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("token"), "0123456789abcdef\n").unwrap();
+        std::fs::write(directory.path().join("short"), "0123456789\n").unwrap();
+        let keys = |token: Option<&str>, file: Option<&str>| TokenKeys {
+            token: token.map(|token| Secret(token.to_owned())),
+            file: file.map(PathBuf::from),
+        };
+        let by_key = keys(Some("0123456789abcdef"), None).read(directory.path());
+        let by_file = keys(None, Some("token")).read(directory.path());
+        let by_key = by_key.unwrap();
+        assert_eq!(by_key, by_file.unwrap());
+        assert_eq!(format!("{by_key:?}"), "Some(Token(…))");
+        assert_eq!(keys(None, None).read(directory.path()).unwrap(), None);
+        for file in ["short", "absent"] {
+            let error = keys(None, Some(file)).read(directory.path()).unwrap_err();
+            let text = error.to_string();
+            assert!(
+                text.contains("token_file") && !text.contains("0123456789"),
+                "{text}"
+            );
+        }
+        assert!(keys(Some("short"), None).problem(true).is_some());
+        let padded = format!("{:20}", "short");
+        assert!(keys(Some(&padded), None).problem(true).is_some());
+        assert!(
+            keys(Some("0123456789abcdef"), Some("token"))
+                .problem(true)
+                .is_some()
+        );
+        assert!(
+            keys(Some("0123456789abcdef"), None)
+                .problem(false)
+                .is_some()
+        );
+        assert_eq!(keys(Some("0123456789abcdef"), None).problem(true), None);
+    }
+}

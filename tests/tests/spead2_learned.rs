@@ -1,0 +1,286 @@
+//! SPEAD heaps whose sizes are learned, sent by `configs/send_spead.py`, that is by PyPI's spead2 with its defaults.
+
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+mod network;
+
+use daq_tests::{Daq, Outcome, Python, repository, skip};
+use network::loopback;
+use serde_json::json;
+use std::fmt::Write;
+
+/// A sender and the source that receives from it.
+#[derive(Clone, Copy)]
+struct Stream {
+    name: &'static str,
+    heaps: usize,
+    heap: usize,
+    /// Further arguments of the sender.
+    sender: &'static str,
+    /// Further keys of the source's format.
+    format: &'static str,
+    /// Further keys of the source.
+    source: &'static str,
+    /// What the log says was learned.
+    learned: &'static str,
+}
+
+const PLAIN: Stream = Stream {
+    name: "plain",
+    heaps: 30,
+    heap: 60_000,
+    sender: "",
+    format: "",
+    source: "",
+    learned: "packet = 1432 B, first = 1424 B, counter step = 1, SPEAD-64-40",
+};
+
+impl Stream {
+    fn config(&self, port: u16) -> String {
+        let Self {
+            name,
+            format,
+            source,
+            ..
+        } = self;
+        format!(
+            "[source.{name}]\ndriver = \"udp\"\nring = \"{name}\"\nlisten = \"127.0.0.1:{port}\"\n{source}\n\
+             [source.{name}.format]\nkind = \"spead\"\n{format}\n\
+             [ring.{name}]\nmemory = \"host\"\nslot = 65536\nslots = 64\n\
+             [sink.{name}-disk]\ndriver = \"file\"\ninput = \"{name}\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
+        )
+    }
+}
+
+fn script() -> String {
+    std::fs::read_to_string(repository().join("configs/send_spead.py")).unwrap()
+}
+
+fn send(python: &Python, daq: &Daq, stream: &Stream, port: u16) {
+    let Stream {
+        name,
+        heaps,
+        heap,
+        sender,
+        ..
+    } = stream;
+    let file = daq.path(name);
+    let common = format!("--port {port} --heaps {heaps} --heap {heap} --pause 0.002 {sender}");
+    let mut arguments: Vec<_> = common.split_whitespace().map(str::to_owned).collect();
+    arguments.extend(["--save".to_owned(), file.display().to_string()]);
+    python.run(&script(), &arguments);
+}
+
+/// Runs all of `streams` at once, each to its own source.
+fn run(python: &Python, streams: &[Stream]) -> (Daq, Outcome) {
+    let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
+    let ports: Vec<_> = streams.iter().map(|_| loopback::free_port()).collect();
+    for (stream, port) in streams.iter().zip(&ports) {
+        text.write_str(&stream.config(*port)).unwrap();
+    }
+    let daq = Daq::new(&text);
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    std::thread::scope(|scope| {
+        for (stream, port) in streams.iter().zip(&ports) {
+            scope.spawn(|| send(python, &daq, stream, *port));
+        }
+    });
+    for stream in streams {
+        let frames = format!("sinks.{}-disk.frames", stream.name);
+        live.wait_count(&frames, stream.heaps as u64);
+    }
+    let outcome = live.stop().ok();
+    (daq, outcome)
+}
+
+fn check(daq: &Daq, outcome: &Outcome, stream: &Stream, sink: &str, source: &str, out: &str) {
+    let n = |key: &str| outcome.count(&format!("sources.{source}.{key}"));
+    let told = format!("{}:\n{:#}\n{}", stream.name, outcome.report, outcome.stderr);
+    let sent = std::fs::read(daq.path(stream.name)).unwrap();
+    assert_eq!(sent.len(), stream.heaps * stream.heap, "{told}");
+    assert_eq!(
+        (n("rejected"), n("duplicates"), n("epochs")),
+        (0, 0, 1),
+        "{told}"
+    );
+    assert_eq!(n("expected"), n("delivered"), "{told}");
+    assert_eq!(
+        outcome.report["sources"][source]["lost"],
+        json!({}),
+        "{told}"
+    );
+    assert_eq!(n("bytes"), sent.len() as u64, "{told}");
+    let file = network::Recording::read(&daq.path(out), sink);
+    assert!(file.data == sent, "other bytes in the file of {told}");
+    assert_eq!(file.missing, [0..0; 0], "{told}");
+    let learned = format!("source {source}: learned heap = ");
+    let line = outcome.stderr.lines().find(|line| line.contains(&learned));
+    assert!(
+        line.is_some_and(|line| line.contains(stream.learned)),
+        "{told}"
+    );
+}
+
+#[test]
+fn readme_example_receives_spead2_defaults_byte_identical() {
+    let python = match Python::with(&["spead2", "numpy"]) {
+        Ok(python) => python,
+        Err(why) => skip!("{why}"),
+    };
+    let readme = std::fs::read_to_string(repository().join("README.md")).unwrap();
+    let config = std::fs::read_to_string(repository().join("configs/spead.toml")).unwrap();
+    let example = config.split_once("[source").unwrap().1;
+    assert!(readme.contains(example), "README.md shows another example");
+    let daq = Daq::new(&config);
+    let port = loopback::free_port();
+    let listen = format!("source.correlator.listen=127.0.0.1:{port}");
+    let mut live = daq.spawn(&["--set", &listen, "--set", "http.listen=127.0.0.1:0"]);
+    live.wait_ready();
+    let stream = Stream {
+        heaps: 20,
+        heap: 1 << 20,
+        sender: "--pause 0.05",
+        ..PLAIN
+    };
+    send(&python, &daq, &stream, port);
+    live.wait_count("sinks.disk.frames", stream.heaps as u64);
+    let outcome = live.stop().ok();
+    check(&daq, &outcome, &stream, "disk", "correlator", "heaps");
+}
+
+#[test]
+fn spead2_flavours_and_descriptors_arrive_byte_identical() {
+    let python = match Python::with(&["spead2", "numpy"]) {
+        Ok(python) => python,
+        Err(why) => skip!("{why}"),
+    };
+    let streams = [
+        PLAIN,
+        Stream {
+            name: "wide",
+            sender: "--address-bits 48",
+            learned: "SPEAD-64-48",
+            ..PLAIN
+        },
+        Stream {
+            name: "every",
+            sender: "--descriptors every",
+            learned: "first = 1244 B, counter step = 1",
+            ..PLAIN
+        },
+        Stream {
+            name: "third",
+            sender: "--descriptors third",
+            ..PLAIN
+        },
+        Stream {
+            name: "own",
+            sender: "--descriptors own",
+            ..PLAIN
+        },
+        Stream {
+            name: "none",
+            sender: "--descriptors none",
+            ..PLAIN
+        },
+        Stream {
+            name: "jumbo",
+            sender: "--packet 8972",
+            learned: "packet = 8928 B, first = 8920 B",
+            ..PLAIN
+        },
+        // A heap of one packet, one of a packet and a byte.
+        Stream {
+            name: "small",
+            heap: 1000,
+            heaps: 200,
+            learned: "counter step = 1",
+            ..PLAIN
+        },
+        Stream {
+            name: "odd",
+            heap: 1426,
+            heaps: 200,
+            learned: "counter step = 1",
+            ..PLAIN
+        },
+    ];
+    let (daq, outcome) = run(&python, &streams);
+    for stream in &streams {
+        let sink = format!("{}-disk", stream.name);
+        check(&daq, &outcome, stream, &sink, stream.name, "out");
+    }
+}
+
+#[test]
+fn spead2_counter_steps_and_given_keys_are_combined() {
+    let python = match Python::with(&["spead2", "numpy"]) {
+        Ok(python) => python,
+        Err(why) => skip!("{why}"),
+    };
+    let streams = [
+        Stream {
+            name: "two",
+            sender: "--step 2 --descriptors own",
+            learned: "counter step = 2",
+            ..PLAIN
+        },
+        Stream {
+            name: "eight",
+            sender: "--first 5 --step 8",
+            learned: "counter step = 8",
+            ..PLAIN
+        },
+        Stream {
+            name: "given",
+            format: "heap = 60000",
+            ..PLAIN
+        },
+        Stream {
+            name: "sockets",
+            source: "sockets = 3",
+            ..PLAIN
+        },
+        // Ends before enough heaps have arrived to be sure.
+        Stream {
+            name: "brief",
+            heaps: 2,
+            ..PLAIN
+        },
+    ];
+    let (daq, outcome) = run(&python, &streams);
+    for stream in &streams {
+        let sink = format!("{}-disk", stream.name);
+        check(&daq, &outcome, stream, &sink, stream.name, "out");
+    }
+}
+
+#[test]
+fn heap_longer_than_slot_is_rejected_with_the_fix() {
+    let python = match Python::with(&["spead2", "numpy"]) {
+        Ok(python) => python,
+        Err(why) => skip!("{why}"),
+    };
+    let stream = Stream {
+        name: "long",
+        heap: 70_000,
+        ..PLAIN
+    };
+    let port = loopback::free_port();
+    let daq = Daq::new(&format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\n{}",
+        stream.config(port)
+    ));
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    send(&python, &daq, &stream, port);
+    live.wait_count("sources.long.rejected", 30 * 49);
+    let outcome = live.stop();
+    assert_eq!(outcome.count("sources.long.expected"), 0);
+    assert!(
+        outcome.stderr.contains("set `slot = "),
+        "{}",
+        outcome.stderr
+    );
+}
