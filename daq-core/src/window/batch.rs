@@ -77,6 +77,8 @@ pub struct Batch<'a> {
     horizon: u64,
     /// The lowest position seen in this batch.
     start: u64,
+    /// Places that have arrived in this batch.
+    arrived: u64,
 }
 
 /// Whether a frame has memory for a packet.
@@ -111,6 +113,7 @@ impl<'a> Batch<'a> {
             base,
             horizon: 0,
             start: u64::MAX,
+            arrived: 0,
         };
         if is_stale {
             // Another thread's packets have confirmed an epoch that this thread's candidates may belong to.
@@ -177,6 +180,7 @@ impl<'a> Batch<'a> {
             record.canary[place as usize].with_mut(|canary| unsafe { *canary += 1 });
         }
         record.mark_present(place, exclusive);
+        self.arrived += 1;
         stamp(record, self.geometry(), place, time);
         if memory.is_some() {
             Outcome::Placed
@@ -190,6 +194,7 @@ impl<'a> Batch<'a> {
         match self.find(id, None) {
             Found::Open { frame, place } => {
                 let record = self.shared.record(frame);
+                record.settle_note(state::UNASSIGNED);
                 if record.state.load(Ordering::Acquire) == state::VOID {
                     return self.reject();
                 }
@@ -426,6 +431,7 @@ impl<'a> Batch<'a> {
         if !record.mark_present(place.index, true) {
             return false;
         }
+        self.arrived += 1;
         let position = self.follow(id, place.frame, place.index);
         self.horizon = self.horizon.max(position + 1);
         self.start = self.start.min(position);
@@ -682,6 +688,7 @@ impl<'a> Batch<'a> {
     }
 
     fn ask_memory(&mut self, frame: u64, record: &Record) -> Memory {
+        record.settle_note(state::UNASSIGNED);
         if record.state.load(Ordering::Acquire) == state::UNASSIGNED {
             if let Some(sequencer) = &mut self.seat.sequencer {
                 if !sequencer.assign(self.shared, frame) {
@@ -731,7 +738,10 @@ impl<'a> Batch<'a> {
             self.shared
                 .horizon
                 .fetch_max(self.horizon, Ordering::AcqRel);
-            (self.horizon, self.start) = (0, u64::MAX);
+            self.shared
+                .arrived
+                .fetch_add(self.arrived, Ordering::AcqRel);
+            (self.horizon, self.start, self.arrived) = (0, u64::MAX, 0);
         }
     }
 }

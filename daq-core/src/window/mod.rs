@@ -16,8 +16,8 @@
 //! *sequencer*, which alone closes frames, in order, and hands them to the ring.
 //!
 //! # Ledger
-//! `expected` runs from the lowest to the highest place seen in each epoch. A place is `delivered` when its
-//! frame is published with it. What is missing then stays `pending` until the frame has left the window
+//! `expected` runs from the lowest to the highest place seen in each epoch; a place counts once it has arrived, or once its
+//! frame is closed without it. A place is `delivered` when its frame is published with it. What is missing then stays `pending` until the frame has left the window
 //! behind (or the stream has been idle for a second, or has ended), so that a packet that comes late is
 //! counted as `late` and not as a gap; then its cause is settled, and no counter ever goes back.
 //!
@@ -343,8 +343,9 @@ impl Window {
 
     /// Says that `unit` carries no data by design (a SPEAD heap of descriptors): its places are not expected.
     ///
-    /// Has an effect only where a unit is a frame, and before anything beyond the unit has come. What this thread puts
-    /// next comes after it: a frame beyond needs a slot, which the sequencer gives when it has read its mail.
+    /// Has an effect only where a unit is a frame, and while nothing has arrived for it. Payload that arrives before that
+    /// of a later unit refutes it; a unit that later ones have overtaken is void at once, and what arrives for it is
+    /// rejected. If the frame was closed already, its places count as `late`.
     pub fn void(&mut self, unit: u64) {
         let is_frame =
             self.shared.geometry.numbering.places_per_unit == self.shared.geometry.places;

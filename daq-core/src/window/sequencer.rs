@@ -1,13 +1,14 @@
 //! The one thread that gives frames memory, closes them in order and settles the ledger.
 
-use super::shared::{BLOCKED, Epoch, EpochRequest, Mail, Shared, state, wait_until};
-use super::{Numbering, PacketId};
+mod epochs;
+mod voids;
+
+use super::shared::{BLOCKED, Epoch, EpochRequest, Mail, Shared, state};
 use crate::frame::{Clock, Flags, FrameMeta, Timestamp};
 use crate::ledger::{Cause, SourceLedger};
 use crate::ring::Producer;
 use crate::sync::Ordering;
 use std::ops::Range;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 /// How long a frame with gaps is kept open when nothing comes any more.
@@ -58,11 +59,9 @@ pub(super) struct Sequencer {
     assigned: u64,
     /// Open frames before this one have a slot or want none.
     asked_to: u64,
-    /// Expected places of epochs that are over.
-    expected: u64,
-    /// Places of this epoch that carry no data by design.
-    voided: u64,
-    /// Missing places of closed frames whose fate is open.
+    /// Places of closed frames that had not arrived in time.
+    absent: u64,
+    /// Those whose fate is open.
     missing: u64,
     /// Places that will never come, and the number of readings of the kernel's drops when that was known: a
     /// later reading tells where they were lost.
@@ -97,8 +96,7 @@ impl Sequencer {
             ledger,
             assigned: 0,
             asked_to: 0,
-            expected: 0,
-            voided: 0,
+            absent: 0,
             missing: 0,
             gaps: (0, 0),
             drops: 0,
@@ -141,7 +139,7 @@ impl Sequencer {
     }
 
     /// Gives every open frame up to `frame` that wants a slot one, in order; false if there are too few. A frame that is
-    /// void or was refused a slot wants none.
+    /// void or was refused a slot wants none, and `frame` has payload, whatever a control packet said.
     pub(super) fn assign(&mut self, shared: &Shared, frame: u64) -> bool {
         let base = shared.base.load(Ordering::Relaxed);
         if base == BLOCKED {
@@ -149,6 +147,12 @@ impl Sequencer {
         }
         // A window may be long, and its oldest frame may stay open while packets go on.
         for open in base.max(self.asked_to)..=frame {
+            let is_void = open < frame;
+            shared.record(open).settle_note(if is_void {
+                state::VOID
+            } else {
+                state::UNASSIGNED
+            });
             if !self.assign_one(shared, open) {
                 return false;
             }
@@ -290,86 +294,6 @@ impl Sequencer {
         }
     }
 
-    /// Opens the epoch that another thread asked for, or refuses it, once all threads have looked for packets.
-    fn answer(&mut self, shared: &Shared, writer: usize, now: Instant) {
-        let Some(asked) = &mut self.asked else {
-            return;
-        };
-        asked.ticks += 1;
-        let Asked {
-            request,
-            deadline,
-            ticks,
-        } = *asked;
-        let have_looked = ticks > 2 && self.have_looked(shared, writer) || now >= deadline;
-        if have_looked || cfg!(loom) {
-            self.asked = None;
-            if request.known == self.epoch.number {
-                self.decide_epoch(shared, writer, request, false);
-            }
-        }
-    }
-
-    fn note_rounds(&mut self, shared: &Shared) {
-        for (noted, rounds) in self.rounds.iter_mut().zip(&shared.rounds) {
-            *noted = rounds.load(Ordering::Acquire);
-        }
-    }
-
-    /// Whether every other thread has looked for packets since [`note_rounds`](Self::note_rounds), and begun to after it.
-    fn have_looked(&self, shared: &Shared, writer: usize) -> bool {
-        let pairs = self.rounds.iter().zip(&shared.rounds).enumerate();
-        pairs.into_iter().all(|(other, (noted, rounds))| {
-            other == writer || rounds.load(Ordering::Acquire).wrapping_sub(*noted) >= 2
-        })
-    }
-
-    /// Opens the epoch that this thread's packets agree on, or refuses it.
-    pub(super) fn confirm_epoch(
-        &mut self,
-        shared: &Shared,
-        writer: usize,
-        request: EpochRequest,
-        restarts: bool,
-    ) {
-        if !shared.is_exclusive() && cfg!(not(loom)) {
-            self.note_rounds(shared);
-            let start = Instant::now();
-            wait_until(|| self.have_looked(shared, writer) || start.elapsed() >= LOOK_ROUND);
-        }
-        self.decide_epoch(shared, writer, request, restarts);
-    }
-
-    fn decide_epoch(
-        &mut self,
-        shared: &Shared,
-        writer: usize,
-        request: EpochRequest,
-        restarts: bool,
-    ) {
-        let EpochRequest {
-            mut first,
-            known,
-            since,
-        } = request;
-        if !shared.is_exclusive() {
-            if known > 0 && shared.horizon.load(Ordering::Acquire) != since {
-                // Other threads go on in the old count.
-                shared.refusals.fetch_add(1, Ordering::AcqRel);
-                return;
-            }
-            let geometry = &shared.geometry;
-            let near = geometry.window as u64 * u64::from(geometry.places);
-            let mail = shared.mail();
-            let others = mail.firsts.iter().flatten().copied().filter(|other| {
-                let distance = geometry.numbering.places_between(first.unit, *other);
-                distance.is_some_and(|distance| distance.unsigned_abs() < near)
-            });
-            first = geometry.numbering.lowest(first, others);
-        }
-        self.open_epoch(shared, writer, first, restarts);
-    }
-
     /// Moves the window's front to `front`, closing what it passes. Later packets have been seen, or every
     /// place of the passed frames has.
     pub(super) fn advance(&mut self, shared: &Shared, writer: usize, front: u64) {
@@ -395,7 +319,6 @@ impl Sequencer {
         self.retire_record(shared, base);
         shared.base.store(base + 1, Ordering::SeqCst);
         shared.grace(writer, base + 1);
-        self.account(shared);
         self.close(shared, base, places, publish);
     }
 
@@ -440,6 +363,7 @@ impl Sequencer {
         shared.history.record_missing(first, end);
         let start = shared.start.load(Ordering::Acquire).clamp(first, end);
         shared.horizon.fetch_max(end, Ordering::AcqRel);
+        self.absent += end - start;
         self.account(shared);
         self.note_gaps(shared, end - start);
         shared.base.store(open, Ordering::SeqCst);
@@ -522,9 +446,10 @@ impl Sequencer {
         let geometry = &shared.geometry;
         let per_frame = u64::from(geometry.places);
         let record = shared.record(frame);
-        if record.state.load(Ordering::Acquire) == state::VOID {
+        let state = record.state.load(Ordering::Acquire);
+        if matches!(state, state::NOTED | state::VOID) {
+            record.state.store(state::VOID, Ordering::Release);
             *self.closed_mut(shared, frame) = Closed::default();
-            self.account(shared);
             let words = (geometry.places as usize).div_ceil(64);
             let known = std::iter::repeat_n(u64::MAX, words);
             shared
@@ -543,6 +468,8 @@ impl Sequencer {
         let arrived = u64::from(record.arrived.load(Ordering::Acquire));
         let missing = (end - start) - arrived;
         self.missing += missing;
+        self.absent += missing;
+        self.account(shared);
         let closed = self.closed_mut(shared, frame);
         (closed.places, closed.missing) = (places, missing);
         shared
@@ -679,141 +606,10 @@ impl Sequencer {
         }
     }
 
-    /// Brings `expected` up to date.
+    /// Brings `expected` up to date: a place counts once it has arrived, or its frame is closed without it.
     fn account(&mut self, shared: &Shared) {
-        self.ledger
-            .expected
-            .set(self.expected + self.expected_of_epoch(shared));
-    }
-
-    fn expected_of_epoch(&self, shared: &Shared) -> u64 {
-        let (start, horizon) = (
-            shared.start.load(Ordering::Acquire),
-            shared.horizon.load(Ordering::Acquire),
-        );
-        horizon.saturating_sub(start).saturating_sub(self.voided)
-    }
-
-    /// Marks the frame of `unit` as void, if nothing in it or beyond it has come.
-    pub(super) fn void(&mut self, shared: &Shared, writer: usize, unit: u64) {
-        if self.epoch.number == 0 {
-            return;
-        }
-        let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
-        shared.grace(writer, BLOCKED);
-        let places = u64::from(shared.geometry.places);
-        let position = shared
-            .geometry
-            .numbering
-            .places_between(self.epoch.unit, PacketId::of(unit))
-            .and_then(|distance| self.epoch.position.checked_add_signed(distance));
-        let end = base + shared.geometry.window as u64;
-        let horizon = shared.horizon.load(Ordering::Acquire);
-        // Before anything has come nobody knows on which side of the unit counting begins.
-        if let Some(frame) = position.map(|position| position / places)
-            && (base..end).contains(&frame)
-            && (1..=frame * places).contains(&horizon)
-        {
-            for later in frame..end {
-                let record = shared.record(later);
-                if record.state.load(Ordering::Relaxed) == state::ASSIGNED {
-                    record.state.store(state::UNASSIGNED, Ordering::Relaxed);
-                    self.assigned -= 1;
-                    self.asked_to = self.asked_to.min(frame);
-                }
-            }
-            // Its places, and those of gaps before it, come into the horizon and leave the expected at once.
-            shared
-                .horizon
-                .fetch_max((frame + 1) * places, Ordering::AcqRel);
-            self.voided += places;
-            shared
-                .record(frame)
-                .state
-                .store(state::VOID, Ordering::Release);
-        }
-        shared.base.store(base, Ordering::SeqCst);
-    }
-
-    /// Ends the epoch, if there is one, and opens the next at `id`.
-    ///
-    /// `restarts` = the sender is known to count from another number, so that a number further on is no jump.
-    fn open_epoch(&mut self, shared: &Shared, writer: usize, id: PacketId, restarts: bool) {
-        let numbering = shared.geometry.numbering;
-        let places = u64::from(shared.geometry.places);
-        let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
-        shared.grace(writer, BLOCKED);
-        let mut absolute = numbering.absolute(id);
-        if self.epoch.number > 0
-            && !restarts
-            && let Some(ahead) = self.jump(numbering, id)
-        {
-            let horizon = shared.horizon.load(Ordering::Acquire);
-            let position = self.epoch.position.wrapping_add(ahead);
-            self.ledger.jumped.add(position.saturating_sub(horizon));
-            // A jump forward keeps the count's upper bits.
-            absolute = position.wrapping_sub(
-                shared
-                    .epoch_offset
-                    .load(Ordering::Relaxed)
-                    .wrapping_mul(places),
-            );
-        }
-        let end = self.end_epoch(shared, base);
-        self.expected += self.expected_of_epoch(shared);
-        self.voided = 0;
-
-        let front = end + shared.records.len() as u64;
-        for record in &shared.records {
-            record.reset();
-        }
-        self.closed.clear();
-        self.closed.resize(shared.records.len(), Closed::default());
-        let epoch = Epoch {
-            number: self.epoch.number + 1,
-            unit: id.unit,
-            position: front * places + absolute % places - u64::from(id.sub),
-        };
-        shared
-            .epoch_offset
-            .store(front.wrapping_sub(absolute / places), Ordering::Relaxed);
-        shared.start.store(u64::MAX, Ordering::Relaxed);
-        shared.horizon.store(0, Ordering::Relaxed);
-        shared.wanted.store(0, Ordering::Relaxed);
-        shared.settled.store(front, Ordering::Relaxed);
-        shared.floor.store(front, Ordering::Relaxed);
-        *shared.epoch.lock().unwrap_or_else(PoisonError::into_inner) = epoch;
-        self.epoch = epoch;
-        self.flags = Flags::EPOCH;
-        self.ledger.epochs.set(epoch.number);
-        self.account(shared);
-        shared.epoch_number.store(epoch.number, Ordering::Release);
-        shared.base.store(front, Ordering::SeqCst);
-    }
-
-    /// Places from the last packet's unit forward to `id`; `None` for a step back or between steps.
-    fn jump(&self, numbering: Numbering, id: PacketId) -> Option<u64> {
-        numbering
-            .places_between(self.epoch.unit, id)
-            .and_then(|distance| u64::try_from(distance).ok())
-    }
-
-    /// Closes and settles all that was seen since frame `base`; nobody may be filling. Returns the next frame.
-    fn end_epoch(&mut self, shared: &Shared, base: u64) -> u64 {
-        let places = u64::from(shared.geometry.places);
-        let horizon = shared.horizon.load(Ordering::Acquire);
-        let end = horizon.div_ceil(places).max(base);
-        self.account(shared);
-        for frame in base..end {
-            self.close(shared, frame, horizon - frame * places, true);
-        }
-        // Slots given to frames that nothing came for stay open for those to come.
-        (self.assigned, self.asked_to) = (0, 0);
-        for frame in shared.settled.swap(end, Ordering::AcqRel)..end {
-            self.settle(shared, frame);
-        }
-        self.account(shared);
-        end
+        let arrived = shared.arrived.load(Ordering::Acquire);
+        self.ledger.expected.set(arrived + self.absent);
     }
 
     pub(super) fn finish(&mut self, shared: &Shared, writer: usize) {
@@ -824,8 +620,6 @@ impl Sequencer {
         shared.grace(writer, BLOCKED);
         let end = self.end_epoch(shared, base);
         self.decide(shared);
-        self.expected += self.expected_of_epoch(shared);
-        self.voided = 0;
         // Whatever comes now opens an epoch of its own.
         for record in &shared.records {
             record.reset();

@@ -27,8 +27,11 @@ pub(super) mod state {
     pub(in super::super) const ASSIGNED: u32 = 1;
     /// A packet came and there was no slot.
     pub(in super::super) const REFUSED: u32 = 2;
+    /// A control packet has named it, and nothing beyond it has come yet: it carries no data, unless its payload comes
+    /// before that of a later frame.
+    pub(in super::super) const NOTED: u32 = 3;
     /// It carries no data by design; its unit number is used up.
-    pub(in super::super) const VOID: u32 = 3;
+    pub(in super::super) const VOID: u32 = 4;
 }
 
 /// One frame: open, or closed not long ago.
@@ -121,6 +124,13 @@ impl Record {
             add(&self.arrived, 1, exclusive);
         }
         fresh
+    }
+
+    /// Replaces the note of a control packet by `state`, if there is one.
+    pub(super) fn settle_note(&self, state: u32) {
+        let _ =
+            self.state
+                .compare_exchange(state::NOTED, state, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Marks a place as arrived damaged.
@@ -218,6 +228,8 @@ pub(super) struct Shared {
     pub(super) horizon: CachePadded<AtomicU64>,
     /// The lowest position (in places) seen in this epoch.
     pub(super) start: AtomicU64,
+    /// Places that have arrived, in all epochs.
+    pub(super) arrived: CachePadded<AtomicU64>,
     /// The highest frame that someone waits for a slot in.
     pub(super) wanted: AtomicU64,
     pub(super) pins: Box<[CachePadded<AtomicU64>]>,
@@ -261,6 +273,7 @@ impl Shared {
             base: CachePadded::new(AtomicU64::new(FIRST)),
             horizon: CachePadded::new(AtomicU64::new(0)),
             start: AtomicU64::new(0),
+            arrived: CachePadded::new(AtomicU64::new(0)),
             wanted: AtomicU64::new(0),
             pins: (0..writers)
                 .map(|_| CachePadded::new(AtomicU64::new(IDLE)))

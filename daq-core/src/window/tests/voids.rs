@@ -27,13 +27,14 @@ fn what_comes_for_a_void_unit_is_rejected() {
     let mut bench = bench(8, geometry());
     put(&mut bench, 10, 0);
     bench.window.void(11);
+    let mut places = Vec::with_capacity(16);
+    bench.window.batch().predict(16, &mut places);
+    assert!(places.iter().all(|place| place.id().unit < 11));
+    assert_eq!(put(&mut bench, 12, 0), Outcome::Placed);
     assert_eq!(put(&mut bench, 11, 0), Outcome::Rejected);
     let id = PacketId { unit: 11, sub: 1 };
     assert_eq!(bench.window.batch().put_bad(id), Outcome::Rejected);
-    let mut places = Vec::with_capacity(16);
-    bench.window.batch().predict(16, &mut places);
-    assert!(places.iter().all(|place| place.id().unit != 11));
-    for sub in 0..PLACES {
+    for sub in 1..PLACES {
         assert_eq!(put(&mut bench, 12, sub), Outcome::Placed);
     }
     bench.window.finish();
@@ -44,6 +45,92 @@ fn what_comes_for_a_void_unit_is_rejected() {
     );
     assert_eq!(report.lost, lost(&[("wire_gap", 3)]));
     assert_eq!(bench.ring_ledger.ring_full.get(), 0);
+}
+
+/// One packet with another heap length must not cost the packets of that heap.
+#[test]
+fn payload_after_a_note_wins() {
+    let mut bench = bench(8, geometry());
+    put(&mut bench, 10, 0);
+    bench.window.void(11);
+    let id = PacketId { unit: 11, sub: 0 };
+    assert!(bench.window.batch().has_room_for(id));
+    for sub in 0..PLACES {
+        if sub == 2 {
+            bench.window.void(11);
+        }
+        assert_eq!(put(&mut bench, 11, sub), Outcome::Placed);
+    }
+    bench.window.void(12);
+    let id = PacketId { unit: 12, sub: 1 };
+    assert_eq!(bench.window.batch().put_bad(id), Outcome::Placed);
+    bench.window.finish();
+    assert_eq!(
+        bench.read(),
+        [
+            (10, 1, vec![40]),
+            (11, 1, vec![44, 45, 46, 47]),
+            (12, 1, vec![])
+        ]
+    );
+    let report = bench.report();
+    assert_eq!((report.delivered, report.pending), (5, 0));
+    assert_eq!(report.lost, lost(&[("wire_gap", 4), ("bad_packet", 1)]));
+}
+
+/// A heap of descriptors that later heaps have overtaken is neither a loss nor a frame.
+#[test]
+fn frames_that_overtook_a_void_unit_move_down() {
+    let geometry = Geometry {
+        window: 4,
+        ..geometry()
+    };
+    let mut bench = bench(16, geometry);
+    put(&mut bench, 10, 0);
+    for (unit, sub) in [(12, 0), (13, 3), (12, 2)] {
+        assert_eq!(put(&mut bench, unit, sub), Outcome::Placed);
+    }
+    bench.window.void(11);
+    for (unit, sub) in [(12, 1), (14, 0), (12, 3)] {
+        assert_eq!(put(&mut bench, unit, sub), Outcome::Placed);
+    }
+    assert_eq!(put(&mut bench, 11, 0), Outcome::Rejected);
+    bench.window.finish();
+    assert_eq!(
+        bench.read(),
+        [
+            (10, 1, vec![40]),
+            (12, 1, vec![48, 49, 50, 51]),
+            (13, 1, vec![55]),
+            (14, 1, vec![56])
+        ]
+    );
+    let report = bench.report();
+    assert_eq!(
+        (report.expected, report.delivered, report.pending),
+        (13, 7, 0)
+    );
+    assert_eq!(report.lost, lost(&[("wire_gap", 6)]));
+}
+
+/// Later than the window, a control packet cannot take its frame back.
+#[test]
+fn a_note_after_its_frame_was_closed_is_late() {
+    let geometry = Geometry {
+        window: 4,
+        ..geometry()
+    };
+    let mut bench = bench(16, geometry);
+    for unit in (10..16).filter(|unit| *unit != 11) {
+        for sub in 0..PLACES {
+            assert_eq!(put(&mut bench, unit, sub), Outcome::Placed);
+        }
+    }
+    bench.window.void(11);
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!((report.delivered, report.pending), (20, 0));
+    assert_eq!(report.lost, lost(&[("late", 4)]));
 }
 
 /// A first packet that has a wrong length tells how units are counted, but not where.

@@ -1,0 +1,169 @@
+//! Opening and ending epochs.
+
+use super::super::shared::{BLOCKED, Epoch, EpochRequest, Shared, wait_until};
+use super::super::{Numbering, PacketId};
+use super::{Asked, Closed, LOOK_ROUND, Sequencer};
+use crate::frame::Flags;
+use crate::sync::Ordering;
+use std::sync::PoisonError;
+use std::time::Instant;
+
+impl Sequencer {
+    /// Opens the epoch that another thread asked for, or refuses it, once all threads have looked for packets.
+    pub(super) fn answer(&mut self, shared: &Shared, writer: usize, now: Instant) {
+        let Some(asked) = &mut self.asked else {
+            return;
+        };
+        asked.ticks += 1;
+        let Asked {
+            request,
+            deadline,
+            ticks,
+        } = *asked;
+        let have_looked = ticks > 2 && self.have_looked(shared, writer) || now >= deadline;
+        if have_looked || cfg!(loom) {
+            self.asked = None;
+            if request.known == self.epoch.number {
+                self.decide_epoch(shared, writer, request, false);
+            }
+        }
+    }
+
+    pub(super) fn note_rounds(&mut self, shared: &Shared) {
+        for (noted, rounds) in self.rounds.iter_mut().zip(&shared.rounds) {
+            *noted = rounds.load(Ordering::Acquire);
+        }
+    }
+
+    /// Whether every other thread has looked for packets since [`note_rounds`](Self::note_rounds), and begun to after it.
+    fn have_looked(&self, shared: &Shared, writer: usize) -> bool {
+        let pairs = self.rounds.iter().zip(&shared.rounds).enumerate();
+        pairs.into_iter().all(|(other, (noted, rounds))| {
+            other == writer || rounds.load(Ordering::Acquire).wrapping_sub(*noted) >= 2
+        })
+    }
+
+    /// Opens the epoch that this thread's packets agree on, or refuses it.
+    pub(in super::super) fn confirm_epoch(
+        &mut self,
+        shared: &Shared,
+        writer: usize,
+        request: EpochRequest,
+        restarts: bool,
+    ) {
+        if !shared.is_exclusive() && cfg!(not(loom)) {
+            self.note_rounds(shared);
+            let start = Instant::now();
+            wait_until(|| self.have_looked(shared, writer) || start.elapsed() >= LOOK_ROUND);
+        }
+        self.decide_epoch(shared, writer, request, restarts);
+    }
+
+    fn decide_epoch(
+        &mut self,
+        shared: &Shared,
+        writer: usize,
+        request: EpochRequest,
+        restarts: bool,
+    ) {
+        let EpochRequest {
+            mut first,
+            known,
+            since,
+        } = request;
+        if !shared.is_exclusive() {
+            if known > 0 && shared.horizon.load(Ordering::Acquire) != since {
+                // Other threads go on in the old count.
+                shared.refusals.fetch_add(1, Ordering::AcqRel);
+                return;
+            }
+            let geometry = &shared.geometry;
+            let near = geometry.window as u64 * u64::from(geometry.places);
+            let mail = shared.mail();
+            let others = mail.firsts.iter().flatten().copied().filter(|other| {
+                let distance = geometry.numbering.places_between(first.unit, *other);
+                distance.is_some_and(|distance| distance.unsigned_abs() < near)
+            });
+            first = geometry.numbering.lowest(first, others);
+        }
+        self.open_epoch(shared, writer, first, restarts);
+    }
+
+    /// Ends the epoch, if there is one, and opens the next at `id`.
+    ///
+    /// `restarts` = the sender is known to count from another number, so that a number further on is no jump.
+    fn open_epoch(&mut self, shared: &Shared, writer: usize, id: PacketId, restarts: bool) {
+        let numbering = shared.geometry.numbering;
+        let places = u64::from(shared.geometry.places);
+        let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
+        shared.grace(writer, BLOCKED);
+        let mut absolute = numbering.absolute(id);
+        if self.epoch.number > 0
+            && !restarts
+            && let Some(ahead) = self.jump(numbering, id)
+        {
+            let horizon = shared.horizon.load(Ordering::Acquire);
+            let position = self.epoch.position.wrapping_add(ahead);
+            self.ledger.jumped.add(position.saturating_sub(horizon));
+            // A jump forward keeps the count's upper bits.
+            absolute = position.wrapping_sub(
+                shared
+                    .epoch_offset
+                    .load(Ordering::Relaxed)
+                    .wrapping_mul(places),
+            );
+        }
+        let end = self.end_epoch(shared, base);
+        let front = end + shared.records.len() as u64;
+        for record in &shared.records {
+            record.reset();
+        }
+        self.closed.clear();
+        self.closed.resize(shared.records.len(), Closed::default());
+        let epoch = Epoch {
+            number: self.epoch.number + 1,
+            unit: id.unit,
+            position: front * places + absolute % places - u64::from(id.sub),
+        };
+        shared
+            .epoch_offset
+            .store(front.wrapping_sub(absolute / places), Ordering::Relaxed);
+        shared.start.store(u64::MAX, Ordering::Relaxed);
+        shared.horizon.store(0, Ordering::Relaxed);
+        shared.wanted.store(0, Ordering::Relaxed);
+        shared.settled.store(front, Ordering::Relaxed);
+        shared.floor.store(front, Ordering::Relaxed);
+        *shared.epoch.lock().unwrap_or_else(PoisonError::into_inner) = epoch;
+        self.epoch = epoch;
+        self.flags = Flags::EPOCH;
+        self.ledger.epochs.set(epoch.number);
+        self.account(shared);
+        shared.epoch_number.store(epoch.number, Ordering::Release);
+        shared.base.store(front, Ordering::SeqCst);
+    }
+
+    /// Places from the last packet's unit forward to `id`; `None` for a step back or between steps.
+    fn jump(&self, numbering: Numbering, id: PacketId) -> Option<u64> {
+        numbering
+            .places_between(self.epoch.unit, id)
+            .and_then(|distance| u64::try_from(distance).ok())
+    }
+
+    /// Closes and settles all that was seen since frame `base`; nobody may be filling. Returns the next frame.
+    pub(super) fn end_epoch(&mut self, shared: &Shared, base: u64) -> u64 {
+        let places = u64::from(shared.geometry.places);
+        let horizon = shared.horizon.load(Ordering::Acquire);
+        let end = horizon.div_ceil(places).max(base);
+        self.account(shared);
+        for frame in base..end {
+            self.close(shared, frame, horizon - frame * places, true);
+        }
+        // Slots given to frames that nothing came for stay open for those to come.
+        (self.assigned, self.asked_to) = (0, 0);
+        for frame in shared.settled.swap(end, Ordering::AcqRel)..end {
+            self.settle(shared, frame);
+        }
+        self.account(shared);
+        end
+    }
+}

@@ -1,0 +1,104 @@
+//! Units that a control packet names: they carry no data.
+
+use super::super::PacketId;
+use super::super::shared::{BLOCKED, Shared, state};
+use super::Sequencer;
+use crate::sync::Ordering;
+
+impl Sequencer {
+    /// Notes that the frame of `unit` carries no data. Payload that comes before that of a later frame wins; a frame that
+    /// was overtaken is void at once, unless it has payload; one that was closed has come too late.
+    pub(in super::super) fn void(&mut self, shared: &Shared, writer: usize, unit: u64) {
+        if self.epoch.number == 0 {
+            return;
+        }
+        let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
+        shared.grace(writer, BLOCKED);
+        let places = u64::from(shared.geometry.places);
+        let position = shared
+            .geometry
+            .numbering
+            .places_between(self.epoch.unit, PacketId::of(unit))
+            .and_then(|distance| self.epoch.position.checked_add_signed(distance));
+        let horizon = shared.horizon.load(Ordering::Acquire);
+        // Before anything has come nobody knows on which side of the unit counting begins.
+        if let Some(frame) = position.map(|position| position / places)
+            && horizon > 0
+        {
+            let end = base + shared.geometry.window as u64;
+            if frame < base {
+                self.note_closed(shared, frame);
+            } else if frame < end && horizon <= frame * places {
+                self.note_ahead(shared, frame, end);
+            } else if frame < end {
+                self.note_overtaken(shared, frame, end);
+            }
+        }
+        shared.base.store(base, Ordering::SeqCst);
+    }
+
+    /// Notes an open frame of which, and beyond which, nothing has come.
+    fn note_ahead(&mut self, shared: &Shared, frame: u64, end: u64) {
+        for later in frame..end {
+            let record = shared.record(later);
+            if record.state.load(Ordering::Relaxed) == state::ASSIGNED {
+                record.state.store(state::UNASSIGNED, Ordering::Relaxed);
+                self.assigned -= 1;
+            }
+        }
+        self.asked_to = self.asked_to.min(frame);
+        // What is missing before it is known to be.
+        let position = frame * u64::from(shared.geometry.places);
+        shared.horizon.fetch_max(position + 1, Ordering::AcqRel);
+        shared
+            .record(frame)
+            .state
+            .store(state::NOTED, Ordering::Release);
+    }
+
+    /// Makes an open frame void that packets of later ones have overtaken: those move down by a slot.
+    fn note_overtaken(&mut self, shared: &Shared, frame: u64, end: u64) {
+        let record = shared.record(frame);
+        let state = record.state.load(Ordering::Acquire);
+        let has_payload = record.arrived.load(Ordering::Acquire) > 0;
+        let has_damage = (0..shared.geometry.places).any(|place| record.is_bad(place));
+        if has_payload || has_damage || matches!(state, state::NOTED | state::VOID) {
+            return;
+        }
+        record.state.store(state::VOID, Ordering::Release);
+        if state != state::ASSIGNED {
+            return;
+        }
+        let mut free = record.memory.load(Ordering::Relaxed);
+        for later in frame + 1..end {
+            let record = shared.record(later);
+            if record.state.load(Ordering::Relaxed) != state::ASSIGNED {
+                continue;
+            }
+            let memory = record.memory.load(Ordering::Relaxed);
+            if record.arrived.load(Ordering::Acquire) > 0 {
+                // SAFETY: both are open slots of this window's ring, each at least `frame_bytes` long and not the same.
+                // Nobody writes to them: the position is blocked, and every batch of another thread has ended.
+                unsafe {
+                    memory.copy_to_nonoverlapping(free, shared.geometry.frame_bytes);
+                }
+            }
+            record.memory.store(free, Ordering::Relaxed);
+            free = memory;
+        }
+        self.assigned -= 1;
+    }
+
+    /// Says of a closed frame that its control packet came late, if its missing places have no cause yet.
+    fn note_closed(&mut self, shared: &Shared, frame: u64) {
+        if frame < shared.settled.load(Ordering::Acquire) {
+            return;
+        }
+        let closed = self.closed_mut(shared, frame).clone();
+        if closed.missing == closed.places.len() as u64 {
+            for place in closed.places {
+                shared.record(frame).mark_late(place, false);
+            }
+        }
+    }
+}
