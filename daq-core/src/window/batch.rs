@@ -706,6 +706,8 @@ impl<'a> Batch<'a> {
                 return Memory::Closed;
             }
         }
+        // A control packet's note that came while this thread waited.
+        record.settle_note(state::REFUSED);
         match record.state.load(Ordering::Acquire) {
             state::ASSIGNED => Memory::Slot(record.memory.load(Ordering::Relaxed)),
             state::VOID => Memory::Nowhere,

@@ -392,7 +392,11 @@ impl Sequencer {
         let has_room = self.close_with_room(shared, writer, end.saturating_sub(1), end) && {
             let base = shared.base.load(Ordering::Relaxed);
             // Those that are open with packets in them, one at most, and the epoch's first.
-            (base..end).all(|frame| self.assign_one(shared, frame)) && {
+            let has_slot = |frame| {
+                shared.record(frame).settle_note(state::VOID);
+                self.assign_one(shared, frame)
+            };
+            (base..end).all(has_slot) && {
                 let taken = (base..end).filter(|frame| {
                     shared.record(*frame).state.load(Ordering::Relaxed) == state::ASSIGNED
                 });

@@ -143,6 +143,12 @@ impl Record {
         set(&self.late, place, exclusive)
     }
 
+    /// Whether a packet of it has come.
+    pub(super) fn has_payload(&self) -> bool {
+        let is_bad = |word: &AtomicU64| word.load(Ordering::Acquire) != 0;
+        self.arrived.load(Ordering::Acquire) > 0 || self.bad.iter().any(is_bad)
+    }
+
     /// Among places `range` that did not arrive in time: (late, damaged and not late).
     pub(super) fn fates(&self, range: std::ops::Range<u32>) -> (u64, u64) {
         let (mut late, mut bad) = (0, 0);

@@ -20,24 +20,38 @@ impl Sequencer {
             .numbering
             .places_between(self.epoch.unit, PacketId::of(unit))
             .and_then(|distance| self.epoch.position.checked_add_signed(distance));
-        let horizon = shared.horizon.load(Ordering::Acquire);
-        // Before anything has come nobody knows on which side of the unit counting begins.
+        // Before anything has come it is not known on which side of the unit counting begins.
         if let Some(frame) = position.map(|position| position / places)
-            && horizon > 0
+            && shared.horizon.load(Ordering::Acquire) > 0
         {
             let end = base + shared.geometry.window as u64;
             if frame < base {
                 self.note_closed(shared, frame);
-            } else if frame < end && horizon <= frame * places {
-                self.note_ahead(shared, frame, end);
             } else if frame < end {
-                self.note_overtaken(shared, frame, end);
+                self.note_open(shared, frame, end);
             }
         }
         shared.base.store(base, Ordering::SeqCst);
     }
 
-    /// Notes an open frame of which, and beyond which, nothing has come.
+    /// Notes a frame before `end`, the end of those that are open.
+    fn note_open(&mut self, shared: &Shared, frame: u64, end: u64) {
+        let record = shared.record(frame);
+        let is_known = matches!(
+            record.state.load(Ordering::Acquire),
+            state::NOTED | state::VOID
+        );
+        if is_known || record.has_payload() {
+            return;
+        }
+        if (frame + 1..end).any(|later| shared.record(later).has_payload()) {
+            self.note_overtaken(shared, frame, end);
+        } else {
+            self.note_ahead(shared, frame, end);
+        }
+    }
+
+    /// Notes an open frame beyond which nothing has come.
     fn note_ahead(&mut self, shared: &Shared, frame: u64, end: u64) {
         for later in frame..end {
             let record = shared.record(later);
@@ -47,7 +61,7 @@ impl Sequencer {
             }
         }
         self.asked_to = self.asked_to.min(frame);
-        // What is missing before it is known to be.
+        // What is missing before it is known to be missing.
         let position = frame * u64::from(shared.geometry.places);
         shared.horizon.fetch_max(position + 1, Ordering::AcqRel);
         shared
@@ -59,14 +73,7 @@ impl Sequencer {
     /// Makes an open frame void that packets of later ones have overtaken: those move down by a slot.
     fn note_overtaken(&mut self, shared: &Shared, frame: u64, end: u64) {
         let record = shared.record(frame);
-        let state = record.state.load(Ordering::Acquire);
-        let has_payload = record.arrived.load(Ordering::Acquire) > 0;
-        let has_damage = (0..shared.geometry.places).any(|place| record.is_bad(place));
-        if has_payload || has_damage || matches!(state, state::NOTED | state::VOID) {
-            return;
-        }
-        record.state.store(state::VOID, Ordering::Release);
-        if state != state::ASSIGNED {
+        if record.state.swap(state::VOID, Ordering::AcqRel) != state::ASSIGNED {
             return;
         }
         let mut free = record.memory.load(Ordering::Relaxed);
@@ -76,9 +83,9 @@ impl Sequencer {
                 continue;
             }
             let memory = record.memory.load(Ordering::Relaxed);
-            if record.arrived.load(Ordering::Acquire) > 0 {
+            if record.has_payload() {
                 // SAFETY: both are open slots of this window's ring, each at least `frame_bytes` long and not the same.
-                // Nobody writes to them: the position is blocked, and every batch of another thread has ended.
+                // No thread writes to them: the position is blocked, and every batch of another thread has ended.
                 unsafe {
                     memory.copy_to_nonoverlapping(free, shared.geometry.frame_bytes);
                 }
@@ -95,7 +102,7 @@ impl Sequencer {
             return;
         }
         let closed = self.closed_mut(shared, frame).clone();
-        if closed.missing == closed.places.len() as u64 {
+        if !shared.record(frame).has_payload() {
             for place in closed.places {
                 shared.record(frame).mark_late(place, false);
             }

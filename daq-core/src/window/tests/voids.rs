@@ -78,6 +78,27 @@ fn payload_after_a_note_wins() {
     assert_eq!(report.lost, lost(&[("wire_gap", 4), ("bad_packet", 1)]));
 }
 
+/// Only payload shows that a unit was overtaken, notes of later units do not.
+#[test]
+fn notes_in_any_order_do_not_cost_payload() {
+    let geometry = Geometry {
+        window: 4,
+        ..geometry()
+    };
+    let mut bench = bench(8, geometry);
+    put(&mut bench, 10, 0);
+    bench.window.void(12);
+    bench.window.void(11);
+    for sub in 0..PLACES {
+        assert_eq!(put(&mut bench, 11, sub), Outcome::Placed);
+    }
+    assert_eq!(put(&mut bench, 13, 0), Outcome::Placed);
+    assert_eq!(put(&mut bench, 12, 0), Outcome::Rejected);
+    bench.window.finish();
+    let frames: Vec<_> = bench.read().iter().map(|frame| frame.0).collect();
+    assert_eq!(frames, [10, 11, 13]);
+}
+
 /// A heap of descriptors that later heaps have overtaken is neither a loss nor a frame.
 #[test]
 fn frames_that_overtook_a_void_unit_move_down() {
