@@ -86,7 +86,8 @@ pub struct SinkContext {
     pub copied: bool,
     /// How its thread waits.
     pub wait: Wait,
-    /// The sink's counters: it sets `frames`, `bytes` and `files`, and `connections` and `stalls` where it has a peer.
+    /// The sink's counters: it sets `frames`, `bytes`, `files` and `lost`, and `connections` and `stalls` where it has a
+    /// peer.
     pub ledger: SinkLedger,
 }
 

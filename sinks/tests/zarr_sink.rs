@@ -280,7 +280,8 @@ fn a_failed_commit_leaves_no_partial_files() {
     }
     let error = sink.finish().unwrap_err().to_string();
     assert!(error.contains("c.0.0.0.partial"), "{error}");
-    assert_eq!(ledger.dropped.get(), ledger.frames.get());
+    assert_eq!(ledger.lost.get(), ledger.frames.get());
+    assert_eq!(ledger.dropped.get(), 0);
     for place in [frames.parent().unwrap(), &frames] {
         let names = support::names(place);
         assert!(

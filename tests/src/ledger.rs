@@ -152,7 +152,7 @@ pub fn violations_while_running(report: &Value) -> Vec<String> {
         }
     }
     for (name, sink) in components(report, "sinks") {
-        for key in ["frames", "bytes", "files"] {
+        for key in ["frames", "bytes", "files", "dropped", "lost"] {
             assert!(sink[key].is_u64(), "sink {name} has no {key}");
         }
     }
@@ -184,11 +184,15 @@ pub fn violations(report: &Value) -> Vec<String> {
         }
         if let Some(sink) = report["sinks"].get(name) {
             let (frames, dropped) = (count(sink, "frames"), count(sink, "dropped"));
-            let left = n("read") + n("discarded");
-            // A frame that the sink took and then could not write is in both counts.
-            if frames + dropped < left || dropped > n("discarded") + frames {
+            if frames + dropped != n("read") + n("discarded") {
                 wrong.push(format!(
                     "sink {name} took {frames} and dropped {dropped} frames: {reader}"
+                ));
+            }
+            let lost = count(sink, "lost");
+            if lost > frames {
+                wrong.push(format!(
+                    "sink {name} lost {lost} of the {frames} frames that it took"
                 ));
             }
         }
@@ -251,13 +255,14 @@ mod tests {
                        "r": { "capacity": 2, "high_water": 2, "made": 3, "published": 2, "ring_full": 1 } },
             "readers": { "copy to r": { "ring": "r@host", "published": 4, "read": 3, "overrun": 0, "discarded": 0, "dropped_incomplete": 0,
                                         "pending": 1 },
-                         "k": { "ring": "r", "published": 2, "read": 2, "overrun": 0, "discarded": 0, "dropped_incomplete": 0, "pending": 0 } },
+                         "k": { "ring": "r", "published": 2, "read": 2, "overrun": 0, "discarded": 0, "dropped_incomplete": 0, "pending": 0 },
+                         "d": { "ring": "r", "published": 2, "read": 1, "overrun": 0, "discarded": 1, "dropped_incomplete": 0, "pending": 0 } },
             "copies": { "r": { "from": "r@host", "to": "r", "taken": 4, "frames": 2, "failed": 1, "pending": 1,
                                "copies": 3, "bytes": 9, "in_flight": 0, "busy_ns": 1,
                                "sizes": [1, 0, 2, 0, 0, 0, 0, 0] } },
             "kernels": { "k": { "in": 2, "consumed": 1, "withheld": 1, "failed": 0, "pending": 0,
                                 "device": { "launches": 1, "busy_ns": 1, "gap_ns": 1, "occupancy_ppm": 1 } } },
-            "sinks": {},
+            "sinks": { "d": { "frames": 1, "bytes": 1, "files": 0, "dropped": 1, "lost": 1 } },
             "seconds": 1.0,
         })
     }
@@ -287,6 +292,7 @@ mod tests {
                 "k",
                 &["in", "consumed", "withheld", "failed", "pending"],
             ),
+            ("sinks", "d", &["frames", "dropped", "lost"]),
         ] {
             for key in keys {
                 let mut broken = report();

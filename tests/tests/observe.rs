@@ -411,7 +411,7 @@ fn grows(before: &Value, after: &Value) {
                 "device.gap_ns",
             ],
         ),
-        ("sinks", &["frames", "bytes", "files", "dropped"]),
+        ("sinks", &["frames", "bytes", "files", "dropped", "lost"]),
     ] {
         for (name, old) in before[table].as_object().unwrap() {
             for key in keys {

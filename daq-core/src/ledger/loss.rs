@@ -105,7 +105,10 @@ impl Report {
             "frames dropped as incomplete",
         );
         loss.add(
-            self.sinks.values().map(|sink| sink.dropped).sum(),
+            self.sinks
+                .values()
+                .map(|sink| sink.dropped + sink.lost)
+                .sum(),
             "frames not written",
         );
         loss
@@ -242,7 +245,8 @@ mod tests {
         };
         report.readers.insert("view".to_owned(), reader);
         let sink = SinkReport {
-            dropped: 6,
+            dropped: 2,
+            lost: 4,
             ..SinkReport::default()
         };
         report.sinks.insert("disk".to_owned(), sink);

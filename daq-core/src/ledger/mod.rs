@@ -216,8 +216,10 @@ ledger! {
         files,
         /// 1 while the medium has no space or the receiver is away (gauge).
         full,
-        /// Frames not written because the medium had no space or failed or the receiver was away, taken ones among them.
+        /// Frames that the sink did not take because the medium had no space or failed or the receiver was away.
         dropped,
+        /// Frames among `frames` that were not written because the medium failed later.
+        lost,
         /// Times that its peer was connected, where it has one.
         connections,
         /// Times that it began to wait for its peer to take frames.

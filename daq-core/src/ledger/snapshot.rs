@@ -329,8 +329,10 @@ pub struct SinkReport {
     pub files: u64,
     /// Whether the medium has no space now, or the receiver is away.
     pub full: bool,
-    /// Frames not written.
+    /// Frames that the sink did not take.
     pub dropped: u64,
+    /// Frames taken that were not written.
+    pub lost: u64,
     /// Times that its peer was connected; 0 where it has none.
     pub connections: u64,
     /// Times that it began to wait for its peer to take frames.
@@ -346,6 +348,7 @@ impl SinkReport {
             files: ledger.files.get(),
             full: ledger.full.get() != 0,
             dropped: ledger.dropped.get(),
+            lost: ledger.lost.get(),
             connections: ledger.connections.get(),
             stalls: ledger.stalls.get(),
         }

@@ -187,6 +187,9 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
         if sink.dropped > 0 {
             notes += &format!("  dropped {}", sink.dropped);
         }
+        if sink.lost > 0 {
+            notes += &format!("  lost {}", sink.lost);
+        }
         if sink.full {
             notes += "  NO SPACE";
         }
@@ -369,8 +372,13 @@ pub(super) fn ledger(report: &Report) -> String {
         } else {
             String::new()
         };
+        let lost = if sink.lost > 0 {
+            format!(", lost {} of the frames", sink.lost)
+        } else {
+            String::new()
+        };
         text += &format!(
-            "sink {name}: frames {}, bytes {}, files {}{dropped}\n",
+            "sink {name}: frames {}, bytes {}, files {}{dropped}{lost}\n",
             sink.frames, sink.bytes, sink.files
         );
     }

@@ -372,6 +372,7 @@ pub(super) mod tests {
             files: 14,
             full: true,
             dropped: 15,
+            lost: 16,
             connections: 18,
             stalls: 19,
         };
@@ -471,6 +472,7 @@ pub(super) mod tests {
             r#"daq_sink_files_total{sink="di\"sk"} 14"#,
             r#"daq_sink_full{sink="di\"sk"} 1"#,
             r#"daq_sink_dropped_frames_total{sink="di\"sk"} 15"#,
+            r#"daq_sink_lost_frames_total{sink="di\"sk"} 16"#,
             "daq_uptime_seconds 12.5",
             "daq_ledger_violations 0",
         ] {

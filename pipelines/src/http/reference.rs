@@ -25,6 +25,10 @@ pub fn reference() -> String {
          reader   published = read + overrun + discarded + dropped_incomplete + pending\n\
          copy     taken     = copied + failed + pending\n\
          kernel   input     = consumed + withheld + failed + pending\n\
+         ```\n\n\
+         At the end of a run, this equation holds for each sink and its reader; `lost` counts some of `frames` once more:\n\n\
+         ```text\n\
+         sink     frames + dropped = read + discarded\n\
          ```\n\n",
         causes.join(", ")
     );

@@ -135,7 +135,7 @@ impl FileSink {
     }
 
     /// Gives up the open segment, which could not be closed, and counts its frames that are not in the file, or not
-    /// wholly, as dropped, too.
+    /// wholly, as lost.
     fn give_up(&mut self, why: &dyn std::error::Error) -> SinkError {
         self.ending = false;
         let meta = self.builder.build();
@@ -151,7 +151,7 @@ impl FileSink {
             .as_ref()
             .map_or((1, 0), |s| (s.frame_bytes.max(1), s.frames));
         let lost = (total - kept).div_ceil(frame_bytes).min(frames);
-        self.ledger.dropped.add(lost);
+        self.ledger.lost.add(lost);
         SinkError::Failed {
             what: path.map_or_else(|| "a segment".to_owned(), |path| path.display().to_string()),
             why: format!(

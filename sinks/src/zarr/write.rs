@@ -187,8 +187,7 @@ impl Sink for ZarrSink {
         }
         let lost = rows - self.committed;
         if lost > 0 {
-            // Taken in the trust that they would be written: they stay counted as taken.
-            self.ledger.dropped.add(lost);
+            self.ledger.lost.add(lost);
         }
         let told = closed.map_err(|error| match error {
             error if lost == 0 => error,
