@@ -1,6 +1,6 @@
 //! From datagrams to places: what the sources `udp`, `xdp` and `replay` have in common.
 
-mod held;
+pub(crate) mod held;
 mod learning;
 
 pub(crate) use learning::hold_bytes;
@@ -247,7 +247,7 @@ impl Placer {
     #[cold]
     fn log_reject(&self, reject: &Reject, bytes: &[u8]) {
         let reason = reject.name();
-        if self.rejections.count(reason, 1, || reject.to_string()) {
+        if self.rejections.count(reason, 1, reject) {
             let start = &bytes[..bytes.len().min(32)];
             tracing::warn!(
                 "source {}: rejected a packet of {} bytes ({reason}): {reject}. It begins with {start:02x?}. Further packets \
@@ -272,19 +272,16 @@ impl Placer {
 
     #[cold]
     fn log_placement(&self, id: PacketId) {
-        let message = || {
-            format!(
-                "the number {} is far from the packets before it; check where the format says that the number is, or whether \
-                 two senders share the port",
-                id.unit
-            )
-        };
+        let message = format_args!(
+            "the number {} is far from the packets before it; check where the format says that the number is, or whether \
+             two senders share the port",
+            id.unit
+        );
         // The window counts them, once it is known that they are rejected.
         if self.rejections.count(FAR_NUMBER, 0, message) {
             tracing::warn!(
-                "source {}: a packet is rejected ({FAR_NUMBER}) unless later ones agree with it: {}. Further ones are only counted",
+                "source {}: a packet is rejected ({FAR_NUMBER}) unless later ones agree with it: {message}. Further ones are only counted",
                 self.name,
-                message()
             );
         }
     }

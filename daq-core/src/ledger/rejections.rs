@@ -1,6 +1,7 @@
 //! Why packets are rejected: counts by reason, with the first message of each.
 
 use std::collections::BTreeMap;
+use std::fmt::{self, Display, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +15,49 @@ struct Reason {
     name: OnceLock<&'static str>,
     count: AtomicU64,
     /// What was wrong with the first packet, and how to fix it.
-    message: OnceLock<String>,
+    message: OnceLock<Message>,
+}
+
+/// Maximum length of a message; longer ones are cut.
+const MESSAGE_BYTES: usize = 510;
+
+/// A message in memory of its own size, so that data threads allocate nothing for it.
+#[derive(Debug)]
+struct Message {
+    bytes: [u8; MESSAGE_BYTES],
+    length: usize,
+}
+
+impl Message {
+    fn of(text: impl Display) -> Self {
+        let mut message = Self {
+            bytes: [0; MESSAGE_BYTES],
+            length: 0,
+        };
+        // It fails where the text is cut.
+        let _ = write!(message, "{text}");
+        message
+    }
+}
+
+impl Write for Message {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let kept = text.floor_char_boundary(MESSAGE_BYTES - self.length);
+        let room = &mut self.bytes[self.length..][..kept];
+        room.copy_from_slice(&text.as_bytes()[..kept]);
+        self.length += kept;
+        if kept == text.len() {
+            Ok(())
+        } else {
+            Err(fmt::Error)
+        }
+    }
+}
+
+impl Display for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.bytes[..self.length]))
+    }
 }
 
 /// The packets that a source has rejected, by reason. Any thread may count; no lock is taken.
@@ -22,19 +65,14 @@ struct Reason {
 pub struct Rejections(Arc<[Reason; REASONS]>);
 
 impl Rejections {
-    /// Counts packets; `message` is called for the first of a reason. Returns whether it was the first.
-    pub fn count(
-        &self,
-        name: &'static str,
-        packets: u64,
-        message: impl FnOnce() -> String,
-    ) -> bool {
+    /// Counts packets; `message` of the first of a reason is kept. Returns whether it was the first. It allocates nothing.
+    pub fn count(&self, name: &'static str, packets: u64, message: impl Display) -> bool {
         let known = |reason: &&Reason| *reason.name.get_or_init(|| name) == name;
         let Some(reason) = self.0.iter().find(known) else {
             return false;
         };
         reason.count.fetch_add(packets, Ordering::AcqRel);
-        reason.message.get().is_none() && reason.message.set(message()).is_ok()
+        reason.message.get().is_none() && reason.message.set(Message::of(message)).is_ok()
     }
 
     /// The counts by reason; of `rejected` packets in all, those of no other reason were rejected by the window.
@@ -70,9 +108,9 @@ mod tests {
     fn the_most_frequent_reason_is_named_with_its_first_message() {
         let rejections = Rejections::default();
         assert_eq!(rejections.most_frequent(0), None);
-        assert!(rejections.count("length", 1, || "7 bytes".to_owned()));
-        assert!(rejections.count("headers", 1, || "packet 9".to_owned()));
-        assert!(!rejections.count("headers", 4, || "packet 10".to_owned()));
+        assert!(rejections.count("length", 1, "7 bytes"));
+        assert!(rejections.count("headers", 1, "packet 9"));
+        assert!(!rejections.count("headers", 4, "packet 10"));
         assert_eq!(
             rejections.most_frequent(6),
             Some((5, "headers: packet 9".to_owned()))
@@ -84,11 +122,19 @@ mod tests {
     }
 
     #[test]
+    fn a_long_message_is_cut_between_characters() {
+        let rejections = Rejections::default();
+        assert!(rejections.count("length", 1, format_args!("{}{}", "a", "é".repeat(400))));
+        let kept = rejections.most_frequent(1).unwrap().1;
+        assert_eq!(kept, format!("length: a{}", "é".repeat(254)));
+    }
+
+    #[test]
     fn packets_that_the_window_rejects_are_the_rest() {
         let rejections = Rejections::default();
-        rejections.count("length", 1, || "7 bytes".to_owned());
-        assert!(rejections.count(FAR_NUMBER, 0, || "packet 9".to_owned()));
-        assert!(!rejections.count(FAR_NUMBER, 0, || "packet 10".to_owned()));
+        rejections.count("length", 1, "7 bytes");
+        assert!(rejections.count(FAR_NUMBER, 0, "packet 9"));
+        assert!(!rejections.count(FAR_NUMBER, 0, "packet 10"));
         assert_eq!(rejections.read(1), BTreeMap::from([("length", 1)]));
         let reasons = BTreeMap::from([("length", 1), (FAR_NUMBER, 7)]);
         assert_eq!(rejections.read(8), reasons);

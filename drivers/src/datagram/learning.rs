@@ -204,11 +204,7 @@ impl Placer {
         }
         window.control(messages);
         window.reject(rejected);
-        if rejected > 0
-            && self
-                .rejections
-                .count("unknown_sizes", rejected, || why.clone())
-        {
+        if rejected > 0 && self.rejections.count("unknown_sizes", rejected, &why) {
             tracing::warn!(
                 "source {}: cannot learn the sizes of heaps and packets: {why}. {rejected} packets are rejected; more are \
                  only counted, as `rejected`",

@@ -266,7 +266,7 @@ impl Placer {
     fn reject(&self, batch: &mut Batch<'_>, reject: &Reject, datagram: &[u8]) {
         batch.reject_unreadable(1);
         let reason = reject.name();
-        if self.rejections.count(reason, 1, || reject.to_string()) {
+        if self.rejections.count(reason, 1, reject) {
             let start = &datagram[..datagram.len().min(32)];
             tracing::warn!(
                 "source {}: rejected a packet of {} bytes ({reason}): {reject}. It begins with {start:02x?}. Further packets \
@@ -280,16 +280,13 @@ impl Placer {
     /// Logs the first packet that the window does not accept, or not yet; the window counts them.
     #[cold]
     fn log_far(&self, frame: u64) {
-        let message = || {
-            format!(
-                "a packet of frame {frame} is far from the packets before it; it is accepted if the packets after it agree"
-            )
-        };
+        let message = format_args!(
+            "a packet of frame {frame} is far from the packets before it; it is accepted if the packets after it agree"
+        );
         if self.rejections.count(FAR_NUMBER, 0, message) {
             tracing::warn!(
-                "source {}: {}. Further ones are only counted",
+                "source {}: {message}. Further ones are only counted",
                 self.name,
-                message()
             );
         }
     }

@@ -251,7 +251,7 @@ impl Receiver {
 
     #[cold]
     fn log_rejected(&self, wrong: headers::Wrong, packets: u64) {
-        let message = || format!("packet headers: {wrong}");
+        let message = format_args!("packet headers: {wrong}");
         if self.rejections.count("headers", packets, message) {
             tracing::warn!(
                 "source {}: rejected a packet of {} (headers): {wrong}. Further packets rejected for this reason are only counted",
