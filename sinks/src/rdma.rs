@@ -52,7 +52,8 @@ nics = [\"software\"]
 # queues = 1
 # How the hosts find each other: by a plain TCP exchange, or by rdma_cm (\"cm\").
 # connection = \"tcp\"
-# A file with the secret that the receiver asks for.
+# A file with the secret that the receiver requires; or, from the environment, the secret itself:
+# `token = \"${LINK_TOKEN}\"`.
 # token_file = \"link.token\"
 # By writes into the receiver's slots, or by messages (\"send\"); the receiver must have the same.
 # mode = \"write\"

@@ -71,9 +71,9 @@ fn examples_are_valid_and_show_every_key() {
         let schema = (entry.schema)();
         let keys = schema.get("properties").unwrap().as_object().unwrap();
         for (key, value) in keys {
-            // The example shows the file that holds the secret instead.
+            // A key that excludes another one of the example stands in a comment beside it.
             assert!(
-                shown.contains(key) || key == "token",
+                shown.contains(key) || entry.example.contains(&format!("`{key} = ")),
                 "the example of {} does not show `{key}`",
                 entry.name
             );

@@ -28,7 +28,7 @@ static COUNTS: [AtomicU64; THREADS] = [const { AtomicU64::new(0) }; THREADS];
 /// Names of threads, 16 bytes each.
 static NAMES: [[AtomicU64; 2]; THREADS] = [const { [const { AtomicU64::new(0) }; 2] }; THREADS];
 
-/// The system's allocator, counting for data threads: those called `daq-…`, except the monitor.
+/// The system's allocator, counting for data threads: those called `daq-…` except `daq-monitor`.
 struct Counting;
 
 fn count() {
@@ -41,7 +41,8 @@ fn count() {
             let mut name = [0_u8; 16];
             // SAFETY: PR_GET_NAME writes at most 16 bytes, ended by a zero, to the address given, which has 16.
             unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
-            // The monitor reads reports beside the data path.
+            // The monitor is not on the data path: it builds a report from the counters five times a second, and takes no lock
+            // that a data thread takes (`engine/monitor.rs`).
             if name.starts_with(b"daq-") && !name.starts_with(b"daq-monitor") {
                 let mine =
                     usize::try_from(PLACES.fetch_add(1, Ordering::Relaxed)).unwrap_or(THREADS);

@@ -133,7 +133,14 @@ fn whatever_new_prints_is_valid() {
     for parts in asked {
         let daq = Daq::new("");
         let text = daq.cli(&["new", &parts]).ok().stdout;
-        daq.write("daq.toml", &text);
+        // The device of `hsb` is reached by the loopback interface: `check` compares packets with the interface's MTU.
+        let local = text.replace("\"192.168.0.2\"", "\"127.0.0.1\"");
+        assert_eq!(
+            local != text,
+            parts.split('/').next() == Some("hsb"),
+            "{text}"
+        );
+        daq.write("daq.toml", &local);
         // What the example of `replay` names.
         daq.write("recording.pcap", "");
         for name in parts.split('/') {
@@ -144,11 +151,6 @@ fn whatever_new_prints_is_valid() {
             &["check", "daq.toml"],
         ] {
             let done = daq.cli(arguments);
-            // The interface of this machine that leads to the example's device may have a small MTU.
-            if done.code == 69 && done.stderr.contains("do not fit the MTU") && arguments.len() == 2
-            {
-                continue;
-            }
             assert_eq!(
                 done.code, 0,
                 "{parts}: {arguments:?}\n{}\n{text}",

@@ -140,6 +140,26 @@ fn a_run_without_threads_names_the_limit() {
     assert!(outcome.stderr.contains("ulimit -u"), "{}", outcome.stderr);
 }
 
+#[test]
+fn a_run_without_descriptors_names_the_limit() {
+    let daq = Daq::new(&pipeline("driver = \"null\""));
+    let mut refused = 0;
+    for limit in 4..64 {
+        let outcome = spawn_limited(&daq, &format!("ulimit -n {limit}"), "--for 100ms").wait();
+        match outcome.code {
+            0 => break,
+            // The dynamic loader opens libraries before daq starts.
+            127 => continue,
+            _ => refused += 1,
+        }
+        let why = format!("ulimit -n {limit}: {}: {}", outcome.code, outcome.stderr);
+        assert_eq!(outcome.code, 69, "{why}");
+        assert!(outcome.stderr.contains("Too many open files"), "{why}");
+        assert!(outcome.stderr.contains("LimitNOFILE="), "{why}");
+    }
+    assert!(refused > 0);
+}
+
 /// An ext4 filesystem in a file, mounted by a loop device; unfrozen and unmounted when it is dropped.
 struct Disk(std::path::PathBuf);
 
