@@ -81,7 +81,7 @@ listen = "$3"
 TOML
 }
 
-# Writes a sender's configuration, of so many frames that count: near FOLDER TO FRAMES PACE KEYS.
+# Writes a sender's configuration, of so many frames that count, or `endless`: near FOLDER TO FRAMES PACE KEYS.
 near() {
     mkdir -p "$1"
     cat >"$1/daq.toml" <<TOML
@@ -103,7 +103,7 @@ ring = "raw"
 pattern = "counter"
 packet = 64
 hold = true
-frames = $1
+$([ "$1" = endless ] || echo "frames = $1")
 pace = "$2"
 [ring.raw]
 slot = $frame
@@ -133,15 +133,20 @@ has_come() { [ "$(now "$1" sources.link.delivered)" -ge "$2" ]; }
 listens() { grep -qs 'serving http' "$1/log"; }
 told() { [ "$(grep -c "$2" "$1/log")" -ge "${3:-1}" ]; }
 
-# All that is sent, in /tmp/reference: what a run writes without a network between, held against the sum of its definition,
-# a count of 64-bit words, low byte first, from 0 to frames * frame / 8.
-reference() {
+# What a run of so many frames writes without a network between: alone FRAMES FILE.
+alone() {
     mkdir -p /tmp/alone
     printf '%s\n[sink.disk]\ndriver = "file"\ninput = "raw"\nguarantee = true\npath = "out"\n' \
-        "$(counting $frames free)" >/tmp/alone/daq.toml
+        "$(counting "$1" free)" >/tmp/alone/daq.toml
     (run /tmp/alone) || { tail -n 5 /tmp/alone/log; return 1; }
-    cat /tmp/alone/out/*.sigmf-data >/tmp/reference
+    cat /tmp/alone/out/*.sigmf-data >"$2"
     rm -r /tmp/alone
+}
+
+# All that is sent, in /tmp/reference, compared with the sum of its definition: a count of 64-bit words, low byte first,
+# from 0 to frames * frame / 8.
+reference() {
+    alone $frames /tmp/reference || return 1
     echo "e69ecaafd3ecf1b2d01121cc37bfbc6ff9f8641081fe6180d9998bdffae8ceed  /tmp/reference" | sha256sum -c --quiet
 }
 
@@ -160,12 +165,12 @@ remove_bed() {
     ip link delete d0
 }
 
-# Starts a receiver and then a sender in $work, as far_pid and near_pid: start CONNECTION MODE PACE.
+# Starts a receiver and then a sender in $work, as far_pid and near_pid: start CONNECTION MODE PACE [FRAMES].
 start() {
     keys="connection = \"$1\"
 mode = \"$2\""
     far "$work/far" $address:7471 127.0.0.1:7480 "$keys"
-    near "$work/near" $address:7471 $frames "$3" "$keys"
+    near "$work/near" $address:7471 "${4:-$frames}" "$3" "$keys"
     run "$work/far" &
     far_pid=$!
     await "a receiver" listens "$work/far"
