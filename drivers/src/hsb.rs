@@ -41,13 +41,16 @@
 //! a packet the registers are read back, and where they are lost the sensor is armed again with a new key (of a queue pair,
 //! with a new queue pair). The first packet opens an epoch. Packets with the old key are `rejected`. What the sensor did not
 //! send meanwhile is not known and not counted as lost; packets of frames that were open are lost, `wire_gap`. A sensor
-//! that cannot be armed at startup is tried again, so that it does not end other sources.
+//! that cannot be armed at startup is tried again, so that it does not end other sources. With `device = "auto"`, a device
+//! that does not announce itself at startup is looked for until it does.
 //!
 //! # Counting anew
-//! A sensor that counts anew opens an epoch when `agree` packets in succession fit each other and no frame. Their numbers may
-//! also fit frames of long ago. Where the key is ours, new each time the sensor is armed, those are repeated packets for
-//! ever, for a sensor must be armed before it begins anew; with `control = false` or an `rkey` that is given, two frames of
-//! nothing else open an epoch, and so does a long replay.
+//! A sensor that restarts its count opens an epoch when `agree` packets in succession fit each other and no frame. Their
+//! numbers may also fit frames of long ago. Where the key is ours, new each time the sensor is armed, those are repeated
+//! packets for ever, because a sensor must be armed before it restarts its count; with `control = false` or an `rkey` that is
+//! given, two frames of nothing else open an epoch, and so does a long replay. The packets before the one that confirms the
+//! new count are kept, and placed once it is confirmed. If a packet of the old count comes first, or the run ends, they are
+//! counted as `rejected` or as `duplicates`. At most 64 MiB of them are kept.
 //!
 //! # Queue pairs
 //! A network card writes the frames into slots of the engine's own, from where they are copied to the ring, and completes
@@ -150,7 +153,7 @@ samples = { type = "uint8" }
 # window  = 2                 # frames open at a time
 # max_gap = 524288            # packets that may be missing in a row
 # rearm_after = "2 s"         # silence after which a restarted device is looked for and armed again; 0 = never
-# agree   = 4                 # packets in a row that are believed against those before
+# agree   = 4                 # packets in a row that confirm a restarted count
 # mode    = "queue-pair"      # written by a card that does RDMA: with the keys below instead of `listen`, `pages` and those that
                               # speak of packets
 # nics    = ["mlx5_0"]        #   the card; "auto": the one that suits the ring; ["software"]: for daq sim-hsb --nic software
@@ -184,6 +187,11 @@ impl Hsb {
         } else {
             "sensor armed by others".to_owned()
         }
+    }
+
+    /// Whether the sensor is given a new key each time it is armed.
+    const fn has_own_key(&self) -> bool {
+        self.config.control && self.config.rkey.is_none()
     }
 
     /// The control port of the device, found where it is not named; `None` where no device announces itself.
@@ -417,7 +425,10 @@ impl SourceSpec for Hsb {
 
     fn memory(&self, _geometry: &Geometry) -> usize {
         match self.config.mode {
-            Mode::Socket => filler::MEMORY,
+            Mode::Socket => {
+                let (pages, can_return) = (self.config.pages(0), !self.has_own_key());
+                filler::MEMORY + placer::kept_bytes(&pages, self.config.agree, can_return)
+            }
             Mode::QueuePair => 0,
         }
     }
@@ -483,7 +494,7 @@ impl SourceSpec for Hsb {
             tracing::warn!("source {}: {granted}", context.name);
         }
         let pages = self.config.pages(key());
-        let has_own_key = self.config.control && self.config.rkey.is_none();
+        let has_own_key = self.has_own_key();
         let supervision = if self.config.control {
             Some(Supervision {
                 target: self.target(socket.local(), pages)?,

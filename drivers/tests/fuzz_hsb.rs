@@ -73,12 +73,12 @@ fn fuzz_placing() {
     let mut frame = 0_u16;
     let mut sent = 0_u64;
     let state = RefCell::new((&mut rig, placer, &mut psn, &mut frame, &mut sent));
-    let state = AssertUnwindSafe(&state);
+    let shared = AssertUnwindSafe(&state);
     bolero::check!()
         .with_type::<Vec<Step>>()
         .with_test_time(time())
         .for_each(move |steps| {
-            let (rig, placer, psn, frame, sent) = &mut *state.borrow_mut();
+            let (rig, placer, psn, frame, sent) = &mut *shared.borrow_mut();
             for (page, index, jump, fault) in steps {
                 let index = u64::from(index % 4);
                 **psn = psn.wrapping_add_signed(if fault & 1 == 0 {
@@ -123,6 +123,8 @@ fn fuzz_placing() {
                 "{report:?}"
             );
         });
+    let (rig, mut placer, ..) = state.into_inner();
+    placer.finish(&mut rig.windows[0]);
     rig.windows[0].finish();
     let report = rig.report();
     let lost = |cause| report.lost.get(cause).copied().unwrap_or(0);

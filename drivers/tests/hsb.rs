@@ -326,7 +326,9 @@ fn a_hostile_sender_changes_nothing() {
     sender.send(&good[3].bytes()[..31]).unwrap();
     rig.fill_all();
     let rejected = hostile.len() as u64 + 3;
-    assert_eq!(rig.report().rejected, rejected);
+    // The last one that fits no frame may be the first of a new count.
+    assert_eq!(rig.report().rejected, rejected - 1);
+    rig.fillers[0].finish(&mut rig.windows[0]);
     let reasons = rig.rejections.read(rejected);
     assert_eq!(reasons.values().sum::<u64>(), rejected, "{reasons:?}");
     for reason in [
@@ -390,6 +392,7 @@ fn what_is_sent_again_long_after_is_a_duplicate() {
             send(&mut rig, &mut sender, &SENSOR.frame(frame - 17));
         }
     }
+    rig.fillers[0].finish(&mut rig.windows[0]);
     let report = rig.report();
     assert_eq!(
         (report.delivered, report.rejected, report.epochs),
@@ -416,11 +419,74 @@ fn a_sensor_that_is_armed_anew_begins_an_epoch() {
     }
     rig.windows[0].finish();
     let report = rig.report();
-    assert_eq!((report.epochs, report.rejected), (2, 3));
-    // The fourth is believed: the first of the new count.
-    assert_eq!((report.expected, report.delivered), (97, 97));
-    let frames = rig.read();
-    assert_eq!(frames.last().map(|frame| (frame.0, frame.1)), Some((9, 2)));
+    assert_eq!((report.epochs, report.rejected), (2, 0));
+    assert_eq!((report.expected, report.delivered), (100, 100));
+    assert_eq!((report.control, report.duplicates), (20, 0));
+    let got = rig.read();
+    for (n, frame) in (0..20).zip(&got) {
+        assert_eq!((frame.0, frame.1), (n % 10, if n < 10 { 1 } else { 2 }));
+        assert!(frame.2 == payload(n % 10) && frame.3 == [true; PACKETS]);
+    }
+    assert_eq!(got.len(), 20);
+}
+
+#[test]
+fn a_restarted_count_loses_nothing_though_each_packet_comes_twice() {
+    let (mut rig, mut sender) = receiver("");
+    let other = Sensor {
+        first: 77_777,
+        ..SENSOR
+    };
+    for sensor in [SENSOR, other] {
+        for frame in 0..10 {
+            let packets = sensor.frame(frame);
+            let twice = packets.iter().flat_map(|packet| [packet, packet]);
+            send(&mut rig, &mut sender, twice);
+        }
+    }
+    rig.windows[0].finish();
+    let report = rig.report();
+    assert_eq!((report.epochs, report.rejected), (2, 0));
+    assert_eq!((report.expected, report.delivered), (100, 100));
+    assert_eq!((report.control, report.duplicates), (20, 120));
+}
+
+#[test]
+fn a_count_that_restarts_with_numbers_of_the_past_loses_nothing() {
+    let (mut rig, mut sender) = receiver("");
+    for frame in (0..40).chain(0..10) {
+        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+    }
+    rig.windows[0].finish();
+    let report = rig.report();
+    assert_eq!(
+        (report.epochs, report.rejected, report.duplicates),
+        (2, 0, 0)
+    );
+    assert_eq!((report.expected, report.delivered), (250, 250));
+    let got = rig.read();
+    for (n, frame) in (0..10).zip(&got[40..]) {
+        assert_eq!((frame.0, frame.1, frame.2 == payload(n)), (n, 2, true));
+    }
+    assert_eq!(got.len(), 50);
+}
+
+#[test]
+fn packets_that_agree_with_nothing_are_rejected_when_the_stream_goes_on() {
+    let (mut rig, mut sender) = receiver("");
+    send(&mut rig, &mut sender, &SENSOR.frame(0));
+    let other = Sensor {
+        first: 77_777,
+        ..SENSOR
+    };
+    // One fewer than confirm a new count.
+    send(&mut rig, &mut sender, &other.frame(0)[..3]);
+    assert_eq!(rig.report().rejected, 0);
+    send(&mut rig, &mut sender, &SENSOR.frame(1));
+    let report = rig.report();
+    assert_eq!((report.epochs, report.rejected), (1, 3));
+    assert_eq!(rig.rejections.read(3)["sequence_number"], 3);
+    assert_eq!((report.expected, report.delivered), (10, 10));
 }
 
 #[test]

@@ -1,13 +1,13 @@
-//! Datagrams kept until their format is learned.
+//! Datagrams kept until it is known what they are.
 
 use daq_core::frame::{Clock, Timestamp};
 
 /// Bytes before each datagram: its length, its time and the time's clock.
-const HEAD: usize = 4 + 8 + 1;
+pub(crate) const HEAD: usize = 4 + 8 + 1;
 
 /// A queue of datagrams in memory that is allocated once.
-#[derive(Debug)]
-pub(super) struct Held {
+#[derive(Debug, Default)]
+pub(crate) struct Held {
     bytes: Vec<u8>,
     /// Where the oldest datagram begins.
     read: usize,
@@ -15,7 +15,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    pub(super) fn new(capacity: usize) -> Self {
+    pub(crate) fn new(capacity: usize) -> Self {
         Self {
             bytes: Vec::with_capacity(capacity),
             read: 0,
@@ -23,8 +23,12 @@ impl Held {
         }
     }
 
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.packets == 0
+    }
+
     /// Appends a datagram; false if there is no room for it.
-    pub(super) fn push(&mut self, datagram: &[u8], time: Timestamp) -> bool {
+    pub(crate) fn push(&mut self, datagram: &[u8], time: Timestamp) -> bool {
         let Ok(length) = u32::try_from(datagram.len()) else {
             return false;
         };
@@ -40,7 +44,7 @@ impl Held {
     }
 
     /// The oldest datagram.
-    pub(super) fn front(&self) -> Option<(&[u8], Timestamp)> {
+    pub(crate) fn front(&self) -> Option<(&[u8], Timestamp)> {
         let rest = &self.bytes[self.read..];
         let (length, rest) = rest.split_first_chunk::<4>()?;
         let (ns, rest) = rest.split_first_chunk::<8>()?;
@@ -53,7 +57,7 @@ impl Held {
     }
 
     /// Removes the oldest datagram.
-    pub(super) fn pop(&mut self) {
+    pub(crate) fn pop(&mut self) {
         let Some((datagram, _)) = self.front() else {
             return;
         };

@@ -105,8 +105,8 @@ pub struct HsbConfig {
     /// an epoch.
     #[serde(default = "max_gap")]
     pub max_gap: u64,
-    /// Packets in a row that must agree on a number that does not go on from those before, until one is believed; those
-    /// before are rejected. At least 1.
+    /// Number of packets in a row that must agree on a sequence number that does not continue the stream, before an epoch
+    /// opens. All of them are placed then. At least 1.
     #[serde(default = "frames::usual_agree")]
     pub agree: u32,
     /// Silence of the sensor after which its registers are read back. If the device has lost them, as after a restart, the

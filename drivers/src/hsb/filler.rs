@@ -126,7 +126,7 @@ impl Receiver {
         if let Some(link) = &self.link
             && let Some(rkey) = link.renewed(&mut self.generation)
         {
-            self.placer.rearm(rkey);
+            self.placer.rearm(window, rkey);
         }
         let before = self.placer.seen();
         let duplicate = self.placer.place(window, datagrams);
@@ -195,5 +195,9 @@ impl Filler for Receiver {
         let ready =
             !patience.is_zero() && self.socket.wait(patience).map_err(|why| self.error(&why))?;
         Ok(if ready { Polled::Busy } else { Polled::Idle })
+    }
+
+    fn finish(&mut self, window: &mut Window) {
+        self.placer.finish(window);
     }
 }

@@ -19,9 +19,12 @@ pub enum Course {
     Frame(u64),
     /// A packet of a frame that has passed so long ago that nothing is known of it any more: sent again.
     Past,
-    /// Its number fits no frame in its page, or one before the first: not believed.
-    Astray,
-    /// Packets in succession agree that the sender counts anew: this is one of frame 0 of the new count.
+    /// Its number fits no frame in its page, or one before the first. It may be of a new count that is not confirmed yet.
+    Astray {
+        /// It does not agree with the packets of this kind before it.
+        begins: bool,
+    },
+    /// Packets in succession agree that the sender has restarted its count; this is the last of them.
     Anew,
 }
 
@@ -91,6 +94,21 @@ impl Order {
     pub const fn without_return(mut self) -> Self {
         self.returns = false;
         self
+    }
+
+    /// Whether packets of the past in succession open a new count.
+    pub const fn can_return(&self) -> bool {
+        self.returns
+    }
+
+    /// Packets that come before the one that confirms a new count, at most.
+    pub const fn doubtful(packets: usize, agree: usize, can_return: bool) -> usize {
+        if can_return {
+            2 * packets + agree
+        } else {
+            // Each may come twice.
+            2 * agree
+        }
     }
 
     /// Where the write of `psn` to `spot` belongs, with frames known as far back as `memory` says. The stream is not moved
@@ -214,6 +232,13 @@ impl Order {
     #[cold]
     fn stray(&mut self, psn: u32, spot: &Spot) -> Course {
         self.past = 0;
+        if self.candidate.is_some_and(|candidate| {
+            let Point { page, index, .. } = candidate.last;
+            candidate.count < self.agree
+                && (candidate.last.psn, page, index) == (psn, spot.page, spot.index)
+        }) {
+            return Course::Astray { begins: false };
+        }
         let agreed = self.candidate.and_then(|candidate| {
             let (frame, off) = self.point(candidate.last, self.stride, psn, spot)?;
             // At least the next one: frames may be no longer than a packet.
@@ -235,7 +260,7 @@ impl Order {
         if count >= self.agree {
             Course::Anew
         } else {
-            Course::Astray
+            Course::Astray { begins: count == 1 }
         }
     }
 
@@ -332,16 +357,20 @@ mod tests {
             let (frame, psn, at) = packet(0, 24, 8, n);
             order.follow(frame, psn, &at);
         }
-        // The same packet again and again agrees with nothing.
-        for _ in 0..10 {
-            assert_eq!(order.find(7001, &spot(3, 2)), Course::Astray);
+        // The same packet again and again confirms nothing.
+        for n in 0..10 {
+            let astray = Course::Astray { begins: n == 0 };
+            assert_eq!(order.find(7001, &spot(3, 2)), astray);
         }
         // The stream goes on: all is forgotten.
         let (frame, psn, at) = packet(0, 24, 8, 50);
         assert_eq!(order.find(psn, &at), Course::Frame(frame));
         order.follow(frame, psn, &at);
         for i in 0..3 {
-            assert_eq!(order.find(9001 + i, &spot(3, 1 + i)), Course::Astray);
+            let astray = Course::Astray { begins: i == 0 };
+            for begins in [astray, Course::Astray { begins: false }] {
+                assert_eq!(order.find(9001 + i, &spot(3, 1 + i)), begins);
+            }
         }
         assert_eq!(order.find(9004, &spot(3, 4)), Course::Anew);
         order.begin(9004, &spot(3, 4));
@@ -422,7 +451,7 @@ mod tests {
         order.ends(false);
         for n in 0..3 {
             let course = order.find(90_000 + n, &spot(n, 0));
-            assert_eq!(course, Course::Astray, "{n}");
+            assert_eq!(course, Course::Astray { begins: n == 0 }, "{n}");
         }
         assert_eq!(order.find(90_003, &spot(3, 0)), Course::Anew);
     }
@@ -436,7 +465,8 @@ mod tests {
         assert_eq!(order.find(102, &spot(1, 0)), Course::Frame(1));
         order.follow(1, 102, &spot(1, 0));
         assert_eq!(order.find(107, &spot(2, 0)), Course::Frame(2));
-        assert_eq!(order.find(109, &spot(2, 0)), Course::Astray);
+        let astray = Course::Astray { begins: true };
+        assert_eq!(order.find(109, &spot(2, 0)), astray);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::order::{Course, Order};
 use super::pages::{Pages, Refused, Spot};
 use super::roce::{self, Malformed, Write};
 use super::seen::Seen;
+use crate::datagram::held::{HEAD, Held};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::window::{Batch, Outcome, PacketId, Window};
@@ -40,6 +41,18 @@ impl Reject {
     }
 }
 
+/// Maximum memory for datagrams that may begin a new count.
+const MAX_KEPT: usize = 64 << 20;
+
+/// What a datagram that is kept counts as, unless it turns out to be of a new count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doubt {
+    /// `rejected`.
+    Astray,
+    /// `duplicates`.
+    Past,
+}
+
 /// Puts the payload of writes where it belongs.
 #[derive(Debug)]
 pub struct Placer {
@@ -48,12 +61,16 @@ pub struct Placer {
     pages: Pages,
     order: Order,
     packets: u32,
+    agree: u32,
     /// Frames whose metadata came, and one more than the number of each: as many as the window may know of, by number.
     ended: Box<[u64]>,
     seen: Seen,
     /// Number of packets with the right key at a place of a page.
     accepted: u64,
     rejections: Rejections,
+    /// The packets in succession that may be the first of a new count, all of one kind.
+    kept: Held,
+    doubt: Doubt,
 }
 
 /// The result for a datagram.
@@ -62,7 +79,7 @@ enum Put {
     Done,
     /// Its packet had arrived already.
     Duplicate,
-    /// The window must be told first that the sender counts anew.
+    /// It confirms that the sender has restarted its count; nothing was placed.
     Anew,
 }
 
@@ -75,6 +92,9 @@ impl Placer {
         Self {
             name: name.to_owned(),
             order: Order::new(pages.count, packets, memory, agree),
+            kept: Held::new(kept_bytes(&pages, agree, true)),
+            doubt: Doubt::Astray,
+            agree,
             pages,
             packets,
             // Open frames, and as many that were closed.
@@ -97,6 +117,7 @@ impl Placer {
     #[must_use]
     pub fn with_new_key(mut self) -> Self {
         self.order = self.order.without_return();
+        self.kept = Held::new(kept_bytes(&self.pages, self.agree, false));
         self
     }
 
@@ -111,9 +132,15 @@ impl Placer {
     }
 
     /// Accepts packets with the key `rkey` only: the sensor was armed again. The next of them opens an epoch.
-    pub const fn rearm(&mut self, rkey: u32) {
+    pub fn rearm(&mut self, window: &mut Window, rkey: u32) {
+        self.finish(window);
         self.pages.rkey = rkey;
         self.order.forget();
+    }
+
+    /// Counts the packets that are still kept, as no more packets come that could confirm them.
+    pub fn finish(&mut self, window: &mut Window) {
+        self.refute(&mut window.batch());
     }
 
     /// Places the payload of every datagram. Returns the index of the last one that had arrived already, if there was any.
@@ -123,29 +150,47 @@ impl Placer {
         datagrams: impl IntoIterator<Item = &'d [u8]>,
     ) -> Option<usize> {
         let mut datagrams = datagrams.into_iter().enumerate();
-        let (mut anew, mut duplicate) = (None, None);
+        let mut duplicate = None;
         loop {
-            if anew.is_some() {
-                window.restart();
-            }
             let mut batch = window.batch();
-            if let Some((_, datagram)) = anew.take() {
-                self.put(&mut batch, datagram, true);
-            }
-            anew = datagrams.find(|(i, datagram)| {
+            let confirms = datagrams.find(|(i, datagram)| {
                 let put = self.put(&mut batch, datagram, false);
                 if put == Put::Duplicate {
                     duplicate = Some(*i);
                 }
                 put == Put::Anew
             });
-            if anew.is_none() {
-                return duplicate;
+            drop(batch);
+            match confirms {
+                Some((_, datagram)) => self.begin_epoch(window, datagram),
+                None => return duplicate,
             }
         }
     }
 
-    /// Puts one datagram; `begins` = the window knows that the sender counts anew with it.
+    /// Opens an epoch at the first of the datagrams that were kept, and places them and the one that confirms them.
+    #[cold]
+    fn begin_epoch(&mut self, window: &mut Window, confirms: &[u8]) {
+        let mut kept = std::mem::take(&mut self.kept);
+        let mut begins = true;
+        while let Some((datagram, _)) = kept.front() {
+            self.put_alone(window, datagram, std::mem::take(&mut begins));
+            kept.pop();
+        }
+        self.put_alone(window, confirms, begins);
+        self.kept = kept;
+    }
+
+    /// Puts one datagram that opens an epoch if it `begins` one, or must.
+    fn put_alone(&mut self, window: &mut Window, datagram: &[u8], begins: bool) {
+        if !begins && self.put(&mut window.batch(), datagram, false) != Put::Anew {
+            return;
+        }
+        window.restart();
+        self.put(&mut window.batch(), datagram, true);
+    }
+
+    /// Puts one datagram; `begins` = the window is prepared for an epoch that begins with it.
     #[inline]
     fn put(&mut self, batch: &mut Batch<'_>, datagram: &[u8], begins: bool) -> Put {
         let (write, spot) = match self.understand(datagram) {
@@ -167,12 +212,11 @@ impl Placer {
                 Course::Frame(frame) => frame,
                 Course::Anew => return Put::Anew,
                 Course::Past => {
-                    batch.repeated(1);
+                    self.keep(batch, datagram, Doubt::Past, false);
                     return Put::Duplicate;
                 }
-                Course::Astray => {
-                    let (psn, page) = (write.psn, spot.page);
-                    self.reject(batch, &Reject::Astray { psn, page }, datagram);
+                Course::Astray { begins } => {
+                    self.keep(batch, datagram, Doubt::Astray, begins);
                     return Put::Done;
                 }
             }
@@ -198,7 +242,7 @@ impl Placer {
         match outcome {
             Outcome::Rejected | Outcome::Kept => self.log_far(frame),
             outcome => {
-                self.order.follow(frame, write.psn, &spot);
+                self.follow(batch, frame, write.psn, &spot);
                 if write.immediate.is_some() && outcome != Outcome::Duplicate {
                     self.order.ends(false);
                     if let Some(metadata) = metadata {
@@ -211,6 +255,50 @@ impl Placer {
             Put::Duplicate
         } else {
             Put::Done
+        }
+    }
+
+    /// Says that a packet was put in frame `frame`: packets that were kept are of no new count.
+    #[inline]
+    fn follow(&mut self, batch: &mut Batch<'_>, frame: u64, psn: u32, spot: &Spot) {
+        if !self.kept.is_empty() {
+            self.refute(batch);
+        }
+        self.order.follow(frame, psn, spot);
+    }
+
+    /// Keeps a datagram that is of no frame of this count and may be of the next; `begins` = it does not agree with those
+    /// that are kept.
+    #[cold]
+    fn keep(&mut self, batch: &mut Batch<'_>, datagram: &[u8], doubt: Doubt, begins: bool) {
+        if begins || self.doubt != doubt {
+            self.refute(batch);
+        }
+        self.doubt = doubt;
+        let may_begin = doubt == Doubt::Astray || self.order.can_return();
+        if !may_begin || !self.kept.push(datagram, Timestamp::default()) {
+            self.dismiss(batch, datagram);
+        }
+    }
+
+    /// Counts the datagrams that were kept: they are of no new count.
+    #[cold]
+    fn refute(&mut self, batch: &mut Batch<'_>) {
+        let mut kept = std::mem::take(&mut self.kept);
+        while let Some((datagram, _)) = kept.front() {
+            self.dismiss(batch, datagram);
+            kept.pop();
+        }
+        self.kept = kept;
+    }
+
+    fn dismiss(&self, batch: &mut Batch<'_>, datagram: &[u8]) {
+        match (self.doubt, self.understand(datagram)) {
+            (Doubt::Past, _) => batch.repeated(1),
+            (Doubt::Astray, Ok((Write { psn, .. }, Spot { page, .. }))) => {
+                self.reject(batch, &Reject::Astray { psn, page }, datagram);
+            }
+            (Doubt::Astray, Err(reject)) => self.reject(batch, &reject, datagram),
         }
     }
 
@@ -240,7 +328,7 @@ impl Placer {
         };
         // One alone ahead of what is open moves nothing: only packets that the window believes do.
         if batch.end(id, metadata.time()) && self.order.is_near(frame) {
-            self.order.follow(frame, write.psn, spot);
+            self.follow(batch, frame, write.psn, spot);
             self.order.ends(true);
             self.note(frame, &metadata);
         }
@@ -290,6 +378,14 @@ impl Placer {
             );
         }
     }
+}
+
+/// Memory for the packets that come before a new count is confirmed by `agree` of them, where `can_return` = also by
+/// packets with numbers of the past.
+pub const fn kept_bytes(pages: &Pages, agree: u32, can_return: bool) -> usize {
+    let datagrams = Order::doubtful(pages.packets(), agree as usize, can_return);
+    let bytes = datagrams.saturating_mul(HEAD + largest(pages.packet));
+    if bytes < MAX_KEPT { bytes } else { MAX_KEPT }
 }
 
 /// Bytes of the largest datagram of frames of `frame` bytes in packets of `packet`: headers, payload, metadata, CRC.
