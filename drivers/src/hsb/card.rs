@@ -8,8 +8,8 @@ use daq_core::mapped::Writer;
 use daq_core::source::{Producers, SourceError};
 use daq_core::topology::Wish;
 use daq_rdma::nics;
-use daq_rdma::verbs::{Endpoint, Port};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use daq_rdma::verbs::Port;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// The UDP port of RoCE v2.
 const ROCE: u16 = 4791;
@@ -90,23 +90,14 @@ impl Hsb {
         let card = nics::open(&nic).map_err(|error| failed(error.to_string()))?;
         let port = card.port().map_err(|error| failed(error.to_string()))?;
         let address = self.check_port(&nic, &port).map_err(failed)?;
-        // As the queue is made for each arming, so is its number; the pages are known by then, too.
-        let device = self.announced_device()?;
-        let control = self.control(device, (address, ROCE).into(), self.config.pages(0))?;
-        let IpAddr::V4(device) = device.ip() else {
-            return Err(failed("the device has no IPv4 address".to_owned()));
-        };
-        let peer = Endpoint {
-            gid: device.to_ipv6_mapped().octets(),
-            mtu: port.mtu,
-            ..Endpoint::default()
-        };
+        // The number of the queue pair and the addresses of the pages are known when the sensor is armed.
+        let pages = self.config.pages(0);
         let engine = QueuePair::new(Parts {
             name: format!("source {}", context.name),
             nic: card,
             is_software: nics::is_software(&nic),
-            peer,
-            control,
+            target: self.target((address, ROCE).into(), pages)?,
+            pages,
             rearm_after: self.config.rearm_after.0,
             relaxed: self.config.relaxed_ordering,
             counters: std::array::from_fn(|i| context.counts.counter(super::COUNTS[i])),

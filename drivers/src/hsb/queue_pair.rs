@@ -36,16 +36,15 @@
 //! A card may deliver writes of one sensor in no other order than they came, unless it was asked for relaxed ordering.
 //! Not yet run on a ConnectX with a Holoscan Sensor Bridge.
 
-use super::arm::Orders;
 use super::filler::Supervision;
 use super::order::Order;
 use super::pages::{GRAIN, Pages};
 use super::seen::{Counters, Seen};
-use super::supervisor::{Control, Rearm, Supervisor, Target};
+use super::supervisor::{Rearm, Supervisor, Target};
 use daq_core::dma::{Caps, Completions, DmaDevice, Engine, EngineError, Sentinel, Slots, Stuck};
 use daq_core::source::SourceError;
 use daq_rdma::registrar::{Keys, Registrar};
-use daq_rdma::verbs::{Access, Endpoint, Nic, NicEvent, Queue, Side, Status, WorkDone};
+use daq_rdma::verbs::{Access, Nic, NicEvent, Queue, Side, Status, WorkDone};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -90,10 +89,10 @@ pub(super) struct Parts {
     pub(super) nic: Arc<dyn Nic>,
     /// Whether the card is made of software, which listens on a port of its own.
     pub(super) is_software: bool,
-    /// The sensor's end, as far as it has one.
-    pub(super) peer: Endpoint,
-    /// What the sensor is to do; the pages are those of each arming.
-    pub(super) control: Control,
+    /// The sensor; the pages in its orders are those of each arming.
+    pub(super) target: Target,
+    /// How the sensor cuts frames.
+    pub(super) pages: Pages,
     /// Silence after which registers are read back; zero for never.
     pub(super) rearm_after: Duration,
     /// Whether writes may pass each other on the bus.
@@ -112,8 +111,9 @@ pub(super) struct QueuePair {
     nic: Arc<dyn Nic>,
     registrar: Arc<Registrar>,
     device: Arc<dyn DmaDevice>,
-    peer: Endpoint,
-    orders: Orders,
+    pages: Pages,
+    /// The pages of an arming that waits until the device is found.
+    deferred: Option<Pages>,
     is_software: bool,
     /// Receives of a queue, and those that are not posted.
     receives: u32,
@@ -163,16 +163,15 @@ impl QueuePair {
             name,
             nic,
             is_software,
-            peer,
-            control,
+            target,
+            pages,
             rearm_after,
             relaxed,
             counters,
         } = parts;
-        let orders = control.orders;
         let source = name.strip_prefix("source ").unwrap_or(&name);
         let supervision = Supervision {
-            target: Target::Known(control),
+            target,
             rearm: Rearm::Owner,
             rearm_after,
         };
@@ -184,7 +183,7 @@ impl QueuePair {
         };
         // A link is a queue here, which `quiesce` destroys whatever happens.
         let registrar = Registrar::new(std::slice::from_ref(&nic), access, Box::new(|| Ok(())));
-        let places = orders.pages.packets();
+        let places = pages.packets();
         let none = WorkDone {
             id: 0,
             side: Side::Received,
@@ -199,14 +198,14 @@ impl QueuePair {
             keys: None,
             device: registrar.clone(),
             registrar,
-            peer,
             receives: 0,
             nic,
             unposted: 0,
             collected: [none; BATCH],
             ring: None,
-            order: order(&orders.pages, LEAST_PAGES),
-            orders,
+            order: order(&pages, LEAST_PAGES),
+            pages,
+            deferred: None,
             is_software,
             newest: None,
             last: None,
@@ -261,7 +260,7 @@ impl QueuePair {
 
     /// Where the packets' places of a page begin.
     fn places(&self) -> impl Iterator<Item = usize> + use<> {
-        let Pages { frame, packet, .. } = self.orders.pages;
+        let Pages { frame, packet, .. } = self.pages;
         (0..frame).step_by(packet)
     }
 
@@ -334,7 +333,7 @@ impl Engine for QueuePair {
     }
 
     fn place_bytes(&self) -> usize {
-        self.orders.pages.packet
+        self.pages.packet
     }
 
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
@@ -346,6 +345,11 @@ impl Engine for QueuePair {
     }
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        if self.supervisor.link().take_found()
+            && let Some(pages) = self.deferred.take()
+        {
+            self.connect(pages)?;
+        }
         self.make_ready();
         self.collect();
         if self.queue.is_some() && self.supervisor.link().take_lost() {

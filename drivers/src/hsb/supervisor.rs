@@ -5,7 +5,7 @@
 //!
 //! | what is seen | what follows |
 //! |---|---|
-//! | the device does not announce itself (`device = "auto"`) | logged once, looked for again as after an arming that fails |
+//! | the device does not announce itself (`device = "auto"`) | logged once, looked for again as after an arming that fails; the owner of a queue pair is notified when it is found |
 //! | arming fails | logged once per reason, tried again after 1 s, then after twice as long, at most 8 s |
 //! | nothing arrives for `rearm_after`, and the registers are as written | logged once: the sensor is idle or its packets are lost; arming it again would cut a frame |
 //! | the same, and the registers are lost | logged, armed again with a new key, counted as `rearmed` |
@@ -18,7 +18,7 @@ use super::key;
 use daq_core::ledger::Counter;
 use daq_core::source::SourceError;
 use std::io;
-use std::net::SocketAddrV4;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -41,6 +41,8 @@ pub(super) struct Link {
     rkey: AtomicU32,
     /// Whether the owner must arm the sensor again.
     is_lost: AtomicBool,
+    /// Whether the device was found, so that the owner can arm the sensor.
+    is_found: AtomicBool,
 }
 
 impl Link {
@@ -60,6 +62,11 @@ impl Link {
     /// Whether the owner must arm the sensor again; true once.
     pub(super) fn take_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed) && self.is_lost.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether the device that the owner waits for was found; true once.
+    pub(super) fn take_found(&self) -> bool {
+        self.is_found.load(Ordering::Relaxed) && self.is_found.swap(false, Ordering::AcqRel)
     }
 
     fn renew(&self, rkey: u32) {
@@ -166,8 +173,16 @@ impl Supervisor {
         core.attempt();
     }
 
+    /// The address of the device, and what the sensor is to do; `None` until the device is found.
+    pub(super) fn sensor(&self) -> Option<(SocketAddr, Orders)> {
+        let core = lock(&self.core);
+        let Control { ecb, orders, .. } = core.control.as_ref()?;
+        let device = lock(ecb).device();
+        Some((device, *orders))
+    }
+
     /// Arms the sensor as it was given to [`new`](Self::new); a device that is not known yet is looked for on the
-    /// supervisor's thread.
+    /// supervisor's thread. Where the owner arms the sensor, [`Link::take_found`] then returns true.
     pub(super) fn start(&self) {
         let mut core = lock(&self.core);
         if core.find.is_some() {
@@ -298,6 +313,10 @@ impl Core {
         if let Some(find) = &mut self.find {
             let control = find().map_err(|error| error.to_string())?;
             (self.control, self.find) = (Some(control), None);
+            if self.rearm == Rearm::Owner {
+                self.link.is_found.store(true, Ordering::Release);
+                return Ok(None);
+            }
         }
         let Some(Control { ecb, orders, .. }) = &self.control else {
             return Ok(None);
@@ -311,7 +330,7 @@ impl Core {
         let armed = self.try_arm();
         let sensor = self.sensor();
         match armed {
-            Ok(None) => {}
+            Ok(None) => (self.retry_at, self.retry) = (None, RETRY),
             Ok(Some(armed)) => {
                 let host = armed.orders().host;
                 if self.was_armed {

@@ -193,6 +193,9 @@ fn device_that_announces_itself_late_is_armed() {
         if !ip.is_ok_and(|status| status.success()) {
             return eprintln!("skipped: there is no `ip` command");
         }
+        let pair = spec("mode = \"queue-pair\"\nnics = [\"software\"]").unwrap();
+        let built = pair.build(&context(&*pair)).unwrap();
+        assert!(matches!(built, Producers::Engine(_)));
         let spec = spec("listen = \"127.0.0.1:4791\"").unwrap();
         let Producers::Fillers(mut fillers) = spec.build(&context(&*spec)).unwrap() else {
             panic!("it is no filler")

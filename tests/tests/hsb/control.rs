@@ -121,7 +121,7 @@ fn a_restarted_board_is_armed_again() {
 }
 
 /// The port of announcements, which is one for all of this network: held by one test at a time, of whatever process.
-fn announcements() -> UnixListener {
+pub fn announcements() -> UnixListener {
     let name = SocketAddr::from_abstract_name("daq test of announcements to UDP 12267").unwrap();
     wait_for("the end of others' announcements", || {
         UnixListener::bind_addr(&name).ok()

@@ -2,11 +2,12 @@
 //!
 //! The ring has more slots than a stream has frames, so that nothing is overtaken however slow the machine is.
 
+use crate::control::announcements;
 use crate::network::recording;
 use crate::setup::{ALL, FRAME, FRAMES, PACKET, PACKETS, is_host_correct, options, own};
 use daq_drivers::hsb_sensor::pattern::{Pattern, verify};
 use daq_drivers::hsb_sensor::{Board, Counts, Options};
-use daq_tests::{Daq, Outcome, binary, files};
+use daq_tests::{Daq, Outcome, binary, files, wait_for};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
@@ -277,6 +278,29 @@ fn a_board_that_is_a_process() {
     assert_eq!(counts["sensors"][0]["frames"], FRAMES, "{counts:#}");
     assert_eq!(counts["sensors"][0]["disarms"], 1);
     assert_eq!(counts["order_errors"], 0);
+}
+
+#[test]
+fn a_device_that_announces_itself_late_is_waited_for() {
+    let _alone = announcements();
+    let text = config("auto", 1).replace("sensor = 0", "sensor = 0\nsilent_after = \"1 s\"");
+    let daq = Daq::new(&text);
+    let mut live = daq.spawn(&[]);
+    live.wait_told("no device announced itself");
+    wait_for("an answer that it is not ready", || {
+        let answer = live.get("/-/ready");
+        (answer.code == 503 && answer.body.contains("adc0")).then_some(())
+    });
+    let board = Board::start(&Options {
+        listen: own(13),
+        announce: Some("127.0.0.1:12267".parse().unwrap()),
+        ..board(&[])
+    })
+    .unwrap();
+    live.wait_count("sources.adc0.expected", FRAMES);
+    let outcome = live.stop().ok();
+    assert_eq!(outcome.count("sources.adc0.delivered"), FRAMES);
+    is_host_correct(&board.stop());
 }
 
 #[test]

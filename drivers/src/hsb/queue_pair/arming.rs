@@ -1,15 +1,15 @@
 //! Makes the ring known to the card and the sensor, and undoes that.
 
-use super::super::arm::Orders;
 use super::super::pages::{GRAIN, Pages};
 use super::{LEAST_PAGES, MOST_PAGES, QueuePair, RECEIVES, Ring, order};
 use daq_core::dma::{EngineError, Slots};
-use daq_rdma::verbs::{QueueOptions, Service, VerbsError};
+use daq_rdma::verbs::{Endpoint, QueueOptions, Service, VerbsError};
+use std::net::IpAddr;
 
 impl QueuePair {
     /// Looks at the ring and makes it known to the card and the sensor.
     pub(super) fn begin(&mut self, slots: &Slots) -> Result<(), EngineError> {
-        let least = Pages::page_bytes(self.orders.pages.frame);
+        let least = Pages::page_bytes(self.pages.frame);
         let count = slots.addresses.len();
         if !(LEAST_PAGES..=MOST_PAGES).contains(&count) {
             return Err(self.unfit(format!(
@@ -53,7 +53,7 @@ impl QueuePair {
             stride: stride as u64,
             count: u32::try_from(count).unwrap_or(u32::MAX),
             rkey: key.remote(),
-            ..self.orders.pages
+            ..self.pages
         };
         if !pages.base.is_multiple_of(GRAIN as u64) {
             let base = pages.base;
@@ -90,7 +90,7 @@ impl QueuePair {
     /// Forgets the arming before.
     pub(super) fn reset(&mut self, ring: Ring) {
         let pages = usize::try_from(ring.pages).unwrap_or(0);
-        self.order = order(&self.orders.pages, pages);
+        self.order = order(&self.pages, pages);
         // What was not told of can no longer be: its pages are another arming's.
         let gone = std::mem::take(&mut self.overrun) + self.ended.len() as u64;
         let missing = self.ended.iter().map(|ended| ended.missing).sum::<u64>();
@@ -111,7 +111,16 @@ impl QueuePair {
         self.ring = Some(ring);
     }
 
+    /// Connects a queue pair with the sensor and arms the sensor, once its device is known.
     pub(super) fn connect(&mut self, mut pages: Pages) -> Result<(), EngineError> {
+        let Some((device, mut orders)) = self.supervisor.sensor() else {
+            self.deferred = Some(pages);
+            self.supervisor.start();
+            return Ok(());
+        };
+        let IpAddr::V4(address) = device.ip() else {
+            return Err(self.unfit(format!("the device {device} has no IPv4 address")));
+        };
         let options = QueueOptions {
             service: Service::Uc,
             sends: 1,
@@ -129,14 +138,16 @@ impl QueuePair {
             queue.receive(id.into(), &[]).map_err(refused)?;
         }
         self.unposted = 0;
-        queue.connect(&self.peer).map_err(refused)?;
+        let peer = Endpoint {
+            gid: address.to_ipv6_mapped().octets(),
+            mtu: self.nic.port().map_err(refused)?.mtu,
+            ..Endpoint::default()
+        };
+        queue.connect(&peer).map_err(refused)?;
         let endpoint = queue.endpoint();
         pages.queue_pair = endpoint.number;
         self.queue = Some(queue);
-        let mut orders = Orders {
-            pages,
-            ..self.orders
-        };
+        orders.pages = pages;
         if self.is_software {
             orders.host.set_port(endpoint.lid);
         }
@@ -158,6 +169,7 @@ impl QueuePair {
     /// Undoes an arming, in order.
     pub(super) fn end(&mut self) {
         self.supervisor.disarm();
+        self.deferred = None;
         self.queue = None;
         self.keys = None;
     }

@@ -33,8 +33,8 @@ const fn distance(from: u32, to: u32, bits: u32) -> u32 {
 impl QueuePair {
     /// What the end of `bytes` bytes with the number `psn` says of the frame in `page`.
     pub(super) fn heard(&self, page: u64, psn: u32, bytes: usize) -> End {
-        let Pages { frame, packet, .. } = self.orders.pages;
-        let last = frame - (self.orders.pages.packets() - 1) * packet;
+        let Pages { frame, packet, .. } = self.pages;
+        let last = frame - (self.pages.packets() - 1) * packet;
         let ring = self.ring.as_ref();
         let found = ring.and_then(|ring| {
             let page = usize::try_from(page).ok()?;
@@ -56,7 +56,7 @@ impl QueuePair {
 
     /// The place of `end` in its frame, by where frames end as far as is known.
     pub(super) fn spot(&self, end: &End) -> Spot {
-        let packets = u32::try_from(self.orders.pages.packets()).unwrap_or(u32::MAX);
+        let packets = u32::try_from(self.pages.packets()).unwrap_or(u32::MAX);
         Spot {
             page: u32::try_from(end.page).unwrap_or(u32::MAX),
             index: packets + u32::from(end.alone) - u32::from(self.habits.alone),
@@ -133,7 +133,7 @@ impl QueuePair {
 
     /// Packets from one frame to the next.
     fn stride(&self) -> u64 {
-        self.orders.pages.packets() as u64 + u64::from(self.habits.alone)
+        self.pages.packets() as u64 + u64::from(self.habits.alone)
     }
 
     /// Says that `end` is that of frame `frame`.

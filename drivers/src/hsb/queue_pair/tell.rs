@@ -11,7 +11,7 @@ impl QueuePair {
     /// The metadata in the page that begins `at`; none where the CPU does not reach it.
     pub(super) fn notes(&self, ring: &Ring, at: usize) -> Option<Metadata> {
         let mut bytes = [0; metadata::BYTES];
-        let behind = at + Pages::metadata_at(self.orders.pages.frame);
+        let behind = at + Pages::metadata_at(self.pages.frame);
         words::read(&ring.region, behind, &mut bytes).then(|| Metadata::parse(&bytes))
     }
 
@@ -19,7 +19,7 @@ impl QueuePair {
     /// it and `is_short` that the packet that ended it was shorter than a last one; how many of them.
     fn look(&mut self, at: usize, written: u64, is_short: bool) -> Option<u32> {
         let ring = self.ring.as_ref()?;
-        let Pages { frame, packet, .. } = self.orders.pages;
+        let Pages { frame, packet, .. } = self.pages;
         self.present.fill(0);
         let (mut arrived, mut last) = (0, None);
         for (i, place) in self.places().enumerate() {
@@ -43,7 +43,7 @@ impl QueuePair {
             return;
         };
         let at = ring.at(ended.transfer);
-        let places = u32::try_from(self.orders.pages.packets()).unwrap_or(u32::MAX);
+        let places = u32::try_from(self.pages.packets()).unwrap_or(u32::MAX);
         let is_marked = self.marked[ring.page(ended.transfer)] == Some(ended.transfer);
         let is_kept = !ended.is_torn
             && ended
@@ -67,7 +67,7 @@ impl QueuePair {
         let is_whole = arrived >= places;
         let metadata = ended.metadata.filter(|_| is_kept);
         if let Some(metadata) = metadata.filter(|_| self.epoch == ended.epoch) {
-            let bytes = self.orders.pages.frame;
+            let bytes = self.pages.frame;
             self.seen.note(ended.frame, bytes, &metadata);
             self.seen.tell(&self.counters);
         } else if ended.is_short && self.epoch == ended.epoch {
@@ -76,7 +76,7 @@ impl QueuePair {
         }
         let (passed, missing) = std::mem::take(&mut self.owed);
         let told = Done {
-            length: self.orders.pages.frame,
+            length: self.pages.frame,
             is_bad,
             timestamp: metadata.map_or_else(Timestamp::default, |metadata| metadata.time()),
             missing: ended.missing + missing,

@@ -4,8 +4,10 @@ mod arming;
 mod ends;
 mod frames;
 
+use super::super::arm::Orders;
 use super::super::ecb::{Ecb, Taken};
 use super::super::seen::{CONTROL_ERRORS, REARMED};
+use super::super::supervisor::Control;
 use super::*;
 use crate::sys::words;
 use daq_core::dma::{Armed as Engaged, DmaMap, Done};
@@ -14,7 +16,8 @@ use daq_core::ledger::Counter;
 use daq_core::region::{HostOptions, Region};
 use daq_rdma::software::{Card, Faults};
 use daq_rdma::verbs::{
-    Limits, MemoryKey, Payload, Piece, Port, QueueOptions, Service, Verb, VerbsError, Way, Work,
+    Endpoint, Limits, MemoryKey, Payload, Piece, Port, QueueOptions, Service, Verb, VerbsError,
+    Way, Work,
 };
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
@@ -154,10 +157,7 @@ impl Queue for Joined {
     }
 
     fn connect(&mut self, peer: &Endpoint) -> Result<(), VerbsError> {
-        assert_eq!(
-            peer.gid,
-            Ipv4Addr::new(192, 0, 2, 7).to_ipv6_mapped().octets()
-        );
+        assert_eq!(peer.gid, Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets());
         let mut far = self.far.queue(&QueueOptions {
             service: Service::Uc,
             sends: 4096,
@@ -268,6 +268,19 @@ impl Bench {
 
     /// A bench whose registers are read back after a silence of `rearm_after`.
     fn with(psn: u32, bits: u32, embeds: bool, rearm_after: Duration) -> Self {
+        let mut bench = Self::of(psn, bits, embeds, rearm_after, Target::Known);
+        bench.arm();
+        bench
+    }
+
+    /// A bench that is not armed yet, whose sensor is `target`'s.
+    fn of(
+        psn: u32,
+        bits: u32,
+        embeds: bool,
+        rearm_after: Duration,
+        target: impl FnOnce(Control) -> Target,
+    ) -> Self {
         let seen = Shared::default();
         let address = device(&seen);
         let card = || Card::new(Ipv4Addr::LOCALHOST.into(), Faults::none()).unwrap();
@@ -278,33 +291,31 @@ impl Bench {
         });
         let ecb = Ecb::shared(address).unwrap();
         let counters = Counters::default();
+        let pages = Pages {
+            base: 0,
+            stride: 0,
+            count: 0,
+            frame: FRAME,
+            packet: PACKET,
+            queue_pair: 0,
+            rkey: 0,
+        };
         let engine = QueuePair::new(Parts {
             name: "source camera".to_owned(),
             nic,
-            peer: Endpoint {
-                gid: Ipv4Addr::new(192, 0, 2, 7).to_ipv6_mapped().octets(),
-                ..Endpoint::default()
-            },
             is_software: false,
-            control: Control {
+            target: target(Control {
                 taken: Taken::take(&ecb, 3).unwrap(),
                 ecb,
                 orders: Orders {
                     sensor: 3,
                     plane: 0,
-                    pages: Pages {
-                        base: 0,
-                        stride: 0,
-                        count: 0,
-                        frame: FRAME,
-                        packet: PACKET,
-                        queue_pair: 0,
-                        rkey: 0,
-                    },
+                    pages,
                     host: SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 4791),
                     mac: [2, 0, 0, 0, 0, 1],
                 },
-            },
+            }),
+            pages,
             rearm_after,
             relaxed: false,
             counters: counters.clone(),
@@ -314,7 +325,7 @@ impl Bench {
         let map = DmaMap::new(engine.device().clone(), region.clone()).unwrap();
         let completions =
             Completions::with_places(64, FAULTS.len(), u32::try_from(PACKETS).unwrap());
-        let mut bench = Self {
+        Self {
             seen,
             engine: None,
             idle: Some((engine, map)),
@@ -327,9 +338,7 @@ impl Bench {
             skipped: 0,
             faults: [0; FAULTS.len()],
             counters,
-        };
-        bench.arm();
-        bench
+        }
     }
 
     fn arm(&mut self) {

@@ -63,6 +63,51 @@ fn device_that_lost_its_registers_is_armed_with_another_queue_pair() {
     assert_eq!(done[1].origin.unwrap().epoch, 2);
 }
 
+/// Polls, without frames, until `is_met`.
+fn poll_until(bench: &mut Bench, what: &str, mut is_met: impl FnMut(&Bench) -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !is_met(bench) {
+        assert!(bench.poll().unwrap().is_empty());
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn device_that_announces_itself_late_is_armed() {
+    let looks = Arc::new(Mutex::new((0, false)));
+    let found = looks.clone();
+    let target = |control| {
+        let mut control = Some(control);
+        Target::Unknown(Box::new(move || {
+            let mut looks = found.lock().unwrap();
+            looks.0 += 1;
+            let control = control.take_if(|_| looks.1);
+            control.ok_or_else(|| SourceError::new("device = \"auto\"", "no device".to_owned()))
+        }))
+    };
+    let mut bench = Bench::of(5, 24, false, Duration::ZERO, target);
+    // Armed without its device, stopped, and armed again.
+    for _ in 0..2 {
+        bench.arm();
+        let before = looks.lock().unwrap().0;
+        poll_until(&mut bench, "a look for the device", |_| {
+            looks.lock().unwrap().0 > before
+        });
+        assert!(lock(&bench.seen).registers.is_empty());
+        bench.stop();
+    }
+    bench.arm();
+    looks.lock().unwrap().1 = true;
+    poll_until(&mut bench, "the device", |bench| {
+        lock(&bench.seen).registers.get(&MASK) == Some(&8)
+    });
+    bench.send_all(0..3);
+    let done = bench.take(3);
+    assert!(done.iter().all(|done| !done.is_bad));
+    assert_eq!(bench.counters[REARMED].get(), 0);
+}
+
 #[test]
 fn wrong_keys_and_addresses_change_nothing() {
     let mut bench = Bench::new(5, 24, false);
