@@ -177,7 +177,7 @@ impl Placer {
         let Format::Spead(spead) = &mut self.format else {
             return;
         };
-        if !spead.pin() {
+        if !spead.pin(&self.name) {
             return;
         }
         self.recut = spead.recut().map(Box::new);

@@ -13,6 +13,7 @@
 
 mod learn;
 mod recut;
+mod step;
 
 pub(crate) use learn::hold_bytes;
 pub use learn::{Given, Learner, Progress};
@@ -23,6 +24,7 @@ use super::{
 };
 use learn::{Extent, Learned};
 use std::sync::Arc;
+use step::StepCheck;
 
 /// The registry's line for this format.
 pub(super) const ENTRY: FormatEntry = FormatEntry {
@@ -85,6 +87,8 @@ pub struct Spead {
     given: Option<Given>,
     /// What learns the rest, while the source runs.
     learner: Option<Arc<Learner>>,
+    /// Whether later heaps agree with the step that was learned.
+    step_check: Option<Box<StepCheck>>,
 }
 
 impl Spead {
@@ -106,6 +110,7 @@ impl Spead {
             described: None,
             given: None,
             learner: None,
+            step_check: None,
         }
     }
 
@@ -147,10 +152,13 @@ impl Spead {
         self.learner.as_ref()
     }
 
-    /// Takes over what was learned; false if nothing was yet.
-    pub fn pin(&mut self) -> bool {
-        let learned = self.learner.as_ref().and_then(|learner| learner.learned());
-        let Some(learned) = learned.copied() else {
+    /// Takes over what was learned, for the source `name`; false if nothing was yet.
+    pub fn pin(&mut self, name: &str) -> bool {
+        let Some(learner) = self.learner.take() else {
+            return false;
+        };
+        let Some(learned) = learner.learned().copied() else {
+            self.learner = Some(learner);
             return false;
         };
         let Learned {
@@ -167,6 +175,7 @@ impl Spead {
             scale: self.scale,
             regular,
             described,
+            step_check: learner.step_check(name).map(Box::new),
             ..pinned
         };
         true
@@ -181,7 +190,9 @@ impl Spead {
     pub fn packet_len(packet: &[u8]) -> Option<usize> {
         let bits = Self::flavour(packet)?;
         let items = Self::item_words(packet)?;
-        let payload = Fields::read(items, bits, None).payload?;
+        let fields = Fields::read(items, bits, None);
+        // Messages of the stream may have no payload.
+        let payload = fields.payload.or(fields.control.map(|_| 0))?;
         usize::try_from(payload)
             .ok()?
             .checked_add(WORD + items.len())
@@ -409,6 +420,11 @@ impl Spead {
                 payload,
                 timestamp: items.timestamp,
             }));
+        }
+        if sub == 0
+            && let Some(check) = &mut self.step_check
+        {
+            check.see(unit);
         }
         *(if sub == 0 {
             &mut self.first_header

@@ -8,7 +8,8 @@
 //! descriptors. So heaps that also carry descriptors give the same frames as heaps without. Their packets are cut
 //! elsewhere, and [`super::recut`] puts their bytes together.
 
-use super::{Fields, IMMEDIATE, Numbering, Places, Reject, Spead, WORD, item};
+use super::step::{Counters, StepCheck};
+use super::{Fields, IMMEDIATE, Places, Reject, Spead, WORD, item};
 use daq_core::units::ByteSize;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -140,8 +141,7 @@ struct State {
     address_bits: Option<u32>,
     heaps: Vec<Heap>,
     packets: usize,
-    /// The first counter, and the greatest common divisor of all distances from it.
-    counters: Option<(u64, u64)>,
+    counters: Counters,
     since: Option<Instant>,
     is_ended: bool,
     /// Why nothing could be learned from the heaps so far.
@@ -208,6 +208,15 @@ impl Learner {
         hold_bytes(self.max_frame, self.threads)
     }
 
+    /// What compares later heaps of the source `name` with the step that was learned; `None` where it is given.
+    pub(super) fn step_check(&self, name: &str) -> Option<StepCheck> {
+        let learned = self.learned.get().filter(|_| self.given.step.is_none())?;
+        let Learned {
+            step, address_bits, ..
+        } = *learned;
+        Some(StepCheck::new(name, step, address_bits, self.threads))
+    }
+
     /// Whether this is the first call: what was learned is logged once.
     pub fn is_first_to_log(&self) -> bool {
         !self.is_logged.swap(true, Ordering::Relaxed)
@@ -265,7 +274,8 @@ impl Learner {
             .take()
             .unwrap_or_else(|| "no packet of a heap with samples was among them".to_owned());
         state.heaps.clear();
-        (state.packets, state.counters, state.since) = (0, None, None);
+        state.counters.clear();
+        (state.packets, state.since) = (0, None);
         (state.is_ended, state.address_bits) = (false, None);
         why
     }
@@ -304,7 +314,7 @@ impl State {
         self.address_bits = Some(address_bits);
         self.since.get_or_insert_with(Instant::now);
         self.packets += 1;
-        self.count(unit, address_bits);
+        self.counters.add(unit);
         self.is_ended |= fields.control == Some(super::STREAM_STOP);
         let (Some(length), Some(offset), Some(payload)) = (
             fields.heap.filter(|heap| *heap > 0),
@@ -334,16 +344,6 @@ impl State {
         } else {
             heap.last = Some(payload);
         }
-    }
-
-    fn count(&mut self, unit: u64, address_bits: u32) {
-        let (first, divisor) = *self.counters.get_or_insert((unit, 0));
-        let numbering = Numbering {
-            width: address_bits,
-            ..Numbering::PLAIN
-        };
-        let distance = numbering.distance(first, unit).unsigned_abs();
-        self.counters = Some((first, gcd(divisor, distance)));
     }
 
     /// What the heaps so far show; `None` = not enough yet.
@@ -401,13 +401,17 @@ impl State {
                 places.rest, places.first
             ));
         }
-        let divisor = self.counters.map_or(0, |(_, divisor)| divisor);
+        let address_bits = self.address_bits.unwrap_or(40);
+        let vote = self.counters.vote(address_bits);
+        if !force && given.step.is_none() && !vote.is_certain {
+            return Ok(None);
+        }
         Ok(Some(Learned {
-            address_bits: self.address_bits.unwrap_or(40),
+            address_bits,
             regular,
             described,
             places,
-            step: given.step.unwrap_or(divisor).max(1),
+            step: given.step.unwrap_or(vote.step).max(1),
             heaps: alike(regular),
         }))
     }
@@ -519,13 +523,6 @@ fn most_frequent(values: &(impl Iterator<Item = u64> + Clone)) -> Option<u64> {
     values
         .clone()
         .max_by_key(|value| values.clone().filter(|other| other == value).count())
-}
-
-const fn gcd(mut a: u64, mut b: u64) -> u64 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
 }
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ fn learn(spead: &mut Spead, datagrams: impl IntoIterator<Item = Vec<u8>>) -> Lea
         }
     }
     assert_eq!(learner.settle(Instant::now(), true), Progress::Learned);
-    assert!(spead.pin());
+    assert!(spead.pin("adc"));
     *learner.learned().unwrap()
 }
 
@@ -139,6 +139,25 @@ fn one_wrong_packet_does_not_change_what_is_learned() {
         (learned.places.unit_bytes, learned.places.first),
         (60_000, 1424)
     );
+}
+
+#[test]
+fn counters_beside_the_grid_do_not_change_the_step() {
+    // A forged heap between the others, and heaps of descriptors with a count of their own.
+    let forged = |i: u64| (i == 1).then(|| heap(40, 3, 0, 60_000, 1472));
+    let descriptors = |i: u64| (i % 3 == 2).then(|| heap(40, 1 << 35 | i, 300, 0, 1472));
+    for others in [
+        &forged as &dyn Fn(u64) -> Option<Vec<Vec<u8>>>,
+        &descriptors,
+    ] {
+        let mut spead = learner(Given::default());
+        let heaps = (0..8).flat_map(|i| {
+            let mut datagrams = heap(40, 8 * i, 0, 60_000, 1472);
+            datagrams.extend(others(i).into_iter().flatten());
+            datagrams
+        });
+        assert_eq!(learn(&mut spead, heaps).step, 8);
+    }
 }
 
 #[test]

@@ -1,0 +1,213 @@
+//! What heap counters grow by: a vote of the counters seen, and a check that goes on once the step is fixed.
+
+use super::Numbering;
+use std::sync::Arc;
+
+/// Counters that vote.
+pub(super) const MAX_COUNTERS: usize = 16;
+/// Counters that are enough where they are not evenly spaced; and the fewest of which some may be outvoted.
+const ENOUGH: usize = 8;
+const MIN_VOTES: usize = 4;
+
+/// Different heap counters, in the order of their arrival.
+#[derive(Clone, Debug)]
+pub(super) struct Counters(Vec<u64>);
+
+/// The result of a vote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Vote {
+    /// What the counters grow by; 0 where there are not two of them.
+    pub(super) step: u64,
+    /// Whether more counters would hardly change it.
+    pub(super) is_certain: bool,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self(Vec::with_capacity(MAX_COUNTERS))
+    }
+}
+
+impl Counters {
+    /// Adds a counter, unless it was added before or there are enough.
+    pub(super) fn add(&mut self, counter: u64) {
+        if self.0.len() < MAX_COUNTERS && !self.0.contains(&counter) {
+            self.0.push(counter);
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    pub(super) const fn is_full(&self) -> bool {
+        self.0.len() == MAX_COUNTERS
+    }
+
+    /// The largest step that two thirds of the counters agree on: lost heaps leave gaps in the count, forged ones and heaps with
+    /// a count of their own lie beside it.
+    pub(super) fn vote(&self, address_bits: u32) -> Vote {
+        let numbering = Numbering {
+            width: address_bits,
+            ..Numbering::PLAIN
+        };
+        let first = self.0.first().copied().unwrap_or(0);
+        let mut at: Vec<i64> = self
+            .0
+            .iter()
+            .map(|n| numbering.distance(first, *n))
+            .collect();
+        at.sort_unstable();
+        let apart = |a: i64, b: i64| a.abs_diff(b);
+        let needed = (2 * at.len()).div_ceil(3).max(MIN_VOTES.min(at.len()));
+        // The step of those that lie on the grid of `a` and `divisor`, where they are enough.
+        let step_of = |a: i64, divisor: u64| {
+            let on_grid = || at.iter().filter(|n| apart(a, **n).is_multiple_of(divisor));
+            let step = on_grid().fold(0, |step, n| gcd(step, apart(a, *n)));
+            (on_grid().count() >= needed).then_some(step)
+        };
+        let mut step = at.iter().fold(0, |step, n| gcd(step, apart(at[0], *n)));
+        for (i, a) in at.iter().enumerate() {
+            for (j, b) in at.iter().enumerate().skip(i + 1) {
+                for c in &at[j + 1..] {
+                    let divisor = gcd(apart(*a, *b), apart(*a, *c));
+                    if divisor > step {
+                        step = step.max(step_of(*a, divisor).unwrap_or(0));
+                    }
+                }
+            }
+        }
+        let is_even = at.windows(2).all(|pair| apart(pair[0], pair[1]) == step);
+        Vote {
+            step,
+            is_certain: at.len() >= ENOUGH || is_even,
+        }
+    }
+}
+
+/// Compares heap counters with the step that was learned, and logs once that they contradict it.
+#[derive(Clone, Debug)]
+pub(super) struct StepCheck {
+    /// The source's name.
+    name: Arc<str>,
+    step: u64,
+    address_bits: u32,
+    /// Whether this thread receives every heap: else a multiple of the step is what the other threads leave.
+    sees_all: bool,
+    last: Option<u64>,
+    counters: Counters,
+    is_logged: bool,
+}
+
+impl StepCheck {
+    pub(super) fn new(name: &str, step: u64, address_bits: u32, threads: usize) -> Self {
+        Self {
+            name: name.into(),
+            step,
+            address_bits,
+            sees_all: threads <= 1,
+            last: None,
+            counters: Counters::default(),
+            is_logged: false,
+        }
+    }
+
+    /// Looks at the counter of a heap that begins.
+    #[inline]
+    pub(super) fn see(&mut self, counter: u64) {
+        let last = self.last.replace(counter);
+        if last.is_some_and(|last| last.wrapping_add(self.step) == counter) {
+            self.counters.clear();
+        } else if !self.is_logged {
+            self.collect(counter);
+        }
+    }
+
+    /// Adds a counter that is not the one expected; where all of late were not, they vote.
+    #[cold]
+    fn collect(&mut self, counter: u64) {
+        self.counters.add(counter);
+        if !self.counters.is_full() {
+            return;
+        }
+        if let Some(step) = self.contradiction() {
+            self.is_logged = true;
+            let (name, learned) = (&self.name, self.step);
+            tracing::warn!(
+                "source {name}: heap counters grow by {step}, but a step of {learned} was learned from the first heaps, so frames \
+                 are counted as lost or rejected that are not: set `step = {step}` in [source.{name}.format] and restart"
+            );
+        }
+        self.counters.clear();
+    }
+
+    /// The step that the counters show, where it is another than the one learned.
+    fn contradiction(&self) -> Option<u64> {
+        let step = self.counters.vote(self.address_bits).step;
+        let is_explained = step == self.step || step.is_multiple_of(self.step) && !self.sees_all;
+        (step > 0 && !is_explained).then_some(step)
+    }
+}
+
+const fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vote(counters: &[u64]) -> Vote {
+        Counters(counters.to_vec()).vote(40)
+    }
+
+    #[test]
+    fn steps_are_those_of_most_counters() {
+        let top = 1 << 40;
+        for (counters, step, is_certain) in [
+            (&[][..], 0, true),
+            (&[7], 0, true),
+            (&[7, 9], 2, true),
+            (&[1, 2, 3, 4], 1, true),
+            (&[8, 4, 0, 12], 4, true),
+            (&[top - 4, top - 2, 0, 2], 2, true),
+            // Lost heaps.
+            (&[0, 1, 3, 4], 1, false),
+            (&[0, 4, 6, 10, 16, 18, 20, 24], 2, true),
+            // A forged counter between the others, and a distant one.
+            (&[0, 2, 3, 4, 6], 2, false),
+            (&[5, 1 << 30, 7, 9, 11, 13], 2, false),
+            // Heaps of descriptors with a count of their own.
+            (&[0, 1 << 35, 16, 32, 1 << 35 | 1, 48, 64, 80, 96], 16, true),
+        ] {
+            assert_eq!(vote(counters), Vote { step, is_certain }, "{counters:?}");
+        }
+    }
+
+    fn seen(step: u64, threads: usize, counters: impl Iterator<Item = u64>) -> bool {
+        let mut check = StepCheck::new("adc", step, 40, threads);
+        for counter in counters {
+            check.see(counter);
+        }
+        check.is_logged
+    }
+
+    #[test]
+    fn steps_that_were_learned_wrong_are_logged() {
+        assert!(seen(1, 1, (0..40).map(|n| 2 * n)));
+        assert!(seen(2, 1, 0..40));
+        assert!(seen(2, 4, 0..40));
+        assert!(!seen(1, 4, (0..40).map(|n| 2 * n)));
+        assert!(!seen(2, 1, (0..400).map(|n| 2 * n)));
+        // Lost heaps, forged heaps and restarts contradict nothing.
+        assert!(!seen(1, 1, (0..400).filter(|n| n % 3 != 0)));
+        assert!(!seen(
+            2,
+            1,
+            (0..400).map(|n| if n % 5 == 0 { 1 << 30 | n } else { 2 * n })
+        ));
+    }
+}
