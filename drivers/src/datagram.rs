@@ -286,3 +286,12 @@ impl Placer {
         }
     }
 }
+
+/// The datagrams of a message, of `segment` bytes each but the last; an empty message is one empty datagram.
+pub(crate) fn packets(bytes: &[u8], segment: usize) -> impl Iterator<Item = &[u8]> {
+    bytes
+        .is_empty()
+        .then_some(bytes)
+        .into_iter()
+        .chain(bytes.chunks(segment.max(1)))
+}

@@ -1,8 +1,7 @@
 //! Captured traffic: the UDP datagrams in a pcap or pcapng file, one after the other.
 //!
 //! The file is read as a stream; memory does not grow with it. What is no whole UDP datagram is skipped and
-//! counted by reason. A capture taken on a *sending* host with segmentation offload holds several packets as
-//! one datagram: capture where they are received, or switch the offload off (`ethtool -K DEV tx-udp-segmentation off`).
+//! counted by reason. A capture taken with segmentation offload holds several datagrams as one: `replay` splits them.
 
 mod dissect;
 
@@ -14,7 +13,7 @@ use pcap_file::{DataLink, PcapError as FileError, TsResolution};
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Chain, Cursor, Read};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 /// Why a capture cannot be read (on).
@@ -67,8 +66,38 @@ pub struct Datagram<'a> {
     pub source: SocketAddr,
     /// To whom it was sent.
     pub destination: SocketAddr,
+    /// The UDP checksum as captured; 0 = none.
+    pub checksum: u16,
     /// What it carried.
     pub payload: &'a [u8],
+}
+
+impl Datagram<'_> {
+    /// Whether it has a checksum and that one is right. Where a network card is to complete the checksum, it is not.
+    pub fn has_valid_checksum(&self) -> bool {
+        const UDP: u64 = 17;
+        let length = self.payload.len() as u64 + 8;
+        let address = |address: IpAddr| match address {
+            IpAddr::V4(address) => sum(&address.octets()),
+            IpAddr::V6(address) => sum(&address.octets()),
+        };
+        let ports = u64::from(self.source.port()) + u64::from(self.destination.port());
+        // The length counts twice: in the pseudo header and in the header.
+        let header = UDP + 2 * length + ports + u64::from(self.checksum);
+        let total =
+            address(self.source.ip()) + address(self.destination.ip()) + header + sum(self.payload);
+        self.checksum != 0 && total.is_multiple_of(0xffff)
+    }
+}
+
+/// The sum of 16-bit words in network byte order, the last one padded with a zero.
+fn sum(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<2>();
+    let last = rest.first().map_or(0, |last| u64::from(*last) << 8);
+    let words = words
+        .iter()
+        .map(|word| u64::from(u16::from_be_bytes(*word)));
+    words.sum::<u64>() + last
 }
 
 /// Frames of a capture that yielded no datagram, by reason.
@@ -233,6 +262,7 @@ impl<R: Read> Capture<R> {
             timestamp_ns,
             source,
             destination,
+            checksum: found.checksum,
             payload: &self.payload,
         }))
     }

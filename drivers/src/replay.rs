@@ -6,6 +6,9 @@
 //! | SigMF written by daq | the same frames and places again, under their recorded numbers |
 //! | SigMF of others | one gapless stream, cut into frames that fit the slot, numbered from 0 |
 //!
+//! A record of a capture that holds several datagrams (segmentation offload) is split by the packet lengths of the format, or
+//! the capture is refused where that is not certain.
+//!
 //! Timestamps are the recorded ones ([`Clock::Recorded`](daq_core::frame::Clock::Recorded)), except where a packet's
 //! format carries a time of its own.
 //!
@@ -18,6 +21,7 @@
 
 mod capture;
 mod config;
+mod offload;
 mod player;
 mod recording;
 mod timetable;

@@ -67,20 +67,52 @@ fn lost(report: &SourceReport) -> BTreeMap<&'static str, u64> {
 
 /// A pcap file of raw IPv4 packets: each a number, a payload made from it, a port and its time.
 fn pcap(path: &Path, packets: &[(u64, u16, u64)]) {
+    let records: Vec<_> = packets
+        .iter()
+        .map(|&(sequence, port, ns)| (packet(sequence), port, ns))
+        .collect();
+    records_to(path, &records, false);
+}
+
+fn packet(sequence: u64) -> Vec<u8> {
+    [&sequence.to_be_bytes()[..], &[0; 8], &payload(sequence)].concat()
+}
+
+/// The checksum of a UDP datagram from 10.0.0.1:1234 to 10.0.0.2:`port`.
+fn checksum(port: u16, body: &[u8]) -> u16 {
+    let length = u16::try_from(body.len() + 8).unwrap();
+    let header = [0x0a00, 1, 0x0a00, 2, 17, length, 1234, port, length];
+    let words = body.chunks(2).map(|pair| {
+        let last = pair.get(1).copied().unwrap_or(0);
+        u32::from(u16::from_be_bytes([pair[0], last]))
+    });
+    let mut sum = words.sum::<u32>() + header.map(u32::from).iter().sum::<u32>();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !u16::try_from(sum).unwrap()
+}
+
+/// A pcap file of raw IPv4 packets: each the payload of a UDP datagram, its port and its time.
+fn records_to(path: &Path, records: &[(Vec<u8>, u16, u64)], has_checksums: bool) {
     // Nanoseconds, snap length, link type 101 (raw IP).
     let mut file = Vec::new();
     for word in [0xa1b2_3c4d_u32, 0x0004_0002, 0, 0, 65_535, 101] {
         file.extend(word.to_le_bytes());
     }
-    for &(sequence, port, ns) in packets {
-        let body = [&sequence.to_be_bytes()[..], &[0; 8], &payload(sequence)].concat();
+    for (body, port, ns) in records {
         let udp = u16::try_from(body.len() + 8).unwrap();
         let mut packet = vec![0x45, 0];
         packet.extend((udp + 20).to_be_bytes());
         packet.extend([0, 1, 0, 0, 64, 17, 0, 0]);
         packet.extend(Ipv4Addr::new(10, 0, 0, 1).octets());
         packet.extend(Ipv4Addr::new(10, 0, 0, 2).octets());
-        for word in [1234, port, udp, 0] {
+        let checksum = if has_checksums {
+            checksum(*port, body)
+        } else {
+            0
+        };
+        for word in [1234, *port, udp, checksum] {
             packet.extend(word.to_be_bytes());
         }
         packet.extend(body);
@@ -193,6 +225,63 @@ fn only_what_was_sent_to_the_port_is_taken_and_captures_follow_each_other() {
     let mut rig = open(&text, PAYLOAD * 8, 16);
     assert!(run(&mut rig).is_empty());
     assert_eq!(rig.report().expected, 0);
+}
+
+/// Records of 1 to 11 datagrams each, into a ring that is full in the middle of some.
+#[test]
+fn datagrams_that_were_captured_as_one_are_split() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("a.pcap");
+    let numbers: Vec<u64> = (0..400).collect();
+    let mut records = Vec::new();
+    let mut rest = &numbers[..];
+    while !rest.is_empty() {
+        let (some, others) = rest.split_at(rest.len().min(1 + records.len() % 11));
+        records.push((some.iter().flat_map(|n| packet(*n)).collect(), 1, 5));
+        rest = others;
+    }
+    records_to(&path, &records, false);
+    for more in ["speed = \"free\"", "speed = \"free\"\nhold = false", ""] {
+        let mut rig = open(&pcap_text(&format!("{path:?}"), more), PAYLOAD * 8, 64);
+        let frames = run(&mut rig);
+        let report = rig.report();
+        assert_eq!(
+            (report.expected, report.delivered, report.rejected),
+            (400, 400, 0),
+            "{report:?}"
+        );
+        assert_eq!(arrived(&frames), numbers);
+    }
+    let mut rig = open(&pcap_text(&format!("{path:?}"), ""), PAYLOAD * 8, 4);
+    assert_eq!(arrived(&run(&mut rig)), numbers);
+}
+
+#[test]
+fn captures_that_cannot_be_split_are_refused_with_the_fix() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("a.pcap");
+    let mut odd: Vec<u8> = (1..4).flat_map(packet).collect();
+    odd.extend([0; 30]);
+    let records = [(packet(0), 1, 5), (odd, 1, 5)];
+    let text = pcap_text(&format!("{path:?}"), "");
+    records_to(&path, &records, false);
+    let mut rig = open(&text, PAYLOAD * 8, 4);
+    let error = rig.fillers[0]
+        .fill(&mut rig.windows[0], Duration::ZERO)
+        .unwrap_err()
+        .to_string();
+    for part in [
+        "packet 2 holds 270 bytes of UDP payload where a packet has 80",
+        "ethtool -K IFACE gso off gro off tso off",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+    // A checksum that holds proves that each record is one datagram.
+    records_to(&path, &records, true);
+    let mut rig = open(&text, PAYLOAD * 8, 4);
+    run(&mut rig);
+    let report = rig.report();
+    assert_eq!((report.delivered, report.rejected), (1, 1), "{report:?}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod network;
 
 use daq_drivers::pcap::Capture;
 use daq_drivers::sys::send::Sender;
-use daq_tests::{Daq, Outcome, PATIENCE, binary, ledger, program, skip};
+use daq_tests::{Daq, Outcome, PATIENCE, Python, binary, ledger, program, skip};
 use network::{Queue, Recording, loopback, payload, recording};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -239,6 +239,80 @@ fn a_capture_of_tcpdump_is_replayed() {
         &format!("[source.adc.format]\n{FORMAT}"),
     ));
     assert_eq!(again.run(&[]).ok().count("sources.adc.expected"), 0);
+}
+
+/// A sender that hands over many datagrams at a time, to a live run and to tcpdump, whose records hold as many; `frames` of
+/// `slot` bytes, from `sends` calls.
+fn is_replayed_as_sent(kind: &str, format: &str, slot: usize, sends: usize, frames: u64) {
+    let python = match Python::with(&["spead2", "numpy"]) {
+        Ok(python) => python,
+        Err(why) => skip!("{why}"),
+    };
+    let port = loopback::free_port();
+    let format = format!("[source.adc.format]\n{format}");
+    let rest = ring_and_sink().replace("slot = 10000", &format!("slot = {slot}"));
+    let live_daq = Daq::new(&format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\n\
+         [source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\n{format}\n{rest}"
+    ));
+    let capture = live_daq.path("capture.pcap");
+    let tcpdump = match tcpdump(port, sends, &capture) {
+        Ok(child) => child,
+        Err(why) => skip!("{why}"),
+    };
+    let mut live = live_daq.spawn(&[]);
+    live.wait_ready();
+    let sent = live_daq.path("sent");
+    let arguments = [
+        kind.to_owned(),
+        port.to_string(),
+        sent.display().to_string(),
+    ];
+    python.run(include_str!("../python/segment_send.py"), &arguments);
+    captured(tcpdump);
+    live.wait_count("sinks.disk.frames", frames);
+    let mut received = vec![(live.stop().ok(), recording(&live_daq, "disk"))];
+    let mut records = Capture::open(&capture).unwrap();
+    let mut longest = 0;
+    while let Some(record) = records.next().unwrap() {
+        longest = longest.max(record.payload.len());
+    }
+    assert!(
+        longest > 10_000,
+        "no record of {kind} holds several datagrams"
+    );
+    for keys in ["speed = \"free\"", "speed = \"free\"\nhold = false", ""] {
+        let path = capture.display();
+        let again = Daq::new(&format!(
+            "[source.adc]\ndriver = \"replay\"\nring = \"raw\"\npath = \"{path}\"\n{keys}\n{format}\n{rest}"
+        ));
+        let outcome = again.run(&[]).ok();
+        let is_split = outcome.stderr.contains("hold several datagrams each");
+        assert!(is_split, "{}", outcome.stderr);
+        received.push((outcome, recording(&again, "disk")));
+    }
+    let sent = std::fs::read(&sent).unwrap();
+    for (outcome, file) in received {
+        let told = format!("{kind}: {:#}\n{}", outcome.report, outcome.stderr);
+        let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
+        assert_eq!(n("expected"), n("delivered"), "{told}");
+        assert_eq!(
+            (n("rejected"), n("duplicates"), n("epochs")),
+            (0, 0, 1),
+            "{told}"
+        );
+        assert!(file.data == sent, "other bytes in the file of {told}");
+    }
+}
+
+#[test]
+fn captures_of_raw_with_segmentation_offload_are_replayed_byte_identical() {
+    is_replayed_as_sent("raw", FORMAT, PAYLOAD * PLACES, 60, 103);
+}
+
+#[test]
+fn captures_of_spead_with_segmentation_offload_are_replayed_byte_identical() {
+    is_replayed_as_sent("spead", "kind = \"spead\"", 60_000, 40, 40);
 }
 
 #[test]

@@ -242,7 +242,7 @@ impl Format {
         }
     }
 
-    /// Bytes of the packet that `bytes` begins with; `None` where that cannot be told.
+    /// Bytes of the packet that `bytes` begins with, header included; `None` where the bytes do not state it.
     pub fn packet_len(&self, bytes: &[u8]) -> Option<usize> {
         match self {
             Self::Raw(raw) => Some(raw.packet_len()),

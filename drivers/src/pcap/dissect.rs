@@ -24,6 +24,8 @@ pub(super) enum Skip {
 pub(super) struct Found {
     pub(super) source: SocketAddr,
     pub(super) destination: SocketAddr,
+    /// Its checksum; 0 = none.
+    pub(super) checksum: u16,
     /// Where its payload lies in the frame.
     pub(super) payload: Range<usize>,
 }
@@ -152,7 +154,7 @@ fn udp(
         .get(at..)
         .and_then(|rest| rest.first_chunk())
         .ok_or(short)?;
-    let [s0, s1, d0, d1, l0, l1, _, _] = *header;
+    let [s0, s1, d0, d1, l0, l1, c0, c1] = *header;
     let start = at + UDP_HEADER;
     let end = match usize::from(u16::from_be_bytes([l0, l1])) {
         // What a sending host captures before its card cuts it may be too long for the field.
@@ -166,6 +168,7 @@ fn udp(
     Ok(Found {
         source: SocketAddr::new(source, u16::from_be_bytes([s0, s1])),
         destination: SocketAddr::new(destination, u16::from_be_bytes([d0, d1])),
+        checksum: u16::from_be_bytes([c0, c1]),
         payload: start..end,
     })
 }

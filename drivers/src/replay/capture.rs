@@ -1,8 +1,9 @@
 //! Brings the datagrams of captures to their places.
 
 use super::config::ReplayConfig;
+use super::offload;
 use super::timetable::Timetable;
-use crate::datagram::Placer;
+use crate::datagram::{Placer, packets};
 use crate::format::Format;
 use crate::pcap::{Capture, Datagram};
 use daq_core::frame::{Clock, Timestamp};
@@ -29,11 +30,13 @@ pub(super) struct CapturePlayer {
     /// Datagrams of this pass that were meant, and all others.
     matched: u64,
     filtered: u64,
+    /// Records of the present capture that held several datagrams.
+    split: u64,
     repeats: bool,
     is_first_pass: bool,
     timetable: Timetable,
     to_places: ToPlaces,
-    /// A datagram that waits for its time or for room.
+    /// What waits for its time or for room of a record.
     held: Held,
 }
 
@@ -57,6 +60,8 @@ struct Held {
     waits: bool,
     timestamp_ns: u64,
     payload: Vec<u8>,
+    /// Bytes of each datagram in it but the last.
+    segment: usize,
 }
 
 struct ToPlaces {
@@ -89,6 +94,7 @@ impl CapturePlayer {
             },
             matched: 0,
             filtered: 0,
+            split: 0,
             repeats: config.repeats,
             is_first_pass: true,
             timetable: Timetable::new(config.speed),
@@ -100,6 +106,7 @@ impl CapturePlayer {
                 waits: false,
                 timestamp_ns: 0,
                 payload: Vec::with_capacity(LARGEST),
+                segment: LARGEST,
             },
         })
     }
@@ -127,6 +134,7 @@ impl CapturePlayer {
             self.timetable.restart();
             window.restart();
         }
+        self.split = 0;
         self.capture = Some(open(&self.paths[self.present])?);
         Ok(true)
     }
@@ -146,6 +154,13 @@ impl CapturePlayer {
                 "source {name}: of {frames} packets in {path} some are no whole UDP datagram: {skipped:?}"
             );
         }
+        if self.split > 0 {
+            let (split, frames) = (self.split, capture.frames());
+            tracing::info!(
+                "source {name}: {split} of {frames} packets in {path} hold several datagrams each (segmentation offload); \
+                 they were split, and the datagrams of one packet have the same time"
+            );
+        }
         if self.matched == 0 {
             let filtered = self.filtered;
             tracing::warn!(
@@ -156,14 +171,22 @@ impl CapturePlayer {
 }
 
 impl ToPlaces {
-    /// Places one datagram; false if it must wait for room.
-    fn put(&mut self, window: &mut Window, bytes: &[u8], timestamp_ns: u64) -> bool {
-        let received = recorded(timestamp_ns);
-        if self.hold {
-            return self.placer.place_with_room(window, bytes, received);
+    /// Places the datagrams of a record, of `segment` bytes each but the last; returns the bytes that must wait for room.
+    fn put(&mut self, window: &mut Window, bytes: &[u8], segment: usize, ns: u64) -> usize {
+        let received = recorded(ns);
+        if !self.hold {
+            let datagrams = packets(bytes, segment).map(|datagram| (datagram, received));
+            self.placer.place(window, datagrams);
+            return 0;
         }
-        self.placer.place(window, [(bytes, received)]);
-        true
+        let mut rest = bytes.len();
+        for datagram in packets(bytes, segment) {
+            if !self.placer.place_with_room(window, datagram, received) {
+                return rest;
+            }
+            rest -= datagram.len();
+        }
+        0
     }
 }
 
@@ -194,7 +217,12 @@ impl Filler for CapturePlayer {
             {
                 return Ok(Polled::Until(wait));
             }
-            if !self.to_places.put(window, &self.held.payload, ns) {
+            let Held {
+                payload, segment, ..
+            } = &mut self.held;
+            let rest = self.to_places.put(window, payload, *segment, ns);
+            payload.drain(..payload.len() - rest);
+            if rest > 0 {
                 return Ok(Polled::Full);
             }
             self.held.waits = false;
@@ -220,19 +248,36 @@ impl Filler for CapturePlayer {
                 continue;
             }
             self.matched += 1;
+            let payload = datagram.payload;
+            let split = offload::segment(self.to_places.placer.format(), &datagram);
+            let segment = match split {
+                Ok(segment) => segment,
+                Err(why) => {
+                    let path = self.paths[self.present].display().to_string();
+                    let number = capture.frames();
+                    return Err(SourceError::new(path, format!("packet {number} {why}")));
+                }
+            };
+            self.split += u64::from(segment < payload.len());
             let ns = datagram.timestamp_ns;
             let wait = if ns == 0 {
                 None
             } else {
                 self.timetable.wait(ns, now)
             };
-            if wait.is_none() && self.to_places.put(window, datagram.payload, ns) {
+            let rest = match wait {
+                None => self.to_places.put(window, payload, segment, ns),
+                Some(_) => payload.len(),
+            };
+            if rest == 0 && wait.is_none() {
                 continue;
             }
             self.held.waits = true;
             self.held.timestamp_ns = ns;
             self.held.payload.clear();
-            self.held.payload.extend_from_slice(datagram.payload);
+            let rest = &payload[payload.len() - rest..];
+            self.held.payload.extend_from_slice(rest);
+            self.held.segment = segment;
             return Ok(wait.map_or(Polled::Full, Polled::Until));
         }
         Ok(Polled::Busy)

@@ -6,7 +6,7 @@
 //! each packet that it has to cut out of a coalesced message, about as long as a copy of 4 KiB.)
 
 use super::tune::{self, MESSAGES, PLACES, Seen, Tune};
-use crate::datagram::Placer;
+use crate::datagram::{Placer, packets};
 use crate::format::{Format, Parsed, Split};
 use crate::sender::{SenderWatch, message_of};
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
@@ -277,15 +277,6 @@ impl Receiver {
             window.note_drops(memory.drops.into());
         }
     }
-}
-
-/// The packets of a message; an empty message is one empty packet.
-fn packets(bytes: &[u8], segment: usize) -> impl Iterator<Item = &[u8]> {
-    bytes
-        .is_empty()
-        .then_some(bytes)
-        .into_iter()
-        .chain(bytes.chunks(segment.max(1)))
 }
 
 fn received_at(ns: Option<u64>) -> Timestamp {
