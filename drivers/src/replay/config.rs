@@ -99,6 +99,8 @@ pub struct ReplayConfig {
     pub destination: Option<IpAddr>,
     /// Captures: frames open at a time, so how far packets may come out of order; at least 1. Without it, as many as hold several
     /// receive batches of each thread, at least 8, as far as the ring has slots: `daq plan` prints the number and the reason.
+    /// Where SPEAD sizes are learned, it is computed for the most packets that a slot may hold, not for those of the heaps: set
+    /// `window` if `late` grows.
     pub window: Option<usize>,
     /// Captures: packets beyond twice the window that may be missing in a row: a longer gap, or a step back, is no
     /// loss but a count that begins anew, an epoch.
