@@ -4,9 +4,9 @@
 
 mod network;
 
-use daq_tests::{Daq, Outcome, Python, repository, skip};
+use daq_tests::{Daq, Outcome, Python, Simulated, repository, skip};
 use network::loopback;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// A sender and the source that receives from it.
@@ -21,6 +21,8 @@ struct Stream {
     format: &'static str,
     /// Further keys of the source.
     source: &'static str,
+    /// Where the ring lies.
+    memory: &'static str,
     /// What the log says was learned.
     learned: &'static str,
 }
@@ -32,6 +34,7 @@ const PLAIN: Stream = Stream {
     sender: "",
     format: "",
     source: "",
+    memory: "host",
     learned: "packet = 1432 B, first = 1424 B, counter step = 1, SPEAD-64-40",
 };
 
@@ -41,12 +44,13 @@ impl Stream {
             name,
             format,
             source,
+            memory,
             ..
         } = self;
         format!(
             "[source.{name}]\ndriver = \"udp\"\nring = \"{name}\"\nlisten = \"127.0.0.1:{port}\"\n{source}\n\
              [source.{name}.format]\nkind = \"spead\"\n{format}\n\
-             [ring.{name}]\nmemory = \"host\"\nslot = 65536\nslots = 64\n\
+             [ring.{name}]\nmemory = \"{memory}\"\nslot = 65536\nslots = 64\n\
              [sink.{name}-disk]\ndriver = \"file\"\ninput = \"{name}\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
         )
     }
@@ -71,14 +75,34 @@ fn send(python: &Python, daq: &Daq, stream: &Stream, port: u16) {
     python.run(&script(), &arguments);
 }
 
-/// Runs all of `streams` at once, each to its own source.
-fn run(python: &Python, streams: &[Stream]) -> (Daq, Outcome) {
+/// The interpreter with these packages, or a skipped test.
+macro_rules! python {
+    ($($package:literal),+) => {
+        match Python::with(&[$($package),+]) {
+            Ok(python) => python,
+            Err(why) => skip!("{why}"),
+        }
+    };
+}
+
+/// Runs all of `streams` at once, each to its own source, and checks what arrived.
+fn run(python: &Python, streams: &[Stream]) -> Daq {
+    run_with(python, streams, "", |daq| daq)
+}
+
+/// The same with further `sections`, on what `prepare` makes.
+fn run_with(
+    python: &Python,
+    streams: &[Stream],
+    sections: &str,
+    prepare: impl FnOnce(Daq) -> Daq,
+) -> Daq {
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
     let ports: Vec<_> = streams.iter().map(|_| loopback::free_port()).collect();
     for (stream, port) in streams.iter().zip(&ports) {
         text.write_str(&stream.config(*port)).unwrap();
     }
-    let daq = Daq::new(&text);
+    let daq = prepare(Daq::new(&(text + sections)));
     let mut live = daq.spawn(&[]);
     live.wait_ready();
     std::thread::scope(|scope| {
@@ -91,7 +115,11 @@ fn run(python: &Python, streams: &[Stream]) -> (Daq, Outcome) {
         live.wait_count(&frames, stream.heaps as u64);
     }
     let outcome = live.stop().ok();
-    (daq, outcome)
+    for stream in streams {
+        let sink = format!("{}-disk", stream.name);
+        check(&daq, &outcome, stream, &sink, stream.name, "out");
+    }
+    daq
 }
 
 fn check(daq: &Daq, outcome: &Outcome, stream: &Stream, sink: &str, source: &str, out: &str) {
@@ -124,10 +152,7 @@ fn check(daq: &Daq, outcome: &Outcome, stream: &Stream, sink: &str, source: &str
 
 #[test]
 fn readme_example_receives_spead2_defaults_byte_identical() {
-    let python = match Python::with(&["spead2", "numpy"]) {
-        Ok(python) => python,
-        Err(why) => skip!("{why}"),
-    };
+    let python = python!("spead2", "numpy");
     let readme = std::fs::read_to_string(repository().join("README.md")).unwrap();
     let config = std::fs::read_to_string(repository().join("configs/spead.toml")).unwrap();
     let example = config.split_once("[source").unwrap().1;
@@ -151,10 +176,7 @@ fn readme_example_receives_spead2_defaults_byte_identical() {
 
 #[test]
 fn spead2_flavours_and_descriptors_arrive_byte_identical() {
-    let python = match Python::with(&["spead2", "numpy"]) {
-        Ok(python) => python,
-        Err(why) => skip!("{why}"),
-    };
+    let python = python!("spead2", "numpy");
     let streams = [
         PLAIN,
         Stream {
@@ -206,19 +228,12 @@ fn spead2_flavours_and_descriptors_arrive_byte_identical() {
             ..PLAIN
         },
     ];
-    let (daq, outcome) = run(&python, &streams);
-    for stream in &streams {
-        let sink = format!("{}-disk", stream.name);
-        check(&daq, &outcome, stream, &sink, stream.name, "out");
-    }
+    run(&python, &streams);
 }
 
 #[test]
 fn spead2_counter_steps_and_given_keys_are_combined() {
-    let python = match Python::with(&["spead2", "numpy"]) {
-        Ok(python) => python,
-        Err(why) => skip!("{why}"),
-    };
+    let python = python!("spead2", "numpy");
     let streams = [
         Stream {
             name: "two",
@@ -249,19 +264,50 @@ fn spead2_counter_steps_and_given_keys_are_combined() {
             ..PLAIN
         },
     ];
-    let (daq, outcome) = run(&python, &streams);
-    for stream in &streams {
-        let sink = format!("{}-disk", stream.name);
-        check(&daq, &outcome, stream, &sink, stream.name, "out");
+    run(&python, &streams);
+}
+
+#[test]
+fn learned_heaps_are_written_to_zarr() {
+    let python = python!("spead2", "numpy", "zarr");
+    // As long as the ring's slots: an array's rows are.
+    let stream = Stream {
+        name: "array",
+        heap: 65_536,
+        ..PLAIN
+    };
+    let sink =
+        "[sink.zarr]\ndriver = \"zarr\"\ninput = \"array\"\npath = \"out\"\nchunk = 500000\n";
+    let daq = run_with(&python, &[stream], sink, |daq| daq);
+    let pair = [daq.path("out/zarr-000000.zarr"), daq.path("array")];
+    let read: Value =
+        serde_json::from_str(&python.run(include_str!("../python/zarr_read.py"), &pair)).unwrap();
+    let sequence: Vec<_> = (1..=stream.heaps).collect();
+    let wanted = json!({ "frames": stream.heaps, "dtype": "int8", "equal": true, "sequence": sequence,
+                         "present": true, "state": "complete" });
+    assert_eq!(read, wanted);
+}
+
+#[test]
+fn learned_heaps_go_through_a_ring_on_a_gpu() {
+    let python = python!("spead2", "numpy");
+    let simulated = Simulated::new("");
+    let stream = Stream {
+        name: "gpu",
+        memory: "cuda:0",
+        ..PLAIN
+    };
+    run_with(&python, &[stream], "", |daq| simulated.on(daq));
+    let copied = &simulated.report()["copied"];
+    let bytes = (stream.heaps * stream.heap) as u64;
+    for direction in ["host_to_device", "device_to_host"] {
+        assert!(copied[direction].as_u64().unwrap() >= bytes, "{copied:#}");
     }
 }
 
 #[test]
 fn heap_longer_than_slot_is_rejected_with_the_fix() {
-    let python = match Python::with(&["spead2", "numpy"]) {
-        Ok(python) => python,
-        Err(why) => skip!("{why}"),
-    };
+    let python = python!("spead2", "numpy");
     let stream = Stream {
         name: "long",
         heap: 70_000,

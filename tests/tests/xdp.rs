@@ -134,13 +134,14 @@ fn heaps_of_spead2_arrive_past_the_stack() {
         Ok(python) => python,
         Err(why) => skip!("{why}"),
     };
-    for attach in ["native", "generic"] {
+    let given = format!("heap = {HEAP}\npacket = 1432\nfirst = 1424\naddress_bits = 40");
+    for (attach, sizes) in [("native", &*given), ("generic", &given), ("native", "")] {
         let far = wire!(1, 1500);
         let daq = Daq::new(&format!(
             "[http]\nlisten = \"127.0.0.1:0\"\n\
              [source.adc]\ndriver = \"xdp\"\nring = \"raw\"\ninterface = \"{NEAR}\"\nlisten = \"{TO}\"\n\
              attach = \"{attach}\"\n\
-             [source.adc.format]\nkind = \"spead\"\nheap = {HEAP}\npacket = 1432\nfirst = 1424\naddress_bits = 40\n\
+             [source.adc.format]\nkind = \"spead\"\n{sizes}\n\
              [ring.raw]\nmemory = \"host\"\nslot = {HEAP}\nslots = 64\n\
              [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
         ));
@@ -162,6 +163,8 @@ fn heaps_of_spead2_arrive_past_the_stack() {
             outcome.report
         );
         assert!(recording(&daq, "disk").data == std::fs::read(daq.path("sent")).unwrap());
+        let is_learned = outcome.stderr.contains("learned heap = ");
+        assert_eq!(is_learned, sizes.is_empty(), "{}", outcome.stderr);
     }
 }
 
