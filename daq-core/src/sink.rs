@@ -47,6 +47,14 @@ pub enum SinkError {
         /// What is known of it, and what helps.
         why: String,
     },
+    /// The process has reached a limit, such as that of open files.
+    #[error("{what}: {why}")]
+    Unavailable {
+        /// The thing that failed.
+        what: String,
+        /// What happened and what helps.
+        why: String,
+    },
     /// The sink cannot go on.
     #[error("{what}: {why}")]
     Failed {

@@ -24,6 +24,15 @@ pub(crate) fn sync_directory(dir: &Path) -> Result<(), Errno> {
     }
 }
 
+/// The error of a sink whose operation failed with `cause`.
+pub(crate) fn failure(what: impl Into<String>, why: String, cause: &std::io::Error) -> SinkError {
+    let what = what.into();
+    match cause.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::MFILE | Errno::NFILE | Errno::AGAIN) => SinkError::Unavailable { what, why },
+        _ => SinkError::Failed { what, why },
+    }
+}
+
 /// What helps against a failed file operation.
 pub(crate) fn remedy(error: &std::io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw_os_error) {

@@ -25,7 +25,7 @@
 mod recording;
 mod write;
 
-use crate::directory::no_space;
+use crate::directory::{failure, no_space};
 use crate::layout::check_layout;
 use crate::segment::{Options, SegmentError, SegmentWriter, recover};
 use crate::sigmf::MetaBuilder;
@@ -220,6 +220,9 @@ fn sink_error(error: SegmentError) -> SinkError {
             what: "closing a segment".to_owned(),
             why: error.to_string(),
         },
+        SegmentError::Io { ref source, .. } => {
+            failure("writing segments", error.to_string(), source)
+        }
         error => SinkError::Failed {
             what: "writing segments".to_owned(),
             why: error.to_string(),

@@ -3,6 +3,7 @@
 //! There are two of each thing: the sink fills one, the finisher has the other, free or being finished.
 
 use crate::channel::{receive, spawn_server};
+use crate::directory::failure;
 use daq_core::sink::SinkError;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
@@ -45,9 +46,9 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
                 }
             }
         };
-        let thread = spawn_server(name, queue, serve).map_err(|error| SinkError::Failed {
-            what: format!("starting the thread {name}"),
-            why: format!("{error}; raise the limit of tasks (ulimit -u, TasksMax=)"),
+        let thread = spawn_server(name, queue, serve).map_err(|error| {
+            let why = format!("{error}; raise the limit of tasks (ulimit -u, TasksMax=)");
+            failure(format!("starting the thread {name}"), why, &error)
         })?;
         Ok(Self {
             jobs: Some(jobs),

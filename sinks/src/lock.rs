@@ -11,7 +11,7 @@
 //! - **Where the filesystem has no locks** (some network ones) the sink says so and goes on. Nothing is overwritten even
 //!   then, as files are only ever created anew, but two processes at once may take each other's numbers and fail.
 
-use crate::directory::remedy;
+use crate::directory::{failure, remedy};
 use daq_core::sink::SinkError;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -23,6 +23,8 @@ use thiserror::Error;
 /// How often a lock may turn out to be that of a file no longer there. Each time another process has ended just then;
 /// more than a few such ends in a row are none, but a filesystem whose files have no lasting numbers.
 const TRIES: u32 = 100;
+/// What a sink does when its lock fails.
+const LOCKING: &str = "locking its files";
 
 /// Why a stem could not be locked.
 #[derive(Debug, Error)]
@@ -67,8 +69,9 @@ impl LockError {
                     writing(pid)
                 ),
             },
-            error => SinkError::Failed {
-                what: "locking its files".to_owned(),
+            Self::Io { ref source, .. } => failure(LOCKING, self.to_string(), source),
+            error @ Self::Replaced { .. } => SinkError::Failed {
+                what: LOCKING.to_owned(),
                 why: error.to_string(),
             },
         }

@@ -11,6 +11,7 @@ use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::kernel::KernelError;
 use daq_core::ledger::Report;
 use daq_core::region::RegionError;
+use daq_core::sink::SinkError;
 use daq_core::topology::Topology;
 use daq_core::units::Span;
 use rustix::fs::FileType;
@@ -144,6 +145,10 @@ pub(super) fn run(args: &Args) -> u8 {
             return match error {
                 StartError::Unavailable(_)
                 | StartError::Source { .. }
+                | StartError::Sink {
+                    source: SinkError::Unavailable { .. },
+                    ..
+                }
                 | StartError::Thread { .. }
                 | StartError::Cuda(_)
                 | StartError::Region {

@@ -182,7 +182,7 @@ impl FileSink {
         self.ending = true;
         self.end_segment().map_err(|error| match error {
             error @ SinkError::Full { .. } => self.give_up(&error),
-            error @ (SinkError::Away { .. } | SinkError::Failed { .. }) => error,
+            error => error,
         })
     }
 }

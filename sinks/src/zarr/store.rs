@@ -3,7 +3,7 @@
 use super::ZarrKeys;
 use super::batch::Batch;
 use super::columns::{Column, FRAMES, FRAMES_NAME};
-use crate::directory::{no_space, remedy};
+use crate::directory::{failure, no_space, remedy};
 use crate::lock::StemLock;
 use daq_core::sink::{SinkContext, SinkError};
 use rustix::fs::FallocateFlags;
@@ -316,11 +316,10 @@ pub(super) fn sync_directory(dir: &Path) -> Result<(), SinkError> {
 /// A failed file operation as a sink's error.
 pub(super) fn failed(action: &str, path: &Path, error: impl Into<std::io::Error>) -> SinkError {
     let error = error.into();
-    match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::NOSPC | Errno::DQUOT) => no_space(path),
-        _ => SinkError::Failed {
-            what: path.display().to_string(),
-            why: format!("cannot {action} this: {error}; {}", remedy(&error)),
-        },
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    if matches!(errno, Some(Errno::NOSPC | Errno::DQUOT)) {
+        return no_space(path);
     }
+    let why = format!("cannot {action} this: {error}; {}", remedy(&error));
+    failure(path.display().to_string(), why, &error)
 }
