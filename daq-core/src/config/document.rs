@@ -104,15 +104,33 @@ impl Document {
         let base = self
             .sources
             .add(Origin::File(name.to_owned()), text.clone());
+        if let Some(at) = text.find('\0') {
+            let span = super::Span::new(base + at, base + at + 1);
+            self.refuse(
+                Diagnostic::error("the file contains a NUL byte").at(span).help(
+                    "remove it; if the file has one beside every letter, save it as UTF-8 instead of UTF-16",
+                ),
+                diagnostics,
+            );
+            return;
+        }
         let (table, mut errors) = toml::de::DeTable::parse_recoverable(&text);
         errors.sort_by_key(|error| error.span().map_or(0, |span| span.start));
         // What follows a syntax error is a guess of the parser; keys that are written twice are certain.
         let syntax = errors.iter().position(|error| error.message() != DUPLICATE);
+        let mut section_end = 0;
         for error in errors
             .iter()
             .take(syntax.map_or(errors.len(), |first| first + 1))
         {
             let span = error.span().unwrap_or(0..0);
+            // All keys of a section that is written twice can be duplicates, too.
+            if error.message() == DUPLICATE {
+                if span.start < section_end {
+                    continue;
+                }
+                section_end = end_of_section(&text, span.start);
+            }
             let span = super::Span::new(base + span.start, base + span.end);
             diagnostics.push(Diagnostic::error(in_words(error.message())).at(span));
         }
@@ -233,7 +251,16 @@ impl Document {
                 } else {
                     "key"
                 };
-                let help = if let Some(meant) = nearest(key, &known) {
+                let swapped = node.table().and_then(|table| {
+                    let mut named = table
+                        .entries
+                        .iter()
+                        .filter(|entry| entry.node.table().is_some());
+                    named.find(|entry| kinds.contains(&entry.key.as_str()))
+                });
+                let help = if let Some(kind) = swapped {
+                    format!("did you mean [{}.{key}]?", kind.key)
+                } else if let Some(meant) = nearest(key, &known) {
                     format!("did you mean `{meant}`?")
                 } else {
                     let named = kinds.iter().map(|kind| format!("[{kind}.NAME]"));
@@ -252,6 +279,22 @@ impl Document {
             }
         }
     }
+}
+
+/// Where the section ends whose header is at `at`; `at` itself if no header is there.
+fn end_of_section(text: &str, at: usize) -> usize {
+    let line = text[..at].rfind('\n').map_or(0, |end| end + 1);
+    if !text[line..].trim_start().starts_with('[') {
+        return at;
+    }
+    let mut end = line;
+    for (i, line) in text[line..].split_inclusive('\n').enumerate() {
+        if i > 0 && line.trim_start().starts_with('[') {
+            break;
+        }
+        end += line.len();
+    }
+    end
 }
 
 /// What the TOML reader says of a key or section that is written twice.

@@ -26,6 +26,42 @@ fn syntax_errors() {
 }
 
 #[test]
+fn a_section_that_is_written_twice_is_one_error() {
+    let mut diagnostics = Diagnostics::new();
+    let text = "[ring.raw]\nslots = 1\nslot = 1\n[ring.b]\n[ring.raw]\nslots = 2\nslot = 1\n[ring.b]\n[http]\nlisten = 1\nlisten = 2\n";
+    let document = Document::from_text("daq.toml", text, &mut diagnostics);
+    let shown = diagnostics.render(document.sources(), false);
+    for place in [":5:", ":8:", ":11:"] {
+        assert!(shown.contains(&format!("daq.toml{place}")), "{shown}");
+    }
+    assert_eq!(diagnostics.errors(), 3, "{shown}");
+}
+
+#[test]
+fn nul_bytes_are_named_with_their_place() {
+    let mut diagnostics = Diagnostics::new();
+    let text = "[ring.raw]\nsl\0ots = 1\n";
+    let document = Document::from_text("daq.toml", text, &mut diagnostics);
+    let shown = diagnostics.render(document.sources(), false);
+    assert!(
+        shown.starts_with("error: the file contains a NUL byte\n --> daq.toml:2:3\n"),
+        "{shown}"
+    );
+    assert_eq!(diagnostics.errors(), 1, "{shown}");
+    assert!(!document.is_whole());
+}
+
+#[test]
+fn a_name_before_its_kind_is_suggested_the_other_way_round() {
+    let mut diagnostics = Diagnostics::new();
+    let text = "[adc.source]\ndriver = \"sim\"\n[adc.x]\n";
+    let document = Document::from_text("daq.toml", text, &mut diagnostics);
+    document.check_kinds(&["source", "ring"], &["daq"], &mut diagnostics);
+    let shown = diagnostics.render(document.sources(), false);
+    assert!(shown.contains("did you mean [source.adc]?"), "{shown}");
+}
+
+#[test]
 fn two_files_may_not_define_the_same() {
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
