@@ -4,6 +4,11 @@ use crate::config::{Diagnostic, Problem};
 use crate::plan::Dispatch;
 use std::path::{Path, PathBuf};
 
+/// Bytes that a file or directory name can have.
+const MAX_NAME: usize = 255;
+/// Bytes that a path can have.
+const MAX_PATH: usize = 4095;
+
 /// What a component does with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileUse {
@@ -39,6 +44,17 @@ impl NamedFile {
     /// What is wrong with the name, whatever the file system holds.
     pub fn check_name(&self) -> Result<(), Problem> {
         let text = self.path.to_string_lossy();
+        let longest = self
+            .path
+            .components()
+            .map(|part| part.as_os_str().len())
+            .max();
+        if let Some(bytes) = longest.filter(|bytes| *bytes > MAX_NAME) {
+            let message = format!(
+                "a file or directory name of {bytes} bytes; at most {MAX_NAME} are possible"
+            );
+            return Err(Problem::at(&self.key, message).help("shorten the name"));
+        }
         let Some((scheme, rest)) = text
             .split_once("://")
             .filter(|(scheme, _)| is_scheme(scheme))
@@ -60,6 +76,17 @@ impl NamedFile {
         let wrong = |message: String, help: String| Err(Problem::at(&self.key, message).help(help));
         let shown = path.display();
         if self.purpose == FileUse::WritesInto {
+            let bytes = path.as_os_str().len();
+            // The files in it have names, too.
+            if bytes + 1 + MAX_NAME > MAX_PATH {
+                return wrong(
+                    format!(
+                        "a path of {bytes} bytes; at most {} are possible",
+                        MAX_PATH - MAX_NAME - 1
+                    ),
+                    "choose a directory with a shorter path".to_owned(),
+                );
+            }
             return match path.ancestors().find(|ancestor| ancestor.exists()) {
                 Some(ancestor) if !ancestor.is_dir() => wrong(
                     format!("{} is a file, not a directory", ancestor.display()),
@@ -166,6 +193,19 @@ mod tests {
              be mounted first"
         );
         assert!(name("file:///data/x").ends_with("write the path alone: \"/data/x\""));
+    }
+
+    #[test]
+    fn names_and_paths_that_no_file_can_have_are_refused() {
+        let file = |path: &str| NamedFile::new("path", path, FileUse::WritesInto);
+        let long = "n".repeat(255);
+        assert_eq!(said(file(&format!("out/{long}")).check_name()), "");
+        let longer = said(file(&format!("{long}ä/out")).check_name());
+        assert!(longer.contains("257 bytes; at most 255"), "{longer}");
+        let deep = format!("{}out", "directory/".repeat(384));
+        assert_eq!(said(file(&deep).check_name()), "");
+        let refused = said(file(&deep).check_file(Path::new("/")));
+        assert!(refused.contains("at most 3839"), "{refused}");
     }
 
     #[test]

@@ -5,11 +5,23 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::path::Path;
 
-/// Makes `dir` and those above it.
+/// Creates `dir` and those above it.
 pub(crate) fn make_directory(dir: &Path) -> Result<(), SinkError> {
-    std::fs::create_dir_all(dir).map_err(|error| SinkError::Failed {
-        what: dir.display().to_string(),
-        why: format!("cannot make this directory: {error}; choose a `path` that the user running daq may write to"),
+    std::fs::create_dir_all(dir).map_err(|error| {
+        let help = match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::EXIST | Errno::NOTDIR) => {
+                "a file has this name or that of a directory above it: choose another `path`, or move that file away"
+            }
+            Some(Errno::NAMETOOLONG) => "choose a shorter `path`",
+            Some(Errno::ACCESS | Errno::PERM) => {
+                "choose a `path` that the user running daq may write to"
+            }
+            _ => remedy(&error),
+        };
+        SinkError::Failed {
+            what: dir.display().to_string(),
+            why: format!("cannot create this directory: {error}; {help}"),
+        }
     })
 }
 
@@ -58,5 +70,24 @@ pub(crate) fn no_space(path: &Path) -> SinkError {
     SinkError::Full {
         what: path.display().to_string(),
         remedy: "free some space on that filesystem, and writing goes on".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_cannot_be_created_is_named_with_what_helps() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let why = |path: &Path| make_directory(path).unwrap_err().to_string();
+        for path in [file.clone(), file.join("out")] {
+            let error = why(&path);
+            assert!(error.contains("move that file away"), "{error}");
+        }
+        let error = why(&dir.path().join("n".repeat(256)));
+        assert!(error.contains("choose a shorter `path`"), "{error}");
     }
 }

@@ -4,11 +4,13 @@ use super::load::{Loaded, Look, Sources};
 use super::{exit, show};
 use crate::console::print_error;
 use crate::engine::Ledgers;
+use crate::http;
 use daq_core::config::{Diagnostic, Diagnostics, Document, Section};
 use daq_core::entry::Claim;
 use daq_core::examine::{Examination, FileUse};
 use daq_core::ledger::{Board, BoardError};
 use daq_core::plan::{Config, Plan};
+use daq_core::units::counted;
 use std::path::Path;
 
 /// Checks and prints the result.
@@ -25,12 +27,26 @@ pub(super) fn check(sources: &Sources, no_hardware: bool) -> u8 {
         (plan.kernels.len(), "kernel"),
         (plan.sinks.len(), "sink"),
     ];
-    let counts = counts.map(|(n, what)| format!("{n} {what}{}", if n == 1 { "" } else { "s" }));
+    let counts = counts.map(|(n, what)| counted(n, what));
     if let Some(missing) = plan.unavailable.first() {
         print_error!("error: {missing}");
         return exit::UNAVAILABLE;
     }
+    let listen = loaded.http.as_ref().map(|http| http.listen);
+    match listen.filter(|_| !no_hardware).map(http::bind) {
+        None | Some(Ok(_)) => {}
+        Some(Err(error)) => {
+            print_error!(
+                "error: {error}; if this pipeline is running, check it with --no-hardware"
+            );
+            return exit::UNAVAILABLE;
+        }
+    }
     if no_hardware {
+        if let Some(listen) = listen {
+            let claim = Claim::TcpPort(listen);
+            unchecked.push(format!("[http]: whether {claim} is free (--no-hardware)"));
+        }
         let what = "cores, memory, GPUs and network interfaces of this machine (--no-hardware)";
         unchecked.push(what.to_owned());
     }
