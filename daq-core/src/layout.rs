@@ -121,15 +121,16 @@ impl Layout {
     }
 }
 
+/// The alternate form (`{:#}`) says that the points are a maximum.
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let complex = if self.complex { "complex " } else { "" };
         write!(
             f,
-            "{complex}{}, {} channel{} × {} ",
+            "{complex}{}, {} × {}{} ",
             self.scalar,
-            self.channels,
-            plural(self.channels),
+            crate::units::counted(self.channels, "channel"),
+            if f.alternate() { "up to " } else { "" },
             self.points
         )?;
         match &self.axis {
@@ -143,15 +144,13 @@ impl fmt::Display for Layout {
     }
 }
 
-fn plural(n: u32) -> &'static str {
-    if n == 1 { "" } else { "s" }
-}
-
 /// The `samples` table of a source: what its payload means.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Samples {
-    /// Type of each number: `int8`, `uint8`, `int16`, `int32`, `float32` or `float64`.
+    /// Type of each number: `int8`, `uint8`, `int16`, `int32`, `float32` or `float64`. Bytes are stored as they are sent;
+    /// kernels and the metadata of files take them as little-endian. The samples of a big-endian sender (as spead2 sends
+    /// from a NumPy array of type `>i2`) are not swapped: have the sender swap them.
     #[serde(rename = "type")]
     pub scalar: Scalar,
     /// Whether numbers come in pairs (real, imaginary).

@@ -435,6 +435,18 @@ impl fmt::Display for Frequency {
     }
 }
 
+/// A number and what it counts, as in `1 frame` and `2 frames`. `noun` is singular and its plural ends in `s`.
+///
+/// ```
+/// use daq_core::units::counted;
+/// assert_eq!(counted(1_u64, "frame"), "1 frame");
+/// assert_eq!(counted(0_usize, "frame"), "0 frames");
+/// ```
+pub fn counted<N: Copy + fmt::Display + PartialEq + From<u8>>(count: N, noun: &str) -> String {
+    let ending = if count == N::from(1) { "" } else { "s" };
+    format!("{count} {noun}{ending}")
+}
+
 impl FromStr for ByteSize {
     type Err = UnitError;
 

@@ -694,7 +694,7 @@ fn everything_wrong_in_a_section_is_told_at_once() {
         "127.0.0.1:4950 takes what another address",
         "2 sockets for a multicast group",
         "10.0.0.1 is no multicast group",
-        "1 cores for 4 threads",
+        "1 core for 4 threads",
         "a window of no frames",
         "8 bytes at offset 0 do not lie in the header of 4 bytes",
         "is not between 1 B and",

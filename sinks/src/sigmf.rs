@@ -23,6 +23,7 @@ use daq_core::sigmf::{
     Annotation, Capture, Datatype, Extension, Global, LABEL_MISSING, LABEL_SUSPECT, MAX_INTEGER,
     Meta, NAMESPACE, NAMESPACE_VERSION, SPECIFICATION, Stream, format_datetime,
 };
+use daq_core::units::counted;
 
 /// Captures that a segment's metadata lists.
 pub const MAX_CAPTURES: usize = 10_000;
@@ -568,7 +569,7 @@ impl Note {
             ),
             Kind::Lost { frames } => (
                 LABEL_MISSING,
-                format!("{frames} frames that never arrived are missing before this sample"),
+                format!("missing before this sample: {} that never arrived", counted(frames, "frame")),
                 frames,
             ),
         };

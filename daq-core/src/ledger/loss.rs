@@ -1,9 +1,18 @@
 //! The loss state in words: the one place that decides whether "no loss" may be written.
 
 use super::{LastRun, Report, SourceLedger, SourceReport};
+use crate::units::counted;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
+
+/// A count beside the loss: what is counted, if that has a name, and what happened to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Other {
+    count: u64,
+    noun: Option<&'static str>,
+    what: &'static str,
+}
 
 /// What a source, or a whole pipeline, has lost, rejected or received twice. Its text begins with `no data yet`,
 /// `no loss` or `lost`.
@@ -21,7 +30,7 @@ pub struct Loss {
     expected: u64,
     causes: BTreeMap<&'static str, u64>,
     /// What is not in the sum of the causes, in the order of the text.
-    others: Vec<(u64, &'static str)>,
+    others: Vec<Other>,
     /// Sources without data, where other sources have some.
     silent: Vec<String>,
 }
@@ -58,17 +67,21 @@ impl Loss {
             causes,
             ..Self::default()
         };
-        loss.add(sum(|source| source.duplicates), "duplicates");
-        loss.add(sum(|source| source.rejected), "rejected");
-        loss.add(sum(|source| source.jumped), "skipped");
-        loss.add(sum(|source| source.incomplete), "frames incomplete");
+        loss.add(sum(|source| source.duplicates), Some("duplicate"), "");
+        loss.add(sum(|source| source.rejected), None, "rejected");
+        loss.add(sum(|source| source.jumped), None, "skipped");
+        loss.add_frames(sum(|source| source.incomplete), "incomplete");
         loss
     }
 
-    fn add(&mut self, count: u64, what: &'static str) {
+    fn add(&mut self, count: u64, noun: Option<&'static str>, what: &'static str) {
         if count > 0 {
-            self.others.push((count, what));
+            self.others.push(Other { count, noun, what });
         }
+    }
+
+    fn add_frames(&mut self, count: u64, what: &'static str) {
+        self.add(count, Some("frame"), what);
     }
 }
 
@@ -92,24 +105,24 @@ impl Report {
         }
         let copies = self.copies.values().map(|copy| copy.failed);
         let failed = copies.chain(self.kernels.values().map(|kernel| kernel.failed));
-        loss.add(failed.sum(), "frames failed");
-        loss.add(
+        loss.add_frames(failed.sum(), "failed");
+        loss.add_frames(
             self.readers.values().map(|reader| reader.overrun).sum(),
-            "frames overrun",
+            "overrun",
         );
-        loss.add(
+        loss.add_frames(
             self.readers
                 .values()
                 .map(|reader| reader.dropped_incomplete)
                 .sum(),
-            "frames dropped as incomplete",
+            "dropped as incomplete",
         );
-        loss.add(
+        loss.add_frames(
             self.sinks
                 .values()
                 .map(|sink| sink.dropped + sink.lost)
                 .sum(),
-            "frames not written",
+            "not written",
         );
         loss
     }
@@ -140,15 +153,15 @@ impl LastRun {
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (expected, unit) = (self.expected, self.unit);
+        let expected = counted(self.expected, self.unit.trim_end_matches('s'));
         if self.has_no_data() {
             return f.write_str("no data yet");
         }
         if self.is_free_of_loss() {
-            write!(f, "no loss in {expected} {unit}")?;
+            write!(f, "no loss in {expected}")?;
         } else {
             let lost: u64 = self.causes.values().sum();
-            write!(f, "lost {lost} of {expected} {unit}")?;
+            write!(f, "lost {lost} of {expected}")?;
         }
         for (i, (cause, count)) in self.causes.iter().enumerate() {
             let before = if i == 0 { " (" } else { ", " };
@@ -157,8 +170,10 @@ impl fmt::Display for Loss {
         if !self.causes.is_empty() {
             f.write_str(")")?;
         }
-        for (count, what) in &self.others {
-            write!(f, ", {count} {what}")?;
+        for Other { count, noun, what } in &self.others {
+            let counted = noun.map_or_else(|| count.to_string(), |noun| counted(*count, noun));
+            let space = if what.is_empty() { "" } else { " " };
+            write!(f, ", {counted}{space}{what}")?;
         }
         for name in &self.silent {
             write!(f, ", no data yet from {name}")?;
@@ -195,7 +210,7 @@ mod tests {
         assert_eq!(good().loss().to_string(), "no loss in 10 packets");
         assert!(good().loss().is_none());
         type Change = fn(&mut SourceReport);
-        let cases: [(Change, &str); 5] = [
+        let cases: [(Change, &str); 8] = [
             (
                 |s| s.lost = [("late", 1)].into(),
                 "lost 1 of 10 packets (late 1)",
@@ -206,6 +221,15 @@ mod tests {
             (
                 |s| s.incomplete = 2,
                 "lost 0 of 10 packets, 2 frames incomplete",
+            ),
+            (
+                |s| s.incomplete = 1,
+                "lost 0 of 10 packets, 1 frame incomplete",
+            ),
+            (|s| s.duplicates = 1, "lost 0 of 10 packets, 1 duplicate"),
+            (
+                |s| (s.expected, s.rejected) = (1, 1),
+                "lost 0 of 1 packet, 1 rejected",
             ),
         ];
         for (change, text) in cases {

@@ -12,6 +12,7 @@ use super::held::Held;
 use crate::format::spead::{Learner, Progress, Spead, hold_bytes as spead_hold_bytes};
 use crate::format::{Format, frames};
 use daq_core::frame::Timestamp;
+use daq_core::units::counted;
 use daq_core::window::{Geometry, Window};
 use std::sync::Arc;
 use std::time::Instant;
@@ -206,9 +207,9 @@ impl Placer {
         window.reject(rejected);
         if rejected > 0 && self.rejections.count("unknown_sizes", rejected, &why) {
             tracing::warn!(
-                "source {}: cannot learn the sizes of heaps and packets: {why}. {rejected} packets are rejected; more are \
-                 only counted, as `rejected`",
+                "source {}: cannot learn the sizes of heaps and packets: {why}. Rejected: {}; more are only counted",
                 self.name,
+                counted(rejected, "packet"),
             );
         }
     }

@@ -5,7 +5,7 @@ use crate::list::List;
 use crate::sender::{self, Allowed};
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
-use daq_core::units::{ByteSize, Span};
+use daq_core::units::{ByteSize, Span, counted};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
@@ -139,7 +139,11 @@ impl UdpConfig {
         must(
             self.cores.is_empty() || self.cores.len() == self.threads(),
             "cores",
-            format!("{} cores for {} threads", self.cores.len(), self.threads()),
+            format!(
+                "{} for {}",
+                counted(self.cores.len(), "core"),
+                counted(self.threads(), "thread")
+            ),
             "give one core for each socket of each address",
         );
         found.extend(sender::problems(self.from.as_ref(), listen));

@@ -7,7 +7,7 @@ use crate::sender::{self, Allowed};
 use crate::udp::Listen;
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
-use daq_core::units::{ByteSize, Span};
+use daq_core::units::{ByteSize, Span, counted};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
@@ -236,7 +236,11 @@ impl XdpConfig {
         must(
             self.cores.is_empty() || self.cores.len() == queues.len(),
             "cores",
-            format!("{} cores for {} threads", self.cores.len(), queues.len()),
+            format!(
+                "{} for {}",
+                counted(self.cores.len(), "core"),
+                counted(queues.len(), "thread")
+            ),
             "give one core for each queue",
         );
         must(

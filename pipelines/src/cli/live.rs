@@ -5,7 +5,7 @@ use crate::console;
 use daq_core::ledger::{CopyReport, DeviceReport, Report, SourceReport};
 use daq_core::log_limit::LogLimit;
 use daq_core::plan::Dispatch;
-use daq_core::units::ByteSize;
+use daq_core::units::{ByteSize, counted};
 use std::time::{Duration, Instant};
 
 /// How often the block is drawn.
@@ -86,8 +86,9 @@ fn log_epochs(now: &Report, before: &Report, limit: &LogLimit) {
             let skipped = source.jumped.saturating_sub(old.jumped);
             limit.run(|suppressed| {
                 tracing::warn!(
-                    "source {name}: sender restarted (epoch {}), {skipped} packets skipped{suppressed}",
-                    source.epochs
+                    "source {name}: sender restarted (epoch {}), {} skipped{suppressed}",
+                    source.epochs,
+                    counted(skipped, source.unit().trim_end_matches('s'))
                 );
             });
         }
@@ -195,8 +196,9 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
         }
         let bytes = ByteSize(sink.bytes).rounded();
         lines.push(format!(
-            "sink   {name:<width$}  {:>9} frames  {bytes:>10}  {} files{notes}",
-            sink.frames, sink.files
+            "sink   {name:<width$}  {:>9} frames  {bytes:>10}  {}{notes}",
+            sink.frames,
+            counted(sink.files, "file")
         ));
     }
     lines
@@ -268,7 +270,7 @@ pub(super) fn ledger(report: &Report) -> String {
             (source.duplicates, "duplicates"),
             (source.rejected, "rejected"),
             (source.control, "control packets"),
-            (source.jumped, "jumped over"),
+            (source.jumped, "skipped"),
         ] {
             if count > 0 {
                 parts.push(format!("{what} {count}"));
@@ -352,7 +354,7 @@ pub(super) fn ledger(report: &Report) -> String {
             String::new()
         };
         let held = if reader.held > 0 {
-            format!(", held up {} frames", reader.held)
+            format!(", held up {}", counted(reader.held, "frame"))
         } else {
             String::new()
         };

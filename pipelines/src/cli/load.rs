@@ -10,6 +10,7 @@ use daq_core::entry::{Claim, SourceSpec};
 use daq_core::plan::{Component, Config, Plan, Surroundings, resolve};
 use daq_core::sink::{Placements, SinkSpec};
 use daq_core::topology::Topology;
+use daq_core::units::counted;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
@@ -129,10 +130,7 @@ impl Loaded {
             Some(loaded) if !diagnostics.has_errors() => Ok(loaded),
             _ => {
                 let errors = diagnostics.errors();
-                print_error!(
-                    "{errors} error{} in the configuration",
-                    if errors == 1 { "" } else { "s" }
-                );
+                print_error!("{} in the configuration", counted(errors, "error"));
                 Err(exit::CONFIG)
             }
         }

@@ -6,6 +6,7 @@ use super::Ledgers;
 use super::control::{Control, Pulse};
 use daq_core::entry::SilenceHint;
 use daq_core::ledger::{Rejections, Report, SourceReport};
+use daq_core::units::counted;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -146,11 +147,15 @@ impl Source {
     fn log_rejections(&self, rejected: u64, total: u64) {
         let name = &self.watched.name;
         let why = match self.watched.rejections.most_frequent(total) {
-            Some((count, reason)) => format!("; most frequent reason ({count} packets): {reason}"),
+            Some((count, reason)) => format!(
+                "; most frequent reason ({}): {reason}",
+                counted(count, "packet")
+            ),
             None => "; the first message of the source above names the reason".to_owned(),
         };
         tracing::warn!(
-            "source {name}: everything that arrives is rejected, {rejected} packets so far{why}"
+            "source {name}: everything that arrives is rejected, {} so far{why}",
+            counted(rejected, "packet")
         );
     }
 }
@@ -242,7 +247,7 @@ fn look(
                 let rejected = counts.rejected.saturating_sub(source.rejected);
                 let also = match rejected {
                     0 => String::new(),
-                    count => format!(" ({count} packets were rejected)"),
+                    count => format!(" (rejected: {})", counted(count, "packet")),
                 };
                 let reason = format!(
                     "source {name}: no packet with data for more than {} s{also}",

@@ -4,6 +4,7 @@ use super::store::{META, PARTIAL, SUFFIX, failed, replace, set_state, sync_direc
 use crate::lock::StemLock;
 use crate::segment::segment_index;
 use daq_core::sink::SinkError;
+use daq_core::units::counted;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -30,8 +31,9 @@ pub(super) fn recover(lock: &StemLock, sink: &str) -> Result<u64, SinkError> {
         match settle(&path) {
             Ok(None) => {}
             Ok(Some(frames)) => tracing::warn!(
-                "sink {sink}: an earlier run ended without closing {}; its first {frames} frames are whole",
-                path.display()
+                "sink {sink}: an earlier run ended without closing {}; whole in it: {}",
+                path.display(),
+                counted(frames, "frame")
             ),
             // What an earlier run left is no reason not to record.
             Err(error) => {

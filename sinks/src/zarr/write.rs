@@ -8,6 +8,7 @@ use crate::lock::StemLock;
 use daq_core::ledger::SinkLedger;
 use daq_core::ring::{Frame, Lease};
 use daq_core::sink::{Sink, SinkContext, SinkError};
+use daq_core::units::counted;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -193,7 +194,10 @@ impl Sink for ZarrSink {
             error if lost == 0 => error,
             error => SinkError::Failed {
                 what: self.dir.display().to_string(),
-                why: format!("{error}. The last {lost} frames taken are not in it"),
+                why: format!(
+                    "{error}. Not in it: the last {} taken",
+                    counted(lost, "frame")
+                ),
             },
         });
         told.and(self.failure.take().map_or(Ok(()), Err))

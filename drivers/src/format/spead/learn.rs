@@ -10,7 +10,7 @@
 
 use super::step::{Counters, StepCheck};
 use super::{Fields, IMMEDIATE, Places, Reject, Spead, WORD, item};
-use daq_core::units::ByteSize;
+use daq_core::units::{ByteSize, counted};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -100,13 +100,13 @@ impl fmt::Display for Learned {
         let size = |bytes: usize| ByteSize(bytes as u64);
         write!(
             f,
-            "learned heap = {}, packet = {}, first = {}, counter step = {}, SPEAD-64-{} from {} heaps",
+            "learned heap = {}, packet = {}, first = {}, counter step = {}, SPEAD-64-{} from {}",
             size(unit_bytes),
             size(rest),
             size(first),
             self.step,
             self.address_bits,
-            self.heaps,
+            counted(self.heaps, "heap"),
         )?;
         if self.regular.len() < self.regular.heap {
             write!(

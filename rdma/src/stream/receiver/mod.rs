@@ -32,6 +32,7 @@ use daq_core::dma::{
 use daq_core::frame::Flags;
 use daq_core::ledger::Counter;
 use daq_core::log_limit::LogLimit;
+use daq_core::units::counted;
 use link::{End, Link, Step, Told};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -414,7 +415,7 @@ impl Receiver {
         let (next, missing) = link.position();
         self.limits.connected.run(|suppressed| {
             let lost = if missing > 0 {
-                format!("; {missing} frames before that are lost")
+                format!("; lost before that: {}", counted(missing, "frame"))
             } else {
                 String::new()
             };

@@ -33,6 +33,7 @@ use daq_core::ledger::Counter;
 use daq_core::log_limit::LogLimit;
 use daq_core::region::{Region, RegionError};
 use daq_core::ring::Lease;
+use daq_core::units::counted;
 use daq_core::wait::Wait;
 use memory::{Memory, Records};
 use rail::{Parcel, Rail, Source};
@@ -457,10 +458,10 @@ impl Sender {
         self.counters.connections.add(1);
         self.limits.0.run(|suppressed| {
             tracing::info!(
-                "connected with {}: {} queues, {} slots, from frame {next} on{suppressed}",
+                "connected with {}: {}, {}, from frame {next} on{suppressed}",
                 self.options.peer,
-                connection.rails.len(),
-                connection.rails[0].offer.slots
+                counted(connection.rails.len(), "queue pair"),
+                counted(connection.rails[0].offer.slots, "slot")
             );
         });
         self.connection = Some(connection);
@@ -637,9 +638,9 @@ impl Sender {
         self.why = why.to_string();
         self.limits.1.run(|suppressed| {
             tracing::warn!(
-                "{}: the connection is lost: {why}; {} frames were under way{suppressed}",
+                "{}: the connection is lost: {why}; {} in flight{suppressed}",
                 self.options.peer,
-                self.head - self.done
+                counted(self.head - self.done, "frame")
             );
         });
         self.is_stalled = false;
