@@ -237,6 +237,11 @@ pub trait SourceSpec: Send + Sync {
         None
     }
 
+    /// Whether the length of frames is learned, too: they can then be shorter than the geometry's.
+    fn learns_frame_size(&self) -> bool {
+        false
+    }
+
     /// What a frame of `geometry` means, or why the declared samples do not fit it.
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem>;
 

@@ -211,6 +211,13 @@ impl SourceSpec for Replay {
         }
     }
 
+    fn learns_frame_size(&self) -> bool {
+        match &self.kind {
+            Kind::Capture { format, samples } => self.frames(format, samples).learns_frame_size(),
+            Kind::Recording(_) => false,
+        }
+    }
+
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         match &self.kind {
             Kind::Capture { format, samples } => self.frames(format, samples).layout(geometry),

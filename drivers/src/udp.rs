@@ -193,6 +193,10 @@ impl SourceSpec for Udp {
         self.frames().learned_from()
     }
 
+    fn learns_frame_size(&self) -> bool {
+        self.frames().learns_frame_size()
+    }
+
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         self.frames().layout(geometry)
     }

@@ -313,7 +313,7 @@ fn the_plan_shows_where_data_comes_from_and_goes_to() {
         .ok()
         .stdout;
     for line in [
-        "    from     UDP 0.0.0.0:4950",
+        "    input    UDP 0.0.0.0:4950",
         "    to       files out/disk-*",
         "    claims   TCP 127.0.0.1:9464",
     ] {

@@ -422,7 +422,7 @@ fn what_cannot_be_is_told() {
         (
             "listen = \"10.77.0.9:4950\"",
             &[
-                "10.77.0.9 is no address of this machine",
+                "UDP 10.77.0.9:4950: this machine does not have this address",
                 "address show near0",
             ],
         ),

@@ -294,6 +294,30 @@ pub(super) fn window(
     }
 }
 
+/// Warns of a kernel that needs frames of `frame` bytes from a source that learns how long its frames are.
+pub(super) fn full_frames(
+    source: &Component<SourceKeys, dyn SourceSpec>,
+    kernel: &Section,
+    frame: usize,
+    diagnostics: &mut Diagnostics,
+) {
+    if !source.spec.learns_frame_size() {
+        return;
+    }
+    let (name, frame) = (source.name(), ByteSize(frame as u64));
+    diagnostics.push(
+        Diagnostic::warning(format!(
+            "kernel `{}` needs frames of {frame}, and source `{name}` learns the length of its frames: shorter ones count as \
+             `failed` and are not processed",
+            kernel.name()
+        ))
+        .at(kernel.place_of("input"))
+        .help(format!(
+            "write the sender's heap length as `heap` in [source.{name}.format], and leave `slot` of the ring out"
+        )),
+    );
+}
+
 /// Whether a DMA engine can fill the slots of `ring`, which are `slot` bytes long.
 pub(super) fn engine(
     ring: &RingSection,

@@ -65,8 +65,8 @@ pub struct PlannedSource {
     pub name: String,
     /// Its driver.
     pub driver: String,
-    /// Where its data comes from: addresses, groups, files; empty if from nowhere but itself.
-    pub from: Vec<String>,
+    /// Where it takes its data: the addresses it listens on, groups, files, devices; empty if it makes its data itself.
+    pub inputs: Vec<String>,
     /// The ring that its driver writes: the declared one, or the one inserted before it.
     pub ring: String,
     /// How its bytes reach the declared ring.
@@ -116,6 +116,10 @@ pub struct PlannedEngine {
 
 /// A ring in its place.
 #[derive(Clone, Debug, Serialize)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a property of its own"
+)]
 pub struct PlannedRing {
     /// Its name; inserted ones are called `RING@PLACEMENT`.
     pub name: String,
@@ -157,6 +161,8 @@ pub struct PlannedRing {
     /// What a frame means.
     #[serde(serialize_with = "display")]
     pub layout: Layout,
+    /// Whether frames can be shorter than the layout, because their length is learned at run time.
+    pub is_layout_maximum: bool,
     /// Who fills it.
     pub producer: String,
     /// Who reads it.

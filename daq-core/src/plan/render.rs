@@ -2,7 +2,7 @@
 
 use super::{CopyWay, Dispatch, Incomplete, Plan, Ringer};
 use crate::kernel::Side;
-use crate::units::ByteSize;
+use crate::units::{ByteSize, counted};
 use std::fmt::{self, Display};
 
 fn bytes(bytes: usize) -> ByteSize {
@@ -45,32 +45,28 @@ impl Display for Plan {
                 "\nsource {} ({}) → {}",
                 source.name, source.driver, source.ring
             )?;
-            for from in &source.from {
-                writeln!(f, "    from     {from}")?;
+            for input in &source.inputs {
+                writeln!(f, "    input    {input}")?;
             }
             writeln!(f, "    path     {}: {}", source.path.name(), source.reason)?;
             let geometry = &source.geometry;
             match source.learned_from {
                 Some(from) => writeln!(
                     f,
-                    "    frames   learned from {from}, at most {}, window {} frames, {hold}",
+                    "    frames   learned from {from}, at most {}, window {}, {hold}",
                     bytes(geometry.frame_bytes),
-                    geometry.window,
+                    counted(geometry.window, "frame"),
                 )?,
                 None => writeln!(
                     f,
-                    "    frames   {} = {} × {}, window {} frames, {hold}",
+                    "    frames   {} = {} × {}, window {}, {hold}",
                     bytes(geometry.frame_bytes),
                     geometry.places,
                     bytes(geometry.place_bytes),
-                    geometry.window,
+                    counted(geometry.window, "frame"),
                 )?,
             }
-            let threads = if source.threads == 1 {
-                "1 thread".to_owned()
-            } else {
-                format!("{} threads", source.threads)
-            };
+            let threads = counted(source.threads, "thread");
             writeln!(f, "    runs on  {threads}, {}", cores(&source.cores))?;
             writeln!(f, "    memory   {}", about(source.memory))?;
             for note in &source.notes {
@@ -96,9 +92,13 @@ impl Display for Plan {
                 bytes(ring.region_bytes),
                 about(ring.metadata_bytes),
             )?;
-            writeln!(f, "    frames   {}", ring.layout)?;
+            if ring.is_layout_maximum {
+                writeln!(f, "    frames   {:#}", ring.layout)?;
+            } else {
+                writeln!(f, "    frames   {}", ring.layout)?;
+            }
             let readers = if ring.readers.is_empty() {
-                "nobody".to_owned()
+                "no reader".to_owned()
             } else {
                 ring.readers.join(", ")
             };

@@ -11,12 +11,13 @@ use super::{
 };
 use super::{dma, mapping, nics, totals};
 use crate::config::{Diagnostic, Diagnostics, Section};
-use crate::entry::Claim;
+use crate::entry::{Claim, SourceSpec};
 use crate::kernel::Side;
 use crate::layout::Layout;
 use crate::region::Placement;
 use crate::staging::Profile;
 use crate::topology::{Gpu, Topology};
+use crate::units::counted;
 use crate::window::{Geometry, WindowSize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -183,19 +184,19 @@ impl Resolver<'_> {
                 check::window(source, &arrival, &geometry, &size, diagnostics);
                 let WindowSize { frames, reason, .. } = size;
                 geometry.window = frames;
-                notes.push(format!("window of {frames} frames: {reason}"));
+                notes.push(format!("window of {}: {reason}", counted(frames, "frame")));
             } else if geometry.window >= slots {
                 geometry.window = (slots - 1).max(1);
                 notes.push(format!(
-                    "window reduced to {} frames: the ring has {slots} slots",
-                    geometry.window
+                    "window reduced to {}: the ring has {slots} slots",
+                    counted(geometry.window, "frame")
                 ));
             }
             let holdable = source.spec.holdable();
             let (ring_name, path, reason) = self.add_ring(
                 name,
                 slot,
-                Some((&geometry, source.spec.learned_from().is_some())),
+                Some((&geometry, source.spec.as_ref())),
                 holdable,
                 &layout,
                 source.name(),
@@ -211,7 +212,7 @@ impl Resolver<'_> {
                 memory,
                 name: source.name().to_owned(),
                 driver: source.driver.clone(),
-                from: source.spec.origins(),
+                inputs: source.spec.origins(),
                 ring: ring_name,
                 path,
                 reason,
@@ -235,7 +236,7 @@ impl Resolver<'_> {
         &mut self,
         name: &str,
         slot: usize,
-        geometry: Option<(&Geometry, bool)>,
+        geometry: Option<(&Geometry, &dyn SourceSpec)>,
         holdable: bool,
         layout: &Layout,
         producer: &str,
@@ -250,6 +251,7 @@ impl Resolver<'_> {
         };
         let ring = &self.config.rings[index];
         let (placement, reason) = self.place(ring);
+        let exact = geometry.filter(|(_, source)| source.learned_from().is_none());
         let planned = PlannedRing {
             name: name.to_owned(),
             placement,
@@ -261,18 +263,15 @@ impl Resolver<'_> {
             slots: ring.keys.slots as usize,
             slot_bytes: slot,
             places: geometry.map_or(0, |(geometry, _)| geometry.places),
-            first_bytes: geometry
-                .filter(|(_, is_learned)| !is_learned)
-                .map_or(0, |(geometry, _)| geometry.first_bytes),
-            place_bytes: geometry
-                .filter(|(_, is_learned)| !is_learned)
-                .map_or(0, |(geometry, _)| geometry.place_bytes),
+            first_bytes: exact.map_or(0, |(geometry, _)| geometry.first_bytes),
+            place_bytes: exact.map_or(0, |(geometry, _)| geometry.place_bytes),
             holdable,
             fill: ring.keys.fill.0,
             node: ring.keys.node,
             lock: ring.keys.lock,
             huge: ring.keys.huge,
             layout: layout.clone(),
+            is_layout_maximum: geometry.is_some_and(|(_, source)| source.learns_frame_size()),
             producer: producer.to_owned(),
             readers: Vec::new(),
             region_bytes: 0,
@@ -421,13 +420,17 @@ impl Resolver<'_> {
             .any(|at| at == kernel)
     }
 
-    /// Reports that nobody fills a ring that `section` reads, if that is certain.
+    /// Reports that nothing fills a ring that `section` reads, if that is certain.
     fn dry(&self, section: &Section, ring: &str, diagnostics: &mut Diagnostics) {
         let is_certain = self.section(ring).is_some() && !self.wiring.may_fill;
         if is_certain && !self.wiring.fillers.contains_key(ring) {
             diagnostics.push(
-                at(section, "input", format!("nobody fills ring `{ring}`"))
-                    .help("name the ring in a source's `ring` or a kernel's `output`"),
+                at(
+                    section,
+                    "input",
+                    format!("no source or kernel fills ring `{ring}`"),
+                )
+                .help("name the ring in a source's `ring` or a kernel's `output`"),
             );
         }
     }
@@ -489,6 +492,14 @@ impl Resolver<'_> {
             ),
         };
         self.read_by(&reads, kernel.name());
+        if let Some(Filler::Source(source)) = self.wiring.fillers.get(input) {
+            check::full_frames(
+                &self.config.sources[*source],
+                &kernel.section,
+                self.layouts[input].frame_bytes(),
+                diagnostics,
+            );
+        }
         // Whether a machine that was not looked at has a GPU is not known.
         let is_certain =
             self.topology.is_real || !kernel.spec.has(&self.layouts[input], Side::Cuda(0));
@@ -683,7 +694,9 @@ impl Resolver<'_> {
                 continue;
             }
             let message = if self.wiring.fillers.contains_key(name) {
-                format!("nobody reads ring `{name}`: its frames are counted and overwritten")
+                format!(
+                    "no kernel or sink reads ring `{name}`: its frames are counted and overwritten"
+                )
             } else if self.wiring.may_fill {
                 continue;
             } else {

@@ -92,6 +92,11 @@ impl Frames<'_> {
         self.format.is_learning().then_some("the first heaps")
     }
 
+    /// Whether the length of frames is learned, too.
+    pub fn learns_frame_size(&self) -> bool {
+        matches!(self.format, Format::Spead(spead) if spead.given().is_some_and(|given| given.heap.is_none()))
+    }
+
     /// Bytes of one sample of all channels.
     fn point(&self) -> usize {
         let samples = self.samples;
@@ -194,9 +199,7 @@ impl Frames<'_> {
     /// What frames of `geometry` mean.
     pub fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         let mut bytes = geometry.frame_bytes;
-        if let Format::Spead(spead) = self.format
-            && spead.given().is_some_and(|given| given.heap.is_none())
-        {
+        if self.learns_frame_size() {
             // A slot may be longer than a heap, so it need not hold whole points.
             bytes -= bytes % self.point();
         }

@@ -159,9 +159,8 @@ impl Xdp {
         let open = |address: SocketAddr| {
             UdpSocket::open(address, &options).map_err(|why| {
                 let why = match why {
-                    SocketError::NoSuchAddress { address } => format!(
-                        "{} is no address of this machine: `ip address show {name}` lists those of {name}",
-                        address.ip()
+                    SocketError::NoSuchAddress { .. } => format!(
+                        "this machine does not have this address: `ip address show {name}` lists those of {name}"
                     ),
                     other => other.to_string(),
                 };
@@ -208,6 +207,10 @@ impl SourceSpec for Xdp {
 
     fn learned_from(&self) -> Option<&'static str> {
         self.frames().learned_from()
+    }
+
+    fn learns_frame_size(&self) -> bool {
+        self.frames().learns_frame_size()
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
