@@ -22,6 +22,8 @@ pub struct Placer {
     rejections: Rejections,
     /// Whether heaps without data were logged: one may come with every packet.
     is_other_heap_logged: bool,
+    /// Whether heaps without the declared time were logged.
+    is_missing_time_logged: bool,
     /// While the format is learned, and until what was received meanwhile is placed.
     learning: Option<Box<Learning>>,
     recut: Option<Box<Recut>>,
@@ -51,6 +53,7 @@ impl Placer {
             has_time,
             rejections: Rejections::default(),
             is_other_heap_logged: false,
+            is_missing_time_logged: false,
         }
     }
 
@@ -184,6 +187,9 @@ impl Placer {
                 if holds && !batch.has_room_for_bytes(id, packet.payload.len()) {
                     return Put::Held;
                 }
+                if self.has_time && packet.timestamp.is_none() && packet.sub == 0 {
+                    self.log_missing_time(bytes);
+                }
                 let time = self.time(packet.timestamp, received);
                 // Within the datagram: the parser has checked its length.
                 let outcome = batch.put(id, &bytes[packet.payload], time);
@@ -268,6 +274,22 @@ impl Placer {
              send descriptors in a heap of their own, or set `heap = {bytes}`",
             self.name,
         );
+    }
+
+    #[cold]
+    fn log_missing_time(&mut self, bytes: &[u8]) {
+        let Format::Spead(spead) = &self.format else {
+            return;
+        };
+        if !std::mem::replace(&mut self.is_missing_time_logged, true)
+            && let Some(why) = spead.why_no_time(bytes)
+        {
+            tracing::warn!(
+                "source {}: frames have no time: {why}, or leave `timestamp` out to have the time of \
+                 reception",
+                self.name
+            );
+        }
     }
 
     #[cold]

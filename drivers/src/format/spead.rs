@@ -248,6 +248,29 @@ impl Spead {
         }
     }
 
+    /// Why `packet`, the first of a heap, has no time; `None` where no time is expected.
+    pub(crate) fn why_no_time(&self, packet: &[u8]) -> Option<String> {
+        let id = self.timestamp?;
+        let items = Self::item_words(packet).unwrap_or_default();
+        let words = items
+            .as_chunks::<WORD>()
+            .0
+            .iter()
+            .map(|word| u64::from_be_bytes(*word));
+        let is_addressed = |word: u64| word & IMMEDIATE == 0 && word >> self.address_bits == id;
+        Some(if words.clone().any(is_addressed) {
+            format!(
+                "the item {id:#x} is in the payload of the heap, not in its item pointer: have the sender make it immediate \
+                 (spead2: shape `()`, format `[('u', {})]`)",
+                self.address_bits
+            )
+        } else {
+            format!(
+                "the first packet of a heap has no item {id:#x}: write the sender's item of the time as `item` of `timestamp`"
+            )
+        })
+    }
+
     /// Bits of a value: the width of heap counter and timestamp.
     pub fn address_bits(&self) -> u32 {
         self.address_bits
