@@ -2,18 +2,16 @@
 
 use crate::list::{List, Listed};
 use daq_core::config::Problem;
+use daq_core::log_limit::LogLimit;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 /// Entries that one list may have: a filter in the kernel looks at each.
 pub const MAX_ALLOWED: usize = 64;
 /// Senders that are remembered for messages.
 const MAX_KNOWN: usize = 16;
-/// New senders are logged at most this often, after the second.
-const LOG_INTERVAL: Duration = Duration::from_mins(1);
 /// Batches in which every sender's address is read after a duplicate packet.
 const ATTENTIVE_BATCHES: u32 = 1024;
 
@@ -84,10 +82,13 @@ impl FromStr for Allowed {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let bits = |address: IpAddr| if address.is_ipv4() { 32 } else { 128 };
-        let whole = |network: IpAddr, port| Self {
-            network,
-            prefix: bits(network),
-            port,
+        let whole = |address: IpAddr, port| {
+            let network = address.to_canonical();
+            Self {
+                network,
+                prefix: bits(network),
+                port,
+            }
         };
         if let Ok(address) = text.parse::<IpAddr>() {
             return Ok(whole(address, None));
@@ -97,11 +98,17 @@ impl FromStr for Allowed {
         }
         let network = text.split_once('/').and_then(|(address, prefix)| {
             let (network, prefix): (IpAddr, u8) = (address.parse().ok()?, prefix.parse().ok()?);
-            let port = None;
-            (prefix <= bits(network)).then_some(Self {
+            let whole = bits(network);
+            // Senders of IPv4 are compared as such, so their IPv6 form (::ffff:10.1.0.0/112) becomes IPv4.
+            let canonical = network.to_canonical();
+            let (network, dropped) = match whole - bits(canonical) {
+                dropped if prefix >= dropped => (canonical, dropped),
+                _ => (network, 0),
+            };
+            (prefix <= whole).then(|| Self {
                 network,
-                prefix,
-                port,
+                prefix: prefix - dropped,
+                port: None,
             })
         });
         let Some(network) = network else {
@@ -198,15 +205,13 @@ type Flow = (SocketAddr, SocketAddr);
 #[derive(Debug)]
 struct Shared {
     source: String,
+    new_senders: LogLimit,
     seen: Mutex<Seen>,
 }
 
 #[derive(Debug, Default)]
 struct Seen {
     flows: Vec<Flow>,
-    logged: Option<Instant>,
-    /// New addresses that were not logged because of the interval.
-    unlogged: usize,
     is_duplicate_logged: bool,
 }
 
@@ -233,6 +238,7 @@ impl SenderWatch {
         Self {
             shared: Arc::new(Shared {
                 source: source.to_owned(),
+                new_senders: LogLimit::new(),
                 seen: Mutex::new(seen),
             }),
             local,
@@ -294,25 +300,14 @@ impl SenderWatch {
         let Some(first) = first.filter(|_| is_new) else {
             return;
         };
-        if seen
-            .logged
-            .is_some_and(|logged| logged.elapsed() < LOG_INTERVAL)
-        {
-            seen.unlogged += 1;
-            return;
-        }
-        seen.logged = Some(Instant::now());
-        let more = std::mem::take(&mut seen.unlogged);
         drop(seen);
-        let more = match more {
-            0 => String::new(),
-            more => format!(", and from {more} further addresses"),
-        };
-        tracing::info!(
-            "source {}: packets arrive from more than one address: from {first} and {sender}{more}; \
-             if only some of them belong to this source, name those in `from`",
-            self.shared.source,
-        );
+        self.shared.new_senders.run(|suppressed| {
+            tracing::warn!(
+                "source {}: packets arrive from more than one address: from {first} and {sender}; \
+                 if only some of them belong to this source, name those in `from`{suppressed}",
+                self.shared.source,
+            );
+        });
     }
 
     /// A packet whose place had arrived already came from `sender`, as far as known.
@@ -386,6 +381,21 @@ mod tests {
             assert_eq!(parsed.to_string(), allowed);
             let found = parsed.contains(sender.parse().unwrap());
             assert_eq!(found, is_in, "{sender} in {allowed}");
+        }
+    }
+
+    #[test]
+    fn ipv4_addresses_in_ipv6_form_are_ipv4() {
+        for (text, normal) in [
+            ("::ffff:10.0.0.5", "10.0.0.5"),
+            ("[::ffff:10.0.0.5]:7", "10.0.0.5:7"),
+            ("::ffff:10.1.0.0/112", "10.1.0.0/16"),
+            ("::ffff:0:0/96", "0.0.0.0/0"),
+        ] {
+            let parsed: Allowed = text.parse().unwrap();
+            assert_eq!(parsed.to_string(), normal);
+            let sender = normal.parse::<Allowed>().unwrap().network;
+            assert!(parsed.contains(SocketAddr::new(sender, 7)), "{text}");
         }
     }
 

@@ -34,9 +34,13 @@ pub fn hint(
     let _ = write!(
         hint,
         "`sudo tcpdump -ni {device} udp port {port}` shows whether packets reach this machine: if they do, a firewall \
-         (`sudo nft list ruleset`), another destination address{} keeps them from the socket; if not, check the sender, its \
+         (`sudo nft list ruleset`), {} keeps them from the socket; if not, check the sender, its \
          destination port, cables and routes",
-        if is_filtered { ", `from`" } else { "" }
+        if is_filtered {
+            "another destination address, or `from`"
+        } else {
+            "or another destination address"
+        }
     );
     hint
 }
@@ -92,13 +96,15 @@ mod tests {
             "group 239.77.66.55 is joined on no interface",
             "`interface`",
             "tcpdump -ni eth1 udp port 4950",
-            "nft list ruleset",
+            "nft list ruleset`), or another destination address keeps them",
         ] {
             assert!(hint.contains(part), "{part:?} is not in {hint:?}");
         }
         let unicast = super::hint(&listen, &[], None, true);
         assert!(
-            !unicast.contains("group") && unicast.contains("-ni any") && unicast.contains("`from`")
+            !unicast.contains("group")
+                && unicast.contains("-ni any")
+                && unicast.contains("address, or `from` keeps them")
         );
     }
 

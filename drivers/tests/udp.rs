@@ -669,7 +669,7 @@ fn what_cannot_be_opened_is_told_with_a_remedy() {
     let _first = rig(&*spec_of(port), 1 << 20, 8).unwrap();
     assert!(rig(&*spec_of(port), 1 << 20, 8).is_err());
     let error = fails(&raw_text("\"192.0.2.1:4950\"", 100, 64, ""));
-    assert!(error.contains("no address of this machine"), "{error}");
+    assert!(error.contains("does not have this address"), "{error}");
     let more = "groups = [\"239.1.2.3\"]\ninterface = \"nonesuch0\"";
     let error = fails(&raw_text(
         &format!("\"0.0.0.0:{}\"", free_port().port()),

@@ -84,7 +84,10 @@ fn equal_numbers_from_two_modules_are_logged_with_both_senders() {
     let count = log.matches("dropped as duplicates").count();
     assert_eq!(count, 1, "{log}");
     assert_eq!(outcome.count("sources.adc.duplicates"), PACKETS);
-    assert!(log.contains("arrive from more than one address"), "{log}");
+    let second = log
+        .lines()
+        .find(|line| line.contains("arrive from more than one address"));
+    assert!(second.is_some_and(|line| line.contains("WARN")), "{log}");
 }
 
 #[test]
@@ -216,4 +219,62 @@ fn silence_fails_readiness_and_is_logged_until_packets_arrive_again() {
     let outcome = live.stop().ok();
     let hint = format!("tcpdump -ni any udp port {port}");
     assert!(outcome.stderr.contains(&hint), "{}", outcome.stderr);
+}
+
+/// A SPEAD-64-40 heap of one packet, with `item` beside the items that every packet has.
+fn heap(n: u64, item: u64) -> Vec<u8> {
+    let immediate = |id: u64, value: u64| 1 << 63 | id << 40 | value;
+    let mut packet = vec![0x53, 4, 3, 5, 0, 0, 0, 5];
+    for item in [
+        immediate(1, n),
+        immediate(2, PAYLOAD as u64),
+        immediate(3, 0),
+        immediate(4, PAYLOAD as u64),
+        item,
+    ] {
+        packet.extend(item.to_be_bytes());
+    }
+    packet.resize(packet.len() + PAYLOAD, 7);
+    packet
+}
+
+#[test]
+fn heaps_without_the_declared_time_are_logged_once_with_the_fix() {
+    for (item, why) in [
+        (
+            1 << 63 | 0x1700 << 40,
+            "the first packet of a heap has no item 0x1600",
+        ),
+        (
+            0x1600 << 40,
+            "not in its item pointer: have the sender make it immediate",
+        ),
+        (1 << 63 | 0x1600 << 40 | 9, ""),
+    ] {
+        let port = loopback::free_port();
+        let daq = Daq::new(&format!(
+            "[http]\nlisten = \"127.0.0.1:0\"\n\
+             [source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\n\
+             [source.adc.format]\nkind = \"spead\"\nheap = {PAYLOAD}\npacket = {PAYLOAD}\ntimestamp = {{ item = 0x1600 }}\n\
+             [ring.raw]\nmemory = \"host\"\nslots = 512\n[sink.end]\ndriver = \"null\"\ninput = \"raw\"\n"
+        ));
+        let mut live = listening(&daq);
+        let module = sender("127.0.0.1");
+        for n in 0..20 {
+            module.send_to(&heap(n, item), ("127.0.0.1", port)).unwrap();
+        }
+        live.wait_count("sources.adc.delivered", 20);
+        let log = live.stop().ok().stderr;
+        let lines: Vec<_> = log
+            .lines()
+            .filter(|line| line.contains("frames have no time"))
+            .collect();
+        assert_eq!(lines.len(), usize::from(!why.is_empty()), "{log}");
+        assert!(
+            lines
+                .iter()
+                .all(|line| line.contains(why) && line.contains("leave `timestamp` out")),
+            "{log}"
+        );
+    }
 }

@@ -12,6 +12,7 @@
 //! request that waits for an answer. The first sequence number is random, so that a host that cannot read the traffic
 //! has to guess the number and this socket's port.
 
+use daq_core::log_limit::LogLimit;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -176,6 +177,8 @@ pub struct Ecb {
     failures: u64,
     /// The other address that the device answered from last; logged once.
     answers_from: Option<IpAddr>,
+    /// Limits what is logged of addresses that answer.
+    senders: LogLimit,
     /// The version that was read last.
     version: Option<Version>,
     /// Sensors that a source of this process has, a bit each.
@@ -238,6 +241,7 @@ impl Ecb {
             sequence: random(),
             failures: 0,
             answers_from: None,
+            senders: LogLimit::new(),
             version: None,
             taken: 0,
         })
@@ -367,7 +371,9 @@ impl Ecb {
     fn note_sender(&mut self, from: IpAddr) {
         if from != self.device.ip() && self.answers_from != Some(from) {
             self.answers_from = Some(from);
-            tracing::info!("device {} answers from {from}", self.device);
+            self.senders.run(|suppressed| {
+                tracing::info!("device {} answers from {from}{suppressed}", self.device);
+            });
         }
     }
 }

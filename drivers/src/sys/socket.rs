@@ -127,7 +127,7 @@ pub struct MemInfo {
 pub enum SocketError {
     /// Someone else has the port.
     #[error(
-        "{address} is in use by another program: stop it (`ss -lunp sport = :{}` names it) or listen on another port",
+        "the port is in use by another program: stop it (`ss -lunp sport = :{}` names it) or listen on another port",
         address.port()
     )]
     InUse {
@@ -135,16 +135,14 @@ pub enum SocketError {
         address: SocketAddr,
     },
     /// The port needs a privilege.
-    #[error(
-        "no permission to bind {address}: take a port above 1023, or grant CAP_NET_BIND_SERVICE"
-    )]
+    #[error("no permission to bind it: take a port above 1023, or grant CAP_NET_BIND_SERVICE")]
     NotPermitted {
         /// What was to be bound.
         address: SocketAddr,
     },
     /// The address belongs to no interface here.
     #[error(
-        "{address} is no address of this machine: `ip address` lists them; 0.0.0.0 or [::] takes all"
+        "this machine does not have this address: `ip address` lists them; 0.0.0.0 or [::] takes all"
     )]
     NoSuchAddress {
         /// What was to be bound.
