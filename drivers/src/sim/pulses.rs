@@ -7,7 +7,7 @@
 use super::signal::uniform;
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
-use daq_core::units::{Frequency, Span};
+use daq_core::units::{Frequency, Period};
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use schemars::JsonSchema;
@@ -26,9 +26,9 @@ pub struct Pulses {
     pub amplitude: f64,
     /// Time constant of the rise, shorter than `decay`; at once if not given.
     #[serde(default)]
-    pub rise: Span,
+    pub rise: Period,
     /// Time constant of the fall.
-    pub decay: Span,
+    pub decay: Period,
     /// The channels, counted from 0, in the order in which they are neighbours; all if not given.
     pub channels: Option<Vec<u32>>,
     /// The chance from 0 to 1 that the next neighbour on either side sees an event too, and so on from there. It sees
@@ -174,7 +174,7 @@ impl Pulses {
 
     /// Adds what `channel` sees to a table of real numbers that is run through again and again, at `rate` points a second.
     pub(super) fn add(&self, numbers: &mut [f64], hits: &[Hit], channel: usize, rate: f64) {
-        let points = |span: Span| span.0.as_secs_f64() * rate;
+        let points = |time: Period| time.0 as f64 * 1e-12 * rate;
         let (rise, decay) = (points(self.rise), points(self.decay));
         let peak = peak(rise, decay);
         self::add(numbers, hits, channel, decay, 1.0 / peak);

@@ -1,7 +1,6 @@
 //! Pulses against their closed form, and their statistics.
 
 use super::*;
-use std::time::Duration;
 
 const RATE: f64 = 1e6;
 
@@ -13,8 +12,8 @@ fn samples(channels: u32) -> Samples {
     }
 }
 
-fn micros(us: u64) -> Span {
-    Span(Duration::from_micros(us))
+fn micros(us: u64) -> Period {
+    Period(us * 1_000_000)
 }
 
 fn pulses() -> Pulses {
@@ -189,4 +188,29 @@ fn what_cannot_be_made_is_told() {
     };
     assert_eq!(keys(&pulses(), &timeless), ["pulses.0.rate"]);
     assert_eq!(keys(&pulses(), &samples(8)), Vec::<String>::new());
+}
+
+#[test]
+fn times_of_a_few_picoseconds_are_accepted() {
+    let text = "rate = \"1 MHz\"\namplitude = 0.5\nrise = \"1 ps\"\ndecay = \"250 ps\"\n";
+    let pulses: Pulses = toml::from_str(text).unwrap();
+    let fast = Samples {
+        rate: Some(Frequency(10e9)),
+        ..samples(1)
+    };
+    assert!(pulses.problems("pulses", &fast).is_empty());
+    // The sum of a pulse's points is its area in points, 2.5 for each of its height.
+    let mut table = vec![0.0; 1000];
+    let hit = Hit {
+        channel: 0,
+        at: 0.0,
+        height: 1.0,
+    };
+    let step = Pulses {
+        rise: Period(0),
+        ..pulses
+    };
+    step.add(&mut table, &[hit], 0, 10e9);
+    let ratio = table[1] / table[0];
+    assert!((ratio - (-1.0_f64 / 2.5).exp()).abs() < 1e-9, "{ratio}");
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use daq_core::layout::Layout;
-use daq_core::units::Span;
+use daq_core::units::Period;
 use proptest::prelude::*;
 
 const SCALARS: [Scalar; 6] = [
@@ -251,8 +251,8 @@ fn pulses_are_added_to_the_real_part_of_their_channels() {
     recipe.pulses = vec![Pulses {
         rate: Frequency(10_000.0),
         amplitude: 0.5,
-        rise: Span::default(),
-        decay: Span(std::time::Duration::from_micros(10)),
+        rise: Period::default(),
+        decay: Period(10_000_000),
         channels: Some(vec![1]),
         shared: 0.0,
     }];
