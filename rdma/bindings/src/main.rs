@@ -45,6 +45,7 @@ const FUNCTIONS: &[&str] = &[
     "ibv_query_gid",
     "ibv_query_port",
     "ibv_reg_dmabuf_mr",
+    "ibv_reg_mr",
     "ibv_reg_mr_iova2",
     "mlx5dv_create_qp",
     "rdma_accept",

@@ -38,11 +38,23 @@ impl Registered {
     ) -> Result<Self, i32> {
         let pointer =
             std::ptr::without_provenance_mut::<c_void>(usize::try_from(address).unwrap_or(0));
-        // SAFETY: the domain is there as long as the context; the card checks the rest, and the caller says that the memory
-        // may be registered. The address is handed on, not followed. `iova2` is what the header's ibv_reg_mr calls: it
-        // leaves relaxed ordering away where the card does not have it.
-        let region =
-            unsafe { ib::ibv_reg_mr_iova2(context.domain(), pointer, bytes, address, access) };
+        // `iova2` is what the header's ibv_reg_mr calls: it leaves relaxed ordering away where the card does not have it.
+        // rdma-core before version 28 has neither.
+        let region = if ib::is_present("ibv_reg_mr_iova2") {
+            // SAFETY: the domain is there as long as the context; the card checks the rest, and the caller says that the
+            // memory may be registered. The address is handed on, not followed.
+            unsafe { ib::ibv_reg_mr_iova2(context.domain(), pointer, bytes, address, access) }
+        } else {
+            // SAFETY: as above.
+            unsafe {
+                ib::ibv_reg_mr(
+                    context.domain(),
+                    pointer,
+                    bytes,
+                    required(access).cast_signed(),
+                )
+            }
+        };
         Self::checked(context, region)
     }
 
@@ -91,6 +103,11 @@ pub const fn flags(access: Access) -> u32 {
         flags |= is::IBV_ACCESS_RELAXED_ORDERING.0;
     }
     flags
+}
+
+/// `access` without relaxed ordering, which old versions of the library refuse.
+const fn required(access: u32) -> u32 {
+    access & !ib::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0
 }
 
 /// Registers all of `region`.
@@ -207,5 +224,6 @@ mod tests {
             ..written
         };
         assert_eq!(flags(relaxed), 1 | 2 | 1 << 20);
+        assert_eq!(required(flags(relaxed)), flags(written));
     }
 }

@@ -85,6 +85,11 @@ fn symbol(name: &str) -> Option<std::ptr::NonNull<c_void>> {
     std::ptr::NonNull::new(*address)
 }
 
+/// Whether the installed library has the function `name`.
+pub fn is_present(name: &str) -> bool {
+    symbol(name).is_some()
+}
+
 /// What a function returns whose library is absent.
 trait Failure {
     const FAILURE: Self;
