@@ -2,7 +2,9 @@
 //!
 //! A page of another site can have its own name resolve to 127.0.0.1 and then read what this server answers (DNS
 //! rebinding). Its requests carry that name in `Host`. So the server answers requests for IP addresses, which need no
-//! resolver, for `localhost` and for the configured names, and refuses others.
+//! resolver, for `localhost`, for the names of this machine and for the configured ones, and refuses others. Names of this
+//! machine are its host name, alone and with the domains that `/etc/hosts` and `/etc/resolv.conf` give: a name that only
+//! begins with the host name can be another site's.
 
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Uri, header};
@@ -21,6 +23,50 @@ pub(super) fn refused(uri: &Uri, headers: &HeaderMap, hosts: &[String]) -> Optio
         .chain(in_headers)
         .find(|name| !is_accepted(name, hosts))
         .map(std::borrow::Cow::into_owned)
+}
+
+/// Returns the names of this machine.
+pub(super) fn own_names() -> Vec<String> {
+    let uname = rustix::system::uname();
+    let name = uname.nodename().to_string_lossy();
+    let read = |file| std::fs::read_to_string(file).unwrap_or_default();
+    names_of(&name, &read("/etc/hosts"), &read("/etc/resolv.conf"))
+}
+
+/// Returns the names of the machine with the host name `name`, by the texts of `/etc/hosts` and `/etc/resolv.conf`.
+fn names_of(name: &str, hosts: &str, resolv: &str) -> Vec<String> {
+    let (short, domain) = name.split_once('.').unwrap_or((name, ""));
+    // The kernel's name for a machine that was given none.
+    if short.is_empty() || short == "(none)" {
+        return Vec::new();
+    }
+    let full = |domain: &str| match domain.trim_matches('.') {
+        "" => short.to_owned(),
+        domain => format!("{short}.{domain}"),
+    };
+    let mut names = vec![short.to_owned(), full(domain)];
+    let words = |line: &str| -> Vec<String> {
+        let line = line.split('#').next().unwrap_or_default();
+        line.split_whitespace().map(str::to_owned).collect()
+    };
+    for words in hosts.lines().map(words) {
+        let own = words.iter().skip(1);
+        names.extend(
+            own.filter(|word| word.split('.').next() == Some(short))
+                .cloned(),
+        );
+    }
+    for words in resolv.lines().map(words) {
+        if let Some(("search" | "domain", domains)) = words
+            .split_first()
+            .map(|(first, rest)| (first.as_str(), rest))
+        {
+            names.extend(domains.iter().map(|domain| full(domain)));
+        }
+    }
+    names.sort_unstable();
+    names.dedup();
+    names
 }
 
 /// Returns a problem for each configured name that no request can match.
@@ -88,6 +134,34 @@ mod tests {
         ] {
             assert!(!is_accepted(refused, &hosts), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_machine_has_its_host_name_with_the_domains_of_its_own_files() {
+        let hosts = "127.0.0.1 localhost\n127.0.1.1 daq1.lab.example daq1 # daq1.no.example\n10.0.0.9 daq2.lab.example\n";
+        let resolv = "nameserver 10.0.0.1\nsearch site.example beam.example.\n";
+        assert_eq!(
+            names_of("daq1", hosts, resolv),
+            [
+                "daq1",
+                "daq1.beam.example",
+                "daq1.lab.example",
+                "daq1.site.example"
+            ]
+        );
+        assert_eq!(
+            names_of("daq1.lab.example", "", ""),
+            ["daq1", "daq1.lab.example"]
+        );
+        assert_eq!(names_of("(none)", hosts, resolv), [""; 0]);
+        let own = names_of("daq1", "", resolv);
+        assert!(is_accepted("DAQ1:9464", &own) && is_accepted("daq1.site.example", &own));
+        assert!(!is_accepted("daq1.rebind.example", &own));
+        assert!(
+            own_names()
+                .iter()
+                .all(|name| is_accepted(name, &own_names()))
+        );
     }
 
     #[test]

@@ -49,8 +49,9 @@ pub struct Http {
     /// it reads everything: keep it on loopback or behind a proxy that authenticates.
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
-    /// Host names that the server answers to, beside IP addresses and `localhost`; default none. Requests for other
-    /// names are refused, because web pages of other sites could read the answers through DNS rebinding.
+    /// Host names that the server answers to, beside IP addresses, `localhost` and the names of this machine (its host name,
+    /// alone and with the domains that `/etc/hosts` and `/etc/resolv.conf` give); default none. Requests for other names
+    /// are refused, because web pages of other sites could read the answers through DNS rebinding.
     #[serde(default)]
     pub hosts: Vec<String>,
 }
@@ -83,7 +84,7 @@ pub type HealthFn = Arc<dyn Fn() -> Health + Send + Sync>;
 pub struct HttpState {
     /// Name of the pipeline.
     pub name: String,
-    /// Host names that the server answers to ([`Http::hosts`]).
+    /// Host names that the server answers to ([`Http::hosts`]), beside those of this machine.
     pub hosts: Vec<String>,
     /// All ledgers now.
     pub report: ReportFn,
@@ -174,9 +175,10 @@ pub fn serve_on(listener: TcpListener, state: HttpState) -> Result<Server, HttpE
 
 fn serve_within(
     listener: TcpListener,
-    state: HttpState,
+    mut state: HttpState,
     limits: Limits,
 ) -> Result<Server, HttpError> {
+    state.hosts.extend(host::own_names());
     let address = listener.local_addr().map_err(HttpError::Thread)?;
     if !address.ip().is_loopback() {
         tracing::warn!(
