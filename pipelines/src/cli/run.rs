@@ -18,11 +18,14 @@ use rustix::fs::FileType;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
 
 /// A stop that takes longer is told of.
 const SOON: Duration = Duration::from_secs(1);
@@ -59,7 +62,7 @@ pub(super) struct Args {
 const AFTER_HELP: &str = "\
 Signals:
   SIGINT, SIGTERM, SIGHUP  stop the sources, drain the rings, close the files, print the report, exit.
-                           A second SIGINT or SIGTERM exits at once with 128 + its number.
+                           A second SIGINT or SIGTERM exits at once with 128 + its number; SIGHUP is not counted.
                            A terminal that closes sends SIGHUP; under nohup SIGHUP is ignored and the run continues.
 Environment:
   DAQ_LOG  what is logged on stderr: error, warn, info (default), debug or trace, for all or by module,
@@ -181,9 +184,22 @@ pub(super) fn run(args: &Args) -> u8 {
     conclude(args, &report, &failures)
 }
 
-/// Starts the log on stderr: plain on a terminal, with time elsewhere. `DAQ_LOG` sets the level.
+/// The time of day in UTC, as in `18:27:55Z`: a terminal shows the date elsewhere, and has few columns.
+struct TimeOfDay;
+
+impl FormatTime for TimeOfDay {
+    fn format_time(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let seconds = now.map_or(0, |now| now.as_secs() % 86_400);
+        let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+        write!(writer, "{hours:02}:{minutes:02}:{:02}Z", seconds % 60)
+    }
+}
+
+/// Starts the log on stderr: with the time of day on a terminal, with date and time elsewhere, and without time in the
+/// journal, which adds its own. `DAQ_LOG` sets the level.
 pub(super) fn log() {
-    use tracing_subscriber::{EnvFilter, fmt};
+    use tracing_subscriber::EnvFilter;
     console::start();
     let on_terminal = console::is_interactive();
     let wanted = std::env::var("DAQ_LOG").unwrap_or_default();
@@ -192,21 +208,22 @@ pub(super) fn log() {
         print_error!("DAQ_LOG={wanted}: {error}; logging as with DAQ_LOG=info");
         EnvFilter::new("info")
     });
-    let builder = fmt()
+    let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| Stderr)
         .log_internal_errors(false)
         .with_target(false);
-    // systemd's journal and terminals show the time themselves.
-    let _ = if on_terminal || systemd::present() {
-        builder.without_time().with_ansi(on_terminal).try_init()
+    let _ = if on_terminal {
+        builder.with_timer(TimeOfDay).with_ansi(true).try_init()
+    } else if systemd::present() {
+        builder.without_time().with_ansi(false).try_init()
     } else {
         builder.with_ansi(false).try_init()
     };
 }
 
-/// The signals that end a run. Their handlers only store to atomics: the first signal asks to stop, a second SIGINT or
-/// SIGTERM exits at once, whatever any thread waits for.
+/// The signals that end a run. Their handlers only store to atomics: the first signal asks to stop, a SIGINT or SIGTERM
+/// after another of these two exits at once, whatever any thread waits for.
 struct Signal {
     came: Arc<AtomicUsize>,
 }
@@ -218,7 +235,8 @@ impl Signal {
         let came = Arc::new(AtomicUsize::new(0));
         let again = Arc::new(AtomicBool::new(false));
         for (signal, number) in [(SIGINT, 2), (SIGTERM, 15), (SIGHUP, 1)] {
-            // Under `nohup` the run continues. A terminal that closes can send SIGHUP twice, so it never exits at once.
+            // Under `nohup` the run continues. A terminal that closes can send SIGHUP twice, and a service manager SIGTERM
+            // after it: SIGHUP neither exits at once nor makes the next signal do so.
             if signal == SIGHUP {
                 if crate::sys::terminal::is_ignored(SIGHUP) {
                     continue;
@@ -226,8 +244,8 @@ impl Signal {
             } else {
                 // Registered first, so that it runs before the flag is set.
                 flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
+                flag::register(signal, again.clone())?;
             }
-            flag::register(signal, again.clone())?;
             flag::register_usize(signal, came.clone(), number)?;
         }
         Ok(Self { came })
@@ -371,8 +389,12 @@ fn watch(args: &Args, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Fail
             if let Some(signal) = signal {
                 is_logged = true;
                 tracing::info!(
-                    "{signal}: stopping; draining rings and closing files (at most {}); a second signal exits at once",
-                    args.drain
+                    "{signal}: stopping; draining rings and closing files (at most {}); {} exits at once",
+                    args.drain,
+                    match signal {
+                        "SIGHUP" => "the second SIGINT or SIGTERM",
+                        _ => "another SIGINT or SIGTERM",
+                    }
                 );
             }
         }

@@ -254,6 +254,11 @@ fn terminal_that_is_started_again_shows_log_live_block_and_report() {
     run.assert_data_flows();
     master.write_all(CTRL_Q).unwrap();
     wait_for("the warning", || shown().contains("WARN").then_some(()));
+    let log = shown();
+    let line = log.lines().find(|line| line.contains("WARN")).unwrap();
+    // As in 18:27:55Z, among escape sequences.
+    let is_time = |word: &[u8]| word[8] == b'Z' && [word[2], word[5]] == [b':'; 2];
+    assert!(line.as_bytes().windows(9).any(is_time), "{line:?}");
     // The block is erased before it is drawn again, and no line is wider than the terminal.
     wait_for("the live block", || {
         let shown = shown();
@@ -336,6 +341,28 @@ fn second_signal_exits_at_once_when_a_sink_and_stderr_block() {
     });
     run.signal(Signal::TERM);
     assert_eq!(run.wait(), Some(128 + 15));
+}
+
+/// A terminal closes and then its service manager stops the run: SIGHUP is not counted as the first signal.
+#[test]
+fn signal_after_sighup_lets_the_run_drain_and_the_one_after_exits() {
+    for (delay, code) in [("1 s", 0), ("1 min", 128 + 15)] {
+        let daq = Daq::new(&format!(
+            "[source.a]\ndriver = \"sim\"\nring = \"r\"\npace = \"1 Mbit/s\"\n[ring.r]\nslot = \"8 KiB\"\nslots = 1024\n\
+             [sink.slow]\ndriver = \"null\"\ninput = \"r\"\ndelay = \"{delay}\"\nburst = 1\n[http]\nlisten = \"127.0.0.1:0\"\n",
+        ));
+        let mut live = daq.spawn(&["--drain", "10 min"]);
+        live.wait_count("rings.r.published", 2);
+        live.signal(Signal::HUP);
+        live.wait_told("SIGHUP: stopping");
+        live.signal(Signal::TERM);
+        // Signals of one kind that are pending together are delivered once.
+        while code != 0 && live.is_running() {
+            live.signal(Signal::TERM);
+        }
+        let outcome = live.wait();
+        assert_eq!(outcome.code, code, "{}", outcome.stderr);
+    }
 }
 
 #[test]
