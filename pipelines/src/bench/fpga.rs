@@ -99,7 +99,7 @@ fn rates(
     for _ in 0..args.common.rounds {
         for ((&frame, floors), all) in args.frames.iter().zip(&mut floors).zip(&mut all) {
             let (copied, core) = floor(frame, window)?;
-            floors.add((copied, [core, f64::NAN], f64::NAN));
+            floors.add((copied, [core, f64::NAN], [0; 2]));
             // What the last way gave, which a card goes at half of that cannot be held back.
             let mut last = 0.0;
             for (&way, rates) in ways.iter().zip(all) {
@@ -132,13 +132,13 @@ fn rates(
             "x one copying thread",
             "cores",
             "cores of the card",
-            "lost",
+            "frames lost",
         ],
     );
     for ((&frame, floors), all) in args.frames.iter().zip(&floors).zip(&all) {
         let size = ByteSize(frame as u64).to_string();
         let floor = Rates::of(&floors.bytes);
-        let mut row = |name: &str, rate: f64, cores: [f64; 2], lost: f64| {
+        let mut row = |name: &str, rate: f64, cores: [f64; 2], lost: String| {
             table.row(vec![
                 name.into(),
                 size.clone().into(),
@@ -147,19 +147,19 @@ fn rates(
                 Cell::Number(rate / floor, 3),
                 Cell::Number(cores[0], 2),
                 Cell::Number(cores[1], 2),
-                Cell::Number(lost, 3),
+                lost.into(),
             ]);
         };
         let core = Rates::of(&floors.cores[0]);
-        row("one thread that copies", floor, [core, f64::NAN], f64::NAN);
+        row(
+            "one thread that copies",
+            floor,
+            [core, f64::NAN],
+            String::new(),
+        );
         for (way, rates) in ways.iter().zip(all) {
             let cores = rates.cores.each_ref().map(|cores| Rates::of(cores));
-            row(
-                way.name(),
-                Rates::of(&rates.bytes),
-                cores,
-                Rates::of(&rates.lost),
-            );
+            row(way.name(), Rates::of(&rates.bytes), cores, rates.loss());
         }
     }
     Ok(table)

@@ -3,7 +3,7 @@
 use super::card::Served;
 use super::line::{Bench, Spent};
 use crate::bench::{BenchError, median, rate};
-use daq_core::units::ByteSize;
+use daq_core::units::{ByteSize, counted};
 use std::time::Duration;
 
 /// Bytes of a ring, as far as its slots may be so many.
@@ -104,16 +104,26 @@ pub(super) struct Rates {
     pub(super) bytes: Vec<f64>,
     /// Cores of daq and of the card.
     pub(super) cores: [Vec<f64>; 2],
-    /// Parts of the frames that were lost.
-    pub(super) lost: Vec<f64>,
+    /// Frames lost and expected, over all rounds.
+    pub(super) frames: [u64; 2],
 }
 
 impl Rates {
-    pub(super) fn add(&mut self, (bytes, [daq, card], lost): (f64, [f64; 2], f64)) {
+    pub(super) fn add(&mut self, (bytes, [daq, card], frames): (f64, [f64; 2], [u64; 2])) {
         self.bytes.push(bytes);
         self.cores[0].push(daq);
         self.cores[1].push(card);
-        self.lost.push(lost);
+        self.frames = [self.frames[0] + frames[0], self.frames[1] + frames[1]];
+    }
+
+    /// The frames lost, as a ledger reports them; empty where none were expected.
+    pub(super) fn loss(&self) -> String {
+        let [lost, expected] = self.frames;
+        match (lost, expected) {
+            (_, 0) => String::new(),
+            (0, _) => format!("no loss in {}", counted(expected, "frame")),
+            _ => format!("lost {lost} of {}", counted(expected, "frame")),
+        }
     }
 
     /// The median of some figures; not a number without any.
@@ -126,14 +136,14 @@ impl Rates {
 }
 
 impl Bench {
-    /// Runs one way, to a GPU at a pace where it is one of these, for `window`: bytes a second, cores, the part of the frames that were lost.
+    /// Runs one way, to a GPU at a pace where it is one of these, for `window`: bytes a second, cores, frames lost and expected.
     pub(super) fn rate(
         &self,
         way: Way,
         frame: usize,
         (gpu, pace): (u32, f64),
         window: Duration,
-    ) -> Result<(f64, [f64; 2], f64), BenchError> {
+    ) -> Result<(f64, [f64; 2], [u64; 2]), BenchError> {
         let served = match way {
             Way::Served => Some(Served::start(&self.scratch.path().join("card.sock"))?),
             _ => None,
@@ -160,7 +170,7 @@ impl Bench {
                 ByteSize(frame as u64)
             )));
         }
-        Ok((bytes, cores, lost as f64 / source.expected.max(1) as f64))
+        Ok((bytes, cores, [lost, source.expected]))
     }
 }
 
@@ -192,8 +202,19 @@ mod tests {
     fn frames_go_into_a_host_ring_and_none_is_lost() {
         let bench = bench();
         let window = Duration::from_millis(5);
-        let (bytes, _, lost) = bench.rate(Way::Host, 64 << 10, (0, 0.0), window).unwrap();
-        assert!(bytes > 0.0 && lost == 0.0, "{bytes} {lost}");
+        let figures = bench.rate(Way::Host, 64 << 10, (0, 0.0), window).unwrap();
+        let (bytes, _, [lost, expected]) = figures;
+        assert!(bytes > 0.0 && lost == 0 && expected > 0, "{figures:?}");
+        let mut rates = Rates::default();
+        assert_eq!(rates.loss(), "");
+        rates.add(figures);
+        assert_eq!(
+            rates.loss(),
+            format!("no loss in {}", counted(expected, "frame"))
+        );
+        rates.add((1.0, [1.0; 2], [2, 4]));
+        let expected = expected + 4;
+        assert_eq!(rates.loss(), format!("lost 2 of {expected} frames"));
         let (copied, _) = floor(64 << 10, window).unwrap();
         assert!(copied > 0.0, "{copied}");
     }
