@@ -2,26 +2,8 @@
 //!
 //! Follows the [SigMF specification](https://sigmf.org) 1.2: a recording is a data file of nothing but samples and a JSON
 //! file with three parts, `global`, `captures` (where a contiguous run of samples starts) and `annotations`. What SigMF has
-//! no field for stands in the namespace `daq`, declared as an optional extension:
-//!
-//! | key | where | meaning |
-//! |---|---|---|
-//! | `daq:bytes` | global | bytes of the data file |
-//! | `daq:frames` | global | frames in the data file |
-//! | `daq:frame_bytes` | global | bytes of a whole frame |
-//! | `daq:places` | global | packets that make up a frame; 0 where there is no such thing |
-//! | `daq:segment` | global | number of this file in its recording |
-//! | `daq:source` | global | the ring it was written from |
-//! | `daq:missing_samples` | global | samples that never arrived and are filled |
-//! | `daq:missing_frames` | global | frames that never arrived and are not in the file |
-//! | `daq:channels`, `daq:points`, `daq:order`, `daq:axis` | global | the frame's shape, where it is not interleaved samples over time |
-//! | `daq:frame_rate` | global | frames a second, where the frame's shape is given and the rate is known |
-//! | `daq:sequence`, `daq:epoch` | capture | number of its first frame, and of the counting that number belongs to |
-//! | `daq:clock`, `daq:time_ns` | capture | who told the time of its first frame, and that clock's nanoseconds |
-//! | `daq:frames` | capture | frames in it |
-//! | `daq:missing_frames` | capture, annotation | frames missing before this sample |
-//! | `daq:cause` | annotation | why samples are missing, where that is known |
-//! | `daq:merged` | annotation | spans that one annotation stands for |
+//! no field for stands in the namespace `daq`, declared as an optional extension: its keys are explained
+//! at the sink `file` in `configs/reference/config.md`.
 //!
 //! A sample is one point of every channel: `core:sample_start` 5 of a recording with 2 channels of `ci16_le` is byte 40.
 

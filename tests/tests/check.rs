@@ -299,3 +299,73 @@ fn the_examples_compile() {
         assert!(!output.contains("compiled"), "{}: {output}", path.display());
     }
 }
+
+#[test]
+fn what_run_refuses_is_refused_by_check() {
+    let sink = "[sink.disk]\ndriver = \"file\"\ninput = \"raw\"\n";
+    let name = "n".repeat(256);
+    let daq = Daq::new(&format!("{SOURCE}{sink}path = \"out/{name}\"\n"));
+    for arguments in [&[][..], &["--no-hardware"]] {
+        let output = errors(&daq, arguments);
+        assert!(output.contains("256 bytes; at most 255"), "{output}");
+    }
+    let daq = Daq::new(&format!("{SOURCE}{sink}path = \"daq.toml\"\n"));
+    let output = errors(&daq, &[]);
+    assert!(output.contains("is a file, not a directory"), "{output}");
+    let outcome = daq.run(&["--for", "10 ms"]);
+    assert!(
+        outcome.stderr.contains("move that file away"),
+        "{}",
+        outcome.stderr
+    );
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = port.local_addr().unwrap();
+    let daq = Daq::new(&format!(
+        "{SOURCE}[sink.drop]\ndriver = \"null\"\ninput = \"raw\"\n[http]\nlisten = \"{address}\"\n"
+    ));
+    for code in [
+        daq.cli(&["check", "daq.toml"]),
+        daq.cli(&["run", "daq.toml"]),
+    ] {
+        assert_eq!(code.code, 69, "{}", code.stderr);
+        assert!(
+            code.stderr.contains("another program has this port"),
+            "{}",
+            code.stderr
+        );
+    }
+    let output = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok().stdout;
+    assert!(
+        output.contains(&format!("[http]: whether TCP {address} is free")),
+        "{output}"
+    );
+    drop(port);
+    let _ = daq.cli(&["check", "daq.toml"]).ok();
+}
+
+#[test]
+fn kernels_that_need_full_slots_of_learned_heaps_are_warned_of() {
+    let text = |format: &str| {
+        format!(
+            "[source.adc]\ndriver = \"udp\"\nlisten = \"127.0.0.1:4950\"\nring = \"raw\"\n\
+             format = {{ kind = \"spead\"{format} }}\n[ring.raw]\nslots = 32\n\
+             [kernel.level]\nuse = \"stats\"\ninput = \"raw\"\noutput = \"made\"\n{SINK}"
+        )
+    };
+    let warning = "kernel `level` needs frames of 1 MiB";
+    let daq = Daq::new(&text(""));
+    let done = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();
+    assert!(done.stderr.contains(warning), "{}", done.stderr);
+    assert!(
+        done.stderr.contains("`heap` in [source.adc.format]"),
+        "{}",
+        done.stderr
+    );
+    let plan = daq.cli(&["plan", "--no-hardware", "daq.toml"]).ok();
+    assert!(plan.stderr.contains(warning), "{}", plan.stderr);
+    let frames = "frames   int8, 1 channel × up to 1048576 samples";
+    assert!(plan.stdout.contains(frames), "{}", plan.stdout);
+    let daq = Daq::new(&text(", heap = \"1 MiB\""));
+    let plan = daq.cli(&["plan", "--no-hardware", "daq.toml"]).ok();
+    assert!(!plan.stderr.contains(warning) && !plan.stdout.contains("× up to"));
+}

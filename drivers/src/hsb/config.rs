@@ -99,6 +99,8 @@ pub struct HsbConfig {
     pub core: Option<usize>,
     /// Frames open at a time, so how far packets may come out of order, and for how many frames one with a gap is kept; at
     /// least 1.
+    /// A frame that lacks packets is published when a packet of a frame `window` frames later arrives, or when the source
+    /// ends, and never because of time: while the sender is silent, it stays `pending`, and so do complete frames behind it.
     #[serde(default = "window")]
     pub window: usize,
     /// Packets beyond twice the window that may be missing in a row: a longer gap is no loss but a count that begins anew,

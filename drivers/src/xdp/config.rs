@@ -151,6 +151,8 @@ pub struct XdpConfig {
     /// receive batches of each thread, at least 8, as far as the ring has slots: `daq plan` prints the number and the reason.
     /// Where SPEAD sizes are learned, it is computed for the most packets that a slot may hold, not for those of the heaps: set
     /// `window` if `late` grows.
+    /// A frame that lacks packets is published when a packet of a frame `window` frames later arrives, or when the source
+    /// ends, and never because of time: while the sender is silent, it stays `pending`, and so do complete frames behind it.
     pub window: Option<usize>,
     /// Packets beyond twice the window that may be missing in a row: a longer gap, or a step back, is no loss but a count
     /// that begins anew, an epoch.

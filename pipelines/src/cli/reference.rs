@@ -195,7 +195,16 @@ fn group<S: ?Sized>(
         );
         keys(text, "", schema, definitions);
         let _ = writeln!(text, "\n```toml\n{}\n```", entry.example.trim());
+        if let Some(notes) = notes(&(entry.schema)().to_value()) {
+            let _ = writeln!(text, "\n{notes}");
+        }
     }
+}
+
+/// What the documentation of an entry's keys says behind its first paragraph.
+fn notes(schema: &Value) -> Option<String> {
+    let (_, notes) = schema.get("description")?.as_str()?.split_once("\n\n")?;
+    Some(notes.trim().to_owned())
 }
 
 /// A table of the keys of `schema`; keys of inner tables follow with their path.
@@ -343,6 +352,25 @@ mod tests {
                 committed == text,
                 "{file} is stale: run the tests once with DAQ_UPDATE=1"
             );
+        }
+    }
+
+    #[test]
+    fn every_key_of_the_metadata_of_files_is_explained() {
+        let text = page(Page::Config);
+        let code = include_str!("../../../daq-core/src/sigmf.rs");
+        let keys: Vec<_> = code
+            .lines()
+            .filter_map(|line| {
+                line.trim()
+                    .strip_prefix("#[serde(rename = \"daq:")?
+                    .split('"')
+                    .next()
+            })
+            .collect();
+        assert!(keys.len() > 15, "{keys:?}");
+        for key in keys {
+            assert!(text.contains(&format!("`daq:{key}`")), "daq:{key}");
         }
     }
 
