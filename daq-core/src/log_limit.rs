@@ -10,7 +10,7 @@ const INTERVAL_MS: u64 = 5000;
 
 /// Limits how often one kind of message is logged: the first at once, then at most one every 5 s.
 ///
-/// Every message that the network, a client or a peer can cause goes through one, so that nobody outside can fill
+/// Every message that the network, a client or a peer can cause goes through one, so that no other host or client can fill
 /// the log. It takes no lock.
 ///
 /// ```

@@ -151,16 +151,16 @@ impl RdmaConfig {
     /// What cannot be, each with what helps.
     fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
-        let mut tell = |key: &str, message: String, help: &str| {
+        let mut report = |key: &str, message: String, help: &str| {
             found.push(Problem::at(key, message).help(help));
         };
         let nics = self.nics.all();
         let rails = nics.len().saturating_mul(self.queues);
         if nics.is_empty() {
             let help = "name one, as in [\"mlx5_0\"]; `rdma link` lists them";
-            tell("nics", "no card receives".to_owned(), help);
+            report("nics", "no card receives".to_owned(), help);
         } else if rails == 0 || rails > MAX_RAILS {
-            tell(
+            report(
                 "queues",
                 format!("{rails} queues in all are not from 1 to {MAX_RAILS}"),
                 "try 1",
@@ -168,28 +168,28 @@ impl RdmaConfig {
         }
         if self.nics.is_mixed() {
             let message = "`auto` beside other cards".to_owned();
-            tell("nics", message, "write nics = \"auto\" alone, or name each");
+            report("nics", message, "write nics = \"auto\" alone, or name each");
         }
         let softwares = nics.iter().filter(|nic| nics::is_software(nic)).count();
         if softwares > 0 && softwares < nics.len() {
             let help = "name only the ones or only the others";
-            tell(
+            report(
                 "nics",
                 "cards and software beside each other".to_owned(),
                 help,
             );
         }
         if let Some((key, message, help)) = self.connection.problem(self.nics.all(), self.service) {
-            tell(key, message.to_owned(), help);
+            report(key, message.to_owned(), help);
         }
         if let Some((message, help)) = self.mode.problem(self.service, rails) {
-            tell("service", message.to_owned(), help);
+            report("service", message.to_owned(), help);
         }
         if self.places > MAX_PLACES {
             let message = format!("{} places; a frame has {MAX_PLACES} at most", self.places);
-            tell("places", message, "as many as the sink's ring has");
+            report("places", message, "as many as the sink's ring has");
         } else if self.places == 0 {
-            tell(
+            report(
                 "places",
                 "a frame of no places".to_owned(),
                 "without packets it has 1",
@@ -200,11 +200,11 @@ impl RdmaConfig {
             .problem(self.connection == Connection::Tcp)
         {
             // Not at `token`: the line with the secret must not be printed.
-            tell("token_file", message.to_owned(), help);
+            report("token_file", message.to_owned(), help);
         }
         if self.cores.len() > 1 {
             let message = format!("{} cores for one thread", self.cores.len());
-            tell("cores", message, "give one core");
+            report("cores", message, "give one core");
         }
         found.extend(sender::problems(self.from.as_ref(), &[self.listen]));
         found

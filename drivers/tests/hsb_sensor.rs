@@ -61,7 +61,7 @@ fn run(options: &Options, more: &str, expected: u64) -> (Vec<Frame>, Rig, Counts
     }
     let frames = rig.read();
     let counts = board.stop();
-    assert_eq!(counts.told, Vec::<String>::new());
+    assert_eq!(counts.mistakes, Vec::<String>::new());
     assert_eq!(
         (counts.order_errors, counts.overlapped, counts.refused),
         (0, 0, 0)
@@ -242,7 +242,7 @@ fn restarted_board_is_armed_again_and_begins_an_epoch() {
         check(&[(number, 0, bytes, present)]);
     }
     let counts = board.stop();
-    assert_eq!(counts.told, Vec::<String>::new());
+    assert_eq!(counts.mistakes, Vec::<String>::new());
     assert_eq!((counts.reboots, counts.overlapped), (1, 0));
     assert_eq!((counts.sensors[0].arms, counts.sensors[0].disarms), (2, 2));
 }
@@ -288,7 +288,7 @@ fn dead_sensor_does_not_end_the_others() {
     let arms: Vec<_> = counts.sensors.iter().map(|sensor| sensor.arms).collect();
     assert_eq!(arms, [1, 1, 1]);
     assert!(counts.refused > 0, "requests for sensor 7");
-    assert_eq!(counts.order_errors, 0, "{:?}", counts.told);
+    assert_eq!(counts.order_errors, 0, "{:?}", counts.mistakes);
 }
 
 /// Not a test of its own, but a figure: run it with `--ignored --nocapture`.

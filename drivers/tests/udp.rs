@@ -599,10 +599,10 @@ fn frames_carry_the_time_of_the_kernel_or_of_the_sensor() {
     assert_eq!((time.ns, time.clock.name()), (1_000_008_000, "sensor-utc"));
 }
 
-/// With a sample rate the time of the first packet that came tells the time of the first that should have.
+/// With a sample rate, the time of the first packet that arrived gives the time of the first missing one.
 #[test]
-fn a_frame_without_its_first_packets_is_told_when_it_began() {
-    for (rate, told) in [
+fn a_frame_without_its_first_packets_has_the_time_of_its_start() {
+    for (rate, expected) in [
         ("", 1_000_300),
         ("samples = { rate = \"1 GHz\" }", 1_000_000),
     ] {
@@ -633,7 +633,11 @@ fn a_frame_without_its_first_packets_is_told_when_it_began() {
         deliver(&mut rig, port, &packets, true);
         rig.windows[0].finish();
         let time = rig.reader.poll(1).unwrap().frame(0).meta().timestamp;
-        assert_eq!((time.ns, time.clock.name()), (told, "sensor-utc"), "{rate}");
+        assert_eq!(
+            (time.ns, time.clock.name()),
+            (expected, "sensor-utc"),
+            "{rate}"
+        );
     }
 }
 

@@ -198,7 +198,7 @@ fn is_shown(c: char) -> bool {
 /// Goes to a listener.
 pub trait Dialler: Send {
     /// Gives up where `is_over` is true before the last word that connects: then nobody wants the connection any more.
-    fn heed(&mut self, is_over: Arc<AtomicBool>) {
+    fn cancel_with(&mut self, is_over: Arc<AtomicBool>) {
         drop(is_over);
     }
 

@@ -51,8 +51,8 @@ fn every_check_of_a_card_of_software_holds() {
         assert_eq!(outcome, "skipped", "{report:#}");
         assert!(why.contains("no GPU"), "{why}");
     }
-    let (_, told) = outcome(&report, "stream-host");
-    assert!(told.contains("no loss in "), "{told}");
+    let (_, text) = outcome(&report, "stream-host");
+    assert!(text.contains("no loss in "), "{text}");
     assert_eq!(report["failed"], 0, "{report:#}");
     assert!(!report["findings"].as_array().unwrap().is_empty());
 }

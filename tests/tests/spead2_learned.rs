@@ -124,29 +124,29 @@ fn run_with(
 
 fn check(daq: &Daq, outcome: &Outcome, stream: &Stream, sink: &str, source: &str, out: &str) {
     let n = |key: &str| outcome.count(&format!("sources.{source}.{key}"));
-    let told = format!("{}:\n{:#}\n{}", stream.name, outcome.report, outcome.stderr);
+    let message = format!("{}:\n{:#}\n{}", stream.name, outcome.report, outcome.stderr);
     let sent = std::fs::read(daq.path(stream.name)).unwrap();
-    assert_eq!(sent.len(), stream.heaps * stream.heap, "{told}");
+    assert_eq!(sent.len(), stream.heaps * stream.heap, "{message}");
     assert_eq!(
         (n("rejected"), n("duplicates"), n("epochs")),
         (0, 0, 1),
-        "{told}"
+        "{message}"
     );
-    assert_eq!(n("expected"), n("delivered"), "{told}");
+    assert_eq!(n("expected"), n("delivered"), "{message}");
     assert_eq!(
         outcome.report["sources"][source]["lost"],
         json!({}),
-        "{told}"
+        "{message}"
     );
-    assert_eq!(n("bytes"), sent.len() as u64, "{told}");
+    assert_eq!(n("bytes"), sent.len() as u64, "{message}");
     let file = network::Recording::read(&daq.path(out), sink);
-    assert!(file.data == sent, "other bytes in the file of {told}");
-    assert_eq!(file.missing, [0..0; 0], "{told}");
+    assert!(file.data == sent, "other bytes in the file of {message}");
+    assert_eq!(file.missing, [0..0; 0], "{message}");
     let learned = format!("source {source}: learned heap = ");
     let line = outcome.stderr.lines().find(|line| line.contains(&learned));
     assert!(
         line.is_some_and(|line| line.contains(stream.learned)),
-        "{told}"
+        "{message}"
     );
 }
 

@@ -217,11 +217,11 @@ fn one_sided_and_detrended_spectra_are_those_of_scipy() {
         keys["size"] = json!(size);
         keys["rate"] = json!(1e6);
         keys["kernels"] = json!(all);
-        let told = python.run(
+        let output = python.run(
             &format!("{READ}{WELCH}"),
             &[keys.to_string(), daq.path("").display().to_string()],
         );
-        assert_eq!(told.lines().count(), kernels.len(), "{told}");
+        assert_eq!(output.lines().count(), kernels.len(), "{output}");
     }
 }
 

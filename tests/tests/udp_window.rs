@@ -21,7 +21,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Sends the packets `numbers`, each to the next socket, and returns their payload; `run` tells runs apart.
+    /// Sends the packets `numbers`, each to the next socket, and returns their payload; `run` distinguishes runs.
     fn send(&mut self, run: u64, numbers: std::ops::Range<u64>) -> Vec<u8> {
         let mut sent = Vec::new();
         let count = self.flows.len() as u64;

@@ -43,22 +43,22 @@ fn check(frame: &Frame<'_>) -> u64 {
     sequence
 }
 
-/// An event that is done when it is told.
+/// An event that is done when it is event.
 #[derive(Default)]
-struct Told(AtomicBool);
+struct TestEvent(AtomicBool);
 
-impl Told {
-    fn tell(&self) {
+impl TestEvent {
+    fn signal(&self) {
         self.0.store(true, std::sync::atomic::Ordering::Release);
     }
 
     fn new() -> (std::sync::Arc<Self>, Completion) {
-        let told = std::sync::Arc::new(Self::default());
-        (told.clone(), Completion::Event(told))
+        let event = std::sync::Arc::new(Self::default());
+        (event.clone(), Completion::Event(event))
     }
 }
 
-impl Event for Told {
+impl Event for TestEvent {
     fn is_done(&self) -> bool {
         self.0.load(std::sync::atomic::Ordering::Acquire)
     }
@@ -72,8 +72,8 @@ fn leases_retire_in_order_when_their_events_are_done() {
     for sequence in 0..4 {
         assert!(make(&mut producer, sequence));
     }
-    let (first, first_done) = Told::new();
-    let (second, second_done) = Told::new();
+    let (first, first_done) = TestEvent::new();
+    let (second, second_done) = TestEvent::new();
     let credits = Credits::pretend(1, 1);
     reader.poll(1).unwrap().retire(first_done);
     reader.poll(1).unwrap().retire(second_done);
@@ -84,9 +84,9 @@ fn leases_retire_in_order_when_their_events_are_done() {
     drop(reader.poll(1).unwrap());
     assert_eq!((reader.held(), ledger.read.get()), (4, 0));
     assert!(!make(&mut producer, 4), "every slot is held");
-    second.tell();
+    second.signal();
     reader.reap(|_| panic!("the first lease is not done"));
-    first.tell();
+    first.signal();
     let mut retired = 0;
     reader.reap(|frames| retired += frames);
     assert_eq!((retired, reader.held(), ledger.read.get()), (2, 2, 2));
@@ -101,12 +101,12 @@ fn a_reader_waits_for_what_is_in_flight() {
     let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
     assert!(!reader.wait_in_flight(Wait::Event, FOREVER), "nothing is");
     make(&mut producer, 0);
-    let (told, done) = Told::new();
+    let (event, done) = TestEvent::new();
     reader.poll(1).unwrap().retire(done);
     // A ring that is closed is not over while a device reads it: waiting must not spin.
     drop(producer);
     assert!(!reader.wait_in_flight(Wait::Adaptive, Duration::from_millis(1)));
-    let teller = std::thread::spawn(move || told.tell());
+    let teller = std::thread::spawn(move || event.signal());
     assert!(!reader.wait(Wait::Event, FOREVER), "no frame is ready");
     let mut reaped = 0;
     reader.reap(|frames| reaped += frames);
@@ -123,14 +123,14 @@ fn what_is_discarded_behind_work_in_flight_is_free_after_it() {
     for sequence in 0..4 {
         make(&mut producer, sequence);
     }
-    let (told, done) = Told::new();
+    let (event, done) = TestEvent::new();
     reader.poll(1).unwrap().retire(done);
     assert_eq!(reader.discard_pending(), 3);
     assert!(
         !make(&mut producer, 4),
         "a device still reads the oldest slot"
     );
-    told.tell();
+    event.signal();
     reader.reap(|_| {});
     assert!(make(&mut producer, 5));
     assert_eq!((ledger.read.get(), ledger.discarded.get()), (1, 3));
@@ -142,11 +142,11 @@ fn a_copy_in_flight_is_not_written_again() {
     let mut reader = ring.attach(false, 1, ReaderLedger::default()).unwrap();
     make(&mut producer, 0);
     make(&mut producer, 1);
-    let (told, done) = Told::new();
+    let (event, done) = TestEvent::new();
     reader.poll(1).unwrap().retire(done);
     assert!(reader.poll(1).is_none());
     assert!(!reader.wait(Wait::Event, Duration::from_millis(1)));
-    told.tell();
+    event.signal();
     reader.reap(|_| {});
     assert!(reader.wait(Wait::Event, FOREVER));
     assert_eq!(check(&reader.poll(1).unwrap().frame(0)), 1);
@@ -157,12 +157,12 @@ fn a_reader_that_leaves_waits_for_the_device() {
     let (ring, mut producer, _) = ring(2, true);
     let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
     make(&mut producer, 0);
-    let (told, done) = Told::new();
+    let (event, done) = TestEvent::new();
     reader.poll(1).unwrap().retire(done);
     let leaver = std::thread::spawn(move || reader.part(FOREVER));
     make(&mut producer, 1);
     assert!(!make(&mut producer, 2), "the device is not done");
-    told.tell();
+    event.signal();
     assert!(leaver.join().unwrap());
     assert!(make(&mut producer, 3));
 }
@@ -293,9 +293,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// What a device is told to read, until it is done.
+/// What a device is event to read, until it is done.
 struct Work {
-    told: std::sync::Arc<Told>,
+    event: std::sync::Arc<TestEvent>,
     /// Addresses of frames and the sequence numbers that must be there to the end.
     reads: Vec<(*const u8, u64)>,
 }
@@ -316,7 +316,7 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        self.told.tell();
+        self.event.signal();
     }
 }
 
@@ -363,8 +363,8 @@ proptest! {
                     if let Some(lease) = readers[i].poll(max) {
                         last[i] = lease.iter().map(|frame| Some(check(&frame))).max().unwrap();
                         let reads = lease.iter().map(|frame| (frame.address(), check(&frame))).collect();
-                        let (told, done) = Told::new();
-                        work[i].push_back(Work { told, reads });
+                        let (event, done) = TestEvent::new();
+                        work[i].push_back(Work { event, reads });
                         lease.retire(done);
                         was_held = true;
                     }
@@ -466,7 +466,7 @@ fn incomplete_frames_are_dropped_and_counted() {
             (report.read, report.dropped_incomplete)
         };
         let is_copy = !holdable;
-        let (told, done) = Told::new();
+        let (event, done) = TestEvent::new();
         let first = reader.poll(8).unwrap();
         assert_eq!((first.len(), check(&first.frame(0))), (1, 0));
         first.retire(if is_copy { Completion::Immediate } else { done });
@@ -479,7 +479,7 @@ fn incomplete_frames_are_dropped_and_counted() {
         );
         drop(second);
         assert_eq!(report().0 > 0, is_copy);
-        told.tell();
+        event.signal();
         let mut ended = 0;
         reader.reap(|frames| ended += frames);
         assert_eq!(ended, if is_copy { 0 } else { 4 });

@@ -271,21 +271,21 @@ impl HsbConfig {
 
     fn socket_problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
-        let mut tell = |key: &str, message: String, help: &str| {
+        let mut report = |key: &str, message: String, help: &str| {
             found.push(Problem::at(key, message).help(help));
         };
         match self.listen {
-            None => tell(
+            None => report(
                 "listen",
                 "no address to receive on".into(),
                 "give an IPv4 address of this machine and a port, such as \"192.168.0.101:4791\"",
             ),
-            Some(listen) if !listen.is_ipv4() || listen.ip().is_multicast() => tell(
+            Some(listen) if !listen.is_ipv4() || listen.ip().is_multicast() => report(
                 "listen",
                 format!("{listen} is no address that a sensor can send to"),
                 "give an IPv4 address of this machine and a port, such as \"192.168.0.101:4791\"",
             ),
-            Some(listen) if listen.port() == 0 && self.control => tell(
+            Some(listen) if listen.port() == 0 && self.control => report(
                 "listen",
                 "no port".into(),
                 "give the port that the sensor is to send to, such as 4791",
@@ -293,15 +293,15 @@ impl HsbConfig {
             Some(_) => {}
         }
         found.extend(sender::problems(self.from.as_ref(), self.listen.as_slice()));
-        let mut tell = |key: &str, message: String, help: &str| {
+        let mut report = |key: &str, message: String, help: &str| {
             found.push(Problem::at(key, message).help(help));
         };
         let left = "leave it out, or write mode = \"queue-pair\"";
         if self.nics.is_some() {
-            tell("nics", "a socket goes through any card".into(), left);
+            report("nics", "a socket goes through any card".into(), left);
         }
         if self.path != Wish::Auto {
-            tell(
+            report(
                 "path",
                 "a socket's frames go through host memory".into(),
                 left,
@@ -309,24 +309,24 @@ impl HsbConfig {
         }
         if self.relaxed_ordering {
             let message = "no card writes what a socket receives".into();
-            tell("relaxed_ordering", message, left);
+            report("relaxed_ordering", message, left);
         }
         found
     }
 
     fn queue_pair_problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
-        let mut tell = |key: &str, message: &str, help: &str| {
+        let mut report = |key: &str, message: &str, help: &str| {
             found.push(Problem::at(key, message.to_owned()).help(help));
         };
         match self.nics.as_ref().map_or(&[][..], Names::all) {
             [nic] if !nic.is_empty() => {}
-            [] | [_] => tell(
+            [] | [_] => report(
                 "nics",
                 "no card for the queue pair",
                 "name one, as in nics = [\"mlx5_0\"]; `rdma link` lists them",
             ),
-            _ => tell(
+            _ => report(
                 "nics",
                 "several cards for one sensor, which sends to one address",
                 "name one; each sensor of a device may have another",
@@ -334,7 +334,7 @@ impl HsbConfig {
         }
         if !self.control {
             let help = "leave it out: the card chooses the queue pair's number and key, and the sensor must be told them";
-            tell(
+            report(
                 "control",
                 "nobody else can arm a sensor for a queue pair",
                 help,
@@ -342,28 +342,28 @@ impl HsbConfig {
         }
         let left = "leave it out";
         if self.listen.is_some() {
-            tell("listen", "a queue pair has the address of its card", left);
+            report("listen", "a queue pair has the address of its card", left);
         }
         if self.queue_pair.is_some() {
-            tell("queue_pair", "the card chooses the number", left);
+            report("queue_pair", "the card chooses the number", left);
         }
         if self.rkey.is_some() {
-            tell("rkey", "the card chooses the key", left);
+            report("rkey", "the card chooses the key", left);
         }
         if self.from.is_some() {
             let message = "a queue pair accepts no packets but those with its number and key";
-            tell("from", message, left);
+            report("from", message, left);
         }
         if self.base != 0 {
-            tell("base", "the card says where its memory begins", left);
+            report("base", "the card says where its memory begins", left);
         }
         if self.stride.is_some() {
             let help = "leave it out; `slot` of the ring is what it follows from";
-            tell("stride", "the pages are as far apart as slots", help);
+            report("stride", "the pages are as far apart as slots", help);
         }
         if self.pages.is_some() {
             let help = "leave it out; `slots` of the ring says how many";
-            tell("pages", "the pages are slots", help);
+            report("pages", "the pages are slots", help);
         }
         let is_usual = [
             (
@@ -376,12 +376,12 @@ impl HsbConfig {
             ("agree", self.agree == frames::usual_agree()),
         ];
         for (key, _) in is_usual.iter().filter(|(_, is_usual)| !is_usual) {
-            tell(key, "it says nothing of a queue pair", left);
+            report(key, "it says nothing of a queue pair", left);
         }
         let last = bytes(self.frame) % bytes(self.packet).max(1);
         if (1..MARK).contains(&last) {
             let help = "choose another `packet`";
-            tell(
+            report(
                 "frame",
                 "its last packet has fewer than 8 bytes, too few to tell whether it came",
                 help,

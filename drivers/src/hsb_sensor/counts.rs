@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many sentences about a host's mistakes are kept.
-const MOST_TOLD: usize = 16;
+const MAX_MISTAKES: usize = 16;
 
 /// What a board has seen and done.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -31,7 +31,7 @@ pub struct Counts {
     /// Registers of a sensor that were written while it was armed; each is an order error as well.
     pub changed_while_armed: u64,
     /// The first of the mistakes, in words.
-    pub told: Vec<String>,
+    pub mistakes: Vec<String>,
     /// Each sensor.
     pub sensors: Vec<SensorCounts>,
 }
@@ -118,8 +118,8 @@ impl Shared {
     pub(super) fn mistake(&self, what: String) {
         let mut counts = self.lock();
         counts.order_errors += 1;
-        if counts.told.len() < MOST_TOLD {
-            counts.told.push(what);
+        if counts.mistakes.len() < MAX_MISTAKES {
+            counts.mistakes.push(what);
         }
     }
 }

@@ -179,7 +179,7 @@ fn latencies(
                 match bench.trips(trip, frame, device.ordinal(), args.trips) {
                     Ok((times, cores)) => {
                         figures.add(&times);
-                        rates.add((f64::NAN, cores, f64::NAN));
+                        rates.add((f64::NAN, cores, [0; 2]));
                     }
                     Err(error) => {
                         let way = format!("latency, {}", trip.name());

@@ -197,7 +197,7 @@ fn render(counts: &Counts) -> String {
         );
     }
     let _ = writeln!(text, "{order_errors} mistakes of the host");
-    for mistake in &counts.told {
+    for mistake in &counts.mistakes {
         let _ = writeln!(text, "  {mistake}");
     }
     text

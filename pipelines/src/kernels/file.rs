@@ -235,7 +235,7 @@ impl FileKernel {
     ) -> Result<Vec<u8>, KernelError> {
         let unit = self.unit(text, directory, entry);
         unit.compile(compiler, target).map_err(|error| match error {
-            CompileError::Refused { log } => KernelError::Refused(message::told(&unit, &log)),
+            CompileError::Refused { log } => KernelError::Refused(message::compile_error(&unit, &log)),
             CompileError::NoCompiler { .. } => no_compiler(&self.file, &error),
             CompileError::Failed { .. } => KernelError::Unavailable(format!(
                 "{} cannot be compiled for {target}: {error}; compile it with nvcc to a .cubin or .ptx file, or look \

@@ -129,7 +129,7 @@ const OPAQUE: &[&str] = &[
 const FROM_LIBC: &str =
     "_*pthread_.*|__atomic_wide_counter.*|sockaddr.*|sa_family_t|in_addr.*|in6_addr.*|in_port_t";
 
-/// Tells bindgen that structures of `libc` can be copied, so that unions of these can.
+/// Declares to bindgen that structures of `libc` can be copied, so that unions of these can.
 #[derive(Debug)]
 struct Libc;
 

@@ -234,8 +234,8 @@ impl WithToken {
 }
 
 impl Dialler for WithToken {
-    fn heed(&mut self, is_over: Arc<AtomicBool>) {
-        self.inner.heed(is_over);
+    fn cancel_with(&mut self, is_over: Arc<AtomicBool>) {
+        self.inner.cancel_with(is_over);
     }
 
     fn dial(

@@ -261,7 +261,7 @@ fn fit(nics: &[Arc<dyn Nic>], greetings: &[Vec<u8>], most: usize) -> Result<(), 
 }
 
 impl Dialler for CmDialler {
-    fn heed(&mut self, is_over: Arc<AtomicBool>) {
+    fn cancel_with(&mut self, is_over: Arc<AtomicBool>) {
         self.is_over = Some(is_over);
     }
 

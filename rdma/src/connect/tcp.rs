@@ -201,7 +201,7 @@ fn connect(queues: &mut [Box<dyn Queue>], peer: &Rails) -> Result<(), ConnectErr
 }
 
 impl Dialler for TcpDialler {
-    fn heed(&mut self, is_over: Arc<AtomicBool>) {
+    fn cancel_with(&mut self, is_over: Arc<AtomicBool>) {
         self.is_over = Some(is_over);
     }
 

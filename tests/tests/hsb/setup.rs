@@ -151,7 +151,7 @@ impl Run {
 
 /// Panics unless the host armed and disarmed in the right order, and asked one thing at a time.
 pub fn is_host_correct(counts: &Counts) {
-    assert_eq!(counts.told, Vec::<String>::new());
+    assert_eq!(counts.mistakes, Vec::<String>::new());
     let found = (
         counts.order_errors,
         counts.overlapped,

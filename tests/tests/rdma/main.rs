@@ -267,8 +267,8 @@ fn senders_without_the_token_or_of_another_address_are_refused() {
         let mut here = sender.spawn(&[]);
         live.wait_told("refused a connection from 127.0.0.1:");
         here.wait_told("token: set the `token` of this source");
-        let told = here.stop().stderr;
-        assert!(!told.contains("c0ffee"), "{told}");
+        let log = here.stop().stderr;
+        assert!(!log.contains("c0ffee"), "{log}");
     }
     assert_eq!(
         ledger::count(&live.report(), "sources.link.counts.links"),

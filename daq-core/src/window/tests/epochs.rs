@@ -143,12 +143,12 @@ fn the_first_frame_of_a_new_epoch_has_the_time_of_its_first_packet() {
     }
     bench.window.finish();
     let metas = metas(&mut bench);
-    let told: Vec<_> = metas
+    let frames: Vec<_> = metas
         .iter()
         .map(|meta| (meta.epoch, meta.timestamp.ns, meta.arrived))
         .collect();
     assert_eq!(
-        told,
+        frames,
         [(1, 2_000_000, 4), (2, 1_000_000, 4), (2, 1_004_000, 4)]
     );
 }
@@ -231,7 +231,7 @@ fn packets_of_places_that_were_closed_as_missing_open_no_epoch() {
     assert_eq!(report.lost_total(), 50);
 }
 
-/// A restart whose numbers lie inside of the window is told from repeated packets by the silence before it.
+/// A restart whose numbers lie inside of the window is distinguished from repeated packets by the silence before it.
 #[test]
 fn a_restart_inside_the_window_opens_an_epoch_after_silence() {
     for silent in [false, true] {
@@ -253,8 +253,8 @@ fn a_restart_inside_the_window_opens_an_epoch_after_silence() {
         }
         bench.window.finish();
         let report = bench.report();
-        let told = (report.epochs, report.rejected, report.duplicates);
-        assert_eq!(told, if silent { (2, 0, 0) } else { (1, 20, 20) });
+        let counts = (report.epochs, report.rejected, report.duplicates);
+        assert_eq!(counts, if silent { (2, 0, 0) } else { (1, 20, 20) });
         assert_eq!(report.lost_total(), 0);
     }
 }

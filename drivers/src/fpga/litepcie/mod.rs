@@ -178,10 +178,10 @@ impl Writer {
         let map = match (&config.csr, config.base) {
             (Some(file), _) => {
                 let path = opening.directory.join(file);
-                let told = |why: String| unfit(name, format!("{}: {why}", path.display()));
-                let text = daq_core::file::read(&path).map_err(|error| told(error.to_string()))?;
+                let fail = |why: String| unfit(name, format!("{}: {why}", path.display()));
+                let text = daq_core::file::read(&path).map_err(|error| fail(error.to_string()))?;
                 let text = String::from_utf8_lossy(&text);
-                Map::read(&text, config.channel).map_err(told)?
+                Map::read(&text, config.channel).map_err(fail)?
             }
             (None, None) if config.device == DeviceKey::Inproc("litepcie".to_owned()) => {
                 Map::read(crate::cards::litepcie::CSR, config.channel)

@@ -123,7 +123,7 @@ fn packets_of_senders_that_are_not_allowed_are_dropped() {
                     DROP.cast_unsigned()
                 };
                 assert_eq!(answer(&whole), wanted, "{from:?}, six: {six}");
-                // To another port: none of ours, whoever sends it.
+                // To another port: not redirected, whatever its sender is.
                 let mut other = whole;
                 let port = headers::payload(&other).unwrap().start - 6;
                 other[port] ^= 0xff;

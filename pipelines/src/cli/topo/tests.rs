@@ -139,11 +139,11 @@ fn without_a_device_or_a_gpu_the_plan_alone_is_told() {
 #[test]
 fn all_candidates_are_compared_where_no_file_is_named() {
     let ways = candidates(&recorded(), ByteSize(64 << 20));
-    let told: Vec<_> = ways.iter().map(Way::text).collect();
-    assert_eq!(told.len(), 1);
+    let texts: Vec<_> = ways.iter().map(Way::text).collect();
+    assert_eq!(texts.len(), 1);
     assert!(
-        told[0].starts_with("0000:17:00.0 → cuda:0  direct writes: "),
-        "{told:?}"
+        texts[0].starts_with("0000:17:00.0 → cuda:0  direct writes: "),
+        "{texts:?}"
     );
     let ways = candidates(&recorded(), ByteSize(1 << 40));
     assert!(ways[0].verdict.forbidden, "{ways:?}");

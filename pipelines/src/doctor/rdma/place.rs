@@ -38,7 +38,7 @@ fn placed<'a>(card: &'a Card<'_>, gpu: &'a Gpu) -> Option<&'a PciDevice> {
 /// How far GPUs are: a card that has none on its socket serves none well.
 fn gpus(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
     let topology = &card.machine.topology;
-    let told: Vec<_> = topology
+    let distances: Vec<_> = topology
         .gpus
         .iter()
         .filter_map(|gpu| {
@@ -47,8 +47,11 @@ fn gpus(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
             Some((relation, format!("{distance} to {}", gpu.pci.as_deref()?)))
         })
         .collect();
-    let nearest = told.iter().map(|(relation, _)| *relation).min()?;
-    let read: Vec<_> = told.iter().map(|(_, distance)| distance.as_str()).collect();
+    let nearest = distances.iter().map(|(relation, _)| *relation).min()?;
+    let read: Vec<_> = distances
+        .iter()
+        .map(|(_, distance)| distance.as_str())
+        .collect();
     let read = read.join(", ");
     let finding = in_slot(card)?.finding("way to GPUs", "numa_node");
     Some(match nearest {

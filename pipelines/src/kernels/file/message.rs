@@ -154,7 +154,7 @@ pub(super) fn findings(unit: &Unit<'_>, log: &str) -> Findings {
 }
 
 /// All that is wrong with the user's text, with its lines, as one text.
-pub(super) fn told(unit: &Unit<'_>, log: &str) -> String {
+pub(super) fn compile_error(unit: &Unit<'_>, log: &str) -> String {
     let Findings { text, params } = findings(unit, log);
     let mut sources = SourceMap::default();
     sources.add_file(unit.name, unit.text);

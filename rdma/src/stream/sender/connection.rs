@@ -91,7 +91,7 @@ impl Connector {
         let (done, answers) = mpsc::channel();
         let jitter = terms.stream;
         let is_over = Arc::new(AtomicBool::new(false));
-        terms.dialler.heed(is_over.clone());
+        terms.dialler.cancel_with(is_over.clone());
         let seen = is_over.clone();
         std::thread::Builder::new()
             .name("daq-rdma-dial".to_owned())

@@ -31,6 +31,6 @@ pub fn open(columns: u16, rows: u16) -> (File, File) {
     }
     // SAFETY: the default action is no function of this process. Under nohup, children would ignore the signal.
     unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
-    // SAFETY: both descriptors were just opened and belong to nobody else.
+    // SAFETY: both descriptors were just opened, and nothing else closes them.
     unsafe { (File::from_raw_fd(master), File::from_raw_fd(slave)) }
 }

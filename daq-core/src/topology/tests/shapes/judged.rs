@@ -270,9 +270,12 @@ fn verdict_depends_on_the_direction_below_an_intel_client_processor() {
         assert!(distance.contains("writes only"), "{distance}");
         let write = ask(&text, "0000:02:00.0", PeerAccess::Write);
         assert!(write.direct, "{write:?}");
-        let told = write.warnings.join("; ");
-        assert!(told.contains("every write crosses the processor"), "{told}");
-        assert!(told.contains("Intel client processor"), "{told}");
+        let warnings = write.warnings.join("; ");
+        assert!(
+            warnings.contains("every write crosses the processor"),
+            "{warnings}"
+        );
+        assert!(warnings.contains("Intel client processor"), "{warnings}");
         let read = ask(&text, "0000:02:00.0", PeerAccess::Read);
         assert!(!read.direct && !read.forbidden, "{read:?}");
         assert!(read.reason.contains("does not answer reads"), "{read:?}");

@@ -1,6 +1,6 @@
 //! Logs of compilers of several ages.
 
-use super::super::message::{Message, messages, told};
+use super::super::message::{Message, compile_error, messages};
 use super::super::unit::{Entry, Unit};
 
 const TEXT: &str = "struct Params { float gain; };\n__device__ float f(float a) { return a; }\n\
@@ -62,7 +62,7 @@ fn places_that_a_message_goes_on_with_are_kept() {
         (got[3].file.as_str(), &got[3].also[..]),
         ("", &[("my.cu".to_owned(), 3)][..])
     );
-    let shown = told(&unit(vec!["x"]), log);
+    let shown = compile_error(&unit(vec!["x"]), log);
     assert!(
         shown.contains("static assertion failed (daq.cuh:75)"),
         "{shown}"
@@ -83,7 +83,7 @@ fn errors_are_drawn_over_the_users_lines() {
                my.cu(4): error: identifier \"scale\" is undefined\n\n\
                [daq](4): error: whatever follows from that\n\n3 errors detected in the compilation of \"my.cu\".\n";
     assert_eq!(
-        told(&unit(Vec::new()), log),
+        compile_error(&unit(Vec::new()), log),
         "\
 my.cu has 2 errors
 
@@ -105,7 +105,7 @@ error: identifier \"scale\" is undefined
 fn parameters_that_are_no_members_are_told_in_our_words() {
     let log = "[params] gian(1): error: class \"Params\" has no member \"gian\"\n\n\
                [params] gian(1): error: no instance of function template \"daq::detail::member\" matches\n";
-    let shown = told(&unit(vec!["gian"]), log);
+    let shown = compile_error(&unit(vec!["gian"]), log);
     assert_eq!(
         shown,
         "\
@@ -119,7 +119,7 @@ error: `params.gian`: `struct Params` in my.cu has no member `gian`
 
 #[test]
 fn a_log_of_another_form_is_shown_as_it_is() {
-    let shown = told(&unit(Vec::new()), "the machine is out of paper");
+    let shown = compile_error(&unit(Vec::new()), "the machine is out of paper");
     assert_eq!(
         shown,
         "my.cu does not compile:\nthe machine is out of paper"

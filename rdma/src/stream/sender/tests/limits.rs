@@ -231,9 +231,9 @@ struct Slow {
 }
 
 impl Dialler for Slow {
-    fn heed(&mut self, is_over: Arc<AtomicBool>) {
+    fn cancel_with(&mut self, is_over: Arc<AtomicBool>) {
         self.is_over = is_over.clone();
-        self.inner.heed(is_over);
+        self.inner.cancel_with(is_over);
     }
 
     fn dial(
