@@ -17,9 +17,10 @@
 //!
 //! # Ledger
 //! `expected` runs from the lowest to the highest place seen in each epoch; a place counts once it has arrived, or once its
-//! frame is closed without it. A place is `delivered` when its frame is published with it. What is missing then stays `pending` until the frame has left the window
-//! behind (or the stream has been idle for a second, or has ended), so that a packet that comes late is
-//! counted as `late` and not as a gap; then its cause is settled, and no counter ever goes back.
+//! frame is closed without it. A place is `delivered` when its frame is published with it. What is missing then stays
+//! `pending` until the frame has left the window behind (or the stream has been idle for a second, or has ended), so that
+//! a packet that comes late is counted as `late` and not as a gap; then its cause is settled, and no counter ever goes
+//! back.
 //!
 //! A frame that finds no slot is still followed: what arrives for it is lost to `ring_full`, what does not
 //! to the wire.

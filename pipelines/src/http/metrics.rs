@@ -1,7 +1,8 @@
 //! Ledgers as Prometheus metrics, read when somebody asks and never on the data path.
 
+use super::metric::{Kind, Metric, Read, seconds};
 use super::process::{self, Process};
-use super::table::{Kind, METRICS, Metric, Read, seconds};
+use super::table::METRICS;
 use daq_core::ledger::{Cause, CopyLedger, CopyReport, DeviceReport, EngineReport, Report};
 use daq_core::plan::Dispatch;
 use prometheus::core::{Collector, Desc};

@@ -15,6 +15,7 @@
 mod connections;
 mod health;
 mod host;
+mod metric;
 mod metrics;
 mod process;
 mod reference;
@@ -22,9 +23,10 @@ mod routes;
 mod table;
 
 pub use health::Health;
+pub use metric::{Kind, Metric};
 pub use metrics::{Exposition, Ledgers, ReportFn};
 pub use reference::reference;
-pub use table::{Kind, METRICS, Metric};
+pub use table::METRICS;
 
 use connections::{Bounded, Limits};
 use daq_core::config::Problem;

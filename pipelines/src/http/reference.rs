@@ -1,6 +1,7 @@
 //! The reference page of the metrics, made from their table.
 
-use super::table::{METRICS, Metric};
+use super::metric::Metric;
+use super::table::METRICS;
 use daq_core::ledger::Cause;
 
 /// The reference page, in Markdown.

@@ -1,0 +1,398 @@
+//! The control plane: arming and disarming a sensor of a device that is a model.
+
+use super::*;
+
+/// A device whose registers are memory, and which writes down what is asked of it.
+struct Device {
+    address: SocketAddr,
+    asked: Arc<Mutex<Vec<Asked>>>,
+    registers: Arc<Mutex<BTreeMap<u32, u32>>>,
+}
+
+/// A request: whether it writes, the register, and the word.
+type Asked = (bool, u32, u32);
+
+/// From here on as the facts have it: host interface 0 and virtual port 3.
+const MASK: u32 = 0x0200_030c;
+const PACKET_SIZE: u32 = 0x0200_0304;
+const PORT_3: u32 = 0x10c0;
+
+impl Device {
+    /// With `mask` set and packets of `packet` grains; it refuses to write `refuses`.
+    fn new(mask: u32, packet: u32, refuses: Option<u32>) -> Self {
+        Self::at("127.0.0.1:0".parse().unwrap(), mask, packet, refuses)
+    }
+
+    fn at(address: SocketAddr, mask: u32, packet: u32, refuses: Option<u32>) -> Self {
+        let socket = UdpSocket::bind(address).unwrap();
+        let address = socket.local_addr().unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let notes = asked.clone();
+        let registers = BTreeMap::from([(MASK, mask), (PACKET_SIZE, packet)]);
+        let registers = Arc::new(Mutex::new(registers));
+        let shared = registers.clone();
+        // Ends with the process, as a device does not end with its users.
+        std::thread::spawn(move || {
+            let mut bytes = [0; 64];
+            loop {
+                let (got, from) = socket.recv_from(&mut bytes).unwrap();
+                let reply = &mut bytes[..got];
+                let word = |at: usize| u32::from_be_bytes(reply[at..at + 4].try_into().unwrap());
+                let (writes, address, word) = (reply[0] == 4, word(6), word(10));
+                assert!(got == 14 && (writes || reply[0] == 0x14));
+                let mut registers = shared.lock().unwrap();
+                notes.lock().unwrap().push((writes, address, word));
+                let refused = writes && refuses == Some(address) && word != 0;
+                if writes && !refused {
+                    registers.insert(address, word);
+                }
+                reply[0] |= 0x80;
+                reply[4] = if refused { 3 } else { 0 };
+                let word = registers.get(&address).copied().unwrap_or(0);
+                drop(registers);
+                reply[10..14].copy_from_slice(&word.to_be_bytes());
+                socket.send_to(reply, from).unwrap();
+            }
+        });
+        Self {
+            address,
+            asked,
+            registers,
+        }
+    }
+
+    /// A register's word; 0 where nothing was written.
+    fn register(&self, address: u32) -> u32 {
+        let registers = self.registers.lock().unwrap();
+        registers.get(&address).copied().unwrap_or(0)
+    }
+
+    /// Forgets what was written, as a device that restarts.
+    fn restart(&self) {
+        self.registers.lock().unwrap().clear();
+    }
+
+    /// What was written since the last time.
+    fn written(&self) -> Vec<(u32, u32)> {
+        let asked = std::mem::take(&mut *self.asked.lock().unwrap());
+        let writes = asked.into_iter().filter(|(writes, ..)| *writes);
+        writes.map(|(_, address, word)| (address, word)).collect()
+    }
+
+    /// Writes a register as another host would.
+    fn write(&self, register: u32, word: u32) {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(self.address).unwrap();
+        let mut request = vec![4, 1, 0, 1, 0, 0];
+        request.extend(register.to_be_bytes());
+        request.extend(word.to_be_bytes());
+        socket.send(&request).unwrap();
+        assert_eq!(socket.recv(&mut [0; 64]).unwrap(), 14);
+    }
+
+    fn sensor(&self, listen: SocketAddr, more: &str) -> Rig {
+        let more = format!("device = \"{}\"\n{more}", self.address);
+        let spec = spec(&ENTRY, &text(listen, &more)).unwrap();
+        rig(&*spec, FRAME.next_multiple_of(64), 8).unwrap()
+    }
+}
+
+#[test]
+fn a_sensor_is_armed_in_order_and_disarmed_in_reverse() {
+    let device = Device::new(0b1_1000, 4, None);
+    let listen = free_port();
+    let mut rig = device.sensor(listen, "sensor = 3");
+    assert_eq!(device.written(), []);
+    rig.fillers[0].start().unwrap();
+    let port = [
+        (0x00, 5),
+        (0x04, 9),
+        (0x08, 0x10_0000),
+        (0x0c, 0),
+        (0x10, u32::try_from(STRIDE).unwrap() / 128),
+        (0x14, u32::try_from(PAGES).unwrap() - 1),
+        (0x18, u32::try_from(FRAME).unwrap()),
+        (0x20, 0),
+        (0x24, 0),
+        (0x28, 0x7f00_0001),
+        (0x2c, u32::from(listen.port())),
+    ]
+    .map(|(register, word)| (PORT_3 + register, word));
+    // The vendor's order: packet size and source port before the sensor's registers, the host's port last of them.
+    let mut expected = vec![(MASK, 0b1_0000), (PACKET_SIZE, 4), (0x0200_0308, 12_288)];
+    expected.extend(port);
+    expected.push((MASK, 0b1_1000));
+    assert_eq!(device.written(), expected);
+
+    loopback::stay();
+    let mut sender = Sender::open(listen, false, None).unwrap();
+    send(&mut rig, &mut sender, &SENSOR.frame(0));
+    assert_eq!(rig.report().delivered, PACKETS as u64);
+
+    drop(rig);
+    let mut expected = vec![(MASK, 0b1_0000)];
+    expected.extend(port.iter().rev().map(|(register, _)| (*register, 0)));
+    assert_eq!(device.written(), expected);
+}
+
+#[test]
+fn a_sensor_that_cannot_be_armed_is_left_disarmed_and_tried_again() {
+    let device = Device::new(1, 4, Some(PORT_3 + 0x14));
+    let mut rig = device.sensor(free_port(), "sensor = 3");
+    // It must not end the run, and with it other sources.
+    rig.fillers[0].start().unwrap();
+    let written = device.written();
+    let (begun, undone) = written.split_at(9);
+    assert_eq!(begun[0], (MASK, 1));
+    assert_eq!(begun[8].0, PORT_3 + 0x14);
+    assert_eq!(undone[0], (MASK, 1));
+    // A slow machine may have tried again already.
+    let undone = &undone[..12];
+    wait_for("another try", || !device.written().is_empty());
+    assert!(
+        undone[1..]
+            .iter()
+            .all(|(register, word)| (PORT_3..PORT_3 + 0x30).contains(register) && *word == 0)
+    );
+}
+
+#[test]
+fn sensors_of_a_plane_share_their_packets_size() {
+    let device = Device::new(1, 11, None);
+    let mut rig = device.sensor(free_port(), "sensor = 3");
+    rig.fillers[0].start().unwrap();
+    drop(rig);
+    // The size is left to the sensors that send, and this one does not.
+    assert_eq!(
+        (device.register(PACKET_SIZE), device.register(MASK)),
+        (11, 1)
+    );
+    device.written();
+    // Another plane has a host interface of its own.
+    let mut rig = device.sensor(free_port(), "sensor = 3\nplane = 1");
+    rig.fillers[0].start().unwrap();
+    assert!(device.written().contains(&(0x0201_030c, 0b1000)));
+}
+
+#[test]
+fn a_sensor_that_another_took_over_is_left_to_it() {
+    // Another key; another host with the same key; another port of the same host.
+    for (register, word) in [(0x04, 10), (0x28, 0x7f00_0002), (0x2c, 1)] {
+        let device = Device::new(0, 4, None);
+        let mut rig = device.sensor(free_port(), "sensor = 3");
+        rig.fillers[0].start().unwrap();
+        device.write(PORT_3 + register, word);
+        device.written();
+        drop(rig);
+        assert_eq!(device.written(), [], "{register:#x}");
+    }
+}
+
+#[test]
+fn a_sensor_is_one_sources_however_its_device_is_named() {
+    let device = Device::new(0, 4, None);
+    let more = format!("device = \"{}\"\nsensor = 3", device.address);
+    let build = || {
+        let spec = spec(&ENTRY, &text(free_port(), &more)).unwrap();
+        rig(&*spec, FRAME.next_multiple_of(64), 8)
+    };
+    let first = build().unwrap();
+    let error = build().err().unwrap().to_string();
+    assert!(error.contains("another source has its sensor 3"), "{error}");
+    drop(first);
+    let mut next = build().unwrap();
+    next.fillers[0].start().unwrap();
+    let error = build().err().unwrap().to_string();
+    assert!(error.contains("another source has its sensor 3"), "{error}");
+}
+
+#[test]
+fn nobody_takes_a_sensor_twice() {
+    let parsed = |more: &str| {
+        spec(&ENTRY, &text("127.0.0.1:4791".parse().unwrap(), more))
+            .unwrap()
+            .claims()
+    };
+    let conflict = |one: &str, other: &str| {
+        let (one, other) = (parsed(one), parsed(other));
+        // But for the port, which is the same here.
+        one[1..]
+            .iter()
+            .any(|one| other[1..].iter().any(|other| one.conflicts(other)))
+    };
+    assert!(conflict(
+        "device = \"192.168.0.2\"",
+        "device = \"192.168.0.2:8192\"\nplane = 1"
+    ));
+    assert!(!conflict(
+        "device = \"192.168.0.2\"",
+        "device = \"192.168.0.2\"\nsensor = 1"
+    ));
+    assert!(!conflict(
+        "device = \"192.168.0.2\"",
+        "device = \"192.168.0.3\""
+    ));
+    assert!(!conflict("control = false", "control = false"));
+}
+
+#[test]
+fn keys_are_checked() {
+    let to: SocketAddr = "127.0.0.1:4791".parse().unwrap();
+    for (more, key) in [
+        ("packet = 500", "packet"),
+        ("packet = \"70 KiB\"", "packet"),
+        ("pages = 0", "pages"),
+        ("pages = 4097", "pages"),
+        ("sensor = 32", "sensor"),
+        ("plane = 32", "plane"),
+        ("device = \"there\"", "device"),
+        ("device = \"::1\"", "device"),
+        ("stride = 2560", "stride"),
+        ("stride = 2700", "stride"),
+        ("base = 0x7fff_ffff_ffff_ffff\nstride = \"4 TiB\"", "stride"),
+        ("frame = 0", "frame"),
+        ("window = 0", "window"),
+        ("agree = 0", "agree"),
+        ("queue_pair = 0x100_0000", "queue_pair"),
+    ] {
+        let taken = more.split(' ').next().unwrap();
+        let mut whole = text(to, "");
+        for line in whole.clone().lines().filter(|line| {
+            more.lines()
+                .any(|more| line.split(' ').next() == more.split(' ').next())
+        }) {
+            whole = whole.replace(&format!("{line}\n"), "");
+        }
+        let error = spec(&ENTRY, &format!("{whole}{more}\n")).err();
+        let error = error.unwrap_or_else(|| panic!("`{more}` is taken"));
+        assert!(error.contains(key), "{taken}: {error}");
+    }
+    let without = "[source.camera]\ndriver = \"hsb\"\nring = \"raw\"\nlisten = \"127.0.0.1:4791\"\nframe = 1000\ncontrol = false\n";
+    assert!(spec(&ENTRY, without).err().unwrap().contains("rkey"));
+    assert!(spec(&ENTRY, ENTRY.example).is_ok());
+}
+
+#[test]
+fn device_that_is_absent_at_startup_is_armed_when_it_answers() {
+    let (absent, listen) = (free_port(), free_port());
+    let spec = spec(&ENTRY, &text(listen, &format!("device = \"{absent}\""))).unwrap();
+    let mut rig = rig(&*spec, FRAME.next_multiple_of(64), 8).unwrap();
+    rig.fillers[0].start().unwrap();
+    let device = Device::at(absent, 0, 0, None);
+    wait_for("the sensor to be armed", || device.register(MASK) == 1);
+    loopback::stay();
+    let mut sender = Sender::open(listen, false, None).unwrap();
+    send(&mut rig, &mut sender, &SENSOR.frame(0));
+    assert_eq!(rig.report().delivered, PACKETS as u64);
+    drop(rig);
+    assert_eq!(device.register(MASK), 0);
+}
+
+#[test]
+fn device_that_lost_its_registers_is_armed_again_with_a_new_key() {
+    const RKEY: u32 = 0x1004;
+    let device = Device::new(0, 4, None);
+    let listen = free_port();
+    let more = format!("device = \"{}\"\nrearm_after = \"100 ms\"", device.address);
+    let text = text(listen, &more).replace("rkey = 9\n", "");
+    let mut rig = rig(
+        &*spec(&ENTRY, &text).unwrap(),
+        FRAME.next_multiple_of(64),
+        64,
+    )
+    .unwrap();
+    rig.fillers[0].start().unwrap();
+    loopback::stay();
+    let mut sender = Sender::open(listen, false, None).unwrap();
+    let frame = |frame, rkey| {
+        let packets = SENSOR.frame(frame).into_iter();
+        packets
+            .map(|packet| Packet { rkey, ..packet })
+            .collect::<Vec<_>>()
+    };
+    let before = device.register(RKEY);
+    for n in 0..10 {
+        send(&mut rig, &mut sender, &frame(n, before));
+    }
+    device.restart();
+    wait_for("the sensor to be armed again", || {
+        device.register(MASK) == 1
+    });
+    let after = device.register(RKEY);
+    assert_ne!(after, before);
+    // What was sent before the restart is recognised by its key.
+    send(&mut rig, &mut sender, &frame(10, before));
+    let report = rig.report();
+    assert_eq!((report.epochs, report.rejected), (1, PACKETS as u64 + 1));
+    // The device counts from the beginning again, with numbers of the past.
+    for n in 0..5 {
+        send(&mut rig, &mut sender, &frame(n, after));
+    }
+    rig.windows[0].finish();
+    let report = rig.report();
+    assert_eq!((report.epochs, report.rejected), (2, PACKETS as u64 + 1));
+    assert_eq!((report.expected, report.delivered), (75, 75));
+    let frames: Vec<_> = rig.read().iter().map(|frame| (frame.0, frame.1)).collect();
+    assert_eq!(
+        frames[9..],
+        [(9, 1), (0, 2), (1, 2), (2, 2), (3, 2), (4, 2)]
+    );
+}
+
+#[test]
+fn idle_sensor_with_its_registers_is_not_armed_again() {
+    let device = Device::new(0, 4, None);
+    let mut rig = device.sensor(free_port(), "rearm_after = \"100 ms\"");
+    rig.fillers[0].start().unwrap();
+    device.written();
+    // Read back three times.
+    let reads = |(writes, register, _): &&Asked| !*writes && *register == MASK;
+    wait_for("registers to be read back", || {
+        device.asked.lock().unwrap().iter().filter(reads).count() >= 3
+    });
+    assert_eq!(device.written(), []);
+}
+
+/// Waits until `holds`.
+fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_mins(1);
+    while !holds() {
+        assert!(Instant::now() < deadline, "waited a minute for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_long_replay_with_our_own_key_changes_nothing() {
+    let device = Device::new(0, 4, None);
+    let listen = free_port();
+    let text = text(listen, &format!("device = \"{}\"", device.address));
+    let spec = spec(&ENTRY, &text.replace("rkey = 9\n", "")).unwrap();
+    let mut rig = rig(&*spec, FRAME.next_multiple_of(64), 64).unwrap();
+    rig.fillers[0].start().unwrap();
+    let key = |(register, _): &&(u32, u32)| *register == 0x1004;
+    let rkey = device.written().iter().find(key).unwrap().1;
+    let frame = |frame| {
+        let packets = SENSOR.frame(frame).into_iter();
+        packets
+            .map(|packet| Packet { rkey, ..packet })
+            .collect::<Vec<_>>()
+    };
+    loopback::stay();
+    let mut sender = Sender::open(listen, false, None).unwrap();
+    for n in 0..40 {
+        send(&mut rig, &mut sender, &frame(n));
+    }
+    for n in 3..23 {
+        send(&mut rig, &mut sender, &frame(n));
+    }
+    for n in 40..43 {
+        send(&mut rig, &mut sender, &frame(n));
+    }
+    let report = rig.report();
+    assert_eq!((report.epochs, report.rejected), (1, 0));
+    assert_eq!(report.duplicates, 20 * (PACKETS as u64 + 1));
+    assert_eq!((report.expected, report.delivered), (215, 215));
+    let frames: Vec<u64> = rig.read().iter().map(|frame| frame.0).collect();
+    assert_eq!(frames, (0..43).collect::<Vec<_>>());
+}
