@@ -44,7 +44,9 @@ pub enum RegionError {
     #[error("a region of 0 bytes was asked for")]
     Empty,
     /// The kernel gave no memory.
-    #[error("no {bytes} bytes of memory to be had: {source}; lower `slots` or `slot` of the ring")]
+    #[error(
+        "cannot allocate {bytes} bytes of memory: {source}; lower `slots` or `slot` of the ring, or raise `ulimit -v`"
+    )]
     Map {
         /// Bytes asked for.
         bytes: usize,

@@ -164,6 +164,16 @@ fn a_run_without_descriptors_names_the_limit() {
     }
 }
 
+#[test]
+fn a_ring_that_memory_does_not_suffice_for_names_the_limit() {
+    let large = pipeline("driver = \"null\"").replace("\"8 KiB\"", "\"32 MiB\"");
+    let outcome = spawn_limited(&Daq::new(&large), "ulimit -v 1500000", "--for 100ms").wait();
+    assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+    for part in ["cannot allocate 2", "`slots` or `slot`", "ulimit -v"] {
+        assert!(outcome.stderr.contains(part), "{}", outcome.stderr);
+    }
+}
+
 /// An ext4 filesystem in a file, mounted by a loop device; unfrozen and unmounted when it is dropped.
 struct Disk(std::path::PathBuf);
 

@@ -10,7 +10,6 @@ use crate::systemd::{self, Watchdog};
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::kernel::KernelError;
 use daq_core::ledger::Report;
-use daq_core::region::RegionError;
 use daq_core::sink::SinkError;
 use daq_core::topology::Topology;
 use daq_core::units::Span;
@@ -154,10 +153,7 @@ pub(super) fn run(args: &Args) -> u8 {
                 }
                 | StartError::Thread { .. }
                 | StartError::Cuda(_)
-                | StartError::Region {
-                    source: RegionError::Cuda(_),
-                    ..
-                } => exit::UNAVAILABLE,
+                | StartError::Region { .. } => exit::UNAVAILABLE,
                 StartError::Kernel { source, .. } => match source {
                     KernelError::Refused(_) => exit::CONFIG,
                     KernelError::Unavailable(_) | KernelError::Cuda(_) => exit::UNAVAILABLE,
