@@ -98,8 +98,17 @@ impl Memory {
         &self.words[offset / 8]
     }
 
+    #[inline]
     fn store(&self, offset: usize, value: u64) {
-        self.word(offset).store(value, Ordering::Release);
+        self.update(offset, |_| value);
+    }
+
+    /// Replaces a word that has one writer.
+    #[inline]
+    fn update(&self, offset: usize, value: impl FnOnce(u64) -> u64) {
+        let word = self.word(offset);
+        let value = value(word.load(Ordering::Relaxed));
+        word.store(value, Ordering::Release);
         if let Some(mirror) = &self.mirror {
             mirror.word(offset).store(value, Ordering::Release);
         }
@@ -257,8 +266,8 @@ impl Counter {
     /// Adds to the number, which stays at the largest `u64` once it is there. Only its one writer may call this; see
     /// [`add_shared`](Self::add_shared).
     pub fn add(&self, n: u64) {
-        let before = self.memory.word(self.offset).load(Ordering::Relaxed);
-        self.memory.store(self.offset, before.saturating_add(n));
+        self.memory
+            .update(self.offset, |before| before.saturating_add(n));
     }
 
     /// Adds to a number that several threads add to.

@@ -93,7 +93,7 @@ ledger! {
     ReaderLedger {
         /// Frames published before it attached (gauge).
         attached,
-        /// Frames leased, those among them that a poll under way may lease (gauge).
+        /// Frames leased, those among them that a poll under way may lease; 2^62 while a guarantee protects all (gauge).
         leased,
         /// Frames leased and retired.
         read,

@@ -69,11 +69,18 @@ impl fmt::Debug for Completion {
 pub(super) struct InFlight {
     /// Its frames.
     pub(super) frames: u64,
-    /// Those of them that count as read; the others count as discarded.
-    pub(super) read: u64,
-    /// Whether the frames were not leased: they have missing packets, and an older lease is still in flight.
-    pub(super) is_incomplete: bool,
+    /// What they count as.
+    pub(super) used: Use,
     pub(super) completion: Completion,
+}
+
+/// What frames that a reader has passed count as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// They were leased: so many count as read, the others as discarded.
+    Leased { read: u64 },
+    /// They have missing packets and were not leased.
+    Incomplete,
 }
 
 /// Leases given up and not done, oldest first: both ends of one queue that never grows.

@@ -1,6 +1,6 @@
 //! The reading side of a ring.
 
-use super::completion::{Completion, InFlight, InFlightLeases};
+use super::completion::{Completion, InFlight, InFlightLeases, Use};
 use super::lease::Lease;
 use super::scratch::Scratch;
 use super::{RingOptions, Shared, UNBOUND};
@@ -49,6 +49,9 @@ pub struct Reader {
     ledger: ReaderLedger,
 }
 
+/// What a reader with a guarantee counts as leased while it reads: nothing is overwritten before it has leased it.
+const MANY: u64 = 1 << 62;
+
 impl Reader {
     pub(super) fn new(
         shared: Arc<Shared>,
@@ -68,6 +71,9 @@ impl Reader {
         // A ring has at most `slots` frames leased, and so at most as many leases.
         let in_flight = InFlightLeases::new(shared.options.slots);
         ledger.attached.set(position);
+        if guarantee {
+            ledger.leased.set(MANY);
+        }
         Self {
             shared,
             index,
@@ -128,9 +134,12 @@ impl Reader {
     }
 
     /// Counts `frames` more as leased, and none beyond as about to be.
+    #[inline]
     fn lease(&mut self, frames: u64) {
         self.leased += frames;
-        self.ledger.leased.set(self.leased);
+        if !matches!(self.protection, Protection::Guarantee) {
+            self.ledger.leased.set(self.leased);
+        }
     }
 
     /// Of the next `count` frames, which are protected: the number in a row that are incomplete, or complete.
@@ -151,16 +160,14 @@ impl Reader {
     fn drop_incomplete(&mut self, frames: u64) {
         self.lease(frames);
         self.position += frames;
-        let dropped = InFlight {
-            frames,
-            read: 0,
-            is_incomplete: true,
-            completion: Completion::Immediate,
-        };
         if self.in_flight.is_empty() {
-            self.end(&dropped);
+            self.end(frames, Use::Incomplete);
         } else {
-            self.in_flight.push(dropped);
+            self.in_flight.push(InFlight {
+                frames,
+                used: Use::Incomplete,
+                completion: Completion::Immediate,
+            });
         }
     }
 
@@ -208,8 +215,8 @@ impl Reader {
     /// Ends leases whose completion is done, oldest first, and tells the frames of each to `each`. Never blocks.
     pub fn reap(&mut self, mut each: impl FnMut(u64)) {
         while let Some(lease) = self.in_flight.pop_done() {
-            self.end(&lease);
-            if !lease.is_incomplete {
+            self.end(lease.frames, lease.used);
+            if lease.used != Use::Incomplete {
                 each(lease.frames);
             }
         }
@@ -219,10 +226,10 @@ impl Reader {
     /// freed.
     pub(crate) fn reap_each(&mut self, mut each: impl FnMut(&Completion)) {
         while let Some(lease) = self.in_flight.pop_done() {
-            if !lease.is_incomplete {
+            if lease.used != Use::Incomplete {
                 each(&lease.completion);
             }
-            self.end(&lease);
+            self.end(lease.frames, lease.used);
         }
     }
 
@@ -263,31 +270,32 @@ impl Reader {
     /// Gives up a lease of `frames`, the newest held ones; the first `read` of them were read.
     pub(super) fn give_up(&mut self, frames: u64, read: u64, completion: Completion) {
         // Leases end in order.
-        let is_immediate = matches!(completion, Completion::Immediate);
-        let lease = InFlight {
-            frames,
-            read,
-            is_incomplete: false,
-            completion,
-        };
-        if is_immediate && self.in_flight.is_empty() {
-            self.end(&lease);
+        let used = Use::Leased { read };
+        if matches!(completion, Completion::Immediate) && self.in_flight.is_empty() {
+            self.end(frames, used);
         } else {
-            self.in_flight.push(lease);
+            self.in_flight.push(InFlight {
+                frames,
+                used,
+                completion,
+            });
         }
     }
 
     /// Retires the frames of the oldest lease.
-    fn end(&mut self, lease: &InFlight) {
-        self.retired += lease.frames;
+    fn end(&mut self, frames: u64, used: Use) {
+        self.retired += frames;
         self.publish_bound();
         self.shared.ring_freed();
-        if lease.is_incomplete {
-            self.ledger.dropped_incomplete.add(lease.frames);
-            return;
+        match used {
+            Use::Leased { read } => {
+                self.ledger.read.add(read);
+                if frames > read {
+                    self.ledger.discarded.add(frames - read);
+                }
+            }
+            Use::Incomplete => self.ledger.dropped_incomplete.add(frames),
         }
-        self.ledger.read.add(lease.read);
-        self.ledger.discarded.add(lease.frames - lease.read);
     }
 
     /// Tells the producer what it must leave alone.
@@ -426,6 +434,8 @@ impl Reader {
         if std::mem::replace(&mut self.parted, true) {
             return true;
         }
+        // From here on, frames may be overwritten that it has not leased.
+        self.ledger.leased.set(self.leased);
         let start = Instant::now();
         while self.has_in_flight() {
             let rest = limit.saturating_sub(start.elapsed());

@@ -45,6 +45,7 @@ impl Slots {
     /// Writes the record of `slot`; only the producer that reserved the slot calls this.
     pub(super) fn write(&self, slot: usize, meta: &FrameMeta, present: impl Iterator<Item = u64>) {
         let record = &self.words[slot * self.stride..][..HEAD + self.bitmap];
+        let (words, bitmap) = record.split_at(HEAD);
         let head = [
             meta.sequence,
             u64::from(meta.epoch) | u64::from(meta.flags.0) << 32,
@@ -54,7 +55,10 @@ impl Slots {
             u64::from(meta.places) | u64::from(meta.arrived) << 32,
             u64::from(meta.first_bytes) | u64::from(meta.place_bytes) << 32,
         ];
-        for (word, value) in record.iter().zip(head.into_iter().chain(present)) {
+        for (word, value) in words.iter().zip(head) {
+            word.store(value, Ordering::Relaxed);
+        }
+        for (word, value) in bitmap.iter().zip(present) {
             word.store(value, Ordering::Relaxed);
         }
     }

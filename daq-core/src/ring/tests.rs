@@ -43,7 +43,7 @@ fn check(frame: &Frame<'_>) -> u64 {
     sequence
 }
 
-/// An event that is done when it is event.
+/// An event that is done once it was signalled.
 #[derive(Default)]
 struct TestEvent(AtomicBool);
 
@@ -293,7 +293,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// What a device is event to read, until it is done.
+/// What a device is to read until it is done.
 struct Work {
     event: std::sync::Arc<TestEvent>,
     /// Addresses of frames and the sequence numbers that must be there to the end.

@@ -351,7 +351,14 @@ fn signal_after_sighup_lets_the_run_drain_and_the_one_after_exits() {
             "[source.a]\ndriver = \"sim\"\nring = \"r\"\npace = \"1 Mbit/s\"\n[ring.r]\nslot = \"8 KiB\"\nslots = 1024\n\
              [sink.slow]\ndriver = \"null\"\ninput = \"r\"\ndelay = \"{delay}\"\nburst = 1\n[http]\nlisten = \"127.0.0.1:0\"\n",
         ));
-        let mut live = daq.spawn(&["--drain", "10 min"]);
+        // The tests themselves may run under nohup.
+        let mut command = std::process::Command::new("env");
+        daq.prepare(&mut command);
+        command
+            .arg("--default-signal=HUP")
+            .arg(daq_tests::binary())
+            .args(["run", "daq.toml", "--report", "json", "--drain", "10 min"]);
+        let mut live = daq.spawn_command(command);
         live.wait_count("rings.r.published", 2);
         live.signal(Signal::HUP);
         live.wait_told("SIGHUP: stopping");
