@@ -71,7 +71,7 @@ fn watchdog_period() -> Option<Duration> {
 /// The status in one line: the rate of all sources since `before`, the loss state, and sinks that take no frames.
 ///
 /// ```
-/// use daq_core::ledger::Report;
+/// use daq_core::ledger::{Report, SourceReport};
 /// use daq_pipelines::systemd::status_line;
 /// let mut now = Report { seconds: 2.0, ..Report::default() };
 /// let source = SourceReport { expected: 4, delivered: 3, lost: [("late", 1)].into(), bytes: 1000, ..Default::default() };
