@@ -115,7 +115,7 @@ pub trait Sink: Send {
         Ok(())
     }
 
-    /// How long the oldest write that is under way on another thread of the sink has taken; zero if there is none.
+    /// How long the oldest pending write on another thread of the sink has taken; zero if no write is pending.
     ///
     /// The runtime reports a sink as stalled whose write hangs, also while the sink itself still takes frames.
     fn blocked_for(&mut self) -> Duration {

@@ -217,7 +217,7 @@ impl SegmentWriter {
         self.spare = bytes.max(META_SLACK);
     }
 
-    /// Takes note of finished writes; returns how long the oldest one under way has taken, zero if there is none.
+    /// Handles finished writes; returns how long the oldest pending write has taken, zero if no write is pending.
     pub fn blocked_for(&mut self) -> Duration {
         while let Some(done) = self.disk.poll() {
             self.take_back(done);

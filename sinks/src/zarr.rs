@@ -39,8 +39,8 @@
 //!
 //! # A full disk
 //! Space for a chunk is reserved before its first frame is taken. What happens to frames that are not taken is declared by
-//! the sink's `guarantee`. Where a filesystem cannot reserve, frames taken wait in memory until there is space; if there
-//! is none at the end, they are counted as lost and logged.
+//! the sink's `guarantee`. Where a filesystem cannot reserve, frames taken wait in memory until there is space; if
+//! the disk is still full at the end, they are counted as lost and logged.
 
 mod batch;
 mod columns;

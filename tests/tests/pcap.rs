@@ -293,15 +293,15 @@ fn is_replayed_as_sent(kind: &str, format: &str, slot: usize, sends: usize, fram
     }
     let sent = std::fs::read(&sent).unwrap();
     for (outcome, file) in received {
-        let told = format!("{kind}: {:#}\n{}", outcome.report, outcome.stderr);
+        let output = format!("{kind}: {:#}\n{}", outcome.report, outcome.stderr);
         let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
-        assert_eq!(n("expected"), n("delivered"), "{told}");
+        assert_eq!(n("expected"), n("delivered"), "{output}");
         assert_eq!(
             (n("rejected"), n("duplicates"), n("epochs")),
             (0, 0, 1),
-            "{told}"
+            "{output}"
         );
-        assert!(file.data == sent, "other bytes in the file of {told}");
+        assert!(file.data == sent, "other bytes in the file of {output}");
     }
 }
 

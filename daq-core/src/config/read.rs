@@ -336,7 +336,7 @@ impl<'r> Reader<'r> {
 }
 
 /// Reports the unknown keys of the table `title`, and returns which of the keys in `free` they were most likely meant to
-/// be. `listed` is the help where there is none.
+/// be. `listed` is the help for a key that resembles none of them.
 pub(super) fn refuse_unknown<'e>(
     title: &str,
     unknown: impl IntoIterator<Item = &'e Entry>,

@@ -13,19 +13,11 @@ use crate::window::{Arrival, Geometry, WindowSize};
 
 /// Two components that want one thing.
 pub(super) fn claims(config: &Config, around: &Surroundings, diagnostics: &mut Diagnostics) {
-    let sources = config
-        .sources
-        .iter()
-        .map(|source| (&source.section, source.spec.claims()));
-    let sinks = config
-        .sinks
-        .iter()
-        .map(|sink| (&sink.section, sink.spec.claims()));
     let others = around
         .claims
         .iter()
         .map(|(section, claims)| (section, claims.clone()));
-    let all: Vec<_> = sources.chain(sinks).chain(others).collect();
+    let all: Vec<_> = config.claims().chain(others).collect();
     for (i, (section, claims)) in all.iter().enumerate() {
         for (other, theirs) in &all[..i] {
             let clash = claims.iter().find_map(|claim| {

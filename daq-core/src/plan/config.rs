@@ -2,7 +2,7 @@
 
 use super::Outline;
 use crate::config::{Diagnostic, Diagnostics, Document, Problem, Section};
-use crate::entry::{Entry, Registry, SourceSpec};
+use crate::entry::{Claim, Entry, Registry, SourceSpec};
 use crate::examine::NamedFile;
 use crate::kernel::KernelSpec;
 use crate::mapped::Backend;
@@ -396,6 +396,14 @@ impl fmt::Debug for Config {
 }
 
 impl Config {
+    /// What sources and sinks take for themselves alone, each with the component's section.
+    pub fn claims(&self) -> impl Iterator<Item = (&Section, Vec<Claim>)> {
+        let sources = self.sources.iter();
+        let sources = sources.map(|source| (&source.section, source.spec.claims()));
+        let sinks = self.sinks.iter();
+        sources.chain(sinks.map(|sink| (&sink.section, sink.spec.claims())))
+    }
+
     /// The files and directories that components name, each with the component's section.
     pub fn files(&self) -> impl Iterator<Item = (&Section, NamedFile)> {
         fn of(

@@ -7,7 +7,7 @@
 //! One heap is one frame. A heap of another length than the others carries descriptors or other items: its counter is
 //! used, its bytes are not.
 //!
-//! Senders put all item pointers into a heap's first packet only (unless told to repeat them), so that packet has a longer
+//! Senders put all item pointers into a heap's first packet only (unless set to repeat them), so that packet has a longer
 //! header and less payload: `first`. What the configuration does not give is learned from the first heaps, see the module `learn`.
 //! Source: SPEAD protocol document of the SKA South Africa project, and the packets of PyPI's `spead2`.
 

@@ -80,7 +80,7 @@ enum Put {
     /// Its packet had arrived already.
     Duplicate,
     /// It confirms that the sender has restarted its count; nothing was placed.
-    Anew,
+    Restart,
 }
 
 impl Placer {
@@ -158,7 +158,7 @@ impl Placer {
                 if put == Put::Duplicate {
                     duplicate = Some(*i);
                 }
-                put == Put::Anew
+                put == Put::Restart
             });
             drop(batch);
             match confirms {
@@ -183,7 +183,7 @@ impl Placer {
 
     /// Puts one datagram that opens an epoch if it `begins` one, or must.
     fn put_alone(&mut self, window: &mut Window, datagram: &[u8], begins: bool) {
-        if !begins && self.put(&mut window.batch(), datagram, false) != Put::Anew {
+        if !begins && self.put(&mut window.batch(), datagram, false) != Put::Restart {
             return;
         }
         window.restart();
@@ -210,7 +210,7 @@ impl Placer {
             let knows = |unit| batch.knows(PacketId { unit, sub: 0 });
             match self.order.find_known(write.psn, &spot, knows) {
                 Course::Frame(frame) => frame,
-                Course::Anew => return Put::Anew,
+                Course::Anew => return Put::Restart,
                 Course::Past => {
                     self.keep(batch, datagram, Doubt::Past, false);
                     return Put::Duplicate;

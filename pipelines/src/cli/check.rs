@@ -60,15 +60,7 @@ pub(super) fn check(sources: &Sources, no_hardware: bool) -> u8 {
 
 /// What only a run can find out: whether ports are free and devices answer.
 fn claims(config: &Config) -> Vec<String> {
-    let sources = config
-        .sources
-        .iter()
-        .map(|source| (&source.section, source.spec.claims()));
-    let sinks = config
-        .sinks
-        .iter()
-        .map(|sink| (&sink.section, sink.spec.claims()));
-    let all = sources.chain(sinks).flat_map(|(section, claims)| {
+    let all = config.claims().flat_map(|(section, claims)| {
         claims.into_iter().filter_map(move |claim| {
             let what = match &claim {
                 Claim::UdpPort(_) | Claim::TcpPort(_) => format!("whether {claim} is free"),

@@ -244,7 +244,7 @@ impl Disk {
         self.in_flight
     }
 
-    /// How long the write under way has taken; zero if there is none.
+    /// How long the pending write has taken; zero if no write is pending.
     pub(super) fn blocked_for(&self) -> Duration {
         if self.in_flight == 0 {
             return Duration::ZERO;

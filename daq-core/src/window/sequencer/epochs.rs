@@ -149,7 +149,7 @@ impl Sequencer {
             .and_then(|distance| u64::try_from(distance).ok())
     }
 
-    /// Closes and settles all that was seen since frame `base`; nobody may be filling. Returns the next frame.
+    /// Closes and settles all that was seen since frame `base`, while no thread fills frames. Returns the next frame.
     pub(super) fn end_epoch(&mut self, shared: &Shared, base: u64) -> u64 {
         let places = u64::from(shared.geometry.places);
         let horizon = shared.horizon.load(Ordering::Acquire);
