@@ -66,7 +66,7 @@ fn committed_bindings_regenerated_from_headers_are_equal() {
         .args(["run", "--quiet", "--locked", "--manifest-path"])
         .arg(here.join("bindings/Cargo.toml"))
         .arg("--target-dir")
-        .arg(here.join("../target/bindings"));
+        .arg(here.join("../../target/bindings"));
     let output = generator.output().expect("cargo runs");
     let message = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{message}");

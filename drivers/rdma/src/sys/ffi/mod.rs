@@ -2,7 +2,7 @@
 //! call.
 //!
 //! The names are those of the headers. A function whose library or symbol is absent sets `errno` to `EOPNOTSUPP` and
-//! returns a null pointer or -1. `rdma/bindings` generates `bindings.rs`.
+//! returns a null pointer or -1. `drivers/rdma/bindings` generates `bindings.rs`.
 
 mod inline;
 
