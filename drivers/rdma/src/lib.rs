@@ -4,9 +4,9 @@
 //!   verbs.rs      the seam: a card, memory registered with it, a queue pair
 //!     ├─ sys/       libibverbs and librdmacm, opened at run time
 //!     └─ software/  the same by this process, over TCP
-//!   register.rs   which way a region is registered: dma-buf, nvidia-peermem, host memory; every refusal is kept
+//!   register/     which way a region is registered: dma-buf, nvidia-peermem, host memory; every refusal is kept
 //!   registrar.rs  a region's keys, of every card, as the memory of a DMA engine's device
-//!   connect.rs    how two hosts find each other: rdma_cm, or a plain TCP exchange
+//!   connect/      how two hosts find each other: rdma_cm, or a plain TCP exchange
 //!   stream/       frames over queue pairs: greeting, slots, records, credits, going on after a break
 //! ```
 //! The source and the sink `rdma` are thin users of `stream`; they never meet.

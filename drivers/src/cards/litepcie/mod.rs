@@ -20,7 +20,7 @@ use std::time::Instant;
 use table::Table;
 
 /// The `csr.csv` of this card: where its registers are.
-pub const CSR: &str = include_str!("litepcie/csr.csv");
+pub const CSR: &str = include_str!("csr.csv");
 
 /// Everything that can go wrong on request.
 pub const FAULTS: &[FaultKind] = &[

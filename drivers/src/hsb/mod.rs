@@ -85,7 +85,7 @@ mod discovery;
 mod ecb;
 mod filler;
 #[cfg(test)]
-#[path = "../tests/common/hsb_packet.rs"]
+#[path = "../../tests/common/hsb_packet.rs"]
 mod hand;
 pub mod metadata;
 pub mod order;
