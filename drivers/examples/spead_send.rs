@@ -4,7 +4,7 @@
 //! Packets are PACKET bytes of UDP payload, all equal, with segmentation offload (`PLAIN=1`: without); a heap is about
 //! 1 MiB. Prints the heaps, packets and payload bytes that were sent.
 
-use daq_drivers::format::spead::{Item, build_packet};
+use daq_drivers::packet::spead::{Item, build_packet};
 use daq_drivers::sys::send::Sender;
 use std::time::{Duration, Instant};
 

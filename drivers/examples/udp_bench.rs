@@ -13,8 +13,8 @@
 mod common;
 
 use daq_core::ledger::SourceReport;
-use daq_drivers::format::Format;
-use daq_drivers::format::{Endian, Field, Raw};
+use daq_drivers::packet::Format;
+use daq_drivers::packet::{Endian, Field, Raw};
 use daq_drivers::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use daq_drivers::sys::send::Sender;
 use daq_drivers::sys::socket::{Options, UdpSocket};

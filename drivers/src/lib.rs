@@ -1,13 +1,11 @@
 //! Sources of daq.
 
 pub mod cards;
-pub mod datagram;
-pub mod format;
 pub mod fpga;
 pub mod hsb;
 pub mod hsb_sensor;
 pub mod list;
-pub mod pcap;
+pub mod packet;
 pub mod rdma;
 pub mod replay;
 pub mod sender;

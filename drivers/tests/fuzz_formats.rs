@@ -2,10 +2,10 @@
 //!
 //! `DAQ_FUZZ_SECONDS` says for how long each target runs (1 by default).
 
-use daq_drivers::format::{
+use daq_drivers::packet::pcap::Capture;
+use daq_drivers::packet::{
     Endian, Field, Format, Parsed, Places, Raw, Reject, Spead, Split, TimeScale,
 };
-use daq_drivers::pcap::Capture;
 use std::path::Path;
 use std::time::Duration;
 
@@ -85,14 +85,14 @@ fn fuzz_spead() {
             // A packet with a sound beginning: items of any identifier and value.
             let items: Vec<_> = items
                 .iter()
-                .map(|(id, immediate, value)| daq_drivers::format::spead::Item {
+                .map(|(id, immediate, value)| daq_drivers::packet::spead::Item {
                     id: u64::from(id % 10),
                     value: if value % 2 == 0 { value % 128 } else { *value },
                     immediate: *immediate,
                 })
                 .collect();
             let mut packet = Vec::new();
-            daq_drivers::format::spead::build_packet(bits, &items, bytes, &mut packet);
+            daq_drivers::packet::spead::build_packet(bits, &items, bytes, &mut packet);
             check(&mut format, &packet, usize::from(*cut));
             // A sound packet with one byte changed.
             packet.clear();

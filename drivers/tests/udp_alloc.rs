@@ -6,7 +6,7 @@ mod common;
 
 use common::{free_port, loopback, rig, spec};
 use daq_core::source::Polled;
-use daq_drivers::format::{Endian, Field, Format, Raw};
+use daq_drivers::packet::{Endian, Field, Format, Raw};
 use daq_drivers::sys::send::Sender;
 use daq_drivers::udp::ENTRY;
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -4,7 +4,7 @@
 
 mod network;
 
-use daq_drivers::pcap::Capture;
+use daq_drivers::packet::pcap::Capture;
 use daq_drivers::sys::send::Sender;
 use daq_tests::{Daq, Outcome, PATIENCE, Python, binary, ledger, program, skip};
 use network::{Queue, Recording, loopback, payload, recording};

@@ -3,7 +3,7 @@
 use super::engine::{ENGINES, EngineEntry};
 use crate::cards::options::CardOptions;
 use crate::cards::{CARDS, pattern};
-use crate::format::{Endian, frames};
+use crate::packet::{Endian, frames};
 use daq_core::config::{Problem, nearest};
 use daq_core::dma::{FrameSequence, Step};
 use daq_core::layout::Samples;

@@ -5,7 +5,7 @@ use super::order::{Course, Order};
 use super::pages::{Pages, Refused, Spot};
 use super::roce::{self, Malformed, Write};
 use super::seen::Seen;
-use crate::datagram::held::{HEAD, Held};
+use crate::packet::datagram::held::{HEAD, Held};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::window::{Batch, Outcome, PacketId, Window};

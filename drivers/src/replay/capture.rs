@@ -3,9 +3,9 @@
 use super::config::ReplayConfig;
 use super::offload;
 use super::timetable::Timetable;
-use crate::datagram::{Placer, packets};
-use crate::format::Format;
-use crate::pcap::{Capture, Datagram};
+use crate::packet::Format;
+use crate::packet::datagram::{Placer, packets};
+use crate::packet::pcap::{Capture, Datagram};
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::source::{Filler, Polled, SourceError};
 use daq_core::window::Window;

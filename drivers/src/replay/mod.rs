@@ -28,8 +28,8 @@ mod timetable;
 
 pub use config::{Paths, ReplayConfig, Speed};
 
-use crate::datagram;
-use crate::format::{self, Format, Frames};
+use crate::packet::datagram;
+use crate::packet::{self, Format, Frames};
 use capture::CapturePlayer;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
@@ -47,7 +47,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "replay",
     summary: "Recorded data: captures (pcap, pcapng) and SigMF recordings, at their own speed or another",
     example: EXAMPLE,
-    schema: || format::section::with_format(schemars::schema_for!(ReplayConfig), false),
+    schema: || packet::section::with_format(schemars::schema_for!(ReplayConfig), false),
     parse,
 };
 
@@ -97,7 +97,7 @@ enum Kind {
 fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
     let has_format = section.has("format");
     let format = if has_format {
-        Some(format::section::take(section, diagnostics))
+        Some(packet::section::take(section, diagnostics))
     } else {
         None
     };

@@ -4,8 +4,8 @@
 //! of equal length, the last one possibly shorter. The format states how long each datagram is, so the record is split only
 //! where all of it agrees.
 
-use crate::format::Format;
-use crate::pcap::Datagram;
+use crate::packet::Format;
+use crate::packet::pcap::Datagram;
 
 /// A record that is longer than its first packet and cannot be split for certain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! The keys of a `udp` source.
 
-use crate::format::frames;
 use crate::list::List;
+use crate::packet::frames;
 use crate::sender::{self, Allowed};
 use daq_core::config::Problem;
 use daq_core::layout::Samples;

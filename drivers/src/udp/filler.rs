@@ -6,8 +6,8 @@
 //! each packet that it has to cut out of a coalesced message, about as long as a copy of 4 KiB.)
 
 use super::tune::{self, MESSAGES, PLACES, Seen, Tune};
-use crate::datagram::{Placer, packets};
-use crate::format::{Format, Parsed, Split};
+use crate::packet::datagram::{Placer, packets};
+use crate::packet::{Format, Parsed, Split};
 use crate::sender::{SenderWatch, message_of};
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use crate::sys::scatter::Scatter;

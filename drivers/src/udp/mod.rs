@@ -25,9 +25,9 @@ mod tune;
 
 pub use config::{Listen, UdpConfig};
 
-use crate::datagram;
-use crate::format::{self, Format, Frames};
 use crate::list::List;
+use crate::packet::datagram;
+use crate::packet::{self, Format, Frames};
 use crate::sender::{self, SenderWatch};
 use crate::silence;
 use crate::sys::socket::{Interface, Options, SocketError, UdpSocket};
@@ -44,7 +44,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "udp",
     summary: "Packets of a network instrument over UDP, raw or SPEAD",
     example: EXAMPLE,
-    schema: || format::section::with_format(schemars::schema_for!(UdpConfig), true),
+    schema: || packet::section::with_format(schemars::schema_for!(UdpConfig), true),
     parse,
 };
 
@@ -79,7 +79,7 @@ struct Udp {
 }
 
 fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
-    let format = format::section::take(section, diagnostics);
+    let format = packet::section::take(section, diagnostics);
     let config: UdpConfig = section.finish_checked(&[], diagnostics, UdpConfig::problems)?;
     let samples = config.samples.clone().unwrap_or_default();
     let udp = Udp {

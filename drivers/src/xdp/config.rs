@@ -1,8 +1,8 @@
 //! The keys of an `xdp` source.
 
 use super::program::MOST_ADDRESSES;
-use crate::format::frames;
 use crate::list::List;
+use crate::packet::frames;
 use crate::sender::{self, Allowed};
 use crate::udp::Listen;
 use daq_core::config::Problem;

@@ -2,8 +2,8 @@
 
 use super::headers;
 use super::link::{Attached, BATCH};
-use crate::datagram::Placer;
-use crate::format::Format;
+use crate::packet::Format;
+use crate::packet::datagram::Placer;
 use crate::sender::SenderWatch;
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use crate::sys::socket::UdpSocket;

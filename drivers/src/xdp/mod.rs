@@ -47,9 +47,9 @@ mod program;
 
 pub use config::XdpConfig;
 
-use crate::datagram;
-use crate::format::{self, Format, Frames};
 use crate::list::List;
+use crate::packet::datagram;
+use crate::packet::{self, Format, Frames};
 use crate::sender::{self, SenderWatch};
 use crate::silence;
 use crate::sys::interface::Interface as Card;
@@ -69,7 +69,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "xdp",
     summary: "Packets of a network instrument past the kernel's stack (AF_XDP), raw or SPEAD",
     example: EXAMPLE,
-    schema: || format::section::with_format(schemars::schema_for!(XdpConfig), true),
+    schema: || packet::section::with_format(schemars::schema_for!(XdpConfig), true),
     parse,
 };
 
@@ -107,7 +107,7 @@ struct Xdp {
 }
 
 fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
-    let format = format::section::take(section, diagnostics);
+    let format = packet::section::take(section, diagnostics);
     let config: XdpConfig = section.finish_checked(&[], diagnostics, XdpConfig::problems)?;
     let samples = config.samples.clone().unwrap_or_default();
     let xdp = Xdp {

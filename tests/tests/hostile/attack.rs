@@ -2,8 +2,8 @@
 
 use super::cases::{Case, Ledger, PLACES, Shot, Wrong};
 use super::network::{Queue, loopback, payload, recording};
-use daq_drivers::format::spead::{Item, build_packet, item};
-use daq_drivers::format::{Format, RawConfig, SpeadConfig};
+use daq_drivers::packet::spead::{Item, build_packet, item};
+use daq_drivers::packet::{Format, RawConfig, SpeadConfig};
 use daq_drivers::sys::send::Sender;
 use daq_tests::{Daq, Outcome};
 use std::fmt::Write;

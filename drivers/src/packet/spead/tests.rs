@@ -1,5 +1,5 @@
 use super::*;
-use crate::format::Format;
+use crate::packet::Format;
 use proptest::prelude::*;
 
 const SCALE: TimeScale = TimeScale {

@@ -9,8 +9,8 @@
 
 use super::Placer;
 use super::held::Held;
-use crate::format::spead::{Learner, Progress, Spead, hold_bytes as spead_hold_bytes};
-use crate::format::{Format, frames};
+use crate::packet::spead::{Learner, Progress, Spead, hold_bytes as spead_hold_bytes};
+use crate::packet::{Format, frames};
 use daq_core::frame::Timestamp;
 use daq_core::units::counted;
 use daq_core::window::{Geometry, Window};

@@ -166,7 +166,7 @@ impl Raw {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Endian, Format};
+    use crate::packet::{Endian, Format};
     use proptest::prelude::*;
 
     fn format() -> Raw {

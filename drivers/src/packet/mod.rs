@@ -12,6 +12,8 @@
 //! A [`Format`] keeps what it learned of the sender's header lengths: each receiving thread owns a clone.
 
 pub mod config;
+pub mod datagram;
+pub mod pcap;
 pub mod raw;
 pub mod section;
 pub mod spead;

@@ -5,8 +5,8 @@ mod learning;
 
 pub(crate) use learning::hold_bytes;
 
-use crate::format::spead::Recut;
-use crate::format::{Control, Format, Parsed, Part, Reject};
+use crate::packet::spead::Recut;
+use crate::packet::{Control, Format, Parsed, Part, Reject};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::window::{Batch, Outcome, PacketId, Window};

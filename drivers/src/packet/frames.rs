@@ -247,7 +247,7 @@ const fn gcd(mut a: usize, mut b: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Endian, Field, Raw, Spead};
+    use crate::packet::{Endian, Field, Raw, Spead};
     use daq_core::layout::Scalar;
 
     fn frames<'a>(format: &'a Format, samples: &'a Samples) -> Frames<'a> {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::format::{Control, Format, Parsed, Part};
+use crate::packet::{Control, Format, Parsed, Part};
 
 /// The datagrams of one heap: `described` bytes of descriptors, then `samples` bytes, in packets of `packet` bytes.
 fn heap(bits: u32, unit: u64, described: usize, samples: usize, packet: usize) -> Vec<Vec<u8>> {
