@@ -334,15 +334,15 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// The generated files under `configs/` are those that the registry gives; `DAQ_UPDATE=1` rewrites them.
+    /// The generated files are those that the registry gives; `DAQ_UPDATE=1` rewrites them.
     #[test]
     fn generated_files_are_current() {
-        let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         for (file, text) in [
-            ("schema.json", page(Page::Schema)),
-            ("reference/config.md", page(Page::Config)),
+            ("configs/schema.json", page(Page::Schema)),
+            ("docs/src/reference/config.md", page(Page::Config)),
         ] {
-            let path = configs.join(file);
+            let path = repository.join(file);
             if std::env::var_os("DAQ_UPDATE").is_some() {
                 std::fs::create_dir_all(path.parent().unwrap()).unwrap();
                 std::fs::write(&path, &text).unwrap();

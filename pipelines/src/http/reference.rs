@@ -74,7 +74,7 @@ mod tests {
     /// `DAQ_UPDATE=1 cargo test` writes the page anew.
     #[test]
     fn the_reference_page_is_up_to_date() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/reference/metrics.md");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/reference/metrics.md");
         let page = reference();
         if std::env::var_os("DAQ_UPDATE").is_some() {
             std::fs::write(&path, &page).unwrap();
@@ -82,7 +82,7 @@ mod tests {
         let stored = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
             stored == page,
-            "configs/reference/metrics.md differs from the table; run with DAQ_UPDATE=1"
+            "docs/src/reference/metrics.md differs from the table; run with DAQ_UPDATE=1"
         );
     }
 }
