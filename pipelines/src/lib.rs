@@ -1,9 +1,9 @@
-//! What runs: the engine, the built-in kernels, the HTTP side and the command line of the `daq` binary.
+//! What runs: the runtime, the built-in kernels, the HTTP side and the command line of the `daq` binary.
 //!
 //! | module | noun |
 //! |---|---|
 //! | [`bench`](mod@bench) | measurements of this machine |
-//! | [`engine`] | a plan made to run: threads, ledgers, the end |
+//! | [`runtime`] | a plan made to run: threads, ledgers, the end |
 //! | [`kernels`] | the built-in compute steps |
 //! | [`http`] | metrics, probes, status |
 //! | [`systemd`] | readiness and watchdog |
@@ -24,9 +24,9 @@ pub mod bench;
 pub mod cli;
 mod console;
 pub mod doctor;
-pub mod engine;
 pub mod http;
 pub mod kernels;
+pub mod runtime;
 pub mod selftest;
 mod sys;
 pub mod systemd;

@@ -7,7 +7,7 @@ use daq_core::ledger::Board;
 use daq_core::plan::{Config, Surroundings, resolve};
 use daq_core::topology::Topology;
 use daq_pipelines::REGISTRY;
-use daq_pipelines::engine::{Options, Pipeline};
+use daq_pipelines::runtime::{Options, Pipeline};
 use daq_tests::wait_for;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

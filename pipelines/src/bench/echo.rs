@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The device code, as PTX for compute capability 7.0.
-pub(crate) const CODE: &[u8] = include_bytes!("ptx/echo.ptx");
+pub(crate) const CODE: &[u8] = include_bytes!("../../generated/echo.ptx");
 
 /// How long an answer may take, and a kernel to end.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -8,7 +8,7 @@ use daq_core::staging::Bare;
 use std::time::Instant;
 
 /// The built-in kernel `convert`, over frames so small that only its launch takes time.
-const CODE: &[u8] = include_bytes!("../kernels/ptx/convert.ptx");
+const CODE: &[u8] = include_bytes!("../../generated/convert.ptx");
 const ENTRY: &str = "convert_straight";
 /// Bytes of a frame of the input: samples of one byte, which come out as float32.
 const FRAME: u64 = 64;

@@ -3,8 +3,8 @@
 use super::load::{Loaded, Look, Sources};
 use super::{exit, show};
 use crate::console::print_error;
-use crate::engine::Ledgers;
 use crate::http;
+use crate::runtime::Ledgers;
 use daq_core::config::{Diagnostic, Diagnostics, Document, Section};
 use daq_core::entry::Claim;
 use daq_core::examine::{Examination, FileUse};

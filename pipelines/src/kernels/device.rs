@@ -26,7 +26,7 @@ macro_rules! code {
     ($name:literal) => {
         Code {
             name: $name,
-            ptx: include_bytes!(concat!("ptx/", $name, ".ptx")),
+            ptx: include_bytes!(concat!("../../generated/", $name, ".ptx")),
         }
     };
 }

@@ -9,7 +9,7 @@ use daq_core::topology::Topology;
 use daq_drivers::cards::server::Server;
 use daq_drivers::cards::{self, Card, Fault, Host, Identity, Step, options::CardOptions};
 use daq_pipelines::REGISTRY;
-use daq_pipelines::engine::{Options, Pipeline};
+use daq_pipelines::runtime::{Options, Pipeline};
 use daq_tests::wait_for;
 use std::io::Write;
 use std::os::fd::AsFd;

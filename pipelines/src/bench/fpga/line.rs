@@ -5,7 +5,7 @@ use crate::REGISTRY;
 use crate::bench::BenchError;
 use crate::bench::cpu;
 use crate::bench::scratch::Scratch;
-use crate::engine::{Options, Pipeline};
+use crate::runtime::{Options, Pipeline};
 use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::SourceSpec;
 use daq_core::ledger::{Board, Proof, SourceReport};

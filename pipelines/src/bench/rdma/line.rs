@@ -2,7 +2,7 @@
 
 use crate::REGISTRY;
 use crate::bench::BenchError;
-use crate::engine::{Options, Pipeline};
+use crate::runtime::{Options, Pipeline};
 use daq_core::config::{Diagnostics, Document};
 use daq_core::ledger::{Board, Report};
 use daq_core::plan::{Config, Surroundings, resolve};

@@ -3,7 +3,7 @@
 use super::line::{Bench, PATIENCE};
 use crate::REGISTRY;
 use crate::bench::BenchError;
-use crate::engine::{Options, Pipeline};
+use crate::runtime::{Options, Pipeline};
 use daq_core::config::{Diagnostics, Document};
 use daq_core::ledger::Board;
 use daq_core::plan::{Config, Surroundings, resolve};

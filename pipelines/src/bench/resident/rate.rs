@@ -3,7 +3,7 @@
 use super::line::{Bench, Line, SLOTS, check, fill, total};
 use crate::bench::BenchError;
 use crate::bench::cores::joined;
-use crate::engine::control::{Pulse, Role};
+use crate::runtime::control::{Pulse, Role};
 use daq_core::frame::FrameMeta;
 use daq_core::ring::{Producer, Reader};
 use std::sync::atomic::{AtomicBool, Ordering};

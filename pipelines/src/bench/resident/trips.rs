@@ -3,8 +3,8 @@
 use super::line::{Line, Output, PATIENCE, WARM, check, fill};
 use crate::bench::BenchError;
 use crate::bench::cores::{Cores, joined};
-use crate::engine::control::{Control, Pulse, Role};
-use crate::engine::kernel::Runner;
+use crate::runtime::control::{Control, Pulse, Role};
+use crate::runtime::kernel::Runner;
 use daq_core::frame::FrameMeta;
 use daq_core::ring::{Producer, Reader};
 use std::sync::Arc;

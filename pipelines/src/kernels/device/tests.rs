@@ -8,37 +8,24 @@ const TARGET: Target = Target::Ptx(7, 0);
 const OPTIONS: [&str; 1] = ["--std=c++17"];
 
 const HEADERS: [(&str, &str); 1] = [("samples.cuh", include_str!("../samples.cuh"))];
-/// Folder, name, text and PTX.
-const SOURCES: [(&str, &str, &str, &[u8]); 5] = [
+/// Name, text and PTX.
+const SOURCES: [(&str, &str, &[u8]); 5] = [
+    ("convert", include_str!("../convert.cu"), super::CONVERT.ptx),
     (
-        "kernels",
-        "convert",
-        include_str!("../convert.cu"),
-        super::CONVERT.ptx,
-    ),
-    (
-        "kernels",
         "power_spectrum",
         include_str!("../power_spectrum.cu"),
         super::POWER_SPECTRUM.ptx,
     ),
+    ("stats", include_str!("../stats.cu"), super::STATS.ptx),
     (
-        "kernels",
-        "stats",
-        include_str!("../stats.cu"),
-        super::STATS.ptx,
-    ),
-    (
-        "bench",
         "echo",
         include_str!("../../bench/echo.cu"),
         crate::bench::echo::CODE,
     ),
     (
-        "engine/dma",
         "proof",
-        include_str!("../../engine/dma/proof.cu"),
-        crate::engine::dma::PROOF,
+        include_str!("../../runtime/dma/proof.cu"),
+        crate::runtime::dma::PROOF,
     ),
 ];
 
@@ -89,7 +76,7 @@ fn the_code_is_that_of_the_sources() {
             return;
         }
     };
-    for (folder, name, text, committed) in SOURCES {
+    for (name, text, committed) in SOURCES {
         let file = format!("{name}.cu");
         let source = Source {
             name: &file,
@@ -103,8 +90,7 @@ fn the_code_is_that_of_the_sources() {
             made.pop();
         }
         if std::env::var_os("DAQ_UPDATE").is_some() {
-            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-            let directory = source.join(folder).join("ptx");
+            let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("generated");
             std::fs::write(directory.join(format!("{name}.ptx")), &made).unwrap();
         } else {
             assert!(

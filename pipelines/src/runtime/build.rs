@@ -73,7 +73,7 @@ impl Parts<'_> {
     fn source_context(
         &self,
         planned: &PlannedSource,
-        ledgers: &crate::engine::Ledgers,
+        ledgers: &crate::runtime::Ledgers,
     ) -> SourceContext {
         SourceContext {
             name: planned.name.clone(),

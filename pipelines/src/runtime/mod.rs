@@ -1,4 +1,4 @@
-//! The engine: a plan made to run.
+//! The runtime: a plan made to run.
 //!
 //! ```text
 //!   source threads ──▶ ring ──▶ kernel thread ──▶ ring ──▶ sink thread

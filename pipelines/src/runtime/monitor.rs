@@ -286,7 +286,7 @@ mod tests {
             rejections: Rejections::default(),
             pulses: vec![Pulse::new(
                 "adc".to_owned(),
-                crate::engine::control::Role::Source,
+                crate::runtime::control::Role::Source,
             )],
         };
         Source::new(watched, start)
