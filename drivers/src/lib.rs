@@ -13,7 +13,6 @@ pub mod silence;
 pub mod sim;
 pub mod sys;
 pub mod udp;
-pub mod vfio_user;
 pub mod xdp;
 
 #[cfg(test)]

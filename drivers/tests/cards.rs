@@ -13,7 +13,7 @@ use daq_drivers::cards::options::CardOptions;
 use daq_drivers::cards::pattern::{Pattern, verify};
 use daq_drivers::cards::server::{Server, ServerError};
 use daq_drivers::fpga::device::{Device, GONE};
-use daq_drivers::fpga::{inproc, vfio_user};
+use daq_drivers::fpga::transports::{inproc, vfio_user};
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;

@@ -6,9 +6,9 @@ use daq_core::dma::{Armed, Completions, DmaBuffer, DmaMap, Engine, EngineError, 
 use daq_core::region::{HostOptions, Region};
 use daq_drivers::cards::pattern::{self, Pattern};
 use daq_drivers::fpga::device::Device;
-use daq_drivers::fpga::engine::{ENGINES, Opening};
-use daq_drivers::fpga::transport::{self, Open};
-use daq_drivers::fpga::{FpgaConfig, xdma};
+use daq_drivers::fpga::engines::{ENGINES, Opening};
+use daq_drivers::fpga::transports::{self, Open};
+use daq_drivers::fpga::{FpgaConfig, engines::xdma};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ impl Bench {
             directory,
             card: config.card.as_ref(),
         };
-        let device = transport::open(&config.device, &open).unwrap();
+        let device = transports::open(&config.device, &open).unwrap();
         let entry = config.engine().unwrap();
         assert!(ENGINES.iter().any(|known| known.name == entry.name));
         let engine = (entry.open)(&Opening {

@@ -11,9 +11,11 @@ use daq_drivers::cards::build;
 use daq_drivers::cards::endpoint::Endpoint;
 use daq_drivers::cards::options::CardOptions;
 use daq_drivers::cards::server::attend;
-use daq_drivers::fpga::vfio_user;
-use daq_drivers::vfio_user::socket::{Receiver, send};
-use daq_drivers::vfio_user::wire::{Access, Command, Header, Request, long_words, words};
+use daq_drivers::fpga::transports::vfio_user;
+use daq_drivers::fpga::transports::vfio_user::socket::{Receiver, send};
+use daq_drivers::fpga::transports::vfio_user::wire::{
+    Access, Command, Header, Request, long_words, words,
+};
 use rustix::net::RecvFlags;
 use std::io::Write;
 use std::net::Shutdown;

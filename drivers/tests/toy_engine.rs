@@ -9,10 +9,10 @@ use daq_core::dma::{
 use daq_core::region::{HostOptions, Region};
 use daq_drivers::cards::{Card, Host, Identity, Step};
 use daq_drivers::fpga::device::{Device, GONE, Registers};
-use daq_drivers::fpga::engine::{
+use daq_drivers::fpga::engines::{
     EngineEntry, Limits, Opening, check_slots, cut_off, now, unfit, wait_until,
 };
-use daq_drivers::fpga::{FpgaConfig, inproc};
+use daq_drivers::fpga::{FpgaConfig, transports::inproc};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

@@ -10,7 +10,7 @@ use bench::{Bench, until};
 use daq_core::dma::{DmaError, DmaMap};
 use daq_drivers::cards::pattern::{Pattern, verify};
 use daq_drivers::fpga::device::{Device, GONE};
-use daq_drivers::fpga::vfio_user;
+use daq_drivers::fpga::transports::vfio_user;
 use daq_tests::{PATIENCE, binary};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -5,7 +5,7 @@
 //! the device fetch it, and write it, and then the count.
 
 use crate::machine::{Edu, Memory, TRANSFER, Why, address, find, why};
-use daq_drivers::fpga::dmabuf::{Attachment, Direction, Module};
+use daq_drivers::fpga::transports::dmabuf::{Attachment, Direction, Module};
 use serde_json::Value;
 use std::fs;
 use std::os::fd::AsFd;

@@ -2,7 +2,7 @@
 
 use crate::Check;
 use crate::machine::{Edu, Memory, PAGE, TRANSFER, Why, address, folder, nothing_held, why};
-use daq_drivers::fpga::dmabuf::{Attachment, Direction, Distance, Module, State};
+use daq_drivers::fpga::transports::dmabuf::{Attachment, Direction, Distance, Module, State};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 

@@ -3,7 +3,7 @@
 use crate::machine::{Memory, Why, find, folder, nothing_held, put, why};
 use crate::revoke::{bind, unbind};
 use crate::sys::{ARGUMENT, To, move_bar, raw};
-use daq_drivers::fpga::dmabuf::Function;
+use daq_drivers::fpga::transports::dmabuf::Function;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rustix::event::{EventfdFlags, eventfd};

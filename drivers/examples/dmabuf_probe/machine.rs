@@ -1,7 +1,7 @@
 //! The guest's devices: `edu`, which does DMA, and the memory whose BAR stands for a GPU's.
 
 use crate::sys::{Bar, export_bar, udmabuf};
-use daq_drivers::fpga::dmabuf::{Attachment, Function};
+use daq_drivers::fpga::transports::dmabuf::{Attachment, Function};
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;

@@ -35,7 +35,7 @@ fn main() {
         ["fuzz", seconds] => run_one("any call, any argument, while everything changes", &|| {
             fuzz::fuzz(seconds)
         }),
-        ["open"] => match daq_drivers::fpga::dmabuf::Module::open() {
+        ["open"] => match daq_drivers::fpga::transports::dmabuf::Module::open() {
             Ok(_) => println!("opened"),
             Err(error) => println!("{error}"),
         },

@@ -3,7 +3,7 @@
 use crate::Check;
 use crate::machine::{Edu, Memory, Why, find, folder, nothing_held, why};
 use crate::sys::{ARGUMENT, NoMemory, To, raw, raw_nowhere};
-use daq_drivers::fpga::dmabuf::{Attachment, Direction, DmabufError, Function, Module};
+use daq_drivers::fpga::transports::dmabuf::{Attachment, Direction, DmabufError, Function, Module};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::fs::{self, File};

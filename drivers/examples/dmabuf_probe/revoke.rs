@@ -3,7 +3,9 @@
 use crate::Check;
 use crate::data::attach;
 use crate::machine::{Edu, Memory, Why, folder, held, nothing_held, put, why};
-use daq_drivers::fpga::dmabuf::{Attachment, Direction, Function, Module, Reason, State};
+use daq_drivers::fpga::transports::dmabuf::{
+    Attachment, Direction, Function, Module, Reason, State,
+};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
 

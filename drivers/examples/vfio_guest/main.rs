@@ -9,7 +9,7 @@ mod whole;
 use daq_core::dma::{DmaDevice, DmaMap};
 use daq_core::region::{HostOptions, Region};
 use daq_drivers::fpga::device::{Device, Registers};
-use daq_drivers::fpga::vfio::VfioDevice;
+use daq_drivers::fpga::transports::vfio::VfioDevice;
 use daq_drivers::sys::vfio_bar::Bar;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal};
 use std::error::Error;

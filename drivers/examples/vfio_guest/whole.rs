@@ -8,7 +8,7 @@ use crate::{
 use daq_core::dma::DmaMap;
 use daq_core::region::{HostOptions, Region};
 use daq_drivers::fpga::device::{Device, Registers};
-use daq_drivers::fpga::vfio::VfioDevice;
+use daq_drivers::fpga::transports::vfio::VfioDevice;
 use rustix::process::{Pid, PidfdFlags};
 use serde_json::Value;
 use std::fmt::Write as _;

@@ -1,6 +1,6 @@
 //! The keys of an `fpga` source.
 
-use super::engine::{ENGINES, EngineEntry};
+use super::engines::{ENGINES, EngineEntry};
 use crate::cards::options::CardOptions;
 use crate::cards::{CARDS, pattern};
 use crate::packet::{Endian, frames};

@@ -6,6 +6,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The largest number of base address registers of a PCI device.
+pub const BARS: usize = 6;
+
 /// What a register reads as when its device is gone: a PCIe read that nobody answers is all ones.
 pub const GONE: u32 = u32::MAX;
 

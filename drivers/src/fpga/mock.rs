@@ -1,7 +1,7 @@
 //! A device of which a test decides what its registers do.
 
 use super::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
-use super::engine::Opening;
+use super::engines::Opening;
 use super::{EngineEntry, FpgaConfig};
 use daq_core::dma::{DmaDevice, DmaError, Engine, EngineError};
 use daq_core::region::Region;

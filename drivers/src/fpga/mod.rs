@@ -8,9 +8,9 @@
 //! ```
 //! An engine ([`ENGINES`]) is told the addresses of all slots once. One that takes credits fills exactly the slots that
 //! are free. One that does not goes round: frames that it overwrites before they were copied are counted as `overrun`.
-//! The card is reached by a transport ([`transport`]): through the kernel's VFIO, as another process over the vfio-user
+//! The card is reached by a transport ([`transports`]): through the kernel's VFIO, as another process over the vfio-user
 //! protocol, or as a model in this process. A card that keeps its vendor's driver is reached by nobody here: the addresses
-//! of its slots are handed to a command of the user's ([`hook`]).
+//! of its slots are handed to a command of the user's ([`engines::external`]).
 //!
 //! # Ledger
 //! The unit is the frame: one transfer of the engine.
@@ -25,19 +25,10 @@
 
 pub mod config;
 pub mod device;
-pub mod dmabuf;
-pub mod edu;
-pub mod engine;
-pub mod hook;
-pub mod inproc;
-pub mod iova;
-pub mod litepcie;
-pub mod owner;
+pub mod engines;
+pub mod guard;
 pub mod registers;
-pub mod transport;
-pub mod vfio;
-pub mod vfio_user;
-pub mod xdma;
+pub mod transports;
 
 #[cfg(test)]
 mod mock;
@@ -45,7 +36,7 @@ mod mock;
 mod tests;
 
 pub use config::FpgaConfig;
-pub use engine::{ENGINES, EngineEntry};
+pub use engines::{ENGINES, EngineEntry};
 
 use config::DeviceKey;
 use daq_core::config::{Diagnostics, Problem, Section};
@@ -58,11 +49,11 @@ use daq_core::source::{Producers, SourceError};
 use daq_core::units::ByteSize;
 use daq_core::window::Geometry;
 use device::Device;
-use engine::Opening;
-use hook::HandedDevice;
+use engines::Opening;
 use registers::Programmed;
 use std::sync::Arc;
-use transport::Open;
+use transports::Open;
+use transports::kernel_driver::HandedDevice;
 
 /// The registry entry.
 pub const ENTRY: SourceEntry = SourceEntry {
@@ -255,11 +246,11 @@ impl SourceSpec for Fpga {
             card: config.card.as_ref(),
         };
         let device = match &config.device {
-            DeviceKey::Pci(address) if self.engine.name == hook::ENTRY.name => {
+            DeviceKey::Pci(address) if self.engine.name == engines::external::ENTRY.name => {
                 HandedDevice::open(address, config.address_bits)
                     .map(|device| device as Arc<dyn Device>)
             }
-            device => transport::open(device, &open),
+            device => transports::open(device, &open),
         }
         .map_err(|error| failed(&error.why))?;
         let opening = Opening {
@@ -268,7 +259,7 @@ impl SourceSpec for Fpga {
             directory: &context.directory,
         };
         let engine = (self.engine.open)(&opening).map_err(|error| {
-            let hint = engine::recognised(&*device, self.engine.name);
+            let hint = engines::recognised(&*device, self.engine.name);
             SourceError::new(
                 config.device.to_string(),
                 format!("{error}{}", hint.unwrap_or_default()),

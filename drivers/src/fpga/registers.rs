@@ -2,7 +2,7 @@
 
 use super::config::{RegisterStep, When};
 use super::device::{Device, DeviceError, GONE, Registers};
-use super::engine::wait_until;
+use super::engines::wait_until;
 use daq_core::dma::{Caps, Completions, DmaDevice, Engine, EngineError, Slots, Stuck};
 use std::sync::Arc;
 use std::time::Duration;
@@ -184,7 +184,7 @@ impl Engine for Programmed {
 impl Drop for Programmed {
     fn drop(&mut self) {
         if self.is_started && self.quiesce(Duration::from_millis(500)).is_err() {
-            super::engine::cut_off(self.device());
+            super::engines::cut_off(self.device());
         }
     }
 }

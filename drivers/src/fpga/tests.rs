@@ -1,6 +1,7 @@
 //! `edu`, the steps on registers, and the source as the plan sees it.
 
 use super::device::{Device, Identity};
+use super::engines::{edu, xdma};
 use super::mock::{Mock, config};
 use super::*;
 use daq_core::config::Document;
@@ -106,9 +107,9 @@ fn a_device_of_another_engine_is_recognised() {
     let mock = edu();
     let error = mock.open(&xdma::ENTRY, "", Path::new("")).err().unwrap();
     assert!(error.to_string().contains("1234:11e8"), "{error}");
-    let hint = engine::recognised(&*mock, "xdma");
+    let hint = engines::recognised(&*mock, "xdma");
     assert_eq!(hint.as_deref(), Some("; it looks like `engine = \"edu\"`"));
-    assert_eq!(engine::recognised(&*mock, "edu"), None);
+    assert_eq!(engines::recognised(&*mock, "edu"), None);
     let other = Mock::new(0x1000, Identity::default(), |_, _, _| true);
     assert!(other.open(&edu::ENTRY, "", Path::new("")).is_err());
 }

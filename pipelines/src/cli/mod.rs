@@ -120,7 +120,7 @@ enum Command {
         page: reference::Page,
     },
     /// Outlive a daemon that is killed, and stop its card; for daq itself.
-    #[command(name = daq_drivers::fpga::owner::COMMAND, hide = true)]
+    #[command(name = daq_drivers::fpga::guard::COMMAND, hide = true)]
     FpgaOwner {
         /// The card's PCI address, for messages.
         device: String,

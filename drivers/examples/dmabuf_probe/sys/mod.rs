@@ -1,6 +1,6 @@
 //! Foreign calls of the probe, and its only `unsafe`.
 
-use daq_drivers::fpga::dmabuf::Function;
+use daq_drivers::fpga::transports::dmabuf::Function;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};

@@ -38,9 +38,9 @@ mod csr;
 #[cfg(test)]
 mod tests;
 
-use super::config::{DeviceKey, FpgaConfig, Notice};
-use super::device::{GONE, Interrupt, Registers};
-use super::engine::{
+use crate::fpga::config::{DeviceKey, FpgaConfig, Notice};
+use crate::fpga::device::{GONE, Interrupt, Registers};
+use crate::fpga::engines::{
     self, Count, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until,
 };
 use csr::{ADDRESS_BITS, Map, Msi};
@@ -524,7 +524,7 @@ impl Engine for Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         if self.quiesce(Duration::from_secs(1)).is_err() {
-            engine::cut_off(&self.device);
+            engines::cut_off(&self.device);
         }
     }
 }

@@ -12,16 +12,14 @@
 //! ordering. One that is held back reads how many slots it may have filled, and waits.
 
 mod command;
-mod handed;
 #[cfg(test)]
 mod tests;
 
 pub use command::{Action, Hook, Job, Place};
-pub use handed::HandedDevice;
 
-use super::config::{DeviceKey, FpgaConfig, Notice};
-use super::device::Device;
-use super::engine::{self, EngineEntry, Limits, Opening, check_slots, now, unfit};
+use crate::fpga::config::{DeviceKey, FpgaConfig, Notice};
+use crate::fpga::device::Device;
+use crate::fpga::engines::{self, EngineEntry, Limits, Opening, check_slots, now, unfit};
 use daq_core::config::Problem;
 use daq_core::dma::{
     Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, Slots, Stuck,
@@ -313,7 +311,7 @@ impl Engine for Handed {
 impl Drop for Handed {
     fn drop(&mut self) {
         if self.quiesce(Duration::ZERO).is_err() {
-            engine::cut_off(&self.dma);
+            engines::cut_off(&self.dma);
         }
     }
 }

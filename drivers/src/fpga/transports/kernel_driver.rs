@@ -6,11 +6,11 @@
 //! Which addresses memory has is the kernel's choice: those of a region are consecutive where an IOMMU translates, and page
 //! by page where none does.
 
-use crate::fpga::device::{Device, DeviceError, Identity, Interrupt, Registers};
-use crate::fpga::dmabuf::{
+use super::dmabuf::{
     Attachment, Direction, DmabufError, Function, Module, Reason, State, revocations,
 };
-use crate::fpga::engine::wait_until;
+use crate::fpga::device::{Device, DeviceError, Identity, Interrupt, Registers};
+use crate::fpga::engines::wait_until;
 use crate::sys::dmabuf as sys;
 use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::region::Region;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::fpga::engine::wait_until;
+use crate::fpga::engines::wait_until;
 
 /// Most bytes of what the command said that an error repeats.
 const MOST_SAID: usize = 2048;

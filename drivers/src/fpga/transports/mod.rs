@@ -1,13 +1,18 @@
 //! How a card is reached.
 
+pub mod dmabuf;
+pub mod inproc;
+pub mod iova;
+pub mod kernel_driver;
+pub mod vfio;
+pub mod vfio_user;
+
 use super::config::DeviceKey;
 use super::device::{Device, DeviceError};
-use super::inproc;
-use super::vfio::VfioDevice;
-use super::vfio_user;
 use crate::cards::{self, options::CardOptions};
 use std::path::Path;
 use std::sync::Arc;
+use vfio::VfioDevice;
 
 /// What opening a card may need beside its name.
 #[derive(Clone, Copy, Debug)]

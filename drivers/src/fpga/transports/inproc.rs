@@ -7,9 +7,9 @@
 //! Writes to registers are posted; everything else waits for its answer, which comes after what was posted before. The
 //! thread alone holds what the card may reach: memory that was unmapped is written by nobody from then on.
 
-use super::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
 use super::iova::Iovas;
 use crate::cards::{Card, Step, endpoint::Endpoint};
+use crate::fpga::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
 use crate::sys::card_memory::Piece;
 use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::region::Region;

@@ -2,7 +2,10 @@
 //!
 //! Version 0.1 of the protocol as the libvfio-user project specifies it. What both sides need is here: [messages](wire) and
 //! [their way through a socket](socket); the device's side is [`crate::cards::server`], the user's
-//! [`crate::fpga::vfio_user`].
+//! [`open`].
 
+mod client;
 pub mod socket;
 pub mod wire;
+
+pub use client::open;

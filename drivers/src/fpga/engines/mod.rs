@@ -1,8 +1,12 @@
 //! The engines that the source `fpga` knows, and what they share.
 
+pub mod edu;
+pub mod external;
+pub mod litepcie;
+pub mod xdma;
+
 use super::config::FpgaConfig;
 use super::device::{Device, DeviceError};
-use super::{edu, hook, litepcie, xdma};
 use daq_core::config::Problem;
 use daq_core::dma::{Caps, DmaDevice, Engine, EngineError, Slots};
 use daq_core::frame::{Clock, Timestamp};
@@ -12,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Every engine there is.
-pub const ENGINES: &[EngineEntry] = &[xdma::ENTRY, litepcie::ENTRY, edu::ENTRY, hook::ENTRY];
+pub const ENGINES: &[EngineEntry] = &[xdma::ENTRY, litepcie::ENTRY, edu::ENTRY, external::ENTRY];
 
 /// What an engine takes at most, as far as it is known without its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,14 +4,14 @@
 //! registers are posted: they are not answered, and a read is answered after them. A connection that is closed is a device
 //! that is gone.
 
-use super::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
-use super::iova::Iovas;
-use crate::cards::BARS;
-use crate::vfio_user::socket::{Broken, Received, Receiver, send};
-use crate::vfio_user::wire::{
+use super::socket::{Broken, Received, Receiver, send};
+use super::wire::{
     Access, CONFIG_REGION, Command, Fields, Header, IRQ_DATA_EVENT, IRQ_TRIGGER, MAY_READ,
     MAY_WRITE, MOST_FILES, MSI, MSIX, VERSION, errno, long_words, words,
 };
+use crate::fpga::device::BARS;
+use crate::fpga::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
+use crate::fpga::transports::iova::Iovas;
 use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::log_limit::LogLimit;
 use daq_core::region::Region;

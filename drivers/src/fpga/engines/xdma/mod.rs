@@ -22,9 +22,9 @@ mod ring;
 #[cfg(test)]
 mod tests;
 
-use super::config::{FpgaConfig, Notice};
-use super::device::{Device, GONE, Interrupt, Registers};
-use super::engine::{
+use crate::fpga::config::{FpgaConfig, Notice};
+use crate::fpga::device::{Device, GONE, Interrupt, Registers};
+use crate::fpga::engines::{
     self, Count, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until,
 };
 use daq_core::config::Problem;
@@ -651,7 +651,7 @@ impl Engine for Xdma {
 impl Drop for Xdma {
     fn drop(&mut self) {
         if self.quiesce(RESULT_PATIENCE).is_err() {
-            engine::cut_off(&self.device);
+            engines::cut_off(&self.device);
         }
     }
 }

@@ -3,9 +3,11 @@
 //! It copies from a buffer of its own when it is told to, so it is held back by itself. A slot is filled by as many
 //! copies of 2 KiB as it takes. The data is what the first half of the buffer holds, and QEMU takes 100 ms a copy.
 
-use super::config::{FpgaConfig, Notice};
-use super::device::{GONE, Interrupt, Registers};
-use super::engine::{self, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until};
+use crate::fpga::config::{FpgaConfig, Notice};
+use crate::fpga::device::{GONE, Interrupt, Registers};
+use crate::fpga::engines::{
+    self, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until,
+};
 use daq_core::config::Problem;
 use daq_core::dma::{Caps, Completions, DmaDevice, Done, Engine, EngineError, Slots, Stuck};
 use std::sync::Arc;
@@ -300,7 +302,7 @@ impl Engine for Edu {
 impl Drop for Edu {
     fn drop(&mut self) {
         if self.quiesce(Duration::from_secs(1)).is_err() {
-            engine::cut_off(&self.device);
+            engines::cut_off(&self.device);
         }
     }
 }

@@ -10,9 +10,9 @@
 mod binding;
 mod held;
 
-use super::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
 use super::iova::Iovas;
-use super::owner::{self, BUS_MASTER, Owner, PCI_COMMAND, read_config, set_bus_master};
+use crate::fpga::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
+use crate::fpga::guard::{self, BUS_MASTER, Owner, PCI_COMMAND, read_config, set_bus_master};
 use crate::sys::vfio as sys;
 use crate::sys::vfio_bar::Bar;
 use crate::sys::vfio_map::{Map, Memory};
@@ -302,7 +302,7 @@ impl DmaDevice for VfioDevice {
     }
 
     fn cut_off(&self) -> Result<(), DmaError> {
-        owner::cut_off(self.opened.device(), self.opened.config()).map_err(|why| {
+        guard::cut_off(self.opened.device(), self.opened.config()).map_err(|why| {
             if self.is_gone() {
                 return self.gone();
             }
