@@ -4,5 +4,5 @@ use daq_drivers::fpga::guard;
 
 /// Becomes the owner of `device`; the exit code.
 pub fn owner(device: &str) -> u8 {
-    owner::main(device)
+    guard::main(device)
 }
