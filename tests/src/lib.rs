@@ -17,6 +17,7 @@ mod cuda;
 mod daq;
 pub mod ledger;
 mod live;
+pub mod network;
 mod python;
 
 pub use cuda::Simulated;
@@ -97,6 +98,21 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         assert!(start.elapsed() < PATIENCE, "{what} did not come");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Returns the full name of the test `name` in `module`, the `module_path!()` of the caller, as `--exact` expects it.
+pub fn test_name(module: &str, name: &str) -> String {
+    match module.split_once("::") {
+        Some((_, path)) => format!("{path}::{name}"),
+        None => name.to_owned(),
+    }
+}
+
+/// Returns a command that runs the test `name` in `module` in its own process.
+pub fn test_process(module: &str, name: &str) -> std::process::Command {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", &test_name(module, name)]);
+    command
 }
 
 /// The program `name` in the search path, if it is there.

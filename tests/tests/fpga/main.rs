@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
+mod bench;
 mod bytes;
+mod emulator;
 mod faults;
 mod gpu;
 mod numbers;

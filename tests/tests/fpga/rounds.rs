@@ -10,12 +10,11 @@ use daq_drivers::cards::server::Server;
 use daq_drivers::cards::{self, Card, Fault, Host, Identity, Step, options::CardOptions};
 use daq_pipelines::REGISTRY;
 use daq_pipelines::runtime::{Options, Pipeline};
-use daq_tests::wait_for;
+use daq_tests::{test_process, wait_for};
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -30,8 +29,7 @@ fn alone(name: &str) -> bool {
     if std::env::var_os(ALONE).is_some() {
         return false;
     }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name])
+    let output = test_process(module_path!(), name)
         .env(ALONE, "1")
         .output()
         .unwrap();
@@ -121,7 +119,7 @@ fn rounds(text: &str, directory: &Path) {
 
 #[test]
 fn a_card_of_the_same_process_leaves_nothing() {
-    if alone("rounds::a_card_of_the_same_process_leaves_nothing") {
+    if alone("a_card_of_the_same_process_leaves_nothing") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -210,7 +208,7 @@ impl Card for Watched {
 
 #[test]
 fn a_card_behind_a_socket_leaves_nothing_and_writes_nothing_stray() {
-    if alone("rounds::a_card_behind_a_socket_leaves_nothing_and_writes_nothing_stray") {
+    if alone("a_card_behind_a_socket_leaves_nothing_and_writes_nothing_stray") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -284,7 +282,7 @@ fn daemons_one_after_the_other_leave_the_card_nothing() {
 /// LitePCIe's card likewise; its table is the card's, so that every round fills it anew.
 #[test]
 fn litepcie_leaves_nothing() {
-    if alone("rounds::litepcie_leaves_nothing") {
+    if alone("litepcie_leaves_nothing") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
 //! Every byte of what sensors send, through ring and file.
 
 use crate::needs_room;
-use crate::network::recording;
 use crate::setup::{ALL, FRAME, FRAMES, PACKETS, Run, config, is_host_correct, options, own};
 use daq_drivers::hsb_sensor::pattern::{Pattern, verify};
 use daq_drivers::hsb_sensor::{Board, Options};
+use daq_tests::network::recording;
 use daq_tests::{Daq, binary};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};

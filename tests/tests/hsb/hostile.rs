@@ -1,7 +1,7 @@
 //! A sender that knows queue pair and key, and sends whatever it likes.
 
-use crate::network::loopback::{self, Queue};
 use crate::setup::{FRAME, PACKET};
+use daq_tests::network::loopback::{self, Queue};
 use daq_tests::{Daq, Random};
 use std::net::UdpSocket;
 

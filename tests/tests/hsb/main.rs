@@ -4,9 +4,6 @@
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
-#[path = "../network/mod.rs"]
-mod network;
-
 mod bytes;
 mod control;
 mod faults;

@@ -3,10 +3,10 @@
 //! The ring has more slots than a stream has frames, so that nothing is overtaken however slow the machine is.
 
 use crate::control::announcements;
-use crate::network::recording;
 use crate::setup::{ALL, FRAME, FRAMES, PACKET, PACKETS, is_host_correct, options, own};
 use daq_drivers::hsb_sensor::pattern::{Pattern, verify};
 use daq_drivers::hsb_sensor::{Board, Counts, Options};
+use daq_tests::network::recording;
 use daq_tests::{Daq, Outcome, binary, files, wait_for};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};

@@ -1,9 +1,9 @@
 //! Configurations of a source `hsb`, boards for them, and what the bytes must be.
 
-use crate::network::{Recording, loopback, recording};
 use daq_core::units::BitRate;
 use daq_drivers::hsb_sensor::pattern::{Pattern, verify};
 use daq_drivers::hsb_sensor::{Board, Counts, Options};
+use daq_tests::network::{Recording, loopback, recording};
 use daq_tests::{Daq, Outcome};
 use std::net::SocketAddrV4;
 

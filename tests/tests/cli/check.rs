@@ -1,0 +1,369 @@
+//! `daq check`: errors in files, the list of what was not checked, and the number of messages.
+
+use daq_tests::{Daq, Done, Python, repository, skip};
+
+const SOURCE: &str =
+    "[source.adc]\ndriver = \"sim\"\npacket = 1024\nring = \"raw\"\n[ring.raw]\nslot = 4096\n";
+const SINK: &str = "[sink.drop]\ndriver = \"null\"\ninput = \"made\"\n[ring.made]\n";
+const CODE: &str = "struct Params { float gain = 2; int taps[3] = {}; };\n\
+                    __device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {\n    \
+                    if (in.index() == 0) out.as<float>()[0] = p.gain + p.taps[0];\n}\n";
+
+/// A pipeline with a kernel in `my.cu`.
+fn with_kernel(keys: &str) -> String {
+    format!(
+        "{SOURCE}{SINK}[kernel.k]\nfile = \"my.cu\"\ninput = \"raw\"\noutput = \"made\"\n{keys}\n"
+    )
+}
+
+/// Returns the errors of `config`.
+fn errors(daq: &Daq, arguments: &[&str]) -> String {
+    let all: Vec<&str> = ["check", "daq.toml"]
+        .iter()
+        .chain(arguments)
+        .copied()
+        .collect();
+    let Done {
+        code,
+        stdout,
+        stderr,
+    } = daq.cli(&all);
+    assert_eq!((code, stdout.as_str()), (78, ""), "{stderr}");
+    stderr
+}
+
+/// NVIDIA's run-time compiler in the tests' Python environment.
+fn compiler() -> Result<String, String> {
+    let python = Python::with(&["nvidia.cuda_nvrtc"])?;
+    let find = "import nvidia.cuda_nvrtc as m; print(list(m.__path__)[0])";
+    let folder = python.run(find, &[] as &[&str]);
+    Ok(format!("{}/lib/libnvrtc.so.12", folder.trim()))
+}
+
+#[test]
+fn code_that_does_not_compile_is_shown_with_its_lines() {
+    let compiler = match compiler() {
+        Ok(compiler) => compiler,
+        Err(why) => skip!("{why}"),
+    };
+    let daq = Daq::new(&with_kernel("")).env("DAQ_NVRTC", &compiler);
+    daq.write("my.cu", &CODE.replace("p.gain", "p.gian"));
+    let output = errors(&daq, &["--no-hardware"]);
+    assert!(output.contains("--> my.cu:3:"), "{output}");
+    assert!(output.contains("has no member \"gian\""), "{output}");
+    assert_eq!(output.matches("error: ").count(), 1, "{output}");
+    daq.write("my.cu", CODE);
+    let done = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();
+    assert!(!done.stdout.contains("compiled"), "{}", done.stdout);
+}
+
+#[test]
+fn parameters_are_compared_with_the_struct() {
+    let compiler = match compiler() {
+        Ok(compiler) => compiler,
+        Err(why) => skip!("{why}"),
+    };
+    for (params, place, message) in [
+        ("{ gian = 1.5 }", "15:19", "did you mean `gain`?"),
+        ("{ gain = true }", "15:19", "write a number"),
+        ("{ taps = [1, 2] }", "15:19", "write 3"),
+        ("{ taps = [1, 2, 2.5] }", "15:19", "write a whole number"),
+        ("{ taps = 4 }", "15:19", "write an array of 3"),
+    ] {
+        let daq = Daq::new(&with_kernel(&format!("params = {params}"))).env("DAQ_NVRTC", &compiler);
+        daq.write("my.cu", CODE);
+        let output = errors(&daq, &["--no-hardware"]);
+        assert!(
+            output.contains(&format!("--> daq.toml:{place}")),
+            "{output}"
+        );
+        assert!(output.contains(message), "{output}");
+        assert_eq!(output.matches("error: ").count(), 1, "{output}");
+    }
+    let daq = Daq::new(&with_kernel("params = { gain = 3, taps = [1, 2, 3] }"));
+    let daq = daq.env("DAQ_NVRTC", &compiler);
+    daq.write("my.cu", CODE);
+    let _ = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();
+}
+
+#[test]
+fn what_was_not_checked_is_listed() {
+    let daq = Daq::new(&with_kernel("")).env("DAQ_NVRTC", "/nowhere/libnvrtc.so.12");
+    daq.write("my.cu", CODE);
+    let output = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok().stdout;
+    let compiled = "not checked: [kernel.k]: my.cu was not compiled";
+    assert!(
+        output.contains(compiled) && output.contains("nvidia-cuda-nvrtc"),
+        "{output}"
+    );
+    assert!(
+        output.contains("not checked: cores, memory, GPUs"),
+        "{output}"
+    );
+    let daq = Daq::new(
+        "[source.adc]\ndriver = \"udp\"\nlisten = \"127.0.0.1:4950\"\nring = \"raw\"\n\
+         format = { kind = \"raw\", header = 16, payload = 1024, sequence = { offset = 0, bytes = 8 } }\n\
+         [ring.raw]\n[sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\n",
+    );
+    let output = daq.cli(&["check", "daq.toml"]).ok().stdout;
+    assert!(
+        output.contains("[source.adc]: whether UDP 127.0.0.1:4950 is free"),
+        "{output}"
+    );
+    assert!(
+        !output.contains("no-hardware") && !output.contains("out"),
+        "{output}"
+    );
+    let output = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok().stdout;
+    assert!(
+        output.contains("[sink.disk]: whether out can be written to (--no-hardware)"),
+        "{output}"
+    );
+}
+
+#[test]
+fn relative_path_of_the_compiler_is_refused() {
+    let daq = Daq::new(&with_kernel("")).env("DAQ_NVRTC", "lib/libnvrtc.so");
+    daq.write("my.cu", CODE);
+    let output = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok().stdout;
+    assert!(
+        output.contains("DAQ_NVRTC=lib/libnvrtc.so is a relative path"),
+        "{output}"
+    );
+}
+
+#[test]
+fn missing_files_are_pointed_at() {
+    let output = errors(&Daq::new(&with_kernel("")), &["--no-hardware"]);
+    assert!(
+        output.contains("my.cu does not exist") && output.contains("--> daq.toml:12:8"),
+        "{output}"
+    );
+    let replay = "[source.adc]\ndriver = \"replay\"\npath = [\"a.pcap\", \"b.pcap\"]\nring = \"raw\"\n\
+                  format = { kind = \"raw\", header = 16, payload = 1024, sequence = { offset = 0, bytes = 8 } }\n\
+                  [ring.raw]\n[sink.drop]\ndriver = \"null\"\ninput = \"raw\"\n";
+    let daq = Daq::new(replay);
+    daq.write("a.pcap", "");
+    let output = errors(&daq, &[]);
+    assert!(
+        output.contains("b.pcap does not exist") && output.contains("--> daq.toml:3:19"),
+        "{output}"
+    );
+    assert_eq!(output.matches("error: ").count(), 1, "{output}");
+    let listed = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok().stdout;
+    assert!(
+        listed.contains("whether b.pcap exists (--no-hardware)"),
+        "{listed}"
+    );
+    let fpga = "[source.adc]\ndriver = \"fpga\"\ndevice = \"inproc:litepcie\"\nengine = \"litepcie\"\n\
+                csr = \"csr.csv\"\nring = \"raw\"\n[ring.raw]\n[sink.drop]\ndriver = \"null\"\ninput = \"raw\"\n";
+    let output = errors(&Daq::new(fpga), &[]);
+    assert!(output.contains("csr.csv does not exist"), "{output}");
+    assert!(output.contains("--> daq.toml:5:7"), "{output}");
+    let daq = Daq::new(&format!(
+        "{SOURCE}[sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"daq.toml/out\"\n"
+    ));
+    let output = errors(&daq, &[]);
+    assert!(
+        output.contains("daq.toml is a file, not a directory"),
+        "{output}"
+    );
+}
+
+#[test]
+fn urls_are_no_paths() {
+    for driver in ["file", "zarr"] {
+        let text = format!(
+            "{SOURCE}[sink.disk]\ndriver = \"{driver}\"\ninput = \"raw\"\npath = \"s3://bucket/x\"\n"
+        );
+        let daq = Daq::new(&text);
+        let output = errors(&daq, &[]);
+        assert!(
+            output.contains("s3://bucket/x is a URL, not a path"),
+            "{output}"
+        );
+        assert_eq!(daq.cli(&["run", "daq.toml"]).code, 78);
+    }
+}
+
+#[test]
+fn one_syntax_error_is_one_error() {
+    let output = errors(
+        &Daq::new("[source.adc\ndriver = 1\n[ring.raw]\nslots = [\n"),
+        &["--set", "ring.raw.slots=4"],
+    );
+    assert_eq!(output.matches("error: ").count(), 1, "{output}");
+    assert!(output.contains("daq.toml:1:12"), "{output}");
+}
+
+#[test]
+fn bad_value_beside_an_unreadable_one_is_reported_too() {
+    let output = errors(
+        &Daq::new(
+            "[source.adc]\ndriver = \"udp\"\nlisten = \"127.0.0.1:4950\"\nring = \"raw\"\n\
+             [source.adc.format]\nkind = \"raw\"\nheader = \"16 B\"\npayload = \"8 parsecs\"\n\
+             sequence = { offset = 0, bytes = 9 }\n[ring.raw]\n[sink.drop]\ndriver = \"null\"\ninput = \"raw\"\n",
+        ),
+        &[],
+    );
+    assert!(output.contains("unknown unit \"parsecs\""), "{output}");
+    assert!(
+        output.contains("a number of 9 bytes cannot be read"),
+        "{output}"
+    );
+    assert_eq!(output.matches("error: ").count(), 2, "{output}");
+}
+
+#[test]
+fn too_many_counters_are_found_before_a_run() {
+    let sinks = (0..1500).map(|i| format!("[sink.s{i}]\ndriver = \"null\"\ninput = \"raw\"\n"));
+    let sinks = sinks.collect::<Vec<_>>().concat();
+    let daq = Daq::new(&format!("{SOURCE}{sinks}"));
+    let output = errors(&daq, &["--no-hardware"]);
+    assert!(
+        output.contains("more than 8160 counters") && output.contains("help: split"),
+        "{output}"
+    );
+    let name = "n".repeat(150);
+    let daq = Daq::new(&format!(
+        "{SOURCE}[sink.{name}]\ndriver = \"null\"\ninput = \"raw\"\n"
+    ));
+    let output = errors(&daq, &["--no-hardware"]);
+    assert!(
+        output.contains("--> daq.toml:7:1") && output.contains("shorten"),
+        "{output}"
+    );
+}
+
+#[test]
+fn nul_in_a_path_is_pointed_at() {
+    let daq = Daq::new(&format!(
+        "{SOURCE}[sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"o\\u0000t\"\n"
+    ));
+    let output = errors(&daq, &[]);
+    assert!(
+        output.contains("NUL") && output.contains("--> daq.toml:10:8"),
+        "{output}"
+    );
+}
+
+#[test]
+fn thousands_of_unknown_keys_are_summed_up() {
+    let keys = (0..10_000).map(|i| format!("pattern{i} = {i}\n"));
+    let keys = keys.collect::<Vec<_>>().concat();
+    let daq = Daq::new(&format!(
+        "[source.adc]\ndriver = \"sim\"\npacket = 1024\nring = \"raw\"\n{keys}[ring.raw]\n\
+         [sink.drop]\ndriver = \"null\"\ninput = \"raw\"\n"
+    ));
+    let output = errors(&daq, &[]);
+    assert!(
+        output.contains("9980 more unknown keys in [source.adc]"),
+        "{output}"
+    );
+    assert!(output.len() < 20_000, "{} bytes", output.len());
+}
+
+#[test]
+fn sample_types_are_not_mistaken_for_each_other() {
+    for name in ["uint16", "float16", "int64"] {
+        let output = errors(
+            &Daq::new(
+                &format!("{SOURCE}samples = {{ type = \"{name}\" }}\n")
+                    .replace("[ring.raw]\nslot = 4096\n", ""),
+            ),
+            &[],
+        );
+        assert!(
+            output.contains("choose \"int8\", \"uint8\", \"int16\""),
+            "{output}"
+        );
+        assert!(!output.contains("did you mean \"int"), "{output}");
+    }
+}
+
+#[test]
+fn the_examples_compile() {
+    let compiler = match compiler() {
+        Ok(compiler) => compiler,
+        Err(why) => skip!("{why}"),
+    };
+    for path in daq_tests::configs() {
+        let daq = Daq::new(&std::fs::read_to_string(&path).unwrap()).env("DAQ_NVRTC", &compiler);
+        for code in daq_tests::files(&repository().join("configs/kernels"), ".cu") {
+            let name = format!("configs/kernels/{}", code.file_name().unwrap().display());
+            daq.write(&name, &std::fs::read_to_string(code).unwrap());
+        }
+        let output = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok().stdout;
+        assert!(!output.contains("compiled"), "{}: {output}", path.display());
+    }
+}
+
+#[test]
+fn what_run_refuses_is_refused_by_check() {
+    let sink = "[sink.disk]\ndriver = \"file\"\ninput = \"raw\"\n";
+    let name = "n".repeat(256);
+    let daq = Daq::new(&format!("{SOURCE}{sink}path = \"out/{name}\"\n"));
+    for arguments in [&[][..], &["--no-hardware"]] {
+        let output = errors(&daq, arguments);
+        assert!(output.contains("256 bytes; at most 255"), "{output}");
+    }
+    let daq = Daq::new(&format!("{SOURCE}{sink}path = \"daq.toml\"\n"));
+    let output = errors(&daq, &[]);
+    assert!(output.contains("is a file, not a directory"), "{output}");
+    let outcome = daq.run(&["--for", "10 ms"]);
+    assert!(
+        outcome.stderr.contains("move that file away"),
+        "{}",
+        outcome.stderr
+    );
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = port.local_addr().unwrap();
+    let daq = Daq::new(&format!(
+        "{SOURCE}[sink.drop]\ndriver = \"null\"\ninput = \"raw\"\n[http]\nlisten = \"{address}\"\n"
+    ));
+    for code in [
+        daq.cli(&["check", "daq.toml"]),
+        daq.cli(&["run", "daq.toml"]),
+    ] {
+        assert_eq!(code.code, 69, "{}", code.stderr);
+        assert!(
+            code.stderr.contains("another program has this port"),
+            "{}",
+            code.stderr
+        );
+    }
+    let output = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok().stdout;
+    assert!(
+        output.contains(&format!("[http]: whether TCP {address} is free")),
+        "{output}"
+    );
+    drop(port);
+    let _ = daq.cli(&["check", "daq.toml"]).ok();
+}
+
+#[test]
+fn kernels_that_need_full_slots_of_learned_heaps_are_warned_of() {
+    let text = |format: &str| {
+        format!(
+            "[source.adc]\ndriver = \"udp\"\nlisten = \"127.0.0.1:4950\"\nring = \"raw\"\n\
+             format = {{ kind = \"spead\"{format} }}\n[ring.raw]\nslots = 32\n\
+             [kernel.level]\nuse = \"stats\"\ninput = \"raw\"\noutput = \"made\"\n{SINK}"
+        )
+    };
+    let warning = "kernel `level` needs frames of 1 MiB";
+    let daq = Daq::new(&text(""));
+    let done = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();
+    assert!(done.stderr.contains(warning), "{}", done.stderr);
+    assert!(
+        done.stderr.contains("`heap` in [source.adc.format]"),
+        "{}",
+        done.stderr
+    );
+    let plan = daq.cli(&["plan", "--no-hardware", "daq.toml"]).ok();
+    assert!(plan.stderr.contains(warning), "{}", plan.stderr);
+    let frames = "frames   int8, 1 channel × up to 1048576 samples";
+    assert!(plan.stdout.contains(frames), "{}", plan.stdout);
+    let daq = Daq::new(&text(", heap = \"1 MiB\""));
+    let plan = daq.cli(&["plan", "--no-hardware", "daq.toml"]).ok();
+    assert!(!plan.stderr.contains(warning) && !plan.stdout.contains("× up to"));
+}

@@ -1,0 +1,779 @@
+//! The command line: every command, every error code, every example.
+
+use daq_core::plan::FILE_KERNEL;
+use daq_pipelines::REGISTRY;
+use daq_tests::{Daq, Done, program, skip};
+use serde_json::Value;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+/// A pipeline that ends by itself.
+const SMALL: &str = r#"
+[source.adc]
+driver = "sim"
+pattern = "counter"
+packet = 64
+packets = 1000
+ring = "raw"
+
+[ring.raw]
+slot = 512
+slots = 16
+
+[sink.drop]
+driver = "null"
+input = "raw"
+"#;
+
+/// The configuration that the design shows.
+const DESIGN: &str = r#"
+[source.adc]
+driver = "udp"
+listen = "0.0.0.0:4950"
+ring   = "raw"
+
+[source.adc.format]
+kind     = "raw"         # or "spead", "vita49", ...
+header   = "16 B"        # before the payload of each packet
+payload  = "8 KiB"
+sequence = { offset = 0, bytes = 8, endian = "big" }
+
+[ring.raw]
+memory = "auto"          # "host", "cuda:0"; auto = first GPU, host memory where there is none
+slot   = "1 MiB"
+slots  = 64
+
+[kernel.spectrum]
+use    = "power-spectrum" # or  file = "my.cu", dispatch = "persistent"
+input  = "raw"
+output = "spectra"
+
+[ring.spectra]
+memory = "auto"
+slot   = "64 KiB"
+slots  = 64
+
+[sink.disk]
+driver = "file"
+input  = "spectra"
+path   = "out/"
+
+[http]
+listen = "127.0.0.1:9464"
+"#;
+
+fn sources() -> impl Iterator<Item = &'static str> {
+    REGISTRY.sources.iter().map(|entry| entry.name)
+}
+
+/// The built-in kernels.
+fn kernels() -> impl Iterator<Item = &'static str> {
+    let names = REGISTRY.kernels.iter().map(|entry| entry.name);
+    names.filter(|name| *name != FILE_KERNEL)
+}
+
+fn sinks() -> impl Iterator<Item = &'static str> {
+    REGISTRY.sinks.iter().map(|entry| entry.name)
+}
+
+/// What stderr says, and that the exit code is that of a wrong configuration.
+fn errors(done: Done) -> String {
+    assert_eq!(
+        (done.code, done.stdout.as_str()),
+        (78, ""),
+        "{}",
+        done.stderr
+    );
+    done.stderr
+}
+
+#[test]
+fn list_shows_every_entry_with_its_summary() {
+    let list = Daq::new("").cli(&["list"]).ok().stdout;
+    let entries = REGISTRY
+        .sources
+        .iter()
+        .map(|entry| (entry.name, entry.summary));
+    let entries = entries.chain(
+        REGISTRY
+            .kernels
+            .iter()
+            .map(|entry| (entry.name, entry.summary)),
+    );
+    let entries = entries.chain(
+        REGISTRY
+            .sinks
+            .iter()
+            .map(|entry| (entry.name, entry.summary)),
+    );
+    for (name, summary) in entries {
+        assert!(
+            list.lines().any(|line| line.split_whitespace().next() == Some(name) && line.ends_with(summary)),
+            "{name} is not in\n{list}"
+        );
+    }
+}
+
+#[test]
+fn whatever_new_prints_is_valid() {
+    let mut asked: Vec<String> = sources()
+        .chain(kernels())
+        .chain(sinks())
+        .map(ToOwned::to_owned)
+        .collect();
+    for source in sources() {
+        for sink in sinks() {
+            asked.push(format!("{source}/{sink}"));
+            asked.extend(kernels().map(|kernel| format!("{source}/{kernel}/{sink}")));
+            asked.push(format!("{source}/convert/power-spectrum/{sink}"));
+        }
+    }
+    for parts in asked {
+        let daq = Daq::new("");
+        let text = daq.cli(&["new", &parts]).ok().stdout;
+        // The device of `hsb` is reached by the loopback interface: `check` compares packets with the interface's MTU.
+        let local = text.replace("\"192.168.0.2\"", "\"127.0.0.1\"");
+        assert_eq!(
+            local != text,
+            parts.split('/').next() == Some("hsb"),
+            "{text}"
+        );
+        daq.write("daq.toml", &local);
+        // What the example of `replay` names.
+        daq.write("recording.pcap", "");
+        for name in parts.split('/') {
+            assert!(text.contains(&format!("\"{name}\"")), "{parts}:\n{text}");
+        }
+        for arguments in [
+            &["check", "daq.toml", "--no-hardware"][..],
+            &["check", "daq.toml"],
+        ] {
+            let done = daq.cli(arguments);
+            assert_eq!(
+                done.code, 0,
+                "{parts}: {arguments:?}\n{}\n{text}",
+                done.stderr
+            );
+            assert!(done.stdout.contains("ok"), "{}", done.stdout);
+        }
+    }
+}
+
+#[test]
+fn new_says_what_it_does_not_know() {
+    let daq = Daq::new("");
+    let done = daq.cli(&["new", "sim/power-spektrum"]);
+    assert_eq!(done.code, 64);
+    assert!(
+        done.stderr.contains("did you mean `power-spectrum`?"),
+        "{}",
+        done.stderr
+    );
+    let done = daq.cli(&["new", "null/sim"]);
+    assert_eq!(done.code, 64, "{}", done.stderr);
+    assert!(
+        done.stderr.contains("SOURCE/KERNEL/SINK"),
+        "{}",
+        done.stderr
+    );
+}
+
+#[test]
+fn a_kernel_of_ones_own_is_made_from_an_example() {
+    let daq = Daq::new("");
+    for parts in ["sim/file/null", "udp/file/file", "file/zarr"] {
+        let text = daq.cli(&["new", parts]).ok().stdout;
+        assert!(
+            text.contains("[kernel.my-kernel]") && text.contains("file = \"my.cu\""),
+            "{text}"
+        );
+        daq.write("daq.toml", &text);
+        daq.write("my.cu", include_str!("../../../configs/kernels/clip.cu"));
+        let _ = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();
+    }
+    let text = daq.cli(&["new", "sim/file"]).ok().stdout;
+    assert!(
+        text.contains("[sink.file]") && !text.contains("[kernel.my-kernel]"),
+        "{text}"
+    );
+    let header = daq.cli(&["reference", "kernel-header"]).ok().stdout;
+    assert!(
+        header.contains("#define DAQ_KERNEL(FUNCTION, PARAMS)"),
+        "{header}"
+    );
+}
+
+#[test]
+fn the_configuration_of_the_design_is_valid() {
+    let daq = Daq::new(DESIGN);
+    let _ = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();
+    let plan: Value = serde_json::from_str(
+        &daq.cli(&["plan", "--no-hardware", "--json", "daq.toml"])
+            .ok()
+            .stdout,
+    )
+    .unwrap();
+    assert_eq!(plan["sources"][0]["driver"], "udp");
+    assert!(
+        plan["rings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|ring| ring["name"] == "raw" && ring["slots"] == 64)
+    );
+}
+
+#[test]
+fn all_errors_come_at_once_each_with_its_place_and_a_suggestion() {
+    let text = SMALL
+        .replace("slots = 16", "slotz = 16")
+        .replace("pattern = \"counter\"", "patern = \"counter\"")
+        .replace("driver = \"null\"", "driver = \"nul\"")
+        .replace("input = \"raw\"", "input = \"row\"");
+    let told = errors(Daq::new(&text).cli(&["check", "daq.toml"]));
+    let line_of = |what: &str| {
+        text.lines()
+            .position(|line| line.starts_with(what))
+            .unwrap()
+            + 1
+    };
+    for (wrong, column, meant) in [
+        ("slotz", 1, "did you mean `slots`?"),
+        ("patern", 1, "did you mean `pattern`?"),
+        ("driver = \"nul\"", 10, "did you mean \"null\"?"),
+        ("input = \"row\"", 9, "did you mean \"raw\"?"),
+    ] {
+        assert!(
+            told.contains(&format!("daq.toml:{}:{column}", line_of(wrong))),
+            "{wrong}:\n{told}"
+        );
+        assert!(told.contains(meant), "{meant}:\n{told}");
+        assert!(
+            told.contains(text.lines().nth(line_of(wrong) - 1).unwrap()),
+            "the line of {wrong}:\n{told}"
+        );
+    }
+    // One mistake is one error: whoever names the ring with a wrong key has made none.
+    assert!(
+        told.contains("4 errors") && told.matches("\nerror").count() == 3,
+        "{told}"
+    );
+    assert!(!told.contains("no ring `raw`"), "{told}");
+}
+
+#[test]
+fn a_wrong_name_is_told_before_it_names_a_file() {
+    let daq = Daq::new(&format!("[daq]\nname = \"../up\"\n{SMALL}"));
+    let told = errors(daq.cli(&["run", "daq.toml", "--report", "json"]));
+    assert!(
+        told.contains("daq.toml:2:8") && told.contains("1 error "),
+        "{told}"
+    );
+    assert!(!daq.path("state").exists());
+}
+
+#[test]
+fn a_wrong_driver_is_told_beside_everything_else() {
+    let text = SMALL
+        .replace(
+            "\"sim\"",
+            "\"smi\"\nwait = \"bsy\"\npakcet = 64\ncores = [99999]",
+        )
+        .replace(
+            "driver = \"null\"",
+            "driver = \"nul\"\nburst = 0\ntuoch = true",
+        );
+    let told = errors(Daq::new(&text).cli(&["check", "daq.toml"]));
+    for error in [
+        "unknown driver \"smi\" in [source.adc]",
+        "`wait` cannot be \"bsy\"",
+        "unknown key `pakcet` in [source.adc]",
+        "core 99999 is not among the cores of this process",
+        "unknown driver \"nul\" in [sink.drop]",
+        "a burst of 0 frames",
+        "unknown key `tuoch` in [sink.drop]",
+    ] {
+        assert!(
+            told.contains(&format!("error: {error}")),
+            "{error}:\n{told}"
+        );
+    }
+    assert!(
+        told.contains("7 errors in") && !told.contains("warning"),
+        "{told}"
+    );
+}
+
+#[test]
+fn the_plan_shows_where_data_comes_from_and_goes_to() {
+    let plan = Daq::new(DESIGN)
+        .cli(&["plan", "--no-hardware", "daq.toml"])
+        .ok()
+        .stdout;
+    for line in [
+        "    input    UDP 0.0.0.0:4950",
+        "    to       files out/disk-*",
+        "    claims   TCP 127.0.0.1:9464",
+    ] {
+        assert!(
+            plan.lines().any(|shown| shown == line),
+            "{line:?} is not in\n{plan}"
+        );
+    }
+}
+
+#[test]
+fn a_wrong_key_is_an_error_for_run_too() {
+    let done =
+        Daq::new(&SMALL.replace("slots", "slotz")).cli(&["run", "daq.toml", "--report", "json"]);
+    assert!(errors(done).contains("did you mean `slots`?"));
+}
+
+#[test]
+fn text_that_is_no_toml_is_shown_where_it_ends() {
+    let told = errors(Daq::new("[source.adc\ndriver = 1").cli(&["check", "daq.toml"]));
+    assert!(told.contains("daq.toml:1:"), "{told}");
+    let told = errors(Daq::new("").cli(&["check", "absent.toml"]));
+    assert!(told.contains("absent.toml"), "{told}");
+}
+
+#[test]
+fn one_port_has_one_owner() {
+    let source = |name: &str, port: u16| {
+        format!(
+            "[source.{name}]\ndriver = \"udp\"\nlisten = \"127.0.0.1:{port}\"\nring = \"{name}\"\n\
+             format = {{ kind = \"raw\", header = 16, payload = 1024, sequence = {{ offset = 0, bytes = 8 }} }}\n\
+             [ring.{name}]\n[sink.{name}-out]\ndriver = \"null\"\ninput = \"{name}\"\n"
+        )
+    };
+    let told =
+        errors(Daq::new(&(source("a", 4950) + &source("b", 4950))).cli(&["check", "daq.toml"]));
+    assert!(
+        told.contains("[source.a] and [source.b] both claim UDP 127.0.0.1:4950"),
+        "{told}"
+    );
+    assert!(
+        told.contains("daq.toml:12:10") && told.contains("\n 3 | listen"),
+        "{told}"
+    );
+    let _ = Daq::new(&(source("a", 4950) + &source("b", 4951)))
+        .cli(&["check", "daq.toml"])
+        .ok();
+}
+
+#[test]
+fn one_file_has_one_owner_however_its_path_is_written() {
+    let file = |name: &str, stem: &str| {
+        format!(
+            "[sink.{name}]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nname = \"{stem}\"\n"
+        )
+    };
+    let told = errors(
+        Daq::new(&(SMALL.to_owned() + &file("a", "x") + &file("b", "x")))
+            .cli(&["check", "daq.toml"]),
+    );
+    assert!(told.contains("[sink.a] and [sink.b] both claim"), "{told}");
+    // Relative paths start from the directory that daq runs in.
+    let daq = Daq::new("");
+    // As the process sees it: without symbolic links.
+    let here = daq.path("").canonicalize().unwrap().join("out");
+    for path in ["./out/", "x/../out", here.to_str().unwrap()] {
+        let other = file("b", "x").replace("\"out\"", &format!("{path:?}"));
+        daq.write("daq.toml", &(SMALL.to_owned() + &file("a", "x") + &other));
+        let told = errors(daq.cli(&["check", "daq.toml"]));
+        assert!(
+            told.contains("[sink.a] and [sink.b] both claim"),
+            "{path}: {told}"
+        );
+    }
+    let below = file("b", "y").replace("\"out\"", "\"out/x\"");
+    for other in [file("b", "y"), below] {
+        let _ = Daq::new(&(SMALL.to_owned() + &file("a", "x") + &other))
+            .cli(&["check", "daq.toml"])
+            .ok();
+    }
+}
+
+#[test]
+fn a_sections_name_cannot_lead_out_of_its_directory() {
+    let sink = "[sink.\"../x\"]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\n";
+    let daq = Daq::new(&(SMALL.to_owned() + sink));
+    let told = errors(daq.cli(&["check", "daq.toml"]));
+    assert!(
+        told.contains("\"../x\" cannot be a name") && told.contains("[sink.\"../x\"]\n"),
+        "{told}"
+    );
+    assert!(
+        told.contains("letters, digits") && told.contains("1 error "),
+        "{told}"
+    );
+}
+
+#[test]
+fn values_come_from_set_then_environment_then_file() {
+    let capacity =
+        |daq: &Daq, arguments: &[&str]| daq.run(arguments).ok().count("rings.raw.capacity");
+    let daq = Daq::new(SMALL);
+    assert_eq!(capacity(&daq, &[]), 16);
+    assert_eq!(capacity(&daq, &["--set", "ring.raw.slots=32"]), 32);
+    let daq = daq.env("DAQ__RING__RAW__SLOTS", "64");
+    assert_eq!(capacity(&daq, &[]), 64);
+    assert_eq!(capacity(&daq, &["--set", "ring.raw.slots=32"]), 32);
+}
+
+#[test]
+fn overrides_that_are_wrong_are_named_as_their_own_origin() {
+    let told = errors(Daq::new(SMALL).cli(&["check", "daq.toml", "--set", "ring.raw.slots=many"]));
+    assert!(told.contains("--set ring.raw.slots=many:1:16"), "{told}");
+    let told = errors(Daq::new(SMALL).cli(&["check", "daq.toml", "--set", "ring.raw.slotz=3"]));
+    assert!(told.contains("--set ring.raw.slotz=3:1:"), "{told}");
+    let told = errors(Daq::new(SMALL).cli(&["check", "daq.toml", "--set", "nonsense"]));
+    assert!(told.contains("--set nonsense"), "{told}");
+    let daq = Daq::new(SMALL).env("DAQ__RING__RAW__SLOTS", "many");
+    let told = errors(daq.cli(&["check", "daq.toml"]));
+    assert!(told.contains("environment DAQ__RING__RAW__SLOTS"), "{told}");
+    assert!(told.contains("1 error "), "{told}");
+}
+
+#[test]
+fn variables_expand_inside_of_strings() {
+    let text = SMALL.replace("packet = 64\n", "packet = \"${PACKET:-64} B\"\n");
+    assert_eq!(
+        Daq::new(&text).run(&[]).ok().count("sources.adc.bytes"),
+        64_000
+    );
+    assert_eq!(
+        Daq::new(&text)
+            .env("PACKET", "128")
+            .run(&[])
+            .ok()
+            .count("sources.adc.bytes"),
+        128_000
+    );
+    let told = errors(Daq::new(&text.replace(":-64", "")).cli(&["check", "daq.toml"]));
+    assert!(
+        told.contains("PACKET") && told.contains("daq.toml:5:"),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_directory_is_one_configuration() {
+    let (source, rest) = SMALL.split_once("[ring.raw]").unwrap();
+    let daq = Daq::new("this is no TOML, and in no directory");
+    daq.write("conf/10-source.toml", source);
+    daq.write("conf/20-rest.toml", &format!("[ring.raw]{rest}"));
+    daq.write("conf/notes.txt", "not read");
+    let _ = daq.cli(&["check", "-C", "conf"]).ok();
+    let live = daq.spawn_command(daq.command(&["run", "-C", "conf", "--report", "json"]));
+    assert_eq!(live.wait().ok().count("sources.adc.delivered"), 1000);
+    let _ = daq
+        .cli(&["check", "conf/10-source.toml", "conf/20-rest.toml"])
+        .ok();
+    let told = errors(daq.cli(&["check", "conf/10-source.toml"]));
+    assert!(
+        told.contains("no ring `raw`") && told.contains("10-source.toml"),
+        "{told}"
+    );
+    daq.write("conf/30-again.toml", "[ring.raw]\nslots = 4\n");
+    let told = errors(daq.cli(&["check", "-C", "conf"]));
+    assert!(
+        told.contains("20-rest.toml") && told.contains("30-again.toml"),
+        "{told}"
+    );
+}
+
+#[test]
+fn hardware_that_is_not_there_is_no_configuration_error() {
+    let daq = Daq::new(&SMALL.replace("[ring.raw]", "[ring.raw]\nmemory = \"cuda:0\""));
+    let _ = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();
+    let done = daq.cli(&["run", "daq.toml", "--report", "json"]);
+    if done.code == 0 {
+        skip!("this machine has a GPU");
+    }
+    assert_eq!(
+        (done.code, done.stdout.as_str()),
+        (69, ""),
+        "{}",
+        done.stderr
+    );
+    assert!(
+        done.stderr.contains("cuda:0") && done.stderr.contains("memory = "),
+        "{}",
+        done.stderr
+    );
+}
+
+#[test]
+fn usage_errors_are_64_and_say_how() {
+    let daq = Daq::new(SMALL);
+    for arguments in [
+        &["frobnicate"][..],
+        &["run"],
+        &["run", "daq.toml", "--for", "soon"],
+        &["run", "daq.toml", "--frames", "raw"],
+        &["run", "daq.toml", "--frames", "nothing=3"],
+        &["graph", "daq.toml", "--format", "png"],
+        &["completions", "tcl"],
+    ] {
+        let done = daq.cli(arguments);
+        assert_eq!(
+            (done.code, done.stdout.as_str()),
+            (64, ""),
+            "{arguments:?}: {}",
+            done.stderr
+        );
+        assert!(
+            done.stderr.starts_with("error: "),
+            "{arguments:?}: {}",
+            done.stderr
+        );
+    }
+    assert!(daq.cli(&["--help"]).ok().stdout.contains("doctor"));
+    assert!(daq.cli(&["--version"]).ok().stdout.starts_with("daq "));
+}
+
+#[test]
+fn a_run_ends_after_its_time_or_its_frames() {
+    let daq = Daq::new(&SMALL.replace("packets = 1000\n", ""));
+    // The source is endless, so that only the time ends it.
+    let _ = daq.run_a_while(&[]);
+    let outcome = daq.run(&["--frames", "raw=100"]).ok();
+    assert!(
+        outcome.count("rings.raw.published") >= 100,
+        "{:#}",
+        outcome.report
+    );
+}
+
+#[test]
+fn the_ledger_is_printed_as_text_where_no_json_is_asked_for() {
+    let done = Daq::new(SMALL).cli(&["run", "daq.toml"]).ok();
+    for line in [
+        "source adc: no loss in 1000 packets; expected 1000, delivered 1000, pending 0 (64000 bytes)",
+        "ring raw: made 125, published 125, refused 0;",
+        "reader drop of raw: published 125, read 125, overrun 0, discarded 0, pending 0",
+        "sink drop: frames 125, bytes 64000, files 0",
+    ] {
+        assert!(
+            done.stdout.contains(line),
+            "{line} is not in\n{}",
+            done.stdout
+        );
+    }
+}
+
+/// The heart of a pipeline in a drawing: every component, and as many arrows as there are connections.
+fn draws(drawing: &str, arrow: &str) {
+    for name in [
+        "antenna",
+        "voltages",
+        "spectrum",
+        "spectra",
+        "health",
+        "statistics",
+        "spectra-on-disk",
+    ] {
+        assert!(drawing.contains(name), "{name} is not in\n{drawing}");
+    }
+    assert_eq!(drawing.matches(arrow).count(), 7, "{drawing}");
+}
+
+fn quickstart() -> String {
+    daq_tests::repository()
+        .join("configs/quickstart.toml")
+        .to_str()
+        .unwrap()
+        .to_owned()
+}
+
+#[test]
+fn graphs_are_drawn() {
+    let daq = Daq::new("");
+    let mermaid = daq
+        .cli(&["graph", &quickstart(), "--format", "mermaid"])
+        .ok()
+        .stdout;
+    assert!(
+        mermaid.starts_with("flowchart") || mermaid.starts_with("graph"),
+        "{mermaid}"
+    );
+    draws(&mermaid, "-->");
+    assert_eq!(daq.cli(&["graph", &quickstart()]).ok().stdout, mermaid);
+    let dot = daq
+        .cli(&["graph", &quickstart(), "--format", "dot"])
+        .ok()
+        .stdout;
+    draws(&dot, " -> ");
+    let Some(program) = program("dot") else {
+        skip!("graphviz is not here: `dot -Tsvg` was not asked")
+    };
+    let mut child = Command::new(program)
+        .arg("-Tsvg")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(dot.as_bytes())
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stdout).contains("spectra-on-disk"));
+}
+
+#[test]
+fn completions_are_scripts() {
+    let daq = Daq::new("");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = daq.cli(&["completions", shell]).ok().stdout;
+        for word in ["daq", "doctor", "no-hardware", "mermaid"] {
+            assert!(
+                script.contains(word),
+                "{word} is not in the completions for {shell}"
+            );
+        }
+        let Some(program) = program(shell) else {
+            daq_tests::tell(&format!(
+                "skipped: {shell} is not here to read its completions"
+            ));
+            continue;
+        };
+        let path = daq.write(&format!("completions.{shell}"), &script);
+        let output = Command::new(program).arg("-n").arg(path).output().unwrap();
+        assert!(
+            output.status.success(),
+            "{shell}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+#[test]
+fn the_doctor_examines() {
+    let daq = Daq::new("");
+    let done = daq.cli(&["doctor"]);
+    assert!([0, 69].contains(&done.code), "{}", done.stderr);
+    for word in [
+        "memlock",
+        "hugepages",
+        "rmem_max",
+        "netdev_max_backlog",
+        "governor",
+        "UDP buffer drops",
+    ] {
+        assert!(
+            done.stdout.contains(word),
+            "{word} is not in\n{}",
+            done.stdout
+        );
+    }
+    let done = daq.cli(&["doctor", "--json", "--sample", "0s"]);
+    let findings: Value = serde_json::from_str(&done.stdout).unwrap();
+    let findings = findings.as_array().unwrap();
+    assert!(findings.len() > 5);
+    for finding in findings {
+        assert!(
+            finding
+                .as_object()
+                .is_some_and(|finding| finding.len() >= 3),
+            "{finding}"
+        );
+    }
+}
+
+#[test]
+fn references_are_printed() {
+    let daq = Daq::new("");
+    let schema: Value = serde_json::from_str(&daq.cli(&["reference"]).ok().stdout).unwrap();
+    assert!(schema["properties"]["source"].is_object(), "{schema:#}");
+}
+
+/// What a process holds beyond rings, kernels and sinks: the program itself (some 15 MiB in the dev profile), the
+/// stacks of its threads, the HTTP side, the allocator's arenas. It does not grow with the configuration's sizes.
+const OVERHEAD: u64 = 64 << 20;
+
+/// Bytes of a line of /proc/PID/status.
+fn status(pid: u32, key: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(key)).unwrap();
+    line.split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse::<u64>()
+        .unwrap()
+        * 1024
+}
+
+#[test]
+fn memory_stays_within_the_plan() {
+    // Large rings, so that a plan that forgot one would be found out.
+    let text = r#"
+        [source.adc]
+        driver = "sim"
+        samples = { type = "int16", rate = "64 MHz" }
+        noise = 0.1
+        ring = "raw"
+        [ring.raw]
+        slot = "1 MiB"
+        slots = 96
+        [kernel.floats]
+        use = "convert"
+        input = "raw"
+        output = "floats"
+        [ring.floats]
+        slots = 96
+        [kernel.spectrum]
+        use = "power-spectrum"
+        input = "floats"
+        output = "spectra"
+        [ring.spectra]
+        [sink.drop]
+        driver = "null"
+        input = "floats"
+        touch = true
+        [sink.disk]
+        driver = "file"
+        input = "spectra"
+        path = "out"
+        buffer = "16 MiB"
+        [http]
+        listen = "127.0.0.1:0"
+    "#;
+    let daq = Daq::new(text);
+    let plan: Value =
+        serde_json::from_str(&daq.cli(&["plan", "--json", "daq.toml"]).ok().stdout).unwrap();
+    let planned = plan["memory"].as_u64().unwrap();
+    let rings: u64 = plan["rings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|ring| ring["region_bytes"].as_u64().unwrap())
+        .sum();
+    assert!(rings >= (96 + 2 * 96) << 20 && planned > rings, "{plan:#}");
+    let text = daq.cli(&["plan", "daq.toml"]).ok().stdout;
+    assert!(
+        text.lines()
+            .any(|line| line.starts_with("total") && line.contains("memory")),
+        "{text}"
+    );
+
+    let mut live = daq.spawn(&[]);
+    // Every ring has gone round: all of it was touched.
+    live.wait_count("rings.raw.published", 200);
+    live.wait_count("rings.floats.published", 200);
+    live.wait_count("rings.spectra.published", 64);
+    let most = status(live.pid(), "VmHWM:");
+    assert!(
+        most <= planned + OVERHEAD,
+        "{most} bytes where {planned} were planned"
+    );
+    assert!(
+        most >= rings,
+        "the plan counts {rings} bytes of rings, the process never held more than {most}"
+    );
+    let _ = live.stop();
+}

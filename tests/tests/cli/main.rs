@@ -1,0 +1,8 @@
+//! The command line: commands, configuration checks, topology and the examples in `configs/`.
+
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+mod check;
+mod commands;
+mod examples;
+mod topology;

@@ -1,0 +1,92 @@
+//! `daq topo` and plans of recorded machines.
+
+use daq_tests::{Daq, repository};
+use std::fs;
+
+const PIPELINE: &str = r#"
+[source.adc]
+driver = "sim"
+pattern = "counter"
+packet = 64
+packets = 1000
+ring = "raw"
+
+[ring.raw]
+memory = "cuda:0"
+slot = 512
+slots = 16
+
+[sink.drop]
+driver = "null"
+input = "raw"
+"#;
+
+/// A server with a card and a GPU below one host bridge, as `--record` writes it.
+fn recorded() -> String {
+    let path = repository().join("daq-core/src/topology/tests/recorded");
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_recorded_machine_is_shown() {
+    let daq = Daq::new("");
+    let text = daq.cli(&["topo", "--from", &recorded()]).ok().stdout;
+    for part in [
+        "pci0000:16  8086:09a2",
+        "└─ 0000:18:00.0  cuda:0 NVIDIA A100-PCIE-40GB",
+        "0000:17:00.0 → cuda:0  direct writes: both are below pci0000:16",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    let large = daq.cli(&["topo", "--from", &recorded(), "--ring", "65 GiB"]);
+    assert!(
+        large
+            .ok()
+            .stdout
+            .contains("cuda:0  staged writes: a ring of 65 GiB")
+    );
+    let picture = daq.cli(&["topo", "--from", &recorded(), "--format", "mermaid"]);
+    let picture = picture.ok().stdout;
+    assert!(picture.starts_with("flowchart TD\n") && picture.contains("==>|\"direct PHB\"|"));
+}
+
+#[test]
+fn sources_and_plans_are_shown_on_a_recorded_machine() {
+    let daq = Daq::new(PIPELINE);
+    let text = daq.cli(&["topo", "--from", &recorded(), "daq.toml"]);
+    let text = text.ok().stdout;
+    assert!(text.contains("source adc  staged: "), "{text}");
+    assert!(!text.contains("0000:17:00.0 → "), "{text}");
+    let plan = daq.cli(&["plan", "--topology", &recorded(), "daq.toml"]);
+    assert!(plan.ok().stdout.contains("ring raw @ cuda:0"));
+    let nothing = daq.cli(&["plan", "--topology", "nowhere", "daq.toml"]);
+    assert_eq!(nothing.code, 74);
+    assert!(nothing.stderr.contains("gpus.json"), "{}", nothing.stderr);
+}
+
+#[test]
+fn this_machine_is_kept_and_shown_again() {
+    let daq = Daq::new("");
+    let shown = daq.cli(&["topo", "--all"]).ok().stdout;
+    let kept = daq.path("machine");
+    let kept = kept.to_str().unwrap();
+    let _ = daq.cli(&["topo", "--record", kept]).ok();
+    let again = daq.cli(&["topo", "--all", "--from", kept]).ok().stdout;
+    // What is free of a GPU's window may have changed meanwhile.
+    let steady = |text: &str| {
+        let lines = text.lines().filter(|line| !line.contains("free"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(steady(&shown), steady(&again));
+    let second = daq.cli(&["topo", "--record", kept]);
+    assert_eq!(second.code, 74);
+    assert!(second.stderr.contains("not empty"), "{}", second.stderr);
+    fs::write(daq.path("machine/gpus.json"), "{}").unwrap();
+    let broken = daq.cli(&["topo", "--from", kept]);
+    assert_eq!(broken.code, 74);
+    assert!(
+        broken.stderr.contains("daq topo --record"),
+        "{}",
+        broken.stderr
+    );
+}

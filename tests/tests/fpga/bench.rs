@@ -1,0 +1,68 @@
+//! `daq bench fpga`: without a GPU, and on the simulated driver, where every way to a GPU is there.
+
+use daq_tests::{Daq, Simulated};
+use serde_json::Value;
+
+const SHORT: [&str; 11] = [
+    "bench", "fpga", "--rounds", "1", "--window", "5ms", "--trips", "8", "--frames", "64KiB",
+    "--json",
+];
+
+fn tables(daq: &Daq) -> Vec<Value> {
+    let done = daq.cli(&SHORT).ok();
+    let tables: Value = serde_json::from_str(&done.stdout).unwrap();
+    tables.as_array().unwrap().clone()
+}
+
+/// The row of a way, by the beginning of its name.
+fn row<'a>(table: &'a Value, column: &str, name: &str) -> &'a Value {
+    let mut rows = table["rows"].as_array().unwrap().iter();
+    let found = rows.find(|row| row[column].as_str().unwrap().starts_with(name));
+    found.unwrap_or_else(|| panic!("no row {name:?} in {table:#}"))
+}
+
+fn is_measured(table: &Value, way: &str) -> bool {
+    let row = row(table, "way", way);
+    let mut figures = ["GB/s", "frames/s"].iter();
+    figures.all(|name| row[*name].as_f64().is_some_and(|figure| figure > 0.0))
+}
+
+fn moves(tables: &[Value], way: &str) {
+    // The last table names what was not measured, and why.
+    let (first, last) = (&tables[0], &tables[tables.len() - 1]);
+    assert!(is_measured(first, way), "{way}: {first:#}\n{last:#}");
+}
+
+#[test]
+fn cards_here_and_in_another_process_fill_host_rings() {
+    let tables = tables(&Daq::new("").env("CUDA_VISIBLE_DEVICES", ""));
+    for way in ["one thread", "xdma in this", "xdma in another"] {
+        moves(&tables, way);
+    }
+    let last = tables.last().unwrap();
+    assert_eq!(last["title"], "not measured");
+    row(last, "way", "all that goes to a GPU");
+}
+
+#[test]
+fn cards_fill_rings_on_a_gpu_and_a_kernel_sees_their_frames() {
+    let simulated = Simulated::new("").with_gdr("").with_compiler();
+    let daq = simulated.on(Daq::new(""));
+    // A card of LitePCIe cannot be held back: where other programs keep the CPU from this one, it may overwrite every frame.
+    let mut attempts = (0..8).map(|_| tables(&daq));
+    let is_complete = |tables: &Vec<Value>| is_measured(&tables[0], "litepcie");
+    let tables = attempts.find(is_complete);
+    let tables = tables.expect("LitePCIe is not measured at the eighth attempt");
+    for way in [
+        "xdma in another",
+        "xdma → host ring",
+        "xdma → GPU ring",
+        "litepcie",
+    ] {
+        moves(&tables, way);
+    }
+    for way in ["staged", "direct, the CPU", "direct, the card"] {
+        let row = row(&tables[1], "way", way);
+        assert!(row["p50"].as_f64().unwrap() > 0.0, "{row:#}");
+    }
+}

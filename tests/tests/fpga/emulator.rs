@@ -1,0 +1,318 @@
+//! `daq sim-card` as a process among others: users and servers that are killed, users that are hostile.
+
+#[expect(dead_code, reason = "others use the rest")]
+#[path = "../../../drivers/tests/common/bench.rs"]
+mod bench;
+
+use bench::{Bench, until};
+use daq_core::dma::{DmaError, DmaMap};
+use daq_drivers::cards::pattern::{Pattern, verify};
+use daq_drivers::fpga::device::{Device, GONE};
+use daq_drivers::fpga::transports::vfio_user;
+use daq_tests::{PATIENCE, binary, test_process};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const SLOT: usize = 64 << 10;
+const SLOTS: usize = 8;
+/// Tells this test's executable to be a user of the card at that path.
+const USER: &str = "DAQ_TEST_CARD_USER";
+
+/// A process, killed when the test ends, and what it says.
+struct Running {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Running {
+    fn new(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        Self { child, stdout }
+    }
+
+    /// Reads until a line begins with `start`.
+    fn wait_line(&mut self, start: &str) -> String {
+        let mut all = String::new();
+        loop {
+            let mut line = String::new();
+            let read = self.stdout.read_line(&mut line).unwrap();
+            assert!(read > 0, "it ended, and said:\n{all}");
+            if line.starts_with(start) {
+                return line;
+            }
+            all += &line;
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn end(mut self) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(start.elapsed() < PATIENCE, "it does not end");
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A directory with the socket of a card.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.path().join("card.sock")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(binary());
+        command
+            .env("DAQ_LOG", "warn")
+            .args(["sim-card", "xdma", "--socket"])
+            .arg(self.socket())
+            .args(arguments);
+        command
+    }
+
+    /// A card that is ready.
+    fn serve(&self, arguments: &[&str]) -> Running {
+        let mut server = Running::new(&mut self.command(arguments));
+        let line = server.wait_line("listening on ");
+        assert_eq!(
+            line.trim_end(),
+            format!("listening on {}", self.socket().display())
+        );
+        server
+    }
+
+    /// The card, once its last user has left: a process that a test beside this one starts has that user's connection
+    /// open, too, until it has become another program.
+    fn open(&self) -> Arc<dyn Device> {
+        let mut tries = 0;
+        loop {
+            match vfio_user::open(&self.socket()) {
+                Err(error) if tries < 100 && error.to_string().contains("in use") => {
+                    tries += 1;
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                opened => return opened.unwrap(),
+            }
+        }
+    }
+
+    /// Uses the card as a source does, and checks what it sends from its first byte on.
+    fn use_card(&self) -> Bench {
+        let bench = Bench::new(self.open(), SLOTS, SLOT);
+        bench.start();
+        let mut at = 0;
+        for round in 1..=4 {
+            bench.credit(8);
+            bench.wait_count(8 * round);
+            for slot in 0..SLOTS {
+                let payload = bench.payload(slot);
+                assert_eq!(verify(Pattern::Counter, 4096, at, &payload), None);
+                at += SLOT as u64;
+            }
+        }
+        bench
+    }
+}
+
+/// Not a test of its own: what the process does that is killed.
+#[test]
+fn user_to_be_killed() {
+    let Some(socket) = std::env::var_os(USER) else {
+        return;
+    };
+    let bench = Bench::new(vfio_user::open(Path::new(&socket)).unwrap(), SLOTS, SLOT);
+    bench.start();
+    bench.credit(8);
+    bench.wait_count(8);
+    println!("\nthe card is used");
+    loop {
+        bench.credit(8);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_user_that_is_killed_leaves_the_card_as_new() {
+    let place = Place::new();
+    let server = place.serve(&[]);
+    let maps = format!("/proc/{}/maps", server.child.id());
+    let has_memory = || {
+        std::fs::read_to_string(&maps)
+            .unwrap()
+            .contains("memfd:daq")
+    };
+    for _ in 0..3 {
+        let mut command = test_process(module_path!(), "user_to_be_killed");
+        command.arg("--nocapture").env(USER, place.socket());
+        let mut user = Running::new(&mut command);
+        user.wait_line("the card is used");
+        assert!(has_memory());
+        user.kill();
+        // The next one waits in the queue until the card was taken from the one before.
+        let bench = place.use_card();
+        assert!(has_memory());
+        bench.stop();
+        drop(bench);
+    }
+    // A connection that is accepted is one after the last user's was closed.
+    drop(place.open());
+    assert!(!has_memory());
+    server.signal(Signal::TERM);
+    assert_eq!(server.end().code(), Some(0));
+    assert!(!place.socket().exists());
+}
+
+#[test]
+fn a_server_that_is_killed_is_a_device_that_is_gone() {
+    let place = Place::new();
+    let server = place.serve(&["--packet", "1 KiB", "--rate", "8 Gbit/s"]);
+    let mut bench = Bench::new(place.open(), SLOTS, SLOT);
+    bench.start();
+    bench.credit(1000);
+    bench.wait_count(100);
+    server.kill();
+    until("the end", || bench.registers.read(0x1000) == GONE);
+    // Nobody writes any more, and what was the card's can be had back.
+    bench.clear();
+    bench.credit(5);
+    let error = DmaMap::new(bench.device.clone().as_dma(), bench.region.clone()).unwrap_err();
+    assert!(matches!(error, DmaError::Gone { .. }), "{error}");
+    drop(bench.map.take());
+    assert!(bench.is_clear());
+    // What it left in the file system does not keep the next from starting.
+    assert!(place.socket().exists());
+    let server = place.serve(&[]);
+    place.use_card().stop();
+    // But one that lives does.
+    let refused = place.command(&[]).output().unwrap();
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(69), "{told}");
+    assert!(told.contains("another card is served there"), "{told}");
+    place.use_card().stop();
+    server.signal(Signal::INT);
+    assert_eq!(server.end().code(), Some(0));
+}
+
+#[test]
+fn one_user_is_enough_where_that_is_asked_for() {
+    let place = Place::new();
+    let server = place.serve(&["--once"]);
+    drop(UnixStream::connect(place.socket()).unwrap());
+    place.use_card().stop();
+    assert_eq!(server.end().code(), Some(0));
+    assert!(!place.socket().exists());
+}
+
+#[test]
+fn hostile_users_do_not_keep_the_card_from_others() {
+    let place = Place::new();
+    let server = place.serve(&[]);
+    let header = |command: u16, bytes: u32| {
+        let mut header = [0; 16];
+        header[2..4].copy_from_slice(&command.to_le_bytes());
+        header[4..8].copy_from_slice(&bytes.to_le_bytes());
+        header
+    };
+    let version = [&header(1, 20)[..], &[0, 0, 1, 0]].concat();
+    let read_all = [
+        &header(9, 32)[..],
+        &[0; 8],
+        &1_u32.to_le_bytes(),
+        &0x1_0000_u32.to_le_bytes(),
+    ]
+    .concat();
+    let attacks: Vec<Vec<u8>> = vec![
+        Vec::new(),
+        vec![0xff; 10_000],
+        header(1, 0).to_vec(),
+        header(1, u32::MAX).to_vec(),
+        header(2, 17).to_vec(),
+        // Half of a message.
+        version[..18].to_vec(),
+        // Before a version was agreed on, and memory without a file.
+        [&header(2, 48)[..], &[0; 32]].concat(),
+        [&version[..], &header(2, 48)[..], &[1; 32]].concat(),
+        [&version[..], &header(8, 36)[..], &[0xff; 20]].concat(),
+        // Far more answers than are ever read.
+        [&version[..], &read_all.repeat(40)].concat(),
+        version.repeat(100),
+    ];
+    for attack in &attacks {
+        let mut user = UnixStream::connect(place.socket()).unwrap();
+        // It may be cut off in the middle.
+        let _ = user.write_all(attack);
+        let _ = user.shutdown(std::net::Shutdown::Write);
+        let mut some = [0; 64];
+        let _ = user.read(&mut some);
+        drop(user);
+        place.use_card().stop();
+    }
+    // One that says nothing and stays holds the card; when it leaves, the next is served.
+    let silent = UnixStream::connect(place.socket()).unwrap();
+    drop(silent);
+    place.use_card().stop();
+    server.signal(Signal::TERM);
+    assert_eq!(server.end().code(), Some(0));
+}
+
+#[test]
+fn what_is_wrong_is_said_before_anything_is_served() {
+    let place = Place::new();
+    for (arguments, code, told) in [
+        (&["--fault", "stuk@3"][..], 64, "did you mean `stuck`"),
+        (&["--fault", "stuck"], 64, "overrun@50"),
+        (&["--packet", "1001 B"], 64, "1008 B"),
+        (&["--rate", "0 bit/s"], 64, "leave it out"),
+        (&["--pattern", "noise"], 64, "counter"),
+    ] {
+        let output = place.command(arguments).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+        assert!(text.contains(told), "{arguments:?}: {text}");
+        assert!(!place.socket().exists());
+    }
+    std::fs::write(place.socket(), "notes").unwrap();
+    let output = place.command(&[]).output().unwrap();
+    assert_eq!(output.status.code(), Some(74));
+    assert_eq!(std::fs::read(place.socket()).unwrap(), b"notes");
+    let help = place.command(&["--help"]).output().unwrap();
+    let help = String::from_utf8_lossy(&help.stdout).into_owned();
+    assert!(
+        help.contains("descriptor-magic") && help.contains("lie"),
+        "{help}"
+    );
+}

@@ -1,0 +1,632 @@
+//! GPU memory that the CPU can store to: the backends on simulated libraries, and all that this machine has on a real
+//! GPU where there is one.
+
+mod sys;
+
+use daq_core::cuda::{Backing, Device};
+use daq_core::doorbell::Doorbell;
+use daq_core::mapped::{Backend, Mapped, MappedError, Refusal, Writer, probe};
+use daq_core::region::{Placement, Region, RegionError};
+use daq_tests::{Simulated, skip, test_process};
+use std::sync::Arc;
+use sys::{device_reads, device_writes, in_fork};
+
+/// Bytes of a page of the GPU.
+const PAGE: usize = 64 << 10;
+/// Set in the process that runs the body of a test.
+const ALONE: &str = "DAQ_MAPPED_TEST";
+/// CUDA memory that cannot be given away, the plain kind and the other.
+const KINDS: [Backing; 2] = [
+    Backing::Plain,
+    Backing::Mapped {
+        rdma: true,
+        shareable: false,
+    },
+];
+
+/// Runs `work` in a process of its own, the test called `name` again, on that machine; the calling process alone gets to
+/// see what happened there.
+fn alone(
+    name: &str,
+    machine: impl FnOnce() -> Simulated,
+    work: impl FnOnce(&'static Device),
+) -> Option<Simulated> {
+    if std::env::var_os(ALONE).is_some() {
+        work(Device::open(0).unwrap());
+        return None;
+    }
+    let machine = machine();
+    let output = machine
+        .prepare(&mut test_process(module_path!(), name))
+        .env(ALONE, "1")
+        // A loader that is there might find a GPU that is none of the machine's.
+        .env("VK_DRIVER_FILES", "/dev/null")
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    let cried = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}{cried}");
+    assert!(told.contains("1 passed"), "{told}");
+    Some(machine)
+}
+
+/// Fails where something was not given back.
+fn assert_all_given_back(machine: &Simulated) {
+    let report = machine.report();
+    for what in ["memory", "reservations", "host"] {
+        assert_eq!(report["leaks"][what], 0, "{what}: {report:#}");
+    }
+    let calls = machine.gdr_calls();
+    let count = |call: &str| {
+        calls
+            .iter()
+            .filter(|line| **line == format!("{call} 0"))
+            .count()
+    };
+    assert_eq!(
+        count("gdr_pin_buffer"),
+        count("gdr_unpin_buffer"),
+        "{calls:?}"
+    );
+    assert_eq!(count("gdr_map"), count("gdr_unmap"), "{calls:?}");
+}
+
+/// Bytes that look like nothing else.
+fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
+    (0..bytes)
+        .map(|n| u8::try_from((n * 131 + n / 251 + seed * 17 + 1) % 256).unwrap())
+        .collect()
+}
+
+fn backends(refused: &[Refusal]) -> Vec<Backend> {
+    refused.iter().map(|refusal| refusal.backend).collect()
+}
+
+/// The memory is zero; what the CPU stores at any offset and in any size the device finds there and nowhere else; what
+/// the device writes the CPU reads.
+fn assert_both_sides_see_the_same(mapped: &Arc<Mapped>) {
+    assert!(
+        device_reads(mapped, 0, mapped.bytes())
+            .iter()
+            .all(|byte| *byte == 0)
+    );
+    let mut model = vec![0; mapped.bytes()];
+    for (seed, offset) in [0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 63, 64, 129, 1023, 4095]
+        .into_iter()
+        .enumerate()
+    {
+        for bytes in [
+            0, 1, 2, 3, 7, 8, 15, 16, 31, 33, 64, 100, 511, 512, 1025, 4096, 10_007,
+        ] {
+            let stored = pattern(bytes, seed + bytes);
+            mapped.copy_to(offset, &stored).unwrap();
+            model[offset..offset + bytes].copy_from_slice(&stored);
+            let end = offset + bytes + 64;
+            assert!(
+                device_reads(mapped, 0, end) == model[..end],
+                "{bytes} bytes at {offset}"
+            );
+        }
+    }
+    let last = mapped.bytes() - 5;
+    mapped.copy_to(last, &[9, 8, 7, 6, 5]).unwrap();
+    assert_eq!(device_reads(mapped, last, 5), [9, 8, 7, 6, 5]);
+    for (offset, bytes) in [(1, 1), (7, 1023), (129, 4097)] {
+        let written = pattern(bytes, 77);
+        device_writes(mapped, offset, &written);
+        let mut read = vec![0; bytes];
+        mapped.copy_from(offset, &mut read).unwrap();
+        assert!(read == written, "{bytes} bytes at {offset}");
+    }
+    let have = mapped.bytes();
+    for (offset, bytes) in [(have, 1), (have - 1, 2), (usize::MAX, 2), (have + 1, 0)] {
+        let outside = MappedError::Outside {
+            offset,
+            bytes,
+            have,
+        };
+        assert_eq!(
+            mapped.copy_to(offset, &vec![1; bytes]),
+            Err(outside.clone())
+        );
+        assert_eq!(mapped.copy_from(offset, &mut vec![1; bytes]), Err(outside));
+    }
+    let bell = Doorbell::new(Arc::clone(mapped), 4096).unwrap();
+    assert_eq!(bell.address(), mapped.address() + 4096);
+    bell.ring(0x0123_4567_89ab_cdef).unwrap();
+    assert_eq!(
+        device_reads(mapped, 4096, 8),
+        0x0123_4567_89ab_cdef_u64.to_le_bytes()
+    );
+}
+
+/// What is stored through one mapping is there through the other, until both are gone.
+fn assert_two_mappings_agree(first: Arc<Mapped>) {
+    let second = first.again().unwrap();
+    assert_eq!(
+        (first.address(), first.bytes()),
+        (second.address(), second.bytes())
+    );
+    let mut read = vec![0; 1000];
+    first.copy_to(13, &pattern(1000, 1)).unwrap();
+    second.copy_from(13, &mut read).unwrap();
+    assert!(read == pattern(1000, 1));
+    drop(first);
+    second.copy_to(14, &pattern(1000, 2)).unwrap();
+    assert!(device_reads(&second, 14, 1000) == pattern(1000, 2));
+}
+
+/// A child is told and does not crash, and the parent goes on.
+fn assert_a_fork_is_told(mapped: Arc<Mapped>) {
+    let answers = || {
+        let is_told =
+            |result: Result<(), MappedError>| matches!(result, Err(MappedError::Forked { .. }));
+        let mut byte = [0];
+        u8::from(is_told(mapped.check()))
+            + u8::from(is_told(mapped.copy_to(0, &[1])))
+            + u8::from(is_told(mapped.copy_from(0, &mut byte)))
+    };
+    let mut stores = mapped.stores().unwrap();
+    let in_child = in_fork(|| {
+        let held = matches!(stores.copy(0, &[1]), Err(MappedError::Forked { .. }));
+        answers() + u8::from(held)
+    });
+    assert_eq!(in_child, 4);
+    drop(stores);
+    mapped.copy_to(0, &[42]).unwrap();
+    assert_eq!(device_reads(&mapped, 0, 1), [42]);
+    // A child that drops it calls no library; the parent does when this closure goes.
+    let dropped = in_fork(move || {
+        drop(mapped);
+        0
+    });
+    assert_eq!(dropped, 0);
+}
+
+#[test]
+fn without_libraries_words_go_to_host_memory_and_frames_nowhere() {
+    let name = "without_libraries_words_go_to_host_memory_and_frames_nowhere";
+    let done = alone(
+        name,
+        || Simulated::new(""),
+        |device| {
+            let bell = Mapped::new(device, 8, Writer::Bell, &Backend::ALL).unwrap();
+            assert_eq!(bell.backend(), Backend::Host);
+            assert_eq!(backends(bell.refused()), Backend::ALL[..3]);
+            let told: Vec<String> = bell.refused().iter().map(ToString::to_string).collect();
+            for (told, words) in told.iter().zip([
+                ["gdrapi: libgdrapi.so.2 cannot be opened", "install GDRCopy"],
+                ["dma-buf: the driver exports", "does not let the CPU map it"],
+                ["vulkan: ", "libvulkan1"],
+            ]) {
+                assert!(words.iter().all(|word| told.contains(word)), "{told}");
+            }
+            assert_both_sides_see_the_same(&Mapped::with(device, PAGE, Backend::Host).unwrap());
+            let refusal = bell.again().unwrap_err();
+            assert!(
+                refusal.to_string().contains("share the mapping"),
+                "{refusal}"
+            );
+            let refusal =
+                Mapped::with_backing(device, 8, Backend::Host, Backing::Plain).unwrap_err();
+            assert!(
+                refusal.to_string().contains("memory of its own"),
+                "{refusal}"
+            );
+            for writer in [Writer::Cpu, Writer::Fpga, Writer::Nic] {
+                let unmappable = Mapped::new(device, 8, writer, &Backend::ALL).unwrap_err();
+                assert_eq!(backends(&unmappable.refused), writer.backends());
+                assert!(
+                    !unmappable
+                        .refused
+                        .iter()
+                        .any(|refusal| refusal.backend == Backend::Host)
+                );
+            }
+            let error = Region::mapped(device, 8, Writer::Cpu, &Backend::ALL).unwrap_err();
+            assert!(matches!(error, RegionError::Unmappable(_)), "{error}");
+        },
+    );
+    if let Some(machine) = done {
+        assert_all_given_back(&machine);
+    }
+}
+
+#[test]
+fn what_is_not_allowed_is_not_tried() {
+    let name = "what_is_not_allowed_is_not_tried";
+    let machine = || Simulated::new("dma-buf=map").with_gdr("");
+    let done = alone(name, machine, |device| {
+        let mapped = Mapped::new(device, 8, Writer::Bell, &[Backend::Host]).unwrap();
+        assert_eq!(mapped.backend(), Backend::Host);
+        assert_eq!(backends(mapped.refused()), Backend::ALL[..3]);
+        let told = mapped.refused()[0].to_string();
+        assert!(told.contains("`backends` of `[staging]`"), "{told}");
+        let mapped =
+            Mapped::new(device, 8, Writer::Cpu, &[Backend::Vulkan, Backend::DmaBuf]).unwrap();
+        assert_eq!(mapped.backend(), Backend::DmaBuf);
+        assert_eq!(backends(mapped.refused()), [Backend::Gdrapi]);
+        let unmappable = Mapped::new(device, 8, Writer::Nic, &[Backend::Vulkan]).unwrap_err();
+        assert_eq!(
+            backends(&unmappable.refused),
+            [Backend::Gdrapi, Backend::DmaBuf]
+        );
+        let found = probe(device, &[Backend::DmaBuf, Backend::Host]);
+        let made: Vec<_> = found
+            .iter()
+            .map(|(backend, answer)| (*backend, answer.is_ok()))
+            .collect();
+        let expected = Backend::ALL
+            .map(|backend| (backend, matches!(backend, Backend::DmaBuf | Backend::Host)));
+        assert_eq!(made, expected);
+    });
+    if let Some(machine) = done {
+        assert_eq!(machine.gdr_calls(), [""; 0]);
+        assert_all_given_back(&machine);
+    }
+}
+
+#[test]
+fn gdrcopy_maps_both_kinds_of_memory() {
+    let name = "gdrcopy_maps_both_kinds_of_memory";
+    let done = alone(
+        name,
+        || Simulated::new("").with_gdr(""),
+        |device| {
+            for backing in KINDS {
+                for bytes in [1, PAGE, PAGE + 1, 3 << 20] {
+                    let mapped =
+                        Mapped::with_backing(device, bytes, Backend::Gdrapi, backing).unwrap();
+                    assert_eq!(mapped.bytes(), bytes.next_multiple_of(PAGE));
+                    assert!(mapped.address().is_multiple_of(PAGE as u64));
+                    assert_both_sides_see_the_same(&mapped);
+                    assert_two_mappings_agree(mapped);
+                }
+            }
+            let mapped = Mapped::new(device, PAGE, Writer::Cpu, &Backend::ALL).unwrap();
+            assert_eq!(
+                (mapped.backend(), mapped.refused()),
+                (Backend::Gdrapi, &[][..])
+            );
+            let region = Region::mapped(device, 100, Writer::Cpu, &Backend::ALL).unwrap();
+            let mapping = region.mapping().unwrap();
+            assert_eq!(mapping.address(), region.address().as_ptr().addr() as u64);
+            assert_eq!(
+                (region.placement(), region.bytes()),
+                (Placement::Cuda(0), PAGE)
+            );
+        },
+    );
+    if let Some(machine) = done {
+        // Once for each plain allocation.
+        assert_eq!(machine.report()["calls"]["cuPointerSetAttribute"], 4);
+        assert_eq!(
+            machine
+                .gdr_calls()
+                .iter()
+                .filter(|call| *call == "gdr_open 0")
+                .count(),
+            1
+        );
+        assert_all_given_back(&machine);
+    }
+}
+
+#[test]
+fn without_virtual_memory_gdrcopy_maps_plain_memory() {
+    let name = "without_virtual_memory_gdrcopy_maps_plain_memory";
+    let done = alone(
+        name,
+        || Simulated::new("vmm=0").with_gdr(""),
+        |device| {
+            assert_both_sides_see_the_same(&Mapped::with(device, PAGE, Backend::Gdrapi).unwrap());
+        },
+    );
+    if let Some(machine) = done {
+        assert_all_given_back(&machine);
+    }
+}
+
+#[test]
+fn memory_that_gdrcopy_cannot_pin_is_replaced_by_plain_memory() {
+    let name = "memory_that_gdrcopy_cannot_pin_is_replaced_by_plain_memory";
+    let machine = || Simulated::new("").with_gdr("fail=gdr_pin_buffer@1:22");
+    let done = alone(name, machine, |device| {
+        assert_both_sides_see_the_same(&Mapped::with(device, PAGE, Backend::Gdrapi).unwrap());
+    });
+    if let Some(machine) = done {
+        assert_eq!(machine.report()["calls"]["cuMemAlloc_v2"], 1);
+        assert_all_given_back(&machine);
+    }
+}
+
+#[test]
+fn a_dma_buf_is_mapped_where_the_driver_lets_it() {
+    let name = "a_dma_buf_is_mapped_where_the_driver_lets_it";
+    let done = alone(
+        name,
+        || Simulated::new("dma-buf=map"),
+        |device| {
+            // The simulated driver exports plain memory from its beginning alone, which large memory has at a page.
+            for (backing, bytes) in [(KINDS[0], 2 << 20), (KINDS[1], 100)] {
+                let mapped = Mapped::with_backing(device, bytes, Backend::DmaBuf, backing).unwrap();
+                assert_both_sides_see_the_same(&mapped);
+                assert_two_mappings_agree(mapped);
+            }
+            let mapped = Mapped::new(device, PAGE, Writer::Nic, &Backend::ALL).unwrap();
+            assert_eq!(mapped.backend(), Backend::DmaBuf);
+            assert_eq!(backends(mapped.refused()), [Backend::Gdrapi]);
+        },
+    );
+    if let Some(machine) = done {
+        assert_all_given_back(&machine);
+    }
+}
+
+/// Whatever step fails, the next backend has its turn, and nothing is left of the one before.
+#[test]
+fn each_step_that_fails_is_told_and_leaves_nothing() {
+    let name = "each_step_that_fails_is_told_and_leaves_nothing";
+    let cases: [(&str, &str, &str, &[&str]); 9] = [
+        (
+            "",
+            "fail=gdr_open@1:2",
+            "gdrapi",
+            &["No such file", "modprobe gdrdrv"],
+        ),
+        (
+            "",
+            "fail=gdr_pin_buffer@1:22,fail=gdr_pin_buffer@2:12",
+            "gdrapi",
+            &["gdr_pin_buffer answers 12", "BAR1"],
+        ),
+        (
+            "",
+            "fail=gdr_pin_buffer@1:12,fail=gdr_pin_buffer@2:22",
+            "gdrapi",
+            &["22", "dmesg"],
+        ),
+        (
+            "",
+            "fail=gdr_map@1:12,fail=gdr_map@2:11",
+            "gdrapi",
+            &["gdr_map answers 11", "dmesg"],
+        ),
+        (
+            "",
+            "fail=gdr_get_info_v2@1:25,fail=gdr_get_info_v2@2:25",
+            "gdrapi",
+            &["gdr_get_info_v2 answers 25"],
+        ),
+        ("", "misalign", "gdrapi", &["the mapping begins at 0x"]),
+        (
+            "dma-buf=none",
+            "fail=gdr_open@1:2",
+            "dma-buf",
+            &["NOT_SUPPORTED", "open kernel modules"],
+        ),
+        (
+            "fail=cuMemCreate@1:2",
+            "",
+            "gdrapi",
+            &["OUT_OF_MEMORY", "nvidia-smi"],
+        ),
+        (
+            "vmm=0,fail=cuPointerSetAttribute@1:801",
+            "",
+            "gdrapi",
+            &["preparing memory of cuda:0"],
+        ),
+    ];
+    if let Ok(case) = std::env::var("DAQ_MAPPED_CASE") {
+        let (_, _, backend, words) = cases[case.parse::<usize>().unwrap()];
+        let device = Device::open(0).unwrap();
+        let mapped = Mapped::new(device, 8, Writer::Bell, &Backend::ALL).unwrap();
+        let refusal = mapped
+            .refused()
+            .iter()
+            .find(|refusal| refusal.backend.name() == backend);
+        let told = refusal.unwrap().to_string();
+        assert!(words.iter().all(|word| told.contains(word)), "{told}");
+        return;
+    }
+    for (case, (cuda, gdr, ..)) in cases.into_iter().enumerate() {
+        let machine = Simulated::new(cuda).with_gdr(gdr);
+        let output = machine
+            .prepare(&mut test_process(module_path!(), name))
+            .env("DAQ_MAPPED_CASE", case.to_string())
+            .env("VK_DRIVER_FILES", "/dev/null")
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && told.contains("1 passed"),
+            "{cuda} {gdr}: {told}"
+        );
+        assert_all_given_back(&machine);
+    }
+}
+
+#[test]
+fn more_than_there_is_is_refused() {
+    let name = "more_than_there_is_is_refused";
+    let machine = || Simulated::new("memory=64MiB,dma-buf=map").with_gdr("");
+    let done = alone(name, machine, |device| {
+        for backend in Backend::ALL {
+            for bytes in [usize::MAX, usize::MAX / 2] {
+                assert!(Mapped::with(device, bytes, backend).is_err(), "{backend}");
+            }
+        }
+        let unmappable = Mapped::new(device, 65 << 20, Writer::Cpu, &Backend::ALL).unwrap_err();
+        let told = unmappable.to_string();
+        assert!(
+            told.contains("OUT_OF_MEMORY") && told.contains("nvidia-smi"),
+            "{told}"
+        );
+        // Two of them are one memory.
+        let mapped = Mapped::with(device, 40 << 20, Backend::Gdrapi).unwrap();
+        mapped.again().unwrap();
+    });
+    if let Some(machine) = done {
+        assert_all_given_back(&machine);
+    }
+}
+
+#[test]
+fn a_fork_is_an_error_and_no_crash() {
+    let name = "a_fork_is_an_error_and_no_crash";
+    let done = alone(
+        name,
+        || Simulated::new("dma-buf=map").with_gdr(""),
+        |device| {
+            for backend in [Backend::Gdrapi, Backend::DmaBuf, Backend::Host] {
+                assert_a_fork_is_told(Mapped::with(device, PAGE, backend).unwrap());
+            }
+        },
+    );
+    if let Some(machine) = done {
+        assert_all_given_back(&machine);
+    }
+}
+
+/// The memory goes below a live mapping, as when a GPU falls off the bus: the store that meets it does no harm, and it
+/// and all later ones are told.
+#[test]
+fn a_loss_is_an_error_and_no_crash() {
+    let name = "a_loss_is_an_error_and_no_crash";
+    let done = alone(
+        name,
+        || Simulated::new("").with_gdr("lose=3"),
+        |device| {
+            let other = Mapped::with(device, PAGE, Backend::Gdrapi).unwrap();
+            let first = Mapped::with(device, PAGE, Backend::Gdrapi).unwrap();
+            let bell = Doorbell::new(Arc::clone(&first), 0).unwrap();
+            bell.ring(1).unwrap();
+            let mut stores = first.stores().unwrap();
+            stores.copy(100, &[1; 1000]).unwrap();
+            // Mapping it a second time makes the memory go.
+            let second = first.again().unwrap();
+            let lost = Err(MappedError::Lost { ordinal: 0 });
+            assert_eq!(stores.copy(200, &[2; 5000]), lost);
+            assert_eq!(stores.word(8, 1), lost);
+            drop(stores);
+            assert_eq!(first.check(), lost);
+            assert_eq!(bell.ring(2), lost);
+            let told = first.again().unwrap_err().to_string();
+            assert!(told.contains("is gone") && told.contains("xid"), "{told}");
+            // The second mapping learns of it when it is used.
+            assert_eq!(second.check(), Ok(()));
+            assert_eq!(second.copy_from(0, &mut [0; 8]), lost);
+            assert_eq!(second.check(), lost);
+            other.copy_to(0, &[3]).unwrap();
+            assert_eq!(device_reads(&other, 0, 1), [3]);
+            drop((bell, first, second));
+            // The next one may get the same place in the table of guards.
+            let next = Mapped::with(device, PAGE, Backend::Gdrapi).unwrap();
+            next.copy_to(0, &[4]).unwrap();
+        },
+    );
+    if let Some(machine) = done {
+        assert_all_given_back(&machine);
+    }
+}
+
+#[test]
+fn a_device_that_was_given_up_is_lost_and_left_alone() {
+    let name = "a_device_that_was_given_up_is_lost_and_left_alone";
+    let done = alone(
+        name,
+        || Simulated::new("").with_gdr(""),
+        |device| {
+            let mapped = Mapped::with(device, PAGE, Backend::Gdrapi).unwrap();
+            let host = Mapped::with(device, PAGE, Backend::Host).unwrap();
+            device.give_up();
+            assert_eq!(mapped.check(), Err(MappedError::Lost { ordinal: 0 }));
+            assert_eq!(host.copy_to(0, &[1]), Err(MappedError::Lost { ordinal: 0 }));
+        },
+    );
+    if let Some(machine) = done {
+        let calls = machine.gdr_calls();
+        assert!(
+            !calls.iter().any(|call| call.starts_with("gdr_un")),
+            "{calls:?}"
+        );
+        let leaks = &machine.report()["leaks"];
+        assert_eq!((&leaks["memory"], &leaks["host"]), (&1.into(), &1.into()));
+    }
+}
+
+#[test]
+fn faults_that_are_not_ours_end_the_process_as_ever() {
+    let name = "faults_that_are_not_ours_end_the_process_as_ever";
+    let done = alone(
+        name,
+        || Simulated::new("").with_gdr(""),
+        |device| {
+            let mapped = Mapped::with(device, PAGE, Backend::Gdrapi).unwrap();
+            assert_eq!(in_fork(sys::fault), -libc::SIGBUS);
+            assert_eq!(in_fork(sys::send_bus_errors), -libc::SIGBUS);
+            mapped.copy_to(0, &[1]).unwrap();
+        },
+    );
+    if let Some(machine) = done {
+        assert_all_given_back(&machine);
+    }
+}
+
+#[test]
+fn threads_map_at_the_same_time() {
+    let name = "threads_map_at_the_same_time";
+    let done = alone(
+        name,
+        || Simulated::new("dma-buf=map").with_gdr(""),
+        |device| {
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    scope.spawn(move || {
+                        for turn in 0..8 {
+                            let backend = Backend::ALL[[0, 1, 3][(thread + turn) % 3]];
+                            let mapped = Mapped::with(device, PAGE, backend).unwrap();
+                            let stored = pattern(999, thread * 8 + turn);
+                            mapped.copy_to(5, &stored).unwrap();
+                            assert!(device_reads(&mapped, 5, 999) == stored);
+                        }
+                    });
+                }
+            });
+        },
+    );
+    if let Some(machine) = done {
+        assert_all_given_back(&machine);
+    }
+}
+
+/// What this machine's own GPU and libraries can do, and why they cannot do the rest.
+#[test]
+fn on_a_real_gpu_all_that_maps_holds_what_it_promises() {
+    let device = match Device::open(0) {
+        Ok(device) => device,
+        Err(why) => skip!("{why}"),
+    };
+    for found in probe(device, &Backend::ALL) {
+        let (backend, answer) = found;
+        match answer {
+            Err(refusal) => daq_tests::tell(&format!("not checked: {refusal}")),
+            Ok(costs) => {
+                daq_tests::tell(&format!("{backend}: {costs:?}"));
+                for bytes in [1, PAGE + 1, 3 << 20] {
+                    let mapped = Mapped::with(device, bytes, backend).unwrap();
+                    assert_both_sides_see_the_same(&mapped);
+                    assert_a_fork_is_told(mapped);
+                }
+                if matches!(backend, Backend::Gdrapi | Backend::DmaBuf) {
+                    for backing in KINDS {
+                        let mapped = Mapped::with_backing(device, PAGE, backend, backing).unwrap();
+                        assert_both_sides_see_the_same(&mapped);
+                        assert_two_mappings_agree(mapped);
+                    }
+                }
+            }
+        }
+    }
+}

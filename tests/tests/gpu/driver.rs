@@ -1,0 +1,225 @@
+//! What `daq_core::cuda` asks of the driver, on the simulated one: nothing is left when recording fails, what hangs is
+//! left alone, and answers that no binding knows are passed on.
+
+use daq_core::cuda::{Backing, CudaError, Device, Memory, Stream};
+use daq_core::ring::Event;
+use daq_tests::{Daq, Simulated, test_process};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+const BYTES: usize = 4096;
+
+/// Runs `work` in a process of its own, the test called `name` again, where the driver is simulated with `options`; the
+/// driver answers what happened there, and the calling process alone gets to see it.
+fn with_driver(name: &str, options: &str, work: impl FnOnce(&'static Device)) -> Option<Simulated> {
+    if std::env::var_os("DAQ_SIMULATED_CUDA").is_some_and(|given| given == options) {
+        work(Device::open(0).unwrap());
+        return None;
+    }
+    let simulated = Simulated::new(options);
+    let output = simulated
+        .prepare(&mut test_process(module_path!(), name))
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{told}");
+    assert!(told.contains("1 passed"), "{told}");
+    Some(simulated)
+}
+
+/// What the driver still holds, but for contexts, which live as long as the process.
+fn leaks(simulated: &Simulated) -> Vec<String> {
+    let report = simulated.report();
+    let leaks = report["leaks"].as_object().expect("the driver was called");
+    leaks
+        .iter()
+        .filter(|(what, count)| *what != "contexts" && **count != 0)
+        .map(|(what, count)| format!("{what}: {count}"))
+        .collect()
+}
+
+fn memory(device: &'static Device) -> Memory {
+    Memory::with(device, BYTES, Backing::Plain).unwrap()
+}
+
+/// All bytes are `byte`.
+fn is_full_of(memory: &Memory, byte: u8) {
+    let mut bytes = vec![!byte; BYTES];
+    memory.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|found| *found == byte));
+}
+
+#[test]
+fn recorded_work_is_done_when_it_is_replayed() {
+    let name = "recorded_work_is_done_when_it_is_replayed";
+    let done = with_driver(name, "latency=1", |device| {
+        let (memory, stream) = (memory(device), Stream::new(device, 1).unwrap());
+        let graph = stream
+            .record(Vec::new(), |stream| stream.fill(&memory, 0, 7, BYTES))
+            .unwrap();
+        stream.synchronize().unwrap();
+        is_full_of(&memory, 0);
+        stream.replay(&graph).unwrap();
+        stream.synchronize().unwrap();
+        is_full_of(&memory, 7);
+    });
+    if let Some(simulated) = done {
+        assert_eq!(leaks(&simulated), [""; 0]);
+    }
+}
+
+#[test]
+fn recording_that_fails_leaves_nothing_and_ends() {
+    let name = "recording_that_fails_leaves_nothing_and_ends";
+    let done = with_driver(name, "latency=2", |device| {
+        let (memory, stream) = (memory(device), Stream::new(device, 1).unwrap());
+        let refusal = Device::open(99).unwrap_err();
+        let fails = |stream: &Stream| -> Result<(), CudaError> {
+            stream.fill(&memory, 0, 7, BYTES)?;
+            Err(refusal.clone())
+        };
+        assert_eq!(stream.record(Vec::new(), fails).unwrap_err(), refusal);
+        let panics = |stream: &Stream| -> Result<(), CudaError> {
+            stream.fill(&memory, 0, 7, BYTES)?;
+            panic!("as a kernel's host side may");
+        };
+        catch_unwind(AssertUnwindSafe(|| stream.record(Vec::new(), panics))).unwrap_err();
+        // Nothing is being recorded any more: work is done.
+        stream.fill(&memory, 0, 9, BYTES).unwrap();
+        stream.synchronize().unwrap();
+        is_full_of(&memory, 9);
+    });
+    if let Some(simulated) = done {
+        assert_eq!(leaks(&simulated), [""; 0]);
+    }
+}
+
+#[test]
+fn a_recording_that_makes_no_graph_is_freed() {
+    let name = "a_recording_that_makes_no_graph_is_freed";
+    let options = "fail=cuGraphInstantiateWithFlags@1:2";
+    let done = with_driver(name, options, |device| {
+        let stream = Stream::new(device, 1).unwrap();
+        let error = stream.record(Vec::new(), |_| Ok(())).unwrap_err();
+        assert_eq!(error.code, 2);
+    });
+    if let Some(simulated) = done {
+        assert_eq!(leaks(&simulated), [""; 0]);
+    }
+}
+
+#[test]
+fn a_recording_that_cannot_be_freed_takes_no_graph_along() {
+    let name = "a_recording_that_cannot_be_freed_takes_no_graph_along";
+    let done = with_driver(name, "fail=cuGraphDestroy@1:801", |device| {
+        let stream = Stream::new(device, 1).unwrap();
+        stream.record(Vec::new(), |_| Ok(())).unwrap();
+    });
+    if let Some(simulated) = done {
+        assert_eq!(simulated.report()["calls"]["cuGraphExecDestroy"], 1);
+        // The recording itself.
+        assert_eq!(leaks(&simulated), ["graphs: 1"]);
+    }
+}
+
+#[test]
+fn a_mark_tells_the_failure_of_its_last_work_whatever_its_code() {
+    let name = "a_mark_tells_the_failure_of_its_last_work_whatever_its_code";
+    // No driver has the second.
+    let options = "fail=cuEventQuery@1:801,fail=cuEventQuery@2:12345";
+    let done = with_driver(name, options, |device| {
+        let stream = Stream::new(device, 1).unwrap();
+        for told in ["CUDA_ERROR_NOT_SUPPORTED", "error 12345"] {
+            let mark = stream.mark().unwrap();
+            assert!(mark.is_done());
+            assert_eq!(mark.failure().unwrap().name, told);
+        }
+        let mark = stream.mark().unwrap();
+        assert_eq!(mark.failure(), None);
+        stream.synchronize().unwrap();
+        assert!(mark.is_done());
+        assert_eq!(mark.failure(), None);
+    });
+    if let Some(simulated) = done {
+        assert_eq!(leaks(&simulated), [""; 0]);
+    }
+}
+
+#[test]
+fn what_is_dropped_of_a_device_that_was_given_up_is_left_to_the_driver() {
+    let name = "what_is_dropped_of_a_device_that_was_given_up_is_left_to_the_driver";
+    let done = with_driver(name, "vmm=1", |device| {
+        let memories = [
+            memory(device),
+            Memory::with(
+                device,
+                BYTES,
+                Backing::Mapped {
+                    rdma: false,
+                    shareable: false,
+                },
+            )
+            .unwrap(),
+        ];
+        let stream = Stream::timed(device, 1).unwrap();
+        let graph = stream.record(Vec::new(), |_| Ok(())).unwrap();
+        let pinned = daq_core::cuda::Pinned::new(device, 1).unwrap();
+        assert!(!device.is_given_up());
+        device.give_up();
+        assert!(device.is_given_up());
+        drop((memories, stream, graph, pinned));
+    });
+    if let Some(simulated) = done {
+        let report = simulated.report();
+        let calls = report["calls"].as_object().unwrap();
+        for freeing in [
+            "cuMemFree_v2",
+            "cuMemUnmap",
+            "cuMemRelease",
+            "cuMemHostUnregister",
+            "cuStreamDestroy_v2",
+            "cuEventDestroy_v2",
+            "cuGraphExecDestroy",
+        ] {
+            assert!(!calls.contains_key(freeing), "{freeing}: {report:#}");
+        }
+        assert!(calls.contains_key("cuMemHostRegister_v2"), "{report:#}");
+    }
+}
+
+/// Frames of a source through a kernel from the file `some.cubin`.
+const PIPELINE: &str = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = \"4 KiB\"\n\
+                        frames = 20\nsamples = { type = \"int16\" }\n\
+                        [ring.raw]\nmemory = \"cuda:0\"\nslot = \"16 KiB\"\nslots = 32\n";
+
+#[test]
+fn host_memory_that_cannot_be_pinned_is_told_with_its_remedy() {
+    let simulated = Simulated::new("fail=cuMemHostRegister_v2@1:2");
+    // Nothing is tried for the CPU's stores: the ring is pinned first.
+    let text = PIPELINE.to_owned()
+        + "[staging]\nbackends = []\n[sink.end]\ndriver = \"null\"\ninput = \"raw\"\n";
+    let outcome = simulated.on(Daq::new(&text)).run(&[]);
+    let told = &outcome.stderr;
+    assert!(told.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{told}");
+    assert!(told.contains("LimitMEMLOCK="), "{told}");
+}
+
+#[test]
+fn code_that_is_cut_off_never_reaches_the_driver() {
+    let simulated = Simulated::new("");
+    let text = PIPELINE.to_owned()
+        + "[kernel.some]\nfile = \"some.cubin\"\ninput = \"raw\"\noutput = \"done\"\n\
+           [ring.done]\nslots = 12\n[sink.end]\ndriver = \"null\"\ninput = \"done\"\n";
+    let daq = simulated.on(Daq::new(&text));
+    // The header of a file with a table of 19 sections far behind its end.
+    let mut header = [0; 64];
+    header[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    header[41] = 0x3b;
+    (header[58], header[60]) = (64, 19);
+    std::fs::write(daq.path("some.cubin"), header).unwrap();
+    let outcome = daq.run(&[]);
+    let told = &outcome.stderr;
+    assert_ne!(outcome.code, 0, "{told}");
+    assert!(told.contains("it is cut off or damaged"), "{told}");
+    let calls = &simulated.report()["calls"];
+    assert!(calls["cuModuleLoadDataEx"].is_null(), "{calls:#}");
+}

@@ -1,0 +1,12 @@
+//! GPU memory, copies and persistent kernels on the simulated CUDA driver, and on a real GPU if there is one.
+
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+mod bar_mapping;
+mod driver;
+mod persistent;
+mod persistent_short_frames;
+mod persistent_startup;
+mod selftest;
+mod simulated_driver;
+mod staging;

@@ -1,0 +1,345 @@
+//! Kernels that stay on their GPU, through the whole binary on the simulated driver: what comes out, what is waited for,
+//! and what becomes of the ledgers when the kernel hangs or dies.
+
+use daq_tests::{Daq, Outcome, Simulated, ledger, wait_for};
+use rustix::process::Signal;
+
+/// What the compiler of the simulated driver makes of it gives each frame as it is.
+const SOURCE: &str = "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {\n    \
+                      for (daq::Size i = in.index(); i < out.capacity; i += in.stride())\n        \
+                      out.as<char>()[i] = in.as<const char>()[i];\n}\n";
+
+const FRAME: u64 = 16_384;
+
+/// A source whose frames go through a kernel of the user's, to a file in `there/`.
+fn pipeline(frames: Option<u64>, kernel: &str) -> String {
+    let frames = frames.map_or(String::new(), |frames| format!("frames = {frames}\n"));
+    format!(
+        "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = \"4 KiB\"\n{frames}\
+         samples = {{ type = \"int16\" }}\n\
+         [ring.raw]\nslot = {FRAME}\nslots = 32\nfill = 165\n\
+         [kernel.same]\nfile = \"same.cu\"\ninput = \"raw\"\noutput = \"back\"\nburst = 5\n{kernel}\n\
+         [ring.back]\nslots = 12\n\
+         [sink.there]\ndriver = \"file\"\ninput = \"back\"\npath = \"there/\"\n"
+    )
+}
+
+const STAYS: &str = "dispatch = \"persistent\"";
+const HTTP: &str = "[http]\nlisten = \"127.0.0.1:0\"\n";
+
+/// A run on the simulated driver and its compiler.
+fn daq(simulated: &Simulated, text: &str) -> Daq {
+    let daq = simulated.on(Daq::new(text));
+    daq.write("same.cu", SOURCE);
+    daq
+}
+
+fn simulated(options: &str) -> Simulated {
+    Simulated::new(options).with_compiler()
+}
+
+fn bytes(daq: &Daq, directory: &str) -> Vec<u8> {
+    let files = daq_tests::files(&daq.path(directory), ".sigmf-data");
+    files
+        .iter()
+        .flat_map(|file| std::fs::read(file).unwrap())
+        .collect()
+}
+
+/// What the driver still holds, but for contexts, which live as long as the process.
+fn leaks(simulated: &Simulated) -> Vec<String> {
+    let report = simulated.report();
+    let leaks = report["leaks"].as_object().expect("the driver was called");
+    leaks
+        .iter()
+        .filter(|(what, count)| *what != "contexts" && **count != 0)
+        .map(|(what, count)| format!("{what}: {count}"))
+        .collect()
+}
+
+/// One launch did it all, no call waited for it, and all was given back.
+fn stayed(simulated: &Simulated, frames: u64) {
+    let report = simulated.report();
+    assert_eq!(report["launches"], 1, "{report:#}");
+    assert_eq!(report["resident"], frames, "{report:#}");
+    assert_eq!(report["blocked"], 0, "{report:#}");
+    assert_eq!(leaks(simulated), [""; 0]);
+}
+
+/// Every frame that the kernel took on is in the file, and nothing was lost.
+fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
+    for path in [
+        "kernels.same.in",
+        "kernels.same.consumed",
+        "kernels.same.made",
+        "rings.back.published",
+        "sinks.there.frames",
+    ] {
+        assert_eq!(outcome.count(path), frames, "{path}: {:#}", outcome.report);
+    }
+    assert_eq!(ledger::lost(&outcome.report, "adc"), 0);
+    assert_eq!(bytes(daq, "there").len() as u64, frames * FRAME);
+}
+
+/// The bytes of so many frames of the source as the kernel gives them when it is launched for each burst.
+fn launched(frames: u64, faults: &str) -> Vec<u8> {
+    let simulated = simulated("");
+    let daq = daq(&simulated, &(pipeline(Some(frames), "") + faults));
+    let outcome = daq.run(&[]).ok();
+    assert_eq!(outcome.count("kernels.same.consumed"), frames);
+    assert_eq!(simulated.report()["resident"], 0);
+    bytes(&daq, "there")
+}
+
+#[test]
+fn a_kernel_that_stays_gives_what_one_that_is_launched_gives() {
+    const FRAMES: u64 = 2000;
+    // Packets that are missing are filled.
+    let faults = "[source.adc.faults]\nloss = 0.05\n";
+    let expected = launched(FRAMES, faults);
+    assert_eq!(expected.len() as u64, FRAMES * FRAME);
+    for keys in ["", "teams = 3", "teams = 5\nblocks = 7", "blocks = 1"] {
+        let simulated = simulated("latency=50");
+        let text = pipeline(Some(FRAMES), &format!("{STAYS}\n{keys}")) + faults;
+        let daq = daq(&simulated, &text);
+        let outcome = daq.run(&[]).ok();
+        assert_eq!(outcome.count("kernels.same.consumed"), FRAMES, "{keys}");
+        assert!(bytes(&daq, "there") == expected, "{keys}: the bytes differ");
+        stayed(&simulated, FRAMES);
+    }
+}
+
+#[test]
+fn every_way_to_store_to_the_gpu_gives_the_same() {
+    const FRAMES: u64 = 300;
+    let expected = launched(FRAMES, "");
+    // The first that is left takes the ring, the doorbell, or both; without any, frames go by the copy engine.
+    for backends in [
+        r#"["gdrapi"]"#,
+        r#"["dma-buf"]"#,
+        r#"["vulkan", "host"]"#,
+        r#"["host"]"#,
+        r#"["gdrapi", "dma-buf", "vulkan", "host"]"#,
+    ] {
+        let simulated = simulated("dma-buf=map").with_gdr("");
+        let daq = daq(&simulated, &pipeline(Some(FRAMES), STAYS));
+        let outcome = daq
+            .run(&["--set", &format!("staging.backends={backends}")])
+            .ok();
+        is_whole(&daq, &outcome, FRAMES);
+        assert!(bytes(&daq, "there") == expected, "{backends}");
+        stayed(&simulated, FRAMES);
+    }
+    // A doorbell must lie somewhere.
+    let simulated = simulated("");
+    let outcome =
+        daq(&simulated, &pipeline(Some(FRAMES), STAYS)).run(&["--set", "staging.backends=[]"]);
+    assert_ne!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("backends"), "{}", outcome.stderr);
+    assert_eq!(simulated.report()["resident"], 0);
+    assert_eq!(leaks(&simulated), [""; 0]);
+}
+
+#[test]
+fn what_the_kernel_has_is_done_before_the_end() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let simulated = simulated("");
+        let daq = daq(
+            &simulated,
+            &(pipeline(None, &format!("{STAYS}\nteams = 2")) + HTTP),
+        );
+        let mut live = daq.spawn(&[]);
+        live.wait_count("sinks.there.frames", 500);
+        assert_eq!(live.get("/-/healthy").code, 200);
+        live.signal(signal);
+        let outcome = live.wait().ok();
+        let frames = outcome.count("kernels.same.consumed");
+        assert!(frames >= 500, "{:#}", outcome.report);
+        is_whole(&daq, &outcome, frames);
+        stayed(&simulated, frames);
+    }
+}
+
+/// Frames with missing packets are kept from a kernel on a GPU, launched or persistent, and from a sink behind a GPU ring.
+#[test]
+fn incomplete_frames_are_dropped_before_kernels_that_want_none() {
+    const FRAMES: u64 = 2000;
+    let faults = "[source.adc.faults]\nloss = 0.05\n";
+    let whole: Vec<u8> = launched(FRAMES, faults)
+        .chunks(usize::try_from(FRAME).unwrap())
+        .filter(|frame| {
+            frame
+                .chunks(4096)
+                .all(|packet| packet.iter().any(|byte| *byte != 165))
+        })
+        .flatten()
+        .copied()
+        .collect();
+    let complete = whole.len() as u64 / FRAME;
+    assert!(complete > 0 && complete < FRAMES);
+    for keys in ["", STAYS] {
+        let simulated = simulated("latency=50");
+        let kernel = format!("{keys}\nincomplete = \"drop\"");
+        let text = pipeline(Some(FRAMES), &kernel)
+            + "[sink.end]\ndriver = \"null\"\ninput = \"raw\"\nincomplete = \"drop\"\n"
+            + faults;
+        let daq = daq(&simulated, &text);
+        let outcome = daq.run(&[]).ok();
+        assert_eq!(outcome.count("sources.adc.incomplete"), FRAMES - complete);
+        for reader in ["same", "end"] {
+            let count = |key: &str| outcome.count(&format!("readers.{reader}.{key}"));
+            assert_eq!(
+                (count("read"), count("dropped_incomplete"), count("pending")),
+                (complete, FRAMES - complete, 0),
+                "{keys} {reader}: {:#}",
+                outcome.report
+            );
+        }
+        assert_eq!(outcome.count("kernels.same.consumed"), complete, "{keys}");
+        assert!(bytes(&daq, "there") == whole, "{keys}: the bytes differ");
+    }
+}
+
+#[test]
+fn a_kernel_that_is_given_nothing_ends_too() {
+    let simulated = simulated("");
+    let text = pipeline(Some(1), STAYS).replace("frames = 1\n", "packets = 1\n");
+    let daq = daq(&simulated, &text);
+    let outcome = daq.run(&[]).ok();
+    assert_eq!(
+        outcome.count("kernels.same.in"),
+        outcome.count("kernels.same.consumed") + outcome.count("kernels.same.failed"),
+        "{:#}",
+        outcome.report
+    );
+    assert_eq!(simulated.report()["blocked"], 0);
+    assert_eq!(leaks(&simulated), [""; 0]);
+}
+
+#[test]
+fn a_kernel_that_may_be_overrun_counts_what_it_missed() {
+    const FRAMES: u64 = 5000;
+    let simulated = simulated("latency=300");
+    // A slow sink that is waited for holds up the kernel, and the source does not wait for the kernel.
+    let kernel = format!("{STAYS}\nguarantee = false");
+    let text = pipeline(Some(FRAMES), &kernel)
+        + "[sink.slow]\ndriver = \"null\"\ninput = \"back\"\ndelay = \"1 ms\"\nburst = 1\n";
+    let daq = daq(&simulated, &text);
+    let outcome = daq.run(&[]).ok();
+    let reader = &outcome.report["readers"]["same"];
+    let count = |key: &str| reader[key].as_u64().unwrap_or(0);
+    let (read, overrun) = (count("read"), count("overrun"));
+    assert!(overrun > 0 && read > 0, "{:#}", outcome.report);
+    assert_eq!(
+        read + overrun + count("discarded"),
+        outcome.count("rings.raw.published")
+    );
+    is_whole(&daq, &outcome, read);
+    stayed(&simulated, read);
+}
+
+#[test]
+fn a_kernel_that_hangs_is_named_and_the_ledgers_are_written() {
+    // Of two teams one may be ahead by as many frames as there is room for.
+    for (keys, most) in [("", 40), ("teams = 2", 40 + 32)] {
+        let simulated = simulated("hang=resident@40");
+        let text = pipeline(None, &format!("{STAYS}\n{keys}")) + HTTP;
+        let daq = daq(&simulated, &text);
+        let mut live = daq.spawn(&["--drain", "1 s"]);
+        // It is found by itself, however long that takes.
+        live.wait_told("on_frame does not return");
+        let outcome = live.wait();
+        assert_eq!(outcome.code, 70, "{}", outcome.stderr);
+        assert!(
+            outcome.stderr.contains("kernel `same`"),
+            "{}",
+            outcome.stderr
+        );
+        let made = outcome.count("kernels.same.made");
+        assert_eq!(outcome.count("rings.back.published"), made);
+        assert!(
+            made < most
+                && outcome.count("kernels.same.in") > outcome.count("kernels.same.consumed"),
+            "{:#}",
+            outcome.report
+        );
+        // Nobody waited for it.
+        assert_eq!(simulated.report()["blocked"], 0, "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn whoever_watches_is_told_that_a_kernel_hangs() {
+    let simulated = simulated("hang=resident@40");
+    let text = pipeline(None, STAYS) + HTTP;
+    let daq = daq(&simulated, &text);
+    let mut live = daq.spawn(&["--drain", "1 s"]);
+    let address = live.address();
+    // Until the process has ended, or says that it is not well.
+    wait_for("a word on the kernel", || {
+        let unwell = daq_tests::get(address, "/-/healthy").map_or(true, |said| said.code == 503);
+        (unwell || !live.is_running()).then_some(())
+    });
+    live.wait_told("its GPU has finished nothing");
+    let outcome = live.wait();
+    assert_eq!(outcome.code, 70, "{}", outcome.stderr);
+}
+
+#[test]
+fn a_kernel_that_dies_stops_the_pipeline_with_whole_ledgers() {
+    for (options, name) in [
+        ("fail-async=RESIDENT@40:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("fail-async=RESIDENT@1:719", "CUDA_ERROR_LAUNCH_FAILED"),
+        ("fail-async=RESIDENT@40:214", "CUDA_ERROR_ECC_UNCORRECTABLE"),
+        ("fail=cuLaunchKernel@1:719", "CUDA_ERROR_LAUNCH_FAILED"),
+    ] {
+        let simulated = simulated(options);
+        let daq = daq(&simulated, &pipeline(None, STAYS));
+        let outcome = daq.run(&[]);
+        assert_eq!(outcome.code, 69, "{options}: {}", outcome.stderr);
+        assert!(
+            outcome.stderr.contains(name) && outcome.stderr.contains("same"),
+            "{options}: {}",
+            outcome.stderr
+        );
+        if options.contains("RESIDENT") {
+            let made = outcome.count("kernels.same.made");
+            assert!(made < 40, "{options}: {:#}", outcome.report);
+            assert_eq!(outcome.count("rings.back.published"), made, "{options}");
+            // What the kernel made may have been on its way back.
+            assert!(outcome.count("sinks.there.frames") <= made, "{options}");
+            assert!(outcome.count("kernels.same.failed") > 0, "{options}");
+        }
+        assert_eq!(leaks(&simulated), [""; 0], "{options}");
+    }
+}
+
+#[test]
+fn two_kernels_stay_on_one_gpu() {
+    const FRAMES: u64 = 500;
+    let simulated = simulated("");
+    let text = pipeline(Some(FRAMES), STAYS)
+        + "[kernel.again]\nfile = \"same.cu\"\ninput = \"back\"\noutput = \"twice\"\ndispatch = \"persistent\"\n\
+           [ring.twice]\nslots = 16\n[sink.end]\ndriver = \"file\"\ninput = \"twice\"\npath = \"end/\"\n";
+    let daq = daq(&simulated, &text);
+    let outcome = daq.run(&[]).ok();
+    is_whole(&daq, &outcome, FRAMES);
+    assert_eq!(outcome.count("kernels.again.consumed"), FRAMES);
+    assert!(bytes(&daq, "end") == bytes(&daq, "there"));
+    let report = simulated.report();
+    assert_eq!(report["resident"], 2 * FRAMES);
+    assert_eq!(report["launches"], 2);
+    assert_eq!(report["blocked"], 0, "{report:#}");
+    assert_eq!(leaks(&simulated), [""; 0]);
+}
+
+#[test]
+fn more_blocks_than_the_gpu_runs_at_once_are_refused() {
+    let simulated = simulated("");
+    let keys = format!("{STAYS}\nteams = 100\nblocks = 100");
+    let outcome = daq(&simulated, &pipeline(Some(10), &keys)).run(&[]);
+    assert_ne!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("teams"), "{}", outcome.stderr);
+    assert_eq!(simulated.report()["resident"], 0);
+    assert_eq!(leaks(&simulated), [""; 0]);
+}

@@ -1,0 +1,185 @@
+//! Frames that are shorter than they should be, in the middle of what a kernel that stays on its GPU is given: no source
+//! makes any but the last of a stream, so the kernel is driven by hand here, on the simulated driver.
+
+use daq_core::cuda::{self, Device};
+use daq_core::frame::FrameMeta;
+use daq_core::kernel::{KernelContext, KernelSpec, Side, Stream};
+use daq_core::layout::{Samples, Scalar};
+use daq_core::ledger::{ReaderLedger, RingLedger};
+use daq_core::mapped::{Backend, Writer};
+use daq_core::plan::Dispatch;
+use daq_core::region::Region;
+use daq_core::ring::{Completion, Producer, Reader, Ring, RingOptions, Slice};
+use daq_core::wait::Wait;
+use daq_pipelines::kernels::FileKernel;
+use daq_tests::{PATIENCE, Simulated, test_process};
+use std::sync::Arc;
+use std::time::Instant;
+
+const NAME: &str = "short_frames_are_left_out_and_the_others_find_their_slots";
+/// Set in the process that runs the body of the test.
+const ALONE: &str = "DAQ_RESIDENT_SHORT";
+const BYTES: usize = 4096;
+/// Slots of input and output, which share no factor, nor do bursts with either.
+const SLOTS: [usize; 2] = [16, 11];
+const BURSTS: [usize; 6] = [5, 3, 7, 1, 4, 6];
+const SOURCE: &str =
+    "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {}\n";
+
+/// A ring in GPU memory that the CPU stores to.
+struct End {
+    region: Arc<Region>,
+    producer: Producer,
+    reader: Reader,
+    slots: Slice,
+}
+
+impl End {
+    fn new(device: &'static Device, slots: usize) -> Self {
+        let options = RingOptions::new("ring", slots, BYTES);
+        let bytes = options.region_bytes();
+        let region = Region::mapped(device, bytes, Writer::Cpu, &[Backend::Gdrapi]).unwrap();
+        let (ring, producer) = Ring::new(region.clone(), options, RingLedger::default()).unwrap();
+        let reader = ring.attach(true, slots, ReaderLedger::default()).unwrap();
+        Self {
+            region,
+            producer,
+            reader,
+            slots: ring.slice(),
+        }
+    }
+
+    /// Publishes frame `i`.
+    fn publish(&mut self, i: u64) {
+        assert_eq!(self.producer.claim(1), 1, "the ring is full");
+        let at = self.producer.open_slot(0).addr() as u64 - self.slots.base;
+        let mapping = self.region.mapping().unwrap();
+        mapping
+            .copy_to(usize::try_from(at).unwrap(), &frame(i))
+            .unwrap();
+        let meta = FrameMeta {
+            sequence: i,
+            length: if is_short(i) { BYTES - 2 } else { BYTES },
+            ..FrameMeta::default()
+        };
+        self.producer.describe(0, &meta, std::iter::empty());
+        self.producer.publish(1);
+    }
+
+    /// Takes what was published.
+    fn take(&mut self) -> Vec<(FrameMeta, Vec<u8>)> {
+        let Some(lease) = self.reader.poll(usize::MAX) else {
+            return Vec::new();
+        };
+        let slice = lease.slice().unwrap();
+        let mapping = self.region.mapping().unwrap();
+        (0..lease.len())
+            .map(|i| {
+                let at = usize::try_from(slice.address(i) - self.slots.base).unwrap();
+                let mut bytes = vec![0; BYTES];
+                mapping.copy_from(at, &mut bytes).unwrap();
+                (*lease.frame(i).meta(), bytes)
+            })
+            .collect()
+    }
+}
+
+/// Single ones, two in a row, and the first and the last of a burst.
+fn is_short(i: u64) -> bool {
+    i % 13 == 4 || i % 13 == 5 || i.is_multiple_of(17)
+}
+
+fn frame(i: u64) -> Vec<u8> {
+    (0..BYTES as u64)
+        .map(|k| u8::try_from((k * 31 + i * 7 + k / 251) % 251).unwrap())
+        .collect()
+}
+
+/// In a process of its own, which has the simulated driver.
+fn body() {
+    let device = Device::open(0).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("same.cu"), SOURCE).unwrap();
+    let samples = Samples {
+        scalar: Scalar::Int16,
+        ..Samples::default()
+    };
+    let [mut input, mut output] = SLOTS.map(|slots| End::new(device, slots));
+    let keys = FileKernel {
+        teams: Some(3),
+        blocks: Some(2),
+        ..FileKernel::new("same.cu")
+    };
+    let mut kernel = keys
+        .build(&KernelContext {
+            directory: directory.path().to_owned(),
+            slots: input.slots,
+            output: output.slots,
+            dispatch: Dispatch::Persistent,
+            ..KernelContext::alone(&samples.layout(BYTES).unwrap(), Side::Cuda(0))
+        })
+        .unwrap_or_else(|error| panic!("{error}"));
+    // Made before the kernel stays; a kernel that stays takes nothing from it.
+    let stream = cuda::Stream::new(device, 1).unwrap();
+    kernel.begin().unwrap_or_else(|error| panic!("{error}"));
+
+    let (mut next, mut consumed, mut failed) = (0, 0, 0);
+    let mut came = Vec::new();
+    for burst in BURSTS.iter().cycle().take(60) {
+        let frames = *burst as u64;
+        (next..next + frames).for_each(|i| input.publish(i));
+        next += frames;
+        let lease = input.reader.poll(*burst).unwrap();
+        assert_eq!(lease.len(), *burst);
+        let mut slots = output.producer.reserve(kernel.outputs(*burst));
+        let submitted = kernel
+            .run(&lease, &mut slots, Stream::Cuda(&stream))
+            .unwrap_or_else(|error| panic!("{error}"));
+        assert!(matches!(submitted.completion, Completion::Credit { .. }));
+        lease.retire(submitted.completion);
+        let made = slots.submit() as u64;
+        assert_eq!(made, submitted.consumed);
+        (consumed, failed) = (consumed + submitted.consumed, failed + submitted.failed);
+        let start = Instant::now();
+        while input.reader.has_in_flight() {
+            assert!(start.elapsed() < PATIENCE, "{:?}", kernel.hung());
+            input.reader.wait_in_flight(Wait::Adaptive, PATIENCE);
+            input.reader.reap(|_| {});
+        }
+        output.producer.publish(made);
+        came.extend(output.take());
+    }
+    let whole: Vec<u64> = (0..next).filter(|i| !is_short(*i)).collect();
+    assert_eq!(consumed, whole.len() as u64);
+    assert_eq!(failed, next - consumed);
+    assert!(failed > 40, "{failed}");
+    assert_eq!(came.len(), whole.len());
+    for ((meta, bytes), i) in came.iter().zip(whole) {
+        assert_eq!((meta.sequence, meta.length), (i, BYTES));
+        assert!(*bytes == frame(i), "frame {i}: other bytes");
+    }
+}
+
+#[test]
+fn short_frames_are_left_out_and_the_others_find_their_slots() {
+    if std::env::var_os(ALONE).is_some() {
+        body();
+        return;
+    }
+    let machine = Simulated::new("").with_compiler().with_gdr("");
+    let output = machine
+        .prepare(&mut test_process(module_path!(), NAME))
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    let cried = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}{cried}");
+    assert!(told.contains("1 passed"), "{told}");
+    let report = machine.report();
+    assert_eq!(report["launches"], 1, "{report:#}");
+    assert_eq!(report["blocked"], 0, "{report:#}");
+    for what in ["memory", "host", "streams", "events", "modules"] {
+        assert_eq!(report["leaks"][what], 0, "{what}: {report:#}");
+    }
+}

@@ -1,0 +1,355 @@
+//! `daq selftest gpu`, `daq bench doorbell` and `daq bench apiperf` on the simulated driver.
+
+use daq_tests::{Daq, Done, Simulated};
+use serde_json::Value;
+
+/// A slow machine's kernels stop when they get to it.
+const PATIENT: [&str; 4] = ["selftest", "gpu", "--limit", "60s"];
+
+fn daq(simulated: &Simulated) -> Daq {
+    simulated.on(Daq::new(""))
+}
+
+fn with<'a>(arguments: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [arguments, more].concat()
+}
+
+fn json(done: &Done) -> Value {
+    serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
+}
+
+/// The names that `--list` tells.
+fn names() -> Vec<String> {
+    let done = Daq::new("").cli(&["selftest", "gpu", "--list", "--json"]);
+    let list = json(&done.ok());
+    let names = list.as_array().unwrap().iter();
+    names
+        .map(|check| check["check"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn every_check_holds_on_memory_that_works() {
+    let simulated = Simulated::new("").with_gdr("");
+    let done = daq(&simulated).cli(&with(&PATIENT, &["--backend", "gdrapi,host", "--json"]));
+    let report = json(&done.ok());
+    assert_eq!(report["failed"], 0, "{report:#}");
+    let results = report["results"].as_array().unwrap();
+    for (backend, memory) in [
+        ("gdrapi", "cuMemAlloc"),
+        ("gdrapi", "cuMemCreate"),
+        ("host", "its own"),
+    ] {
+        let mut checks = Vec::new();
+        for result in results {
+            if result["backend"] != backend || result["memory"] != memory {
+                continue;
+            }
+            checks.push(result["check"].as_str().unwrap().to_owned());
+            let is_skipped = backend == "host" && result["check"] == "double-map";
+            let outcome = if is_skipped { "skipped" } else { "ok" };
+            assert_eq!(result["outcome"], outcome, "{result:#}");
+            assert_eq!(result["detail"].is_string(), is_skipped, "{result:#}");
+        }
+        assert_eq!(checks, names(), "{backend}, {memory}");
+    }
+    assert_eq!(results.len(), 3 * names().len());
+    // Nothing was in the way of a kernel that stays.
+    assert_eq!(simulated.report()["blocked"], 0);
+}
+
+#[test]
+fn what_cannot_map_is_skipped_with_its_reason() {
+    let simulated = Simulated::new("");
+    let all = with(&PATIENT, &["--check", "edges,fork"]);
+    let done = daq(&simulated).cli(&with(&all, &["--json"])).ok();
+    let report = json(&done);
+    let results = report["results"].as_array().unwrap();
+    let of = |backend: &str| -> Vec<_> {
+        let results = results.iter();
+        results
+            .filter(|result| result["backend"] == backend)
+            .collect()
+    };
+    for backend in ["gdrapi", "dma-buf", "vulkan", "host"] {
+        for result in of(backend) {
+            let is_map = result["check"] == "map";
+            assert_eq!(result["outcome"] == "skipped", is_map, "{result:#}");
+            assert_ne!(result["detail"].as_str(), Some(""), "{result:#}");
+        }
+    }
+    assert_eq!(of("host").len(), 2);
+    let kinds = of("dma-buf");
+    assert_eq!(
+        (&kinds[0]["memory"], &kinds[1]["memory"]),
+        (&"cuMemAlloc".into(), &"cuMemCreate".into())
+    );
+    let text = daq(&simulated).cli(&all).ok().stdout;
+    for line in [
+        "  ok       edges               host, its own\n",
+        "  ok       fork                host, its own\n",
+        "  skipped  map                 vulkan, its own      ",
+        "2 ok, 0 failed, ",
+    ] {
+        assert!(text.contains(line), "{line:?} is not in {text}");
+    }
+}
+
+/// A kernel that ends with an error is told by the check, which is named, and the exit code says so.
+#[test]
+fn what_fails_is_told_and_named() {
+    let simulated = Simulated::new("fail-async=launch@1:700");
+    let done = daq(&simulated).cli(&with(
+        &PATIENT,
+        &["--backend", "host", "--check", "resident-stop,data"],
+    ));
+    assert_eq!(done.code, 1, "{done:?}");
+    let failed = "  FAILED   resident-stop       host, its own        expected no error, got: ";
+    assert!(done.stdout.contains(failed), "{done:?}");
+    assert!(done.stdout.contains("  ok       data "), "{done:?}");
+}
+
+/// A kernel that does not stop costs its own check and no other.
+#[test]
+fn after_a_device_is_given_up_the_rest_is_skipped() {
+    let simulated = Simulated::new("hang=launch@1");
+    let checks = [
+        "--backend",
+        "host",
+        "--check",
+        "kernel-sees,resident-stop,data,lost",
+    ];
+    let done = daq(&simulated).cli(&with(&with(&PATIENT, &checks), &["--json"]));
+    assert_eq!(done.code, 1, "{done:?}");
+    let report = json(&done);
+    let results: Vec<_> = report["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|result| (result["check"].as_str(), result["outcome"].as_str()))
+        .collect();
+    assert_eq!(
+        results,
+        [
+            (Some("data"), Some("ok")),
+            (Some("kernel-sees"), Some("failed")),
+            (Some("resident-stop"), Some("skipped")),
+            (Some("lost"), Some("ok")),
+        ]
+    );
+    let why = report["results"][2]["detail"].as_str().unwrap();
+    assert!(why.contains("given up in kernel-sees of host"), "{why}");
+}
+
+#[test]
+fn without_a_gpu_there_is_nothing_to_check() {
+    for simulated in [Simulated::new("gpus=0"), Simulated::new("no-init=100")] {
+        for arguments in [
+            &["selftest", "gpu"][..],
+            &["bench", "doorbell"],
+            &["bench", "apiperf"],
+            &["bench", "resident"],
+        ] {
+            let done = daq(&simulated).cli(arguments);
+            assert_eq!(done.code, 69, "{done:?}");
+            assert!(done.stderr.starts_with("error: "), "{done:?}");
+        }
+    }
+}
+
+#[test]
+fn a_check_that_is_not_there_is_refused() {
+    let done = Daq::new("").cli(&["selftest", "gpu", "--check", "dta"]);
+    assert_eq!(done.code, 64, "{done:?}");
+    assert!(done.stderr.contains("word-order"), "{done:?}");
+}
+
+/// Rows of the table whose title has `title`.
+fn rows<'a>(tables: &'a Value, title: &str) -> &'a Vec<Value> {
+    let mut tables = tables.as_array().unwrap().iter();
+    let has_title = |table: &&Value| table["title"].as_str().unwrap().contains(title);
+    let table = tables.find(has_title).unwrap();
+    table["rows"].as_array().unwrap()
+}
+
+#[test]
+fn round_trips_are_told_by_way_and_kernel() {
+    let simulated = Simulated::new("").with_gdr("");
+    let arguments = ["bench", "doorbell", "--rounds", "2", "--trips", "16"];
+    let sizes = ["--sizes", "64 B", "--frames", "100 B", "--json"];
+    let done = daq(&simulated).cli(&with(&arguments, &sizes));
+    let tables = json(&done.ok());
+    let figure = |row: &Value, column: &str| {
+        row[column]
+            .as_f64()
+            .unwrap_or_else(|| panic!("{column}: {row:#}"))
+    };
+    let trips = rows(&tables, "microseconds from a store");
+    let ways: Vec<_> = trips
+        .iter()
+        .map(|row| format!("{}: {}", row["way"], row["kernel"]).replace('"', ""))
+        .collect();
+    assert_eq!(
+        ways,
+        [
+            "doorbell by gdrapi: acquire, release",
+            "doorbell by gdrapi: acquire",
+            "doorbell by gdrapi: relaxed",
+            "doorbell by gdrapi: 4 warps",
+            "doorbell in host memory: acquire, release",
+            "doorbell in host memory: acquire",
+            "doorbell in host memory: relaxed",
+            "doorbell in host memory: 4 warps",
+            "empty launch + synchronise: –",
+            "copy of 8 bytes + launch + synchronise: –",
+            "cuStreamWriteValue32 + synchronise: –",
+        ]
+    );
+    for row in &trips[..10] {
+        assert!(figure(row, "p50") > 0.0 && figure(row, "p50") <= figure(row, "p99"));
+        assert!(figure(row, "p99") <= figure(row, "p99.9"));
+        assert!(figure(row, "p99/p50") >= 1.0 && figure(row, "x host p50") > 0.0);
+    }
+    // The simulated driver does not have the call.
+    assert!(trips[10]["p50"].is_null(), "{:#}", trips[10]);
+    let refused = rows(&tables, "no doorbell");
+    let refused: Vec<_> = refused
+        .iter()
+        .map(|row| row["why"].as_str().unwrap().split(':').next().unwrap())
+        .collect();
+    assert_eq!(refused, ["dma-buf", "vulkan"]);
+    let ratios = rows(&tables, "ratios");
+    assert!(figure(&ratios[0], "/ host memory") > 0.0);
+    assert_eq!(ratios[1]["/ host memory"], 1.0);
+    for (title, ways) in [
+        (
+            "answer of a kernel that has read it",
+            [
+                "stores and doorbell by gdrapi",
+                "copy + launch + synchronise",
+            ],
+        ),
+        (
+            "until the CPU's stores",
+            ["stores by gdrapi", "cuMemcpyHtoDAsync + synchronise"],
+        ),
+    ] {
+        let rows = rows(&tables, title);
+        let told: Vec<_> = rows
+            .iter()
+            .map(|row| row["way"].as_str().unwrap())
+            .collect();
+        assert_eq!(told, ways);
+        assert!(rows.iter().all(|row| figure(row, "p50") > 0.0));
+    }
+    let rates = rows(&tables, "million frames");
+    let batches: Vec<_> = rates
+        .iter()
+        .map(|row| figure(row, "frames a doorbell"))
+        .collect();
+    assert_eq!(batches, [1.0, 8.0, 32.0, 128.0]);
+    assert!(rates.iter().all(|row| figure(row, "million/s") > 0.0));
+    assert_eq!(simulated.report()["blocked"], 0);
+}
+
+/// A short `bench resident`.
+const RESIDENT: [&str; 10] = [
+    "bench", "resident", "--rounds", "1", "--trips", "20", "--window", "20ms", "--frames", "64B",
+];
+
+#[test]
+fn kernels_that_stay_are_measured_in_the_engine() {
+    let simulated = Simulated::new("memory=1GiB").with_gdr("").with_compiler();
+    let done = daq(&simulated).cli(&with(&RESIDENT, &["--json"]));
+    let tables = json(&done.ok());
+    assert_eq!(tables.as_array().unwrap().len(), 4, "{tables:#}");
+    let text = |rows: &[Value], column: &str| -> Vec<String> {
+        let texts = rows.iter().map(|row| row[column].as_str().unwrap());
+        texts.map(str::to_owned).collect()
+    };
+    let is_there = |rows: &[Value], column: &str| {
+        for row in rows {
+            let figure = row[column].as_f64();
+            assert!(
+                figure.is_some_and(|figure| figure >= 0.0),
+                "{column}: {row:#}"
+            );
+        }
+    };
+    let trips = rows(&tables, "from a frame's commit to its result");
+    assert_eq!(text(trips, "frame"), ["64 B"; 3]);
+    assert_eq!(
+        text(trips, "way"),
+        [
+            "stays, one thread",
+            "stays, committed by another thread",
+            "copy + launch + synchronise",
+        ]
+    );
+    for column in ["p50", "p99", "p99.9", "÷ copy + launch"] {
+        is_there(trips, column);
+    }
+    is_there(&trips[..1], "of it the host");
+    assert!(trips[1]["of it the host"].is_null(), "{:#}", trips[1]);
+    let beside = rows(&tables, "beside copies");
+    assert_eq!(
+        text(&beside[1..], "longest copy"),
+        ["1 MiB", "512 KiB", "256 KiB"]
+    );
+    for column in [
+        "p50 us",
+        "p99 us",
+        "p99.9 us",
+        "copies GB/s",
+        "alone GB/s",
+        "÷ the best",
+    ] {
+        is_there(beside, column);
+    }
+    let rates = rows(&tables, "million frames");
+    assert_eq!(text(rates, "teams"), ["1", "8", "32", "64"]);
+    is_there(rates, "million/s");
+    assert_eq!(simulated.report()["blocked"], 0);
+}
+
+/// Of an engine that fails there are no figures, but its reason; what was measured before is shown.
+#[test]
+fn an_engine_that_fails_is_told_in_place_of_figures() {
+    // In the frames that another thread commits.
+    let simulated = Simulated::new("memory=1GiB,fail-async=resident@60:700")
+        .with_gdr("")
+        .with_compiler();
+    let done = daq(&simulated).cli(&RESIDENT);
+    assert_eq!(done.code, 69, "{done:?}");
+    assert!(
+        done.stderr.contains("CUDA_ERROR_ILLEGAL_ADDRESS"),
+        "{done:?}"
+    );
+    assert!(!done.stdout.contains("simulated"), "{done:?}");
+}
+
+#[test]
+fn costs_of_mapped_memory_are_told_by_step() {
+    let simulated = Simulated::new("");
+    let arguments = ["bench", "apiperf", "--rounds", "2", "--json"];
+    let done = daq(&simulated).cli(&with(&arguments, &["--sizes", "64 KiB,1 MiB"]));
+    let tables = json(&done.ok());
+    let made = rows(&tables, "milliseconds to make");
+    let bytes: Vec<_> = made
+        .iter()
+        .map(|row| (row["backend"].as_str(), row["bytes"].as_str()))
+        .collect();
+    assert_eq!(
+        bytes,
+        [
+            (Some("host"), Some("64 KiB")),
+            (Some("host"), Some("1 MiB"))
+        ]
+    );
+    for step in ["allocate", "pin", "map", "all", "unmap + free"] {
+        assert!(made[0][step].is_number(), "{step}: {:#}", made[0]);
+    }
+    let refused = rows(&tables, "could not be made");
+    assert_eq!(refused.len(), 3, "{refused:#?}");
+    assert!(refused.iter().all(|row| row["from"] == "64 KiB"));
+}

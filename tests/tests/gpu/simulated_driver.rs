@@ -1,0 +1,42 @@
+//! Programs find the simulated CUDA driver where they look for NVIDIA's.
+
+use daq_tests::{Simulated, skip};
+use std::process::Command;
+
+/// Counts devices and says whether the driver has `cuMemCreate`, through nothing but the dynamic loader.
+const PROGRAM: &str = "
+import ctypes
+driver = ctypes.CDLL('libcuda.so.1')
+count = ctypes.c_int(-1)
+print(driver.cuInit(0), driver.cuDeviceGetCount(ctypes.byref(count)), count.value, hasattr(driver, 'cuMemCreate'))
+";
+
+fn run(simulated: &Simulated) -> String {
+    let mut command = Command::new("python3");
+    let output = simulated
+        .prepare(command.args(["-c", PROGRAM]))
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_program_finds_the_driver() {
+    if daq_tests::program("python3").is_none() {
+        skip!("python3 is not there");
+    }
+    let simulated = Simulated::new("gpus=3");
+    assert!(simulated.report().is_null());
+    assert_eq!(run(&simulated), "0 0 3 True\n");
+    assert_eq!(simulated.report()["calls"]["cuDeviceGetCount"], 1);
+    simulated.assert_no_leaks();
+}
+
+#[test]
+fn an_older_driver_lacks_functions() {
+    if daq_tests::program("python3").is_none() {
+        skip!("python3 is not there");
+    }
+    let simulated = Simulated::new("version=10010").without("cuMemCreate");
+    assert_eq!(run(&simulated), "0 0 1 False\n");
+}

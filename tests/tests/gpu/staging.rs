@@ -1,0 +1,356 @@
+//! Pipelines with rings on a GPU, on the simulated driver: what is copied, what is told where there is no GPU, and what
+//! becomes of the ledgers when a GPU fails.
+
+use daq_tests::{Daq, Outcome, Simulated};
+
+/// A source of 2000 frames in a ring on a GPU, which a sink reads there.
+const PIPELINE: &str = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = \"4 KiB\"\n\
+                        frames = 2000\nsamples = { type = \"int16\" }\n\
+                        [ring.raw]\nmemory = \"MEMORY\"\nslot = \"16 KiB\"\nslots = 32\n\
+                        [sink.end]\ndriver = \"null\"\ninput = \"raw\"\n";
+
+fn pipeline(memory: &str) -> String {
+    PIPELINE.replace("MEMORY", memory)
+}
+
+/// What the driver still holds, but for contexts, which live as long as the process.
+fn leaks(simulated: &Simulated) -> Vec<String> {
+    let report = simulated.report();
+    let leaks = report["leaks"].as_object().expect("the driver was called");
+    leaks
+        .iter()
+        .filter(|(what, count)| *what != "contexts" && **count != 0)
+        .map(|(what, count)| format!("{what}: {count}"))
+        .collect()
+}
+
+/// The frames that the copies of `raw` took are all accounted for.
+fn is_accounted_for(outcome: &Outcome) {
+    let count = |path: &str| outcome.count(path);
+    assert_eq!(
+        count("copies.raw.taken"),
+        count("copies.raw.frames") + count("copies.raw.failed"),
+        "{:#}",
+        outcome.report
+    );
+    assert_eq!(count("rings.raw.published"), count("copies.raw.frames"));
+    assert_eq!(count("sinks.end.frames"), count("copies.raw.frames"));
+    let reader = &outcome.report["readers"]["copy to raw"];
+    let settled = reader["read"].as_u64().unwrap() + reader["discarded"].as_u64().unwrap();
+    assert_eq!(count("rings.raw@host.published"), settled, "{reader:#}");
+}
+
+#[test]
+fn frames_go_through_pinned_memory_to_the_gpu_and_everything_is_given_back() {
+    for options in ["", "vmm=0", "posix-fd=0", "rdma=0"] {
+        let simulated = Simulated::new(options);
+        let outcome = simulated.on(Daq::new(&pipeline("auto"))).run(&[]).ok();
+        assert_eq!(outcome.count("copies.raw.frames"), 2000);
+        is_accounted_for(&outcome);
+        let report = simulated.report();
+        assert_eq!(report["unregistered"]["copies"], 0, "{options}: {report:#}");
+        // What `daq` measures at the start comes on top.
+        let copied = report["copied"]["host_to_device"].as_u64().unwrap();
+        assert!(copied >= 2000 * 16384, "{options}: {report:#}");
+        assert_eq!(leaks(&simulated), [""; 0], "{options}");
+        let told = match options {
+            "" => "mapped memory, for RDMA, shareable",
+            "vmm=0" => "a plain allocation",
+            "posix-fd=0" => "mapped memory, for RDMA\n",
+            _ => "mapped memory, shareable",
+        };
+        assert!(
+            outcome.stderr.contains(told),
+            "{options}: {}",
+            outcome.stderr
+        );
+    }
+}
+
+/// The same source, whose frames go as they come through a kernel on the GPU, back, and to a file; and to another
+/// file by the shortest way.
+fn through_a_kernel(daq: &Daq) {
+    daq.write(
+        "as-it-is.ptx",
+        ".version 8.0\n.target sm_70\n.address_size 64\n.const .align 4 .u32 daq_header = 1;\n\
+         .visible .entry daq_burst()\n{\n    ret;\n}\n",
+    );
+}
+
+const KERNEL: &str = "[kernel.same]\nfile = \"as-it-is.ptx\"\ninput = \"raw\"\noutput = \"back\"\nburst = 5\n\
+                      [ring.back]\nslots = 12\n\
+                      [sink.there]\ndriver = \"file\"\ninput = \"back\"\npath = \"there/\"\n\
+                      [sink.here]\ndriver = \"file\"\ninput = \"raw\"\npath = \"here/\"\n";
+
+const HTTP: &str = "[http]\nlisten = \"127.0.0.1:0\"\n";
+
+#[test]
+fn frames_come_back_from_the_gpu_as_they_went() {
+    let simulated = Simulated::new("latency=100");
+    // Packets that are missing are filled on the way to the GPU too.
+    let text = pipeline("cuda:0").replace("slots = 32\n", "slots = 32\nfill = 165\n");
+    let text = text + KERNEL + "[source.adc.faults]\nloss = 0.05\n";
+    let daq = simulated.on(Daq::new(&text));
+    through_a_kernel(&daq);
+    let outcome = daq.run(&[]).ok();
+    assert_eq!(outcome.count("kernels.same.consumed"), 2000);
+    assert_eq!(outcome.count("copies.back@host.frames"), 2000);
+    assert!(outcome.count("kernels.same.device.launches") >= 400);
+    is_accounted_for(&outcome);
+    let bytes = |directory: &str| {
+        let files = daq_tests::files(&daq.path(directory), ".sigmf-data");
+        files
+            .iter()
+            .flat_map(|file| std::fs::read(file).unwrap())
+            .collect::<Vec<_>>()
+    };
+    let (there, here) = (bytes("there"), bytes("here"));
+    assert_eq!(here.len(), 2000 * 16384);
+    let lost = outcome.report["sources"]["adc"]["lost"]["wire_gap"]
+        .as_u64()
+        .unwrap();
+    let filled = here
+        .chunks(4096)
+        .filter(|packet| packet.iter().all(|byte| *byte == 165));
+    assert!(lost > 0 && filled.count() as u64 == lost, "{lost} lost");
+    assert!(there == here, "what came back differs");
+    // A variable of the code is read at the start.
+    let unregistered = &simulated.report()["unregistered"]["bytes"];
+    assert!(unregistered.as_u64().unwrap() <= 64, "{unregistered}");
+    assert_eq!(leaks(&simulated), [""; 0]);
+}
+
+#[test]
+fn a_kernel_that_fails_or_hangs_is_told_and_the_ledgers_hold() {
+    for (options, told) in [
+        ("fail=cuLaunchKernel@20:719", "CUDA_ERROR_LAUNCH_FAILED"),
+        ("fail-async=LAUNCH@20:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("hang=launch@20", "has not finished"),
+    ] {
+        let simulated = Simulated::new(options);
+        let text =
+            pipeline("cuda:0").replace("frames = 2000\n", "frames = 200000\n") + KERNEL + HTTP;
+        let daq = simulated.on(Daq::new(&text));
+        through_a_kernel(&daq);
+        let mut live = daq.spawn(&["--drain", "1 s"]);
+        if options.starts_with("hang") {
+            live.wait_told("its GPU has finished nothing");
+            live.interrupt();
+        }
+        let outcome = live.wait();
+        let code = if options.starts_with("hang") { 70 } else { 69 };
+        assert_eq!(outcome.code, code, "{options}: {}", outcome.stderr);
+        assert!(
+            outcome.stderr.contains(told),
+            "{options}: {}",
+            outcome.stderr
+        );
+        let made = outcome.count("kernels.same.made");
+        assert_eq!(outcome.count("rings.back.published"), made, "{options}");
+        assert!(
+            outcome.count("kernels.same.in") > outcome.count("kernels.same.consumed"),
+            "{options}"
+        );
+    }
+}
+
+#[test]
+fn what_was_tuned_is_not_measured_again_until_the_machine_changes() {
+    let simulated = Simulated::new("");
+    let daq = simulated.on(Daq::new(&pipeline("cuda:0")));
+    let measured = "measured its copies";
+    let outcome = daq.run(&[]).ok();
+    assert!(outcome.stderr.contains(measured), "{}", outcome.stderr);
+    let state = daq.path("state");
+    let tuned = daq
+        .cli(&["tune", "--state-dir", state.to_str().unwrap()])
+        .ok();
+    assert!(tuned.stdout.contains("chunk"), "{}", tuned.stdout);
+    let told = "the CPU stores to it faster";
+    let refused = "the CPU could not store to it";
+    assert!(
+        tuned.stdout.contains(told) || tuned.stdout.contains(refused),
+        "{}",
+        tuned.stdout
+    );
+    let state = ["--state-dir", state.to_str().unwrap()];
+    let outcome = daq.run(&state).ok();
+    assert!(!outcome.stderr.contains(measured), "{}", outcome.stderr);
+    // Another driver.
+    let newer = daq.env("DAQ_SIMULATED_CUDA", "version=13010");
+    let outcome = newer.run(&state).ok();
+    assert!(outcome.stderr.contains(measured), "{}", outcome.stderr);
+}
+
+#[test]
+fn stores_of_the_cpu_are_measured_beside_copies_or_what_refuses_them_is_told() {
+    for (simulated, maps) in [
+        (Simulated::new(""), false),
+        (Simulated::new("").with_gdr(""), true),
+    ] {
+        // A loader of Vulkan that is there might find a GPU that is none of the machine's.
+        let daq = simulated
+            .on(Daq::new(&pipeline("cuda:0")))
+            .env("VK_DRIVER_FILES", "/dev/null");
+        let common = ["--rounds", "1", "--stores", "4 B,100 B", "--json"];
+        for (what, tables) in [("copylat", 4), ("copybw", 2)] {
+            let mut args = vec!["bench", what, "--sizes", "64 B,4 KiB"];
+            args.extend(common);
+            if what == "copybw" {
+                args.extend(["--window", "1 ms"]);
+            }
+            let told = daq.cli(&args).ok().stdout;
+            let told: Vec<serde_json::Value> = serde_json::from_str(&told).unwrap();
+            let rows = |table: &serde_json::Value| table["rows"].as_array().unwrap().clone();
+            assert_eq!(rows(&told[0]).len(), 2, "{told:#?}");
+            let last = &told[told.len() - 1];
+            let is_refused = last["title"].as_str().unwrap().contains("nothing maps");
+            assert_eq!(is_refused, !maps, "{what}: {told:#?}");
+            if is_refused {
+                assert!(rows(last).len() >= 3, "each way is refused: {last:#}");
+                assert!(rows(last).iter().all(|row| row["why not"] != ""));
+                continue;
+            }
+            assert_eq!(told.len(), tables, "{told:#?}");
+            let stores = rows(&told[tables.min(3) - 1]);
+            // Two sizes at four pairs of offsets.
+            assert_eq!(stores.len(), 8, "{stores:#?}");
+            for row in &stores {
+                for way in ["daq", "memcpy", "best rival ÷ daq"] {
+                    assert!(row[way].as_f64().unwrap() > 0.0, "{row:#}");
+                }
+            }
+        }
+        assert_eq!(leaks(&simulated), [""; 0]);
+    }
+}
+
+#[test]
+fn without_a_usable_driver_rings_lie_in_host_memory_and_the_plan_says_why() {
+    let old = Simulated::new("version=11040");
+    let incomplete = Simulated::new("").without("cuMemCreate");
+    let empty = Simulated::new("no-init=100");
+    // As a driver that is newer than the bindings may answer.
+    let unknown = Simulated::new("no-init=12345");
+    for (simulated, why) in [
+        (None, "there is no libcuda.so.1"),
+        (
+            Some(&old),
+            "the driver supports CUDA 11.4, and daq needs 12.0",
+        ),
+        (Some(&incomplete), "libcuda.so.1 lacks cuMemCreate"),
+        (Some(&empty), "CUDA_ERROR_NO_DEVICE"),
+        (Some(&unknown), "error 12345"),
+    ] {
+        let mut daq = Daq::new(&pipeline("auto"));
+        if let Some(simulated) = simulated {
+            daq = simulated.on(daq);
+        }
+        let plan = daq.cli(&["plan", "daq.toml"]).ok();
+        if simulated.is_none() && plan.stdout.contains("ring raw @ cuda:") {
+            daq_tests::skip!("this machine has a GPU: what is told without one cannot be seen");
+        }
+        assert!(
+            plan.stdout.contains("ring raw @ host") && plan.stdout.contains(why),
+            "{}",
+            plan.stdout
+        );
+        let outcome = daq.run(&[]).ok();
+        assert_eq!(outcome.count("sinks.end.frames"), 2000);
+    }
+    // Where a GPU is asked for by its number it is missed.
+    let daq = old.on(Daq::new(&pipeline("cuda:0")));
+    let outcome = daq.run(&[]);
+    assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("CUDA 11.4"), "{}", outcome.stderr);
+}
+
+#[test]
+fn too_little_memory_is_told_with_what_there_is() {
+    let simulated = Simulated::new("memory=16MiB");
+    let text = pipeline("cuda:0").replace("slots = 32", "slots = 2048");
+    let outcome = simulated.on(Daq::new(&text)).run(&[]);
+    assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+    for part in [
+        "ring `raw`",
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        "16 MiB are free",
+        "lower `slots`",
+    ] {
+        assert!(outcome.stderr.contains(part), "{part}: {}", outcome.stderr);
+    }
+    assert_eq!(leaks(&simulated), [""; 0]);
+}
+
+/// Options that let the copies fail which the start measures would end the run before it begins.
+const TUNED: &str = "[staging]\nchunk = \"64 KiB\"\ndepth = 2\n";
+
+#[test]
+fn a_failing_gpu_stops_the_pipeline_and_the_ledgers_hold() {
+    let text = pipeline("cuda:0") + TUNED;
+    let state = |daq: &Daq| {
+        let state = daq.path("state");
+        let _ = daq
+            .cli(&["tune", "--state-dir", state.to_str().unwrap()])
+            .ok();
+        state.to_str().unwrap().to_owned()
+    };
+    // The call fails; or the copy does, later, and with it everything on the device.
+    for (options, name) in [
+        (
+            "fail=cuMemcpyHtoDAsync_v2@100:719",
+            "CUDA_ERROR_LAUNCH_FAILED",
+        ),
+        ("fail-async=COPY@60:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("fail-async=COPY@1:214", "CUDA_ERROR_ECC_UNCORRECTABLE"),
+    ] {
+        let healthy = Simulated::new("");
+        let daq = healthy.on(Daq::new(&text));
+        let state = state(&daq);
+        let daq = daq.env("DAQ_SIMULATED_CUDA", options);
+        let outcome = daq.run(&["--state-dir", &state]);
+        assert_eq!(outcome.code, 69, "{options}: {}", outcome.stderr);
+        assert!(
+            outcome.stderr.contains(name) && outcome.stderr.contains("copies to cuda:0"),
+            "{options}: {}",
+            outcome.stderr
+        );
+        is_accounted_for(&outcome);
+        assert!(outcome.count("copies.raw.failed") > 0, "{options}");
+        assert_eq!(leaks(&healthy), [""; 0], "{options}");
+    }
+}
+
+#[test]
+fn a_gpu_that_hangs_does_not_hold_up_the_end_for_ever() {
+    let simulated = Simulated::new("");
+    let text = pipeline("cuda:0").replace("frames = 2000\n", "") + TUNED + HTTP;
+    let daq = simulated.on(Daq::new(&text));
+    let state = daq.path("state");
+    let state = state.to_str().unwrap();
+    let _ = daq.cli(&["tune", "--state-dir", state]).ok();
+    let daq = daq.env("DAQ_SIMULATED_CUDA", "hang=copy@50");
+    let mut live = daq.spawn(&["--state-dir", state, "--drain", "1 s"]);
+    // Whoever watches it is told before it is stopped.
+    daq_tests::wait_for("a stall", || {
+        (live.get("/-/healthy").code == 503).then_some(())
+    });
+    live.wait_told("its GPU has finished nothing");
+    live.interrupt();
+    let outcome = live.wait();
+    assert_eq!(outcome.code, 70, "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("has not finished its copies"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(
+        outcome.count("copies.raw.pending") > 0,
+        "{:#}",
+        outcome.report
+    );
+    assert_eq!(
+        outcome.count("rings.raw.published"),
+        outcome.count("copies.raw.frames")
+    );
+}

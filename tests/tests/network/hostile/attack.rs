@@ -1,0 +1,389 @@
+//! From cases to packets, and from what a run left to a verdict.
+
+use super::cases::{Case, Ledger, PLACES, Shot, Wrong};
+use daq_drivers::packet::spead::{Item, build_packet, item};
+use daq_drivers::packet::{Format, RawConfig, SpeadConfig};
+use daq_drivers::sys::send::Sender;
+use daq_tests::network::{Queue, loopback, payload, recording};
+use daq_tests::{Daq, Outcome};
+use std::fmt::Write;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Range;
+
+/// How fast packets are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rate {
+    /// The next one when the one before was received.
+    Slow,
+    /// So many bytes at a time, each packet by itself.
+    Bursts(usize),
+    /// So many bytes at a time, cut into packets by the kernel, which are received together as well.
+    Offload(usize),
+}
+
+/// How packets are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// With so much payload.
+    Raw(usize),
+    /// With so much payload, and in a heap's first packet.
+    Spead { rest: usize, first: usize },
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Raw(_) => "raw",
+            Self::Spead { .. } => "spead",
+        }
+    }
+
+    fn keys(self, case: &Case) -> String {
+        let (bytes, step) = (case.bytes, case.step);
+        match self {
+            Self::Raw(payload) => {
+                let offset = 16 - bytes;
+                format!(
+                    "header = 16\npayload = {payload}\n\
+                     sequence = {{ offset = {offset}, bytes = {bytes}, step = {step} }}\n"
+                )
+            }
+            Self::Spead { rest, first } => {
+                let heap = self.frame();
+                format!("heap = {heap}\npacket = {rest}\nfirst = {first}\nheap_step = {step}\n")
+            }
+        }
+    }
+
+    fn format(self, case: &Case) -> Format {
+        let keys = self.keys(case);
+        match self {
+            Self::Raw(_) => toml::from_str::<RawConfig>(&keys).unwrap().build().unwrap(),
+            Self::Spead { .. } => toml::from_str::<SpeadConfig>(&keys)
+                .unwrap()
+                .build()
+                .unwrap(),
+        }
+    }
+
+    /// Payload bytes of a frame; the last packet of a heap is shorter than the others.
+    pub fn frame(self) -> usize {
+        match self {
+            Self::Raw(payload) => payload * usize::try_from(PLACES).unwrap(),
+            Self::Spead { rest, first } => {
+                first + rest * usize::try_from(PLACES - 1).unwrap() - 100
+            }
+        }
+    }
+}
+
+/// A case on its way to a source.
+pub struct Attack<'a> {
+    pub case: &'a Case,
+    /// Tells its payload from others'.
+    pub stream: u64,
+    pub format: Format,
+    pub source: String,
+    pub port: u16,
+}
+
+impl Attack<'_> {
+    /// Unit number and place in the unit.
+    fn name(&self, n: u64) -> (u64, u32) {
+        let per_unit = u64::from(self.format.numbering().places_per_unit);
+        let unit = (n / per_unit).wrapping_mul(self.case.step) & self.format.unit_mask();
+        (unit, u32::try_from(n % per_unit).unwrap())
+    }
+
+    fn payload(&self, n: u64) -> Vec<u8> {
+        let (_, sub) = self.name(n);
+        let mut bytes = vec![0; self.format.places().range(sub).len()];
+        payload(self.stream, n, &mut bytes);
+        bytes
+    }
+
+    fn packet(&self, shot: Shot) -> Vec<u8> {
+        let mut out = Vec::new();
+        let build = |n: u64, payload: &[u8], out: &mut Vec<u8>| {
+            let (unit, sub) = self.name(n);
+            self.format.build(unit, sub, None, payload, out);
+        };
+        match shot {
+            Shot::Good(n) => build(n, &self.payload(n), &mut out),
+            Shot::Short(n) => {
+                build(n, &self.payload(n), &mut out);
+                out.pop();
+            }
+            Shot::Long(n) => {
+                let mut payload = self.payload(n);
+                payload.push(1);
+                build(n, &payload, &mut out);
+            }
+            Shot::Garbage(bytes) => out.resize(bytes, 0xff),
+            Shot::Between(n) => {
+                let (unit, sub) = self.name(n);
+                self.format.build(
+                    unit + self.case.step / 2,
+                    sub,
+                    None,
+                    &self.payload(n),
+                    &mut out,
+                );
+            }
+            Shot::Spead(n, wrong) => self.wrong(n, wrong, &mut out),
+        }
+        out
+    }
+
+    /// A packet of SPEAD with something wrong.
+    fn wrong(&self, n: u64, wrong: Wrong, out: &mut Vec<u8>) {
+        let (unit, sub) = self.name(n);
+        let places = self.format.places();
+        let payload = self.payload(n);
+        let other = wrong == Wrong::OtherLength;
+        let misplaced = u64::from(wrong == Wrong::Offset);
+        let items = [
+            (Wrong::NoCounter, item::HEAP_COUNTER, unit),
+            (
+                Wrong::NoLength,
+                item::HEAP_LENGTH,
+                if other {
+                    payload.len()
+                } else {
+                    places.unit_bytes
+                } as u64,
+            ),
+            (
+                Wrong::NoOffset,
+                item::HEAP_OFFSET,
+                places.range(sub).start as u64 + misplaced,
+            ),
+            (Wrong::Magic, item::PAYLOAD_LENGTH, payload.len() as u64),
+        ];
+        let without = |absent: Wrong| absent != Wrong::Magic && absent == wrong;
+        let items: Vec<_> = items
+            .into_iter()
+            .filter(|(absent, _, _)| !without(*absent))
+            .map(|(_, id, value)| Item::immediate(id, value))
+            .collect();
+        let bits = if wrong == Wrong::Flavour { 48 } else { 40 };
+        build_packet(bits, &items, &payload, out);
+        match wrong {
+            Wrong::Magic => out[0] ^= 1,
+            Wrong::Version => out[1] = 3,
+            // More items than there are bytes.
+            Wrong::Items => out[6..8].copy_from_slice(&u16::MAX.to_be_bytes()),
+            _ => {}
+        }
+    }
+
+    /// Sends everything; nothing is lost on the way.
+    fn send(&self, rate: Rate) {
+        let most = match rate {
+            Rate::Slow => 1,
+            Rate::Bursts(bytes) | Rate::Offload(bytes) => bytes,
+        };
+        let offload = matches!(rate, Rate::Offload(_));
+        // With bursts the queue is looked at when about as much was sent as small buffers take.
+        self.shoot(&self.case.shots, most, offload, || {
+            Queue::drained(self.port);
+        });
+    }
+
+    /// Sends `shots`, about `most` bytes at a time, and does `between` after each.
+    pub fn shoot(&self, shots: &[Shot], most: usize, offload: bool, between: impl Fn()) {
+        loopback::stay();
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        let mut sender = Sender::open(address, offload, None).unwrap();
+        let packets: Vec<_> = shots.iter().map(|shot| self.packet(*shot)).collect();
+        let mut left = &packets[..];
+        while let Some(first) = left.first() {
+            // The kernel cuts equal packets only.
+            let mut bytes = 0;
+            let together = left
+                .iter()
+                .take_while(|packet| {
+                    let fits = bytes == 0 || bytes + packet.len() <= most;
+                    bytes += packet.len();
+                    fits && (!offload || packet.len() == first.len() && !packet.is_empty())
+                })
+                .count()
+                .max(1);
+            let (now, later) = left.split_at(together);
+            if offload && !first.is_empty() {
+                sender.send_packets(&now.concat(), first.len()).unwrap();
+            } else {
+                for packet in now {
+                    sender.send(packet).unwrap();
+                }
+            }
+            between();
+            left = later;
+        }
+    }
+
+    /// Compares ledger and file with what was foretold.
+    pub fn check(&self, daq: &Daq, outcome: &Outcome, frame: usize) -> Result<(), String> {
+        let case = self.case;
+        let ledger = Ledger::of(outcome, &self.source);
+        if ledger != case.ledger {
+            return Err(format!("{ledger:?}, foretold was\n{:?}", case.ledger));
+        }
+        let file = recording(daq, &format!("{}-disk", self.source));
+        let mut at = 0;
+        let mut index = None;
+        let (mut skipped, mut missing, mut bytes) = (0, Vec::<Range<usize>>::new(), 0);
+        for (places, absent) in &case.stored {
+            for number in places.start / PLACES..places.end.div_ceil(PLACES) {
+                if let Some((_, first)) = file.runs.iter().find(|(bytes, _)| bytes.start == at) {
+                    index = Some(*first);
+                }
+                let all = number * PLACES..(number + 1) * PLACES;
+                let is_there = |n: &u64| places.contains(n) && !absent.contains(n);
+                if index != Some(number * frame as u64) {
+                    if all.clone().any(|n| is_there(&n)) {
+                        return Err(format!(
+                            "frame {number} is not at {at}, there is index {index:?}"
+                        ));
+                    }
+                    skipped += 1;
+                    continue;
+                }
+                for n in all {
+                    let range = self.extent(n);
+                    let place = at + range.start..at + range.end;
+                    let found = file
+                        .data
+                        .get(place.clone())
+                        .ok_or("the file is too short")?;
+                    if is_there(&n) {
+                        bytes += found.len() as u64;
+                        if found != self.payload(n) {
+                            return Err(format!("other bytes in place {n}"));
+                        }
+                        continue;
+                    }
+                    if found.iter().any(|byte| *byte != 0) {
+                        return Err(format!("something in place {n}, of which nothing came"));
+                    }
+                    match missing.last_mut() {
+                        Some(last) if last.end == place.start => last.end = place.end,
+                        _ => missing.push(place),
+                    }
+                }
+                at += frame;
+                index = index.map(|index| index + frame as u64);
+            }
+        }
+        if at != file.data.len() {
+            return Err(format!(
+                "{} bytes in the file, foretold were {at}",
+                file.data.len()
+            ));
+        }
+        if bytes != outcome.count(&format!("sources.{}.bytes", self.source)) {
+            return Err(format!(
+                "{bytes} bytes were delivered: {}",
+                outcome.report["sources"][&self.source]
+            ));
+        }
+        if (&missing, skipped) != (&file.missing, file.frames) {
+            return Err(format!(
+                "annotated is {:?} and {} frames, missing {missing:?} and {skipped}",
+                file.missing, file.frames
+            ));
+        }
+        Ok(())
+    }
+
+    /// Where place `n` lies in its frame.
+    fn extent(&self, n: u64) -> Range<usize> {
+        let places = self.format.places();
+        match &self.format {
+            Format::Raw(_) => {
+                let start = usize::try_from(n % PLACES).unwrap() * places.unit_bytes;
+                start..start + places.unit_bytes
+            }
+            Format::Spead(_) => places.range(u32::try_from(n % PLACES).unwrap()),
+        }
+    }
+}
+
+/// Cases on their way to sources of their own, in one process with a file sink for each.
+pub fn prepare<'a>(kind: Kind, keys: &str, cases: &'a [Case]) -> (Daq, Vec<Attack<'a>>) {
+    let mut attacks = Vec::new();
+    let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
+    for (stream, case) in (1..).zip(cases) {
+        let (port, frame) = (loopback::free_port(), kind.frame());
+        let name = case.name;
+        let (kind_name, format, more) = (kind.name(), kind.keys(case), case.keys);
+        write!(
+            text,
+            "[source.{name}]\ndriver = \"udp\"\nring = \"{name}\"\nlisten = \"127.0.0.1:{port}\"\nwindow = 4\n\
+             {keys}\n{more}\n\
+             [source.{name}.format]\nkind = \"{kind_name}\"\n{format}\n\
+             [ring.{name}]\nmemory = \"host\"\nslot = {frame}\nslots = 256\n\
+             [sink.{name}-disk]\ndriver = \"file\"\ninput = \"{name}\"\npath = \"out\"\nbuffer = \"16 KiB\"\n"
+        )
+        .unwrap();
+        attacks.push(Attack {
+            case,
+            stream,
+            format: kind.format(case),
+            source: name.to_owned(),
+            port,
+        });
+    }
+    (Daq::new(&text), attacks)
+}
+
+/// Sends every case of `cases` at `rate` and compares what comes of it.
+pub fn attack(kind: Kind, rate: Rate, cases: &[Case]) {
+    let (daq, attacks) = prepare(kind, "receive_buffer = \"1 MiB\"", cases);
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    for attack in &attacks {
+        attack.send(rate);
+    }
+    for attack in &attacks {
+        assert!(
+            matches!(attack.case.shots.last(), Some(Shot::Good(_))),
+            "the end is told by a good packet"
+        );
+        live.wait_count(
+            &format!("sources.{}.expected", attack.source),
+            attack.case.ledger.expected,
+        );
+    }
+    let outcome = live.stop().ok();
+    let wrong: Vec<_> = attacks
+        .iter()
+        .filter_map(|attack| {
+            let why = attack.check(&daq, &outcome, kind.frame()).err()?;
+            Some(format!("{}: {why}", attack.source))
+        })
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "{kind:?} at {rate:?}:\n{}\n{}",
+        wrong.join("\n"),
+        outcome.stderr
+    );
+    // What is refused is told, by source and once for each reason.
+    for attack in attacks
+        .iter()
+        .filter(|attack| attack.case.ledger.rejected > 0)
+    {
+        let told = outcome
+            .stderr
+            .lines()
+            .filter(|line| line.contains(&format!("source {}:", attack.source)));
+        let told = told.filter(|line| line.contains("rejected")).count();
+        assert!(
+            (1..=8).contains(&told),
+            "{told} lines about {}:\n{}",
+            attack.source,
+            outcome.stderr
+        );
+    }
+}

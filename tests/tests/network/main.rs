@@ -1,0 +1,12 @@
+//! Network sources: UDP sockets, SPEAD, AF_XDP and malformed input.
+
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+mod hostile;
+mod senders;
+mod spead2;
+mod spead2_learned;
+mod udp_sockets;
+mod udp_window;
+mod veth;
+mod xdp;

@@ -1,0 +1,315 @@
+//! Heaps sent by PyPI's `spead2`, through the whole binary into files and into arrays that PyPI's `zarr` reads.
+
+use daq_tests::network::{loopback, recording};
+use daq_tests::{Daq, Outcome, Python, files, skip};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::Path;
+
+const SEND: &str = include_str!("../../python/spead2_send.py");
+const READ: &str = include_str!("../../python/zarr_read.py");
+
+/// Bytes of UDP payload before that of the first packet of a heap: header, four items, the samples' pointer.
+const FIRST_HEADER: usize = 8 + 4 * 8 + 8;
+/// The same for the other packets, which do not repeat the pointer.
+const HEADER: usize = FIRST_HEADER - 8;
+
+/// How one sender sends.
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    name: &'static str,
+    heaps: usize,
+    heap: usize,
+    packet: usize,
+    address_bits: u32,
+    repeat: bool,
+    order: &'static str,
+    descriptors: &'static str,
+    describe_every: usize,
+}
+
+const PLAIN: Stream = Stream {
+    name: "plain",
+    heaps: 24,
+    heap: 60_000,
+    packet: 1472,
+    address_bits: 40,
+    repeat: false,
+    order: "plain",
+    descriptors: "own",
+    describe_every: 0,
+};
+
+impl Stream {
+    /// Payload bytes of a heap's first packet and of the others.
+    fn payloads(&self) -> (usize, usize) {
+        // spead2 keeps everything aligned to item pointers.
+        let packet = self.packet / 8 * 8;
+        let first = packet - FIRST_HEADER;
+        (first, if self.repeat { first } else { packet - HEADER })
+    }
+
+    fn packets(&self) -> usize {
+        let (first, rest) = self.payloads();
+        1 + self.heap.saturating_sub(first).div_ceil(rest)
+    }
+
+    fn job(&self, port: u16, file: &Path) -> Value {
+        json!({
+            "port": port, "file": file, "heaps": self.heaps, "heap": self.heap, "packet": self.packet,
+            "address_bits": self.address_bits, "repeat": self.repeat, "order": self.order,
+            "descriptors": self.descriptors, "describe_every": self.describe_every, "rate": 30e6,
+        })
+    }
+
+    /// A source, its ring, and the sinks `file` and `zarr`.
+    fn config(&self, port: u16) -> String {
+        let Self {
+            name,
+            heap,
+            address_bits,
+            ..
+        } = self;
+        let (first, packet) = self.payloads();
+        format!(
+            "[source.{name}]\ndriver = \"udp\"\nring = \"{name}\"\nlisten = \"127.0.0.1:{port}\"\n\
+             [source.{name}.format]\nkind = \"spead\"\nheap = {heap}\npacket = {packet}\nfirst = {first}\n\
+             address_bits = {address_bits}\n\
+             [ring.{name}]\nmemory = \"host\"\nslot = {heap}\nslots = 64\n\
+             [sink.{name}-disk]\ndriver = \"file\"\ninput = \"{name}\"\npath = \"out\"\nbuffer = \"256 KiB\"\n\
+             [sink.{name}-array]\ndriver = \"zarr\"\ninput = \"{name}\"\npath = \"out\"\nchunk = 500000\n"
+        )
+    }
+}
+
+/// Sends each of `streams` to a source of its own and waits until `expected` packets of each were seen.
+fn send(python: &Python, streams: &[Stream], expected: impl Fn(&Stream) -> u64) -> (Daq, Outcome) {
+    let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
+    let ports: Vec<_> = streams.iter().map(|_| loopback::free_port()).collect();
+    for (stream, port) in streams.iter().zip(&ports) {
+        text.write_str(&stream.config(*port)).unwrap();
+    }
+    let daq = Daq::new(&text);
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    let jobs: Vec<_> = streams
+        .iter()
+        .zip(&ports)
+        .map(|(stream, port)| stream.job(*port, &daq.path(stream.name)).to_string())
+        .collect();
+    python.run(SEND, &jobs);
+    for stream in streams {
+        // The end of the stream comes last; where data is interleaved the last packet of data may not.
+        live.wait_count(
+            &format!("sources.{}.expected", stream.name),
+            expected(stream),
+        );
+        live.wait_count(
+            &format!("sources.{}.control", stream.name),
+            1 + u64::from(stream.descriptors == "own"),
+        );
+    }
+    let outcome = live.stop().ok();
+    (daq, outcome)
+}
+
+fn number(n: usize) -> u64 {
+    n as u64
+}
+
+#[test]
+fn heaps_of_spead2_arrive_byte_identical() {
+    let python = match Python::with(&["spead2", "numpy", "zarr"]) {
+        Ok(python) => python,
+        Err(why) => skip!("{why}"),
+    };
+    let streams = [
+        PLAIN,
+        Stream {
+            name: "jumbo",
+            heap: 131_072,
+            packet: 8972,
+            ..PLAIN
+        },
+        // A heap of one packet, one of a packet and a byte.
+        Stream {
+            name: "small",
+            heap: 1000,
+            ..PLAIN
+        },
+        Stream {
+            name: "odd",
+            heap: 1424 + 1,
+            ..PLAIN
+        },
+        Stream {
+            name: "repeated",
+            repeat: true,
+            ..PLAIN
+        },
+        Stream {
+            name: "wide",
+            address_bits: 48,
+            packet: 8972,
+            ..PLAIN
+        },
+        Stream {
+            name: "shuffled",
+            order: "shuffled",
+            ..PLAIN
+        },
+        Stream {
+            name: "interleaved",
+            order: "interleaved",
+            packet: 8972,
+            ..PLAIN
+        },
+        // Descriptors are sent again and again by senders whose listeners may join late.
+        Stream {
+            name: "described",
+            describe_every: 5,
+            ..PLAIN
+        },
+    ];
+    let (daq, outcome) = send(&python, &streams, |stream| {
+        number(stream.heaps * stream.packets())
+    });
+    let mut pairs = Vec::new();
+    for stream in &streams {
+        let n = |key: &str| outcome.count(&format!("sources.{}.{key}", stream.name));
+        let packets = number(stream.heaps * stream.packets());
+        let told = format!("{stream:?}\n{:#}\n{}", outcome.report, outcome.stderr);
+        assert_eq!(
+            (n("expected"), n("delivered")),
+            (packets, packets),
+            "{told}"
+        );
+        assert_eq!(
+            outcome.report["sources"][stream.name]["lost"],
+            json!({}),
+            "{told}"
+        );
+        assert_eq!(
+            (n("duplicates"), n("rejected"), n("epochs")),
+            (0, 0, 1),
+            "{told}"
+        );
+        assert_eq!(n("bytes"), number(stream.heaps * stream.heap), "{told}");
+        let sent = std::fs::read(daq.path(stream.name)).unwrap();
+        assert_eq!(sent.len(), stream.heaps * stream.heap);
+        let file = recording(&daq, &format!("{}-disk", stream.name));
+        assert!(
+            file.data == sent,
+            "other bytes in the file of {stream:?}: {} and {}",
+            file.data.len(),
+            sent.len()
+        );
+        assert_eq!(file.missing, [0..0; 0], "{stream:?}");
+        pairs.extend([
+            daq.path("out")
+                .join(format!("{}-array-000000.zarr", stream.name)),
+            daq.path(stream.name),
+        ]);
+    }
+    assert_eq!(files(&daq.path("out"), ".zarr").len(), streams.len());
+    let told = python.run(READ, &pairs);
+    let read: Vec<Value> = told
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(read.len(), streams.len());
+    for (stream, read) in streams.iter().zip(read) {
+        // Counters: 1 is that of the descriptors, and so is every sixth where they come again.
+        let again = |i: usize| i.checked_div(stream.describe_every).unwrap_or(0);
+        let sequence: Vec<_> = (0..stream.heaps)
+            .map(|i| number(2 + i + again(i)))
+            .collect();
+        let wanted = json!({ "frames": stream.heaps, "dtype": "int8", "equal": true, "sequence": sequence,
+                             "present": true, "state": "complete" });
+        assert_eq!(read, wanted, "{stream:?}");
+    }
+}
+
+/// The first heap carries descriptors beside its samples, so it is longer than the others: it is no frame. That is
+/// counted, and told.
+#[test]
+fn samples_in_one_heap_with_descriptors_are_told() {
+    let python = match Python::with(&["spead2", "numpy"]) {
+        Ok(python) => python,
+        Err(why) => skip!("{why}"),
+    };
+    let stream = Stream {
+        name: "adc",
+        descriptors: "first",
+        ..PLAIN
+    };
+    let packets = number((stream.heaps - 1) * stream.packets());
+    let (daq, outcome) = send(&python, &[stream], |_| packets);
+    let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
+    assert_eq!(
+        (n("expected"), n("delivered"), n("rejected")),
+        (packets, packets, 0),
+        "{:#}",
+        outcome.report
+    );
+    // All its packets, and the end of the stream.
+    assert!(
+        n("control") > number(stream.packets()),
+        "{:#}",
+        outcome.report
+    );
+    let sent = std::fs::read(daq.path("adc")).unwrap();
+    assert!(
+        recording(&daq, "adc-disk").data == sent[stream.heap..],
+        "other bytes"
+    );
+    let told: Vec<_> = outcome
+        .stderr
+        .lines()
+        .filter(|line| line.contains("source adc:"))
+        .collect();
+    assert!(
+        told.iter()
+            .any(|line| line.contains("heap") && line.contains("control")),
+        "nobody said that a heap was passed over: {}",
+        outcome.stderr
+    );
+}
+
+/// A configuration that does not know of the pointer in the first packet: everything is rejected, and the message names
+/// the keys to correct.
+#[test]
+fn packets_cut_otherwise_are_told() {
+    let python = match Python::with(&["spead2", "numpy"]) {
+        Ok(python) => python,
+        Err(why) => skip!("{why}"),
+    };
+    let stream = Stream {
+        name: "adc",
+        heaps: 3,
+        ..PLAIN
+    };
+    let port = loopback::free_port();
+    let (first, _) = stream.payloads();
+    let text = stream
+        .config(port)
+        .replace(&format!("first = {first}\n"), "");
+    let daq = Daq::new(&format!("[http]\nlisten = \"127.0.0.1:0\"\n{text}"));
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    python.run(SEND, &[stream.job(port, &daq.path("adc")).to_string()]);
+    live.wait_count("sources.adc.control", 2);
+    let outcome = live.stop().ok();
+    let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
+    assert_eq!(
+        (n("expected"), n("rejected")),
+        (0, number(3 * stream.packets())),
+        "{:#}",
+        outcome.report
+    );
+    assert!(
+        outcome.stderr.contains("check `packet` and `first`"),
+        "{}",
+        outcome.stderr
+    );
+}

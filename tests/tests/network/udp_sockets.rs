@@ -1,0 +1,286 @@
+//! Sockets: several for one stream, multicast, IPv6, buffers, and ports that are taken.
+
+use daq_drivers::sys::send::Sender;
+use daq_drivers::sys::socket::Interface;
+use daq_tests::network::{Queue, loopback, payload, recording};
+use daq_tests::{Daq, Live, Outcome, program, skip};
+use serde_json::json;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+/// Payload bytes of a packet, and packets of a frame.
+const PAYLOAD: usize = 1024;
+const PLACES: usize = 16;
+
+/// The source `adc` with `keys`, which name the address, into the file sink `disk`.
+fn config(keys: &str) -> String {
+    let frame = PAYLOAD * PLACES;
+    format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\n\
+         [source.adc]\ndriver = \"udp\"\nring = \"raw\"\n{keys}\n\
+         [source.adc.format]\nkind = \"raw\"\nheader = 8\npayload = {PAYLOAD}\nsequence = {{ offset = 0, bytes = 8 }}\n\
+         [ring.raw]\nmemory = \"host\"\nslot = {frame}\nslots = 512\n\
+         [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
+    )
+}
+
+fn packet(n: u64) -> Vec<u8> {
+    let mut packet = n.to_be_bytes().to_vec();
+    packet.resize(8 + PAYLOAD, 0);
+    payload(1, n, &mut packet[8..]);
+    packet
+}
+
+/// A run that listens, and a thread that may send to it.
+fn listening(daq: &Daq) -> Live {
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    loopback::stay();
+    live
+}
+
+/// Waits until all `packets` were seen, and checks that all arrived, here and in the file.
+fn whole(daq: &Daq, mut live: Live, packets: u64) -> Outcome {
+    live.wait_count("sources.adc.expected", packets);
+    let outcome = live.stop().ok();
+    let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
+    assert_eq!(
+        (n("expected"), n("delivered")),
+        (packets, packets),
+        "{:#}\n{}",
+        outcome.report,
+        outcome.stderr
+    );
+    assert_eq!(
+        (n("duplicates"), n("rejected"), n("epochs")),
+        (0, 0, 1),
+        "{:#}",
+        outcome.report
+    );
+    assert_eq!(outcome.report["sources"]["adc"]["lost"], json!({}));
+    let sent: Vec<_> = (0..packets).flat_map(|n| packet(n).split_off(8)).collect();
+    let file = recording(daq, "disk");
+    assert!(
+        file.data == sent,
+        "{} other bytes in the file, {} were sent",
+        file.data.len(),
+        sent.len()
+    );
+    outcome
+}
+
+#[test]
+fn several_flows_fill_one_window() {
+    const PACKETS: u64 = 8192;
+    let port = loopback::free_port();
+    let daq = Daq::new(&config(&format!(
+        "listen = \"127.0.0.1:{port}\"\nsockets = 2\nwindow = 16\nreceive_buffer = \"1 MiB\""
+    )));
+    let live = listening(&daq);
+    assert_eq!(Queue::of(port).sockets, 2);
+    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let mut flows: Vec<_> = (0..16)
+        .map(|_| Sender::open(to, false, None).unwrap())
+        .collect();
+    for n in 0..PACKETS {
+        // Each flow carries every sixteenth packet; they stay within 8 frames of each other.
+        let flow = usize::try_from(n).unwrap() % flows.len();
+        flows[flow].send(&packet(n)).unwrap();
+        if n % 64 == 63 {
+            Queue::all_drained(port, 2);
+        }
+    }
+    whole(&daq, live, PACKETS);
+}
+
+/// Two addresses of one source, each with its own half of the packets.
+#[test]
+fn several_addresses_fill_one_window() {
+    const PACKETS: u64 = 2048;
+    let ports = [loopback::free_port(), loopback::free_port()];
+    let [a, b] = ports;
+    let daq = Daq::new(&config(&format!(
+        "listen = [\"127.0.0.1:{a}\", \"[::1]:{b}\"]\nwindow = 16"
+    )));
+    if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
+        skip!("this machine has no IPv6 loopback");
+    }
+    let live = listening(&daq);
+    let to = [
+        SocketAddr::from((Ipv4Addr::LOCALHOST, a)),
+        SocketAddr::from((Ipv6Addr::LOCALHOST, b)),
+    ];
+    let mut flows = to.map(|to| Sender::open(to, false, None).unwrap());
+    for n in 0..PACKETS {
+        flows[usize::try_from(n % 2).unwrap()]
+            .send(&packet(n))
+            .unwrap();
+        if n % 64 == 63 {
+            for port in ports {
+                Queue::drained(port);
+            }
+        }
+    }
+    whole(&daq, live, PACKETS);
+}
+
+#[test]
+fn ipv6_is_received() {
+    if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
+        skip!("this machine has no IPv6 loopback");
+    }
+    let port = loopback::free_port();
+    let daq = Daq::new(&config(&format!("listen = \"[::1]:{port}\"")));
+    let live = listening(&daq);
+    let mut sender =
+        Sender::open(SocketAddr::from((Ipv6Addr::LOCALHOST, port)), true, None).unwrap();
+    for n in (0..512).step_by(32) {
+        let packets: Vec<_> = (n..n + 32).flat_map(packet).collect();
+        sender.send_packets(&packets, 8 + PAYLOAD).unwrap();
+        Queue::drained(port);
+    }
+    whole(&daq, live, 512);
+}
+
+/// Both ways to say it: listen on the group, or on any address and join.
+#[test]
+fn multicast_groups_are_joined() {
+    for (group, keys) in [
+        (
+            Ipv4Addr::new(239, 77, 1, 2),
+            "listen = \"GROUP:PORT\"\ninterface = \"127.0.0.1\"",
+        ),
+        (
+            Ipv4Addr::new(239, 77, 1, 3),
+            "listen = \"0.0.0.0:PORT\"\ngroups = [\"GROUP\"]\ninterface = \"lo\"",
+        ),
+    ] {
+        let port = loopback::free_port();
+        let loopback = Interface::Address(Ipv4Addr::LOCALHOST);
+        // Whether this machine carries multicast over its loopback at all.
+        let probe = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        probe
+            .set_read_timeout(Some(std::time::Duration::from_secs(1)))
+            .unwrap();
+        let probed = SocketAddr::new(IpAddr::V4(group), probe.local_addr().unwrap().port());
+        let is_carried = probe
+            .join_multicast_v4(&group, &Ipv4Addr::LOCALHOST)
+            .is_ok()
+            && Sender::open(probed, false, Some(&loopback))
+                .is_ok_and(|mut sender| sender.send(b"?").is_ok())
+            && probe.recv(&mut [0; 8]).is_ok();
+        drop(probe);
+        if !is_carried {
+            skip!("this machine carries no multicast over its loopback");
+        }
+        let keys = keys
+            .replace("GROUP", &group.to_string())
+            .replace("PORT", &port.to_string());
+        let daq = Daq::new(&config(&keys));
+        let live = listening(&daq);
+        let to = SocketAddr::new(IpAddr::V4(group), port);
+        let mut sender = Sender::open(to, false, Some(&loopback)).unwrap();
+        for n in 0..256 {
+            sender.send(&packet(n)).unwrap();
+            if n % 32 == 31 {
+                Queue::drained(port);
+            }
+        }
+        whole(&daq, live, 256);
+    }
+}
+
+/// For one socket and for several, against a stranger's socket that would share the port as well.
+#[test]
+fn a_port_in_use_is_told() {
+    for sockets in [1, 2] {
+        for is_shared in [false, true] {
+            let port = loopback::free_port();
+            let address = format!("127.0.0.1:{port}");
+            let taken = rustix::net::socket(
+                rustix::net::AddressFamily::INET,
+                rustix::net::SocketType::DGRAM,
+                None,
+            )
+            .unwrap();
+            rustix::net::sockopt::set_socket_reuseport(&taken, is_shared).unwrap();
+            rustix::net::bind(&taken, &address.parse::<SocketAddr>().unwrap()).unwrap();
+            let daq = Daq::new(&config(&format!(
+                "listen = \"{address}\"\nsockets = {sockets}"
+            )));
+            let outcome = daq.run(&[]);
+            assert_eq!(
+                outcome.code, 69,
+                "{sockets} sockets, shared: {is_shared}\n{}",
+                outcome.stderr
+            );
+            assert!(outcome.stderr.contains(&address), "{}", outcome.stderr);
+            assert!(outcome.stderr.contains("in use"), "{}", outcome.stderr);
+            drop(taken);
+        }
+    }
+}
+
+/// An address that this machine does not have.
+#[test]
+fn an_address_of_another_machine_is_told() {
+    let daq = Daq::new(&config("listen = \"192.0.2.1:4950\""));
+    let outcome = daq.run(&[]);
+    assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("192.0.2.1:4950"),
+        "{}",
+        outcome.stderr
+    );
+}
+
+/// Without the capability to override it, the system's limit is told with the command that raises it.
+#[test]
+fn a_small_receive_buffer_is_told() {
+    let limit = std::fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap();
+    let limit: u64 = limit.trim().parse().unwrap();
+    let asked = limit + 4096;
+    if asked > 1 << 30 {
+        skip!("net.core.rmem_max is as large as buffers can be");
+    }
+    let port = loopback::free_port();
+    let keys = |bytes: u64| format!("listen = \"127.0.0.1:{port}\"\nreceive_buffer = {bytes}");
+    let warning = format!("net.core.rmem_max={asked}");
+    for (bytes, is_told) in [(asked, true), (limit, false)] {
+        let daq = Daq::new(&config(&keys(bytes)));
+        let mut command = daq.command(&["run", "daq.toml", "--report", "json", "--for", "100ms"]);
+        if rustix::process::geteuid().is_root() {
+            let Some(setpriv) = program("setpriv") else {
+                skip!("root may have any buffer, and there is no setpriv")
+            };
+            let inner = command;
+            command = std::process::Command::new(setpriv);
+            daq.prepare(&mut command).args([
+                "--bounding-set=-net_admin",
+                "--inh-caps=-net_admin",
+                "--",
+            ]);
+            command.arg(inner.get_program()).args(inner.get_args());
+        }
+        let outcome = daq.spawn_command(command).wait().ok();
+        assert_eq!(
+            outcome.stderr.contains(&warning),
+            is_told,
+            "{bytes} of {limit}:\n{}",
+            outcome.stderr
+        );
+    }
+}
+
+/// Nothing comes: nothing is expected, and the run ends well.
+#[test]
+fn silence_is_no_loss() {
+    let port = loopback::free_port();
+    let outcome = Daq::new(&config(&format!(
+        "listen = \"127.0.0.1:{port}\"\nsockets = 3"
+    )))
+    .run(&["--for", "200ms"])
+    .ok();
+    assert_eq!(outcome.count("sources.adc.expected"), 0);
+    assert_eq!(outcome.count("rings.raw.made"), 0);
+    assert_eq!(outcome.report["sources"]["adc"]["lost"], json!({}));
+}

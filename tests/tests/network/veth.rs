@@ -1,0 +1,87 @@
+//! Two network namespaces of this test's own, and a pair of virtual Ethernet interfaces between them.
+//!
+//! The calling thread, with what it starts, moves into the near one; senders run in the far one. Both go when the test
+//! ends, however it does.
+
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+#[path = "../../../drivers/src/sys/own_network.rs"]
+mod own_network;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::process::Command;
+use std::thread;
+
+/// The interface of the near namespace.
+pub const NEAR: &str = "near0";
+/// The interface of the far namespace.
+pub const FAR: &str = "far0";
+
+/// The far end of the wire.
+pub struct Far {
+    namespace: File,
+}
+
+/// Moves the calling thread into a network namespace of its own, and makes the wire with `queues` queues and `mtu`; or why it
+/// cannot be.
+pub fn wire(queues: u32, mtu: u32) -> Result<Far, String> {
+    let namespace = thread::spawn(new_namespace).join().unwrap()?;
+    new_namespace()?;
+    let far = Far { namespace };
+    let at = format!(
+        "/proc/{}/fd/{}",
+        std::process::id(),
+        far.namespace.as_raw_fd()
+    );
+    ip("link set lo up")?;
+    ip(&format!(
+        "link add {NEAR} numrxqueues {queues} numtxqueues {queues} mtu {mtu} type veth peer name {FAR} numrxqueues \
+         {queues} numtxqueues {queues} mtu {mtu} netns {at}"
+    ))?;
+    ip(&format!("address add 10.77.0.1/24 dev {NEAR}"))?;
+    ip(&format!("-6 address add fd77::1/64 dev {NEAR} nodad"))?;
+    ip(&format!("link set {NEAR} up"))?;
+    far.run(|| {
+        ip("link set lo up")?;
+        ip(&format!("address add 10.77.0.2/24 dev {FAR}"))?;
+        ip(&format!("-6 address add fd77::2/64 dev {FAR} nodad"))?;
+        ip(&format!("link set {FAR} up"))
+    })?;
+    Ok(far)
+}
+
+/// A namespace that the calling thread is in from now on.
+fn new_namespace() -> Result<File, String> {
+    own_network::enter()
+        .map_err(|errno| format!("making network namespaces takes root: {errno}"))?;
+    File::open("/proc/thread-self/ns/net").map_err(|error| error.to_string())
+}
+
+/// Runs `ip` with `arguments` where this thread is; what it printed.
+pub fn ip(arguments: &str) -> Result<String, String> {
+    let arguments: Vec<_> = arguments.split_whitespace().collect();
+    let done = Command::new("ip")
+        .args(&arguments)
+        .output()
+        .map_err(|error| format!("`ip` (iproute2) does not run: {error}"))?;
+    if done.status.success() {
+        return Ok(String::from_utf8_lossy(&done.stdout).into_owned());
+    }
+    let why = String::from_utf8_lossy(&done.stderr).into_owned();
+    Err(format!("ip {}: {why}", arguments.join(" ")))
+}
+
+impl Far {
+    /// Runs `work` on a thread in the far namespace: its sockets stay there.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let namespace = self.namespace.as_fd();
+        thread::scope(|scope| {
+            let far = scope.spawn(move || {
+                move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network)).unwrap();
+                work()
+            });
+            far.join().unwrap()
+        })
+    }
+}

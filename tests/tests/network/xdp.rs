@@ -1,0 +1,440 @@
+//! The source `xdp` over a pair of virtual interfaces: everything arrives, and nothing else is touched.
+//!
+//! Needs root, for network namespaces and for what the source itself needs.
+
+use super::veth::{self, FAR, NEAR, ip};
+use daq_tests::network::{payload, recording};
+use daq_tests::{Daq, Live, Outcome, Python, skip, wait_for};
+use serde_json::json;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+
+const SEND: &str = include_str!("../../python/spead2_send.py");
+/// Payload bytes of a packet, and packets of a frame.
+const PAYLOAD: usize = 1024;
+const PLACES: usize = 16;
+/// Packets that are sent at a time: fewer than any queue on the way holds.
+const BURST: u64 = 128;
+const TO: &str = "10.77.0.1:4950";
+
+/// The wire, or a skipped test.
+macro_rules! wire {
+    ($queues:expr, $mtu:expr) => {
+        match veth::wire($queues, $mtu) {
+            Ok(far) => far,
+            Err(why) => skip!("no virtual interfaces: {why}"),
+        }
+    };
+}
+
+/// The source `adc` with `keys` into the file sink `disk`, for payloads of `bytes`.
+fn config(keys: &str, bytes: usize) -> String {
+    let frame = bytes * PLACES;
+    format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\n\
+         [source.adc]\ndriver = \"xdp\"\nring = \"raw\"\ninterface = \"{NEAR}\"\n{keys}\n\
+         [source.adc.format]\nkind = \"raw\"\nheader = 8\npayload = {bytes}\nsequence = {{ offset = 0, bytes = 8 }}\n\
+         [ring.raw]\nmemory = \"host\"\nslot = {frame}\nslots = 288\n\
+         [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
+    )
+}
+
+fn packet(n: u64, bytes: usize) -> Vec<u8> {
+    let mut packet = n.to_be_bytes().to_vec();
+    packet.resize(8 + bytes, 0);
+    payload(1, n, &mut packet[8..]);
+    packet
+}
+
+fn started(daq: &Daq) -> Live {
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    live
+}
+
+/// Sockets of the far side, as many as there are to be flows.
+fn flows(far: &veth::Far, to: &str, count: usize) -> Vec<UdpSocket> {
+    let to: SocketAddr = to.parse().unwrap();
+    let from = if to.is_ipv4() {
+        "10.77.0.2:0"
+    } else {
+        "[fd77::2]:0"
+    };
+    far.run(|| {
+        (0..count)
+            .map(|_| {
+                let socket = UdpSocket::bind(from).unwrap();
+                socket.connect(to).unwrap();
+                socket
+            })
+            .collect()
+    })
+}
+
+/// Sends `packets` packets of `bytes` of payload over `flows` in turn, never more than fit on the way, nor so many that the
+/// queues of one thread could be late for the window that another has moved on.
+fn send(live: &mut Live, flows: &[UdpSocket], packets: u64, bytes: usize) {
+    for n in 0..packets {
+        let flow = usize::try_from(n).unwrap() % flows.len();
+        flows[flow].send(&packet(n, bytes)).unwrap();
+        if n % BURST == BURST - 1 {
+            live.wait_count("sources.adc.expected", n + 1);
+            live.wait_count("sources.adc.delivered", n + 1);
+        }
+    }
+}
+
+/// Stops it, and checks that all `packets` arrived, here and in the file.
+fn whole(daq: &Daq, mut live: Live, packets: u64, bytes: usize) -> Outcome {
+    live.wait_count("sources.adc.expected", packets);
+    let outcome = live.stop().ok();
+    let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
+    assert_eq!(
+        (n("expected"), n("delivered")),
+        (packets, packets),
+        "{:#}\n{}",
+        outcome.report,
+        outcome.stderr
+    );
+    assert_eq!(
+        (n("duplicates"), n("rejected"), n("epochs")),
+        (0, 0, 1),
+        "{:#}",
+        outcome.report
+    );
+    assert_eq!(outcome.report["sources"]["adc"]["lost"], json!({}));
+    let sent: Vec<_> = (0..packets)
+        .flat_map(|n| packet(n, bytes).split_off(8))
+        .collect();
+    assert!(
+        recording(daq, "disk").data == sent,
+        "other bytes in the file"
+    );
+    outcome
+}
+
+/// Whether a program picks the packets of the near interface.
+fn is_attached() -> bool {
+    ip(&format!("-details link show dev {NEAR}"))
+        .unwrap()
+        .contains("xdp")
+}
+
+/// A sender that nobody here wrote, in the format that `udp` has as well.
+#[test]
+fn heaps_of_spead2_arrive_past_the_stack() {
+    const HEAPS: usize = 8;
+    const HEAP: usize = 60_000;
+    let python = match Python::with(&["spead2", "numpy"]) {
+        Ok(python) => python,
+        Err(why) => skip!("{why}"),
+    };
+    let given = format!("heap = {HEAP}\npacket = 1432\nfirst = 1424\naddress_bits = 40");
+    for (attach, sizes) in [("native", &*given), ("generic", &given), ("native", "")] {
+        let far = wire!(1, 1500);
+        let daq = Daq::new(&format!(
+            "[http]\nlisten = \"127.0.0.1:0\"\n\
+             [source.adc]\ndriver = \"xdp\"\nring = \"raw\"\ninterface = \"{NEAR}\"\nlisten = \"{TO}\"\n\
+             attach = \"{attach}\"\n\
+             [source.adc.format]\nkind = \"spead\"\n{sizes}\n\
+             [ring.raw]\nmemory = \"host\"\nslot = {HEAP}\nslots = 64\n\
+             [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
+        ));
+        let mut live = started(&daq);
+        // All of it fits on the way.
+        let job = json!({
+            "host": "10.77.0.1", "port": 4950, "file": daq.path("sent"), "heaps": HEAPS, "heap": HEAP, "packet": 1472,
+            "address_bits": 40, "repeat": false, "order": "plain", "descriptors": "own", "rate": 10e6,
+        });
+        far.run(|| python.run(SEND, &[job.to_string()]));
+        let packets = (HEAPS * (1 + (HEAP - 1424).div_ceil(1432))) as u64;
+        live.wait_count("sources.adc.expected", packets);
+        live.wait_count("sources.adc.control", 2);
+        let outcome = live.stop().ok();
+        assert_eq!(
+            outcome.count("sources.adc.delivered"),
+            packets,
+            "{:#}",
+            outcome.report
+        );
+        assert!(recording(&daq, "disk").data == std::fs::read(daq.path("sent")).unwrap());
+        let is_learned = outcome.stderr.contains("learned heap = ");
+        assert_eq!(is_learned, sizes.is_empty(), "{}", outcome.stderr);
+    }
+}
+
+/// In the driver and behind it, over both protocols.
+#[test]
+fn every_packet_arrives_past_the_stack() {
+    const PACKETS: u64 = 4096;
+    for (to, attach, place) in [
+        (TO, "native", "picked in the driver"),
+        (TO, "generic", "picked behind the driver"),
+        ("[fd77::1]:4950", "auto", "picked in the driver"),
+    ] {
+        let far = wire!(1, 1500);
+        let daq = Daq::new(&config(
+            &format!("listen = \"{to}\"\nattach = \"{attach}\""),
+            PAYLOAD,
+        ));
+        let mut live = started(&daq);
+        assert!(is_attached());
+        send(&mut live, &flows(&far, to, 1), PACKETS, PAYLOAD);
+        let outcome = whole(&daq, live, PACKETS, PAYLOAD);
+        let told = &outcome.stderr;
+        assert!(
+            told.contains(place) && told.contains("the kernel copies"),
+            "{told}"
+        );
+        assert!(!told.contains("through the kernel's stack"), "{told}");
+        assert!(!is_attached(), "a program is left behind");
+    }
+}
+
+/// Packets longer than a chunk, in several pieces.
+#[test]
+fn jumbo_packets_arrive() {
+    const PACKETS: u64 = 512;
+    for (chunk, mtu) in [("2 KiB", 4000_u16), ("4 KiB", 9000)] {
+        let far = wire!(1, mtu.into());
+        // As long as they can be: without the headers of IP and UDP, and of this format.
+        let bytes = usize::from(mtu) - 28 - 8;
+        let daq = Daq::new(&config(
+            &format!("listen = \"{TO}\"\nchunk = \"{chunk}\""),
+            bytes,
+        ));
+        let mut live = started(&daq);
+        send(&mut live, &flows(&far, TO, 1), PACKETS, bytes);
+        let outcome = whole(&daq, live, PACKETS, bytes);
+        let told = &outcome.stderr;
+        assert!(!told.contains("through the kernel's stack"), "{told}");
+    }
+}
+
+/// What is not ours is the kernel's, and what it gets of ours is taken from it.
+#[test]
+fn everything_else_passes() {
+    let far = wire!(1, 1500);
+    // Of 2008 bytes: in two fragments each.
+    let bytes = 2000;
+    let daq = Daq::new(&config(&format!("listen = \"{TO}\""), bytes));
+    let mut live = started(&daq);
+    assert!(is_attached());
+    let tcp = TcpListener::bind("10.77.0.1:0").unwrap();
+    let other = UdpSocket::bind("10.77.0.1:4951").unwrap();
+    let address = tcp.local_addr().unwrap();
+    let (mut caller, udp) = far.run(|| {
+        let udp = UdpSocket::bind("10.77.0.2:0").unwrap();
+        (TcpStream::connect(address).unwrap(), udp)
+    });
+    caller.write_all(b"hello").unwrap();
+    let mut heard = [0; 5];
+    tcp.accept().unwrap().0.read_exact(&mut heard).unwrap();
+    assert_eq!(&heard, b"hello");
+    udp.send_to(b"another port", "10.77.0.1:4951").unwrap();
+    let mut heard = [0; 64];
+    let n = other.recv(&mut heard).unwrap();
+    assert_eq!(&heard[..n], b"another port");
+    // The datagrams' fragments.
+    send(&mut live, &flows(&far, TO, 1), 256, bytes);
+    let outcome = whole(&daq, live, 256, bytes);
+    let told = &outcome.stderr;
+    assert!(told.contains("through the kernel's stack"), "{told}");
+}
+
+/// Several sockets fill one window; what comes in a queue without one comes through the kernel.
+#[test]
+fn several_queues_fill_one_window() {
+    const PACKETS: u64 = 4096;
+    for (queues, wait, is_bypassed) in [
+        ("2", "adaptive", true),
+        ("[1, 0]", "adaptive", true),
+        ("[0]", "adaptive", false),
+        ("[0]", "busy", false),
+    ] {
+        let far = wire!(2, 1500);
+        let daq = Daq::new(&config(
+            &format!("listen = \"{TO}\"\nqueues = {queues}\nwindow = 16\nwait = \"{wait}\""),
+            PAYLOAD,
+        ));
+        let mut live = started(&daq);
+        send(&mut live, &flows(&far, TO, 32), PACKETS, PAYLOAD);
+        let outcome = whole(&daq, live, PACKETS, PAYLOAD);
+        let told = &outcome.stderr;
+        assert!(
+            is_bypassed || told.contains("through the kernel's stack"),
+            "{told}"
+        );
+    }
+}
+
+#[test]
+fn a_multicast_group_is_joined() {
+    let far = wire!(1, 1500);
+    let group = Ipv4Addr::new(239, 77, 3, 4);
+    let daq = Daq::new(&config(&format!("listen = \"{group}:4950\""), PAYLOAD));
+    let mut live = started(&daq);
+    let joined = std::fs::read_to_string("/proc/thread-self/net/igmp").unwrap();
+    assert!(joined.contains("04034DEF"), "{joined}");
+    far.run(|| ip(&format!("route add {group}/32 dev {FAR}")).unwrap());
+    let flows = flows(&far, &format!("{group}:4950"), 1);
+    send(&mut live, &flows, 256, PAYLOAD);
+    whole(&daq, live, 256, PAYLOAD);
+}
+
+/// However it ends, no program stays, and the next one starts; two at a time cannot be.
+#[test]
+fn a_killed_run_leaves_nothing() {
+    let far = wire!(1, 1500);
+    let daq = Daq::new(&config(&format!("listen = \"{TO}\""), PAYLOAD));
+    let mut live = started(&daq);
+    send(&mut live, &flows(&far, TO, 1), 256, PAYLOAD);
+    assert!(is_attached());
+    let second = Daq::new(&config("listen = \"10.77.0.1:4960\"", PAYLOAD)).run(&[]);
+    assert_eq!(second.code, 69, "{}", second.stderr);
+    let told = &second.stderr;
+    assert!(
+        told.contains(NEAR) && told.contains("picks its packets already"),
+        "{told}"
+    );
+    assert!(is_attached());
+    live.kill();
+    assert!(!is_attached(), "a program is left behind");
+    let next = Daq::new(&config(&format!("listen = \"{TO}\""), PAYLOAD));
+    let mut live = started(&next);
+    send(&mut live, &flows(&far, TO, 1), 256, PAYLOAD);
+    whole(&next, live, 256, PAYLOAD);
+}
+
+/// An interface that is set down ends nothing: packets come again once it is up.
+#[test]
+fn an_interface_may_go_down_and_come_up() {
+    let far = wire!(1, 1500);
+    let daq = Daq::new(&config(&format!("listen = \"{TO}\""), PAYLOAD));
+    let mut live = started(&daq);
+    let flow = &flows(&far, TO, 1)[0];
+    for n in 0..BURST {
+        flow.send(&packet(n, PAYLOAD)).unwrap();
+    }
+    live.wait_count("sources.adc.expected", BURST);
+    ip(&format!("link set {NEAR} down")).unwrap();
+    live.wait_told("the interface is down");
+    ip(&format!("link set {NEAR} up")).unwrap();
+    // Before both ends have seen each other, what is sent is lost on the way.
+    let is_up = |shown: String| shown.contains("state UP").then_some(());
+    wait_for("the near end", || {
+        is_up(ip(&format!("link show dev {NEAR}")).unwrap())
+    });
+    wait_for("the far end", || {
+        is_up(far.run(|| ip(&format!("link show dev {FAR}")).unwrap()))
+    });
+    for n in BURST..2 * BURST {
+        flow.send(&packet(n, PAYLOAD)).unwrap();
+    }
+    whole(&daq, live, 2 * BURST, PAYLOAD);
+}
+
+/// An interface that is removed ends the source, with its name.
+#[test]
+fn a_removed_interface_ends_the_run() {
+    for wait in ["adaptive", "busy"] {
+        let _far = wire!(1, 1500);
+        let daq = Daq::new(&config(
+            &format!("listen = \"{TO}\"\nwait = \"{wait}\""),
+            PAYLOAD,
+        ));
+        let live = started(&daq);
+        ip(&format!("link delete {NEAR}")).unwrap();
+        let outcome = live.wait();
+        assert_ne!(outcome.code, 0, "{wait}: {}", outcome.stderr);
+        for words in [NEAR, "the interface was removed"] {
+            assert!(outcome.stderr.contains(words), "{wait}: {}", outcome.stderr);
+        }
+    }
+}
+
+/// What is missing, comes twice or is nothing of ours is counted as what it is.
+#[test]
+fn gaps_and_duplicates_are_counted() {
+    const PACKETS: u64 = 512;
+    let far = wire!(1, 1500);
+    let daq = Daq::new(&config(&format!("listen = \"{TO}\""), PAYLOAD));
+    let mut live = started(&daq);
+    let flow = &flows(&far, TO, 1)[0];
+    let is_missing = |n: u64| (100..110).contains(&n) || n == 200;
+    for n in 0..PACKETS {
+        if !is_missing(n) {
+            flow.send(&packet(n, PAYLOAD)).unwrap();
+        }
+        if n % 100 == 99 {
+            flow.send(&packet(n, PAYLOAD)).unwrap();
+            flow.send(b"too short").unwrap();
+        }
+        if n % BURST == BURST - 1 {
+            live.wait_count("sources.adc.expected", n + 1);
+        }
+    }
+    let outcome = live.stop().ok();
+    let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
+    assert_eq!(
+        (
+            n("expected"),
+            n("delivered"),
+            n("duplicates"),
+            n("rejected")
+        ),
+        (PACKETS, PACKETS - 11, 5, 5),
+        "{:#}",
+        outcome.report
+    );
+    let lost = &outcome.report["sources"]["adc"]["lost"];
+    assert_eq!(*lost, json!({ "wire_gap": 11 }));
+    let file = recording(&daq, "disk");
+    for n in 0..PACKETS {
+        let at = usize::try_from(n).unwrap() * PAYLOAD;
+        let is_right = file.data[at..at + PAYLOAD] == packet(n, PAYLOAD)[8..];
+        assert_eq!(is_right, !is_missing(n), "packet {n}");
+    }
+    assert_eq!(
+        file.missing.iter().map(std::ops::Range::len).sum::<usize>(),
+        11 * PAYLOAD
+    );
+}
+
+/// Each thing that cannot be is said, with what to do.
+#[test]
+fn what_cannot_be_is_told() {
+    let _far = wire!(1, 1500);
+    for (keys, words) in [
+        (
+            "listen = \"10.77.0.1:4950\"\nqueues = [5]",
+            &["queue 5 of near0", "receive queues: 1"][..],
+        ),
+        (
+            "listen = \"10.77.0.1:4950\"\nmode = \"zero-copy\"",
+            &["queue 0 of near0", "mode = \"auto\""],
+        ),
+        (
+            "listen = \"10.77.0.9:4950\"",
+            &[
+                "UDP 10.77.0.9:4950: this machine does not have this address",
+                "address show near0",
+            ],
+        ),
+    ] {
+        let outcome = Daq::new(&config(keys, PAYLOAD)).run(&[]);
+        assert_eq!(outcome.code, 69, "{keys}: {}", outcome.stderr);
+        for word in words {
+            assert!(outcome.stderr.contains(word), "{keys}: {}", outcome.stderr);
+        }
+        assert!(!is_attached(), "{keys}");
+    }
+    let missing = config("listen = \"10.77.0.1:4950\"", PAYLOAD).replace(NEAR, "none0");
+    let outcome = Daq::new(&missing).run(&[]);
+    assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("interface none0"),
+        "{}",
+        outcome.stderr
+    );
+}

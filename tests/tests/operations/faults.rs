@@ -1,0 +1,478 @@
+//! Faults and what they leave in the ledger, through the whole binary.
+
+use daq_core::window::Geometry;
+use daq_drivers::sim::{SimConfig, State};
+use daq_tests::{Daq, Outcome};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// Packets of every run of the table.
+const PACKETS: u64 = 1000;
+/// Packets of a frame.
+const PLACES: u64 = 8;
+
+/// A ledger that does not depend on rate or size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Ledger {
+    expected: u64,
+    delivered: u64,
+    lost: Vec<(&'static str, u64)>,
+    duplicates: u64,
+    rejected: u64,
+    epochs: u64,
+    jumped: u64,
+}
+
+/// All 1000 packets, nothing wrong.
+const fn whole() -> Ledger {
+    Ledger {
+        expected: PACKETS,
+        delivered: PACKETS,
+        lost: Vec::new(),
+        duplicates: 0,
+        rejected: 0,
+        epochs: 1,
+        jumped: 0,
+    }
+}
+
+/// Packets of 1000 lost to one cause.
+fn lost(cause: &'static str, count: u64) -> Ledger {
+    Ledger {
+        delivered: PACKETS - count,
+        lost: vec![(cause, count)],
+        ..whole()
+    }
+}
+
+impl Ledger {
+    fn of(outcome: &Outcome, source: &str) -> Self {
+        let n = |key: &str| outcome.count(&format!("sources.{source}.{key}"));
+        let lost = ["wire_gap", "late", "bad_packet", "ring_full", "kernel_drop"];
+        let ledger = Self {
+            expected: n("expected"),
+            delivered: n("delivered"),
+            lost: lost
+                .into_iter()
+                .map(|cause| (cause, n(&format!("lost.{cause}"))))
+                .filter(|(_, n)| *n > 0)
+                .collect(),
+            duplicates: n("duplicates"),
+            rejected: n("rejected"),
+            epochs: n("epochs"),
+            jumped: n("jumped"),
+        };
+        let causes = outcome.report["sources"][source]["lost"]
+            .as_object()
+            .unwrap()
+            .len();
+        assert_eq!(
+            causes,
+            ledger.lost.len(),
+            "a cause that this test does not know: {:#}",
+            outcome.report
+        );
+        ledger
+    }
+}
+
+/// Keys of a source, keys of its faults, the ledger of 1000 packets, computed by hand.
+fn table() -> Vec<(&'static str, &'static str, Ledger)> {
+    vec![
+        ("", "", whole()),
+        ("", "lose = [5]", lost("wire_gap", 1)),
+        ("", "lose = [5, \"100..110\"]", lost("wire_gap", 11)),
+        // A whole frame and the ends of its neighbours: 15 of frames 24, 25 and 26.
+        ("", "lose = [\"197..212\"]", lost("wire_gap", 15)),
+        // Before the first and after the last packet nothing is expected.
+        (
+            "",
+            "lose = [\"0..3\", \"990..1000\"]",
+            Ledger {
+                expected: 987,
+                delivered: 987,
+                ..whole()
+            },
+        ),
+        // An unreadable number leaves a gap where the packet should have been.
+        (
+            "",
+            "corrupt_header_at = [7, 8, 500]",
+            Ledger {
+                rejected: 3,
+                ..lost("wire_gap", 3)
+            },
+        ),
+        (
+            "",
+            "corrupt_payload_at = [9, \"20..24\"]",
+            lost("bad_packet", 5),
+        ),
+        (
+            "",
+            "duplicate_at = [0, 3, \"100..200\", 999]",
+            Ledger {
+                duplicates: 103,
+                ..whole()
+            },
+        ),
+        ("", "late_at = [100, \"200..204\"]", lost("late", 5)),
+        // What is held back at the end arrives while its frame is still open.
+        ("", "late_at = [998]", whole()),
+        ("", "reorder_at = [2, 3, 50, \"600..610\"]", whole()),
+        // Overtaken by as many as the window allows: 4 frames less one.
+        ("", "reorder_at = [51, 123]\nreorder_by = 24", whole()),
+        // Four packets must agree before a count is believed: the first three are kept until the fourth opens the epoch.
+        (
+            "restart_at = 500",
+            "",
+            Ledger {
+                epochs: 2,
+                ..whole()
+            },
+        ),
+        (
+            "jump = { at = 500, by = 100000 }",
+            "",
+            Ledger {
+                epochs: 2,
+                jumped: 100_000,
+                ..whole()
+            },
+        ),
+        // Not beyond the window: these numbers were lost.
+        (
+            "jump = { at = 500, by = 10 }",
+            "",
+            Ledger {
+                expected: 1010,
+                delivered: 1000,
+                lost: vec![("wire_gap", 10)],
+                ..whole()
+            },
+        ),
+        // The number wraps after 256 packets, nearly four times.
+        ("sequence_bits = 8\nstart = 250", "", whole()),
+        // 65 530 to 65 535 and on from 0; numbers in lists are those before they are cut.
+        (
+            "sequence_bits = 16\nstart = 65530",
+            "lose = [\"65534..65538\"]",
+            lost("wire_gap", 4),
+        ),
+        // A restart of a narrow count.
+        (
+            "sequence_bits = 10\nrestart_at = 300",
+            "lose = [10]",
+            // Number 10 is lost in both epochs.
+            Ledger {
+                epochs: 2,
+                ..lost("wire_gap", 2)
+            },
+        ),
+        // All at once.
+        (
+            "",
+            "lose = [30, 31]\ncorrupt_header_at = [60]\ncorrupt_payload_at = [90]\nduplicate_at = [120]\n\
+             late_at = [150]\nreorder_at = [180]",
+            Ledger {
+                delivered: 995,
+                lost: vec![("wire_gap", 3), ("late", 1), ("bad_packet", 1)],
+                duplicates: 1,
+                rejected: 1,
+                ..whole()
+            },
+        ),
+    ]
+}
+
+/// A source with a ring that holds all of its frames and a reader.
+fn pipeline(name: &str, packet: u64, pace: &str, keys: &str, faults: &str) -> String {
+    let frame = PLACES * packet;
+    format!(
+        "[source.{name}]\ndriver = \"sim\"\nring = \"{name}\"\npattern = \"counter\"\npacket = {packet}\n{pace}\n{keys}\n\
+         [source.{name}.faults]\n{faults}\n\
+         [ring.{name}]\nslot = {frame}\nslots = 256\n\
+         [sink.{name}-out]\ndriver = \"null\"\ninput = \"{name}\"\n"
+    )
+}
+
+/// Every fault at one rate and one size of packets.
+fn every_fault(packet: u64, pace: &str) {
+    for (keys, faults, foretold) in table() {
+        let keys = format!("packets = {PACKETS}\n{keys}");
+        let outcome = Daq::new(&pipeline("adc", packet, pace, &keys, faults))
+            .run(&[])
+            .ok();
+        assert_eq!(
+            Ledger::of(&outcome, "adc"),
+            foretold,
+            "{keys}\n{faults}\n{:#}",
+            outcome.report
+        );
+        assert_eq!(
+            outcome.count("sources.adc.bytes"),
+            foretold.delivered * packet,
+            "{keys}\n{faults}"
+        );
+        let (made, read) = (
+            outcome.count("rings.adc.made"),
+            outcome.count("readers.adc-out.read"),
+        );
+        assert!(
+            made == read && made >= foretold.delivered.div_ceil(PLACES),
+            "{keys}\n{faults}"
+        );
+    }
+}
+
+/// A pace of so many packets of `packet` bytes a second.
+fn paced(packet: u64, packets: u64) -> String {
+    format!("pace = \"{} bit/s\"", packet * 8 * packets)
+}
+
+#[test]
+fn every_fault_as_fast_as_it_goes() {
+    every_fault(64, "hold = true");
+    every_fault(1472, "hold = false");
+    every_fault(8192, "hold = true");
+}
+
+#[test]
+fn every_fault_at_a_slow_pace() {
+    every_fault(64, &paced(64, 10_000));
+    every_fault(8192, &paced(8192, 20_000));
+}
+
+#[test]
+fn every_fault_at_a_fast_pace() {
+    every_fault(64, &paced(64, 500_000));
+    every_fault(1472, &(paced(1472, 200_000) + "\nhold = true"));
+}
+
+/// The ledger that the published schedule foretells, for faults that leave the count whole.
+fn foretell(keys: &Value, geometry: &Geometry) -> Ledger {
+    let config: SimConfig = serde_json::from_value(keys.clone()).unwrap();
+    let (mut low, mut high, mut front) = (u64::MAX, 0, 0);
+    let mut seen = std::collections::BTreeSet::new();
+    let mut ledger = Ledger {
+        expected: 0,
+        delivered: 0,
+        ..whole()
+    };
+    let (mut late, mut bad) = (0, 0);
+    for (i, arrival) in config.arrivals(geometry).enumerate() {
+        let sequence = arrival.packet.sequence;
+        let frame = sequence / u64::from(geometry.places);
+        if arrival.state == State::BadHeader {
+            ledger.rejected += 1;
+            continue;
+        }
+        assert!(
+            i > 0 || sequence == 0,
+            "this seed begins with a fault: choose another"
+        );
+        (low, high, front) = (low.min(sequence), high.max(sequence), front.max(frame));
+        if !seen.insert(sequence) {
+            ledger.duplicates += 1;
+        } else if arrival.state == State::BadPayload {
+            bad += 1;
+        } else if frame + geometry.window as u64 <= front {
+            late += 1;
+        } else {
+            ledger.delivered += 1;
+        }
+    }
+    ledger.expected = high - low + 1;
+    let gaps = ledger.expected - ledger.delivered - late - bad;
+    ledger.lost = [("wire_gap", gaps), ("late", late), ("bad_packet", bad)]
+        .into_iter()
+        .filter(|(_, n)| *n > 0)
+        .collect();
+    ledger
+}
+
+#[test]
+fn faults_by_chance_follow_the_schedule() {
+    let geometry = Geometry::new(8, 64);
+    let cases = [
+        json!({ "loss": 0.05 }),
+        json!({ "loss": 0.02, "loss_burst": 5.0 }),
+        json!({ "corrupt_header": 0.03 }),
+        json!({ "corrupt_payload": 0.1 }),
+        json!({ "duplicate": 0.2 }),
+        json!({ "late": 0.01 }),
+        json!({ "reorder": 0.1, "reorder_by": 5 }),
+        json!({ "loss": 0.01, "corrupt_header": 0.01, "corrupt_payload": 0.01, "duplicate": 0.01, "late": 0.002,
+                "reorder": 0.05 }),
+    ];
+    for (i, mut faults) in cases.into_iter().enumerate() {
+        for seed in [2, 3] {
+            faults["seed"] = json!(seed);
+            let text =
+                faults
+                    .as_object()
+                    .unwrap()
+                    .iter()
+                    .fold(String::new(), |mut text, (key, value)| {
+                        writeln!(text, "{key} = {value}").unwrap();
+                        text
+                    });
+            let keys = json!({ "packets": 20_000, "packet": "64 B", "faults": faults });
+            let foretold = foretell(&keys, &geometry);
+            assert!(
+                foretold
+                    != Ledger {
+                        expected: 20_000,
+                        delivered: 20_000,
+                        ..whole()
+                    }
+                    || i == 6,
+                "nothing happened"
+            );
+            let run = pipeline("adc", 64, "hold = true", "packets = 20000", &text);
+            let outcome = Daq::new(&run).run(&[]).ok();
+            assert_eq!(Ledger::of(&outcome, "adc"), foretold, "{text}");
+        }
+    }
+}
+
+#[test]
+fn many_sources_keep_their_own_ledgers() {
+    let mut text = String::new();
+    for i in 0..8 {
+        text += &pipeline(
+            &format!("s{i}"),
+            64,
+            "",
+            "packets = 5000",
+            &format!("lose = [\"100..{}\"]", 101 + i),
+        );
+    }
+    let outcome = Daq::new(&text).run(&[]).ok();
+    for i in 0..8_u64 {
+        let gaps = vec![("wire_gap", i + 1)];
+        let foretold = Ledger {
+            expected: 5000,
+            delivered: 4999 - i,
+            lost: gaps,
+            ..whole()
+        };
+        assert_eq!(Ledger::of(&outcome, &format!("s{i}")), foretold);
+    }
+}
+
+/// A free-running source before a reader that takes 2 ms for a frame.
+fn slow_reader(hold: bool, sink: &str, frames: u64) -> String {
+    format!(
+        "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = 64\nhold = {hold}\n\
+         frames = {frames}\npace = \"free\"\n[ring.raw]\nslot = 512\nslots = 16\n\
+         [sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n{sink}\n"
+    )
+}
+
+#[test]
+fn a_source_that_waits_loses_nothing_to_a_slow_reader() {
+    let outcome = Daq::new(&slow_reader(true, "", 200)).run(&[]).ok();
+    assert_eq!(
+        Ledger::of(&outcome, "adc"),
+        Ledger {
+            expected: 1600,
+            delivered: 1600,
+            ..whole()
+        }
+    );
+    assert_eq!(outcome.count("rings.raw.ring_full"), 0);
+    assert_eq!(outcome.count("readers.slow.read"), 200);
+    // The ring was full all the time.
+    assert_eq!(outcome.count("rings.raw.high_water"), 16);
+}
+
+#[test]
+fn a_source_that_cannot_wait_counts_what_the_ring_refused_and_who_held_it() {
+    let other = "guarantee = true\n[sink.careless]\ndriver = \"null\"\ninput = \"raw\"\nguarantee = false\n";
+    let outcome = Daq::new(&slow_reader(false, other, 2000)).run(&[]).ok();
+    let refused = outcome.count("rings.raw.ring_full");
+    assert!(refused > 0, "{:#}", outcome.report);
+    assert_eq!(outcome.count("rings.raw.made"), 2000);
+    assert_eq!(
+        outcome.count("readers.slow.held"),
+        refused,
+        "{:#}",
+        outcome.report
+    );
+    assert_eq!(outcome.count("readers.careless.held"), 0);
+    let ledger = Ledger::of(&outcome, "adc");
+    let foretold = Ledger {
+        expected: 16_000,
+        delivered: 16_000 - 8 * refused,
+        lost: vec![("ring_full", 8 * refused)],
+        ..whole()
+    };
+    assert_eq!(ledger, foretold);
+}
+
+#[test]
+fn a_reader_without_guarantee_is_overrun_and_told() {
+    for hold in [true, false] {
+        let outcome = Daq::new(&slow_reader(hold, "guarantee = false", 2000))
+            .run(&[])
+            .ok();
+        let (read, overrun) = (
+            outcome.count("readers.slow.read"),
+            outcome.count("readers.slow.overrun"),
+        );
+        assert_eq!(
+            read + overrun + outcome.count("readers.slow.discarded"),
+            2000 - outcome.count("rings.raw.ring_full")
+        );
+        assert!(overrun > 0 && read > 0, "{:#}", outcome.report);
+        assert_eq!(outcome.count("sinks.slow.frames"), read);
+        if !hold {
+            // Nobody holds a source that cannot wait.
+            assert_eq!(
+                Ledger::of(&outcome, "adc"),
+                Ledger {
+                    expected: 16_000,
+                    delivered: 16_000,
+                    ..whole()
+                }
+            );
+        }
+    }
+}
+
+#[test]
+fn a_slow_guaranteed_kernel_chain_holds_the_source() {
+    let text = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = 512\nframes = 100\n\
+                samples = { type = \"int16\" }\n\
+                [ring.raw]\nslot = 1024\nslots = 8\n\
+                [kernel.floats]\nuse = \"convert\"\ninput = \"raw\"\noutput = \"floats\"\nburst = 2\n\
+                [ring.floats]\nslots = 4\n\
+                [sink.slow]\ndriver = \"null\"\ninput = \"floats\"\ndelay = \"2 ms\"\nburst = 1\n";
+    let outcome = Daq::new(text).run(&[]).ok();
+    assert_eq!(outcome.count("sinks.slow.frames"), 100);
+    assert_eq!(outcome.count("kernels.floats.consumed"), 100);
+    assert_eq!(
+        outcome.count("rings.floats.ring_full") + outcome.count("rings.raw.ring_full"),
+        0
+    );
+}
+
+#[test]
+fn a_gap_longer_than_the_window_does_not_make_a_source_that_waits_lose() {
+    // Five whole frames are missing where four are open; the ring is nearly full all the time.
+    let text = slow_reader(true, "", 100) + "[source.adc.faults]\nlose = [\"200..240\"]\n";
+    let outcome = Daq::new(&text).run(&[]).ok();
+    let foretold = Ledger {
+        expected: 800,
+        ..lost("wire_gap", 40)
+    };
+    assert_eq!(
+        Ledger::of(&outcome, "adc"),
+        Ledger {
+            delivered: 760,
+            ..foretold
+        }
+    );
+    assert_eq!(outcome.count("rings.raw.ring_full"), 0);
+}

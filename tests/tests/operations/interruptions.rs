@@ -1,0 +1,557 @@
+//! Ends that nobody planned: kills, signals, ports that are taken, disks that are full.
+
+use daq_drivers::sim::verify;
+use daq_tests::{Daq, Outcome, Random, binary, files, ledger, test_name, wait_for};
+use rustix::fs::{FlockOperation, flock};
+use serde_json::Value;
+use std::net::{TcpListener, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Bytes of a frame.
+const FRAME: u64 = 8192;
+/// Frames that a sink takes at once if not told otherwise.
+const BURST: u64 = 16;
+
+/// A counter at 40 MB/s into files of 256 KiB.
+const RECORDING: &str = r#"
+[source.adc]
+driver = "sim"
+ring = "raw"
+pattern = "counter"
+packet = 1024
+pace = "320 Mbit/s"
+hold = true
+
+[ring.raw]
+slot = 8192
+slots = 256
+
+[sink.disk]
+driver = "file"
+input = "raw"
+path = "out"
+segment = "256 KiB"
+buffer = "32 KiB"
+
+[http]
+listen = "127.0.0.1:0"
+"#;
+
+fn meta(path: &Path) -> Value {
+    let text = std::fs::read(path).unwrap();
+    serde_json::from_slice(&text)
+        .unwrap_or_else(|error| panic!("{} is torn: {error}", path.display()))
+}
+
+fn data_of(meta: &Path) -> PathBuf {
+    PathBuf::from(meta.to_str().unwrap().replace(".sigmf-meta", ".sigmf-data"))
+}
+
+/// The number in the name of a segment.
+fn index(path: &Path) -> u64 {
+    let name = path.file_name().unwrap().to_str().unwrap();
+    name.strip_prefix("disk-")
+        .unwrap()
+        .split('.')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
+/// Partials that a kill may leave: the next segment begins when the one before is whole.
+const PARTIALS: usize = 1;
+
+/// Checks everything that one run left: `from` is the number of its first segment, `sent` the bytes after which the last
+/// frame was cut. Returns the number of the next, and the bytes that are whole.
+fn check_remains(dir: &Path, from: u64, sent: u64) -> (u64, u64) {
+    let of_run = |suffix| {
+        files(dir, suffix)
+            .into_iter()
+            .filter(move |path| index(path) >= from)
+    };
+    let (mut next, mut at) = (from, 0);
+    for path in of_run(".sigmf-meta") {
+        assert_eq!(
+            index(&path),
+            next,
+            "a segment is missing before {}",
+            path.display()
+        );
+        let (meta, data) = (meta(&path), std::fs::read(data_of(&path)).unwrap());
+        assert_eq!(
+            meta["global"]["daq:bytes"],
+            data.len(),
+            "{}",
+            path.display()
+        );
+        assert_eq!(
+            meta["global"]["daq:frames"].as_u64().unwrap() * FRAME,
+            data.len() as u64
+        );
+        assert_eq!(meta["captures"].as_array().unwrap().len(), 1, "{meta:#}");
+        assert_eq!(
+            meta["captures"][0]["daq:sequence"].as_u64().unwrap() * FRAME,
+            at
+        );
+        let differs = verify(&data, at).filter(|differs| *differs < sent);
+        assert_eq!(differs, None, "{}", path.display());
+        at += data.len() as u64;
+        next += 1;
+    }
+    let whole = at;
+    // What is not committed goes on where the committed ends, each a prefix of what was written to it.
+    let mut open: Vec<_> = of_run(".partial")
+        .chain(of_run(".sigmf-data").filter(|path| index(path) >= next))
+        .collect();
+    open.sort_by_key(|path| index(path));
+    for path in &open {
+        let data = std::fs::read(path).unwrap();
+        assert_eq!(index(path), next, "{open:?}");
+        // The space reserved ahead is cut off only by a clean end: behind what was written there are zeros.
+        let written = verify(&data, at).map_or(data.len() as u64, |differs| differs - at);
+        let rest = &data[usize::try_from(written / 8 * 8).unwrap()..];
+        assert!(rest.iter().all(|byte| *byte == 0), "{}", path.display());
+        at += 256 << 10;
+        next += 1;
+    }
+    assert!(of_run(".partial").count() <= PARTIALS, "{open:?}");
+    (next, whole)
+}
+
+/// The number that follows `key` in what the next start told of `component`.
+fn told(stderr: &str, component: &str, key: &str) -> u64 {
+    let line = stderr
+        .lines()
+        .find(|line| line.contains(&format!("  {component}: ")));
+    let line = line.unwrap_or_else(|| panic!("nothing is told of {component}:\n{stderr}"));
+    let after = line
+        .split(&format!("{key} "))
+        .nth(1)
+        .unwrap_or_else(|| panic!("no {key} in {line}"));
+    after
+        .split(|c: char| !c.is_ascii_digit())
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
+#[test]
+fn a_kill_at_any_moment_leaves_whole_segments_and_is_told() {
+    let daq = Daq::new(RECORDING);
+    let out = daq.path("out");
+    let mut random = Random(u64::from(std::process::id()));
+    println!("seed {}", random.0);
+    let (mut from, mut before) = (0, None);
+    for run in 0..14 {
+        let mut live = daq.spawn(&[]);
+        // Some are killed while they start.
+        if run % 5 != 4 {
+            live.address();
+        }
+        std::thread::sleep(Duration::from_micros(random.below(150_000)));
+        assert!(live.is_running(), "{}", live.stderr());
+        let stderr = live.kill();
+        let started = stderr.contains("serving http://");
+        if let Some(whole) = before
+            && started
+        {
+            assert!(stderr.contains("did not end cleanly"), "{stderr}");
+            // A frame is handed on before it is counted as delivered, and a burst is written before it is counted:
+            // the kill may have come between.
+            let (delivered, bytes) = (
+                told(&stderr, "source.adc", "delivered"),
+                told(&stderr, "sink.disk", "bytes"),
+            );
+            assert!(
+                delivered * 1024 + FRAME >= bytes && bytes + BURST * FRAME >= whole,
+                "{delivered} packets, {bytes} of {whole} bytes"
+            );
+        }
+        let (next, whole) = check_remains(&out, from, u64::MAX);
+        // The counters of a run that was killed before it counted are nothing to tell.
+        before = (started && whole > 0).then_some(whole);
+        from = next;
+    }
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sinks.disk.bytes", 1);
+    let outcome = live.stop().ok();
+    if before.is_some() {
+        assert!(
+            outcome.stderr.contains("did not end cleanly"),
+            "{}",
+            outcome.stderr
+        );
+    }
+    let (next, whole) = check_remains(&out, from, outcome.count("sources.adc.bytes"));
+    assert_eq!(whole, outcome.count("sinks.disk.bytes"));
+    assert_eq!(next - from, outcome.count("sinks.disk.files"));
+    assert!(next > from);
+    // A clean end is not told.
+    let outcome = daq.run(&["--for", "50ms"]).ok();
+    assert!(
+        !outcome.stderr.contains("did not end cleanly"),
+        "{}",
+        outcome.stderr
+    );
+}
+
+#[test]
+fn the_first_signal_drains() {
+    for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM] {
+        let text = RECORDING.to_owned()
+            + "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"3 ms\"\n";
+        let daq = Daq::new(&text);
+        let mut live = daq.spawn(&[]);
+        live.wait_count("rings.raw.published", 100);
+        live.signal(signal);
+        let outcome = live.wait().ok();
+        assert!(outcome.stderr.contains("stopping"), "{}", outcome.stderr);
+        let published = outcome.count("rings.raw.published");
+        assert_eq!(outcome.count("readers.slow.read"), published);
+        assert_eq!(outcome.count("readers.disk.read"), published);
+        let (_, whole) = check_remains(&daq.path("out"), 0, outcome.count("sources.adc.bytes"));
+        assert_eq!(whole, published * FRAME);
+    }
+}
+
+#[test]
+fn the_second_signal_leaves_at_once() {
+    let text =
+        RECORDING.to_owned() + "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"1 h\"\n";
+    let daq = Daq::new(&text);
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    live.interrupt();
+    live.wait_told("stopping");
+    live.interrupt();
+    let outcome = live.wait();
+    assert_eq!(
+        (outcome.code, &outcome.report),
+        (130, &Value::Null),
+        "{}",
+        outcome.stderr
+    );
+    // It did not end as it should have: the next start says so.
+    let outcome = daq
+        .run(&["--for", "50ms", "--set", "sink.slow.delay=0 s"])
+        .ok();
+    assert!(
+        outcome.stderr.contains("did not end cleanly"),
+        "{}",
+        outcome.stderr
+    );
+}
+
+#[test]
+fn a_port_that_is_taken_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let daq = Daq::new(RECORDING);
+    let outcome = daq.run(&["--set", &format!("http.listen={address}")]);
+    assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains(&address) && outcome.stderr.contains("error: "),
+        "{}",
+        outcome.stderr
+    );
+    // Nothing ran, nothing was recorded.
+    assert_eq!(outcome.report, Value::Null);
+    assert!(
+        files(&daq.path("out"), "").is_empty(),
+        "{:?}",
+        files(&daq.path("out"), "")
+    );
+    drop(taken);
+    let outcome = daq.run(&["--for", "50ms"]).ok();
+    assert!(
+        !outcome.stderr.contains("did not end cleanly"),
+        "{}",
+        outcome.stderr
+    );
+}
+
+#[test]
+fn a_port_of_a_source_that_is_taken_is_named() {
+    let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let source = format!(
+        "[source.net]\ndriver = \"udp\"\nlisten = \"{address}\"\nring = \"packets\"\n\
+         format = {{ kind = \"raw\", header = 16, payload = 1024, sequence = {{ offset = 0, bytes = 8 }} }}\n\
+         [ring.packets]\n"
+    );
+    let outcome = Daq::new(&(source + RECORDING)).run(&[]);
+    assert_eq!(
+        (outcome.code, &outcome.report),
+        (69, &Value::Null),
+        "{}",
+        outcome.stderr
+    );
+    assert!(
+        outcome.stderr.contains(&address) && outcome.stderr.contains("source `net`"),
+        "{}",
+        outcome.stderr
+    );
+}
+
+#[test]
+fn two_runs_of_one_pipeline_do_not_write_one_file() {
+    let daq = Daq::new(RECORDING);
+    let mut first = daq.spawn(&[]);
+    first.wait_count("sinks.disk.bytes", 1 << 20);
+    let second = daq.run(&["--for", "50ms"]);
+    assert_eq!(second.code, 74, "{}", second.stderr);
+    let told = format!("another writer has it (its lock names pid {})", first.pid());
+    assert!(
+        second.stderr.contains(&told) && second.stderr.contains("out/disk-*"),
+        "{}",
+        second.stderr
+    );
+    assert!(
+        second.stderr.contains("keeps its counters in memory"),
+        "{}",
+        second.stderr
+    );
+    let outcome = first.stop().ok();
+    let (_, whole) = check_remains(&daq.path("out"), 0, outcome.count("sources.adc.bytes"));
+    assert_eq!(whole, outcome.count("sinks.disk.bytes"));
+}
+
+#[test]
+fn a_run_between_two_segments_of_another_is_refused_and_one_after_a_kill_is_not() {
+    let daq = Daq::new(RECORDING);
+    // As a process holds it that has closed a segment and not yet begun the next.
+    let path = daq.write("out/.disk.lock", "4242\n");
+    let lock = std::fs::File::open(&path).unwrap();
+    flock(&lock, FlockOperation::LockExclusive).unwrap();
+    let refused = daq.run(&["--for", "50ms"]);
+    assert_eq!(
+        (refused.code, &refused.report),
+        (74, &Value::Null),
+        "{}",
+        refused.stderr
+    );
+    assert!(
+        refused
+            .stderr
+            .contains("another writer has it (its lock names pid 4242)"),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(files(&daq.path("out"), ""), [path]);
+    // As a kill leaves it. Unlocked by name: a process that another test is starting may hold the file for a moment.
+    flock(&lock, FlockOperation::Unlock).unwrap();
+    let outcome = daq.run(&["--for", "50ms"]).ok();
+    check_remains(&daq.path("out"), 0, outcome.count("sources.adc.bytes"));
+    assert!(files(&daq.path("out"), ".lock").is_empty());
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_named() {
+    let daq = Daq::new(RECORDING);
+    daq.write("file", "");
+    let outcome = daq.run(&["--set", "sink.disk.path=file/out"]);
+    assert_eq!(
+        (outcome.code, &outcome.report),
+        (74, &Value::Null),
+        "{}",
+        outcome.stderr
+    );
+    assert!(
+        outcome.stderr.contains("file/out") && outcome.stderr.contains("`disk`"),
+        "{}",
+        outcome.stderr
+    );
+}
+
+const MOUNT: &str = r#"mount -t tmpfs -o size=64m daq-test "$0" || exit 90; exec "$@""#;
+
+/// Runs test `name` again in a process that sees a filesystem of 64 MiB, or hands out its directory in that process.
+fn small_disk(name: &str) -> Option<PathBuf> {
+    if let Some(dir) = std::env::var_os("DAQ_SMALL_DIR") {
+        return Some(dir.into());
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for namespaces in [&["-m"][..], &["-r", "-m"]] {
+        let sh = |arguments: &[&std::ffi::OsStr]| {
+            let mut command = Command::new("unshare");
+            command
+                .args(namespaces)
+                .args(["sh", "-c", MOUNT])
+                .arg(dir.path())
+                .args(arguments);
+            command
+                .env("DAQ_SMALL_DIR", dir.path())
+                .env("DAQ_TEST_BINARY", binary())
+                .output()
+        };
+        if sh(&["true".as_ref()]).is_ok_and(|probe| probe.status.success()) {
+            let exe = std::env::current_exe().unwrap();
+            let run = sh(&[
+                exe.as_os_str(),
+                "--exact".as_ref(),
+                test_name(module_path!(), name).as_ref(),
+                "--nocapture".as_ref(),
+            ])
+            .unwrap();
+            let (out, err) = (
+                String::from_utf8_lossy(&run.stdout),
+                String::from_utf8_lossy(&run.stderr),
+            );
+            assert!(
+                run.status.success() && out.contains("1 passed"),
+                "{}\n{out}\n{err}",
+                run.status
+            );
+            return None;
+        }
+    }
+    daq_tests::tell("skipped: neither `unshare -m` nor `unshare -rm` may mount a tmpfs here");
+    None
+}
+
+/// 5 MB/s onto a disk where 4 MiB are left; returns what fills the rest, without which there is room for many seconds.
+fn almost_full(dir: &Path, guarantee: bool) -> (Daq, PathBuf) {
+    let ballast = dir.join("ballast");
+    std::fs::write(&ballast, vec![1; 60 << 20]).unwrap();
+    let text = RECORDING
+        .replace("320 Mbit/s", "40 Mbit/s")
+        .replace(
+            "segment = \"256 KiB\"",
+            &format!("segment = \"1 MiB\"\nguarantee = {guarantee}"),
+        )
+        .replace(
+            "path = \"out\"",
+            &format!("path = \"{}/out\"", dir.display()),
+        );
+    (Daq::new(&text), ballast)
+}
+
+/// The numbers of all frames in committed segments, which must all be whole but for the last, which the end has cut.
+fn frames_on_disk(dir: &Path, outcome: &Outcome) -> Vec<u64> {
+    let sent = outcome.count("sources.adc.bytes");
+    let mut numbers = Vec::new();
+    for path in files(&dir.join("out"), ".sigmf-meta") {
+        let (meta, data) = (meta(&path), std::fs::read(data_of(&path)).unwrap());
+        assert_eq!(meta["global"]["daq:bytes"], data.len());
+        for frame in data.chunks(8192) {
+            let number = u64::from_le_bytes(frame[..8].try_into().unwrap()) * 8 / FRAME;
+            let differs = verify(frame, number * FRAME).filter(|differs| *differs < sent);
+            assert_eq!(differs, None, "{}", path.display());
+            numbers.push(number);
+        }
+    }
+    assert!(files(&dir.join("out"), ".partial").is_empty());
+    numbers
+}
+
+#[test]
+fn a_full_disk_holds_the_source_where_that_is_declared() {
+    let Some(dir) = small_disk("a_full_disk_holds_the_source_where_that_is_declared") else {
+        return;
+    };
+    let (daq, ballast) = almost_full(&dir, true);
+    let mut live = daq.spawn(&[]);
+    live.wait_told("; holding the ring meanwhile");
+    // The ring fills up and the source waits; nothing is lost.
+    let report = wait_for("a full ring before a full disk", || {
+        let report = live.report();
+        let held = ledger::count(&report, "rings.raw.high_water") >= 256;
+        (held && report["sinks"]["disk"]["full"] == true).then_some(report)
+    });
+    assert_eq!(ledger::lost(&report, "adc"), 0, "{report:#}");
+    assert_eq!(live.get("/-/healthy").code, 200);
+    std::fs::remove_file(ballast).unwrap();
+    live.wait_told("it takes frames again, going on");
+    let outcome = live.stop().ok();
+    assert_eq!(ledger::lost(&outcome.report, "adc"), 0);
+    assert_eq!(
+        (
+            outcome.count("sinks.disk.dropped"),
+            outcome.count("rings.raw.ring_full")
+        ),
+        (0, 0)
+    );
+    let published = outcome.count("rings.raw.published");
+    assert_eq!(
+        frames_on_disk(&dir, &outcome),
+        (0..published).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn a_full_disk_drops_and_counts_where_that_is_declared() {
+    let Some(dir) = small_disk("a_full_disk_drops_and_counts_where_that_is_declared") else {
+        return;
+    };
+    let (daq, ballast) = almost_full(&dir, false);
+    let mut live = daq.spawn(&[]);
+    live.wait_told("; dropping frames meanwhile");
+    live.wait_count("sinks.disk.dropped", 100);
+    std::fs::remove_file(ballast).unwrap();
+    live.wait_told("it takes frames again, going on");
+    let frames = ledger::count(&live.report(), "sinks.disk.frames");
+    live.wait_count("sinks.disk.frames", frames + 10);
+    let outcome = live.stop().ok();
+    let dropped = outcome.count("sinks.disk.dropped");
+    assert_eq!(outcome.count("readers.disk.discarded"), dropped);
+    assert_eq!(
+        ledger::lost(&outcome.report, "adc"),
+        0,
+        "the ring was never held"
+    );
+    let numbers = frames_on_disk(&dir, &outcome);
+    assert_eq!(numbers.len() as u64, outcome.count("sinks.disk.frames"));
+    // On a machine that is busy elsewhere, frames may be overwritten before the sink comes to them.
+    let overrun = outcome.count("readers.disk.overrun");
+    assert_eq!(
+        numbers.len() as u64 + dropped + overrun,
+        outcome.count("rings.raw.published")
+    );
+    assert!(numbers.is_sorted_by(|a, b| a < b));
+    // The gap is in the metadata, with its cause.
+    let metas: Vec<_> = files(&dir.join("out"), ".sigmf-meta")
+        .iter()
+        .map(|path| meta(path))
+        .collect();
+    let annotations = metas
+        .iter()
+        .flat_map(|meta| meta["annotations"].as_array().unwrap());
+    let missing = annotations.filter(|a| a.to_string().contains("disk_full"));
+    let missing: u64 = missing
+        .map(|a| a["daq:missing_frames"].as_u64().unwrap())
+        .sum();
+    assert!(
+        (dropped..=dropped + overrun).contains(&missing),
+        "{missing} of {dropped} and {overrun}: {metas:#?}"
+    );
+}
+
+#[test]
+fn a_disk_that_stays_full_does_not_hold_up_the_end() {
+    let Some(dir) = small_disk("a_disk_that_stays_full_does_not_hold_up_the_end") else {
+        return;
+    };
+    let (daq, _) = almost_full(&dir, true);
+    let mut live = daq.spawn(&["--drain", "300ms"]);
+    live.wait_told("; holding the ring meanwhile");
+    live.wait_count("rings.raw.high_water", 256);
+    let outcome = live.stop();
+    assert_eq!(outcome.code, 74, "{}", outcome.stderr);
+    let told = "error: sink `disk`: ";
+    assert!(outcome.stderr.contains(told), "{}", outcome.stderr);
+    let (frames, dropped) = (
+        outcome.count("sinks.disk.frames"),
+        outcome.count("sinks.disk.dropped"),
+    );
+    assert!(dropped > 0, "{:#}", outcome.report);
+    assert_eq!(outcome.count("readers.disk.discarded"), dropped);
+    assert_eq!(outcome.count("readers.disk.pending"), 0);
+    assert_eq!(
+        frames_on_disk(&dir, &outcome),
+        (0..frames).collect::<Vec<_>>()
+    );
+}

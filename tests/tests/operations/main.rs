@@ -1,0 +1,9 @@
+//! Operation of a run: faults, interruptions, resource limits, monitoring and terminals.
+
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+mod faults;
+mod interruptions;
+mod monitoring;
+mod resource_limits;
+mod terminal;

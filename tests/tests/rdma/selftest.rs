@@ -1,0 +1,235 @@
+//! `daq selftest rdma` and `daq bench rdma` over cards of software, without a GPU and on the simulated driver.
+
+use daq_tests::{Daq, Done, Simulated};
+use serde_json::{Value, json};
+
+const SOFTWARE: [&str; 5] = ["selftest", "rdma", "--nics", "software", "--json"];
+
+fn parsed(done: &Done) -> Value {
+    serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
+}
+
+/// How each check ended, by name.
+fn outcome<'a>(report: &'a Value, check: &str) -> (&'a str, &'a str) {
+    let mut results = report["results"].as_array().unwrap().iter();
+    let found = results.find(|result| result["check"] == check);
+    let found = found.unwrap_or_else(|| panic!("no check {check} in {report:#}"));
+    (
+        found["outcome"].as_str().unwrap(),
+        found["detail"].as_str().unwrap(),
+    )
+}
+
+/// What needs no GPU.
+const HOST: [&str; 9] = [
+    "port",
+    "register-host",
+    "write-host",
+    "send",
+    "wrong-key",
+    "no-receive",
+    "reconnect",
+    "unreliable",
+    "stream-host",
+];
+
+#[test]
+fn every_check_of_a_card_of_software_holds() {
+    let report = parsed(
+        &Daq::new("")
+            .env("CUDA_VISIBLE_DEVICES", "")
+            .cli(&SOFTWARE)
+            .ok(),
+    );
+    for check in HOST {
+        assert_eq!(outcome(&report, check).0, "ok", "{report:#}");
+    }
+    for check in ["register-dma-buf", "write-to-gpu", "stream-direct"] {
+        let (outcome, why) = outcome(&report, check);
+        assert_eq!(outcome, "skipped", "{report:#}");
+        assert!(why.contains("no GPU"), "{why}");
+    }
+    let (_, text) = outcome(&report, "stream-host");
+    assert!(text.contains("no loss in "), "{text}");
+    assert_eq!(report["failed"], 0, "{report:#}");
+    assert!(!report["findings"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn what_a_card_refuses_of_a_gpu_is_told() {
+    let simulated = Simulated::new("").with_gdr("");
+    let nic = "software?dma-buf=95";
+    let done = simulated.on(Daq::new("")).cli(&[
+        "selftest",
+        "rdma",
+        "--nics",
+        nic,
+        "--check",
+        "register-gpu,register-dma-buf,write-to-gpu,stream-staged",
+        "--json",
+    ]);
+    let report = parsed(&done.ok());
+    for check in ["register-gpu", "register-dma-buf", "write-to-gpu"] {
+        let (outcome, why) = outcome(&report, check);
+        assert_eq!(outcome, "skipped", "{report:#}");
+        assert!(!why.contains("no GPU"), "{why}");
+    }
+    let (_, why) = outcome(&report, "register-gpu");
+    assert!(why.contains("nvidia-peermem"), "{why}");
+    assert_eq!(outcome(&report, "stream-staged").0, "ok", "{report:#}");
+}
+
+#[test]
+fn a_card_that_fails_fails_its_checks() {
+    let done = Daq::new("").cli(&[
+        "selftest",
+        "rdma",
+        "--nics",
+        "software?down",
+        "--check",
+        "port,send",
+        "--json",
+    ]);
+    assert_eq!(done.code, 1, "{done:?}");
+    let report = parsed(&done);
+    for check in ["port", "send"] {
+        let (outcome, why) = outcome(&report, check);
+        assert_eq!(outcome, "failed", "{report:#}");
+        assert!(why.contains("down"), "{why}");
+    }
+}
+
+/// A row of a table by its first column.
+fn row<'a>(table: &'a Value, name: &str) -> &'a Value {
+    let mut rows = table["rows"].as_array().unwrap().iter();
+    let found = rows.find(|row| row["way"] == name);
+    found.unwrap_or_else(|| panic!("no row {name:?} in {table:#}"))
+}
+
+/// Why a way was not measured: each reason stands once, with all its ways.
+fn refusal<'a>(tables: &'a [Value], way: &str) -> &'a str {
+    let last = tables.last().unwrap();
+    assert_eq!(last["title"], "not measured");
+    let mut rows = last["rows"].as_array().unwrap().iter();
+    let found = rows.find(|row| {
+        row["ways"]
+            .as_str()
+            .unwrap()
+            .split("; ")
+            .any(|one| one == way)
+    });
+    let found = found.unwrap_or_else(|| panic!("{way:?} is not refused in {last:#}"));
+    found["why"].as_str().unwrap()
+}
+
+const SHORT: [&str; 13] = [
+    "bench",
+    "rdma",
+    "--nics",
+    "software",
+    "--rounds",
+    "1",
+    "--window",
+    "5ms",
+    "--trips",
+    "8",
+    "--sizes",
+    "64B,64KiB",
+    "--json",
+];
+
+/// Tables that were told.
+fn tables(done: &Done) -> Vec<Value> {
+    parsed(done).as_array().unwrap().clone()
+}
+
+#[test]
+fn both_sides_measure_here() {
+    let done = Daq::new("")
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .cli(&SHORT)
+        .ok();
+    let tables = tables(&done);
+    for way in ["queue alone, host → host", "ring to ring, host → host"] {
+        let row = row(&tables[0], way);
+        assert!(row["MB/s"].as_f64().unwrap() > 0.0, "{row:#}");
+        assert!(row["x queue alone"].as_f64().unwrap() > 0.0, "{row:#}");
+    }
+    let times = row(&tables[1], "queue alone, host → host");
+    let [p50, p99] = ["p50 us", "p99 us"].map(|name| times[name].as_f64().unwrap());
+    assert!(p50 > 0.0 && p99 >= p50, "{times:#}");
+    let why = refusal(&tables, "queue alone, host → GPU");
+    assert!(why.contains("CUDA"), "{why}");
+}
+
+#[test]
+fn a_gpu_is_reached_by_staging_where_the_card_refuses() {
+    let simulated = Simulated::new("").with_gdr("");
+    let tables = tables(&simulated.on(Daq::new("")).cli(&SHORT).ok());
+    for ends in ["host → GPU", "GPU → host", "GPU → GPU"] {
+        let row = row(&tables[0], &format!("ring to ring, {ends}, staged"));
+        assert!(row["MB/s"].as_f64().unwrap() > 0.0, "{row:#}");
+    }
+    refusal(&tables, "queue alone, host → GPU");
+    refusal(&tables, "ring to ring, GPU → GPU, direct");
+}
+
+#[test]
+fn what_was_not_measured_is_not_kept() {
+    let simulated = Simulated::new("").with_gdr("");
+    let daq = simulated.on(Daq::new(""));
+    let kept = daq.cli(&[&SHORT[..], &["--keep"]].concat());
+    assert_eq!(kept.code, 69, "{kept:?}");
+    assert!(kept.stderr.contains("nothing to keep"), "{kept:?}");
+}
+
+/// What a measurement of a card of software depends on, where no module lets cards reach GPUs' memory.
+const BASIS: &str = "?|firmware ?|peer memory false";
+
+/// The way of a sink's frames goes by the frame size from which on host memory was faster.
+#[test]
+fn what_was_measured_of_a_card_decides_the_path_of_a_sink() {
+    let simulated = Simulated::new("");
+    let daq = simulated.on(Daq::new(
+        "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = 4096\n\
+         samples = { type = \"float32\" }\n\
+         [ring.raw]\nmemory = \"cuda:0\"\nslot = 4096\nslots = 16\n\
+         [kernel.more]\nuse = \"convert\"\ninput = \"raw\"\noutput = \"made\"\n\
+         [ring.made]\nmemory = \"cuda:0\"\nslots = 16\n\
+         [sink.far]\ndriver = \"rdma\"\ninput = \"made\"\nto = \"127.0.0.1:7471\"\nnics = [\"software\"]\n",
+    ));
+    let state = daq.path("state");
+    let state = state.to_str().unwrap();
+    let _ = daq.cli(&["tune", "--state-dir", state]).ok();
+    let file = format!("{state}/staging.json");
+    let mut known: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let mut planned = |card: Option<Value>| {
+        let known_of =
+            |from: &Value| json!({ "staged_from": from, "most": 1 << 20, "basis": BASIS });
+        for (_, profile) in known["gpus"].as_object_mut().unwrap() {
+            let cards = card
+                .iter()
+                .map(|from| ("software".to_owned(), known_of(from)));
+            profile["cards"] = cards.collect();
+        }
+        std::fs::write(&file, known.to_string()).unwrap();
+        let plan = parsed(
+            &daq.cli(&["plan", "daq.toml", "--json", "--state-dir", state])
+                .ok(),
+        );
+        let sink = &plan["sinks"][0];
+        (sink["input"].as_str().unwrap().to_owned(), plan)
+    };
+    let (input, plan) = planned(None);
+    assert_eq!(input, "made@host", "{plan:#}");
+    assert!(
+        plan.to_string().contains("daq bench rdma --keep"),
+        "{plan:#}"
+    );
+    assert_eq!(planned(Some(4096.into())).0, "made@host");
+    let (input, plan) = planned(Some(8192.into()));
+    assert_eq!(input, "made");
+    let why = plan["sinks"][0]["notes"][0].as_str().unwrap();
+    assert!(why.contains("only for frames of 8 KiB and more"), "{why}");
+    assert_eq!(planned(Some(Value::Null)).0, "made");
+}

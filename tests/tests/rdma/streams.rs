@@ -1,0 +1,294 @@
+//! Whole daemons: sim → sink rdma ⇒ source rdma → file, over cards made of software.
+
+use daq_tests::{Daq, Live, Outcome, Random, files, free_tcp_port, ledger};
+use serde_json::Value;
+
+/// Bytes of a packet, a place of a frame; packets of a frame.
+const PACKET: u64 = 64;
+const PLACES: u64 = 8;
+const FRAME: u64 = PACKET * PLACES;
+
+/// A sender of `frames` frames that count, as fast as they are taken.
+fn near(port: u16, frames: u64, keys: &str, faults: &str) -> Daq {
+    paced(port, frames, "free", keys, faults)
+}
+
+/// The same at a pace.
+fn paced(port: u16, frames: u64, pace: &str, keys: &str, faults: &str) -> Daq {
+    Daq::new(&format!(
+        "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = {PACKET}\n\
+         hold = true\nframes = {frames}\npace = \"{pace}\"\n\
+         [source.adc.faults]\n{faults}\n\
+         [ring.raw]\nslot = {FRAME}\nslots = 256\n\
+         [sink.far]\ndriver = \"rdma\"\ninput = \"raw\"\nto = \"127.0.0.1:{port}\"\nguarantee = true\n{keys}\n\
+         [http]\nlisten = \"127.0.0.1:0\"\n"
+    ))
+}
+
+/// A receiver into files.
+fn far(port: u16, keys: &str, sink: &str) -> Daq {
+    Daq::new(&format!(
+        "[source.link]\ndriver = \"rdma\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\nplaces = {PLACES}\n{keys}\n\
+         [ring.raw]\nslot = {FRAME}\nslots = 64\n\
+         [sink.disk]\ninput = \"raw\"\nguarantee = true\n{sink}\n\
+         [http]\nlisten = \"127.0.0.1:0\"\n"
+    ))
+}
+
+const FILE: &str = "driver = \"file\"\npath = \"out\"\nbuffer = \"64 KiB\"\nsegment = \"1 MiB\"";
+const CARD: &str = "nics = [\"software\"]";
+
+/// All data of the segments, in order.
+fn data(daq: &Daq) -> Vec<u8> {
+    files(&daq.path("out"), ".sigmf-data")
+        .iter()
+        .flat_map(|path| std::fs::read(path).unwrap())
+        .collect()
+}
+
+/// The bytes of these packets of the counter, with zeros for those that are missing.
+fn counter(packets: std::ops::Range<u64>, is_missing: impl Fn(u64) -> bool) -> Vec<u8> {
+    let words =
+        packets.flat_map(|packet| (0..PACKET / 8).map(move |i| (packet, packet * PACKET / 8 + i)));
+    let words = words.map(|(packet, word)| if is_missing(packet) { 0 } else { word });
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
+/// Checks that the data of a receiver are frames of the counter in order, and returns their number.
+fn frames_in_order(data: &[u8], frames: u64, is_missing: impl Fn(u64) -> bool) -> u64 {
+    let mut expected =
+        (0..frames).map(|frame| counter(frame * PLACES..(frame + 1) * PLACES, &is_missing));
+    let received = data.chunks(usize::try_from(FRAME).unwrap());
+    received
+        .map(|frame| assert!(expected.any(|one| one == frame), "unknown or out of order"))
+        .count() as u64
+}
+
+/// Ends a receiver once it has delivered so many frames.
+fn end(mut far: Live, frames: u64) -> Outcome {
+    far.wait_count("sources.link.delivered", frames);
+    far.stop().ok()
+}
+
+#[test]
+fn what_is_sent_is_what_comes() {
+    for (frames, shared) in [(400, ""), (400, "mode = \"send\""), (400, "queues = 3")] {
+        let port = free_tcp_port();
+        let keys = format!("{CARD}\n{shared}");
+        let receiver = far(port, &keys, FILE);
+        let sender = near(port, frames, &keys, "lose = [17, \"100..120\"]");
+        let mut there = receiver.spawn(&[]);
+        there.wait_ready();
+        let sent = sender.run(&[]).ok();
+        let came = end(there, frames);
+        assert_eq!(sent.count("sinks.far.frames"), frames);
+        assert_eq!(sent.count("sinks.far.connections"), 1);
+        assert_eq!(came.count("sources.link.expected"), frames);
+        assert_eq!(ledger::lost(&came.report, "link"), 0);
+        let missing = |packet: u64| packet == 17 || (100..120).contains(&packet);
+        assert!(
+            data(&receiver) == counter(0..frames * PLACES, missing),
+            "{shared}"
+        );
+        // What is missing is told there as here.
+        let metas = files(&receiver.path("out"), ".sigmf-meta");
+        let meta: Value = serde_json::from_slice(&std::fs::read(&metas[0]).unwrap()).unwrap();
+        let annotations = meta["annotations"].as_array().unwrap();
+        let told = annotations
+            .iter()
+            .filter(|one| one["core:label"] == "missing");
+        let told: u64 = told
+            .map(|one| one["core:sample_count"].as_u64().unwrap())
+            .sum();
+        assert_eq!(told, 21 * PACKET, "{annotations:#?}");
+    }
+}
+
+/// An unreliable connection loses frames for which the receiver has posted no receive in time: each one is counted, and
+/// the others are whole.
+#[test]
+fn unreliable_connection_counts_every_frame_as_delivered_or_lost() {
+    let (port, frames) = (free_tcp_port(), 50);
+    let keys = format!("{CARD}\nservice = \"uc\"");
+    let receiver = far(port, &keys, FILE);
+    let sender = near(port, frames, &keys, "lose = [17, \"100..120\"]");
+    let mut there = receiver.spawn(&[]);
+    there.wait_ready();
+    let sent = sender.run(&[]).ok();
+    // The sender reports its number of frames when it ends, so lost ones at the end are expected, too.
+    there.wait_count("sources.link.expected", frames);
+    let came = there.stop().ok();
+    assert_eq!(sent.count("sinks.far.frames"), frames);
+    assert_eq!(came.count("sources.link.expected"), frames);
+    let delivered = came.count("sources.link.delivered");
+    assert!(delivered > 0, "{:#}", came.report);
+    assert_eq!(delivered + ledger::lost(&came.report, "link"), frames);
+    let missing = |packet: u64| packet == 17 || (100..120).contains(&packet);
+    let data = data(&receiver);
+    assert_eq!(frames_in_order(&data, frames, missing), delivered);
+}
+
+#[test]
+fn cut_links_lose_nothing_and_bring_nothing_twice() {
+    let (port, frames) = (free_tcp_port(), 20_000);
+    let there =
+        "nics = [\"software?cut-received@3000,cut-received@21000,patience=200\"]\nqueues = 2";
+    let here = "nics = [\"software?cut@500,cut@12000,kill@30000,patience=200\"]\nqueues = 2";
+    let receiver = far(port, there, FILE);
+    let mut live = receiver.spawn(&[]);
+    live.wait_ready();
+    let sent = near(port, frames, here, "").run(&[]).ok();
+    let came = end(live, frames);
+    assert_eq!(
+        (
+            sent.count("sinks.far.frames"),
+            sent.count("sinks.far.dropped")
+        ),
+        (frames, 0)
+    );
+    assert!(sent.count("sinks.far.connections") > 3, "{}", sent.stderr);
+    assert_eq!(came.count("sources.link.delivered"), frames);
+    assert_eq!(ledger::lost(&came.report, "link"), 0);
+    assert!(data(&receiver) == counter(0..frames * PLACES, |_| false));
+}
+
+#[test]
+fn either_side_is_killed_and_the_other_goes_on() {
+    let (port, frames) = (free_tcp_port(), 20_000);
+    let mut random = Random(6);
+    // Slow enough for the sender to be there whenever a receiver is killed.
+    let sender = paced(port, frames, "10 Mbit/s", CARD, "");
+    let mut receiver = far(port, CARD, FILE);
+    let mut there = receiver.spawn(&[]);
+    there.wait_ready();
+    let mut here = sender.spawn(&[]);
+    let mut killed = 0;
+    for _ in 0..3 {
+        let least = 500 + random.below(3000);
+        there.wait_count("sources.link.delivered", least);
+        there.kill();
+        killed += 1;
+        receiver = far(port, CARD, FILE);
+        there = receiver.spawn(&[]);
+    }
+    there.wait_count("sources.link.delivered", 1);
+    assert!(here.is_running(), "{}", here.stderr());
+    let sent = here.wait().ok();
+    // Told as sent are all of them, each once; the last receiver has an unbroken end of them.
+    assert_eq!(
+        (
+            sent.count("sinks.far.frames"),
+            sent.count("sinks.far.dropped")
+        ),
+        (frames, 0)
+    );
+    assert!(
+        sent.count("sinks.far.connections") > killed,
+        "{}",
+        sent.stderr
+    );
+    let report = there.report();
+    let had = ledger::count(&report, "sources.link.delivered");
+    // Another run of the sender, killed in the middle, and one more: their frames count anew.
+    let another = paced(port, frames, "1 Mbit/s", CARD, "");
+    let mut again = another.spawn(&[]);
+    there.wait_count("sources.link.delivered", had + 300);
+    assert!(again.is_running());
+    again.kill();
+    let last = near(port, 50, CARD, "").run(&[]).ok();
+    assert_eq!(last.count("sinks.far.frames"), 50);
+    there.wait_count("sources.link.epochs", 3);
+    let came = there.stop().ok();
+    assert_eq!(ledger::lost(&came.report, "link"), 0, "{:#}", came.report);
+    let data = data(&receiver);
+    let delivered = came.count("sources.link.delivered");
+    assert_eq!(data.len() as u64, delivered * FRAME);
+    // The end of the first run, a beginning of the second, all of the third.
+    let second = delivered - had - 50;
+    let expected = [
+        counter((frames - had) * PLACES..frames * PLACES, |_| false),
+        counter(0..second * PLACES, |_| false),
+        counter(0..50 * PLACES, |_| false),
+    ];
+    assert!(data == expected.concat(), "{had} frames, then {second}");
+}
+
+#[test]
+fn a_slow_reader_there_holds_the_source_here_back() {
+    let (port, frames) = (free_tcp_port(), 1500);
+    let receiver = far(port, CARD, "driver = \"null\"\ndelay = \"500 us\"");
+    let mut live = receiver.spawn(&[]);
+    live.wait_ready();
+    let sent = near(port, frames, CARD, "").run(&[]).ok();
+    let came = end(live, frames);
+    assert_eq!(sent.count("rings.raw.ring_full"), 0);
+    assert_eq!(sent.count("sinks.far.frames"), frames);
+    assert!(sent.count("sinks.far.stalls") > 0, "{:#}", sent.report);
+    assert_eq!(came.count("sinks.disk.frames"), frames);
+    assert_eq!(ledger::lost(&came.report, "link"), 0);
+}
+
+#[test]
+fn nobody_there_is_told_and_the_run_ends() {
+    let port = free_tcp_port();
+    let sender = near(port, 10, CARD, "");
+    let mut here = sender.spawn(&[]);
+    here.wait_told("is away");
+    let outcome = here.stop();
+    assert!(
+        outcome
+            .stderr
+            .contains(&format!("receiver 127.0.0.1:{port}")),
+        "{}",
+        outcome.stderr
+    );
+    assert_eq!(
+        outcome.count("sinks.far.frames") + outcome.count("sinks.far.dropped"),
+        outcome.count("rings.raw.published")
+    );
+}
+
+#[test]
+fn senders_without_the_token_or_of_another_address_are_refused() {
+    const TOKEN: &str = "c0ffee00c0ffee00c0ffee00";
+    let (port, frames) = (free_tcp_port(), 50);
+    let keys = format!("{CARD}\ntoken_file = \"link.token\"\nfrom = \"127.0.0.1\"");
+    let receiver = far(port, &keys, FILE);
+    receiver.write("link.token", &format!("{TOKEN}\n"));
+    let mut live = receiver.spawn(&[]);
+    live.wait_ready();
+    for keys in [
+        CARD.to_owned(),
+        format!("{CARD}\ntoken = \"c0ffee00c0ffee00c0ffee01\""),
+    ] {
+        let sender = near(port, frames, &keys, "");
+        let mut here = sender.spawn(&[]);
+        live.wait_told("refused a connection from 127.0.0.1:");
+        here.wait_told("token: set the `token` of this source");
+        let log = here.stop().stderr;
+        assert!(!log.contains("c0ffee"), "{log}");
+    }
+    assert_eq!(
+        ledger::count(&live.report(), "sources.link.counts.links"),
+        0
+    );
+    let keys = format!("{CARD}\ntoken = \"{TOKEN}\"");
+    let sent = near(port, frames, &keys, "").run(&[]).ok();
+    assert_eq!(sent.count("sinks.far.frames"), frames);
+    let status = live.get("/status").body;
+    let came = end(live, frames);
+    assert!(data(&receiver) == counter(0..frames * PLACES, |_| false));
+    for text in [&came.stderr, &sent.stderr, &status] {
+        assert!(!text.contains(TOKEN), "{text}");
+    }
+    // Of another address: closed before a byte of it is read.
+    let receiver = far(port, &format!("{CARD}\nfrom = [\"10.0.0.0/8\"]"), FILE);
+    let mut live = receiver.spawn(&[]);
+    live.wait_ready();
+    let sender = near(port, frames, CARD, "");
+    let here = sender.spawn(&[]);
+    live.wait_told("its address is not in `from`");
+    live.wait_count("sources.link.counts.refused", 1);
+    let _ = here.stop();
+    assert_eq!(live.stop().ok().count("sources.link.delivered"), 0);
+}
