@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn every_equation_is_checked() {
+    fn ledger_equation_violation_is_reported() {
         assert_eq!(violations(&report()), [""; 0]);
         assert_eq!(
             open(&report()),
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_held_against_their_rings() {
+    fn copy_counts_are_checked_against_rings() {
         for (table, name, key, value) in [
             // Balanced in itself.
             ("readers", "copy to r", "read", 2),

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_port_is_given_twice() {
+    fn free_ports_are_unique() {
         let mut ports: Vec<u16> = (0..50)
             .flat_map(|_| [free_tcp_port(), free_udp_port()])
             .collect();

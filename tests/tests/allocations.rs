@@ -221,7 +221,7 @@ fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
 
 // One test: another one running beside it would be counted.
 #[test]
-fn data_threads_allocate_nothing() {
+fn data_threads_when_running_allocate_nothing() {
     // The counter counts, and tells threads apart.
     ARMED.store(true, Ordering::SeqCst);
     let allocate = |name: &str| {

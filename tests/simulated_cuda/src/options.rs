@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_option_is_read() {
+    fn options_all_given_are_parsed() {
         let options = Options::parse(
             "version=12040, gpus=2,memory=64MiB,bar=/a:b/c,vmm=0,rdma=0,posix-fd=0,dma-buf=map,ordering=0,latency=50,gbps=20,\
              patience=3,no-init=100,fail=cuMemAlloc_v2@3:2,fail-async=COPY@1:700,hang=copy@9,hang=RESIDENT@2",
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn options_invalid_are_named_in_error() {
         for wrong in [
             "vmm",
             "vmm=2",

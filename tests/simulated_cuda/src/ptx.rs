@@ -252,7 +252,7 @@ mod tests {
         .entry second() { ret; }";
 
     #[test]
-    fn entries_and_variables_are_found() {
+    fn ptx_entries_and_variables_are_parsed() {
         let Image::Ptx { entries, variables } = Image::ptx(TEXT, 13_000).unwrap() else {
             panic!("this is PTX");
         };
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_reads_ptx_of_its_age() {
+    fn ptx_newer_than_driver_is_rejected() {
         let code = |text: &str, version| {
             Image::ptx(text, version)
                 .map(|_| ())
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_an_elf_image_come_from_its_tables() {
+    fn elf_image_size_is_computed_from_its_tables() {
         let mut image = [0; 64 + 2 * 64];
         image[..6].copy_from_slice(b"\x7fELF\x02\x01");
         image[40..48].copy_from_slice(&64_u64.to_le_bytes());

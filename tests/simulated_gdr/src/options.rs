@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_option_is_read() {
+    fn options_all_given_are_parsed() {
         let options = Options::parse("fail=gdr_open@1:2, misalign,lose=3,fail=gdr_map@2:12");
         assert_eq!(
             options.unwrap(),
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn options_invalid_are_named_in_error() {
         for wrong in [
             "misalign=1",
             "lose=0",

@@ -41,7 +41,7 @@ fn compiler() -> Result<String, String> {
 }
 
 #[test]
-fn code_that_does_not_compile_is_shown_with_its_lines() {
+fn check_kernel_compile_error_shows_source_lines() {
     let compiler = match compiler() {
         Ok(compiler) => compiler,
         Err(why) => skip!("{why}"),
@@ -58,7 +58,7 @@ fn code_that_does_not_compile_is_shown_with_its_lines() {
 }
 
 #[test]
-fn parameters_are_compared_with_the_struct() {
+fn check_kernel_params_unlike_struct_are_reported() {
     let compiler = match compiler() {
         Ok(compiler) => compiler,
         Err(why) => skip!("{why}"),
@@ -87,7 +87,7 @@ fn parameters_are_compared_with_the_struct() {
 }
 
 #[test]
-fn what_was_not_checked_is_listed() {
+fn check_lists_unchecked_items() {
     let daq = Daq::new(&with_kernel("")).env("DAQ_NVRTC", "/nowhere/libnvrtc.so.12");
     daq.write("my.cu", CODE);
     let output = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok().stdout;
@@ -122,7 +122,7 @@ fn what_was_not_checked_is_listed() {
 }
 
 #[test]
-fn relative_path_of_the_compiler_is_refused() {
+fn check_relative_compiler_path_is_rejected() {
     let daq = Daq::new(&with_kernel("")).env("DAQ_NVRTC", "lib/libnvrtc.so");
     daq.write("my.cu", CODE);
     let output = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok().stdout;
@@ -133,7 +133,7 @@ fn relative_path_of_the_compiler_is_refused() {
 }
 
 #[test]
-fn missing_files_are_pointed_at() {
+fn check_missing_file_is_located() {
     let output = errors(&Daq::new(&with_kernel("")), &["--no-hardware"]);
     assert!(
         output.contains("my.cu does not exist") && output.contains("--> daq.toml:12:8"),
@@ -171,7 +171,7 @@ fn missing_files_are_pointed_at() {
 }
 
 #[test]
-fn urls_are_no_paths() {
+fn check_url_as_path_is_rejected() {
     for driver in ["file", "zarr"] {
         let text = format!(
             "{SOURCE}[sink.disk]\ndriver = \"{driver}\"\ninput = \"raw\"\npath = \"s3://bucket/x\"\n"
@@ -187,7 +187,7 @@ fn urls_are_no_paths() {
 }
 
 #[test]
-fn one_syntax_error_is_one_error() {
+fn check_syntax_error_is_reported_once() {
     let output = errors(
         &Daq::new("[source.adc\ndriver = 1\n[ring.raw]\nslots = [\n"),
         &["--set", "ring.raw.slots=4"],
@@ -197,7 +197,7 @@ fn one_syntax_error_is_one_error() {
 }
 
 #[test]
-fn bad_value_beside_an_unreadable_one_is_reported_too() {
+fn check_two_bad_values_are_both_reported() {
     let output = errors(
         &Daq::new(
             "[source.adc]\ndriver = \"udp\"\nlisten = \"127.0.0.1:4950\"\nring = \"raw\"\n\
@@ -215,7 +215,7 @@ fn bad_value_beside_an_unreadable_one_is_reported_too() {
 }
 
 #[test]
-fn too_many_counters_are_found_before_a_run() {
+fn check_too_many_counters_is_reported() {
     let sinks = (0..1500).map(|i| format!("[sink.s{i}]\ndriver = \"null\"\ninput = \"raw\"\n"));
     let sinks = sinks.collect::<Vec<_>>().concat();
     let daq = Daq::new(&format!("{SOURCE}{sinks}"));
@@ -236,7 +236,7 @@ fn too_many_counters_are_found_before_a_run() {
 }
 
 #[test]
-fn nul_in_a_path_is_pointed_at() {
+fn check_nul_in_path_is_located() {
     let daq = Daq::new(&format!(
         "{SOURCE}[sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"o\\u0000t\"\n"
     ));
@@ -248,7 +248,7 @@ fn nul_in_a_path_is_pointed_at() {
 }
 
 #[test]
-fn thousands_of_unknown_keys_are_summed_up() {
+fn check_many_unknown_keys_are_summarised() {
     let keys = (0..10_000).map(|i| format!("pattern{i} = {i}\n"));
     let keys = keys.collect::<Vec<_>>().concat();
     let daq = Daq::new(&format!(
@@ -264,7 +264,7 @@ fn thousands_of_unknown_keys_are_summed_up() {
 }
 
 #[test]
-fn sample_types_are_not_mistaken_for_each_other() {
+fn check_sample_type_mismatch_is_reported() {
     for name in ["uint16", "float16", "int64"] {
         let output = errors(
             &Daq::new(
@@ -282,7 +282,7 @@ fn sample_types_are_not_mistaken_for_each_other() {
 }
 
 #[test]
-fn the_examples_compile() {
+fn check_example_kernels_compile() {
     let compiler = match compiler() {
         Ok(compiler) => compiler,
         Err(why) => skip!("{why}"),
@@ -299,7 +299,7 @@ fn the_examples_compile() {
 }
 
 #[test]
-fn what_run_refuses_is_refused_by_check() {
+fn check_rejects_what_run_rejects() {
     let sink = "[sink.disk]\ndriver = \"file\"\ninput = \"raw\"\n";
     let name = "n".repeat(256);
     let daq = Daq::new(&format!("{SOURCE}{sink}path = \"out/{name}\"\n"));
@@ -342,7 +342,7 @@ fn what_run_refuses_is_refused_by_check() {
 }
 
 #[test]
-fn kernels_that_need_full_slots_of_learned_heaps_are_warned_of() {
+fn check_full_slot_kernel_with_learned_heap_size_warns() {
     let text = |format: &str| {
         format!(
             "[source.adc]\ndriver = \"udp\"\nlisten = \"127.0.0.1:4950\"\nring = \"raw\"\n\

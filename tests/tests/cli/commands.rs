@@ -88,7 +88,7 @@ fn errors(done: Done) -> String {
 }
 
 #[test]
-fn list_shows_every_entry_with_its_summary() {
+fn list_prints_all_entries_with_summary() {
     let list = Daq::new("").cli(&["list"]).ok().stdout;
     let entries = REGISTRY
         .sources
@@ -115,7 +115,7 @@ fn list_shows_every_entry_with_its_summary() {
 }
 
 #[test]
-fn whatever_new_prints_is_valid() {
+fn new_every_template_is_valid() {
     let mut asked: Vec<String> = sources()
         .chain(kernels())
         .chain(sinks())
@@ -160,7 +160,7 @@ fn whatever_new_prints_is_valid() {
 }
 
 #[test]
-fn new_says_what_it_does_not_know() {
+fn new_unknown_name_is_reported() {
     let daq = Daq::new("");
     let done = daq.cli(&["new", "sim/power-spektrum"]);
     assert_eq!(done.code, 64);
@@ -179,7 +179,7 @@ fn new_says_what_it_does_not_know() {
 }
 
 #[test]
-fn a_kernel_of_ones_own_is_made_from_an_example() {
+fn new_pipeline_with_file_kernel_is_valid() {
     let daq = Daq::new("");
     for parts in ["sim/file/null", "udp/file/file", "file/zarr"] {
         let text = daq.cli(&["new", parts]).ok().stdout;
@@ -204,7 +204,7 @@ fn a_kernel_of_ones_own_is_made_from_an_example() {
 }
 
 #[test]
-fn the_configuration_of_the_design_is_valid() {
+fn config_of_design_document_is_valid() {
     let daq = Daq::new(DESIGN);
     let _ = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();
     let plan: Value = serde_json::from_str(
@@ -224,7 +224,7 @@ fn the_configuration_of_the_design_is_valid() {
 }
 
 #[test]
-fn all_errors_come_at_once_each_with_its_place_and_a_suggestion() {
+fn config_errors_are_reported_together_with_location_and_suggestion() {
     let text = SMALL
         .replace("slots = 16", "slotz = 16")
         .replace("pattern = \"counter\"", "patern = \"counter\"")
@@ -262,7 +262,7 @@ fn all_errors_come_at_once_each_with_its_place_and_a_suggestion() {
 }
 
 #[test]
-fn a_wrong_name_is_told_before_it_names_a_file() {
+fn config_invalid_section_name_is_rejected_before_use_as_path() {
     let daq = Daq::new(&format!("[daq]\nname = \"../up\"\n{SMALL}"));
     let told = errors(daq.cli(&["run", "daq.toml", "--report", "json"]));
     assert!(
@@ -273,7 +273,7 @@ fn a_wrong_name_is_told_before_it_names_a_file() {
 }
 
 #[test]
-fn a_wrong_driver_is_told_beside_everything_else() {
+fn config_unknown_driver_is_reported_with_other_errors() {
     let text = SMALL
         .replace(
             "\"sim\"",
@@ -305,7 +305,7 @@ fn a_wrong_driver_is_told_beside_everything_else() {
 }
 
 #[test]
-fn the_plan_shows_where_data_comes_from_and_goes_to() {
+fn plan_shows_data_path() {
     let plan = Daq::new(DESIGN)
         .cli(&["plan", "--no-hardware", "daq.toml"])
         .ok()
@@ -323,14 +323,14 @@ fn the_plan_shows_where_data_comes_from_and_goes_to() {
 }
 
 #[test]
-fn a_wrong_key_is_an_error_for_run_too() {
+fn run_unknown_key_is_rejected() {
     let done =
         Daq::new(&SMALL.replace("slots", "slotz")).cli(&["run", "daq.toml", "--report", "json"]);
     assert!(errors(done).contains("did you mean `slots`?"));
 }
 
 #[test]
-fn text_that_is_no_toml_is_shown_where_it_ends() {
+fn config_invalid_toml_is_located() {
     let told = errors(Daq::new("[source.adc\ndriver = 1").cli(&["check", "daq.toml"]));
     assert!(told.contains("daq.toml:1:"), "{told}");
     let told = errors(Daq::new("").cli(&["check", "absent.toml"]));
@@ -338,7 +338,7 @@ fn text_that_is_no_toml_is_shown_where_it_ends() {
 }
 
 #[test]
-fn one_port_has_one_owner() {
+fn config_port_used_twice_is_rejected() {
     let source = |name: &str, port: u16| {
         format!(
             "[source.{name}]\ndriver = \"udp\"\nlisten = \"127.0.0.1:{port}\"\nring = \"{name}\"\n\
@@ -362,7 +362,7 @@ fn one_port_has_one_owner() {
 }
 
 #[test]
-fn one_file_has_one_owner_however_its_path_is_written() {
+fn config_output_path_used_twice_is_rejected() {
     let file = |name: &str, stem: &str| {
         format!(
             "[sink.{name}]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nname = \"{stem}\"\n"
@@ -395,7 +395,7 @@ fn one_file_has_one_owner_however_its_path_is_written() {
 }
 
 #[test]
-fn a_sections_name_cannot_lead_out_of_its_directory() {
+fn config_section_name_with_path_is_rejected() {
     let sink = "[sink.\"../x\"]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\n";
     let daq = Daq::new(&(SMALL.to_owned() + sink));
     let told = errors(daq.cli(&["check", "daq.toml"]));
@@ -410,7 +410,7 @@ fn a_sections_name_cannot_lead_out_of_its_directory() {
 }
 
 #[test]
-fn values_come_from_set_then_environment_then_file() {
+fn config_values_follow_precedence_set_environment_file() {
     let capacity =
         |daq: &Daq, arguments: &[&str]| daq.run(arguments).ok().count("rings.raw.capacity");
     let daq = Daq::new(SMALL);
@@ -422,7 +422,7 @@ fn values_come_from_set_then_environment_then_file() {
 }
 
 #[test]
-fn overrides_that_are_wrong_are_named_as_their_own_origin() {
+fn config_invalid_override_names_its_origin() {
     let told = errors(Daq::new(SMALL).cli(&["check", "daq.toml", "--set", "ring.raw.slots=many"]));
     assert!(told.contains("--set ring.raw.slots=many:1:16"), "{told}");
     let told = errors(Daq::new(SMALL).cli(&["check", "daq.toml", "--set", "ring.raw.slotz=3"]));
@@ -436,7 +436,7 @@ fn overrides_that_are_wrong_are_named_as_their_own_origin() {
 }
 
 #[test]
-fn variables_expand_inside_of_strings() {
+fn config_variables_in_strings_are_expanded() {
     let text = SMALL.replace("packet = 64\n", "packet = \"${PACKET:-64} B\"\n");
     assert_eq!(
         Daq::new(&text).run(&[]).ok().count("sources.adc.bytes"),
@@ -458,7 +458,7 @@ fn variables_expand_inside_of_strings() {
 }
 
 #[test]
-fn a_directory_is_one_configuration() {
+fn config_directory_is_merged() {
     let (source, rest) = SMALL.split_once("[ring.raw]").unwrap();
     let daq = Daq::new("this is no TOML, and in no directory");
     daq.write("conf/10-source.toml", source);
@@ -484,7 +484,7 @@ fn a_directory_is_one_configuration() {
 }
 
 #[test]
-fn hardware_that_is_not_there_is_no_configuration_error() {
+fn check_missing_hardware_is_not_config_error() {
     let daq = Daq::new(&SMALL.replace("[ring.raw]", "[ring.raw]\nmemory = \"cuda:0\""));
     let _ = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();
     let done = daq.cli(&["run", "daq.toml", "--report", "json"]);
@@ -505,7 +505,7 @@ fn hardware_that_is_not_there_is_no_configuration_error() {
 }
 
 #[test]
-fn usage_errors_are_64_and_say_how() {
+fn usage_error_exits_64_with_hint() {
     let daq = Daq::new(SMALL);
     for arguments in [
         &["frobnicate"][..],
@@ -534,7 +534,7 @@ fn usage_errors_are_64_and_say_how() {
 }
 
 #[test]
-fn a_run_ends_after_its_time_or_its_frames() {
+fn run_ends_after_duration_or_frame_count() {
     let daq = Daq::new(&SMALL.replace("packets = 1000\n", ""));
     // The source is endless, so that only the time ends it.
     let _ = daq.run_a_while(&[]);
@@ -547,7 +547,7 @@ fn a_run_ends_after_its_time_or_its_frames() {
 }
 
 #[test]
-fn the_ledger_is_printed_as_text_where_no_json_is_asked_for() {
+fn run_without_json_prints_text_report() {
     let done = Daq::new(SMALL).cli(&["run", "daq.toml"]).ok();
     for line in [
         "source adc: no loss in 1000 packets; expected 1000, delivered 1000, pending 0 (64000 bytes)",
@@ -588,7 +588,7 @@ fn quickstart() -> String {
 }
 
 #[test]
-fn graphs_are_drawn() {
+fn graph_command_prints_graph() {
     let daq = Daq::new("");
     let mermaid = daq
         .cli(&["graph", &quickstart(), "--format", "mermaid"])
@@ -626,7 +626,7 @@ fn graphs_are_drawn() {
 }
 
 #[test]
-fn completions_are_scripts() {
+fn completions_are_valid_scripts() {
     let daq = Daq::new("");
     for shell in ["bash", "zsh", "fish"] {
         let script = daq.cli(&["completions", shell]).ok().stdout;
@@ -653,7 +653,7 @@ fn completions_are_scripts() {
 }
 
 #[test]
-fn the_doctor_examines() {
+fn doctor_reports_findings() {
     let daq = Daq::new("");
     let done = daq.cli(&["doctor"]);
     assert!([0, 69].contains(&done.code), "{}", done.stderr);
@@ -686,7 +686,7 @@ fn the_doctor_examines() {
 }
 
 #[test]
-fn references_are_printed() {
+fn reference_pages_are_printed() {
     let daq = Daq::new("");
     let schema: Value = serde_json::from_str(&daq.cli(&["reference"]).ok().stdout).unwrap();
     assert!(schema["properties"]["source"].is_object(), "{schema:#}");
@@ -709,7 +709,7 @@ fn status(pid: u32, key: &str) -> u64 {
 }
 
 #[test]
-fn memory_stays_within_the_plan() {
+fn run_memory_stays_within_plan() {
     // Large rings, so that a plan that forgot one would be found out.
     let text = r#"
         [source.adc]

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::net::TcpListener;
 
 #[test]
-fn every_example_is_valid() {
+fn examples_all_pass_check() {
     let daq = Daq::new("");
     write_kernels(&daq);
     for path in configs() {
@@ -39,7 +39,7 @@ fn lacks_gpu(path: &str, done: &Done) -> bool {
 }
 
 #[test]
-fn every_example_runs_that_needs_nobody_else() {
+fn examples_without_peer_run() {
     let mut ran = 0;
     for path in configs() {
         let daq = Daq::new(&std::fs::read_to_string(&path).unwrap());
@@ -65,7 +65,7 @@ fn every_example_runs_that_needs_nobody_else() {
 }
 
 #[test]
-fn the_two_examples_of_rdma_meet() {
+fn examples_rdma_pair_connects() {
     let read =
         |name: &str| std::fs::read_to_string(repository().join("configs").join(name)).unwrap();
     let place = TcpListener::bind("127.0.0.1:0").unwrap();

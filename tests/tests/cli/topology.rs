@@ -28,7 +28,7 @@ fn recorded() -> String {
 }
 
 #[test]
-fn a_recorded_machine_is_shown() {
+fn topo_recorded_machine_is_shown() {
     let daq = Daq::new("");
     let text = daq.cli(&["topo", "--from", &recorded()]).ok().stdout;
     for part in [
@@ -51,7 +51,7 @@ fn a_recorded_machine_is_shown() {
 }
 
 #[test]
-fn sources_and_plans_are_shown_on_a_recorded_machine() {
+fn plan_on_recorded_machine_shows_sources() {
     let daq = Daq::new(PIPELINE);
     let text = daq.cli(&["topo", "--from", &recorded(), "daq.toml"]);
     let text = text.ok().stdout;
@@ -65,7 +65,7 @@ fn sources_and_plans_are_shown_on_a_recorded_machine() {
 }
 
 #[test]
-fn this_machine_is_kept_and_shown_again() {
+fn topo_record_then_replay_shows_same_machine() {
     let daq = Daq::new("");
     let shown = daq.cli(&["topo", "--all"]).ok().stdout;
     let kept = daq.path("machine");

@@ -79,7 +79,7 @@ fn run(daq: &Daq) -> Outcome {
 }
 
 #[test]
-fn the_counter_is_byte_identical_over_all_segments() {
+fn file_counter_across_segments_is_byte_identical() {
     let daq = Daq::new(&counting("packets = 10000", ""));
     let outcome = run(&daq);
     assert!(
@@ -91,7 +91,7 @@ fn the_counter_is_byte_identical_over_all_segments() {
 }
 
 #[test]
-fn segments_are_valid_for_sigmf() {
+fn sigmf_segments_pass_validation() {
     let python = match Python::with(&["sigmf", "numpy"]) {
         Ok(python) => python,
         Err(why) => skip!("{why}"),
@@ -123,7 +123,7 @@ fn segments_are_valid_for_sigmf() {
 }
 
 #[test]
-fn gaps_are_annotated_where_they_are() {
+fn sigmf_gaps_are_annotated_at_their_position() {
     let python = match Python::with(&["sigmf", "numpy"]) {
         Ok(python) => python,
         Err(why) => skip!("{why}"),
@@ -164,7 +164,7 @@ fn metas(daq: &Daq, directory: &str) -> Vec<Value> {
 }
 
 #[test]
-fn the_end_inside_a_frame_is_filled_and_no_loss() {
+fn file_partial_last_frame_is_filled_without_loss() {
     // The last of 126 frames has 3 of its 8 packets, the last file the last 14 frames.
     let daq = Daq::new(&counting("packets = 1003", "lose = [1000]"));
     let outcome = run(&daq);
@@ -200,7 +200,7 @@ fn the_end_inside_a_frame_is_filled_and_no_loss() {
 }
 
 #[test]
-fn spectra_tell_their_axis_and_how_many_there_are_a_second() {
+fn sigmf_spectra_record_axis_and_rate() {
     // 64 points a frame at 1 MHz, two transforms a frame, four an output.
     let text = counting("packets = 1000", "")
         + "[kernel.spectrum]\nuse = \"power-spectrum\"\ninput = \"raw\"\noutput = \"spectra\"\nsize = 32\nintegrate = 4\n\
@@ -223,7 +223,7 @@ fn spectra_tell_their_axis_and_how_many_there_are_a_second() {
 }
 
 #[test]
-fn frames_that_a_reader_missed_are_annotated_too() {
+fn sigmf_overrun_frames_are_annotated() {
     let python = match Python::with(&["sigmf", "numpy"]) {
         Ok(python) => python,
         Err(why) => skip!("{why}"),
@@ -273,7 +273,7 @@ fn frames_that_a_reader_missed_are_annotated_too() {
 }
 
 #[test]
-fn a_second_run_goes_on_numbering() {
+fn file_second_run_continues_numbering() {
     let daq = Daq::new(&counting("packets = 1000", ""));
     run(&daq);
     let outcome = daq.run(&[]).ok();
@@ -285,7 +285,7 @@ fn a_second_run_goes_on_numbering() {
 }
 
 #[test]
-fn segments_rotate_by_time() {
+fn file_rotate_by_time_starts_new_segment() {
     let text = counting("pace = \"512 kbit/s\"", "").replace("pace = \"free\"\n", "");
     let text = text.replace("segment = 8448", "rotate = \"200 ms\"")
         + "[http]\nlisten = \"127.0.0.1:0\"\n";
@@ -337,7 +337,7 @@ print(rows, store.attrs["state"])
 "#;
 
 #[test]
-fn a_store_is_read_back_by_zarr() {
+fn zarr_store_is_read_by_zarr_python() {
     let python = match Python::with(&["zarr", "numpy"]) {
         Ok(python) => python,
         Err(why) => skip!("{why}"),
@@ -382,7 +382,7 @@ fn pcap(payloads: &[Vec<u8>]) -> Vec<u8> {
 
 /// A sensor's count has a date once the configuration says when it was 0.
 #[test]
-fn sensor_time_with_an_origin_has_a_datetime_in_sigmf() {
+fn sigmf_sensor_time_with_origin_has_datetime() {
     let python = match Python::with(&["sigmf", "numpy"]) {
         Ok(python) => python,
         Err(why) => skip!("{why}"),

@@ -27,7 +27,7 @@ fn bytes(daq: &Daq, directory: &str) -> Vec<u8> {
 }
 
 #[test]
-fn readers_that_drop_incomplete_frames_get_the_complete_ones() {
+fn incomplete_drop_delivers_only_complete_frames() {
     const FRAMES: u64 = 1000;
     let daq = Daq::new(&config(&format!("frames = {FRAMES}")));
     let outcome = daq.run(&[]).ok();
@@ -66,7 +66,7 @@ fn readers_that_drop_incomplete_frames_get_the_complete_ones() {
 }
 
 #[test]
-fn the_equation_of_readers_that_drop_holds_while_frames_flow() {
+fn incomplete_drop_ledger_balances_while_running() {
     let daq = Daq::new(&config("pace = \"100 Mbit/s\""));
     let mut live = daq.spawn(&[]);
     live.wait_count("readers.whole.dropped_incomplete", 5);

@@ -167,7 +167,7 @@ fn assert_same(what: &str, replayed: &Recording, live: &Recording) {
 }
 
 #[test]
-fn a_capture_of_tcpdump_is_replayed() {
+fn replay_of_tcpdump_capture_delivers_packets() {
     let port = loopback::free_port();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("capture.pcap");
@@ -302,17 +302,17 @@ fn is_replayed_as_sent(kind: &str, format: &str, slot: usize, sends: usize, fram
 }
 
 #[test]
-fn captures_of_raw_with_segmentation_offload_are_replayed_byte_identical() {
+fn replay_of_raw_gso_capture_is_byte_identical() {
     is_replayed_as_sent("raw", FORMAT, PAYLOAD * PLACES, 60, 103);
 }
 
 #[test]
-fn captures_of_spead_with_segmentation_offload_are_replayed_byte_identical() {
+fn replay_of_spead_gso_capture_is_byte_identical() {
     is_replayed_as_sent("spead", "kind = \"spead\"", 60_000, 40, 40);
 }
 
 #[test]
-fn a_recording_with_gaps_is_replayed() {
+fn replay_of_recording_with_gaps_keeps_gaps() {
     if !has_replay() {
         skip!("this binary has no source `replay`");
     }
@@ -334,7 +334,7 @@ fn a_recording_with_gaps_is_replayed() {
 
 /// A recording that is played again and again, until a signal or the time that was given.
 #[test]
-fn a_loop_ends_when_it_is_told_to() {
+fn replay_loop_ends_on_request() {
     if !has_replay() {
         skip!("this binary has no source `replay`");
     }
@@ -371,7 +371,7 @@ fn a_loop_ends_when_it_is_told_to() {
 
 /// A file that is no capture.
 #[test]
-fn what_is_no_capture_is_told() {
+fn replay_of_invalid_capture_is_reported() {
     if !has_replay() {
         skip!("this binary has no source `replay`");
     }

@@ -34,7 +34,7 @@ fn moves(tables: &[Value], way: &str) {
 }
 
 #[test]
-fn cards_here_and_in_another_process_fill_host_rings() {
+fn bench_fpga_host_rings_are_measured() {
     let tables = tables(&Daq::new("").env("CUDA_VISIBLE_DEVICES", ""));
     for way in ["one thread", "xdma in this", "xdma in another"] {
         moves(&tables, way);
@@ -45,7 +45,7 @@ fn cards_here_and_in_another_process_fill_host_rings() {
 }
 
 #[test]
-fn cards_fill_rings_on_a_gpu_and_a_kernel_sees_their_frames() {
+fn bench_fpga_gpu_rings_and_kernel_are_measured() {
     let simulated = Simulated::new("").with_gdr("").with_compiler();
     let daq = simulated.on(Daq::new(""));
     // A card of LitePCIe cannot be held back: where other programs keep the CPU from this one, it may overwrite every frame.

@@ -93,7 +93,7 @@ fn run(daq: &Daq, frames: u64) -> Outcome {
 }
 
 #[test]
-fn xdma_in_the_same_process() {
+fn xdma_in_process_delivers_every_byte() {
     const FRAMES: u64 = 200;
     for completion in ["poll", "interrupt"] {
         let source = format!("{XDMA}\ncompletion = \"{completion}\"\nchannel = 2");
@@ -110,7 +110,7 @@ fn xdma_in_the_same_process() {
 
 /// Packets of a slot and a half: every other frame is short, and says so.
 #[test]
-fn a_frame_ends_with_its_packet() {
+fn xdma_end_of_packet_ends_frame() {
     const PACKETS: usize = 50;
     let card = format!("packet = {}\npackets = {PACKETS}\n", SLOT * 3 / 2);
     let text = config(XDMA, &card, &host(16));
@@ -124,7 +124,7 @@ fn a_frame_ends_with_its_packet() {
 }
 
 #[test]
-fn xdma_in_another_process() {
+fn xdma_over_socket_delivers_every_byte() {
     const FRAMES: u64 = 200;
     for completion in ["poll", "interrupt"] {
         let source = format!(
@@ -147,7 +147,7 @@ fn xdma_in_another_process() {
 /// All that LitePCIe's card sends fits into the ring, so that nothing can be overrun however slow the reader is. The last
 /// frame waits for the one after it, which never comes: the stop tells of it.
 #[test]
-fn litepcie_in_the_same_process() {
+fn litepcie_in_process_delivers_every_byte() {
     const FRAMES: u64 = 60;
     for completion in ["poll", "interrupt"] {
         let source = format!("{LITEPCIE}\ncompletion = \"{completion}\"");

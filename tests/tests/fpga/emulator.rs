@@ -150,7 +150,7 @@ impl Place {
 
 /// Not a test of its own: what the process does that is killed.
 #[test]
-fn user_to_be_killed() {
+fn client_process_to_be_killed() {
     let Some(socket) = std::env::var_os(USER) else {
         return;
     };
@@ -166,7 +166,7 @@ fn user_to_be_killed() {
 }
 
 #[test]
-fn a_user_that_is_killed_leaves_the_card_as_new() {
+fn emulator_client_killed_resets_device() {
     let place = Place::new();
     let server = place.serve(&[]);
     let maps = format!("/proc/{}/maps", server.child.id());
@@ -176,7 +176,7 @@ fn a_user_that_is_killed_leaves_the_card_as_new() {
             .contains("memfd:daq")
     };
     for _ in 0..3 {
-        let mut command = test_process(module_path!(), "user_to_be_killed");
+        let mut command = test_process(module_path!(), "client_process_to_be_killed");
         command.arg("--nocapture").env(USER, place.socket());
         let mut user = Running::new(&mut command);
         user.wait_line("the card is used");
@@ -197,7 +197,7 @@ fn a_user_that_is_killed_leaves_the_card_as_new() {
 }
 
 #[test]
-fn a_server_that_is_killed_is_a_device_that_is_gone() {
+fn emulator_killed_is_reported_as_removed_device() {
     let place = Place::new();
     let server = place.serve(&["--packet", "1 KiB", "--rate", "8 Gbit/s"]);
     let mut bench = Bench::new(place.open(), SLOTS, SLOT);
@@ -228,7 +228,7 @@ fn a_server_that_is_killed_is_a_device_that_is_gone() {
 }
 
 #[test]
-fn one_user_is_enough_where_that_is_asked_for() {
+fn emulator_once_exits_after_first_client() {
     let place = Place::new();
     let server = place.serve(&["--once"]);
     drop(UnixStream::connect(place.socket()).unwrap());
@@ -238,7 +238,7 @@ fn one_user_is_enough_where_that_is_asked_for() {
 }
 
 #[test]
-fn hostile_users_do_not_keep_the_card_from_others() {
+fn emulator_malformed_clients_do_not_block_others() {
     let place = Place::new();
     let server = place.serve(&[]);
     let header = |command: u16, bytes: u32| {
@@ -290,7 +290,7 @@ fn hostile_users_do_not_keep_the_card_from_others() {
 }
 
 #[test]
-fn what_is_wrong_is_said_before_anything_is_served() {
+fn emulator_invalid_arguments_are_reported_before_serving() {
     let place = Place::new();
     for (arguments, code, told) in [
         (&["--fault", "stuk@3"][..], 64, "did you mean `stuck`"),

@@ -30,7 +30,7 @@ fn engine<'a>(outcome: &'a Outcome, key: &str) -> &'a serde_json::Value {
 
 /// Every error bit stops the engine once; it is armed again each time, and not a byte is missing.
 #[test]
-fn every_error_of_xdma_is_named_and_gone_on_after() {
+fn xdma_errors_are_named_and_reception_continues() {
     const FRAMES: u64 = 100;
     for notice in NOTICES {
         let faults: Vec<String> = XDMA_FAULTS
@@ -70,7 +70,7 @@ fn every_error_of_xdma_is_named_and_gone_on_after() {
 
 /// One that comes before the path is proved.
 #[test]
-fn an_error_of_the_first_transfer_of_all() {
+fn xdma_error_in_first_transfer_is_counted() {
     const FRAMES: u64 = 20;
     let card = format!("{}faults = [\"read-decode@0\"]", packets(FRAMES));
     let daq = daq(&config(XDMA, &card, &host(8)));
@@ -85,7 +85,7 @@ fn an_error_of_the_first_transfer_of_all() {
 
 /// An engine that never gets a frame done is not armed for ever.
 #[test]
-fn an_engine_that_only_fails_is_given_up() {
+fn xdma_engine_that_always_fails_ends_run() {
     // A fault is met once, so each is one try.
     let faults: Vec<String> = XDMA_FAULTS
         .iter()
@@ -107,7 +107,7 @@ fn an_engine_that_only_fails_is_given_up() {
 
 /// A result that comes after its count is waited for.
 #[test]
-fn a_late_result_is_waited_for() {
+fn xdma_late_writeback_loses_nothing() {
     const FRAMES: u64 = 40;
     let card = format!("{}faults = [\"late@3\", \"late@20\"]", packets(FRAMES));
     let daq = daq(&config(XDMA, &card, &host(8)));
@@ -136,7 +136,7 @@ fn is_whole_until(daq: &daq_tests::Daq, outcome: &Outcome, frames: u64) {
 
 /// A card that is pulled out ends the run, with all that had come in the file, even where nothing but memory is looked at.
 #[test]
-fn a_card_that_is_pulled_out_is_noticed() {
+fn device_removed_in_process_ends_run() {
     for source in [XDMA, LITEPCIE] {
         for notice in NOTICES {
             let source = format!("{source}\ncompletion = \"{notice}\"");
@@ -156,7 +156,7 @@ fn a_card_that_is_pulled_out_is_noticed() {
 
 /// The same with a card in another process, whose registers are reached through a socket.
 #[test]
-fn a_card_of_another_process_that_is_pulled_out_is_noticed() {
+fn device_removed_over_socket_ends_run() {
     for notice in NOTICES {
         let source = format!(
             "device = \"vfio-user:card.sock\"\nengine = \"xdma\"\ncompletion = \"{notice}\""
@@ -172,7 +172,7 @@ fn a_card_of_another_process_that_is_pulled_out_is_noticed() {
 
 /// As is one whose process was killed.
 #[test]
-fn a_card_whose_process_was_killed_is_noticed() {
+fn device_emulator_killed_ends_run() {
     let source = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"";
     let daq = daq(&config(source, "", &host(64)));
     let packet = format!("{SLOT} B");
@@ -193,7 +193,7 @@ fn stop_stuck(mut live: Live, frames: u64) -> Outcome {
 
 /// One that will not stop is cut off, which is counted; what had come is in the file.
 #[test]
-fn an_engine_that_is_stuck_is_cut_off() {
+fn xdma_quiesce_timeout_disables_bus_mastering() {
     for notice in NOTICES {
         let source = format!("{XDMA}\ncompletion = \"{notice}\"");
         let card = format!("{}faults = [\"stuck@30\"]", packets(100));
@@ -207,7 +207,7 @@ fn an_engine_that_is_stuck_is_cut_off() {
 
 /// LitePCIe's writer is idle between two writes on the bus, so one that is stuck there stops like any other.
 #[test]
-fn a_writer_of_litepcie_that_is_stuck_loses_nothing() {
+fn litepcie_quiesce_timeout_loses_nothing() {
     let card = format!("{}faults = [\"stuck@30\"]", packets(100));
     let daq = daq(&config(LITEPCIE, &card, &host(64)));
     // The last one before waits for the next, or for the stop.
@@ -217,7 +217,7 @@ fn a_writer_of_litepcie_that_is_stuck_loses_nothing() {
 
 /// An interrupt that never comes delays a frame and no more.
 #[test]
-fn an_interrupt_that_is_lost_costs_nothing() {
+fn xdma_lost_interrupt_loses_nothing() {
     let source = format!("{LITEPCIE}\ncompletion = \"interrupt\"");
     let card = format!(
         "{}faults = [\"lost-interrupt@3\", \"lost-interrupt@59\"]",
@@ -232,7 +232,7 @@ fn an_interrupt_that_is_lost_costs_nothing() {
 
 /// What is told as written and is not there: in host memory there is no other path.
 #[test]
-fn a_transfer_that_never_arrives_ends_the_run() {
+fn xdma_transfer_that_never_completes_ends_run() {
     for source in [XDMA, LITEPCIE] {
         let card = format!("{}faults = [\"lie@0\"]", packets(60));
         let daq = daq(&config(source, &card, &host(64)));

@@ -86,7 +86,7 @@ fn assert_all_given_back(machine: &Simulated) {
 const FRAMES: u64 = 100;
 
 #[test]
-fn xdma_writes_the_gpus_ring_by_itself() {
+fn xdma_direct_writes_into_gpu_ring() {
     for notice in ["poll", "interrupt"] {
         let machine = machine();
         let source = format!("{XDMA}\ncompletion = \"{notice}\"");
@@ -108,7 +108,7 @@ fn xdma_writes_the_gpus_ring_by_itself() {
 }
 
 #[test]
-fn the_same_card_by_way_of_host_memory() {
+fn xdma_staged_through_host_fills_gpu_ring() {
     let machine = machine();
     let source = format!("{XDMA}\npath = \"staged\"");
     let daq = daq(&machine, &config(&source, &packets(FRAMES), &rest("", 16)));
@@ -126,7 +126,7 @@ fn the_same_card_by_way_of_host_memory() {
 
 /// What is told as written and is not there: by way of host memory all that comes after it does arrive.
 #[test]
-fn a_path_that_does_not_work_is_given_up_for_another() {
+fn direct_path_that_fails_verification_falls_back() {
     for source in [XDMA, LITEPCIE] {
         let machine = machine();
         let card = format!("{}faults = [\"lie@0\"]", packets(FRAMES));
@@ -166,7 +166,7 @@ fn a_path_that_does_not_work_is_given_up_for_another() {
 }
 
 #[test]
-fn a_gpu_that_cannot_be_mapped_is_reached_by_copies() {
+fn gpu_without_bar_mapping_is_filled_by_copies() {
     let machine = Simulated::new("").with_compiler();
     let daq = daq(&machine, &config(XDMA, &packets(FRAMES), &rest("", 16)));
     let path = path(&daq);
@@ -180,7 +180,7 @@ fn a_gpu_that_cannot_be_mapped_is_reached_by_copies() {
 }
 
 #[test]
-fn a_direct_path_that_is_declared_and_impossible_is_refused() {
+fn direct_path_required_but_impossible_is_rejected() {
     let source = format!("{XDMA}\npath = \"direct\"");
     let numbered = format!("{}pattern = \"sequence\"\n", packets(FRAMES));
     for (machine, source, card, why) in [
@@ -210,7 +210,7 @@ fn a_direct_path_that_is_declared_and_impossible_is_refused() {
 
 /// LitePCIe goes round in slots of its own on the GPU, and frames are copied within it.
 #[test]
-fn litepcie_is_carried_within_the_gpu() {
+fn litepcie_frames_are_copied_within_gpu() {
     let machine = machine();
     let daq = daq(
         &machine,
@@ -227,7 +227,7 @@ fn litepcie_is_carried_within_the_gpu() {
 
 /// And is overrun there as in host memory.
 #[test]
-fn litepcie_is_overrun_within_the_gpu() {
+fn litepcie_overrun_within_gpu_is_counted() {
     let machine = machine();
     let card = format!(
         "{}rate = \"20 MB/s\"\nfaults = [\"overrun@50\"]",
@@ -247,7 +247,7 @@ const RUNG: &str = "dispatch = \"persistent\"\ndoorbell = \"device\"";
 
 /// The card itself tells a kernel that stays on the GPU of each frame.
 #[test]
-fn a_card_rings_the_kernel_that_stays() {
+fn device_doorbell_triggers_persistent_kernel() {
     let machine = machine();
     let daq = daq(&machine, &config(XDMA, &packets(FRAMES), &rest(RUNG, 16)));
     let (outcome, _) = run(&daq, FRAMES);
@@ -261,7 +261,7 @@ fn a_card_rings_the_kernel_that_stays() {
 
 /// A card whose count begins anew cannot ring any more: the run ends, and says what to write.
 #[test]
-fn a_fault_of_a_card_that_rings_ends_the_run() {
+fn device_fault_with_device_doorbell_ends_run() {
     let machine = machine();
     let card = format!("{}faults = [\"descriptor-magic@30\"]", packets(FRAMES));
     let daq = daq(&machine, &config(XDMA, &card, &rest(RUNG, 16)));
@@ -279,7 +279,7 @@ fn a_fault_of_a_card_that_rings_ends_the_run() {
 
 /// The same kernel rung by the CPU goes on after it.
 #[test]
-fn a_fault_of_a_card_whose_kernel_is_rung_by_the_cpu_does_not() {
+fn device_fault_with_cpu_doorbell_continues_run() {
     let machine = machine();
     let card = format!("{}faults = [\"descriptor-magic@30\"]", packets(FRAMES));
     let stays = "dispatch = \"persistent\"";

@@ -12,7 +12,7 @@ fn card(packets: u64) -> String {
 
 /// The design loses packets before the engine sees them: only their numbers tell.
 #[test]
-fn packets_that_the_design_lost_are_counted() {
+fn gateware_loss_is_counted() {
     const FRAMES: u64 = 100;
     for notice in ["poll", "interrupt"] {
         let source = format!("{XDMA}\n{SEQUENCE}\ncompletion = \"{notice}\"");
@@ -37,7 +37,7 @@ fn packets_that_the_design_lost_are_counted() {
 
 /// A card with its own rate and little memory, held back by a slow reader: what its memory could not hold.
 #[test]
-fn what_a_held_card_cannot_keep_is_a_gap() {
+fn backpressure_overflow_in_device_is_counted_as_gap() {
     let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n";
     let source = format!("{XDMA}\n{SEQUENCE}");
     let card =
@@ -60,7 +60,7 @@ fn what_a_held_card_cannot_keep_is_a_gap() {
 
 /// Numbers say how much is missing, and the engine why: what it overwrote is no gap of the wire.
 #[test]
-fn what_the_engine_overwrote_is_no_gap_of_the_wire() {
+fn engine_overrun_is_not_counted_as_wire_gap() {
     let source = format!("{LITEPCIE}\n{SEQUENCE}");
     let card = format!("{}rate = \"20 MB/s\"\nfaults = [\"overrun@50\"]", card(400));
     let daq = daq(&config(&source, &card, &host(16)));
@@ -85,7 +85,7 @@ fn what_the_engine_overwrote_is_no_gap_of_the_wire() {
 
 /// The same for what found no slot in the ring.
 #[test]
-fn what_found_no_slot_is_no_gap_of_the_wire() {
+fn ring_full_is_not_counted_as_wire_gap() {
     let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n";
     let source = format!("{LITEPCIE}\n{SEQUENCE}");
     let card = format!("packet = {SLOT}\npattern = \"sequence\"\nrate = \"20 MB/s\"\n");
@@ -110,7 +110,7 @@ fn what_found_no_slot_is_no_gap_of_the_wire() {
 
 /// What is written is there when it is read back, in order; before the stop as well as after the start.
 #[test]
-fn registers_are_written_at_the_start_and_before_the_stop() {
+fn registers_are_written_at_start_and_before_stop() {
     let registers = "registers = [\n\
         { bar = 0, offset = 0x8, value = 0x1234 },\n\
         { bar = 0, offset = 0x8, value = 0x1234, wait = \"1 min\" },\n\

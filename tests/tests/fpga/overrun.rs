@@ -19,7 +19,7 @@ fn is_honest(daq: &Daq, outcome: &Outcome) -> Vec<u64> {
 }
 
 #[test]
-fn a_burst_faster_than_anybody_reads() {
+fn litepcie_burst_beyond_reader_rate_is_counted() {
     for notice in ["poll", "interrupt"] {
         let source = format!("{LITEPCIE}\ncompletion = \"{notice}\"");
         let card = format!(
@@ -58,7 +58,7 @@ fn stand_still(source: &str, card: &[&str]) {
 }
 
 #[test]
-fn a_daemon_that_stands_still_is_told_what_it_missed() {
+fn litepcie_overrun_while_daemon_stopped_is_counted() {
     stand_still(
         "device = \"vfio-user:card.sock\"\nengine = \"litepcie\"\ncsr = \"csr.csv\"",
         &["litepcie", "--rate", "20 MB/s"],
@@ -67,7 +67,7 @@ fn a_daemon_that_stands_still_is_told_what_it_missed() {
 
 /// An XDMA without credits goes round as well.
 #[test]
-fn xdma_without_credits_is_overrun() {
+fn xdma_without_credits_counts_overrun() {
     stand_still(
         "device = \"vfio-user:card.sock\"\nengine = \"xdma\"\ncredits = false",
         &["xdma", "--packet", "4 KiB", "--rate", "20 MB/s"],
@@ -76,7 +76,7 @@ fn xdma_without_credits_is_overrun() {
 
 /// Frames that come while a reader holds every slot of the ring.
 #[test]
-fn a_ring_that_is_held_refuses_and_counts() {
+fn ring_full_drops_are_counted() {
     let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n";
     let card = "rate = \"20 MB/s\"\n";
     let daq = daq(&config(LITEPCIE, card, &(host(16) + slow)));
@@ -93,7 +93,7 @@ fn a_ring_that_is_held_refuses_and_counts() {
 
 /// One with credits waits for the same reader, and nothing is lost.
 #[test]
-fn a_card_that_is_held_waits_for_the_reader() {
+fn backpressure_waits_for_slow_reader() {
     const FRAMES: u64 = 100;
     let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"1 ms\"\nburst = 1\n";
     let daq = daq(&config(XDMA, &packets(FRAMES), &(host(4) + slow)));

@@ -118,8 +118,8 @@ fn rounds(text: &str, directory: &Path) {
 }
 
 #[test]
-fn a_card_of_the_same_process_leaves_nothing() {
-    if alone("a_card_of_the_same_process_leaves_nothing") {
+fn xdma_in_process_restarts_leak_nothing() {
+    if alone("xdma_in_process_restarts_leak_nothing") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -207,8 +207,8 @@ impl Card for Watched {
 }
 
 #[test]
-fn a_card_behind_a_socket_leaves_nothing_and_writes_nothing_stray() {
-    if alone("a_card_behind_a_socket_leaves_nothing_and_writes_nothing_stray") {
+fn xdma_over_socket_restarts_leak_nothing_and_write_nothing_outside() {
+    if alone("xdma_over_socket_restarts_leak_nothing_and_write_nothing_outside") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -239,7 +239,7 @@ fn a_card_behind_a_socket_leaves_nothing_and_writes_nothing_stray() {
 
 /// One card, one daemon after the other; some of them are killed.
 #[test]
-fn daemons_one_after_the_other_leave_the_card_nothing() {
+fn daemon_restarts_leave_device_unmapped() {
     const FRAMES: u64 = 50;
     let source = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"";
     let daq = daq(&config(source, "", &host(16)));
@@ -281,8 +281,8 @@ fn daemons_one_after_the_other_leave_the_card_nothing() {
 
 /// LitePCIe's card likewise; its table is the card's, so that every round fills it anew.
 #[test]
-fn litepcie_leaves_nothing() {
-    if alone("litepcie_leaves_nothing") {
+fn litepcie_restarts_leak_nothing() {
+    if alone("litepcie_restarts_leak_nothing") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

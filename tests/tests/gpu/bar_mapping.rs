@@ -184,8 +184,8 @@ fn assert_a_fork_is_told(mapped: Arc<Mapped>) {
 }
 
 #[test]
-fn without_libraries_words_go_to_host_memory_and_frames_nowhere() {
-    let name = "without_libraries_words_go_to_host_memory_and_frames_nowhere";
+fn mapping_without_libraries_uses_host_memory_for_words_only() {
+    let name = "mapping_without_libraries_uses_host_memory_for_words_only";
     let done = alone(
         name,
         || Simulated::new(""),
@@ -233,8 +233,8 @@ fn without_libraries_words_go_to_host_memory_and_frames_nowhere() {
 }
 
 #[test]
-fn what_is_not_allowed_is_not_tried() {
-    let name = "what_is_not_allowed_is_not_tried";
+fn mapping_backend_not_allowed_is_not_tried() {
+    let name = "mapping_backend_not_allowed_is_not_tried";
     let machine = || Simulated::new("dma-buf=map").with_gdr("");
     let done = alone(name, machine, |device| {
         let mapped = Mapped::new(device, 8, Writer::Bell, &[Backend::Host]).unwrap();
@@ -267,8 +267,8 @@ fn what_is_not_allowed_is_not_tried() {
 }
 
 #[test]
-fn gdrcopy_maps_both_kinds_of_memory() {
-    let name = "gdrcopy_maps_both_kinds_of_memory";
+fn gdrcopy_maps_plain_and_virtual_memory() {
+    let name = "gdrcopy_maps_plain_and_virtual_memory";
     let done = alone(
         name,
         || Simulated::new("").with_gdr(""),
@@ -313,8 +313,8 @@ fn gdrcopy_maps_both_kinds_of_memory() {
 }
 
 #[test]
-fn without_virtual_memory_gdrcopy_maps_plain_memory() {
-    let name = "without_virtual_memory_gdrcopy_maps_plain_memory";
+fn gdrcopy_without_virtual_memory_maps_plain_memory() {
+    let name = "gdrcopy_without_virtual_memory_maps_plain_memory";
     let done = alone(
         name,
         || Simulated::new("vmm=0").with_gdr(""),
@@ -328,8 +328,8 @@ fn without_virtual_memory_gdrcopy_maps_plain_memory() {
 }
 
 #[test]
-fn memory_that_gdrcopy_cannot_pin_is_replaced_by_plain_memory() {
-    let name = "memory_that_gdrcopy_cannot_pin_is_replaced_by_plain_memory";
+fn gdrcopy_pin_failure_falls_back_to_plain_memory() {
+    let name = "gdrcopy_pin_failure_falls_back_to_plain_memory";
     let machine = || Simulated::new("").with_gdr("fail=gdr_pin_buffer@1:22");
     let done = alone(name, machine, |device| {
         assert_both_sides_see_the_same(&Mapped::with(device, PAGE, Backend::Gdrapi).unwrap());
@@ -341,8 +341,8 @@ fn memory_that_gdrcopy_cannot_pin_is_replaced_by_plain_memory() {
 }
 
 #[test]
-fn a_dma_buf_is_mapped_where_the_driver_lets_it() {
-    let name = "a_dma_buf_is_mapped_where_the_driver_lets_it";
+fn dma_buf_with_driver_support_is_mapped() {
+    let name = "dma_buf_with_driver_support_is_mapped";
     let done = alone(
         name,
         || Simulated::new("dma-buf=map"),
@@ -365,8 +365,8 @@ fn a_dma_buf_is_mapped_where_the_driver_lets_it() {
 
 /// Whatever step fails, the next backend has its turn, and nothing is left of the one before.
 #[test]
-fn each_step_that_fails_is_told_and_leaves_nothing() {
-    let name = "each_step_that_fails_is_told_and_leaves_nothing";
+fn mapping_step_failure_is_reported_and_leaks_nothing() {
+    let name = "mapping_step_failure_is_reported_and_leaks_nothing";
     let cases: [(&str, &str, &str, &[&str]); 9] = [
         (
             "",
@@ -448,8 +448,8 @@ fn each_step_that_fails_is_told_and_leaves_nothing() {
 }
 
 #[test]
-fn more_than_there_is_is_refused() {
-    let name = "more_than_there_is_is_refused";
+fn mapping_larger_than_memory_is_rejected() {
+    let name = "mapping_larger_than_memory_is_rejected";
     let machine = || Simulated::new("memory=64MiB,dma-buf=map").with_gdr("");
     let done = alone(name, machine, |device| {
         for backend in Backend::ALL {
@@ -473,8 +473,8 @@ fn more_than_there_is_is_refused() {
 }
 
 #[test]
-fn a_fork_is_an_error_and_no_crash() {
-    let name = "a_fork_is_an_error_and_no_crash";
+fn mapping_used_after_fork_returns_error() {
+    let name = "mapping_used_after_fork_returns_error";
     let done = alone(
         name,
         || Simulated::new("dma-buf=map").with_gdr(""),
@@ -492,8 +492,8 @@ fn a_fork_is_an_error_and_no_crash() {
 /// The memory goes below a live mapping, as when a GPU falls off the bus: the store that meets it does no harm, and it
 /// and all later ones are told.
 #[test]
-fn a_loss_is_an_error_and_no_crash() {
-    let name = "a_loss_is_an_error_and_no_crash";
+fn mapping_lost_gpu_returns_error() {
+    let name = "mapping_lost_gpu_returns_error";
     let done = alone(
         name,
         || Simulated::new("").with_gdr("lose=3"),
@@ -532,8 +532,8 @@ fn a_loss_is_an_error_and_no_crash() {
 }
 
 #[test]
-fn a_device_that_was_given_up_is_lost_and_left_alone() {
-    let name = "a_device_that_was_given_up_is_lost_and_left_alone";
+fn mapping_of_leaked_device_is_lost_and_not_freed() {
+    let name = "mapping_of_leaked_device_is_lost_and_not_freed";
     let done = alone(
         name,
         || Simulated::new("").with_gdr(""),
@@ -557,8 +557,8 @@ fn a_device_that_was_given_up_is_lost_and_left_alone() {
 }
 
 #[test]
-fn faults_that_are_not_ours_end_the_process_as_ever() {
-    let name = "faults_that_are_not_ours_end_the_process_as_ever";
+fn fault_outside_mapping_terminates_process() {
+    let name = "fault_outside_mapping_terminates_process";
     let done = alone(
         name,
         || Simulated::new("").with_gdr(""),
@@ -575,8 +575,8 @@ fn faults_that_are_not_ours_end_the_process_as_ever() {
 }
 
 #[test]
-fn threads_map_at_the_same_time() {
-    let name = "threads_map_at_the_same_time";
+fn mapping_by_many_threads_succeeds() {
+    let name = "mapping_by_many_threads_succeeds";
     let done = alone(
         name,
         || Simulated::new("dma-buf=map").with_gdr(""),
@@ -603,7 +603,7 @@ fn threads_map_at_the_same_time() {
 
 /// What this machine's own GPU and libraries can do, and why they cannot do the rest.
 #[test]
-fn on_a_real_gpu_all_that_maps_holds_what_it_promises() {
+fn mapping_on_real_gpu_meets_contract() {
     let device = match Device::open(0) {
         Ok(device) => device,
         Err(why) => skip!("{why}"),

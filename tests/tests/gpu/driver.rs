@@ -49,8 +49,8 @@ fn is_full_of(memory: &Memory, byte: u8) {
 }
 
 #[test]
-fn recorded_work_is_done_when_it_is_replayed() {
-    let name = "recorded_work_is_done_when_it_is_replayed";
+fn graph_replay_runs_recorded_work() {
+    let name = "graph_replay_runs_recorded_work";
     let done = with_driver(name, "latency=1", |device| {
         let (memory, stream) = (memory(device), Stream::new(device, 1).unwrap());
         let graph = stream
@@ -68,8 +68,8 @@ fn recorded_work_is_done_when_it_is_replayed() {
 }
 
 #[test]
-fn recording_that_fails_leaves_nothing_and_ends() {
-    let name = "recording_that_fails_leaves_nothing_and_ends";
+fn graph_recording_failure_leaks_nothing() {
+    let name = "graph_recording_failure_leaks_nothing";
     let done = with_driver(name, "latency=2", |device| {
         let (memory, stream) = (memory(device), Stream::new(device, 1).unwrap());
         let refusal = Device::open(99).unwrap_err();
@@ -94,8 +94,8 @@ fn recording_that_fails_leaves_nothing_and_ends() {
 }
 
 #[test]
-fn a_recording_that_makes_no_graph_is_freed() {
-    let name = "a_recording_that_makes_no_graph_is_freed";
+fn graph_recording_without_graph_is_freed() {
+    let name = "graph_recording_without_graph_is_freed";
     let options = "fail=cuGraphInstantiateWithFlags@1:2";
     let done = with_driver(name, options, |device| {
         let stream = Stream::new(device, 1).unwrap();
@@ -108,8 +108,8 @@ fn a_recording_that_makes_no_graph_is_freed() {
 }
 
 #[test]
-fn a_recording_that_cannot_be_freed_takes_no_graph_along() {
-    let name = "a_recording_that_cannot_be_freed_takes_no_graph_along";
+fn graph_destroy_failure_frees_executable_graph() {
+    let name = "graph_destroy_failure_frees_executable_graph";
     let done = with_driver(name, "fail=cuGraphDestroy@1:801", |device| {
         let stream = Stream::new(device, 1).unwrap();
         stream.record(Vec::new(), |_| Ok(())).unwrap();
@@ -122,8 +122,8 @@ fn a_recording_that_cannot_be_freed_takes_no_graph_along() {
 }
 
 #[test]
-fn a_mark_tells_the_failure_of_its_last_work_whatever_its_code() {
-    let name = "a_mark_tells_the_failure_of_its_last_work_whatever_its_code";
+fn event_reports_failure_with_any_error_code() {
+    let name = "event_reports_failure_with_any_error_code";
     // No driver has the second.
     let options = "fail=cuEventQuery@1:801,fail=cuEventQuery@2:12345";
     let done = with_driver(name, options, |device| {
@@ -145,8 +145,8 @@ fn a_mark_tells_the_failure_of_its_last_work_whatever_its_code() {
 }
 
 #[test]
-fn what_is_dropped_of_a_device_that_was_given_up_is_left_to_the_driver() {
-    let name = "what_is_dropped_of_a_device_that_was_given_up_is_left_to_the_driver";
+fn leaked_device_objects_are_not_freed_on_drop() {
+    let name = "leaked_device_objects_are_not_freed_on_drop";
     let done = with_driver(name, "vmm=1", |device| {
         let memories = [
             memory(device),
@@ -192,7 +192,7 @@ const PIPELINE: &str = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern 
                         [ring.raw]\nmemory = \"cuda:0\"\nslot = \"16 KiB\"\nslots = 32\n";
 
 #[test]
-fn host_memory_that_cannot_be_pinned_is_told_with_its_remedy() {
+fn pinning_failure_is_reported_with_fix() {
     let simulated = Simulated::new("fail=cuMemHostRegister_v2@1:2");
     // Nothing is tried for the CPU's stores: the ring is pinned first.
     let text = PIPELINE.to_owned()
@@ -204,7 +204,7 @@ fn host_memory_that_cannot_be_pinned_is_told_with_its_remedy() {
 }
 
 #[test]
-fn code_that_is_cut_off_never_reaches_the_driver() {
+fn truncated_module_is_rejected_before_driver() {
     let simulated = Simulated::new("");
     let text = PIPELINE.to_owned()
         + "[kernel.some]\nfile = \"some.cubin\"\ninput = \"raw\"\noutput = \"done\"\n\

@@ -92,7 +92,7 @@ fn launched(frames: u64, faults: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_kernel_that_stays_gives_what_one_that_is_launched_gives() {
+fn persistent_kernel_output_equals_launched_kernel() {
     const FRAMES: u64 = 2000;
     // Packets that are missing are filled.
     let faults = "[source.adc.faults]\nloss = 0.05\n";
@@ -110,7 +110,7 @@ fn a_kernel_that_stays_gives_what_one_that_is_launched_gives() {
 }
 
 #[test]
-fn every_way_to_store_to_the_gpu_gives_the_same() {
+fn persistent_kernel_output_is_equal_for_all_backends() {
     const FRAMES: u64 = 300;
     let expected = launched(FRAMES, "");
     // The first that is left takes the ring, the doorbell, or both; without any, frames go by the copy engine.
@@ -141,7 +141,7 @@ fn every_way_to_store_to_the_gpu_gives_the_same() {
 }
 
 #[test]
-fn what_the_kernel_has_is_done_before_the_end() {
+fn persistent_kernel_finishes_submitted_frames_at_stop() {
     for signal in [Signal::TERM, Signal::INT] {
         let simulated = simulated("");
         let daq = daq(
@@ -162,7 +162,7 @@ fn what_the_kernel_has_is_done_before_the_end() {
 
 /// Frames with missing packets are kept from a kernel on a GPU, launched or persistent, and from a sink behind a GPU ring.
 #[test]
-fn incomplete_frames_are_dropped_before_kernels_that_want_none() {
+fn persistent_kernel_with_incomplete_drop_gets_complete_frames() {
     const FRAMES: u64 = 2000;
     let faults = "[source.adc.faults]\nloss = 0.05\n";
     let whole: Vec<u8> = launched(FRAMES, faults)
@@ -201,7 +201,7 @@ fn incomplete_frames_are_dropped_before_kernels_that_want_none() {
 }
 
 #[test]
-fn a_kernel_that_is_given_nothing_ends_too() {
+fn persistent_kernel_without_frames_stops() {
     let simulated = simulated("");
     let text = pipeline(Some(1), STAYS).replace("frames = 1\n", "packets = 1\n");
     let daq = daq(&simulated, &text);
@@ -217,7 +217,7 @@ fn a_kernel_that_is_given_nothing_ends_too() {
 }
 
 #[test]
-fn a_kernel_that_may_be_overrun_counts_what_it_missed() {
+fn persistent_kernel_without_guarantee_counts_overrun() {
     const FRAMES: u64 = 5000;
     let simulated = simulated("latency=300");
     // A slow sink that is waited for holds up the kernel, and the source does not wait for the kernel.
@@ -239,7 +239,7 @@ fn a_kernel_that_may_be_overrun_counts_what_it_missed() {
 }
 
 #[test]
-fn a_kernel_that_hangs_is_named_and_the_ledgers_are_written() {
+fn persistent_kernel_hang_is_named_and_ledgers_balance() {
     // Of two teams one may be ahead by as many frames as there is room for.
     for (keys, most) in [("", 40), ("teams = 2", 40 + 32)] {
         let simulated = simulated("hang=resident@40");
@@ -269,7 +269,7 @@ fn a_kernel_that_hangs_is_named_and_the_ledgers_are_written() {
 }
 
 #[test]
-fn whoever_watches_is_told_that_a_kernel_hangs() {
+fn persistent_kernel_hang_is_shown_in_status() {
     let simulated = simulated("hang=resident@40");
     let text = pipeline(None, STAYS) + HTTP;
     let daq = daq(&simulated, &text);
@@ -286,7 +286,7 @@ fn whoever_watches_is_told_that_a_kernel_hangs() {
 }
 
 #[test]
-fn a_kernel_that_dies_stops_the_pipeline_with_whole_ledgers() {
+fn persistent_kernel_failure_stops_run_and_ledgers_balance() {
     for (options, name) in [
         ("fail-async=RESIDENT@40:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
         ("fail-async=RESIDENT@1:719", "CUDA_ERROR_LAUNCH_FAILED"),
@@ -315,7 +315,7 @@ fn a_kernel_that_dies_stops_the_pipeline_with_whole_ledgers() {
 }
 
 #[test]
-fn two_kernels_stay_on_one_gpu() {
+fn persistent_kernels_share_one_gpu() {
     const FRAMES: u64 = 500;
     let simulated = simulated("");
     let text = pipeline(Some(FRAMES), STAYS)
@@ -334,7 +334,7 @@ fn two_kernels_stay_on_one_gpu() {
 }
 
 #[test]
-fn more_blocks_than_the_gpu_runs_at_once_are_refused() {
+fn persistent_kernel_beyond_occupancy_is_rejected() {
     let simulated = simulated("");
     let keys = format!("{STAYS}\nteams = 100\nblocks = 100");
     let outcome = daq(&simulated, &pipeline(Some(10), &keys)).run(&[]);

@@ -16,7 +16,7 @@ use daq_tests::{PATIENCE, Simulated, test_process};
 use std::sync::Arc;
 use std::time::Instant;
 
-const NAME: &str = "short_frames_are_left_out_and_the_others_find_their_slots";
+const NAME: &str = "persistent_kernel_skips_short_frames_and_keeps_slots";
 /// Set in the process that runs the body of the test.
 const ALONE: &str = "DAQ_RESIDENT_SHORT";
 const BYTES: usize = 4096;
@@ -161,7 +161,7 @@ fn body() {
 }
 
 #[test]
-fn short_frames_are_left_out_and_the_others_find_their_slots() {
+fn persistent_kernel_skips_short_frames_and_keeps_slots() {
     if std::env::var_os(ALONE).is_some() {
         body();
         return;

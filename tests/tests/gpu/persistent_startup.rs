@@ -60,7 +60,7 @@ fn is_clean(simulated: &Simulated, what: &str) {
 }
 
 #[test]
-fn memory_that_was_to_be_mapped_and_cannot_be_is_done_without() {
+fn bar_mapping_failure_at_startup_falls_back() {
     let launches = simulated("");
     let launched = daq(&launches, &pipeline(""));
     let _ = launched.run(&[]).ok();
@@ -110,7 +110,7 @@ fn memory_that_was_to_be_mapped_and_cannot_be_is_done_without() {
 }
 
 #[test]
-fn a_start_that_fails_half_way_names_the_kernel_and_gives_all_back() {
+fn startup_failure_names_kernel_and_leaks_nothing() {
     for (call, kernels) in [
         // The second kernel cannot begin while the first stays.
         ("cuLaunchKernel", ["same", "again"]),
@@ -143,7 +143,7 @@ fn a_start_that_fails_half_way_names_the_kernel_and_gives_all_back() {
 }
 
 #[test]
-fn a_hang_is_found_while_frames_trickle_in() {
+fn hang_with_slow_frames_is_detected() {
     // Ten frames a second, each of which is a sign of life to whoever counts what is begun; the rings take all that come
     // in minutes, so that nothing is ever full.
     let text = pipeline(STAYS)

@@ -29,7 +29,7 @@ fn names() -> Vec<String> {
 }
 
 #[test]
-fn every_check_holds_on_memory_that_works() {
+fn selftest_on_working_memory_passes() {
     let simulated = Simulated::new("").with_gdr("");
     let done = daq(&simulated).cli(&with(&PATIENT, &["--backend", "gdrapi,host", "--json"]));
     let report = json(&done.ok());
@@ -59,7 +59,7 @@ fn every_check_holds_on_memory_that_works() {
 }
 
 #[test]
-fn what_cannot_map_is_skipped_with_its_reason() {
+fn selftest_unmappable_memory_is_skipped_with_reason() {
     let simulated = Simulated::new("");
     let all = with(&PATIENT, &["--check", "edges,fork"]);
     let done = daq(&simulated).cli(&with(&all, &["--json"])).ok();
@@ -97,7 +97,7 @@ fn what_cannot_map_is_skipped_with_its_reason() {
 
 /// A kernel that ends with an error is told by the check, which is named, and the exit code says so.
 #[test]
-fn what_fails_is_told_and_named() {
+fn selftest_failure_is_named() {
     let simulated = Simulated::new("fail-async=launch@1:700");
     let done = daq(&simulated).cli(&with(
         &PATIENT,
@@ -111,7 +111,7 @@ fn what_fails_is_told_and_named() {
 
 /// A kernel that does not stop costs its own check and no other.
 #[test]
-fn after_a_device_is_given_up_the_rest_is_skipped() {
+fn selftest_after_leaked_device_skips_rest() {
     let simulated = Simulated::new("hang=launch@1");
     let checks = [
         "--backend",
@@ -142,7 +142,7 @@ fn after_a_device_is_given_up_the_rest_is_skipped() {
 }
 
 #[test]
-fn without_a_gpu_there_is_nothing_to_check() {
+fn selftest_without_gpu_checks_nothing() {
     for simulated in [Simulated::new("gpus=0"), Simulated::new("no-init=100")] {
         for arguments in [
             &["selftest", "gpu"][..],
@@ -158,7 +158,7 @@ fn without_a_gpu_there_is_nothing_to_check() {
 }
 
 #[test]
-fn a_check_that_is_not_there_is_refused() {
+fn selftest_unknown_check_is_rejected() {
     let done = Daq::new("").cli(&["selftest", "gpu", "--check", "dta"]);
     assert_eq!(done.code, 64, "{done:?}");
     assert!(done.stderr.contains("word-order"), "{done:?}");
@@ -173,7 +173,7 @@ fn rows<'a>(tables: &'a Value, title: &str) -> &'a Vec<Value> {
 }
 
 #[test]
-fn round_trips_are_told_by_way_and_kernel() {
+fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
     let simulated = Simulated::new("").with_gdr("");
     let arguments = ["bench", "doorbell", "--rounds", "2", "--trips", "16"];
     let sizes = ["--sizes", "64 B", "--frames", "100 B", "--json"];
@@ -258,7 +258,7 @@ const RESIDENT: [&str; 10] = [
 ];
 
 #[test]
-fn kernels_that_stay_are_measured_in_the_engine() {
+fn bench_persistent_measures_runtime() {
     let simulated = Simulated::new("memory=1GiB").with_gdr("").with_compiler();
     let done = daq(&simulated).cli(&with(&RESIDENT, &["--json"]));
     let tables = json(&done.ok());
@@ -314,7 +314,7 @@ fn kernels_that_stay_are_measured_in_the_engine() {
 
 /// Of an engine that fails there are no figures, but its reason; what was measured before is shown.
 #[test]
-fn an_engine_that_fails_is_told_in_place_of_figures() {
+fn bench_persistent_failure_replaces_figures() {
     // In the frames that another thread commits.
     let simulated = Simulated::new("memory=1GiB,fail-async=resident@60:700")
         .with_gdr("")
@@ -329,7 +329,7 @@ fn an_engine_that_fails_is_told_in_place_of_figures() {
 }
 
 #[test]
-fn costs_of_mapped_memory_are_told_by_step() {
+fn bench_apiperf_reports_mapping_cost_by_step() {
     let simulated = Simulated::new("");
     let arguments = ["bench", "apiperf", "--rounds", "2", "--json"];
     let done = daq(&simulated).cli(&with(&arguments, &["--sizes", "64 KiB,1 MiB"]));

@@ -21,7 +21,7 @@ fn run(simulated: &Simulated) -> String {
 }
 
 #[test]
-fn a_program_finds_the_driver() {
+fn simulated_driver_is_found_by_loader() {
     if daq_tests::program("python3").is_none() {
         skip!("python3 is not there");
     }
@@ -33,7 +33,7 @@ fn a_program_finds_the_driver() {
 }
 
 #[test]
-fn an_older_driver_lacks_functions() {
+fn simulated_older_driver_lacks_functions() {
     if daq_tests::program("python3").is_none() {
         skip!("python3 is not there");
     }

@@ -41,7 +41,7 @@ fn is_accounted_for(outcome: &Outcome) {
 }
 
 #[test]
-fn frames_go_through_pinned_memory_to_the_gpu_and_everything_is_given_back() {
+fn staging_to_gpu_uses_pinned_memory_and_leaks_nothing() {
     for options in ["", "vmm=0", "posix-fd=0", "rdma=0"] {
         let simulated = Simulated::new(options);
         let outcome = simulated.on(Daq::new(&pipeline("auto"))).run(&[]).ok();
@@ -85,7 +85,7 @@ const KERNEL: &str = "[kernel.same]\nfile = \"as-it-is.ptx\"\ninput = \"raw\"\no
 const HTTP: &str = "[http]\nlisten = \"127.0.0.1:0\"\n";
 
 #[test]
-fn frames_come_back_from_the_gpu_as_they_went() {
+fn staging_to_gpu_and_back_preserves_frames() {
     let simulated = Simulated::new("latency=100");
     // Packets that are missing are filled on the way to the GPU too.
     let text = pipeline("cuda:0").replace("slots = 32\n", "slots = 32\nfill = 165\n");
@@ -121,7 +121,7 @@ fn frames_come_back_from_the_gpu_as_they_went() {
 }
 
 #[test]
-fn a_kernel_that_fails_or_hangs_is_told_and_the_ledgers_hold() {
+fn kernel_failure_or_hang_is_reported_and_ledgers_balance() {
     for (options, told) in [
         ("fail=cuLaunchKernel@20:719", "CUDA_ERROR_LAUNCH_FAILED"),
         ("fail-async=LAUNCH@20:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
@@ -155,7 +155,7 @@ fn a_kernel_that_fails_or_hangs_is_told_and_the_ledgers_hold() {
 }
 
 #[test]
-fn what_was_tuned_is_not_measured_again_until_the_machine_changes() {
+fn tuning_is_cached_until_machine_changes() {
     let simulated = Simulated::new("");
     let daq = simulated.on(Daq::new(&pipeline("cuda:0")));
     let measured = "measured its copies";
@@ -183,7 +183,7 @@ fn what_was_tuned_is_not_measured_again_until_the_machine_changes() {
 }
 
 #[test]
-fn stores_of_the_cpu_are_measured_beside_copies_or_what_refuses_them_is_told() {
+fn tuning_measures_cpu_stores_or_reports_obstacle() {
     for (simulated, maps) in [
         (Simulated::new(""), false),
         (Simulated::new("").with_gdr(""), true),
@@ -226,7 +226,7 @@ fn stores_of_the_cpu_are_measured_beside_copies_or_what_refuses_them_is_told() {
 }
 
 #[test]
-fn without_a_usable_driver_rings_lie_in_host_memory_and_the_plan_says_why() {
+fn plan_without_usable_driver_places_rings_in_host_memory() {
     let old = Simulated::new("version=11040");
     let incomplete = Simulated::new("").without("cuMemCreate");
     let empty = Simulated::new("no-init=100");
@@ -266,7 +266,7 @@ fn without_a_usable_driver_rings_lie_in_host_memory_and_the_plan_says_why() {
 }
 
 #[test]
-fn too_little_memory_is_told_with_what_there_is() {
+fn gpu_memory_too_small_is_reported_with_available_size() {
     let simulated = Simulated::new("memory=16MiB");
     let text = pipeline("cuda:0").replace("slots = 32", "slots = 2048");
     let outcome = simulated.on(Daq::new(&text)).run(&[]);
@@ -286,7 +286,7 @@ fn too_little_memory_is_told_with_what_there_is() {
 const TUNED: &str = "[staging]\nchunk = \"64 KiB\"\ndepth = 2\n";
 
 #[test]
-fn a_failing_gpu_stops_the_pipeline_and_the_ledgers_hold() {
+fn gpu_failure_stops_run_and_ledgers_balance() {
     let text = pipeline("cuda:0") + TUNED;
     let state = |daq: &Daq| {
         let state = daq.path("state");
@@ -322,7 +322,7 @@ fn a_failing_gpu_stops_the_pipeline_and_the_ledgers_hold() {
 }
 
 #[test]
-fn a_gpu_that_hangs_does_not_hold_up_the_end_for_ever() {
+fn gpu_hang_does_not_block_exit() {
     let simulated = Simulated::new("");
     let text = pipeline("cuda:0").replace("frames = 2000\n", "") + TUNED + HTTP;
     let daq = simulated.on(Daq::new(&text));

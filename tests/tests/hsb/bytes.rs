@@ -19,7 +19,7 @@ fn now() -> u64 {
 }
 
 #[test]
-fn frames_with_their_times() {
+fn frames_and_timestamps_are_exact() {
     needs_room!();
     for (embedded, offload) in [(false, true), (true, true), (false, false)] {
         let before = now();
@@ -49,7 +49,7 @@ fn frames_with_their_times() {
 
 /// Wherever the count of packets begins, and however many bits of it the sensor keeps.
 #[test]
-fn sequence_numbers_wrap() {
+fn sequence_wrap_loses_nothing() {
     needs_room!();
     for (psn20, psn) in [
         (false, 0x00ff_ff00),
@@ -71,7 +71,7 @@ fn sequence_numbers_wrap() {
 }
 
 #[test]
-fn pages_are_reused() {
+fn page_reuse_loses_nothing() {
     needs_room!();
     for pages in [1, 2, 3] {
         let run = Run::new(&options(&[]), &format!("pages = {pages}"), EXPECTED);
@@ -81,7 +81,7 @@ fn pages_are_reused() {
 }
 
 #[test]
-fn several_sensors_of_a_device() {
+fn several_sensors_of_one_device_are_received() {
     const SENSORS: usize = 3;
     needs_room!();
     let board = Board::start(&Options {
@@ -111,7 +111,7 @@ fn several_sensors_of_a_device() {
 }
 
 #[test]
-fn a_board_that_is_a_process() {
+fn emulator_process_is_received() {
     needs_room!();
     let address = own(1);
     let frames = FRAMES.to_string();

@@ -18,7 +18,7 @@ fn endless(faults: &[&str]) -> Options {
 }
 
 #[test]
-fn the_end_of_a_run_disarms() {
+fn run_end_disarms_device() {
     let board = Board::start(&endless(&[])).unwrap();
     let daq = Daq::new(&config(&board.address().to_string(), 1, ""));
     for round in 1..=2 {
@@ -32,7 +32,7 @@ fn the_end_of_a_run_disarms() {
 }
 
 #[test]
-fn a_run_takes_over_from_one_that_was_killed() {
+fn run_after_killed_run_rearms_device() {
     let board = Board::start(&endless(&[])).unwrap();
     let daq = Daq::new(&config(&board.address().to_string(), 1, ""));
     let mut live = daq.spawn(&[]);
@@ -51,7 +51,7 @@ fn a_run_takes_over_from_one_that_was_killed() {
 
 /// A reply that is lost, or belongs to another request, is asked for again.
 #[test]
-fn replies_that_do_not_come_are_asked_for_again() {
+fn control_reply_lost_is_retried() {
     needs_room!();
     let faults = [
         "ecb-silent@0",
@@ -67,7 +67,7 @@ fn replies_that_do_not_come_are_asked_for_again() {
 
 /// Arming that fails is reported, and tried again until it succeeds.
 #[test]
-fn a_device_that_refuses_or_is_silent_is_reported_and_tried_again() {
+fn control_refusal_or_silence_is_reported_and_retried() {
     for (fault, reason) in [
         ("ecb-status@5", "refuses to write register"),
         ("ecb-silent@5:8", "does not answer"),
@@ -89,7 +89,7 @@ fn a_device_that_refuses_or_is_silent_is_reported_and_tried_again() {
 
 /// The registers of a board that restarts are lost; both of its sensors are armed again, with other keys.
 #[test]
-fn a_restarted_board_is_armed_again() {
+fn device_restarted_is_rearmed() {
     let options = Options {
         sensors: 2,
         ..endless(&[])
@@ -129,7 +129,7 @@ pub fn announcements() -> UnixListener {
 }
 
 #[test]
-fn a_device_is_found() {
+fn device_is_discovered() {
     let _alone = announcements();
     let board = |last| {
         Board::start(&Options {

@@ -12,7 +12,7 @@ fn run(faults: &[&str]) -> Run {
 }
 
 #[test]
-fn gaps_are_counted_and_marked() {
+fn gaps_are_counted_and_annotated() {
     needs_room!();
     // Within a frame; over its end and its metadata; whole frames between.
     let gaps = [
@@ -37,7 +37,7 @@ fn gaps_are_counted_and_marked() {
 }
 
 #[test]
-fn what_only_comes_in_another_order_is_no_loss() {
+fn reordered_packets_are_not_lost() {
     needs_room!();
     let at = 3 * ALL;
     let reorder = [format!("reorder@{}", at + 2), format!("reorder@{}", at + 7)];
@@ -53,7 +53,7 @@ fn what_only_comes_in_another_order_is_no_loss() {
 }
 
 #[test]
-fn what_comes_again_is_counted() {
+fn duplicate_packets_are_counted() {
     needs_room!();
     let run = run(&["duplicate@10:2", "replay@20", "replay@40"]);
     let again = run.counts.sensors[0].duplicates;
@@ -64,7 +64,7 @@ fn what_comes_again_is_counted() {
 
 /// The packet itself is refused, so its place is lost; nothing else changes.
 #[test]
-fn hostile_packets_change_nothing() {
+fn malformed_packets_change_nothing() {
     needs_room!();
     for fault in ["bad-va", "bad-rkey", "bad-length", "bad-opcode"] {
         let at = 7 * ALL + 2;
@@ -77,7 +77,7 @@ fn hostile_packets_change_nothing() {
 
 /// A socket does not show what the invariant checksum covers.
 #[test]
-fn a_wrong_checksum_is_not_seen() {
+fn wrong_icrc_is_not_checked() {
     needs_room!();
     let run = run(&["bad-icrc@30"]);
     run.is(0, 0, 0);
@@ -85,7 +85,7 @@ fn a_wrong_checksum_is_not_seen() {
 }
 
 #[test]
-fn a_restart_opens_an_epoch() {
+fn device_restart_opens_epoch() {
     needs_room!();
     let board = options(&["restart@20"]);
     let run = Run::new(&board, "", EXPECTED);

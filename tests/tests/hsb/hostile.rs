@@ -55,7 +55,7 @@ fn packet(random: &mut Random, psn: u32) -> Vec<u8> {
 
 /// The process stays up, each packet is in its ledger, and it ends as it should.
 #[test]
-fn random_packets_are_accounted_for() {
+fn random_packets_are_all_counted() {
     let port = loopback::free_port();
     let daq = Daq::new(&format!(
         "[http]\nlisten = \"127.0.0.1:0\"\n\

@@ -90,7 +90,7 @@ fn has(bytes: &[u8], sensor: u8, frames: &[u64], without: &[(u64, usize)]) -> Ve
 }
 
 #[test]
-fn frames_with_their_times() {
+fn queue_pair_frames_and_timestamps_are_exact() {
     for (embedded, psn20, psn) in [(false, false, 0x00ff_ff00), (true, true, 0x000f_ffff)] {
         let before = now();
         let run = Run::new(
@@ -127,7 +127,7 @@ fn frames_with_their_times() {
 }
 
 #[test]
-fn what_goes_wrong_on_the_way() {
+fn queue_pair_faults_are_counted() {
     let packet = |frame: u64, packet: u64| frame * ALL + packet;
     let faults = [
         // A packet, the end of a frame, two ends in a row, the first of a frame that ends.
@@ -170,7 +170,7 @@ fn what_goes_wrong_on_the_way() {
 }
 
 #[test]
-fn a_first_frame_without_metadata() {
+fn queue_pair_first_frame_without_metadata_is_counted() {
     let run = Run::new(&board(&["no-metadata@0"]), FRAMES);
     let found = run.counts(["expected", "delivered", "epochs", "counts.metadata"]);
     assert_eq!(found, [FRAMES, FRAMES, 1, FRAMES - 1]);
@@ -178,7 +178,7 @@ fn a_first_frame_without_metadata() {
 }
 
 #[test]
-fn several_sensors_of_a_device() {
+fn queue_pair_several_sensors_are_received() {
     const SENSORS: usize = 3;
     let board = Board::start(&Options {
         sensors: SENSORS,
@@ -204,7 +204,7 @@ fn several_sensors_of_a_device() {
 /// A ring with fewer slots than a stream has frames, and a sensor that waits for nobody: what was overtaken is counted, and
 /// nothing torn is delivered.
 #[test]
-fn a_sensor_that_comes_round_tears_nothing() {
+fn queue_pair_page_wrap_tears_no_frame() {
     // No more than the queue pair takes ends of while nobody looks.
     const MANY: u64 = 3000;
     let board = Board::start(&Options {
@@ -246,7 +246,7 @@ fn a_sensor_that_comes_round_tears_nothing() {
 }
 
 #[test]
-fn a_board_that_is_a_process() {
+fn queue_pair_emulator_process_is_received() {
     let address = own(2);
     let frames = FRAMES.to_string();
     let mut child = Command::new(binary())
@@ -281,7 +281,7 @@ fn a_board_that_is_a_process() {
 }
 
 #[test]
-fn a_device_that_announces_itself_late_is_waited_for() {
+fn queue_pair_late_announcement_is_awaited() {
     let _alone = announcements();
     let text = config("auto", 1).replace("sensor = 0", "sensor = 0\nsilent_after = \"1 s\"");
     let daq = Daq::new(&text);
@@ -304,7 +304,7 @@ fn a_device_that_announces_itself_late_is_waited_for() {
 }
 
 #[test]
-fn a_fault_that_no_card_makes_is_refused() {
+fn queue_pair_unsupported_fault_is_rejected() {
     let error = Board::start(&board(&["bad-icrc@3"]))
         .unwrap_err()
         .to_string();

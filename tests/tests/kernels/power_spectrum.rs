@@ -109,7 +109,7 @@ fn spectra(python: &Python, samples: &Value, size: u64, kernels: &[Value]) {
 }
 
 #[test]
-fn power_spectra_are_those_of_numpy() {
+fn power_spectrum_equals_numpy() {
     let python = match Python::with(&["numpy"]) {
         Ok(python) => python,
         Err(why) => skip!("{why}"),
@@ -171,7 +171,7 @@ for kernel in p["kernels"]:
 "#;
 
 #[test]
-fn one_sided_and_detrended_spectra_are_those_of_scipy() {
+fn power_spectrum_one_sided_detrended_equals_scipy() {
     let python = match Python::with(&["numpy", "scipy.signal"]) {
         Ok(python) => python,
         Err(why) => skip!("{why}"),
@@ -253,7 +253,7 @@ print("equal")
 "#;
 
 #[test]
-fn conversions_and_statistics_are_those_of_numpy() {
+fn convert_and_stats_equal_numpy() {
     let python = match Python::with(&["numpy"]) {
         Ok(python) => python,
         Err(why) => skip!("{why}"),

@@ -182,7 +182,7 @@ fn frame(case: &Case, random: &mut Random, kind: u64) -> Vec<Vec<i16>> {
 }
 
 #[test]
-fn every_decision_is_that_of_the_reference() {
+fn trigger_decisions_equal_reference() {
     let python = match Python::with(&["numpy", "tomllib"]) {
         Ok(python) => python,
         Err(why) => skip!("{why}"),
@@ -269,7 +269,7 @@ fn every_decision_is_that_of_the_reference() {
 }
 
 #[test]
-fn a_frame_that_is_too_large_is_told() {
+fn trigger_frame_too_large_is_reported() {
     let kernel = match OnTheHost::build() {
         Ok(kernel) => kernel,
         Err(why) => skip!("{why}"),
@@ -295,7 +295,7 @@ fn a_frame_that_is_too_large_is_told() {
 }
 
 #[test]
-fn the_simulated_detector_has_events_of_all_kinds() {
+fn simulated_detector_produces_all_event_types() {
     let python = match Python::with(&["numpy", "tomllib"]) {
         Ok(python) => python,
         Err(why) => skip!("{why}"),
@@ -342,7 +342,7 @@ fn the_simulated_detector_has_events_of_all_kinds() {
 }
 
 #[test]
-fn on_a_gpu_the_example_decides_as_the_reference() {
+fn trigger_on_gpu_equals_reference() {
     if let Err(why) = cuda::probe() {
         skip!("{why}");
     }

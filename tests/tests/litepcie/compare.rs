@@ -139,7 +139,7 @@ fn model() -> Bench<litepcie::LitePcie> {
 }
 
 #[test]
-fn the_model_does_what_the_gateware_does() {
+fn emulator_transfers_equal_gateware() {
     let mut seen = [0; 4];
     for seed in 0..300 {
         let mut real = match gateware_bench(1, MEMORY / 2) {
@@ -183,7 +183,7 @@ fn the_model_does_what_the_gateware_does() {
 /// Switched off after any part of three slots, gone round: both have the same counter, which the off leaves alone and the
 /// reset of the table clears.
 #[test]
-fn the_model_stops_as_the_gateware_does() {
+fn emulator_stop_equals_gateware() {
     const SLOT: u32 = 512;
     for words in (0..400).step_by(16) {
         let mut real = match gateware_bench(1, MEMORY / 2) {

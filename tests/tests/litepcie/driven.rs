@@ -25,7 +25,7 @@ const FIRST: u64 = 3;
 
 /// Starts and stops, and each time some rounds: every transfer is in its slot when the engine tells of it, byte by byte.
 #[test]
-fn the_engine_sees_every_transfer_in_its_slot() {
+fn engine_on_gateware_fills_slots_in_order() {
     let directory = tempfile::tempdir().unwrap();
     for completion in ["poll", "interrupt"] {
         let card = match Gateware::new() {

@@ -43,7 +43,7 @@ fn status(finished: u64, slots: u32) -> u32 {
 /// Going round: each transfer is whole in its slot before `loop_status` tells of it, one interrupt tells of each, and
 /// `loop_status` is that of the last one that is done, so that it is the same before the first and after it.
 #[test]
-fn transfers_land_before_they_are_told() {
+fn gateware_data_arrives_before_completion() {
     const SLOTS: u32 = 5;
     const SLOT: u32 = 4096;
     let mut bench = gateware!(SLOTS, SLOT);
@@ -80,7 +80,7 @@ fn transfers_land_before_they_are_told() {
 
 /// After a stop nothing lands; after a start everything counts from 0 again.
 #[test]
-fn nothing_lands_after_a_stop() {
+fn gateware_after_stop_writes_nothing() {
     const SLOTS: u32 = 3;
     const SLOT: u32 = 1024;
     let mut bench = gateware!(SLOTS, SLOT);
@@ -109,7 +109,7 @@ fn nothing_lands_after_a_stop() {
 
 /// Without going round the table runs empty, and what is pushed later is done later.
 #[test]
-fn a_table_runs_empty() {
+fn gateware_empty_table_stops_transfers() {
     const SLOT: u32 = 512 + 64;
     let mut bench = gateware!(4, SLOT);
     let irq = 1 << bench.names.constant("pcie_dma0_writer_interrupt");
@@ -140,7 +140,7 @@ fn a_table_runs_empty() {
 
 /// The table takes 256 descriptors; what is pushed beyond is lost.
 #[test]
-fn a_full_table_takes_nothing() {
+fn gateware_full_table_ignores_descriptors() {
     let mut bench = gateware!(1, 64);
     bench.set_writer("table_reset", 1);
     for number in 0..260 {
@@ -151,7 +151,7 @@ fn a_full_table_takes_nothing() {
 
 /// A burst of a whole round and more that nobody reads: the counter tells how many transfers were lost.
 #[test]
-fn rounds_that_nobody_saw_are_counted() {
+fn gateware_unread_loops_are_counted() {
     const SLOTS: u32 = 4;
     const SLOT: u32 = 256;
     let mut bench = gateware!(SLOTS, SLOT);
@@ -167,7 +167,7 @@ fn rounds_that_nobody_saw_are_counted() {
 
 /// The core's reads of memory are answered: what its reader fetches comes back through its writer.
 #[test]
-fn memory_goes_through_the_loopback() {
+fn gateware_loopback_preserves_memory() {
     const BYTES: u32 = 2048;
     let mut bench = gateware!(2, BYTES);
     let data: Vec<u8> = (0..BYTES)

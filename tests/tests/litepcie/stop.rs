@@ -85,7 +85,7 @@ impl Writer {
 /// Off, it ends the packet that it is in and no other, tells when it has, and `loop_status` then is that of all slots
 /// whose last packet has left, whatever the cycle; it stays so until the table is reset.
 #[test]
-fn the_counter_of_a_writer_that_was_switched_off_is_exact() {
+fn gateware_loop_count_after_disable_is_exact() {
     let built = match built() {
         Ok(built) => built,
         Err(why) => skip!("{why}"),

@@ -50,7 +50,7 @@ fn floats(words: std::ops::Range<u64>) -> Vec<u8> {
 /// A sensor that waits for the reader: several rounds of the ring, not a byte missing, and the next run likewise from
 /// the first word on.
 #[test]
-fn every_byte_comes_through_ring_kernel_and_file() {
+fn gateware_to_file_delivers_every_byte() {
     for completion in ["poll", "interrupt"] {
         let card = match Gateware::new() {
             Ok(card) => card,
@@ -107,7 +107,7 @@ fn every_byte_comes_through_ring_kernel_and_file() {
 /// A sensor that waits for nobody: what was overwritten is counted, and what is in the file is whole frames of the stream
 /// in their order, as many as the ledger has.
 #[test]
-fn what_an_overrun_leaves_is_whole() {
+fn gateware_overrun_leaves_frames_intact() {
     let card = match Gateware::new() {
         Ok(card) => card,
         Err(why) => skip!("{why}"),

@@ -27,37 +27,37 @@ const SMALL: Kind = Kind::Raw(512);
 const LARGE: Kind = Kind::Raw(4096);
 
 #[test]
-fn raw_packets_one_at_a_time() {
+fn raw_packets_sent_singly_are_accounted() {
     attack(SMALL, Rate::Slow, &raw_cases());
 }
 
 #[test]
-fn raw_packets_in_bursts() {
+fn raw_packets_sent_in_bursts_are_accounted() {
     attack(SMALL, Rate::Bursts(48 << 10), &raw_cases());
 }
 
 #[test]
-fn raw_packets_received_together() {
+fn raw_packets_received_by_gro_are_accounted() {
     attack(SMALL, Rate::Offload(48 << 10), &raw_cases());
 }
 
 #[test]
-fn large_raw_packets_one_at_a_time() {
+fn large_raw_packets_sent_singly_are_accounted() {
     attack(LARGE, Rate::Slow, &raw_cases());
 }
 
 #[test]
-fn large_raw_packets_in_bursts() {
+fn large_raw_packets_sent_in_bursts_are_accounted() {
     attack(LARGE, Rate::Bursts(96 << 10), &raw_cases());
 }
 
 #[test]
-fn large_raw_packets_received_together() {
+fn large_raw_packets_received_by_gro_are_accounted() {
     attack(LARGE, Rate::Offload(96 << 10), &raw_cases());
 }
 
 #[test]
-fn heaps_one_packet_at_a_time() {
+fn spead_heaps_sent_singly_are_accounted() {
     attack(
         Kind::Spead {
             rest: 1000,
@@ -69,7 +69,7 @@ fn heaps_one_packet_at_a_time() {
 }
 
 #[test]
-fn heaps_in_bursts() {
+fn spead_heaps_sent_in_bursts_are_accounted() {
     attack(
         Kind::Spead {
             rest: 1000,
@@ -81,7 +81,7 @@ fn heaps_in_bursts() {
 }
 
 #[test]
-fn large_heaps_received_together() {
+fn large_spead_heaps_received_by_gro_are_accounted() {
     attack(
         Kind::Spead {
             rest: 4096,
@@ -94,7 +94,7 @@ fn large_heaps_received_together() {
 
 /// Senders that put all item pointers into a heap's first packet leave it less payload.
 #[test]
-fn heaps_with_a_shorter_first_packet() {
+fn spead_heaps_with_short_first_packet_are_accounted() {
     attack(
         Kind::Spead {
             rest: 1008,
@@ -185,22 +185,22 @@ fn overrun(kind: Kind, offload: bool) {
 }
 
 #[test]
-fn what_the_kernel_drops_is_told() {
+fn kernel_drop_of_raw_packets_is_counted() {
     overrun(SMALL, false);
 }
 
 #[test]
-fn what_the_kernel_drops_of_large_packets_is_told() {
+fn kernel_drop_of_large_packets_is_counted() {
     overrun(LARGE, false);
 }
 
 #[test]
-fn what_the_kernel_drops_of_packets_received_together_is_told() {
+fn kernel_drop_of_gro_packets_is_counted() {
     overrun(SMALL, true);
 }
 
 #[test]
-fn what_the_kernel_drops_of_heaps_is_told() {
+fn kernel_drop_of_spead_heaps_is_counted() {
     overrun(
         Kind::Spead {
             rest: 1000,

@@ -44,7 +44,7 @@ fn status(live: &mut Live) -> Value {
 }
 
 #[test]
-fn equal_numbers_from_two_modules_are_logged_with_both_senders() {
+fn equal_sequences_from_two_senders_are_logged_with_both() {
     const PACKETS: u64 = 3840;
     let ports = [loopback::free_port(), loopback::free_port()];
     let [a, b] = ports;
@@ -87,7 +87,7 @@ fn equal_numbers_from_two_modules_are_logged_with_both_senders() {
 }
 
 #[test]
-fn packets_that_are_all_rejected_are_logged_with_the_reason_and_the_fix() {
+fn packets_all_rejected_are_logged_with_reason_and_fix() {
     let port = loopback::free_port();
     let daq = Daq::new(&config(&format!("listen = \"127.0.0.1:{port}\"")));
     let mut live = listening(&daq);
@@ -132,7 +132,7 @@ fn packets_that_are_all_rejected_are_logged_with_the_reason_and_the_fix() {
 
 /// Another sender sends packets with distant numbers beside each good one.
 #[test]
-fn packets_from_other_senders_are_dropped_with_from() {
+fn packets_from_other_senders_with_from_are_dropped() {
     const PACKETS: u64 = 4096;
     let port = loopback::free_port();
     let daq = Daq::new(&config(&format!(
@@ -165,7 +165,7 @@ fn packets_from_other_senders_are_dropped_with_from() {
 }
 
 #[test]
-fn silence_fails_readiness_and_is_logged_until_packets_arrive_again() {
+fn silence_fails_readiness_and_is_logged() {
     let port = loopback::free_port();
     let daq = Daq::new(&config(&format!(
         "listen = \"127.0.0.1:{port}\"\nsilent_after = \"1 s\""
@@ -235,7 +235,7 @@ fn heap(n: u64, item: u64) -> Vec<u8> {
 }
 
 #[test]
-fn heaps_without_the_declared_time_are_logged_once_with_the_fix() {
+fn heaps_without_declared_time_are_logged_once_with_fix() {
     for (item, why) in [
         (
             1 << 63 | 0x1700 << 40,

@@ -118,7 +118,7 @@ fn number(n: usize) -> u64 {
 }
 
 #[test]
-fn heaps_of_spead2_arrive_byte_identical() {
+fn spead2_heaps_arrive_byte_identical() {
     let python = match Python::with(&["spead2", "numpy", "zarr"]) {
         Ok(python) => python,
         Err(why) => skip!("{why}"),
@@ -233,7 +233,7 @@ fn heaps_of_spead2_arrive_byte_identical() {
 /// The first heap carries descriptors beside its samples, so it is longer than the others: it is no frame. That is
 /// counted, and told.
 #[test]
-fn samples_in_one_heap_with_descriptors_are_told() {
+fn spead2_samples_in_descriptor_heap_are_reported() {
     let python = match Python::with(&["spead2", "numpy"]) {
         Ok(python) => python,
         Err(why) => skip!("{why}"),
@@ -279,7 +279,7 @@ fn samples_in_one_heap_with_descriptors_are_told() {
 /// A configuration that does not know of the pointer in the first packet: everything is rejected, and the message names
 /// the keys to correct.
 #[test]
-fn packets_cut_otherwise_are_told() {
+fn spead2_unexpected_packet_size_is_reported() {
     let python = match Python::with(&["spead2", "numpy"]) {
         Ok(python) => python,
         Err(why) => skip!("{why}"),

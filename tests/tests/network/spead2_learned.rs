@@ -147,7 +147,7 @@ fn check(daq: &Daq, outcome: &Outcome, stream: &Stream, sink: &str, source: &str
 }
 
 #[test]
-fn readme_example_receives_spead2_defaults_byte_identical() {
+fn readme_example_with_spead2_defaults_is_byte_identical() {
     let python = python!("spead2", "numpy");
     let readme = std::fs::read_to_string(repository().join("README.md")).unwrap();
     let config = std::fs::read_to_string(repository().join("configs/spead.toml")).unwrap();
@@ -228,7 +228,7 @@ fn spead2_flavours_and_descriptors_arrive_byte_identical() {
 }
 
 #[test]
-fn spead2_counter_steps_and_given_keys_are_combined() {
+fn spead2_counter_steps_with_given_keys_are_combined() {
     let python = python!("spead2", "numpy");
     let streams = [
         Stream {
@@ -286,7 +286,7 @@ fn learned_heaps_are_written_to_zarr() {
 }
 
 #[test]
-fn learned_heaps_go_through_a_ring_on_a_gpu() {
+fn learned_heaps_in_gpu_ring_are_byte_identical() {
     let python = python!("spead2", "numpy");
     let simulated = Simulated::new("");
     let stream = Stream {
@@ -303,7 +303,7 @@ fn learned_heaps_go_through_a_ring_on_a_gpu() {
 }
 
 #[test]
-fn heap_longer_than_slot_is_rejected_with_the_fix() {
+fn heap_longer_than_slot_is_rejected_with_fix() {
     let python = python!("spead2", "numpy");
     let stream = Stream {
         name: "long",

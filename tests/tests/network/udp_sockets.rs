@@ -69,7 +69,7 @@ fn whole(daq: &Daq, mut live: Live, packets: u64) -> Outcome {
 }
 
 #[test]
-fn several_flows_fill_one_window() {
+fn udp_several_flows_fill_one_window() {
     const PACKETS: u64 = 8192;
     let port = loopback::free_port();
     let daq = Daq::new(&config(&format!(
@@ -94,7 +94,7 @@ fn several_flows_fill_one_window() {
 
 /// Two addresses of one source, each with its own half of the packets.
 #[test]
-fn several_addresses_fill_one_window() {
+fn udp_several_addresses_fill_one_window() {
     const PACKETS: u64 = 2048;
     let ports = [loopback::free_port(), loopback::free_port()];
     let [a, b] = ports;
@@ -124,7 +124,7 @@ fn several_addresses_fill_one_window() {
 }
 
 #[test]
-fn ipv6_is_received() {
+fn udp_ipv6_is_received() {
     if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
         skip!("this machine has no IPv6 loopback");
     }
@@ -143,7 +143,7 @@ fn ipv6_is_received() {
 
 /// Both ways to say it: listen on the group, or on any address and join.
 #[test]
-fn multicast_groups_are_joined() {
+fn udp_multicast_groups_are_joined() {
     for (group, keys) in [
         (
             Ipv4Addr::new(239, 77, 1, 2),
@@ -191,7 +191,7 @@ fn multicast_groups_are_joined() {
 
 /// For one socket and for several, against a stranger's socket that would share the port as well.
 #[test]
-fn a_port_in_use_is_told() {
+fn udp_port_in_use_is_reported() {
     for sockets in [1, 2] {
         for is_shared in [false, true] {
             let port = loopback::free_port();
@@ -222,7 +222,7 @@ fn a_port_in_use_is_told() {
 
 /// An address that this machine does not have.
 #[test]
-fn an_address_of_another_machine_is_told() {
+fn udp_foreign_address_is_reported() {
     let daq = Daq::new(&config("listen = \"192.0.2.1:4950\""));
     let outcome = daq.run(&[]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
@@ -235,7 +235,7 @@ fn an_address_of_another_machine_is_told() {
 
 /// Without the capability to override it, the system's limit is told with the command that raises it.
 #[test]
-fn a_small_receive_buffer_is_told() {
+fn udp_small_receive_buffer_is_reported() {
     let limit = std::fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap();
     let limit: u64 = limit.trim().parse().unwrap();
     let asked = limit + 4096;
@@ -273,7 +273,7 @@ fn a_small_receive_buffer_is_told() {
 
 /// Nothing comes: nothing is expected, and the run ends well.
 #[test]
-fn silence_is_no_loss() {
+fn udp_silence_is_not_counted_as_loss() {
     let port = loopback::free_port();
     let outcome = Daq::new(&config(&format!(
         "listen = \"127.0.0.1:{port}\"\nsockets = 3"

@@ -61,7 +61,7 @@ fn config(ports: &[u16], step: u64, more: &str) -> String {
 }
 
 #[test]
-fn one_packet_frames_on_eight_sockets_lose_nothing_across_a_restart() {
+fn frames_on_eight_sockets_across_restart_lose_nothing() {
     const PACKETS: u64 = 4096;
     for (sockets, step) in [(8, 1), (8, 2), (1, 2)] {
         let ports: Vec<_> = (0..sockets).map(|_| loopback::free_port()).collect();
@@ -120,7 +120,7 @@ fn one_packet_frames_on_eight_sockets_lose_nothing_across_a_restart() {
 
 /// Packets of one socket that lag by far more than the window are late or lost; they open no epoch.
 #[test]
-fn a_socket_that_lags_beyond_the_window_opens_no_epoch() {
+fn socket_lag_beyond_window_opens_no_epoch() {
     const PACKETS: u64 = 2000;
     let ports: Vec<_> = (0..2).map(|_| loopback::free_port()).collect();
     let daq = Daq::new(&config(&ports, 1, "window = 8"));
@@ -162,7 +162,7 @@ fn a_socket_that_lags_beyond_the_window_opens_no_epoch() {
 }
 
 #[test]
-fn a_small_window_and_a_short_counter_are_named_by_check_and_plan() {
+fn small_window_and_short_counter_are_reported_by_check_and_plan() {
     let ports: Vec<_> = (0..8).map(|_| loopback::free_port()).collect();
     let daq = Daq::new(&config(&ports, 1, "window = 8"));
     let done = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();

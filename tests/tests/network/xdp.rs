@@ -122,7 +122,7 @@ fn is_attached() -> bool {
 
 /// A sender that nobody here wrote, in the format that `udp` has as well.
 #[test]
-fn heaps_of_spead2_arrive_past_the_stack() {
+fn xdp_spead2_heaps_are_byte_identical() {
     const HEAPS: usize = 8;
     const HEAP: usize = 60_000;
     let python = match Python::with(&["spead2", "numpy"]) {
@@ -165,7 +165,7 @@ fn heaps_of_spead2_arrive_past_the_stack() {
 
 /// In the driver and behind it, over both protocols.
 #[test]
-fn every_packet_arrives_past_the_stack() {
+fn xdp_packets_all_arrive() {
     const PACKETS: u64 = 4096;
     for (to, attach, place) in [
         (TO, "native", "picked in the driver"),
@@ -193,7 +193,7 @@ fn every_packet_arrives_past_the_stack() {
 
 /// Packets longer than a chunk, in several pieces.
 #[test]
-fn jumbo_packets_arrive() {
+fn xdp_jumbo_packets_all_arrive() {
     const PACKETS: u64 = 512;
     for (chunk, mtu) in [("2 KiB", 4000_u16), ("4 KiB", 9000)] {
         let far = wire!(1, mtu.into());
@@ -213,7 +213,7 @@ fn jumbo_packets_arrive() {
 
 /// What is not ours is the kernel's, and what it gets of ours is taken from it.
 #[test]
-fn everything_else_passes() {
+fn xdp_other_traffic_reaches_network_stack() {
     let far = wire!(1, 1500);
     // Of 2008 bytes: in two fragments each.
     let bytes = 2000;
@@ -244,7 +244,7 @@ fn everything_else_passes() {
 
 /// Several sockets fill one window; what comes in a queue without one comes through the kernel.
 #[test]
-fn several_queues_fill_one_window() {
+fn xdp_several_queues_fill_one_window() {
     const PACKETS: u64 = 4096;
     for (queues, wait, is_bypassed) in [
         ("2", "adaptive", true),
@@ -269,7 +269,7 @@ fn several_queues_fill_one_window() {
 }
 
 #[test]
-fn a_multicast_group_is_joined() {
+fn xdp_multicast_group_is_joined() {
     let far = wire!(1, 1500);
     let group = Ipv4Addr::new(239, 77, 3, 4);
     let daq = Daq::new(&config(&format!("listen = \"{group}:4950\""), PAYLOAD));
@@ -284,7 +284,7 @@ fn a_multicast_group_is_joined() {
 
 /// However it ends, no program stays, and the next one starts; two at a time cannot be.
 #[test]
-fn a_killed_run_leaves_nothing() {
+fn xdp_killed_run_leaves_no_program() {
     let far = wire!(1, 1500);
     let daq = Daq::new(&config(&format!("listen = \"{TO}\""), PAYLOAD));
     let mut live = started(&daq);
@@ -308,7 +308,7 @@ fn a_killed_run_leaves_nothing() {
 
 /// An interface that is set down ends nothing: packets come again once it is up.
 #[test]
-fn an_interface_may_go_down_and_come_up() {
+fn xdp_interface_down_and_up_continues() {
     let far = wire!(1, 1500);
     let daq = Daq::new(&config(&format!("listen = \"{TO}\""), PAYLOAD));
     let mut live = started(&daq);
@@ -336,7 +336,7 @@ fn an_interface_may_go_down_and_come_up() {
 
 /// An interface that is removed ends the source, with its name.
 #[test]
-fn a_removed_interface_ends_the_run() {
+fn xdp_interface_removed_ends_run() {
     for wait in ["adaptive", "busy"] {
         let _far = wire!(1, 1500);
         let daq = Daq::new(&config(
@@ -355,7 +355,7 @@ fn a_removed_interface_ends_the_run() {
 
 /// What is missing, comes twice or is nothing of ours is counted as what it is.
 #[test]
-fn gaps_and_duplicates_are_counted() {
+fn xdp_gaps_and_duplicates_are_counted() {
     const PACKETS: u64 = 512;
     let far = wire!(1, 1500);
     let daq = Daq::new(&config(&format!("listen = \"{TO}\""), PAYLOAD));
@@ -403,7 +403,7 @@ fn gaps_and_duplicates_are_counted() {
 
 /// Each thing that cannot be is said, with what to do.
 #[test]
-fn what_cannot_be_is_told() {
+fn xdp_impossible_config_is_reported() {
     let _far = wire!(1, 1500);
     for (keys, words) in [
         (

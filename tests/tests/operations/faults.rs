@@ -231,20 +231,20 @@ fn paced(packet: u64, packets: u64) -> String {
 }
 
 #[test]
-fn every_fault_as_fast_as_it_goes() {
+fn faults_at_full_rate_are_counted() {
     every_fault(64, "hold = true");
     every_fault(1472, "hold = false");
     every_fault(8192, "hold = true");
 }
 
 #[test]
-fn every_fault_at_a_slow_pace() {
+fn faults_at_slow_pace_are_counted() {
     every_fault(64, &paced(64, 10_000));
     every_fault(8192, &paced(8192, 20_000));
 }
 
 #[test]
-fn every_fault_at_a_fast_pace() {
+fn faults_at_fast_pace_are_counted() {
     every_fault(64, &paced(64, 500_000));
     every_fault(1472, &(paced(1472, 200_000) + "\nhold = true"));
 }
@@ -292,7 +292,7 @@ fn foretell(keys: &Value, geometry: &Geometry) -> Ledger {
 }
 
 #[test]
-fn faults_by_chance_follow_the_schedule() {
+fn faults_random_follow_schedule() {
     let geometry = Geometry::new(8, 64);
     let cases = [
         json!({ "loss": 0.05 }),
@@ -337,7 +337,7 @@ fn faults_by_chance_follow_the_schedule() {
 }
 
 #[test]
-fn many_sources_keep_their_own_ledgers() {
+fn sources_many_keep_separate_ledgers() {
     let mut text = String::new();
     for i in 0..8 {
         text += &pipeline(
@@ -371,7 +371,7 @@ fn slow_reader(hold: bool, sink: &str, frames: u64) -> String {
 }
 
 #[test]
-fn a_source_that_waits_loses_nothing_to_a_slow_reader() {
+fn source_with_backpressure_and_slow_reader_loses_nothing() {
     let outcome = Daq::new(&slow_reader(true, "", 200)).run(&[]).ok();
     assert_eq!(
         Ledger::of(&outcome, "adc"),
@@ -388,7 +388,7 @@ fn a_source_that_waits_loses_nothing_to_a_slow_reader() {
 }
 
 #[test]
-fn a_source_that_cannot_wait_counts_what_the_ring_refused_and_who_held_it() {
+fn source_without_backpressure_counts_ring_full_by_reader() {
     let other = "guarantee = true\n[sink.careless]\ndriver = \"null\"\ninput = \"raw\"\nguarantee = false\n";
     let outcome = Daq::new(&slow_reader(false, other, 2000)).run(&[]).ok();
     let refused = outcome.count("rings.raw.ring_full");
@@ -412,7 +412,7 @@ fn a_source_that_cannot_wait_counts_what_the_ring_refused_and_who_held_it() {
 }
 
 #[test]
-fn a_reader_without_guarantee_is_overrun_and_told() {
+fn reader_without_guarantee_counts_overrun() {
     for hold in [true, false] {
         let outcome = Daq::new(&slow_reader(hold, "guarantee = false", 2000))
             .run(&[])
@@ -442,7 +442,7 @@ fn a_reader_without_guarantee_is_overrun_and_told() {
 }
 
 #[test]
-fn a_slow_guaranteed_kernel_chain_holds_the_source() {
+fn kernel_chain_with_guarantee_applies_backpressure() {
     let text = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = 512\nframes = 100\n\
                 samples = { type = \"int16\" }\n\
                 [ring.raw]\nslot = 1024\nslots = 8\n\
@@ -459,7 +459,7 @@ fn a_slow_guaranteed_kernel_chain_holds_the_source() {
 }
 
 #[test]
-fn a_gap_longer_than_the_window_does_not_make_a_source_that_waits_lose() {
+fn gap_beyond_window_with_backpressure_loses_nothing_else() {
     // Five whole frames are missing where four are open; the ring is nearly full all the time.
     let text = slow_reader(true, "", 100) + "[source.adc.faults]\nlose = [\"200..240\"]\n";
     let outcome = Daq::new(&text).run(&[]).ok();

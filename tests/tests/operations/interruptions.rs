@@ -140,7 +140,7 @@ fn told(stderr: &str, component: &str, key: &str) -> u64 {
 }
 
 #[test]
-fn a_kill_at_any_moment_leaves_whole_segments_and_is_told() {
+fn kill_at_any_time_leaves_intact_segments_and_is_reported() {
     let daq = Daq::new(RECORDING);
     let out = daq.path("out");
     let mut random = Random(u64::from(std::process::id()));
@@ -200,7 +200,7 @@ fn a_kill_at_any_moment_leaves_whole_segments_and_is_told() {
 }
 
 #[test]
-fn the_first_signal_drains() {
+fn first_signal_drains_rings() {
     for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM] {
         let text = RECORDING.to_owned()
             + "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"3 ms\"\n";
@@ -219,7 +219,7 @@ fn the_first_signal_drains() {
 }
 
 #[test]
-fn the_second_signal_leaves_at_once() {
+fn second_signal_exits_immediately() {
     let text =
         RECORDING.to_owned() + "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"1 h\"\n";
     let daq = Daq::new(&text);
@@ -247,7 +247,7 @@ fn the_second_signal_leaves_at_once() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_named() {
+fn http_port_in_use_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let daq = Daq::new(RECORDING);
@@ -275,7 +275,7 @@ fn a_port_that_is_taken_is_named() {
 }
 
 #[test]
-fn a_port_of_a_source_that_is_taken_is_named() {
+fn source_port_in_use_is_named() {
     let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let source = format!(
@@ -298,7 +298,7 @@ fn a_port_of_a_source_that_is_taken_is_named() {
 }
 
 #[test]
-fn two_runs_of_one_pipeline_do_not_write_one_file() {
+fn concurrent_runs_of_one_pipeline_are_rejected() {
     let daq = Daq::new(RECORDING);
     let mut first = daq.spawn(&[]);
     first.wait_count("sinks.disk.bytes", 1 << 20);
@@ -321,7 +321,7 @@ fn two_runs_of_one_pipeline_do_not_write_one_file() {
 }
 
 #[test]
-fn a_run_between_two_segments_of_another_is_refused_and_one_after_a_kill_is_not() {
+fn output_lock_rejects_second_run_until_first_is_killed() {
     let daq = Daq::new(RECORDING);
     // As a process holds it that has closed a segment and not yet begun the next.
     let path = daq.write("out/.disk.lock", "4242\n");
@@ -350,7 +350,7 @@ fn a_run_between_two_segments_of_another_is_refused_and_one_after_a_kill_is_not(
 }
 
 #[test]
-fn a_directory_that_cannot_be_made_is_named() {
+fn output_directory_not_creatable_is_named() {
     let daq = Daq::new(RECORDING);
     daq.write("file", "");
     let outcome = daq.run(&["--set", "sink.disk.path=file/out"]);
@@ -449,8 +449,8 @@ fn frames_on_disk(dir: &Path, outcome: &Outcome) -> Vec<u64> {
 }
 
 #[test]
-fn a_full_disk_holds_the_source_where_that_is_declared() {
-    let Some(dir) = small_disk("a_full_disk_holds_the_source_where_that_is_declared") else {
+fn disk_full_with_guarantee_applies_backpressure() {
+    let Some(dir) = small_disk("disk_full_with_guarantee_applies_backpressure") else {
         return;
     };
     let (daq, ballast) = almost_full(&dir, true);
@@ -483,8 +483,8 @@ fn a_full_disk_holds_the_source_where_that_is_declared() {
 }
 
 #[test]
-fn a_full_disk_drops_and_counts_where_that_is_declared() {
-    let Some(dir) = small_disk("a_full_disk_drops_and_counts_where_that_is_declared") else {
+fn disk_full_without_guarantee_counts_drops() {
+    let Some(dir) = small_disk("disk_full_without_guarantee_counts_drops") else {
         return;
     };
     let (daq, ballast) = almost_full(&dir, false);
@@ -531,8 +531,8 @@ fn a_full_disk_drops_and_counts_where_that_is_declared() {
 }
 
 #[test]
-fn a_disk_that_stays_full_does_not_hold_up_the_end() {
-    let Some(dir) = small_disk("a_disk_that_stays_full_does_not_hold_up_the_end") else {
+fn disk_full_at_stop_does_not_block_exit() {
+    let Some(dir) = small_disk("disk_full_at_stop_does_not_block_exit") else {
         return;
     };
     let (daq, _) = almost_full(&dir, true);

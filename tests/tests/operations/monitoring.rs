@@ -74,7 +74,7 @@ fn number(value: &Value) -> f64 {
 }
 
 #[test]
-fn promtool_finds_nothing_to_say() {
+fn metrics_pass_promtool_lint() {
     let Some(promtool) = program("promtool") else {
         skip!("promtool is not here (Debian package prometheus)")
     };
@@ -152,7 +152,7 @@ fn query(server: SocketAddr, expression: &str) -> Option<f64> {
 }
 
 #[test]
-fn a_prometheus_server_scrapes_it() {
+fn metrics_are_scraped_by_prometheus() {
     let Some(prometheus) = program("prometheus") else {
         skip!("prometheus is not here (Debian package prometheus)")
     };
@@ -209,7 +209,7 @@ fn a_prometheus_server_scrapes_it() {
 }
 
 #[test]
-fn every_counter_in_the_metrics_is_that_of_the_report() {
+fn metrics_counters_equal_report() {
     let daq = Daq::new(EVERYTHING);
     let mut live = daq.spawn(&[]);
     live.wait_count("rings.spectra.published", 2);
@@ -291,7 +291,7 @@ fn wait_healthy(live: &mut Live) {
 }
 
 #[test]
-fn probes_answer() {
+fn health_and_readiness_probes_answer() {
     let daq = Daq::new(EVERYTHING);
     let mut live = daq.spawn(&[]);
     live.wait_ready();
@@ -321,7 +321,7 @@ fn probes_answer() {
 }
 
 #[test]
-fn a_run_that_stops_is_not_ready_but_healthy() {
+fn probe_while_stopping_is_healthy_but_not_ready() {
     // What waits in the ring takes longer to drain than anybody waits for it.
     let text = EVERYTHING
         .replace(
@@ -346,7 +346,7 @@ fn a_run_that_stops_is_not_ready_but_healthy() {
 }
 
 #[test]
-fn the_equations_hold_at_any_moment() {
+fn ledger_equations_hold_while_running() {
     let daq = Daq::new(EVERYTHING);
     let mut live = daq.spawn(&[]);
     live.wait_ready();
@@ -449,7 +449,7 @@ fn message(socket: &UnixDatagram, live: &Live, wanted: &str) -> String {
 }
 
 #[test]
-fn systemd_is_told() {
+fn systemd_is_notified() {
     let daq = Daq::new(EVERYTHING);
     let path = daq.path("notify");
     let socket = UnixDatagram::bind(&path).unwrap();

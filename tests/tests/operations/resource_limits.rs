@@ -31,7 +31,7 @@ fn spawn_limited(daq: &Daq, limit: &str, arguments: &str) -> Live {
 }
 
 #[test]
-fn idle_http_connections_leave_descriptors_for_files() {
+fn http_idle_connections_leave_descriptors_for_files() {
     let sink = format!("{FILE}\nrotate = \"200 ms\"");
     let daq = Daq::new(&pipeline(&sink));
     let mut live = spawn_limited(&daq, "ulimit -n 96", "");
@@ -46,7 +46,7 @@ fn idle_http_connections_leave_descriptors_for_files() {
 }
 
 #[test]
-fn a_state_file_truncated_while_running_does_not_end_the_run() {
+fn state_file_truncated_while_running_does_not_end_run() {
     let daq = Daq::new(&pipeline("driver = \"null\""));
     let mut live = daq.spawn(&[]);
     live.wait_count("sinks.disk.frames", 1);
@@ -62,7 +62,7 @@ fn a_state_file_truncated_while_running_does_not_end_the_run() {
 }
 
 #[test]
-fn a_file_that_reaches_the_size_limit_is_an_error_of_the_sink() {
+fn file_size_limit_is_reported_as_sink_error() {
     for sink in [FILE, ZARR] {
         let daq = Daq::new(&pipeline(sink));
         // 64 KiB, where a shell counts in 512 bytes.
@@ -93,7 +93,7 @@ fn json(path: &Path) -> Value {
 }
 
 #[test]
-fn a_failure_after_a_segment_is_committed_leaves_it_whole() {
+fn failure_after_segment_commit_leaves_it_intact() {
     let daq = Daq::new(&pipeline(FILE));
     // For each segment: its metadata, the directory before the commit, and after.
     let Some(outcome) = injected(&daq, "fsync:error=EIO:when=3+") else {
@@ -114,7 +114,7 @@ fn a_failure_after_a_segment_is_committed_leaves_it_whole() {
 }
 
 #[test]
-fn a_failure_after_a_chunk_is_committed_counts_it_as_written() {
+fn failure_after_chunk_commit_counts_it_as_written() {
     let daq = Daq::new(&pipeline(ZARR));
     // A commit syncs the directories of eight arrays twice each; the last time is after the commit.
     let Some(outcome) = injected(&daq, "fsync:error=EIO:when=16") else {
@@ -129,7 +129,7 @@ fn a_failure_after_a_chunk_is_committed_counts_it_as_written() {
 }
 
 #[test]
-fn a_run_without_threads_names_the_limit() {
+fn thread_limit_is_named() {
     let daq = Daq::new(&pipeline("driver = \"null\""));
     let Some(outcome) = injected(&daq, "clone3:error=EAGAIN:when=3") else {
         skip!("strace is not there");
@@ -139,7 +139,7 @@ fn a_run_without_threads_names_the_limit() {
 }
 
 #[test]
-fn a_run_without_descriptors_names_the_limit() {
+fn descriptor_limit_is_named() {
     for sink in ["driver = \"null\"", FILE, ZARR] {
         let daq = Daq::new(&pipeline(sink));
         let mut refused = 0;
@@ -163,7 +163,7 @@ fn a_run_without_descriptors_names_the_limit() {
 }
 
 #[test]
-fn a_ring_that_memory_does_not_suffice_for_names_the_limit() {
+fn memory_limit_for_ring_is_named() {
     let large = pipeline("driver = \"null\"").replace("\"8 KiB\"", "\"32 MiB\"");
     let outcome = spawn_limited(&Daq::new(&large), "ulimit -v 1500000", "--for 100ms").wait();
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
@@ -213,7 +213,7 @@ impl Drop for Disk {
 }
 
 #[test]
-fn a_disk_that_hangs_is_reported_and_does_not_hold_up_the_end() {
+fn disk_hang_is_reported_and_does_not_block_exit() {
     for guarantee in [true, false] {
         let daq = Daq::new(&pipeline(&format!("{FILE}\nguarantee = {guarantee}")));
         let disk = match Disk::new(&daq) {

@@ -181,7 +181,7 @@ fn full_pipe() -> (PipeReader, OwnedFd) {
 }
 
 #[test]
-fn terminal_that_goes_away_with_sighup_ends_the_run_cleanly() {
+fn terminal_closed_with_sighup_ends_run_cleanly() {
     for _ in 0..3 {
         let (master, slave) = sys::open(100, 30);
         let mut run = Run::on_terminal(slave);
@@ -195,7 +195,7 @@ fn terminal_that_goes_away_with_sighup_ends_the_run_cleanly() {
 }
 
 #[test]
-fn sighup_is_ignored_under_nohup() {
+fn sighup_under_nohup_is_ignored() {
     let daq = Daq::new(
         "[source.a]\ndriver = \"sim\"\nring = \"r\"\npace = \"1 Mbit/s\"\n[ring.r]\nslot = \"8 KiB\"\n[sink.n]\ndriver = \"null\"\ninput = \"r\"\n[http]\nlisten = \"127.0.0.1:0\"\n",
     );
@@ -215,7 +215,7 @@ fn sighup_is_ignored_under_nohup() {
 }
 
 #[test]
-fn warnings_after_the_terminal_went_away_do_not_disturb_reception() {
+fn terminal_closed_warnings_do_not_disturb_reception() {
     let (master, slave) = sys::open(100, 30);
     let mut run = Run::on_terminal(slave);
     run.assert_data_flows();
@@ -229,7 +229,7 @@ fn warnings_after_the_terminal_went_away_do_not_disturb_reception() {
 }
 
 #[test]
-fn stopped_terminal_delays_neither_data_nor_the_end() {
+fn terminal_stopped_delays_neither_data_nor_exit() {
     let (mut master, slave) = sys::open(100, 30);
     let mut run = Run::on_terminal(slave);
     run.assert_data_flows();
@@ -242,7 +242,7 @@ fn stopped_terminal_delays_neither_data_nor_the_end() {
 }
 
 #[test]
-fn terminal_that_is_started_again_shows_log_live_block_and_report() {
+fn terminal_resumed_shows_log_live_block_and_report() {
     let (mut master, slave) = sys::open(60, 30);
     let mut run = Run::on_terminal(slave);
     let shown = screen(master.try_clone().unwrap());
@@ -282,7 +282,7 @@ fn terminal_that_is_started_again_shows_log_live_block_and_report() {
 }
 
 #[test]
-fn unread_pipe_delays_neither_data_nor_the_end() {
+fn pipe_unread_delays_neither_data_nor_exit() {
     let (_reader, writer) = full_pipe();
     let mut run = Run::start(&["--verbose"], &[], writer, Stdio::null());
     for _ in 0..3 {
@@ -293,7 +293,7 @@ fn unread_pipe_delays_neither_data_nor_the_end() {
 }
 
 #[test]
-fn report_is_printed_when_stderr_is_not_read() {
+fn report_with_unread_stderr_is_printed() {
     let (_reader, writer) = full_pipe();
     let (mut stdout, report) = std::io::pipe().unwrap();
     let mut run = Run::start(&["--report", "json"], &[], writer, report.into());
@@ -306,7 +306,7 @@ fn report_is_printed_when_stderr_is_not_read() {
 }
 
 #[test]
-fn second_signal_exits_at_once_when_a_sink_and_stderr_block() {
+fn second_signal_with_blocked_sink_and_stderr_exits_immediately() {
     let (_reader, writer) = full_pipe();
     let http = free_tcp_port();
     let daq = Daq::new(&format!(
@@ -343,7 +343,7 @@ fn second_signal_exits_at_once_when_a_sink_and_stderr_block() {
 
 /// A terminal closes and then its service manager stops the run: SIGHUP is not counted as the first signal.
 #[test]
-fn signal_after_sighup_lets_the_run_drain_and_the_one_after_exits() {
+fn signal_after_sighup_drains_and_next_signal_exits() {
     for (delay, code) in [("1 s", 0), ("1 min", 128 + 15)] {
         let daq = Daq::new(&format!(
             "[source.a]\ndriver = \"sim\"\nring = \"r\"\npace = \"1 Mbit/s\"\n[ring.r]\nslot = \"8 KiB\"\nslots = 1024\n\
@@ -371,7 +371,7 @@ fn signal_after_sighup_lets_the_run_drain_and_the_one_after_exits() {
 }
 
 #[test]
-fn dropped_log_messages_are_counted_in_metrics_and_status() {
+fn log_messages_dropped_are_counted_in_metrics_and_status() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let mut run = Run::start(&[], &[], writer.into(), Stdio::null());
@@ -389,7 +389,7 @@ fn dropped_log_messages_are_counted_in_metrics_and_status() {
 }
 
 #[test]
-fn notify_socket_that_is_never_emptied_delays_nothing() {
+fn notify_socket_full_delays_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
@@ -417,7 +417,7 @@ fn notify_socket_that_is_never_emptied_delays_nothing() {
 }
 
 #[test]
-fn notify_socket_that_does_not_exist_is_logged_and_ends_nothing() {
+fn notify_socket_missing_is_logged_and_run_continues() {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let env = [
         ("NOTIFY_SOCKET", "/nonexistent/notify"),
@@ -435,7 +435,7 @@ fn notify_socket_that_does_not_exist_is_logged_and_ends_nothing() {
 }
 
 #[test]
-fn the_state_is_logged_each_second_only_when_verbose() {
+fn state_each_second_is_logged_only_when_verbose() {
     let config = "[source.a]\ndriver = \"sim\"\nring = \"r\"\npace = \"1 Mbit/s\"\n[ring.r]\nslot = \"8 KiB\"\n[sink.n]\ndriver = \"null\"\ninput = \"r\"\n";
     let daq = Daq::new(config);
     let mut live = daq.spawn(&["--verbose"]);
@@ -447,7 +447,7 @@ fn the_state_is_logged_each_second_only_when_verbose() {
 }
 
 #[test]
-fn wrong_log_filter_is_reported() {
+fn log_filter_invalid_is_reported() {
     let daq = Daq::new("[source.a]\ndriver = \"sim\"\nring = \"r\"\n[ring.r]\nslot = \"8 KiB\"\n[sink.n]\ndriver = \"null\"\ninput = \"r\"\n")
         .env("DAQ_LOG", "daq=loud");
     let outcome = daq.run(&["--for", "10 ms"]).ok();

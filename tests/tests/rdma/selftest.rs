@@ -34,7 +34,7 @@ const HOST: [&str; 9] = [
 ];
 
 #[test]
-fn every_check_of_a_card_of_software_holds() {
+fn selftest_on_emulated_nic_passes() {
     let report = parsed(
         &Daq::new("")
             .env("CUDA_VISIBLE_DEVICES", "")
@@ -56,7 +56,7 @@ fn every_check_of_a_card_of_software_holds() {
 }
 
 #[test]
-fn what_a_card_refuses_of_a_gpu_is_told() {
+fn selftest_gpu_memory_refused_by_nic_is_reported() {
     let simulated = Simulated::new("").with_gdr("");
     let nic = "software?dma-buf=95";
     let done = simulated.on(Daq::new("")).cli(&[
@@ -80,7 +80,7 @@ fn what_a_card_refuses_of_a_gpu_is_told() {
 }
 
 #[test]
-fn a_card_that_fails_fails_its_checks() {
+fn selftest_on_failing_nic_fails() {
     let done = Daq::new("").cli(&[
         "selftest",
         "rdma",
@@ -144,7 +144,7 @@ fn tables(done: &Done) -> Vec<Value> {
 }
 
 #[test]
-fn both_sides_measure_here() {
+fn bench_rdma_both_sides_local_measures() {
     let done = Daq::new("")
         .env("CUDA_VISIBLE_DEVICES", "")
         .cli(&SHORT)
@@ -163,7 +163,7 @@ fn both_sides_measure_here() {
 }
 
 #[test]
-fn a_gpu_is_reached_by_staging_where_the_card_refuses() {
+fn bench_rdma_gpu_refused_by_nic_is_staged() {
     let simulated = Simulated::new("").with_gdr("");
     let tables = tables(&simulated.on(Daq::new("")).cli(&SHORT).ok());
     for ends in ["host → GPU", "GPU → host", "GPU → GPU"] {
@@ -175,7 +175,7 @@ fn a_gpu_is_reached_by_staging_where_the_card_refuses() {
 }
 
 #[test]
-fn what_was_not_measured_is_not_kept() {
+fn bench_rdma_unmeasured_result_is_not_saved() {
     let simulated = Simulated::new("").with_gdr("");
     let daq = simulated.on(Daq::new(""));
     let kept = daq.cli(&[&SHORT[..], &["--keep"]].concat());
@@ -188,7 +188,7 @@ const BASIS: &str = "?|firmware ?|peer memory false";
 
 /// The way of a sink's frames goes by the frame size from which on host memory was faster.
 #[test]
-fn what_was_measured_of_a_card_decides_the_path_of_a_sink() {
+fn bench_rdma_saved_result_selects_sink_path() {
     let simulated = Simulated::new("");
     let daq = simulated.on(Daq::new(
         "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = 4096\n\

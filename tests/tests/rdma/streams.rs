@@ -71,7 +71,7 @@ fn end(mut far: Live, frames: u64) -> Outcome {
 }
 
 #[test]
-fn what_is_sent_is_what_comes() {
+fn stream_delivers_sent_frames() {
     for (frames, shared) in [(400, ""), (400, "mode = \"send\""), (400, "queues = 3")] {
         let port = free_tcp_port();
         let keys = format!("{CARD}\n{shared}");
@@ -107,7 +107,7 @@ fn what_is_sent_is_what_comes() {
 /// An unreliable connection loses frames for which the receiver has posted no receive in time: each one is counted, and
 /// the others are whole.
 #[test]
-fn unreliable_connection_counts_every_frame_as_delivered_or_lost() {
+fn unreliable_stream_counts_every_frame() {
     let (port, frames) = (free_tcp_port(), 50);
     let keys = format!("{CARD}\nservice = \"uc\"");
     let receiver = far(port, &keys, FILE);
@@ -129,7 +129,7 @@ fn unreliable_connection_counts_every_frame_as_delivered_or_lost() {
 }
 
 #[test]
-fn cut_links_lose_nothing_and_bring_nothing_twice() {
+fn stream_after_link_cuts_has_no_loss_or_duplicates() {
     let (port, frames) = (free_tcp_port(), 20_000);
     let there =
         "nics = [\"software?cut-received@3000,cut-received@21000,patience=200\"]\nqueues = 2";
@@ -153,7 +153,7 @@ fn cut_links_lose_nothing_and_bring_nothing_twice() {
 }
 
 #[test]
-fn either_side_is_killed_and_the_other_goes_on() {
+fn stream_peer_killed_reconnects() {
     let (port, frames) = (free_tcp_port(), 20_000);
     let mut random = Random(6);
     // Slow enough for the sender to be there whenever a receiver is killed.
@@ -214,7 +214,7 @@ fn either_side_is_killed_and_the_other_goes_on() {
 }
 
 #[test]
-fn a_slow_reader_there_holds_the_source_here_back() {
+fn slow_remote_reader_applies_backpressure() {
     let (port, frames) = (free_tcp_port(), 1500);
     let receiver = far(port, CARD, "driver = \"null\"\ndelay = \"500 us\"");
     let mut live = receiver.spawn(&[]);
@@ -229,7 +229,7 @@ fn a_slow_reader_there_holds_the_source_here_back() {
 }
 
 #[test]
-fn nobody_there_is_told_and_the_run_ends() {
+fn peer_missing_is_reported_and_run_ends() {
     let port = free_tcp_port();
     let sender = near(port, 10, CARD, "");
     let mut here = sender.spawn(&[]);
@@ -249,7 +249,7 @@ fn nobody_there_is_told_and_the_run_ends() {
 }
 
 #[test]
-fn senders_without_the_token_or_of_another_address_are_refused() {
+fn sender_without_token_or_from_other_address_is_rejected() {
     const TOKEN: &str = "c0ffee00c0ffee00c0ffee00";
     let (port, frames) = (free_tcp_port(), 50);
     let keys = format!("{CARD}\ntoken_file = \"link.token\"\nfrom = \"127.0.0.1\"");

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_do_not_overlap_and_are_used_again() {
+    fn bar_ranges_do_not_overlap_and_are_reused() {
         let file = std::env::temp_dir().join(format!("daq-bar-{}", std::process::id()));
         File::create(&file).unwrap().set_len(4 << 16).unwrap();
         let bar = Bar::open(&file).unwrap();

@@ -18,48 +18,52 @@ fn allocate(bytes: usize) -> u64 {
 }
 
 #[test]
-fn to_the_device_within_it_and_back() {
-    let report = passes("copies::to_the_device_within_it_and_back", "", || {
-        context(0);
-        let (one, other) = (allocate(10_000), allocate(10_000));
-        let mut from = bytes(10_000);
-        let mut to = vec![0_u8; 10_000];
-        // The driver knows one, not the other.
-        ok!(cuMemHostRegister_v2(from.as_mut_ptr().cast(), 10_000, 0));
-        let mut stream = null_mut();
-        ok!(cuStreamCreate(&raw mut stream, 1));
-        ok!(cuMemcpyHtoDAsync_v2(
-            one,
-            from.as_ptr().cast(),
-            10_000,
-            stream
-        ));
-        ok!(cuMemcpyDtoDAsync_v2(other + 1000, one, 9000, stream));
-        ok!(cuMemsetD8Async(other, 7, 500, stream));
-        ok!(cuMemsetD32Async(other + 500, 0x0403_0201, 125, stream));
-        ok!(cuMemcpyDtoHAsync_v2(
-            to.as_mut_ptr().cast(),
-            other,
-            10_000,
-            stream
-        ));
-        // Unregistered: done when the call returns.
-        assert_eq!(to[..500], [7; 500]);
-        assert_eq!(to[500..1000], [1, 2, 3, 4].repeat(125));
-        assert_eq!(to[1000..], from[..9000]);
-        ok!(cuMemcpyAsync(
-            from.as_ptr() as u64 + 5000,
-            one,
-            5000,
-            stream
-        ));
-        ok!(cuStreamSynchronize(stream));
-        assert_eq!(from[5000..], bytes(10_000)[..5000]);
-        ok!(cuMemHostUnregister(from.as_mut_ptr().cast()));
-        ok!(cuStreamDestroy_v2(stream));
-        ok!(cuMemFree_v2(one));
-        ok!(cuMemFree_v2(other));
-    });
+fn copy_to_within_and_from_device_preserves_bytes() {
+    let report = passes(
+        "copies::copy_to_within_and_from_device_preserves_bytes",
+        "",
+        || {
+            context(0);
+            let (one, other) = (allocate(10_000), allocate(10_000));
+            let mut from = bytes(10_000);
+            let mut to = vec![0_u8; 10_000];
+            // The driver knows one, not the other.
+            ok!(cuMemHostRegister_v2(from.as_mut_ptr().cast(), 10_000, 0));
+            let mut stream = null_mut();
+            ok!(cuStreamCreate(&raw mut stream, 1));
+            ok!(cuMemcpyHtoDAsync_v2(
+                one,
+                from.as_ptr().cast(),
+                10_000,
+                stream
+            ));
+            ok!(cuMemcpyDtoDAsync_v2(other + 1000, one, 9000, stream));
+            ok!(cuMemsetD8Async(other, 7, 500, stream));
+            ok!(cuMemsetD32Async(other + 500, 0x0403_0201, 125, stream));
+            ok!(cuMemcpyDtoHAsync_v2(
+                to.as_mut_ptr().cast(),
+                other,
+                10_000,
+                stream
+            ));
+            // Unregistered: done when the call returns.
+            assert_eq!(to[..500], [7; 500]);
+            assert_eq!(to[500..1000], [1, 2, 3, 4].repeat(125));
+            assert_eq!(to[1000..], from[..9000]);
+            ok!(cuMemcpyAsync(
+                from.as_ptr() as u64 + 5000,
+                one,
+                5000,
+                stream
+            ));
+            ok!(cuStreamSynchronize(stream));
+            assert_eq!(from[5000..], bytes(10_000)[..5000]);
+            ok!(cuMemHostUnregister(from.as_mut_ptr().cast()));
+            ok!(cuStreamDestroy_v2(stream));
+            ok!(cuMemFree_v2(one));
+            ok!(cuMemFree_v2(other));
+        },
+    );
     let Some(report) = report else { return };
     let copied = &report["copied"];
     assert_eq!(copied["host_to_device"], 10_000);
@@ -78,8 +82,8 @@ fn to_the_device_within_it_and_back() {
 }
 
 #[test]
-fn rows_keep_their_pitch() {
-    passes("copies::rows_keep_their_pitch", "", || {
+fn copy_2d_keeps_row_pitch() {
+    passes("copies::copy_2d_keeps_row_pitch", "", || {
         context(0);
         let (width, rows, pitch) = (100, 20, 256);
         let device = allocate(pitch * rows);
@@ -131,8 +135,8 @@ fn rows_keep_their_pitch() {
 }
 
 #[test]
-fn a_batch_copies_all() {
-    passes("copies::a_batch_copies_all", "", || {
+fn copy_batch_copies_every_entry() {
+    passes("copies::copy_batch_copies_every_entry", "", || {
         context(0);
         let device = allocate(8192);
         let mut from = bytes(8192);
@@ -179,8 +183,8 @@ fn a_batch_copies_all() {
 }
 
 #[test]
-fn what_is_outside_is_refused() {
-    passes("copies::what_is_outside_is_refused", "", || {
+fn copy_out_of_range_is_rejected() {
+    passes("copies::copy_out_of_range_is_rejected", "", || {
         context(0);
         let device = allocate(1000);
         let mut host = vec![0_u8; 2000];

@@ -10,13 +10,17 @@ fn allocate() -> (i32, u64) {
 }
 
 #[test]
-fn one_call_fails() {
-    let report = passes("faults::one_call_fails", "fail=cuMemAlloc_v2@2:2", || {
-        context(0);
-        assert_eq!(allocate().0, 0);
-        assert_eq!(allocate().0, 2);
-        assert_eq!(allocate().0, 0);
-    });
+fn fault_injected_into_one_call_fails_only_that_call() {
+    let report = passes(
+        "faults::fault_injected_into_one_call_fails_only_that_call",
+        "fail=cuMemAlloc_v2@2:2",
+        || {
+            context(0);
+            assert_eq!(allocate().0, 0);
+            assert_eq!(allocate().0, 2);
+            assert_eq!(allocate().0, 0);
+        },
+    );
     if let Some(report) = report {
         assert_eq!(report["errors"], serde_json::json!({"2": 1}));
         assert_eq!(report["calls"]["cuMemAlloc_v2"], 3);
@@ -24,9 +28,9 @@ fn one_call_fails() {
 }
 
 #[test]
-fn an_error_in_a_stream_stays() {
+fn stream_error_is_sticky() {
     let report = passes(
-        "faults::an_error_in_a_stream_stays",
+        "faults::stream_error_is_sticky",
         "fail-async=COPY@2:719",
         || {
             context(0);
@@ -70,9 +74,9 @@ fn an_error_in_a_stream_stays() {
 }
 
 #[test]
-fn a_call_breaks_the_context() {
+fn fatal_call_breaks_context() {
     passes(
-        "faults::a_call_breaks_the_context",
+        "faults::fatal_call_breaks_context",
         "gpus=2,fail=cuStreamQuery@1:214",
         || {
             context(0);
@@ -86,9 +90,9 @@ fn a_call_breaks_the_context() {
 }
 
 #[test]
-fn what_a_context_holds_ends_with_it() {
+fn destroyed_context_frees_its_objects() {
     let report = passes(
-        "faults::what_a_context_holds_ends_with_it",
+        "faults::destroyed_context_frees_its_objects",
         "memory=1MiB",
         || {
             let first = context(0);
@@ -123,8 +127,8 @@ fn what_a_context_holds_ends_with_it() {
 }
 
 #[test]
-fn options_that_are_wrong_end_the_process() {
-    let name = "faults::options_that_are_wrong_end_the_process";
+fn invalid_options_abort_process() {
+    let name = "faults::invalid_options_abort_process";
     let ended = alone(name, "gpu=2", || {
         context(0);
     });

@@ -7,9 +7,9 @@ use std::ffi::CStr;
 use std::ptr::null_mut;
 
 #[test]
-fn devices_differ() {
+fn devices_have_distinct_attributes() {
     passes(
-        "machine::devices_differ",
+        "machine::devices_have_distinct_attributes",
         "gpus=2,memory=64MiB,version=12080,rdma=0",
         || {
             let mut version = 0;
@@ -65,47 +65,55 @@ fn devices_differ() {
 }
 
 #[test]
-fn the_order_of_the_first_calls_matters() {
-    passes("machine::the_order_of_the_first_calls_matters", "", || {
-        let (mut count, mut address) = (0, 0);
-        assert_eq!(cu!(cuDeviceGetCount(&raw mut count)), 3);
-        assert_eq!(cu!(cuInit(1)), 1);
-        ok!(cuInit(0));
-        assert_eq!(cu!(cuMemAlloc_v2(&raw mut address, 1)), 201);
-        let context = context(0);
-        ok!(cuMemAlloc_v2(&raw mut address, 1));
-        // A context belongs to the thread that made it current.
-        let elsewhere = move || cu!(cuMemAlloc_v2(&raw mut address, 1));
-        assert_eq!(std::thread::spawn(elsewhere).join().unwrap(), 201);
-        let (mut flags, mut is_active) = (0, 0);
-        assert_eq!(cu!(cuDevicePrimaryCtxSetFlags_v2(0, 3)), 1);
-        ok!(cuDevicePrimaryCtxSetFlags_v2(0, 4));
-        ok!(cuDevicePrimaryCtxGetState(
-            0,
-            &raw mut flags,
-            &raw mut is_active
-        ));
-        assert_eq!((flags, is_active), (4, 1));
-        let mut current = null_mut();
-        ok!(cuCtxGetCurrent(&raw mut current));
-        assert_eq!(current, context);
-        ok!(cuCtxSetCurrent(null_mut()));
-        assert_eq!(cu!(cuMemFree_v2(address)), 201);
-    });
+fn calls_before_init_or_context_are_rejected() {
+    passes(
+        "machine::calls_before_init_or_context_are_rejected",
+        "",
+        || {
+            let (mut count, mut address) = (0, 0);
+            assert_eq!(cu!(cuDeviceGetCount(&raw mut count)), 3);
+            assert_eq!(cu!(cuInit(1)), 1);
+            ok!(cuInit(0));
+            assert_eq!(cu!(cuMemAlloc_v2(&raw mut address, 1)), 201);
+            let context = context(0);
+            ok!(cuMemAlloc_v2(&raw mut address, 1));
+            // A context belongs to the thread that made it current.
+            let elsewhere = move || cu!(cuMemAlloc_v2(&raw mut address, 1));
+            assert_eq!(std::thread::spawn(elsewhere).join().unwrap(), 201);
+            let (mut flags, mut is_active) = (0, 0);
+            assert_eq!(cu!(cuDevicePrimaryCtxSetFlags_v2(0, 3)), 1);
+            ok!(cuDevicePrimaryCtxSetFlags_v2(0, 4));
+            ok!(cuDevicePrimaryCtxGetState(
+                0,
+                &raw mut flags,
+                &raw mut is_active
+            ));
+            assert_eq!((flags, is_active), (4, 1));
+            let mut current = null_mut();
+            ok!(cuCtxGetCurrent(&raw mut current));
+            assert_eq!(current, context);
+            ok!(cuCtxSetCurrent(null_mut()));
+            assert_eq!(cu!(cuMemFree_v2(address)), 201);
+        },
+    );
 }
 
 #[test]
-fn there_may_be_no_device() {
-    passes("machine::there_may_be_no_device", "no-init=100", || {
-        assert_eq!(cu!(cuInit(0)), 100);
-        let mut count = 0;
-        assert_eq!(cu!(cuDeviceGetCount(&raw mut count)), 3);
-        let mut text = std::ptr::null();
-        ok!(cuGetErrorName(
-            cudarc::driver::sys::CUresult::CUDA_ERROR_NO_DEVICE,
-            &raw mut text
-        ));
-        let error = cudarc::driver::result::init().unwrap_err();
-        assert_eq!(error.error_name().unwrap(), c"CUDA_ERROR_NO_DEVICE");
-    });
+fn machine_without_device_reports_none() {
+    passes(
+        "machine::machine_without_device_reports_none",
+        "no-init=100",
+        || {
+            assert_eq!(cu!(cuInit(0)), 100);
+            let mut count = 0;
+            assert_eq!(cu!(cuDeviceGetCount(&raw mut count)), 3);
+            let mut text = std::ptr::null();
+            ok!(cuGetErrorName(
+                cudarc::driver::sys::CUresult::CUDA_ERROR_NO_DEVICE,
+                &raw mut text
+            ));
+            let error = cudarc::driver::result::init().unwrap_err();
+            assert_eq!(error.error_name().unwrap(), c"CUDA_ERROR_NO_DEVICE");
+        },
+    );
 }

@@ -20,8 +20,8 @@ fn read(address: u64, bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_device_address_leads_nowhere() {
-    let name = "memory::a_device_address_leads_nowhere";
+fn device_address_accessed_by_cpu_faults() {
+    let name = "memory::device_address_accessed_by_cpu_faults";
     let ended = alone(name, "", || {
         context(0);
         let (_, address) = allocate(4096);
@@ -39,8 +39,8 @@ fn a_device_address_leads_nowhere() {
 }
 
 #[test]
-fn fresh_memory_is_poisoned() {
-    passes("memory::fresh_memory_is_poisoned", "", || {
+fn allocated_memory_is_poisoned() {
+    passes("memory::allocated_memory_is_poisoned", "", || {
         context(0);
         let (code, address) = allocate(5000);
         assert_eq!(code, 0);
@@ -51,143 +51,151 @@ fn fresh_memory_is_poisoned() {
 }
 
 #[test]
-fn memory_ends() {
-    passes("memory::memory_ends", "memory=4MiB", || {
-        context(0);
-        let (code, first) = allocate(3 << 20);
-        assert_eq!(code, 0);
-        assert_eq!(allocate((1 << 20) + 1).0, 2);
-        let (mut free, mut total) = (0, 0);
-        ok!(cuMemGetInfo_v2(&raw mut free, &raw mut total));
-        assert_eq!((free, total), (1 << 20, 4 << 20));
-        assert_eq!(cu!(cuMemFree_v2(first + 1)), 1);
-        ok!(cuMemFree_v2(first));
-        assert_eq!(cu!(cuMemFree_v2(first)), 1);
-        assert_eq!(allocate(4 << 20).0, 0);
-        assert_eq!(allocate(0).0, 1);
-    });
+fn allocation_beyond_device_memory_is_rejected() {
+    passes(
+        "memory::allocation_beyond_device_memory_is_rejected",
+        "memory=4MiB",
+        || {
+            context(0);
+            let (code, first) = allocate(3 << 20);
+            assert_eq!(code, 0);
+            assert_eq!(allocate((1 << 20) + 1).0, 2);
+            let (mut free, mut total) = (0, 0);
+            ok!(cuMemGetInfo_v2(&raw mut free, &raw mut total));
+            assert_eq!((free, total), (1 << 20, 4 << 20));
+            assert_eq!(cu!(cuMemFree_v2(first + 1)), 1);
+            ok!(cuMemFree_v2(first));
+            assert_eq!(cu!(cuMemFree_v2(first)), 1);
+            assert_eq!(allocate(4 << 20).0, 0);
+            assert_eq!(allocate(0).0, 1);
+        },
+    );
 }
 
 #[test]
-fn virtual_memory_wants_its_order() {
-    let report = passes("memory::virtual_memory_wants_its_order", "", || {
-        context(0);
-        let (properties, access) = (properties(), access());
-        let mut granularity = 0;
-        let minimum =
+fn virtual_memory_calls_out_of_order_are_rejected() {
+    let report = passes(
+        "memory::virtual_memory_calls_out_of_order_are_rejected",
+        "",
+        || {
+            context(0);
+            let (properties, access) = (properties(), access());
+            let mut granularity = 0;
+            let minimum =
             cudarc::driver::sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-        ok!(cuMemGetAllocationGranularity(
-            &raw mut granularity,
-            &raw const properties,
-            minimum
-        ));
-        assert_eq!(granularity, GRANULE);
-        let (mut handle, mut address) = (0, 0);
-        assert_eq!(
-            cu!(cuMemCreate(
+            ok!(cuMemGetAllocationGranularity(
+                &raw mut granularity,
+                &raw const properties,
+                minimum
+            ));
+            assert_eq!(granularity, GRANULE);
+            let (mut handle, mut address) = (0, 0);
+            assert_eq!(
+                cu!(cuMemCreate(
+                    &raw mut handle,
+                    GRANULE + 1,
+                    &raw const properties,
+                    0
+                )),
+                1
+            );
+            ok!(cuMemCreate(
                 &raw mut handle,
-                GRANULE + 1,
+                GRANULE,
                 &raw const properties,
                 0
-            )),
-            1
-        );
-        ok!(cuMemCreate(
-            &raw mut handle,
-            GRANULE,
-            &raw const properties,
-            0
-        ));
-        assert_eq!(
-            cu!(cuMemAddressReserve(&raw mut address, GRANULE / 2, 0, 0, 0)),
-            1
-        );
-        ok!(cuMemAddressReserve(&raw mut address, 2 * GRANULE, 0, 0, 0));
-        assert_eq!(
-            cu!(cuMemMap(address + 4096, GRANULE, 0, handle, 0)),
-            1,
-            "unaligned"
-        );
-        assert_eq!(
-            cu!(cuMemMap(address, 2 * GRANULE, 0, handle, 0)),
-            1,
-            "longer than the memory"
-        );
-        assert_eq!(
-            cu!(cuMemMap(
-                address + 2 * GRANULE as u64,
-                GRANULE,
-                0,
+            ));
+            assert_eq!(
+                cu!(cuMemAddressReserve(&raw mut address, GRANULE / 2, 0, 0, 0)),
+                1
+            );
+            ok!(cuMemAddressReserve(&raw mut address, 2 * GRANULE, 0, 0, 0));
+            assert_eq!(
+                cu!(cuMemMap(address + 4096, GRANULE, 0, handle, 0)),
+                1,
+                "unaligned"
+            );
+            assert_eq!(
+                cu!(cuMemMap(address, 2 * GRANULE, 0, handle, 0)),
+                1,
+                "longer than the memory"
+            );
+            assert_eq!(
+                cu!(cuMemMap(
+                    address + 2 * GRANULE as u64,
+                    GRANULE,
+                    0,
+                    handle,
+                    0
+                )),
+                1,
+                "outside"
+            );
+            assert_eq!(
+                cu!(cuMemMap(address, GRANULE, 0, handle + 1, 0)),
+                1,
+                "unknown"
+            );
+            assert_eq!(
+                cu!(cuMemSetAccess(address, GRANULE, &raw const access, 1)),
+                1,
+                "not mapped"
+            );
+            // The same memory twice, one behind the other, as rings do.
+            let second = address + GRANULE as u64;
+            ok!(cuMemMap(address, GRANULE, 0, handle, 0));
+            assert_eq!(
+                cu!(cuMemMap(address, GRANULE, 0, handle, 0)),
+                1,
+                "mapped already"
+            );
+            ok!(cuMemMap(second, GRANULE, 0, handle, 0));
+            assert_eq!(cu!(cuMemsetD8_v2(address, 1, 16)), 1, "no access");
+            ok!(cuMemSetAccess(address, 2 * GRANULE, &raw const access, 1));
+            assert_eq!(read(address, 32), [0xa5; 32]);
+            // Across the seam.
+            ok!(cuMemsetD8_v2(second - 16, 9, 32));
+            assert_eq!(read(address, 17), [&[9; 16][..], &[0xa5]].concat());
+            assert_eq!(
+                read(second - 20, 40),
+                [&[0xa5; 4][..], &[9; 32], &[0xa5; 4]].concat()
+            );
+            assert_eq!(
+                cu!(cuMemFree_v2(address)),
+                1,
+                "not allocated with its address"
+            );
+            assert_eq!(cu!(cuMemAddressFree(address, 2 * GRANULE)), 1, "mapped");
+            let mut file = -1_i32;
+            let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+            ok!(cuMemExportToShareableHandle(
+                (&raw mut file).cast(),
                 handle,
+                kind,
                 0
-            )),
-            1,
-            "outside"
-        );
-        assert_eq!(
-            cu!(cuMemMap(address, GRANULE, 0, handle + 1, 0)),
-            1,
-            "unknown"
-        );
-        assert_eq!(
-            cu!(cuMemSetAccess(address, GRANULE, &raw const access, 1)),
-            1,
-            "not mapped"
-        );
-        // The same memory twice, one behind the other, as rings do.
-        let second = address + GRANULE as u64;
-        ok!(cuMemMap(address, GRANULE, 0, handle, 0));
-        assert_eq!(
-            cu!(cuMemMap(address, GRANULE, 0, handle, 0)),
-            1,
-            "mapped already"
-        );
-        ok!(cuMemMap(second, GRANULE, 0, handle, 0));
-        assert_eq!(cu!(cuMemsetD8_v2(address, 1, 16)), 1, "no access");
-        ok!(cuMemSetAccess(address, 2 * GRANULE, &raw const access, 1));
-        assert_eq!(read(address, 32), [0xa5; 32]);
-        // Across the seam.
-        ok!(cuMemsetD8_v2(second - 16, 9, 32));
-        assert_eq!(read(address, 17), [&[9; 16][..], &[0xa5]].concat());
-        assert_eq!(
-            read(second - 20, 40),
-            [&[0xa5; 4][..], &[9; 32], &[0xa5; 4]].concat()
-        );
-        assert_eq!(
-            cu!(cuMemFree_v2(address)),
-            1,
-            "not allocated with its address"
-        );
-        assert_eq!(cu!(cuMemAddressFree(address, 2 * GRANULE)), 1, "mapped");
-        let mut file = -1_i32;
-        let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        ok!(cuMemExportToShareableHandle(
-            (&raw mut file).cast(),
-            handle,
-            kind,
-            0
-        ));
-        assert_eq!(mapped(file, 17), [&[9; 16][..], &[0xa5]].concat());
-        let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-        ok!(cuMemGetHandleForAddressRange(
-            (&raw mut file).cast(),
-            address,
-            GRANULE,
-            kind,
-            0
-        ));
-        assert_eq!(mapped(file, 17), [&[9; 16][..], &[0xa5]].concat());
-        ok!(cuMemRelease(handle));
-        assert_eq!(cu!(cuMemRelease(handle)), 1, "released already");
-        assert_eq!(read(address, 1), [9], "the mapping holds it");
-        assert_eq!(cu!(cuMemUnmap(address, GRANULE / 2)), 1, "a part");
-        ok!(cuMemUnmap(address, GRANULE));
-        ok!(cuMemUnmap(second, GRANULE));
-        assert_eq!(cu!(cuMemUnmap(second, GRANULE)), 1);
-        assert_eq!(cu!(cuMemsetD8_v2(address, 1, 16)), 1);
-        assert_eq!(cu!(cuMemAddressFree(address, GRANULE)), 1, "not the whole");
-        ok!(cuMemAddressFree(address, 2 * GRANULE));
-    });
+            ));
+            assert_eq!(mapped(file, 17), [&[9; 16][..], &[0xa5]].concat());
+            let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+            ok!(cuMemGetHandleForAddressRange(
+                (&raw mut file).cast(),
+                address,
+                GRANULE,
+                kind,
+                0
+            ));
+            assert_eq!(mapped(file, 17), [&[9; 16][..], &[0xa5]].concat());
+            ok!(cuMemRelease(handle));
+            assert_eq!(cu!(cuMemRelease(handle)), 1, "released already");
+            assert_eq!(read(address, 1), [9], "the mapping holds it");
+            assert_eq!(cu!(cuMemUnmap(address, GRANULE / 2)), 1, "a part");
+            ok!(cuMemUnmap(address, GRANULE));
+            ok!(cuMemUnmap(second, GRANULE));
+            assert_eq!(cu!(cuMemUnmap(second, GRANULE)), 1);
+            assert_eq!(cu!(cuMemsetD8_v2(address, 1, 16)), 1);
+            assert_eq!(cu!(cuMemAddressFree(address, GRANULE)), 1, "not the whole");
+            ok!(cuMemAddressFree(address, 2 * GRANULE));
+        },
+    );
     if let Some(report) = report {
         assert_eq!(report["leaks"]["memory"], 0);
         assert_eq!(report["leaks"]["reservations"], 0);
@@ -195,8 +203,8 @@ fn virtual_memory_wants_its_order() {
 }
 
 #[test]
-fn what_goes_while_a_copy_waits_breaks_the_context() {
-    let name = "memory::what_goes_while_a_copy_waits_breaks_the_context";
+fn memory_freed_during_pending_copy_breaks_context() {
+    let name = "memory::memory_freed_during_pending_copy_breaks_context";
     passes(name, "", || {
         context(0);
         let (properties, access) = (properties(), access());
@@ -223,45 +231,49 @@ fn what_goes_while_a_copy_waits_breaks_the_context() {
 }
 
 #[test]
-fn host_memory_is_registered_once() {
-    let report = passes("memory::host_memory_is_registered_once", "", || {
-        context(0);
-        let mut host = vec![0_u8; 10_000];
-        let at = |offset: usize| (host.as_ptr() as usize + offset) as *mut _;
-        ok!(cuMemHostRegister_v2(at(0), 5000, 0));
-        assert_eq!(cu!(cuMemHostRegister_v2(at(4999), 10, 0)), 712);
-        assert_eq!(cu!(cuMemHostRegister_v2(at(0), 5000, 0)), 712);
-        ok!(cuMemHostRegister_v2(at(5000), 5000, 1));
-        assert_eq!(cu!(cuMemHostUnregister(at(1))), 713);
-        let mut address = 0;
-        ok!(cuMemHostGetDevicePointer_v2(&raw mut address, at(9), 0));
-        assert_eq!(address, at(9) as u64);
-        ok!(cuMemHostUnregister(at(0)));
-        assert_eq!(cu!(cuMemHostUnregister(at(0))), 713);
-        assert_eq!(
-            cu!(cuMemHostGetDevicePointer_v2(&raw mut address, at(9), 0)),
-            1
-        );
-        assert_eq!(
-            cu!(cuMemHostRegister_v2(4096 as *mut _, 10, 0)),
-            1,
-            "not mapped"
-        );
-        let mut pinned = null_mut();
-        ok!(cuMemHostAlloc(&raw mut pinned, 100, 0));
-        assert_eq!(cu!(cuMemHostUnregister(pinned)), 1);
-        assert_eq!(cu!(cuMemFreeHost(at(5000))), 1);
-        ok!(cuMemFreeHost(pinned));
-        host.clear();
-    });
+fn host_memory_registered_twice_is_rejected() {
+    let report = passes(
+        "memory::host_memory_registered_twice_is_rejected",
+        "",
+        || {
+            context(0);
+            let mut host = vec![0_u8; 10_000];
+            let at = |offset: usize| (host.as_ptr() as usize + offset) as *mut _;
+            ok!(cuMemHostRegister_v2(at(0), 5000, 0));
+            assert_eq!(cu!(cuMemHostRegister_v2(at(4999), 10, 0)), 712);
+            assert_eq!(cu!(cuMemHostRegister_v2(at(0), 5000, 0)), 712);
+            ok!(cuMemHostRegister_v2(at(5000), 5000, 1));
+            assert_eq!(cu!(cuMemHostUnregister(at(1))), 713);
+            let mut address = 0;
+            ok!(cuMemHostGetDevicePointer_v2(&raw mut address, at(9), 0));
+            assert_eq!(address, at(9) as u64);
+            ok!(cuMemHostUnregister(at(0)));
+            assert_eq!(cu!(cuMemHostUnregister(at(0))), 713);
+            assert_eq!(
+                cu!(cuMemHostGetDevicePointer_v2(&raw mut address, at(9), 0)),
+                1
+            );
+            assert_eq!(
+                cu!(cuMemHostRegister_v2(4096 as *mut _, 10, 0)),
+                1,
+                "not mapped"
+            );
+            let mut pinned = null_mut();
+            ok!(cuMemHostAlloc(&raw mut pinned, 100, 0));
+            assert_eq!(cu!(cuMemHostUnregister(pinned)), 1);
+            assert_eq!(cu!(cuMemFreeHost(at(5000))), 1);
+            ok!(cuMemFreeHost(pinned));
+            host.clear();
+        },
+    );
     if let Some(report) = report {
         assert_eq!(report["leaks"]["host"], 1);
     }
 }
 
 #[test]
-fn what_the_machine_lacks_is_refused() {
-    let name = "memory::what_the_machine_lacks_is_refused";
+fn unsupported_feature_is_rejected() {
+    let name = "memory::unsupported_feature_is_rejected";
     passes(name, "rdma=0,posix-fd=0", || {
         context(0);
         let mut properties = properties();
@@ -290,23 +302,27 @@ fn what_the_machine_lacks_is_refused() {
 }
 
 #[test]
-fn there_may_be_no_virtual_memory() {
-    passes("memory::there_may_be_no_virtual_memory", "vmm=0", || {
-        context(0);
-        let (mut handle, mut address) = (0, 0);
-        let properties = properties();
-        assert_eq!(
-            cu!(cuMemCreate(
-                &raw mut handle,
-                GRANULE,
-                &raw const properties,
-                0
-            )),
-            801
-        );
-        assert_eq!(
-            cu!(cuMemAddressReserve(&raw mut address, GRANULE, 0, 0, 0)),
-            801
-        );
-    });
+fn virtual_memory_disabled_is_rejected() {
+    passes(
+        "memory::virtual_memory_disabled_is_rejected",
+        "vmm=0",
+        || {
+            context(0);
+            let (mut handle, mut address) = (0, 0);
+            let properties = properties();
+            assert_eq!(
+                cu!(cuMemCreate(
+                    &raw mut handle,
+                    GRANULE,
+                    &raw const properties,
+                    0
+                )),
+                801
+            );
+            assert_eq!(
+                cu!(cuMemAddressReserve(&raw mut address, GRANULE, 0, 0, 0)),
+                801
+            );
+        },
+    );
 }

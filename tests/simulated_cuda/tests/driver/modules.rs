@@ -64,8 +64,8 @@ fn launch(
 }
 
 #[test]
-fn ptx_has_what_it_declares() {
-    let report = passes("modules::ptx_has_what_it_declares", "", || {
+fn module_from_ptx_has_declared_symbols() {
+    let report = passes("modules::module_from_ptx_has_declared_symbols", "", || {
         context(0);
         let (code, module) = load(TEXT);
         assert_eq!(code, 0);
@@ -103,9 +103,9 @@ fn ptx_has_what_it_declares() {
 }
 
 #[test]
-fn images_that_are_none_are_refused() {
+fn module_from_invalid_image_is_rejected() {
     passes(
-        "modules::images_that_are_none_are_refused",
+        "modules::module_from_invalid_image_is_rejected",
         "version=12040",
         || {
             context(0);
@@ -139,8 +139,8 @@ fn images_that_are_none_are_refused() {
 }
 
 #[test]
-fn a_kernel_with_a_host_function_runs() {
-    let report = passes("modules::a_kernel_with_a_host_function_runs", "", || {
+fn kernel_with_host_function_runs() {
+    let report = passes("modules::kernel_with_host_function_runs", "", || {
         context(0);
         let (_, module) = load(TEXT);
         let (_, copy) = function(module, c"daq_simulated_copy");
@@ -169,8 +169,8 @@ fn a_kernel_with_a_host_function_runs() {
 }
 
 #[test]
-fn launches_have_limits() {
-    passes("modules::launches_have_limits", "", || {
+fn launch_beyond_limits_is_rejected() {
+    passes("modules::launch_beyond_limits_is_rejected", "", || {
         context(0);
         let (_, module) = load(TEXT);
         let (_, nothing) = function(module, c"nothing");

@@ -235,8 +235,8 @@ fn goes_round(teams: u32, blocks: u32) {
 }
 
 #[test]
-fn frames_go_round_through_a_kernel_that_stays() {
-    let name = "resident::frames_go_round_through_a_kernel_that_stays";
+fn persistent_kernel_processes_submitted_frames() {
+    let name = "resident::persistent_kernel_processes_submitted_frames";
     let report = passes(name, "", || {
         goes_round(1, 1);
     });
@@ -249,8 +249,8 @@ fn frames_go_round_through_a_kernel_that_stays() {
 }
 
 #[test]
-fn teams_of_blocks_share_the_frames() {
-    let name = "resident::teams_of_blocks_share_the_frames";
+fn persistent_kernel_distributes_frames_among_block_groups() {
+    let name = "resident::persistent_kernel_distributes_frames_among_block_groups";
     let report = passes(name, "", || goes_round(3, 5));
     if let Some(report) = report {
         assert_eq!(report["resident"], 48);
@@ -258,8 +258,8 @@ fn teams_of_blocks_share_the_frames() {
 }
 
 #[test]
-fn a_call_that_waits_for_the_device_waits_for_the_kernel() {
-    let name = "resident::a_call_that_waits_for_the_device_waits_for_the_kernel";
+fn device_wide_call_waits_for_persistent_kernel() {
+    let name = "resident::device_wide_call_waits_for_persistent_kernel";
     let ended = alone(name, "", || {
         let kernel = Resident::new(1, 1).start();
         let input = kernel.input;
@@ -290,9 +290,9 @@ fn a_call_that_waits_for_the_device_waits_for_the_kernel() {
 }
 
 #[test]
-fn a_call_that_would_wait_for_ever_ends_the_process() {
+fn call_that_would_deadlock_aborts_process() {
     for call in ["freeing", "synchronising"] {
-        let name = "resident::a_call_that_would_wait_for_ever_ends_the_process";
+        let name = "resident::call_that_would_deadlock_aborts_process";
         let options = format!("patience=0,latency={}", call.len());
         let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
         if given != options && !given.is_empty() {
@@ -322,8 +322,8 @@ fn a_call_that_would_wait_for_ever_ends_the_process() {
 }
 
 #[test]
-fn a_frame_that_never_ends_keeps_its_team_alone() {
-    let name = "resident::a_frame_that_never_ends_keeps_its_team_alone";
+fn frame_that_hangs_blocks_only_its_block_group() {
+    let name = "resident::frame_that_hangs_blocks_only_its_block_group";
     passes(name, "hang=resident@1", || {
         let mut kernel = Resident::new(2, 1).start();
         kernel.post(8);
@@ -340,8 +340,8 @@ fn a_frame_that_never_ends_keeps_its_team_alone() {
 }
 
 #[test]
-fn a_kernel_that_dies_breaks_its_context() {
-    let name = "resident::a_kernel_that_dies_breaks_its_context";
+fn persistent_kernel_failure_breaks_context() {
+    let name = "resident::persistent_kernel_failure_breaks_context";
     passes(name, "fail-async=RESIDENT@3:719", || {
         let mut kernel = Resident::new(1, 2).start();
         kernel.post(8);
@@ -357,7 +357,7 @@ fn ends_with(code: i32, kernel: &Resident) {
 }
 
 #[test]
-fn addresses_that_lead_nowhere_break_the_context() {
+fn persistent_kernel_invalid_address_breaks_context() {
     for (which, code) in [
         (0, 700),
         (1, 700),
@@ -367,7 +367,7 @@ fn addresses_that_lead_nowhere_break_the_context() {
         (9, 700),
         (0, 716),
     ] {
-        let name = "resident::addresses_that_lead_nowhere_break_the_context";
+        let name = "resident::persistent_kernel_invalid_address_breaks_context";
         let options = format!("latency={}", 10 * which + u64::try_from(code).unwrap());
         let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
         if given != options && !given.is_empty() {
@@ -392,7 +392,7 @@ fn seen() {
 }
 
 #[test]
-fn what_a_gpu_would_not_notice_is_told() {
+fn protocol_violation_undetected_by_gpu_is_reported() {
     type Mistake = (&'static str, fn(&mut Resident));
     const MISTAKES: [Mistake; 5] = [
         ("what is in use is overwritten", |kernel| kernel.post(9)),
@@ -417,7 +417,7 @@ fn what_a_gpu_would_not_notice_is_told() {
         ("cannot hold frames", |_| {}),
     ];
     for (n, (told, mistake)) in MISTAKES.iter().enumerate() {
-        let name = "resident::what_a_gpu_would_not_notice_is_told";
+        let name = "resident::protocol_violation_undetected_by_gpu_is_reported";
         let options = format!("latency={n},hang=resident@1");
         let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
         if given != options && !given.is_empty() {
@@ -442,8 +442,8 @@ fn what_a_gpu_would_not_notice_is_told() {
 }
 
 #[test]
-fn blocks_that_cannot_all_run_at_once_are_refused() {
-    let name = "resident::blocks_that_cannot_all_run_at_once_are_refused";
+fn cooperative_launch_beyond_occupancy_is_rejected() {
+    let name = "resident::cooperative_launch_beyond_occupancy_is_rejected";
     passes(name, "", || {
         // 132 multiprocessors run 32 blocks each.
         let kernel = Resident::new(1, 132 * 32 + 1);

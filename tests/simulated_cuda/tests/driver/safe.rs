@@ -6,8 +6,8 @@ use cudarc::driver::CudaContext;
 use cudarc::nvrtc::Ptx;
 
 #[test]
-fn the_bindings_work() {
-    let report = passes("safe::the_bindings_work", "", || {
+fn safe_bindings_run_on_simulated_driver() {
+    let report = passes("safe::safe_bindings_run_on_simulated_driver", "", || {
         let context = CudaContext::new(0).unwrap();
         assert_eq!(context.compute_capability().unwrap(), (9, 0));
         let stream = context.new_stream().unwrap();

@@ -25,8 +25,8 @@ fn allocate(bytes: usize) -> u64 {
 }
 
 #[test]
-fn a_copy_that_hangs_holds_only_its_stream() {
-    let name = "streams::a_copy_that_hangs_holds_only_its_stream";
+fn copy_that_hangs_blocks_only_its_stream() {
+    let name = "streams::copy_that_hangs_blocks_only_its_stream";
     let report = passes(name, "hang=copy@1", || {
         context(0);
         let (hung, waiting, free) = (stream(), stream(), stream());
@@ -70,8 +70,8 @@ fn a_copy_that_hangs_holds_only_its_stream() {
 }
 
 #[test]
-fn copies_are_in_order_while_the_host_goes_on() {
-    let name = "streams::copies_are_in_order_while_the_host_goes_on";
+fn async_copies_run_in_stream_order() {
+    let name = "streams::async_copies_run_in_stream_order";
     passes(name, "latency=2000,gbps=1", || {
         context(0);
         let stream = stream();
@@ -107,8 +107,8 @@ fn copies_are_in_order_while_the_host_goes_on() {
 }
 
 #[test]
-fn events_say_what_they_cannot() {
-    passes("streams::events_say_what_they_cannot", "", || {
+fn event_invalid_use_is_rejected() {
+    passes("streams::event_invalid_use_is_rejected", "", || {
         context(0);
         let (fresh, timed, untimed) = (event(0), event(0), event(2));
         ok!(cuEventQuery(fresh));
@@ -135,8 +135,8 @@ fn events_say_what_they_cannot() {
 }
 
 #[test]
-fn an_event_of_another_device_is_not_recorded() {
-    let name = "streams::an_event_of_another_device_is_not_recorded";
+fn event_of_other_device_is_rejected() {
+    let name = "streams::event_of_other_device_is_rejected";
     passes(name, "gpus=2", || {
         context(0);
         let (first, mark) = (stream(), event(0));
@@ -151,8 +151,8 @@ fn an_event_of_another_device_is_not_recorded() {
 }
 
 #[test]
-fn the_default_stream_and_blocking_ones_wait_for_each_other() {
-    let name = "streams::the_default_stream_and_blocking_ones_wait_for_each_other";
+fn default_stream_and_blocking_streams_serialise() {
+    let name = "streams::default_stream_and_blocking_streams_serialise";
     passes(name, "", || {
         context(0);
         let mut blocking = null_mut();
@@ -178,8 +178,8 @@ fn the_default_stream_and_blocking_ones_wait_for_each_other() {
 }
 
 #[test]
-fn a_graph_repeats_what_was_captured() {
-    let report = passes("streams::a_graph_repeats_what_was_captured", "", || {
+fn graph_replay_repeats_captured_work() {
+    let report = passes("streams::graph_replay_repeats_captured_work", "", || {
         context(0);
         let stream = stream();
         let device = allocate(64);

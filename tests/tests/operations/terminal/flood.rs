@@ -9,7 +9,7 @@ use std::time::Duration;
 const MAX_LINES: usize = 40;
 
 #[test]
-fn malformed_rdma_greetings_are_counted_and_logged_rarely() {
+fn rdma_greetings_malformed_are_counted_and_log_is_rate_limited() {
     let port = free_tcp_port();
     let daq = Daq::new(&format!(
         "[source.a]\ndriver = \"rdma\"\nlisten = \"127.0.0.1:{port}\"\nring = \"v\"\nnics = [\"software\"]\n\
@@ -57,7 +57,7 @@ fn malformed_rdma_greetings_are_counted_and_logged_rarely() {
 }
 
 #[test]
-fn packets_that_open_epochs_are_logged_rarely() {
+fn epochs_opened_by_flood_log_is_rate_limited() {
     let port = free_udp_port();
     let daq = Daq::new(&format!(
         "[source.a]\ndriver = \"udp\"\nlisten = \"127.0.0.1:{port}\"\nring = \"v\"\nagree = 1\n\
