@@ -4,129 +4,19 @@
 //! `daq_pipelines::kernels::KERNELS`). `daq list`, `daq new`, the JSON schema and the reference pages are
 //! derived from them.
 
+use crate::claim::Claim;
 use crate::config::{Diagnostics, Problem, Section};
 use crate::dma::FrameSequence;
 use crate::examine::NamedFile;
+use crate::gpu::Writer;
 use crate::kernel::KernelSpec;
 use crate::layout::Layout;
 use crate::ledger::{Counts, Rejections};
-use crate::mapped::Writer;
 use crate::sink::SinkSpec;
 use crate::source::{Producers, SourceError};
 use crate::topology::Wish;
 use crate::window::{Arrival, Geometry};
 use std::fmt;
-use std::path::{Component, Path, PathBuf};
-
-/// Something that only one component may use.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Claim {
-    /// A UDP port on an address, as in `0.0.0.0:4950`.
-    UdpPort(std::net::SocketAddr),
-    /// A TCP port on an address.
-    TcpPort(std::net::SocketAddr),
-    /// A file or directory that is written.
-    Path(PathBuf),
-    /// Files whose names begin with this one and `-`, as `out/adc` of `out/adc-000000`, in a directory that others may
-    /// write to as well.
-    Stem(PathBuf),
-    /// A PCI device or another device by its address.
-    Device(String),
-}
-
-impl Claim {
-    /// Whether both want the same thing: equal, or an unspecified address beside any other on one port, or
-    /// a directory beside something inside it; a stem is inside its directory and has nothing inside. Paths are compared as they are written, without looking at
-    /// any file system, so that `out`, `./out/` and `a/../out` are one; see [`at`](Self::at) for relative
-    /// beside absolute ones.
-    ///
-    /// ```
-    /// use daq_core::entry::Claim;
-    /// let any = Claim::UdpPort("0.0.0.0:4950".parse().unwrap());
-    /// let one = Claim::UdpPort("127.0.0.1:4950".parse().unwrap());
-    /// let other = Claim::UdpPort("127.0.0.1:4951".parse().unwrap());
-    /// assert!(any.conflicts(&one) && !one.conflicts(&other));
-    /// let path = |path: &str| Claim::Path(path.into());
-    /// assert!(path("out").conflicts(&path("a/.././out/")) && !path("out").conflicts(&path("output")));
-    /// let stem = |path: &str| Claim::Stem(path.into());
-    /// assert!(stem("out/adc").conflicts(&stem("./out/adc")) && !stem("out/adc").conflicts(&stem("out/adc/raw")));
-    /// ```
-    pub fn conflicts(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::UdpPort(a), Self::UdpPort(b)) | (Self::TcpPort(a), Self::TcpPort(b)) => {
-                a.port() == b.port()
-                    && a.port() != 0
-                    && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
-            }
-            (Self::Path(a), Self::Path(b)) => {
-                let (a, b) = (normal(a), normal(b));
-                contains(&a, &b) || contains(&b, &a)
-            }
-            (Self::Stem(a), Self::Stem(b)) => normal(a) == normal(b),
-            (Self::Path(path), Self::Stem(stem)) | (Self::Stem(stem), Self::Path(path)) => {
-                contains(&normal(path), &normal(stem))
-            }
-            (Self::Device(a), Self::Device(b)) => a == b,
-            _ => false,
-        }
-    }
-
-    /// The same claim with a relative path starting from `directory`.
-    ///
-    /// ```
-    /// use daq_core::entry::Claim;
-    /// let (there, here) = (Claim::Path("/data/out".into()), Claim::Path("out".into()));
-    /// assert!(!there.conflicts(&here) && there.conflicts(&here.at("/data".as_ref())));
-    /// ```
-    #[must_use]
-    pub fn at(&self, directory: &Path) -> Self {
-        match self {
-            Self::Path(path) => Self::Path(directory.join(path)),
-            Self::Stem(stem) => Self::Stem(directory.join(stem)),
-            other => other.clone(),
-        }
-    }
-}
-
-/// `path` without `.` and, as far as it names what they lead out of, without `..`.
-fn normal(path: &Path) -> PathBuf {
-    let mut normal = PathBuf::new();
-    for component in path.components() {
-        match component {
-            Component::CurDir => {}
-            Component::ParentDir => match normal.components().next_back() {
-                Some(Component::Normal(_)) => {
-                    normal.pop();
-                }
-                // There is nothing above the root.
-                Some(Component::RootDir | Component::Prefix(_)) => {}
-                Some(Component::ParentDir | Component::CurDir) | None => normal.push(component),
-            },
-            _ => normal.push(component),
-        }
-    }
-    normal
-}
-
-/// Whether `inner` is `directory` or lies in it; both are [`normal`].
-fn contains(directory: &Path, inner: &Path) -> bool {
-    directory.is_absolute() == inner.is_absolute()
-        && inner
-            .strip_prefix(directory)
-            .is_ok_and(|rest| !rest.components().any(|part| part == Component::ParentDir))
-}
-
-impl fmt::Display for Claim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::UdpPort(address) => write!(f, "UDP {address}"),
-            Self::TcpPort(address) => write!(f, "TCP {address}"),
-            Self::Path(path) => write!(f, "path {}", path.display()),
-            Self::Stem(stem) => write!(f, "files {}-*", stem.display()),
-            Self::Device(device) => write!(f, "device {device}"),
-        }
-    }
-}
 
 /// What a component of one kind tells of itself.
 #[derive(Clone, Copy)]
@@ -311,82 +201,4 @@ pub struct Registry {
     pub kernels: &'static [KernelEntry],
     /// Drivers of sinks.
     pub sinks: &'static [SinkEntry],
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn conflict(a: &str, b: &str) -> bool {
-        let (a, b) = (Claim::Path(a.into()), Claim::Path(b.into()));
-        assert_eq!(a.conflicts(&b), b.conflicts(&a), "{a} and {b}");
-        a.conflicts(&b)
-    }
-
-    #[test]
-    fn a_place_has_many_spellings() {
-        for other in [
-            "out",
-            "./out",
-            "out/",
-            "out//",
-            "out/.",
-            "a/../out",
-            "./a/./b/../../out/",
-            "out/deep",
-            "out/deep/..",
-            ".",
-            "x/..",
-        ] {
-            assert!(conflict("out", other), "{other}");
-        }
-        for other in [
-            "output",
-            "a/out",
-            "../out",
-            "out/../other",
-            "a/../../out",
-            "/out",
-            "..out",
-        ] {
-            assert!(!conflict("out", other), "{other}");
-        }
-        assert!(conflict("/a", "/../a") && conflict("/", "/a") && conflict("../a", "./../a/b"));
-        assert!(!conflict(".", "../a") && !conflict("../a", "../../a"));
-    }
-
-    #[test]
-    fn stems_share_directories() {
-        let stem = |path: &str| Claim::Stem(path.into());
-        let conflict = |a: &Claim, b: &Claim| {
-            assert_eq!(a.conflicts(b), b.conflicts(a), "{a} and {b}");
-            a.conflicts(b)
-        };
-        let adc = stem("out/adc");
-        assert_eq!(adc.to_string(), "files out/adc-*");
-        for same in ["out/adc", "./out//adc", "out/x/../adc"] {
-            assert!(conflict(&adc, &stem(same)), "{same}");
-        }
-        for other in ["out/adc/adc", "out/adc2", "out", "adc", "/out/adc"] {
-            assert!(!conflict(&adc, &stem(other)), "{other}");
-        }
-        // Whoever claims a directory claims what is in it, whoever claims a stem nothing below.
-        let path = |path: &str| Claim::Path(path.into());
-        assert!(conflict(&adc, &path("out")) && conflict(&adc, &path(".")));
-        assert!(!conflict(&adc, &path("out/adc/x")) && !conflict(&adc, &path("out2")));
-        assert!(conflict(
-            &stem("/data/out/adc"),
-            &adc.at(Path::new("/data"))
-        ));
-    }
-
-    #[test]
-    fn relative_paths_start_somewhere() {
-        let at = |path: &str| Claim::Path(path.into()).at(Path::new("/data/run"));
-        let there = Claim::Path("/data/out".into());
-        assert!(there.conflicts(&at("../out")) && there.conflicts(&at("/data/run/../out")));
-        assert!(!there.conflicts(&at("out")) && !there.conflicts(&at("../../out")));
-        let port = Claim::UdpPort(([0, 0, 0, 0], 4950).into());
-        assert_eq!(port.at(Path::new("/data")), port);
-    }
 }

@@ -1,7 +1,7 @@
 //! What a check finds in the files that a configuration names.
 
 use crate::config::{Diagnostic, Problem};
-use crate::plan::Dispatch;
+use crate::gpu::Dispatch;
 use std::path::{Path, PathBuf};
 
 /// Bytes that a file or directory name can have.

@@ -2,9 +2,10 @@
 
 use crate::cuda;
 use crate::examine::{Examination, Examined, NamedFile};
+use crate::gpu::Dispatch;
+use crate::gpu::{Backend, Writer};
 use crate::layout::Layout;
-use crate::mapped::{Backend, MappedError, Writer};
-use crate::plan::Dispatch;
+use crate::mapped::MappedError;
 use crate::region::{Region, RegionError};
 use crate::ring::{Completion, Lease, Slice, SlotsMut};
 use std::path::PathBuf;

@@ -21,6 +21,7 @@
 //! | [`mod@file`] | regular files, opened without blocking |
 //! | [`config`], [`units`] | TOML with spans, errors that teach |
 
+pub mod claim;
 pub mod config;
 pub mod cuda;
 pub mod dma;
@@ -29,6 +30,7 @@ pub mod entry;
 pub mod examine;
 pub mod file;
 pub mod frame;
+pub mod gpu;
 pub mod kernel;
 pub mod layout;
 pub mod ledger;

@@ -6,7 +6,8 @@
 //! A region is shared by `Arc`; it is freed when the last ring, reader or device that holds it is gone.
 
 use crate::cuda::{CudaError, Device, Memory, Registered};
-use crate::mapped::{Backend, Mapped, Unmappable, Writer};
+use crate::gpu::{Backend, Writer};
+use crate::mapped::{Mapped, Unmappable};
 use crate::sys::memory;
 use rustix::io::Errno;
 use std::fmt;

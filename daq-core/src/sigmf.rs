@@ -7,10 +7,9 @@
 //!
 //! A sample is one point of every channel: `core:sample_start` 5 of a recording with 2 channels of `ci16_le` is byte 40.
 
-mod datetime;
 mod read;
 
-pub use datetime::{format_datetime, parse_datetime};
+use crate::units::parse_datetime;
 pub use read::{MAX_META_BYTES, SigmfError};
 
 use serde::{Serialize, Serializer};

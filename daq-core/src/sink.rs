@@ -129,7 +129,7 @@ pub trait Sink: Send {
 /// A sink's declared and checked configuration.
 pub trait SinkSpec: Send + Sync {
     /// What it claims; relative paths as they are written.
-    fn claims(&self) -> Vec<crate::entry::Claim> {
+    fn claims(&self) -> Vec<crate::claim::Claim> {
         Vec::new()
     }
 

@@ -3,6 +3,7 @@
 mod acs;
 mod listed;
 pub mod nic;
+mod path;
 pub mod pci;
 mod record;
 mod show;
@@ -11,12 +12,14 @@ mod tests;
 pub mod tree;
 pub mod verdict;
 
+pub use path::DataPath;
 pub use record::RecordError;
 pub use show::Way;
 pub use verdict::{Asked, PeerAccess, Relation, Verdict};
 
 use crate::cuda::{Device, Identity};
-use crate::mapped::{self, Backend};
+use crate::gpu::Backend;
+use crate::mapped::{self};
 use nic::Nic;
 use pci::{Link, PciFacts};
 use schemars::JsonSchema;

@@ -3,6 +3,10 @@
 //! Each type reads itself from text and from TOML, and what it shows reads back as the same value. Units are
 //! case-sensitive, since `Mb` and `MB` differ by a factor of eight; a wrong case is named in the error.
 
+mod datetime;
+
+pub use datetime::{format_datetime, parse_datetime};
+
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::{Serialize, Serializer};
 use std::fmt;
@@ -419,7 +423,7 @@ impl fmt::Display for Period {
 
 impl fmt::Display for UtcTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&crate::sigmf::format_datetime(self.0))
+        f.pad(&format_datetime(self.0))
     }
 }
 
@@ -484,7 +488,7 @@ impl FromStr for UtcTime {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        if let Some(ns) = crate::sigmf::parse_datetime(text) {
+        if let Some(ns) = parse_datetime(text) {
             return Ok(Self(ns));
         }
         // A date is neither a number with a unit nor, perhaps, whole.

@@ -1,6 +1,7 @@
 //! Whatever a metadata file holds, reading it ends in a value that keeps its promises, or in an error.
 
-use daq_core::sigmf::{Meta, parse_datetime};
+use daq_core::sigmf::Meta;
+use daq_core::units::parse_datetime;
 use std::fmt::Write as _;
 use std::time::Duration;
 

@@ -15,8 +15,9 @@
 //! What happens to frames meanwhile is declared by the sink's `guarantee`: they wait, or they are dropped and counted. A
 //! receiver that is full is away, too, once it has taken nothing for `patience`.
 
+use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{Claim, SinkEntry};
+use daq_core::entry::SinkEntry;
 use daq_core::examine::{FileUse, NamedFile};
 use daq_core::layout::Layout;
 use daq_core::ledger::SinkLedger;

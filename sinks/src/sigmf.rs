@@ -21,9 +21,10 @@
 
 use daq_core::sigmf::{
     Annotation, Capture, Datatype, Extension, Global, LABEL_MISSING, LABEL_SUSPECT, MAX_INTEGER,
-    Meta, NAMESPACE, NAMESPACE_VERSION, SPECIFICATION, Stream, format_datetime,
+    Meta, NAMESPACE, NAMESPACE_VERSION, SPECIFICATION, Stream,
 };
 use daq_core::units::counted;
+use daq_core::units::format_datetime;
 
 /// Captures that a segment's metadata lists.
 pub const MAX_CAPTURES: usize = 10_000;

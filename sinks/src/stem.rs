@@ -2,8 +2,8 @@
 
 use crate::directory::make_directory;
 use crate::lock::StemLock;
+use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::Claim;
 use daq_core::examine::{FileUse, NamedFile};
 use daq_core::sink::{SinkContext, SinkError};
 use serde::de::DeserializeOwned;

@@ -2,7 +2,7 @@
 
 use super::device::Device;
 use super::error::{CudaError, Doing};
-use crate::ring::Event;
+use crate::gpu::Event;
 use crate::sys::cuda::{self, RawEvent, RawStream};
 use std::cell::Cell;
 use std::fmt;

@@ -6,9 +6,10 @@
 //! Where an engine goes round whatever anybody does, or may not write where the ring lies.
 
 use crate::cuda::{CudaError, Device, Stream};
+use crate::gpu::Event;
 use crate::mapped::{Mapped, MappedError};
 use crate::region::{Placement, Region, RegionError};
-use crate::ring::{Event, Producer};
+use crate::ring::Producer;
 use crate::sys::{copy, store};
 use std::fmt;
 use std::sync::Arc;

@@ -4,8 +4,8 @@ use super::{
     Cause, CopyLedger, EngineReport, KernelLedger, ReaderLedger, RingLedger, SinkLedger,
     SourceLedger,
 };
-use crate::mapped::Backend;
-use crate::plan::Dispatch;
+use crate::gpu::Backend;
+use crate::gpu::Dispatch;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;

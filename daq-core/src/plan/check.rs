@@ -3,10 +3,12 @@
 use super::config::{Component, SourceKeys, at};
 use super::resolve::Surroundings;
 use super::wiring::{Filler, Wiring};
-use super::{Config, Dispatch, RingSection, Ringer};
+use super::{Config, RingSection, Ringer};
+use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Section};
-use crate::entry::{Claim, EngineNeeds, SourceSpec};
-use crate::mapped::Writer;
+use crate::entry::{EngineNeeds, SourceSpec};
+use crate::gpu::Dispatch;
+use crate::gpu::Writer;
 use crate::topology::Topology;
 use crate::units::ByteSize;
 use crate::window::{Arrival, Geometry, WindowSize};

@@ -1,11 +1,13 @@
 //! The typed configuration: sections taken apart by their owners, not yet related to each other.
 
 use super::Outline;
+use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Document, Problem, Section};
-use crate::entry::{Claim, Entry, Registry, SourceSpec};
+use crate::entry::{Entry, Registry, SourceSpec};
 use crate::examine::NamedFile;
+use crate::gpu::Backend;
+use crate::gpu::Dispatch;
 use crate::kernel::KernelSpec;
-use crate::mapped::Backend;
 use crate::region::Placement;
 use crate::ring::Fill;
 use crate::sink::SinkSpec;
@@ -112,27 +114,6 @@ impl JsonSchema for FillKey {
         schemars::json_schema!({
             "anyOf": [{ "enum": ["zero", "nan"] }, { "type": "integer", "minimum": 0, "maximum": 255 }]
         })
-    }
-}
-
-/// How bursts reach a kernel on a GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Dispatch {
-    /// One launch a burst, on a stream of the kernel's own that waits for no other.
-    #[default]
-    Launch,
-    /// The kernel stays on the GPU and waits for its doorbell.
-    Persistent,
-}
-
-impl Dispatch {
-    /// The name in configuration, plans and metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Launch => "launch",
-            Self::Persistent => "persistent",
-        }
     }
 }
 

@@ -10,10 +10,13 @@
 //! What it would write on a GPU is decided by the topology, and proved when it starts. A network card may be named as
 //! RDMA names it; one of software has no place, and is the CPU to the memory that it writes.
 
-use super::{Config, Direction, Dispatch, Incomplete, Path, Plan, PlannedCopy, Ringer, nics};
+use super::{Config, Incomplete, Plan, PlannedCopy, Ringer, nics};
 use crate::entry::EngineNeeds;
-use crate::mapped::Writer;
+use crate::gpu::Dispatch;
+use crate::gpu::Writer;
 use crate::region::Placement;
+use crate::staging::Direction;
+use crate::topology::DataPath;
 use crate::topology::nic::is_software;
 use crate::topology::{Asked, PeerAccess, Topology, Wish};
 
@@ -81,7 +84,7 @@ fn place(
     let written = plan.sources[i].ring.clone();
     let Some(copy) = into(plan, i) else {
         let source = &mut plan.sources[i];
-        source.path = Path::Direct;
+        source.path = DataPath::Direct;
         "the device writes into host memory".clone_into(&mut source.reason);
         return;
     };
@@ -117,7 +120,7 @@ fn place(
             }
         }
         Ok((why, warnings)) => {
-            source.path = Path::Direct;
+            source.path = DataPath::Direct;
             source.reason =
                 format!("the device writes into cuda:{gpu}: {why}; proved at the start");
             source.notes.extend(warnings);
@@ -251,7 +254,7 @@ fn bells(plan: &mut Plan) {
             .iter_mut()
             .find(|source| source.ring == kernel.input)
         {
-            Some(source) if source.path == Path::Direct && source.holdable => {
+            Some(source) if source.path == DataPath::Direct && source.holdable => {
                 let slots = |name: &str| {
                     let ring = plan.rings.iter().find(|ring| ring.name == name);
                     ring.map_or(0, |ring| ring.slots)

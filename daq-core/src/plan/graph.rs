@@ -1,6 +1,7 @@
 //! The plan as a picture.
 
-use super::{CopyWay, Dispatch, Plan};
+use super::{CopyWay, Plan};
+use crate::gpu::Dispatch;
 use crate::units::ByteSize;
 use std::fmt::Write;
 

@@ -4,11 +4,15 @@
 //! engine: where a kernel that stays on the GPU reads it, and where its slots are small. What would make that memory
 //! was found out by whoever looked at the machine; here it is only told.
 
-use super::{CopyWay, Direction, Dispatch, Path, Plan, PlannedCopy, Ringer};
+use super::{CopyWay, Plan, PlannedCopy, Ringer};
+use crate::gpu::Dispatch;
+use crate::gpu::{Backend, Writer};
 use crate::kernel::Side;
-use crate::mapped::{Backend, Writer, not_allowed};
+use crate::mapped::not_allowed;
 use crate::region::Placement;
+use crate::staging::Direction;
 use crate::staging::USUAL_CUT_OVER;
+use crate::topology::DataPath;
 use crate::topology::Topology;
 use crate::units::ByteSize;
 use std::collections::BTreeMap;
@@ -109,17 +113,17 @@ fn ring(
             if copy.carried_by.is_some() {
                 copy.way = CopyWay::Stores;
                 let path = format!("the CPU stores frames through the GPU's BAR ({backend})");
-                Some((Path::Cpu, told(&path, &refused)))
+                Some((DataPath::Cpu, told(&path, &refused)))
             } else {
                 copy.way = CopyWay::Either;
                 let path = format!("the CPU stores small bursts through the GPU's BAR ({backend})");
-                Some((Path::Staged, told(&path, &refused)))
+                Some((DataPath::Staged, told(&path, &refused)))
             }
         }
         Maker::None(refused) => {
             ring.mapping_reason = told("none: the CPU has no way to store there", &refused);
             let path = "the CPU has no way to store there";
-            Some((Path::Staged, told(path, &refused)))
+            Some((DataPath::Staged, told(path, &refused)))
         }
         Maker::Untried => {
             UNTRIED.clone_into(&mut ring.mapping_reason);
@@ -128,9 +132,13 @@ fn ring(
         }
     };
     let sources = plan.sources.iter_mut();
-    for source in sources.filter(|source| source.ring == copy.from && source.path == Path::Staged) {
+    for source in
+        sources.filter(|source| source.ring == copy.from && source.path == DataPath::Staged)
+    {
         match &path {
-            Some((Path::Staged, reason)) => source.reason = format!("{}; {reason}", source.reason),
+            Some((DataPath::Staged, reason)) => {
+                source.reason = format!("{}; {reason}", source.reason)
+            }
             Some((path, reason)) => {
                 source.path = *path;
                 source.reason.clone_from(reason);

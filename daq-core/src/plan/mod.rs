@@ -13,17 +13,20 @@ mod resolve;
 mod totals;
 mod wiring;
 
+use crate::gpu::Dispatch;
+use crate::staging::Direction;
+use crate::topology::DataPath;
 pub use config::{
-    Component, Config, DaqKeys, Dispatch, FILE_KERNEL, FillKey, Incomplete, KernelKeys, Memory,
-    RingKeys, RingSection, Ringer, SinkKeys, SourceKeys, StagingKeys, StagingWait,
+    Component, Config, DaqKeys, FILE_KERNEL, FillKey, Incomplete, KernelKeys, Memory, RingKeys,
+    RingSection, Ringer, SinkKeys, SourceKeys, StagingKeys, StagingWait,
 };
 pub use graph::GraphFormat;
 pub use outline::Outline;
 pub use resolve::{Surroundings, resolve};
 
+use crate::gpu::{Backend, Writer};
 use crate::kernel::Side;
 use crate::layout::Layout;
-use crate::mapped::{Backend, Writer};
 use crate::region::Placement;
 use crate::ring::{Fill, RingOptions};
 use crate::wait::Wait;
@@ -34,29 +37,6 @@ use std::fmt::Display;
 
 /// Seats for readers that attach while the pipeline runs.
 const SPARE_READERS: usize = 4;
-
-/// How a source's bytes reach a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Path {
-    /// The device writes into the region.
-    Direct,
-    /// Into a pinned host ring, then copied.
-    Staged,
-    /// The CPU writes into the region.
-    Cpu,
-}
-
-impl Path {
-    /// The name in plans and metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Direct => "direct",
-            Self::Staged => "staged",
-            Self::Cpu => "cpu",
-        }
-    }
-}
 
 /// A source in its place.
 #[derive(Clone, Debug, Serialize)]
@@ -70,7 +50,7 @@ pub struct PlannedSource {
     /// The ring that its driver writes: the declared one, or the one inserted before it.
     pub ring: String,
     /// How its bytes reach the declared ring.
-    pub path: Path,
+    pub path: DataPath,
     /// Why that way.
     pub reason: String,
     /// How frames are made of places.
@@ -275,26 +255,6 @@ pub struct PlannedOther {
     pub name: String,
     /// Addresses and paths that it takes.
     pub claims: Vec<String>,
-}
-
-/// Which way a copy goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Direction {
-    /// From host memory to a GPU.
-    In,
-    /// From a GPU to host memory.
-    Out,
-}
-
-impl Direction {
-    /// The name in plans and metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::In => "in",
-            Self::Out => "out",
-        }
-    }
 }
 
 /// How the bytes of a copy move.

@@ -1,6 +1,7 @@
 //! The plan as text.
 
-use super::{CopyWay, Dispatch, Incomplete, Plan, Ringer};
+use super::{CopyWay, Incomplete, Plan, Ringer};
+use crate::gpu::Dispatch;
 use crate::kernel::Side;
 use crate::units::{ByteSize, counted};
 use std::fmt::{self, Display};

@@ -6,16 +6,20 @@ use super::check;
 use super::config::{FILE_KERNEL, at};
 use super::wiring::{Filler, Wiring};
 use super::{
-    Config, CopyWay, Direction, Dispatch, Memory, Path, Plan, PlannedCopy, PlannedDoorbell,
-    PlannedEngine, PlannedKernel, PlannedOther, PlannedRing, PlannedSource, RingSection,
+    Config, CopyWay, Memory, Plan, PlannedCopy, PlannedDoorbell, PlannedEngine, PlannedKernel,
+    PlannedOther, PlannedRing, PlannedSource, RingSection,
 };
 use super::{dma, mapping, nics, totals};
+use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Section};
-use crate::entry::{Claim, SourceSpec};
+use crate::entry::SourceSpec;
+use crate::gpu::Dispatch;
 use crate::kernel::Side;
 use crate::layout::Layout;
 use crate::region::Placement;
+use crate::staging::Direction;
 use crate::staging::Profile;
+use crate::topology::DataPath;
 use crate::topology::{Gpu, Topology};
 use crate::units::counted;
 use crate::window::{Geometry, WindowSize};
@@ -240,14 +244,14 @@ impl Resolver<'_> {
         holdable: bool,
         layout: &Layout,
         producer: &str,
-    ) -> (String, Path, String) {
+    ) -> (String, DataPath, String) {
         let Some(index) = self
             .config
             .rings
             .iter()
             .position(|ring| ring.section.name() == name)
         else {
-            return (name.to_owned(), Path::Cpu, String::new());
+            return (name.to_owned(), DataPath::Cpu, String::new());
         };
         let ring = &self.config.rings[index];
         let (placement, reason) = self.place(ring);
@@ -282,7 +286,7 @@ impl Resolver<'_> {
             self.plan.rings.push(planned);
             return (
                 name.to_owned(),
-                Path::Cpu,
+                DataPath::Cpu,
                 "the CPU writes packets into host memory".to_owned(),
             );
         }
@@ -306,7 +310,7 @@ impl Resolver<'_> {
         });
         (
             staged,
-            Path::Staged,
+            DataPath::Staged,
             format!("the driver writes host memory, the ring is on {placement}"),
         )
     }
@@ -732,7 +736,7 @@ impl Resolver<'_> {
             }
             let sources = plan.sources.iter_mut();
             for source in sources.filter(|source| source.ring == copy.from) {
-                source.path = Path::Cpu;
+                source.path = DataPath::Cpu;
                 "the CPU writes packets into host memory".clone_into(&mut source.reason);
             }
             let written = plan.sources.iter_mut().map(|source| &mut source.ring);

@@ -7,12 +7,14 @@ mod nodes;
 mod persistent;
 
 use super::*;
+use crate::claim::Claim;
 use crate::config::{Diagnostics, Document, Problem, Section};
-use crate::entry::{Claim, Entry, KernelEntry, Registry, SourceContext, SourceEntry, SourceSpec};
+use crate::entry::{Entry, KernelEntry, Registry, SourceContext, SourceEntry, SourceSpec};
 use crate::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
 use crate::layout::Samples;
 use crate::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
 use crate::source::{Producers, SourceError};
+use crate::topology::DataPath;
 use crate::topology::{Gpu, Topology};
 use crate::units::ByteSize;
 use schemars::JsonSchema;
@@ -293,7 +295,7 @@ fn with_a_gpu_rings_are_inserted_before_and_after() {
         .map(|copy| (copy.from.as_str(), copy.to.as_str()))
         .collect();
     assert_eq!(copies, [("raw@host", "raw"), ("small", "small@host")]);
-    assert_eq!(plan.sources[0].path, Path::Staged);
+    assert_eq!(plan.sources[0].path, DataPath::Staged);
     assert_eq!(plan.sources[0].ring, "raw@host");
     assert_eq!(plan.kernels[0].side, Side::Cuda(0));
     assert_eq!(plan.sinks[0].input, "small@host");
@@ -313,7 +315,7 @@ fn nothing_is_copied_to_a_gpu_where_nothing_reads_it() {
     let raw = plan.ring("raw").unwrap();
     assert_eq!((raw.placement, raw.holdable), (Placement::Host, false));
     assert_eq!(raw.reason, "nothing on a GPU reads it");
-    assert_eq!(plan.sources[0].path, Path::Cpu);
+    assert_eq!(plan.sources[0].path, DataPath::Cpu);
     assert_eq!(
         (
             plan.sources[0].ring.as_str(),

@@ -2,19 +2,9 @@
 
 use crate::cuda::CudaError;
 use crate::doorbell::Credits;
+use crate::gpu::Event;
 use ringbuf::traits::{Consumer, Observer, Producer as _, Split as _};
 use std::fmt;
-
-/// Work on a device that a lease waits for.
-pub trait Event: Send + Sync {
-    /// Whether the work is done, or never will be because the device failed; never blocks.
-    fn is_done(&self) -> bool;
-
-    /// Why the device failed before the work was done; `None` while it is not known to have.
-    fn failure(&self) -> Option<CudaError> {
-        None
-    }
-}
 
 /// When a lease's slots are free again.
 #[derive(Clone)]

@@ -28,7 +28,7 @@ mod reader;
 mod scratch;
 mod slot;
 
-pub use completion::{Completion, Event};
+pub use completion::Completion;
 pub use lease::{Frame, Lease};
 pub use producer::{Producer, SlotsMut};
 pub use reader::Reader;

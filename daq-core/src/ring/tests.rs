@@ -3,6 +3,7 @@
 use super::*;
 use crate::doorbell::Credits;
 use crate::frame::{Flags, FrameMeta};
+use crate::gpu::Event;
 use crate::ledger::{ReaderReport, RingReport};
 use crate::region::HostOptions;
 use crate::wait::Wait;

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::units::format_datetime;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;

@@ -2,9 +2,9 @@
 
 use super::MeasureError;
 use crate::cuda::{Backing, CudaError, Device, Mark, Memory, Stream};
-use crate::plan::Direction;
+use crate::gpu::Event;
 use crate::region::{HostOptions, Region};
-use crate::ring::Event;
+use crate::staging::Direction;
 use std::cell::Cell;
 use std::sync::Arc;
 

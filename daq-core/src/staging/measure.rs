@@ -3,9 +3,10 @@
 use super::bare::Bare;
 use super::profile::{Profile, Rates};
 use crate::cuda::{CudaError, Device, Mark};
-use crate::mapped::{Backend, Mapped, MappedError, Writer};
-use crate::plan::Direction;
+use crate::gpu::{Backend, Writer};
+use crate::mapped::{Mapped, MappedError};
 use crate::region::RegionError;
+use crate::staging::Direction;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -22,6 +22,7 @@
 
 mod bare;
 mod carrier;
+mod direction;
 mod error;
 mod far;
 mod lane;
@@ -35,6 +36,7 @@ mod tests;
 
 pub use bare::{BATCH, Bare};
 pub use carrier::Carrier;
+pub use direction::Direction;
 pub use error::StagingError;
 pub use far::tell_if_far;
 pub use lane::Lane;

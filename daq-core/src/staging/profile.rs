@@ -1,7 +1,7 @@
 //! What was measured of a machine's copies, and where it is kept.
 
 use super::Tuning;
-use crate::plan::Direction;
+use crate::staging::Direction;
 use crate::topology::pci::{Bridge, Lanes, Link};
 use crate::topology::{Gpu, Topology};
 use serde::{Deserialize, Serialize};

@@ -3,8 +3,8 @@
 use super::StagingError;
 use super::lane::{Begun, Lane, Terms};
 use crate::cuda::{CudaError, Device, Rows, Stream};
-use crate::plan::Direction;
 use crate::ring::Completion;
+use crate::staging::Direction;
 use crate::wait::{Bell, Wait};
 use std::collections::VecDeque;
 use std::fmt;

@@ -10,7 +10,7 @@
 
 use super::tree::Processor;
 use super::{Gpu, Topology, Window, acs, nic, pci};
-use crate::mapped::Backend;
+use crate::gpu::Backend;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;

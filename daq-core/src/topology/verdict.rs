@@ -15,7 +15,7 @@ mod pair;
 use super::pci::canonical;
 use super::tree::{Hop, PciDevice};
 use super::{Gpu, Topology, Wish};
-use crate::plan::Path;
+use crate::topology::DataPath;
 use pair::Pair;
 use std::fmt;
 
@@ -110,11 +110,11 @@ pub struct Verdict {
 
 impl Verdict {
     /// The path in the plan's words.
-    pub const fn path(&self) -> Path {
+    pub const fn path(&self) -> DataPath {
         if self.direct {
-            Path::Direct
+            DataPath::Direct
         } else {
-            Path::Staged
+            DataPath::Staged
         }
     }
 }

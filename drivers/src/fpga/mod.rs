@@ -39,12 +39,13 @@ pub use config::FpgaConfig;
 pub use engines::{ENGINES, EngineEntry};
 
 use config::DeviceKey;
+use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::dma::FrameSequence;
-use daq_core::entry::{Claim, EngineNeeds, SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{EngineNeeds, SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::examine::{FileUse, NamedFile};
+use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
-use daq_core::mapped::Writer;
 use daq_core::source::{Producers, SourceError};
 use daq_core::units::ByteSize;
 use daq_core::window::Geometry;

@@ -4,7 +4,7 @@ use super::pages::{GRAIN, Pages};
 use super::queue_pair::{self, Parts, QueuePair};
 use super::{Hsb, Mode};
 use daq_core::entry::{EngineNeeds, SourceContext};
-use daq_core::mapped::Writer;
+use daq_core::gpu::Writer;
 use daq_core::source::{Producers, SourceError};
 use daq_core::topology::Wish;
 use daq_rdma::nics;

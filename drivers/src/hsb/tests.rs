@@ -2,7 +2,7 @@
 
 use super::*;
 use daq_core::config::Document;
-use daq_core::mapped::Writer;
+use daq_core::gpu::Writer;
 use daq_core::topology::Wish;
 
 fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {

@@ -26,11 +26,12 @@
 
 use crate::list::List;
 use crate::sender::{self, Allowed};
+use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{Claim, EngineNeeds, SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{EngineNeeds, SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::examine::{FileUse, NamedFile};
+use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
-use daq_core::mapped::Writer;
 use daq_core::source::{Producers, SourceError};
 use daq_core::topology::Wish;
 use daq_core::units::ByteSize;

@@ -3,7 +3,8 @@
 use super::table::{Cell, Table};
 use super::{BenchError, Tell, median};
 use daq_core::cuda::Device;
-use daq_core::mapped::{Backend, Mapped, Refusal};
+use daq_core::gpu::Backend;
+use daq_core::mapped::{Mapped, Refusal};
 use daq_core::units::ByteSize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -4,7 +4,8 @@
 use super::table::{Cell, Table};
 use super::{BenchError, Common, median};
 use daq_core::cuda::Device;
-use daq_core::mapped::{Backend, Mapped, MappedError, Unmappable, Writer};
+use daq_core::gpu::{Backend, Writer};
+use daq_core::mapped::{Mapped, MappedError, Unmappable};
 use daq_core::staging::{RawStores, Way};
 use daq_core::units::ByteSize;
 use std::sync::Arc;

@@ -9,7 +9,8 @@ use super::table::{Cell, Table};
 use super::{BenchError, Tell, median};
 use crate::sys::upload::Upload;
 use daq_core::cuda::{CudaError, Device, Grid};
-use daq_core::mapped::{Backend, Mapped, Refusal, Writer};
+use daq_core::gpu::{Backend, Writer};
+use daq_core::mapped::{Mapped, Refusal};
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -4,8 +4,8 @@ use super::BenchError;
 use crate::sys::device_code;
 use daq_core::cuda::{Argument, CudaError, Device, Grid, Mark, Memory, Module, Stream};
 use daq_core::doorbell::{Credits, Doorbell};
+use daq_core::gpu::Event;
 use daq_core::mapped::Mapped;
-use daq_core::ring::Event;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -12,7 +12,7 @@ use super::scratch::Scratch;
 use super::table::{Cell, Table};
 use super::{BenchError, Common, Tell};
 use daq_core::cuda::Device;
-use daq_core::mapped::Backend;
+use daq_core::gpu::Backend;
 use daq_core::staging::measure;
 use daq_core::topology::Topology;
 use daq_core::units::ByteSize;

@@ -3,11 +3,11 @@
 use super::BenchError;
 use daq_core::cuda::Device;
 use daq_core::frame::FrameMeta;
+use daq_core::gpu::{Backend, Writer};
 use daq_core::ledger::RingLedger;
-use daq_core::mapped::{Backend, Writer};
-use daq_core::plan::Direction;
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Ring, RingOptions};
+use daq_core::staging::Direction;
 use daq_core::units::ByteSize;
 use std::sync::Arc;
 

@@ -13,7 +13,7 @@ use super::rig::{Load, Rig, index};
 use super::scratch::Scratch;
 use super::table::{Cell, Table};
 use super::{BenchError, Common, Tell, median};
-use daq_core::plan::Direction;
+use daq_core::staging::Direction;
 use daq_core::staging::measure;
 use daq_core::units::ByteSize;
 use daq_core::wait::Wait;

@@ -5,7 +5,7 @@ use super::rig::{Load, Rig, Sample, index};
 use super::table::{Cell, Table};
 use super::{BenchError, Common, Tell, median, rate};
 use daq_core::cuda::{CudaError, Device, Mark};
-use daq_core::plan::Direction;
+use daq_core::staging::Direction;
 use daq_core::staging::{BATCH, Bare, Tuning, measure};
 use daq_core::units::ByteSize;
 use daq_core::wait::Wait;

@@ -2,9 +2,9 @@
 
 use super::changes::LossChanges;
 use crate::console;
+use daq_core::gpu::Dispatch;
 use daq_core::ledger::{CopyReport, DeviceReport, Report, SourceReport};
 use daq_core::log_limit::LogLimit;
-use daq_core::plan::Dispatch;
 use daq_core::units::{ByteSize, counted};
 use std::time::{Duration, Instant};
 

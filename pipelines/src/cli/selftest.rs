@@ -4,7 +4,7 @@ use super::{exit, show};
 use crate::console::print_error;
 use crate::selftest::{self, Options};
 use clap::{Subcommand, ValueEnum};
-use daq_core::mapped::Backend;
+use daq_core::gpu::Backend;
 use daq_core::units::Span;
 
 #[derive(Debug, clap::Args)]

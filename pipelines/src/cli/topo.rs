@@ -3,8 +3,8 @@
 use super::load::{Loaded, Look, Sources};
 use super::{exit, show};
 use crate::console::print_error;
-use daq_core::entry::Claim;
-use daq_core::mapped::Backend;
+use daq_core::claim::Claim;
+use daq_core::gpu::Backend;
 use daq_core::plan::{Config, Plan};
 use daq_core::region::Placement;
 use daq_core::topology::{Asked, PeerAccess, Topology, Way, Wish};

@@ -3,8 +3,8 @@
 use super::metric::{Kind, Metric, Read, seconds};
 use super::process::{self, Process};
 use super::table::METRICS;
+use daq_core::gpu::Dispatch;
 use daq_core::ledger::{Cause, CopyLedger, CopyReport, DeviceReport, EngineReport, Report};
-use daq_core::plan::Dispatch;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{
     Bucket, Counter, Gauge, Histogram, LabelPair, Metric as Sample, MetricFamily, MetricType,
@@ -255,10 +255,10 @@ impl Exposition {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use daq_core::gpu::Backend;
     use daq_core::ledger::{
         KernelReport, Proof, ReaderReport, RingReport, SinkReport, SourceReport,
     };
-    use daq_core::mapped::Backend;
     use std::collections::BTreeSet;
     use std::io::Write as _;
     use std::process::{Command, Stdio};

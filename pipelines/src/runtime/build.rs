@@ -5,15 +5,15 @@ use super::monitor::{Monitor, Watched};
 use super::{FailureKind, Options, Pipeline, StartError, dma, kernel, sink, source, staging};
 use daq_core::cuda::{self, Device};
 use daq_core::entry::{SourceContext, SourceSpec};
+use daq_core::gpu::Dispatch;
+use daq_core::gpu::Writer;
 use daq_core::kernel::{DeviceBell, KernelContext, Side};
-use daq_core::mapped::Writer;
-use daq_core::plan::{
-    Config, Direction, Dispatch, Incomplete, Plan, PlannedCopy, PlannedRing, PlannedSource, Ringer,
-};
+use daq_core::plan::{Config, Incomplete, Plan, PlannedCopy, PlannedRing, PlannedSource, Ringer};
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::sink::SinkContext;
 use daq_core::source::{Producers, SourceError};
+use daq_core::staging::Direction;
 use daq_core::staging::{Carrier, CopyStream, Lane, Profile, Stager, measure_with};
 use daq_core::wait::Bell;
 use daq_core::window::Window;

@@ -1,13 +1,14 @@
 //! All ledgers of a pipeline.
 
 use super::monitor::Activity;
+use daq_core::gpu::Backend;
+use daq_core::gpu::Dispatch;
 use daq_core::ledger::{
     Board, BoardError, CopyLedger, CopyReport, Counts, EngineCounters, EngineReport, KernelLedger,
     KernelReport, ReaderLedger, ReaderReport, Rejections, Report, RingLedger, RingReport,
     SinkLedger, SinkReport, SourceLedger, SourceReport,
 };
-use daq_core::mapped::Backend;
-use daq_core::plan::{Dispatch, Plan};
+use daq_core::plan::Plan;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::time::Instant;

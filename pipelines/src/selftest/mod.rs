@@ -12,7 +12,8 @@ pub use report::{Outcome, Report};
 
 use crate::bench::BenchError;
 use daq_core::cuda::{CudaError, Device};
-use daq_core::mapped::{Backend, MappedError, Refusal};
+use daq_core::gpu::Backend;
+use daq_core::mapped::{MappedError, Refusal};
 use daq_core::region::RegionError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

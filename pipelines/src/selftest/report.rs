@@ -2,7 +2,7 @@
 
 use super::target::Memory;
 use daq_core::cuda::Device;
-use daq_core::mapped::Backend;
+use daq_core::gpu::Backend;
 use serde_json::{Value, json};
 use std::fmt;
 

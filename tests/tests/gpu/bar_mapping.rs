@@ -5,7 +5,8 @@ mod sys;
 
 use daq_core::cuda::{Backing, Device};
 use daq_core::doorbell::Doorbell;
-use daq_core::mapped::{Backend, Mapped, MappedError, Refusal, Writer, probe};
+use daq_core::gpu::{Backend, Writer};
+use daq_core::mapped::{Mapped, MappedError, Refusal, probe};
 use daq_core::region::{Placement, Region, RegionError};
 use daq_tests::{Simulated, skip, test_process};
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! left alone, and answers that no binding knows are passed on.
 
 use daq_core::cuda::{Backing, CudaError, Device, Memory, Stream};
-use daq_core::ring::Event;
+use daq_core::gpu::Event;
 use daq_tests::{Daq, Simulated, test_process};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

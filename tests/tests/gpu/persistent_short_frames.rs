@@ -3,11 +3,11 @@
 
 use daq_core::cuda::{self, Device};
 use daq_core::frame::FrameMeta;
+use daq_core::gpu::Dispatch;
+use daq_core::gpu::{Backend, Writer};
 use daq_core::kernel::{KernelContext, KernelSpec, Side, Stream};
 use daq_core::layout::{Samples, Scalar};
 use daq_core::ledger::{ReaderLedger, RingLedger};
-use daq_core::mapped::{Backend, Writer};
-use daq_core::plan::Dispatch;
 use daq_core::region::Region;
 use daq_core::ring::{Completion, Producer, Reader, Ring, RingOptions, Slice};
 use daq_core::wait::Wait;

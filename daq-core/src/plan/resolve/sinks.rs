@@ -1,8 +1,8 @@
 //! Sinks: which rings they read.
 
 use super::{Resolver, host_name};
+use crate::claim::Claim;
 use crate::config::Diagnostics;
-use crate::entry::Claim;
 use crate::plan::{Component, PlannedSink, SinkKeys, nics};
 use crate::sink::{Placements, SinkSpec};
 

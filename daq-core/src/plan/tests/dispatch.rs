@@ -1,6 +1,7 @@
 //! How bursts reach kernels on a GPU.
 
 use super::*;
+use crate::gpu::Dispatch;
 
 /// The pipeline whose kernel has these lines, and what was told of it.
 fn told(lines: &str, topology: &Topology) -> (Option<Plan>, String) {

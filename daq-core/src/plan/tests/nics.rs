@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::entry::EngineNeeds;
-use crate::mapped::{Backend, Writer};
+use crate::gpu::{Backend, Writer};
 use crate::staging::{Profile, Sending};
+use crate::topology::DataPath;
 use crate::topology::Wish;
 use crate::topology::nic::{Nic, NicPort};
 use crate::topology::tree::{Acs, PciDevice, PciTree};
@@ -157,7 +158,7 @@ fn plan(keys: &str, topology: &Topology) -> Plan {
     plan_with(&text, &CARDED, topology).unwrap()
 }
 
-fn told(plan: &Plan) -> (Path, &str, Option<Writer>) {
+fn told(plan: &Plan) -> (DataPath, &str, Option<Writer>) {
     let source = &plan.sources[0];
     (
         source.path,
@@ -174,7 +175,7 @@ fn a_name_is_looked_up_and_auto_is_the_nearest() {
         let (path, reason, writer) = told(&plan);
         assert_eq!(
             (path, writer),
-            (Path::Direct, Some(Writer::Nic)),
+            (DataPath::Direct, Some(Writer::Nic)),
             "{reason}"
         );
         assert!(reason.contains("mlx5_1 at 0000:02:00.0: "), "{reason}");
@@ -184,7 +185,7 @@ fn a_name_is_looked_up_and_auto_is_the_nearest() {
     }
     let far = plan("nic = \"mlx5_0\"", &machine);
     let (path, reason, _) = told(&far);
-    assert_eq!(path, Path::Staged);
+    assert_eq!(path, DataPath::Staged);
     assert!(reason.contains("two NUMA nodes"), "{reason}");
 }
 
@@ -193,7 +194,7 @@ fn no_mapping_is_needed_but_a_dma_buf_or_peermem() {
     let without = machine(gpu(false, true));
     let refused = plan("nic = \"mlx5_1\"", &without);
     let (path, reason, _) = told(&refused);
-    assert_eq!(path, Path::Staged);
+    assert_eq!(path, DataPath::Staged);
     assert!(reason.contains("sudo modprobe nvidia-peermem"), "{reason}");
     let wished = plan("nic = \"mlx5_1\"\npath = \"direct\"", &without);
     assert!(
@@ -206,7 +207,7 @@ fn no_mapping_is_needed_but_a_dma_buf_or_peermem() {
         ..without
     };
     let taken = plan("nic = \"mlx5_1\"", &loaded);
-    assert_eq!(told(&taken).0, Path::Direct);
+    assert_eq!(told(&taken).0, DataPath::Direct);
     assert!(
         taken.sources[0]
             .notes
@@ -228,11 +229,11 @@ fn memory_that_the_cpu_looks_at_must_be_mapped() {
     let looks = format!("{keys}looked_at = true");
     for (keys, machine) in [(keys, &without), (&looks, &with)] {
         let plan = plan(keys, machine);
-        assert_eq!(told(&plan).0, Path::Direct);
+        assert_eq!(told(&plan).0, DataPath::Direct);
         assert!(plan.unavailable.is_empty(), "{:?}", plan.unavailable);
     }
     let refused = plan(&looks, &without);
-    assert_eq!(told(&refused).0, Path::Staged);
+    assert_eq!(told(&refused).0, DataPath::Staged);
     let why = "nothing maps the GPU's memory for the CPU, which must look at what has come: gdrapi: no gdrdrv";
     assert!(
         refused.unavailable[0].contains(why),
@@ -276,22 +277,22 @@ fn a_card_of_software_writes_what_the_cpu_reaches() {
         let (path, reason, writer) = told(&mapped);
         assert_eq!(
             (path, writer),
-            (Path::Direct, Some(Writer::Cpu)),
+            (DataPath::Direct, Some(Writer::Cpu)),
             "{reason}"
         );
         let unmapped = plan(&keys, &machine(gpu(true, false)));
         let (path, reason, _) = told(&unmapped);
-        assert_eq!(path, Path::Staged);
+        assert_eq!(path, DataPath::Staged);
         assert!(reason.contains("vulkan: no"), "{reason}");
         let plain = plan(&keys, &host());
-        assert_eq!(told(&plain).0, Path::Direct, "host memory");
+        assert_eq!(told(&plain).0, DataPath::Direct, "host memory");
         for plan in [&mapped, &unmapped, &plain] {
             assert!(plan.unavailable.is_empty(), "{:?}", plan.unavailable);
         }
     }
     let kernel = plan("nic = \"rxe0\"", &machine(gpu(true, true)));
     let (path, reason, _) = told(&kernel);
-    assert_eq!(path, Path::Staged);
+    assert_eq!(path, DataPath::Staged);
     assert!(reason.contains("only into host memory"), "{reason}");
 }
 
@@ -299,7 +300,7 @@ fn a_card_of_software_writes_what_the_cpu_reaches() {
 fn a_card_that_is_staged_to_and_a_sink_of_its_own_are_chosen_too() {
     let machine = machine(gpu(false, false));
     let staged = plan("nic = \"auto\"", &machine);
-    assert_eq!(told(&staged).0, Path::Staged);
+    assert_eq!(told(&staged).0, DataPath::Staged);
     assert_eq!(staged.sources[0].nic.as_deref(), Some("mlx5_1"));
     let sinks = |nic: &str, topology: &Topology| {
         let sink = "[sink.disk]\ndriver = \"void\"\n";

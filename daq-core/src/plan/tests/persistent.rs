@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::entry::EngineNeeds;
-use crate::mapped::{Backend, Writer};
+use crate::gpu::{Backend, Writer};
+use crate::topology::DataPath;
 use crate::topology::Wish;
 
 /// A kernel that can stay, on the CPU too if it says so.
@@ -167,7 +168,7 @@ fn its_thread_stores_frames_where_the_gpu_can_be_mapped() {
     }
     assert_eq!(way(&plan, "raw"), (CopyWay::Stores, Some("quarter")));
     assert_eq!(way(&plan, "small@host"), (CopyWay::Engine, None));
-    assert_eq!(plan.sources[0].path, Path::Cpu);
+    assert_eq!(plan.sources[0].path, DataPath::Cpu);
     assert_eq!(
         doorbell(&plan),
         (
@@ -218,7 +219,7 @@ fn where_nothing_can_be_mapped_the_copy_engine_copies_and_the_doorbell_is_in_hos
     );
     assert_eq!(way(&plan, "raw"), (CopyWay::Engine, None));
     let source = &plan.sources[0];
-    assert_eq!(source.path, Path::Staged);
+    assert_eq!(source.path, DataPath::Staged);
     assert_eq!(
         source.reason,
         format!(
@@ -258,7 +259,7 @@ fn a_ring_with_another_reader_is_left_to_the_staging_thread() {
         assert_eq!(plan.ring("raw").unwrap().readers, ["quarter", "other"]);
         assert_eq!(plan.ring("raw").unwrap().mapping, Some(Backend::Vulkan));
         assert_eq!(way(&plan, "raw"), (CopyWay::Either, None));
-        assert_eq!(plan.sources[0].path, Path::Staged);
+        assert_eq!(plan.sources[0].path, DataPath::Staged);
         let told = "small bursts through the GPU's BAR (vulkan); gdrapi: ";
         assert!(plan.sources[0].reason.contains(told), "{plan}");
         // The source, two kernels, the sink, and copies either way.

@@ -3,7 +3,7 @@
 use super::super::tree::{Hop, Iommu, PciDevice, PciTree};
 use super::super::{Gpu, Topology};
 use super::{Against, PeerAccess, Relation, slow};
-use crate::mapped::Writer;
+use crate::gpu::Writer;
 use crate::units::ByteSize;
 
 /// A device and a GPU in the tree.

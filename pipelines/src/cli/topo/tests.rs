@@ -3,8 +3,8 @@
 use super::*;
 use daq_core::config::{Diagnostics, Document, Problem, Section};
 use daq_core::entry::{EngineNeeds, Entry, Registry, SourceContext, SourceEntry, SourceSpec};
+use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
-use daq_core::mapped::Writer;
 use daq_core::plan::{Surroundings, resolve};
 use daq_core::source::{Producers, SourceError};
 use daq_core::window::Geometry;

@@ -17,10 +17,12 @@ use super::record;
 use daq_core::cuda::{self, Argument, CudaError, Device, Grid, Mark, Stay};
 use daq_core::doorbell::{Credits, Doorbell};
 use daq_core::frame::FrameMeta;
+use daq_core::gpu::Event;
+use daq_core::gpu::Writer;
 use daq_core::kernel::{DeviceBell, Kernel, KernelContext, KernelError, Stream, Submitted};
-use daq_core::mapped::{Mapped, MappedError, Stores, Unmappable, Writer};
+use daq_core::mapped::{Mapped, MappedError, Stores, Unmappable};
 use daq_core::region::RegionError;
-use daq_core::ring::{Completion, Event, Lease, Slice, SlotsMut};
+use daq_core::ring::{Completion, Lease, Slice, SlotsMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -2,7 +2,7 @@
 
 use super::HEADER;
 use daq_core::cuda::{CompileError, Compiler, Source, Target};
-use daq_core::plan::Dispatch;
+use daq_core::gpu::Dispatch;
 use std::fmt::Write;
 use std::path::Path;
 

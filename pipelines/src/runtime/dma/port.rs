@@ -5,9 +5,9 @@ use daq_core::cuda::Device;
 use daq_core::dma::{
     Armed, Carry, CarryError, Completions, DmaDevice, DmaMap, Engine, EngineError, Idle, Slots,
 };
+use daq_core::gpu::{Backend, Writer};
 use daq_core::kernel::DeviceBell;
 use daq_core::ledger::EngineCounters;
-use daq_core::mapped::{Backend, Writer};
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::ring::Producer;
 use std::sync::Arc;

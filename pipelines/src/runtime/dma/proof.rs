@@ -12,9 +12,11 @@ use super::port::Port;
 use crate::sys::device_code;
 use daq_core::cuda::{Argument, Device, Function, Grid, Module, Stream};
 use daq_core::dma::{Seen, Sentinel};
-use daq_core::mapped::{Backend, Mapped, Writer};
+use daq_core::gpu::Event;
+use daq_core::gpu::{Backend, Writer};
+use daq_core::mapped::Mapped;
 use daq_core::region::Placement;
-use daq_core::ring::{Event, Producer};
+use daq_core::ring::Producer;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -3,9 +3,10 @@
 use super::super::control::Role;
 use super::*;
 use daq_core::frame::FrameMeta;
+use daq_core::gpu::Event;
 use daq_core::ledger::{KernelReport, ReaderLedger, RingLedger};
 use daq_core::region::{HostOptions, Region};
-use daq_core::ring::{Event, Lease, Ring, RingOptions, SlotsMut};
+use daq_core::ring::{Lease, Ring, RingOptions, SlotsMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;

@@ -56,7 +56,7 @@ fn a_wish_wins_where_it_can() {
         }
         let staged = ask(Wish::Staged);
         assert!(!staged.direct && staged.reason == "asked for");
-        assert_eq!(staged.path(), crate::plan::Path::Staged);
+        assert_eq!(staged.path(), crate::topology::DataPath::Staged);
     }
 }
 

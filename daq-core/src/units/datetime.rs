@@ -8,7 +8,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// `ns` nanoseconds after 1970-01-01T00:00:00Z, as text with all nine decimals.
 ///
 /// ```
-/// use daq_core::sigmf::{format_datetime, parse_datetime};
+/// use daq_core::units::{format_datetime, parse_datetime};
 /// let text = format_datetime(1_700_000_000_000_000_001);
 /// assert_eq!(text, "2023-11-14T22:13:20.000000001Z");
 /// assert_eq!(parse_datetime(&text), Some(1_700_000_000_000_000_001));
