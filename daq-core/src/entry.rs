@@ -12,10 +12,10 @@ use crate::gpu::Writer;
 use crate::kernel::KernelSpec;
 use crate::layout::Layout;
 use crate::ledger::{Counts, Rejections};
+use crate::reorder::{Arrival, Geometry};
 use crate::sink::SinkSpec;
 use crate::source::{Producers, SourceError};
 use crate::topology::Wish;
-use crate::window::{Arrival, Geometry};
 use std::fmt;
 
 /// What a component of one kind tells of itself.

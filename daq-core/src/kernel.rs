@@ -1,11 +1,11 @@
 //! Kernels: a compute step from one ring to another.
 
-use crate::cuda;
 use crate::examine::{Examination, Examined, NamedFile};
 use crate::gpu::Dispatch;
+use crate::gpu::bar_mapping::MappedError;
+use crate::gpu::driver;
 use crate::gpu::{Backend, Writer};
 use crate::layout::Layout;
-use crate::mapped::MappedError;
 use crate::region::{Region, RegionError};
 use crate::ring::{Completion, Lease, Slice, SlotsMut};
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ pub enum Stream<'a> {
     /// Done by the calling thread before `run` returns.
     Host,
     /// Put on this stream. The engine marks the stream before and after `run`; kernels do not wait for it.
-    Cuda(&'a cuda::Stream),
+    Cuda(&'a driver::Stream),
 }
 
 /// Which side of a kernel is built.
@@ -82,7 +82,7 @@ pub enum KernelError {
     Unavailable(String),
     /// The GPU failed.
     #[error(transparent)]
-    Cuda(#[from] cuda::CudaError),
+    Cuda(#[from] driver::CudaError),
     /// A kernel that stays on its GPU hangs: it cannot be ended, and nothing that it holds can be had back.
     #[error("{0}")]
     Hung(String),
@@ -156,7 +156,7 @@ impl DeviceBell {
     const NEVER: u64 = u64::MAX - 1;
 
     /// A word that nobody rings yet.
-    pub fn new(device: &'static cuda::Device, backends: &[Backend]) -> Result<Self, RegionError> {
+    pub fn new(device: &'static driver::Device, backends: &[Backend]) -> Result<Self, RegionError> {
         let region = Region::mapped(device, Self::BYTES, Writer::Fpga, backends)?;
         let bell = Self {
             region,

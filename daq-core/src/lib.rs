@@ -8,10 +8,8 @@
 //! |---|---|
 //! | [`region`] | one pinned allocation with a placement |
 //! | [`ring`] | slots, one producer, readers, leases |
-//! | [`window`] | the open slots of a ring that packets are placed into |
-//! | [`cuda`] | GPUs: memory, streams, code |
-//! | [`mapped`] | GPU memory that the CPU can store to |
-//! | [`doorbell`] | words between the CPU and a resident kernel |
+//! | [`reorder`] | the open slots of a ring, in which packets that arrive in any order are placed |
+//! | [`gpu`] | GPUs: driver calls, memory that the CPU can write to, doorbells |
 //! | [`staging`] | copies between rings in host memory and rings on a GPU |
 //! | [`ledger`] | counters and the equations between them |
 //! | [`log_limit`] | limits on repeated log messages |
@@ -23,9 +21,7 @@
 
 pub mod claim;
 pub mod config;
-pub mod cuda;
 pub mod dma;
-pub mod doorbell;
 pub mod entry;
 pub mod examine;
 pub mod file;
@@ -35,9 +31,10 @@ pub mod kernel;
 pub mod layout;
 pub mod ledger;
 pub mod log_limit;
-pub mod mapped;
+pub mod notify;
 pub mod plan;
 pub mod region;
+pub mod reorder;
 pub mod ring;
 pub mod sigmf;
 pub mod sink;
@@ -48,5 +45,3 @@ mod sys;
 pub mod thread;
 pub mod topology;
 pub mod units;
-pub mod wait;
-pub mod window;

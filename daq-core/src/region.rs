@@ -5,9 +5,9 @@
 //! ```
 //! A region is shared by `Arc`; it is freed when the last ring, reader or device that holds it is gone.
 
-use crate::cuda::{CudaError, Device, Memory, Registered};
+use crate::gpu::bar_mapping::{Mapped, Unmappable};
+use crate::gpu::driver::{CudaError, Device, Memory, Registered};
 use crate::gpu::{Backend, Writer};
-use crate::mapped::{Mapped, Unmappable};
 use crate::sys::memory;
 use rustix::io::Errno;
 use std::fmt;

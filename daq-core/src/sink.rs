@@ -2,9 +2,9 @@
 
 use crate::layout::Layout;
 use crate::ledger::SinkLedger;
+use crate::notify::Wait;
 use crate::region::{Placement, Region};
 use crate::ring::Lease;
-use crate::wait::Wait;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

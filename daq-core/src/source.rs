@@ -5,7 +5,7 @@
 //! yields completions and takes credits.
 
 use crate::dma::Engine;
-use crate::window::Window;
+use crate::reorder::Window;
 use std::time::Duration;
 
 /// What one call of [`Filler::fill`] found.

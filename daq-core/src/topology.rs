@@ -17,9 +17,9 @@ pub use record::RecordError;
 pub use show::Way;
 pub use verdict::{Asked, PeerAccess, Relation, Verdict};
 
-use crate::cuda::{Device, Identity};
 use crate::gpu::Backend;
-use crate::mapped::{self};
+use crate::gpu::bar_mapping;
+use crate::gpu::driver::{Device, Identity};
 use nic::Nic;
 use pci::{Link, PciFacts};
 use schemars::JsonSchema;
@@ -103,7 +103,7 @@ impl Gpu {
     #[must_use]
     pub fn tried(self, allowed: &[Backend]) -> Self {
         let mappings = match Device::open(self.ordinal) {
-            Ok(device) => mapped::probe(device, allowed)
+            Ok(device) => bar_mapping::probe(device, allowed)
                 .into_iter()
                 .map(|(backend, found)| {
                     let told = found.map(|_| ()).map_err(|refusal| refusal.why);

@@ -7,8 +7,8 @@ use daq_core::frame::{FrameMeta, Timestamp};
 use daq_core::gpu::Event;
 use daq_core::ledger::{ReaderLedger, RingLedger, SourceLedger, SourceReport};
 use daq_core::region::{HostOptions, Region};
+use daq_core::reorder::{Geometry, PacketId, Window};
 use daq_core::ring::{Completion, Producer, Ring, RingOptions};
-use daq_core::window::{Geometry, PacketId, Window};
 use loom::sync::atomic::Ordering;
 use loom::thread;
 

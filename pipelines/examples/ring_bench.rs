@@ -4,10 +4,10 @@
 
 use daq_core::frame::{FrameMeta, Timestamp};
 use daq_core::ledger::{ReaderLedger, RingLedger, SourceLedger};
+use daq_core::notify::Wait;
 use daq_core::region::{HostOptions, Region};
+use daq_core::reorder::{Geometry, PacketId, Window};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
-use daq_core::wait::Wait;
-use daq_core::window::{Geometry, PacketId, Window};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use daq_core::cuda::{self, Compiler, CudaError, Device, Source, Target};
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
+use daq_core::gpu::driver::{self, Compiler, CudaError, Device, Source, Target};
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side, Stream};
 use daq_core::layout::{Layout, Samples, Scalar};
 use daq_core::ledger::{ReaderLedger, RingLedger};
@@ -146,7 +146,7 @@ struct Bench {
     kernel: Box<dyn Kernel>,
     sink: Producer,
     results: Reader,
-    stream: cuda::Stream,
+    stream: driver::Stream,
 }
 
 fn ring(device: &'static Device, slots: usize, bytes: usize) -> (Arc<Region>, Producer, Reader) {
@@ -187,7 +187,7 @@ impl Bench {
             kernel,
             sink,
             results,
-            stream: cuda::Stream::new(device, IN_FLIGHT).unwrap(),
+            stream: driver::Stream::new(device, IN_FLIGHT).unwrap(),
         }
     }
 

@@ -5,9 +5,9 @@
 //! ```
 //! Where an engine goes round whatever anybody does, or may not write where the ring lies.
 
-use crate::cuda::{CudaError, Device, Stream};
 use crate::gpu::Event;
-use crate::mapped::{Mapped, MappedError};
+use crate::gpu::bar_mapping::{Mapped, MappedError};
+use crate::gpu::driver::{CudaError, Device, Stream};
 use crate::region::{Placement, Region, RegionError};
 use crate::ring::Producer;
 use crate::sys::{copy, store};

@@ -1,6 +1,6 @@
 //! Work on a GPU whose end can be queried.
 
-use crate::cuda::CudaError;
+use crate::gpu::driver::CudaError;
 
 /// Work on a device that a lease waits for.
 pub trait Event: Send + Sync {

@@ -1,7 +1,16 @@
-//! GPUs: what every room above may know of them.
+//! GPUs: driver calls, memory that the CPU can write to, and doorbells.
+//!
+//! | module | noun |
+//! |---|---|
+//! | [`driver`] | devices, memory, streams and code, through the CUDA driver |
+//! | [`bar_mapping`] | GPU memory that the CPU can write to |
+//! | [`doorbell`] | words between the CPU and a persistent kernel |
 
 mod backend;
+pub mod bar_mapping;
 mod dispatch;
+pub mod doorbell;
+pub mod driver;
 mod event;
 
 pub use backend::{Backend, Writer};

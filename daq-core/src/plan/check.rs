@@ -9,9 +9,9 @@ use crate::config::{Diagnostic, Diagnostics, Section};
 use crate::entry::{EngineNeeds, SourceSpec};
 use crate::gpu::Dispatch;
 use crate::gpu::Writer;
+use crate::reorder::{Arrival, Geometry, WindowSize};
 use crate::topology::Topology;
 use crate::units::ByteSize;
-use crate::window::{Arrival, Geometry, WindowSize};
 
 /// Two components that want one thing.
 pub(super) fn claims(config: &Config, around: &Surroundings, diagnostics: &mut Diagnostics) {

@@ -6,9 +6,9 @@
 
 use super::{CopyWay, Plan, PlannedCopy, Ringer};
 use crate::gpu::Dispatch;
+use crate::gpu::bar_mapping::not_allowed;
 use crate::gpu::{Backend, Writer};
 use crate::kernel::Side;
-use crate::mapped::not_allowed;
 use crate::region::Placement;
 use crate::staging::Direction;
 use crate::staging::USUAL_CUT_OVER;

@@ -17,12 +17,12 @@ use crate::gpu::Dispatch;
 use crate::kernel::Side;
 use crate::layout::Layout;
 use crate::region::Placement;
+use crate::reorder::{Geometry, WindowSize};
 use crate::staging::Direction;
 use crate::staging::Profile;
 use crate::topology::DataPath;
 use crate::topology::{Gpu, Topology};
 use crate::units::counted;
-use crate::window::{Geometry, WindowSize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 

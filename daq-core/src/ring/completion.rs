@@ -1,8 +1,8 @@
 //! How leases end: at once, or when a device says so.
 
-use crate::cuda::CudaError;
-use crate::doorbell::Credits;
 use crate::gpu::Event;
+use crate::gpu::doorbell::Credits;
+use crate::gpu::driver::CudaError;
 use ringbuf::traits::{Consumer, Observer, Producer as _, Split as _};
 use std::fmt;
 

@@ -34,9 +34,9 @@ pub use producer::{Producer, SlotsMut};
 pub use reader::Reader;
 
 use crate::ledger::{ReaderLedger, RingLedger};
+use crate::notify::Bell;
 use crate::region::{Placement, Region};
 use crate::sync::{Arc, AtomicU64, Ordering, fence};
-use crate::wait::Bell;
 use crossbeam_utils::CachePadded;
 use slot::Slots;
 use std::sync::PoisonError;

@@ -2,10 +2,10 @@
 
 use super::{Lease, Shared, Slice};
 use crate::frame::FrameMeta;
+use crate::notify::Wait;
 use crate::region::Region;
 use crate::ring::RingOptions;
 use crate::sync::{Arc, Ordering, fence};
-use crate::wait::Wait;
 use std::ops::Range;
 use std::time::Duration;
 

@@ -5,9 +5,9 @@ use super::lease::Lease;
 use super::scratch::Scratch;
 use super::{RingOptions, Shared, UNBOUND};
 use crate::ledger::ReaderLedger;
+use crate::notify::Wait;
 use crate::region::Region;
 use crate::sync::{Arc, Ordering, fence};
-use crate::wait::Wait;
 use std::fmt;
 use std::time::{Duration, Instant};
 

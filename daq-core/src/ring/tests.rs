@@ -1,12 +1,12 @@
 //! Rings against a plain model.
 
 use super::*;
-use crate::doorbell::Credits;
 use crate::frame::{Flags, FrameMeta};
 use crate::gpu::Event;
+use crate::gpu::doorbell::Credits;
 use crate::ledger::{ReaderReport, RingReport};
+use crate::notify::Wait;
 use crate::region::HostOptions;
-use crate::wait::Wait;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;

@@ -1,8 +1,8 @@
 //! Copies with nothing around them: what a machine can do, and what engines are measured against.
 
 use super::MeasureError;
-use crate::cuda::{Backing, CudaError, Device, Mark, Memory, Stream};
 use crate::gpu::Event;
+use crate::gpu::driver::{Backing, CudaError, Device, Mark, Memory, Stream};
 use crate::region::{HostOptions, Region};
 use crate::staging::Direction;
 use std::cell::Cell;

@@ -4,8 +4,8 @@
 //! tells the GPU of a frame.
 
 use super::target::{self, Target};
+use crate::gpu::bar_mapping::MappedError;
 use crate::ledger::CopyLedger;
-use crate::mapped::MappedError;
 use crate::ring::{Producer, Reader};
 
 /// A ring in host memory, and one on a GPU that the CPU stores its frames to.

@@ -1,7 +1,7 @@
 //! Why copies stop.
 
-use crate::cuda::CudaError;
-use crate::mapped::MappedError;
+use crate::gpu::bar_mapping::MappedError;
+use crate::gpu::driver::CudaError;
 
 /// Why a GPU takes no more copies, or gives none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

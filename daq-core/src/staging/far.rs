@@ -1,6 +1,6 @@
 //! Cores that store to a GPU of another node.
 
-use crate::cuda::Device;
+use crate::gpu::driver::Device;
 use crate::thread::current_core;
 use crate::topology::{Topology, pci};
 use std::path::Path;

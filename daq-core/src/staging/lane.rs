@@ -3,7 +3,7 @@
 use super::StagingError;
 use super::stager::Mover;
 use super::target::{self, Target};
-use crate::cuda::{CudaError, Rows};
+use crate::gpu::driver::{CudaError, Rows};
 use crate::ledger::CopyLedger;
 use crate::ring::{Lease, Producer, Reader, Slice};
 use std::collections::VecDeque;

@@ -2,9 +2,9 @@
 
 use super::bare::Bare;
 use super::profile::{Profile, Rates};
-use crate::cuda::{CudaError, Device, Mark};
+use crate::gpu::bar_mapping::{Mapped, MappedError};
+use crate::gpu::driver::{CudaError, Device, Mark};
 use crate::gpu::{Backend, Writer};
-use crate::mapped::{Mapped, MappedError};
 use crate::region::RegionError;
 use crate::staging::Direction;
 use std::collections::{BTreeMap, VecDeque};

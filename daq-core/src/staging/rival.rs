@@ -1,6 +1,6 @@
 //! Stores to a mapping by chosen means, to measure the product's own beside others.
 
-use crate::mapped::{Mapped, MappedError};
+use crate::gpu::bar_mapping::{Mapped, MappedError};
 use crate::sys::store::Width;
 use crate::sys::{rival, store};
 

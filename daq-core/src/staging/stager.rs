@@ -2,10 +2,10 @@
 
 use super::StagingError;
 use super::lane::{Begun, Lane, Terms};
-use crate::cuda::{CudaError, Device, Rows, Stream};
+use crate::gpu::driver::{CudaError, Device, Rows, Stream};
+use crate::notify::{Bell, Wait};
 use crate::ring::Completion;
 use crate::staging::Direction;
-use crate::wait::{Bell, Wait};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Frames that the CPU stores to a ring on a GPU, without the copy engine.
 
+use crate::gpu::bar_mapping::{Mapped, MappedError};
 use crate::ledger::CopyLedger;
-use crate::mapped::{Mapped, MappedError};
 use crate::region::Placement;
 use crate::ring::{Lease, Producer, Reader, Slice};
 use std::sync::Arc;

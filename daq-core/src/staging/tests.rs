@@ -1,13 +1,13 @@
 use super::target::Target;
 use super::*;
-use crate::cuda::{CudaError, Rows};
 use crate::frame::{Flags, FrameMeta};
 use crate::gpu::Event;
+use crate::gpu::bar_mapping::MappedError;
+use crate::gpu::driver::{CudaError, Rows};
 use crate::ledger::{CopyLedger, ReaderLedger, RingLedger};
-use crate::mapped::MappedError;
+use crate::notify::{Bell, Wait};
 use crate::region::{HostOptions, Placement, Region};
 use crate::ring::{Completion, Producer, Reader, Ring, RingOptions};
-use crate::wait::{Bell, Wait};
 use proptest::prelude::*;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

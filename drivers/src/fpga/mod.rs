@@ -46,9 +46,9 @@ use daq_core::entry::{EngineNeeds, SilenceHint, SourceContext, SourceEntry, Sour
 use daq_core::examine::{FileUse, NamedFile};
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
+use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
 use daq_core::units::ByteSize;
-use daq_core::window::Geometry;
 use device::Device;
 use engines::Opening;
 use registers::Programmed;

@@ -8,7 +8,7 @@ use super::seen::Seen;
 use crate::packet::datagram::held::{HEAD, Held};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::{FAR_NUMBER, Rejections};
-use daq_core::window::{Batch, Outcome, PacketId, Window};
+use daq_core::reorder::{Batch, Outcome, PacketId, Window};
 
 /// Why a datagram is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -3,8 +3,8 @@
 use super::{Format, Places};
 use daq_core::config::Problem;
 use daq_core::layout::{Layout, Order, Samples};
+use daq_core::reorder::{Arrival, Geometry};
 use daq_core::units::ByteSize;
-use daq_core::window::{Arrival, Geometry};
 
 /// Bytes of a slot where nobody asks for another size, about.
 const SLOT: usize = 1 << 20;

@@ -23,14 +23,14 @@ pub(crate) mod frames;
 mod places;
 
 pub use config::{RawConfig, SpeadConfig};
-pub use daq_core::window::Numbering;
+pub use daq_core::reorder::Numbering;
 pub use field::{Endian, Field, TimeScale};
 pub use frames::Frames;
 pub use places::Places;
 pub use raw::Raw;
 pub use spead::Spead;
 
-use daq_core::window::Geometry;
+use daq_core::reorder::Geometry;
 use std::ops::Range;
 
 /// One packet that carries payload of a known place.

@@ -3,9 +3,9 @@
 use super::config::{ReplayConfig, Speed};
 use daq_core::config::Problem;
 use daq_core::layout::{Axis, Layout, Order, Samples, Scalar};
+use daq_core::reorder::{Geometry, Numbering};
 use daq_core::sigmf::{Meta, Number, Stream};
 use daq_core::units::{ByteSize, Frequency};
-use daq_core::window::{Geometry, Numbering};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

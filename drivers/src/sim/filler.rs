@@ -6,8 +6,8 @@ use super::schedule::{Arrival, Arrivals, State};
 use super::signal::Signal;
 use crate::sys::place;
 use daq_core::frame::{Clock, Timestamp};
+use daq_core::reorder::{Batch, Geometry, PacketId, Window};
 use daq_core::source::{Filler, Polled, SourceError};
-use daq_core::window::{Batch, Geometry, PacketId, Window};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Packets made at one go at most.

@@ -42,8 +42,8 @@ pub use signal::{Pattern, Recipe, Signal, Tone};
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::Layout;
+use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
-use daq_core::window::Geometry;
 
 /// The registry entry.
 pub const ENTRY: SourceEntry = SourceEntry {

@@ -1,7 +1,7 @@
 //! The memory that a card of software was given, under the addresses that the card knows.
 
 use daq_core::dma::Guard;
-use daq_core::mapped::Mapped;
+use daq_core::gpu::bar_mapping::Mapped;
 use daq_core::region::Region;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};

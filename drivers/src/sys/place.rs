@@ -1,7 +1,7 @@
 //! Writing payload into a place, piece by piece, without an intermediate copy.
 
 use daq_core::frame::Timestamp;
-use daq_core::window::{Batch, Outcome, PacketId};
+use daq_core::reorder::{Batch, Outcome, PacketId};
 
 /// The memory of one place, written from front to back.
 #[derive(Debug)]

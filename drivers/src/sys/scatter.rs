@@ -11,7 +11,7 @@
 use super::recv::{MESSAGE_BYTES, Message, RecvBatch};
 use super::socket::UdpSocket;
 use daq_core::frame::Timestamp;
-use daq_core::window::{Batch, PacketId, Place};
+use daq_core::reorder::{Batch, PacketId, Place};
 use std::io;
 use std::net::SocketAddr;
 

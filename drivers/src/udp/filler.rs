@@ -14,8 +14,8 @@ use crate::sys::scatter::Scatter;
 use crate::sys::socket::UdpSocket;
 use daq_core::entry::SourceContext;
 use daq_core::frame::{Clock, Timestamp};
+use daq_core::reorder::{PacketId, Window};
 use daq_core::source::{Filler, Polled, SourceError};
-use daq_core::window::{PacketId, Window};
 use std::io;
 use std::time::{Duration, Instant};
 

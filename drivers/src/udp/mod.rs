@@ -35,8 +35,8 @@ use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::{Layout, Samples};
+use daq_core::reorder::{Arrival, Geometry};
 use daq_core::source::{Filler, Producers, SourceError};
-use daq_core::window::{Arrival, Geometry};
 use filler::Receiver;
 use std::net::SocketAddr;
 

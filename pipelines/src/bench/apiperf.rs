@@ -2,9 +2,9 @@
 
 use super::table::{Cell, Table};
 use super::{BenchError, Tell, median};
-use daq_core::cuda::Device;
 use daq_core::gpu::Backend;
-use daq_core::mapped::{Mapped, Refusal};
+use daq_core::gpu::bar_mapping::{Mapped, Refusal};
+use daq_core::gpu::driver::Device;
 use daq_core::units::ByteSize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -3,9 +3,9 @@
 
 use super::table::{Cell, Table};
 use super::{BenchError, Common, median};
-use daq_core::cuda::Device;
+use daq_core::gpu::bar_mapping::{Mapped, MappedError, Unmappable};
+use daq_core::gpu::driver::Device;
 use daq_core::gpu::{Backend, Writer};
-use daq_core::mapped::{Mapped, MappedError, Unmappable};
 use daq_core::staging::{RawStores, Way};
 use daq_core::units::ByteSize;
 use std::sync::Arc;
@@ -236,7 +236,7 @@ fn loads(common: &Common, mapped: &Mapped, sizes: &[usize]) -> Result<Table, Ben
 #[cfg(test)]
 mod tests {
     use super::*;
-    use daq_core::mapped::Refusal;
+    use daq_core::gpu::bar_mapping::Refusal;
 
     #[test]
     fn the_ratio_is_that_of_the_fastest_rival_and_says_at_which_offsets() {

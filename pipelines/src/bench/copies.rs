@@ -3,15 +3,15 @@
 use super::place::{Place, slots};
 use super::table::{Cell, Table};
 use super::{BenchError, Common, Tell, bar, median, quantile, rate};
-use daq_core::cuda::Device;
 use daq_core::frame::FrameMeta;
+use daq_core::gpu::driver::Device;
 use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
+use daq_core::notify::Bell;
 use daq_core::region::RegionError;
 use daq_core::ring::{Producer, Reader, Ring};
 use daq_core::staging::Direction;
 use daq_core::staging::{Bare, Carrier, CopyStream, Lane, Stager, StagingError, Tuning, measure};
 use daq_core::units::ByteSize;
-use daq_core::wait::Bell;
 use std::sync::Arc;
 use std::time::Instant;
 

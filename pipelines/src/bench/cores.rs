@@ -1,7 +1,7 @@
 //! Threads of a measurement, each on a core of its own.
 
 use super::BenchError;
-use daq_core::cuda::Device;
+use daq_core::gpu::driver::Device;
 use daq_core::topology::Topology;
 use std::thread::ScopedJoinHandle;
 

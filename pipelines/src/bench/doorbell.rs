@@ -8,9 +8,9 @@ use super::figures::Figures;
 use super::table::{Cell, Table};
 use super::{BenchError, Tell, median};
 use crate::sys::upload::Upload;
-use daq_core::cuda::{CudaError, Device, Grid};
+use daq_core::gpu::bar_mapping::{Mapped, Refusal};
+use daq_core::gpu::driver::{CudaError, Device, Grid};
 use daq_core::gpu::{Backend, Writer};
-use daq_core::mapped::{Mapped, Refusal};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -101,7 +101,7 @@ const RIVALS: [Rival; 3] = [
 
 struct Bench {
     upload: Upload,
-    nothing: daq_core::cuda::Function,
+    nothing: daq_core::gpu::driver::Function,
     echo: Echo,
     /// A bell of each backend that can make one.
     bells: Vec<Arc<Mapped>>,

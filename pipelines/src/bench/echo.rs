@@ -2,10 +2,10 @@
 
 use super::BenchError;
 use crate::sys::device_code;
-use daq_core::cuda::{Argument, CudaError, Device, Grid, Mark, Memory, Module, Stream};
-use daq_core::doorbell::{Credits, Doorbell};
 use daq_core::gpu::Event;
-use daq_core::mapped::Mapped;
+use daq_core::gpu::bar_mapping::Mapped;
+use daq_core::gpu::doorbell::{Credits, Doorbell};
+use daq_core::gpu::driver::{Argument, CudaError, Device, Grid, Mark, Memory, Module, Stream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

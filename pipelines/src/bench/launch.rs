@@ -3,7 +3,7 @@
 use super::table::{Cell, Table};
 use super::{BenchError, Tell, median, quantile};
 use crate::sys::device_code;
-use daq_core::cuda::{Argument, CudaError, Device, Function, Grid, Memory, Stream};
+use daq_core::gpu::driver::{Argument, CudaError, Device, Function, Grid, Memory, Stream};
 use daq_core::staging::Bare;
 use std::time::Instant;
 

@@ -32,8 +32,8 @@ pub(crate) use scratch::Scratch;
 pub use staging::{StagingArgs, staging};
 pub use table::Table;
 
-use daq_core::cuda::{CudaError, Device};
-use daq_core::mapped::MappedError;
+use daq_core::gpu::bar_mapping::MappedError;
+use daq_core::gpu::driver::{CudaError, Device};
 use daq_core::region::RegionError;
 use daq_core::ring::RingError;
 use daq_core::staging::{MeasureError, StagingError};

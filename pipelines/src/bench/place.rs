@@ -1,8 +1,8 @@
 //! Memory for a lane, filled with bytes that tell whether they were copied, and where to.
 
 use super::BenchError;
-use daq_core::cuda::Device;
 use daq_core::frame::FrameMeta;
+use daq_core::gpu::driver::Device;
 use daq_core::gpu::{Backend, Writer};
 use daq_core::ledger::RingLedger;
 use daq_core::region::{HostOptions, Region};

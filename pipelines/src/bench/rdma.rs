@@ -15,7 +15,7 @@ use super::scratch::Scratch;
 use super::table::{Cell, Table};
 use super::{BenchError, Common, Tell, median, quantile};
 use control::{Reply, Request, Wire};
-use daq_core::cuda::Device;
+use daq_core::gpu::driver::Device;
 use daq_core::staging::{Sending, measure};
 use daq_core::topology::Topology;
 use daq_core::units::{ByteSize, Span};

@@ -3,13 +3,13 @@
 
 use super::BenchError;
 use super::place::{Place, slots};
-use daq_core::cuda::Device;
 use daq_core::frame::FrameMeta;
+use daq_core::gpu::driver::Device;
 use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
+use daq_core::notify::{Bell, Wait};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::staging::Direction;
 use daq_core::staging::{CopyStream, Lane, Stager, StagingError, Step, Tuning};
-use daq_core::wait::{Bell, Wait};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -7,8 +7,8 @@ use crate::bench::{
 };
 use crate::console::print_error;
 use clap::{Subcommand, ValueEnum};
+use daq_core::notify::Wait;
 use daq_core::units::{ByteSize, Span};
-use daq_core::wait::Wait;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]

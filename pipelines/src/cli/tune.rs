@@ -3,7 +3,7 @@
 use super::{exit, show, state};
 use crate::bench::Measured;
 use crate::console::print_error;
-use daq_core::cuda::{Device, probe};
+use daq_core::gpu::driver::{Device, probe};
 use daq_core::staging::{Basis, Profile, Profiles, Rates, measure};
 use daq_core::topology::{Gpu, Topology, pci};
 use daq_core::units::ByteSize;

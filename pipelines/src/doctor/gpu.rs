@@ -11,9 +11,9 @@ pub use direct::CudaFacts;
 
 use super::root::Root;
 use super::{Finding, Verdict};
-use daq_core::cuda::{Device, Identity};
 use daq_core::gpu::Backend;
-use daq_core::mapped::probe;
+use daq_core::gpu::bar_mapping::probe;
+use daq_core::gpu::driver::{Device, Identity};
 use daq_core::topology::pci::{self, PciFacts};
 use daq_core::topology::{Gpu, Window};
 use nvml::{NvmlCard, NvmlFacts, Refusal};

@@ -1,8 +1,8 @@
 //! What the CUDA sides of the kernels share: their code, and the ways to a burst's slots.
 
 use crate::sys::device_code;
-use daq_core::cuda::{self, Argument, Device, Module};
 use daq_core::frame::FrameMeta;
+use daq_core::gpu::driver::{self, Argument, Device, Module};
 use daq_core::kernel::{KernelError, Stream};
 use daq_core::layout::{Layout, Scalar};
 use daq_core::ring::{Lease, Slice, SlotsMut};
@@ -77,7 +77,7 @@ pub(super) fn ring(slice: &Slice) -> [Argument; 4] {
 }
 
 /// The stream that work is put on.
-pub(super) fn stream(on: Stream<'_>) -> Result<&cuda::Stream, KernelError> {
+pub(super) fn stream(on: Stream<'_>) -> Result<&driver::Stream, KernelError> {
     match on {
         Stream::Cuda(stream) => Ok(stream),
         _ => Err(not_device("stream")),

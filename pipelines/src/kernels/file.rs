@@ -32,10 +32,10 @@ pub use params::Value;
 
 use super::{Keys, not_empty};
 use daq_core::config::Problem;
-use daq_core::cuda::{CompileError, Compiler, Device, Target};
 use daq_core::entry::KernelEntry;
 use daq_core::examine::{Examination, Examined, FileUse, NamedFile};
 use daq_core::gpu::Dispatch;
+use daq_core::gpu::driver::{CompileError, Compiler, Device, Target};
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
 use daq_core::layout::Layout;
 use daq_core::plan::FILE_KERNEL;

@@ -135,7 +135,7 @@ fn sides_are_there_for_what_they_can_do() {
 #[test]
 fn a_gpu_that_is_not_there_is_told() {
     let input = Samples::default().layout(4096).unwrap();
-    let absent = daq_core::cuda::probe().map_or(0, |found| found.devices);
+    let absent = daq_core::gpu::driver::probe().map_or(0, |found| found.devices);
     for entry in built_in() {
         let spec = trial::parse(entry.example).unwrap();
         let context = KernelContext::alone(&input, Side::Cuda(absent));

@@ -3,20 +3,20 @@
 use super::control::{Pulse, Role};
 use super::monitor::{Monitor, Watched};
 use super::{FailureKind, Options, Pipeline, StartError, dma, kernel, sink, source, staging};
-use daq_core::cuda::{self, Device};
 use daq_core::entry::{SourceContext, SourceSpec};
 use daq_core::gpu::Dispatch;
 use daq_core::gpu::Writer;
+use daq_core::gpu::driver::{self, Device};
 use daq_core::kernel::{DeviceBell, KernelContext, Side};
+use daq_core::notify::Bell;
 use daq_core::plan::{Config, Incomplete, Plan, PlannedCopy, PlannedRing, PlannedSource, Ringer};
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
+use daq_core::reorder::Window;
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::sink::SinkContext;
 use daq_core::source::{Producers, SourceError};
 use daq_core::staging::Direction;
 use daq_core::staging::{Carrier, CopyStream, Lane, Profile, Stager, measure_with};
-use daq_core::wait::Bell;
-use daq_core::window::Window;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
@@ -441,7 +441,7 @@ impl Pipeline {
                 // A kernel that stays has a stream of its own.
                 _ if planned.dispatch == Some(Dispatch::Persistent) => None,
                 Side::Cpu => None,
-                Side::Cuda(ordinal) => Some(cuda::Stream::timed(
+                Side::Cuda(ordinal) => Some(driver::Stream::timed(
                     Device::open(ordinal)?,
                     // One more for the last one that was timed.
                     kernel::MOST_IN_FLIGHT + 1,

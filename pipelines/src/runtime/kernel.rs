@@ -1,12 +1,12 @@
 //! A kernel's thread: a burst in, slots out, both given up when the work is done.
 
 use super::{Control, FailureKind, PATIENCE, Progress, Pulse};
-use daq_core::cuda::{self, CudaError, Mark};
+use daq_core::gpu::driver::{self, CudaError, Mark};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::ledger::KernelLedger;
+use daq_core::notify::{Bell, Wait};
 use daq_core::ring::{Completion, Lease, Producer, Reader, SlotsMut};
 use daq_core::staging::Carrier;
-use daq_core::wait::{Bell, Wait};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ pub(crate) struct Parts {
     pub(crate) reader: Reader,
     pub(crate) producer: Producer,
     /// The stream of a kernel that is launched on a GPU.
-    pub(crate) stream: Option<cuda::Stream>,
+    pub(crate) stream: Option<driver::Stream>,
     pub(crate) kernel: Box<dyn Kernel>,
     pub(crate) ledger: KernelLedger,
     /// Most frames taken at once.
@@ -40,7 +40,7 @@ pub(crate) struct Runner {
     carrier: Option<Carrier>,
     reader: Reader,
     producer: Producer,
-    stream: Option<cuda::Stream>,
+    stream: Option<driver::Stream>,
     /// None once it is kept for ever.
     kernel: Option<Box<dyn Kernel>>,
     ledger: KernelLedger,
@@ -302,7 +302,7 @@ impl Runner {
             });
         }
         // A mark is free again when its burst has been reaped and is not the last one timed.
-        let has_mark = self.stream.as_ref().is_none_or(cuda::Stream::has_mark);
+        let has_mark = self.stream.as_ref().is_none_or(driver::Stream::has_mark);
         // Not more than half of the output at a time: a reader that is not waited for must find something to lease.
         let slots = self.producer.options().slots as u64;
         let is_half = !self.in_flight.is_empty() && self.producer.submitted() >= slots.div_ceil(2);
@@ -448,7 +448,7 @@ fn launch(
     kernel: &mut dyn Kernel,
     lease: &Lease<'_>,
     slots: &mut SlotsMut<'_>,
-    stream: &cuda::Stream,
+    stream: &driver::Stream,
 ) -> Launched {
     stream.begin().map_err(|error| (error.into(), None))?;
     let ran = kernel.run(lease, slots, Stream::Cuda(stream));

@@ -22,7 +22,7 @@ pub use ledgers::Ledgers;
 
 use crate::http::Health;
 use control::{Control, PATIENCE, Progress, Pulse, Role, STALL};
-use daq_core::cuda::CudaError;
+use daq_core::gpu::driver::CudaError;
 use daq_core::kernel::KernelError;
 use daq_core::ledger::{Board, BoardError, Report};
 use daq_core::plan::{Config, Plan};

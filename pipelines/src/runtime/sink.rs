@@ -3,9 +3,9 @@
 use super::{Control, FailureKind, PATIENCE, Pulse, STALL};
 use daq_core::ledger::SinkLedger;
 use daq_core::log_limit::LogLimit;
+use daq_core::notify::Wait;
 use daq_core::ring::{Completion, Lease, Reader};
 use daq_core::sink::{Sink, SinkError};
-use daq_core::wait::Wait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

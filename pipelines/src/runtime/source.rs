@@ -1,9 +1,9 @@
 //! A source's thread: fill, tick, wait.
 
 use super::{Control, FailureKind, PATIENCE, Pulse};
+use daq_core::notify::Wait;
+use daq_core::reorder::Window;
 use daq_core::source::{Filler, Polled};
-use daq_core::wait::Wait;
-use daq_core::window::Window;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

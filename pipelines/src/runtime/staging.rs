@@ -1,8 +1,8 @@
 //! A staging thread: the copies of one GPU and direction.
 
 use super::{Control, FailureKind, PATIENCE, Progress, Pulse, kernel};
+use daq_core::notify::Wait;
 use daq_core::staging::{Stager, StagingError, Step};
-use daq_core::wait::Wait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

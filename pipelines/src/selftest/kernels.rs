@@ -3,8 +3,8 @@
 use super::bytes::{random, same};
 use super::target::Target;
 use super::{Verdict, expect};
-use daq_core::cuda::{Argument, Memory};
-use daq_core::mapped::Mapped;
+use daq_core::gpu::bar_mapping::Mapped;
+use daq_core::gpu::driver::{Argument, Memory};
 use std::sync::Arc;
 
 /// Where frames begin, behind the line of the doorbell.

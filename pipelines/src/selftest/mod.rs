@@ -11,9 +11,9 @@ mod target;
 pub use report::{Outcome, Report};
 
 use crate::bench::BenchError;
-use daq_core::cuda::{CudaError, Device};
 use daq_core::gpu::Backend;
-use daq_core::mapped::{MappedError, Refusal};
+use daq_core::gpu::bar_mapping::{MappedError, Refusal};
+use daq_core::gpu::driver::{CudaError, Device};
 use daq_core::region::RegionError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

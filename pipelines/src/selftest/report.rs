@@ -1,8 +1,8 @@
 //! What the checks found, as text and as JSON.
 
 use super::target::Memory;
-use daq_core::cuda::Device;
 use daq_core::gpu::Backend;
+use daq_core::gpu::driver::Device;
 use serde_json::{Value, json};
 use std::fmt;
 

@@ -1,6 +1,6 @@
 //! Memory of this host or of a GPU that network cards read and write, and its content in words.
 
-use daq_core::cuda::{CudaError, Device, Stream};
+use daq_core::gpu::driver::{CudaError, Device, Stream};
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

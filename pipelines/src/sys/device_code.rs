@@ -1,6 +1,6 @@
 //! Loading device code, for whose kernels someone must vouch.
 
-use daq_core::cuda::{CudaError, Device, Module};
+use daq_core::gpu::driver::{CudaError, Device, Module};
 use std::sync::Arc;
 
 /// Loads a built-in kernel's PTX, called `name` in messages.

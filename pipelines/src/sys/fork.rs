@@ -1,6 +1,6 @@
 //! What a child of this process may do with its mappings.
 
-use daq_core::mapped::{Mapped, MappedError};
+use daq_core::gpu::bar_mapping::{Mapped, MappedError};
 use std::io;
 
 /// What became of a child that used a mapping.

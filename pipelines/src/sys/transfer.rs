@@ -1,7 +1,7 @@
 //! Copies by CUDA of what the CPU maps: the other way to the same bytes.
 
-use daq_core::cuda::{CudaError, Device, Stream};
-use daq_core::mapped::Mapped;
+use daq_core::gpu::bar_mapping::Mapped;
+use daq_core::gpu::driver::{CudaError, Device, Stream};
 use daq_core::region::{HostOptions, Region, RegionError};
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Copies of a few bytes to a GPU, in front of a kernel.
 
-use daq_core::cuda::{CudaError, Device, Memory, Stream};
+use daq_core::gpu::driver::{CudaError, Device, Memory, Stream};
 use daq_core::region::{HostOptions, Region, RegionError};
 use std::sync::Arc;
 

@@ -13,11 +13,11 @@ mod stats;
 mod throughput;
 mod trial;
 
-use daq_core::cuda::{self, Device};
+use daq_core::gpu::driver::{self, Device};
 
 /// The first GPU; without one the reason is printed.
 fn device() -> Option<&'static Device> {
-    match cuda::probe() {
+    match driver::probe() {
         Ok(_) => Some(Device::open(0).unwrap()),
         Err(why) => {
             eprintln!("skipped: {why}");

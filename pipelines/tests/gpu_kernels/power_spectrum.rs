@@ -3,7 +3,7 @@
 
 use super::device;
 use super::trial::{Noise, as_f32, both, disturb, every_type, frames, layout};
-use daq_core::cuda::Device;
+use daq_core::gpu::driver::Device;
 use daq_core::layout::{Layout, Order, Samples, Scalar};
 use daq_core::units::Frequency;
 use daq_pipelines::kernels::PowerSpectrum;

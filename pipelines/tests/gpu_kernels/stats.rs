@@ -2,7 +2,7 @@
 
 use super::device;
 use super::trial::{Noise, Record, as_f64, both, disturb, every_type, frames, layout};
-use daq_core::cuda::Device;
+use daq_core::gpu::driver::Device;
 use daq_core::layout::{Layout, Scalar};
 use daq_pipelines::kernels::Stats;
 

@@ -2,8 +2,8 @@
 
 use super::device;
 use super::trial::layout;
-use daq_core::cuda::{self, Device, Mark};
 use daq_core::frame::FrameMeta;
+use daq_core::gpu::driver::{self, Device, Mark};
 use daq_core::kernel::{KernelContext, KernelSpec, Side, Stream};
 use daq_core::layout::{Order, Samples, Scalar};
 use daq_core::ledger::{ReaderLedger, RingLedger};
@@ -24,7 +24,7 @@ fn rate(device: &'static Device, what: &str, spec: &dyn KernelSpec, samples: &Sa
     let output = spec.layout(&input).unwrap();
     let side = Side::Cuda(device.ordinal());
     let mut kernel = spec.build(&KernelContext::alone(&input, side)).unwrap();
-    let stream = cuda::Stream::timed(device, 1).unwrap();
+    let stream = driver::Stream::timed(device, 1).unwrap();
     let ring = |name: &str, slots: usize, bytes: usize| {
         let options = RingOptions::new(name, slots.max(2), bytes);
         let region = Region::cuda(device, options.region_bytes()).unwrap();

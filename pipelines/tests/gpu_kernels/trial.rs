@@ -1,7 +1,7 @@
 //! Runs a kernel alone over rings, on either side.
 
-use daq_core::cuda::{self, Device};
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
+use daq_core::gpu::driver::{self, Device};
 use daq_core::kernel::{KernelContext, KernelSpec, Side, Stream, Submitted};
 use daq_core::layout::{Layout, Order, Samples, Scalar};
 use daq_core::ledger::{ReaderLedger, RingLedger};
@@ -108,7 +108,7 @@ pub fn run(
     assert!(spec.has(input, side), "{input} on {side:?}");
     let mut kernel = spec.build(&KernelContext::alone(input, side)).unwrap();
     assert_eq!(kernel.occupancy().is_some(), device.is_some());
-    let stream = device.map(|device| cuda::Stream::timed(device, 1).unwrap());
+    let stream = device.map(|device| driver::Stream::timed(device, 1).unwrap());
     let longest = bursts.iter().copied().max().unwrap();
     // One slot more than is needed, so that bursts and outputs go round the end at changing places.
     let mut source = Line::new("in", longest + 1, input.frame_bytes(), device);

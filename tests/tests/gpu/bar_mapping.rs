@@ -3,10 +3,10 @@
 
 mod sys;
 
-use daq_core::cuda::{Backing, Device};
-use daq_core::doorbell::Doorbell;
+use daq_core::gpu::bar_mapping::{Mapped, MappedError, Refusal, probe};
+use daq_core::gpu::doorbell::Doorbell;
+use daq_core::gpu::driver::{Backing, Device};
 use daq_core::gpu::{Backend, Writer};
-use daq_core::mapped::{Mapped, MappedError, Refusal, probe};
 use daq_core::region::{Placement, Region, RegionError};
 use daq_tests::{Simulated, skip, test_process};
 use std::sync::Arc;

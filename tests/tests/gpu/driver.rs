@@ -1,8 +1,8 @@
-//! What `daq_core::cuda` asks of the driver, on the simulated one: nothing is left when recording fails, what hangs is
+//! What `daq_core::gpu::driver` asks of the driver, on the simulated one: nothing is left when recording fails, what hangs is
 //! left alone, and answers that no binding knows are passed on.
 
-use daq_core::cuda::{Backing, CudaError, Device, Memory, Stream};
 use daq_core::gpu::Event;
+use daq_core::gpu::driver::{Backing, CudaError, Device, Memory, Stream};
 use daq_tests::{Daq, Simulated, test_process};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -162,7 +162,7 @@ fn leaked_device_objects_are_not_freed_on_drop() {
         ];
         let stream = Stream::timed(device, 1).unwrap();
         let graph = stream.record(Vec::new(), |_| Ok(())).unwrap();
-        let pinned = daq_core::cuda::Pinned::new(device, 1).unwrap();
+        let pinned = daq_core::gpu::driver::Pinned::new(device, 1).unwrap();
         assert!(!device.is_given_up());
         device.give_up();
         assert!(device.is_given_up());

@@ -1,16 +1,16 @@
 //! Frames that are shorter than they should be, in the middle of what a kernel that stays on its GPU is given: no source
 //! makes any but the last of a stream, so the kernel is driven by hand here, on the simulated driver.
 
-use daq_core::cuda::{self, Device};
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::Dispatch;
+use daq_core::gpu::driver::{self, Device};
 use daq_core::gpu::{Backend, Writer};
 use daq_core::kernel::{KernelContext, KernelSpec, Side, Stream};
 use daq_core::layout::{Samples, Scalar};
 use daq_core::ledger::{ReaderLedger, RingLedger};
+use daq_core::notify::Wait;
 use daq_core::region::Region;
 use daq_core::ring::{Completion, Producer, Reader, Ring, RingOptions, Slice};
-use daq_core::wait::Wait;
 use daq_pipelines::kernels::FileKernel;
 use daq_tests::{PATIENCE, Simulated, test_process};
 use std::sync::Arc;
@@ -120,7 +120,7 @@ fn body() {
         })
         .unwrap_or_else(|error| panic!("{error}"));
     // Made before the kernel stays; a kernel that stays takes nothing from it.
-    let stream = cuda::Stream::new(device, 1).unwrap();
+    let stream = driver::Stream::new(device, 1).unwrap();
     kernel.begin().unwrap_or_else(|error| panic!("{error}"));
 
     let (mut next, mut consumed, mut failed) = (0, 0, 0);

@@ -1,7 +1,7 @@
 //! The example `configs/trigger.toml`: its kernel decides as a reference in Python does, which was written from the same
 //! rules and not from the code. On every machine with the code compiled for the CPU; with a GPU, as it stands.
 
-use daq_core::cuda::{self, Compiler};
+use daq_core::gpu::driver::{self, Compiler};
 use daq_pipelines::kernels::file::HEADER;
 use daq_tests::{Daq, Python, Random, program, repository, skip};
 use serde_json::{Value, json};
@@ -343,7 +343,7 @@ fn simulated_detector_produces_all_event_types() {
 
 #[test]
 fn trigger_on_gpu_equals_reference() {
-    if let Err(why) = cuda::probe() {
+    if let Err(why) = driver::probe() {
         skip!("{why}");
     }
     if let Err(why) = Compiler::find() {

@@ -1,6 +1,6 @@
 //! Faults and what they leave in the ledger, through the whole binary.
 
-use daq_core::window::Geometry;
+use daq_core::reorder::Geometry;
 use daq_drivers::sim::{SimConfig, State};
 use daq_tests::{Daq, Outcome};
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use crate::ends::{
     BYTES, End, NOTHING, OPEN, Outcome, PATIENCE, next, options, pair, succeeded, that, write,
 };
-use daq_core::cuda::Device;
+use daq_core::gpu::driver::Device;
 use daq_core::region::{HostOptions, Region};
 use daq_rdma::verbs::{
     Access, Nic, NicEvent, Payload, QueueOptions, Service, Side, Status, Verb, VerbsError, Way,

@@ -7,7 +7,7 @@
 //! Whatever was tried, or not even tried, is kept with its reason and its remedy.
 
 use crate::verbs::{Access, MemoryKey, Nic, VerbsError, Way};
-use daq_core::cuda::{Attributes, Device};
+use daq_core::gpu::driver::{Attributes, Device};
 use daq_core::region::{Placement, Region};
 use std::fmt;
 use std::path::Path;

@@ -12,8 +12,8 @@ use super::held::Held;
 use crate::packet::spead::{Learner, Progress, Spead, hold_bytes as spead_hold_bytes};
 use crate::packet::{Format, frames};
 use daq_core::frame::Timestamp;
+use daq_core::reorder::{Geometry, Window};
 use daq_core::units::counted;
-use daq_core::window::{Geometry, Window};
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -9,7 +9,7 @@ use crate::packet::spead::Recut;
 use crate::packet::{Control, Format, Parsed, Part, Reject};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::{FAR_NUMBER, Rejections};
-use daq_core::window::{Batch, Outcome, PacketId, Window};
+use daq_core::reorder::{Batch, Outcome, PacketId, Window};
 use learning::Learning;
 
 /// Parses datagrams and puts their payload where it belongs.

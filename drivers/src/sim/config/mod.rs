@@ -7,8 +7,8 @@ use super::schedule::{Arrivals, Count, Jump, Schedule};
 use super::signal::{Pattern, Recipe, Tone, point_bytes};
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
+use daq_core::reorder::{Geometry, Numbering};
 use daq_core::units::ByteSize;
-use daq_core::window::{Geometry, Numbering};
 use schemars::JsonSchema;
 use serde::Deserialize;
 

@@ -6,8 +6,8 @@ use daq_core::entry::{EngineNeeds, Entry, Registry, SourceContext, SourceEntry, 
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
 use daq_core::plan::{Surroundings, resolve};
+use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
-use daq_core::window::Geometry;
 use schemars::JsonSchema;
 use serde::Deserialize;
 

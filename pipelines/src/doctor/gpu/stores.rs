@@ -1,8 +1,8 @@
 //! Whether the CPU can store to a GPU's memory, by each way that there is, and what that takes at the start.
 
 use super::{Card, Finding, Verdict};
+use daq_core::gpu::bar_mapping::{Costs, Refusal};
 use daq_core::gpu::{Backend, Writer};
-use daq_core::mapped::{Costs, Refusal};
 use std::time::Duration;
 
 /// What each backend said to a small piece of memory; an error where the GPU could not be opened.

@@ -3,7 +3,7 @@
 use super::nvml::Brakes;
 use super::*;
 use crate::doctor::root::tests::machine;
-use daq_core::mapped::{Costs, Refusal as RefusedBy};
+use daq_core::gpu::bar_mapping::{Costs, Refusal as RefusedBy};
 use daq_core::topology::pci::{Lanes, Link};
 use std::os::unix::fs::symlink;
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 use super::super::account::Account;
 use super::super::device::{self, code_of, promise, ring, slots, small};
-use daq_core::cuda::{self, Argument, Function, Grid};
+use daq_core::gpu::driver::{self, Argument, Function, Grid};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::{Layout, Order};
 use daq_core::ring::{Lease, Slice, SlotsMut};
@@ -106,7 +106,7 @@ impl Converter {
     /// Converts frames that follow each other in both rings.
     fn launch(
         &self,
-        stream: &cuda::Stream,
+        stream: &driver::Stream,
         from: &Slice,
         to: &Slice,
         frames: usize,
@@ -122,7 +122,7 @@ impl Converter {
 
     fn launch_some(
         &self,
-        stream: &cuda::Stream,
+        stream: &driver::Stream,
         from: &Slice,
         to: &Slice,
         frames: usize,

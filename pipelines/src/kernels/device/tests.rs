@@ -1,4 +1,4 @@
-use daq_core::cuda::{Compiler, Source, Target};
+use daq_core::gpu::driver::{Compiler, Source, Target};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -3,7 +3,7 @@
 use super::FileKernel;
 use super::params::{Member, refused};
 use crate::sys::device_code;
-use daq_core::cuda::{Device, Function, Grid, Module};
+use daq_core::gpu::driver::{Device, Function, Grid, Module};
 use daq_core::kernel::{KernelContext, KernelError, KernelSpec};
 use daq_core::layout::Layout;
 

@@ -5,8 +5,8 @@ use super::params::{Member, in_ptx, refused};
 use super::unit::{Entry, Unit};
 use super::{Code, FileKernel};
 use daq_core::config::Problem;
-use daq_core::cuda::{CompileError, Compiler, Target};
 use daq_core::examine::{Examination, Examined, FileFindings};
+use daq_core::gpu::driver::{CompileError, Compiler, Target};
 use std::path::Path;
 
 /// What code is compiled for where the GPU is not known. Code that only newer GPUs can run is no error.

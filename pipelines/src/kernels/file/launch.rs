@@ -4,8 +4,8 @@ use super::super::device as gpu;
 use super::FileKernel;
 use super::code::Code;
 use super::record;
-use daq_core::cuda::{Argument, CudaError, Device, Grid, Pinned};
 use daq_core::frame::FrameMeta;
+use daq_core::gpu::driver::{Argument, CudaError, Device, Grid, Pinned};
 use daq_core::kernel::{Kernel, KernelContext, KernelError, Stream, Submitted};
 use daq_core::region::RegionError;
 use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
@@ -64,7 +64,7 @@ impl FileCode {
         (source, first): (&Slice, usize),
         target: &Slice,
         (record, frames): (usize, usize),
-        stream: &daq_core::cuda::Stream,
+        stream: &daq_core::gpu::driver::Stream,
     ) -> Result<(), CudaError> {
         let word = |value: usize| Argument::U64(value as u64);
         let Code {

@@ -14,13 +14,13 @@ use super::super::device as gpu;
 use super::FileKernel;
 use super::code::Code;
 use super::record;
-use daq_core::cuda::{self, Argument, CudaError, Device, Grid, Mark, Stay};
-use daq_core::doorbell::{Credits, Doorbell};
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::Event;
 use daq_core::gpu::Writer;
+use daq_core::gpu::bar_mapping::{Mapped, MappedError, Stores, Unmappable};
+use daq_core::gpu::doorbell::{Credits, Doorbell};
+use daq_core::gpu::driver::{self, Argument, CudaError, Device, Grid, Mark, Stay};
 use daq_core::kernel::{DeviceBell, Kernel, KernelContext, KernelError, Stream, Submitted};
-use daq_core::mapped::{Mapped, MappedError, Stores, Unmappable};
 use daq_core::region::RegionError;
 use daq_core::ring::{Completion, Lease, Slice, SlotsMut};
 use std::sync::Arc;
@@ -49,7 +49,7 @@ const MUCH: f64 = 0.75;
 pub(super) struct Resident {
     code: Code,
     teams: u32,
-    stream: cuda::Stream,
+    stream: driver::Stream,
     /// What the kernel is told: bell, shifts, records.
     board: Arc<Mapped>,
     bell: Doorbell,
@@ -191,7 +191,7 @@ impl Resident {
             .map_err(no_memory)?;
         Ok(Self {
             rung,
-            stream: cuda::Stream::new(device, 1)?,
+            stream: driver::Stream::new(device, 1)?,
             bell: Doorbell::new(board.clone(), 0).map_err(|error| lost(&error))?,
             board,
             credits: Credits::new(device, teams, code.grid.blocks[0]).map_err(no_memory)?,

@@ -1,8 +1,8 @@
 //! The text that is compiled: the user's, and what goes with it.
 
 use super::HEADER;
-use daq_core::cuda::{CompileError, Compiler, Source, Target};
 use daq_core::gpu::Dispatch;
+use daq_core::gpu::driver::{CompileError, Compiler, Source, Target};
 use std::fmt::Write;
 use std::path::Path;
 

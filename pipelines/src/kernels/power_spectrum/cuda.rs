@@ -9,8 +9,8 @@ use super::super::samples::Walk;
 use super::integration::{Integration, Sums};
 use super::passes::{Batch, Passes, roots};
 use super::{Detrend, PowerSpectrum, Scaling, Shape};
-use daq_core::cuda::{self, Argument, Device, Function, Grid, Memory};
 use daq_core::frame::FrameMeta;
+use daq_core::gpu::driver::{self, Argument, Device, Function, Grid, Memory};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::Layout;
 use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
@@ -182,7 +182,7 @@ pub(super) fn build(
 }
 
 fn plain(device: &'static Device, bytes: usize) -> Result<Memory, KernelError> {
-    Ok(Memory::with(device, bytes, cuda::Backing::Plain)?)
+    Ok(Memory::with(device, bytes, driver::Backing::Plain)?)
 }
 
 fn grid(blocks: usize, batch: &Batch) -> Grid {
@@ -307,7 +307,7 @@ struct Stretch {
 
 /// A summer at work on a burst.
 struct Launching<'a, 'b> {
-    stream: &'a cuda::Stream,
+    stream: &'a driver::Stream,
     from: Slice,
     summer: &'a mut Summer,
     out: &'a mut SlotsMut<'b>,
@@ -403,7 +403,7 @@ struct Cut {
 impl Summer {
     fn launch(
         &mut self,
-        stream: &cuda::Stream,
+        stream: &driver::Stream,
         from: &Slice,
         stretch: Stretch,
     ) -> Result<(), KernelError> {
@@ -471,7 +471,7 @@ impl Summer {
     /// Sums the spectra of `cut` from spectrum `first` of the burst on and writes the outputs that are complete.
     fn round(
         &mut self,
-        stream: &cuda::Stream,
+        stream: &driver::Stream,
         from: &Slice,
         first: u64,
         cut: &Cut,
@@ -621,7 +621,12 @@ impl Summer {
     }
 
     /// Puts the pieces of a round together.
-    fn combine(&mut self, stream: &cuda::Stream, cut: &Cut, to: &Slice) -> Result<(), KernelError> {
+    fn combine(
+        &mut self,
+        stream: &driver::Stream,
+        cut: &Cut,
+        to: &Slice,
+    ) -> Result<(), KernelError> {
         let bins = self.shape.bins;
         let carried = match self.pending {
             0 => 0,

@@ -9,8 +9,8 @@ use super::super::samples::Walk;
 use super::FIELDS;
 use super::histogram::Histogram;
 use super::merging::{Merging, Tallies};
-use daq_core::cuda::{self, Argument, Backing, Function, Grid, Memory};
 use daq_core::frame::FrameMeta;
+use daq_core::gpu::driver::{self, Argument, Backing, Function, Grid, Memory};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::Layout;
 use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
@@ -157,7 +157,7 @@ struct Stretch {
 
 /// A counter at work on a burst.
 struct Launching<'a, 'b> {
-    stream: &'a cuda::Stream,
+    stream: &'a driver::Stream,
     from: Slice,
     counter: &'a mut Counter,
     out: &'a mut SlotsMut<'b>,
@@ -281,7 +281,7 @@ struct Cut {
 impl Counter {
     fn launch(
         &mut self,
-        stream: &cuda::Stream,
+        stream: &driver::Stream,
         from: &Slice,
         stretch: Stretch,
         early: bool,
@@ -345,7 +345,7 @@ impl Counter {
 
     fn round(
         &mut self,
-        stream: &cuda::Stream,
+        stream: &driver::Stream,
         from: &Slice,
         cut: &Cut,
         to: &Slice,

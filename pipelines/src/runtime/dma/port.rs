@@ -1,10 +1,10 @@
 //! An engine with the slots that it fills: the ring's, or some of its own.
 
 use super::DmaError;
-use daq_core::cuda::Device;
 use daq_core::dma::{
     Armed, Carry, CarryError, Completions, DmaDevice, DmaMap, Engine, EngineError, Idle, Slots,
 };
+use daq_core::gpu::driver::Device;
 use daq_core::gpu::{Backend, Writer};
 use daq_core::kernel::DeviceBell;
 use daq_core::ledger::EngineCounters;

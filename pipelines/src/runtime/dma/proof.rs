@@ -10,11 +10,11 @@
 use super::DmaError;
 use super::port::Port;
 use crate::sys::device_code;
-use daq_core::cuda::{Argument, Device, Function, Grid, Module, Stream};
 use daq_core::dma::{Seen, Sentinel};
 use daq_core::gpu::Event;
+use daq_core::gpu::bar_mapping::Mapped;
+use daq_core::gpu::driver::{Argument, Device, Function, Grid, Module, Stream};
 use daq_core::gpu::{Backend, Writer};
-use daq_core::mapped::Mapped;
 use daq_core::region::Placement;
 use daq_core::ring::Producer;
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use super::Bed;
 use super::pair::{ANY, Memory, Pair, WORK, ends, facts, next, pattern, queues, write};
 use crate::selftest::{Verdict, expect};
 use crate::sys::area::Area;
-use daq_core::cuda::Device;
+use daq_core::gpu::driver::Device;
 use daq_rdma::register::{register, words};
 use daq_rdma::verbs::{Payload, Service, Side, Status, Verb, Way, Work};
 

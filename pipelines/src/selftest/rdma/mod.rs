@@ -12,7 +12,7 @@ pub use report::Report;
 use super::{Verdict, run};
 use crate::doctor;
 use checks::Found;
-use daq_core::cuda::Device;
+use daq_core::gpu::driver::Device;
 use daq_rdma::nics;
 use daq_rdma::verbs::{Nic, VerbsError};
 use report::Entry;

@@ -2,7 +2,7 @@
 
 use crate::selftest::Verdict;
 use crate::sys::area::Area;
-use daq_core::cuda::Device;
+use daq_core::gpu::driver::Device;
 use daq_rdma::register::{PeerFacts, Registered, register};
 use daq_rdma::verbs::{
     Access, MemoryKey, Nic, Payload, Piece, Queue, QueueOptions, Service, Side, Status, Verb, Work,

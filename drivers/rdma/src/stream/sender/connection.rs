@@ -8,7 +8,7 @@ use crate::register;
 use crate::stream::sys::area::Area;
 use crate::stream::wire::{Hello, MAX_PLACES, Mode, Offer, Record};
 use crate::verbs::{Access, MemoryKey, Nic, QueueOptions, Service};
-use daq_core::wait::Wait;
+use daq_core::notify::Wait;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;

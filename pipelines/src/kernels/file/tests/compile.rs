@@ -310,7 +310,7 @@ fn a_file_for_both_ways_of_compiling_is_one_kernel_in_either() {
     let ours = compile(&keys(&[("gain", Value::Integer(1))]), compiler, &text).unwrap();
     assert_eq!(ours.matches(".entry").count(), 1);
     let whole = format!("#include \"daq.cuh\"\n{text}");
-    let source = daq_core::cuda::Source {
+    let source = daq_core::gpu::driver::Source {
         name: "my.cu",
         text: &whole,
         headers: &[("daq.cuh", HEADER)],

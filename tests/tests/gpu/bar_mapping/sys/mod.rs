@@ -1,7 +1,7 @@
 //! What these tests do that needs `unsafe`: forking, and copies of the device's own.
 
-use daq_core::cuda::Stream;
-use daq_core::mapped::Mapped;
+use daq_core::gpu::bar_mapping::Mapped;
+use daq_core::gpu::driver::Stream;
 use std::sync::Arc;
 
 /// Runs `work` in a fork of this process; what it answers, or the signal that ended it as a negative number.

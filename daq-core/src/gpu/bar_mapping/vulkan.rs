@@ -2,7 +2,7 @@
 
 use super::pieces::{self, Laps, Made, Pieces, Refused};
 use super::{Costs, MAPPED};
-use crate::cuda::{Device, External};
+use crate::gpu::driver::{Device, External};
 use crate::sys::vulkan::{self, Answer, NoVulkan};
 use crate::units::ByteSize;
 

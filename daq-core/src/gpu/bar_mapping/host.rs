@@ -1,7 +1,7 @@
 //! Pinned host memory, which the GPU reads over the bus.
 
 use super::pieces::{self, Laps, Made, Pieces, Refused};
-use crate::cuda::Device;
+use crate::gpu::driver::Device;
 use crate::region::{HostOptions, Region};
 
 /// What memory is rounded up to: a page of the host.

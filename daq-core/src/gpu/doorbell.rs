@@ -3,8 +3,8 @@
 //! A doorbell lies in GPU memory, where the kernel polls it without the bus; credits lie in host memory, where the CPU
 //! polls them. Neither side ever reads over the bus in a loop.
 
-use crate::cuda::{CudaError, Device};
-use crate::mapped::{Mapped, MappedError, Stores};
+use crate::gpu::bar_mapping::{Mapped, MappedError, Stores};
+use crate::gpu::driver::{CudaError, Device};
 use crate::region::{HostOptions, Region, RegionError};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -123,7 +123,7 @@ const fn unlimited(geometry: &Geometry) -> Geometry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::window::Numbering;
+    use crate::reorder::Numbering;
 
     fn arrival(threads: usize) -> Arrival {
         Arrival {

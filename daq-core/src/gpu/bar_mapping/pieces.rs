@@ -1,7 +1,7 @@
 //! What backends share: the pieces of a mapping, CUDA memory to be mapped, and how long things take.
 
 use super::{Costs, dma_buf, gdrapi, vulkan};
-use crate::cuda::{Backing, Device, Memory};
+use crate::gpu::driver::{Backing, Device, Memory};
 use crate::region::{NoDmaBuf, Region};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;

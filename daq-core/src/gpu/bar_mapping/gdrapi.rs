@@ -1,7 +1,7 @@
 //! CUDA memory that GDRCopy maps.
 
 use super::pieces::{self, Laps, Made, Pieces, Refused, plain_offset};
-use crate::cuda::{Backing, Device, Memory};
+use crate::gpu::driver::{Backing, Device, Memory};
 use crate::region::NoDmaBuf;
 use crate::sys::gdrapi::{self, GdrError, NoGdr, PAGE, Pin};
 use rustix::io::Errno;

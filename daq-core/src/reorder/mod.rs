@@ -299,7 +299,7 @@ impl Window {
     }
 
     /// Waits for a slot to be freed, or about `limit`.
-    pub fn wait(&self, policy: crate::wait::Wait, limit: std::time::Duration) {
+    pub fn wait(&self, policy: crate::notify::Wait, limit: std::time::Duration) {
         if let Some(sequencer) = &self.seat.sequencer {
             sequencer.producer().wait(policy, limit);
         }

@@ -25,7 +25,7 @@ impl Numbering {
     /// The signed distance from unit number `from` to `to`, the shorter way round.
     ///
     /// ```
-    /// use daq_core::window::Numbering;
+    /// use daq_core::reorder::Numbering;
     /// let narrow = Numbering { width: 16, ..Numbering::PLAIN };
     /// assert_eq!(narrow.distance(0xffff, 1), 2);
     /// assert_eq!(narrow.distance(1, 0xffff), -2);

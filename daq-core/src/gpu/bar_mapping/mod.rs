@@ -24,7 +24,7 @@
 //! Stores that go together cannot outlive the mapping:
 //!
 //! ```compile_fail,E0505
-//! # use daq_core::mapped::{Mapped, MappedError};
+//! # use daq_core::gpu::bar_mapping::{Mapped, MappedError};
 //! fn free_too_early(mapped: Mapped) -> Result<(), MappedError> {
 //!     let mut stores = mapped.stores()?;
 //!     drop(mapped);
@@ -34,7 +34,7 @@
 //! nor be fenced by another thread, whose fence would not hold for them:
 //!
 //! ```compile_fail,E0277
-//! # use daq_core::mapped::{Mapped, MappedError};
+//! # use daq_core::gpu::bar_mapping::{Mapped, MappedError};
 //! fn fence_elsewhere(mapped: &Mapped) -> Result<(), MappedError> {
 //!     let mut stores = mapped.stores()?;
 //!     stores.copy(0, &[1])?;
@@ -49,9 +49,9 @@ mod host;
 mod pieces;
 mod vulkan;
 
-use crate::cuda::{Backing, Device};
 use crate::gpu::Backend;
 use crate::gpu::Writer;
+use crate::gpu::driver::{Backing, Device};
 use crate::region::NoDmaBuf;
 use crate::sys::guard::Guard;
 use crate::sys::store;

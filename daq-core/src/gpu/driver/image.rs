@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn code_of_the_compiler_passes_unless_it_is_cut_off() {
-        use crate::cuda::{Compiler, Source, Target};
+        use crate::gpu::driver::{Compiler, Source, Target};
         let compiler = match Compiler::find() {
             Ok(compiler) => compiler,
             Err(error) => return eprintln!("skipped: {error}"),

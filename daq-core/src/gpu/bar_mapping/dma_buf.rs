@@ -3,7 +3,7 @@
 //! Whether a driver lets a dma-buf be mapped is known by trying alone: its attribute speaks of the export.
 
 use super::pieces::{self, Laps, Made, Pieces, Refused, plain_offset};
-use crate::cuda::{Backing, Device, Memory};
+use crate::gpu::driver::{Backing, Device, Memory};
 use crate::region::NoDmaBuf;
 use crate::sys::memory as sys;
 use rustix::io::Errno;

@@ -62,7 +62,7 @@ impl Place {
 /// A window's thread has one batch in hand at a time, and cannot end the stream under it:
 ///
 /// ```compile_fail,E0499
-/// fn under_it(window: &mut daq_core::window::Window) {
+/// fn under_it(window: &mut daq_core::reorder::Window) {
 ///     let mut batch = window.batch();
 ///     window.finish();
 ///     batch.reject_unreadable(1);
