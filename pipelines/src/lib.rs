@@ -1,15 +1,12 @@
-//! What runs: the runtime, the built-in kernels, the HTTP side and the command line of the `daq` binary.
+//! The runtime, the built-in kernels and the HTTP server.
 //!
 //! | module | noun |
 //! |---|---|
-//! | [`bench`](mod@bench) | measurements of this machine |
 //! | [`runtime`] | a plan made to run: threads, ledgers, the end |
 //! | [`kernels`] | the built-in compute steps |
 //! | [`http`] | metrics, probes, status |
+//! | [`console`] | output to the terminal while a pipeline runs |
 //! | [`systemd`] | readiness and watchdog |
-//! | [`doctor`] | what this machine lacks and the command that fixes it |
-//! | [`selftest`] | whether what the CPU, a GPU and network cards store for each other arrives |
-//! | [`cli`] | the command line |
 
 #![cfg_attr(
     not(test),
@@ -20,14 +17,10 @@
     )
 )]
 
-pub mod bench;
-pub mod cli;
-mod console;
-pub mod doctor;
+pub mod console;
 pub mod http;
 pub mod kernels;
 pub mod runtime;
-pub mod selftest;
 mod sys;
 pub mod systemd;
 

@@ -97,7 +97,7 @@ pub fn status_line(now: &Report, before: &Report) -> String {
 
 /// Returns a rate of `bits` per second as reports show it: with three significant digits, because more would only
 /// flicker.
-pub(crate) fn shown_rate(bits: f64) -> String {
+pub fn shown_rate(bits: f64) -> String {
     let units = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"];
     let (mut scaled, mut unit) = (bits.max(0.0), 0);
     while scaled >= 999.5 && unit + 1 < units.len() {

@@ -22,7 +22,7 @@ pub fn binary() -> PathBuf {
     );
     assert!(
         path.is_file(),
-        "{} is not there; build it with `cargo build -p daq-pipelines`",
+        "{} is not there; build it with `cargo build -p daq`",
         path.display()
     );
     path

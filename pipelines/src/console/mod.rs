@@ -29,17 +29,18 @@ static WRITER: OnceLock<()> = OnceLock::new();
 
 /// Writes a line to stderr; errors are ignored. Unlike `eprintln!` it never panics, and never blocks once
 /// [`start`](crate::console::start) was called.
+#[macro_export]
 macro_rules! print_error {
     ($($text:tt)*) => {{
         use std::io::Write as _;
         let _ = writeln!($crate::console::Stderr, $($text)*);
     }};
 }
-pub(crate) use print_error;
+pub use print_error;
 
 /// stderr. Each call of `write` is one message, which is queued or dropped as a whole.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stderr;
+pub struct Stderr;
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -63,7 +64,7 @@ impl Write for Stderr {
 
 /// Starts the writer thread, and reports panics through it. If the thread cannot start, each thread writes its own
 /// messages.
-pub(crate) fn start() {
+pub fn start() {
     let run = || {
         let stderr = io::stderr();
         QUEUE.run(
@@ -98,24 +99,24 @@ fn report_panic(panic: &std::panic::PanicHookInfo<'_>) {
 }
 
 /// Returns whether stderr is a terminal that can redraw lines.
-pub(crate) fn is_interactive() -> bool {
+pub fn is_interactive() -> bool {
     io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// Shows `lines` below the log in place of those shown before; no lines remove the block.
-pub(crate) fn show_block(lines: Vec<String>) {
+pub fn show_block(lines: Vec<String>) {
     QUEUE.show(lines);
 }
 
 /// Waits until everything is written; returns early if nothing is written for 3 s.
-pub(crate) fn flush() {
+pub fn flush() {
     if WRITER.get().is_some() {
         QUEUE.flush(FLUSH_TIMEOUT);
     }
 }
 
 /// Returns the number of messages that were dropped because stderr was not read or failed.
-pub(crate) fn dropped() -> u64 {
+pub fn dropped() -> u64 {
     QUEUE.dropped()
 }
 
@@ -123,7 +124,7 @@ pub(crate) fn dropped() -> u64 {
 ///
 /// # Errors
 /// If stdout fails, or nothing is written for 3 s (`TimedOut`).
-pub(crate) fn print(text: String) -> io::Result<()> {
+pub fn print(text: String) -> io::Result<()> {
     flush();
     let (sender, progress) = mpsc::channel();
     let write = move || {

@@ -64,7 +64,7 @@ fn default_listen() -> SocketAddr {
 
 impl Http {
     /// Returns the problems of the section that are not of the form of a value.
-    pub(crate) fn problems(&self) -> Vec<Problem> {
+    pub fn problems(&self) -> Vec<Problem> {
         host::problems(&self.hosts)
     }
 }

@@ -12,7 +12,7 @@ pub(crate) const STALL: Duration = Duration::from_secs(5);
 
 /// What threads and owner share.
 #[derive(Debug)]
-pub(crate) struct Control {
+pub struct Control {
     stop: AtomicBool,
     /// When the end must not wait any longer for sinks that cannot write, in ms since `start`; 0 = not ending.
     deadline: AtomicU64,
@@ -22,7 +22,8 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    pub(crate) fn new(drain: Duration) -> Self {
+    /// Returns the state of a pipeline that runs; `drain` is how long sinks that cannot write may delay its end.
+    pub fn new(drain: Duration) -> Self {
         Self {
             stop: AtomicBool::new(false),
             deadline: AtomicU64::new(0),
@@ -32,7 +33,8 @@ impl Control {
         }
     }
 
-    pub(crate) fn is_stopping(&self) -> bool {
+    /// Returns whether the pipeline stops.
+    pub fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
 
@@ -46,7 +48,8 @@ impl Control {
         u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    pub(crate) fn stop(&self) {
+    /// Stops the pipeline: its sources end, the rest drains.
+    pub fn stop(&self) {
         if !self.stop.swap(true, Ordering::AcqRel) {
             let drain = u64::try_from(self.drain.as_millis()).unwrap_or(u64::MAX);
             self.deadline
@@ -55,7 +58,7 @@ impl Control {
     }
 
     /// What went wrong so far.
-    pub(crate) fn failures(&self) -> Vec<Failure> {
+    pub fn failures(&self) -> Vec<Failure> {
         self.failures
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -82,16 +85,18 @@ impl Control {
 
 /// What a data thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub enum Role {
+    /// Fills a ring.
     Source,
     /// A kernel, or copies to and from a GPU.
     Step,
+    /// Drains a ring.
     Sink,
 }
 
 /// A sign of life of one data thread.
 #[derive(Debug)]
-pub(crate) struct Pulse {
+pub struct Pulse {
     pub(crate) name: String,
     pub(crate) role: Role,
     beats: AtomicU64,
@@ -101,7 +106,8 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    pub(crate) fn new(name: String, role: Role) -> Arc<Self> {
+    /// Returns the sign of life of the thread `name`.
+    pub fn new(name: String, role: Role) -> Arc<Self> {
         Arc::new(Self {
             name,
             role,

@@ -15,27 +15,34 @@ use std::time::{Duration, Instant};
 mod tests;
 
 /// What a kernel's thread is made of.
-pub(crate) struct Parts {
-    pub(crate) name: String,
-    pub(crate) reader: Reader,
-    pub(crate) producer: Producer,
+pub struct Parts {
+    /// Its name.
+    pub name: String,
+    /// The input.
+    pub reader: Reader,
+    /// The output.
+    pub producer: Producer,
     /// The stream of a kernel that is launched on a GPU.
-    pub(crate) stream: Option<driver::Stream>,
-    pub(crate) kernel: Box<dyn Kernel>,
-    pub(crate) ledger: KernelLedger,
+    pub stream: Option<driver::Stream>,
+    /// The kernel.
+    pub kernel: Box<dyn Kernel>,
+    /// Its counters.
+    pub ledger: KernelLedger,
     /// Most frames taken at once.
-    pub(crate) burst: usize,
-    pub(crate) wait: Wait,
-    pub(crate) control: Arc<Control>,
+    pub burst: usize,
+    /// How the thread waits for frames.
+    pub wait: Wait,
+    /// The state of its pipeline.
+    pub control: Arc<Control>,
     /// Whether a device does the work, which rings no bell.
-    pub(crate) on_device: bool,
+    pub on_device: bool,
     /// What fills the input, where this thread does that itself, and the bell that both its rings ring.
-    pub(crate) carrier: Option<(Carrier, Arc<Bell>)>,
+    pub carrier: Option<(Carrier, Arc<Bell>)>,
 }
 
 /// A kernel with its ends. One that is dropped waits for its device; if that does not finish, what the device uses is
 /// never freed.
-pub(crate) struct Runner {
+pub struct Runner {
     name: String,
     carrier: Option<Carrier>,
     reader: Reader,
@@ -109,7 +116,7 @@ impl Timing {
 
 /// What a step came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub enum Step {
     /// Something was begun or ended.
     Moved,
     /// There are no frames.
@@ -121,7 +128,8 @@ pub(crate) enum Step {
 }
 
 impl Runner {
-    pub(crate) fn new(parts: Parts) -> Self {
+    /// Returns a kernel that is ready to run.
+    pub fn new(parts: Parts) -> Self {
         let (carrier, bell) = parts.carrier.unzip();
         Self {
             in_flight: VecDeque::with_capacity(
@@ -153,11 +161,12 @@ impl Runner {
     }
 
     /// Lets a kernel that stays on its GPU begin.
-    pub(crate) fn begin(&mut self) -> Result<(), KernelError> {
+    pub fn begin(&mut self) -> Result<(), KernelError> {
         self.kernel.as_mut().map_or(Ok(()), |kernel| kernel.begin())
     }
 
-    pub(crate) fn run(mut self, pulse: &Pulse) {
+    /// Runs until the input ends, the kernel fails or the end is overdue.
+    pub fn run(mut self, pulse: &Pulse) {
         if self.on_device {
             // Looks at what a device does must not come late.
             daq_core::thread::wake_on_time();
@@ -278,7 +287,7 @@ impl Runner {
     }
 
     /// Publishes what is done and takes on what is there; never waits.
-    pub(crate) fn step(&mut self) -> Result<Step, KernelError> {
+    pub fn step(&mut self) -> Result<Step, KernelError> {
         let reaped = self.reap()?;
         let moved = |step| if reaped { Step::Moved } else { step };
         if let Some(carrier) = &mut self.carrier {

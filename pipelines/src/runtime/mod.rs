@@ -9,9 +9,9 @@
 //! threads allocate nothing, take no lock and make no system call a frame.
 
 mod build;
-pub(crate) mod control;
-pub(crate) mod dma;
-pub(crate) mod kernel;
+pub mod control;
+mod dma;
+pub mod kernel;
 mod ledgers;
 mod monitor;
 mod sink;

@@ -1,9 +1,4 @@
 //! Foreign calls of this crate: one thin, documented function each.
 
-pub(crate) mod area;
-pub(crate) mod clock;
 pub(crate) mod device_code;
-pub(crate) mod fork;
 pub(crate) mod terminal;
-pub(crate) mod transfer;
-pub(crate) mod upload;

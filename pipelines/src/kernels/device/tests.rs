@@ -19,13 +19,13 @@ const SOURCES: [(&str, &str, &[u8]); 5] = [
     ("stats", include_str!("../stats.cu"), super::STATS.ptx),
     (
         "echo",
-        include_str!("../../bench/echo.cu"),
-        crate::bench::echo::CODE,
+        include_str!("../../../diagnostics/src/bench/echo.cu"),
+        include_bytes!("../../../generated/echo.ptx"),
     ),
     (
         "proof",
         include_str!("../../runtime/dma/proof.cu"),
-        crate::runtime::dma::PROOF,
+        include_bytes!("../../../generated/proof.ptx"),
     ),
 ];
 

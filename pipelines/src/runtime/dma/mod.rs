@@ -15,9 +15,6 @@ mod proof;
 #[cfg(test)]
 mod tests;
 
-#[cfg(test)]
-pub(crate) use proof::CODE as PROOF;
-
 use super::control::STALL;
 use super::{Control, FailureKind, PATIENCE, Pulse};
 use course::Course;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The device code, as PTX for compute capability 7.0.
-pub(crate) const CODE: &[u8] = include_bytes!("../../../generated/proof.ptx");
+const CODE: &[u8] = include_bytes!("../../../generated/proof.ptx");
 /// How long the kernel may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The part of a GPU that kernels may take for good and leave room for the look.

@@ -1,0 +1,161 @@
+//! `daq check`: what can be found wrong with a configuration without running it, and what was not looked at.
+
+use super::load::{Loaded, Look, Sources};
+use super::{exit, show};
+use daq_core::claim::Claim;
+use daq_core::config::{Diagnostic, Diagnostics, Document, Section};
+use daq_core::examine::{Examination, FileUse};
+use daq_core::ledger::{Board, BoardError};
+use daq_core::plan::{Config, Plan};
+use daq_core::units::counted;
+use daq_pipelines::console::print_error;
+use daq_pipelines::http;
+use daq_pipelines::runtime::Ledgers;
+use std::path::Path;
+
+/// Checks and prints the result.
+pub(super) fn check(sources: &Sources, no_hardware: bool) -> u8 {
+    let look = if no_hardware { Look::Away } else { Look::At };
+    let (loaded, mut unchecked) = match Loaded::examine(sources, look) {
+        Ok(examined) => examined,
+        Err(code) => return code,
+    };
+    let plan = &loaded.plan;
+    let counts = [
+        (plan.sources.len(), "source"),
+        (plan.rings.len(), "ring"),
+        (plan.kernels.len(), "kernel"),
+        (plan.sinks.len(), "sink"),
+    ];
+    let counts = counts.map(|(n, what)| counted(n, what));
+    if let Some(missing) = plan.unavailable.first() {
+        print_error!("error: {missing}");
+        return exit::UNAVAILABLE;
+    }
+    let listen = loaded.http.as_ref().map(|http| http.listen);
+    match listen.filter(|_| !no_hardware).map(http::bind) {
+        None | Some(Ok(_)) => {}
+        Some(Err(error)) => {
+            print_error!(
+                "error: {error}; if this pipeline is running, check it with --no-hardware"
+            );
+            return exit::UNAVAILABLE;
+        }
+    }
+    if no_hardware {
+        if let Some(listen) = listen {
+            let claim = Claim::TcpPort(listen);
+            unchecked.push(format!("[http]: whether {claim} is free (--no-hardware)"));
+        }
+        let what = "cores, memory, GPUs and network interfaces of this machine (--no-hardware)";
+        unchecked.push(what.to_owned());
+    }
+    unchecked.extend(claims(&loaded.config));
+    let mut text = format!("{}: ok ({})\n", plan.name, counts.join(", "));
+    for what in unchecked {
+        text += &format!("not checked: {what}\n");
+    }
+    show(&text)
+}
+
+/// What only a run can find out: whether ports are free and devices answer.
+fn claims(config: &Config) -> Vec<String> {
+    let all = config.claims().flat_map(|(section, claims)| {
+        claims.into_iter().filter_map(move |claim| {
+            let what = match &claim {
+                Claim::UdpPort(_) | Claim::TcpPort(_) => format!("whether {claim} is free"),
+                Claim::Device(device) => format!("whether {device} answers"),
+                Claim::Path(_) | Claim::Stem(_) => return None,
+            };
+            Some(format!("[{}]: {what}", section.title()))
+        })
+    });
+    all.collect()
+}
+
+/// Examines the files that `config` names; returns what was not examined.
+///
+/// Kernels belong to the configuration. Other files belong to the machine that it will run on, and are examined where
+/// `is_here`.
+pub(super) fn files(
+    config: &Config,
+    directory: &Path,
+    is_here: bool,
+    document: &mut Document,
+    diagnostics: &mut Diagnostics,
+) -> Vec<String> {
+    let mut unchecked = Vec::new();
+    for (section, file) in config.files() {
+        if !is_here && section.kind() != "kernel" {
+            let what = match file.purpose {
+                FileUse::Reads | FileUse::ReadsAny => "exists",
+                FileUse::WritesInto => "can be written to",
+            };
+            let path = file.path.display();
+            unchecked.push(format!(
+                "[{}]: whether {path} {what} (--no-hardware)",
+                section.title()
+            ));
+            continue;
+        }
+        if file.check_name().is_ok()
+            && let Err(problem) = file.check_file(directory)
+        {
+            let diagnostic = section.problem(problem);
+            if !diagnostics.has_error_at(section.place_of(&file.key)) {
+                diagnostics.push(diagnostic);
+            }
+        }
+    }
+    for kernel in &config.kernels {
+        let examination = Examination {
+            directory,
+            dispatch: kernel.keys.dispatch.unwrap_or_default(),
+        };
+        let found = kernel.spec.examine(&examination);
+        for problem in found.problems {
+            diagnostics.push(kernel.section.problem(problem));
+        }
+        for file in found.files {
+            let base = document.add_file(&file.name, &file.text);
+            for diagnostic in file.diagnostics {
+                diagnostics.push(diagnostic.moved(base));
+            }
+        }
+        let title = kernel.section.title();
+        let what = found.unchecked.into_iter();
+        unchecked.extend(what.map(|what| format!("[{title}]: {what}")));
+    }
+    unchecked
+}
+
+/// Reports a plan whose counters do not fit into the counter file.
+pub(super) fn counters(config: &Config, plan: &Plan, diagnostics: &mut Diagnostics) {
+    let Err(error) = Ledgers::new(plan, &Board::in_memory()) else {
+        return;
+    };
+    let diagnostic = Diagnostic::error(format!("this pipeline needs {error}"));
+    diagnostics.push(match error {
+        BoardError::Name { name } => {
+            let sections = config.outlines.iter().map(|outline| &outline.section);
+            let sections = sections.chain(config.rings.iter().map(|ring| &ring.section));
+            let is_in = |section: &&Section| {
+                let rest = name.split_once('.').map(|(_, rest)| rest);
+                rest.and_then(|rest| rest.strip_prefix(section.name()))
+                    .is_some_and(|rest| rest.starts_with('.'))
+            };
+            let mut sections = sections.filter(is_in);
+            let diagnostic = Diagnostic::error(format!(
+                "the counter `{name}` has a name of {} bytes",
+                name.len()
+            ))
+            .help("shorten the section's name: 80 bytes always fit");
+            match sections.next() {
+                Some(section) => diagnostic.at(section.header()),
+                None => diagnostic,
+            }
+        }
+        _ => diagnostic
+            .help("split it into several configurations, and run one daq process for each"),
+    });
+}

@@ -1,0 +1,215 @@
+//! From files, environment and `--set` to a plan; whatever is wrong is shown.
+
+use super::{check, exit, state, tune};
+use clap::Args;
+use daq_core::claim::Claim;
+use daq_core::config::{Diagnostics, Document, Overrides, environment};
+use daq_core::entry::SourceSpec;
+use daq_core::plan::{Component, Config, Plan, Surroundings, resolve};
+use daq_core::sink::{Placements, SinkSpec};
+use daq_core::topology::Topology;
+use daq_core::units::counted;
+use daq_pipelines::REGISTRY;
+use daq_pipelines::console::print_error;
+use daq_pipelines::http::Http;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+/// Where the configuration comes from.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Sources {
+    /// TOML files; together they are one configuration.
+    #[arg(value_name = "FILE", required_unless_present = "directory")]
+    files: Vec<PathBuf>,
+    /// A directory: all its *.toml files in order of their names.
+    #[arg(short = 'C', long, value_name = "DIR", conflicts_with = "files")]
+    directory: Option<PathBuf>,
+    /// Where counters outlive a kill, and what was measured of this machine is; without it, by the rules of systemd and
+    /// XDG.
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// Set one value, as in `--set ring.raw.slots=128`; wins over files and `DAQ__…` variables.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl Sources {
+    /// The same from a command line of another shape.
+    pub(super) fn of(files: &[PathBuf], set: &[String]) -> Self {
+        Self {
+            files: files.to_vec(),
+            directory: None,
+            state_dir: None,
+            set: set.to_vec(),
+        }
+    }
+
+    /// The first file, or the directory.
+    pub(super) fn place(&self) -> &Path {
+        let path = self.directory.as_ref().or(self.files.first());
+        path.map_or(Path::new(""), PathBuf::as_path)
+    }
+
+    /// The state directory, if there is a place for it.
+    pub(super) fn state(&self) -> Option<PathBuf> {
+        state::resolve_directory(self.state_dir.as_deref())
+    }
+
+    /// The name of a pipeline that gives itself none.
+    fn name(&self) -> String {
+        let path = self.directory.as_ref().or(self.files.first());
+        path.and_then(|path| path.file_stem()).map_or_else(
+            || "daq".to_owned(),
+            |stem| stem.to_string_lossy().into_owned(),
+        )
+    }
+}
+
+/// How closely the machine is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look<'a> {
+    /// Not at all.
+    Away,
+    /// At what it has.
+    At,
+    /// And whether the CPU can store to GPUs' memory, where the plan depends on it: opens these GPUs.
+    Into,
+    /// At this one instead.
+    On(&'a Topology),
+}
+
+/// A configuration without errors.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) config: Config,
+    pub(super) plan: Plan,
+    /// `None` if there is no `[http]` table.
+    pub(super) http: Option<Http>,
+}
+
+impl Loaded {
+    /// Reads and plans; on errors shows them and gives the exit code.
+    pub(super) fn read(sources: &Sources, look: Look<'_>) -> Result<Self, u8> {
+        Self::load(sources, look, None)
+    }
+
+    /// As [`read`](Self::read), and examines the files that the configuration names. Returns as well what was not
+    /// examined.
+    pub(super) fn examine(sources: &Sources, look: Look<'_>) -> Result<(Self, Vec<String>), u8> {
+        let mut unchecked = Vec::new();
+        let loaded = Self::load(sources, look, Some(&mut unchecked))?;
+        Ok((loaded, unchecked))
+    }
+
+    fn load(
+        sources: &Sources,
+        look: Look<'_>,
+        unchecked: Option<&mut Vec<String>>,
+    ) -> Result<Self, u8> {
+        let mut diagnostics = Diagnostics::new();
+        let document = match &sources.directory {
+            Some(directory) => Document::load_dir(directory, &mut diagnostics),
+            None => Document::load(&sources.files, &mut diagnostics),
+        };
+        let (document, loaded) = if document.is_whole() {
+            let overrides = Overrides::from_process(sources.set.clone());
+            let mut document = document
+                .with_overrides(&overrides, &mut diagnostics)
+                .expanded(&environment, &mut diagnostics);
+            let loaded = Self::relate(&mut document, sources, look, unchecked, &mut diagnostics);
+            (document, loaded)
+        } else {
+            (document, None)
+        };
+        if !diagnostics.is_empty() {
+            let is_terminal = std::io::stderr().is_terminal();
+            for line in diagnostics.render(document.sources(), is_terminal).lines() {
+                print_error!("{line}");
+            }
+        }
+        match loaded {
+            Some(loaded) if !diagnostics.has_errors() => Ok(loaded),
+            _ => {
+                let errors = diagnostics.errors();
+                print_error!("{} in the configuration", counted(errors, "error"));
+                Err(exit::CONFIG)
+            }
+        }
+    }
+
+    fn relate(
+        document: &mut Document,
+        sources: &Sources,
+        look: Look<'_>,
+        unchecked: Option<&mut Vec<String>>,
+        diagnostics: &mut Diagnostics,
+    ) -> Option<Self> {
+        document.check_kinds(
+            &["source", "ring", "kernel", "sink"],
+            &["daq", "http", "staging"],
+            diagnostics,
+        );
+        let config = Config::read(document, &REGISTRY, &sources.name(), diagnostics);
+        let mut around = Surroundings {
+            directory: super::directory(),
+            ..Surroundings::default()
+        };
+        let http = document.table("http").and_then(|mut section| {
+            let http = section.finish_checked(&[], diagnostics, Http::problems)?;
+            around
+                .claims
+                .push((section, vec![Claim::TcpPort(http.listen)]));
+            Some(http)
+        });
+        let mut topology = match look {
+            Look::Away => Topology::unknown(),
+            Look::At | Look::Into => Topology::detect(),
+            Look::On(topology) => topology.clone(),
+        };
+        let is_measured =
+            |sink: &Component<_, dyn SinkSpec>| sink.spec.accepts() == Placements::Measured;
+        if matches!(look, Look::At | Look::Into) && config.sinks.iter().any(is_measured) {
+            around.profiles = tune::known(&topology, sources.state().as_deref());
+        }
+        let writes = |source: &Component<_, dyn SourceSpec>| {
+            let needs = source.spec.engine();
+            needs.is_some_and(|needs| needs.device.is_some())
+        };
+        if look == Look::Into && config.sources.iter().any(writes) {
+            daq_diagnostics::doctor::look_at_windows(&mut topology.gpus);
+        }
+        if look == Look::Into
+            && let Some(plan) = resolve(&config, &topology, &around, &mut Diagnostics::new())
+        {
+            let gpus = topology.gpus.into_iter().map(|gpu| {
+                if plan.untried.contains(&gpu.ordinal) {
+                    gpu.tried(&config.staging.backends)
+                } else {
+                    gpu
+                }
+            });
+            topology.gpus = gpus.collect();
+        }
+        let plan = resolve(&config, &topology, &around, diagnostics);
+        if let Some(unchecked) = unchecked {
+            let has_hardware = look != Look::Away;
+            *unchecked = check::files(
+                &config,
+                &around.directory,
+                has_hardware,
+                document,
+                diagnostics,
+            );
+        }
+        let mut plan = plan?;
+        if matches!(look, Look::At | Look::Into) {
+            let sources = config.sources.iter();
+            plan.unavailable.extend(sources.filter_map(|source| {
+                let why = source.spec.unavailable()?;
+                Some(format!("source `{}`: {why}", source.name()))
+            }));
+        }
+        check::counters(&config, &plan, diagnostics);
+        Some(Self { config, plan, http })
+    }
+}

@@ -1,0 +1,146 @@
+//! `daq new`: a configuration to begin with, put together from the examples of registry entries.
+
+use daq_core::config::nearest;
+use daq_core::entry::Entry;
+use daq_core::plan::FILE_KERNEL;
+use daq_pipelines::REGISTRY;
+use std::fmt::Write;
+
+/// Why no configuration could be made.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NewError {
+    #[error("nothing is called `{name}`; {help}")]
+    Unknown { name: String, help: String },
+    #[error("{what} `{name}` cannot stand there: the order is SOURCE/KERNEL/SINK")]
+    Order { what: &'static str, name: String },
+}
+
+/// A configuration made of `parts`, such as `udp/power-spectrum/file`.
+pub(super) fn new(parts: &str) -> Result<String, NewError> {
+    let mut source = None;
+    let mut kernels = Vec::new();
+    let mut sink = None;
+    let mut parts = parts.split('/').filter(|name| !name.is_empty()).peekable();
+    while let Some(name) = parts.next() {
+        let is_first = source.is_none() && kernels.is_empty() && sink.is_none();
+        // `file` is a kernel where something follows it.
+        let is_sink = parts.peek().is_none() && find(REGISTRY.sinks, name).is_some();
+        if let Some(entry) = find(REGISTRY.sources, name).filter(|_| is_first) {
+            source = Some(entry);
+        } else if let Some(entry) = find(REGISTRY.kernels, name).filter(|_| !is_sink) {
+            if sink.is_some() {
+                return Err(NewError::Order {
+                    what: "kernel",
+                    name: name.to_owned(),
+                });
+            }
+            kernels.push(entry);
+        } else if let Some(entry) = find(REGISTRY.sinks, name) {
+            if sink.replace(entry).is_some() {
+                return Err(NewError::Order {
+                    what: "a second sink",
+                    name: name.to_owned(),
+                });
+            }
+        } else if find(REGISTRY.sources, name).is_some() {
+            return Err(NewError::Order {
+                what: "source",
+                name: name.to_owned(),
+            });
+        } else {
+            let names: Vec<_> = names().collect();
+            let help = match nearest(name, &names) {
+                Some(meant) => format!("did you mean `{meant}`?"),
+                None => "`daq list` shows what there is".to_owned(),
+            };
+            return Err(NewError::Unknown {
+                name: name.to_owned(),
+                help,
+            });
+        }
+    }
+    let source = source.or_else(|| find(REGISTRY.sources, "sim"));
+    let sink = sink.or_else(|| find(REGISTRY.sinks, "null"));
+    let mut text = String::new();
+    let mut ring = "raw".to_owned();
+    if let Some(source) = source {
+        example(&mut text, source, source.name, "", &ring);
+    }
+    for kernel in kernels {
+        declare(&mut text, &ring);
+        let output = format!("{}-out", called(kernel.name));
+        let text = &mut text;
+        example(text, kernel, called(kernel.name), &ring, &output);
+        ring = output;
+    }
+    declare(&mut text, &ring);
+    if let Some(sink) = sink {
+        example(&mut text, sink, sink.name, &ring, "");
+    }
+    text += "[http]\nlisten = \"127.0.0.1:9464\"   # /metrics, /status, /-/healthy, /-/ready\n";
+    Ok(text)
+}
+
+fn names() -> impl Iterator<Item = &'static str> {
+    let sources = REGISTRY.sources.iter().map(|entry| entry.name);
+    let kernels = REGISTRY.kernels.iter().map(|entry| entry.name);
+    sources
+        .chain(kernels)
+        .chain(REGISTRY.sinks.iter().map(|entry| entry.name))
+}
+
+fn find<S: ?Sized>(entries: &'static [Entry<S>], name: &str) -> Option<&'static Entry<S>> {
+    entries.iter().find(|entry| entry.name == name)
+}
+
+/// The name of a section for kernel `name`: its own, unless a sink may have that.
+fn called(name: &str) -> &str {
+    if name == FILE_KERNEL {
+        "my-kernel"
+    } else {
+        name
+    }
+}
+
+fn example<S: ?Sized>(text: &mut String, entry: &Entry<S>, name: &str, input: &str, output: &str) {
+    let section = entry
+        .example
+        .replace("NAME", name)
+        .replace("INPUT", input)
+        .replace("OUTPUT", output);
+    let _ = writeln!(text, "{}", section.trim());
+    if !input.is_empty() {
+        text.push_str(READER);
+        if !output.is_empty() {
+            text.push_str(KERNEL);
+        }
+    }
+    text.push('\n');
+}
+
+/// The keys that every reader of a ring has.
+const READER: &str = "\
+# guarantee = true       # the ring waits for it, or counts ring_full; false = it may be overrun, and is told
+# wait = \"adaptive\"      # or \"busy\", \"event\"
+# core = 1               # the core of its thread
+# burst = 16             # most frames at once
+";
+
+/// The keys that every kernel has beside those.
+const KERNEL: &str = "\
+# dispatch = \"launch\"    # on a GPU: one launch a burst; \"persistent\": your own .cu stays there and waits
+";
+
+fn declare(text: &mut String, ring: &str) {
+    let _ = writeln!(
+        text,
+        "[ring.{ring}]\n\
+         memory = \"auto\"        # or \"host\", \"cuda:0\"; auto = the first GPU, host memory where there is none\n\
+         slots = 64             # frames that the ring holds\n\
+         # slot = \"1 MiB\"       # payload bytes of a frame; without it, what the producer makes\n\
+         # fill = \"zero\"        # what missing packets show: \"zero\", \"nan\" or a byte\n\
+         # lock = true          # lock in memory as far as the memlock limit allows\n\
+         # huge = true          # hugepages where they are to be had\n\
+         # node = 0             # preferred NUMA node\n"
+    );
+}

@@ -1,0 +1,458 @@
+//! `daq run`.
+
+use super::live::{Live, Style, ledger};
+use super::load::{Loaded, Look, Sources};
+use super::{exit, state};
+use clap::{Args as ClapArgs, ValueEnum};
+use daq_core::kernel::KernelError;
+use daq_core::ledger::Report;
+use daq_core::sink::SinkError;
+use daq_core::topology::Topology;
+use daq_core::units::Span;
+use daq_pipelines::console::{self, Stderr, print_error};
+use daq_pipelines::http::{self, HttpState, Server};
+use daq_pipelines::runtime::{Failure, FailureKind, Options, Pipeline, StartError};
+use daq_pipelines::systemd::{self, Watchdog};
+use rustix::fs::FileType;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::flag;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
+
+/// A stop that takes longer is told of.
+const SOON: Duration = Duration::from_secs(1);
+/// How often the main thread looks whether to stop.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How often the state is logged without `--verbose`.
+const SUMMARY: Duration = Duration::from_mins(1);
+
+/// What `daq run` is told.
+#[derive(Debug, ClapArgs)]
+#[command(after_long_help = AFTER_HELP)]
+pub(super) struct Args {
+    #[command(flatten)]
+    sources: Sources,
+    /// Stop after this long, as in `10s`.
+    #[arg(long = "for", value_name = "TIME")]
+    duration: Option<Span>,
+    /// Stop as soon as a ring has published this many frames; what is open then is still delivered.
+    #[arg(long, value_name = "RING=N", value_parser = frames)]
+    frames: Option<(String, u64)>,
+    /// Print the final ledger on stdout in this form, and nothing else there.
+    #[arg(long, value_enum)]
+    report: Option<Form>,
+    /// How long sinks that cannot write may hold up the end.
+    #[arg(long, value_name = "TIME", default_value = "10 s")]
+    drain: Span,
+    /// Log the state every second; by default it is logged once a minute, and shown live on a terminal.
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// Help on what runs outside of the options.
+const AFTER_HELP: &str = "\
+Signals:
+  SIGINT, SIGTERM, SIGHUP  stop the sources, drain the rings, close the files, print the report, exit.
+                           A second SIGINT or SIGTERM exits at once with 128 + its number; SIGHUP is not counted.
+                           A terminal that closes sends SIGHUP; under nohup SIGHUP is ignored and the run continues.
+Environment:
+  DAQ_LOG  what is logged on stderr: error, warn, info (default), debug or trace, for all or by module,
+           as in `DAQ_LOG=warn,daq_rdma=debug`.
+An unread stderr never delays data: messages that do not fit are dropped and counted
+(daq_log_dropped_total).";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    Json,
+    Text,
+}
+
+fn frames(text: &str) -> Result<(String, u64), String> {
+    let (ring, count) = text.split_once('=').ok_or("write RING=N, as in raw=1000")?;
+    let count = count
+        .parse()
+        .map_err(|_| format!("`{count}` is no number of frames"))?;
+    Ok((ring.to_owned(), count))
+}
+
+pub(super) fn run(args: &Args) -> u8 {
+    log();
+    let loaded = match Loaded::read(&args.sources, Look::Into) {
+        Ok(loaded) => loaded,
+        Err(code) => return code,
+    };
+    if let Some((ring, _)) = &args.frames
+        && loaded.plan.ring(ring).is_none()
+    {
+        let rings: Vec<_> = loaded
+            .plan
+            .rings
+            .iter()
+            .map(|ring| ring.name.as_str())
+            .collect();
+        print_error!(
+            "error: --frames names ring `{ring}`; there are {}",
+            rings.join(", ")
+        );
+        return exit::USAGE;
+    }
+    let signals = match Signal::listen() {
+        Ok(signals) => signals,
+        Err(error) => {
+            print_error!(
+                "error: cannot catch signals: {error}; raise the limits on open files and threads (ulimit -n and -u, \
+                 LimitNOFILE= and TasksMax=)"
+            );
+            return exit::UNAVAILABLE;
+        }
+    };
+    // Before anything is counted or recorded, for nothing ought to be where the port cannot be had.
+    let listener = match loaded.http.as_ref().map(|http| http::bind(http.listen)) {
+        None => None,
+        Some(Ok(listener)) => Some(listener),
+        Some(Err(error)) => {
+            print_error!("error: {error}");
+            return exit::UNAVAILABLE;
+        }
+    };
+    let directory = args.sources.state();
+    let file = state::file_name(&loaded.plan.name, args.sources.place());
+    let (board, last_run) = state::board(directory.as_deref(), &file);
+    if let Some(last) = &last_run {
+        state::tell(last);
+    }
+    let options = Options {
+        directory: super::directory(),
+        board,
+        drain: args.drain.0,
+        profiles: if loaded.plan.copies.is_empty() {
+            BTreeMap::new()
+        } else {
+            super::tune::known(&Topology::detect(), directory.as_deref())
+        },
+    };
+    let pipeline = match Pipeline::start(&loaded.config, &loaded.plan, &options) {
+        Ok(pipeline) => pipeline,
+        Err(error) => {
+            options.board.end();
+            print_error!("error: {error}");
+            return match error {
+                StartError::Unavailable(_)
+                | StartError::Source { .. }
+                | StartError::Sink {
+                    source: SinkError::Unavailable { .. },
+                    ..
+                }
+                | StartError::Thread { .. }
+                | StartError::Cuda(_)
+                | StartError::Region { .. } => exit::UNAVAILABLE,
+                StartError::Kernel { source, .. } => match source {
+                    KernelError::Refused(_) => exit::CONFIG,
+                    KernelError::Unavailable(_) | KernelError::Cuda(_) => exit::UNAVAILABLE,
+                    KernelError::Defect(_) | KernelError::Hung(_) => exit::INTERNAL,
+                },
+                _ => exit::IO,
+            };
+        }
+    };
+    let side = match Side::start(&loaded, listener, &pipeline, last_run.as_ref()) {
+        Ok(side) => side,
+        Err(error) => {
+            pipeline.stop();
+            let _ = pipeline.finish();
+            print_error!("error: {error}");
+            return match error {
+                http::HttpError::Metrics(_) => exit::INTERNAL,
+                http::HttpError::Listen { .. } | http::HttpError::Thread(_) => exit::UNAVAILABLE,
+            };
+        }
+    };
+    let (report, failures) = watch(args, pipeline, &signals);
+    side.stop();
+    conclude(args, &report, &failures)
+}
+
+/// The time of day in UTC, as in `18:27:55Z`: a terminal shows the date elsewhere, and has few columns.
+struct TimeOfDay;
+
+impl FormatTime for TimeOfDay {
+    fn format_time(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let seconds = now.map_or(0, |now| now.as_secs() % 86_400);
+        let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+        write!(writer, "{hours:02}:{minutes:02}:{:02}Z", seconds % 60)
+    }
+}
+
+/// Starts the log on stderr: with the time of day on a terminal, with date and time elsewhere, and without time in the
+/// journal, which adds its own. `DAQ_LOG` sets the level.
+pub(super) fn log() {
+    use tracing_subscriber::EnvFilter;
+    console::start();
+    let on_terminal = console::is_interactive();
+    let wanted = std::env::var("DAQ_LOG").unwrap_or_default();
+    let filter = EnvFilter::try_new(if wanted.is_empty() { "info" } else { &wanted });
+    let filter = filter.unwrap_or_else(|error| {
+        print_error!("DAQ_LOG={wanted}: {error}; logging as with DAQ_LOG=info");
+        EnvFilter::new("info")
+    });
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| Stderr)
+        .log_internal_errors(false)
+        .with_target(false);
+    let _ = if on_terminal {
+        builder.with_timer(TimeOfDay).with_ansi(true).try_init()
+    } else if systemd::present() {
+        builder.without_time().with_ansi(false).try_init()
+    } else {
+        builder.with_ansi(false).try_init()
+    };
+}
+
+/// The signals that end a run. Their handlers only store to atomics: the first signal asks to stop, a SIGINT or SIGTERM
+/// after another of these two exits at once, whatever any thread waits for.
+struct Signal {
+    came: Arc<AtomicUsize>,
+}
+
+impl Signal {
+    fn listen() -> std::io::Result<Self> {
+        // A file that reaches `ulimit -f` is an error of the write, and not the end of the process.
+        flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
+        let came = Arc::new(AtomicUsize::new(0));
+        let again = Arc::new(AtomicBool::new(false));
+        for (signal, number) in [(SIGINT, 2), (SIGTERM, 15), (SIGHUP, 1)] {
+            // Under `nohup` the run continues. A terminal that closes can send SIGHUP twice, and a service manager SIGTERM
+            // after it: SIGHUP neither exits at once nor makes the next signal do so.
+            if signal == SIGHUP {
+                if crate::sys::signal::is_ignored(SIGHUP) {
+                    continue;
+                }
+            } else {
+                // Registered first, so that it runs before the flag is set.
+                flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
+                flag::register(signal, again.clone())?;
+            }
+            flag::register_usize(signal, came.clone(), number)?;
+        }
+        Ok(Self { came })
+    }
+
+    /// The name of the signal that came.
+    fn came(&self) -> Option<&'static str> {
+        match self.came.load(Ordering::Acquire) {
+            0 => None,
+            1 => Some("SIGHUP"),
+            2 => Some("SIGINT"),
+            _ => Some("SIGTERM"),
+        }
+    }
+}
+
+/// What runs beside the data threads.
+struct Side {
+    server: Option<Server>,
+    watchdog: Option<Watchdog>,
+}
+
+impl Side {
+    fn start(
+        loaded: &Loaded,
+        listener: Option<TcpListener>,
+        pipeline: &Pipeline,
+        last: Option<&daq_core::ledger::LastRun>,
+    ) -> Result<Self, http::HttpError> {
+        let health: http::HealthFn = Arc::new(pipeline.health());
+        let server = match listener {
+            Some(listener) => {
+                let ledgers = pipeline.ledgers();
+                let state = HttpState {
+                    name: loaded.plan.name.clone(),
+                    hosts: loaded.http.as_ref().map_or_else(Vec::new, |http| http.hosts.clone()),
+                    report: Arc::new(move || ledgers.report()),
+                    health: health.clone(),
+                    plan: serde_json::to_value(&loaded.plan).unwrap_or_default(),
+                    last_run: last.map(|last| {
+                        let counters: serde_json::Map<_, _> =
+                            last.counters.iter().map(|(name, value)| (name.clone(), (*value).into())).collect();
+                        serde_json::json!({ "pid": last.pid, "start_ns": last.start_ns, "counters": counters })
+                    }),
+                };
+                let server = http::serve_on(listener, state)?;
+                tracing::info!("serving http://{}/", server.address());
+                Some(server)
+            }
+            None => None,
+        };
+        Ok(Self {
+            server,
+            watchdog: Watchdog::start(health),
+        })
+    }
+
+    fn stop(self) {
+        if let Some(server) = self.server {
+            server.stop();
+        }
+        drop(self.watchdog);
+    }
+}
+
+/// What was last reported of the pipeline's state.
+#[derive(Default)]
+struct Reported {
+    ready: bool,
+    stopping: bool,
+    /// What systemd still has to be sent: its socket may be full.
+    unsent: Vec<&'static str>,
+    /// The last status, and when it was sent.
+    status: Option<(Instant, Report)>,
+}
+
+impl Reported {
+    /// Logs state changes, and sends them and the status to systemd.
+    fn update(&mut self, health: &http::Health, pipeline: &Pipeline) {
+        if health.ready && !std::mem::replace(&mut self.ready, true) {
+            tracing::info!("running: all sources have started");
+            self.unsent.push(systemd::READY);
+        }
+        // A signal or a failure.
+        if health.stopping && !std::mem::replace(&mut self.stopping, true) {
+            self.unsent.push(systemd::STOPPING);
+        }
+        if !systemd::present() {
+            return;
+        }
+        while let Some(state) = self.unsent.first()
+            && systemd::send(state)
+        {
+            self.unsent.remove(0);
+        }
+        let is_due = |(at, _): &(Instant, Report)| at.elapsed() >= Duration::from_secs(1);
+        if self.status.as_ref().is_none_or(is_due) {
+            let report = pipeline.report();
+            let before = self.status.take().map(|(_, before)| before);
+            systemd::status(&systemd::status_line(&report, &before.unwrap_or_default()));
+            self.status = Some((Instant::now(), report));
+        }
+    }
+}
+
+/// Chooses how a run is shown.
+fn style(args: &Args) -> Style {
+    let interactive = console::is_interactive();
+    if args.verbose || (interactive && args.report.is_some()) {
+        Style::Lines(Duration::from_secs(1))
+    } else if interactive {
+        Style::Block
+    } else {
+        Style::Lines(SUMMARY)
+    }
+}
+
+/// The main thread while data flows.
+fn watch(args: &Args, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Failure>) {
+    let start = Instant::now();
+    let health = pipeline.health();
+    let mut live = Live::new(style(args));
+    let mut reported = Reported::default();
+    let mut stopping = None;
+    let mut is_logged = false;
+    let mut is_state_lost = false;
+    while !pipeline.is_finished() {
+        std::thread::sleep(LOOK);
+        let time_is_up = args
+            .duration
+            .is_some_and(|duration| start.elapsed() >= duration.0);
+        let has_enough = args.frames.as_ref().is_some_and(|(ring, count)| {
+            pipeline
+                .published(ring)
+                .is_some_and(|published| published >= *count)
+        });
+        let signal = signals.came();
+        if stopping.is_none() && (signal.is_some() || time_is_up || has_enough) {
+            stopping = Some(Instant::now());
+            pipeline.stop();
+            if let Some(signal) = signal {
+                is_logged = true;
+                tracing::info!(
+                    "{signal}: stopping; draining rings and closing files (at most {}); {} exits at once",
+                    args.drain,
+                    match signal {
+                        "SIGHUP" => "the second SIGINT or SIGTERM",
+                        _ => "another SIGINT or SIGTERM",
+                    }
+                );
+            }
+        }
+        if stopping.is_some_and(|since| since.elapsed() >= SOON) && !is_logged {
+            is_logged = true;
+            tracing::info!("stopping: draining rings (at most {})", args.drain);
+        }
+        live.show(|| pipeline.report());
+        // Looked at here, too, so that a stall is timed whether or not anybody asks for it.
+        let health = health();
+        reported.update(&health, &pipeline);
+        if pipeline.is_state_lost() && !std::mem::replace(&mut is_state_lost, true) {
+            tracing::warn!(
+                "another program truncated this run's state file: the counters are whole, but a kill would not be \
+                 reported at the next start; keep clean-up jobs away from the state directory"
+            );
+        }
+        let hung = pipeline.hung_sinks();
+        if !hung.is_empty() {
+            live.clear();
+            return pipeline.leave(&hung);
+        }
+    }
+    live.clear();
+    pipeline.finish()
+}
+
+/// Returns whether stdout is a terminal that was closed.
+fn is_hangup(error: &std::io::Error) -> bool {
+    // Of a closed terminal only the kind of file is known.
+    let is_device = rustix::fs::fstat(std::io::stdout())
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice);
+    is_device && error.raw_os_error() == Some(libc::EIO)
+}
+
+/// Prints the ledger and gives the exit code.
+fn conclude(args: &Args, report: &Report, failures: &[Failure]) -> u8 {
+    let text = match args.report {
+        Some(Form::Json) => serde_json::to_string(report).unwrap_or_default() + "\n",
+        _ => ledger(report),
+    };
+    let shown = match console::print(text) {
+        // A reader that closed its end is no error, nor is an unread report that was not asked for.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe || is_hangup(&error) => 0,
+        Err(error) if error.kind() == ErrorKind::TimedOut && args.report.is_none() => 0,
+        Err(error) => {
+            print_error!("error: cannot write the report to stdout: {error}");
+            exit::IO
+        }
+        Ok(()) => 0,
+    };
+    for Failure { component, why, .. } in failures {
+        print_error!("error: {component}: {why}");
+    }
+    let has = |kind| failures.iter().any(|failure| failure.kind == kind);
+    if has(FailureKind::Defect) || !report.violations().is_empty() {
+        exit::INTERNAL
+    } else if has(FailureKind::Device) {
+        exit::UNAVAILABLE
+    } else if !failures.is_empty() {
+        exit::IO
+    } else {
+        shown
+    }
+}

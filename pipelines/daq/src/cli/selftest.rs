@@ -1,0 +1,168 @@
+//! `daq selftest`: checks of this machine that say what was expected and what was found.
+
+use super::{exit, show};
+use clap::{Subcommand, ValueEnum};
+use daq_core::gpu::Backend;
+use daq_core::units::Span;
+use daq_diagnostics::selftest::{self, Options};
+use daq_pipelines::console::print_error;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Whether what the CPU and a GPU store for each other arrives, by every way that this machine has. Exits with 1 if
+    /// a check failed, with 69 if there is no GPU.
+    Gpu {
+        /// CUDA's number of the GPU.
+        #[arg(long, default_value_t = 0)]
+        device: u32,
+        /// What maps the GPU's memory; all ways without.
+        #[arg(long = "backend", value_enum, value_delimiter = ',')]
+        backends: Vec<BackendArg>,
+        /// The checks, by name; all without.
+        #[arg(long = "check", value_delimiter = ',', value_parser = parser(&selftest::list()))]
+        checks: Vec<String>,
+        /// How long a kernel that stays may take to stop.
+        #[arg(long, value_name = "TIME", default_value = "100 ms")]
+        limit: Span,
+        /// List the checks.
+        #[arg(long)]
+        list: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Whether network cards do what daq needs of them: memory of this host and of a GPU registered and written, keys
+    /// that are refused, connections made anew, frames from the sink rdma to the source rdma. Each card talks to itself;
+    /// the report says what holds, what was refused with its remedy, and what `daq doctor` finds: attach it where you
+    /// tell of a problem, or of a card that works. Exits with 1 if a check failed, with 69 if there is no card.
+    Rdma {
+        /// The cards, as in `mlx5_0`, `mlx5_0:PORT` or `mlx5_0:PORT@GID`; `software` is one made of software. All cards
+        /// without.
+        #[arg(long, value_delimiter = ',')]
+        nics: Vec<String>,
+        /// CUDA's number of the GPU.
+        #[arg(long, default_value_t = 0)]
+        device: u32,
+        /// The checks, by name; all without.
+        #[arg(long = "check", value_delimiter = ',', value_parser = parser(&selftest::rdma::list()))]
+        checks: Vec<String>,
+        /// List the checks.
+        #[arg(long)]
+        list: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum BackendArg {
+    Gdrapi,
+    DmaBuf,
+    Vulkan,
+    Host,
+}
+
+fn parser(checks: &[(&'static str, &str)]) -> clap::builder::PossibleValuesParser {
+    let names = checks.iter().map(|(name, _)| *name);
+    names.collect::<Vec<_>>().into()
+}
+
+pub(super) fn selftest(args: &Args) -> u8 {
+    match &args.what {
+        What::Gpu {
+            list: true, json, ..
+        } => show(&told(&selftest::list(), *json)),
+        What::Rdma {
+            list: true, json, ..
+        } => show(&told(&selftest::rdma::list(), *json)),
+        What::Gpu {
+            device,
+            backends,
+            checks,
+            limit,
+            json,
+            ..
+        } => gpu(*device, backends, checks, *limit, *json),
+        What::Rdma {
+            nics,
+            device,
+            checks,
+            json,
+            ..
+        } => {
+            let options = selftest::rdma::Options {
+                nics: nics.clone(),
+                device: *device,
+                checks: checks.clone(),
+            };
+            let report = selftest::rdma::rdma(&options);
+            tell(
+                report.map(|report| (told_of(*json, &report.json(), &report), report.has_failed())),
+            )
+        }
+    }
+}
+
+/// A report as JSON, or as text.
+fn told_of(is_json: bool, json: &serde_json::Value, text: &dyn std::fmt::Display) -> String {
+    if is_json {
+        serde_json::to_string_pretty(json).unwrap_or_default() + "\n"
+    } else {
+        text.to_string()
+    }
+}
+
+/// Shows a report, of which a check may have failed.
+fn tell(report: Result<(String, bool), impl std::fmt::Display>) -> u8 {
+    match report {
+        Ok((text, has_failed)) => show(&text).max(u8::from(has_failed)),
+        Err(error) => {
+            print_error!("error: {error}");
+            exit::UNAVAILABLE
+        }
+    }
+}
+
+fn gpu(device: u32, backends: &[BackendArg], checks: &[String], limit: Span, json: bool) -> u8 {
+    let mut backends: Vec<_> = backends
+        .iter()
+        .map(|backend| match backend {
+            BackendArg::Gdrapi => Backend::Gdrapi,
+            BackendArg::DmaBuf => Backend::DmaBuf,
+            BackendArg::Vulkan => Backend::Vulkan,
+            BackendArg::Host => Backend::Host,
+        })
+        .collect();
+    if backends.is_empty() {
+        backends.extend(Backend::ALL);
+    }
+    let options = Options {
+        device,
+        backends,
+        checks: checks.to_vec(),
+        limit: limit.0,
+    };
+    let report = selftest::gpu(&options);
+    tell(report.map(|report| (told_of(json, &report.json(), &report), report.has_failed())))
+}
+
+fn told(checks: &[(&str, &str)], json: bool) -> String {
+    if json {
+        let checks: Vec<_> = checks
+            .iter()
+            .map(|(check, what)| serde_json::json!({ "check": check, "what": what }))
+            .collect();
+        return serde_json::to_string_pretty(&checks).unwrap_or_default() + "\n";
+    }
+    let lines = checks
+        .iter()
+        .map(|(check, what)| format!("{check:<19} {what}\n"));
+    lines.collect()
+}

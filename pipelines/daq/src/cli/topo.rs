@@ -1,0 +1,243 @@
+//! `daq topo`: the PCIe tree, and the path that each source would take.
+
+use super::load::{Loaded, Look, Sources};
+use super::{exit, show};
+use daq_core::claim::Claim;
+use daq_core::gpu::Backend;
+use daq_core::plan::{Config, Plan};
+use daq_core::region::Placement;
+use daq_core::topology::{Asked, PeerAccess, Topology, Way, Wish};
+use daq_core::units::ByteSize;
+use daq_pipelines::console::print_error;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// TOML files, of whose sources the paths are shown; without, those of all devices that could be sources.
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Set one value of the files, as in `--set ring.raw.slots=128`.
+    #[arg(long, value_name = "KEY=VALUE", requires = "files")]
+    set: Vec<String>,
+    /// What is printed.
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+    /// Show every device.
+    #[arg(long)]
+    all: bool,
+    /// Bytes of the ring that a device would write into; files say it by themselves.
+    #[arg(long, value_name = "SIZE", default_value = "64 MiB")]
+    ring: ByteSize,
+    /// Keep what is read of this machine in a new directory, as for a bug report; it holds no serial numbers.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["from", "files"])]
+    record: Option<PathBuf>,
+    /// Show the machine that `--record` kept there.
+    #[arg(long, value_name = "DIR")]
+    from: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    Text,
+    Mermaid,
+}
+
+/// A source whose bytes come over the bus or not.
+struct Row {
+    /// The pair; `None` where no device writes, or no GPU is written.
+    way: Option<Way>,
+    /// What the plan says of it.
+    planned: String,
+}
+
+/// This machine, its GPUs asked for all that decides a path.
+fn here() -> Topology {
+    let mut topology = Topology::detect();
+    let gpus = topology.gpus.into_iter();
+    topology.gpus = gpus.map(|gpu| gpu.tried(&Backend::ALL)).collect();
+    daq_diagnostics::doctor::look_at_windows(&mut topology.gpus);
+    topology
+}
+
+/// The machine kept in `dir`; on errors shows them and gives the exit code.
+pub(super) fn load(dir: &Path) -> Result<Topology, u8> {
+    Topology::load(dir).map_err(|error| {
+        print_error!("error: {error}");
+        exit::IO
+    })
+}
+
+pub(super) fn topo(args: &Args) -> u8 {
+    let topology = match args.from.as_deref().map(load).transpose() {
+        Ok(recorded) => recorded.unwrap_or_else(here),
+        Err(code) => return code,
+    };
+    if let Some(dir) = &args.record {
+        return record(&topology, dir);
+    }
+    if args.files.is_empty() {
+        let ways = candidates(&topology, args.ring);
+        return match args.format {
+            Format::Mermaid => show(&topology.mermaid(&ways, args.all)),
+            Format::Text => {
+                let ways = ways.iter().map(|way| format!("\n{}", way.text()));
+                show(&(topology.tree(args.all) + &ways.collect::<String>()))
+            }
+        };
+    }
+    let sources = Sources::of(&args.files, &args.set);
+    let loaded = match Loaded::read(&sources, Look::On(&topology)) {
+        Ok(loaded) => loaded,
+        Err(code) => return code,
+    };
+    let rows = rows(&loaded.config, &loaded.plan, &topology);
+    match args.format {
+        Format::Mermaid => {
+            let ways: Vec<_> = rows.into_iter().filter_map(|row| row.way).collect();
+            show(&topology.mermaid(&ways, args.all))
+        }
+        Format::Text => {
+            let rows = rows.iter().map(|row| {
+                let way = row.way.as_ref().map_or_else(String::new, Way::text);
+                format!("\n{way}{}", row.planned)
+            });
+            show(&(topology.tree(args.all) + &rows.collect::<String>()))
+        }
+    }
+}
+
+fn record(topology: &Topology, dir: &Path) -> u8 {
+    if let Err(error) = topology.record(Path::new("/sys"), dir) {
+        print_error!("error: {error}");
+        return exit::IO;
+    }
+    let mut bridges = topology.pci.devices.iter().filter(|d| d.is_bridge());
+    let hint = if bridges.any(|bridge| bridge.acs.redirects().is_none()) {
+        "It lacks what only root may read (ACS): sudo daq topo --record …\n"
+    } else {
+        ""
+    };
+    let dir = dir.display();
+    show(&format!(
+        "{dir} holds what was read of this machine, without serial numbers: tar czf machine.tar.gz {dir}\n{hint}"
+    ))
+}
+
+/// The paths of all devices that could be sources; also those of network cards that read, where they differ.
+fn candidates(topology: &Topology, ring: ByteSize) -> Vec<Way> {
+    let pairs = topology.pci.pairs(&topology.gpus);
+    pairs
+        .flat_map(|(device, gpu)| {
+            let judge = |direction| {
+                let ring = (gpu.ordinal, ring.0);
+                let wish = (Wish::Auto, direction);
+                way(topology, String::new(), &device.address, ring, wish)
+            };
+            let write = judge(PeerAccess::Write);
+            let read = device
+                .is_network()
+                .then(|| judge(PeerAccess::Read))
+                .filter(|read| read.verdict.direct != write.verdict.direct);
+            std::iter::once(write).chain(read)
+        })
+        .collect()
+}
+
+/// The path of `name` between a device and a ring on a GPU: its ordinal, the ring's bytes.
+fn way(
+    topology: &Topology,
+    name: String,
+    device: &str,
+    ring: (u32, u64),
+    (wish, direction): (Wish, PeerAccess),
+) -> Way {
+    let (gpu, bytes) = ring;
+    Way {
+        name,
+        device: device.to_owned(),
+        gpu,
+        direction,
+        verdict: topology.verdict(&Asked {
+            device,
+            gpu,
+            bytes,
+            wish,
+            direction,
+        }),
+    }
+}
+
+/// The sources of a configuration.
+fn rows(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
+    let sources = config.sources.iter();
+    sources
+        .filter_map(|source| {
+            let name = source.name();
+            let mut planned = plan.sources.iter();
+            let planned = planned.find(|planned| planned.name == name)?;
+            let needs = source.spec.engine();
+            let wish = needs.as_ref().map_or(Wish::Auto, |needs| needs.wish);
+            let claims = source.spec.claims().into_iter();
+            let mut claimed = claims.filter_map(|claim| match claim {
+                Claim::Device(device) => Some(device),
+                _ => None,
+            });
+            let device = match needs {
+                Some(needs) => needs.device,
+                None => claimed.next(),
+            };
+            let ring = plan.ring(&source.keys.ring)?;
+            let way = match (device, ring.placement) {
+                (Some(device), Placement::Cuda(gpu)) => {
+                    let ring = (gpu, ring.region_bytes as u64);
+                    let name = format!("source {name}");
+                    let wish = (wish, PeerAccess::Write);
+                    Some(way(topology, name, &device, ring, wish))
+                }
+                _ => None,
+            };
+            // The plan knows more than the machine: who reads the frames, what the device can be given.
+            let is_told = way
+                .as_ref()
+                .is_some_and(|way| way.verdict.path() == planned.path);
+            let planned = if is_told {
+                String::new()
+            } else {
+                format!(
+                    "source {name}  {}: {}\n",
+                    planned.path.name(),
+                    planned.reason
+                )
+            };
+            Some(Row { way, planned })
+        })
+        .chain(readers(config, plan, topology))
+        .collect()
+}
+
+/// The sinks whose network card could read a ring on a GPU.
+fn readers(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
+    let sinks = config.sinks.iter();
+    sinks
+        .filter_map(|sink| {
+            let declared = sink.spec.nic()?;
+            let name = sink.name();
+            let planned = plan.sinks.iter().find(|planned| planned.name == name)?;
+            let ring = plan.ring(&sink.keys.input)?;
+            let Placement::Cuda(gpu) = ring.placement else {
+                return None;
+            };
+            let device = planned.nic.clone().unwrap_or(declared);
+            let ring = (gpu, ring.region_bytes as u64);
+            let wish = (Wish::Auto, PeerAccess::Read);
+            let way = way(topology, format!("sink {name}"), &device, ring, wish);
+            Some(Row {
+                way: Some(way),
+                planned: String::new(),
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! The rows of configurations on the recorded machine of the core's tests: a card and a GPU below one host bridge.
+
+use super::*;
+use daq_core::config::{Diagnostics, Document, Problem, Section};
+use daq_core::entry::{EngineNeeds, Entry, Registry, SourceContext, SourceEntry, SourceSpec};
+use daq_core::gpu::Writer;
+use daq_core::layout::{Layout, Samples};
+use daq_core::plan::{Surroundings, resolve};
+use daq_core::reorder::Geometry;
+use daq_core::source::{Producers, SourceError};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+/// A source of a device, with an engine or without.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Declared {
+    device: Option<String>,
+    #[serde(default)]
+    engine: bool,
+    #[serde(default)]
+    path: Wish,
+}
+
+impl SourceSpec for Declared {
+    fn claims(&self) -> Vec<Claim> {
+        self.device.iter().cloned().map(Claim::Device).collect()
+    }
+
+    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+        Ok(Geometry::new(1, slot_bytes))
+    }
+
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        Samples::default()
+            .layout(geometry.frame_bytes)
+            .map_err(|_| Problem::section("odd bytes"))
+    }
+
+    fn holdable(&self) -> bool {
+        true
+    }
+
+    fn engine(&self) -> Option<EngineNeeds> {
+        self.engine.then(|| EngineNeeds {
+            device: self.device.clone(),
+            writer: Writer::Fpga,
+            wish: self.path,
+            host_only: None,
+            looked_at: false,
+            rings: false,
+            faults: &[],
+            alignment: 1,
+            max_slot: usize::MAX,
+            max_slots: usize::MAX,
+        })
+    }
+
+    fn build(&self, _: &SourceContext) -> Result<Producers, SourceError> {
+        Err(SourceError::new("device", "is never built"))
+    }
+}
+
+const DEVICE: SourceEntry = Entry {
+    name: "device",
+    summary: "",
+    example: "",
+    schema: || schemars::schema_for!(Declared),
+    parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
+        Some(Box::new(section.finish::<Declared>(&[], diagnostics)?))
+    },
+};
+
+const TEST: Registry = Registry {
+    sources: &[DEVICE],
+    ..daq_pipelines::REGISTRY
+};
+
+fn recorded() -> Topology {
+    let path = "../../daq-core/src/topology/tests/recorded";
+    Topology::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+}
+
+/// The rows where the source has these keys and its ring lies there.
+fn rows_of(keys: &str, memory: &str) -> Vec<Row> {
+    let text = format!(
+        "[source.adc]\ndriver = \"device\"\nring = \"raw\"\n{keys}\n\
+         [ring.raw]\nmemory = \"{memory}\"\nslot = \"1 MiB\"\nslots = 8\n\
+         [sink.drop]\ndriver = \"null\"\ninput = \"raw\"\n"
+    );
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("daq.toml", &text, &mut diagnostics);
+    let config = Config::read(&document, &TEST, "test", &mut diagnostics);
+    let topology = recorded();
+    let around = Surroundings::default();
+    let plan = resolve(&config, &topology, &around, &mut diagnostics);
+    assert!(
+        !diagnostics.has_errors(),
+        "{}",
+        diagnostics.render(document.sources(), false)
+    );
+    rows(&config, &plan.unwrap(), &topology)
+}
+
+#[test]
+fn an_engines_device_is_compared_with_the_gpu_of_its_ring() {
+    let keys = "device = \"0000:17:00.0\"\nengine = true";
+    let row = rows_of(keys, "cuda:0").remove(0);
+    let way = row.way.unwrap();
+    assert_eq!(
+        (way.name.as_str(), way.device.as_str(), way.gpu),
+        ("source adc", "0000:17:00.0", 0)
+    );
+    assert!(way.verdict.direct, "{way:?}");
+    let wish = format!("{keys}\npath = \"staged\"");
+    let row = rows_of(&wish, "cuda:0").remove(0);
+    let way = row.way.unwrap();
+    assert!(!way.verdict.direct && way.verdict.reason == "asked for");
+}
+
+#[test]
+fn a_device_that_is_claimed_is_compared_too() {
+    let row = rows_of("device = \"0000:17:00.0\"", "cuda:0").remove(0);
+    assert!(row.way.is_some());
+    // Its driver has no engine, so the plan takes another path than the machine would let it.
+    assert!(row.planned.starts_with("source adc  "), "{}", row.planned);
+}
+
+#[test]
+fn without_a_device_or_a_gpu_the_plan_alone_is_told() {
+    let keys = "device = \"0000:17:00.0\"\nengine = true";
+    for (keys, memory) in [("", "cuda:0"), ("engine = true", "cuda:0"), (keys, "host")] {
+        let row = rows_of(keys, memory).remove(0);
+        assert!(row.way.is_none(), "{keys} {memory}");
+        assert!(row.planned.starts_with("source adc  "), "{}", row.planned);
+    }
+}
+
+#[test]
+fn all_candidates_are_compared_where_no_file_is_named() {
+    let ways = candidates(&recorded(), ByteSize(64 << 20));
+    let texts: Vec<_> = ways.iter().map(Way::text).collect();
+    assert_eq!(texts.len(), 1);
+    assert!(
+        texts[0].starts_with("0000:17:00.0 → cuda:0  direct writes: "),
+        "{texts:?}"
+    );
+    let ways = candidates(&recorded(), ByteSize(1 << 40));
+    assert!(ways[0].verdict.forbidden, "{ways:?}");
+}

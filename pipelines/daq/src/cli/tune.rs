@@ -1,0 +1,169 @@
+//! `daq tune`: measures how this machine's GPUs copy, and keeps that for later runs.
+
+use super::{exit, show, state};
+use daq_core::gpu::driver::{Device, probe};
+use daq_core::staging::{Basis, Profile, Profiles, Rates, measure};
+use daq_core::topology::{Gpu, Topology, pci};
+use daq_core::units::ByteSize;
+use daq_diagnostics::bench::Measured;
+use daq_pipelines::console::print_error;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Where it is kept; without it, the state directory.
+    #[arg(long, value_name = "DIRECTORY")]
+    state_dir: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where the driver's kernel module describes itself; the first line has its version and is another one after every
+/// update.
+const MODULE: &str = "/proc/driver/nvidia/version";
+
+/// Why nothing can be kept.
+const NOWHERE: &str = "there is no place to keep it: set HOME or XDG_STATE_HOME";
+
+/// What tells whether a profile of `gpu` still holds.
+fn fingerprint(topology: &Topology, gpu: &Gpu) -> String {
+    let pci = gpu
+        .pci
+        .as_deref()
+        .map(|address| pci::facts(Path::new("/sys"), address));
+    let module = std::fs::read_to_string(MODULE).ok();
+    let basis = Basis {
+        topology,
+        gpu,
+        bridges: pci.as_ref().map_or(&[], |facts| &facts.bridges),
+        cuda: probe().map_or(0, |found| found.version),
+        module: module.as_deref().and_then(|text| text.lines().next()),
+    };
+    basis.fingerprint()
+}
+
+/// What was measured before of GPUs of `topology`, and still holds.
+pub(super) fn known(topology: &Topology, directory: Option<&Path>) -> BTreeMap<u32, Profile> {
+    let Some(directory) = directory.filter(|_| !topology.gpus.is_empty()) else {
+        return BTreeMap::new();
+    };
+    let profiles = Profiles::load(directory);
+    let gpus = topology.gpus.iter();
+    gpus.filter_map(|gpu| {
+        let profile = profiles.get(&fingerprint(topology, gpu))?;
+        Some((gpu.ordinal, profile.clone()))
+    })
+    .collect()
+}
+
+/// Keeps what was measured of a card beside what is known of its GPU, which is measured where nothing is; or says why not.
+pub(super) fn keep(measured: Measured, directory: Option<&Path>) -> Result<PathBuf, String> {
+    let directory = directory.ok_or(NOWHERE)?;
+    let topology = Topology::detect();
+    let ordinal = measured.device;
+    let mut gpus = topology.gpus.iter();
+    let gpu = gpus.find(|gpu| gpu.ordinal == ordinal);
+    let gpu = gpu.ok_or_else(|| format!("cuda:{ordinal} is not there any more"))?;
+    let fingerprint = fingerprint(&topology, gpu);
+    let mut profiles = Profiles::load(directory);
+    let mut profile = match profiles.get(&fingerprint) {
+        Some(known) => known.clone(),
+        None => Device::open(ordinal)
+            .map_err(|error| error.to_string())
+            .and_then(|device| measure(device).map_err(|error| error.to_string()))?,
+    };
+    profile.cards.insert(measured.card, measured.sending);
+    profiles.set(fingerprint, profile);
+    let kept = profiles.save(directory);
+    kept.map_err(|error| format!("{}: {error}", directory.display()))
+}
+
+pub(super) fn tune(args: &Args) -> u8 {
+    let topology = Topology::detect();
+    if topology.gpus.is_empty() {
+        print_error!("error: there is nothing to measure: {}", topology.no_gpu);
+        return exit::UNAVAILABLE;
+    }
+    let directory = state::resolve_directory(args.state_dir.as_deref());
+    let mut profiles = directory.as_deref().map(Profiles::load).unwrap_or_default();
+    let mut told = serde_json::Map::new();
+    for gpu in &topology.gpus {
+        let name = format!("cuda:{}", gpu.ordinal);
+        let device = match Device::open(gpu.ordinal) {
+            Ok(device) => device,
+            Err(error) => {
+                print_error!("error: {error}");
+                return exit::UNAVAILABLE;
+            }
+        };
+        let start = Instant::now();
+        let profile = match measure(device) {
+            Ok(profile) => profile,
+            Err(error) => {
+                print_error!("error: {name}: {error}");
+                return exit::UNAVAILABLE;
+            }
+        };
+        let seconds = start.elapsed().as_secs_f64();
+        if args.json {
+            let profile =
+                serde_json::json!({ "name": gpu.name, "seconds": seconds, "profile": profile });
+            told.insert(name, profile);
+        } else {
+            let text = describe(&profile);
+            show(&format!(
+                "{name}  {}, measured in {seconds:.2} s\n{text}",
+                gpu.name
+            ));
+        }
+        profiles.set(fingerprint(&topology, gpu), profile);
+    }
+    if args.json {
+        show(&(serde_json::to_string_pretty(&told).unwrap_or_default() + "\n"));
+    }
+    let Some(directory) = directory else {
+        print_error!("error: {NOWHERE}, or give --state-dir");
+        return exit::IO;
+    };
+    match profiles.save(&directory) {
+        Ok(file) if !args.json => show(&format!("kept in {}\n", file.display())),
+        Ok(_) => 0,
+        Err(error) => {
+            print_error!("error: {}: {error}", directory.display());
+            exit::IO
+        }
+    }
+}
+
+fn describe(profile: &Profile) -> String {
+    let way = |name: &str, rates: &Rates| {
+        let tuning = rates.tuning();
+        let latency = rates.latency_ns as f64 / 1e3;
+        let rate = rates.bytes_per_second / 1e9;
+        let chunk = ByteSize(tuning.chunk as u64);
+        let mut text = format!(
+            "  {name:<4} {rate:6.2} GB/s, a small copy takes {latency:.1} us; chunk {chunk}, {} in flight\n",
+            tuning.depth
+        );
+        for (bytes, rate) in &rates.by_size {
+            let size = ByteSize(*bytes as u64).to_string();
+            text += &format!("       {size:>8}  {:6.2} GB/s\n", rate / 1e9);
+        }
+        text
+    };
+    let cut_over = match profile.cut_over {
+        Some(0) => "  the CPU never stores to it faster than the GPU copies\n".to_owned(),
+        Some(bytes) => format!(
+            "  the CPU stores to it faster than the GPU copies up to {}\n",
+            ByteSize(bytes as u64)
+        ),
+        None => format!(
+            "  the CPU could not store to it; where it can, it does up to the usual {}\n",
+            ByteSize(profile.cut_over() as u64)
+        ),
+    };
+    way("in", &profile.inward) + &way("out", &profile.outward) + &cut_over
+}

@@ -1,0 +1,195 @@
+//! Kernels that stay on a GPU and answer a doorbell: the host's side of `echo.cu`.
+
+use super::BenchError;
+use crate::sys::device_code;
+use daq_core::gpu::Event;
+use daq_core::gpu::bar_mapping::Mapped;
+use daq_core::gpu::doorbell::{Credits, Doorbell};
+use daq_core::gpu::driver::{Argument, CudaError, Device, Grid, Mark, Memory, Module, Stream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The device code, as PTX for compute capability 7.0.
+const CODE: &[u8] = include_bytes!("../../../generated/echo.ptx");
+
+/// How long an answer may take, and a kernel to end.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a kernel waits for its bell, in nanoseconds, until it ends by itself; less than the host's patience.
+const SILENCE: u64 = 3_000_000_000;
+/// The bell's bit that stops a kernel.
+const STOP: u64 = 1 << 63;
+/// Looks at the reply between two looks at the clock.
+const LOOKS: u32 = 1 << 12;
+
+/// The kernels.
+#[derive(Debug)]
+pub(crate) struct Echo {
+    device: &'static Device,
+    module: Arc<Module>,
+}
+
+impl Echo {
+    pub(crate) fn new(device: &'static Device) -> Result<Self, CudaError> {
+        let module = device_code::answering(device, "echo", CODE)?;
+        Ok(Self { device, module })
+    }
+
+    /// The module.
+    pub(crate) const fn module(&self) -> &Arc<Module> {
+        &self.module
+    }
+
+    /// Starts the kernel called `entry`, one block of `threads` threads, whose bell is the first word of `bell`.
+    /// `arguments` follow bell, reply and limit; they lead to `bell` and to `output`, which are kept.
+    pub(crate) fn start(
+        &self,
+        entry: &str,
+        threads: u32,
+        bell: &Arc<Mapped>,
+        arguments: &[Argument],
+        output: Option<Arc<Memory>>,
+    ) -> Result<Resident, BenchError> {
+        let function = self.module.function(entry)?;
+        bell.copy_to(0, &[0; 8])?;
+        let credits = Credits::new(self.device, 1, 1)?;
+        let stream = Stream::new(self.device, 1)?;
+        let memory = bell.clone();
+        let bell = Doorbell::new(memory.clone(), 0)?;
+        let mut all = vec![
+            Argument::U64(bell.address()),
+            Argument::U64(credits.address()),
+            Argument::U64(SILENCE),
+        ];
+        all.extend_from_slice(arguments);
+        function.launch(&stream, &Grid::line(1, threads), &all)?;
+        let mark = stream.mark()?;
+        Ok(Resident {
+            device: self.device,
+            memory,
+            bell,
+            credits,
+            mark,
+            rung: 0,
+            is_over: false,
+            _stream: stream,
+            _output: output,
+        })
+    }
+}
+
+/// A kernel on the GPU. It is stopped when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Resident {
+    device: &'static Device,
+    memory: Arc<Mapped>,
+    bell: Doorbell,
+    credits: Arc<Credits>,
+    mark: Arc<Mark>,
+    rung: u64,
+    is_over: bool,
+    _stream: Stream,
+    /// What the kernel writes.
+    _output: Option<Arc<Memory>>,
+}
+
+impl Resident {
+    /// Rings once more; the answer to wait for.
+    #[inline]
+    pub(crate) fn ring(&mut self) -> Result<u64, BenchError> {
+        self.rung += 1;
+        self.bell.ring(self.rung)?;
+        Ok(self.rung)
+    }
+
+    /// Stores a frame for each of `offsets` in the memory of the bell, then rings for all of them; the answer to wait
+    /// for.
+    #[inline]
+    pub(crate) fn post(
+        &mut self,
+        offsets: impl Iterator<Item = usize>,
+        frame: &[u8],
+    ) -> Result<u64, BenchError> {
+        let mut stores = self.memory.stores()?;
+        for offset in offsets {
+            stores.copy(offset, frame)?;
+            self.rung += 1;
+        }
+        stores.fence();
+        stores.word(0, self.rung)?;
+        Ok(self.rung)
+    }
+
+    /// Polls until the kernel has answered `at`.
+    #[inline]
+    pub(crate) fn wait(&self, at: u64) -> Result<(), BenchError> {
+        // Without a pause between the looks, which would be added to what is measured.
+        for _ in 0..LOOKS {
+            if self.credits.has(at) {
+                return Ok(());
+            }
+        }
+        self.wait_long(at)
+    }
+
+    #[cold]
+    fn wait_long(&self, at: u64) -> Result<(), BenchError> {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            for _ in 0..LOOKS {
+                if self.credits.has(at) {
+                    return Ok(());
+                }
+            }
+            if self.mark.is_done() {
+                if let Some(error) = self.mark.failure() {
+                    return Err(error.into());
+                }
+                break;
+            }
+        }
+        Err(BenchError::Silent {
+            rung: at,
+            seen: self.credits.values().first().copied().unwrap_or(0),
+            seconds: PATIENCE.as_secs(),
+        })
+    }
+
+    /// Stops the kernel; how long that took.
+    pub(crate) fn stop(mut self) -> Result<Duration, BenchError> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<Duration, BenchError> {
+        if std::mem::replace(&mut self.is_over, true) {
+            return Ok(Duration::ZERO);
+        }
+        let start = Instant::now();
+        // A mapping that cannot be stored to leaves the kernel to its limit.
+        let rung = self.bell.ring(STOP);
+        while !self.mark.is_done() {
+            if start.elapsed() > PATIENCE {
+                self.device.give_up();
+                self.credits.keep_memory();
+                return Err(BenchError::Thread(format!(
+                    "a kernel on cuda:{} did not stop in {} s; the GPU is given up",
+                    self.device.ordinal(),
+                    PATIENCE.as_secs()
+                )));
+            }
+        }
+        let took = start.elapsed();
+        rung?;
+        match self.mark.failure() {
+            Some(error) => Err(error.into()),
+            None => Ok(took),
+        }
+    }
+}
+
+impl Drop for Resident {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            tracing::debug!("stopping a kernel: {error}");
+        }
+    }
+}

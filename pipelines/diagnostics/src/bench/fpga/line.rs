@@ -1,0 +1,232 @@
+//! Whole pipelines from a card, as `daq run` makes them.
+
+use super::card::{Marks, Watched};
+use crate::bench::BenchError;
+use crate::bench::cpu;
+use crate::bench::scratch::Scratch;
+use daq_core::config::{Diagnostics, Document};
+use daq_core::entry::SourceSpec;
+use daq_core::ledger::{Board, Proof, SourceReport};
+use daq_core::plan::{Component, Config, Surroundings, resolve};
+use daq_core::staging::Profile;
+use daq_core::topology::Topology;
+use daq_drivers::fpga::FpgaConfig;
+use daq_pipelines::REGISTRY;
+use daq_pipelines::runtime::{Options, Pipeline};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long a pipeline may move nothing.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// The source's name; its thread is not called what a card's is.
+const SOURCE: &str = "adc";
+/// The thread of a card in this process.
+const CARD: &str = "daq-card";
+
+/// What every pipeline is made with.
+pub(super) struct Bench {
+    pub(super) scratch: Scratch,
+    pub(super) topology: Topology,
+    /// How the GPU copies, measured once.
+    pub(super) profiles: BTreeMap<u32, Profile>,
+}
+
+/// A running pipeline.
+pub(super) struct Line(Pipeline);
+
+/// CPU time until a moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spent {
+    at: Instant,
+    process: Duration,
+    /// The card's, and whether it is a part of the process's.
+    card: Option<Duration>,
+    is_within: bool,
+}
+
+impl Spent {
+    /// Now; the card is this process's thread, or the process with a number.
+    pub(super) fn now(card: Option<&str>) -> Self {
+        Self {
+            at: Instant::now(),
+            process: cpu::of_process(),
+            card: match card {
+                None => cpu::of_threads("self", Some(CARD)),
+                Some(process) => cpu::of_threads(process, None),
+            },
+            is_within: card.is_none(),
+        }
+    }
+
+    /// Cores that were busy since `before`: of daq without the card, and of the card. Not a number where the system does
+    /// not tell.
+    pub(super) fn since(&self, before: &Self) -> [f64; 2] {
+        let took = self.seconds(before);
+        let both = self.card.zip(before.card);
+        let card = both.map_or(f64::NAN, |(after, before)| {
+            after.saturating_sub(before).as_secs_f64()
+        });
+        let process = self.process.saturating_sub(before.process).as_secs_f64();
+        let daq = if self.is_within {
+            process - card
+        } else {
+            process
+        };
+        [daq.max(0.0) / took, card / took].map(|cores| if card.is_nan() { f64::NAN } else { cores })
+    }
+
+    /// Cores of this process that were busy since `before`.
+    pub(super) fn alone(&self, before: &Self) -> f64 {
+        self.process.saturating_sub(before.process).as_secs_f64() / self.seconds(before)
+    }
+
+    /// Seconds since `before`.
+    pub(super) fn seconds(&self, before: &Self) -> f64 {
+        (self.at - before.at).as_secs_f64()
+    }
+}
+
+fn failed(why: impl Into<String>) -> BenchError {
+    BenchError::Thread(why.into())
+}
+
+impl Bench {
+    /// Starts the pipeline that `text` declares. With `marks` its card, in this process, takes the time of each transfer.
+    pub(super) fn start(&self, text: &str, marks: Option<Marks>) -> Result<Line, BenchError> {
+        let mut diagnostics = Diagnostics::new();
+        let document = Document::from_text("bench", text, &mut diagnostics);
+        let mut config = Config::read(&document, &REGISTRY, "bench", &mut diagnostics);
+        let directory = self.scratch.path().to_owned();
+        let around = Surroundings {
+            directory: directory.clone(),
+            ..Surroundings::default()
+        };
+        let plan = resolve(&config, &self.topology, &around, &mut diagnostics);
+        let Some(plan) = plan.filter(|_| !diagnostics.has_errors()) else {
+            return Err(failed(diagnostics.render(document.sources(), false)));
+        };
+        if let Some(marks) = marks {
+            let mut sections = document.sections("source").into_iter();
+            let of_card = sections.next().and_then(|mut section| {
+                section.set_aside(&["driver", "ring", "wait"]);
+                section.finish::<FpgaConfig>(&[], &mut diagnostics)
+            });
+            let of_card = of_card.ok_or_else(|| failed("the card's keys cannot be read"))?;
+            let sources = std::mem::take(&mut config.sources).into_iter();
+            config.sources = sources
+                .map(|source| {
+                    let spec: Box<dyn SourceSpec> = Box::new(Watched {
+                        planned: source.spec,
+                        config: of_card.clone(),
+                        marks: marks.clone(),
+                    });
+                    Component { spec, ..source }
+                })
+                .collect();
+        }
+        let options = Options {
+            directory,
+            board: Board::in_memory(),
+            drain: PATIENCE,
+            profiles: self.profiles.clone(),
+        };
+        let started = Pipeline::start(&config, &plan, &options);
+        started.map(Line).map_err(|error| failed(error.to_string()))
+    }
+}
+
+impl Line {
+    /// Frames in `ring` so far.
+    pub(super) fn published(&self, ring: &str) -> u64 {
+        self.0.published(ring).unwrap_or(0)
+    }
+
+    /// Whether it runs no more.
+    pub(super) fn is_over(&self) -> bool {
+        self.0.health()().stopping || self.0.is_finished()
+    }
+
+    /// Waits until `ring` has had `frames` frames.
+    pub(super) fn await_frames(&self, ring: &str, frames: u64) -> Result<(), BenchError> {
+        let (mut last, mut since) = (0, Instant::now());
+        while last < frames {
+            let now = self.published(ring);
+            if now > last {
+                (last, since) = (now, Instant::now());
+            } else if self.is_over() || since.elapsed() > PATIENCE {
+                return Err(self.silent(ring));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// That a frame did not come.
+    pub(super) fn silent(&self, ring: &str) -> BenchError {
+        failed(format!(
+            "ring `{ring}` has had {} frames, and the next did not come",
+            self.published(ring)
+        ))
+    }
+
+    /// Stops it: what the source counted. An error where it failed, or where its path was not what it was to be.
+    pub(super) fn end<T>(
+        self,
+        measured: Result<T, BenchError>,
+    ) -> Result<(T, SourceReport), BenchError> {
+        self.0.stop();
+        let (report, failures) = self.0.finish();
+        if let Some(failure) = failures.first() {
+            return Err(failed(format!("{}: {}", failure.component, failure.why)));
+        }
+        let measured = measured?;
+        let source = report.sources.get(SOURCE).cloned().unwrap_or_default();
+        let engine = source.engine.clone().unwrap_or_default();
+        if engine.proof != Proof::Proven || engine.fallbacks > 0 || engine.restarts > 0 {
+            return Err(failed(format!(
+                "its path is {}, given up {} times; the engine was started anew {} times",
+                engine.proof.name(),
+                engine.fallbacks,
+                engine.restarts
+            )));
+        }
+        Ok((measured, source))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rates::Way;
+    use super::super::tests::bench;
+    use super::super::trips::Trip;
+    use super::*;
+
+    #[test]
+    fn what_is_measured_are_configurations_without_errors() {
+        let bench = bench();
+        let frame = 64 << 10;
+        let ways = Way::HOST.iter().chain(&Way::GPU);
+        let ways = ways.map(|way| way.text(&bench, frame, 0, 1e9));
+        for text in ways.chain(Trip::ALL.iter().map(|trip| trip.text(frame, 0))) {
+            let mut diagnostics = Diagnostics::new();
+            let document = Document::from_text("bench", &text, &mut diagnostics);
+            Config::read(&document, &REGISTRY, "bench", &mut diagnostics);
+            let told = diagnostics.render(document.sources(), false);
+            assert!(told.is_empty(), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_timed_card_tells_of_every_transfer() {
+        let text = Way::Host.text(&bench(), 64 << 10, 0, 0.0);
+        let text = text.replace("path ", "card = { packets = 160 }\npath ");
+        let marks = Marks::new(0);
+        let line = bench().start(&text, Some(marks.clone())).unwrap();
+        let done = line.await_frames("raw", 10);
+        let ((), source) = line.end(done).unwrap();
+        assert_eq!((source.delivered, source.lost_total()), (10, 0));
+        let times = marks.take();
+        assert_eq!(times.len(), 10);
+        assert!(times.is_sorted());
+    }
+}

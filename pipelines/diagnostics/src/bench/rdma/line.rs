@@ -1,0 +1,104 @@
+//! Whole pipelines, as `daq run` makes them.
+
+use crate::bench::BenchError;
+use daq_core::config::{Diagnostics, Document};
+use daq_core::ledger::{Board, Report};
+use daq_core::plan::{Config, Surroundings, resolve};
+use daq_core::staging::Profile;
+use daq_core::topology::Topology;
+use daq_pipelines::REGISTRY;
+use daq_pipelines::runtime::{Options, Pipeline};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, TcpListener};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long nothing may move.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running pipeline.
+pub(crate) struct Line(Pipeline);
+
+fn failed(why: impl Into<String>) -> BenchError {
+    BenchError::Thread(why.into())
+}
+
+/// A port of `host` that nobody listens at now.
+pub(crate) fn free_port(host: IpAddr) -> Result<u16, BenchError> {
+    let bound = TcpListener::bind((host, 0)).and_then(|listener| listener.local_addr());
+    bound
+        .map(|address| address.port())
+        .map_err(|error| failed(format!("no free TCP port at {host}: {error}")))
+}
+
+impl Line {
+    /// Starts the pipeline that `text` declares; its files go below `directory`.
+    pub(crate) fn start(
+        text: &str,
+        directory: &Path,
+        topology: &Topology,
+        profiles: &BTreeMap<u32, Profile>,
+    ) -> Result<Self, BenchError> {
+        let mut diagnostics = Diagnostics::new();
+        let document = Document::from_text("rdma", text, &mut diagnostics);
+        let config = Config::read(&document, &REGISTRY, "rdma", &mut diagnostics);
+        let around = Surroundings {
+            directory: directory.to_owned(),
+            ..Surroundings::default()
+        };
+        let plan = resolve(&config, topology, &around, &mut diagnostics);
+        let Some(plan) = plan.filter(|_| !diagnostics.has_errors()) else {
+            return Err(failed(diagnostics.render(document.sources(), false)));
+        };
+        let options = Options {
+            directory: directory.to_owned(),
+            board: Board::in_memory(),
+            drain: PATIENCE,
+            profiles: profiles.clone(),
+        };
+        let started = Pipeline::start(&config, &plan, &options);
+        started.map(Self).map_err(|error| failed(error.to_string()))
+    }
+
+    /// Frames in `ring` so far.
+    pub(crate) fn published(&self, ring: &str) -> u64 {
+        self.0.published(ring).unwrap_or(0)
+    }
+
+    /// What was counted so far.
+    pub(crate) fn report(&self) -> Report {
+        self.0.report()
+    }
+
+    /// Whether it runs no more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.health()().stopping || self.0.is_finished()
+    }
+
+    /// Waits until `ring` has had `frames` frames.
+    pub(crate) fn await_frames(&self, ring: &str, frames: u64) -> Result<(), BenchError> {
+        let (mut last, mut since) = (self.published(ring), Instant::now());
+        while last < frames {
+            let now = self.published(ring);
+            if now > last {
+                (last, since) = (now, Instant::now());
+            } else if self.is_over() || since.elapsed() > PATIENCE {
+                return Err(failed(format!(
+                    "ring `{ring}` has had {now} frames of {frames}, and the next did not come"
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Stops it: what was counted. An error where a part of it failed.
+    pub(crate) fn end(self) -> Result<Report, BenchError> {
+        self.0.stop();
+        let (report, failures) = self.0.finish();
+        match failures.first() {
+            Some(failure) => Err(failed(format!("{}: {}", failure.component, failure.why))),
+            None => Ok(report),
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The rings and the kernel that the engine runs.
+
+use super::rate::BURST;
+use super::trips::Running;
+use crate::bench::BenchError;
+use crate::bench::cores::Cores;
+use crate::bench::scratch::Scratch;
+use crate::sys::upload::Upload;
+use daq_core::frame::FrameMeta;
+use daq_core::gpu::Dispatch;
+use daq_core::gpu::driver::Device;
+use daq_core::gpu::{Backend, Writer};
+use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side, Stream};
+use daq_core::layout::{Axis, Layout, Order, Scalar};
+use daq_core::ledger::{CopyLedger, KernelLedger, ReaderLedger, RingLedger};
+use daq_core::notify::{Bell, Wait};
+use daq_core::region::{HostOptions, Region};
+use daq_core::ring::{Producer, Reader, Ring, RingOptions};
+use daq_core::staging::Carrier;
+use daq_pipelines::kernels::file::{FileKernel, FrameKeys};
+use daq_pipelines::runtime::Failure;
+use daq_pipelines::runtime::control::Control;
+use daq_pipelines::runtime::kernel::{Parts, Runner};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Frames that are not counted, at the start of each way.
+pub(super) const WARM: usize = 500;
+/// Bytes from one result to the next.
+const LINE: usize = 64;
+/// Slots of the rings.
+pub(super) const SLOTS: usize = 4096;
+/// Bytes of a frame that a thread reads: one load.
+const THREAD: usize = 16;
+/// How long a result may take.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A kernel's ends: rings as the plan would make them for a kernel that is fed by a socket.
+pub(super) struct Line {
+    pub(super) producer: Producer,
+    pub(super) results: Reader,
+    pub(super) output: Output,
+    pub(super) runner: Runner,
+    pub(super) control: Arc<Control>,
+}
+
+/// Threads of a block for frames of `frame` bytes.
+pub(super) fn threads(frame: usize) -> u32 {
+    let threads = (frame / THREAD).next_multiple_of(32).clamp(32, 256);
+    u32::try_from(threads).unwrap_or(256)
+}
+
+/// The results in the output ring.
+pub(super) struct Output {
+    region: Arc<Region>,
+    /// Whether they are those of our own code.
+    is_checked: bool,
+}
+
+impl Output {
+    /// Compares the results that are left of the first `made` frames, once the kernel has ended.
+    pub(super) fn check(&self, made: u64) -> Result<(), BenchError> {
+        let Some(memory) = self.region.memory().filter(|_| self.is_checked) else {
+            return Ok(());
+        };
+        let mut results = vec![0; SLOTS * LINE];
+        memory.read(0, &mut results)?;
+        compare(&results, made)
+    }
+}
+
+/// The word that each slot of `results` begins with, beside what the words of its last frame add up to.
+fn compare(results: &[u8], made: u64) -> Result<(), BenchError> {
+    let slots = results.len() / LINE;
+    for frame in made.saturating_sub(slots as u64)..made {
+        let at = usize::try_from(frame).unwrap_or(0) % slots * LINE;
+        let Some(found) = results[at..].first_chunk().copied().map(u32::from_le_bytes) else {
+            continue;
+        };
+        let sum = total(frame);
+        if found != sum {
+            return Err(BenchError::Thread(format!(
+                "the kernel made {found} of frame {frame}, whose words add up to {sum}; `daq selftest gpu` looks closer"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What the words of frame `frame` add up to: its first word.
+pub(super) const fn total(frame: u64) -> u32 {
+    ((frame & 0xffff_ffff) as u32).wrapping_mul(2_654_435_761)
+}
+
+/// Fills a frame of whole 16 bytes. Its words behind the first add up to 0, and none of them is 0: a sum that lacks one
+/// of them, or has it of another frame, is wrong.
+pub(super) fn fill(bytes: &mut [u8], frame: u64) {
+    let (words, _) = bytes.as_chunks_mut::<4>();
+    let mut rest = 0_u32;
+    if let [first, between @ .., last] = words {
+        *first = total(frame).to_le_bytes();
+        for (word, n) in between.iter_mut().zip(1_u32..) {
+            // 1 more than a multiple of 4, and 2 more than a multiple of 4 in number: so the last is not 0 either.
+            let value = (total(frame) ^ n.wrapping_mul(0x85eb_ca6b)) << 2 | 1;
+            *word = value.to_le_bytes();
+            rest = rest.wrapping_add(value);
+        }
+        *last = rest.wrapping_neg().to_le_bytes();
+    }
+}
+
+/// An error where the engine has failed.
+pub(super) fn check(control: &Control) -> Result<(), BenchError> {
+    control.failures().first().map_or(Ok(()), |failure| {
+        let Failure { component, why, .. } = failure;
+        Err(BenchError::Thread(format!("{component}: {why}")))
+    })
+}
+
+pub(super) struct Bench {
+    pub(super) cores: Cores,
+    pub(super) device: &'static Device,
+    pub(super) scratch: Scratch,
+    /// Whether results are those of our own code.
+    pub(super) is_checked: bool,
+}
+
+impl Bench {
+    fn kernel(
+        &self,
+        frame: usize,
+        teams: u32,
+        dispatch: Dispatch,
+        rings: Option<(&Ring, &Ring)>,
+    ) -> Result<Box<dyn Kernel>, BenchError> {
+        let keys = FileKernel {
+            threads: threads(frame),
+            blocks: Some(1),
+            teams: Some(teams),
+            frame: FrameKeys {
+                points: Some(1),
+                ..FrameKeys::default()
+            },
+            ..FileKernel::new("touch.cu")
+        };
+        let input = layout(frame);
+        let mut context = KernelContext {
+            name: "touch".to_owned(),
+            directory: self.scratch.path().to_owned(),
+            burst: BURST,
+            dispatch,
+            ..KernelContext::alone(&input, Side::Cuda(self.device.ordinal()))
+        };
+        if let Some((input, output)) = rings {
+            (context.slots, context.output) = (input.slice(), output.slice());
+        }
+        Ok(keys.build(&context)?)
+    }
+
+    /// Rings for frames of `frame` bytes and a kernel that stays and has begun.
+    pub(super) fn line(&self, frame: usize, teams: u32) -> Result<Line, BenchError> {
+        let bell = Arc::new(Bell::default());
+        let options = |name: &str, bytes: usize| RingOptions::new(name, SLOTS, bytes);
+        let carried = |name: &str| RingOptions {
+            bells: vec![bell.clone()],
+            ..options(name, frame)
+        };
+        let host = Region::host(carried("host").region_bytes(), HostOptions::default())?;
+        let gpu = Region::mapped(
+            self.device,
+            carried("gpu").region_bytes(),
+            Writer::Cpu,
+            &Backend::ALL,
+        )?;
+        let output = Region::cuda(self.device, options("out", 4).region_bytes())?;
+        let (source, producer) = Ring::new(host, carried("host"), RingLedger::default())?;
+        let quiet = RingOptions {
+            quiet: true,
+            ..options("gpu", frame)
+        };
+        let (input, copied) = Ring::new(gpu, quiet, RingLedger::default())?;
+        let (out, made) = Ring::new(output.clone(), options("out", 4), RingLedger::default())?;
+        let attach = |ring: &Ring| ring.attach(true, BURST, ReaderLedger::default());
+        let carrier = Carrier::new(attach(&source)?, copied, CopyLedger::default(), BURST);
+        let kernel = self.kernel(frame, teams, Dispatch::Persistent, Some((&input, &out)))?;
+        let control = Arc::new(Control::new(PATIENCE));
+        let mut runner = Runner::new(Parts {
+            name: "touch".to_owned(),
+            reader: attach(&input)?,
+            producer: made,
+            stream: None,
+            kernel,
+            ledger: KernelLedger::default(),
+            burst: BURST,
+            wait: Wait::Busy,
+            control: control.clone(),
+            on_device: true,
+            carrier: carrier.map(|carrier| (carrier, bell)),
+        });
+        runner.begin()?;
+        Ok(Line {
+            producer,
+            results: attach(&out)?,
+            output: Output {
+                region: output,
+                is_checked: self.is_checked,
+            },
+            runner,
+            control,
+        })
+    }
+
+    /// One whose frames go one after the other.
+    pub(super) fn start(&self, frame: usize) -> Result<Running, BenchError> {
+        Ok(Running::new(self.line(frame, 1)?, frame))
+    }
+
+    /// The same by a copy, a launch and a wait each.
+    pub(super) fn launches(&self, frame: usize, trips: usize) -> Result<Vec<f64>, BenchError> {
+        let options = |name: &str, bytes: usize| RingOptions::new(name, 64, bytes);
+        let gpu = Region::cuda(self.device, options("gpu", frame).region_bytes())?;
+        let out = Region::cuda(self.device, options("out", 4).region_bytes())?;
+        let (ring, mut copied) = Ring::new(gpu, options("gpu", frame), RingLedger::default())?;
+        let (_, mut made) = Ring::new(out, options("out", 4), RingLedger::default())?;
+        let mut reader = ring.attach(true, 1, ReaderLedger::default())?;
+        let mut kernel = self.kernel(frame, 1, Dispatch::Launch, None)?;
+        let upload = Upload::new(self.device, frame)?;
+        let mut times = Vec::with_capacity(trips);
+        let warm = WARM.min(trips);
+        for i in 0..warm + trips {
+            let start = Instant::now();
+            upload.begin(frame)?;
+            let mut slots = copied.reserve(1);
+            slots.finish(FrameMeta::whole(i as u64, frame));
+            slots.publish();
+            if let Some(lease) = reader.poll(1) {
+                let mut out = made.reserve(1);
+                let _ = kernel.run(&lease, &mut out, Stream::Cuda(upload.stream()))?;
+                upload.stream().synchronize()?;
+                out.publish();
+            }
+            if i >= warm {
+                times.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        Ok(times)
+    }
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout {
+        scalar: Scalar::Int32,
+        complex: false,
+        channels: 1,
+        points: bytes / 4,
+        order: Order::Interleaved,
+        axis: Axis::Time { rate: None },
+        frame_rate: None,
+    }
+}
+
+impl From<KernelError> for BenchError {
+    fn from(error: KernelError) -> Self {
+        match error {
+            KernelError::Cuda(error) => Self::Cuda(error),
+            other => Self::Thread(other.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sum(words: &[u32]) -> u32 {
+        words.iter().fold(0, |sum, word| sum.wrapping_add(*word))
+    }
+
+    #[test]
+    fn every_word_of_a_frame_changes_its_sum() {
+        for (bytes, frame) in [(16, 0), (64, 1), (256, 77), (16 << 10, u64::MAX)] {
+            let words = |frame| -> Vec<u32> {
+                let mut filled = vec![0; bytes];
+                fill(&mut filled, frame);
+                let (words, _) = filled.as_chunks::<4>();
+                words.iter().copied().map(u32::from_le_bytes).collect()
+            };
+            let (words, next) = (words(frame), words(frame.wrapping_add(SLOTS as u64)));
+            assert_eq!((sum(&words), words[0]), (total(frame), total(frame)));
+            assert!(words[1..].iter().all(|word| *word != 0));
+            assert!(words.iter().zip(&next).all(|(word, next)| word != next));
+            // Sixteen bytes, what a thread reads at a time, and one of the CPU's lines.
+            for part in [4, 16].into_iter().filter(|part| *part < words.len()) {
+                let mut parts = words.chunks(part);
+                assert!(parts.all(|part| sum(part) != 0), "{bytes} {frame}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_result_is_told_as_long_as_it_is_there() {
+        let mut results = vec![0; 4 * LINE];
+        for frame in 0..6_u64 {
+            let at = usize::try_from(frame % 4).unwrap() * LINE;
+            results[at..][..4].copy_from_slice(&total(frame).to_le_bytes());
+        }
+        assert!(compare(&results, 6).is_ok());
+        assert!(compare(&[], 0).is_ok());
+        results[3 * LINE] ^= 1;
+        let told = compare(&results, 6).unwrap_err().to_string();
+        assert!(told.contains("of frame 3,"), "{told}");
+        assert!(compare(&results, 3).is_err(), "frame 0 is not in its slot");
+    }
+}

@@ -1,0 +1,239 @@
+//! A whole pipeline from a socket: from a packet's sending to its result.
+
+use super::line::{Bench, PATIENCE};
+use crate::bench::BenchError;
+use daq_core::config::{Diagnostics, Document};
+use daq_core::ledger::Board;
+use daq_core::plan::{Config, Surroundings, resolve};
+use daq_core::topology::Topology;
+use daq_pipelines::REGISTRY;
+use daq_pipelines::runtime::{Options, Pipeline};
+use std::collections::BTreeMap;
+use std::net::UdpSocket;
+use std::time::Instant;
+
+/// Packets before those that are counted, at most.
+const WARM: usize = 200;
+
+/// What the packets of one frame each say around it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Speech {
+    /// The source `udp`: a number before it.
+    Udp,
+    /// The source `hsb`: a write of RoCE v2 that ends a frame, with the frame's metadata.
+    Hsb,
+}
+
+/// Pages that a sensor writes to in turn.
+const PAGES: u64 = 64;
+/// Bytes that pages and parts of packets of a sensor are multiples of, and those of its metadata.
+const GRAIN: usize = 128;
+/// Bytes of a write's headers: base transport, remote address, immediate.
+const HEADERS: usize = 12 + 16 + 4;
+/// Bytes of the checksum behind it.
+const CHECKSUM: usize = 4;
+/// The queue pair and the key that packets of a sensor are for.
+const QUEUE_PAIR: u32 = 7;
+const KEY: u32 = 9;
+
+impl Speech {
+    pub(super) const ALL: [Self; 2] = [Self::Udp, Self::Hsb];
+
+    /// The driver's name.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "udp",
+            Self::Hsb => "hsb",
+        }
+    }
+
+    /// The keys of the source, whose frames are of `frame` bytes.
+    fn keys(self, frame: usize) -> String {
+        match self {
+            Self::Udp => format!(
+                r#"format = {{ kind = "raw", header = "8 B", payload = "{frame} B", sequence = {{ offset = 0, bytes = 8, endian = "big" }} }}"#
+            ),
+            Self::Hsb => format!(
+                "control = false\nqueue_pair = {QUEUE_PAIR}\nrkey = {KEY}\npages = {PAGES}\nframe = \"{frame} B\"\npacket = \"{} B\"",
+                frame.next_multiple_of(GRAIN)
+            ),
+        }
+    }
+
+    /// A packet for frames of `frame` bytes.
+    fn packet(self, frame: usize) -> Vec<u8> {
+        match self {
+            Self::Udp => vec![0; 8 + frame],
+            Self::Hsb => vec![0; HEADERS + Self::write(frame) + CHECKSUM],
+        }
+    }
+
+    /// Bytes that a sensor writes for a frame of `frame`.
+    const fn write(frame: usize) -> usize {
+        frame.next_multiple_of(GRAIN) + GRAIN
+    }
+
+    /// Makes `packet` the `i`-th one, for frames of `frame` bytes.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "numbers that wrap, small sizes"
+    )]
+    fn number(self, packet: &mut [u8], i: u64, frame: usize) {
+        match self {
+            Self::Udp => packet[..8].copy_from_slice(&i.to_be_bytes()),
+            Self::Hsb => {
+                let (psn, page) = (i as u32 & 0xff_ffff, i % PAGES);
+                let write = Self::write(frame);
+                let mut at = 0;
+                let mut put = |bytes: &[u8]| {
+                    packet[at..at + bytes.len()].copy_from_slice(bytes);
+                    at += bytes.len();
+                };
+                // WRITE ONLY with an immediate, by an unreliable connection.
+                put(&[0x2b, 0, 0xff, 0xff]);
+                put(&QUEUE_PAIR.to_be_bytes());
+                put(&psn.to_be_bytes());
+                put(&(page * write as u64).to_be_bytes());
+                put(&KEY.to_be_bytes());
+                put(&(write as u32).to_be_bytes());
+                put(&(page as u32 | psn << 12).to_be_bytes());
+                let metadata = HEADERS + write - GRAIN;
+                // The packet's number, the frame's bytes and its number, where the others' places are zero.
+                packet[metadata + 4..metadata + 8].copy_from_slice(&psn.to_be_bytes());
+                packet[metadata + 24..metadata + 32].copy_from_slice(&(frame as u64).to_be_bytes());
+                packet[metadata + 34..metadata + 36].copy_from_slice(&(i as u16).to_be_bytes());
+            }
+        }
+    }
+}
+
+/// A pipeline whose every thread polls.
+fn text(speech: Speech, port: u16, frame: usize, device: u32) -> String {
+    format!(
+        r#"
+[source.wire]
+driver  = "{driver}"
+listen  = "127.0.0.1:{port}"
+ring    = "raw"
+wait    = "busy"
+samples = {{ type = "int32" }}
+{keys}
+
+[ring.raw]
+memory = "cuda:{device}"
+slot   = "{frame} B"
+slots  = 1024
+
+[kernel.touch]
+file     = "touch.cu"
+input    = "raw"
+output   = "sums"
+dispatch = "persistent"
+wait     = "busy"
+threads  = {threads}
+blocks   = 1
+frame    = {{ points = 1 }}
+
+[ring.sums]
+slots = 1024
+
+[sink.nothing]
+driver = "null"
+input  = "sums"
+"#,
+        driver = speech.name(),
+        keys = speech.keys(frame),
+        threads = super::line::threads(frame),
+    )
+}
+
+impl Bench {
+    /// Microseconds of `packets` packets of `frame` bytes each over loopback, one after the other, each from the call
+    /// that sends it until its result is in the output ring.
+    pub(super) fn packets(
+        &self,
+        speech: Speech,
+        frame: usize,
+        packets: usize,
+    ) -> Result<Vec<f64>, BenchError> {
+        let failed = |why: String| BenchError::Thread(format!("the pipeline of packets: {why}"));
+        let io = |error: std::io::Error| failed(error.to_string());
+        // A port that was free a moment ago.
+        let port = UdpSocket::bind("127.0.0.1:0")
+            .and_then(|socket| socket.local_addr())
+            .map_err(io)?
+            .port();
+        let path = self.scratch.path().join("packets.toml");
+        std::fs::write(&path, text(speech, port, frame, self.device.ordinal())).map_err(io)?;
+        let mut diagnostics = Diagnostics::new();
+        let document = Document::load(&[path], &mut diagnostics);
+        let config = Config::read(&document, &REGISTRY, "packets", &mut diagnostics);
+        let around = Surroundings {
+            directory: self.scratch.path().to_owned(),
+            ..Surroundings::default()
+        };
+        let mut topology = Topology::detect();
+        let gpus = topology.gpus.into_iter();
+        topology.gpus = gpus
+            .map(|gpu| gpu.tried(&config.staging.backends))
+            .collect();
+        let plan = resolve(&config, &topology, &around, &mut diagnostics);
+        let Some(plan) = plan.filter(|_| !diagnostics.has_errors()) else {
+            return Err(failed(diagnostics.render(document.sources(), false)));
+        };
+        let options = Options {
+            directory: self.scratch.path().to_owned(),
+            board: Board::in_memory(),
+            drain: PATIENCE,
+            profiles: BTreeMap::new(),
+        };
+        let pipeline =
+            Pipeline::start(&config, &plan, &options).map_err(|error| failed(error.to_string()))?;
+        let times = self
+            .cores
+            .first(|| send(&pipeline, speech, port, frame, packets));
+        pipeline.stop();
+        let (_, failures) = pipeline.finish();
+        match failures.first() {
+            Some(failure) => Err(failed(failure.why.clone())),
+            None => times,
+        }
+    }
+}
+
+fn send(
+    pipeline: &Pipeline,
+    speech: Speech,
+    port: u16,
+    frame: usize,
+    packets: usize,
+) -> Result<Vec<f64>, BenchError> {
+    let io = |error: std::io::Error| BenchError::Thread(format!("sending packets: {error}"));
+    let socket = UdpSocket::bind("127.0.0.1:0").map_err(io)?;
+    socket.connect(("127.0.0.1", port)).map_err(io)?;
+    let mut packet = speech.packet(frame);
+    let mut times = Vec::with_capacity(packets);
+    let warm = WARM.min(packets) as u64;
+    for i in 0..warm + packets as u64 {
+        speech.number(&mut packet, i, frame);
+        let start = Instant::now();
+        socket.send(&packet).map_err(io)?;
+        let mut looks = 0_u32;
+        while pipeline.published("sums").unwrap_or(0) <= i {
+            std::hint::spin_loop();
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(1 << 10)
+                && (start.elapsed() > PATIENCE || pipeline.is_finished())
+            {
+                return Err(BenchError::Thread(format!(
+                    "packet {i} has no result after {:?}",
+                    start.elapsed()
+                )));
+            }
+        }
+        if i >= warm {
+            times.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+    }
+    Ok(times)
+}

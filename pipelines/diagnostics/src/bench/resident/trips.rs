@@ -1,0 +1,149 @@
+//! Frames one after the other, each until its result.
+
+use super::line::{Line, Output, PATIENCE, WARM, check, fill};
+use crate::bench::BenchError;
+use crate::bench::cores::{Cores, joined};
+use daq_core::frame::FrameMeta;
+use daq_core::ring::{Producer, Reader};
+use daq_pipelines::runtime::control::{Control, Pulse, Role};
+use daq_pipelines::runtime::kernel::Runner;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A kernel that stays and has begun, with its ends.
+pub(super) struct Running {
+    ends: Ends,
+    runner: Runner,
+    control: Arc<Control>,
+    /// Where results are looked at.
+    output: Output,
+}
+
+/// The ends of a line: frames are committed at one, results come out at the other.
+struct Ends {
+    frame: usize,
+    producer: Producer,
+    results: Reader,
+    /// Frames so far.
+    made: u64,
+    /// Microseconds of each until the engine has posted it, where the same thread is the engine.
+    host: Vec<f64>,
+}
+
+impl Ends {
+    /// Commits one frame and waits for its result, calling `step` meanwhile: how many microseconds that took.
+    fn trip(
+        &mut self,
+        mut step: impl FnMut() -> Result<(), BenchError>,
+    ) -> Result<f64, BenchError> {
+        let mut slots = self.producer.reserve(1);
+        if let Some(bytes) = slots.bytes_mut() {
+            fill(bytes, self.made);
+        }
+        slots.finish(FrameMeta::whole(self.made, self.frame));
+        let start = Instant::now();
+        slots.publish();
+        let mut looks = 0_u32;
+        while self.results.pending() == 0 {
+            step()?;
+            if looks == 0 {
+                self.host.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(1 << 10) && start.elapsed() > PATIENCE {
+                return Err(BenchError::Thread(format!(
+                    "frame {} has no result after {PATIENCE:?}",
+                    self.made
+                )));
+            }
+        }
+        let took = start.elapsed();
+        drop(self.results.poll(1));
+        self.made += 1;
+        Ok(took.as_secs_f64() * 1e6)
+    }
+
+    /// `trips` of them behind as many at most that are not counted.
+    fn trips(
+        &mut self,
+        trips: usize,
+        mut step: impl FnMut() -> Result<(), BenchError>,
+    ) -> Result<Vec<f64>, BenchError> {
+        for _ in 0..WARM.min(trips) {
+            self.trip(&mut step)?;
+        }
+        (0..trips).map(|_| self.trip(&mut step)).collect()
+    }
+}
+
+impl Running {
+    /// Frames of `frame` bytes.
+    pub(super) fn new(line: Line, frame: usize) -> Self {
+        Self {
+            ends: Ends {
+                frame,
+                producer: line.producer,
+                results: line.results,
+                made: 0,
+                host: Vec::new(),
+            },
+            runner: line.runner,
+            control: line.control,
+            output: line.output,
+        }
+    }
+
+    /// Microseconds of each frame until the engine has posted it.
+    pub(super) fn host(&self) -> &[f64] {
+        &self.ends.host
+    }
+
+    /// Frames one after the other, everything by this thread.
+    pub(super) fn trips(&mut self, trips: usize) -> Result<Vec<f64>, BenchError> {
+        let runner = &mut self.runner;
+        self.ends.trips(trips, || {
+            runner.step().map(|_| ()).map_err(BenchError::from)
+        })
+    }
+
+    /// Ends the kernel and looks at its last results.
+    pub(super) fn end(self) -> Result<(), BenchError> {
+        drop(self.runner);
+        check(&self.control)?;
+        self.output.check(self.ends.made)
+    }
+
+    /// The same frames with the engine's part on a core of its own; ends the kernel.
+    pub(super) fn trips_by_two(self, trips: usize, cores: &Cores) -> Result<Vec<f64>, BenchError> {
+        let Self {
+            mut ends,
+            runner,
+            control,
+            output,
+        } = self;
+        let (times, made) = std::thread::scope(|scope| {
+            let engine = scope.spawn(|| {
+                cores.take(1);
+                runner.run(&Pulse::new("touch".to_owned(), Role::Step));
+                check(&control)
+            });
+            let watched = || {
+                if control.is_stopping() {
+                    return check(&control);
+                }
+                Ok(())
+            };
+            let done = cores.first(|| {
+                let times = ends.trips(trips, watched);
+                // The engine's thread ends with its source.
+                let made = ends.made;
+                drop(ends);
+                times.map(|times| (times, made))
+            });
+            // Why the engine failed says more than that there is no result.
+            joined(engine).and(done)
+        })?;
+        output.check(made)?;
+        Ok(times)
+    }
+}

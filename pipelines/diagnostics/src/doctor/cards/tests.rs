@@ -1,0 +1,211 @@
+//! Machines with cards: one as `daq topo --record` keeps it, changed file by file.
+
+use super::super::root::tests::machine;
+use super::*;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use tempfile::TempDir;
+
+const CARD: &str = "/sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0";
+const PORT: &str = "/sys/devices/pci0000:16/0000:16:02.0";
+const GPU: &str = "/sys/devices/pci0000:16/0000:16:04.0/0000:18:00.0";
+
+/// The recorded server: an FPGA card given to programs and a GPU below one host bridge.
+fn server() -> (TempDir, Root) {
+    fn copy(from: &Path, to: &Path) {
+        fs::create_dir_all(to).unwrap();
+        for entry in fs::read_dir(from).unwrap() {
+            let (path, name) = entry.map(|e| (e.path(), e.file_name())).unwrap();
+            let to = to.join(name);
+            if path.is_symlink() {
+                symlink(fs::read_link(path).unwrap(), to).unwrap();
+            } else if path.is_dir() {
+                copy(&path, &to);
+            } else {
+                fs::copy(path, to).unwrap();
+            }
+        }
+    }
+    let recorded = "../../daq-core/src/topology/tests/recorded";
+    let (dir, root) = machine(&[]);
+    copy(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join(recorded),
+        dir.path(),
+    );
+    (dir, root)
+}
+
+fn write(root: &Root, path: &str, text: &str) {
+    fs::write(root.at(path), text).unwrap();
+}
+
+fn remove(root: &Root, path: &str) {
+    fs::remove_file(root.at(path)).unwrap();
+}
+
+/// Makes the link at `path` lead to a name.
+fn lead(root: &Root, path: &str, name: &str) {
+    remove(root, path);
+    symlink(Path::new("..").join(name), root.at(path)).unwrap();
+}
+
+/// The finding called `name`, all of them being sound.
+fn found(root: &Root, name: &str) -> Finding {
+    let findings = examine(root);
+    for finding in &findings {
+        assert!(!finding.is_bad() && !finding.read.is_empty(), "{finding:?}");
+        let is_warning = finding.verdict == Verdict::Warn;
+        assert!(
+            !is_warning || (finding.why.is_some() && finding.fix.is_some()),
+            "{finding:?}"
+        );
+    }
+    let mut named = findings.iter().filter(|finding| finding.name == name);
+    let one = named.next().unwrap_or_else(|| panic!("no {name}"));
+    assert!(named.next().is_none(), "two of {name}");
+    one.clone()
+}
+
+#[test]
+fn a_recorded_server_is_as_it_should_be() {
+    let (_dir, root) = server();
+    for (name, read) in [
+        ("IOMMU", "on"),
+        ("driver", "vfio-pci"),
+        ("IOMMU group", "70: can be given to programs"),
+        ("ACS", "no switch is above it"),
+        ("way to GPUs", "PHB to 0000:18:00.0"),
+    ] {
+        let found = found(&root, name);
+        assert_eq!((found.verdict, found.read.as_str()), (Verdict::Ok, read));
+    }
+    assert_eq!(found(&root, "driver").group, "card 0000:17:00.0");
+}
+
+#[test]
+fn without_cards_the_iommu_is_not_missed() {
+    let (_dir, root) = machine(&[]);
+    assert_eq!(found(&root, "IOMMU").verdict, Verdict::Unknown);
+    let (_dir, root) = server();
+    write(&root, &format!("{CARD}/vendor"), "0x8086\n");
+    lead(&root, &format!("{CARD}/driver"), "nvme");
+    remove(&root, "/sys/class/iommu/dmar0");
+    let found = found(&root, "IOMMU");
+    assert_eq!((found.verdict, found.read.as_str()), (Verdict::Ok, "off"));
+    assert_eq!(examine(&root).len(), 1);
+}
+
+#[test]
+fn an_iommu_that_is_off_comes_with_the_kernels_arguments() {
+    let (_dir, root) = server();
+    remove(&root, "/sys/class/iommu/dmar0");
+    for (vendor, flags, expected) in [
+        ("GenuineIntel", "fpu", "intel_iommu=on iommu=pt"),
+        ("AuthenticAMD", "fpu", "&iommu=pt "),
+        ("GenuineIntel", "hypervisor", "-device intel-iommu"),
+    ] {
+        let text = format!("vendor_id\t: {vendor}\nflags\t\t: {flags}\n");
+        write(&root, "/proc/cpuinfo", &text);
+        let found = found(&root, "IOMMU");
+        assert_eq!(found.verdict, Verdict::Warn);
+        assert!(found.fix.unwrap().contains(expected), "{vendor}");
+    }
+}
+
+#[test]
+fn a_card_that_nobody_gave_away_comes_with_the_commands() {
+    let (_dir, root) = server();
+    lead(&root, &format!("{CARD}/driver"), "xdma");
+    let held = found(&root, "driver");
+    assert_eq!((held.verdict, held.read.as_str()), (Verdict::Ok, "xdma"));
+    remove(&root, &format!("{CARD}/driver"));
+    let free = found(&root, "driver");
+    assert_eq!(free.verdict, Verdict::Warn);
+    for command in [
+        "driverctl set-override 0000:17:00.0 vfio-pci",
+        "driver_override",
+        "drivers_probe",
+    ] {
+        assert!(free.fix.as_ref().unwrap().contains(command), "{command}");
+        assert!(held.fix.as_ref().unwrap().contains(command), "{command}");
+    }
+}
+
+#[test]
+fn a_group_with_a_held_device_cannot_be_given() {
+    let (_dir, root) = server();
+    lead(&root, &format!("{GPU}/iommu_group"), "70");
+    let shared = found(&root, "IOMMU group");
+    assert_eq!(shared.verdict, Verdict::Warn);
+    assert_eq!(shared.read, "70: shared with 0000:18:00.0 (nvidia)");
+    // Bridges, and what nothing or the stub holds, are no hindrance.
+    lead(&root, &format!("{PORT}/iommu_group"), "70");
+    lead(&root, &format!("{GPU}/driver"), "pci-stub");
+    assert_eq!(found(&root, "IOMMU group").verdict, Verdict::Ok);
+    remove(&root, &format!("{CARD}/iommu_group"));
+    assert_eq!(found(&root, "IOMMU group").verdict, Verdict::Unknown);
+}
+
+#[test]
+fn a_link_below_its_capability_is_told_by_what_holds_it_back() {
+    let (_dir, root) = server();
+    let slot = found(&root, "link");
+    assert_eq!(
+        (slot.verdict, slot.read.as_str()),
+        (Verdict::Warn, "PCIe 3 x8 of PCIe 3 x16")
+    );
+    assert!(slot.fix.unwrap().contains("dmidecode"));
+    write(&root, &format!("{CARD}/max_link_width"), "8\n");
+    let whole = found(&root, "link");
+    assert_eq!(
+        (whole.verdict, whole.read.as_str()),
+        (Verdict::Ok, "PCIe 3 x8")
+    );
+    write(&root, &format!("{CARD}/current_link_width"), "4\n");
+    let loose = found(&root, "link");
+    assert_eq!(loose.verdict, Verdict::Warn);
+    assert!(loose.fix.unwrap().contains("lspci"));
+    write(&root, "/proc/cpuinfo", "flags\t\t: hypervisor\n");
+    assert_eq!(found(&root, "link").verdict, Verdict::Unknown);
+}
+
+#[test]
+fn switches_redirect_or_not_or_only_root_knows() {
+    // A bridge with access control (capability 0x000d) and its control register.
+    let config = |control: u32| format!("100 0001000d\n104 {control:04x}005f\n");
+    for (control, verdict, read) in [
+        (Some(0x1d), Verdict::Ok, "0000:02:08.0 redirects (RR CR)"),
+        (Some(0), Verdict::Ok, "no switch redirects"),
+        (None, Verdict::Unknown, "not readable"),
+    ] {
+        let switch = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0";
+        let (below, card) = (
+            format!("{switch}/0000:02:08.0"),
+            format!("{switch}/0000:02:08.0/0000:03:00.0"),
+        );
+        let (dir, root) = machine(&[(&format!("{card}/vendor"), "0x10ee\n")]);
+        write(&root, &format!("{card}/class"), "0x070001\n");
+        let devices = dir.path().join("sys/bus/pci/devices");
+        fs::create_dir_all(&devices).unwrap();
+        for path in [
+            "/sys/devices/pci0000:00/0000:00:01.0",
+            switch,
+            &below,
+            &card,
+        ] {
+            let name = path.rsplit('/').next().unwrap();
+            symlink(root.at(path), devices.join(name)).unwrap();
+            if path != card {
+                write(&root, &format!("{path}/class"), "0x060400\n");
+                write(&root, &format!("{path}/config.hex"), &config(0));
+            }
+        }
+        match control {
+            Some(control) => write(&root, &format!("{below}/config.hex"), &config(control)),
+            None => remove(&root, &format!("{below}/config.hex")),
+        }
+        let found = found(&root, "ACS");
+        assert_eq!((found.verdict, found.read.as_str()), (verdict, read));
+    }
+}

@@ -1,0 +1,240 @@
+//! NVIDIA GPUs: driver, links, windows, memory, what CUDA says of writes by other devices, stores by the CPU.
+
+mod direct;
+mod driver;
+mod health;
+mod nvml;
+mod slot;
+mod stores;
+
+pub use direct::CudaFacts;
+
+use super::root::Root;
+use super::{Finding, Verdict};
+use daq_core::gpu::Backend;
+use daq_core::gpu::bar_mapping::probe;
+use daq_core::gpu::driver::{Device, Identity};
+use daq_core::topology::pci::{self, PciFacts};
+use daq_core::topology::{Gpu, Window};
+use nvml::{NvmlCard, NvmlFacts, Refusal};
+use std::collections::{BTreeMap, BTreeSet};
+use stores::Tried;
+
+const GROUP: &str = "gpu";
+const PCI: &str = "/sys/bus/pci/devices";
+const INFINIBAND: &str = "/sys/class/infiniband";
+const CPUINFO: &str = "/proc/cpuinfo";
+/// Opened by everything that uses a GPU; there in containers whose `/sys` shows no PCI devices.
+const CONTROL: &str = "/dev/nvidiactl";
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// One GPU as files, NVML and CUDA see it.
+struct Card<'a> {
+    /// As in `gpu 0000:3b:00.0`.
+    group: String,
+    address: &'a str,
+    /// `None` where `/sys` does not show it, as in some containers.
+    pci: Option<PciFacts>,
+    nvml: Option<&'a NvmlCard>,
+    cuda: Option<&'a CudaFacts>,
+    stores: Option<&'a Tried>,
+}
+
+/// What CUDA says, by PCI address (see [`pci::canonical`]); nothing where it was not asked.
+#[derive(Default)]
+struct Cuda {
+    facts: BTreeMap<String, CudaFacts>,
+    stores: BTreeMap<String, Tried>,
+}
+
+impl Card<'_> {
+    fn finding(&self, name: &'static str, from: impl Into<String>) -> Finding {
+        Finding::new(self.group.clone(), name, from)
+    }
+
+    /// The path of one of its files in `/sys`.
+    fn file(&self, name: &str) -> String {
+        format!("{PCI}/{}/{name}", self.address)
+    }
+}
+
+/// Asks CUDA for attributes, and tries each way to store to each GPU's memory.
+fn ask_cuda() -> Cuda {
+    let mut cuda = Cuda::default();
+    for gpu in Identity::all().unwrap_or_default() {
+        let Some(address) = pci::canonical(&gpu.pci) else {
+            continue;
+        };
+        let attributes = &gpu.attributes;
+        let facts = CudaFacts {
+            rdma: attributes.rdma,
+            write_ordering: attributes.write_ordering,
+            flush: attributes.flush,
+            dma_buf: attributes.dma_buf,
+            vmm: attributes.vmm,
+            posix_fd: attributes.posix_fd,
+        };
+        let tried = Device::open(gpu.ordinal).map(|device| probe(device, &Backend::ALL));
+        let tried = tried.map_err(|error| error.to_string());
+        cuda.facts.insert(address.clone(), facts);
+        cuda.stores.insert(address, tried);
+    }
+    cuda
+}
+
+/// Asks NVML how much of the GPUs' windows there is and is free, where there are GPUs. What it does not tell stays.
+pub fn look_at_windows(gpus: &mut [Gpu]) {
+    if gpus.is_empty() {
+        return;
+    }
+    let Ok(facts) = nvml::ask() else {
+        return;
+    };
+    for gpu in gpus {
+        let cards = facts.cards.iter();
+        let mut of_gpu = cards.filter(|card| gpu.pci.as_ref() == Some(&card.address));
+        if let Some((bytes, used)) = of_gpu.next().and_then(|card| card.bar1) {
+            gpu.window = Some(Window {
+                bytes,
+                free: Some(bytes.saturating_sub(used)),
+            });
+        }
+    }
+}
+
+pub(super) fn examine(root: &Root) -> Vec<Finding> {
+    let shows = pci::nvidia_gpus(&root.at("/sys")).is_some_and(|gpus| !gpus.is_empty())
+        || root.exists(driver::VERSION)
+        || root.exists(CONTROL);
+    if root.is_real() && shows {
+        judge(root, Some(&nvml::ask()), &ask_cuda())
+    } else {
+        judge(root, None, &Cuda::default())
+    }
+}
+
+/// The findings from the files below `root`, what NVML answered if it was asked, and what CUDA did.
+fn judge(root: &Root, asked: Option<&Result<NvmlFacts, Refusal>>, cuda: &Cuda) -> Vec<Finding> {
+    let on_bus = pci::nvidia_gpus(&root.at("/sys"));
+    let nvml = asked.and_then(|asked| asked.as_ref().ok());
+    let known: BTreeSet<&str> = nvml
+        .into_iter()
+        .flat_map(|nvml| &nvml.cards)
+        .map(|card| card.address.as_str())
+        .collect();
+    let addresses: BTreeSet<&str> = on_bus
+        .iter()
+        .flatten()
+        .map(String::as_str)
+        .chain(known.iter().copied())
+        .collect();
+    let module = driver::Module::read(root);
+    if addresses.is_empty() && module.is_none() {
+        let none = Finding::new(GROUP, "GPU", PCI).why("no NVIDIA GPU: rings lie in host memory");
+        return vec![match on_bus {
+            Some(_) => none.read(Verdict::Ok, "none"),
+            None => none.why("without an NVIDIA GPU rings lie in host memory"),
+        }];
+    }
+    let mut findings = driver::examine(root, module.as_ref(), asked, &cuda.facts);
+    for address in addresses {
+        let card = Card {
+            group: format!("{GROUP} {address}"),
+            address,
+            pci: on_bus
+                .iter()
+                .flatten()
+                .any(|gpu| gpu == address)
+                .then(|| pci::facts(&root.at("/sys"), address)),
+            nvml: nvml.and_then(|nvml| nvml.cards.iter().find(|card| card.address == address)),
+            cuda: cuda.facts.get(address),
+            stores: cuda.stores.get(address),
+        };
+        findings.push(identity(&card, nvml.is_some()));
+        if nvml.is_some() && card.nvml.is_none() {
+            // Held by another driver, or given to another container: not this daq's card.
+            continue;
+        }
+        findings.extend(slot::examine(root, &card));
+        findings.extend(health::examine(&card));
+        findings.extend(direct::examine(root, &card, module.as_ref()));
+        findings.extend(stores::examine(&card));
+    }
+    findings
+}
+
+/// Which card it is and which driver holds it.
+fn identity(card: &Card, has_answer: bool) -> Finding {
+    let address = card.address;
+    let holder = card.pci.as_ref().and_then(|pci| pci.driver.as_deref());
+    if let Some(other) = holder.filter(|holder| *holder != "nvidia") {
+        let finding = card
+            .finding("card", card.file("driver"))
+            .read(Verdict::Warn, format!("held by {other}"))
+            .why("CUDA cannot use it: rings lie in host memory or on another GPU");
+        return if other == "nouveau" {
+            finding.fix(format!("{}  # then reboot", driver::INSTALL))
+        } else {
+            finding.fix(format!(
+                "sudo driverctl unset-override {address}  # if no virtual machine needs it"
+            ))
+        };
+    }
+    match (card.nvml, &card.pci) {
+        (Some(nvml), _) => {
+            let parts = [
+                nvml.name.clone(),
+                nvml.memory.map(|bytes| format!("{} GiB", bytes / GIB)),
+                nvml.uuid.clone(),
+            ];
+            let read = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
+            let finding = card.finding("card", nvml::SOURCE);
+            if read.is_empty() {
+                finding
+            } else {
+                finding.read(Verdict::Ok, read)
+            }
+        }
+        (None, Some(pci)) => {
+            let model = pci.device.map_or_else(
+                || "NVIDIA".to_owned(),
+                |device| format!("NVIDIA 10de:{device:04x}"),
+            );
+            let finding = card.finding("card", card.file("device"));
+            if has_answer {
+                finding
+                    .read(Verdict::Unknown, model)
+                    .why("NVML does not list it: not given to this container, or not started by the driver (`sudo dmesg | grep -i nvrm`)")
+            } else {
+                finding.read(Verdict::Ok, model)
+            }
+        }
+        (None, None) => card.finding("card", PCI),
+    }
+}
+
+/// Whether this is a virtual machine, whose bridges say nothing of the slots.
+fn is_virtual(root: &Root) -> bool {
+    root.field(CPUINFO, "flags")
+        .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
+}
+
+/// Whether there is a network card that could write GPU memory.
+fn has_rdma(root: &Root) -> bool {
+    !root.names(INFINIBAND).is_empty()
+}
+
+/// Bytes for people, in the unit that is read most easily.
+fn size(bytes: u64) -> String {
+    if bytes >= GIB && bytes.is_multiple_of(GIB) {
+        format!("{} GiB", bytes / GIB)
+    } else if bytes >= 10 * GIB {
+        format!("{:.1} GiB", bytes as f64 / GIB as f64)
+    } else {
+        format!("{} MiB", bytes / MIB)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,241 @@
+//! `daq doctor`: what of this machine stands in the way of lossless data, and the command that mends it.
+//!
+//! Nearly every check reads a few files and judges; nothing is changed. Libraries are opened on the running machine
+//! alone, and only where an NVIDIA GPU or its driver shows: NVIDIA's NVML and CUDA, which open the driver's device files
+//! and wake a card without persistence mode for a few seconds, and whatever can make memory of the GPU that the CPU
+//! stores to: each makes a small piece, which is given back.
+//! Counters of drops and of trouble in RDMA networks are read twice, for only those that grow are a warning.
+//! Each finding says what was read, from where, and the command that fixes it.
+
+mod cards;
+mod cgroup;
+mod drops;
+mod gpu;
+mod libraries;
+mod memory;
+mod network;
+mod processor;
+mod rdma;
+mod root;
+mod system;
+
+use drops::Drops;
+pub use gpu::CudaFacts;
+pub use gpu::look_at_windows;
+use root::Root;
+use serde::Serialize;
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// What a check found, from best to worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// As it should be, or not needed here.
+    Ok,
+    /// It could not be read.
+    Unknown,
+    /// daq runs, but slower or with less margin before it loses packets.
+    Warn,
+    /// daq cannot run.
+    Bad,
+}
+
+impl Verdict {
+    /// The word in front of the line.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Unknown => "?",
+            Self::Warn => "warn",
+            Self::Bad => "BAD",
+        }
+    }
+
+    /// The SGR parameter of its colour.
+    const fn color(self) -> &'static str {
+        match self {
+            Self::Ok => "32",
+            Self::Unknown => "36",
+            Self::Warn => "33",
+            Self::Bad => "1;31",
+        }
+    }
+}
+
+/// The result of one check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What it belongs to, as in `network` or, for one of several cards, `gpu 0000:3b:00.0`.
+    pub group: Cow<'static, str>,
+    /// What was looked at, as in `rmem_max`.
+    pub name: &'static str,
+    /// What was read, for people, as in `4 MiB`.
+    pub read: String,
+    /// The file or call it was read from.
+    pub from: String,
+    /// The judgement.
+    pub verdict: Verdict,
+    /// What follows from it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// The command that fixes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+}
+
+impl Finding {
+    /// A finding of which nothing is known yet.
+    fn new(
+        group: impl Into<Cow<'static, str>>,
+        name: &'static str,
+        from: impl Into<String>,
+    ) -> Self {
+        let (read, from) = ("not readable".to_owned(), from.into());
+        Self {
+            group: group.into(),
+            name,
+            read,
+            from,
+            verdict: Verdict::Unknown,
+            why: None,
+            fix: None,
+        }
+    }
+
+    /// Whether it keeps daq from running; what is merely slow or missing does not.
+    pub fn is_bad(&self) -> bool {
+        self.verdict == Verdict::Bad
+    }
+
+    /// What was read and what it is worth.
+    fn read(mut self, verdict: Verdict, read: impl Into<String>) -> Self {
+        (self.verdict, self.read) = (verdict, read.into());
+        self
+    }
+
+    fn why(mut self, why: impl Into<String>) -> Self {
+        self.why = Some(why.into());
+        self
+    }
+
+    fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
+        self
+    }
+}
+
+/// Runs every check on the machine whose file system begins at `root`: `/`, or a directory with a copy of
+/// the files in question.
+///
+/// Counters of drops are watched for the time `sample`, which this takes; at zero it is not known whether
+/// they grow.
+pub fn examine(root: &Path, sample: Duration) -> Vec<Finding> {
+    let root = Root::new(root);
+    let mut before = Drops::read(&root);
+    let mut counters = rdma::Counters::read(&root);
+    if !sample.is_zero() {
+        let start = Instant::now();
+        std::thread::sleep(sample);
+        before = before.ago(start.elapsed());
+        counters = counters.ago(start.elapsed());
+    }
+    [
+        system::examine(&root),
+        memory::examine(&root),
+        processor::examine(&root),
+        network::examine(&root, &before),
+        rdma::examine(&root, &counters),
+        gpu::examine(&root),
+        cards::examine(&root),
+        libraries::examine(&root),
+    ]
+    .concat()
+}
+
+/// The findings as aligned lines, one each, and a line that sums up; with colours if `color`.
+pub fn render(findings: &[Finding], color: bool) -> String {
+    let width = |of: fn(&Finding) -> &str| {
+        findings
+            .iter()
+            .map(|f| of(f).chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let (names, reads) = (width(|f| f.name), width(|f| &f.read).min(34));
+    let paint = |code: &str, text: &str| {
+        if color {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    };
+    let mut text = String::new();
+    let mut group = "";
+    // Writing to a string cannot fail.
+    for finding in findings {
+        if finding.group != group {
+            if !group.is_empty() {
+                text.push('\n');
+            }
+            group = &finding.group;
+            let _ = writeln!(text, "{}", paint("1", group));
+        }
+        let Finding {
+            name,
+            read,
+            from,
+            verdict,
+            why,
+            fix,
+            ..
+        } = finding;
+        let word = paint(verdict.color(), &format!("{:<4}", verdict.word()));
+        let _ = write!(
+            text,
+            "  {word}  {name:<names$}  {read:<reads$}  {}",
+            paint("2", &format!("({from})"))
+        );
+        if let Some(why) = why {
+            let _ = write!(text, "  {why}");
+        }
+        if let Some(fix) = fix {
+            let label = if *verdict == Verdict::Ok {
+                "if wanted"
+            } else {
+                "fix"
+            };
+            let _ = write!(text, "  {label}: {}", paint("1", fix));
+        }
+        text.push('\n');
+    }
+    let count = |verdict| {
+        findings
+            .iter()
+            .filter(|finding| finding.verdict == verdict)
+            .count()
+    };
+    let sum = match (count(Verdict::Bad), count(Verdict::Warn)) {
+        (0, 0) => "Nothing stands in the way.".to_owned(),
+        (0, 1) => "1 warning: daq runs, with less margin before it loses packets.".to_owned(),
+        (0, warnings) => {
+            format!("{warnings} warnings: daq runs, with less margin before it loses packets.")
+        }
+        (bad, _) => format!("{bad} of these prevent daq from running."),
+    };
+    let _ = write!(text, "\n{sum}\n");
+    if findings.iter().any(|finding| {
+        finding
+            .fix
+            .as_ref()
+            .is_some_and(|fix| fix.contains("sysctl -w"))
+    }) {
+        text.push_str("What sysctl -w sets lasts until the next boot; a line in /etc/sysctl.d/90-daq.conf keeps it.\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;
