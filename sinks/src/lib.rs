@@ -1,4 +1,4 @@
-//! Sinks of daq: one file a sink, one line of [`SINKS`] each.
+//! Sinks of daq: one module per sink, one line of [`SINKS`] each.
 
 mod channel;
 mod directory;
@@ -8,7 +8,6 @@ mod layout;
 pub mod lock;
 pub mod null;
 pub mod rdma;
-pub mod segment;
 pub mod sigmf;
 mod stem;
 pub mod zarr;

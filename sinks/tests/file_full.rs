@@ -227,7 +227,7 @@ fn a_full_disk_does_not_keep_a_segment_of_many_epochs_from_being_closed() {
     let meta = dir.join("out/adc-000000.sigmf-meta");
     let bytes = std::fs::metadata(&meta).unwrap().len();
     assert!(
-        bytes > daq_sinks::segment::META_SLACK,
+        bytes > daq_sinks::file::segment::META_SLACK,
         "{bytes} B of metadata are too few for this test"
     );
     let data = Meta::read(&meta).unwrap().data_path(&meta);

@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use daq_sinks::lock::StemLock;
-use daq_sinks::segment::{
+use daq_sinks::file::segment::{
     Options, Recovered, SegmentError, SegmentPaths, SegmentWriter, Step, segment_name,
 };
+use daq_sinks::lock::StemLock;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ const STEPS: [Step; 7] = [
 /// What the next start finds.
 fn recover(dir: &Path) -> Recovered {
     let lock = StemLock::take(dir, STEM).unwrap();
-    daq_sinks::segment::recover(&lock).unwrap()
+    daq_sinks::file::segment::recover(&lock).unwrap()
 }
 
 fn small() -> Options {

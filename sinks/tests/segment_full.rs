@@ -5,7 +5,7 @@
 
 mod support;
 
-use daq_sinks::segment::{Options, SegmentError, SegmentWriter};
+use daq_sinks::file::segment::{Options, SegmentError, SegmentWriter};
 use std::path::{Path, PathBuf};
 use support::small_disk;
 

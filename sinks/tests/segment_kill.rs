@@ -4,10 +4,10 @@
 
 mod support;
 
-use daq_sinks::lock::StemLock;
-use daq_sinks::segment::{
+use daq_sinks::file::segment::{
     Options, SegmentPaths, SegmentWriter, recover, segment_index, segment_name,
 };
+use daq_sinks::lock::StemLock;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;

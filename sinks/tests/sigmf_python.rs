@@ -9,7 +9,7 @@ mod support;
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use daq_core::sigmf::{Datatype, LABEL_MISSING, MAX_INTEGER, Meta, Number};
-use daq_sinks::segment::{Options, SegmentWriter, segment_name};
+use daq_sinks::file::segment::{Options, SegmentWriter, segment_name};
 use daq_sinks::sigmf::{LABEL_UNLISTED, MetaBuilder, Moment, Record, Recording, Table};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};

@@ -2,8 +2,8 @@
 
 use super::recording::recording;
 use super::{FileKeys, sink_error};
+use crate::file::segment::{SegmentError, SegmentWriter, segment_name};
 use crate::lock::StemLock;
-use crate::segment::{SegmentError, SegmentWriter, segment_name};
 use crate::sigmf::{MetaBuilder, Moment, Record};
 use daq_core::frame::{Clock, Flags, FrameMeta};
 use daq_core::ledger::SinkLedger;

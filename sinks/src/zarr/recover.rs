@@ -1,8 +1,8 @@
 //! What an earlier, killed run left: stores whose arrays are not equally long.
 
 use super::store::{META, PARTIAL, SUFFIX, failed, replace, set_state, sync_directory};
+use crate::file::segment::segment_index;
 use crate::lock::StemLock;
-use crate::segment::segment_index;
 use daq_core::sink::SinkError;
 use daq_core::units::counted;
 use serde_json::{Value, json};

@@ -61,7 +61,7 @@ impl Store {
         let (parent, stem) = (lock.dir(), lock.stem());
         let mut number = next;
         let (dir, partial) = loop {
-            let name = crate::segment::segment_name(stem, number);
+            let name = crate::file::segment::segment_name(stem, number);
             let dir = parent.join(format!("{name}{SUFFIX}"));
             let partial = parent.join(format!("{name}{SUFFIX}{PARTIAL}"));
             if dir.symlink_metadata().is_ok() {

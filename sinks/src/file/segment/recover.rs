@@ -17,7 +17,7 @@ pub fn segment_name(stem: &str, index: u64) -> String {
 /// The index in a name made by [`segment_name`] with `stem`; `None` for any other name.
 ///
 /// ```
-/// use daq_sinks::segment::segment_index;
+/// use daq_sinks::file::segment::segment_index;
 /// assert_eq!(segment_index("adc", "adc-000042"), Some(42));
 /// assert_eq!(segment_index("adc", "adc-raw-000042"), None);
 /// ```

@@ -88,7 +88,7 @@ impl Default for Options {
 /// Writes segments, one after the other.
 ///
 /// ```
-/// use daq_sinks::segment::{Options, SegmentWriter};
+/// use daq_sinks::file::segment::{Options, SegmentWriter};
 /// let dir = tempfile::tempdir()?;
 /// let mut writer = SegmentWriter::new(&Options::default())?;
 /// writer.open(dir.path(), "demo-000000")?;

@@ -1,7 +1,7 @@
 //! `file`: frames one after the other in data files, each with SigMF metadata beside it.
 //!
 //! A recording is a row of segments, `NAME-000000.sigmf-data` and `NAME-000000.sigmf-meta` and so on. How a segment
-//! becomes whole, and what a kill at any moment leaves, is told in [`segment`](crate::segment); what the metadata says,
+//! becomes whole, and what a kill at any moment leaves, is told in [`segment`]; what the metadata says,
 //! in [`sigmf`](crate::sigmf). Numbers go on where an earlier run ended. What a killed run left is settled and told at
 //! the start. Only one process at a time writes segments of one name in one directory, see [`lock`](crate::lock).
 //!
@@ -23,11 +23,12 @@
 //! `disk_full` in the segment that goes on behind them.
 
 mod recording;
+pub mod segment;
 mod write;
 
 use crate::directory::{failure, no_space};
+use crate::file::segment::{Options, SegmentError, SegmentWriter, recover};
 use crate::layout::check_layout;
-use crate::segment::{Options, SegmentError, SegmentWriter, recover};
 use crate::sigmf::MetaBuilder;
 use crate::stem::{Stem, StemKeys};
 use daq_core::claim::Claim;

@@ -1,27 +1,9 @@
-//! The SigMF metadata of a segment, gathered frame by frame while its data is written.
-//!
-//! - A new capture begins wherever samples are not continuous: at lost frames, at a new epoch, after a frame that is
-//!   shorter than the others. `core:global_index` keeps counting through lost frames, so the places of all samples in the
-//!   stream are known.
-//! - Filled samples are annotated `missing`, spans that touch become one. Lost frames are annotated `missing` with
-//!   `core:sample_count` 0 where they would have been, and counted in `daq:missing_frames`.
-//! - Where the stream began or ended inside a frame, the places before its first and behind its last packet were never
-//!   sent: they are filled, and so annotated `missing`, but with `daq:cause` [`CAUSE_TRUNCATED`], and they count in no
-//!   total of what is missing. Where both ends of the first frame of an epoch are empty, its flags do not tell whether the
-//!   later one was sent, and it is taken as lost.
-//! - Frames that are not interleaved samples over time have no `core:sample_rate`, which would be that of numbers in a
-//!   file. Their shape is in `daq:channels`, `daq:points`, `daq:order` and `daq:axis`, and how many of them there are a
-//!   second, where that is known, in the global key `daq:frame_rate`.
-//! - The time of a capture is that of its first frame that has one, less the duration of the frames before it. Where that
-//!   duration is not known, another capture begins at that frame.
-//! - `core:datetime` is written only for clocks that tell UTC; the clock and its own nanoseconds always.
-//!
-//! Memory is fixed: beyond [`MAX_CAPTURES`] and [`MAX_ANNOTATIONS`] spans are counted and one annotation `unlisted` at
-//! the end says how many there are, where they begin and how much they cover. The totals in `global` stay exact.
+//! Gathers captures, annotations and totals while a segment is written.
 
+use super::recording::{Moment, Record, Recording, nanoseconds};
 use daq_core::sigmf::{
-    Annotation, Capture, Datatype, Extension, Global, LABEL_MISSING, LABEL_SUSPECT, MAX_INTEGER,
-    Meta, NAMESPACE, NAMESPACE_VERSION, SPECIFICATION, Stream,
+    Annotation, Capture, Extension, Global, LABEL_MISSING, LABEL_SUSPECT, MAX_INTEGER, Meta,
+    NAMESPACE, NAMESPACE_VERSION, SPECIFICATION, Stream,
 };
 use daq_core::units::counted;
 use daq_core::units::format_datetime;
@@ -43,123 +25,6 @@ pub const LABEL_UNLISTED: &str = "unlisted";
 
 /// Why samples are missing that the stream began behind or ended before.
 pub const CAUSE_TRUNCATED: &str = "truncated";
-
-/// What is the same for all frames of a recording.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Recording {
-    /// Type of a sample of one channel.
-    pub datatype: Datatype,
-    /// Interleaved channels, at least 1. Frames that are not interleaved samples over time have 1 and a `table`.
-    pub channels: u32,
-    /// Samples per second and channel; `None` where unknown and where frames are not samples over time.
-    pub sample_rate: Option<f64>,
-    /// Bytes of a whole frame.
-    pub frame_bytes: u64,
-    /// Packets that make up a frame; 0 where there is no such thing.
-    pub places: u32,
-    /// Bytes of the first packet's payload in the frame.
-    pub first_bytes: u64,
-    /// Bytes of every other packet's payload in the frame.
-    pub place_bytes: u64,
-    /// Whether the sizes above, here the largest possible ones, are those of the first frame.
-    pub learns_sizes: bool,
-    /// The ring written from.
-    pub source: String,
-    /// Free text.
-    pub description: Option<String>,
-    /// The hardware recorded with.
-    pub hardware: Option<String>,
-    /// The shape of frames that are not interleaved samples over time.
-    pub table: Option<Table>,
-}
-
-/// The shape of a frame that SigMF has no words for, such as spectra or planar channels.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Table {
-    /// Channels of a frame.
-    pub channels: u32,
-    /// Points of each channel.
-    pub points: u64,
-    /// `interleaved` or `planar`.
-    pub order: &'static str,
-    /// What the points run over.
-    pub axis: serde_json::Value,
-    /// Frames a second, where known.
-    pub frame_rate: Option<f64>,
-}
-
-impl Recording {
-    /// Nanoseconds from one frame to the next, where they are known.
-    fn frame_ns(&self) -> Option<f64> {
-        let group = self.datatype.bytes() as f64 * f64::from(self.channels.max(1));
-        let frame_rate = match &self.table {
-            Some(table) => table.frame_rate,
-            None => self
-                .sample_rate
-                .map(|rate| rate * group / self.frame_bytes as f64),
-        };
-        frame_rate
-            .filter(|rate| rate.is_finite() && *rate > 0.0)
-            .map(|rate| 1e9 / rate)
-    }
-}
-
-/// Nanoseconds of so many frames.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "never negative; saturates"
-)]
-fn nanoseconds(frames: u64, frame_ns: Option<f64>) -> u64 {
-    (frames as f64 * frame_ns.unwrap_or(0.0)).round() as u64
-}
-
-/// When a frame was taken, and who says so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
-    /// The clock's name.
-    pub clock: &'static str,
-    /// Its nanoseconds.
-    pub ns: u64,
-    /// Whether they count from 1970-01-01T00:00:00Z.
-    pub utc: bool,
-}
-
-/// A frame that was written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Record {
-    /// Its number in its epoch.
-    pub sequence: u64,
-    /// The counting its number belongs to.
-    pub epoch: u32,
-    /// Bytes written, a multiple of a sample of all channels.
-    pub bytes: u64,
-    /// When it was taken.
-    pub moment: Option<Moment>,
-    /// It is not continuous with the frame before, whatever the numbers say.
-    pub restart: bool,
-    /// A check failed at the source.
-    pub suspect: bool,
-    /// Its places (packets); 0 where it has none.
-    pub places: u32,
-    /// Bytes of its first packet's payload; 0 = as the recording says.
-    pub first_bytes: u32,
-    /// Bytes of every other packet's payload; 0 = as the recording says.
-    pub place_bytes: u32,
-    /// The stream began or ended inside it.
-    pub truncated: bool,
-    /// Why frames between the last one and this are missing, where that is known.
-    pub cause: Option<&'static str>,
-}
-
-impl Record {
-    /// Whether its `count` missing places from `first` on lie outside of the stream; `begins` if those at its start do.
-    fn truncates(&self, first: u32, count: u32, begins: bool) -> bool {
-        let (at_start, at_end) = (first == 0, first.saturating_add(count) >= self.places);
-        // A stream holds a place at least, and its first frame is the first of an epoch.
-        self.truncated && at_start != at_end && !begins && (at_end || self.restart)
-    }
-}
 
 /// A run of frames without a break.
 #[derive(Clone, Copy, Debug)]
