@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_has_many_spellings() {
+    fn path_claims_with_different_spelling_conflict() {
         for other in [
             "out",
             "./out",
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn stems_share_directories() {
+    fn stem_claims_in_one_directory_do_not_conflict() {
         let stem = |path: &str| Claim::Stem(path.into());
         let conflict = |a: &Claim, b: &Claim| {
             assert_eq!(a.conflicts(b), b.conflicts(a), "{a} and {b}");
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn relative_paths_start_somewhere() {
+    fn relative_path_claims_are_resolved_against_directory() {
         let at = |path: &str| Claim::Path(path.into()).at(Path::new("/data/run"));
         let there = Claim::Path("/data/out".into());
         assert!(there.conflicts(&at("../out")) && there.conflicts(&at("/data/run/../out")));

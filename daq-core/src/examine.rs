@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_are_no_paths() {
+    fn url_as_path_is_rejected() {
         let name =
             |path: &str| said(NamedFile::new("path", path, FileUse::WritesInto).check_name());
         for path in [
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_paths_that_no_file_can_have_are_refused() {
+    fn impossible_file_names_are_rejected() {
         let file = |path: &str| NamedFile::new("path", path, FileUse::WritesInto);
         let long = "n".repeat(255);
         assert_eq!(said(file(&format!("out/{long}")).check_name()), "");
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_and_unfit_files_are_named() {
+    fn missing_and_unusable_files_are_named() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("a.pcap"), "").unwrap();
         let file = |path: &str, purpose| {

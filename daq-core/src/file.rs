@@ -74,7 +74,7 @@ mod tests {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     #[test]
-    fn fifos_and_directories_are_refused_without_blocking() {
+    fn fifos_and_directories_are_rejected_without_blocking() {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_followed_only_where_that_is_allowed() {
+    fn symlinks_are_followed_only_if_allowed() {
         let dir = tempfile::tempdir().unwrap();
         let (file, link) = (dir.path().join("file"), dir.path().join("link"));
         std::fs::write(&file, "text").unwrap();

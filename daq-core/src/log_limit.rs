@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repeated_messages_are_logged_once_an_interval_with_the_number_suppressed() {
+    fn repeated_messages_are_logged_once_per_interval_with_suppressed_count() {
         let limit = LogLimit::new();
         assert_eq!(limit.allow(0), Some(Suppressed(0)), "the first at once");
         for now in 1..=100 {
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn suppressed_messages_are_named_only_if_there_are_any() {
+    fn suppressed_count_is_logged_only_if_nonzero() {
         let shown = [0, 1, 2].map(|count| Suppressed(count).to_string());
         assert_eq!(
             shown,

@@ -128,7 +128,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     #[test]
-    fn a_sleeper_is_woken_by_every_policy() {
+    fn waiter_is_woken_under_every_policy() {
         for policy in [Wait::Busy, Wait::Adaptive, Wait::Event] {
             let bell = Arc::new((Bell::default(), AtomicBool::new(false)));
             let ringer = bell.clone();
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rings_no_bell_is_looked_after() {
+    fn polled_condition_without_notification_is_detected() {
         for policy in [Wait::Busy, Wait::Adaptive, Wait::Event] {
             let mut looks = 0;
             let look = Duration::from_micros(10);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_ends_at_the_limit() {
+    fn wait_ends_at_timeout() {
         for policy in [Wait::Busy, Wait::Adaptive, Wait::Event] {
             assert!(!Bell::default().wait(policy, Duration::from_millis(2), || false));
         }

@@ -450,7 +450,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
-    fn regions_are_zeroed_and_page_aligned() {
+    fn region_is_zeroed_and_page_aligned() {
         let region = Region::host(
             3 << 20,
             HostOptions {
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_beyond_the_limit_is_told_and_survived() {
+    fn mlock_beyond_limit_is_reported_and_region_usable() {
         let region = Region::host(
             1 << 30,
             HostOptions {
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn registrations_are_undone_last_to_first() {
+    fn registrations_are_released_in_reverse_order() {
         static UNDONE: AtomicUsize = AtomicUsize::new(0);
         struct Held(usize);
         impl Registration for Held {
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_region_is_refused() {
+    fn empty_region_is_rejected() {
         assert!(matches!(
             Region::host(0, HostOptions::default()),
             Err(RegionError::Empty)

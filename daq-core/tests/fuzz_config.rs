@@ -97,7 +97,7 @@ fn reads_back<T: FromStr + Display + PartialEq + Debug>(text: &str) {
 }
 
 #[test]
-fn arbitrary_text() {
+fn config_of_random_text_does_not_panic() {
     bolero::check!()
         .with_test_time(seconds())
         .with_max_len(512)
@@ -173,7 +173,7 @@ const PIECES: [&str; 48] = [
 ];
 
 #[test]
-fn text_of_likely_pieces() {
+fn config_of_random_fragments_does_not_panic() {
     bolero::check!()
         .with_test_time(seconds())
         .with_max_len(256)

@@ -44,13 +44,13 @@ fn check(text: &[u8]) {
 }
 
 #[test]
-fn any_bytes() {
+fn sigmf_of_random_bytes_does_not_panic() {
     bolero::check!().with_test_time(time()).for_each(check);
 }
 
 /// Mostly valid text with values and keys thrown in: gets behind the JSON parser.
 #[test]
-fn almost_metadata() {
+fn sigmf_of_nearly_valid_metadata_does_not_panic() {
     let keys = [
         "core:datatype",
         "core:sample_rate",
@@ -113,7 +113,7 @@ fn almost_metadata() {
 }
 
 #[test]
-fn any_datetime() {
+fn datetime_of_random_text_does_not_panic() {
     bolero::check!()
         .with_test_time(time())
         .for_each(|bytes: &[u8]| {

@@ -46,7 +46,7 @@ fn produce(mut producer: Producer, frames: u64) -> u64 {
 /// A guaranteed reader sees every published frame, unchanged and in order; `Lease::frame` looks at the
 /// canary, which loom checks for races with the producer.
 #[test]
-fn a_guaranteed_reader_sees_every_frame() {
+fn reader_with_guarantee_sees_every_frame() {
     model(3, || {
         let (ring, producer) = ring(2, false, 0);
         let ledger = ReaderLedger::default();
@@ -69,7 +69,7 @@ fn a_guaranteed_reader_sees_every_frame() {
 /// An unguaranteed reader of a producer that can be held back: what it leases does not change; what it
 /// misses is counted.
 #[test]
-fn leased_slots_are_safe_where_the_producer_can_be_held_back() {
+fn leased_slots_with_backpressure_are_not_overwritten() {
     model(3, || {
         let (ring, producer) = ring(2, true, 0);
         let ledger = ReaderLedger::default();
@@ -145,7 +145,7 @@ fn leases_in_flight_keep_their_slots() {
 
 /// A reader that attaches while frames are published never meets a slot that is being written.
 #[test]
-fn attaching_while_frames_flow_is_safe() {
+fn reader_attached_while_running_is_consistent() {
     model(3, || {
         let (ring, producer) = ring(2, false, 0);
         let writer = thread::spawn(move || produce(producer, 3));
@@ -166,7 +166,7 @@ fn attaching_while_frames_flow_is_safe() {
 /// Two threads fill one window, one of them closes frames: no place is written after its frame was handed
 /// on, and every packet is accounted.
 #[test]
-fn writers_and_sequencer_share_a_window() {
+fn writers_and_sequencer_share_one_window() {
     model(3, || {
         let (ring, producer) = ring(4, false, 2);
         let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
@@ -207,7 +207,7 @@ fn writers_and_sequencer_share_a_window() {
 /// The window passes a long gap in one step while another thread places a packet before it: no place is written after
 /// its frame was handed on, and every place is accounted.
 #[test]
-fn a_long_gap_is_passed_while_another_writes() {
+fn long_gap_while_other_thread_writes_is_handled() {
     model(3, || {
         let (_ring, producer) = ring(4, false, 2);
         let ledger = SourceLedger::default();
@@ -241,7 +241,7 @@ fn a_long_gap_is_passed_while_another_writes() {
 /// Two threads are given the same packet: one of them places it, the other counts a duplicate, and no byte
 /// is written twice.
 #[test]
-fn one_of_two_writers_places_a_packet() {
+fn packet_from_two_writers_is_placed_once() {
     model(3, || {
         let (_ring, producer) = ring(4, false, 2);
         let ledger = SourceLedger::default();

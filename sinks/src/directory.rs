@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_that_cannot_be_created_is_named_with_what_helps() {
+    fn directory_not_creatable_is_named_with_fix() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_stuck_is_tried_again() {
+    fn failed_close_is_retried() {
         let mut refuse = 2;
         let finish = move |n: &mut u32| {
             refuse -= u32::from(refuse > 0 && *n == 7);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_the_thread_goes_on_in_its_owner() {
+    fn thread_panic_is_propagated_to_owner() {
         let finish = |n: &mut u32| -> Result<(), ()> { panic!("number {n} is bad") };
         let mut finisher = Finisher::start("finisher", 6, finish).unwrap();
         assert!(finisher.exchange(|spare| spare + 1));

@@ -271,7 +271,7 @@ mod tests {
     const THERE: fn(&File, &Path) -> bool = |_, _| true;
 
     #[test]
-    fn only_a_filesystem_without_locks_is_written_to_unlocked() {
+    fn only_filesystem_without_locks_is_written_unlocked() {
         let dir = tempfile::tempdir().unwrap();
         for errno in [Errno::NOLCK, Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL] {
             StemLock::take_by(dir.path(), "adc", |_| Err(errno), THERE).unwrap();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_loses_every_race_does_not_write() {
+    fn loser_of_lock_race_does_not_write() {
         let dir = tempfile::tempdir().unwrap();
         for held in [FREE, |_| Err(Errno::WOULDBLOCK)] {
             let error = StemLock::take_by(dir.path(), "adc", held, |_, _| false).unwrap_err();
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_a_signal_interrupts_is_asked_for_again() {
+    fn lock_interrupted_by_signal_is_retried() {
         let dir = tempfile::tempdir().unwrap();
         let signals = Cell::new(2 * TRIES);
         let lock = |_: &File| match signals.replace(signals.get().saturating_sub(1)) {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_in_place_of_the_lock_is_refused() {
+    fn lock_file_that_is_fifo_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(".adc.lock");
         let mode = Mode::RUSR | Mode::WUSR;
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_to_break_a_lock() {
+    fn lock_error_does_not_suggest_breaking_lock() {
         let told = |errno: Errno| LockError::io("open", Path::new("x"), errno).to_string();
         assert!(told(Errno::LOOP).ends_with("remove it"));
         for errno in [Errno::ACCESS, Errno::PERM, Errno::ROFS, Errno::IO] {
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_the_holder_is_what_its_lock_says() {
+    fn lock_holder_is_reported_from_lock_file() {
         assert_eq!(writing(None), "another writer has it");
         assert!(writing(Some(0)).ends_with("has it (its lock names pid 0)"));
         let own = writing(Some(std::process::id()));

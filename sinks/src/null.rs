@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sum_needs_every_byte() {
+    fn checksum_depends_on_every_byte() {
         for n in [0, 1, 7, 8, 9, 64, 65] {
             let mut bytes = vec![0; n];
             assert_eq!(sum(&bytes), 0);

@@ -56,7 +56,7 @@ fn frames(from: u64) -> Vec<Sent> {
 
 // One test: another one running beside it would be counted.
 #[test]
-fn frames_flow_without_allocations() {
+fn frames_are_written_without_allocations() {
     for (driver, keys) in [
         (
             "file",

@@ -78,8 +78,8 @@ fn recorded(dir: &Path) -> (Vec<u64>, Vec<(u64, Option<String>)>) {
 const KEYS: [&str; 2] = ["segment = \"300 kB\"", "segment = \"1 GiB\""];
 
 #[test]
-fn a_guaranteed_sink_waits_and_goes_on() {
-    let Some(dir) = small_disk("a_guaranteed_sink_waits_and_goes_on") else {
+fn disk_full_with_guarantee_waits_and_continues() {
+    let Some(dir) = small_disk("disk_full_with_guarantee_waits_and_continues") else {
         return;
     };
     for keys in KEYS {
@@ -110,8 +110,8 @@ fn a_guaranteed_sink_waits_and_goes_on() {
 }
 
 #[test]
-fn a_sink_that_drops_tells_what_and_why() {
-    let Some(dir) = small_disk("a_sink_that_drops_tells_what_and_why") else {
+fn disk_full_without_guarantee_reports_drops_and_cause() {
+    let Some(dir) = small_disk("disk_full_without_guarantee_reports_drops_and_cause") else {
         return;
     };
     for keys in KEYS {
@@ -158,10 +158,8 @@ fn a_sink_that_drops_tells_what_and_why() {
 }
 
 #[test]
-fn a_disk_that_stays_full_does_not_keep_what_was_taken_from_being_closed() {
-    let Some(dir) =
-        small_disk("a_disk_that_stays_full_does_not_keep_what_was_taken_from_being_closed")
-    else {
+fn disk_full_still_closes_accepted_frames() {
+    let Some(dir) = small_disk("disk_full_still_closes_accepted_frames") else {
         return;
     };
     let (mut sink, ledger) = sink(&dir, "");
@@ -188,10 +186,8 @@ fn a_disk_that_stays_full_does_not_keep_what_was_taken_from_being_closed() {
 }
 
 #[test]
-fn a_full_disk_does_not_keep_a_segment_of_many_epochs_from_being_closed() {
-    let Some(dir) =
-        small_disk("a_full_disk_does_not_keep_a_segment_of_many_epochs_from_being_closed")
-    else {
+fn disk_full_still_closes_segment_of_many_epochs() {
+    let Some(dir) = small_disk("disk_full_still_closes_segment_of_many_epochs") else {
         return;
     };
     const SMALL: usize = 512;

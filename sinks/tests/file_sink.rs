@@ -74,7 +74,7 @@ fn counting(sequence: u64, bytes: usize) -> Sent {
 }
 
 #[test]
-fn every_layout_round_trips() {
+fn file_layouts_round_trip() {
     let axes = [
         Axis::Time { rate: Some(2.5e6) },
         Axis::Time { rate: None },
@@ -193,7 +193,7 @@ fn every_layout_round_trips() {
 }
 
 #[test]
-fn segments_end_by_size_and_numbers_go_on() {
+fn segments_rotate_by_size_and_numbering_continues() {
     let dir = tempfile::tempdir().unwrap();
     let layout = layout(Scalar::Int16, false, 1, 500);
     let mut feed = Feed::new(8, 1000, 0);
@@ -232,7 +232,7 @@ fn segments_end_by_size_and_numbers_go_on() {
 }
 
 #[test]
-fn a_segment_ends_by_age_and_an_empty_one_leaves_nothing() {
+fn segment_rotates_by_age_and_empty_one_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let context = context(dir.path(), "adc", layout(Scalar::Int8, false, 1, 100), 0, 0);
     let ledger = context.ledger.clone();
@@ -261,7 +261,7 @@ fn a_segment_ends_by_age_and_an_empty_one_leaves_nothing() {
 }
 
 #[test]
-fn an_unused_sink_leaves_no_file() {
+fn unused_sink_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let context = context(dir.path(), "adc", layout(Scalar::Int8, false, 1, 100), 0, 0);
     let mut sink = spec("file", "adc", "path = \"out\"")
@@ -274,7 +274,7 @@ fn an_unused_sink_leaves_no_file() {
 }
 
 #[test]
-fn what_a_kill_left_is_settled() {
+fn files_left_by_kill_are_recovered() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("adc-000004.sigmf-data.partial"), [1; 77]).unwrap();
     let context = context(dir.path(), "adc", layout(Scalar::Int8, false, 1, 100), 0, 0);
@@ -294,7 +294,7 @@ fn what_a_kill_left_is_settled() {
 }
 
 #[test]
-fn keys_are_checked() {
+fn file_keys_invalid_are_rejected() {
     for (keys, wanted) in [
         (
             "path = \"out\"\nsegmant = \"1 GiB\"",
@@ -411,7 +411,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn gaps_are_told_exactly(
+    fn gaps_are_annotated_exactly(
         steps in vec((prop_oneof![4 => Just(1_u64), 1 => 2_u64..9], prop::bool::weighted(0.1),
             btree_set(0..=PLACES, 0..4), prop_oneof![5 => Just(0_usize), 1 => 0_usize..20]), 1..40),
         segment in 40_u64..400,

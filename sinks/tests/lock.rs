@@ -42,7 +42,7 @@ fn give(sink: &mut dyn Sink, sequence: u64) {
 }
 
 #[test]
-fn a_stem_that_another_process_writes_is_refused_between_two_of_its_files() {
+fn stem_of_other_process_is_rejected_between_its_files() {
     for driver in ["file", "zarr"] {
         let dir = tempfile::tempdir().unwrap();
         // As another process leaves it that has closed one segment and not yet begun the next.
@@ -76,7 +76,7 @@ fn a_stem_that_another_process_writes_is_refused_between_two_of_its_files() {
 }
 
 #[test]
-fn a_sink_holds_its_stem_for_its_whole_life() {
+fn sink_locks_stem_for_its_lifetime() {
     for (driver, other) in [("file", "zarr"), ("zarr", "file")] {
         let dir = tempfile::tempdir().unwrap();
         let mut sink = build(driver, dir.path()).unwrap();
@@ -104,7 +104,7 @@ fn a_sink_holds_its_stem_for_its_whole_life() {
 }
 
 #[test]
-fn the_lock_of_a_process_that_was_killed_hinders_nobody() {
+fn lock_of_killed_process_is_released() {
     for driver in ["file", "zarr"] {
         let dir = tempfile::tempdir().unwrap();
         // A longer number than ours leaves nothing behind it.
@@ -118,7 +118,7 @@ fn the_lock_of_a_process_that_was_killed_hinders_nobody() {
 }
 
 #[test]
-fn stems_and_directories_have_locks_of_their_own() {
+fn stems_and_directories_are_locked_separately() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let _held = StemLock::take(one.path(), "adc").unwrap();
     StemLock::take(one.path(), "adc-raw").unwrap();
@@ -126,7 +126,7 @@ fn stems_and_directories_have_locks_of_their_own() {
 }
 
 #[test]
-fn a_lock_that_was_removed_by_hand_is_not_removed_from_its_next_holder() {
+fn lock_removed_manually_is_not_removed_from_next_holder() {
     let dir = tempfile::tempdir().unwrap();
     let first = StemLock::take(dir.path(), "adc").unwrap();
     std::fs::remove_file(dir.path().join(LOCK)).unwrap();
@@ -139,7 +139,7 @@ fn a_lock_that_was_removed_by_hand_is_not_removed_from_its_next_holder() {
 }
 
 #[test]
-fn a_link_is_not_followed() {
+fn lock_file_that_is_symlink_is_not_followed() {
     let dir = tempfile::tempdir().unwrap();
     let precious = dir.path().join("precious");
     std::fs::write(&precious, "precious").unwrap();
@@ -150,7 +150,7 @@ fn a_link_is_not_followed() {
 }
 
 #[test]
-fn of_many_that_come_and_go_one_holds_the_lock() {
+fn lock_under_contention_has_one_holder() {
     let dir = tempfile::tempdir().unwrap();
     let (inside, taken) = (AtomicBool::new(false), AtomicU32::new(0));
     std::thread::scope(|scope| {

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
-const NAME: &str = "another_users_lock_is_respected_and_taken_when_it_is_free";
+const NAME: &str = "lock_of_other_user_is_respected_until_released";
 const NOBODY: u32 = 65534;
 
 /// What the other user's process looks at, and what it should find.
@@ -38,7 +38,7 @@ fn look(dir: &Path, holder: &str) {
 }
 
 #[test]
-fn another_users_lock_is_respected_and_taken_when_it_is_free() {
+fn lock_of_other_user_is_respected_until_released() {
     if let Some(dir) = std::env::var_os("DAQ_LOCK_DIR") {
         look(Path::new(&dir), &std::env::var("DAQ_LOCK_HOLDER").unwrap());
         return;

@@ -12,7 +12,7 @@ use support::{context, layout, spec};
 const WHERE: &str = "to = \"127.0.0.1:1\"\nnics = [\"software\"]";
 
 #[test]
-fn what_cannot_be_is_refused_with_a_remedy() {
+fn rdma_invalid_config_is_rejected_with_fix() {
     for (keys, told) in [
         ("to = \"host\"\nnics = [\"a\"]", "no host with a port"),
         ("to = \"host:0\"\nnics = [\"a\"]", "no host with a port"),
@@ -72,7 +72,7 @@ fn what_cannot_be_is_refused_with_a_remedy() {
 }
 
 #[test]
-fn what_can_be_is_taken() {
+fn rdma_valid_config_is_accepted() {
     for keys in [
         "to = \"host:1\"\nnics = [\"a\"]\nqueues = 4\nconnection = \"cm\"",
         "to = \"host:1\"\nnics = [\"a\"]\npatience = \"60 s\"",
@@ -83,7 +83,7 @@ fn what_can_be_is_taken() {
 }
 
 #[test]
-fn the_memory_of_a_gpu_is_read_where_that_is_asked_for_or_was_measured() {
+fn rdma_gpu_memory_is_read_if_requested_or_measured() {
     for (path, accepted) in [
         ("auto", Placements::Measured),
         ("staged", Placements::Host),
@@ -96,7 +96,7 @@ fn the_memory_of_a_gpu_is_read_where_that_is_asked_for_or_was_measured() {
 }
 
 #[test]
-fn cards_that_are_not_there_and_receivers_too_are_told() {
+fn rdma_missing_nics_and_receivers_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let make = || context(dir.path(), "n", layout(Scalar::Int8, false, 1, 64), 0, 0);
     let card = spec(

@@ -37,7 +37,7 @@ fn examples(example: &str) -> [String; 2] {
 }
 
 #[test]
-fn examples_are_valid_and_show_every_key() {
+fn sink_examples_are_valid_and_show_every_key() {
     for entry in SINKS {
         let mut shown = Vec::new();
         for text in examples(entry.example) {
@@ -95,7 +95,7 @@ fn examples_are_valid_and_show_every_key() {
 }
 
 #[test]
-fn null_counts_what_it_is_given() {
+fn null_counts_received_frames() {
     for keys in ["", "touch = true", "delay = \"1 us\""] {
         let dir = tempfile::tempdir().unwrap();
         let context = context(dir.path(), "n", layout(Scalar::Int8, false, 1, 64), 0, 0);

@@ -85,7 +85,7 @@ fn assert_promise(dir: &Path, wanted: &[u8]) {
 }
 
 #[test]
-fn every_point_of_a_close_keeps_the_promise() {
+fn close_interrupted_at_any_step_is_recoverable() {
     let wanted = pattern(20_001, 1);
     for stop in STEPS {
         let dir = tempfile::tempdir().unwrap();
@@ -125,7 +125,7 @@ fn every_point_of_a_close_keeps_the_promise() {
 }
 
 #[test]
-fn torn_or_strange_metadata_proves_nothing() {
+fn metadata_torn_or_foreign_is_not_trusted() {
     let cases = [
         ("{\"global\":{\"daq:by", false),
         ("", false),
@@ -150,7 +150,7 @@ fn torn_or_strange_metadata_proves_nothing() {
 }
 
 #[test]
-fn recovery_leaves_others_alone() {
+fn recovery_leaves_other_files_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let others = [
         "adc-2.sigmf-data",
@@ -177,7 +177,7 @@ fn recovery_leaves_others_alone() {
 }
 
 #[test]
-fn nothing_is_overwritten() {
+fn existing_files_are_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let mut writer = SegmentWriter::new(&small()).unwrap();
     for existing in ["a.sigmf-data", "a.sigmf-meta", "a.sigmf-data.partial"] {
@@ -209,7 +209,7 @@ fn nothing_is_overwritten() {
 }
 
 #[test]
-fn calls_out_of_order_are_errors() {
+fn calls_out_of_order_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let mut writer = SegmentWriter::new(&small()).unwrap();
     assert!(matches!(writer.write(b"x"), Err(SegmentError::NotOpen)));
@@ -286,7 +286,7 @@ fn written(dir: &Path, options: &Options, actions: &[Action], name: &str) -> (Ve
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
     #[test]
-    fn the_file_is_what_was_written(
+    fn file_contains_written_bytes(
         actions in actions(), buffers in 2..4_usize, blocks in 1..4_usize, direct: bool, reserve: bool, memory: bool,
     ) {
         let dir = if memory { memory_dir() } else { tempfile::tempdir().unwrap() };
@@ -297,7 +297,7 @@ proptest! {
 }
 
 #[test]
-fn a_writer_is_used_again_and_frees_what_it_reserved() {
+fn writer_is_reusable_and_frees_reserved_space() {
     use std::os::unix::fs::MetadataExt as _;
     for dir in [tempfile::tempdir().unwrap(), memory_dir()] {
         let mut writer = SegmentWriter::new(&small()).unwrap();

@@ -81,24 +81,24 @@ fn goes_on(dir: &Path, reserve: bool) {
 }
 
 #[test]
-fn writing_goes_on_when_there_is_room_again() {
-    let Some(dir) = small_disk("writing_goes_on_when_there_is_room_again") else {
+fn write_after_disk_full_resumes_when_space_is_free() {
+    let Some(dir) = small_disk("write_after_disk_full_resumes_when_space_is_free") else {
         return;
     };
     goes_on(&dir, true);
 }
 
 #[test]
-fn writing_goes_on_without_reservations() {
-    let Some(dir) = small_disk("writing_goes_on_without_reservations") else {
+fn write_without_preallocation_succeeds() {
+    let Some(dir) = small_disk("write_without_preallocation_succeeds") else {
         return;
     };
     goes_on(&dir, false);
 }
 
 #[test]
-fn a_full_disk_does_not_keep_a_segment_from_being_closed() {
-    let Some(dir) = small_disk("a_full_disk_does_not_keep_a_segment_from_being_closed") else {
+fn close_on_full_disk_succeeds() {
+    let Some(dir) = small_disk("close_on_full_disk_succeeds") else {
         return;
     };
     let mut writer = SegmentWriter::new(&options(true)).unwrap();
@@ -110,8 +110,8 @@ fn a_full_disk_does_not_keep_a_segment_from_being_closed() {
 }
 
 #[test]
-fn a_close_that_finds_no_room_can_be_repeated() {
-    let Some(dir) = small_disk("a_close_that_finds_no_room_can_be_repeated") else {
+fn close_failed_for_space_is_repeatable() {
+    let Some(dir) = small_disk("close_failed_for_space_is_repeatable") else {
         return;
     };
     let ballast = ballast(&dir);
@@ -127,10 +127,8 @@ fn a_close_that_finds_no_room_can_be_repeated() {
 }
 
 #[test]
-fn a_writer_that_gives_up_keeps_a_prefix_and_can_cut_it_to_whole_records() {
-    let Some(dir) =
-        small_disk("a_writer_that_gives_up_keeps_a_prefix_and_can_cut_it_to_whole_records")
-    else {
+fn failed_write_keeps_prefix_that_truncates_to_records() {
+    let Some(dir) = small_disk("failed_write_keeps_prefix_that_truncates_to_records") else {
         return;
     };
     let mut writer = SegmentWriter::new(&options(false)).unwrap();

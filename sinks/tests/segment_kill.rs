@@ -105,7 +105,7 @@ fn check(dir: &Path, partials: &mut BTreeSet<u64>) -> u64 {
 }
 
 #[test]
-fn kill_at_random_moments() {
+fn kill_at_random_times_leaves_valid_segments() {
     let dir = tempfile::tempdir().unwrap();
     let mut partials = BTreeSet::new();
     let mut whole = 0;

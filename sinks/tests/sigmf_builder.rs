@@ -39,7 +39,7 @@ fn runs(places: &BTreeSet<u32>) -> Vec<(u32, u32)> {
 
 proptest! {
     #[test]
-    fn spans_cover_exactly_the_missing_samples(
+    fn annotations_cover_exactly_missing_samples(
         frames in vec((1_u64..4, any::<bool>(), btree_set(0_u32..6, 0..4)), 1..12),
         channels in 1_u32..4, wide: bool, place_bytes in 1_u64..9,
     ) {
@@ -83,7 +83,7 @@ proptest! {
 }
 
 #[test]
-fn a_segment_starts_fresh_but_remembers_the_last_frame() {
+fn new_segment_remembers_last_frame() {
     let mut builder = MetaBuilder::new(recording(Number::I8, 1, 1, 10));
     builder.frame(
         &Record {
@@ -122,7 +122,7 @@ fn a_segment_starts_fresh_but_remembers_the_last_frame() {
 }
 
 #[test]
-fn what_was_never_sent_is_not_counted_as_missing() {
+fn frames_never_sent_are_not_counted_as_missing() {
     // Six places of 10 samples a frame: (first frame of an epoch, truncated, missing places) and what is told of it, as
     // (first sample, samples, whether it was cut off).
     type Case = (
@@ -196,7 +196,7 @@ fn what_was_never_sent_is_not_counted_as_missing() {
 }
 
 #[test]
-fn bytes_behind_the_last_whole_sample_are_not_missing() {
+fn bytes_after_last_whole_sample_are_not_missing() {
     // Samples of 8 bytes in places of 3; the frame has 21 bytes, of which 16 are written. Place 5 is bytes 15 to 17,
     // place 6 what lies behind.
     let mut builder = MetaBuilder::new(recording(Number::I16, 4, 7, 3));
@@ -216,7 +216,7 @@ fn bytes_behind_the_last_whole_sample_are_not_missing() {
 
 /// The first frame of an epoch may lack the packet that carries the time.
 #[test]
-fn a_capture_has_the_time_of_its_first_frame_that_has_one() {
+fn capture_has_time_of_first_frame_with_time() {
     let moment = |ns| {
         Some(Moment {
             clock: "sensor",
@@ -261,7 +261,7 @@ fn a_capture_has_the_time_of_its_first_frame_that_has_one() {
 }
 
 #[test]
-fn metadata_is_never_longer_than_its_bound() {
+fn metadata_never_exceeds_its_bound() {
     let mut recording = recording(Number::I8, 1, 64, 1 << 40);
     recording.description = Some("\u{1}\"".repeat(500));
     let mut builder = MetaBuilder::with_limits(recording, 50, 70);

@@ -93,7 +93,7 @@ fn at(sequence: u64, bytes: u64, ns: u64) -> Record {
 }
 
 #[test]
-fn every_datatype_is_read_back() {
+fn sigmf_python_reads_every_datatype() {
     let Some(python) = python("sigmf, numpy") else {
         return;
     };
@@ -139,7 +139,7 @@ fn every_datatype_is_read_back() {
 }
 
 #[test]
-fn gaps_and_epochs_are_told() {
+fn sigmf_python_reads_gaps_and_epochs() {
     let Some(python) = python("sigmf, numpy") else {
         return;
     };
@@ -273,7 +273,7 @@ fn gaps_and_epochs_are_told() {
 }
 
 #[test]
-fn more_gaps_than_can_be_listed_are_summed_up() {
+fn sigmf_python_reads_summary_of_many_gaps() {
     let Some(python) = python("sigmf, numpy") else {
         return;
     };
@@ -319,7 +319,7 @@ fn more_gaps_than_can_be_listed_are_summed_up() {
 }
 
 #[test]
-fn spectra_and_extremes_validate() {
+fn sigmf_python_validates_spectra_and_extremes() {
     let Some(python) = python("sigmf, numpy") else {
         return;
     };
@@ -368,7 +368,7 @@ fn spectra_and_extremes_validate() {
 }
 
 #[test]
-fn recordings_of_the_file_sink_are_valid() {
+fn sigmf_python_validates_file_sink_recordings() {
     let Some(python) = python("sigmf, numpy") else {
         return;
     };

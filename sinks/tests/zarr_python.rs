@@ -59,7 +59,7 @@ fn frame(n: u64, bytes: usize, places: u32) -> Sent {
 }
 
 #[test]
-fn every_layout_is_read_back() {
+fn zarr_python_reads_every_layout() {
     let Some(python) = python("zarr, numpy") else {
         return;
     };

@@ -151,7 +151,7 @@ fn assert_holds(store: &Path, sent: &[Sent], layout: &Layout, places: u32) {
 }
 
 #[test]
-fn every_layout_round_trips() {
+fn zarr_layouts_round_trip() {
     for scalar in SCALARS {
         for (complex, channels, order, places) in [
             (false, 1, Order::Interleaved, 0),
@@ -199,7 +199,7 @@ fn every_layout_round_trips() {
 }
 
 #[test]
-fn chunks_of_the_small_arrays_may_span_many_of_the_frames() {
+fn metadata_chunks_span_many_frame_chunks() {
     let layout = layout(Scalar::Int8, false, 1, 8);
     let dir = tempfile::tempdir().unwrap();
     // 1000 frames a chunk, 4000 rows in a chunk of the small arrays.
@@ -214,7 +214,7 @@ fn chunks_of_the_small_arrays_may_span_many_of_the_frames() {
 }
 
 #[test]
-fn frames_are_committed_in_time_and_their_chunk_goes_on() {
+fn frames_are_flushed_in_time_and_chunk_continues() {
     let layout = layout(Scalar::Int16, false, 1, 50);
     let dir = tempfile::tempdir().unwrap();
     let context = context(dir.path(), "a", layout.clone(), 4, 25);
@@ -241,7 +241,7 @@ fn frames_are_committed_in_time_and_their_chunk_goes_on() {
 }
 
 #[test]
-fn each_run_has_its_store() {
+fn each_run_has_its_own_store() {
     let layout = layout(Scalar::Int8, false, 1, 8);
     let dir = tempfile::tempdir().unwrap();
     for run in 0..3 {
@@ -263,7 +263,7 @@ fn each_run_has_its_store() {
 }
 
 #[test]
-fn a_failed_commit_leaves_no_partial_files() {
+fn failed_commit_leaves_no_partial_files() {
     let layout = layout(Scalar::Int8, false, 1, 8);
     let dir = tempfile::tempdir().unwrap();
     let context = context(dir.path(), "a", layout, 0, 0);
@@ -292,7 +292,7 @@ fn a_failed_commit_leaves_no_partial_files() {
 }
 
 #[test]
-fn a_half_made_store_is_removed_and_a_fifo_never_blocks() {
+fn incomplete_store_is_removed_and_fifo_does_not_block() {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
     let layout = layout(Scalar::Int8, false, 1, 8);
     let dir = tempfile::tempdir().unwrap();
@@ -317,7 +317,7 @@ fn a_half_made_store_is_removed_and_a_fifo_never_blocks() {
 }
 
 #[test]
-fn keys_are_checked() {
+fn zarr_keys_invalid_are_rejected() {
     for (keys, wanted) in [
         ("path = \"out\"\nchunks = 1", "did you mean `chunk`?"),
         ("path = \"out\"\nchunk = 0", "0 B is not from 1 B to 1 GiB"),
@@ -362,7 +362,7 @@ fn committed(meta: &Path) -> u64 {
 }
 
 #[test]
-fn kill_at_random_moments() {
+fn kill_at_random_times_leaves_valid_store() {
     let dir = tempfile::tempdir().unwrap();
     let layout = layout(Scalar::Int8, false, 1, KILL_FRAME);
     let mut most = 0;
@@ -412,8 +412,8 @@ fn kill_at_random_moments() {
 }
 
 #[test]
-fn a_full_disk_is_waited_for_or_told() {
-    let Some(dir) = small_disk("a_full_disk_is_waited_for_or_told") else {
+fn disk_full_applies_backpressure_or_is_reported() {
+    let Some(dir) = small_disk("disk_full_applies_backpressure_or_is_reported") else {
         return;
     };
     const FRAME: usize = 50_000;

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_span_alone_tells_where() {
+    fn span_is_located_in_its_origin() {
         let mut map = SourceMap::default();
         let first = map.add(Origin::File("a.toml".into()), "x = 1\ny = 2".into());
         let second = map.add(Origin::Environment("DAQ__A__B".into()), "µs".into());

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn typing_errors_are_seen_through() {
+    fn misspelt_key_yields_suggestion() {
         let keys = ["driver", "listen", "ring", "multicast", "core", "max-frame"];
         for (typed, meant) in [
             ("drvier", "driver"),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn suggested_values_keep_their_meaning() {
+    fn suggested_value_keeps_its_meaning() {
         let types = ["int8", "uint8", "int16", "int32", "float32", "float64"];
         for (typed, meant) in [
             ("Int16", "int16"),
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_read_as_prose() {
+    fn list_is_joined_as_prose() {
         assert_eq!(list::<&str>(&[], 5), "");
         assert_eq!(list(&["a"], 5), "`a`");
         assert_eq!(list(&["a", "b", "c"], 5), "`a`, `b` or `c`");

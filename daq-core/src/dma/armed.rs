@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bell_is_unmapped_once_its_engine_is_quiet() {
+    fn doorbell_of_quiesced_engine_is_unmapped() {
         for slots in [0, 1] {
             let (told, holders) = course(true, true, slots);
             assert_eq!(told, ["quiesced", "unmapped 4096", "unmapped 8192"]);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bell_of_an_engine_that_cannot_be_ended_is_kept() {
+    fn doorbell_of_engine_that_cannot_be_quiesced_stays_mapped() {
         for slots in [0, 1] {
             let (told, holders) = course(false, false, slots);
             assert_eq!(told, ["quiesced", "cut off"], "nothing is unmapped");

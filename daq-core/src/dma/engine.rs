@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_that_arrived_are_told_with_their_frame() {
+    fn arrived_packet_slots_are_returned_with_their_frame() {
         let mut completions = Completions::with_places(2, 0, 100);
         let origin = Origin {
             places: 70,

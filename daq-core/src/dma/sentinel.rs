@@ -159,7 +159,7 @@ mod tests {
     use crate::region::HostOptions;
 
     #[test]
-    fn what_was_written_and_what_was_touched_is_told() {
+    fn sentinel_reports_unwritten_and_overwritten_words() {
         let region = Region::host(4096, HostOptions::default()).unwrap();
         let sentinel = Sentinel::new(7);
         assert!(sentinel.lay(&region, 64, 1024));

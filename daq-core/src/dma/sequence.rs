@@ -175,7 +175,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn numbers_are_read_as_they_are_written() {
+    fn sequence_field_is_read_in_declared_format() {
         let little = FrameSequence {
             bits: 12,
             ..FrameSequence::new(4, 2)
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_gap_begins_anew_once_the_next_goes_on_from_it() {
+    fn step_beyond_max_gap_opens_epoch_after_confirmation() {
         let mut numbers = FrameSequence {
             step: 4,
             max_gap: 10,
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_back_of_a_narrow_number_is_no_gap() {
+    fn backward_step_of_narrow_sequence_is_not_gap() {
         let mut numbers = FrameSequence::new(0, 1);
         numbers.next(100, 0);
         assert_eq!(numbers.next(99, 0), Step::Doubtful);
@@ -228,7 +228,7 @@ mod tests {
     proptest! {
         /// Whatever is left out is told, over any number of wraps.
         #[test]
-        fn every_frame_is_told_or_missing(
+        fn sequence_accounts_for_every_frame(
             bits in 8_u32..=64,
             step in 1_u64..5,
             first: u64,

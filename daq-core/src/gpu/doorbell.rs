@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_done_when_every_block_of_their_team_says_so() {
+    fn frame_completes_when_all_its_blocks_complete() {
         let credits = Credits::pretend(3, 2);
         assert!(credits.has(0));
         assert!(!credits.has(1));
@@ -199,7 +199,7 @@ mod tests {
 
     /// Any counts of the blocks against the frames one by one.
     #[test]
-    fn what_is_done_is_the_frames_before_the_first_that_is_not() {
+    fn completed_frames_end_before_first_incomplete() {
         for teams in 1..5_u32 {
             for counts in 0..4_u64.pow(teams) {
                 let credits = Credits::pretend(teams, 1);

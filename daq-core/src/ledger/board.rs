@@ -356,7 +356,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_tells_the_last_run() {
+    fn counter_file_holds_last_run() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("adc.ledger");
         assert_eq!(LastRun::read(&path), None);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_stay_right_when_the_file_is_truncated() {
+    fn counters_survive_file_truncation() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("adc.ledger");
         let board = Board::in_file(&path, 42, 1000).unwrap();
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_or_fifo_in_place_of_the_file_is_refused() {
+    fn counter_file_that_is_symlink_or_fifo_is_rejected() {
         use rustix::fs::{CWD, FileType, Mode, mknodat};
         let dir = tempfile::tempdir().unwrap();
         let (foreign, link) = (dir.path().join("foreign"), dir.path().join("link.ledger"));
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_stays_at_its_largest_number() {
+    fn counter_saturates_at_maximum() {
         let counter = Counter::default();
         counter.add(u64::MAX - 1);
         counter.add(3);
@@ -420,14 +420,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_board_is_told() {
+    fn invalid_counter_file_is_reported() {
         assert_eq!(LastRun::parse(b""), None);
         assert_eq!(LastRun::parse(&[0; 64]), None);
         assert_eq!(LastRun::parse(&MAGIC), None);
     }
 
     #[test]
-    fn names_must_fit() {
+    fn counter_name_too_long_is_rejected() {
         assert!(matches!(
             Board::in_memory().counter(&"x".repeat(121)),
             Err(BoardError::Name { .. })

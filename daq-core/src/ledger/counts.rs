@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_have_names() {
+    fn counters_have_unique_names() {
         let board = Board::in_memory();
         let counts = Counts::on(&board, "source.adc", &["skipped", "short"]).unwrap();
         counts.counter("short").add(2);

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_are_counted_by_name() {
+    fn engine_faults_are_counted_by_name() {
         let counters = EngineCounters::on(
             &Board::in_memory(),
             "source.adc.engine",

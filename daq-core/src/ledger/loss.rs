@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn no_loss_is_written_only_if_nothing_was_lost_rejected_or_duplicated() {
+    fn no_loss_is_printed_only_without_lost_rejected_or_duplicate() {
         assert_eq!(good().loss().to_string(), "no loss in 10 packets");
         assert!(good().loss().is_none());
         type Change = fn(&mut SourceReport);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_without_packets_has_no_data_yet() {
+    fn source_without_packets_is_shown_as_no_data() {
         let mut source = SourceReport::default();
         assert_eq!(source.loss().to_string(), "no data yet");
         assert!(source.loss().has_no_data() && !source.loss().is_none());
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipeline_adds_up_and_names_sources_without_data() {
+    fn pipeline_summary_adds_sources_and_names_those_without_data() {
         let mut report = Report::default();
         report.sources.insert("adc".to_owned(), good());
         report
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ledgers_of_the_last_run_are_read_back() {
+    fn last_run_ledgers_round_trip() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("adc.ledger");
         let board = Board::in_file(&path, 7, 1).unwrap();

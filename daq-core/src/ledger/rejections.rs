@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_frequent_reason_is_named_with_its_first_message() {
+    fn most_frequent_rejection_is_named_with_first_message() {
         let rejections = Rejections::default();
         assert_eq!(rejections.most_frequent(0), None);
         assert!(rejections.count("length", 1, "7 bytes"));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_message_is_cut_between_characters() {
+    fn long_message_is_truncated_at_character_boundary() {
         let rejections = Rejections::default();
         assert!(rejections.count("length", 1, format_args!("{}{}", "a", "é".repeat(400))));
         let kept = rejections.most_frequent(1).unwrap().1;
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_that_the_window_rejects_are_the_rest() {
+    fn rejections_without_reason_are_counted_as_window_rejections() {
         let rejections = Rejections::default();
         rejections.count("length", 1, "7 bytes");
         assert!(rejections.count(FAR_NUMBER, 0, "packet 9"));

@@ -464,7 +464,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_overwritten_before_a_hanging_reader_leases_them_are_overrun() {
+    fn frames_overwritten_before_lease_are_overrun() {
         let (ring, reader) = (RingLedger::default(), ReaderLedger::default());
         ring.capacity.set(16);
         reader.attached.set(10);
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_equations_are_named() {
+    fn broken_ledger_equations_are_named() {
         let mut report = Report::default();
         let source = SourceReport {
             expected: 3,

@@ -251,7 +251,7 @@ fn names(plan: &Plan) -> Vec<&str> {
 }
 
 #[test]
-fn without_a_gpu_rings_lie_in_host_memory_and_nothing_is_inserted() {
+fn plan_without_gpu_uses_host_rings_only() {
     let plan = plan_of(PIPELINE, &host()).unwrap();
     assert_eq!(names(&plan), ["raw", "small"]);
     assert!(
@@ -285,7 +285,7 @@ fn without_a_gpu_rings_lie_in_host_memory_and_nothing_is_inserted() {
 }
 
 #[test]
-fn with_a_gpu_rings_are_inserted_before_and_after() {
+fn plan_with_gpu_inserts_staging_rings() {
     let text = PIPELINE.replace("use = \"quarter\"", "use = \"quarter\"\ngpu = true");
     let plan = plan_of(&text, &with_gpu()).unwrap();
     assert_eq!(names(&plan), ["raw@host", "raw", "small", "small@host"]);
@@ -308,7 +308,7 @@ fn with_a_gpu_rings_are_inserted_before_and_after() {
 }
 
 #[test]
-fn nothing_is_copied_to_a_gpu_where_nothing_reads_it() {
+fn plan_without_gpu_reader_copies_nothing_to_gpu() {
     let plan = plan_of(PIPELINE, &with_gpu()).unwrap();
     assert_eq!(names(&plan), ["raw", "small"]);
     assert_eq!(plan.copies, []);
@@ -331,7 +331,7 @@ fn nothing_is_copied_to_a_gpu_where_nothing_reads_it() {
 }
 
 #[test]
-fn a_kernel_without_a_gpu_side_reads_the_ring_that_feeds_the_gpu() {
+fn cpu_kernel_reads_host_ring_of_staging_pair() {
     let text = PIPELINE.replace("slot = \"5 KiB\"", "slot = \"5 KiB\"\nmemory = \"cuda:0\"");
     let plan = plan_of(&text, &with_gpu()).unwrap();
     assert_eq!(names(&plan), ["raw@host", "raw", "small"]);
@@ -350,7 +350,7 @@ fn a_kernel_without_a_gpu_side_reads_the_ring_that_feeds_the_gpu() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_told_apart_from_errors() {
+fn missing_gpu_memory_is_not_config_error() {
     let text = PIPELINE.replace("slot = \"5 KiB\"", "slot = \"5 KiB\"\nmemory = \"cuda:1\"");
     let plan = plan_of(&text, &with_gpu()).unwrap();
     assert_eq!(plan.unavailable.len(), 1, "{:?}", plan.unavailable);
@@ -363,7 +363,7 @@ fn memory_that_is_not_there_is_told_apart_from_errors() {
 }
 
 #[test]
-fn a_gpu_that_is_not_there_is_held_against_those_that_are() {
+fn missing_gpu_error_lists_available_gpus() {
     let text = PIPELINE.replace("slot = \"5 KiB\"", "slot = \"5 KiB\"\nmemory = \"cuda:7\"");
     let plan = plan_of(&text, &with_gpu()).unwrap();
     assert_eq!(
@@ -381,7 +381,7 @@ fn a_gpu_that_is_not_there_is_held_against_those_that_are() {
 }
 
 #[test]
-fn cores_of_staging_must_be_ours() {
+fn staging_core_outside_affinity_is_rejected() {
     let error = plan_of(
         &format!("{PIPELINE}\n[staging]\ncores = [1, 99]\n"),
         &host(),
@@ -416,7 +416,7 @@ fn only(told: &str, errors: &[&str]) {
 }
 
 #[test]
-fn rings_that_are_not_there_are_suggested() {
+fn unknown_ring_yields_suggestion() {
     let error = error_of(("input = \"raw\"", "input = \"rwa\""));
     assert!(
         error.contains("there is no ring `rwa`") && error.contains("did you mean \"raw\"?"),
@@ -426,20 +426,20 @@ fn rings_that_are_not_there_are_suggested() {
 }
 
 #[test]
-fn one_mistake_is_one_error() {
+fn single_mistake_is_reported_once() {
     let error = error_of(("packet = \"1 KiB\"", "packet = \"1 KiB\"\nport = true"));
     assert_eq!(error.matches("error:").count(), 1, "{error}");
     assert!(!error.contains("warning:"), "{error}");
 }
 
 #[test]
-fn a_ring_with_a_wrong_key_is_still_declared() {
+fn ring_with_wrong_key_counts_as_declared() {
     let error = error_of(("[ring.small]", "[ring.small]\nslotz = 3"));
     assert_eq!(error.matches("error:").count(), 1, "{error}");
 }
 
 #[test]
-fn a_wrong_key_does_not_hide_a_wrong_ring() {
+fn wrong_key_and_wrong_ring_are_both_reported() {
     let error = error_of((
         "packet = \"1 KiB\"\nring = \"raw\"",
         "packet = \"1 KiB\"\nprot = 3\nring = \"rwa\"",
@@ -452,7 +452,7 @@ fn a_wrong_key_does_not_hide_a_wrong_ring() {
 
 /// What is wrong with each component whatever its driver is.
 #[test]
-fn a_wrong_driver_hides_no_other_error_of_its_section() {
+fn wrong_driver_and_other_errors_are_all_reported() {
     let told = error_of((
         "driver = \"fake\"",
         "driver = \"fkae\"\nwait = \"bussy\"\ncores = [0, 9]\nprot = 3",
@@ -500,7 +500,7 @@ fn a_wrong_driver_hides_no_other_error_of_its_section() {
 }
 
 #[test]
-fn a_component_that_cannot_be_read_fills_and_reads_its_rings_all_the_same() {
+fn invalid_component_still_connects_its_rings() {
     let two = "[source.twin]\ndriver = \"fkae\"\nring = \"raw\"\n[ring.raw]";
     only(
         &error_of(("[ring.raw]", two)),
@@ -574,7 +574,7 @@ fn a_component_that_cannot_be_read_fills_and_reads_its_rings_all_the_same() {
 }
 
 #[test]
-fn a_ring_has_one_producer() {
+fn ring_with_two_producers_is_rejected() {
     let error = error_of(("output = \"small\"", "output = \"raw\""));
     assert!(
         error.contains("ring `raw` is filled by [source.adc] and [kernel.quarter]"),
@@ -583,7 +583,7 @@ fn a_ring_has_one_producer() {
 }
 
 #[test]
-fn circles_are_found() {
+fn cycle_of_rings_is_rejected() {
     let circle = "[kernel.back]\nuse = \"quarter\"\ninput = \"b\"\noutput = \"a\"\n[kernel.forth]\nuse = \"quarter\"\n\
                   input = \"a\"\noutput = \"b\"\n[ring.a]\n[ring.b]\n";
     let error = plan_of(&format!("{PIPELINE}\n{circle}"), &host()).unwrap_err();
@@ -603,7 +603,7 @@ fn circles_are_found() {
 }
 
 #[test]
-fn rings_that_nobody_fills_are_errors_for_readers() {
+fn ring_without_producer_is_rejected() {
     let error = error_of(("input = \"small\"", "input = \"dry\"\n[ring.dry]"));
     assert!(
         error.contains("no source or kernel fills ring `dry`"),
@@ -612,7 +612,7 @@ fn rings_that_nobody_fills_are_errors_for_readers() {
 }
 
 #[test]
-fn frames_must_fit_their_slots() {
+fn frame_larger_than_slot_is_rejected() {
     let error = error_of(("slot = \"5 KiB\"", "slot = \"3 KiB\""));
     assert!(
         error.contains("4 packets of 1 KiB do not fit the slot"),
@@ -628,7 +628,7 @@ fn frames_must_fit_their_slots() {
 }
 
 #[test]
-fn a_ring_has_room_for_what_one_frame_yields() {
+fn ring_too_small_for_kernel_outputs_is_rejected() {
     let error = error_of((
         "use = \"quarter\"",
         "use = \"quarter\"\nframes_per_output = 0.01",
@@ -650,7 +650,7 @@ fn a_ring_has_room_for_what_one_frame_yields() {
 }
 
 #[test]
-fn two_claims_on_one_thing_are_errors_with_both_places() {
+fn conflicting_claims_are_reported_with_both_locations() {
     let two = "port = 4950\n[source.other]\ndriver = \"fake\"\npacket = \"1 KiB\"\nport = 4950\nring = \"more\"\n[ring.more]";
     let error = error_of(("ring = \"raw\"", &format!("ring = \"raw\"\n{two}")));
     assert!(
@@ -664,7 +664,7 @@ fn two_claims_on_one_thing_are_errors_with_both_places() {
 }
 
 #[test]
-fn one_place_is_one_claim_however_it_is_written() {
+fn claims_on_same_path_conflict_in_any_spelling() {
     // Relative paths start from /data here.
     let sinks = |one: &str, other: &str| {
         let two = format!(
@@ -695,7 +695,7 @@ fn one_place_is_one_claim_however_it_is_written() {
 }
 
 #[test]
-fn the_name_can_be_part_of_a_file_name() {
+fn pipeline_name_in_path_is_expanded() {
     for name in ["telescope", "L-band 2", "größe", "a.b", &"x".repeat(200)] {
         let plan = plan_of(&format!("[daq]\nname = \"{name}\"\n{PIPELINE}"), &host()).unwrap();
         assert_eq!(plan.name, name);
@@ -718,7 +718,7 @@ fn the_name_can_be_part_of_a_file_name() {
 }
 
 #[test]
-fn the_name_of_a_section_can_be_part_of_a_file_name() {
+fn section_name_in_path_is_expanded() {
     let long = "x".repeat(201);
     for name in ["../x", "a/b", "", "a b", "é", ".", &long] {
         let told = error_of(("[sink.disk]", &format!("[sink.\"{name}\"]")));
@@ -737,7 +737,7 @@ fn the_name_of_a_section_can_be_part_of_a_file_name() {
 }
 
 #[test]
-fn kernels_and_sinks_share_one_space_of_names() {
+fn kernel_and_sink_with_same_name_are_rejected() {
     let error = error_of(("[sink.disk]", "[sink.quarter]"));
     assert!(
         error.contains("a kernel and a sink are both called `quarter`"),
@@ -746,7 +746,7 @@ fn kernels_and_sinks_share_one_space_of_names() {
 }
 
 #[test]
-fn cores_must_be_ours() {
+fn core_outside_affinity_is_rejected() {
     let error = error_of(("input = \"raw\"", "input = \"raw\"\ncore = 7"));
     assert!(
         error.contains("core 7 is not among the cores of this process"),
@@ -755,7 +755,7 @@ fn cores_must_be_ours() {
 }
 
 #[test]
-fn the_plan_prints_itself() {
+fn plan_is_printed_as_text() {
     let text = PIPELINE
         .replace("use = \"quarter\"", "use = \"quarter\"\ngpu = true")
         .replace("driver = \"fake\"", "driver = \"fake\"\nport = 4950")
@@ -769,7 +769,7 @@ fn the_plan_prints_itself() {
 }
 
 #[test]
-fn the_plan_draws_itself() {
+fn plan_is_printed_as_graph() {
     let plan = plan_of(PIPELINE, &host()).unwrap();
     insta::assert_snapshot!(plan.graph(GraphFormat::Mermaid));
     insta::assert_snapshot!(plan.graph(GraphFormat::Dot));

@@ -78,7 +78,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn closed_frames_are_remembered_place_by_place(places in 1_u32..200, start in 0_u64..1000, arrived in proptest::collection::vec(any::<bool>(), 1..2000)) {
+        fn history_of_closed_frames_is_kept_per_packet_slot(places in 1_u32..200, start in 0_u64..1000, arrived in proptest::collection::vec(any::<bool>(), 1..2000)) {
             let history = History::new();
             let frames = arrived.chunks_exact(places as usize);
             let first = PLACES - 500 + start;

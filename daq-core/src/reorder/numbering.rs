@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn distance_undoes_wrapping(width in 8_u32..=64, from: u64, by in -100_i64..100) {
+        fn distance_across_wrap_is_exact(width in 8_u32..=64, from: u64, by in -100_i64..100) {
             let numbering = Numbering { width, ..Numbering::PLAIN };
             let mask = u64::MAX >> (64 - width);
             let to = from.wrapping_add_signed(by) & mask;
@@ -136,7 +136,7 @@ mod tests {
         }
 
         #[test]
-        fn what_comes_after_is_so_many_places_away(width in 16_u32..=64, step in 1_u64..8, unit: u64, per in 1_u32..64, ahead in 0_u64..1000) {
+        fn next_packet_is_one_slot_away(width in 16_u32..=64, step in 1_u64..8, unit: u64, per in 1_u32..64, ahead in 0_u64..1000) {
             let numbering = Numbering { width, step, places_per_unit: per };
             let unit = unit & (u64::MAX >> (64 - width));
             let id = numbering.after(unit, ahead);
@@ -145,7 +145,7 @@ mod tests {
         }
 
         #[test]
-        fn steps_and_subs_make_places(step in 1_u64..10_000, unit in 0_u64..1000, per in 1_u32..64, ahead in 0_u64..1000, sub in 0_u32..64) {
+        fn steps_and_sub_indices_map_to_packet_slots(step in 1_u64..10_000, unit in 0_u64..1000, per in 1_u32..64, ahead in 0_u64..1000, sub in 0_u32..64) {
             let numbering = Numbering { width: 48, step, places_per_unit: per };
             let to = PacketId { unit: (unit + ahead) * step, sub };
             let expected = (sub < per).then(|| i64::try_from(ahead).unwrap() * i64::from(per) + i64::from(sub));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_falls_between_steps_is_no_place() {
+    fn sequence_between_steps_has_no_packet_slot() {
         let numbering = Numbering {
             width: 32,
             step: 8192,

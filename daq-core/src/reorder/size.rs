@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_holds_several_batches_of_each_thread() {
+    fn default_window_holds_several_batches_per_thread() {
         let heaps = Geometry::new(1, 4096);
         for (threads, places, slots, frames) in [
             (1, 128, 64, 8),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_declared_window_is_kept_and_named() {
+    fn small_declared_window_is_kept_with_warning() {
         let declared = Arrival {
             declared: Some(8),
             ..arrival(8)
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn short_counters_limit_the_window_and_are_named() {
+    fn short_counter_limits_window_with_warning() {
         for (width, step, packets, frames) in [
             (4, 1, Some("16 packets in a row (about 128 KiB)"), 4),
             (7, 1, Some("128 packets in a row"), 32),

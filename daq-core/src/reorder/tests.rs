@@ -129,7 +129,7 @@ fn frames_in_order_are_published_when_complete() {
 }
 
 #[test]
-fn reordered_packets_find_their_places() {
+fn reordered_packets_are_placed() {
     let mut bench = bench(8, geometry());
     for sequence in [4, 1, 7, 0, 3, 2, 6, 5] {
         bench.put(sequence);
@@ -140,7 +140,7 @@ fn reordered_packets_find_their_places() {
 }
 
 #[test]
-fn a_gap_is_pending_until_the_window_has_passed() {
+fn gap_is_pending_until_window_passes() {
     let mut bench = bench(16, geometry());
     for sequence in (0..12).filter(|sequence| *sequence != 5) {
         bench.put(sequence);
@@ -164,7 +164,7 @@ fn a_gap_is_pending_until_the_window_has_passed() {
 }
 
 #[test]
-fn a_packet_after_its_frame_was_closed_is_late_once() {
+fn packet_after_frame_close_is_late_once() {
     let mut bench = bench(16, geometry());
     for sequence in (0..9).filter(|sequence| *sequence != 2) {
         bench.put(sequence);
@@ -182,7 +182,7 @@ fn a_packet_after_its_frame_was_closed_is_late_once() {
 }
 
 #[test]
-fn damaged_packets_are_a_cause_of_their_own() {
+fn damaged_packets_are_counted_separately() {
     let mut bench = bench(16, geometry());
     for sequence in 0..8 {
         if sequence == 6 {
@@ -199,7 +199,7 @@ fn damaged_packets_are_a_cause_of_their_own() {
 }
 
 #[test]
-fn kernel_drops_are_evidence() {
+fn gaps_are_attributed_to_kernel_drops() {
     let mut bench = bench(16, geometry());
     for sequence in (0..6).chain(8..12) {
         bench.put(sequence);
@@ -210,7 +210,7 @@ fn kernel_drops_are_evidence() {
 }
 
 #[test]
-fn gaps_wait_for_a_reading_of_drops() {
+fn gaps_stay_pending_until_kernel_drops_are_read() {
     let mut bench = bench(64, geometry());
     bench.window.note_drops(0);
     // Gaps of a window each: frames close and settle before anyone can read the kernel's counter.
@@ -248,7 +248,7 @@ fn gaps_wait_for_a_reading_of_drops() {
 }
 
 #[test]
-fn a_full_ring_loses_what_arrives_and_blames_the_reader() {
+fn full_ring_drops_arrivals_and_blames_reader() {
     let mut bench = bench(2, geometry());
     for sequence in 0..16 {
         bench.put(sequence);
@@ -280,7 +280,7 @@ fn a_full_ring_loses_what_arrives_and_blames_the_reader() {
 }
 
 #[test]
-fn an_outlier_is_rejected_and_agreement_opens_an_epoch() {
+fn outlier_is_rejected_and_confirmed_restart_opens_epoch() {
     let mut bench = bench(16, geometry());
     for sequence in 0..6 {
         bench.put(sequence);
@@ -311,7 +311,7 @@ fn an_outlier_is_rejected_and_agreement_opens_an_epoch() {
 }
 
 #[test]
-fn a_gap_that_packets_agree_on_is_lost_and_no_epoch() {
+fn confirmed_gap_is_lost_and_opens_no_epoch() {
     let mut bench = bench(
         16,
         Geometry {
@@ -346,7 +346,7 @@ fn a_gap_that_packets_agree_on_is_lost_and_no_epoch() {
 }
 
 #[test]
-fn a_restarted_sender_opens_an_epoch() {
+fn sender_restart_opens_epoch() {
     let mut bench = bench(64, geometry());
     for sequence in (1000..1008).chain(0..8) {
         bench.put(sequence);
@@ -358,7 +358,7 @@ fn a_restarted_sender_opens_an_epoch() {
 }
 
 #[test]
-fn narrow_numbers_wrap_without_loss() {
+fn narrow_sequence_wrap_loses_nothing() {
     let geometry = Geometry {
         numbering: Numbering {
             width: 16,
@@ -381,7 +381,7 @@ fn narrow_numbers_wrap_without_loss() {
 }
 
 #[test]
-fn wrong_lengths_are_rejected() {
+fn packet_of_wrong_length_is_rejected() {
     let mut bench = bench(8, geometry());
     bench.put(0);
     assert_eq!(
@@ -395,7 +395,7 @@ fn wrong_lengths_are_rejected() {
 }
 
 #[test]
-fn a_gap_does_not_hold_frames_back_for_ever() {
+fn frame_with_gap_is_closed_after_timeout() {
     let mut bench = bench(8, geometry());
     for sequence in (0..8).filter(|sequence| *sequence != 1) {
         bench.put(sequence);
@@ -427,7 +427,7 @@ fn listen(bench: &mut Bench, start: Instant, ms: u64) {
 }
 
 #[test]
-fn a_frame_whose_last_place_came_first_stays_open_in_silence() {
+fn frame_with_only_last_packet_stays_open_in_silence() {
     let mut bench = bench(8, geometry());
     bench.put(0);
     bench.put(3);
@@ -441,7 +441,7 @@ fn a_frame_whose_last_place_came_first_stays_open_in_silence() {
 }
 
 #[test]
-fn a_frame_that_has_ended_is_closed_in_silence() {
+fn frame_that_ended_is_closed_in_silence() {
     let mut bench = bench(8, geometry());
     bench.window.await_times();
     bench.put(0);
@@ -457,7 +457,7 @@ fn a_frame_that_has_ended_is_closed_in_silence() {
 }
 
 #[test]
-fn frames_are_known_as_long_as_late_packets_are_told() {
+fn closed_frames_are_known_while_late_packets_are_counted() {
     let mut bench = bench(8, geometry());
     for sequence in 4 * 4..4 * 10 {
         bench.put(sequence);
@@ -480,7 +480,7 @@ fn frames_are_known_as_long_as_late_packets_are_told() {
 }
 
 #[test]
-fn predicted_places_take_packets_without_a_copy() {
+fn predicted_packet_slots_receive_without_copy() {
     let mut bench = bench(8, geometry());
     bench.put(0);
     let mut places = Vec::with_capacity(16);
@@ -516,7 +516,7 @@ fn predicted_places_take_packets_without_a_copy() {
 }
 
 #[test]
-fn void_units_are_not_expected() {
+fn skipped_units_are_not_expected() {
     let geometry = Geometry {
         numbering: Numbering {
             width: 40,
@@ -557,7 +557,7 @@ fn void_units_are_not_expected() {
 }
 
 #[test]
-fn the_last_frame_says_that_it_is_cut() {
+fn last_partial_frame_is_flagged_truncated() {
     let mut bench = bench(8, geometry());
     for sequence in 0..6 {
         bench.put(sequence);
@@ -570,7 +570,7 @@ fn the_last_frame_says_that_it_is_cut() {
 }
 
 #[test]
-fn a_count_that_is_known_to_begin_anew_opens_an_epoch_at_once() {
+fn announced_sequence_restart_opens_epoch_immediately() {
     let mut bench = bench(16, geometry());
     for _ in 0..3 {
         for sequence in 2..7 {
@@ -593,7 +593,7 @@ fn a_count_that_is_known_to_begin_anew_opens_an_epoch_at_once() {
 
 /// With a frame's length in time, its start is told whichever packet comes first.
 #[test]
-fn a_frame_whose_first_packets_are_missing_is_told_its_start() {
+fn frame_with_missing_first_packets_has_start_time() {
     for (frame_ns, told) in [(4000, 10_000), (0, 12_000)] {
         let mut bench = bench(
             8,
@@ -734,7 +734,7 @@ impl From<Outcome> for Outcome_ {
 }
 
 #[test]
-fn a_frame_that_has_all_but_its_time_waits_for_it() {
+fn complete_frame_without_time_waits_for_time() {
     let mut bench = bench(
         8,
         Geometry {

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_come_back_as_written() {
+    fn slot_records_round_trip() {
         let slots = Slots::new(3, 70);
         let meta = FrameMeta {
             sequence: u64::MAX,

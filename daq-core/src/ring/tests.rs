@@ -66,7 +66,7 @@ impl Event for TestEvent {
 }
 
 #[test]
-fn leases_retire_in_order_when_their_events_are_done() {
+fn leases_retire_in_order_of_their_events() {
     let (ring, mut producer, _) = ring(4, true);
     let ledger = ReaderLedger::default();
     let mut reader = ring.attach(true, 1, ledger.clone()).unwrap();
@@ -97,7 +97,7 @@ fn leases_retire_in_order_when_their_events_are_done() {
 }
 
 #[test]
-fn a_reader_waits_for_what_is_in_flight() {
+fn reader_waits_for_leases_in_flight() {
     let (ring, mut producer, _) = ring(4, true);
     let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
     assert!(!reader.wait_in_flight(Wait::Event, FOREVER), "nothing is");
@@ -117,7 +117,7 @@ fn a_reader_waits_for_what_is_in_flight() {
 }
 
 #[test]
-fn what_is_discarded_behind_work_in_flight_is_free_after_it() {
+fn discarded_frames_behind_work_in_flight_are_freed_after_it() {
     let (ring, mut producer, _) = ring(4, true);
     let ledger = ReaderLedger::default();
     let mut reader = ring.attach(false, 1, ledger.clone()).unwrap();
@@ -138,7 +138,7 @@ fn what_is_discarded_behind_work_in_flight_is_free_after_it() {
 }
 
 #[test]
-fn a_copy_in_flight_is_not_written_again() {
+fn slot_with_copy_in_flight_is_not_reused() {
     let (ring, mut producer, _) = ring(4, false);
     let mut reader = ring.attach(false, 1, ReaderLedger::default()).unwrap();
     make(&mut producer, 0);
@@ -154,7 +154,7 @@ fn a_copy_in_flight_is_not_written_again() {
 }
 
 #[test]
-fn a_reader_that_leaves_waits_for_the_device() {
+fn reader_dropped_waits_for_device() {
     let (ring, mut producer, _) = ring(2, true);
     let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
     make(&mut producer, 0);
@@ -169,7 +169,7 @@ fn a_reader_that_leaves_waits_for_the_device() {
 }
 
 #[test]
-fn what_a_device_never_lets_go_stays() {
+fn slot_never_released_by_device_is_leaked() {
     for holdable in [true, false] {
         let (ring, mut producer, _) = ring(2, holdable);
         let region = std::sync::Arc::downgrade(ring.region());
@@ -192,7 +192,7 @@ fn what_a_device_never_lets_go_stays() {
 }
 
 #[test]
-fn submitted_slots_are_published_later_and_in_order() {
+fn submitted_slots_are_published_in_order() {
     let (ring, mut producer, _) = ring(4, true);
     let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
     for sequence in [10_u64, 11] {
@@ -212,7 +212,7 @@ fn submitted_slots_are_published_later_and_in_order() {
 }
 
 #[test]
-fn a_reader_that_leaves_lets_go() {
+fn reader_dropped_releases_its_slots() {
     let (ring, mut producer, _) = ring(2, false);
     let reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
     assert!(make(&mut producer, 0) && make(&mut producer, 1) && !make(&mut producer, 2));
@@ -221,7 +221,7 @@ fn a_reader_that_leaves_lets_go() {
 }
 
 #[test]
-fn the_blamed_reader_is_the_slowest() {
+fn full_ring_blames_slowest_reader() {
     let (ring, mut producer, ledger) = ring(2, false);
     let ledgers: Vec<_> = (0..2).map(|_| ReaderLedger::default()).collect();
     let mut fast = ring.attach(true, 1, ledgers[0].clone()).unwrap();
@@ -242,7 +242,7 @@ fn the_blamed_reader_is_the_slowest() {
 }
 
 #[test]
-fn seats_are_limited() {
+fn attach_beyond_reader_limit_is_rejected() {
     let (ring, _producer, _) = ring(2, true);
     let readers: Vec<_> = (0..8)
         .map(|_| ring.attach(true, 1, ReaderLedger::default()).unwrap())
@@ -256,7 +256,7 @@ fn seats_are_limited() {
 }
 
 #[test]
-fn shapes_are_checked() {
+fn invalid_ring_shape_is_rejected() {
     let region = Region::host(64, HostOptions::default()).unwrap();
     let one = RingOptions::new("raw", 1, 8);
     assert!(matches!(
@@ -325,7 +325,7 @@ proptest! {
     /// The equations of ring and readers hold after every step; frames come in order, each at most once,
     /// with their own content; a guaranteed reader misses none.
     #[test]
-    fn ring_and_reader_ledgers_hold(slots in 2_usize..9, holdable: bool, guarantees: [bool; 3], steps in steps()) {
+    fn ring_and_reader_ledgers_balance(slots in 2_usize..9, holdable: bool, guarantees: [bool; 3], steps in steps()) {
         let (ring, mut producer, ledger) = ring(slots, holdable);
         let ledgers: Vec<_> = (0..3).map(|_| ReaderLedger::default()).collect();
         let mut readers: Vec<_> =
@@ -398,7 +398,7 @@ proptest! {
 
 /// A reader without guarantee races a producer that is never held back: what it is given is never torn.
 #[test]
-fn copies_are_never_torn() {
+fn copied_frames_are_never_torn() {
     const WORDS: usize = 512;
     let options = RingOptions {
         holdable: false,

@@ -11,7 +11,7 @@ fn parse(text: &str) -> Result<Meta, SigmfError> {
 }
 
 #[test]
-fn datatypes_parse_and_print() {
+fn datatypes_round_trip() {
     for number in Number::ALL {
         for (complex, big_endian) in [(false, false), (true, false), (false, true), (true, true)] {
             let datatype = Datatype {
@@ -40,7 +40,7 @@ fn datatypes_parse_and_print() {
 }
 
 #[test]
-fn a_foreign_file_with_the_bare_minimum() {
+fn minimal_third_party_metadata_is_parsed() {
     let meta = parse(r#"{"global":{"core:datatype":"cf32_le","core:version":"1.0.0"},"captures":[],"annotations":[]}"#).unwrap();
     assert_eq!((meta.global.channels, meta.group_bytes()), (1, 8));
     assert_eq!(meta.global.stream, None);
@@ -59,7 +59,7 @@ fn a_foreign_file_with_the_bare_minimum() {
 }
 
 #[test]
-fn a_foreign_file_with_oddities() {
+fn unusual_third_party_metadata_is_parsed() {
     let meta = parse(
         r#"{"global":{"core:datatype":"ci16_be","core:num_channels":2.0,"core:offset":100,"core:sample_rate":-3,
             "core:description":7,"other:thing":{"a":[]},"core:extensions":[{"name":"other","version":"1","optional":true}]},
@@ -92,7 +92,7 @@ fn a_foreign_file_with_oddities() {
 }
 
 #[test]
-fn errors_name_the_field() {
+fn metadata_error_names_field() {
     for (text, wanted) in [
         ("[", "not valid JSON"),
         ("[]", "lacks the object `global`"),
@@ -185,7 +185,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(
+    fn metadata_round_trips(
         global in global(), mut captures in vec(capture(), 1..5), mut annotations in vec(annotation(), 0..5), size: u64,
     ) {
         captures.sort_by_key(|c| c.sample_start);

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cut_over_lies_between_the_last_gain_and_the_first_loss() {
+    fn threshold_lies_between_last_gain_and_first_loss() {
         assert_eq!(crossing(&pairs(&[(400, 7000), (1000, 7000)])), 8 << 10);
         assert_eq!(crossing(&pairs(&[(8000, 7000), (9000, 7000)])), 0);
         assert_eq!(crossing(&[]), 0);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_is_bounded_by_volume_and_by_time_and_has_copies_enough() {
+    fn measurement_is_bounded_by_volume_time_and_copy_count() {
         let short = Duration::from_micros(10);
         assert!(!is_enough(VOLUME / SIZES[0] - 1, SIZES[0], short));
         assert!(is_enough(VOLUME / SIZES[0], SIZES[0], short));

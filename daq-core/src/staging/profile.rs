@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_of_an_older_version_has_the_usual_cut_over() {
+    fn profile_of_older_version_uses_default_threshold() {
         let directory = tempfile::tempdir().unwrap();
         let rates =
             "{\"bytes_per_second\": 5e10, \"latency_ns\": 7000, \"by_size\": [[4194304, 5e10]]}";
@@ -316,13 +316,13 @@ mod tests {
     }
 
     #[test]
-    fn a_measured_cut_over_is_for_the_way_in() {
+    fn measured_threshold_applies_to_host_to_gpu_only() {
         assert_eq!(profile().tuning(Direction::In).cut_over, 96 << 10);
         assert_eq!(profile().tuning(Direction::Out).cut_over, 0);
     }
 
     #[test]
-    fn what_is_kept_is_found_until_the_machine_changes() {
+    fn saved_profile_is_valid_until_machine_changes() {
         let directory = tempfile::tempdir().unwrap();
         let print = "GPU-1|driver 1".to_owned();
         let mut profiles = Profiles::load(directory.path());
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_of_cards_stays_until_it_is_measured_again() {
+    fn nic_profile_is_kept_until_measured_again() {
         let with = |cards: &[(&str, Option<usize>)]| Profile {
             cards: cards
                 .iter()
@@ -366,14 +366,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_profile_is_as_none() {
+    fn invalid_profile_file_is_ignored() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join(FILE), "{\"gpus\": 7}").unwrap();
         assert_eq!(Profiles::load(directory.path()), Profiles::default());
     }
 
     #[test]
-    fn rates_that_cannot_be_are_as_none() {
+    fn impossible_rates_are_ignored() {
         let wrong: [fn(&mut Profile); 6] = [
             |profile| profile.cut_over = Some(usize::MAX),
             |profile| profile.inward.bytes_per_second = 0.0,
@@ -463,7 +463,7 @@ mod tests {
     type Change = fn(&mut Machine);
 
     #[test]
-    fn every_change_of_the_machine_is_another_fingerprint() {
+    fn machine_change_alters_fingerprint() {
         let changes: [(&str, Change); 14] = [
             ("card", |m| m.gpu.uuid = Some("GPU-2".to_owned())),
             ("name", |m| m.gpu.name = "Other".to_owned()),
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_link_and_fewer_cores_for_this_process_are_the_same_machine() {
+    fn idle_link_and_cpu_affinity_keep_fingerprint() {
         let (mut idle, busy) = (Machine::new(), Machine::new());
         idle.topology.cores = vec![2];
         idle.gpu.link.as_mut().unwrap().now = lanes(1, 16);

@@ -301,7 +301,7 @@ impl Ends {
 
 proptest! {
     #[test]
-    fn every_frame_comes_through_whole_and_in_order(
+    fn frames_are_copied_intact_and_in_order(
         slots in (2_usize..9, 2_usize..9),
         chunk in 1_usize..5,
         depth in 1_usize..4,
@@ -346,7 +346,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_ready_goes_in_one_copy_and_grows_behind_copies_in_flight() {
+fn ready_frames_are_batched_behind_copies_in_flight() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
     let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 2), bell.clone());
@@ -367,7 +367,7 @@ fn what_is_ready_goes_in_one_copy_and_grows_behind_copies_in_flight() {
 }
 
 #[test]
-fn lanes_take_turns() {
+fn ring_copies_are_served_in_turn() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
     let mut stager = Stager::new(Box::new(device.clone()), tuning(2 * SLOT, 1), bell.clone());
@@ -392,7 +392,7 @@ fn lanes_take_turns() {
 }
 
 #[test]
-fn a_lane_with_little_is_served_beside_one_that_always_has_a_chunk() {
+fn small_ring_copy_is_served_beside_saturated_one() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
     let mut stager = Stager::new(Box::new(device.clone()), tuning(2 * SLOT, 4), bell.clone());
@@ -411,7 +411,7 @@ fn a_lane_with_little_is_served_beside_one_that_always_has_a_chunk() {
 }
 
 #[test]
-fn a_reader_that_is_not_waited_for_sees_frames_of_a_busy_lane() {
+fn reader_without_guarantee_sees_frames_of_busy_copy() {
     for slots in [2, 8, 32] {
         let bell = Arc::new(Bell::default());
         let device = Device::default();
@@ -450,7 +450,7 @@ fn frames_without_payload_are_not_copied() {
 }
 
 #[test]
-fn what_ends_behind_a_failed_copy_is_not_published_in_its_place() {
+fn copy_completed_after_failed_copy_is_not_published() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
     let mut stager = Stager::new(Box::new(device.clone()), tuning(2 * SLOT, 3), bell.clone());
@@ -467,7 +467,7 @@ fn what_ends_behind_a_failed_copy_is_not_published_in_its_place() {
 }
 
 #[test]
-fn short_frames_are_not_copied_with_the_emptiness_behind_them() {
+fn short_frames_are_copied_without_padding() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
     let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 1), bell.clone());
@@ -486,7 +486,7 @@ fn short_frames_are_not_copied_with_the_emptiness_behind_them() {
 }
 
 #[test]
-fn a_failing_device_loses_what_was_under_way_and_nothing_is_published() {
+fn device_failure_loses_copies_in_flight_and_publishes_nothing() {
     for refused in [false, true] {
         let bell = Arc::new(Bell::default());
         let device = Device::default();
@@ -525,7 +525,7 @@ fn a_failing_device_loses_what_was_under_way_and_nothing_is_published() {
 }
 
 #[test]
-fn waiting_ends_with_a_frame_a_copy_or_the_limit() {
+fn wait_ends_on_frame_copy_or_timeout() {
     for policy in [Wait::Busy, Wait::Adaptive] {
         let bell = Arc::new(Bell::default());
         let device = Device::default();

@@ -100,7 +100,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn exactly_the_bytes_are_copied(bytes in 0_usize..3000, from in 0_usize..130, to in 0_usize..130, seed: u8) {
+        fn copy_writes_exactly_its_range(bytes in 0_usize..3000, from in 0_usize..130, to in 0_usize..130, seed: u8) {
             let source: Vec<u8> = (0_u8..=255).cycle().skip(seed.into()).take(from + bytes).collect();
             let mut target = vec![0xa5; to + bytes + 130];
             // SAFETY: both parts lie in vectors of their own.

@@ -266,7 +266,7 @@ mod tests {
     use std::num::NonZero;
 
     #[test]
-    fn there_is_an_end_to_guards_and_places_are_given_again() {
+    fn guard_table_is_limited_and_entries_are_reused() {
         let page = memory::map(PAGE, false).unwrap();
         // SAFETY: the page is this test's own, and nothing refers to it.
         let guard = || unsafe { Guard::new(page, PAGE) };
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn fault_in_child_at_reused_address_ends_child() {
+    fn fault_in_child_at_reused_address_terminates_child() {
         let page = memory::map(PAGE, false).unwrap();
         // SAFETY: the page is this test's own, and nothing refers to it.
         let guard = unsafe { Guard::new(page, PAGE) }.unwrap();
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_mapped_is_not_guarded() {
+    fn unmapped_range_is_not_guarded() {
         // Below what the kernel lets anybody map (`vm.mmap_min_addr`), so that no other thread maps it meanwhile.
         let page = NonNull::without_provenance(NonZero::new(PAGE).unwrap());
         // SAFETY: the range is not mapped, which is what the call is to find out; nothing refers to it.

@@ -101,7 +101,7 @@ mod tests {
     use crate::staging::Way;
 
     #[test]
-    fn exactly_the_bytes_are_copied() {
+    fn reference_copy_writes_exactly_its_range() {
         let source: Vec<u8> = (0..=250).cycle().take(700).collect();
         for way in Way::ALL.into_iter().filter(|way| way.is_here()) {
             for (to, from, bytes) in [(0, 0, 600), (1, 3, 517), (63, 1, 64), (5, 0, 3), (7, 9, 0)] {

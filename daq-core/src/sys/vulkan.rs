@@ -267,7 +267,7 @@ mod tests {
 
     /// Whatever devices this machine's Vulkan has, be it one on the CPU.
     #[test]
-    fn memory_is_mapped_and_exported_and_freed() {
+    fn vulkan_memory_is_mapped_exported_and_freed() {
         let instance = match loader() {
             Ok(loader) => &loader.instance,
             Err(why) => {

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_control_register_is_found_behind_other_capabilities() {
+    fn acs_control_register_is_found_after_other_capabilities() {
         assert_eq!(of(&space(0x1d)), Acs::Control(0x1d));
         assert_eq!(Acs::Control(0x1d).bits(), "RR CR");
         for (control, redirects) in [
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_unknown_and_what_is_not_there_is_absent() {
+    fn acs_unreadable_is_unknown_and_missing_is_absent() {
         let whole = space(0x04);
         assert_eq!(of(&whole[..64]).redirects(), None, "not root");
         assert_eq!(of(&whole[..256]).redirects(), None);
@@ -189,14 +189,14 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_bites_its_tail_ends() {
+    fn cyclic_capability_list_ends() {
         let mut bytes = vec![0; 4096];
         bytes[0x100..0x104].copy_from_slice(&0x1001_0001_u32.to_le_bytes());
         assert_eq!(of(&bytes), Acs::Absent);
     }
 
     #[test]
-    fn what_is_kept_says_the_same_and_nothing_else() {
+    fn recorded_config_space_keeps_acs_only() {
         let mut bytes = space(0x1d);
         // A serial number (capability 0x0003) behind it.
         bytes[0x148..0x14c].copy_from_slice(&0x1601_000d_u32.to_le_bytes());
@@ -214,7 +214,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
+        fn random_config_space_does_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
             of(&bytes);
         }
     }

@@ -5,7 +5,7 @@ mod shapes;
 use super::*;
 
 #[test]
-fn a_recorded_machine_has_its_nodes() {
+fn recorded_machine_has_numa_nodes() {
     let dir = tempfile::tempdir().unwrap();
     for (node, list) in [("node1", "4-7\n"), ("node0", "0-3\n")] {
         let path = dir.path().join("devices/system/node").join(node);
@@ -26,7 +26,7 @@ fn a_recorded_machine_has_its_nodes() {
 }
 
 #[test]
-fn a_core_is_far_from_a_gpu_on_another_node_and_from_no_unknown_one() {
+fn core_is_remote_only_from_known_other_numa_node() {
     let node = |id, cores: &[usize]| Node {
         id,
         cores: cores.to_vec(),

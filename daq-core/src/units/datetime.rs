@@ -124,7 +124,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn known_moments() {
+    fn datetime_of_known_times_is_exact() {
         for (ns, text) in [
             (0, "1970-01-01T00:00:00.000000000Z"),
             (951_782_400_000_000_000, "2000-02-29T00:00:00.000000000Z"),
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_write() {
+    fn datetime_of_other_writers_is_parsed() {
         assert_eq!(parse_datetime("1970-01-01T00:00:01Z"), Some(SECOND_NS));
         assert_eq!(
             parse_datetime("1970-01-01T00:00:00.5Z"),
@@ -167,7 +167,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_and_time_are_inverse(ns: u64) {
+        fn datetime_round_trips(ns: u64) {
             prop_assert_eq!(parse_datetime(&format_datetime(ns)), Some(ns));
         }
     }

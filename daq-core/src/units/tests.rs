@@ -5,19 +5,19 @@ use proptest::prelude::*;
 
 proptest! {
     #[test]
-    fn sizes_read_back(value: u64) {
+    fn sizes_round_trip(value: u64) {
         prop_assert_eq!(ByteSize(value).to_string().parse(), Ok(ByteSize(value)));
     }
 
     #[test]
-    fn round_sizes_read_back(value in 0_u64..4096, shift in 0_u32..40, scale in 0_u32..9) {
+    fn round_sizes_round_trip(value in 0_u64..4096, shift in 0_u32..40, scale in 0_u32..9) {
         for value in [value << shift, value * 10_u64.pow(scale)] {
             prop_assert_eq!(ByteSize(value).to_string().parse(), Ok(ByteSize(value)));
         }
     }
 
     #[test]
-    fn spans_read_back(seconds: u64, nanoseconds in 0_u32..1_000_000_000) {
+    fn durations_round_trip(seconds: u64, nanoseconds in 0_u32..1_000_000_000) {
         for seconds in [seconds, seconds % 7200, 0] {
             let span = Span(Duration::new(seconds, nanoseconds));
             prop_assert_eq!(span.to_string().parse(), Ok(span));
@@ -25,7 +25,7 @@ proptest! {
     }
 
     #[test]
-    fn rates_read_back(value in 0.0_f64..1e15, exponent in 0_i32..13, mantissa in 1_u32..100_000) {
+    fn rates_round_trip(value in 0.0_f64..1e15, exponent in 0_i32..13, mantissa in 1_u32..100_000) {
         for value in [value, f64::from(mantissa) * 10_f64.powi(exponent)] {
             prop_assert_eq!(BitRate(value).to_string().parse(), Ok(BitRate(value)));
             prop_assert_eq!(Frequency(value).to_string().parse(), Ok(Frequency(value)));
@@ -33,7 +33,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_a_value_or_an_error(text in "\\PC*") {
+    fn random_text_is_value_or_error(text in "\\PC*") {
         // An error's example must itself be right, or the advice is wrong.
         if let Err(error) = text.parse::<ByteSize>() {
             prop_assert!(error.example.parse::<ByteSize>().is_ok() || error.why.contains("unit"));
@@ -43,7 +43,7 @@ proptest! {
 }
 
 #[test]
-fn every_unit_reads() {
+fn every_unit_is_parsed() {
     for (name, scale) in BYTES.units {
         assert_eq!(format!("3 {name}").parse(), Ok(ByteSize(3 * scale)));
     }
@@ -68,7 +68,7 @@ fn every_unit_reads() {
 }
 
 #[test]
-fn periods_have_picoseconds_and_read_back() {
+fn periods_have_picosecond_resolution_and_round_trip() {
     for ps in [0, 1, 250, 999, 1000, 1001, 8_000, 1_500_000, u64::MAX] {
         assert_eq!(Period(ps).to_string().parse(), Ok(Period(ps)));
     }
@@ -78,7 +78,7 @@ fn periods_have_picoseconds_and_read_back() {
 }
 
 #[test]
-fn moments_are_dates_or_times_since_1970() {
+fn times_are_dates_or_seconds_since_1970() {
     let read = |text: &str| text.parse::<UtcTime>().map(|time| time.0);
     assert_eq!(read("2023-11-14T22:13:20Z"), Ok(1_700_000_000_000_000_000));
     assert_eq!(
@@ -106,7 +106,7 @@ fn moments_are_dates_or_times_since_1970() {
 }
 
 #[test]
-fn suggested_units_mean_the_same() {
+fn suggested_unit_has_same_meaning() {
     let size = |text: &str| text.parse::<ByteSize>().unwrap_err().example;
     assert_eq!(
         (size("4 mib"), size("2 bytes")),
@@ -128,7 +128,7 @@ fn suggested_units_mean_the_same() {
 }
 
 #[test]
-fn shown_in_the_unit_one_would_write() {
+fn values_are_printed_in_natural_unit() {
     let sizes = [
         (0, "0 B"),
         (16, "16 B"),
@@ -157,7 +157,7 @@ fn shown_in_the_unit_one_would_write() {
 }
 
 #[test]
-fn errors_say_what_was_read_and_what_would_be_right() {
+fn unit_error_names_value_and_correction() {
     let says = |text: &str| text.parse::<ByteSize>().unwrap_err().to_string();
     assert_eq!(
         says("4"),
@@ -190,7 +190,7 @@ fn errors_say_what_was_read_and_what_would_be_right() {
 }
 
 #[test]
-fn a_bare_integer_is_bytes_and_nothing_else() {
+fn integer_without_unit_is_bytes_only() {
     #[derive(serde::Deserialize)]
     struct Sizes {
         size: ByteSize,

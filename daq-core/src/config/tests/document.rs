@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn syntax_errors() {
+fn syntax_errors_are_located() {
     assert_eq!(
         ring("[ring.raw]\nslot = \"1 MiB\nslots = [\n"),
         r#"error: invalid basic string, expected `"`
@@ -26,7 +26,7 @@ fn syntax_errors() {
 }
 
 #[test]
-fn a_section_that_is_written_twice_is_one_error() {
+fn duplicate_section_is_reported_once() {
     let mut diagnostics = Diagnostics::new();
     let text = "[ring.raw]\nslots = 1\nslot = 1\n[ring.b]\n[ring.raw]\nslots = 2\nslot = 1\n[ring.b]\n[http]\nlisten = 1\nlisten = 2\n";
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
@@ -38,7 +38,7 @@ fn a_section_that_is_written_twice_is_one_error() {
 }
 
 #[test]
-fn nul_bytes_are_named_with_their_place() {
+fn nul_byte_is_located() {
     let mut diagnostics = Diagnostics::new();
     let text = "[ring.raw]\nsl\0ots = 1\n";
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
@@ -52,7 +52,7 @@ fn nul_bytes_are_named_with_their_place() {
 }
 
 #[test]
-fn a_name_before_its_kind_is_suggested_the_other_way_round() {
+fn section_with_name_before_kind_yields_suggestion() {
     let mut diagnostics = Diagnostics::new();
     let text = "[adc.source]\ndriver = \"sim\"\n[adc.x]\n";
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
@@ -62,7 +62,7 @@ fn a_name_before_its_kind_is_suggested_the_other_way_round() {
 }
 
 #[test]
-fn two_files_may_not_define_the_same() {
+fn definition_in_two_files_is_rejected() {
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
     write("b.toml", "[ring.raw]\nslots = 2\n[http]\nlisten = \"b\"\n");
@@ -119,7 +119,7 @@ error: key `http.listen` is defined twice
 }
 
 #[test]
-fn files_that_cannot_be_read_are_told_beside_the_errors_of_others() {
+fn unreadable_file_is_reported_with_errors_of_other_files() {
     let directory = tempfile::tempdir().unwrap();
     let bad = directory.path().join("bad.toml");
     std::fs::write(&bad, "[").unwrap();
@@ -140,7 +140,7 @@ fn files_that_cannot_be_read_are_told_beside_the_errors_of_others() {
 }
 
 #[test]
-fn top_of_the_document() {
+fn document_top_level_errors_are_reported() {
     let mut diagnostics = Diagnostics::new();
     let text =
         "stray = 1\n[sorce.adc]\n[source]\nx = 1\n[[ring]]\n[sink.\"a b\"]\n[kernel.ok]\n[http]\n";
@@ -199,7 +199,7 @@ error: "a b" cannot be a name
 }
 
 #[test]
-fn variables_expand_in_strings_only() {
+fn variables_outside_strings_are_not_expanded() {
     let lookup = |name: &str| (name == "OUT").then(|| "/data/${OUT}".to_owned());
     let text = "[sink.disk]\npath = \"${OUT}/${NO:-x}/$${A}/$5\"\nlist = [\"${OUT}\"]\n";
     let mut diagnostics = Diagnostics::new();
@@ -219,7 +219,7 @@ fn variables_expand_in_strings_only() {
 }
 
 #[test]
-fn undefined_variables_are_pointed_at() {
+fn undefined_variable_is_located() {
     let text = "[sink.disk]\npath = \"$${OUT}${OUT}/${B C}/${\"\nother = \"\\u0041 ${NOPE}\"\n";
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics)
@@ -262,7 +262,7 @@ error: environment variable `NOPE` is not set
 }
 
 #[test]
-fn a_wrong_value_behind_a_variable_is_shown_where_it_is_written() {
+fn wrong_value_from_variable_is_located_at_its_use() {
     let mut diagnostics = Diagnostics::new();
     let lookup = |_: &str| Some("lots".to_owned());
     let document = Document::from_text(
@@ -288,7 +288,7 @@ fn a_wrong_value_behind_a_variable_is_shown_where_it_is_written() {
 }
 
 #[test]
-fn diagnostics_join_two_places_and_count() {
+fn diagnostics_with_two_locations_are_joined_and_counted() {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text(
         "daq.toml",
@@ -340,7 +340,7 @@ error: two sources listen on port 1
 }
 
 #[test]
-fn odd_texts_keep_their_places() {
+fn unusual_text_keeps_line_and_column() {
     let shown = ring("\u{feff}[ring.raw]\r\nslot = \"1 MiB\" # µ\r\nslots = \"µ\"\r\n");
     assert!(shown.contains("daq.toml:3:9"), "{shown}");
     // Neither the stack nor the reader's patience is exhausted.

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn errors_in_overrides_point_into_them() {
+fn override_error_is_located_in_override() {
     let text = "[ring.raw]\nslot = \"1 MiB\"\nslots = 64\n";
     let (document, mut diagnostics) = overridden(
         text,
@@ -69,7 +69,7 @@ error: --set takes a key and a value
 }
 
 #[test]
-fn a_table_is_not_overridden_by_a_value() {
+fn override_of_table_by_value_is_rejected() {
     let (document, diagnostics) =
         overridden("[ring.raw]\nslot = 1\n", &[], &["ring.raw=5", "ring=5"]);
     assert_eq!(document.sections("ring").len(), 1);
@@ -93,7 +93,7 @@ fn a_table_is_not_overridden_by_a_value() {
 }
 
 #[test]
-fn set_wins_over_environment_and_that_over_files() {
+fn overrides_follow_precedence_set_environment_file() {
     let text = "[ring.raw]\nslot = 1\nslots = 1\nmemory = \"a\"\n";
     let (document, mut diagnostics) = overridden(
         text,
@@ -130,7 +130,7 @@ fn set_wins_over_environment_and_that_over_files() {
 }
 
 #[test]
-fn environment_finds_names_with_capitals_and_hyphens() {
+fn environment_override_matches_capitals_and_hyphens() {
     let text = "[kernel.Power-Spectrum]\nmax-bins = 1\n[kernel.Power-Spectrum.inner]\nx = 1\n";
     let (document, diagnostics) = overridden(
         text,
@@ -160,7 +160,7 @@ fn environment_finds_names_with_capitals_and_hyphens() {
 }
 
 #[test]
-fn malformed_names_of_variables_are_told() {
+fn malformed_variable_name_is_reported() {
     let (document, diagnostics) = overridden(
         "",
         &[("DAQ__", "1"), ("DAQ__A____B", "1"), ("DAQ__A[9]__B", "1")],

@@ -31,7 +31,7 @@ fn checked(text: &str) -> (Option<Format>, String) {
 }
 
 #[test]
-fn bad_value_beside_an_unreadable_one_is_reported_too() {
+fn bad_value_beside_unreadable_value_is_reported() {
     let (value, shown) = checked(
         "[source.adc]\nheader = \"16 B\"\npayload = \"8 parsecs\"\ntimeout = \"1 s\"\n\
          sequence = { offset = 12, bytes = 9 }\n",
@@ -65,7 +65,7 @@ error: a number of 9 bytes cannot be read
 }
 
 #[test]
-fn problems_that_depend_on_an_unreadable_value_are_not_reported() {
+fn errors_caused_by_unreadable_value_are_not_reported() {
     // Neither the header's size nor whether there is a timeout is known.
     let (_, shown) = checked(
         "[source.adc]\nheader = \"16 parsecs\"\npayload = \"1 B\"\ntimeout = \"soon\"\n\
@@ -89,7 +89,7 @@ fn problems_that_depend_on_an_unreadable_value_are_not_reported() {
 }
 
 #[test]
-fn readable_section_reports_all_problems() {
+fn readable_section_reports_all_errors() {
     let (value, shown) = checked(
         "[source.adc]\nheader = 16\npayload = \"1 MiB\"\nsequence = { offset = 12, bytes = 9 }\n",
     );
@@ -99,7 +99,7 @@ fn readable_section_reports_all_problems() {
 
 /// Each key once took a pass over all others: this would take hours.
 #[test]
-fn many_unknown_keys_are_counted() {
+fn many_unknown_keys_are_summarised() {
     let keys = (0..200_000).map(|i| format!("slot{i} = {i}\n"));
     let keys = keys.collect::<Vec<_>>().concat();
     let shown = ring(&format!("[ring.raw]\nslot = 1\nslots = 2\n{keys}"));
@@ -118,7 +118,7 @@ fn many_unknown_keys_are_counted() {
 }
 
 #[test]
-fn many_errors_are_shown_in_part() {
+fn many_errors_are_truncated() {
     let sections = (0..300).map(|i| format!("[ring.r{i}]\nslot = -1\n"));
     let sections = sections.collect::<Vec<_>>().concat();
     let mut diagnostics = Diagnostics::new();
@@ -136,7 +136,7 @@ fn many_errors_are_shown_in_part() {
 }
 
 #[test]
-fn nul_in_a_string_is_pointed_at() {
+fn nul_in_string_is_located() {
     let mut diagnostics = Diagnostics::new();
     let text = "[sink.f]\npath = \"out\\u0000put\"\nnames = [\"a\", \"b\\u0000\"]\n";
     let document = Document::from_text("daq.toml", text, &mut diagnostics)
@@ -154,7 +154,7 @@ fn nul_in_a_string_is_pointed_at() {
 }
 
 #[test]
-fn wrong_choice_of_a_numbered_type_lists_the_types() {
+fn unknown_numeric_type_lists_valid_types() {
     #[derive(Debug, Deserialize, PartialEq)]
     #[serde(rename_all = "lowercase")]
     enum Type {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_right_section_is_read() {
+fn valid_section_is_parsed() {
     let read = finish::<Udp>(
         "source",
         "[source.adc]\nlisten = \"0.0.0.0:4950\"\nformat.header = 16\nformat.payload = '8 KiB'\n\
@@ -27,7 +27,7 @@ fn a_right_section_is_read() {
 }
 
 #[test]
-fn unknown_key() {
+fn unknown_key_is_reported_with_suggestion() {
     assert_eq!(
         ring("[ring.raw]\nslot = \"1 MiB\"\nslotz = 64\n"),
         r"error: unknown key `slotz` in [ring.raw]
@@ -53,7 +53,7 @@ fn unknown_key() {
 }
 
 #[test]
-fn wrong_unit() {
+fn wrong_unit_is_reported() {
     assert_eq!(
         ring("[ring.raw]\nslot = \"1 MBi\"\nslots = 64\n"),
         r#"error: `slot`: "1 MBi" is not a size: unknown unit "MBi"
@@ -68,7 +68,7 @@ fn wrong_unit() {
 }
 
 #[test]
-fn wrong_type_and_wrong_range() {
+fn wrong_type_and_range_are_reported() {
     assert_eq!(
         ring("[ring.raw]\nslot = \"1 MiB\"\nslots = \"many\"\n"),
         r#"error: `slots` is a string, an integer is expected
@@ -90,7 +90,7 @@ fn wrong_type_and_wrong_range() {
 }
 
 #[test]
-fn missing_keys_all_with_an_example() {
+fn missing_keys_are_reported_with_example() {
     assert_eq!(
         ring("[ring.raw]\nmemory = \"host\"\n"),
         r#"error: missing key `slot` in [ring.raw]
@@ -132,7 +132,7 @@ error: missing key `format` in [source.adc]
 }
 
 #[test]
-fn four_errors_in_one_section() {
+fn several_errors_in_one_section_are_all_reported() {
     assert_eq!(
         ring("[ring.raw]\nslot = true\nslots = 1.5\ngain = 2\nmemory = 5\n"),
         r#"error: `slot` is a boolean, a size such as "4 MiB" is expected
@@ -165,7 +165,7 @@ error: `memory` is an integer, a string is expected
 }
 
 #[test]
-fn errors_in_inner_tables() {
+fn errors_in_nested_tables_are_located() {
     assert_eq!(
         udp(
             "[source.adc]\nlisten = \"here\"\n\n[source.adc.format]\nheader = \"16 B\"\npayloda = \"8 KiB\"\n\
@@ -207,7 +207,7 @@ error: `format.sequence.endian` cannot be "bigg"
 }
 
 #[test]
-fn tags_are_taken_with_suggestions() {
+fn wrong_tag_yields_suggestion() {
     let mut diagnostics = Diagnostics::new();
     let text = "[source.a]\ndrvier = \"udp\"\n[source.b]\ndriver = \"upd\"\nformat = 4\n[source.c]\ndriver = \"tape\"\n";
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
@@ -266,7 +266,7 @@ error: unknown driver "tape" in [source.c]
 }
 
 #[test]
-fn owners_share_a_section() {
+fn section_is_split_between_two_structs() {
     #[derive(Debug, Deserialize, PartialEq)]
     struct Common {
         ring: String,
@@ -353,7 +353,7 @@ error: the payload is odd
 }
 
 #[test]
-fn faults_in_arrays_enums_and_checked_types() {
+fn errors_in_arrays_enums_and_checked_types_are_reported() {
     #[derive(Debug, Deserialize)]
     #[serde(try_from = "u32")]
     struct Even(#[expect(dead_code, reason = "only its refusal is looked at")] u32);

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_inner_number_is_told_in_words() {
+    fn linux_internal_errno_is_described() {
         let told = told(Errno::from_raw_os_error(ENOTSUPP)).0;
         assert!(told.contains("not supported (524)"), "{told}");
     }

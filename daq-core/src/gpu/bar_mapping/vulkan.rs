@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_refusal_says_what_helps() {
+    fn every_obstacle_names_its_fix() {
         for (missing, words) in [
             (NoVulkan::NoLibrary("no file".into()), "libvulkan1"),
             (

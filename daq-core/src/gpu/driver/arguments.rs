@@ -147,7 +147,7 @@ mod tests {
     const TWO: [Argument; 2] = [Argument::U64(1), Argument::F32(2.0)];
 
     #[test]
-    fn arguments_as_declared_pass() {
+    fn arguments_as_declared_are_accepted() {
         assert_eq!(misfit(declared(&[8, 4]).as_ref(), &TWO), None);
         assert_eq!(misfit(declared(&[]).as_ref(), &[]), None);
         let most = [Argument::I32(0); MOST_ARGUMENTS];
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn other_arguments_are_refused() {
+    fn arguments_unlike_declaration_are_rejected() {
         for (bytes, told) in [
             (&[][..], "declared: none;"),
             (&[8], "declared: 1, of 8 bytes;"),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_cannot_tell_refuses_nothing() {
+    fn arguments_unknown_to_driver_are_accepted() {
         assert_eq!(Declared::ask(|_| None), None);
         // CUDA_ERROR_NOT_SUPPORTED
         assert_eq!(Declared::ask(|_| Some(Err(Code(801)))), None);

@@ -211,7 +211,7 @@ mod tests {
     const OTHER: &str = "libc.so.6";
 
     #[test]
-    fn a_library_that_is_no_compiler_is_named() {
+    fn library_that_is_not_a_compiler_is_named() {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let mut paths = maps
             .lines()
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn relative_path_of_the_compiler_is_refused() {
+    fn compiler_with_relative_path_is_rejected() {
         for path in ["libnvrtc.so.12", "lib/libnvrtc.so", "./libnvrtc.so", ""] {
             let error = Compiler::open(Some(path.into())).unwrap_err().to_string();
             assert!(

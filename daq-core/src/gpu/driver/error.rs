@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_context_is_dead_after_what_the_documentation_says() {
+    fn sticky_errors_match_cuda_documentation() {
         let sticky: Vec<u32> = (0..2000)
             .filter(|code| error("copying", *code).is_sticky())
             .collect();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn host_memory_that_cannot_be_pinned_is_not_the_gpus_lack() {
+    fn pinning_failure_hint_names_memlock_limit() {
         for code in [1, 2, 304, 801] {
             let told = error("pinning 1 GiB of host memory for CUDA", code).to_string();
             assert!(told.contains("ulimit -l"), "{told}");

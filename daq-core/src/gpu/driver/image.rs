@@ -158,14 +158,14 @@ mod tests {
     }
 
     #[test]
-    fn whole_code_passes() {
+    fn image_complete_is_accepted() {
         assert_eq!(check(&elf(100)), Ok(()));
         assert_eq!(check(b".version 8.0\n"), Ok(()));
         assert_eq!(check(b".version 8.0\n\0"), Ok(()));
     }
 
     #[test]
-    fn what_is_neither_is_refused() {
+    fn image_of_unknown_format_is_rejected() {
         assert!(refused(b"\x50\xed\x55\xba\x01\x00\x10\x00").contains("byte 5 is NUL"));
         let mut image = elf(100);
         image[4] = 1;
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_behind_the_end_are_refused() {
+    fn image_with_section_beyond_end_is_rejected() {
         let header = HEADER + 100 + 64;
         for (at, value) in [(24, u64::MAX), (24, 1 << 32), (32, u64::MAX), (32, 1 << 20)] {
             let mut image = elf(100);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_behind_the_end_are_refused() {
+    fn image_with_table_beyond_end_is_rejected() {
         for (at, told) in [(32, "the table of segments"), (40, "the table of sections")] {
             for value in [1 << 20, u64::MAX, u64::MAX - 8] {
                 let mut image = elf(100);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_may_be_counted_by_the_first() {
+    fn image_with_extended_section_count_is_accepted() {
         let counted = |count: u64| {
             let mut image = elf(100);
             image[60..62].copy_from_slice(&[0, 0]);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn code_of_the_compiler_passes_unless_it_is_cut_off() {
+    fn compiled_image_is_accepted_unless_truncated() {
         use crate::gpu::driver::{Compiler, Source, Target};
         let compiler = match Compiler::find() {
             Ok(compiler) => compiler,
@@ -241,7 +241,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn code_that_is_cut_off_is_refused(bytes in 0_usize..300, cut in 1_usize..600) {
+        fn image_truncated_is_rejected(bytes in 0_usize..300, cut in 1_usize..600) {
             let image = elf(bytes);
             // What is shorter than its first four bytes is no ELF.
             let left = image.len().saturating_sub(cut).max(4);
@@ -249,7 +249,7 @@ mod tests {
         }
 
         #[test]
-        fn damage_is_refused_or_harmless(at in 0_usize..480, byte: u8) {
+        fn image_with_random_damage_is_rejected_or_harmless(at in 0_usize..480, byte: u8) {
             let mut image = elf(100);
             let at = at % image.len();
             image[at] = byte;

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_go_where_they_belong() {
+    fn pinned_words_are_stored_at_their_offset() {
         let mut pinned = Pinned::unpinned(1000).unwrap();
         pinned.write(0, &[1, 2]);
         pinned.write(998, &[3, u64::MAX]);
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "outside of the words")]
-    fn nothing_is_written_behind_the_end() {
+    fn pinned_store_beyond_end_is_rejected() {
         Pinned::unpinned(8).unwrap().write(7, &[1, 2]);
     }
 }

@@ -19,7 +19,7 @@ fn told(lines: &str, topology: &Topology) -> (Option<Plan>, String) {
 }
 
 #[test]
-fn kernels_on_a_gpu_are_launched_and_it_is_shown() {
+fn gpu_kernel_dispatch_is_launched_by_default() {
     for lines in ["gpu = true", "gpu = true\ndispatch = \"launch\""] {
         let (plan, told) = told(lines, &with_gpu());
         let plan = plan.unwrap();
@@ -33,7 +33,7 @@ fn kernels_on_a_gpu_are_launched_and_it_is_shown() {
 }
 
 #[test]
-fn built_in_kernels_cannot_stay_and_that_is_told_at_the_key() {
+fn built_in_kernel_with_persistent_dispatch_is_rejected_at_key() {
     for topology in [host(), with_gpu(), Topology::unknown()] {
         let (plan, told) = told("gpu = true\ndispatch = \"persistent\"", &topology);
         assert!(plan.is_none());
@@ -50,7 +50,7 @@ fn built_in_kernels_cannot_stay_and_that_is_told_at_the_key() {
 }
 
 #[test]
-fn on_the_cpu_it_has_no_meaning_and_that_is_told() {
+fn cpu_kernel_with_dispatch_key_is_rejected() {
     let warning = "warning: `dispatch` has no meaning for kernel `quarter`: it runs on the CPU";
     let cases = [
         ("gpu = true", host(), true),

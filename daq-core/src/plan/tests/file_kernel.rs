@@ -57,7 +57,7 @@ fn copies(plan: &Plan) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn a_file_takes_the_place_of_a_built_in_kernel() {
+fn file_kernel_replaces_built_in_kernel() {
     let plan = plan_with("", "", &with_gpu()).unwrap();
     assert_eq!(names(&plan), ["raw@host", "raw", "small", "small@host"]);
     let kernel = &plan.kernels[0];
@@ -72,7 +72,7 @@ fn a_file_takes_the_place_of_a_built_in_kernel() {
 }
 
 #[test]
-fn its_input_is_copied_to_the_gpu_where_it_is_declared_to_lie_in_host_memory() {
+fn file_kernel_input_in_host_memory_is_copied_to_gpu() {
     let plan = plan_with("memory = \"host\"", "", &with_gpu()).unwrap();
     let kernel = &plan.kernels[0];
     assert_eq!(
@@ -101,7 +101,7 @@ fn its_input_is_copied_to_the_gpu_where_it_is_declared_to_lie_in_host_memory() {
 }
 
 #[test]
-fn its_output_is_copied_to_host_memory_where_that_is_declared() {
+fn file_kernel_output_in_host_memory_is_copied_from_gpu() {
     let plan = plan_with("memory = \"cuda:0\"", "memory = \"host\"", &with_gpu()).unwrap();
     assert_eq!(plan.kernels[0].output, "small@cuda:0");
     assert_eq!(
@@ -112,7 +112,7 @@ fn its_output_is_copied_to_host_memory_where_that_is_declared() {
 }
 
 #[test]
-fn without_a_gpu_it_is_an_error_that_names_what_runs_without() {
+fn file_kernel_without_gpu_error_names_alternatives() {
     for raw in ["", "memory = \"host\""] {
         let told = plan_with(raw, "", &host()).unwrap_err();
         only(
@@ -131,7 +131,7 @@ fn without_a_gpu_it_is_an_error_that_names_what_runs_without() {
 }
 
 #[test]
-fn the_word_that_stands_for_files_is_no_kernel() {
+fn file_keyword_as_kernel_name_is_rejected() {
     let text = PIPELINE.replace("use = \"quarter\"", "use = \"file\"");
     let told = super::plan_with(&text, &WITH_FILES, &host()).unwrap_err();
     assert!(
@@ -141,7 +141,7 @@ fn the_word_that_stands_for_files_is_no_kernel() {
 }
 
 #[test]
-fn one_of_use_and_file_is_enough() {
+fn use_and_file_together_are_rejected() {
     let text = PIPELINE.replace("use = \"quarter\"", "use = \"quarter\"\nfile = \"my.cu\"");
     let error = super::plan_with(&text, &WITH_FILES, &with_gpu()).unwrap_err();
     only(

@@ -168,7 +168,7 @@ fn told(plan: &Plan) -> (DataPath, &str, Option<Writer>) {
 }
 
 #[test]
-fn a_name_is_looked_up_and_auto_is_the_nearest() {
+fn nic_by_name_is_found_and_auto_selects_nearest() {
     let machine = machine(gpu(true, false));
     for name in ["mlx5_1", "auto"] {
         let plan = plan(&format!("nic = \"{name}\""), &machine);
@@ -190,7 +190,7 @@ fn a_name_is_looked_up_and_auto_is_the_nearest() {
 }
 
 #[test]
-fn no_mapping_is_needed_but_a_dma_buf_or_peermem() {
+fn nic_to_gpu_needs_dma_buf_or_peermem() {
     let without = machine(gpu(false, true));
     let refused = plan("nic = \"mlx5_1\"", &without);
     let (path, reason, _) = told(&refused);
@@ -217,7 +217,7 @@ fn no_mapping_is_needed_but_a_dma_buf_or_peermem() {
 }
 
 #[test]
-fn memory_that_the_cpu_looks_at_must_be_mapped() {
+fn gpu_ring_accessed_by_cpu_must_be_mapped() {
     let mapped = |made: Result<(), String>| {
         machine(Gpu {
             mappings: Some(vec![(Backend::Gdrapi, made)]),
@@ -243,7 +243,7 @@ fn memory_that_the_cpu_looks_at_must_be_mapped() {
 }
 
 #[test]
-fn a_name_that_is_not_there_is_told_with_those_that_are() {
+fn unknown_nic_error_lists_available_nics() {
     for memory in ["", "memory = \"host\"\n"] {
         let topology = machine(gpu(true, true));
         let changed = PIPELINE.replace("[ring.raw]\n", &format!("[ring.raw]\n{memory}"));
@@ -270,7 +270,7 @@ fn a_name_that_is_not_there_is_told_with_those_that_are() {
 }
 
 #[test]
-fn a_card_of_software_writes_what_the_cpu_reaches() {
+fn emulated_nic_writes_cpu_accessible_memory() {
     for name in ["software", "software:127.0.0.2"] {
         let keys = format!("nic = \"{name}\"");
         let mapped = plan(&keys, &machine(gpu(false, true)));
@@ -297,7 +297,7 @@ fn a_card_of_software_writes_what_the_cpu_reaches() {
 }
 
 #[test]
-fn a_card_that_is_staged_to_and_a_sink_of_its_own_are_chosen_too() {
+fn nic_for_staged_ring_and_for_sink_is_selected() {
     let machine = machine(gpu(false, false));
     let staged = plan("nic = \"auto\"", &machine);
     assert_eq!(told(&staged).0, DataPath::Staged);
@@ -322,7 +322,7 @@ fn a_card_that_is_staged_to_and_a_sink_of_its_own_are_chosen_too() {
 
 /// What `daq bench rdma --keep` measured of a card decides, by the size of a frame.
 #[test]
-fn a_sink_reads_a_gpu_where_that_was_measured_to_be_faster() {
+fn sink_reads_gpu_if_measured_faster() {
     let sent = PIPELINE
         .replace("use = \"quarter\"", "use = \"quarter\"\ngpu = true")
         .replace("input = \"small\"", "input = \"small\"\nmeasured = true");
@@ -406,7 +406,7 @@ fn a_sink_reads_a_gpu_where_that_was_measured_to_be_faster() {
 
 /// A module that is gone since, another place or firmware: what was measured holds no more.
 #[test]
-fn what_was_measured_of_a_card_holds_until_it_changes() {
+fn nic_measurement_is_valid_until_nic_changes() {
     let before = machine(gpu(true, true));
     let basis = before.card_basis("mlx5_1");
     let loaded = Topology {

@@ -34,7 +34,7 @@ fn own(rings: &[(&str, Option<u32>)]) -> Vec<(String, Option<u32>)> {
 const ON_GPU: (&str, &str) = ("use = \"quarter\"", "use = \"quarter\"\ngpu = true");
 
 #[test]
-fn inserted_host_rings_lie_near_the_gpu() {
+fn inserted_host_ring_uses_numa_node_of_gpu() {
     let rings = [
         ("raw@host", Some(3)),
         ("raw", None),
@@ -52,7 +52,7 @@ fn inserted_host_rings_lie_near_the_gpu() {
 }
 
 #[test]
-fn a_declared_node_is_kept() {
+fn declared_numa_node_is_kept() {
     let changes = [
         ON_GPU,
         ("slots = 4", "slots = 4\nnode = 1"),
@@ -68,7 +68,7 @@ fn a_declared_node_is_kept() {
 }
 
 #[test]
-fn a_ring_that_stays_on_the_host_has_the_node_that_is_declared() {
+fn host_ring_uses_declared_numa_node() {
     let rings = [("raw", None), ("small", None)];
     assert_eq!(nodes(&[], &with_gpu_on(3)), own(&rings));
     let changes = [("slots = 4", "slots = 4\nnode = 1")];

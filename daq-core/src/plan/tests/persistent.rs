@@ -155,7 +155,7 @@ fn doorbell(plan: &Plan) -> (Option<Backend>, &str) {
 }
 
 #[test]
-fn its_thread_stores_frames_where_the_gpu_can_be_mapped() {
+fn persistent_input_is_stored_by_cpu_if_gpu_is_mappable() {
     let plan = planned(&[], &usual());
     assert_eq!(names(&plan), ["raw@host", "raw", "small", "small@host"]);
     let raw = plan.ring("raw").unwrap();
@@ -182,7 +182,7 @@ fn its_thread_stores_frames_where_the_gpu_can_be_mapped() {
 }
 
 #[test]
-fn programs_and_pictures_are_told_too() {
+fn persistent_dispatch_is_shown_in_json_and_graph() {
     let plan = planned(&[], &usual());
     let json = serde_json::to_value(&plan).unwrap();
     assert_eq!(json["rings"][1]["mapping"], "vulkan");
@@ -208,7 +208,7 @@ fn programs_and_pictures_are_told_too() {
 }
 
 #[test]
-fn where_nothing_can_be_mapped_the_copy_engine_copies_and_the_doorbell_is_in_host_memory() {
+fn persistent_without_mapping_uses_copy_engine_and_host_doorbell() {
     let plan = planned(&[], &with(vec![gpu(0, &[Backend::Host])]));
     let raw = plan.ring("raw").unwrap();
     let refused = format!("{REFUSED}; vulkan: no vulkan on 0");
@@ -235,7 +235,7 @@ fn where_nothing_can_be_mapped_the_copy_engine_copies_and_the_doorbell_is_in_hos
 
 /// Each backend in turn is the one that works.
 #[test]
-fn the_first_backend_that_works_is_expected() {
+fn first_working_backend_is_selected() {
     for (i, backend) in Backend::ALL.into_iter().enumerate() {
         let plan = planned(&[], &with(vec![gpu(0, &Backend::ALL[i..])]));
         let expected = (backend != Backend::Host).then_some(backend);
@@ -247,7 +247,7 @@ fn the_first_backend_that_works_is_expected() {
 }
 
 #[test]
-fn a_ring_with_another_reader_is_left_to_the_staging_thread() {
+fn ring_with_second_reader_uses_staging_thread() {
     for other in [
         "[kernel.other]\nuse = \"quarter\"\ngpu = true\ninput = \"raw\"\noutput = \"more\"\n[ring.more]",
         "[kernel.other]\nfile = \"b.cu\"\ndispatch = \"persistent\"\ninput = \"raw\"\noutput = \"more\"\n[ring.more]",
@@ -276,7 +276,7 @@ fn a_ring_with_another_reader_is_left_to_the_staging_thread() {
 }
 
 #[test]
-fn frames_that_the_copy_engine_is_faster_with_are_left_to_it() {
+fn large_frames_use_copy_engine() {
     let at = ("slot = \"5 KiB\"", "slot = \"128 KiB\"");
     let above = ("slot = \"5 KiB\"", "slot = \"129 KiB\"");
     assert_eq!(
@@ -306,7 +306,7 @@ fn frames_that_the_copy_engine_is_faster_with_are_left_to_it() {
 }
 
 #[test]
-fn a_ring_that_a_kernel_fills_is_plain() {
+fn ring_filled_by_kernel_is_not_mapped() {
     let second = "[kernel.second]\nfile = \"b.cu\"\ndispatch = \"persistent\"\ninput = \"small\"\noutput = \"more\"\n\
                   [ring.more]\n[sink.more]\ndriver = \"void\"\ninput = \"more\"\n[ring.small]";
     let plan = planned(&[("[ring.small]", second)], &usual());
@@ -316,7 +316,7 @@ fn a_ring_that_a_kernel_fills_is_plain() {
 }
 
 #[test]
-fn a_ring_that_is_declared_in_host_memory_is_copied_to_one_that_is_mapped() {
+fn host_ring_is_copied_to_mapped_ring() {
     let plan = planned(&[("slots = 4", "slots = 4\nmemory = \"host\"")], &usual());
     assert_eq!(plan.kernels[0].input, "raw@cuda:0");
     assert_eq!(
@@ -330,7 +330,7 @@ fn a_ring_that_is_declared_in_host_memory_is_copied_to_one_that_is_mapped() {
 }
 
 #[test]
-fn backends_can_be_forbidden() {
+fn disabled_backend_is_not_selected() {
     let allow = |list: &str| format!("[staging]\nbackends = {list}\n[ring.small]");
     let all = [Backend::Gdrapi, Backend::Vulkan, Backend::Host];
     let topology = with(vec![gpu(0, &all)]);
@@ -388,7 +388,7 @@ fn backends_can_be_forbidden() {
 }
 
 #[test]
-fn backends_that_are_misspelt_are_suggested() {
+fn misspelt_backend_yields_suggestion() {
     let told = error(
         &[(
             "[ring.small]",
@@ -401,7 +401,7 @@ fn backends_that_are_misspelt_are_suggested() {
 }
 
 #[test]
-fn each_gpu_has_mappings_of_its_own() {
+fn mappings_are_selected_per_gpu() {
     let topology = with(vec![
         gpu(0, &[Backend::Host]),
         gpu(1, &[Backend::Gdrapi, Backend::Host]),
@@ -422,7 +422,7 @@ fn each_gpu_has_mappings_of_its_own() {
 }
 
 #[test]
-fn what_was_not_tried_is_probed_at_the_start() {
+fn untested_backend_is_probed_at_startup() {
     for topology in [with_gpu(), Topology::unknown()] {
         let plan = planned(
             &[("slots = 4", "slots = 4\nmemory = \"cuda:0\"")],
@@ -444,7 +444,7 @@ fn what_was_not_tried_is_probed_at_the_start() {
 }
 
 #[test]
-fn a_doorbell_is_rung_by_who_can() {
+fn doorbell_by_device_without_capable_engine_is_rejected() {
     let persistent = "dispatch = \"persistent\"";
     let by = |who: &str| format!("{persistent}\ndoorbell = \"{who}\"");
     let plan = planned(&[(persistent, &by("cpu"))], &usual());
@@ -506,7 +506,7 @@ fn a_doorbell_is_rung_by_who_can() {
 }
 
 #[test]
-fn a_kernel_that_runs_on_the_cpu_cannot_stay() {
+fn cpu_kernel_with_persistent_dispatch_is_rejected() {
     let told = error(
         &[("file = \"my.cu\"", "file = \"my.cu\"\ncpu = true")],
         &usual(),

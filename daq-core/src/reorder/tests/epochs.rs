@@ -13,7 +13,7 @@ fn metas(bench: &mut Bench) -> Vec<FrameMeta> {
 }
 
 #[test]
-fn first_packets_of_a_new_epoch_are_placed_once_it_is_confirmed() {
+fn first_packets_of_confirmed_epoch_are_placed() {
     let mut bench = bench(64, geometry());
     for sequence in 1000..1008 {
         bench.put(sequence);
@@ -38,7 +38,7 @@ fn first_packets_of_a_new_epoch_are_placed_once_it_is_confirmed() {
 }
 
 #[test]
-fn candidates_that_nothing_confirms_are_rejected() {
+fn unconfirmed_candidates_are_rejected() {
     let mut bench = bench(64, geometry());
     for sequence in 1000..1008 {
         bench.put(sequence);
@@ -63,7 +63,7 @@ fn candidates_that_nothing_confirms_are_rejected() {
 }
 
 #[test]
-fn packets_before_a_confirmed_gap_are_placed() {
+fn packets_before_confirmed_gap_are_placed() {
     let mut bench = bench(
         64,
         Geometry {
@@ -81,7 +81,7 @@ fn packets_before_a_confirmed_gap_are_placed() {
 }
 
 #[test]
-fn a_damaged_candidate_keeps_its_place() {
+fn damaged_candidate_keeps_its_packet_slot() {
     let mut bench = bench(64, geometry());
     for sequence in 1000..1004 {
         bench.put(sequence);
@@ -98,7 +98,7 @@ fn a_damaged_candidate_keeps_its_place() {
 }
 
 #[test]
-fn a_unit_without_data_among_candidates_is_not_expected() {
+fn skipped_unit_among_candidates_is_not_expected() {
     let geometry = voids::geometry();
     let mut bench = bench(64, geometry);
     for sub in 0..PLACES {
@@ -123,7 +123,7 @@ fn a_unit_without_data_among_candidates_is_not_expected() {
 }
 
 #[test]
-fn the_first_frame_of_a_new_epoch_has_the_time_of_its_first_packet() {
+fn first_frame_of_epoch_has_time_of_its_first_packet() {
     let mut bench = bench(
         64,
         Geometry {
@@ -155,7 +155,7 @@ fn the_first_frame_of_a_new_epoch_has_the_time_of_its_first_packet() {
 
 /// A source that waits for slots puts what was kept aside one by one, and loses none of it in a small ring.
 #[test]
-fn candidates_wait_for_slots_where_the_source_can() {
+fn candidates_with_backpressure_wait_for_slots() {
     for max_gap in [0, 1 << 20] {
         let geometry = Geometry {
             window: 2,
@@ -210,7 +210,7 @@ fn candidates_wait_for_slots_where_the_source_can() {
 }
 
 #[test]
-fn packets_of_places_that_were_closed_as_missing_open_no_epoch() {
+fn packets_for_closed_slots_open_no_epoch() {
     let mut bench = bench(64, geometry());
     // Every eighth packet is delayed by far more than the window.
     for sequence in (0..400).filter(|sequence| sequence % 8 != 5) {
@@ -233,7 +233,7 @@ fn packets_of_places_that_were_closed_as_missing_open_no_epoch() {
 
 /// A restart whose numbers lie inside of the window is distinguished from repeated packets by the silence before it.
 #[test]
-fn a_restart_inside_the_window_opens_an_epoch_after_silence() {
+fn restart_within_window_opens_epoch_after_silence() {
     for silent in [false, true] {
         let mut bench = bench(
             256,
@@ -260,7 +260,7 @@ fn a_restart_inside_the_window_opens_an_epoch_after_silence() {
 }
 
 #[test]
-fn a_restart_to_numbers_that_arrived_opens_an_epoch() {
+fn restart_to_known_sequence_opens_epoch() {
     let mut bench = bench(256, geometry());
     for sequence in (0..100).chain(0..100) {
         bench.put(sequence);
@@ -274,7 +274,7 @@ fn a_restart_to_numbers_that_arrived_opens_an_epoch() {
 
 /// Each of several threads sees only some of the first packets after a restart; all are placed.
 #[test]
-fn candidates_of_all_threads_are_placed_after_a_restart() {
+fn candidates_of_all_threads_after_restart_are_placed() {
     let geometry = Geometry {
         window: 16,
         ..Geometry::new(1, BYTES)

@@ -13,7 +13,7 @@ fn one_by_one(slots: usize, geometry: Geometry) -> Bench {
 
 /// A recording's numbers may leave out as many places as there are.
 #[test]
-fn a_gap_may_be_as_long_as_a_count_is_wide() {
+fn gap_as_long_as_counter_range_is_counted() {
     const FAR: u64 = 1 << 46;
     for holds in [false, true] {
         let mut bench = bench(
@@ -41,7 +41,7 @@ fn a_gap_may_be_as_long_as_a_count_is_wide() {
 
 /// Two threads' handles go on behind a long gap as one does.
 #[test]
-fn a_long_gap_is_the_same_to_another_thread() {
+fn long_gap_is_consistent_across_threads() {
     const FAR: u64 = 1 << 46;
     let geometry = Geometry {
         agree: 1,
@@ -118,7 +118,7 @@ proptest! {
     /// One step over a gap leaves what passing its frames one by one does: the same outcomes, frames, counters and
     /// causes, and the same window.
     #[test]
-    fn one_step_does_what_many_do(events in events(), slots in 2_usize..12, window in 1_usize..5, holds: bool, reads_drops: bool) {
+    fn long_gap_in_one_step_equals_many_steps(events in events(), slots in 2_usize..12, window in 1_usize..5, holds: bool, reads_drops: bool) {
         let geometry = Geometry { window, agree: 1, max_gap: 2000, ..geometry() };
         let mut benches = [bench(slots, geometry), one_by_one(slots, geometry)];
         let now = Instant::now();

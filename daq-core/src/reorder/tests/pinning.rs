@@ -14,7 +14,7 @@ fn pinned(planned: &Geometry) -> Geometry {
 }
 
 #[test]
-fn frames_have_the_pinned_length_and_packet_sizes() {
+fn frames_have_pinned_length_and_packet_sizes() {
     let mut bench = bench(8, geometry());
     bench.window.pin(pinned(&geometry()));
     for sequence in 0..3 {
@@ -35,7 +35,7 @@ fn frames_have_the_pinned_length_and_packet_sizes() {
 
 /// The thread that closes frames may notice another thread's geometry before it has learned its own.
 #[test]
-fn threads_that_pin_one_after_the_other_share_one_window() {
+fn threads_pinning_in_turn_share_one_window() {
     let options = RingOptions {
         places: PLACES,
         holdable: false,

@@ -4,7 +4,7 @@ use super::*;
 
 /// A thread that lags far behind the others opens no epoch backwards; when the others stop, it is believed.
 #[test]
-fn a_lagging_thread_is_no_restart() {
+fn lagging_thread_is_not_restart() {
     let options = RingOptions {
         places: PLACES,
         holdable: false,
@@ -46,7 +46,7 @@ fn a_lagging_thread_is_no_restart() {
 
 /// Several threads, interleaved flows, one window.
 #[test]
-fn threads_share_a_window() {
+fn threads_share_one_window() {
     const PACKETS: u64 = 40_000;
     let geometry = Geometry {
         window: 4,
@@ -123,7 +123,7 @@ fn threads_share_a_window() {
 
 /// A thread that is not the sequencer says that a unit is void, and goes on with the next.
 #[test]
-fn what_another_thread_says_to_be_void_is_known_before_its_next_packet() {
+fn unit_skipped_by_other_thread_is_known_before_next_packet() {
     const UNITS: u64 = 400;
     let geometry = Geometry {
         numbering: Numbering {

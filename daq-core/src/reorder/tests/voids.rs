@@ -23,7 +23,7 @@ pub(super) fn put(bench: &mut Bench, unit: u64, sub: u32) -> Outcome {
 }
 
 #[test]
-fn what_comes_for_a_void_unit_is_rejected() {
+fn packet_for_skipped_unit_is_rejected() {
     let mut bench = bench(8, geometry());
     put(&mut bench, 10, 0);
     bench.window.void(11);
@@ -49,7 +49,7 @@ fn what_comes_for_a_void_unit_is_rejected() {
 
 /// One packet with another heap length must not cost the packets of that heap.
 #[test]
-fn payload_after_a_note_wins() {
+fn payload_overrides_earlier_skip() {
     let mut bench = bench(8, geometry());
     put(&mut bench, 10, 0);
     bench.window.void(11);
@@ -80,7 +80,7 @@ fn payload_after_a_note_wins() {
 
 /// Only payload shows that a unit was overtaken, notes of later units do not.
 #[test]
-fn notes_in_any_order_do_not_cost_payload() {
+fn skips_in_any_order_lose_no_payload() {
     let geometry = Geometry {
         window: 4,
         ..geometry()
@@ -101,7 +101,7 @@ fn notes_in_any_order_do_not_cost_payload() {
 
 /// A heap of descriptors that later heaps have overtaken is neither a loss nor a frame.
 #[test]
-fn frames_that_overtook_a_void_unit_move_down() {
+fn frames_ahead_of_skipped_unit_are_renumbered() {
     let geometry = Geometry {
         window: 4,
         ..geometry()
@@ -136,7 +136,7 @@ fn frames_that_overtook_a_void_unit_move_down() {
 
 /// Later than the window, a control packet cannot take its frame back.
 #[test]
-fn a_note_after_its_frame_was_closed_is_late() {
+fn skip_after_frame_close_is_late() {
     let geometry = Geometry {
         window: 4,
         ..geometry()
@@ -156,7 +156,7 @@ fn a_note_after_its_frame_was_closed_is_late() {
 
 /// A first packet that has a wrong length tells how units are counted, but not where.
 #[test]
-fn a_unit_that_is_void_before_anything_came_leaves_nothing_open() {
+fn skip_before_first_packet_opens_no_frame() {
     for came in [&[(10, 1), (12, 0)][..], &[(12, 0)]] {
         let mut bench = bench(8, geometry());
         let id = PacketId::of(10);

@@ -28,7 +28,7 @@ fn put_with_room(bench: &mut Bench, sequence: u64) -> Vec<(u64, u32, Vec<u64>)> 
 }
 
 #[test]
-fn a_source_that_waits_loses_nothing_to_the_ring_over_gaps_and_new_counts() {
+fn source_with_backpressure_loses_nothing_across_gaps_and_restarts() {
     for slots in 2..10 {
         for window in 1..5 {
             let geometry = Geometry {
@@ -64,7 +64,7 @@ fn a_source_that_waits_loses_nothing_to_the_ring_over_gaps_and_new_counts() {
 }
 
 #[test]
-fn a_packet_that_needs_no_slot_has_room_in_a_full_ring() {
+fn packet_without_slot_has_room_in_full_ring() {
     let mut bench = bench(2, geometry());
     for sequence in 0..8 {
         bench.put(sequence);
@@ -80,7 +80,7 @@ fn a_packet_that_needs_no_slot_has_room_in_a_full_ring() {
 
 /// A descriptor's heap is void: a packet of that number needs no slot, though an older frame is open.
 #[test]
-fn a_packet_of_a_void_unit_waits_for_nothing() {
+fn packet_of_skipped_unit_does_not_wait() {
     for is_full in [false, true] {
         let mut bench = bench(if is_full { 2 } else { 8 }, voids::geometry());
         for unit in [8, 9] {
@@ -105,7 +105,7 @@ fn a_packet_of_a_void_unit_waits_for_nothing() {
 
 /// Asking moves the window as the packet itself would: one that is no place's moves nothing.
 #[test]
-fn asking_for_a_packet_of_a_wrong_length_moves_nothing() {
+fn room_query_for_wrong_length_changes_nothing() {
     let mut bench = bench(8, voids::geometry());
     voids::put(&mut bench, 10, 0);
     voids::put(&mut bench, 11, 0);

@@ -15,7 +15,7 @@ fn stager(device: &Device, depth: usize, cut_over: usize) -> (Stager, Arc<Bell>)
 }
 
 #[test]
-fn a_small_burst_is_published_at_once_and_a_large_one_copied() {
+fn small_burst_is_stored_and_large_burst_copied() {
     let device = Device::default();
     let (mut stager, bell) = stager(&device, 2, 3 * SLOT);
     let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &bell);
@@ -51,7 +51,7 @@ fn a_small_burst_is_published_at_once_and_a_large_one_copied() {
 }
 
 #[test]
-fn short_frames_in_large_slots_count_by_their_bytes() {
+fn short_frames_in_large_slots_are_measured_by_length() {
     let device = Device::default();
     let (mut stager, bell) = stager(&device, 2, SLOT);
     let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &bell);
@@ -68,7 +68,7 @@ fn short_frames_in_large_slots_count_by_their_bytes() {
 }
 
 #[test]
-fn frames_that_fill_their_slots_go_together_and_others_by_their_lengths() {
+fn full_frames_are_stored_together_and_short_ones_by_length() {
     let device = Device::default();
     let (mut stager, bell) = stager(&device, 1, usize::MAX);
     let mut ends = Ends::new((32, 32), 1 << 20, &mut stager, &bell);
@@ -108,7 +108,7 @@ fn frames_that_fill_their_slots_go_together_and_others_by_their_lengths() {
 }
 
 #[test]
-fn without_a_cut_over_nothing_is_stored_and_with_a_huge_one_nothing_copied() {
+fn threshold_zero_stores_nothing_and_huge_copies_nothing() {
     for (cut_over, stored) in [(0, 0), (usize::MAX, 40)] {
         let device = Device::default();
         let (mut stager, bell) = stager(&device, 2, cut_over);
@@ -124,7 +124,7 @@ fn without_a_cut_over_nothing_is_stored_and_with_a_huge_one_nothing_copied() {
 }
 
 #[test]
-fn a_lane_stores_although_others_have_all_copies_under_way() {
+fn stores_proceed_while_all_copies_are_in_flight() {
     let device = Device::default();
     let (mut stager, bell) = stager(&device, 1, 2 * SLOT);
     let mut lanes: Vec<_> = (0..2)
@@ -147,7 +147,7 @@ fn a_lane_stores_although_others_have_all_copies_under_way() {
 }
 
 #[test]
-fn a_step_ends_although_a_source_keeps_up() {
+fn step_with_continuous_source_ends() {
     let device = Device::default();
     let (mut stager, bell) = stager(&device, 4, usize::MAX);
     let mut ends = Ends::new((64, 64), SLOT, &mut stager, &bell);
@@ -161,7 +161,7 @@ fn a_step_ends_although_a_source_keeps_up() {
 }
 
 #[test]
-fn memory_that_is_lost_ends_the_lane_and_nothing_of_it_is_published() {
+fn lost_memory_ends_copy_and_publishes_nothing() {
     let device = Device::default();
     let (mut stager, bell) = stager(&device, 2, usize::MAX);
     let mut ends = Ends::new((32, 32), 1 << 20, &mut stager, &bell);
@@ -206,7 +206,7 @@ fn carrier(slots: (usize, usize), burst: usize) -> (Carrier, Ends) {
 
 proptest! {
     #[test]
-    fn what_a_step_carries_is_there_when_it_ends(
+    fn stored_frames_are_visible_after_step(
         slots in (2_usize..9, 2_usize..9),
         burst in 1_usize..6,
         script in prop::collection::vec((0_usize..6, 0_u8..3), 1..80),
@@ -247,7 +247,7 @@ proptest! {
 }
 
 #[test]
-fn a_carrier_whose_memory_is_lost_carries_no_more() {
+fn store_copy_with_lost_memory_stops() {
     let (mut carrier, mut ends) = carrier((16, 16), 4);
     ends.make(5);
     assert_eq!(carrier.step(), Ok(4));
@@ -264,7 +264,7 @@ fn a_carrier_whose_memory_is_lost_carries_no_more() {
 }
 
 #[test]
-fn rings_on_both_sides_of_which_nothing_is_mapped_have_no_carrier() {
+fn rings_without_mapping_are_not_stored() {
     let bell = Arc::new(Bell::default());
     let (from, _source) = ring("from", 4, Placement::Host, &bell);
     let (_target, producer) = ring("to", 4, Placement::Cuda(0), &bell);

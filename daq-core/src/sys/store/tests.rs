@@ -107,7 +107,7 @@ impl Pair {
 }
 
 #[test]
-fn every_small_size_at_every_offset_of_a_line() {
+fn store_of_small_sizes_at_all_line_offsets_is_exact() {
     let mut pair = Pair::new(1);
     for way in &ways() {
         for bytes in 0..=300 {
@@ -124,7 +124,7 @@ fn every_small_size_at_every_offset_of_a_line() {
 }
 
 #[test]
-fn sizes_whose_source_is_fetched_ahead_end_at_the_guard() {
+fn store_with_prefetch_stays_within_source() {
     let pages = (1 << 20) / PAGE + 2;
     let mut pair = Pair::new(pages);
     for way in &ways() {
@@ -138,7 +138,7 @@ fn sizes_whose_source_is_fetched_ahead_end_at_the_guard() {
 }
 
 #[test]
-fn the_widest_is_the_widest_that_is_here() {
+fn widest_store_is_widest_supported() {
     let here = Width::ALL.into_iter().filter(|width| width.is_here());
     assert_eq!(Some(Width::widest()), here.max());
     assert_eq!(Width::widest(), Width::widest());
@@ -146,7 +146,7 @@ fn the_widest_is_the_widest_that_is_here() {
 
 proptest! {
     #[test]
-    fn exactly_the_bytes_are_copied(
+    fn store_writes_exactly_its_range(
         bytes in 0_usize..12_000, to in 0_usize..4000, from in 0_usize..4000,
     ) {
         let mut pair = Pair::new(4);

@@ -38,7 +38,7 @@ const RESOURCE: &str = "\
 0x0000022040000000 0x0000022041ffffff 0x000000000014220c\n";
 
 #[test]
-fn a_card_is_read() {
+fn pci_device_is_read() {
     let (_dir, sys) = tree(
         &[
             ("vendor", "0x10de\n"),
@@ -89,7 +89,7 @@ fn a_card_is_read() {
 }
 
 #[test]
-fn what_a_virtual_machine_leaves_out_is_unknown() {
+fn pci_facts_missing_in_virtual_machine_are_unknown() {
     let (_dir, sys) = tree(
         &[
             ("vendor", "0x10de\n"),
@@ -111,7 +111,7 @@ fn what_a_virtual_machine_leaves_out_is_unknown() {
 }
 
 #[test]
-fn a_device_that_is_not_there_has_no_facts() {
+fn missing_pci_device_has_no_facts() {
     let (_dir, sys) = tree(&[], &[]);
     let gone = facts(&sys, "0000:99:00.0");
     assert_eq!(
@@ -128,7 +128,7 @@ fn a_device_that_is_not_there_has_no_facts() {
 }
 
 #[test]
-fn only_display_controllers_of_nvidia_are_gpus() {
+fn only_nvidia_display_controllers_are_gpus() {
     for (vendor, class, found) in [
         ("0x10de", "0x030200", true),
         ("0x10de", "0x040300", false),
@@ -144,7 +144,7 @@ fn only_display_controllers_of_nvidia_are_gpus() {
 }
 
 #[test]
-fn the_window_is_the_second_memory_region() {
+fn gpu_bar_is_second_memory_region() {
     let small = "0xde000000 0xdeffffff 0x40200\n0xc0000000 0xcfffffff 0x14220c\n0 0 0\n";
     assert_eq!(bar1(small), Some(256 << 20));
     // A region of ports, and one that found no place.
@@ -155,7 +155,7 @@ fn the_window_is_the_second_memory_region() {
 }
 
 #[test]
-fn rates_double_with_each_generation() {
+fn pcie_rate_doubles_per_generation() {
     let rate = |generation, width| Lanes { generation, width }.rate();
     assert_eq!(rate(5, 16) / 1_000_000_000, 63);
     assert_eq!(rate(4, 8) * 2, rate(4, 16));
@@ -165,7 +165,7 @@ fn rates_double_with_each_generation() {
 
 proptest! {
     #[test]
-    fn any_text_is_survived(text: String) {
+    fn random_sysfs_text_does_not_panic(text: String) {
         let _ = (bar1(&text), generation(&text));
         if let Some(address) = canonical(&text) {
             prop_assert_eq!(canonical(&address), Some(address));
@@ -173,7 +173,7 @@ proptest! {
     }
 
     #[test]
-    fn any_regions_are_survived(start: u64, end: u64) {
+    fn random_regions_do_not_panic(start: u64, end: u64) {
         let line = format!("{start:#x} {end:#x} 0x200\n");
         prop_assert_eq!(bar1(&line.repeat(2)).is_some(), end > start);
     }

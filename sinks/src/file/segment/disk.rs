@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_aligned_and_fills_from_the_front() {
+    fn buffer_is_aligned_and_filled_from_front() {
         let mut b = Buffer::new(2 * ALIGN);
         assert_eq!(b.bytes().as_ptr().align_offset(ALIGN), 0);
         assert_eq!(b.push(&[7; 5000]), 5000);

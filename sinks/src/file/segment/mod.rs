@@ -561,7 +561,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_after_the_commit_leaves_the_segment_whole() {
+    fn failure_after_commit_leaves_segment_intact() {
         let dir = tempfile::tempdir().unwrap();
         let mut writer = SegmentWriter::new(&Options::default()).unwrap();
         writer.open(dir.path(), "a-000000").unwrap();

@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_indices_are_inverse() {
+    fn segment_names_and_indices_round_trip() {
         for index in [0, 7, 999_999, 1_000_000, u64::MAX] {
             assert_eq!(
                 segment_index("a-000001", &segment_name("a-000001", index)),

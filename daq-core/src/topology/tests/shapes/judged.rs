@@ -13,7 +13,7 @@ fn verdict(machine: &Machine, device: &str, gpu: u32, bytes: u64, wish: Wish) ->
 }
 
 #[test]
-fn relations_are_those_of_the_slots() {
+fn relations_follow_slot_positions() {
     use Relation::{Node, Phb, Pix, Pxb, Sys, Unknown};
     for (machine, relations) in [
         (shape!("one-socket"), vec![Phb]),
@@ -30,7 +30,7 @@ fn relations_are_those_of_the_slots() {
 }
 
 #[test]
-fn a_wish_wins_where_it_can() {
+fn preference_is_applied_if_possible() {
     for (machine, device, gpu, auto, forced) in [
         (shape!("plx-switch"), "0000:05:00.0", 0, true, true),
         (shape!("two-sockets"), "0000:3b:00.0", 0, false, true),
@@ -61,7 +61,7 @@ fn a_wish_wins_where_it_can() {
 }
 
 #[test]
-fn what_is_not_there_is_told() {
+fn missing_device_is_reported() {
     let machine = shape!("plx-switch");
     let ask = |device, gpu| verdict(&machine, device, gpu, 1, Wish::Direct);
     let found = ask("0000:99:00.0", 0);
@@ -90,7 +90,7 @@ fn what_is_not_there_is_told() {
 }
 
 #[test]
-fn a_card_that_is_not_bound_to_vfio_yet_may_be() {
+fn device_not_yet_bound_to_vfio_is_usable() {
     let text = include_str!("two-sockets.txt").replace(" driver=vfio-pci", "");
     let machine = Machine::new(&text);
     let found = verdict(&machine, "0000:3b:00.0", 0, 1 << 20, Wish::Direct);
@@ -98,7 +98,7 @@ fn a_card_that_is_not_bound_to_vfio_yet_may_be() {
 }
 
 #[test]
-fn what_goes_up_to_the_processor_is_told() {
+fn path_through_root_complex_is_reported() {
     let change = |from: &str, to: &str| {
         let machine = Machine::new(&include_str!("redirect.txt").replace(from, to));
         let found = verdict(&machine, "0000:3d:00.0", 0, 1 << 20, Wish::Auto);
@@ -127,7 +127,7 @@ fn what_goes_up_to_the_processor_is_told() {
 }
 
 #[test]
-fn a_ring_must_fit() {
+fn ring_larger_than_bar_is_not_direct() {
     let machine = shape!("amd-server");
     let ask = |bytes| verdict(&machine, "0000:41:00.0", 0, bytes, Wish::Auto);
     let found = ask(63 << 30);
@@ -139,7 +139,7 @@ fn a_ring_must_fit() {
 }
 
 #[test]
-fn the_list_says_which_bridges_pass_what_on() {
+fn p2p_allowlist_decides_between_host_bridges() {
     let intel = |id: &str, other: &str| {
         let shape = format!(
             "cpu GenuineIntel 6 Xeon\npci0000:00\n  0000:00:00.0 8086:{id} 060000\npci0000:80\n  0000:80:00.0 8086:{other} 060000\n"
@@ -193,7 +193,7 @@ fn the_list_says_which_bridges_pass_what_on() {
 }
 
 #[test]
-fn the_tree_is_read() {
+fn pci_tree_is_parsed() {
     let topology = shape!("redirect").topology();
     let tree = &topology.pci;
     assert_eq!(tree.iommu, Iommu::On);
@@ -223,7 +223,7 @@ fn the_tree_is_read() {
 }
 
 #[test]
-fn candidates_are_cards_and_network_controllers() {
+fn fpga_candidates_and_network_controllers_are_listed() {
     let shape = "pci0000:00
   0000:00:00.0 8086:1237 060000
   0000:00:01.0 1234:11e8 00ff00
@@ -243,7 +243,7 @@ fn candidates_are_cards_and_network_controllers() {
 }
 
 #[test]
-fn the_picture_has_the_tree_and_the_ways() {
+fn topology_picture_shows_tree_and_paths() {
     let machine = shape!("two-sockets");
     insta::assert_snapshot!(machine.topology().mermaid(&machine.ways(Wish::Auto), false));
     let all = machine.topology().tree(true);
@@ -252,7 +252,7 @@ fn the_picture_has_the_tree_and_the_ways() {
 
 /// Intel's client processors pass writes from one device to another, and answer no reads; its servers and AMD's pass both.
 #[test]
-fn verdict_depends_on_the_direction_below_an_intel_client_processor() {
+fn path_below_intel_client_cpu_depends_on_direction() {
     let desktop = include_str!("intel-desktop.txt");
     let driver = |driver: &str| desktop.replace("driver=vfio-pci", driver);
     let ask = |text: &str, device: &str, direction| {

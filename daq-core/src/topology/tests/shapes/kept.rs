@@ -30,7 +30,7 @@ fn files(at: &Path) -> BTreeMap<PathBuf, String> {
 }
 
 #[test]
-fn what_is_kept_is_the_same_machine() {
+fn recorded_machine_equals_original() {
     let shapes = [
         shape!("dgx"),
         shape!("redirect"),
@@ -65,7 +65,7 @@ fn what_is_kept_is_the_same_machine() {
 }
 
 #[test]
-fn what_is_kept_holds_no_name_of_a_card_and_no_byte_that_is_not_read() {
+fn recording_contains_no_identifying_data() {
     let machine = shape!("intel-server");
     let at = machine.sys().join("devices/pci0000:16/0000:16:02.0");
     fs::write(at.join("0000:17:00.0/serial"), "SECRET").unwrap();
@@ -92,7 +92,7 @@ fn what_is_kept_holds_no_name_of_a_card_and_no_byte_that_is_not_read() {
 
 /// Run with `DAQ_UPDATE=1` to write the folder anew.
 #[test]
-fn a_recorded_folder_is_as_it_was() {
+fn recorded_folder_round_trips() {
     let machine = shape!("intel-server");
     let to = tempfile::tempdir().unwrap();
     machine
@@ -112,7 +112,7 @@ fn a_recorded_folder_is_as_it_was() {
 }
 
 #[test]
-fn what_is_no_record_is_told() {
+fn invalid_recording_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpus.json");
     let told = |dir: &Path| Topology::load(dir).unwrap_err().to_string();

@@ -14,7 +14,7 @@ fn verdict(topology: &Topology, device: &str, wish: Wish) -> Verdict {
 }
 
 #[test]
-fn the_nearest_card_with_a_link_is_chosen() {
+fn nearest_nic_with_link_is_selected() {
     for (machine, gpu, order) in [
         (shape!("nic-switch"), 0, vec!["mlx5_1", "mlx5_0"]),
         (shape!("nic-rails"), 0, vec!["rocep62s0", "rocep219s0"]),
@@ -35,7 +35,7 @@ fn the_nearest_card_with_a_link_is_chosen() {
 }
 
 #[test]
-fn among_equals_the_fastest_then_the_first_by_name() {
+fn equally_near_nics_are_ordered_by_speed_then_name() {
     let text = include_str!("nic-virtual.txt").replace("rxe0 eth0", "mlx5_9 0000:00:03.0");
     let text = text.replace("port rxe0", "port mlx5_9");
     let nearest = |text: &str| {
@@ -48,7 +48,7 @@ fn among_equals_the_fastest_then_the_first_by_name() {
 }
 
 #[test]
-fn what_is_declared_wins_over_what_is_near() {
+fn declared_nic_overrides_nearest() {
     let topology = shape!("nic-switch").topology();
     let name = |gpu, declared| {
         let found = topology.nic_for(gpu, declared);
@@ -70,7 +70,7 @@ fn what_is_declared_wins_over_what_is_near() {
 }
 
 #[test]
-fn a_name_means_its_place_on_the_bus() {
+fn nic_name_resolves_to_pci_address() {
     let topology = shape!("nic-switch").topology();
     let by_address = verdict(&topology, "0000:3e:00.0", Wish::Auto);
     assert!(
@@ -105,7 +105,7 @@ fn a_name_means_its_place_on_the_bus() {
 }
 
 #[test]
-fn dma_buf_or_peermem_decides_and_mappings_do_not() {
+fn nic_access_depends_on_dma_buf_or_peermem_only() {
     let text = include_str!("nic-peermem.txt");
     for (from, to, direct, told) in [
         ("", "", true, "nvidia-peermem tells the card"),
@@ -125,7 +125,7 @@ fn dma_buf_or_peermem_decides_and_mappings_do_not() {
 }
 
 #[test]
-fn ports_are_read_with_their_addresses() {
+fn nic_ports_are_read_with_addresses() {
     let topology = shape!("nic-switch").topology();
     let port = &topology.nic("mlx5_0").unwrap().ports[0];
     assert_eq!(
@@ -160,7 +160,7 @@ fn ports_are_read_with_their_addresses() {
 }
 
 #[test]
-fn what_is_kept_tells_no_host_from_another() {
+fn nic_recording_contains_no_host_identity() {
     let machine = shape!("nic-switch");
     let to = tempfile::tempdir().unwrap();
     let topology = machine.topology();
