@@ -264,9 +264,19 @@ mod tests {
     use super::*;
     use crate::sys::memory;
     use std::num::NonZero;
+    use std::sync::{Mutex, MutexGuard};
+
+    /// Gives the calling test the guard table, which all tests of this process share.
+    fn lock_table() -> MutexGuard<'static, ()> {
+        static TABLE: Mutex<()> = Mutex::new(());
+        TABLE
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
 
     #[test]
     fn guard_table_is_limited_and_entries_are_reused() {
+        let _table = lock_table();
         let page = memory::map(PAGE, false).unwrap();
         // SAFETY: the page is this test's own, and nothing refers to it.
         let guard = || unsafe { Guard::new(page, PAGE) };
@@ -302,6 +312,7 @@ mod tests {
 
     #[test]
     fn fault_in_child_at_reused_address_terminates_child() {
+        let _table = lock_table();
         let page = memory::map(PAGE, false).unwrap();
         // SAFETY: the page is this test's own, and nothing refers to it.
         let guard = unsafe { Guard::new(page, PAGE) }.unwrap();
@@ -326,6 +337,7 @@ mod tests {
 
     #[test]
     fn unmapped_range_is_not_guarded() {
+        let _table = lock_table();
         // Below what the kernel lets anybody map (`vm.mmap_min_addr`), so that no other thread maps it meanwhile.
         let page = NonNull::without_provenance(NonZero::new(PAGE).unwrap());
         // SAFETY: the range is not mapped, which is what the call is to find out; nothing refers to it.
