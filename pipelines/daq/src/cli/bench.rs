@@ -5,8 +5,8 @@ use clap::{Subcommand, ValueEnum};
 use daq_core::notify::Wait;
 use daq_core::units::{ByteSize, Span};
 use daq_diagnostics::bench::{
-    self, BenchError, Common, DoorbellArgs, FpgaArgs, RdmaArgs, ResidentArgs, Role, StagingArgs,
-    Table, Tell,
+    self, BenchError, Common, DoorbellArgs, FpgaArgs, PersistentArgs, Publish, RdmaArgs, Role,
+    StagingArgs, Table,
 };
 use daq_pipelines::console::print_error;
 use std::path::PathBuf;
@@ -126,7 +126,8 @@ enum What {
     },
     /// Kernels that stay on a GPU, in the engine: from a frame's commit to its result, alone and beside copies, and
     /// frames a second.
-    Resident {
+    #[command(name = "resident")]
+    Persistent {
         #[command(flatten)]
         shared: Shared,
         /// Frames of each way a round.
@@ -237,7 +238,7 @@ impl What {
             Self::Staging { shared, .. }
             | Self::Copybw { shared, .. }
             | Self::Copylat { shared, .. }
-            | Self::Resident { shared, .. }
+            | Self::Persistent { shared, .. }
             | Self::Fpga { shared, .. }
             | Self::Rdma { shared, .. } => shared.json,
             Self::Doorbell { json, .. }
@@ -275,7 +276,7 @@ pub(super) fn bench(args: &Args) -> u8 {
     }
 }
 
-fn measure(what: &What, tell: Tell<'_>) -> Result<(), BenchError> {
+fn measure(what: &What, publish: Publish<'_>) -> Result<(), BenchError> {
     match what {
         What::Staging {
             shared,
@@ -295,22 +296,22 @@ fn measure(what: &What, tell: Tell<'_>) -> Result<(), BenchError> {
                 },
                 soak: soak.map(|soak| (soak.0, *share)),
             };
-            bench::staging(&args, tell)
+            bench::staging(&args, publish)
         }
         What::Copybw {
             shared,
             sizes,
             stores,
-        } => bench::bandwidth(&shared.common(), &bytes(sizes), &bytes(stores), tell),
+        } => bench::bandwidth(&shared.common(), &bytes(sizes), &bytes(stores), publish),
         What::Copylat {
             shared,
             sizes,
             stores,
-        } => bench::latency(&shared.common(), &bytes(sizes), &bytes(stores), tell),
+        } => bench::latency(&shared.common(), &bytes(sizes), &bytes(stores), publish),
         What::Doorbell {
             device,
             rounds,
-            trips,
+            trips: round_trips,
             sizes,
             frames,
             ..
@@ -318,11 +319,11 @@ fn measure(what: &What, tell: Tell<'_>) -> Result<(), BenchError> {
             let args = DoorbellArgs {
                 device: *device,
                 rounds: (*rounds).max(1),
-                trips: (*trips).max(8),
+                round_trips: (*round_trips).max(8),
                 sizes: bytes(sizes),
                 frames: bytes(frames),
             };
-            bench::doorbell(&args, tell)
+            bench::doorbell(&args, publish)
         }
         What::Apiperf {
             device,
@@ -334,44 +335,44 @@ fn measure(what: &What, tell: Tell<'_>) -> Result<(), BenchError> {
                 .iter()
                 .map(|size| usize::try_from(size.0).unwrap_or(usize::MAX).max(1))
                 .collect();
-            bench::apiperf(*device, (*rounds).max(1), &sizes, tell)
+            bench::apiperf(*device, (*rounds).max(1), &sizes, publish)
         }
-        What::Resident {
+        What::Persistent {
             shared,
-            trips,
+            trips: round_trips,
             frames,
             file,
         } => {
             let frames = bytes(frames).into_iter();
-            let args = ResidentArgs {
+            let args = PersistentArgs {
                 common: shared.common(),
-                trips: (*trips).max(8),
+                round_trips: (*round_trips).max(8),
                 frames: frames.map(|frame| frame.next_multiple_of(16)).collect(),
                 file: file.clone(),
             };
-            bench::resident(&args, tell)
+            bench::persistent(&args, publish)
         }
         What::Fpga {
             shared,
-            trips,
+            trips: round_trips,
             frames,
         } => {
             let frames = bytes(frames).into_iter();
             let args = FpgaArgs {
                 common: shared.common(),
-                trips: (*trips).max(8),
+                round_trips: (*round_trips).max(8),
                 frames: frames
                     .map(|frame| frame.clamp(4 << 10, 8 << 20).next_multiple_of(64))
                     .collect(),
             };
-            bench::fpga(&args, tell)
+            bench::fpga(&args, publish)
         }
         What::Rdma {
             shared,
             listen,
             to,
             nics,
-            trips,
+            trips: round_trips,
             keep,
             state_dir,
             sizes,
@@ -388,9 +389,9 @@ fn measure(what: &What, tell: Tell<'_>) -> Result<(), BenchError> {
                     .into_iter()
                     .map(|size| size.next_multiple_of(8))
                     .collect(),
-                trips: (*trips).clamp(8, 500_000),
+                round_trips: (*round_trips).clamp(8, 500_000),
             };
-            let measured = bench::rdma(&args, tell)?;
+            let measured = bench::rdma(&args, publish)?;
             if !keep {
                 return Ok(());
             }
@@ -411,7 +412,13 @@ fn measure(what: &What, tell: Tell<'_>) -> Result<(), BenchError> {
             ..
         } => {
             let kernels: Vec<_> = kernels.iter().map(|count| (*count).max(1)).collect();
-            bench::launch(*device, (*rounds).max(1), (*bursts).max(1), &kernels, tell)
+            bench::launch(
+                *device,
+                (*rounds).max(1),
+                (*bursts).max(1),
+                &kernels,
+                publish,
+            )
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What it takes to make and to free memory that the CPU can store to, by backend and size.
 
 use super::table::{Cell, Table};
-use super::{BenchError, Tell, median};
+use super::{BenchError, Publish, median};
 use daq_core::gpu::Backend;
 use daq_core::gpu::bar_mapping::{Mapped, Refusal};
 use daq_core::gpu::driver::Device;
@@ -17,7 +17,7 @@ pub fn apiperf(
     device: u32,
     rounds: usize,
     sizes: &[usize],
-    tell: Tell<'_>,
+    publish: Publish<'_>,
 ) -> Result<(), BenchError> {
     let device = Device::open(device)?;
     let title = format!(
@@ -60,13 +60,13 @@ pub fn apiperf(
         );
         table.row(row);
     }
-    tell(table);
+    publish(table);
     if !refused.is_empty() {
         let mut table = Table::new("what could not be made", &["why", "from"]);
         for (why, bytes) in refused {
             table.row(vec![why.into(), size(bytes)]);
         }
-        tell(table);
+        publish(table);
     }
     Ok(())
 }

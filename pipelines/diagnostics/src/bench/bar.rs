@@ -23,7 +23,7 @@ const TURNS: usize = 8;
 const TURN: usize = 256 << 10;
 const MOST: usize = 256;
 /// What the product's copy must not be slower than.
-const RIVALS: [Way; 3] = [Way::Memcpy, Way::Avx2, Way::Avx512];
+const REFERENCES: [Way; 3] = [Way::Memcpy, Way::Avx2, Way::Avx512];
 
 /// What makes a row of a table: microseconds of a copy of one size.
 struct Row {
@@ -32,7 +32,7 @@ struct Row {
     skew: (usize, usize),
     own: f64,
     /// NaN where the processor lacks what a way needs.
-    ways: Vec<(Way, f64)>,
+    methods: Vec<(Way, f64)>,
 }
 
 impl Row {
@@ -48,8 +48,11 @@ impl Row {
 
     /// The fastest rival's time by the product's: at least 1 where that is as fast.
     fn ratio(&self) -> f64 {
-        let rivals = self.ways.iter().filter(|(way, _)| RIVALS.contains(way));
-        let best = rivals.map(|(_, time)| *time).fold(f64::NAN, f64::min);
+        let references = self
+            .methods
+            .iter()
+            .filter(|(method, _)| REFERENCES.contains(method));
+        let best = references.map(|(_, time)| *time).fold(f64::NAN, f64::min);
         best / self.own
     }
 }
@@ -100,15 +103,15 @@ fn measure(mapped: &Mapped, rounds: usize, sizes: &[usize]) -> Result<Vec<Row>, 
             let (to, from) = (skew.0, &source[skew.1..][..bytes]);
             let copies = (TURN / bytes).clamp(1, MOST);
             let mut own = Vec::new();
-            let mut ways = Way::ALL.map(|way| (way, Vec::new()));
+            let mut methods = Way::ALL.map(|method| (method, Vec::new()));
             for turn in 0..rounds * TURNS {
                 // None is always measured behind the same one.
-                for i in 0..=ways.len() {
+                for i in 0..=methods.len() {
                     let at = (i + turn) % (Way::ALL.len() + 1);
-                    match ways.get_mut(at) {
+                    match methods.get_mut(at) {
                         None => own.push(time(copies, || mapped.copy_to(to, from))?),
-                        Some((way, times)) if here[at] => times.push(time(copies, || {
-                            stores.store(*way, to, from);
+                        Some((method, times)) if here[at] => times.push(time(copies, || {
+                            stores.store(*method, to, from);
                             Ok(())
                         })?),
                         Some(_) => {}
@@ -126,9 +129,9 @@ fn measure(mapped: &Mapped, rounds: usize, sizes: &[usize]) -> Result<Vec<Row>, 
                 bytes,
                 skew,
                 own: middle(&own),
-                ways: ways
+                methods: methods
                     .iter()
-                    .map(|(way, times)| (*way, middle(times)))
+                    .map(|(method, times)| (*method, middle(times)))
                     .collect(),
             });
         }
@@ -144,8 +147,8 @@ fn table(title: String, rows: &[Row], digits: usize, show: impl Fn(&Row, f64) ->
     let mut table = Table::new(title, &columns);
     for row in rows {
         let mut cells = vec![row.name().into(), Cell::Number(show(row, row.own), digits)];
-        let ways = row.ways.iter();
-        cells.extend(ways.map(|(_, time)| Cell::Number(show(row, *time), digits)));
+        let methods = row.methods.iter();
+        cells.extend(methods.map(|(_, time)| Cell::Number(show(row, *time), digits)));
         cells.push(Cell::Number(row.ratio(), 3));
         table.row(cells);
     }
@@ -220,12 +223,12 @@ fn loads(common: &Common, mapped: &Mapped, sizes: &[usize]) -> Result<Table, Ben
                 bytes: *bytes,
                 skew: (0, skew),
                 own: median(&own),
-                ways: vec![(Way::Memcpy, median(&plain))],
+                methods: vec![(Way::Memcpy, median(&plain))],
             };
             table.row(vec![
                 row.name().into(),
                 Cell::Number(row.own, 2),
-                Cell::Number(row.ways[0].1, 2),
+                Cell::Number(row.methods[0].1, 2),
                 Cell::Number(row.ratio(), 3),
             ]);
         }
@@ -244,7 +247,7 @@ mod tests {
             bytes: 4096,
             skew: (3, 1),
             own: 0.4,
-            ways: vec![
+            methods: vec![
                 (Way::Memcpy, 0.5),
                 (Way::Avx2, 0.2),
                 (Way::Avx512, f64::NAN),

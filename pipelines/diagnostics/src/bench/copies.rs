@@ -2,7 +2,7 @@
 
 use super::place::{Place, slots};
 use super::table::{Cell, Table};
-use super::{BenchError, Common, Tell, bar, median, quantile, rate};
+use super::{BenchError, Common, Publish, bar, median, quantile, rate};
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::Device;
 use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
@@ -31,10 +31,10 @@ pub fn bandwidth(
     common: &Common,
     sizes: &[usize],
     stores: &[usize],
-    tell: Tell<'_>,
+    publish: Publish<'_>,
 ) -> Result<(), BenchError> {
     let device = common.open()?;
-    let ways = [
+    let methods = [
         ("in", Direction::In, false),
         ("out", Direction::Out, false),
         ("in, pageable", Direction::In, true),
@@ -42,26 +42,26 @@ pub fn bandwidth(
     ];
     let mut pinned = Bare::new(device, Direction::In, STRETCH, false)?;
     let mut pageable = Bare::new(device, Direction::In, STRETCH, true)?;
-    let mut figures = vec![Vec::new(); sizes.len() * ways.len()];
+    let mut figures = vec![Vec::new(); sizes.len() * methods.len()];
     for _ in 0..common.rounds {
         let mut cells = figures.iter_mut();
         for bytes in sizes.iter().map(|bytes| (*bytes).min(STRETCH)) {
-            for (_, direction, is_pageable) in ways {
-                let bare = if is_pageable {
+            for (_, direction, is_pageable) in methods {
+                let baseline = if is_pageable {
                     &mut pageable
                 } else {
                     &mut pinned
                 };
-                bare.turn(direction);
+                baseline.turn(direction);
                 let figure = rate(
                     common.window,
                     || {
                         for _ in 0..DEPTH {
-                            bare.begin(bare.walk(bytes), bytes)?;
+                            baseline.begin(baseline.walk(bytes), bytes)?;
                         }
-                        bare.finish().map(|()| DEPTH * bytes)
+                        baseline.finish().map(|()| DEPTH * bytes)
                     },
-                    || bare.finish(),
+                    || baseline.finish(),
                 )?;
                 if let Some(cell) = cells.next() {
                     cell.push(figure);
@@ -82,7 +82,7 @@ pub fn bandwidth(
         common.rounds
     );
     let mut table = Table::new(title, &columns);
-    for (bytes, rates) in sizes.iter().zip(figures.chunks(ways.len())) {
+    for (bytes, rates) in sizes.iter().zip(figures.chunks(methods.len())) {
         let mut row = vec![size(*bytes)];
         row.extend(
             rates
@@ -91,8 +91,8 @@ pub fn bandwidth(
         );
         table.row(row);
     }
-    tell(table);
-    tell(match bar::open(device) {
+    publish(table);
+    publish(match bar::open(device) {
         Ok(mapped) => bar::bandwidth(common, &mapped, stores)?,
         Err(unmappable) => bar::refusals(&unmappable),
     });
@@ -196,12 +196,12 @@ pub fn latency(
     common: &Common,
     sizes: &[usize],
     stores: &[usize],
-    tell: Tell<'_>,
+    publish: Publish<'_>,
 ) -> Result<(), BenchError> {
     let device = common.open()?;
     let profile = measure(device)?;
     let tuning = profile.tuning(Direction::In);
-    let bare = Bare::new(device, Direction::In, STRETCH, false)?;
+    let baseline = Bare::new(device, Direction::In, STRETCH, false)?;
     let place = Place::new(device, STRETCH)?;
     let columns = [
         "frame",
@@ -228,14 +228,14 @@ pub fn latency(
         for _ in 0..common.rounds {
             for _ in 0..TIMES {
                 let start = Instant::now();
-                bare.begin(0, bytes)?;
-                bare.finish()?;
+                baseline.begin(0, bytes)?;
+                baseline.finish()?;
                 wait.push(since(start));
             }
             for _ in 0..TIMES {
                 let start = Instant::now();
-                bare.begin(0, bytes)?;
-                Bare::wait(&*bare.mark()?);
+                baseline.begin(0, bytes)?;
+                Bare::wait(&*baseline.mark()?);
                 poll.push(since(start));
             }
             Pair::new(&place, bytes)?.engine(device, tuning, bytes, &mut engine)?;
@@ -245,21 +245,21 @@ pub fn latency(
         table.row(row);
         waits.push(median(&wait));
     }
-    tell(table);
+    publish(table);
     let place = match place.mapped(device) {
         Ok(place) => place,
         Err(BenchError::Region(RegionError::Unmappable(unmappable))) => {
-            tell(bar::refusals(&unmappable));
+            publish(bar::refusals(&unmappable));
             return Ok(());
         }
         Err(error) => return Err(error),
     };
-    tell(stored(common, &place, tuning, &sizes, &waits)?);
+    publish(stored(common, &place, tuning, &sizes, &waits)?);
     let Some(mapped) = place.gpu.mapping() else {
         unreachable!("the region was made to be mapped");
     };
     for table in bar::latency(common, mapped, stores)? {
-        tell(table);
+        publish(table);
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use super::cores::Cores;
 use super::echo::Echo;
 use super::figures::Figures;
 use super::table::{Cell, Table};
-use super::{BenchError, Tell, median};
+use super::{BenchError, Publish, median};
 use crate::sys::upload::Upload;
 use daq_core::gpu::bar_mapping::{Mapped, Refusal};
 use daq_core::gpu::driver::{CudaError, Device, Grid};
@@ -29,7 +29,7 @@ pub struct DoorbellArgs {
     /// Rounds, of which medians are taken.
     pub rounds: usize,
     /// Round trips of each way a round.
-    pub trips: usize,
+    pub round_trips: usize,
     /// Sizes of what the CPU stores and the copy engine copies.
     pub sizes: Vec<usize>,
     /// Sizes of frames that a kernel reads.
@@ -68,20 +68,20 @@ const LOOKS: [Look; 4] = [
 ];
 
 /// A way to put something on a GPU and wait for it.
-struct Rival {
+struct Reference {
     name: &'static str,
     run: fn(&Bench, u32) -> Result<bool, CudaError>,
 }
 
-const RIVALS: [Rival; 3] = [
-    Rival {
+const REFERENCES: [Reference; 3] = [
+    Reference {
         name: "empty launch + synchronise",
         run: |bench, _| {
             bench.launch()?;
             bench.upload.stream().synchronize().map(|()| true)
         },
     },
-    Rival {
+    Reference {
         name: "copy of 8 bytes + launch + synchronise",
         run: |bench, _| {
             bench.upload.begin(8)?;
@@ -89,7 +89,7 @@ const RIVALS: [Rival; 3] = [
             bench.upload.stream().synchronize().map(|()| true)
         },
     },
-    Rival {
+    Reference {
         name: "cuStreamWriteValue32 + synchronise",
         run: |bench, i| {
             let stream = bench.upload.stream();
@@ -134,10 +134,15 @@ impl Bench {
     }
 
     /// Round trips through one bell.
-    fn trips(&self, bell: &Arc<Mapped>, look: &Look, trips: usize) -> Result<Vec<f64>, BenchError> {
+    fn round_trips(
+        &self,
+        bell: &Arc<Mapped>,
+        look: &Look,
+        round_trips: usize,
+    ) -> Result<Vec<f64>, BenchError> {
         let mut kernel = self.echo.start(look.entry, look.threads, bell, &[], None)?;
-        let mut times = Vec::with_capacity(trips);
-        for i in 0..WARM + trips {
+        let mut times = Vec::with_capacity(round_trips);
+        for i in 0..WARM + round_trips {
             let start = Instant::now();
             let at = kernel.ring()?;
             kernel.wait(at)?;
@@ -151,11 +156,11 @@ impl Bench {
     }
 
     /// The same of a rival; nothing where the driver lacks it.
-    fn rival(&self, rival: &Rival, trips: usize) -> Result<Vec<f64>, BenchError> {
-        let mut times = Vec::with_capacity(trips);
-        for i in 0..WARM + trips {
+    fn reference(&self, reference: &Reference, round_trips: usize) -> Result<Vec<f64>, BenchError> {
+        let mut times = Vec::with_capacity(round_trips);
+        for i in 0..WARM + round_trips {
             let start = Instant::now();
-            let is_there = (rival.run)(self, u32::try_from(i).unwrap_or(0))?;
+            let is_there = (reference.run)(self, u32::try_from(i).unwrap_or(0))?;
             let took = start.elapsed();
             if !is_there {
                 break;
@@ -177,23 +182,23 @@ fn clock() -> f64 {
 }
 
 /// Round trips through doorbells beside what else puts work on a GPU; stores of the CPU beside copies.
-pub fn doorbell(args: &DoorbellArgs, tell: Tell<'_>) -> Result<(), BenchError> {
+pub fn doorbell(args: &DoorbellArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let device = Device::open(args.device)?;
     let cores = Cores::near(device, 1);
     cores.first(|| {
         let most = args.frames.iter().copied().max().unwrap_or(0);
         let bench = Bench::new(device, most)?;
         for table in round_trips(device, &bench, args, &cores.place(0))? {
-            tell(table);
+            publish(table);
         }
-        tell(frames::latencies(device, &bench, args)?);
-        tell(frames::rates(device, &bench, args)?);
-        tell(frames::stores(device, &bench, args)?);
+        publish(frames::latencies(device, &bench, args)?);
+        publish(frames::rates(device, &bench, args)?);
+        publish(frames::stores(device, &bench, args)?);
         Ok(())
     })
 }
 
-fn way(backend: Backend) -> String {
+fn method(backend: Backend) -> String {
     match backend {
         Backend::Host => "doorbell in host memory".to_owned(),
         backend => format!("doorbell by {backend}"),
@@ -207,16 +212,16 @@ fn round_trips(
     place: &str,
 ) -> Result<Vec<Table>, BenchError> {
     let mut bells = vec![Figures::default(); bench.bells.len() * LOOKS.len()];
-    let mut rivals = vec![Figures::default(); RIVALS.len()];
+    let mut references = vec![Figures::default(); REFERENCES.len()];
     for _ in 0..args.rounds {
         let mut cells = bells.iter_mut();
         for bell in &bench.bells {
             for (look, figures) in LOOKS.iter().zip(&mut cells) {
-                figures.add(&bench.trips(bell, look, args.trips)?);
+                figures.add(&bench.round_trips(bell, look, args.round_trips)?);
             }
         }
-        for (rival, figures) in RIVALS.iter().zip(&mut rivals) {
-            let times = bench.rival(rival, args.trips / SLOW)?;
+        for (reference, figures) in REFERENCES.iter().zip(&mut references) {
+            let times = bench.reference(reference, args.round_trips / SLOW)?;
             if !times.is_empty() {
                 figures.add(&times);
             }
@@ -225,7 +230,7 @@ fn round_trips(
     let title = format!(
         "{}: microseconds from a store to the kernel's answer, {} trips, medians of {}; {place}; a look at the clock takes {:.3}, once in each",
         device.identity().name,
-        args.trips,
+        args.round_trips,
         args.rounds,
         clock(),
     );
@@ -247,8 +252,8 @@ fn round_trips(
             .position(|bell| bell.backend() == Backend::Host)
             .map_or(f64::NAN, |i| bells[i * LOOKS.len() + look].at(0))
     };
-    let row = |table: &mut Table, way: String, kernel: &str, figures: &Figures, host: f64| {
-        let mut cells = vec![way.into(), kernel.into()];
+    let row = |table: &mut Table, method: String, kernel: &str, figures: &Figures, host: f64| {
+        let mut cells = vec![method.into(), kernel.into()];
         cells.extend(figures.cells());
         cells.push(Cell::Number(figures.spread(), 2));
         cells.push(Cell::Number(figures.at(0) / host, 2));
@@ -256,11 +261,17 @@ fn round_trips(
     };
     for (bell, figures) in bench.bells.iter().zip(bells.chunks(LOOKS.len())) {
         for (i, (look, figures)) in LOOKS.iter().zip(figures).enumerate() {
-            row(&mut table, way(bell.backend()), look.name, figures, host(i));
+            row(
+                &mut table,
+                method(bell.backend()),
+                look.name,
+                figures,
+                host(i),
+            );
         }
     }
-    for (rival, figures) in RIVALS.iter().zip(&rivals) {
-        row(&mut table, rival.name.to_owned(), "–", figures, host(0));
+    for (reference, figures) in REFERENCES.iter().zip(&references) {
+        row(&mut table, reference.name.to_owned(), "–", figures, host(0));
     }
     let mut tables = vec![table];
     let mut table = Table::new(
@@ -281,10 +292,10 @@ fn round_trips(
     for (i, bell) in bench.bells.iter().enumerate() {
         let (look, figures) = of_bell(i);
         table.row(vec![
-            way(bell.backend()).into(),
+            method(bell.backend()).into(),
             LOOKS[look].name.into(),
             Cell::Number(figures.at(0) / in_host, 3),
-            Cell::Number(figures.at(0) / rivals[0].at(0), 3),
+            Cell::Number(figures.at(0) / references[0].at(0), 3),
             Cell::Number(figures.spread(), 3),
         ]);
     }

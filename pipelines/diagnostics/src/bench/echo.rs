@@ -48,7 +48,7 @@ impl Echo {
         bell: &Arc<Mapped>,
         arguments: &[Argument],
         output: Option<Arc<Memory>>,
-    ) -> Result<Resident, BenchError> {
+    ) -> Result<PersistentKernel, BenchError> {
         let function = self.module.function(entry)?;
         bell.copy_to(0, &[0; 8])?;
         let credits = Credits::new(self.device, 1, 1)?;
@@ -63,7 +63,7 @@ impl Echo {
         all.extend_from_slice(arguments);
         function.launch(&stream, &Grid::line(1, threads), &all)?;
         let mark = stream.mark()?;
-        Ok(Resident {
+        Ok(PersistentKernel {
             device: self.device,
             memory,
             bell,
@@ -79,7 +79,7 @@ impl Echo {
 
 /// A kernel on the GPU. It is stopped when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Resident {
+pub(crate) struct PersistentKernel {
     device: &'static Device,
     memory: Arc<Mapped>,
     bell: Doorbell,
@@ -92,7 +92,7 @@ pub(crate) struct Resident {
     _output: Option<Arc<Memory>>,
 }
 
-impl Resident {
+impl PersistentKernel {
     /// Rings once more; the answer to wait for.
     #[inline]
     pub(crate) fn ring(&mut self) -> Result<u64, BenchError> {
@@ -186,7 +186,7 @@ impl Resident {
     }
 }
 
-impl Drop for Resident {
+impl Drop for PersistentKernel {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
             tracing::debug!("stopping a kernel: {error}");

@@ -3,23 +3,23 @@
 //! what a user gets; the card costs cores, too, which a real one does not, and they are told apart.
 
 mod card;
-mod line;
+mod fixture;
 mod rates;
-mod trips;
+mod round_trips;
 
 use super::figures::Figures;
 use super::scratch::Scratch;
 use super::table::{Cell, Table};
-use super::{BenchError, Common, Tell};
+use super::{BenchError, Common, Publish};
 use daq_core::gpu::Backend;
 use daq_core::gpu::driver::Device;
 use daq_core::staging::measure;
 use daq_core::topology::Topology;
 use daq_core::units::ByteSize;
-use line::Bench;
-use rates::{Rates, Way, floor};
+use fixture::Bench;
+use rates::{Method, Rates, floor};
+use round_trips::{CODE, FILE, RoundTrip};
 use std::collections::{BTreeMap, BTreeSet};
-use trips::{CODE, FILE, Trip};
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -29,14 +29,14 @@ pub struct FpgaArgs {
     /// Bytes of a frame, multiples of 64.
     pub frames: Vec<usize>,
     /// Frames of each way a round whose latency is taken.
-    pub trips: usize,
+    pub round_trips: usize,
 }
 
 /// What was not measured, with the reason.
 type Refused = BTreeSet<(String, String)>;
 
 /// Measures and tells. Without a GPU, what goes to one is told as not measured.
-pub fn fpga(args: &FpgaArgs, tell: Tell<'_>) -> Result<(), BenchError> {
+pub fn fpga(args: &FpgaArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let mut refused = Refused::new();
     let gpu = match args.common.open() {
         Ok(device) => Some(device),
@@ -46,16 +46,16 @@ pub fn fpga(args: &FpgaArgs, tell: Tell<'_>) -> Result<(), BenchError> {
         }
     };
     let bench = bench(gpu)?;
-    tell(rates(&bench, args, gpu, &mut refused)?);
+    publish(rates(&bench, args, gpu, &mut refused)?);
     if let Some(device) = gpu {
-        tell(latencies(&bench, args, device, &mut refused));
+        publish(latencies(&bench, args, device, &mut refused));
     }
     if !refused.is_empty() {
         let mut table = Table::new("not measured", &["way", "why"]);
-        for (way, why) in refused {
-            table.row(vec![way.into(), why.into()]);
+        for (method, why) in refused {
+            table.row(vec![method.into(), why.into()]);
         }
-        tell(table);
+        publish(table);
     }
     Ok(())
 }
@@ -91,10 +91,10 @@ fn rates(
     gpu: Option<&'static Device>,
     refused: &mut Refused,
 ) -> Result<Table, BenchError> {
-    let to_gpu: &[Way] = if gpu.is_some() { &Way::GPU } else { &[] };
-    let ways: Vec<_> = Way::HOST.iter().chain(to_gpu).copied().collect();
+    let to_gpu: &[Method] = if gpu.is_some() { &Method::GPU } else { &[] };
+    let methods: Vec<_> = Method::HOST.iter().chain(to_gpu).copied().collect();
     let mut floors = vec![Rates::default(); args.frames.len()];
-    let mut all = vec![vec![Rates::default(); ways.len()]; args.frames.len()];
+    let mut all = vec![vec![Rates::default(); methods.len()]; args.frames.len()];
     let window = args.common.window;
     for _ in 0..args.common.rounds {
         for ((&frame, floors), all) in args.frames.iter().zip(&mut floors).zip(&mut all) {
@@ -102,16 +102,16 @@ fn rates(
             floors.add((copied, [core, f64::NAN], [0; 2]));
             // What the last way gave, which a card goes at half of that cannot be held back.
             let mut last = 0.0;
-            for (&way, rates) in ways.iter().zip(all) {
+            for (&method, rates) in methods.iter().zip(all) {
                 let to = (args.common.device, last / 2.0);
-                match bench.rate(way, frame, to, window) {
+                match bench.rate(method, frame, to, window) {
                     Ok(figures) => {
                         last = figures.0;
                         rates.add(figures);
                     }
-                    Err(error) if Way::HOST.contains(&way) => return Err(error),
+                    Err(error) if Method::HOST.contains(&method) => return Err(error),
                     Err(error) => {
-                        refused.insert((way.name().to_owned(), error.to_string()));
+                        refused.insert((method.name().to_owned(), error.to_string()));
                     }
                 }
             }
@@ -157,9 +157,9 @@ fn rates(
             [core, f64::NAN],
             String::new(),
         );
-        for (way, rates) in ways.iter().zip(all) {
+        for (method, rates) in methods.iter().zip(all) {
             let cores = rates.cores.each_ref().map(|cores| Rates::of(cores));
-            row(way.name(), Rates::of(&rates.bytes), cores, rates.loss());
+            row(method.name(), Rates::of(&rates.bytes), cores, rates.loss());
         }
     }
     Ok(table)
@@ -172,18 +172,18 @@ fn latencies(
     refused: &mut Refused,
 ) -> Table {
     let mut all =
-        vec![vec![(Figures::default(), Rates::default()); Trip::ALL.len()]; args.frames.len()];
+        vec![vec![(Figures::default(), Rates::default()); RoundTrip::ALL.len()]; args.frames.len()];
     for _ in 0..args.common.rounds {
         for (&frame, all) in args.frames.iter().zip(&mut all) {
-            for (trip, (figures, rates)) in Trip::ALL.into_iter().zip(all) {
-                match bench.trips(trip, frame, device.ordinal(), args.trips) {
+            for (round_trip, (figures, rates)) in RoundTrip::ALL.into_iter().zip(all) {
+                match bench.round_trips(round_trip, frame, device.ordinal(), args.round_trips) {
                     Ok((times, cores)) => {
                         figures.add(&times);
                         rates.add((f64::NAN, cores, [0; 2]));
                     }
                     Err(error) => {
-                        let way = format!("latency, {}", trip.name());
-                        refused.insert((way, error.to_string()));
+                        let method = format!("latency, {}", round_trip.name());
+                        refused.insert((method, error.to_string()));
                     }
                 }
             }
@@ -193,7 +193,7 @@ fn latencies(
         format!(
             "{}: microseconds from the last byte of a payload until the host knows that a kernel which stays on the GPU has read the frame, {} frames, medians of {}; every thread polls",
             device.name(),
-            args.trips,
+            args.round_trips,
             args.common.rounds
         ),
         &[
@@ -209,12 +209,12 @@ fn latencies(
     );
     for (&frame, all) in args.frames.iter().zip(&all) {
         let staged = all[0].0.at(0);
-        for (trip, (figures, rates)) in Trip::ALL.iter().zip(all) {
+        for (round_trip, (figures, rates)) in RoundTrip::ALL.iter().zip(all) {
             let [p50, p99, p999] = figures.cells();
             let cores = rates.cores.each_ref().map(|cores| Rates::of(cores));
             table.row(vec![
                 ByteSize(frame as u64).to_string().into(),
-                trip.name().into(),
+                round_trip.name().into(),
                 p50,
                 p99,
                 p999,

@@ -69,7 +69,7 @@ struct Shared {
 
 /// A running measurement.
 #[derive(Debug)]
-pub(super) struct Rig {
+pub(super) struct Harness {
     shared: Arc<Shared>,
     /// Each lane's place among the loads, its direction, and what it counts.
     copies: Vec<(usize, Direction, CopyLedger)>,
@@ -77,7 +77,7 @@ pub(super) struct Rig {
     threads: Vec<JoinHandle<Result<(), String>>>,
 }
 
-impl Rig {
+impl Harness {
     /// Starts lanes in `places`, one a load, with one staging thread a direction.
     pub(super) fn start(
         device: &'static Device,
@@ -86,7 +86,7 @@ impl Rig {
         tunings: [Tuning; 2],
         wait: Wait,
     ) -> Result<Self, BenchError> {
-        let mut rig = Self {
+        let mut harness = Self {
             shared: Arc::default(),
             copies: Vec::new(),
             rings: Vec::new(),
@@ -106,18 +106,18 @@ impl Rig {
             {
                 is_used = true;
                 let copies = CopyLedger::default();
-                rig.copies.push((i, direction, copies.clone()));
-                stager.add(rig.lane(load, place, &bell, copies, tuning)?);
+                harness.copies.push((i, direction, copies.clone()));
+                stager.add(harness.lane(load, place, &bell, copies, tuning)?);
             }
             if is_used {
-                let shared = rig.shared.clone();
-                rig.threads.push(std::thread::spawn(move || {
+                let shared = harness.shared.clone();
+                harness.threads.push(std::thread::spawn(move || {
                     serve(stager, wait, &shared, index(direction))
                         .map_err(|error| error.to_string())
                 }));
             }
         }
-        Ok(rig)
+        Ok(harness)
     }
 
     /// A lane with its ends' threads.
@@ -208,7 +208,7 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
+impl Drop for Harness {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         for thread in self.threads.drain(..) {

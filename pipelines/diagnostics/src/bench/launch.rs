@@ -1,7 +1,7 @@
 //! What putting work on a GPU costs: where recording it once pays.
 
 use super::table::{Cell, Table};
-use super::{BenchError, Tell, median, quantile};
+use super::{BenchError, Publish, median, quantile};
 use crate::sys::device_code;
 use daq_core::gpu::driver::{Argument, CudaError, Device, Function, Grid, Memory, Stream};
 use daq_core::staging::Bare;
@@ -109,19 +109,19 @@ pub fn launch(
     rounds: usize,
     bursts: usize,
     kernels: &[usize],
-    tell: Tell<'_>,
+    publish: Publish<'_>,
 ) -> Result<(), BenchError> {
     let device = Device::open(device)?;
     let work = Work::new(device)?;
-    let ways = ["launch", "replay", "launch + synchronise"];
+    let methods = ["launch", "replay", "launch + synchronise"];
     // For each number and way: median and 99th percentile of the host's time and of the whole, a round.
-    let mut figures = vec![[const { Vec::new() }; 4]; kernels.len() * ways.len()];
+    let mut figures = vec![[const { Vec::new() }; 4]; kernels.len() * methods.len()];
     for _ in 0..rounds {
         let mut cells = figures.iter_mut();
         for kernels in kernels {
             let graph = work.stream.record(Vec::new(), |_| work.launch(*kernels))?;
-            for way in ways {
-                let times = match way {
+            for method in methods {
+                let times = match method {
                     "launch" => work.poll(bursts, || work.launch(*kernels))?,
                     "replay" => work.poll(bursts, || work.stream.replay(&graph))?,
                     _ => {
@@ -148,13 +148,13 @@ pub fn launch(
             "way", "kernels", "host p50", "host p99", "done p50", "done p99", "x host", "x done",
         ],
     );
-    for (kernels, rows) in kernels.iter().zip(figures.chunks(ways.len())) {
-        for (way, row) in ways.iter().zip(rows) {
+    for (kernels, rows) in kernels.iter().zip(figures.chunks(methods.len())) {
+        for (method, row) in methods.iter().zip(rows) {
             let figure = |i: usize| median(&row[i]);
             // How many times as long launching one by one takes.
             let gain = |i: usize| Cell::Number(median(&rows[0][i]) / figure(i), 2);
             table.row(vec![
-                (*way).into(),
+                (*method).into(),
                 Cell::Number(*kernels as f64, 0),
                 Cell::Number(figure(0), 2),
                 Cell::Number(figure(1), 2),
@@ -165,6 +165,6 @@ pub fn launch(
             ]);
         }
     }
-    tell(table);
+    publish(table);
     Ok(())
 }

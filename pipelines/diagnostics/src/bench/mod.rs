@@ -11,11 +11,11 @@ mod doorbell;
 pub(crate) mod echo;
 mod figures;
 mod fpga;
+mod harness;
 mod launch;
+mod persistent;
 mod place;
 mod rdma;
-mod resident;
-mod rig;
 mod scratch;
 mod staging;
 mod table;
@@ -25,9 +25,9 @@ pub use copies::{bandwidth, latency};
 pub use doorbell::{DoorbellArgs, doorbell};
 pub use fpga::{FpgaArgs, fpga};
 pub use launch::launch;
-pub(crate) use rdma::line::{Line, free_port};
+pub use persistent::{PersistentArgs, persistent};
+pub(crate) use rdma::fixture::{Fixture, free_port};
 pub use rdma::{Measured, RdmaArgs, Role, rdma};
-pub use resident::{ResidentArgs, resident};
 pub(crate) use scratch::Scratch;
 pub use staging::{StagingArgs, staging};
 pub use table::Table;
@@ -40,7 +40,7 @@ use daq_core::staging::{MeasureError, StagingError};
 use std::time::{Duration, Instant};
 
 /// Where a table goes as soon as it is measured.
-pub type Tell<'a> = &'a mut (dyn FnMut(Table) + Send);
+pub type Publish<'a> = &'a mut (dyn FnMut(Table) + Send);
 
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]

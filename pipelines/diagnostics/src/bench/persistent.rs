@@ -1,23 +1,23 @@
 //! Kernels that stay on a GPU, run by the engine as in a pipeline: from a frame that is committed in host memory to its
 //! result in the output ring, alone and beside copies at full rate; and how many frames a second.
 
-mod line;
+mod fixture;
 mod packets;
 mod rate;
-mod trips;
+mod round_trips;
 
 use super::cores::Cores;
 use super::figures::Figures;
+use super::harness::{Harness, Load, index};
 use super::place::Place;
-use super::rig::{Load, Rig, index};
 use super::scratch::Scratch;
 use super::table::{Cell, Table};
-use super::{BenchError, Common, Tell, median};
+use super::{BenchError, Common, Publish, median};
 use daq_core::notify::Wait;
 use daq_core::staging::Direction;
 use daq_core::staging::measure;
 use daq_core::units::ByteSize;
-use line::Bench;
+use fixture::Bench;
 use packets::Speech;
 use rate::RATED;
 use std::time::{Duration, Instant};
@@ -37,11 +37,11 @@ const CHUNKS: [Option<usize>; 4] = [None, Some(1 << 20), Some(512 << 10), Some(2
 
 /// What to measure.
 #[derive(Clone, Debug)]
-pub struct ResidentArgs {
+pub struct PersistentArgs {
     /// Device, rounds, window.
     pub common: Common,
     /// Frames of each way a round.
-    pub trips: usize,
+    pub round_trips: usize,
     /// Bytes of a frame, multiples of 16.
     pub frames: Vec<usize>,
     /// Code to run instead of one that adds up a frame's words: a kernel of the user's own.
@@ -49,7 +49,7 @@ pub struct ResidentArgs {
 }
 
 /// Measures and tells.
-pub fn resident(args: &ResidentArgs, tell: Tell<'_>) -> Result<(), BenchError> {
+pub fn persistent(args: &PersistentArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let device = args.common.open()?;
     let bench = Bench {
         cores: Cores::near(device, THREADS),
@@ -57,28 +57,36 @@ pub fn resident(args: &ResidentArgs, tell: Tell<'_>) -> Result<(), BenchError> {
         scratch: Scratch::new("touch.cu", CODE, args.file.as_deref())?,
         is_checked: args.file.is_none(),
     };
-    tell(latencies(&bench, args)?);
-    tell(beside(&bench, args)?);
-    tell(rates(&bench, args)?);
-    tell(packets(&bench, args)?);
+    publish(latencies(&bench, args)?);
+    publish(beside(&bench, args)?);
+    publish(rates(&bench, args)?);
+    publish(packets(&bench, args)?);
     Ok(())
 }
 
-fn latencies(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
+fn latencies(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
     let mut figures =
         vec![[Figures::default(), Figures::default(), Figures::default()]; args.frames.len()];
     let mut hosts = vec![Vec::new(); args.frames.len()];
     for _ in 0..args.common.rounds {
-        for ((&frame, ways), hosts) in args.frames.iter().zip(&mut figures).zip(&mut hosts) {
+        for ((&frame, methods), hosts) in args.frames.iter().zip(&mut figures).zip(&mut hosts) {
             let mut running = bench.start(frame)?;
-            ways[0].add(&bench.cores.first(|| running.trips(args.trips))?);
-            hosts.push(median(running.host()));
-            running.end()?;
-            ways[1].add(&bench.start(frame)?.trips_by_two(args.trips, &bench.cores)?);
-            ways[2].add(
+            methods[0].add(
                 &bench
                     .cores
-                    .first(|| bench.launches(frame, args.trips / 8))?,
+                    .first(|| running.round_trips(args.round_trips))?,
+            );
+            hosts.push(median(running.host()));
+            running.end()?;
+            methods[1].add(
+                &bench
+                    .start(frame)?
+                    .round_trips_by_two(args.round_trips, &bench.cores)?,
+            );
+            methods[2].add(
+                &bench
+                    .cores
+                    .first(|| bench.launches(frame, args.round_trips / 8))?,
             );
         }
     }
@@ -86,7 +94,7 @@ fn latencies(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
         format!(
             "{}: microseconds from a frame's commit to its result, {} frames, medians of {}",
             bench.device.name(),
-            args.trips,
+            args.round_trips,
             args.common.rounds
         ),
         &[
@@ -99,16 +107,16 @@ fn latencies(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
             "÷ copy + launch",
         ],
     );
-    for ((frame, ways), hosts) in args.frames.iter().zip(&figures).zip(&hosts) {
+    for ((frame, methods), hosts) in args.frames.iter().zip(&figures).zip(&hosts) {
         let hosts = [median(hosts), f64::NAN, f64::NAN];
         let names = [
             "stays, one thread",
             "stays, committed by another thread",
             "copy + launch + synchronise",
         ];
-        for ((name, way), host) in names.into_iter().zip(ways).zip(hosts) {
-            let [p50, p99, p999] = way.cells();
-            let ratio = Cell::Number(way.at(0) / ways[2].at(0), 3);
+        for ((name, method), host) in names.into_iter().zip(methods).zip(hosts) {
+            let [p50, p99, p999] = method.cells();
+            let ratio = Cell::Number(method.at(0) / methods[2].at(0), 3);
             let frame = ByteSize(*frame as u64).to_string();
             let host = Cell::Number(host, 3);
             table.row(vec![frame.into(), name.into(), p50, p99, p999, host, ratio]);
@@ -117,7 +125,7 @@ fn latencies(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
     Ok(table)
 }
 
-fn beside(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
+fn beside(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
     let profile = measure(bench.device)?;
     let (frame, memory) = BESIDE;
     let place = Place::new(bench.device, memory)?;
@@ -127,23 +135,23 @@ fn beside(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
         rate: None,
     };
     let small = *args.frames.first().unwrap_or(&64);
-    let mut ways = vec![(Vec::new(), Vec::new(), Figures::default()); CHUNKS.len()];
+    let mut methods = vec![(Vec::new(), Vec::new(), Figures::default()); CHUNKS.len()];
     let mut most = Vec::new();
     for _ in 0..args.common.rounds {
-        for (chunk, (alone, both, figures)) in CHUNKS.iter().zip(&mut ways) {
+        for (chunk, (alone, both, figures)) in CHUNKS.iter().zip(&mut methods) {
             let tunings = [Direction::In, Direction::Out]
                 .map(|direction| profile.tuning_for(direction, *chunk, None));
             // Memory is had, and given back, while nothing is under way.
             let mut running = bench.start(small)?;
             let places = std::slice::from_ref(&place);
-            let rig = Rig::start(bench.device, places, &[load], tunings, Wait::Busy)?;
+            let harness = Harness::start(bench.device, places, &[load], tunings, Wait::Busy)?;
             std::thread::sleep(Duration::from_millis(100));
             let rate =
                 |time: &mut dyn FnMut() -> Result<(), BenchError>| -> Result<f64, BenchError> {
                     let (start, before) =
-                        (Instant::now(), rig.sample().bytes[index(Direction::In)]);
+                        (Instant::now(), harness.sample().bytes[index(Direction::In)]);
                     time()?;
-                    let bytes = rig.sample().bytes[index(Direction::In)] - before;
+                    let bytes = harness.sample().bytes[index(Direction::In)] - before;
                     Ok(bytes as f64 / start.elapsed().as_secs_f64())
                 };
             alone.push(rate(&mut || {
@@ -151,13 +159,17 @@ fn beside(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
                 Ok(())
             })?);
             both.push(rate(&mut || {
-                figures.add(&bench.cores.first(|| running.trips(args.trips))?);
+                figures.add(
+                    &bench
+                        .cores
+                        .first(|| running.round_trips(args.round_trips))?,
+                );
                 Ok(())
             })?);
-            rig.stop()?;
+            harness.stop()?;
             running.end()?;
         }
-        most.push(median(&ways[0].0));
+        most.push(median(&methods[0].0));
     }
     let most = median(&most);
     let mut table = Table::new(
@@ -177,7 +189,7 @@ fn beside(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
             "÷ the best",
         ],
     );
-    for (chunk, (alone, both, figures)) in CHUNKS.iter().zip(&ways) {
+    for (chunk, (alone, both, figures)) in CHUNKS.iter().zip(&methods) {
         let chunk = chunk.map_or_else(
             || {
                 format!(
@@ -201,27 +213,27 @@ fn beside(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
     Ok(table)
 }
 
-fn packets(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
+fn packets(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
     let sizes = args.frames.iter().copied();
     let sizes = sizes.filter(|frame| *frame <= PACKET);
-    let mut ways: Vec<_> = sizes
+    let mut methods: Vec<_> = sizes
         .flat_map(|size| Speech::ALL.map(|speech| (size, speech, Figures::default())))
         .collect();
     for _ in 0..args.common.rounds {
-        for (size, speech, figures) in &mut ways {
-            figures.add(&bench.packets(*speech, *size, args.trips / 8)?);
+        for (size, speech, figures) in &mut methods {
+            figures.add(&bench.packets(*speech, *size, args.round_trips / 8)?);
         }
     }
     let mut table = Table::new(
         format!(
             "{}: microseconds from a packet's sending over loopback to its result, {} packets, medians of {}",
             bench.device.name(),
-            args.trips / 8,
+            args.round_trips / 8,
             args.common.rounds
         ),
         &["payload", "source", "p50", "p99", "p99.9"],
     );
-    for (size, speech, figures) in &ways {
+    for (size, speech, figures) in &methods {
         let [p50, p99, p999] = figures.cells();
         let size = ByteSize(*size as u64).to_string();
         table.row(vec![size.into(), speech.name().into(), p50, p99, p999]);
@@ -229,7 +241,7 @@ fn packets(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
     Ok(table)
 }
 
-fn rates(bench: &Bench, args: &ResidentArgs) -> Result<Table, BenchError> {
+fn rates(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
     let mut rates = vec![Vec::new(); TEAMS.len()];
     for _ in 0..args.common.rounds {
         for (teams, rates) in TEAMS.into_iter().zip(&mut rates) {

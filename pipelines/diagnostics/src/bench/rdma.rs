@@ -7,13 +7,13 @@
 //! ```
 
 mod control;
-pub(crate) mod line;
+pub(crate) mod fixture;
 mod raw;
 mod stream;
 
 use super::scratch::Scratch;
 use super::table::{Cell, Table};
-use super::{BenchError, Common, Tell, median, quantile};
+use super::{BenchError, Common, Publish, median, quantile};
 use control::{Reply, Request, Wire};
 use daq_core::gpu::driver::Device;
 use daq_core::staging::{Sending, measure};
@@ -32,7 +32,7 @@ const MOST: usize = 64 << 20;
 /// How much faster a direct way is at least, to be worth it.
 const NEARLY: f64 = 1.05;
 /// Most round trips that it answers at a time.
-const MOST_TRIPS: usize = 1 << 20;
+const MAX_ROUND_TRIPS: usize = 1 << 20;
 
 /// Which side this is.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,7 @@ pub struct RdmaArgs {
     /// Bytes of a message, multiples of 8.
     pub sizes: Vec<usize>,
     /// Round trips of each way a round.
-    pub trips: usize,
+    pub round_trips: usize,
 }
 
 /// What was measured of a card that sends out of a GPU.
@@ -73,14 +73,14 @@ pub struct Measured {
 
 /// A way from memory to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Way {
+struct Method {
     /// Whether the sender's, and the receiver's, is a GPU's.
     gpus: [bool; 2],
     /// `path` of source and sink; nothing for queues alone.
     path: Option<&'static str>,
 }
 
-impl Way {
+impl Method {
     /// All of them: queues alone first, then pipelines.
     fn all() -> Vec<Self> {
         let gpus = [[false, false], [false, true], [true, false], [true, true]];
@@ -183,13 +183,13 @@ impl Host {
     fn serve(&self, wire: &mut Wire) -> Result<(), BenchError> {
         let here = wire.ends()?[0].ip();
         loop {
-            let served = match wire.hear()? {
+            let served = match wire.receive()? {
                 Request::Raw {
                     is_gpu,
                     size,
-                    trips,
+                    round_trips,
                 } => self.gpu(is_gpu).and_then(|gpu| {
-                    let shape = (size.clamp(8, MOST), trips.min(MOST_TRIPS));
+                    let shape = (size.clamp(8, MOST), round_trips.min(MAX_ROUND_TRIPS));
                     raw::serve(wire, &self.nic, gpu, here, shape)
                 }),
                 Request::Stream { is_gpu, size, path } => self.gpu(is_gpu).and_then(|_| {
@@ -200,7 +200,7 @@ impl Host {
                 Request::End => continue,
                 Request::Bye => return Ok(()),
             };
-            wire.tell(&match served {
+            wire.send(&match served {
                 Ok(()) => Reply::Done,
                 Err(error) => Reply::Refused {
                     why: format!("at the listening side: {error}"),
@@ -213,28 +213,29 @@ impl Host {
     fn bandwidth(
         &self,
         wire: &mut Wire,
-        way: Way,
+        method: Method,
         size: usize,
         args: &RdmaArgs,
     ) -> Result<f64, BenchError> {
-        let gpu = self.gpu(way.gpus[0])?;
-        let is_gpu = way.gpus[1];
+        let gpu = self.gpu(method.gpus[0])?;
+        let is_gpu = method.gpus[1];
         let window = args.common.window;
-        if let Some(path) = way.path {
+        if let Some(path) = method.path {
             let request = Request::Stream {
                 is_gpu,
                 size,
                 path: if is_gpu { path } else { "auto" }.to_owned(),
             };
-            let path = if way.gpus[0] { path } else { "auto" };
+            let path = if method.gpus[0] { path } else { "auto" };
             return ask(wire, &request, |address| {
-                self.bench.send((way.gpus[0], size, path), address, window)
+                self.bench
+                    .send((method.gpus[0], size, path), address, window)
             });
         }
         let request = Request::Raw {
             is_gpu,
             size,
-            trips: 0,
+            round_trips: 0,
         };
         ask(wire, &request, |address| {
             Raw::dial(&self.nic, gpu, address, size)?.bandwidth(size, window)
@@ -245,19 +246,20 @@ impl Host {
     fn latency(
         &self,
         wire: &mut Wire,
-        way: Way,
+        method: Method,
         size: usize,
         args: &RdmaArgs,
     ) -> Result<Vec<f64>, BenchError> {
-        let gpu = self.gpu(way.gpus[0])?;
-        let warm = args.trips / 10;
+        let gpu = self.gpu(method.gpus[0])?;
+        let warm = args.round_trips / 10;
         let request = Request::Raw {
-            is_gpu: way.gpus[1],
+            is_gpu: method.gpus[1],
             size,
-            trips: args.trips + warm,
+            round_trips: args.round_trips + warm,
         };
         ask(wire, &request, |address| {
-            let times = Raw::dial(&self.nic, gpu, address, size)?.trips(size, args.trips + warm)?;
+            let times = Raw::dial(&self.nic, gpu, address, size)?
+                .round_trips(size, args.round_trips + warm)?;
             Ok(times[warm..].to_vec())
         })
     }
@@ -269,15 +271,15 @@ fn ask<T>(
     request: &Request,
     measure: impl FnOnce(SocketAddr) -> Result<T, BenchError>,
 ) -> Result<T, BenchError> {
-    wire.tell(request)?;
-    let port = match wire.hear()? {
+    wire.send(request)?;
+    let port = match wire.receive()? {
         Reply::Ready { port } => port,
         Reply::Refused { why } => return Err(failed(why)),
         Reply::Done => return Err(failed("the other side ended before it began")),
     };
     let measured = measure((wire.ends()?[1].ip(), port).into());
-    wire.tell(&Request::End)?;
-    let reply = wire.hear()?;
+    wire.send(&Request::End)?;
+    let reply = wire.receive()?;
     match (measured, reply) {
         (Ok(_), Reply::Refused { why }) => Err(failed(why)),
         (measured, _) => measured,
@@ -296,17 +298,17 @@ fn first_card() -> String {
 
 /// Measures and tells, or helps the other side to. What it gives back is for plans; nothing from the side that listens, and
 /// where either way out of a GPU was not measured.
-pub fn rdma(args: &RdmaArgs, tell: Tell<'_>) -> Result<Option<Measured>, BenchError> {
+pub fn rdma(args: &RdmaArgs, publish: Publish<'_>) -> Result<Option<Measured>, BenchError> {
     match args.role {
         Role::Listen(address) => listen(args, &bound(address)?).map(|()| None),
-        Role::Dial(address) => dial(args, address, tell),
+        Role::Dial(address) => dial(args, address, publish),
         Role::Both => {
             let listener = bound((Ipv4Addr::LOCALHOST, 0).into())?;
             let address = listener.local_addr().map_err(failed)?;
             std::thread::scope(|scope| {
                 // The listener goes with its side, so that nobody waits for one that has failed.
                 let there = scope.spawn(move || listen(args, &listener));
-                let here = dial(args, address, tell);
+                let here = dial(args, address, publish);
                 // One that failed before it came leaves nobody to wait for.
                 if here.is_err() {
                     drop(TcpStream::connect(address));
@@ -336,7 +338,7 @@ type Figures = Vec<Vec<f64>>;
 fn dial(
     args: &RdmaArgs,
     address: SocketAddr,
-    tell: Tell<'_>,
+    publish: Publish<'_>,
 ) -> Result<Option<Measured>, BenchError> {
     let host = Host::new(args)?;
     let stream = TcpStream::connect(address);
@@ -347,61 +349,63 @@ fn dial(
     })?;
     let mut wire = Wire::new(stream)?;
     let mut refused = BTreeSet::new();
-    let ways = Way::all();
-    let mut bandwidths: Vec<Figures> = vec![vec![Vec::new(); args.sizes.len()]; ways.len()];
-    let mut latencies = vec![vec![[Vec::new(), Vec::new()]; args.sizes.len()]; ways.len()];
+    let methods = Method::all();
+    let mut bandwidths: Vec<Figures> = vec![vec![Vec::new(); args.sizes.len()]; methods.len()];
+    let mut latencies = vec![vec![[Vec::new(), Vec::new()]; args.sizes.len()]; methods.len()];
     for _ in 0..args.common.rounds {
         for (i, &size) in args.sizes.iter().enumerate() {
-            for (j, &way) in ways.iter().enumerate() {
-                if refused.iter().any(|(name, _)| *name == way.name()) {
+            for (j, &method) in methods.iter().enumerate() {
+                if refused.iter().any(|(name, _)| *name == method.name()) {
                     continue;
                 }
-                let measured = host.bandwidth(&mut wire, way, size, args).and_then(|rate| {
-                    bandwidths[j][i].push(rate);
-                    if way.path.is_none() {
-                        let times = host.latency(&mut wire, way, size, args)?;
-                        latencies[j][i][0].push(quantile(&times, 0.5));
-                        latencies[j][i][1].push(quantile(&times, 0.99));
-                    }
-                    Ok(())
-                });
+                let measured = host
+                    .bandwidth(&mut wire, method, size, args)
+                    .and_then(|rate| {
+                        bandwidths[j][i].push(rate);
+                        if method.path.is_none() {
+                            let times = host.latency(&mut wire, method, size, args)?;
+                            latencies[j][i][0].push(quantile(&times, 0.5));
+                            latencies[j][i][1].push(quantile(&times, 0.99));
+                        }
+                        Ok(())
+                    });
                 match measured {
                     Ok(()) => {}
-                    Err(error) if !way.needs_gpu() => return Err(error),
+                    Err(error) if !method.needs_gpu() => return Err(error),
                     Err(error) => {
                         // What failed once is no way to go.
                         bandwidths[j].fill(Vec::new());
-                        refused.insert((way.name(), error.to_string()));
+                        refused.insert((method.name(), error.to_string()));
                     }
                 }
             }
         }
     }
-    wire.tell(&Request::Bye)?;
+    wire.send(&Request::Bye)?;
     let about = format!(
         "by {} to {address}, medians of {}",
         host.bench.nics.join(", "),
         args.common.rounds
     );
-    tell(rates(args, &ways, &bandwidths, &about));
-    tell(times(args, &ways, &latencies, &about));
-    tell(cut_over(args, &bandwidths));
+    publish(rates(args, &methods, &bandwidths, &about));
+    publish(times(args, &methods, &latencies, &about));
+    publish(cut_over(args, &bandwidths));
     if !refused.is_empty() {
         let mut table = Table::new("not measured", &["ways", "why"]);
         let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for (way, why) in refused {
-            reasons.entry(why).or_default().push(way);
+        for (method, why) in refused {
+            reasons.entry(why).or_default().push(method);
         }
-        for (why, ways) in reasons {
-            table.row(vec![ways.join("; ").into(), why.into()]);
+        for (why, methods) in reasons {
+            table.row(vec![methods.join("; ").into(), why.into()]);
         }
-        tell(table);
+        publish(table);
     }
     let out = turn(&pairs(args, &bandwidths, [true, false]));
     Ok(host.measured(out, &args.sizes))
 }
 
-fn rates(args: &RdmaArgs, ways: &[Way], figures: &[Figures], about: &str) -> Table {
+fn rates(args: &RdmaArgs, methods: &[Method], figures: &[Figures], about: &str) -> Table {
     let title = format!(
         "bandwidth {about}, {} each; queues alone with {} writes under way, frames of rings are made and acknowledged",
         Span(args.common.window),
@@ -409,10 +413,10 @@ fn rates(args: &RdmaArgs, ways: &[Way], figures: &[Figures], about: &str) -> Tab
     );
     let columns = ["way", "size", "MB/s", "messages/s", "x queue alone"];
     let mut table = Table::new(title, &columns);
-    for (way, rates) in ways.iter().zip(figures) {
-        let alone = ways.iter().zip(figures);
+    for (method, rates) in methods.iter().zip(figures) {
+        let alone = methods.iter().zip(figures);
         let alone = alone
-            .filter(|(other, _)| other.gpus == way.gpus && other.path.is_none())
+            .filter(|(other, _)| other.gpus == method.gpus && other.path.is_none())
             .map(|(_, rates)| rates)
             .next();
         for (i, &size) in args.sizes.iter().enumerate() {
@@ -422,7 +426,7 @@ fn rates(args: &RdmaArgs, ways: &[Way], figures: &[Figures], about: &str) -> Tab
             }
             let floor = alone.map_or(f64::NAN, |rates| middle(&rates[i]));
             table.row(vec![
-                way.name().into(),
+                method.name().into(),
                 ByteSize(size as u64).to_string().into(),
                 Cell::Number(rate / 1e6, 2),
                 Cell::Number(rate / size as f64, 0),
@@ -441,17 +445,22 @@ fn middle(figures: &[f64]) -> f64 {
     median(figures)
 }
 
-fn times(args: &RdmaArgs, ways: &[Way], figures: &[Vec<[Vec<f64>; 2]>], about: &str) -> Table {
+fn times(
+    args: &RdmaArgs,
+    methods: &[Method],
+    figures: &[Vec<[Vec<f64>; 2]>],
+    about: &str,
+) -> Table {
     let title = format!(
         "latency {about}: half of a round trip of writes with an immediate, {} a round",
-        args.trips
+        args.round_trips
     );
     let mut table = Table::new(title, &["way", "size", "p50 us", "p99 us"]);
-    for (way, figures) in ways.iter().zip(figures) {
+    for (method, figures) in methods.iter().zip(figures) {
         for (&size, [p50, p99]) in args.sizes.iter().zip(figures) {
             if !p50.is_empty() {
                 table.row(vec![
-                    way.name().into(),
+                    method.name().into(),
                     ByteSize(size as u64).to_string().into(),
                     Cell::Number(median(p50), 2),
                     Cell::Number(median(p99), 2),
@@ -466,7 +475,7 @@ fn times(args: &RdmaArgs, ways: &[Way], figures: &[Vec<[Vec<f64>; 2]>], about: &
 fn cut_over(args: &RdmaArgs, figures: &[Figures]) -> Table {
     let mut table = Table::new("direct or staged", &["ends", "staged is as fast from"]);
     for gpus in [[false, true], [true, false], [true, true]] {
-        let name = Way { gpus, path: None }.name();
+        let name = Method { gpus, path: None }.name();
         let name = name.trim_start_matches("queue alone, ");
         let from = match turn(&pairs(args, figures, gpus)) {
             Turn::Unmeasured => "not measured".to_owned(),
@@ -480,13 +489,13 @@ fn cut_over(args: &RdmaArgs, figures: &[Figures]) -> Table {
 
 /// Size, rate of the staged way between these ends, and of the direct one; not numbers where they were not measured.
 fn pairs(args: &RdmaArgs, figures: &[Figures], gpus: [bool; 2]) -> Vec<(usize, f64, f64)> {
-    let ways = Way::all();
+    let methods = Method::all();
     let of = |path: &'static str, i: usize| {
-        let way = Way {
+        let method = Method {
             gpus,
             path: Some(path),
         };
-        let at = ways.iter().position(|other| *other == way);
+        let at = methods.iter().position(|other| *other == method);
         at.map_or(f64::NAN, |at| middle(&figures[at][i]))
     };
     let sizes = args.sizes.iter().enumerate();
@@ -540,11 +549,14 @@ mod tests {
 
     #[test]
     fn every_way_has_a_queue_alone_beside_it() {
-        let ways = Way::all();
-        assert_eq!(ways.len(), 11);
-        for way in &ways {
-            let alone = Way { path: None, ..*way };
-            assert!(ways.contains(&alone), "{}", way.name());
+        let methods = Method::all();
+        assert_eq!(methods.len(), 11);
+        for method in &methods {
+            let alone = Method {
+                path: None,
+                ..*method
+            };
+            assert!(methods.contains(&alone), "{}", method.name());
         }
     }
 }

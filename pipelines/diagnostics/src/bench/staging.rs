@@ -1,9 +1,9 @@
 //! The staging engine beside the other ways to bring frames to a GPU, and the bare copy as the ceiling.
 
+use super::harness::{Harness, Load, Sample, index};
 use super::place::Place;
-use super::rig::{Load, Rig, Sample, index};
 use super::table::{Cell, Table};
-use super::{BenchError, Common, Tell, median, rate};
+use super::{BenchError, Common, Publish, median, rate};
 use daq_core::gpu::driver::{CudaError, Device, Mark};
 use daq_core::notify::Wait;
 use daq_core::staging::Direction;
@@ -38,7 +38,7 @@ pub struct StagingArgs {
 }
 
 /// One way to bring frames to the GPU or back: what it is called and what it gave a round.
-struct Way {
+struct Method {
     name: String,
     frame: usize,
     direction: Direction,
@@ -49,7 +49,7 @@ struct Way {
     verified: Option<u64>,
 }
 
-impl Way {
+impl Method {
     fn new(name: impl Into<String>, frame: usize, direction: Direction) -> Self {
         Self {
             name: name.into(),
@@ -77,7 +77,7 @@ const IN_BESIDE: &str = "engine in beside out";
 const OUT_BESIDE: &str = "engine out beside in";
 
 /// Measures and tells.
-pub fn staging(args: &StagingArgs, tell: Tell<'_>) -> Result<(), BenchError> {
+pub fn staging(args: &StagingArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let device = args.common.open()?;
     let profile = measure(device)?;
     let tunings = [
@@ -89,12 +89,12 @@ pub fn staging(args: &StagingArgs, tell: Tell<'_>) -> Result<(), BenchError> {
         args,
         tunings,
         places: Vec::new(),
-        bare: Bare::new(device, Direction::In, RING, false)?,
+        baseline: Bare::new(device, Direction::In, RING, false)?,
         seed: 0,
     };
     match args.soak {
-        Some((time, share)) => tell(session.soak(time, share)?),
-        None => session.compare()?.into_iter().for_each(tell),
+        Some((time, share)) => publish(session.soak(time, share)?),
+        None => session.compare()?.into_iter().for_each(publish),
     }
     Ok(())
 }
@@ -104,7 +104,7 @@ struct Session<'a> {
     args: &'a StagingArgs,
     tunings: [Tuning; 2],
     places: Vec<Place>,
-    bare: Bare,
+    baseline: Bare,
     /// Of the bytes that were written last.
     seed: u64,
 }
@@ -112,59 +112,59 @@ struct Session<'a> {
 impl Session<'_> {
     /// Bytes a second of large copies.
     fn ceiling(&mut self, direction: Direction) -> Result<f64, CudaError> {
-        self.bare.turn(direction);
-        let bare = &self.bare;
-        bare.begin(bare.walk(LARGE), LARGE)?;
-        bare.finish()?;
+        self.baseline.turn(direction);
+        let baseline = &self.baseline;
+        baseline.begin(baseline.walk(LARGE), LARGE)?;
+        baseline.finish()?;
         rate(
             self.args.common.window,
             || {
                 // Two, so that one is always waiting behind the other.
-                bare.begin(bare.walk(LARGE), LARGE)?;
-                bare.begin(bare.walk(LARGE), LARGE)?;
-                bare.finish().map(|()| 2 * LARGE)
+                baseline.begin(baseline.walk(LARGE), LARGE)?;
+                baseline.begin(baseline.walk(LARGE), LARGE)?;
+                baseline.finish().map(|()| 2 * LARGE)
             },
-            || bare.finish(),
+            || baseline.finish(),
         )
     }
 
     fn each_and_wait(&mut self, frame: usize) -> Result<f64, CudaError> {
-        self.bare.turn(Direction::In);
-        let bare = &self.bare;
+        self.baseline.turn(Direction::In);
+        let baseline = &self.baseline;
         rate(
             self.args.common.window,
             || {
-                bare.begin(bare.walk(frame), frame)?;
-                bare.finish().map(|()| frame)
+                baseline.begin(baseline.walk(frame), frame)?;
+                baseline.finish().map(|()| frame)
             },
-            || bare.finish(),
+            || baseline.finish(),
         )
     }
 
     fn each(&mut self, frame: usize) -> Result<f64, CudaError> {
-        self.bare.turn(Direction::In);
-        let bare = &self.bare;
+        self.baseline.turn(Direction::In);
+        let baseline = &self.baseline;
         rate(
             self.args.common.window,
             || {
                 // Marked now and then, so that the queue does not grow without bound.
                 for _ in 0..BATCH {
-                    bare.begin(bare.walk(frame), frame)?;
+                    baseline.begin(baseline.walk(frame), frame)?;
                 }
-                bare.finish().map(|()| frame * BATCH)
+                baseline.finish().map(|()| frame * BATCH)
             },
-            || bare.finish(),
+            || baseline.finish(),
         )
     }
 
     /// Not a number where the driver has no such call.
     fn batch(&mut self, frame: usize) -> Result<f64, CudaError> {
-        let count = BATCH.min(self.bare.bytes() / frame);
-        self.bare.turn(Direction::In);
-        if !self.bare.begin_batch(0, frame, count)? {
+        let count = BATCH.min(self.baseline.bytes() / frame);
+        self.baseline.turn(Direction::In);
+        if !self.baseline.begin_batch(0, frame, count)? {
             return Ok(f64::NAN);
         }
-        self.bare.finish()?;
+        self.baseline.finish()?;
         let (start, mut bytes) = (Instant::now(), 0);
         let mut marks: VecDeque<Arc<Mark>> = VecDeque::with_capacity(BATCHES);
         while start.elapsed() < self.args.common.window {
@@ -173,34 +173,34 @@ impl Session<'_> {
             {
                 Bare::wait(&oldest);
             }
-            let at = self.bare.walk(frame * count);
-            self.bare.begin_batch(at, frame, count)?;
-            marks.push_back(self.bare.mark()?);
+            let at = self.baseline.walk(frame * count);
+            self.baseline.begin_batch(at, frame, count)?;
+            marks.push_back(self.baseline.mark()?);
             bytes += frame * count;
         }
-        self.bare.finish()?;
+        self.baseline.finish()?;
         Ok(bytes as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// Runs the engine for a window, with `rings` lanes for each of `ways`. The first time the bytes that came through
+    /// Runs the engine for a window, with `rings` lanes for each of `methods`. The first time the bytes that came through
     /// are compared with those that were sent.
-    fn engine(&mut self, ways: &mut [&mut Way], rings: usize) -> Result<(), BenchError> {
-        let loads: Vec<_> = ways
+    fn engine(&mut self, methods: &mut [&mut Method], rings: usize) -> Result<(), BenchError> {
+        let loads: Vec<_> = methods
             .iter()
-            .flat_map(|way| {
+            .flat_map(|method| {
                 let load = Load {
-                    direction: way.direction,
-                    frame: way.frame,
+                    direction: method.direction,
+                    frame: method.frame,
                     rate: None,
                 };
                 std::iter::repeat_n(load, rings)
             })
             .collect();
-        let is_first = ways.iter().all(|way| way.rates.is_empty());
+        let is_first = methods.iter().all(|method| method.rates.is_empty());
         if is_first {
             self.prepare(&loads)?;
         }
-        let rig = Rig::start(
+        let harness = Harness::start(
             self.device,
             &self.places,
             &loads,
@@ -208,10 +208,10 @@ impl Session<'_> {
             self.args.wait,
         )?;
         std::thread::sleep(WARM);
-        let (before, start) = (rig.sample(), Instant::now());
+        let (before, start) = (harness.sample(), Instant::now());
         std::thread::sleep(self.args.common.window);
-        let (after, took) = (rig.sample(), start.elapsed().as_secs_f64());
-        let (last, lanes) = rig.stop()?;
+        let (after, took) = (harness.sample(), start.elapsed().as_secs_f64());
+        let (last, lanes) = harness.stop()?;
         if last.lost > 0 {
             return Err(BenchError::Thread(format!(
                 "{} frames did not come through; this is a defect in daq",
@@ -223,10 +223,10 @@ impl Session<'_> {
         } else {
             [0; 2]
         };
-        for way in ways {
-            way.note(&before, &after, took);
+        for method in methods {
+            method.note(&before, &after, took);
             if is_first {
-                way.verified = Some(verified[index(way.direction)]);
+                method.verified = Some(verified[index(method.direction)]);
             }
         }
         Ok(())
@@ -257,7 +257,7 @@ impl Session<'_> {
     fn compare(&mut self) -> Result<Vec<Table>, BenchError> {
         let args = self.args;
         let mut ceilings = [Vec::new(), Vec::new()];
-        let mut ways: Vec<Way> = Vec::new();
+        let mut methods: Vec<Method> = Vec::new();
         for frame in &args.frames {
             for name in [
                 "copy + wait a frame",
@@ -265,47 +265,47 @@ impl Session<'_> {
                 "batched copies",
                 "engine in",
             ] {
-                ways.push(Way::new(name, *frame, Direction::In));
+                methods.push(Method::new(name, *frame, Direction::In));
             }
-            ways.push(Way::new("engine out", *frame, Direction::Out));
+            methods.push(Method::new("engine out", *frame, Direction::Out));
             if args.rings > 1 {
                 let name = format!("engine in, {} rings", args.rings);
-                ways.push(Way::new(name, *frame, Direction::In));
+                methods.push(Method::new(name, *frame, Direction::In));
             }
-            ways.push(Way::new(IN_BESIDE, *frame, Direction::In));
-            ways.push(Way::new(OUT_BESIDE, *frame, Direction::Out));
+            methods.push(Method::new(IN_BESIDE, *frame, Direction::In));
+            methods.push(Method::new(OUT_BESIDE, *frame, Direction::Out));
         }
         for _ in 0..args.common.rounds {
             ceilings[0].push(self.ceiling(Direction::In)?);
             ceilings[1].push(self.ceiling(Direction::Out)?);
-            let mut rest = ways.iter_mut();
-            while let Some(way) = rest.next() {
-                let frame = way.frame;
-                let figure = match way.name.as_str() {
+            let mut rest = methods.iter_mut();
+            while let Some(method) = rest.next() {
+                let frame = method.frame;
+                let figure = match method.name.as_str() {
                     "copy + wait a frame" => self.each_and_wait(frame)?,
                     "copy a frame" => self.each(frame)?,
                     "batched copies" => self.batch(frame)?,
                     "engine in" | "engine out" => {
-                        self.engine(&mut [way], 1)?;
+                        self.engine(&mut [method], 1)?;
                         continue;
                     }
                     IN_BESIDE => {
-                        let mut both: Vec<_> = [way].into_iter().chain(rest.next()).collect();
+                        let mut both: Vec<_> = [method].into_iter().chain(rest.next()).collect();
                         self.engine(&mut both, 1)?;
                         continue;
                     }
                     _ => {
-                        self.engine(&mut [way], args.rings)?;
+                        self.engine(&mut [method], args.rings)?;
                         continue;
                     }
                 };
-                way.rates.push(figure);
+                method.rates.push(figure);
             }
         }
-        Ok(self.tell(&ceilings, &ways))
+        Ok(self.tables(&ceilings, &methods))
     }
 
-    fn tell(&self, ceilings: &[Vec<f64>; 2], ways: &[Way]) -> Vec<Table> {
+    fn tables(&self, ceilings: &[Vec<f64>; 2], methods: &[Method]) -> Vec<Table> {
         let ceiling = ceilings.each_ref().map(|rates| median(rates));
         let [inward, outward] = &self.tunings;
         let size = |bytes: usize| ByteSize(bytes as u64).to_string();
@@ -333,19 +333,19 @@ impl Session<'_> {
                 "verified",
             ],
         );
-        for way in ways {
-            let rate = median(&way.rates);
-            let against = ceiling[index(way.direction)];
-            let slow = ways
+        for method in methods {
+            let rate = median(&method.rates);
+            let against = ceiling[index(method.direction)];
+            let slow = methods
                 .iter()
-                .find(|other| other.frame == way.frame && other.name == "copy + wait a frame");
+                .find(|other| other.frame == method.frame && other.name == "copy + wait a frame");
             table.row(vec![
-                way.name.clone().into(),
-                size(way.frame).into(),
+                method.name.clone().into(),
+                size(method.frame).into(),
                 Cell::Number(rate / 1e9, 2),
                 Cell::Number(rate / against, 3),
                 Cell::Number(slow.map_or(f64::NAN, |slow| rate / median(&slow.rates)), 1),
-                if way.copy.is_nan() {
+                if method.copy.is_nan() {
                     "–".into()
                 } else {
                     #[expect(
@@ -353,18 +353,18 @@ impl Session<'_> {
                         clippy::cast_sign_loss,
                         reason = "a size in bytes"
                     )]
-                    let mean = way.copy as u64;
+                    let mean = method.copy as u64;
                     ByteSize(mean).rounded().to_string().into()
                 },
                 Cell::Number(
-                    if way.cores.is_empty() {
+                    if method.cores.is_empty() {
                         f64::NAN
                     } else {
-                        median(&way.cores)
+                        median(&method.cores)
                     },
                     2,
                 ),
-                match way.verified {
+                match method.verified {
                     Some(bytes) => ByteSize(bytes).rounded().to_string().into(),
                     None => "–".into(),
                 },
@@ -383,13 +383,16 @@ impl Session<'_> {
             ],
         );
         let figure = |name: &str, frame: usize| {
-            ways.iter()
-                .find(|way| way.name == name && way.frame == frame)
+            methods
+                .iter()
+                .find(|method| method.name == name && method.frame == frame)
         };
-        let rate =
-            |name: &str, frame| figure(name, frame).map_or(f64::NAN, |way| median(&way.rates));
-        let cores =
-            |name: &str, frame| figure(name, frame).map_or(f64::NAN, |way| median(&way.cores));
+        let rate = |name: &str, frame| {
+            figure(name, frame).map_or(f64::NAN, |method| median(&method.rates))
+        };
+        let cores = |name: &str, frame| {
+            figure(name, frame).map_or(f64::NAN, |method| median(&method.cores))
+        };
         for frame in &self.args.frames {
             let frame = *frame;
             let rings = rate(&format!("engine in, {} rings", self.args.rings), frame);
@@ -428,7 +431,7 @@ impl Session<'_> {
             };
             self.prepare(&[load])?;
             let start = Instant::now();
-            let rig = Rig::start(
+            let harness = Harness::start(
                 self.device,
                 &self.places,
                 &[load],
@@ -436,9 +439,9 @@ impl Session<'_> {
                 self.args.wait,
             )?;
             std::thread::sleep(time);
-            let sample = rig.sample();
+            let sample = harness.sample();
             let took = start.elapsed().as_secs_f64();
-            let (last, lanes) = rig.stop()?;
+            let (last, lanes) = harness.stop()?;
             let verified = self.verify(&[load], &lanes)?[0];
             table.row(vec![
                 ByteSize(*frame as u64).to_string().into(),

@@ -43,7 +43,7 @@ pub(super) fn same(
 
 pub(super) fn data(target: &Target) -> Result<(), Verdict> {
     let room = 1023 + SIZES[SIZES.len() - 1];
-    let mapped = target.way.map(room)?;
+    let mapped = target.method.map(room)?;
     let mut seed = 0;
     for offset in OFFSETS {
         for bytes in SIZES {
@@ -74,7 +74,7 @@ pub(super) fn data(target: &Target) -> Result<(), Verdict> {
 
 pub(super) fn edges(target: &Target) -> Result<(), Verdict> {
     const ROOM: usize = 16 << 10;
-    let mapped = target.way.map(ROOM)?;
+    let mapped = target.method.map(ROOM)?;
     let mut all = random(0, ROOM);
     target.transfer.write(&mapped, 0, &all)?;
     let mut seed = 0;
@@ -101,7 +101,7 @@ pub(super) fn small_buffers(target: &Target) -> Result<(), Verdict> {
     let mut buffers = Vec::new();
     for (seed, bytes) in (0..).zip([1, 2, 3, 7, 8, 9, 63, 64, 65, 511, 1000, 4095, 4096].repeat(4))
     {
-        let mapped = target.way.map(bytes)?;
+        let mapped = target.method.map(bytes)?;
         expect(mapped.bytes() >= bytes, || {
             format!("expected at least {bytes} bytes, got {}", mapped.bytes())
         })?;

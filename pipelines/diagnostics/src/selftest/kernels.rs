@@ -23,7 +23,7 @@ struct Stretch {
 impl Stretch {
     /// Stores the frames as slots become free, and compares what the kernel took.
     fn run(&self, target: &Target, mapped: &Arc<Mapped>) -> Result<(), Verdict> {
-        let device = target.way.device;
+        let device = target.method.device;
         let taken = Arc::new(Memory::new(device, self.frames * self.stride)?);
         let input = mapped.address() + (FRAMES + self.offset) as u64;
         let arguments = [
@@ -62,7 +62,7 @@ impl Stretch {
 }
 
 pub(super) fn kernel_sees(target: &Target) -> Result<(), Verdict> {
-    let mapped = target.way.map(FRAMES + 8 * 8192)?;
+    let mapped = target.method.map(FRAMES + 8 * 8192)?;
     for offset in [0, 1, 3, 129] {
         for bytes in [1, 64, 4097] {
             let stretch = Stretch {
@@ -79,7 +79,7 @@ pub(super) fn kernel_sees(target: &Target) -> Result<(), Verdict> {
 }
 
 pub(super) fn staging(target: &Target) -> Result<(), Verdict> {
-    let mapped = target.way.map(FRAMES + 16 * 4224)?;
+    let mapped = target.method.map(FRAMES + 16 * 4224)?;
     for (bytes, stride) in [(64, 64), (1000, 1024), (4097, 4224)] {
         let stretch = Stretch {
             offset: 0,
@@ -97,8 +97,8 @@ pub(super) fn word_order(target: &Target) -> Result<(), Verdict> {
     const TIMES: u64 = 20_000;
     /// Words of the bytes before the doorbell; more than what the CPU gathers before it sends.
     const WORDS: u64 = 96;
-    let mapped = target.way.map(FRAMES + 4096)?;
-    let wrong = Arc::new(Memory::new(target.way.device, 8)?);
+    let mapped = target.method.map(FRAMES + 4096)?;
+    let wrong = Arc::new(Memory::new(target.method.device, 8)?);
     let arguments = [
         Argument::U64(mapped.address() + FRAMES as u64),
         Argument::U64(WORDS),
@@ -127,7 +127,7 @@ pub(super) fn word_order(target: &Target) -> Result<(), Verdict> {
 }
 
 pub(super) fn resident_stop(target: &Target) -> Result<(), Verdict> {
-    let mapped = target.way.map(4096)?;
+    let mapped = target.method.map(4096)?;
     for rings in [0, 1, 100] {
         let mut kernel = target
             .echo

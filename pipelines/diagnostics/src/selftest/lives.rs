@@ -21,7 +21,7 @@ fn arrives(target: &Target, seed: u64, to: &Mapped, through: &Mapped) -> Result<
 }
 
 pub(super) fn two_mappings(target: &Target) -> Result<(), Verdict> {
-    let (first, second) = (target.way.map(BYTES)?, target.way.map(BYTES)?);
+    let (first, second) = (target.method.map(BYTES)?, target.method.map(BYTES)?);
     let (ours, theirs) = (random(1, BYTES), random(2, BYTES));
     // In turn, so that a mixed-up address shows.
     for (at, (a, b)) in (0..)
@@ -42,7 +42,7 @@ pub(super) fn two_mappings(target: &Target) -> Result<(), Verdict> {
 }
 
 pub(super) fn double_map(target: &Target) -> Result<(), Verdict> {
-    let first = target.way.map(BYTES)?;
+    let first = target.method.map(BYTES)?;
     let again = match first.again() {
         Ok(again) => again,
         Err(refusal) => {
@@ -64,7 +64,7 @@ pub(super) fn double_map(target: &Target) -> Result<(), Verdict> {
 }
 
 pub(super) fn use_after_free(target: &Target) -> Result<(), Verdict> {
-    let mapped = target.way.map(BYTES)?;
+    let mapped = target.method.map(BYTES)?;
     let all = mapped.bytes();
     for (offset, bytes) in [(all, 1), (all - 1, 2), (usize::MAX, 1)] {
         let answer = mapped.copy_to(offset, &[0; 2][..bytes]);
@@ -94,11 +94,11 @@ pub(super) fn use_after_free(target: &Target) -> Result<(), Verdict> {
 pub(super) fn concurrent_pinning(target: &Target) -> Result<(), Verdict> {
     const THREADS: u64 = 4;
     const TIMES: u64 = 8;
-    let way = target.way;
+    let method = target.method;
     let work = move |thread: u64| -> Result<(), Verdict> {
         for i in 0..TIMES {
             let sent = random(thread * TIMES + i, BYTES);
-            let mapped = way.map(BYTES + 3)?;
+            let mapped = method.map(BYTES + 3)?;
             mapped.copy_to(3, &sent)?;
             let mut read = vec![0; BYTES];
             mapped.copy_from(3, &mut read)?;
@@ -120,7 +120,7 @@ pub(super) fn concurrent_pinning(target: &Target) -> Result<(), Verdict> {
 }
 
 pub(super) fn fork(target: &Target) -> Result<(), Verdict> {
-    let mapped = target.way.map(BYTES)?;
+    let mapped = target.method.map(BYTES)?;
     arrives(target, 1, &mapped, &mapped)?;
     let child = child_uses(&mapped)?;
     expect(child == Child::Refused, || {

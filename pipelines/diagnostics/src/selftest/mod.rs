@@ -17,7 +17,7 @@ use daq_core::gpu::driver::{CudaError, Device};
 use daq_core::region::RegionError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
-use target::{Target, Way};
+use target::{Method, Target};
 
 /// What is checked.
 #[derive(Clone, Debug)]
@@ -162,14 +162,14 @@ pub fn gpu(options: &Options) -> Result<Report, CudaError> {
     let mut targets = Vec::new();
     for &backend in &options.backends {
         for &memory in target::Memory::of(backend) {
-            let way = Way {
+            let method = Method {
                 device,
                 backend,
                 memory,
             };
-            match Target::new(way, options.limit) {
+            match Target::new(method, options.limit) {
                 Ok(target) => targets.push(target),
-                Err(why) => report.add(way.entry("map", Outcome::Skipped(why))),
+                Err(why) => report.add(method.entry("map", Outcome::Skipped(why))),
             }
         }
     }
@@ -181,12 +181,12 @@ pub fn gpu(options: &Options) -> Result<Report, CudaError> {
                 Some(why) => Outcome::Skipped(String::clone(why)),
                 None => run(|| (check.run)(target)),
             };
-            report.add(target.way.entry(check.name, outcome));
+            report.add(target.method.entry(check.name, outcome));
             // Whatever uses the device from then on fails, for this reason alone.
             if given_up.is_none() && device.is_given_up() {
-                let Way {
+                let Method {
                     backend, memory, ..
-                } = target.way;
+                } = target.method;
                 given_up = Some(format!(
                     "the device was given up in {} of {backend}, {memory}; look at dmesg | grep -i xid, and run this check alone with --check and --backend",
                     check.name
@@ -197,7 +197,7 @@ pub fn gpu(options: &Options) -> Result<Report, CudaError> {
     if is_wanted(LOST.0) {
         device.give_up();
         for target in &targets {
-            report.add(target.way.entry(LOST.0, run(|| lives::lost(target))));
+            report.add(target.method.entry(LOST.0, run(|| lives::lost(target))));
         }
     }
     Ok(report)

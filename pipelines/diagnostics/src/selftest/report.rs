@@ -98,9 +98,9 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.device)?;
         for entry in &self.entries {
-            let way = format!("{}, {}", entry.backend, entry.memory);
+            let method = format!("{}, {}", entry.backend, entry.memory);
             let line = format!(
-                "  {:<8} {:<19} {way:<20} {}",
+                "  {:<8} {:<19} {method:<20} {}",
                 entry.outcome.name(),
                 entry.check,
                 entry.outcome.detail().unwrap_or_default()

@@ -51,13 +51,13 @@ impl fmt::Display for Memory {
 
 /// One way to map.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way {
+pub(super) struct Method {
     pub(super) device: &'static Device,
     pub(super) backend: Backend,
     pub(super) memory: Memory,
 }
 
-impl Way {
+impl Method {
     /// A mapping of at least `bytes` bytes.
     pub(super) fn map(self, bytes: usize) -> Result<Arc<Mapped>, Refusal> {
         let attributes = self.device.attributes();
@@ -91,7 +91,7 @@ impl Way {
 /// A way to map that works, and what the checks need.
 #[derive(Debug)]
 pub(super) struct Target {
-    pub(super) way: Way,
+    pub(super) method: Method,
     /// Made before any check.
     pub(super) kept: Arc<Mapped>,
     pub(super) transfer: Transfer,
@@ -102,13 +102,13 @@ pub(super) struct Target {
 
 impl Target {
     /// What every check needs, or why the way does not work.
-    pub(super) fn new(way: Way, limit: Duration) -> Result<Self, String> {
-        let kept = way.map(KEPT).map_err(|refusal| refusal.why)?;
+    pub(super) fn new(method: Method, limit: Duration) -> Result<Self, String> {
+        let kept = method.map(KEPT).map_err(|refusal| refusal.why)?;
         Ok(Self {
-            way,
+            method,
             kept,
-            transfer: Transfer::new(way.device).map_err(|error| error.to_string())?,
-            echo: Echo::new(way.device).map_err(|error| error.to_string())?,
+            transfer: Transfer::new(method.device).map_err(|error| error.to_string())?,
+            echo: Echo::new(method.device).map_err(|error| error.to_string())?,
             limit,
         })
     }

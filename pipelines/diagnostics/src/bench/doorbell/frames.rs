@@ -1,7 +1,7 @@
 //! Frames that a kernel reads behind its doorbell: how long that takes, how many a second, and what storing them costs.
 
 use super::{Bench, DoorbellArgs, SLOW, WARM};
-use crate::bench::echo::Resident;
+use crate::bench::echo::PersistentKernel;
 use crate::bench::figures::Figures;
 use crate::bench::table::{Cell, Table};
 use crate::bench::{BenchError, median};
@@ -40,7 +40,7 @@ impl Bench {
         bytes: usize,
         slots: usize,
         threads: u32,
-    ) -> Result<Resident, BenchError> {
+    ) -> Result<PersistentKernel, BenchError> {
         let arguments = [
             Argument::U64(target.address() + FRAMES as u64),
             Argument::U64(stride(bytes) as u64),
@@ -73,7 +73,7 @@ pub(super) fn latencies(
                 let threads = u32::try_from(threads).unwrap_or(32);
                 let mut kernel = bench.reader(target, bytes, TURNS, threads)?;
                 let mut slots = (0..TURNS).cycle();
-                let times = timed(args.trips, || {
+                let times = timed(args.round_trips, || {
                     let slot = slots.next().unwrap_or(0);
                     let at = FRAMES + slot * stride(bytes);
                     let at = kernel.post([at].into_iter(), &from[..bytes])?;
@@ -82,7 +82,7 @@ pub(super) fn latencies(
                 kernel.stop()?;
                 figures.add(&times);
             }
-            let times = timed(args.trips / SLOW, || {
+            let times = timed(args.round_trips / SLOW, || {
                 bench.upload.begin(bytes)?;
                 bench.launch()?;
                 Ok(bench.upload.stream().synchronize()?)
@@ -109,12 +109,12 @@ pub(super) fn latencies(
     let mut table = Table::new(title, &columns);
     for (bytes, row) in args.frames.iter().zip(&figures) {
         let copy = row.last().map_or(f64::NAN, |copy| copy.at(0));
-        let ways = targets
+        let methods = targets
             .iter()
             .map(|target| format!("stores and doorbell by {}", target.backend()))
             .chain(["copy + launch + synchronise".to_owned()]);
-        for (way, figures) in ways.zip(row) {
-            let mut cells = vec![ByteSize(*bytes as u64).to_string().into(), way.into()];
+        for (method, figures) in methods.zip(row) {
+            let mut cells = vec![ByteSize(*bytes as u64).to_string().into(), method.into()];
             cells.extend(figures.cells());
             cells.push(Cell::Number(figures.spread(), 2));
             cells.push(Cell::Number(figures.at(0) / copy, 2));
@@ -137,7 +137,7 @@ pub(super) fn rates(
         for (target, row) in targets.iter().zip(&mut figures) {
             for (batch, figures) in BATCHES.iter().zip(row) {
                 let mut kernel = bench.reader(target, RATED, SLOTS, 512)?;
-                let frames = args.trips.next_multiple_of(*batch) * 8;
+                let frames = args.round_trips.next_multiple_of(*batch) * 8;
                 let start = Instant::now();
                 for first in (0..frames).step_by(*batch) {
                     // The slots' last frames have a credit.
@@ -184,20 +184,20 @@ pub(super) fn stores(
     args: &DoorbellArgs,
 ) -> Result<Table, BenchError> {
     let most = args.sizes.iter().copied().max().unwrap_or(1);
-    let bare = Bare::new(device, Direction::In, most, false)?;
+    let baseline = Bare::new(device, Direction::In, most, false)?;
     let targets = bench.data(device, most);
     let from = vec![1; most];
     let mut figures = vec![vec![Figures::default(); targets.len() + 1]; args.sizes.len()];
     for _ in 0..args.rounds {
         for (&bytes, row) in args.sizes.iter().zip(&mut figures) {
-            let trips = args.trips / SLOW;
+            let round_trips = args.round_trips / SLOW;
             for (target, figures) in targets.iter().zip(row.iter_mut()) {
-                let times = timed(trips, || Ok(target.copy_to(0, &from[..bytes])?))?;
+                let times = timed(round_trips, || Ok(target.copy_to(0, &from[..bytes])?))?;
                 figures.add(&times);
             }
-            let times = timed(trips, || {
-                bare.begin(0, bytes)?;
-                Ok(bare.finish()?)
+            let times = timed(round_trips, || {
+                baseline.begin(0, bytes)?;
+                Ok(baseline.finish()?)
             })?;
             if let Some(figures) = row.last_mut() {
                 figures.add(&times);
@@ -213,12 +213,12 @@ pub(super) fn stores(
     let mut table = Table::new(title, &columns);
     for (bytes, row) in args.sizes.iter().zip(&figures) {
         let copy = row.last().map_or(f64::NAN, |copy| copy.at(0));
-        let ways = targets
+        let methods = targets
             .iter()
             .map(|target| format!("stores by {}", target.backend()))
             .chain(["cuMemcpyHtoDAsync + synchronise".to_owned()]);
-        for (way, figures) in ways.zip(row) {
-            let mut cells = vec![ByteSize(*bytes as u64).to_string().into(), way.into()];
+        for (method, figures) in methods.zip(row) {
+            let mut cells = vec![ByteSize(*bytes as u64).to_string().into(), method.into()];
             cells.extend(figures.cells());
             cells.push(Cell::Number(figures.spread(), 2));
             cells.push(Cell::Number(copy / figures.at(0), 1));
@@ -228,14 +228,14 @@ pub(super) fn stores(
     Ok(table)
 }
 
-/// Microseconds of each of `trips` calls, after as many again at most that are not counted.
+/// Microseconds of each of `round_trips` calls, after as many again at most that are not counted.
 fn timed(
-    trips: usize,
+    round_trips: usize,
     mut work: impl FnMut() -> Result<(), BenchError>,
 ) -> Result<Vec<f64>, BenchError> {
-    let warm = WARM.min(trips);
-    let mut times = Vec::with_capacity(trips);
-    for i in 0..warm + trips {
+    let warm = WARM.min(round_trips);
+    let mut times = Vec::with_capacity(round_trips);
+    for i in 0..warm + round_trips {
         let start = Instant::now();
         work()?;
         let took = start.elapsed();

@@ -32,7 +32,7 @@ pub(super) struct Bench {
 }
 
 /// A running pipeline.
-pub(super) struct Line(Pipeline);
+pub(super) struct Fixture(Pipeline);
 
 /// CPU time until a moment.
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +92,7 @@ fn failed(why: impl Into<String>) -> BenchError {
 
 impl Bench {
     /// Starts the pipeline that `text` declares. With `marks` its card, in this process, takes the time of each transfer.
-    pub(super) fn start(&self, text: &str, marks: Option<Marks>) -> Result<Line, BenchError> {
+    pub(super) fn start(&self, text: &str, marks: Option<Marks>) -> Result<Fixture, BenchError> {
         let mut diagnostics = Diagnostics::new();
         let document = Document::from_text("bench", text, &mut diagnostics);
         let mut config = Config::read(&document, &REGISTRY, "bench", &mut diagnostics);
@@ -131,11 +131,13 @@ impl Bench {
             profiles: self.profiles.clone(),
         };
         let started = Pipeline::start(&config, &plan, &options);
-        started.map(Line).map_err(|error| failed(error.to_string()))
+        started
+            .map(Fixture)
+            .map_err(|error| failed(error.to_string()))
     }
 }
 
-impl Line {
+impl Fixture {
     /// Frames in `ring` so far.
     pub(super) fn published(&self, ring: &str) -> u64 {
         self.0.published(ring).unwrap_or(0)
@@ -196,18 +198,22 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rates::Way;
+    use super::super::rates::Method;
+    use super::super::round_trips::RoundTrip;
     use super::super::tests::bench;
-    use super::super::trips::Trip;
     use super::*;
 
     #[test]
     fn what_is_measured_are_configurations_without_errors() {
         let bench = bench();
         let frame = 64 << 10;
-        let ways = Way::HOST.iter().chain(&Way::GPU);
-        let ways = ways.map(|way| way.text(&bench, frame, 0, 1e9));
-        for text in ways.chain(Trip::ALL.iter().map(|trip| trip.text(frame, 0))) {
+        let methods = Method::HOST.iter().chain(&Method::GPU);
+        let methods = methods.map(|method| method.text(&bench, frame, 0, 1e9));
+        for text in methods.chain(
+            RoundTrip::ALL
+                .iter()
+                .map(|round_trip| round_trip.text(frame, 0)),
+        ) {
             let mut diagnostics = Diagnostics::new();
             let document = Document::from_text("bench", &text, &mut diagnostics);
             Config::read(&document, &REGISTRY, "bench", &mut diagnostics);
@@ -218,12 +224,12 @@ mod tests {
 
     #[test]
     fn a_timed_card_tells_of_every_transfer() {
-        let text = Way::Host.text(&bench(), 64 << 10, 0, 0.0);
+        let text = Method::Host.text(&bench(), 64 << 10, 0, 0.0);
         let text = text.replace("path ", "card = { packets = 160 }\npath ");
         let marks = Marks::new(0);
-        let line = bench().start(&text, Some(marks.clone())).unwrap();
-        let done = line.await_frames("raw", 10);
-        let ((), source) = line.end(done).unwrap();
+        let fixture = bench().start(&text, Some(marks.clone())).unwrap();
+        let done = fixture.await_frames("raw", 10);
+        let ((), source) = fixture.end(done).unwrap();
         assert_eq!((source.delivered, source.lost_total()), (10, 0));
         let times = marks.take();
         assert_eq!(times.len(), 10);

@@ -1,7 +1,7 @@
 //! Ways from a card into a ring: how fast they are and what they cost.
 
 use super::card::Served;
-use super::line::{Bench, Spent};
+use super::fixture::{Bench, Spent};
 use crate::bench::{BenchError, median, rate};
 use daq_core::units::{ByteSize, counted};
 use std::time::Duration;
@@ -13,7 +13,7 @@ const MOST_SLOTS: usize = 256;
 
 /// One way into a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Method {
     /// XDMA in this process, into host memory.
     Host,
     /// The same in another process.
@@ -27,7 +27,7 @@ pub(super) enum Way {
     Carried,
 }
 
-impl Way {
+impl Method {
     pub(super) const HOST: [Self; 2] = [Self::Host, Self::Served];
     pub(super) const GPU: [Self; 3] = [Self::Staged, Self::Direct, Self::Carried];
 
@@ -139,32 +139,32 @@ impl Bench {
     /// Runs one way, to a GPU at a pace where it is one of these, for `window`: bytes a second, cores, frames lost and expected.
     pub(super) fn rate(
         &self,
-        way: Way,
+        method: Method,
         frame: usize,
         (gpu, pace): (u32, f64),
         window: Duration,
     ) -> Result<(f64, [f64; 2], [u64; 2]), BenchError> {
-        let served = match way {
-            Way::Served => Some(Served::start(&self.scratch.path().join("card.sock"))?),
+        let served = match method {
+            Method::Served => Some(Served::start(&self.scratch.path().join("card.sock"))?),
             _ => None,
         };
         let process = served.as_ref().map(Served::process);
-        let line = self.start(&way.text(self, frame, gpu, pace), None)?;
+        let fixture = self.start(&method.text(self, frame, gpu, pace), None)?;
         let warm = slots(frame) as u64;
-        let measured = line.await_frames("raw", warm).and_then(|()| {
-            let count = || (Spent::now(process.as_deref()), line.published("raw"));
+        let measured = fixture.await_frames("raw", warm).and_then(|()| {
+            let count = || (Spent::now(process.as_deref()), fixture.published("raw"));
             let before = count();
             std::thread::sleep(window);
             // A machine that has no time for it yet.
-            line.await_frames("raw", before.1 + 1)?;
+            fixture.await_frames("raw", before.1 + 1)?;
             let after = count();
             let bytes = (after.1 - before.1) as f64 * frame as f64;
             let rate = bytes / after.0.seconds(&before.0);
             Ok((rate, after.0.since(&before.0)))
         });
-        let ((bytes, cores), source) = line.end(measured)?;
+        let ((bytes, cores), source) = fixture.end(measured)?;
         let lost = source.lost_total();
-        if lost > 0 && way != Way::Carried {
+        if lost > 0 && method != Method::Carried {
             return Err(BenchError::Thread(format!(
                 "{lost} frames of {} were lost, though its engine is held back; this is a defect in daq",
                 ByteSize(frame as u64)
@@ -202,7 +202,9 @@ mod tests {
     fn frames_go_into_a_host_ring_and_none_is_lost() {
         let bench = bench();
         let window = Duration::from_millis(5);
-        let figures = bench.rate(Way::Host, 64 << 10, (0, 0.0), window).unwrap();
+        let figures = bench
+            .rate(Method::Host, 64 << 10, (0, 0.0), window)
+            .unwrap();
         let (bytes, _, [lost, expected]) = figures;
         assert!(bytes > 0.0 && lost == 0 && expected > 0, "{figures:?}");
         let mut rates = Rates::default();
@@ -222,7 +224,7 @@ mod tests {
     #[test]
     fn a_way_that_cannot_be_is_told() {
         let bench = bench();
-        let told = bench.rate(Way::Direct, 64 << 10, (7, 0.0), Duration::ZERO);
+        let told = bench.rate(Method::Direct, 64 << 10, (7, 0.0), Duration::ZERO);
         let told = told.unwrap_err().to_string();
         assert!(told.contains("cuda:7"), "{told}");
     }

@@ -5,7 +5,7 @@
 //! ```
 
 use super::card::Marks;
-use super::line::{Bench, PATIENCE, Spent};
+use super::fixture::{Bench, PATIENCE, Spent};
 use crate::bench::BenchError;
 use daq_core::units::{BitRate, ByteSize};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ pub(super) const FILE: &str = "see.cu";
 
 /// Who brings frames to the GPU and who rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Trip {
+pub(super) enum RoundTrip {
     /// Through host memory; the CPU rings.
     Staged,
     /// The card, straight; the CPU rings.
@@ -28,7 +28,7 @@ pub(super) enum Trip {
     Rung,
 }
 
-impl Trip {
+impl RoundTrip {
     pub(super) const ALL: [Self; 3] = [Self::Staged, Self::Direct, Self::Rung];
 
     pub(super) const fn name(self) -> &'static str {
@@ -89,23 +89,23 @@ fn pause(frame: usize) -> Duration {
 }
 
 impl Bench {
-    /// Microseconds of `trips` frames of `frame` bytes, one after the other, and the cores of daq and of the card
+    /// Microseconds of `round_trips` frames of `frame` bytes, one after the other, and the cores of daq and of the card
     /// meanwhile.
-    pub(super) fn trips(
+    pub(super) fn round_trips(
         &self,
-        trip: Trip,
+        round_trip: RoundTrip,
         frame: usize,
         gpu: u32,
-        trips: usize,
+        round_trips: usize,
     ) -> Result<(Vec<f64>, [f64; 2]), BenchError> {
-        let marks = Marks::new(2 * trips + 64);
-        let line = self.start(&trip.text(frame, gpu), Some(marks.clone()))?;
-        let mut seen = Vec::with_capacity(trips);
+        let marks = Marks::new(2 * round_trips + 64);
+        let fixture = self.start(&round_trip.text(frame, gpu), Some(marks.clone()))?;
+        let mut seen = Vec::with_capacity(round_trips);
         let measured = (|| {
             let (mut last, mut since, mut looks) = (0, Instant::now(), 0_u32);
             let mut before = Spent::now(None);
-            while seen.len() < trips {
-                let now = line.published("seen");
+            while seen.len() < round_trips {
+                let now = fixture.published("seen");
                 if now > last {
                     since = Instant::now();
                     if last < WARM {
@@ -118,13 +118,15 @@ impl Bench {
                     continue;
                 }
                 looks = looks.wrapping_add(1);
-                if looks.is_multiple_of(1 << 16) && (line.is_over() || since.elapsed() > PATIENCE) {
-                    return Err(line.silent("seen"));
+                if looks.is_multiple_of(1 << 16)
+                    && (fixture.is_over() || since.elapsed() > PATIENCE)
+                {
+                    return Err(fixture.silent("seen"));
                 }
             }
             Ok(Spent::now(None).since(&before))
         })();
-        let (cores, _) = line.end(measured)?;
+        let (cores, _) = fixture.end(measured)?;
         let written = marks.take();
         let times = seen.into_iter().filter_map(|(place, seen)| {
             let took = seen.saturating_duration_since(*written.get(place)?);

@@ -1,7 +1,7 @@
 //! The rings and the kernel that the engine runs.
 
 use super::rate::BURST;
-use super::trips::Running;
+use super::round_trips::Running;
 use crate::bench::BenchError;
 use crate::bench::cores::Cores;
 use crate::bench::scratch::Scratch;
@@ -36,7 +36,7 @@ const THREAD: usize = 16;
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A kernel's ends: rings as the plan would make them for a kernel that is fed by a socket.
-pub(super) struct Line {
+pub(super) struct Fixture {
     pub(super) producer: Producer,
     pub(super) results: Reader,
     pub(super) output: Output,
@@ -158,7 +158,7 @@ impl Bench {
     }
 
     /// Rings for frames of `frame` bytes and a kernel that stays and has begun.
-    pub(super) fn line(&self, frame: usize, teams: u32) -> Result<Line, BenchError> {
+    pub(super) fn fixture(&self, frame: usize, teams: u32) -> Result<Fixture, BenchError> {
         let bell = Arc::new(Bell::default());
         let options = |name: &str, bytes: usize| RingOptions::new(name, SLOTS, bytes);
         let carried = |name: &str| RingOptions {
@@ -198,7 +198,7 @@ impl Bench {
             carrier: carrier.map(|carrier| (carrier, bell)),
         });
         runner.begin()?;
-        Ok(Line {
+        Ok(Fixture {
             producer,
             results: attach(&out)?,
             output: Output {
@@ -212,11 +212,15 @@ impl Bench {
 
     /// One whose frames go one after the other.
     pub(super) fn start(&self, frame: usize) -> Result<Running, BenchError> {
-        Ok(Running::new(self.line(frame, 1)?, frame))
+        Ok(Running::new(self.fixture(frame, 1)?, frame))
     }
 
     /// The same by a copy, a launch and a wait each.
-    pub(super) fn launches(&self, frame: usize, trips: usize) -> Result<Vec<f64>, BenchError> {
+    pub(super) fn launches(
+        &self,
+        frame: usize,
+        round_trips: usize,
+    ) -> Result<Vec<f64>, BenchError> {
         let options = |name: &str, bytes: usize| RingOptions::new(name, 64, bytes);
         let gpu = Region::cuda(self.device, options("gpu", frame).region_bytes())?;
         let out = Region::cuda(self.device, options("out", 4).region_bytes())?;
@@ -225,9 +229,9 @@ impl Bench {
         let mut reader = ring.attach(true, 1, ReaderLedger::default())?;
         let mut kernel = self.kernel(frame, 1, Dispatch::Launch, None)?;
         let upload = Upload::new(self.device, frame)?;
-        let mut times = Vec::with_capacity(trips);
-        let warm = WARM.min(trips);
-        for i in 0..warm + trips {
+        let mut times = Vec::with_capacity(round_trips);
+        let warm = WARM.min(round_trips);
+        for i in 0..warm + round_trips {
             let start = Instant::now();
             upload.begin(frame)?;
             let mut slots = copied.reserve(1);

@@ -1,6 +1,6 @@
 //! A whole pipeline from a socket: from a packet's sending to its result.
 
-use super::line::{Bench, PATIENCE};
+use super::fixture::{Bench, PATIENCE};
 use crate::bench::BenchError;
 use daq_core::config::{Diagnostics, Document};
 use daq_core::ledger::Board;
@@ -143,7 +143,7 @@ input  = "sums"
 "#,
         driver = speech.name(),
         keys = speech.keys(frame),
-        threads = super::line::threads(frame),
+        threads = super::fixture::threads(frame),
     )
 }
 

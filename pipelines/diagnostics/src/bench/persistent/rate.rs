@@ -1,6 +1,6 @@
 //! Frames a second: one thread commits them, the engine takes them on, another thread takes their results.
 
-use super::line::{Bench, Line, SLOTS, check, fill, total};
+use super::fixture::{Bench, Fixture, SLOTS, check, fill, total};
 use crate::bench::BenchError;
 use crate::bench::cores::joined;
 use daq_core::frame::FrameMeta;
@@ -17,13 +17,13 @@ pub(super) const BURST: usize = 256;
 impl Bench {
     /// Frames a second with so many teams.
     pub(super) fn rate(&self, teams: u32, window: Duration) -> Result<f64, BenchError> {
-        let Line {
+        let Fixture {
             producer,
             mut results,
             output,
             runner,
             control,
-        } = self.line(RATED, teams)?;
+        } = self.fixture(RATED, teams)?;
         let stop = AtomicBool::new(false);
         let cores = &self.cores;
         let (rate, made) = std::thread::scope(|scope| {

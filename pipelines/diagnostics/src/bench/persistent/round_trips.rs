@@ -1,6 +1,6 @@
 //! Frames one after the other, each until its result.
 
-use super::line::{Line, Output, PATIENCE, WARM, check, fill};
+use super::fixture::{Fixture, Output, PATIENCE, WARM, check, fill};
 use crate::bench::BenchError;
 use crate::bench::cores::{Cores, joined};
 use daq_core::frame::FrameMeta;
@@ -32,7 +32,7 @@ struct Ends {
 
 impl Ends {
     /// Commits one frame and waits for its result, calling `step` meanwhile: how many microseconds that took.
-    fn trip(
+    fn round_trip(
         &mut self,
         mut step: impl FnMut() -> Result<(), BenchError>,
     ) -> Result<f64, BenchError> {
@@ -63,33 +63,35 @@ impl Ends {
         Ok(took.as_secs_f64() * 1e6)
     }
 
-    /// `trips` of them behind as many at most that are not counted.
-    fn trips(
+    /// `round_trips` of them behind as many at most that are not counted.
+    fn round_trips(
         &mut self,
-        trips: usize,
+        round_trips: usize,
         mut step: impl FnMut() -> Result<(), BenchError>,
     ) -> Result<Vec<f64>, BenchError> {
-        for _ in 0..WARM.min(trips) {
-            self.trip(&mut step)?;
+        for _ in 0..WARM.min(round_trips) {
+            self.round_trip(&mut step)?;
         }
-        (0..trips).map(|_| self.trip(&mut step)).collect()
+        (0..round_trips)
+            .map(|_| self.round_trip(&mut step))
+            .collect()
     }
 }
 
 impl Running {
     /// Frames of `frame` bytes.
-    pub(super) fn new(line: Line, frame: usize) -> Self {
+    pub(super) fn new(fixture: Fixture, frame: usize) -> Self {
         Self {
             ends: Ends {
                 frame,
-                producer: line.producer,
-                results: line.results,
+                producer: fixture.producer,
+                results: fixture.results,
                 made: 0,
                 host: Vec::new(),
             },
-            runner: line.runner,
-            control: line.control,
-            output: line.output,
+            runner: fixture.runner,
+            control: fixture.control,
+            output: fixture.output,
         }
     }
 
@@ -99,9 +101,9 @@ impl Running {
     }
 
     /// Frames one after the other, everything by this thread.
-    pub(super) fn trips(&mut self, trips: usize) -> Result<Vec<f64>, BenchError> {
+    pub(super) fn round_trips(&mut self, round_trips: usize) -> Result<Vec<f64>, BenchError> {
         let runner = &mut self.runner;
-        self.ends.trips(trips, || {
+        self.ends.round_trips(round_trips, || {
             runner.step().map(|_| ()).map_err(BenchError::from)
         })
     }
@@ -114,7 +116,11 @@ impl Running {
     }
 
     /// The same frames with the engine's part on a core of its own; ends the kernel.
-    pub(super) fn trips_by_two(self, trips: usize, cores: &Cores) -> Result<Vec<f64>, BenchError> {
+    pub(super) fn round_trips_by_two(
+        self,
+        round_trips: usize,
+        cores: &Cores,
+    ) -> Result<Vec<f64>, BenchError> {
         let Self {
             mut ends,
             runner,
@@ -134,7 +140,7 @@ impl Running {
                 Ok(())
             };
             let done = cores.first(|| {
-                let times = ends.trips(trips, watched);
+                let times = ends.round_trips(round_trips, watched);
                 // The engine's thread ends with its source.
                 let made = ends.made;
                 drop(ends);

@@ -12,11 +12,11 @@ const LINE: u64 = 64 << 10;
 /// What the dialling side asks for. What is asked for ends with [`Request::End`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// Memory to be written by a queue; `trips` writes come with an immediate and are answered by the same.
+    /// Memory to be written by a queue; `round_trips` writes come with an immediate and are answered by the same.
     Raw {
         is_gpu: bool,
         size: usize,
-        trips: usize,
+        round_trips: usize,
     },
     /// A source `rdma` into a ring.
     Stream {
@@ -71,14 +71,14 @@ impl Wire {
         ends.map_err(|error| failed("its address", error))
     }
 
-    pub(super) fn tell(&mut self, what: &impl Serialize) -> Result<(), BenchError> {
+    pub(super) fn send(&mut self, what: &impl Serialize) -> Result<(), BenchError> {
         let mut line = serde_json::to_string(what).map_err(|error| failed("a line", error))?;
         line.push('\n');
         let sent = self.output.write_all(line.as_bytes());
         sent.map_err(|error| failed("telling it", error))
     }
 
-    pub(super) fn hear<T: DeserializeOwned>(&mut self) -> Result<T, BenchError> {
+    pub(super) fn receive<T: DeserializeOwned>(&mut self) -> Result<T, BenchError> {
         let mut line = String::new();
         let read = (&mut self.input).take(LINE).read_line(&mut line);
         read.map_err(|error| failed("hearing it", error))?;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running pipeline.
-pub(crate) struct Line(Pipeline);
+pub(crate) struct Fixture(Pipeline);
 
 fn failed(why: impl Into<String>) -> BenchError {
     BenchError::Thread(why.into())
@@ -31,7 +31,7 @@ pub(crate) fn free_port(host: IpAddr) -> Result<u16, BenchError> {
         .map_err(|error| failed(format!("no free TCP port at {host}: {error}")))
 }
 
-impl Line {
+impl Fixture {
     /// Starts the pipeline that `text` declares; its files go below `directory`.
     pub(crate) fn start(
         text: &str,

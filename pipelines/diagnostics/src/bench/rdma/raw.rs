@@ -214,10 +214,14 @@ impl Raw {
         Ok((posted * size as u64) as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// Half of the time of each of `trips` round trips, in µs.
-    pub(super) fn trips(&mut self, size: usize, trips: usize) -> Result<Vec<f64>, BenchError> {
-        let mut times = Vec::with_capacity(trips);
-        for _ in 0..trips {
+    /// Half of the time of each of `round_trips` round trips, in µs.
+    pub(super) fn round_trips(
+        &mut self,
+        size: usize,
+        round_trips: usize,
+    ) -> Result<Vec<f64>, BenchError> {
+        let mut times = Vec::with_capacity(round_trips);
+        for _ in 0..round_trips {
             let start = Instant::now();
             self.post(size, Some(1))?;
             while self.collect()?[1] == 0 {}
@@ -226,8 +230,8 @@ impl Raw {
         Ok(times)
     }
 
-    fn answer(&mut self, size: usize, trips: usize) -> Result<(), BenchError> {
-        for _ in 0..trips {
+    fn answer(&mut self, size: usize, round_trips: usize) -> Result<(), BenchError> {
+        for _ in 0..round_trips {
             while self.collect()?[1] == 0 {}
             self.post(size, Some(1))?;
         }
@@ -241,18 +245,18 @@ pub(super) fn serve(
     nic: &Arc<dyn Nic>,
     gpu: Option<&'static Device>,
     here: IpAddr,
-    (size, trips): (usize, usize),
+    (size, round_trips): (usize, usize),
 ) -> Result<(), BenchError> {
     let memory = memory(&**nic, gpu, size)?;
     let mut listener = tcp::listener((here, 0).into()).map_err(failed)?;
     let port = listener.address().port();
-    wire.tell(&Reply::Ready { port })?;
+    wire.send(&Reply::Ready { port })?;
     let served = Raw::accept(nic, memory, &mut listener).and_then(|mut raw| {
-        raw.answer(size, trips)?;
+        raw.answer(size, round_trips)?;
         Ok(raw)
     });
     // The queue stays until the other side is done.
-    let end: Request = wire.hear()?;
+    let end: Request = wire.receive()?;
     if !matches!(end, Request::End) {
         return Err(failed("the other side did not end what it asked for"));
     }

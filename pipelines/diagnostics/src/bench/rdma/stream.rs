@@ -1,7 +1,7 @@
 //! Whole pipelines: frames of silence into a ring, the sink `rdma`, the source `rdma`, a ring.
 
 use super::control::{Reply, Request, Wire};
-use super::line::{Line, PATIENCE, free_port};
+use super::fixture::{Fixture, PATIENCE, free_port};
 use super::raw::failed;
 use crate::bench::BenchError;
 use crate::bench::scratch::Scratch;
@@ -63,8 +63,8 @@ impl Bench {
         )
     }
 
-    fn start(&self, text: &str) -> Result<Line, BenchError> {
-        Line::start(text, self.scratch.path(), &self.topology, &self.profiles)
+    fn start(&self, text: &str) -> Result<Fixture, BenchError> {
+        Fixture::start(text, self.scratch.path(), &self.topology, &self.profiles)
     }
 
     /// Bytes a second that the other side's source has for sure.
@@ -74,15 +74,15 @@ impl Bench {
         to: SocketAddr,
         window: Duration,
     ) -> Result<f64, BenchError> {
-        let line = self.start(&self.sender(is_gpu, size, path, to))?;
-        let measured = sent(&line, 1).and_then(|first| {
+        let fixture = self.start(&self.sender(is_gpu, size, path, to))?;
+        let measured = sent(&fixture, 1).and_then(|first| {
             let start = Instant::now();
             std::thread::sleep(window);
             // A machine that had no time for it yet.
-            let last = sent(&line, first + 1)?;
+            let last = sent(&fixture, first + 1)?;
             Ok(((last - first) * size as u64) as f64 / start.elapsed().as_secs_f64())
         });
-        let report = line.end();
+        let report = fixture.end();
         let rate = measured?;
         report?;
         Ok(rate)
@@ -96,10 +96,10 @@ impl Bench {
         (is_gpu, size, path): (bool, usize, &str),
     ) -> Result<(), BenchError> {
         let port = free_port(here)?;
-        let line = self.start(&self.receiver(is_gpu, size, path, (here, port).into()))?;
-        wire.tell(&Reply::Ready { port })?;
-        let end: Request = wire.hear()?;
-        let report = line.end()?;
+        let fixture = self.start(&self.receiver(is_gpu, size, path, (here, port).into()))?;
+        wire.send(&Reply::Ready { port })?;
+        let end: Request = wire.receive()?;
+        let report = fixture.end()?;
         if !matches!(end, Request::End) {
             return Err(failed("the other side did not end what it asked for"));
         }
@@ -113,15 +113,15 @@ impl Bench {
 }
 
 /// Frames that were sent, once they are `least`.
-fn sent(line: &Line, least: u64) -> Result<u64, BenchError> {
+fn sent(fixture: &Fixture, least: u64) -> Result<u64, BenchError> {
     let start = Instant::now();
     loop {
-        let report = line.report();
+        let report = fixture.report();
         let frames = report.sinks.get("far").map_or(0, |sink| sink.frames);
         if frames >= least {
             return Ok(frames);
         }
-        if line.is_over() || start.elapsed() > PATIENCE {
+        if fixture.is_over() || start.elapsed() > PATIENCE {
             return Err(failed(format!(
                 "the sink has sent {frames} frames, and the next did not go"
             )));

@@ -1,6 +1,6 @@
 //! What a card must do, between two queues of its own.
 
-use super::Bed;
+use super::Setup;
 use super::pair::{ANY, Memory, Pair, WORK, ends, facts, next, pattern, queues, write};
 use crate::selftest::{Verdict, expect};
 use crate::sys::area::Area;
@@ -23,9 +23,9 @@ fn failed(what: impl Into<String>) -> Verdict {
     Verdict::Failed(what.into())
 }
 
-pub(super) fn port(bed: &Bed) -> Found {
-    let port = bed.nic.port()?;
-    let limits = bed.nic.limits();
+pub(super) fn port(setup: &Setup) -> Found {
+    let port = setup.nic.port()?;
+    let limits = setup.nic.limits();
     let link = if port.is_ethernet {
         "Ethernet"
     } else {
@@ -42,12 +42,12 @@ pub(super) fn port(bed: &Bed) -> Found {
     Ok(told)
 }
 
-pub(super) fn register_host(bed: &Bed) -> Found {
+pub(super) fn register_host(setup: &Setup) -> Found {
     let area = Area::new(None, BYTES)?;
-    let first = register(&*bed.nic, area.region(), ANY, &facts(None))
+    let first = register(&*setup.nic, area.region(), ANY, &facts(None))
         .map_err(|refused| failed(refused.to_string()))?;
     let second =
-        words(&*bed.nic, area.region(), ANY).map_err(|refused| failed(refused.to_string()))?;
+        words(&*setup.nic, area.region(), ANY).map_err(|refused| failed(refused.to_string()))?;
     expect(first.key.remote() != second.remote(), || {
         "expected another key for the same memory registered anew, found the same".to_owned()
     })?;
@@ -55,10 +55,10 @@ pub(super) fn register_host(bed: &Bed) -> Found {
 }
 
 /// The best way to a GPU's memory, with all that was refused before it.
-pub(super) fn register_gpu(bed: &Bed) -> Found {
-    let device = bed.gpu()?;
+pub(super) fn register_gpu(setup: &Setup) -> Found {
+    let device = setup.gpu()?;
     let area = Area::new(Some(device), BYTES)?;
-    match register(&*bed.nic, area.region(), ANY, &facts(Some(device))) {
+    match register(&*setup.nic, area.region(), ANY, &facts(Some(device))) {
         Ok(registered) => {
             let refused = registered.refused.iter().map(ToString::to_string);
             let told = std::iter::once(format!("by {}", registered.key.way())).chain(refused);
@@ -69,26 +69,26 @@ pub(super) fn register_gpu(bed: &Bed) -> Found {
 }
 
 /// One way to a GPU's memory, whether it would be the best or not.
-fn register_by(bed: &Bed, way: Way) -> Found {
-    let device = bed.gpu()?;
+fn register_by(setup: &Setup, way: Way) -> Found {
+    let device = setup.gpu()?;
     let area = Area::new(Some(device), BYTES)?;
-    match bed.nic.register(area.region(), way, ANY) {
+    match setup.nic.register(area.region(), way, ANY) {
         Ok(key) => Ok(format!("key {:#x}", key.remote())),
         Err(refused) => Err(Verdict::Skipped(refused.to_string())),
     }
 }
 
-pub(super) fn register_dma_buf(bed: &Bed) -> Found {
-    register_by(bed, Way::DmaBuf)
+pub(super) fn register_dma_buf(setup: &Setup) -> Found {
+    register_by(setup, Way::DmaBuf)
 }
 
-pub(super) fn register_peer(bed: &Bed) -> Found {
-    register_by(bed, Way::Peer)
+pub(super) fn register_peer(setup: &Setup) -> Found {
+    register_by(setup, Way::Peer)
 }
 
 /// Writes with immediates from one memory to the other, of all sizes, each looked at.
-fn writes(bed: &Bed, gpus: [Option<&'static Device>; 2]) -> Found {
-    let mut pair = Pair::new(&bed.nic, Service::Rc, gpus, BYTES)?;
+fn writes(setup: &Setup, gpus: [Option<&'static Device>; 2]) -> Found {
+    let mut pair = Pair::new(&setup.nic, Service::Rc, gpus, BYTES)?;
     let mut bytes = 0;
     for (id, (&count, turn)) in SIZES
         .iter()
@@ -132,28 +132,28 @@ fn writes(bed: &Bed, gpus: [Option<&'static Device>; 2]) -> Found {
     ))
 }
 
-pub(super) fn write_host(bed: &Bed) -> Found {
-    writes(bed, [None, None])
+pub(super) fn write_host(setup: &Setup) -> Found {
+    writes(setup, [None, None])
 }
 
-pub(super) fn write_to_gpu(bed: &Bed) -> Found {
-    writes(bed, [None, Some(bed.gpu()?)])
+pub(super) fn write_to_gpu(setup: &Setup) -> Found {
+    writes(setup, [None, Some(setup.gpu()?)])
 }
 
-pub(super) fn write_from_gpu(bed: &Bed) -> Found {
-    writes(bed, [Some(bed.gpu()?), None])
+pub(super) fn write_from_gpu(setup: &Setup) -> Found {
+    writes(setup, [Some(setup.gpu()?), None])
 }
 
-pub(super) fn write_between_gpus(bed: &Bed) -> Found {
-    let device = Some(bed.gpu()?);
-    writes(bed, [device, device])
+pub(super) fn write_between_gpus(setup: &Setup) -> Found {
+    let device = Some(setup.gpu()?);
+    writes(setup, [device, device])
 }
 
 /// Messages into receives of two pieces, and one out of the posted work itself.
-pub(super) fn send(bed: &Bed) -> Found {
+pub(super) fn send(setup: &Setup) -> Found {
     const HEAD: usize = 16;
     const BODY: usize = 1024;
-    let mut pair = Pair::new(&bed.nic, Service::Rc, [None, None], BYTES)?;
+    let mut pair = Pair::new(&setup.nic, Service::Rc, [None, None], BYTES)?;
     for id in 1..=16 {
         let data = pattern(id, HEAD + BODY);
         pair.near.area.store(0, &data)?;
@@ -194,8 +194,8 @@ pub(super) fn send(bed: &Bed) -> Found {
     Ok("16 messages into two pieces each, one inline".to_owned())
 }
 
-pub(super) fn wrong_key(bed: &Bed) -> Found {
-    let mut pair = Pair::new(&bed.nic, Service::Rc, [None, None], BYTES)?;
+pub(super) fn wrong_key(setup: &Setup) -> Found {
+    let mut pair = Pair::new(&setup.nic, Service::Rc, [None, None], BYTES)?;
     let kept = pattern(1, 64);
     pair.far.area.store(0, &kept)?;
     pair.near.area.store(0, &pattern(2, 64))?;
@@ -212,7 +212,7 @@ pub(super) fn wrong_key(bed: &Bed) -> Found {
     pair.far
         .expect(0, &kept, "memory written with a wrong key")?;
     // The right key, beyond the end.
-    let (mut from, _to) = queues(&*bed.nic, Service::Rc)?;
+    let (mut from, _to) = queues(&*setup.nic, Service::Rc)?;
     let end = address + pair.far.key.region().bytes() as u64;
     let piece = pair.near.key.piece(0, 64 * WORD);
     write(&mut *from, 2, piece, (end - 8, key), None)?;
@@ -223,8 +223,8 @@ pub(super) fn wrong_key(bed: &Bed) -> Found {
     Ok("refused by the card, memory untouched; beyond the end, too".to_owned())
 }
 
-pub(super) fn no_receive(bed: &Bed) -> Found {
-    let mut pair = Pair::new(&bed.nic, Service::Rc, [None, None], BYTES)?;
+pub(super) fn no_receive(setup: &Setup) -> Found {
+    let mut pair = Pair::new(&setup.nic, Service::Rc, [None, None], BYTES)?;
     let target = pair.far_at(0);
     write(
         &mut *pair.from,
@@ -249,13 +249,13 @@ pub(super) fn no_receive(bed: &Bed) -> Found {
 }
 
 /// The queue of a peer is destroyed, its memory registered anew: what still goes to the old key changes nothing.
-pub(super) fn reconnect(bed: &Bed) -> Found {
+pub(super) fn reconnect(setup: &Setup) -> Found {
     let Pair {
         mut from,
         mut to,
         near,
         far,
-    } = Pair::new(&bed.nic, Service::Rc, [None, None], BYTES)?;
+    } = Pair::new(&setup.nic, Service::Rc, [None, None], BYTES)?;
     let old = (far.key.address(), far.key.remote());
     near.area.store(0, &pattern(1, 512))?;
     to.receive(1, &[])?;
@@ -276,7 +276,7 @@ pub(super) fn reconnect(bed: &Bed) -> Found {
     })?;
     let gone = done.status.name();
     drop(from);
-    let key = register(&*bed.nic, area.region(), ANY, &facts(None))
+    let key = register(&*setup.nic, area.region(), ANY, &facts(None))
         .map_err(|refused| failed(refused.to_string()))?
         .key;
     let far = Memory { key, area };
@@ -285,12 +285,12 @@ pub(super) fn reconnect(bed: &Bed) -> Found {
         format!("expected another key, found {:#x} again", old.1)
     })?;
     // By a new queue with the old key: too late.
-    let (mut from, _to) = queues(&*bed.nic, Service::Rc)?;
+    let (mut from, _to) = queues(&*setup.nic, Service::Rc)?;
     write(&mut *from, 3, near.key.piece(0, 512 * WORD), old, None)?;
     ends(&mut *from, 3, Status::RemoteAccess)?;
     far.expect(0, &kept, "memory written with the key of before")?;
     // By another one with the new key.
-    let (mut from, mut to) = queues(&*bed.nic, Service::Rc)?;
+    let (mut from, mut to) = queues(&*setup.nic, Service::Rc)?;
     let target = (far.key.address(), far.key.remote());
     to.receive(4, &[])?;
     write(
@@ -314,10 +314,10 @@ pub(super) fn reconnect(bed: &Bed) -> Found {
 }
 
 /// More messages than there are receives: an unreliable connection loses them, and goes on.
-pub(super) fn unreliable(bed: &Bed) -> Found {
+pub(super) fn unreliable(setup: &Setup) -> Found {
     const RECEIVES: u64 = 4;
     const ENOUGH: usize = 8;
-    let mut pair = Pair::new(&bed.nic, Service::Uc, [None, None], BYTES)?;
+    let mut pair = Pair::new(&setup.nic, Service::Uc, [None, None], BYTES)?;
     for id in 0..RECEIVES {
         pair.to.receive(id, &[])?;
     }

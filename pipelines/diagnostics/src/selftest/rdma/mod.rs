@@ -38,13 +38,13 @@ pub struct Options {
 }
 
 /// What every check is given.
-struct Bed {
+struct Setup {
     name: String,
     nic: Arc<dyn Nic>,
     gpu: Result<&'static Device, String>,
 }
 
-impl Bed {
+impl Setup {
     fn gpu(&self) -> Result<&'static Device, Verdict> {
         self.gpu
             .clone()
@@ -57,7 +57,7 @@ struct Check {
     name: &'static str,
     /// What holds where it succeeds.
     what: &'static str,
-    run: fn(&Bed) -> Found,
+    run: fn(&Setup) -> Found,
 }
 
 const CHECKS: [Check; 17] = [
@@ -183,7 +183,7 @@ pub fn rdma(options: &Options) -> Result<Report, VerbsError> {
     };
     let mut report = Report::new(about);
     for name in names {
-        let bed = Bed {
+        let setup = Setup {
             nic: nics::open(&name)?,
             name,
             gpu: gpu.clone(),
@@ -191,12 +191,12 @@ pub fn rdma(options: &Options) -> Result<Report, VerbsError> {
         for check in CHECKS.iter().filter(|check| is_wanted(check.name)) {
             let mut found = None;
             let outcome = run(|| {
-                found = Some((check.run)(&bed)?);
+                found = Some((check.run)(&setup)?);
                 Ok(())
             });
             report.add(Entry {
                 check: check.name,
-                nic: bed.name.clone(),
+                nic: setup.name.clone(),
                 outcome,
                 found,
             });

@@ -1,8 +1,8 @@
 //! Frames from the sink `rdma` to the source `rdma` by one card, content and ledger.
 
-use super::Bed;
+use super::Setup;
 use super::checks::Found;
-use crate::bench::{Line, Scratch, free_port};
+use crate::bench::{Fixture, Scratch, free_port};
 use crate::selftest::{Verdict, expect};
 use daq_core::topology::Topology;
 use std::net::{IpAddr, Ipv4Addr};
@@ -58,17 +58,17 @@ segment = "64 MiB"
     )
 }
 
-fn run(bed: &Bed, memories: [&str; 2], path: &str) -> Found {
+fn run(setup: &Setup, memories: [&str; 2], path: &str) -> Found {
     let scratch = Scratch::new("selftest", "", None)?;
-    let text = text(&bed.name, free_port(HERE)?, memories, path);
-    let line = Line::start(
+    let text = text(&setup.name, free_port(HERE)?, memories, path);
+    let fixture = Fixture::start(
         &text,
         scratch.path(),
         &Topology::detect(),
         &std::collections::BTreeMap::new(),
     )?;
-    let came = line.await_frames("far", FRAMES);
-    let ended = line.end();
+    let came = fixture.await_frames("far", FRAMES);
+    let ended = fixture.end();
     came?;
     let report = ended?;
     let (Some(source), Some(sink)) = (report.sources.get("link"), report.sinks.get("far")) else {
@@ -124,18 +124,18 @@ fn files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-pub(super) fn host(bed: &Bed) -> Found {
-    run(bed, ["host", "host"], "auto")
+pub(super) fn host(setup: &Setup) -> Found {
+    run(setup, ["host", "host"], "auto")
 }
 
-pub(super) fn staged(bed: &Bed) -> Found {
-    let gpu = format!("cuda:{}", bed.gpu()?.ordinal());
-    run(bed, [&gpu, &gpu], "staged")
+pub(super) fn staged(setup: &Setup) -> Found {
+    let gpu = format!("cuda:{}", setup.gpu()?.ordinal());
+    run(setup, [&gpu, &gpu], "staged")
 }
 
-pub(super) fn direct(bed: &Bed) -> Found {
-    let gpu = format!("cuda:{}", bed.gpu()?.ordinal());
+pub(super) fn direct(setup: &Setup) -> Found {
+    let gpu = format!("cuda:{}", setup.gpu()?.ordinal());
     // Whether the card reaches the GPU at all is told by another check.
-    super::checks::register_gpu(bed)?;
-    run(bed, [&gpu, &gpu], "direct")
+    super::checks::register_gpu(setup)?;
+    run(setup, [&gpu, &gpu], "direct")
 }
