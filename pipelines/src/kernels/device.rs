@@ -12,9 +12,9 @@ use std::sync::Arc;
 mod tests;
 
 /// Bytes of a frame that device code counts in 32 bits.
-const MOST_BYTES: usize = 1 << 31;
+const MAX_BYTES: usize = 1 << 31;
 /// Most channels that a grid has room for.
-const MOST_CHANNELS: u32 = 1 << 20;
+const MAX_CHANNELS: u32 = 1 << 20;
 
 /// Device code of a kernel, as PTX for compute capability 7.0.
 pub(super) struct Code {
@@ -46,7 +46,7 @@ impl Code {
 
 /// Whether frames of `input` are small enough for device code.
 pub(super) fn can_count(input: &Layout) -> bool {
-    input.frame_bytes() < MOST_BYTES && input.channels <= MOST_CHANNELS
+    input.frame_bytes() < MAX_BYTES && input.channels <= MAX_CHANNELS
 }
 
 /// A type's number in device code.

@@ -49,19 +49,19 @@ use std::path::{Path, PathBuf};
 pub const HEADER: &str = include_str!("daq.cuh");
 
 /// Threads of a block that a device can have at most.
-const MOST_THREADS: u32 = 1024;
+const MAX_THREADS: u32 = 1024;
 /// Threads that run in step.
 const WARP: u32 = 32;
 /// Blocks of a frame at most.
-const MOST_BLOCKS: u32 = 65_535;
+const MAX_BLOCKS: u32 = 65_535;
 /// Teams of a kernel that stays at most.
-const MOST_TEAMS: u32 = 4096;
+const MAX_TEAMS: u32 = 4096;
 /// Bytes of input a thread works on where nobody says how many blocks there are.
 const BYTES_A_THREAD: usize = 64;
 /// Blocks of a frame where nobody says how many there are, at most.
 const USUAL_BLOCKS: usize = 256;
 /// Shared memory of a block that no device has.
-const MOST_SHARED: u64 = 1 << 20;
+const MAX_SHARED: u64 = 1 << 20;
 
 /// What `daq` knows of kernels in files.
 pub const ENTRY: KernelEntry = KernelEntry {
@@ -165,7 +165,7 @@ impl FileKernel {
         self.blocks.unwrap_or_else(|| {
             let block = self.threads as usize * BYTES_A_THREAD;
             let blocks = input.frame_bytes().div_ceil(block).clamp(1, USUAL_BLOCKS);
-            u32::try_from(blocks).unwrap_or(MOST_BLOCKS)
+            u32::try_from(blocks).unwrap_or(MAX_BLOCKS)
         })
     }
 
@@ -271,30 +271,30 @@ impl Keys for FileKernel {
             )
             .help("its name ends in .cu (CUDA C++), .ptx or .cubin"));
         };
-        if !(1..=MOST_THREADS).contains(&self.threads) || !self.threads.is_multiple_of(WARP) {
+        if !(1..=MAX_THREADS).contains(&self.threads) || !self.threads.is_multiple_of(WARP) {
             return Err(
                 Problem::at("threads", format!("a block of {} threads", self.threads))
                     .help("write a multiple of 32 from 32 to 1024; 256 suits most"),
             );
         }
         if let Some(blocks) = self.blocks
-            && !(1..=MOST_BLOCKS).contains(&blocks)
+            && !(1..=MAX_BLOCKS).contains(&blocks)
         {
             return Err(
                 Problem::at("blocks", format!("{blocks} blocks for each frame"))
-                    .help(format!("1 to {MOST_BLOCKS} are possible")),
+                    .help(format!("1 to {MAX_BLOCKS} are possible")),
             );
         }
         if let Some(teams) = self.teams
-            && !(1..=MOST_TEAMS).contains(&teams)
+            && !(1..=MAX_TEAMS).contains(&teams)
         {
             return Err(
                 Problem::at("teams", format!("{teams} frames worked on at a time"))
-                    .help(format!("1 to {MOST_TEAMS} are possible")),
+                    .help(format!("1 to {MAX_TEAMS} are possible")),
             );
         }
         if let Some(shared) = self.shared
-            && shared.0 > MOST_SHARED
+            && shared.0 > MAX_SHARED
         {
             return Err(Problem::at(
                 "shared",

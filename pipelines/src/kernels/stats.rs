@@ -44,7 +44,7 @@ use serde::Deserialize;
 /// Bins of a histogram if not given.
 const USUAL_BINS: usize = 256;
 /// Most bins of a histogram.
-const MOST_BINS: usize = 65_536;
+const MAX_BINS: usize = 65_536;
 /// Names of the fields before the histogram.
 const FIELDS: [&str; 6] = ["count", "min", "max", "mean", "rms", "clip"];
 
@@ -123,9 +123,9 @@ impl Keys for Stats {
             return Err(Problem::at("clip", "a magnitude is above 0")
                 .help("give the largest value that is not clipped"));
         }
-        if self.bins.is_some_and(|bins| bins > MOST_BINS) {
+        if self.bins.is_some_and(|bins| bins > MAX_BINS) {
             return Err(
-                Problem::at("bins", "too many bins").help(format!("give at most {MOST_BINS}"))
+                Problem::at("bins", "too many bins").help(format!("give at most {MAX_BINS}"))
             );
         }
         if let Some([low, high]) = self.range

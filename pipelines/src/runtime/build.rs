@@ -1,6 +1,6 @@
 //! A plan made to run: memory first, then code, then threads.
 
-use super::control::{Pulse, Role};
+use super::control::{Heartbeat, Role};
 use super::monitor::{Monitor, Watched};
 use super::{FailureKind, Options, Pipeline, StartError, dma, kernel, sink, source, staging};
 use daq_core::entry::{SourceContext, SourceSpec};
@@ -261,8 +261,8 @@ impl Pipeline {
                 name: planned.name.clone(),
                 source,
             })?;
-            self.spawn(&planned.name, Role::Step, planned.core, move |pulse| {
-                runner.run(pulse);
+            self.spawn(&planned.name, Role::Step, planned.core, move |heartbeat| {
+                runner.run(heartbeat);
             })?;
         }
         self.sources(&mut parts)?;
@@ -280,13 +280,18 @@ impl Pipeline {
                 .find(|planned| planned.name == name)?;
             // Names of further threads are the source's and a number.
             let threads = (0..planned.threads.max(1)).map(|i| thread_name(name, i));
-            let pulse = |name: String| self.pulses.iter().find(|pulse| pulse.name == name).cloned();
+            let heartbeat = |name: String| {
+                self.heartbeats
+                    .iter()
+                    .find(|heartbeat| heartbeat.name == name)
+                    .cloned()
+            };
             Some(Watched {
                 name: name.to_owned(),
                 silent_after: source.keys.silent_after.map(|span| span.0),
                 hint: source.spec.silence_hint(),
                 rejections: self.ledgers.rejections(name),
-                pulses: threads.filter_map(pulse).collect(),
+                heartbeats: threads.filter_map(heartbeat).collect(),
             })
         });
         let monitor = Monitor::start(
@@ -392,8 +397,8 @@ impl Pipeline {
                 wait: planned.wait,
                 control,
             };
-            self.spawn(&planned.name, Role::Sink, planned.core, move |pulse| {
-                runner.run(pulse);
+            self.spawn(&planned.name, Role::Sink, planned.core, move |heartbeat| {
+                runner.run(heartbeat);
             })?;
         }
         Ok(())
@@ -444,7 +449,7 @@ impl Pipeline {
                 Side::Cuda(ordinal) => Some(driver::Stream::timed(
                     Device::open(ordinal)?,
                     // One more for the last one that was timed.
-                    kernel::MOST_IN_FLIGHT + 1,
+                    kernel::MAX_IN_FLIGHT + 1,
                 )?),
             };
             let ledger = self.ledgers.kernel(&planned.name);
@@ -538,7 +543,9 @@ impl Pipeline {
             let wait = keys.wait.into();
             let runner = staging::Runner::new(name.clone(), stager, wait, self.control.clone());
             let core = (!keys.cores.is_empty()).then(|| keys.cores[i % keys.cores.len()]);
-            self.spawn(&name, Role::Step, core, move |pulse| runner.run(pulse))?;
+            self.spawn(&name, Role::Step, core, move |heartbeat| {
+                runner.run(heartbeat)
+            })?;
         }
         Ok(())
     }
@@ -591,8 +598,8 @@ impl Pipeline {
         for planned in &plan.sources {
             if let Some(runner) = parts.engines.remove(&planned.name) {
                 let core = planned.cores.first().copied();
-                self.spawn(&planned.name, Role::Source, core, move |pulse| {
-                    runner.run(pulse);
+                self.spawn(&planned.name, Role::Source, core, move |heartbeat| {
+                    runner.run(heartbeat);
                 })?;
                 continue;
             }
@@ -628,8 +635,8 @@ impl Pipeline {
                     &name,
                     Role::Source,
                     planned.cores.get(i).copied(),
-                    move |pulse| {
-                        runner.run(pulse);
+                    move |heartbeat| {
+                        runner.run(heartbeat);
                     },
                 )?;
             }
@@ -642,10 +649,10 @@ impl Pipeline {
         name: &str,
         role: Role,
         core: Option<usize>,
-        work: impl FnOnce(&Pulse) + Send + 'static,
+        work: impl FnOnce(&Heartbeat) + Send + 'static,
     ) -> Result<(), StartError> {
-        let pulse = Pulse::new(name.to_owned(), role);
-        self.pulses.push(pulse.clone());
+        let heartbeat = Heartbeat::new(name.to_owned(), role);
+        self.heartbeats.push(heartbeat.clone());
         let control = self.control.clone();
         let component = name.to_owned();
         let thread = std::thread::Builder::new()
@@ -660,8 +667,8 @@ impl Pipeline {
                 }
                 // A panic is a defect of ours; it must end the pipeline with its ledgers, not hang it.
                 let result =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&pulse)));
-                pulse.end();
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&heartbeat)));
+                heartbeat.end();
                 if result.is_err() {
                     control.fail(
                         FailureKind::Defect,

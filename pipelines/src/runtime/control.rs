@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The longest a data thread waits before it looks whether to stop.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(50);
+pub(crate) const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// A data thread that has not moved for so long stalls.
-pub(crate) const STALL: Duration = Duration::from_secs(5);
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What threads and owner share.
 #[derive(Debug)]
@@ -96,7 +96,7 @@ pub enum Role {
 
 /// A sign of life of one data thread.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct Heartbeat {
     pub(crate) name: String,
     pub(crate) role: Role,
     beats: AtomicU64,
@@ -105,7 +105,7 @@ pub struct Pulse {
     seen: Mutex<(u64, Instant)>,
 }
 
-impl Pulse {
+impl Heartbeat {
     /// Returns the sign of life of the thread `name`.
     pub fn new(name: String, role: Role) -> Arc<Self> {
         Arc::new(Self {
@@ -138,14 +138,14 @@ impl Pulse {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Whether the thread has not moved for [`STALL`], as far as earlier calls have seen: to be called regularly.
+    /// Whether the thread has not moved for [`STALL_TIMEOUT`], as far as earlier calls have seen: to be called regularly.
     pub(crate) fn is_stalled(&self) -> bool {
         let beats = self.beats.load(Ordering::Relaxed);
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if beats != seen.0 || self.has_ended() {
             *seen = (beats, Instant::now());
         }
-        seen.1.elapsed() > STALL
+        seen.1.elapsed() > STALL_TIMEOUT
     }
 }
 
@@ -167,21 +167,21 @@ impl Progress {
 
     /// Whether it takes so long that asking the driver costs nothing.
     pub(crate) fn is_slow(&self) -> bool {
-        self.since.elapsed() > PATIENCE
+        self.since.elapsed() > STOP_POLL_INTERVAL
     }
 
     /// Takes note of one look at the device: whether it has work, and whether it has moved. True if it has work and last
     /// moved so long ago that it seems to hang.
-    pub(crate) fn look(&mut self, has_work: bool, has_moved: bool, pulse: &Pulse) -> bool {
+    pub(crate) fn look(&mut self, has_work: bool, has_moved: bool, heartbeat: &Heartbeat) -> bool {
         if !has_work || has_moved {
             *self = Self::new();
-            pulse.beat();
-        } else if !self.is_told && self.since.elapsed() > STALL {
+            heartbeat.beat();
+        } else if !self.is_told && self.since.elapsed() > STALL_TIMEOUT {
             self.is_told = true;
             tracing::warn!(
                 "{}: its GPU has finished nothing for {} s; the GPU or its driver hangs: nvidia-smi; dmesg | grep -i xid",
-                pulse.name,
-                STALL.as_secs()
+                heartbeat.name,
+                STALL_TIMEOUT.as_secs()
             );
         }
         self.is_told

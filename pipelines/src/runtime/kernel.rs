@@ -1,6 +1,6 @@
 //! A kernel's thread: a burst in, slots out, both given up when the work is done.
 
-use super::{Control, FailureKind, PATIENCE, Progress, Pulse};
+use super::{Control, FailureKind, Heartbeat, Progress, STOP_POLL_INTERVAL};
 use daq_core::gpu::driver::{self, CudaError, Mark};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::ledger::KernelLedger;
@@ -69,13 +69,13 @@ pub struct Runner {
 }
 
 /// How long a device may go on with one burst once the end is overdue, unless told otherwise.
-pub(crate) const HANG: Duration = Duration::from_secs(5);
+pub(crate) const HANG_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often what rings no bell is looked after by a thread that sleeps.
-const LOOK: Duration = Duration::from_micros(50);
+const DEVICE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Bursts of one kernel on a GPU at a time: enough that the GPU never waits for the host.
-pub(crate) const MOST_IN_FLIGHT: usize = 8;
+pub(crate) const MAX_IN_FLIGHT: usize = 8;
 
 /// Work that a device has not finished: what to count and publish when it has.
 struct InFlight {
@@ -152,7 +152,7 @@ impl Runner {
             bell: bell.unwrap_or_default(),
             on_device: parts.on_device,
             control: parts.control,
-            patience: HANG,
+            patience: HANG_TIMEOUT,
             hanging: None,
             hung: false,
             failed: false,
@@ -166,7 +166,7 @@ impl Runner {
     }
 
     /// Runs until the input ends, the kernel fails or the end is overdue.
-    pub fn run(mut self, pulse: &Pulse) {
+    pub fn run(mut self, heartbeat: &Heartbeat) {
         if self.on_device {
             // Looks at what a device does must not come late.
             daq_core::thread::wake_on_time();
@@ -174,7 +174,7 @@ impl Runner {
         if let Some(carrier) = &self.carrier {
             carrier.tell_if_far("[kernel.NAME] core");
         }
-        if let Err(error) = self.work(pulse) {
+        if let Err(error) = self.work(heartbeat) {
             self.hung = matches!(error, KernelError::Hung(_));
             let kind = match error {
                 KernelError::Cuda(_) | KernelError::Unavailable(_) => FailureKind::Device,
@@ -184,7 +184,7 @@ impl Runner {
                 .fail(kind, format!("kernel `{}`", self.name), error.to_string());
             // Frames that come while the sources stop are told as discarded.
             while !self.is_finished() && !self.hangs() {
-                pulse.beat();
+                heartbeat.beat();
                 // What fails now fails for the reason that has been told.
                 let _ = self.reap();
                 if let Some(carrier) = &mut self.carrier {
@@ -232,14 +232,14 @@ impl Runner {
         self.hanging.get_or_insert_with(Instant::now).elapsed() >= self.patience
     }
 
-    fn work(&mut self, pulse: &Pulse) -> Result<(), KernelError> {
+    fn work(&mut self, heartbeat: &Heartbeat) -> Result<(), KernelError> {
         let mut progress = Progress::new();
         loop {
             let before = self.in_flight.len();
             let step = self.step()?;
             // What is begun behind something that hangs is no sign of life: it can go on until the rings are full.
             let has_ended = step == Step::Moved && self.in_flight.len() <= before;
-            let stalled = progress.look(before > 0, has_ended, pulse);
+            let stalled = progress.look(before > 0, has_ended, heartbeat);
             if let Some(kernel) = self.kernel.as_mut().filter(|_| progress.is_slow()) {
                 kernel.look()?;
                 if let Some(hung) = kernel.hung().filter(|_| stalled) {
@@ -265,9 +265,9 @@ impl Runner {
     fn wait(&self, step: Step) {
         if step == Step::Full && !self.reader.has_in_flight() {
             // What was in flight is frames in the output by now, and their readers make room.
-            self.producer.wait(self.wait, PATIENCE);
+            self.producer.wait(self.wait, STOP_POLL_INTERVAL);
         } else if step == Step::Full {
-            self.reader.wait_in_flight(self.wait, PATIENCE);
+            self.reader.wait_in_flight(self.wait, STOP_POLL_INTERVAL);
         } else if let Some(carrier) = &self.carrier {
             let ready = || {
                 carrier.is_ready()
@@ -276,13 +276,14 @@ impl Runner {
                     || self.reader.is_oldest_done()
             };
             let look = if self.reader.has_in_flight() {
-                LOOK
+                DEVICE_POLL_INTERVAL
             } else {
-                PATIENCE
+                STOP_POLL_INTERVAL
             };
-            self.bell.wait_looking(self.wait, look, PATIENCE, ready);
+            self.bell
+                .wait_looking(self.wait, look, STOP_POLL_INTERVAL, ready);
         } else {
-            self.reader.wait(self.wait, PATIENCE);
+            self.reader.wait(self.wait, STOP_POLL_INTERVAL);
         }
     }
 

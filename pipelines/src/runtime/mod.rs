@@ -21,7 +21,7 @@ mod staging;
 pub use ledgers::Ledgers;
 
 use crate::http::Health;
-use control::{Control, PATIENCE, Progress, Pulse, Role, STALL};
+use control::{Control, Heartbeat, Progress, Role, STALL_TIMEOUT, STOP_POLL_INTERVAL};
 use daq_core::gpu::driver::CudaError;
 use daq_core::kernel::KernelError;
 use daq_core::ledger::{Board, BoardError, Report};
@@ -140,7 +140,7 @@ pub struct Pipeline {
     control: Arc<Control>,
     ledgers: Arc<Ledgers>,
     rings: BTreeMap<String, Ring>,
-    pulses: Vec<Arc<Pulse>>,
+    heartbeats: Vec<Arc<Heartbeat>>,
     started: Arc<AtomicU64>,
     sources: usize,
     threads: Vec<JoinHandle<()>>,
@@ -162,7 +162,7 @@ impl Pipeline {
             control: Arc::new(Control::new(options.drain)),
             ledgers,
             rings: BTreeMap::new(),
-            pulses: Vec::new(),
+            heartbeats: Vec::new(),
             started: Arc::new(AtomicU64::new(0)),
             sources: plan.sources.iter().map(|source| source.threads).sum(),
             threads: Vec::new(),
@@ -190,8 +190,8 @@ impl Pipeline {
 
     /// Signs of life, for threads that show them.
     pub fn health(&self) -> impl Fn() -> Health + Send + Sync + 'static {
-        let (pulses, started, sources) = (
-            self.pulses.clone(),
+        let (heartbeats, started, sources) = (
+            self.heartbeats.clone(),
             self.started.clone(),
             self.sources as u64,
         );
@@ -200,10 +200,10 @@ impl Pipeline {
             silent: ledgers.activity().silences(),
             ready: started.load(Ordering::Acquire) >= sources,
             stopping: control.is_stopping(),
-            stalled: pulses
+            stalled: heartbeats
                 .iter()
-                .filter(|pulse| pulse.is_stalled())
-                .map(|pulse| pulse.name.clone())
+                .filter(|heartbeat| heartbeat.is_stalled())
+                .map(|heartbeat| heartbeat.name.clone())
                 .collect(),
         }
     }
@@ -235,13 +235,19 @@ impl Pipeline {
         if !self.control.is_overdue() {
             return Vec::new();
         }
-        let open = || self.pulses.iter().filter(|pulse| !pulse.has_ended());
-        let mut sinks = open().filter(|pulse| pulse.role == Role::Sink).peekable();
-        let is_source = |pulse: &Arc<Pulse>| pulse.role == Role::Source;
+        let open = || {
+            self.heartbeats
+                .iter()
+                .filter(|heartbeat| !heartbeat.has_ended())
+        };
+        let mut sinks = open()
+            .filter(|heartbeat| heartbeat.role == Role::Sink)
+            .peekable();
+        let is_source = |heartbeat: &Arc<Heartbeat>| heartbeat.role == Role::Source;
         if sinks.peek().is_none() || open().any(is_source) {
             return Vec::new();
         }
-        let stalled = sinks.map(|pulse| pulse.is_stalled().then(|| pulse.name.clone()));
+        let stalled = sinks.map(|heartbeat| heartbeat.is_stalled().then(|| heartbeat.name.clone()));
         stalled.collect::<Option<_>>().unwrap_or_default()
     }
 
@@ -252,7 +258,7 @@ impl Pipeline {
             let why = format!(
                 "a write has not returned for {} s and the time for draining is over; the last file may be incomplete: check \
                  the disk (dmesg), `--drain` sets the time",
-                STALL.as_secs()
+                STALL_TIMEOUT.as_secs()
             );
             let component = format!("sink `{sink}`");
             self.control.fail(FailureKind::Io, component, why);

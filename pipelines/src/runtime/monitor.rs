@@ -3,7 +3,7 @@
 //! Data threads read no clock for this: their counters are compared a few times a second.
 
 use super::Ledgers;
-use super::control::{Control, Pulse};
+use super::control::{Control, Heartbeat};
 use daq_core::entry::SilenceHint;
 use daq_core::ledger::{Rejections, Report, SourceReport};
 use daq_core::units::counted;
@@ -71,7 +71,7 @@ pub(super) struct Watched {
     pub(super) hint: SilenceHint,
     pub(super) rejections: Rejections,
     /// Its threads: one that has ended is not silent.
-    pub(super) pulses: Vec<Arc<Pulse>>,
+    pub(super) heartbeats: Vec<Arc<Heartbeat>>,
 }
 
 /// A source between two looks.
@@ -141,7 +141,10 @@ impl Source {
     }
 
     fn has_ended(&self) -> bool {
-        self.watched.pulses.iter().all(|pulse| pulse.has_ended())
+        self.watched
+            .heartbeats
+            .iter()
+            .all(|heartbeat| heartbeat.has_ended())
     }
 
     fn log_rejections(&self, rejected: u64, total: u64) {
@@ -284,7 +287,7 @@ mod tests {
             silent_after: silent_after.map(Duration::from_secs),
             hint: Box::new(String::new),
             rejections: Rejections::default(),
-            pulses: vec![Pulse::new(
+            heartbeats: vec![Heartbeat::new(
                 "adc".to_owned(),
                 crate::runtime::control::Role::Source,
             )],

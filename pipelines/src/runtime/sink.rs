@@ -1,6 +1,6 @@
 //! A sink's thread: leases go in, a full medium is waited for or told.
 
-use super::{Control, FailureKind, PATIENCE, Pulse, STALL};
+use super::{Control, FailureKind, Heartbeat, STALL_TIMEOUT, STOP_POLL_INTERVAL};
 use daq_core::ledger::SinkLedger;
 use daq_core::log_limit::LogLimit;
 use daq_core::notify::Wait;
@@ -32,13 +32,13 @@ struct Writer<'a> {
     ledger: &'a SinkLedger,
     guarantee: bool,
     control: &'a Control,
-    pulse: &'a Pulse,
+    heartbeat: &'a Heartbeat,
     limits: &'a (LogLimit, LogLimit),
 }
 
 impl Runner {
-    pub(super) fn run(mut self, pulse: &Pulse) {
-        let result = self.work(pulse);
+    pub(super) fn run(mut self, heartbeat: &Heartbeat) {
+        let result = self.work(heartbeat);
         let failed = result.is_err();
         let finished = self.sink.finish();
         for error in [result, finished].into_iter().filter_map(Result::err) {
@@ -51,19 +51,19 @@ impl Runner {
         if failed {
             // The ring must not be held by a sink that is gone; what comes is told as discarded.
             while !self.reader.is_finished() {
-                pulse.beat();
+                heartbeat.beat();
                 self.ledger.dropped.add(self.reader.discard_pending());
-                self.reader.wait(self.wait, PATIENCE);
+                self.reader.wait(self.wait, STOP_POLL_INTERVAL);
             }
         }
     }
 
-    fn work(&mut self, pulse: &Pulse) -> Result<(), SinkError> {
+    fn work(&mut self, heartbeat: &Heartbeat) -> Result<(), SinkError> {
         let mut ticked = Instant::now();
         // Of messages that it takes no frames, and that it does again.
         let limits = <(LogLimit, LogLimit)>::default();
         loop {
-            beat(&mut *self.sink, pulse);
+            beat(&mut *self.sink, heartbeat);
             if ticked.elapsed() >= TICK {
                 ticked = Instant::now();
                 self.sink.tick()?;
@@ -72,7 +72,7 @@ impl Runner {
                 if self.reader.is_finished() {
                     return Ok(());
                 }
-                self.reader.wait(self.wait, PATIENCE);
+                self.reader.wait(self.wait, STOP_POLL_INTERVAL);
                 continue;
             };
             let mut writer = Writer {
@@ -81,7 +81,7 @@ impl Runner {
                 ledger: &self.ledger,
                 guarantee: self.guarantee,
                 control: &self.control,
-                pulse,
+                heartbeat,
                 limits: &limits,
             };
             let (taken, result) = writer.write(&lease);
@@ -101,7 +101,7 @@ impl Writer<'_> {
     fn write(&mut self, lease: &Lease<'_>) -> (usize, Result<(), SinkError>) {
         let mut taken = 0;
         while taken < lease.len() {
-            beat(self.sink, self.pulse);
+            beat(self.sink, self.heartbeat);
             match self.sink.consume(lease, taken) {
                 Ok(frames) => {
                     taken += frames;
@@ -143,9 +143,9 @@ impl Writer<'_> {
 }
 
 /// Shows a sign of life, unless a write hangs on another thread of the sink.
-fn beat(sink: &mut dyn Sink, pulse: &Pulse) {
-    if sink.blocked_for() < STALL {
-        pulse.beat();
+fn beat(sink: &mut dyn Sink, heartbeat: &Heartbeat) {
+    if sink.blocked_for() < STALL_TIMEOUT {
+        heartbeat.beat();
     }
 }
 
@@ -173,11 +173,11 @@ mod tests {
 
     #[test]
     fn a_write_that_hangs_on_another_thread_stops_the_sign_of_life() {
-        let pulse = Pulse::new("disk".to_owned(), Role::Sink);
-        let before = pulse.beats();
-        beat(&mut Writing(STALL), &pulse);
-        assert_eq!(pulse.beats(), before);
-        beat(&mut Writing(STALL / 2), &pulse);
-        assert_ne!(pulse.beats(), before);
+        let heartbeat = Heartbeat::new("disk".to_owned(), Role::Sink);
+        let before = heartbeat.beats();
+        beat(&mut Writing(STALL_TIMEOUT), &heartbeat);
+        assert_eq!(heartbeat.beats(), before);
+        beat(&mut Writing(STALL_TIMEOUT / 2), &heartbeat);
+        assert_ne!(heartbeat.beats(), before);
     }
 }

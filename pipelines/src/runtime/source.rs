@@ -1,6 +1,6 @@
 //! A source's thread: fill, tick, wait.
 
-use super::{Control, FailureKind, PATIENCE, Pulse};
+use super::{Control, FailureKind, Heartbeat, STOP_POLL_INTERVAL};
 use daq_core::notify::Wait;
 use daq_core::reorder::Window;
 use daq_core::source::{Filler, Polled};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long the thread that closes frames may sleep while others fill the same window.
-const SHARED_PATIENCE: Duration = Duration::from_micros(200);
+const SHARED_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// One of the threads that fill a window; it leaves when it is dropped, whatever ends it.
 pub(super) struct Writing {
@@ -56,12 +56,12 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    pub(super) fn run(mut self, pulse: &Pulse) {
+    pub(super) fn run(mut self, heartbeat: &Heartbeat) {
         let result = self.filler.start();
         if result.is_ok() {
             self.started.fetch_add(1, Ordering::AcqRel);
         }
-        if let Err(error) = result.and_then(|()| self.fill(pulse)) {
+        if let Err(error) = result.and_then(|()| self.fill(heartbeat)) {
             let name = format!("source `{}`", self.name);
             self.control.fail(FailureKind::Io, name, error.to_string());
         }
@@ -69,32 +69,32 @@ impl Runner {
         self.writing.leave();
         // Only the sequencer's window closes frames: it serves the others until they are done.
         while self.window.is_sequencer() && self.writing.are_any() {
-            pulse.beat();
+            heartbeat.beat();
             self.window.tick(Instant::now());
-            std::thread::sleep(SHARED_PATIENCE);
+            std::thread::sleep(SHARED_POLL_INTERVAL);
         }
         self.window.finish();
     }
 
-    fn fill(&mut self, pulse: &Pulse) -> Result<(), daq_core::source::SourceError> {
+    fn fill(&mut self, heartbeat: &Heartbeat) -> Result<(), daq_core::source::SourceError> {
         let serves_others = self.window.is_sequencer() && !self.window.is_exclusive();
         let patience = match self.wait {
             Wait::Busy => Duration::ZERO,
-            _ if serves_others => SHARED_PATIENCE,
-            _ => PATIENCE,
+            _ if serves_others => SHARED_POLL_INTERVAL,
+            _ => STOP_POLL_INTERVAL,
         };
         while !self.control.is_stopping() {
-            pulse.beat();
+            heartbeat.beat();
             match self.filler.fill(&mut self.window, patience)? {
                 Polled::Busy | Polled::Idle => {}
                 Polled::Until(wait) if self.wait == Wait::Busy => {
-                    let until = Instant::now() + wait.min(PATIENCE);
+                    let until = Instant::now() + wait.min(STOP_POLL_INTERVAL);
                     while Instant::now() < until {
                         std::hint::spin_loop();
                     }
                 }
                 Polled::Until(wait) => std::thread::sleep(wait.min(patience)),
-                Polled::Full => self.window.wait(self.wait, PATIENCE),
+                Polled::Full => self.window.wait(self.wait, STOP_POLL_INTERVAL),
                 Polled::Ended => break,
             }
             self.window.tick(Instant::now());

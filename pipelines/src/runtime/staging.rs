@@ -1,6 +1,6 @@
 //! A staging thread: the copies of one GPU and direction.
 
-use super::{Control, FailureKind, PATIENCE, Progress, Pulse, kernel};
+use super::{Control, FailureKind, Heartbeat, Progress, STOP_POLL_INTERVAL, kernel};
 use daq_core::notify::Wait;
 use daq_core::staging::{Stager, StagingError, Step};
 use std::sync::Arc;
@@ -37,16 +37,16 @@ impl Runner {
             stager,
             wait,
             control,
-            patience: kernel::HANG,
+            patience: kernel::HANG_TIMEOUT,
         }
     }
 
-    pub(super) fn run(mut self, pulse: &Pulse) {
+    pub(super) fn run(mut self, heartbeat: &Heartbeat) {
         // Sleeps end when they should, not up to 50 us later.
         daq_core::thread::wake_on_time();
         self.stager.tell_if_far("[staging] cores");
         let mut hang = Hang::default();
-        match self.work(pulse, &mut hang) {
+        match self.work(heartbeat, &mut hang) {
             Ok(true) => return,
             Ok(false) => self.control.fail(
                 FailureKind::Defect,
@@ -60,7 +60,7 @@ impl Runner {
                     .fail(FailureKind::Device, self.name.clone(), error.to_string());
                 // Frames that come while the sources stop are told as discarded.
                 while !self.stager.discard() && !hang.lasts(&self) {
-                    pulse.beat();
+                    heartbeat.beat();
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -71,16 +71,16 @@ impl Runner {
     }
 
     /// Copies until all sources are at their end; false where the device hangs.
-    fn work(&mut self, pulse: &Pulse, hang: &mut Hang) -> Result<bool, StagingError> {
+    fn work(&mut self, heartbeat: &Heartbeat, hang: &mut Hang) -> Result<bool, StagingError> {
         let mut progress = Progress::new();
         loop {
             let step = self.stager.step()?;
-            progress.look(self.stager.has_in_flight(), step == Step::Busy, pulse);
+            progress.look(self.stager.has_in_flight(), step == Step::Busy, heartbeat);
             match step {
                 Step::Finished => return Ok(true),
                 Step::Busy => hang.0 = None,
                 Step::Idle if hang.lasts(self) => return Ok(false),
-                Step::Idle => self.stager.wait(self.wait, PATIENCE),
+                Step::Idle => self.stager.wait(self.wait, STOP_POLL_INTERVAL),
             }
         }
     }

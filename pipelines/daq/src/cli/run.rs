@@ -29,7 +29,7 @@ use tracing_subscriber::fmt::time::FormatTime;
 /// A stop that takes longer is told of.
 const SOON: Duration = Duration::from_secs(1);
 /// How often the main thread looks whether to stop.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How often the state is logged without `--verbose`.
 const SUMMARY: Duration = Duration::from_mins(1);
@@ -369,7 +369,7 @@ fn watch(args: &Args, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Fail
     let mut is_logged = false;
     let mut is_state_lost = false;
     while !pipeline.is_finished() {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
         let time_is_up = args
             .duration
             .is_some_and(|duration| start.elapsed() >= duration.0);

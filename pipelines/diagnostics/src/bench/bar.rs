@@ -19,9 +19,9 @@ const LARGEST_LOAD: usize = 64 << 10;
 const SKEWS: [(usize, usize); 4] = [(0, 0), (1, 0), (0, 3), (3, 1)];
 /// Times a round that each way is measured, by turns with the others.
 const TURNS: usize = 8;
-/// Bytes of a turn, but one copy at least and [`MOST`] at most.
-const TURN: usize = 256 << 10;
-const MOST: usize = 256;
+/// Bytes of a turn, but one copy at least and [`MAX_COPIES_PER_TURN`] at most.
+const TURN_BYTES: usize = 256 << 10;
+const MAX_COPIES_PER_TURN: usize = 256;
 /// What the product's copy must not be slower than.
 const REFERENCES: [Way; 3] = [Way::Memcpy, Way::Avx2, Way::Avx512];
 
@@ -101,7 +101,7 @@ fn measure(mapped: &Mapped, rounds: usize, sizes: &[usize]) -> Result<Vec<Row>, 
         let here = Way::ALL.map(Way::is_here);
         for skew in SKEWS {
             let (to, from) = (skew.0, &source[skew.1..][..bytes]);
-            let copies = (TURN / bytes).clamp(1, MOST);
+            let copies = (TURN_BYTES / bytes).clamp(1, MAX_COPIES_PER_TURN);
             let mut own = Vec::new();
             let mut methods = Way::ALL.map(|method| (method, Vec::new()));
             for turn in 0..rounds * TURNS {

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Trips that are not counted, at the start of each way.
-const WARM: usize = 1000;
+const WARM_UP: usize = 1000;
 /// Trips of a way that launches are a part of, as a part of the others': they take longer and scatter less.
-const SLOW: usize = 8;
+const LAUNCH_DIVISOR: usize = 8;
 /// Bytes of a bell's memory.
 const BELL: usize = 4096;
 
@@ -37,30 +37,30 @@ pub struct DoorbellArgs {
 }
 
 /// How a kernel looks at its bell and answers.
-struct Look {
+struct Polling {
     name: &'static str,
     entry: &'static str,
     threads: u32,
 }
 
 /// What the kernels of pipelines do comes first.
-const LOOKS: [Look; 4] = [
-    Look {
+const POLLINGS: [Polling; 4] = [
+    Polling {
         name: "acquire, release",
         entry: "daq_echo_ordered",
         threads: 1,
     },
-    Look {
+    Polling {
         name: "acquire",
         entry: "daq_echo_acquire",
         threads: 1,
     },
-    Look {
+    Polling {
         name: "relaxed",
         entry: "daq_echo_relaxed",
         threads: 1,
     },
-    Look {
+    Polling {
         name: "4 warps",
         entry: "daq_echo_warps",
         threads: 128,
@@ -137,17 +137,19 @@ impl Bench {
     fn round_trips(
         &self,
         bell: &Arc<Mapped>,
-        look: &Look,
+        polling: &Polling,
         round_trips: usize,
     ) -> Result<Vec<f64>, BenchError> {
-        let mut kernel = self.echo.start(look.entry, look.threads, bell, &[], None)?;
+        let mut kernel = self
+            .echo
+            .start(polling.entry, polling.threads, bell, &[], None)?;
         let mut times = Vec::with_capacity(round_trips);
-        for i in 0..WARM + round_trips {
+        for i in 0..WARM_UP + round_trips {
             let start = Instant::now();
             let at = kernel.ring()?;
             kernel.wait(at)?;
             let took = start.elapsed();
-            if i >= WARM {
+            if i >= WARM_UP {
                 times.push(took.as_secs_f64() * 1e6);
             }
         }
@@ -158,14 +160,14 @@ impl Bench {
     /// The same of a rival; nothing where the driver lacks it.
     fn reference(&self, reference: &Reference, round_trips: usize) -> Result<Vec<f64>, BenchError> {
         let mut times = Vec::with_capacity(round_trips);
-        for i in 0..WARM + round_trips {
+        for i in 0..WARM_UP + round_trips {
             let start = Instant::now();
             let is_there = (reference.run)(self, u32::try_from(i).unwrap_or(0))?;
             let took = start.elapsed();
             if !is_there {
                 break;
             }
-            if i >= WARM {
+            if i >= WARM_UP {
                 times.push(took.as_secs_f64() * 1e6);
             }
         }
@@ -211,17 +213,17 @@ fn round_trips(
     args: &DoorbellArgs,
     place: &str,
 ) -> Result<Vec<Table>, BenchError> {
-    let mut bells = vec![Figures::default(); bench.bells.len() * LOOKS.len()];
+    let mut bells = vec![Figures::default(); bench.bells.len() * POLLINGS.len()];
     let mut references = vec![Figures::default(); REFERENCES.len()];
     for _ in 0..args.rounds {
         let mut cells = bells.iter_mut();
         for bell in &bench.bells {
-            for (look, figures) in LOOKS.iter().zip(&mut cells) {
-                figures.add(&bench.round_trips(bell, look, args.round_trips)?);
+            for (polling, figures) in POLLINGS.iter().zip(&mut cells) {
+                figures.add(&bench.round_trips(bell, polling, args.round_trips)?);
             }
         }
         for (reference, figures) in REFERENCES.iter().zip(&mut references) {
-            let times = bench.reference(reference, args.round_trips / SLOW)?;
+            let times = bench.reference(reference, args.round_trips / LAUNCH_DIVISOR)?;
             if !times.is_empty() {
                 figures.add(&times);
             }
@@ -245,12 +247,12 @@ fn round_trips(
     ];
     let mut table = Table::new(title, &columns);
     // The same look at a bell in host memory.
-    let host = |look: usize| {
+    let host = |polling: usize| {
         bench
             .bells
             .iter()
             .position(|bell| bell.backend() == Backend::Host)
-            .map_or(f64::NAN, |i| bells[i * LOOKS.len() + look].at(0))
+            .map_or(f64::NAN, |i| bells[i * POLLINGS.len() + polling].at(0))
     };
     let row = |table: &mut Table, method: String, kernel: &str, figures: &Figures, host: f64| {
         let mut cells = vec![method.into(), kernel.into()];
@@ -259,12 +261,12 @@ fn round_trips(
         cells.push(Cell::Number(figures.at(0) / host, 2));
         table.row(cells);
     };
-    for (bell, figures) in bench.bells.iter().zip(bells.chunks(LOOKS.len())) {
-        for (i, (look, figures)) in LOOKS.iter().zip(figures).enumerate() {
+    for (bell, figures) in bench.bells.iter().zip(bells.chunks(POLLINGS.len())) {
+        for (i, (polling, figures)) in POLLINGS.iter().zip(figures).enumerate() {
             row(
                 &mut table,
                 method(bell.backend()),
-                look.name,
+                polling.name,
                 figures,
                 host(i),
             );
@@ -283,17 +285,17 @@ fn round_trips(
         let best = all.min_by(|(_, a), (_, b)| a.at(0).total_cmp(&b.at(0)));
         best.map_or((0, Figures::default()), |(i, figures)| (i, figures.clone()))
     };
-    let of_bell = |bell: usize| best(&bells[bell * LOOKS.len()..(bell + 1) * LOOKS.len()]);
+    let of_bell = |bell: usize| best(&bells[bell * POLLINGS.len()..(bell + 1) * POLLINGS.len()]);
     let in_host = bench
         .bells
         .iter()
         .position(|bell| bell.backend() == Backend::Host)
         .map_or(f64::NAN, |bell| of_bell(bell).1.at(0));
     for (i, bell) in bench.bells.iter().enumerate() {
-        let (look, figures) = of_bell(i);
+        let (polling, figures) = of_bell(i);
         table.row(vec![
             method(bell.backend()).into(),
-            LOOKS[look].name.into(),
+            POLLINGS[polling].name.into(),
             Cell::Number(figures.at(0) / in_host, 3),
             Cell::Number(figures.at(0) / references[0].at(0), 3),
             Cell::Number(figures.spread(), 3),

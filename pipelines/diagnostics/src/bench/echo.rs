@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 const CODE: &[u8] = include_bytes!("../../../generated/echo.ptx");
 
 /// How long an answer may take, and a kernel to end.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a kernel waits for its bell, in nanoseconds, until it ends by itself; less than the host's patience.
-const SILENCE: u64 = 3_000_000_000;
+const KERNEL_TIMEOUT_NS: u64 = 3_000_000_000;
 /// The bell's bit that stops a kernel.
 const STOP: u64 = 1 << 63;
 /// Looks at the reply between two looks at the clock.
-const LOOKS: u32 = 1 << 12;
+const POLLS_PER_CLOCK_READ: u32 = 1 << 12;
 
 /// The kernels.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl Echo {
         let mut all = vec![
             Argument::U64(bell.address()),
             Argument::U64(credits.address()),
-            Argument::U64(SILENCE),
+            Argument::U64(KERNEL_TIMEOUT_NS),
         ];
         all.extend_from_slice(arguments);
         function.launch(&stream, &Grid::line(1, threads), &all)?;
@@ -123,7 +123,7 @@ impl PersistentKernel {
     #[inline]
     pub(crate) fn wait(&self, at: u64) -> Result<(), BenchError> {
         // Without a pause between the looks, which would be added to what is measured.
-        for _ in 0..LOOKS {
+        for _ in 0..POLLS_PER_CLOCK_READ {
             if self.credits.has(at) {
                 return Ok(());
             }
@@ -134,8 +134,8 @@ impl PersistentKernel {
     #[cold]
     fn wait_long(&self, at: u64) -> Result<(), BenchError> {
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
-            for _ in 0..LOOKS {
+        while start.elapsed() < REPLY_TIMEOUT {
+            for _ in 0..POLLS_PER_CLOCK_READ {
                 if self.credits.has(at) {
                     return Ok(());
                 }
@@ -150,7 +150,7 @@ impl PersistentKernel {
         Err(BenchError::Silent {
             rung: at,
             seen: self.credits.values().first().copied().unwrap_or(0),
-            seconds: PATIENCE.as_secs(),
+            seconds: REPLY_TIMEOUT.as_secs(),
         })
     }
 
@@ -167,13 +167,13 @@ impl PersistentKernel {
         // A mapping that cannot be stored to leaves the kernel to its limit.
         let rung = self.bell.ring(STOP);
         while !self.mark.is_done() {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > REPLY_TIMEOUT {
                 self.device.give_up();
                 self.credits.keep_memory();
                 return Err(BenchError::Thread(format!(
                     "a kernel on cuda:{} did not stop in {} s; the GPU is given up",
                     self.device.ordinal(),
-                    PATIENCE.as_secs()
+                    REPLY_TIMEOUT.as_secs()
                 )));
             }
         }

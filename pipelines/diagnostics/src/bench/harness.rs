@@ -17,11 +17,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The longest that a thread waits before it looks whether to stop.
-const PATIENCE: Duration = Duration::from_millis(20);
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Frames that are published, and given back, at a time.
 const BURST: usize = 512;
 /// Steps of the staging thread between two looks at its own CPU time.
-const LOOK: u64 = 64;
+const STEPS_PER_CPU_SAMPLE: u64 = 64;
 
 /// What one lane is to do.
 #[derive(Clone, Copy, Debug)]
@@ -229,7 +229,7 @@ fn serve(
         match stager.step() {
             Ok(Step::Finished) => return Ok(()),
             Ok(Step::Busy) => {}
-            Ok(Step::Idle) => stager.wait(wait, PATIENCE),
+            Ok(Step::Idle) => stager.wait(wait, STOP_POLL_INTERVAL),
             Err(error) => {
                 shared.stop.store(true, Ordering::Release);
                 while !stager.discard() {
@@ -239,7 +239,7 @@ fn serve(
             }
         }
         steps += 1;
-        if steps.is_multiple_of(LOOK) {
+        if steps.is_multiple_of(STEPS_PER_CPU_SAMPLE) {
             let time = clock_gettime(ClockId::ThreadCPUTime);
             let time = u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000
                 + u64::try_from(time.tv_nsec).unwrap_or(0);
@@ -278,7 +278,7 @@ fn publish(mut producer: Producer, load: Load, shared: &Shared) {
         }
         slots.publish();
         if got == 0 && load.rate.is_none() {
-            producer.wait(Wait::Adaptive, PATIENCE);
+            producer.wait(Wait::Adaptive, STOP_POLL_INTERVAL);
         } else if got < wanted && load.rate.is_some() {
             let refused = (wanted - got) as u64;
             producer.refuse(refused);
@@ -291,7 +291,7 @@ fn take(mut reader: Reader, load: Load, shared: &Shared) {
     let mut next = None;
     while !reader.is_finished() {
         let Some(lease) = reader.poll(4 * BURST) else {
-            reader.wait(Wait::Adaptive, PATIENCE);
+            reader.wait(Wait::Adaptive, STOP_POLL_INTERVAL);
             continue;
         };
         let frames = lease.len() as u64;

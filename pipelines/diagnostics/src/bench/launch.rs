@@ -14,7 +14,7 @@ const ENTRY: &str = "convert_straight";
 const FRAME: u64 = 64;
 const THREADS: u32 = 64;
 /// Bursts that are not counted, at the start of each way: the first ones set things up.
-const WARM: usize = 16;
+const WARM_UP: usize = 16;
 
 /// A burst's work on the GPU.
 struct Work {
@@ -88,13 +88,13 @@ fn times(
     wait: impl Fn() -> Result<(), CudaError>,
 ) -> Result<Times, CudaError> {
     let mut times = Times::default();
-    for i in 0..WARM + bursts {
+    for i in 0..WARM_UP + bursts {
         let start = Instant::now();
         put()?;
         let host = start.elapsed();
         wait()?;
         let done = start.elapsed();
-        if i >= WARM {
+        if i >= WARM_UP {
             times.host.push(host.as_secs_f64() * 1e6);
             times.done.push(done.as_secs_f64() * 1e6);
         }

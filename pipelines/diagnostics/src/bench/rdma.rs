@@ -28,7 +28,7 @@ use std::sync::Arc;
 use stream::Bench;
 
 /// Most bytes of a message that the listening side takes.
-const MOST: usize = 64 << 20;
+const MAX_MESSAGE_BYTES: usize = 64 << 20;
 /// How much faster a direct way is at least, to be worth it.
 const NEARLY: f64 = 1.05;
 /// Most round trips that it answers at a time.
@@ -189,11 +189,14 @@ impl Host {
                     size,
                     round_trips,
                 } => self.gpu(is_gpu).and_then(|gpu| {
-                    let shape = (size.clamp(8, MOST), round_trips.min(MAX_ROUND_TRIPS));
+                    let shape = (
+                        size.clamp(8, MAX_MESSAGE_BYTES),
+                        round_trips.min(MAX_ROUND_TRIPS),
+                    );
                     raw::serve(wire, &self.nic, gpu, here, shape)
                 }),
                 Request::Stream { is_gpu, size, path } => self.gpu(is_gpu).and_then(|_| {
-                    let size = size.clamp(8, MOST);
+                    let size = size.clamp(8, MAX_MESSAGE_BYTES);
                     self.bench.serve(wire, here, (is_gpu, size, &path))
                 }),
                 // Of a measurement that never began.

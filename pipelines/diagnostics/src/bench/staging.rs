@@ -20,7 +20,7 @@ const LARGE: usize = 64 << 20;
 /// Batches of copies in flight.
 const BATCHES: usize = 4;
 /// How long a rig runs before it is looked at.
-const WARM: Duration = Duration::from_millis(150);
+const WARM_UP: Duration = Duration::from_millis(150);
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -207,7 +207,7 @@ impl Session<'_> {
             self.tunings,
             self.args.wait,
         )?;
-        std::thread::sleep(WARM);
+        std::thread::sleep(WARM_UP);
         let (before, start) = (harness.sample(), Instant::now());
         std::thread::sleep(self.args.common.window);
         let (after, took) = (harness.sample(), start.elapsed().as_secs_f64());

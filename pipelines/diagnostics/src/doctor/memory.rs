@@ -14,8 +14,8 @@ const MIB: u64 = 1 << 20;
 /// Rings of a small pipeline: 64 slots of 1 MiB.
 const LOCKED_WANTED: u64 = 64 * MIB;
 /// Below this not even small rings and the kernel's socket buffers fit.
-const LEAST: u64 = 64 * MIB;
-const ENOUGH: u64 = 1024 * MIB;
+const MIN_AVAILABLE: u64 = 64 * MIB;
+const RECOMMENDED_AVAILABLE: u64 = 1024 * MIB;
 /// Bit of `CAP_IPC_LOCK` in the kernel's masks of capabilities.
 const CAP_IPC_LOCK: u32 = 14;
 
@@ -165,9 +165,9 @@ fn available(root: &Root) -> Finding {
     };
     let limited = from != MEMINFO;
     let finding = Finding::new(GROUP, "available", from);
-    let verdict = if bytes < LEAST {
+    let verdict = if bytes < MIN_AVAILABLE {
         Verdict::Bad
-    } else if bytes < ENOUGH {
+    } else if bytes < RECOMMENDED_AVAILABLE {
         Verdict::Warn
     } else {
         Verdict::Ok

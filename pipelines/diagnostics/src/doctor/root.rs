@@ -69,12 +69,12 @@ impl Root {
 
 /// The numbers of a kernel's list such as `0-3,8`; what is no number or absurdly large is left out.
 pub(super) fn list(text: &str) -> Vec<usize> {
-    const MOST: usize = 1 << 16;
+    const MAX_NUMBER: usize = 1 << 16;
     let mut numbers = Vec::new();
     for part in text.split(',').map(str::trim) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         if let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) {
-            numbers.extend(first..=last.min(MOST));
+            numbers.extend(first..=last.min(MAX_NUMBER));
         }
     }
     numbers.sort_unstable();

@@ -12,11 +12,11 @@ const THREADS: u32 = 256;
 const WIDTH: usize = 4;
 /// Samples of a tile, and most channels of one.
 const TILE: usize = 1024;
-const MOST_WIDE: usize = 32;
+const MAX_WIDE: usize = 32;
 /// Blocks that a multiprocessor is given.
 const BLOCKS: u32 = 16;
 /// Most frames of one launch.
-const MOST_FRAMES: usize = 65_535;
+const MAX_FRAMES: usize = 65_535;
 
 pub(super) fn build(
     ordinal: u32,
@@ -113,7 +113,7 @@ impl Converter {
     ) -> Result<(), KernelError> {
         let mut done = 0;
         while done < frames {
-            let now = (frames - done).min(MOST_FRAMES);
+            let now = (frames - done).min(MAX_FRAMES);
             self.launch_some(stream, &from.after(done), &to.after(done), now)?;
             done += now;
         }
@@ -132,7 +132,7 @@ impl Converter {
         let (factor, offset) = (Argument::F64(self.factor), Argument::F64(self.offset));
         let across = small(frames);
         if let Some(order) = self.reordered {
-            let wide = self.channels.min(MOST_WIDE);
+            let wide = self.channels.min(MAX_WIDE);
             let tile_points = TILE / wide;
             let grid = Grid {
                 blocks: [

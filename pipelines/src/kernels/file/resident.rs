@@ -41,7 +41,7 @@ const GENERATIONS: u64 = 1 << 15;
 /// The bit of the bell's word that ends the kernel.
 const STOP: u64 = 1 << 63;
 /// How long the kernel may take to end once it is told to, or to finish what must be finished before it goes on.
-const PATIENCE: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// The part of a GPU that kernels may take for good without a warning.
 const MUCH: f64 = 0.75;
 
@@ -244,7 +244,7 @@ impl Resident {
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(1 << 14) {
                 self.look()?;
-                if start.elapsed() > PATIENCE {
+                if start.elapsed() > STOP_TIMEOUT {
                     return Err(KernelError::Hung(self.hung().unwrap_or_default()));
                 }
             }
@@ -370,7 +370,7 @@ impl Resident {
             // A bell that cannot be reached is one of a device that is lost.
             let _ = self.bell.ring(word(self.posted, self.generation) | STOP);
             let start = Instant::now();
-            while !is_ended && start.elapsed() < PATIENCE {
+            while !is_ended && start.elapsed() < STOP_TIMEOUT {
                 std::thread::sleep(Duration::from_micros(50));
                 is_ended = running.end.is_done();
             }

@@ -18,7 +18,7 @@ use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
 /// Bytes of partial sums, where one set for each channel does not take more.
 const PARTIAL_BYTES: usize = 32 << 20;
 /// Most sets of partial sums, where channels are not more.
-const MOST_PARTIAL: usize = 1 << 16;
+const MAX_PARTIAL: usize = 1 << 16;
 /// Bytes of work space of long transforms, where one transform for each channel does not take more.
 const WORK_BYTES: usize = 32 << 20;
 /// Shared memory that every GPU gives a block.
@@ -53,9 +53,7 @@ impl Scratch {
         let pair = if input.complex { 1 } else { 2 };
         let fit = WORK_BYTES / (shape.size * 8 * channels) / pair * pair;
         Self {
-            partial: (PARTIAL_BYTES / (width * 8))
-                .min(MOST_PARTIAL)
-                .max(channels),
+            partial: (PARTIAL_BYTES / (width * 8)).min(MAX_PARTIAL).max(channels),
             width,
             work: if is_long { fit.max(pair) } else { 0 },
             means: match keys.detrend {

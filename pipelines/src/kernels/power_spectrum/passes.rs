@@ -3,21 +3,21 @@
 use std::f64::consts::TAU;
 
 /// Longest transform.
-const MOST_SIZE: usize = 1 << 20;
+const MAX_SIZE: usize = 1 << 20;
 /// Points of transforms that a thread holds at a time, as in the device code.
 const POINTS: usize = 8;
 /// Most threads of a block, as in the device code.
-const MOST_THREADS: usize = 1024;
+const MAX_THREADS: usize = 1024;
 /// Points that a block has at a time where sizes leave a choice: of short transforms few, so that blocks wait less for
 /// their own threads; of columns and rows many, so that memory is read in long stretches.
 const SHORT_POINTS: usize = 2048;
 const LONG_POINTS: usize = 4096;
 /// Most short transforms side by side.
-const MOST_SIDE_BY_SIDE: usize = 64;
+const MAX_SIDE_BY_SIDE: usize = 64;
 
 /// Whether transforms of `size` points can be done.
 pub(super) fn has(size: usize) -> bool {
-    (2..=MOST_SIZE).contains(&size) && Radices::of(size).is_some()
+    (2..=MAX_SIZE).contains(&size) && Radices::of(size).is_some()
 }
 
 /// The radices of the passes, in order.
@@ -94,7 +94,7 @@ impl Batch {
         // for each transform.
         let pitch = (size + size / 16) | 1;
         let shared = count * (pitch + 2) * 8;
-        let fits = threads <= MOST_THREADS && shared <= most_shared;
+        let fits = threads <= MAX_THREADS && shared <= most_shared;
         fits.then_some(Self {
             size,
             count,
@@ -106,7 +106,7 @@ impl Batch {
 
     /// As many as have `points` points together, at most `most`.
     fn of(size: usize, points: usize, most: usize, most_shared: usize) -> Option<Self> {
-        let wanted = (points / size).min(MOST_SIDE_BY_SIDE).min(most).max(1);
+        let wanted = (points / size).min(MAX_SIDE_BY_SIDE).min(most).max(1);
         (1..=wanted)
             .rev()
             .find_map(|count| Self::new(size, count, most_shared))
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn every_size_has_passes_that_a_block_can_do() {
-        let smooth = (2..=MOST_SIZE).filter(|size| has(*size));
+        let smooth = (2..=MAX_SIZE).filter(|size| has(*size));
         // 48 KiB, Turing's 64 KiB, Hopper's 227 KiB
         for (size, shared) in smooth.flat_map(|size| [48, 64, 227].map(|kib| (size, kib << 10))) {
             let batches = match Passes::new(size, 7, shared) {
@@ -208,7 +208,7 @@ mod tests {
                 None => panic!("{size} points with {shared} bytes"),
             };
             for batch in batches {
-                assert!(batch.threads <= MOST_THREADS && batch.shared <= shared);
+                assert!(batch.threads <= MAX_THREADS && batch.shared <= shared);
                 // Device code divides by numbers below 2^16.
                 assert!(batch.size * batch.count < 1 << 16);
             }

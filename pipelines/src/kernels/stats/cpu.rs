@@ -21,7 +21,7 @@ const LANES: usize = 4;
 /// Tables of codes that are counted in turn, so that equal codes in a row do not wait for each other.
 const TABLES: usize = 4;
 /// Samples after which the tables of codes are emptied, long before a count can overflow.
-const MOST_COUNTED: usize = 1 << 30;
+const MAX_COUNTED: usize = 1 << 30;
 /// Bytes of the buffers that do not depend on the configuration.
 pub(super) const WORK_BYTES: usize = TILE * 18 + TABLES * 256 * 4;
 
@@ -278,8 +278,8 @@ impl<N: Number> Counter<N> {
         } = self;
         let bins = state.counts.len() / state.channels.len();
         let counts = &mut state.counts[channel * bins..][..bins];
-        for part in (0..state.points).step_by(MOST_COUNTED) {
-            let end = state.points.min(part + MOST_COUNTED);
+        for part in (0..state.points).step_by(MAX_COUNTED) {
+            let end = state.points.min(part + MAX_COUNTED);
             for first in (part..end).step_by(TILE) {
                 let samples = TILE.min(end - first);
                 let values = if state.complex {

@@ -19,32 +19,32 @@ const THREADS: u32 = 256;
 /// Blocks that a multiprocessor is given.
 const BLOCKS: usize = 16;
 /// Fewest numbers of a part, and what parts are multiples of, so that wide loads are aligned.
-const LEAST_NUMBERS: usize = 8192;
+const MIN_NUMBERS: usize = 8192;
 const WHOLE: usize = 64;
 /// Most numbers of a part: they are counted in 32 bits.
-const MOST_NUMBERS: usize = 1 << 30;
+const MAX_NUMBERS: usize = 1 << 30;
 /// Parts of one launch, where channels are not more.
-const MOST_PARTS: usize = 1 << 14;
+const MAX_PARTS: usize = 1 << 14;
 /// Bins of a histogram that is counted in shared memory.
-const MOST_SHARED: usize = 8192;
+const MAX_SHARED: usize = 8192;
 /// Bytes of histograms, where that of one output does not take more.
 const HISTOGRAM_BYTES: usize = 16 << 20;
 /// Most outputs that are counted at a time.
-const MOST_BUFFERS: usize = 256;
+const MAX_BUFFERS: usize = 256;
 /// Bytes of the device code's `Tally`.
 const TALLY_BYTES: usize = 48;
 
 /// Outputs that are counted at a time: one complete, one begun, and more where there is room.
 fn buffers(channels: usize, bins: usize) -> usize {
     let each = channels * bins.max(1) * 8;
-    (HISTOGRAM_BYTES / each).clamp(2, MOST_BUFFERS)
+    (HISTOGRAM_BYTES / each).clamp(2, MAX_BUFFERS)
 }
 
 /// Bytes that the side allocates on a device.
 pub(super) fn memory(input: &Layout, bins: usize) -> usize {
     let channels = input.channels as usize;
     let kept = buffers(channels, bins) * channels * (bins * 8 + TALLY_BYTES);
-    kept + MOST_PARTS.max(channels) * TALLY_BYTES + (bins + 1) * 8
+    kept + MAX_PARTS.max(channels) * TALLY_BYTES + (bins + 1) * 8
 }
 
 pub(super) fn build(
@@ -58,7 +58,7 @@ pub(super) fn build(
     let channels = input.channels as usize;
     let bins = histogram.map_or(0, |histogram| histogram.bins.count);
     let is_codes = input.scalar.bytes() == 1;
-    let in_shared = !is_codes && (1..=MOST_SHARED).contains(&bins);
+    let in_shared = !is_codes && (1..=MAX_SHARED).contains(&bins);
     let count = module.function(if is_codes {
         "stats_codes"
     } else {
@@ -70,7 +70,7 @@ pub(super) fn build(
     };
     let occupancy = count.occupancy(&grid)?;
     let buffers = buffers(channels, bins);
-    let parts = MOST_PARTS.max(channels);
+    let parts = MAX_PARTS.max(channels);
     let plain = |bytes: usize| Memory::with(device, bytes, Backing::Plain);
     // The tally of nothing: no numbers, and the extremes of an empty set.
     let mut nothing = [0; TALLY_BYTES];
@@ -325,9 +325,9 @@ impl Counter {
         let lines = frames.max(1) * self.channels;
         let mut chunk = numbers
             .div_ceil(self.blocks.div_ceil(lines))
-            .max(LEAST_NUMBERS)
+            .max(MIN_NUMBERS)
             .next_multiple_of(WHOLE)
-            .min(MOST_NUMBERS);
+            .min(MAX_NUMBERS);
         while numbers.div_ceil(chunk) * lines > self.most_parts {
             chunk *= 2;
         }

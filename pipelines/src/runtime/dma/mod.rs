@@ -15,8 +15,8 @@ mod proof;
 #[cfg(test)]
 mod tests;
 
-use super::control::STALL;
-use super::{Control, FailureKind, PATIENCE, Pulse};
+use super::control::STALL_TIMEOUT;
+use super::{Control, FailureKind, Heartbeat, STOP_POLL_INTERVAL};
 use course::Course;
 use daq_core::dma::{CarryError, Completions, Done, Engine, EngineError, FrameSequence};
 use daq_core::frame::FrameMeta;
@@ -40,8 +40,8 @@ const FAULTS: u32 = 8;
 /// How long the thread polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
 /// How long it sleeps where there is no interrupt, and at most where slots that were freed meanwhile are to be credited.
-const NAP: Duration = Duration::from_micros(50);
-const LOOK: Duration = Duration::from_millis(2);
+const IDLE_SLEEP: Duration = Duration::from_micros(50);
+const CREDIT_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Why an engine's thread ends.
 #[derive(Debug, thiserror::Error)]
@@ -149,8 +149,8 @@ impl Runner {
         })
     }
 
-    pub(super) fn run(mut self, pulse: &Pulse) {
-        if let Err(error) = self.work(pulse) {
+    pub(super) fn run(mut self, heartbeat: &Heartbeat) {
+        if let Err(error) = self.work(heartbeat) {
             // The device, or what the machine gives it.
             let kind = FailureKind::Device;
             let name = format!("source `{}`", self.name);
@@ -161,17 +161,17 @@ impl Runner {
         }
     }
 
-    fn work(&mut self, pulse: &Pulse) -> Result<(), DmaError> {
+    fn work(&mut self, heartbeat: &Heartbeat) -> Result<(), DmaError> {
         self.arm()?;
         self.started.fetch_add(1, Ordering::AcqRel);
         let (mut idle, mut is_told) = (None, false);
         while !self.control.is_stopping() {
-            pulse.beat();
+            heartbeat.beat();
             match self.step() {
                 Ok(true) => (idle, is_told) = (None, false),
                 Ok(false) => {
                     let idle = idle.get_or_insert_with(Instant::now).elapsed();
-                    if idle > STALL && !is_told {
+                    if idle > STALL_TIMEOUT && !is_told {
                         is_told = true;
                         self.tell_silence(idle);
                     }
@@ -699,15 +699,15 @@ impl Runner {
     /// Waits for a moment: for a slot where the engine has none to fill, for the engine otherwise.
     fn pause(&mut self, idle: Duration) -> Result<(), DmaError> {
         if self.port.is_starved(&self.producer) {
-            self.producer.wait(self.wait, PATIENCE);
+            self.producer.wait(self.wait, STOP_POLL_INTERVAL);
             return Ok(());
         }
         match self.wait {
             Wait::Busy => std::hint::spin_loop(),
             Wait::Adaptive if idle < SPIN => std::hint::spin_loop(),
             _ => {
-                if !self.port.wait(LOOK)? {
-                    std::thread::sleep(NAP);
+                if !self.port.wait(CREDIT_INTERVAL)? {
+                    std::thread::sleep(IDLE_SLEEP);
                 }
             }
         }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// The device code, as PTX for compute capability 7.0.
 const CODE: &[u8] = include_bytes!("../../../generated/proof.ptx");
 /// How long the kernel may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const VERIFY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The part of a GPU that kernels may take for good and leave room for the look.
 const ROOMY: f64 = 0.75;
 const BLOCKS: u32 = 32;
@@ -191,10 +191,10 @@ impl OnGpu {
         let start = Instant::now();
         while !mark.is_done() {
             std::thread::yield_now();
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > VERIFY_TIMEOUT {
                 return Err(daq_core::dma::CarryError::Hung {
                     device: self.device.name(),
-                    waited: PATIENCE,
+                    waited: VERIFY_TIMEOUT,
                 }
                 .into());
             }

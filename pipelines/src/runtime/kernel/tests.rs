@@ -130,7 +130,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
                         if is_over.load(Ordering::Acquire) {
                             return;
                         }
-                        producer.wait(Wait::Event, PATIENCE);
+                        producer.wait(Wait::Event, STOP_POLL_INTERVAL);
                     }
                     let mut slots = producer.reserve(1);
                     slots
@@ -141,7 +141,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
                     slots.publish();
                 }
             });
-            scope.spawn(move || runner.run(&Pulse::new("doubler".to_owned(), Role::Step)));
+            scope.spawn(move || runner.run(&Heartbeat::new("doubler".to_owned(), Role::Step)));
             scope.spawn(move || {
                 for job in jobs.iter().take_while(|job| job.before < hangs_at) {
                     assert!(output.published() <= job.before, "published before done");
@@ -155,7 +155,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
                         u64::from_le_bytes(frame.bytes().unwrap().try_into().unwrap())
                     }));
                 } else {
-                    results.wait(Wait::Event, PATIENCE);
+                    results.wait(Wait::Event, STOP_POLL_INTERVAL);
                 }
             }
             is_over.store(true, Ordering::Release);

@@ -1,6 +1,6 @@
 //! Frames that a kernel reads behind its doorbell: how long that takes, how many a second, and what storing them costs.
 
-use super::{Bench, DoorbellArgs, SLOW, WARM};
+use super::{Bench, DoorbellArgs, LAUNCH_DIVISOR, WARM_UP};
 use crate::bench::echo::PersistentKernel;
 use crate::bench::figures::Figures;
 use crate::bench::table::{Cell, Table};
@@ -82,7 +82,7 @@ pub(super) fn latencies(
                 kernel.stop()?;
                 figures.add(&times);
             }
-            let times = timed(args.round_trips / SLOW, || {
+            let times = timed(args.round_trips / LAUNCH_DIVISOR, || {
                 bench.upload.begin(bytes)?;
                 bench.launch()?;
                 Ok(bench.upload.stream().synchronize()?)
@@ -190,7 +190,7 @@ pub(super) fn stores(
     let mut figures = vec![vec![Figures::default(); targets.len() + 1]; args.sizes.len()];
     for _ in 0..args.rounds {
         for (&bytes, row) in args.sizes.iter().zip(&mut figures) {
-            let round_trips = args.round_trips / SLOW;
+            let round_trips = args.round_trips / LAUNCH_DIVISOR;
             for (target, figures) in targets.iter().zip(row.iter_mut()) {
                 let times = timed(round_trips, || Ok(target.copy_to(0, &from[..bytes])?))?;
                 figures.add(&times);
@@ -233,7 +233,7 @@ fn timed(
     round_trips: usize,
     mut work: impl FnMut() -> Result<(), BenchError>,
 ) -> Result<Vec<f64>, BenchError> {
-    let warm = WARM.min(round_trips);
+    let warm = WARM_UP.min(round_trips);
     let mut times = Vec::with_capacity(round_trips);
     for i in 0..warm + round_trips {
         let start = Instant::now();

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How long a pipeline may move nothing.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The source's name; its thread is not called what a card's is.
 const SOURCE: &str = "adc";
 /// The thread of a card in this process.
@@ -127,7 +127,7 @@ impl Bench {
         let options = Options {
             directory,
             board: Board::in_memory(),
-            drain: PATIENCE,
+            drain: PROGRESS_TIMEOUT,
             profiles: self.profiles.clone(),
         };
         let started = Pipeline::start(&config, &plan, &options);
@@ -155,7 +155,7 @@ impl Fixture {
             let now = self.published(ring);
             if now > last {
                 (last, since) = (now, Instant::now());
-            } else if self.is_over() || since.elapsed() > PATIENCE {
+            } else if self.is_over() || since.elapsed() > PROGRESS_TIMEOUT {
                 return Err(self.silent(ring));
             }
             std::thread::sleep(Duration::from_millis(1));

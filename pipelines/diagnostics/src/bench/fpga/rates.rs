@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Bytes of a ring, as far as its slots may be so many.
 const RING: usize = 64 << 20;
 /// Most slots: no engine has fewer descriptors.
-const MOST_SLOTS: usize = 256;
+const MAX_SLOTS: usize = 256;
 
 /// One way into a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ input  = "raw"
 
 /// Slots of a ring of frames of `frame` bytes.
 fn slots(frame: usize) -> usize {
-    (RING / frame).clamp(8, MOST_SLOTS)
+    (RING / frame).clamp(8, MAX_SLOTS)
 }
 
 /// What one way gave, a figure of each a round.

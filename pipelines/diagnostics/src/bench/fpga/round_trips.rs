@@ -5,13 +5,13 @@
 //! ```
 
 use super::card::Marks;
-use super::fixture::{Bench, PATIENCE, Spent};
+use super::fixture::{Bench, PROGRESS_TIMEOUT, Spent};
 use crate::bench::BenchError;
 use daq_core::units::{BitRate, ByteSize};
 use std::time::{Duration, Instant};
 
 /// Frames at the beginning that are not counted.
-const WARM: u64 = 20;
+const WARM_UP: u64 = 20;
 /// The code of the kernel.
 pub(super) const CODE: &str = include_str!("see.cu");
 /// Its name in a directory.
@@ -108,7 +108,7 @@ impl Bench {
                 let now = fixture.published("seen");
                 if now > last {
                     since = Instant::now();
-                    if last < WARM {
+                    if last < WARM_UP {
                         before = Spent::now(None);
                     } else if let Ok(place) = usize::try_from(now - 1) {
                         // Where several are seen at once, those before were there a while ago.
@@ -119,7 +119,7 @@ impl Bench {
                 }
                 looks = looks.wrapping_add(1);
                 if looks.is_multiple_of(1 << 16)
-                    && (fixture.is_over() || since.elapsed() > PATIENCE)
+                    && (fixture.is_over() || since.elapsed() > PROGRESS_TIMEOUT)
                 {
                     return Err(fixture.silent("seen"));
                 }

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Frames that are not counted, at the start of each way.
-pub(super) const WARM: usize = 500;
+pub(super) const WARM_UP: usize = 500;
 /// Bytes from one result to the next.
 const LINE: usize = 64;
 /// Slots of the rings.
@@ -33,7 +33,7 @@ pub(super) const SLOTS: usize = 4096;
 /// Bytes of a frame that a thread reads: one load.
 const THREAD: usize = 16;
 /// How long a result may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const RESULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A kernel's ends: rings as the plan would make them for a kernel that is fed by a socket.
 pub(super) struct Fixture {
@@ -183,7 +183,7 @@ impl Bench {
         let attach = |ring: &Ring| ring.attach(true, BURST, ReaderLedger::default());
         let carrier = Carrier::new(attach(&source)?, copied, CopyLedger::default(), BURST);
         let kernel = self.kernel(frame, teams, Dispatch::Persistent, Some((&input, &out)))?;
-        let control = Arc::new(Control::new(PATIENCE));
+        let control = Arc::new(Control::new(RESULT_TIMEOUT));
         let mut runner = Runner::new(Parts {
             name: "touch".to_owned(),
             reader: attach(&input)?,
@@ -230,7 +230,7 @@ impl Bench {
         let mut kernel = self.kernel(frame, 1, Dispatch::Launch, None)?;
         let upload = Upload::new(self.device, frame)?;
         let mut times = Vec::with_capacity(round_trips);
-        let warm = WARM.min(round_trips);
+        let warm = WARM_UP.min(round_trips);
         for i in 0..warm + round_trips {
             let start = Instant::now();
             upload.begin(frame)?;

@@ -1,6 +1,6 @@
 //! A whole pipeline from a socket: from a packet's sending to its result.
 
-use super::fixture::{Bench, PATIENCE};
+use super::fixture::{Bench, RESULT_TIMEOUT};
 use crate::bench::BenchError;
 use daq_core::config::{Diagnostics, Document};
 use daq_core::ledger::Board;
@@ -13,7 +13,7 @@ use std::net::UdpSocket;
 use std::time::Instant;
 
 /// Packets before those that are counted, at most.
-const WARM: usize = 200;
+const WARM_UP: usize = 200;
 
 /// What the packets of one frame each say around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,7 +184,7 @@ impl Bench {
         let options = Options {
             directory: self.scratch.path().to_owned(),
             board: Board::in_memory(),
-            drain: PATIENCE,
+            drain: RESULT_TIMEOUT,
             profiles: BTreeMap::new(),
         };
         let pipeline =
@@ -213,7 +213,7 @@ fn send(
     socket.connect(("127.0.0.1", port)).map_err(io)?;
     let mut packet = speech.packet(frame);
     let mut times = Vec::with_capacity(packets);
-    let warm = WARM.min(packets) as u64;
+    let warm = WARM_UP.min(packets) as u64;
     for i in 0..warm + packets as u64 {
         speech.number(&mut packet, i, frame);
         let start = Instant::now();
@@ -223,7 +223,7 @@ fn send(
             std::hint::spin_loop();
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(1 << 10)
-                && (start.elapsed() > PATIENCE || pipeline.is_finished())
+                && (start.elapsed() > RESULT_TIMEOUT || pipeline.is_finished())
             {
                 return Err(BenchError::Thread(format!(
                     "packet {i} has no result after {:?}",

@@ -5,7 +5,7 @@ use crate::bench::BenchError;
 use crate::bench::cores::joined;
 use daq_core::frame::FrameMeta;
 use daq_core::ring::{Producer, Reader};
-use daq_pipelines::runtime::control::{Pulse, Role};
+use daq_pipelines::runtime::control::{Heartbeat, Role};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ impl Bench {
             });
             let engine = scope.spawn(|| {
                 cores.take(1);
-                runner.run(&Pulse::new("touch".to_owned(), Role::Step));
+                runner.run(&Heartbeat::new("touch".to_owned(), Role::Step));
                 check(&control)
             });
             let taken = cores.first(|| {

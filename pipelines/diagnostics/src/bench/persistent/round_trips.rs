@@ -1,11 +1,11 @@
 //! Frames one after the other, each until its result.
 
-use super::fixture::{Fixture, Output, PATIENCE, WARM, check, fill};
+use super::fixture::{Fixture, Output, RESULT_TIMEOUT, WARM_UP, check, fill};
 use crate::bench::BenchError;
 use crate::bench::cores::{Cores, joined};
 use daq_core::frame::FrameMeta;
 use daq_core::ring::{Producer, Reader};
-use daq_pipelines::runtime::control::{Control, Pulse, Role};
+use daq_pipelines::runtime::control::{Control, Heartbeat, Role};
 use daq_pipelines::runtime::kernel::Runner;
 use std::sync::Arc;
 use std::time::Instant;
@@ -50,9 +50,9 @@ impl Ends {
                 self.host.push(start.elapsed().as_secs_f64() * 1e6);
             }
             looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(1 << 10) && start.elapsed() > PATIENCE {
+            if looks.is_multiple_of(1 << 10) && start.elapsed() > RESULT_TIMEOUT {
                 return Err(BenchError::Thread(format!(
-                    "frame {} has no result after {PATIENCE:?}",
+                    "frame {} has no result after {RESULT_TIMEOUT:?}",
                     self.made
                 )));
             }
@@ -69,7 +69,7 @@ impl Ends {
         round_trips: usize,
         mut step: impl FnMut() -> Result<(), BenchError>,
     ) -> Result<Vec<f64>, BenchError> {
-        for _ in 0..WARM.min(round_trips) {
+        for _ in 0..WARM_UP.min(round_trips) {
             self.round_trip(&mut step)?;
         }
         (0..round_trips)
@@ -130,7 +130,7 @@ impl Running {
         let (times, made) = std::thread::scope(|scope| {
             let engine = scope.spawn(|| {
                 cores.take(1);
-                runner.run(&Pulse::new("touch".to_owned(), Role::Step));
+                runner.run(&Heartbeat::new("touch".to_owned(), Role::Step));
                 check(&control)
             });
             let watched = || {

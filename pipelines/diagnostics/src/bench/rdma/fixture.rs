@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long nothing may move.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A running pipeline.
 pub(crate) struct Fixture(Pipeline);
@@ -53,7 +53,7 @@ impl Fixture {
         let options = Options {
             directory: directory.to_owned(),
             board: Board::in_memory(),
-            drain: PATIENCE,
+            drain: PROGRESS_TIMEOUT,
             profiles: profiles.clone(),
         };
         let started = Pipeline::start(&config, &plan, &options);
@@ -82,7 +82,7 @@ impl Fixture {
             let now = self.published(ring);
             if now > last {
                 (last, since) = (now, Instant::now());
-            } else if self.is_over() || since.elapsed() > PATIENCE {
+            } else if self.is_over() || since.elapsed() > PROGRESS_TIMEOUT {
                 return Err(failed(format!(
                     "ring `{ring}` has had {now} frames of {frames}, and the next did not come"
                 )));

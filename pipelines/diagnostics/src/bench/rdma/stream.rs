@@ -1,7 +1,7 @@
 //! Whole pipelines: frames of silence into a ring, the sink `rdma`, the source `rdma`, a ring.
 
 use super::control::{Reply, Request, Wire};
-use super::fixture::{Fixture, PATIENCE, free_port};
+use super::fixture::{Fixture, PROGRESS_TIMEOUT, free_port};
 use super::raw::failed;
 use crate::bench::BenchError;
 use crate::bench::scratch::Scratch;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a ring, as far as its slots may be so many.
 const RING: usize = 32 << 20;
-const MOST_SLOTS: usize = 256;
+const MAX_SLOTS: usize = 256;
 
 /// What pipelines are made with.
 pub(super) struct Bench {
@@ -31,7 +31,7 @@ impl Bench {
         } else {
             "host".to_owned()
         };
-        let slots = (RING / size).clamp(8, MOST_SLOTS);
+        let slots = (RING / size).clamp(8, MAX_SLOTS);
         format!("[ring.{name}]\nmemory = \"{memory}\"\nslot = {size}\nslots = {slots}\n")
     }
 
@@ -121,7 +121,7 @@ fn sent(fixture: &Fixture, least: u64) -> Result<u64, BenchError> {
         if frames >= least {
             return Ok(frames);
         }
-        if fixture.is_over() || start.elapsed() > PATIENCE {
+        if fixture.is_over() || start.elapsed() > PROGRESS_TIMEOUT {
             return Err(failed(format!(
                 "the sink has sent {frames} frames, and the next did not go"
             )));

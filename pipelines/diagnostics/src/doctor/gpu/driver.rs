@@ -18,8 +18,8 @@ const GDRDRV_MAJOR: &str = "2";
 /// The open kernel modules with their driver, for Turing and newer.
 pub(super) const INSTALL: &str = "sudo apt install nvidia-open";
 /// The first driver that serves CUDA 12.0 (CUDA release notes, table of driver versions).
-const LEAST_DRIVER: u32 = 525;
-const LEAST_CUDA: (u32, u32) = (12, 0);
+const MIN_DRIVER: u32 = 525;
+const MIN_CUDA: (u32, u32) = (12, 0);
 
 /// NVIDIA's kernel module, as it describes itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,11 +87,11 @@ fn version(module: Option<&Module>, answer: Option<&NvmlFacts>) -> Finding {
     }) else {
         return finding;
     };
-    if major < LEAST_DRIVER {
+    if major < MIN_DRIVER {
         finding
             .read(Verdict::Warn, version)
             .why(format!(
-                "CUDA 12.0 needs {LEAST_DRIVER} or newer: rings lie in host memory"
+                "CUDA 12.0 needs {MIN_DRIVER} or newer: rings lie in host memory"
             ))
             .fix("sudo apt install nvidia-driver  # Ubuntu: sudo ubuntu-drivers install; then reboot")
     } else {
@@ -185,11 +185,11 @@ fn served(facts: &NvmlFacts) -> Finding {
         return finding;
     };
     let read = format!("{major}.{minor}");
-    if (major, minor) < LEAST_CUDA {
+    if (major, minor) < MIN_CUDA {
         finding
             .read(Verdict::Warn, read)
             .why(format!(
-                "daq needs 12.0, driver {LEAST_DRIVER} or newer: rings lie in host memory"
+                "daq needs 12.0, driver {MIN_DRIVER} or newer: rings lie in host memory"
             ))
             .fix(
             "sudo apt install nvidia-driver  # Ubuntu: sudo ubuntu-drivers install; then reboot",

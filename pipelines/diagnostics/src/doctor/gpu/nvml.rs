@@ -15,7 +15,7 @@ const LIBRARY: &str = "libnvidia-ml.so.1";
 /// Where these facts come from, for findings.
 pub(super) const SOURCE: &str = "NVML";
 /// A driver that starts eight cards without persistence mode takes some 20 s; one that hangs never answers.
-const PATIENCE: Duration = Duration::from_mins(1);
+const QUERY_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// What NVML says of the driver and of every card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,8 +81,8 @@ pub(super) fn ask() -> Result<NvmlFacts, Refusal> {
         .spawn(move || drop(sender.send(read(LIBRARY.as_ref()))));
     match asked {
         Ok(_) => receiver
-            .recv_timeout(PATIENCE)
-            .unwrap_or(Err(Refusal::Silent(PATIENCE))),
+            .recv_timeout(QUERY_TIMEOUT)
+            .unwrap_or(Err(Refusal::Silent(QUERY_TIMEOUT))),
         Err(error) => Err(Refusal::Other(format!("no thread to ask it: {error}"))),
     }
 }

@@ -8,7 +8,7 @@ use daq_core::topology::pci::{Lanes, Link};
 const STATUS: &str = "/proc/self/status";
 const PARAMS: &str = "/proc/driver/nvidia/params";
 /// Below this no ring of useful size fits, whatever the card.
-const LEAST_WINDOW: u64 = 256 * MIB;
+const MIN_WINDOW: u64 = 256 * MIB;
 /// A card with more memory than this has a larger window unless the firmware keeps it small.
 const LARGE_CARD: u64 = 8 * GIB;
 const LARGE_WINDOW: u64 = GIB;
@@ -146,7 +146,7 @@ fn window(root: &Root, card: &Card) -> Finding {
         return finding.why("not shown, as in a virtual machine");
     }
     let large = memory.is_some_and(|memory| memory > LARGE_CARD);
-    if total < LEAST_WINDOW || (large && total < LARGE_WINDOW) {
+    if total < MIN_WINDOW || (large && total < LARGE_WINDOW) {
         let mut fix =
             "sudo systemctl reboot --firmware-setup  # enable \"Above 4G decoding\" and \"Resizable BAR\""
                 .to_owned();

@@ -13,7 +13,7 @@ const DEVICE_CONTROL: usize = 8;
 const RELAXED: u16 = 1 << 4;
 const MAX_READ_SHIFT: u16 = 12;
 /// A space has no more capabilities.
-const MOST: usize = 48;
+const MAX_CAPABILITIES: usize = 48;
 /// Smaller reads do not fill links of 100 Gbit/s.
 const READ_ENOUGH: u32 = 512;
 const READ_WANTED: u32 = 4096;
@@ -138,7 +138,7 @@ fn control(card: &Card<'_>, device: &PciDevice) -> Option<u16> {
 pub(super) fn device_control(space: &[u8]) -> Option<u16> {
     let byte = |at: usize| space.get(at).copied();
     let mut at = usize::from(byte(FIRST_CAPABILITY)? & !3);
-    for _ in 0..MOST {
+    for _ in 0..MAX_CAPABILITIES {
         // The first 64 bytes are the header; a list that leads there has ended.
         if at < 0x40 {
             return None;

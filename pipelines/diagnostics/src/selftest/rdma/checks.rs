@@ -316,7 +316,7 @@ pub(super) fn reconnect(setup: &Setup) -> Found {
 /// More messages than there are receives: an unreliable connection loses them, and goes on.
 pub(super) fn unreliable(setup: &Setup) -> Found {
     const RECEIVES: u64 = 4;
-    const ENOUGH: usize = 8;
+    const REQUIRED: usize = 8;
     let mut pair = Pair::new(&setup.nic, Service::Uc, [None, None], BYTES)?;
     for id in 0..RECEIVES {
         pair.to.receive(id, &[])?;
@@ -328,7 +328,7 @@ pub(super) fn unreliable(setup: &Setup) -> Found {
     }
     // Whatever the link does to the first ones, it does not go on forever.
     let mut receives = RECEIVES;
-    while came.len() < ENOUGH {
+    while came.len() < REQUIRED {
         expect(sent < 10_000, || {
             format!("expected messages to come, found {} of {sent}", came.len())
         })?;
