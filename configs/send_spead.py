@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Send heaps of random samples with PyPI's spead2 and that package's default settings.
+"""Send heaps of random samples with spead2 from PyPI, with its default settings.
 
     pip install spead2 numpy
     daq run configs/spead.toml            # in another terminal
@@ -27,9 +27,9 @@ parser.add_argument(
     "--descriptors",
     choices=["first", "every", "third", "own", "none"],
     default="first",
-    help="which heaps carry descriptors; own: a heap of their own (default: %(default)s, as spead2 does)",
+    help="which heaps carry descriptors; own: a separate heap (default: %(default)s, as in spead2)",
 )
-parser.add_argument("--save", help="file that the samples are also written to")
+parser.add_argument("--save", help="also write the samples to this file")
 args = parser.parse_args()
 
 config = spead2.send.StreamConfig()
@@ -48,12 +48,12 @@ for i in range(args.heaps):
     sent.append(random.integers(-128, 128, args.heap, dtype=np.int8))
     items["samples"].value = sent[-1]
     described = args.descriptors == "every" or (args.descriptors == "third" and i % 3 == 2)
-    # "stale" is spead2's default: descriptors that were not sent yet.
+    # "stale", the default of spead2, sends descriptors that were not sent before.
     descriptors = {"none": "none"}.get(args.descriptors, "all" if described else "stale")
     stream.send_heap(items.get_heap(descriptors=descriptors))
     time.sleep(args.pause)
 stream.send_heap(items.get_end())
-# At the interpreter's exit spead2 stops its threads first, and a stream that still exists then may wait for ever.
+# When the interpreter exits, spead2 stops its threads first. A stream that still exists then can block forever.
 del stream
 if args.save:
     with open(args.save, "wb") as file:

@@ -1,15 +1,16 @@
-// Takes short, strong interference out of a signal: samples stronger than a limit are replaced by silence, and so are
-// their neighbours. int16 in, float32 from -1 to 1 out; pairs (real, imaginary) of complex samples go together.
+// Removes short, strong interference from a signal: replaces samples stronger than a limit, and their neighbours, with
+// silence. Input: int16. Output: float32 from -1 to 1. The two numbers of a complex sample (real, imaginary) are kept or
+// replaced together.
 
 struct Params {
-    float gain = 1;           // of what is kept
-    float limit = 0.5f;       // strongest magnitude that is kept, as a part of full scale
-    int guard = 0;            // neighbours on either side that go with a sample that is too strong
-    bool complex = true;      // whether numbers come in pairs
-    float silence[2] = {};    // what stands in the place of what is taken out
+    float gain = 1;           // factor for samples that are kept
+    float limit = 0.5f;       // maximum magnitude that is kept, as a fraction of full scale
+    int guard = 0;            // number of neighbours on each side that are replaced together with a strong sample
+    bool complex = true;      // true: a sample is a pair of numbers
+    float silence[2] = {};    // value that replaces a removed sample
 };
 
-// Whether sample `i` of those in the frame is kept for what it is itself.
+// Returns whether sample `i` of the frame is below the limit.
 __device__ bool is_quiet(const short* x, daq::Size i, float limit, bool complex) {
     if (!complex) return fabsf(x[i]) <= limit;
     const float re = x[2 * i], im = x[2 * i + 1];

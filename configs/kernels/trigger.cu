@@ -1,27 +1,30 @@
-// The trigger of a small particle detector: is there in this frame an event that is worth keeping?
+// The trigger of a small particle detector: decides whether a frame contains an event that is worth keeping.
 //
-// A frame has int16 samples of a few channels, one channel after the other. In each channel the baseline is the median
-// of the means of 16 parts of the frame, so a pulse does not move it. A channel is over where it lies at least
-// `threshold` over its baseline, and crosses where it begins to be over; one that is over at the first sample crosses
-// there. Coincidence: `coincidence` channels cross within `window` samples. Veto: a channel of `veto` is over at most
-// `veto_window` samples before or after the coincidence. The first coincidence without veto is the event.
+// A frame has int16 samples of several channels, one channel after the other. The rules:
+// - Baseline: for each channel, the median of the means of 16 parts of the frame. A pulse does not change it.
+// - Over: a channel is over at a sample that is at least `threshold` above the channel's baseline.
+// - Crossing: a channel crosses at the first sample at which it is over. A channel that is over at the first sample of
+//   the frame crosses at that sample.
+// - Coincidence: at least `coincidence` channels cross within `window` samples.
+// - Veto: a channel of `veto` is over at most `veto_window` samples before or after the coincidence.
+// - Event: the first coincidence without a veto.
 //
-// The output is one record of 32-bit numbers, in the order of `Field`. All arithmetic is of integers, and nothing
-// depends on the order of threads, so every GPU and every number of threads decides the same.
+// The output is one record of 32-bit numbers, in the order of `Field`. All arithmetic uses integers, and no result
+// depends on the order of threads. Therefore every GPU and every number of threads gives the same decisions.
 
 struct Params {
-    int threshold = 1500;    // in units of a sample
+    int threshold = 1500;    // in units of the samples
     int coincidence = 3;     // channels
     int window = 8;          // samples
-    unsigned veto = 0;       // channels, as bits: 0x80 is channel 7. They do not take part in coincidences
+    unsigned veto = 0;       // channels, as bits (0x80 is channel 7); they are not counted in coincidences
     int veto_window = 16;    // samples
 };
 
-// What a frame is; of those that hold, the last.
+// The outcome of a frame. If several apply, the last one is used.
 enum Outcome {
-    TOO_LARGE = -1,  // not decided: the frame does not fit the arrays below, or is not of int16
+    TOO_LARGE = -1,  // no decision: the frame does not fit the arrays below, or its samples are not int16
     QUIET,           // no channel crosses
-    ALONE,           // some cross, but too few together
+    ALONE,           // some channels cross, but there is no coincidence
     VETOED,          // all coincidences are vetoed
     TRIGGERED,       // an event
 };
@@ -31,42 +34,42 @@ enum Field {
     SEQUENCE_LOW,   // the frame's sequence number
     SEQUENCE_HIGH,
     OUTCOME,
-    TIME,           // sample of the event, or of the first coincidence where all are vetoed; else -1
+    TIME,           // sample of the event, or of the first coincidence if all are vetoed; else -1
     CHANNELS,       // channels in this coincidence, as bits
     VETO,           // channels that veto it, as bits
     CROSSED,        // channels that cross anywhere in the frame, as bits
-    FLAGS,          // of the frame, see daq::Flags
-    PEAKS,          // from here on: the height of each channel's largest sample over its baseline
+    FLAGS,          // flags of the frame, see daq::Flags
+    PEAKS,          // first of the channels' peaks: height of the largest sample above the baseline
 };
 
-constexpr int MOST_CHANNELS = 32, MOST_POINTS = 2048, MOST_SAMPLES = 8192;
+constexpr int MAX_CHANNELS = 32, MAX_POINTS = 2048, MAX_SAMPLES = 8192;
 constexpr int PARTS = 16;
-constexpr int NEVER = MOST_POINTS;
+constexpr int NEVER = MAX_POINTS;
 
-// The channels that are in `masks` anywhere from sample `from` to sample `to`, as far as there are such.
+// Returns the channels that are in any of `masks` from sample `from` to sample `to`; samples outside the frame are ignored.
 __device__ unsigned seen(const unsigned* masks, int points, int from, int to) {
     unsigned all = 0;
     for (int t = max(from, 0); t <= min(to, points - 1); t++) all |= masks[t];
     return all;
 }
 
-// The largest integer that is not above a / b.
+// Returns a / b, rounded down.
 __device__ int floor_of(int a, int b) { return a / b - (a % b < 0); }
 
 __device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {
-    __shared__ short samples[MOST_SAMPLES];
-    __shared__ int sums[MOST_CHANNELS * PARTS], tops[MOST_CHANNELS * PARTS], baselines[MOST_CHANNELS];
-    __shared__ unsigned crossing[MOST_POINTS], vetoing[MOST_POINTS];  // channels, by time
-    __shared__ int triggered, vetoed;                                 // when first
+    __shared__ short samples[MAX_SAMPLES];
+    __shared__ int sums[MAX_CHANNELS * PARTS], tops[MAX_CHANNELS * PARTS], baselines[MAX_CHANNELS];
+    __shared__ unsigned crossing[MAX_POINTS], vetoing[MAX_POINTS];  // channels as bits, per sample
+    __shared__ int triggered, vetoed;                                 // earliest sample
     __shared__ unsigned crossed;
 
-    // A decision needs all channels: one block makes it.
+    // A decision needs all channels, so one block makes it.
     if (in.block != 0) return;
     const int thread = in.thread, threads = in.threads;
     int* record = out.as<int>();
     const int numbers = out.count<int>();
-    const bool fits = in.channels <= MOST_CHANNELS && in.points <= MOST_POINTS &&
-                      in.channels * in.points <= MOST_SAMPLES && in.count<short>() == in.channels * in.points;
+    const bool fits = in.channels <= MAX_CHANNELS && in.points <= MAX_POINTS &&
+                      in.channels * in.points <= MAX_SAMPLES && in.count<short>() == in.channels * in.points;
     if (!fits) {
         for (int i = thread; i < numbers; i += threads) record[i] = i == OUTCOME ? TOO_LARGE : 0;
         return;
@@ -81,7 +84,7 @@ __device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {
     }
     __syncthreads();
 
-    // Sum and largest sample of each part. Samples behind the last whole part count for the largest only.
+    // Sum and largest sample of each part. Samples after the last whole part are used for the largest sample only.
     const int parts = min(PARTS, points), length = points / parts;
     for (int i = thread; i < channels * parts; i += threads) {
         const int part = i % parts;
@@ -98,7 +101,7 @@ __device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {
     }
     __syncthreads();
 
-    // Median: the part that as many others are below of as there is room for. Of equal ones the first is the lower.
+    // Median: the part with exactly (parts - 1) / 2 parts below it. Of equal sums the first counts as the lower.
     for (int i = thread; i < channels * parts; i += threads) {
         const int channel = i / parts, part = i % parts;
         const int* others = sums + channel * parts;
