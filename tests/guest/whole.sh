@@ -116,9 +116,9 @@ run() {
     cd "$1" && exec "$DAQ_BIN/daq" run daq.toml --report json >report 2>>log
 }
 
-# Waits until a command succeeds, a minute at most, or the seconds of `patience`: await WHAT COMMAND...
+# Waits until a command succeeds, a minute at most, or the seconds of `timeout`: await WHAT COMMAND...
 await() {
-    local what=$1 end=$((SECONDS + ${patience:-60}))
+    local what=$1 end=$((SECONDS + ${timeout:-60}))
     shift
     until "$@"; do
         if [ $SECONDS -ge $end ]; then

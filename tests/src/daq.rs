@@ -1,6 +1,6 @@
 //! The binary, run on a configuration in a directory of its own.
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use super::ledger;
 use super::live::Live;
 use serde_json::Value;
@@ -147,7 +147,7 @@ impl Daq {
             {
                 return outcome;
             }
-            assert!(time < PATIENCE, "{:#}\n{}", outcome.report, outcome.stderr);
+            assert!(time < TIMEOUT, "{:#}\n{}", outcome.report, outcome.stderr);
             time *= 4;
         }
     }
@@ -213,7 +213,7 @@ impl Process {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIMEOUT {
                 let _ = self.child.kill();
                 let _ = self.child.wait();
                 panic!("the process hangs; it told:\n{}", self.stderr());

@@ -2,7 +2,7 @@
 //!
 //! A test gives a configuration to [`Daq`], which keeps it in a directory of its own, and runs the binary on it:
 //! [`Daq::run`] to the end, [`Daq::spawn`] to watch it. Either way the final report must be one JSON object whose
-//! ledgers balance, or the test fails. Nothing here asserts on elapsed time; [`PATIENCE`] only turns a hang into a
+//! ledgers balance, or the test fails. Nothing here asserts on elapsed time; [`TIMEOUT`] only turns a hang into a
 //! failure.
 //!
 //! What a test needs and does not find makes it skip with the reason: see [`skip!`] and [`Python`].
@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 /// How long something may take before it counts as hanging: far longer than anything takes on a slow machine that
 /// has other things to do.
-pub const PATIENCE: Duration = Duration::from_mins(5);
+pub const TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Ends the test, telling why it could not run. The reason is shown even where output of tests is captured.
 #[macro_export]
@@ -88,14 +88,14 @@ fn free(is_free: impl Fn(u16) -> bool) -> u16 {
     port
 }
 
-/// Waits until `look` gives something; panics with `what` where that does not happen within [`PATIENCE`].
+/// Waits until `look` gives something; panics with `what` where that does not happen within [`TIMEOUT`].
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(start.elapsed() < PATIENCE, "{what} did not come");
+        assert!(start.elapsed() < TIMEOUT, "{what} did not come");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

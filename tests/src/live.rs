@@ -1,7 +1,7 @@
 //! A run that is watched.
 
 use super::daq::{Outcome, Process};
-use super::{PATIENCE, ledger, wait_for};
+use super::{TIMEOUT, ledger, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -74,10 +74,10 @@ impl Live {
     }
 
     /// Waits until it has told `text`.
-    pub fn wait_told(&mut self, text: &str) {
+    pub fn wait_log(&mut self, text: &str) {
         wait_for(&format!("{text:?}"), || {
-            let told = self.stderr();
-            if told.contains(text) {
+            let log = self.stderr();
+            if log.contains(text) {
                 return Some(());
             }
             assert!(
@@ -91,9 +91,9 @@ impl Live {
 
     /// The address of its HTTP side, as it told it; the configuration's port may be 0.
     pub fn address(&mut self) -> SocketAddr {
-        self.wait_told("serving http://");
-        let told = self.stderr();
-        let after = told.split("serving http://").nth(1).unwrap();
+        self.wait_log("serving http://");
+        let log = self.stderr();
+        let after = log.split("serving http://").nth(1).unwrap();
         after.split('/').next().unwrap().parse().unwrap()
     }
 
@@ -136,8 +136,8 @@ impl Live {
 
 /// One GET over HTTP/1.0.
 pub fn get(address: SocketAddr, path: &str) -> std::io::Result<Answer> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;

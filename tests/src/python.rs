@@ -1,6 +1,6 @@
 //! Python with packages from PyPI: senders and readers that nobody here wrote.
 
-use super::{PATIENCE, repository};
+use super::{TIMEOUT, repository};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ impl Python {
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || sender.send(child.wait_with_output().unwrap()));
         let start = Instant::now();
-        let output = receiver.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+        let output = receiver.recv_timeout(TIMEOUT).unwrap_or_else(|_| {
             let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             panic!(

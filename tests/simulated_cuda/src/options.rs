@@ -20,7 +20,7 @@ use std::time::Duration;
 /// | `ordering=0` | the attribute `GPU_DIRECT_RDMA_WRITES_ORDERING`; 100 without |
 /// | `latency=50` | µs that each copy takes at least |
 /// | `gbps=20` | 10⁹ bytes a second that a copy engine moves at most |
-/// | `patience=1` | seconds that a call waits for a kernel that stays before it ends the process; 20 without |
+/// | `timeout=1` | seconds that a call waits for a kernel that stays before it ends the process; 20 without |
 /// | `fail=SYMBOL@N:CODE` | the N-th call of a function returns the code; if the code is one that breaks a context, so do later calls |
 /// | `fail-async=copy@N:CODE`, `launch@N`, `resident@N` | the N-th executed operation breaks its context with the code |
 /// | `hang=copy@N`, `launch@N`, `resident@N` | the N-th executed operation never ends |
@@ -53,7 +53,7 @@ pub struct Options {
     /// 10⁹ bytes a second that a copy engine moves at most; 0 without a limit.
     pub gbps: u32,
     /// How long a call waits for a kernel that stays before it ends the process: a real driver would wait for ever.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Calls that fail.
     pub fail: Vec<Failure>,
     /// Executed operations that fail.
@@ -99,7 +99,7 @@ impl Default for Options {
             ordering: 100,
             latency: Duration::ZERO,
             gbps: 0,
-            patience: Duration::from_secs(20),
+            timeout: Duration::from_secs(20),
             fail: Vec::new(),
             fail_async: Vec::new(),
             hang: Vec::new(),
@@ -140,7 +140,7 @@ impl Options {
             "ordering" => self.ordering = value.parse().ok()?,
             "latency" => self.latency = Duration::from_micros(value.parse().ok()?),
             "gbps" => self.gbps = value.parse().ok()?,
-            "patience" => self.patience = Duration::from_secs(value.parse().ok()?),
+            "timeout" => self.timeout = Duration::from_secs(value.parse().ok()?),
             "fail" => self.fail.push(failure(value, true)?),
             "fail-async" => self.fail_async.push(operation(failure(value, true)?)?),
             "hang" => self.hang.push(operation(failure(value, false)?)?),
@@ -200,7 +200,7 @@ mod tests {
     fn options_all_given_are_parsed() {
         let options = Options::parse(
             "version=12040, gpus=2,memory=64MiB,bar=/a:b/c,vmm=0,rdma=0,posix-fd=0,dma-buf=map,ordering=0,latency=50,gbps=20,\
-             patience=3,no-init=100,fail=cuMemAlloc_v2@3:2,fail-async=COPY@1:700,hang=copy@9,hang=RESIDENT@2",
+             timeout=3,no-init=100,fail=cuMemAlloc_v2@3:2,fail-async=COPY@1:700,hang=copy@9,hang=RESIDENT@2",
         )
         .unwrap();
         let failure = |what: &str, nth, code| Failure {
@@ -223,7 +223,7 @@ mod tests {
                 ordering: 0,
                 latency: Duration::from_micros(50),
                 gbps: 20,
-                patience: Duration::from_secs(3),
+                timeout: Duration::from_secs(3),
                 fail: vec![failure("cuMemAlloc_v2", 3, 2)],
                 fail_async: vec![failure("copy", 1, 700)],
                 hang: vec![failure("copy", 9, 0), failure("resident", 2, 0)],

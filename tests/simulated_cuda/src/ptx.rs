@@ -59,8 +59,8 @@ impl Image {
             })
             .ok_or_else(|| wrong(&format!("'{number}' is no version")))?;
         if ptx > newest(version) {
-            let told = format!("ptxas fatal   : Unsupported .version {number}");
-            return Err((UNSUPPORTED_PTX_VERSION, told));
+            let message = format!("ptxas fatal   : Unsupported .version {number}");
+            return Err((UNSUPPORTED_PTX_VERSION, message));
         }
         if words.next() != Some(".target") {
             return Err(wrong("no .target"));

@@ -46,7 +46,7 @@ struct Block {
     /// Frames of its team that it is done with.
     done: u64,
     /// As many as its credit says.
-    told: u64,
+    reported: u64,
 }
 
 /// The kernel while it runs.
@@ -176,7 +176,7 @@ impl<'a> Resident<'a> {
             self.posted += ahead;
         }
         let posted = self.posted;
-        let free = self.told();
+        let free = self.reported();
         let room = self.input.count.min(self.output.count).min(self.records[2]);
         if posted > free + room {
             wrong(&format!(
@@ -219,8 +219,8 @@ impl<'a> Resident<'a> {
     }
 
     /// How many of them the host knows to be done.
-    fn told(&self) -> u64 {
-        self.prefix(|block| block.told)
+    fn reported(&self) -> u64 {
+        self.prefix(|block| block.reported)
     }
 
     fn prefix(&self, count: impl Fn(&Block) -> u64) -> u64 {
@@ -285,10 +285,10 @@ impl<'a> Resident<'a> {
 
     /// Tells the host what a block has done, if it does not know.
     fn settle(&mut self, block: usize) -> Result {
-        let Block { done, told } = self.blocks[block];
-        if told < done {
+        let Block { done, reported } = self.blocks[block];
+        if reported < done {
             self.tell(block, done)?;
-            self.blocks[block].told = done;
+            self.blocks[block].reported = done;
         }
         Ok(())
     }

@@ -230,7 +230,7 @@ fn config_errors_are_reported_together_with_location_and_suggestion() {
         .replace("pattern = \"counter\"", "patern = \"counter\"")
         .replace("driver = \"null\"", "driver = \"nul\"")
         .replace("input = \"raw\"", "input = \"row\"");
-    let told = errors(Daq::new(&text).cli(&["check", "daq.toml"]));
+    let message = errors(Daq::new(&text).cli(&["check", "daq.toml"]));
     let line_of = |what: &str| {
         text.lines()
             .position(|line| line.starts_with(what))
@@ -244,30 +244,30 @@ fn config_errors_are_reported_together_with_location_and_suggestion() {
         ("input = \"row\"", 9, "did you mean \"raw\"?"),
     ] {
         assert!(
-            told.contains(&format!("daq.toml:{}:{column}", line_of(wrong))),
-            "{wrong}:\n{told}"
+            message.contains(&format!("daq.toml:{}:{column}", line_of(wrong))),
+            "{wrong}:\n{message}"
         );
-        assert!(told.contains(meant), "{meant}:\n{told}");
+        assert!(message.contains(meant), "{meant}:\n{message}");
         assert!(
-            told.contains(text.lines().nth(line_of(wrong) - 1).unwrap()),
-            "the line of {wrong}:\n{told}"
+            message.contains(text.lines().nth(line_of(wrong) - 1).unwrap()),
+            "the line of {wrong}:\n{message}"
         );
     }
     // One mistake is one error: whoever names the ring with a wrong key has made none.
     assert!(
-        told.contains("4 errors") && told.matches("\nerror").count() == 3,
-        "{told}"
+        message.contains("4 errors") && message.matches("\nerror").count() == 3,
+        "{message}"
     );
-    assert!(!told.contains("no ring `raw`"), "{told}");
+    assert!(!message.contains("no ring `raw`"), "{message}");
 }
 
 #[test]
 fn config_invalid_section_name_is_rejected_before_use_as_path() {
     let daq = Daq::new(&format!("[daq]\nname = \"../up\"\n{SMALL}"));
-    let told = errors(daq.cli(&["run", "daq.toml", "--report", "json"]));
+    let message = errors(daq.cli(&["run", "daq.toml", "--report", "json"]));
     assert!(
-        told.contains("daq.toml:2:8") && told.contains("1 error "),
-        "{told}"
+        message.contains("daq.toml:2:8") && message.contains("1 error "),
+        "{message}"
     );
     assert!(!daq.path("state").exists());
 }
@@ -283,7 +283,7 @@ fn config_unknown_driver_is_reported_with_other_errors() {
             "driver = \"null\"",
             "driver = \"nul\"\nburst = 0\ntuoch = true",
         );
-    let told = errors(Daq::new(&text).cli(&["check", "daq.toml"]));
+    let message = errors(Daq::new(&text).cli(&["check", "daq.toml"]));
     for error in [
         "unknown driver \"smi\" in [source.adc]",
         "`wait` cannot be \"bsy\"",
@@ -294,13 +294,13 @@ fn config_unknown_driver_is_reported_with_other_errors() {
         "unknown key `tuoch` in [sink.drop]",
     ] {
         assert!(
-            told.contains(&format!("error: {error}")),
-            "{error}:\n{told}"
+            message.contains(&format!("error: {error}")),
+            "{error}:\n{message}"
         );
     }
     assert!(
-        told.contains("7 errors in") && !told.contains("warning"),
-        "{told}"
+        message.contains("7 errors in") && !message.contains("warning"),
+        "{message}"
     );
 }
 
@@ -331,10 +331,10 @@ fn run_unknown_key_is_rejected() {
 
 #[test]
 fn config_invalid_toml_is_located() {
-    let told = errors(Daq::new("[source.adc\ndriver = 1").cli(&["check", "daq.toml"]));
-    assert!(told.contains("daq.toml:1:"), "{told}");
-    let told = errors(Daq::new("").cli(&["check", "absent.toml"]));
-    assert!(told.contains("absent.toml"), "{told}");
+    let message = errors(Daq::new("[source.adc\ndriver = 1").cli(&["check", "daq.toml"]));
+    assert!(message.contains("daq.toml:1:"), "{message}");
+    let message = errors(Daq::new("").cli(&["check", "absent.toml"]));
+    assert!(message.contains("absent.toml"), "{message}");
 }
 
 #[test]
@@ -346,15 +346,15 @@ fn config_port_used_twice_is_rejected() {
              [ring.{name}]\n[sink.{name}-out]\ndriver = \"null\"\ninput = \"{name}\"\n"
         )
     };
-    let told =
+    let message =
         errors(Daq::new(&(source("a", 4950) + &source("b", 4950))).cli(&["check", "daq.toml"]));
     assert!(
-        told.contains("[source.a] and [source.b] both claim UDP 127.0.0.1:4950"),
-        "{told}"
+        message.contains("[source.a] and [source.b] both claim UDP 127.0.0.1:4950"),
+        "{message}"
     );
     assert!(
-        told.contains("daq.toml:12:10") && told.contains("\n 3 | listen"),
-        "{told}"
+        message.contains("daq.toml:12:10") && message.contains("\n 3 | listen"),
+        "{message}"
     );
     let _ = Daq::new(&(source("a", 4950) + &source("b", 4951)))
         .cli(&["check", "daq.toml"])
@@ -368,11 +368,14 @@ fn config_output_path_used_twice_is_rejected() {
             "[sink.{name}]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nname = \"{stem}\"\n"
         )
     };
-    let told = errors(
+    let message = errors(
         Daq::new(&(SMALL.to_owned() + &file("a", "x") + &file("b", "x")))
             .cli(&["check", "daq.toml"]),
     );
-    assert!(told.contains("[sink.a] and [sink.b] both claim"), "{told}");
+    assert!(
+        message.contains("[sink.a] and [sink.b] both claim"),
+        "{message}"
+    );
     // Relative paths start from the directory that daq runs in.
     let daq = Daq::new("");
     // As the process sees it: without symbolic links.
@@ -380,10 +383,10 @@ fn config_output_path_used_twice_is_rejected() {
     for path in ["./out/", "x/../out", here.to_str().unwrap()] {
         let other = file("b", "x").replace("\"out\"", &format!("{path:?}"));
         daq.write("daq.toml", &(SMALL.to_owned() + &file("a", "x") + &other));
-        let told = errors(daq.cli(&["check", "daq.toml"]));
+        let message = errors(daq.cli(&["check", "daq.toml"]));
         assert!(
-            told.contains("[sink.a] and [sink.b] both claim"),
-            "{path}: {told}"
+            message.contains("[sink.a] and [sink.b] both claim"),
+            "{path}: {message}"
         );
     }
     let below = file("b", "y").replace("\"out\"", "\"out/x\"");
@@ -398,14 +401,14 @@ fn config_output_path_used_twice_is_rejected() {
 fn config_section_name_with_path_is_rejected() {
     let sink = "[sink.\"../x\"]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\n";
     let daq = Daq::new(&(SMALL.to_owned() + sink));
-    let told = errors(daq.cli(&["check", "daq.toml"]));
+    let message = errors(daq.cli(&["check", "daq.toml"]));
     assert!(
-        told.contains("\"../x\" cannot be a name") && told.contains("[sink.\"../x\"]\n"),
-        "{told}"
+        message.contains("\"../x\" cannot be a name") && message.contains("[sink.\"../x\"]\n"),
+        "{message}"
     );
     assert!(
-        told.contains("letters, digits") && told.contains("1 error "),
-        "{told}"
+        message.contains("letters, digits") && message.contains("1 error "),
+        "{message}"
     );
 }
 
@@ -423,16 +426,23 @@ fn config_values_follow_precedence_set_environment_file() {
 
 #[test]
 fn config_invalid_override_names_its_origin() {
-    let told = errors(Daq::new(SMALL).cli(&["check", "daq.toml", "--set", "ring.raw.slots=many"]));
-    assert!(told.contains("--set ring.raw.slots=many:1:16"), "{told}");
-    let told = errors(Daq::new(SMALL).cli(&["check", "daq.toml", "--set", "ring.raw.slotz=3"]));
-    assert!(told.contains("--set ring.raw.slotz=3:1:"), "{told}");
-    let told = errors(Daq::new(SMALL).cli(&["check", "daq.toml", "--set", "nonsense"]));
-    assert!(told.contains("--set nonsense"), "{told}");
+    let message =
+        errors(Daq::new(SMALL).cli(&["check", "daq.toml", "--set", "ring.raw.slots=many"]));
+    assert!(
+        message.contains("--set ring.raw.slots=many:1:16"),
+        "{message}"
+    );
+    let message = errors(Daq::new(SMALL).cli(&["check", "daq.toml", "--set", "ring.raw.slotz=3"]));
+    assert!(message.contains("--set ring.raw.slotz=3:1:"), "{message}");
+    let message = errors(Daq::new(SMALL).cli(&["check", "daq.toml", "--set", "nonsense"]));
+    assert!(message.contains("--set nonsense"), "{message}");
     let daq = Daq::new(SMALL).env("DAQ__RING__RAW__SLOTS", "many");
-    let told = errors(daq.cli(&["check", "daq.toml"]));
-    assert!(told.contains("environment DAQ__RING__RAW__SLOTS"), "{told}");
-    assert!(told.contains("1 error "), "{told}");
+    let message = errors(daq.cli(&["check", "daq.toml"]));
+    assert!(
+        message.contains("environment DAQ__RING__RAW__SLOTS"),
+        "{message}"
+    );
+    assert!(message.contains("1 error "), "{message}");
 }
 
 #[test]
@@ -450,10 +460,10 @@ fn config_variables_in_strings_are_expanded() {
             .count("sources.adc.bytes"),
         128_000
     );
-    let told = errors(Daq::new(&text.replace(":-64", "")).cli(&["check", "daq.toml"]));
+    let message = errors(Daq::new(&text.replace(":-64", "")).cli(&["check", "daq.toml"]));
     assert!(
-        told.contains("PACKET") && told.contains("daq.toml:5:"),
-        "{told}"
+        message.contains("PACKET") && message.contains("daq.toml:5:"),
+        "{message}"
     );
 }
 
@@ -470,16 +480,16 @@ fn config_directory_is_merged() {
     let _ = daq
         .cli(&["check", "conf/10-source.toml", "conf/20-rest.toml"])
         .ok();
-    let told = errors(daq.cli(&["check", "conf/10-source.toml"]));
+    let message = errors(daq.cli(&["check", "conf/10-source.toml"]));
     assert!(
-        told.contains("no ring `raw`") && told.contains("10-source.toml"),
-        "{told}"
+        message.contains("no ring `raw`") && message.contains("10-source.toml"),
+        "{message}"
     );
     daq.write("conf/30-again.toml", "[ring.raw]\nslots = 4\n");
-    let told = errors(daq.cli(&["check", "-C", "conf"]));
+    let message = errors(daq.cli(&["check", "-C", "conf"]));
     assert!(
-        told.contains("20-rest.toml") && told.contains("30-again.toml"),
-        "{told}"
+        message.contains("20-rest.toml") && message.contains("30-again.toml"),
+        "{message}"
     );
 }
 

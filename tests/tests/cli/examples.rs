@@ -75,7 +75,7 @@ fn examples_rdma_pair_connects() {
     let receiver = Daq::new(&read("rdma-receive.toml"));
     let listen = format!("source.antenna.listen={address}");
     let mut received = receiver.spawn(&[&http[..], &[&listen]].concat());
-    received.wait_told("serving");
+    received.wait_log("serving");
     let sender = Daq::new(&read("rdma-send.toml"));
     let to = format!("sink.far.to={address}");
     let sent = sender

@@ -39,8 +39,9 @@ for path in sorted(glob.glob("out/*.sigmf-meta")):
 "#;
 
 fn validate(python: &Python, daq: &Daq) -> Vec<Value> {
-    let told = python.run(VALIDATE, &[daq.path("")]);
-    told.lines()
+    let reported = python.run(VALIDATE, &[daq.path("")]);
+    reported
+        .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
 }
@@ -171,7 +172,7 @@ fn file_partial_last_frame_is_filled_without_loss() {
     assert_eq!(ledger::lost(&outcome.report, "adc"), 1);
     assert!(data(&daq) == counter(1008, |n| n == 1000 || n >= 1003));
     let metas = metas(&daq, "out");
-    let told: Vec<_> = metas
+    let reported: Vec<_> = metas
         .iter()
         .flat_map(|meta| meta["annotations"].as_array().unwrap())
         .map(|note| {
@@ -187,7 +188,7 @@ fn file_partial_last_frame_is_filled_without_loss() {
         .collect();
     let first = |packet: u64| packet * 8 - 7 * 1024;
     assert_eq!(
-        serde_json::json!(told),
+        serde_json::json!(reported),
         serde_json::json!([
             [first(1000), 8, "missing", null],
             [first(1003), 40, "missing", "truncated"],
@@ -238,7 +239,7 @@ fn sigmf_overrun_frames_are_annotated() {
         skip!("the sink kept up with a source as fast as it goes");
     }
     // Every segment tells what was lost before its own frames; before the first and after the last nobody tells.
-    let told = sum(&seen, "missing", 2);
+    let reported = sum(&seen, "missing", 2);
     let first = seen[0]["captures"][0][1].as_u64().unwrap() / 64;
     let last = seen.last().unwrap();
     let last = last["captures"].as_array().unwrap().last().unwrap()[1]
@@ -246,8 +247,8 @@ fn sigmf_overrun_frames_are_annotated() {
         .unwrap()
         / 64;
     assert!(
-        told <= refused && told + first <= 5000 && last < 5000,
-        "{told} of {refused}"
+        reported <= refused && reported + first <= 5000 && last < 5000,
+        "{reported} of {refused}"
     );
     // The index in the stream goes on through what is missing: every sample holds the number of its place.
     let bytes = data(&daq);
@@ -351,8 +352,8 @@ fn zarr_store_is_read_by_zarr_python() {
     assert_eq!(outcome.count("sinks.stored.bytes"), 64_000);
     let missing: Vec<_> = [3, 300, 301, 500].into_iter().chain(120..136).collect();
     let missing = serde_json::to_string(&missing).unwrap();
-    let told = python.run(ZARR, &[daq.path("").to_str().unwrap(), &missing]);
-    assert_eq!(told, "125 complete\n");
+    let reported = python.run(ZARR, &[daq.path("").to_str().unwrap(), &missing]);
+    assert_eq!(reported, "125 complete\n");
     // The same bytes as in the files.
     assert_eq!(data(&daq).len(), 64_000);
 }

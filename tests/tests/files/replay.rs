@@ -3,7 +3,7 @@
 use daq_drivers::packet::pcap::Capture;
 use daq_drivers::sys::send::Sender;
 use daq_tests::network::{Queue, Recording, loopback, payload, recording};
-use daq_tests::{Daq, Outcome, PATIENCE, Python, binary, ledger, program, skip};
+use daq_tests::{Daq, Outcome, Python, TIMEOUT, binary, ledger, program, skip};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -91,16 +91,16 @@ fn tcpdump(port: u16, packets: usize, to: &Path) -> Result<Child, String> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|why| why.to_string())?;
-    let mut told = BufReader::new(child.stderr.take().unwrap());
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut text = String::new();
     while !text.contains("listening on") {
-        if told.read_line(&mut text).unwrap() == 0 {
+        if stderr.read_line(&mut text).unwrap() == 0 {
             let _ = child.wait();
             return Err(format!("tcpdump may not capture: {text}"));
         }
     }
     // What it tells at the end must find a reader.
-    std::thread::spawn(move || told.read_to_string(&mut String::new()));
+    std::thread::spawn(move || stderr.read_to_string(&mut String::new()));
     Ok(child)
 }
 
@@ -108,7 +108,7 @@ fn tcpdump(port: u16, packets: usize, to: &Path) -> Result<Child, String> {
 fn captured(mut tcpdump: Child) {
     let start = Instant::now();
     while tcpdump.try_wait().unwrap().is_none() {
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIMEOUT {
             let _ = tcpdump.kill();
             let _ = tcpdump.wait();
             panic!("tcpdump has not seen all packets");

@@ -9,7 +9,7 @@ use daq_core::dma::{DmaError, DmaMap};
 use daq_drivers::cards::pattern::{Pattern, verify};
 use daq_drivers::fpga::device::{Device, GONE};
 use daq_drivers::fpga::transports::vfio_user;
-use daq_tests::{PATIENCE, binary, test_process};
+use daq_tests::{TIMEOUT, binary, test_process};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -69,7 +69,7 @@ impl Running {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(start.elapsed() < PATIENCE, "it does not end");
+            assert!(start.elapsed() < TIMEOUT, "it does not end");
             std::thread::yield_now();
         }
     }
@@ -219,9 +219,9 @@ fn emulator_killed_is_reported_as_removed_device() {
     place.use_card().stop();
     // But one that lives does.
     let refused = place.command(&[]).output().unwrap();
-    let told = String::from_utf8_lossy(&refused.stderr);
-    assert_eq!(refused.status.code(), Some(69), "{told}");
-    assert!(told.contains("another card is served there"), "{told}");
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(69), "{stderr}");
+    assert!(stderr.contains("another card is served there"), "{stderr}");
     place.use_card().stop();
     server.signal(Signal::INT);
     assert_eq!(server.end().code(), Some(0));
@@ -292,7 +292,7 @@ fn emulator_malformed_clients_do_not_block_others() {
 #[test]
 fn emulator_invalid_arguments_are_reported_before_serving() {
     let place = Place::new();
-    for (arguments, code, told) in [
+    for (arguments, code, stderr) in [
         (&["--fault", "stuk@3"][..], 64, "did you mean `stuck`"),
         (&["--fault", "stuck"], 64, "overrun@50"),
         (&["--packet", "1001 B"], 64, "1008 B"),
@@ -302,7 +302,7 @@ fn emulator_invalid_arguments_are_reported_before_serving() {
         let output = place.command(arguments).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
-        assert!(text.contains(told), "{arguments:?}: {text}");
+        assert!(text.contains(stderr), "{arguments:?}: {text}");
         assert!(!place.socket().exists());
     }
     std::fs::write(place.socket(), "notes").unwrap();

@@ -45,10 +45,10 @@ fn xdma_errors_are_named_and_reception_continues() {
         live.wait_count("sources.adc.delivered", FRAMES);
         let metrics = live.get("/metrics").body;
         let outcome = live.stop().ok();
-        let told = engine(&outcome, "faults").as_object().unwrap();
-        assert_eq!(told.len(), XDMA_FAULTS.len(), "{told:#?}");
+        let reported = engine(&outcome, "faults").as_object().unwrap();
+        assert_eq!(reported.len(), XDMA_FAULTS.len(), "{reported:#?}");
         for (_, name) in XDMA_FAULTS {
-            assert_eq!(told[name], 1, "{name}: {told:#?}");
+            assert_eq!(reported[name], 1, "{name}: {reported:#?}");
             assert!(outcome.stderr.contains(name), "{name}: {}", outcome.stderr);
             assert!(
                 metrics

@@ -33,10 +33,10 @@ fn alone(name: &str) -> bool {
         .env(ALONE, "1")
         .output()
         .unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
+    let printed = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && told.contains("1 passed"),
-        "{told}"
+        output.status.success() && printed.contains("1 passed"),
+        "{printed}"
     );
     true
 }
@@ -272,10 +272,10 @@ fn daemon_restarts_leave_device_unmapped() {
             (open() == before).then_some(())
         });
     }
-    let told = std::fs::read_to_string(daq.path("card.log")).unwrap();
+    let printed = std::fs::read_to_string(daq.path("card.log")).unwrap();
     assert!(
-        !told.contains("nobody has given it") && !told.contains("bus mastering"),
-        "{told}"
+        !printed.contains("nobody has given it") && !printed.contains("bus mastering"),
+        "{printed}"
     );
 }
 

@@ -44,10 +44,10 @@ fn alone(
         .env("VK_DRIVER_FILES", "/dev/null")
         .output()
         .unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
-    let cried = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}{cried}");
-    assert!(told.contains("1 passed"), "{told}");
+    let message = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{message}{stderr}");
+    assert!(message.contains("1 passed"), "{message}");
     Some(machine)
 }
 
@@ -194,13 +194,13 @@ fn mapping_without_libraries_uses_host_memory_for_words_only() {
             let bell = Mapped::new(device, 8, Writer::Bell, &Backend::ALL).unwrap();
             assert_eq!(bell.backend(), Backend::Host);
             assert_eq!(backends(bell.refused()), Backend::ALL[..3]);
-            let told: Vec<String> = bell.refused().iter().map(ToString::to_string).collect();
-            for (told, words) in told.iter().zip([
+            let message: Vec<String> = bell.refused().iter().map(ToString::to_string).collect();
+            for (message, words) in message.iter().zip([
                 ["gdrapi: libgdrapi.so.2 cannot be opened", "install GDRCopy"],
                 ["dma-buf: the driver exports", "does not let the CPU map it"],
                 ["vulkan: ", "libvulkan1"],
             ]) {
-                assert!(words.iter().all(|word| told.contains(word)), "{told}");
+                assert!(words.iter().all(|word| message.contains(word)), "{message}");
             }
             assert_both_sides_see_the_same(&Mapped::with(device, PAGE, Backend::Host).unwrap());
             let refusal = bell.again().unwrap_err();
@@ -241,8 +241,8 @@ fn mapping_backend_not_allowed_is_not_tried() {
         let mapped = Mapped::new(device, 8, Writer::Bell, &[Backend::Host]).unwrap();
         assert_eq!(mapped.backend(), Backend::Host);
         assert_eq!(backends(mapped.refused()), Backend::ALL[..3]);
-        let told = mapped.refused()[0].to_string();
-        assert!(told.contains("`backends` of `[staging]`"), "{told}");
+        let message = mapped.refused()[0].to_string();
+        assert!(message.contains("`backends` of `[staging]`"), "{message}");
         let mapped =
             Mapped::new(device, 8, Writer::Cpu, &[Backend::Vulkan, Backend::DmaBuf]).unwrap();
         assert_eq!(mapped.backend(), Backend::DmaBuf);
@@ -427,8 +427,8 @@ fn mapping_step_failure_is_reported_and_leaks_nothing() {
             .refused()
             .iter()
             .find(|refusal| refusal.backend.name() == backend);
-        let told = refusal.unwrap().to_string();
-        assert!(words.iter().all(|word| told.contains(word)), "{told}");
+        let message = refusal.unwrap().to_string();
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
         return;
     }
     for (case, (cuda, gdr, ..)) in cases.into_iter().enumerate() {
@@ -439,10 +439,10 @@ fn mapping_step_failure_is_reported_and_leaks_nothing() {
             .env("VK_DRIVER_FILES", "/dev/null")
             .output()
             .unwrap();
-        let told = String::from_utf8_lossy(&output.stdout);
+        let message = String::from_utf8_lossy(&output.stdout);
         assert!(
-            output.status.success() && told.contains("1 passed"),
-            "{cuda} {gdr}: {told}"
+            output.status.success() && message.contains("1 passed"),
+            "{cuda} {gdr}: {message}"
         );
         assert_all_given_back(&machine);
     }
@@ -459,10 +459,10 @@ fn mapping_larger_than_memory_is_rejected() {
             }
         }
         let unmappable = Mapped::new(device, 65 << 20, Writer::Cpu, &Backend::ALL).unwrap_err();
-        let told = unmappable.to_string();
+        let message = unmappable.to_string();
         assert!(
-            told.contains("OUT_OF_MEMORY") && told.contains("nvidia-smi"),
-            "{told}"
+            message.contains("OUT_OF_MEMORY") && message.contains("nvidia-smi"),
+            "{message}"
         );
         // Two of them are one memory.
         let mapped = Mapped::with(device, 40 << 20, Backend::Gdrapi).unwrap();
@@ -513,8 +513,11 @@ fn mapping_lost_gpu_returns_error() {
             drop(stores);
             assert_eq!(first.check(), lost);
             assert_eq!(bell.ring(2), lost);
-            let told = first.again().unwrap_err().to_string();
-            assert!(told.contains("is gone") && told.contains("xid"), "{told}");
+            let message = first.again().unwrap_err().to_string();
+            assert!(
+                message.contains("is gone") && message.contains("xid"),
+                "{message}"
+            );
             // The second mapping learns of it when it is used.
             assert_eq!(second.check(), Ok(()));
             assert_eq!(second.copy_from(0, &mut [0; 8]), lost);

@@ -20,9 +20,9 @@ fn with_driver(name: &str, options: &str, work: impl FnOnce(&'static Device)) ->
         .prepare(&mut test_process(module_path!(), name))
         .output()
         .unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{told}");
-    assert!(told.contains("1 passed"), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{stderr}");
+    assert!(stderr.contains("1 passed"), "{stderr}");
     Some(simulated)
 }
 
@@ -128,10 +128,10 @@ fn event_reports_failure_with_any_error_code() {
     let options = "fail=cuEventQuery@1:801,fail=cuEventQuery@2:12345";
     let done = with_driver(name, options, |device| {
         let stream = Stream::new(device, 1).unwrap();
-        for told in ["CUDA_ERROR_NOT_SUPPORTED", "error 12345"] {
+        for stderr in ["CUDA_ERROR_NOT_SUPPORTED", "error 12345"] {
             let mark = stream.mark().unwrap();
             assert!(mark.is_done());
-            assert_eq!(mark.failure().unwrap().name, told);
+            assert_eq!(mark.failure().unwrap().name, stderr);
         }
         let mark = stream.mark().unwrap();
         assert_eq!(mark.failure(), None);
@@ -198,9 +198,9 @@ fn pinning_failure_is_reported_with_fix() {
     let text = PIPELINE.to_owned()
         + "[staging]\nbackends = []\n[sink.end]\ndriver = \"null\"\ninput = \"raw\"\n";
     let outcome = simulated.on(Daq::new(&text)).run(&[]);
-    let told = &outcome.stderr;
-    assert!(told.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{told}");
-    assert!(told.contains("LimitMEMLOCK="), "{told}");
+    let stderr = &outcome.stderr;
+    assert!(stderr.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{stderr}");
+    assert!(stderr.contains("LimitMEMLOCK="), "{stderr}");
 }
 
 #[test]
@@ -217,9 +217,9 @@ fn truncated_module_is_rejected_before_driver() {
     (header[58], header[60]) = (64, 19);
     std::fs::write(daq.path("some.cubin"), header).unwrap();
     let outcome = daq.run(&[]);
-    let told = &outcome.stderr;
-    assert_ne!(outcome.code, 0, "{told}");
-    assert!(told.contains("it is cut off or damaged"), "{told}");
+    let stderr = &outcome.stderr;
+    assert_ne!(outcome.code, 0, "{stderr}");
+    assert!(stderr.contains("it is cut off or damaged"), "{stderr}");
     let calls = &simulated.report()["calls"];
     assert!(calls["cuModuleLoadDataEx"].is_null(), "{calls:#}");
 }

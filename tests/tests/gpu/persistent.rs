@@ -247,7 +247,7 @@ fn persistent_kernel_hang_is_named_and_ledgers_balance() {
         let daq = daq(&simulated, &text);
         let mut live = daq.spawn(&["--drain", "1 s"]);
         // It is found by itself, however long that takes.
-        live.wait_told("on_frame does not return");
+        live.wait_log("on_frame does not return");
         let outcome = live.wait();
         assert_eq!(outcome.code, 70, "{}", outcome.stderr);
         assert!(
@@ -280,7 +280,7 @@ fn persistent_kernel_hang_is_shown_in_status() {
         let unwell = daq_tests::get(address, "/-/healthy").map_or(true, |said| said.code == 503);
         (unwell || !live.is_running()).then_some(())
     });
-    live.wait_told("its GPU has finished nothing");
+    live.wait_log("its GPU has finished nothing");
     let outcome = live.wait();
     assert_eq!(outcome.code, 70, "{}", outcome.stderr);
 }

@@ -12,7 +12,7 @@ use daq_core::notify::Wait;
 use daq_core::region::Region;
 use daq_core::ring::{Completion, Producer, Reader, Ring, RingOptions, Slice};
 use daq_pipelines::kernels::FileKernel;
-use daq_tests::{PATIENCE, Simulated, test_process};
+use daq_tests::{Simulated, TIMEOUT, test_process};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -142,8 +142,8 @@ fn body() {
         (consumed, failed) = (consumed + submitted.consumed, failed + submitted.failed);
         let start = Instant::now();
         while input.reader.has_in_flight() {
-            assert!(start.elapsed() < PATIENCE, "{:?}", kernel.hung());
-            input.reader.wait_in_flight(Wait::Adaptive, PATIENCE);
+            assert!(start.elapsed() < TIMEOUT, "{:?}", kernel.hung());
+            input.reader.wait_in_flight(Wait::Adaptive, TIMEOUT);
             input.reader.reap(|_| {});
         }
         output.producer.publish(made);
@@ -172,10 +172,10 @@ fn persistent_kernel_skips_short_frames_and_keeps_slots() {
         .env(ALONE, "1")
         .output()
         .unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
-    let cried = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}{cried}");
-    assert!(told.contains("1 passed"), "{told}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stdout}{stderr}");
+    assert!(stdout.contains("1 passed"), "{stdout}");
     let report = machine.report();
     assert_eq!(report["launches"], 1, "{report:#}");
     assert_eq!(report["blocked"], 0, "{report:#}");

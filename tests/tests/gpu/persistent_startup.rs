@@ -94,13 +94,13 @@ fn bar_mapping_failure_at_startup_falls_back() {
                 is_clean(&simulated, &what);
                 // What was mapped is unmapped, what was pinned is unpinned.
                 let calls = simulated.gdr_calls();
-                let answered = |call: &str| calls.iter().filter(|told| *told == call).count();
+                let answered = |call: &str| calls.iter().filter(|logged| *logged == call).count();
                 assert_eq!(answered("gdr_map 0"), answered("gdr_unmap 0"), "{what}");
                 let pinned = answered("gdr_pin_buffer 0");
                 assert_eq!(pinned, answered("gdr_unpin_buffer 0"), "{what}");
-                let told = |text: &str| usize::from(outcome.stderr.contains(text));
-                without_ring += told("its frames go by the copy engine");
-                without_bell += told("doorbell by host");
+                let logged = |text: &str| usize::from(outcome.stderr.contains(text));
+                without_ring += logged("its frames go by the copy engine");
+                without_bell += logged("doorbell by host");
             }
         }
     }
@@ -156,7 +156,7 @@ fn hang_with_slow_frames_is_detected() {
     let simulated = simulated("hang=resident@1").with_gdr("");
     let daq = daq(&simulated, &text);
     let mut live = daq.spawn(&["--drain", "1 s"]);
-    live.wait_told("on_frame does not return");
+    live.wait_log("on_frame does not return");
     let outcome = live.wait();
     assert_eq!(outcome.code, 70, "{}", outcome.stderr);
     assert!(

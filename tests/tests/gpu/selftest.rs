@@ -235,11 +235,11 @@ fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
         ),
     ] {
         let rows = rows(&tables, title);
-        let told: Vec<_> = rows
+        let reported: Vec<_> = rows
             .iter()
             .map(|row| row["way"].as_str().unwrap())
             .collect();
-        assert_eq!(told, ways);
+        assert_eq!(reported, ways);
         assert!(rows.iter().all(|row| figure(row, "p50") > 0.0));
     }
     let rates = rows(&tables, "million frames");

@@ -53,14 +53,14 @@ fn staging_to_gpu_uses_pinned_memory_and_leaks_nothing() {
         let copied = report["copied"]["host_to_device"].as_u64().unwrap();
         assert!(copied >= 2000 * 16384, "{options}: {report:#}");
         assert_eq!(leaks(&simulated), [""; 0], "{options}");
-        let told = match options {
+        let reported = match options {
             "" => "mapped memory, for RDMA, shareable",
             "vmm=0" => "a plain allocation",
             "posix-fd=0" => "mapped memory, for RDMA\n",
             _ => "mapped memory, shareable",
         };
         assert!(
-            outcome.stderr.contains(told),
+            outcome.stderr.contains(reported),
             "{options}: {}",
             outcome.stderr
         );
@@ -122,7 +122,7 @@ fn staging_to_gpu_and_back_preserves_frames() {
 
 #[test]
 fn kernel_failure_or_hang_is_reported_and_ledgers_balance() {
-    for (options, told) in [
+    for (options, reported) in [
         ("fail=cuLaunchKernel@20:719", "CUDA_ERROR_LAUNCH_FAILED"),
         ("fail-async=LAUNCH@20:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
         ("hang=launch@20", "has not finished"),
@@ -134,14 +134,14 @@ fn kernel_failure_or_hang_is_reported_and_ledgers_balance() {
         through_a_kernel(&daq);
         let mut live = daq.spawn(&["--drain", "1 s"]);
         if options.starts_with("hang") {
-            live.wait_told("its GPU has finished nothing");
+            live.wait_log("its GPU has finished nothing");
             live.interrupt();
         }
         let outcome = live.wait();
         let code = if options.starts_with("hang") { 70 } else { 69 };
         assert_eq!(outcome.code, code, "{options}: {}", outcome.stderr);
         assert!(
-            outcome.stderr.contains(told),
+            outcome.stderr.contains(reported),
             "{options}: {}",
             outcome.stderr
         );
@@ -166,10 +166,10 @@ fn tuning_is_cached_until_machine_changes() {
         .cli(&["tune", "--state-dir", state.to_str().unwrap()])
         .ok();
     assert!(tuned.stdout.contains("chunk"), "{}", tuned.stdout);
-    let told = "the CPU stores to it faster";
+    let reported = "the CPU stores to it faster";
     let refused = "the CPU could not store to it";
     assert!(
-        tuned.stdout.contains(told) || tuned.stdout.contains(refused),
+        tuned.stdout.contains(reported) || tuned.stdout.contains(refused),
         "{}",
         tuned.stdout
     );
@@ -199,20 +199,20 @@ fn tuning_measures_cpu_stores_or_reports_obstacle() {
             if what == "copybw" {
                 args.extend(["--window", "1 ms"]);
             }
-            let told = daq.cli(&args).ok().stdout;
-            let told: Vec<serde_json::Value> = serde_json::from_str(&told).unwrap();
+            let reported = daq.cli(&args).ok().stdout;
+            let reported: Vec<serde_json::Value> = serde_json::from_str(&reported).unwrap();
             let rows = |table: &serde_json::Value| table["rows"].as_array().unwrap().clone();
-            assert_eq!(rows(&told[0]).len(), 2, "{told:#?}");
-            let last = &told[told.len() - 1];
+            assert_eq!(rows(&reported[0]).len(), 2, "{reported:#?}");
+            let last = &reported[reported.len() - 1];
             let is_refused = last["title"].as_str().unwrap().contains("nothing maps");
-            assert_eq!(is_refused, !maps, "{what}: {told:#?}");
+            assert_eq!(is_refused, !maps, "{what}: {reported:#?}");
             if is_refused {
                 assert!(rows(last).len() >= 3, "each way is refused: {last:#}");
                 assert!(rows(last).iter().all(|row| row["why not"] != ""));
                 continue;
             }
-            assert_eq!(told.len(), tables, "{told:#?}");
-            let stores = rows(&told[tables.min(3) - 1]);
+            assert_eq!(reported.len(), tables, "{reported:#?}");
+            let stores = rows(&reported[tables.min(3) - 1]);
             // Two sizes at four pairs of offsets.
             assert_eq!(stores.len(), 8, "{stores:#?}");
             for row in &stores {
@@ -335,7 +335,7 @@ fn gpu_hang_does_not_block_exit() {
     daq_tests::wait_for("a stall", || {
         (live.get("/-/healthy").code == 503).then_some(())
     });
-    live.wait_told("its GPU has finished nothing");
+    live.wait_log("its GPU has finished nothing");
     live.interrupt();
     let outcome = live.wait();
     assert_eq!(outcome.code, 70, "{}", outcome.stderr);

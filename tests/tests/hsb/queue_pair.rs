@@ -286,7 +286,7 @@ fn queue_pair_late_announcement_is_awaited() {
     let text = config("auto", 1).replace("sensor = 0", "sensor = 0\nsilent_after = \"1 s\"");
     let daq = Daq::new(&text);
     let mut live = daq.spawn(&[]);
-    live.wait_told("no device announced itself");
+    live.wait_log("no device announced itself");
     wait_for("an answer that it is not ready", || {
         let answer = live.get("/-/ready");
         (answer.code == 503 && answer.body.contains("adc0")).then_some(())

@@ -101,11 +101,11 @@ fn spectra(python: &Python, samples: &Value, size: u64, kernels: &[Value]) {
     keys["size"] = json!(size);
     keys["rate"] = json!(1e6);
     keys["kernels"] = json!(kernels);
-    let told = python.run(
+    let printed = python.run(
         &format!("{READ}{SPECTRA}"),
         &[keys.to_string(), daq.path("").display().to_string()],
     );
-    assert_eq!(told.lines().count(), kernels.len(), "{told}");
+    assert_eq!(printed.lines().count(), kernels.len(), "{printed}");
 }
 
 #[test]

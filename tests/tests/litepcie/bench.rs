@@ -98,11 +98,11 @@ impl<C: Card> Bench<C> {
 
     /// Steps until there is nothing to do, which must come.
     pub fn finish(&mut self) {
-        let patience = 1_000_000;
-        let steps = (0..patience)
+        const MAX_STEPS: usize = 1_000_000;
+        let steps = (0..MAX_STEPS)
             .take_while(|_| self.step() == Step::Busy)
             .count();
-        assert!(steps < patience, "the card does not come to rest");
+        assert!(steps < MAX_STEPS, "the card does not come to rest");
     }
 
     /// Makes a slot untouched again.

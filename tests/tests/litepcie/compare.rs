@@ -199,15 +199,18 @@ fn emulator_stop_equals_gateware() {
         let stop = [Act::Enable(0), Act::Loop(0), Act::Reset(1)];
         let run = [Act::Enable(1), Act::Feed(words)];
         let acts = start.into_iter().chain(run).chain(stop);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for act in acts {
             real.act(act);
             model.act(act);
             assert_eq!(model.seen(), real.seen(), "{words} words, {act:?}");
-            told.push(real.writer("table_loop_status"));
+            reported.push(real.writer("table_loop_status"));
         }
         let finished = words * 8 / u64::from(SLOT);
         let expected = crate::status(finished, 3);
-        assert_eq!(told[told.len() - 4..], [expected, expected, expected, 0]);
+        assert_eq!(
+            reported[reported.len() - 4..],
+            [expected, expected, expected, 0]
+        );
     }
 }

@@ -7,7 +7,7 @@ use daq_core::region::{HostOptions, Region};
 use daq_drivers::fpga::engines::Opening;
 use daq_drivers::fpga::transports::{Open, open};
 use daq_drivers::fpga::{ENGINES, FpgaConfig};
-use daq_tests::{PATIENCE, skip, wait_for};
+use daq_tests::{TIMEOUT, skip, wait_for};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -111,13 +111,13 @@ fn engine_on_gateware_fills_slots_in_order() {
             wait_for("the card to take all", || {
                 (served.left() == 0).then_some(())
             });
-            let idle = armed.stop(PATIENCE);
+            let idle = armed.stop(TIMEOUT);
             assert_eq!(idle.stuck, None);
             engine = idle.engine;
             completions.clear(64);
             engine.poll(&mut completions).unwrap();
-            let told = completions.as_slice().len() as u64;
-            assert_eq!((seen + told, completions.overrun()), (fed + unseen, 0));
+            let reported = completions.as_slice().len() as u64;
+            assert_eq!((seen + reported, completions.overrun()), (fed + unseen, 0));
             assert_eq!(engine.lapsed().unwrap(), fed + unseen + 1 - SLOTS);
             for transfer in seen..fed + unseen {
                 let mut found = vec![0; usize::try_from(SLOT).unwrap()];

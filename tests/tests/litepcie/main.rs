@@ -57,9 +57,12 @@ fn gateware_data_arrives_before_completion() {
     let mut finished = 0;
     while finished < 4 * u64::from(SLOTS) {
         bench.step();
-        let told = bench.memory.interrupts();
-        assert!(told <= finished + 1, "a step is shorter than a transfer");
-        if told > finished {
+        let reported = bench.memory.interrupts();
+        assert!(
+            reported <= finished + 1,
+            "a step is shorter than a transfer"
+        );
+        if reported > finished {
             let slot = u32::try_from(finished % u64::from(SLOTS)).unwrap();
             bench.assert_holds(slot, SLOT, finished);
             bench.clear(slot, SLOT);

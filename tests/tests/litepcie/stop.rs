@@ -108,10 +108,10 @@ fn gateware_loop_count_after_disable_is_exact() {
             reads += 1;
             assert!(reads < 100, "it does not become idle");
         }
-        let told = writer.read("table_loop_status");
+        let reported = writer.read("table_loop_status");
         writer.take();
         let finished = u64::from(writer.packets * PACKET / SLOT);
-        assert_eq!(told, status(finished, SLOTS), "off at {cycles}");
+        assert_eq!(reported, status(finished, SLOTS), "off at {cycles}");
         busy += u32::from(reads > 0);
         half_done += u32::from(!(writer.packets * PACKET).is_multiple_of(SLOT));
         ends_after += u32::from(writer.packets > before);
@@ -121,11 +121,11 @@ fn gateware_loop_count_after_disable_is_exact() {
         writer.core.run(u32::MAX, 500);
         writer.take();
         assert_eq!(writer.packets, packets, "off at {cycles}");
-        assert_eq!(writer.read("table_loop_status"), told);
+        assert_eq!(writer.read("table_loop_status"), reported);
         assert_eq!(writer.read("table_level"), SLOTS);
         assert_eq!(writer.read("enable"), IDLE);
         writer.set("table_loop_prog_n", 0);
-        assert_eq!(writer.read("table_loop_status"), told);
+        assert_eq!(writer.read("table_loop_status"), reported);
         writer.set("table_reset", 1);
         assert_eq!(writer.read("table_loop_status"), 0);
     }

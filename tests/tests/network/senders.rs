@@ -64,7 +64,7 @@ fn equal_sequences_from_two_senders_are_logged_with_both() {
     }
     live.wait_count("sources.adc.expected", PACKETS);
     live.wait_count("sources.adc.duplicates", PACKETS);
-    live.wait_told("dropped as duplicates");
+    live.wait_log("dropped as duplicates");
     let loss = status(&mut live)["loss"]["adc"].clone();
     assert_eq!(loss["is_loss"], true, "{loss}");
     let outcome = live.stop().ok();
@@ -101,7 +101,7 @@ fn packets_all_rejected_are_logged_with_reason_and_fix() {
     }
     module.send_to(&[1], ("127.0.0.1", port)).unwrap();
     live.wait_count("sources.adc.rejected", 51);
-    live.wait_told("everything that arrives is rejected");
+    live.wait_log("everything that arrives is rejected");
     let report = live.report();
     let reasons = &report["sources"]["adc"]["rejected_by"];
     let sum: u64 = reasons
@@ -171,7 +171,7 @@ fn silence_fails_readiness_and_is_logged() {
         "listen = \"127.0.0.1:{port}\"\nsilent_after = \"1 s\""
     )));
     let mut live = listening(&daq);
-    live.wait_told("no packet with data for");
+    live.wait_log("no packet with data for");
     let answer = live.get("/-/ready");
     assert_eq!(answer.code, 503);
     assert!(
@@ -196,7 +196,7 @@ fn silence_fails_readiness_and_is_logged() {
         let is_silent = metrics.contains("daq_source_silent{source=\"adc\"} 1");
         (!is_silent && live.get("/-/ready").code == 200).then_some(())
     });
-    live.wait_told("packets arrive again after");
+    live.wait_log("packets arrive again after");
     let report = live.report();
     let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
     let last = report["sources"]["adc"]["last_packet_ns"].as_u64().unwrap() / 1_000_000_000;

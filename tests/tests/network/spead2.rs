@@ -178,23 +178,23 @@ fn spead2_heaps_arrive_byte_identical() {
     for stream in &streams {
         let n = |key: &str| outcome.count(&format!("sources.{}.{key}", stream.name));
         let packets = number(stream.heaps * stream.packets());
-        let told = format!("{stream:?}\n{:#}\n{}", outcome.report, outcome.stderr);
+        let printed = format!("{stream:?}\n{:#}\n{}", outcome.report, outcome.stderr);
         assert_eq!(
             (n("expected"), n("delivered")),
             (packets, packets),
-            "{told}"
+            "{printed}"
         );
         assert_eq!(
             outcome.report["sources"][stream.name]["lost"],
             json!({}),
-            "{told}"
+            "{printed}"
         );
         assert_eq!(
             (n("duplicates"), n("rejected"), n("epochs")),
             (0, 0, 1),
-            "{told}"
+            "{printed}"
         );
-        assert_eq!(n("bytes"), number(stream.heaps * stream.heap), "{told}");
+        assert_eq!(n("bytes"), number(stream.heaps * stream.heap), "{printed}");
         let sent = std::fs::read(daq.path(stream.name)).unwrap();
         assert_eq!(sent.len(), stream.heaps * stream.heap);
         let file = recording(&daq, &format!("{}-disk", stream.name));
@@ -212,8 +212,8 @@ fn spead2_heaps_arrive_byte_identical() {
         ]);
     }
     assert_eq!(files(&daq.path("out"), ".zarr").len(), streams.len());
-    let told = python.run(READ, &pairs);
-    let read: Vec<Value> = told
+    let printed = python.run(READ, &pairs);
+    let read: Vec<Value> = printed
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
@@ -263,13 +263,14 @@ fn spead2_samples_in_descriptor_heap_are_reported() {
         recording(&daq, "adc-disk").data == sent[stream.heap..],
         "other bytes"
     );
-    let told: Vec<_> = outcome
+    let printed: Vec<_> = outcome
         .stderr
         .lines()
         .filter(|line| line.contains("source adc:"))
         .collect();
     assert!(
-        told.iter()
+        printed
+            .iter()
             .any(|line| line.contains("heap") && line.contains("control")),
         "nobody said that a heap was passed over: {}",
         outcome.stderr

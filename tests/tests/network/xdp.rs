@@ -181,12 +181,12 @@ fn xdp_packets_all_arrive() {
         assert!(is_attached());
         send(&mut live, &flows(&far, to, 1), PACKETS, PAYLOAD);
         let outcome = whole(&daq, live, PACKETS, PAYLOAD);
-        let told = &outcome.stderr;
+        let stderr = &outcome.stderr;
         assert!(
-            told.contains(place) && told.contains("the kernel copies"),
-            "{told}"
+            stderr.contains(place) && stderr.contains("the kernel copies"),
+            "{stderr}"
         );
-        assert!(!told.contains("through the kernel's stack"), "{told}");
+        assert!(!stderr.contains("through the kernel's stack"), "{stderr}");
         assert!(!is_attached(), "a program is left behind");
     }
 }
@@ -206,8 +206,8 @@ fn xdp_jumbo_packets_all_arrive() {
         let mut live = started(&daq);
         send(&mut live, &flows(&far, TO, 1), PACKETS, bytes);
         let outcome = whole(&daq, live, PACKETS, bytes);
-        let told = &outcome.stderr;
-        assert!(!told.contains("through the kernel's stack"), "{told}");
+        let stderr = &outcome.stderr;
+        assert!(!stderr.contains("through the kernel's stack"), "{stderr}");
     }
 }
 
@@ -238,8 +238,8 @@ fn xdp_other_traffic_reaches_network_stack() {
     // The datagrams' fragments.
     send(&mut live, &flows(&far, TO, 1), 256, bytes);
     let outcome = whole(&daq, live, 256, bytes);
-    let told = &outcome.stderr;
-    assert!(told.contains("through the kernel's stack"), "{told}");
+    let stderr = &outcome.stderr;
+    assert!(stderr.contains("through the kernel's stack"), "{stderr}");
 }
 
 /// Several sockets fill one window; what comes in a queue without one comes through the kernel.
@@ -260,10 +260,10 @@ fn xdp_several_queues_fill_one_window() {
         let mut live = started(&daq);
         send(&mut live, &flows(&far, TO, 32), PACKETS, PAYLOAD);
         let outcome = whole(&daq, live, PACKETS, PAYLOAD);
-        let told = &outcome.stderr;
+        let stderr = &outcome.stderr;
         assert!(
-            is_bypassed || told.contains("through the kernel's stack"),
-            "{told}"
+            is_bypassed || stderr.contains("through the kernel's stack"),
+            "{stderr}"
         );
     }
 }
@@ -292,10 +292,10 @@ fn xdp_killed_run_leaves_no_program() {
     assert!(is_attached());
     let second = Daq::new(&config("listen = \"10.77.0.1:4960\"", PAYLOAD)).run(&[]);
     assert_eq!(second.code, 69, "{}", second.stderr);
-    let told = &second.stderr;
+    let stderr = &second.stderr;
     assert!(
-        told.contains(NEAR) && told.contains("picks its packets already"),
-        "{told}"
+        stderr.contains(NEAR) && stderr.contains("picks its packets already"),
+        "{stderr}"
     );
     assert!(is_attached());
     live.kill();
@@ -318,7 +318,7 @@ fn xdp_interface_down_and_up_continues() {
     }
     live.wait_count("sources.adc.expected", BURST);
     ip(&format!("link set {NEAR} down")).unwrap();
-    live.wait_told("the interface is down");
+    live.wait_log("the interface is down");
     ip(&format!("link set {NEAR} up")).unwrap();
     // Before both ends have seen each other, what is sent is lost on the way.
     let is_up = |shown: String| shown.contains("state UP").then_some(());

@@ -198,20 +198,20 @@ fn pipeline(name: &str, packet: u64, pace: &str, keys: &str, faults: &str) -> St
 
 /// Every fault at one rate and one size of packets.
 fn every_fault(packet: u64, pace: &str) {
-    for (keys, faults, foretold) in table() {
+    for (keys, faults, expected) in table() {
         let keys = format!("packets = {PACKETS}\n{keys}");
         let outcome = Daq::new(&pipeline("adc", packet, pace, &keys, faults))
             .run(&[])
             .ok();
         assert_eq!(
             Ledger::of(&outcome, "adc"),
-            foretold,
+            expected,
             "{keys}\n{faults}\n{:#}",
             outcome.report
         );
         assert_eq!(
             outcome.count("sources.adc.bytes"),
-            foretold.delivered * packet,
+            expected.delivered * packet,
             "{keys}\n{faults}"
         );
         let (made, read) = (
@@ -219,7 +219,7 @@ fn every_fault(packet: u64, pace: &str) {
             outcome.count("readers.adc-out.read"),
         );
         assert!(
-            made == read && made >= foretold.delivered.div_ceil(PLACES),
+            made == read && made >= expected.delivered.div_ceil(PLACES),
             "{keys}\n{faults}"
         );
     }
@@ -250,7 +250,7 @@ fn faults_at_fast_pace_are_counted() {
 }
 
 /// The ledger that the published schedule foretells, for faults that leave the count whole.
-fn foretell(keys: &Value, geometry: &Geometry) -> Ledger {
+fn predict(keys: &Value, geometry: &Geometry) -> Ledger {
     let config: SimConfig = serde_json::from_value(keys.clone()).unwrap();
     let (mut low, mut high, mut front) = (u64::MAX, 0, 0);
     let mut seen = std::collections::BTreeSet::new();
@@ -318,9 +318,9 @@ fn faults_random_follow_schedule() {
                         text
                     });
             let keys = json!({ "packets": 20_000, "packet": "64 B", "faults": faults });
-            let foretold = foretell(&keys, &geometry);
+            let expected = predict(&keys, &geometry);
             assert!(
-                foretold
+                expected
                     != Ledger {
                         expected: 20_000,
                         delivered: 20_000,
@@ -331,7 +331,7 @@ fn faults_random_follow_schedule() {
             );
             let run = pipeline("adc", 64, "hold = true", "packets = 20000", &text);
             let outcome = Daq::new(&run).run(&[]).ok();
-            assert_eq!(Ledger::of(&outcome, "adc"), foretold, "{text}");
+            assert_eq!(Ledger::of(&outcome, "adc"), expected, "{text}");
         }
     }
 }
@@ -351,13 +351,13 @@ fn sources_many_keep_separate_ledgers() {
     let outcome = Daq::new(&text).run(&[]).ok();
     for i in 0..8_u64 {
         let gaps = vec![("wire_gap", i + 1)];
-        let foretold = Ledger {
+        let expected = Ledger {
             expected: 5000,
             delivered: 4999 - i,
             lost: gaps,
             ..whole()
         };
-        assert_eq!(Ledger::of(&outcome, &format!("s{i}")), foretold);
+        assert_eq!(Ledger::of(&outcome, &format!("s{i}")), expected);
     }
 }
 
@@ -402,13 +402,13 @@ fn source_without_backpressure_counts_ring_full_by_reader() {
     );
     assert_eq!(outcome.count("readers.careless.held"), 0);
     let ledger = Ledger::of(&outcome, "adc");
-    let foretold = Ledger {
+    let expected = Ledger {
         expected: 16_000,
         delivered: 16_000 - 8 * refused,
         lost: vec![("ring_full", 8 * refused)],
         ..whole()
     };
-    assert_eq!(ledger, foretold);
+    assert_eq!(ledger, expected);
 }
 
 #[test]
@@ -463,7 +463,7 @@ fn gap_beyond_window_with_backpressure_loses_nothing_else() {
     // Five whole frames are missing where four are open; the ring is nearly full all the time.
     let text = slow_reader(true, "", 100) + "[source.adc.faults]\nlose = [\"200..240\"]\n";
     let outcome = Daq::new(&text).run(&[]).ok();
-    let foretold = Ledger {
+    let expected = Ledger {
         expected: 800,
         ..lost("wire_gap", 40)
     };
@@ -471,7 +471,7 @@ fn gap_beyond_window_with_backpressure_loses_nothing_else() {
         Ledger::of(&outcome, "adc"),
         Ledger {
             delivered: 760,
-            ..foretold
+            ..expected
         }
     );
     assert_eq!(outcome.count("rings.raw.ring_full"), 0);

@@ -122,7 +122,7 @@ fn check_remains(dir: &Path, from: u64, sent: u64) -> (u64, u64) {
 }
 
 /// The number that follows `key` in what the next start told of `component`.
-fn told(stderr: &str, component: &str, key: &str) -> u64 {
+fn message(stderr: &str, component: &str, key: &str) -> u64 {
     let line = stderr
         .lines()
         .find(|line| line.contains(&format!("  {component}: ")));
@@ -163,8 +163,8 @@ fn kill_at_any_time_leaves_intact_segments_and_is_reported() {
             // A frame is handed on before it is counted as delivered, and a burst is written before it is counted:
             // the kill may have come between.
             let (delivered, bytes) = (
-                told(&stderr, "source.adc", "delivered"),
-                told(&stderr, "sink.disk", "bytes"),
+                message(&stderr, "source.adc", "delivered"),
+                message(&stderr, "sink.disk", "bytes"),
             );
             assert!(
                 delivered * 1024 + FRAME >= bytes && bytes + BURST * FRAME >= whole,
@@ -226,7 +226,7 @@ fn second_signal_exits_immediately() {
     let mut live = daq.spawn(&[]);
     live.wait_ready();
     live.interrupt();
-    live.wait_told("stopping");
+    live.wait_log("stopping");
     live.interrupt();
     let outcome = live.wait();
     assert_eq!(
@@ -304,9 +304,9 @@ fn concurrent_runs_of_one_pipeline_are_rejected() {
     first.wait_count("sinks.disk.bytes", 1 << 20);
     let second = daq.run(&["--for", "50ms"]);
     assert_eq!(second.code, 74, "{}", second.stderr);
-    let told = format!("another writer has it (its lock names pid {})", first.pid());
+    let message = format!("another writer has it (its lock names pid {})", first.pid());
     assert!(
-        second.stderr.contains(&told) && second.stderr.contains("out/disk-*"),
+        second.stderr.contains(&message) && second.stderr.contains("out/disk-*"),
         "{}",
         second.stderr
     );
@@ -455,7 +455,7 @@ fn disk_full_with_guarantee_applies_backpressure() {
     };
     let (daq, ballast) = almost_full(&dir, true);
     let mut live = daq.spawn(&[]);
-    live.wait_told("; holding the ring meanwhile");
+    live.wait_log("; holding the ring meanwhile");
     // The ring fills up and the source waits; nothing is lost.
     let report = wait_for("a full ring before a full disk", || {
         let report = live.report();
@@ -465,7 +465,7 @@ fn disk_full_with_guarantee_applies_backpressure() {
     assert_eq!(ledger::lost(&report, "adc"), 0, "{report:#}");
     assert_eq!(live.get("/-/healthy").code, 200);
     std::fs::remove_file(ballast).unwrap();
-    live.wait_told("it takes frames again, going on");
+    live.wait_log("it takes frames again, going on");
     let outcome = live.stop().ok();
     assert_eq!(ledger::lost(&outcome.report, "adc"), 0);
     assert_eq!(
@@ -489,10 +489,10 @@ fn disk_full_without_guarantee_counts_drops() {
     };
     let (daq, ballast) = almost_full(&dir, false);
     let mut live = daq.spawn(&[]);
-    live.wait_told("; dropping frames meanwhile");
+    live.wait_log("; dropping frames meanwhile");
     live.wait_count("sinks.disk.dropped", 100);
     std::fs::remove_file(ballast).unwrap();
-    live.wait_told("it takes frames again, going on");
+    live.wait_log("it takes frames again, going on");
     let frames = ledger::count(&live.report(), "sinks.disk.frames");
     live.wait_count("sinks.disk.frames", frames + 10);
     let outcome = live.stop().ok();
@@ -537,12 +537,12 @@ fn disk_full_at_stop_does_not_block_exit() {
     };
     let (daq, _) = almost_full(&dir, true);
     let mut live = daq.spawn(&["--drain", "300ms"]);
-    live.wait_told("; holding the ring meanwhile");
+    live.wait_log("; holding the ring meanwhile");
     live.wait_count("rings.raw.high_water", 256);
     let outcome = live.stop();
     assert_eq!(outcome.code, 74, "{}", outcome.stderr);
-    let told = "error: sink `disk`: ";
-    assert!(outcome.stderr.contains(told), "{}", outcome.stderr);
+    let message = "error: sink `disk`: ";
+    assert!(outcome.stderr.contains(message), "{}", outcome.stderr);
     let (frames, dropped) = (
         outcome.count("sinks.disk.frames"),
         outcome.count("sinks.disk.dropped"),

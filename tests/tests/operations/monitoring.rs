@@ -1,6 +1,6 @@
 //! What operators see: metrics, probes, status, systemd.
 
-use daq_tests::{Daq, Live, PATIENCE, Random, free_tcp_port, get, ledger, program, skip, wait_for};
+use daq_tests::{Daq, Live, Random, TIMEOUT, free_tcp_port, get, ledger, program, skip, wait_for};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -334,9 +334,9 @@ fn probe_while_stopping_is_healthy_but_not_ready() {
         );
     let daq = Daq::new(&text);
     let mut live = daq.spawn(&[]);
-    live.wait_count("readers.slow.pending", 2 * PATIENCE.as_secs());
+    live.wait_count("readers.slow.pending", 2 * TIMEOUT.as_secs());
     live.interrupt();
-    live.wait_told("stopping");
+    live.wait_log("stopping");
     wait_for("the state `stopping`", || {
         let answer = live.get("/-/ready");
         (answer.code == 503 && answer.body.contains("stopping")).then_some(())
@@ -453,7 +453,7 @@ fn systemd_is_notified() {
     let daq = Daq::new(EVERYTHING);
     let path = daq.path("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let daq = daq
         .env("NOTIFY_SOCKET", path.to_str().unwrap())
         .env("WATCHDOG_USEC", "300000");

@@ -54,7 +54,7 @@ fn state_file_truncated_while_running_does_not_end_run() {
     assert_eq!(states.len(), 1, "{states:?}");
     let file = OpenOptions::new().write(true).open(&states[0]).unwrap();
     file.set_len(0).unwrap();
-    live.wait_told("truncated this run's state file");
+    live.wait_log("truncated this run's state file");
     let seen = ledger::count(&live.report(), "sinks.disk.frames");
     live.wait_count("sinks.disk.frames", seen + 100);
     let outcome = live.stop().ok();
@@ -234,7 +234,7 @@ fn disk_hang_is_reported_and_does_not_block_exit() {
             live.wait_count("readers.disk.overrun", 500);
         }
         live.interrupt();
-        live.wait_told("a write has not returned");
+        live.wait_log("a write has not returned");
         // The process cannot be gone before the disk answers.
         assert!(disk.call("fsfreeze", &["-u"]));
         let outcome = live.wait();

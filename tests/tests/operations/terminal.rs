@@ -3,7 +3,7 @@
 mod flood;
 mod sys;
 
-use daq_tests::{Daq, PATIENCE, files, free_tcp_port, free_udp_port, get, wait_for};
+use daq_tests::{Daq, TIMEOUT, files, free_tcp_port, free_udp_port, get, wait_for};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -137,7 +137,7 @@ listen = "127.0.0.1:{http}"
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
             }
-            assert!(start.elapsed() < PATIENCE, "the run does not end");
+            assert!(start.elapsed() < TIMEOUT, "the run does not end");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
@@ -359,7 +359,7 @@ fn signal_after_sighup_drains_and_next_signal_exits() {
         let mut live = daq.spawn_command(command);
         live.wait_count("rings.r.published", 2);
         live.signal(Signal::HUP);
-        live.wait_told("SIGHUP: stopping");
+        live.wait_log("SIGHUP: stopping");
         live.signal(Signal::TERM);
         // Signals of one kind that are pending together are delivered once.
         while code != 0 && live.is_running() {
@@ -406,7 +406,7 @@ fn notify_socket_full_delays_nothing() {
     let mut run = Run::start(&[], &env, writer.into(), Stdio::null());
     run.assert_data_flows();
     // Readiness is sent once there is room.
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut buffer = [0; 4096];
     wait_for("READY=1", || {
         let length = socket.recv(&mut buffer).unwrap();
@@ -439,7 +439,7 @@ fn state_each_second_is_logged_only_when_verbose() {
     let config = "[source.a]\ndriver = \"sim\"\nring = \"r\"\npace = \"1 Mbit/s\"\n[ring.r]\nslot = \"8 KiB\"\n[sink.n]\ndriver = \"null\"\ninput = \"r\"\n";
     let daq = Daq::new(config);
     let mut live = daq.spawn(&["--verbose"]);
-    live.wait_told("bit/s, ");
+    live.wait_log("bit/s, ");
     let _ = live.stop().ok();
     let outcome = daq.run(&["--for", "2500 ms"]).ok();
     assert!(!outcome.stderr.contains("bit/s, "), "{}", outcome.stderr);

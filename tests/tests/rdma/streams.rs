@@ -94,13 +94,13 @@ fn stream_delivers_sent_frames() {
         let metas = files(&receiver.path("out"), ".sigmf-meta");
         let meta: Value = serde_json::from_slice(&std::fs::read(&metas[0]).unwrap()).unwrap();
         let annotations = meta["annotations"].as_array().unwrap();
-        let told = annotations
+        let reported = annotations
             .iter()
             .filter(|one| one["core:label"] == "missing");
-        let told: u64 = told
+        let reported: u64 = reported
             .map(|one| one["core:sample_count"].as_u64().unwrap())
             .sum();
-        assert_eq!(told, 21 * PACKET, "{annotations:#?}");
+        assert_eq!(reported, 21 * PACKET, "{annotations:#?}");
     }
 }
 
@@ -233,7 +233,7 @@ fn peer_missing_is_reported_and_run_ends() {
     let port = free_tcp_port();
     let sender = near(port, 10, CARD, "");
     let mut here = sender.spawn(&[]);
-    here.wait_told("is away");
+    here.wait_log("is away");
     let outcome = here.stop();
     assert!(
         outcome
@@ -263,8 +263,8 @@ fn sender_without_token_or_from_other_address_is_rejected() {
     ] {
         let sender = near(port, frames, &keys, "");
         let mut here = sender.spawn(&[]);
-        live.wait_told("refused a connection from 127.0.0.1:");
-        here.wait_told("token: set the `token` of this source");
+        live.wait_log("refused a connection from 127.0.0.1:");
+        here.wait_log("token: set the `token` of this source");
         let log = here.stop().stderr;
         assert!(!log.contains("c0ffee"), "{log}");
     }
@@ -287,7 +287,7 @@ fn sender_without_token_or_from_other_address_is_rejected() {
     live.wait_ready();
     let sender = near(port, frames, CARD, "");
     let here = sender.spawn(&[]);
-    live.wait_told("its address is not in `from`");
+    live.wait_log("its address is not in `from`");
     live.wait_count("sources.link.counts.refused", 1);
     let _ = here.stop();
     assert_eq!(live.stop().ok().count("sources.link.delivered"), 0);

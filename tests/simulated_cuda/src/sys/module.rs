@@ -137,8 +137,8 @@ fn read(image: In<u8>) -> std::result::Result<Image, (Code, String)> {
 fn load(out: &Out<usize>, image: In<u8>, log: impl FnOnce(&str)) -> Result {
     let device = super::context::current()?;
     require(!out.is_null() && !image.is_null())?;
-    let image = read(image).map_err(|(code, told)| {
-        log(&told);
+    let image = read(image).map_err(|(code, message)| {
+        log(&message);
         code
     })?;
     out.set(MODULES.insert(Arc::new(Module::load(device, image)?)))
@@ -183,9 +183,9 @@ extern "C" fn cuModuleLoadDataEx(
             }
         };
         put(INFO_LOG, "");
-        let mut told = String::new();
-        let loaded = load(&module, image, |text| text.clone_into(&mut told));
-        put(ERROR_LOG, &told);
+        let mut message = String::new();
+        let loaded = load(&module, image, |text| text.clone_into(&mut message));
+        put(ERROR_LOG, &message);
         loaded
     })
 }

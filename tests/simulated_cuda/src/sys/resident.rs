@@ -66,11 +66,11 @@ impl Call {
 
 /// Ends the process where a wait since `since` lasts too long.
 pub fn give_up(since: Instant, what: &str) {
-    let patience = OPTIONS.patience;
-    if since.elapsed() > patience {
+    let timeout = OPTIONS.timeout;
+    if since.elapsed() > timeout {
         eprintln!(
             "DAQ_SIMULATED_CUDA: {what} has waited {} s for a kernel that stays; a GPU would hang here",
-            patience.as_secs()
+            timeout.as_secs()
         );
         report::write();
         std::process::abort();

@@ -129,9 +129,9 @@ impl Stream {
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         // An error of another stream wakes nobody here.
-        let patience = Duration::from_millis(5);
+        let poll_interval = Duration::from_millis(5);
         self.changed
-            .wait_timeout(state, patience)
+            .wait_timeout(state, poll_interval)
             .unwrap_or_else(PoisonError::into_inner)
             .0
     }

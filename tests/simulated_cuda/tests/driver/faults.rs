@@ -133,10 +133,10 @@ fn invalid_options_abort_process() {
         context(0);
     });
     if let Some(ended) = ended {
-        let told = String::from_utf8_lossy(&ended.output.stderr);
+        let stderr = String::from_utf8_lossy(&ended.output.stderr);
         assert!(
-            told.contains("option \"gpu=2\" is not understood"),
-            "{told}"
+            stderr.contains("option \"gpu=2\" is not understood"),
+            "{stderr}"
         );
     }
 }

@@ -59,8 +59,8 @@ fn alone(name: &str, options: &str, body: impl FnOnce()) -> Option<Alone> {
 /// As [`alone`], and the body must succeed. The report.
 fn passes(name: &str, options: &str, body: impl FnOnce()) -> Option<serde_json::Value> {
     let alone = alone(name, options, body)?;
-    let told = String::from_utf8_lossy(&alone.output.stderr);
-    assert!(alone.output.status.success(), "{told}");
+    let stderr = String::from_utf8_lossy(&alone.output.stderr);
+    assert!(alone.output.status.success(), "{stderr}");
     Some(alone.report())
 }
 

@@ -279,10 +279,10 @@ fn device_wide_call_waits_for_persistent_kernel() {
         ok!(cuCtxSynchronize());
     });
     if let Some(ended) = ended {
-        let told = String::from_utf8_lossy(&ended.output.stderr).into_owned();
-        assert!(ended.output.status.success(), "{told}");
+        let stderr = String::from_utf8_lossy(&ended.output.stderr).into_owned();
+        assert!(ended.output.status.success(), "{stderr}");
         // The thread may have come too late to meet the kernel: then it did not wait.
-        let blocked = told
+        let blocked = stderr
             .matches("cuMemFree_v2 waits for a kernel that stays")
             .count();
         assert_eq!(ended.report()["blocked"], blocked);
@@ -293,7 +293,7 @@ fn device_wide_call_waits_for_persistent_kernel() {
 fn call_that_would_deadlock_aborts_process() {
     for call in ["freeing", "synchronising"] {
         let name = "resident::call_that_would_deadlock_aborts_process";
-        let options = format!("patience=0,latency={}", call.len());
+        let options = format!("timeout=0,latency={}", call.len());
         let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
         if given != options && !given.is_empty() {
             continue;
@@ -307,14 +307,14 @@ fn call_that_would_deadlock_aborts_process() {
             }
         });
         if let Some(ended) = ended {
-            let told = String::from_utf8_lossy(&ended.output.stderr).into_owned();
-            assert!(!ended.output.status.success(), "{told}");
+            let stderr = String::from_utf8_lossy(&ended.output.stderr).into_owned();
+            assert!(!ended.output.status.success(), "{stderr}");
             let expected = if call == "freeing" {
                 "cuMemHostUnregister has waited 0 s"
             } else {
                 "waiting for a stream has waited 0 s"
             };
-            assert!(told.contains(expected), "{told}");
+            assert!(stderr.contains(expected), "{stderr}");
             let blocked = u64::from(call == "freeing");
             assert_eq!(ended.report()["blocked"], blocked);
         }
@@ -416,7 +416,7 @@ fn protocol_violation_undetected_by_gpu_is_reported() {
         }),
         ("cannot hold frames", |_| {}),
     ];
-    for (n, (told, mistake)) in MISTAKES.iter().enumerate() {
+    for (n, (stderr, mistake)) in MISTAKES.iter().enumerate() {
         let name = "resident::protocol_violation_undetected_by_gpu_is_reported";
         let options = format!("latency={n},hang=resident@1");
         let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
@@ -426,7 +426,7 @@ fn protocol_violation_undetected_by_gpu_is_reported() {
         let ended = alone(name, &options, || {
             let mut kernel = Resident::new(2, 1);
             let mut values = kernel.values();
-            if *told == "cannot hold frames" {
+            if *stderr == "cannot hold frames" {
                 values[12] = STRIDE + 1;
             }
             assert_eq!(kernel.launch(values), 0);
@@ -436,7 +436,7 @@ fn protocol_violation_undetected_by_gpu_is_reported() {
         if let Some(ended) = ended {
             let said = String::from_utf8_lossy(&ended.output.stderr);
             assert!(ended.output.status.success(), "{said}");
-            assert!(said.contains(told), "{said}");
+            assert!(said.contains(stderr), "{said}");
         }
     }
 }

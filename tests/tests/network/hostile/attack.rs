@@ -374,14 +374,14 @@ pub fn attack(kind: Kind, rate: Rate, cases: &[Case]) {
         .iter()
         .filter(|attack| attack.case.ledger.rejected > 0)
     {
-        let told = outcome
+        let warnings = outcome
             .stderr
             .lines()
             .filter(|line| line.contains(&format!("source {}:", attack.source)));
-        let told = told.filter(|line| line.contains("rejected")).count();
+        let warnings = warnings.filter(|line| line.contains("rejected")).count();
         assert!(
-            (1..=8).contains(&told),
-            "{told} lines about {}:\n{}",
+            (1..=8).contains(&warnings),
+            "{warnings} lines about {}:\n{}",
             attack.source,
             outcome.stderr
         );
