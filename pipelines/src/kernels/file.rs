@@ -21,8 +21,8 @@ mod frame;
 mod launch;
 mod message;
 mod params;
+mod persistent;
 mod record;
-mod resident;
 #[cfg(test)]
 mod tests;
 mod unit;
@@ -376,7 +376,7 @@ impl KernelSpec for FileKernel {
         Ok(match context.dispatch {
             Dispatch::Launch => Box::new(launch::FileCode::new(self, context, device, &image)?),
             Dispatch::Persistent => {
-                Box::new(resident::Resident::new(self, context, device, &image)?)
+                Box::new(persistent::Resident::new(self, context, device, &image)?)
             }
         })
     }

@@ -3,17 +3,16 @@
 mod bench;
 mod changes;
 mod check;
+mod emulate;
 mod graph;
+mod guard;
 mod list;
 mod live;
 mod load;
 mod new;
-mod owner;
 mod reference;
 mod run;
 mod selftest;
-mod sim_card;
-mod sim_hsb;
 mod state;
 mod topo;
 mod tune;
@@ -108,9 +107,11 @@ enum Command {
     /// Check this machine: whether what the CPU, a GPU and network cards store for each other arrives.
     Selftest(selftest::Args),
     /// Be a PCIe card of software, behind a socket, for those who have none on their desk.
-    SimCard(sim_card::Args),
+    #[command(name = "sim-card")]
+    EmulateCard(emulate::card::Args),
     /// Be a Holoscan Sensor Bridge of software, for those who have none on their desk.
-    SimHsb(sim_hsb::Args),
+    #[command(name = "sim-hsb")]
+    EmulateHsb(emulate::hsb::Args),
     /// Measure how this machine's GPUs copy, in under a second each, and keep that for later runs.
     Tune(tune::Args),
     /// Print the JSON schema of configurations, or a reference page.
@@ -121,7 +122,7 @@ enum Command {
     },
     /// Outlive a daemon that is killed, and stop its card; for daq itself.
     #[command(name = daq_drivers::fpga::guard::COMMAND, hide = true)]
-    FpgaOwner {
+    FpgaGuard {
         /// The card's PCI address, for messages.
         device: String,
     },
@@ -173,11 +174,11 @@ pub fn main() -> ExitCode {
         Command::Doctor { json, sample } => doctor(json, sample),
         Command::Bench(args) => bench::bench(&args),
         Command::Selftest(args) => selftest::selftest(&args),
-        Command::SimCard(args) => sim_card::sim_card(&args),
-        Command::SimHsb(args) => sim_hsb::sim_hsb(&args),
+        Command::EmulateCard(args) => emulate::card::emulate(&args),
+        Command::EmulateHsb(args) => emulate::hsb::emulate(&args),
         Command::Tune(args) => tune::tune(&args),
         Command::Reference { page } => show(&reference::page(page)),
-        Command::FpgaOwner { device } => owner::owner(&device),
+        Command::FpgaGuard { device } => guard::guard(&device),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "daq", &mut script);

@@ -8,8 +8,8 @@ mod files;
 mod flow;
 mod gpus;
 mod interrupts;
-mod place;
 mod port;
+mod slot;
 #[cfg(test)]
 mod tests;
 
@@ -136,7 +136,7 @@ fn judge(machine: &Machine<'_>, before: &Counters) -> Vec<Finding> {
     for card in machine.cards() {
         findings.push(firmware(&card));
         findings.push(files::device(&card));
-        findings.extend(place::examine(&card));
+        findings.extend(slot::examine(&card));
         findings.extend(interrupts::examine(&card));
         for port in &card.nic.ports {
             findings.extend(port::examine(&card, port));

@@ -1,8 +1,8 @@
 //! Foreign calls of this crate: one thin, documented function each.
 
-pub(crate) mod area;
 pub(crate) mod clock;
 pub(crate) mod device_code;
 pub(crate) mod fork;
+pub(crate) mod shared_words;
 pub(crate) mod transfer;
 pub(crate) mod upload;

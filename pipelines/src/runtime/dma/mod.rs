@@ -9,7 +9,7 @@
 //!        └──copy──▶ open slots of the ring ──▶ overtaken meanwhile? ──▶ publish
 //! ```
 
-mod course;
+mod frame_numbering;
 mod port;
 mod proof;
 #[cfg(test)]
@@ -17,7 +17,6 @@ mod tests;
 
 use super::control::STALL_TIMEOUT;
 use super::{Control, FailureKind, Heartbeat, STOP_POLL_INTERVAL};
-use course::Course;
 use daq_core::dma::{CarryError, Completions, Done, Engine, EngineError, FrameSequence};
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::CudaError;
@@ -27,6 +26,7 @@ use daq_core::ledger::{Cause, EngineCounters, Proof, SourceLedger};
 use daq_core::notify::Wait;
 use daq_core::region::RegionError;
 use daq_core::ring::Producer;
+use frame_numbering::Course;
 use port::Port;
 use proof::Prover;
 use std::sync::Arc;

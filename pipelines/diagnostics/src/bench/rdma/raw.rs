@@ -2,7 +2,7 @@
 
 use super::control::{Reply, Request, Wire};
 use crate::bench::BenchError;
-use crate::sys::area::Area;
+use crate::sys::shared_words::Area;
 use daq_core::gpu::driver::Device;
 use daq_rdma::connect::{Dialler, Link, Listener, Prepare, tcp};
 use daq_rdma::register::{PeerFacts, register};

@@ -3,7 +3,7 @@
 use super::Setup;
 use super::pair::{ANY, Memory, Pair, WORK, ends, facts, next, pattern, queues, write};
 use crate::selftest::{Verdict, expect};
-use crate::sys::area::Area;
+use crate::sys::shared_words::Area;
 use daq_core::gpu::driver::Device;
 use daq_rdma::register::{register, words};
 use daq_rdma::verbs::{Payload, Service, Side, Status, Verb, Way, Work};

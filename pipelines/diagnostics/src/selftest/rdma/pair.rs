@@ -1,7 +1,7 @@
 //! Two queues of one card that are connected with each other, each with memory of its own.
 
 use crate::selftest::Verdict;
-use crate::sys::area::Area;
+use crate::sys::shared_words::Area;
 use daq_core::gpu::driver::Device;
 use daq_rdma::register::{PeerFacts, Registered, register};
 use daq_rdma::verbs::{

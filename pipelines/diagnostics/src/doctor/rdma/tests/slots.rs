@@ -54,7 +54,7 @@ fn relaxed_ordering_and_large_reads() {
 
 #[test]
 fn no_list_of_capabilities_is_too_odd() {
-    use super::super::place::device_control;
+    use super::super::slot::device_control;
     assert_eq!(device_control(&space(0x2810, 0)), Some(0x2810));
     assert_eq!(device_control(&[]), None);
     assert_eq!(

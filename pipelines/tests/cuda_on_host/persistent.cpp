@@ -7,7 +7,7 @@
 //
 // With an odd seed a device rings as well, before the host knows of the frames, and the shifts stay as they are.
 //
-//   resident TEAMS BLOCKS THREADS INPUT_SLOTS OUTPUT_SLOTS RECORDS FRAMES SEED
+//   persistent TEAMS BLOCKS THREADS INPUT_SLOTS OUTPUT_SLOTS RECORDS FRAMES SEED
 //
 // With SANITIZED defined blocks have one thread, which is a plain one, for the sanitizer of threads.
 

@@ -1,6 +1,6 @@
 //! `daq sim-hsb`: a Holoscan Sensor Bridge of software, for a source in another process.
 
-use super::{exit, show};
+use crate::cli::{exit, show};
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::units::BitRate;
 use daq_drivers::hsb_sensor::pattern::Pattern;
@@ -22,7 +22,7 @@ use std::str::FromStr;
     clippy::struct_excessive_bools,
     reason = "each is a switch of the command line"
 )]
-pub(super) struct Args {
+pub(in crate::cli) struct Args {
     /// Where its control plane listens; data comes from the same address. Each board takes an address of its own; on
     /// the loopback interface 127.0.0.2, 127.0.0.3 and so on.
     #[arg(long, value_name = "ADDRESS[:PORT]", default_value = "127.0.0.1")]
@@ -203,8 +203,8 @@ fn render(counts: &Counts) -> String {
     text
 }
 
-pub(super) fn sim_hsb(args: &Args) -> u8 {
-    super::run::log();
+pub(in crate::cli) fn emulate(args: &Args) -> u8 {
+    crate::cli::run::log();
     // A byte comes through when it is to end.
     let stop = UnixStream::pair().and_then(|(stop, signal)| {
         for number in [SIGINT, SIGTERM, SIGHUP] {

@@ -1,6 +1,6 @@
 //! `daq sim-card`: a card of software behind a vfio-user socket, for a source in another process.
 
-use super::{exit, show};
+use crate::cli::{exit, show};
 use clap::builder::PossibleValuesParser;
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::units::{BitRate, ByteSize};
@@ -18,7 +18,7 @@ use std::path::PathBuf;
 /// What `daq sim-card` is told.
 #[derive(Debug, ClapArgs)]
 #[command(after_long_help = faults())]
-pub(super) struct Args {
+pub(in crate::cli) struct Args {
     /// Which card.
     #[arg(value_parser = PossibleValuesParser::new(CARDS.iter().map(|card| card.name)))]
     card: String,
@@ -88,8 +88,8 @@ fn introduce(args: &Args, card: &dyn Card) -> String {
     )
 }
 
-pub(super) fn sim_card(args: &Args) -> u8 {
-    super::run::log();
+pub(in crate::cli) fn emulate(args: &Args) -> u8 {
+    crate::cli::run::log();
     let options = CardOptions {
         rate: args.rate,
         packet: args.packet,

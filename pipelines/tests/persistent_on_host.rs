@@ -7,7 +7,10 @@ use std::path::Path;
 use std::process::Command;
 
 const FILES: [(&str, &str); 4] = [
-    ("resident.cpp", include_str!("cuda_on_host/resident.cpp")),
+    (
+        "persistent.cpp",
+        include_str!("cuda_on_host/persistent.cpp"),
+    ),
     ("block.h", include_str!("cuda_on_host/block.h")),
     ("device.h", include_str!("cuda_on_host/device.h")),
     ("daq.cuh", include_str!("../src/kernels/daq.cuh")),
@@ -113,7 +116,7 @@ fn compile(directory: &Path, user: &str, options: &[&str]) -> Option<()> {
         // Macros that a file of the user's does not need, and directives for another compiler.
         .args(["-Wno-unused", "-Wno-unknown-pragmas"])
         .args(options)
-        .args(["resident.cpp", "-o", "resident"])
+        .args(["persistent.cpp", "-o", "persistent"])
         .output();
     let compiled = match compiled {
         Ok(compiled) => compiled,
@@ -128,7 +131,7 @@ fn compile(directory: &Path, user: &str, options: &[&str]) -> Option<()> {
 }
 
 fn run(directory: &Path, shape: &[u32; 7], seed: u32) {
-    let output = Command::new(directory.join("resident"))
+    let output = Command::new(directory.join("persistent"))
         .args(shape.iter().chain([&seed]).map(u32::to_string))
         .output()
         .unwrap();
