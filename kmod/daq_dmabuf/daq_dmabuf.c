@@ -2,12 +2,12 @@
 /*
  * The bus addresses of a dma-buf for a PCI device that has its own driver or none.
  *
- * An engine in such a device is programmed by user space, or by a driver that knows nothing of dma-bufs. This module
- * attaches the device to the dma-buf in its stead, pins and maps, and hands the addresses over. It never touches the
- * engine; the one thing that it does to a device is to clear bus mastering when nobody is left who could stop it.
+ * User space, or a driver without dma-buf support, programs the DMA engine of such a device. This module attaches the
+ * device to the dma-buf, pins and maps the memory, and returns the addresses. It never accesses the engine. The only
+ * change that it makes to a device is to disable bus mastering when no process is left that could stop the engine.
  *
  * Locks, outermost first: the file's mutex, the lock of the device, the map's mutex, the list's mutex or the
- * reservation of the dma-buf. The exporter calls move_notify with the reservation held: only atomics there.
+ * reservation of the dma-buf. The exporter calls move_notify with the reservation held, so it may use atomics only.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -34,24 +34,24 @@
 #define DAQ_DIRECTIONS	(DAQ_DMABUF_TO_DEVICE | DAQ_DMABUF_FROM_DEVICE)
 
 struct daq_file {
-	struct mutex lock;	/* handles; one call at a time */
+	struct mutex lock;	/* protects the handles; serialises calls */
 	struct xarray maps;	/* handle -> struct daq_map */
 	u32 next;
 };
 
 struct daq_map {
-	struct kref ref;	/* the file's, and one for whoever tears down from the list */
-	struct list_head node;	/* in daq_maps from before the attachment is made until after it is gone */
-	struct mutex lock;	/* attach, pinned, sgt */
+	struct kref ref;	/* one of the file, and one during a teardown from the list */
+	struct list_head node;	/* in daq_maps before the attachment exists until after it is detached */
+	struct mutex lock;	/* protects attach, pinned, sgt */
 	struct pci_dev *pdev;
 	struct dma_buf *dmabuf;
 	struct dma_buf_attachment *attach;	/* NULL: torn down */
 	bool pinned;
-	struct sg_table *sgt;	/* changes with the reservation held too */
+	struct sg_table *sgt;	/* changed only with the reservation also held */
 	enum dma_data_direction dir;
 	struct eventfd_ctx *revoke_event;
 	atomic_t reason;	/* 0: live */
-	bool mask_set;		/* we changed the device's mask, which was old_mask; list mutex */
+	bool mask_set;		/* this module changed the device's mask from old_mask; list mutex */
 	u64 old_mask;
 	struct daq_dmabuf_segment *segments;
 	u32 nsegments;
@@ -76,7 +76,7 @@ static void daq_move_notify(struct dma_buf_attachment *attach)
 {
 	struct daq_map *map = attach->importer_priv;
 
-	/* Pinning may itself move the memory to where the device reaches it: nobody knows its addresses yet. */
+	/* Pinning may move the memory to a place that the device can access. No caller has its addresses yet. */
 	if (map->sgt)
 		daq_map_revoke(map, DAQ_DMABUF_MOVED);
 }
@@ -90,7 +90,7 @@ static const struct dma_buf_attach_ops daq_attach_ops = {
 #endif
 };
 
-/* Called with the list's mutex held. */
+/* The caller must hold the list's mutex. */
 static struct daq_map *daq_map_find(struct pci_dev *pdev)
 {
 	struct daq_map *map;
@@ -102,8 +102,8 @@ static struct daq_map *daq_map_find(struct pci_dev *pdev)
 }
 
 /*
- * Lists the map, and tells the DMA API how wide the engine's addresses are where no driver has done so. Nobody may
- * change the mask under a mapping, so the maps of a device share one, and the last one puts the old one back.
+ * Adds the map to the list. If no driver has done so, sets the DMA mask to the width of the engine's addresses. The mask
+ * must not change while a mapping exists, so all maps of a device share one mask. The last map restores the old mask.
  */
 static int daq_map_list(struct daq_map *map, u32 address_bits)
 {
@@ -141,8 +141,9 @@ static void daq_map_unlist(struct daq_map *map)
 }
 
 /*
- * Ends what the device may still have in flight. The answer to the read cannot overtake writes that the device sent
- * before it; reads of the device are waited for, though a late answer to one would harm nobody's memory.
+ * Stops the device's DMA and waits for transactions in flight. The completion of the config read cannot overtake writes
+ * that the device sent earlier. The device's own reads are also waited for, although a late completion would not change
+ * any memory.
  */
 static void daq_device_stop(struct pci_dev *pdev)
 {
@@ -151,10 +152,12 @@ static void daq_device_stop(struct pci_dev *pdev)
 	pci_clear_master(pdev);
 	pci_read_config_word(pdev, PCI_COMMAND, &command);
 	if (!pci_wait_for_pending_transaction(pdev))
-		pci_warn(pdev, "transactions are still pending with bus mastering off\n");
+		pci_warn(pdev, "transactions are still pending after bus mastering was disabled\n");
 }
 
-/* Undoes what there is of a mapping, in the order that keeps the device from memory it has lost. Idempotent. */
+/*
+ * Removes all parts of a mapping that exist, in an order that keeps the device from accessing freed memory. Idempotent.
+ */
 static void daq_map_undo(struct daq_map *map)
 {
 	struct dma_resv *resv = map->dmabuf->resv;
@@ -179,7 +182,7 @@ static void daq_map_teardown(struct daq_map *map, bool stop)
 {
 	mutex_lock(&map->lock);
 	if (map->attach && stop) {
-		pci_info(map->pdev, "a mapping was not given back: bus mastering is switched off\n");
+		pci_info(map->pdev, "mapping not unmapped before close or unbind: disabling bus mastering\n");
 		daq_device_stop(map->pdev);
 	}
 	daq_map_undo(map);
@@ -206,8 +209,8 @@ static void daq_map_put(struct daq_map *map)
 }
 
 /*
- * Is it a device whose DMA the kernel's DMA API may map? @translated: whether its addresses pass a page table. Called
- * with the device's lock held, so that no driver comes or goes meanwhile.
+ * Checks that the DMA API may map memory for this device. @translated: out: the domain whose page table translates the
+ * device's addresses, or NULL. The caller must hold the device's lock, so that no driver is bound or unbound meanwhile.
  */
 static int daq_device_check(struct pci_dev *pdev, u32 address_bits, struct iommu_domain **translated)
 {
@@ -218,7 +221,7 @@ static int daq_device_check(struct pci_dev *pdev, u32 address_bits, struct iommu
 		return -EINVAL;
 	if (!pci_device_is_present(pdev))
 		return -ENODEV;
-	/* vfio-pci and its kin, and stubs that hold a device for them. */
+	/* vfio-pci and similar drivers, and stubs that reserve a device for them. */
 	if (driver && driver->driver_managed_dma)
 		return -EBUSY;
 	if (driver && address_bits)
@@ -233,7 +236,7 @@ static int daq_device_check(struct pci_dev *pdev, u32 address_bits, struct iommu
 	return 0;
 }
 
-/* Does every page of the segment mean to the device what the exporter means by it? */
+/* Checks that the device can access every page of the segment at the exporter's address. */
 static int daq_segment_check(struct device *dev, struct iommu_domain *translated,
 			     const struct daq_dmabuf_segment *segment)
 {
@@ -246,10 +249,10 @@ static int daq_segment_check(struct device *dev, struct iommu_domain *translated
 		if (fatal_signal_pending(current))
 			return -EINTR;
 		cond_resched();
-		/* Some exporters give bare physical addresses, which an IOMMU does not know. */
+		/* Some exporters return physical addresses, which the IOMMU does not map. */
 		if (translated && !iommu_iova_to_phys(translated, page))
 			return -EREMOTEIO;
-		/* A bounce buffer: the memory itself would never see the device's writes. */
+		/* A bounce buffer: the device's writes would not reach the memory itself. */
 		if (!translated && dma_need_sync(dev, page))
 			return -EREMOTEIO;
 		if (last - page < PAGE_SIZE)
@@ -258,7 +261,7 @@ static int daq_segment_check(struct device *dev, struct iommu_domain *translated
 	}
 }
 
-/* Copies the addresses out of the table, which is the exporter's, and joins what lies back to back. */
+/* Copies the addresses from the exporter's table and joins adjacent ranges. */
 static int daq_map_segments(struct daq_map *map, struct iommu_domain *translated)
 {
 	struct daq_dmabuf_segment *segment = NULL;
@@ -292,7 +295,7 @@ static int daq_map_segments(struct daq_map *map, struct iommu_domain *translated
 	return 0;
 }
 
-/* The device in whose memory a physical address lies, with a reference. */
+/* Returns the device whose BAR contains a physical address, with a reference; NULL if there is none. */
 static struct pci_dev *daq_memory_owner(phys_addr_t address)
 {
 	struct pci_dev *pdev = NULL;
@@ -325,7 +328,10 @@ static s32 daq_distance(struct pci_dev *pdev, phys_addr_t memory)
 	return distance < 0 ? DAQ_DMABUF_DISTANCE_REFUSED : distance;
 }
 
-/* Attaches, pins and maps. Called with the locks of the device and of the map held; the caller undoes on an error. */
+/*
+ * Attaches, pins and maps. The caller must hold the locks of the device and of the map, and call daq_map_undo() on an
+ * error.
+ */
 static int daq_map_attach(struct daq_map *map, struct iommu_domain *translated)
 {
 	struct dma_buf_attachment *attach;
@@ -369,15 +375,15 @@ static int daq_map_for_device(struct daq_map *map, const struct daq_dmabuf_map *
 	int err;
 
 	/*
-	 * A device is on its bus before the IOMMU has heard of it. Who adds or removes devices holds this lock, so that
-	 * what was found before it was taken is complete now.
+	 * A device is on its bus before it is added to its IOMMU domain. Code that adds or removes devices holds this lock,
+	 * so a device that was found before the lock was taken is completely added now.
 	 */
 	pci_lock_rescan_remove();
 	pci_unlock_rescan_remove();
 	device_lock(dev);
 	/*
-	 * A device leaves its bus before its lock is taken to part it from its driver, and we hear of its removal after
-	 * that: found with the lock held, it is one whose removal will find this map.
+	 * Removal takes a device off its bus first, then takes the device's lock to unbind the driver, and then calls the
+	 * notifier. A device that is found while the lock is held is still on its bus, so its removal will find this map.
 	 */
 	found = pci_get_domain_bus_and_slot(arg->domain, arg->bus, arg->devfn);
 	err = found == map->pdev ? 0 : -ENODEV;
@@ -439,7 +445,7 @@ static struct daq_map *daq_map_new(const struct daq_dmabuf_map *arg)
 	err = daq_map_for_device(map, arg);
 	if (err)
 		goto put;
-	/* The addresses hold from now on; what the exporter still copies there must be there before the engine runs. */
+	/* The addresses are fixed now. Wait until the exporter has moved the data there, before the engine runs. */
 	err = dma_resv_wait_timeout(map->dmabuf->resv, DMA_RESV_USAGE_KERNEL, true, MAX_SCHEDULE_TIMEOUT);
 	if (err < 0) {
 		daq_map_teardown(map, false);
@@ -465,7 +471,7 @@ static int daq_copy_in(void *arg, size_t size, void __user *from)
 	err = copy_struct_from_user(arg, size, from, argsz);
 	if (err)
 		return err;
-	/* Another thread may have changed it between the two reads. */
+	/* Another thread may have changed argsz between the two reads. */
 	*(u32 *)arg = argsz;
 	return 0;
 }
@@ -483,7 +489,7 @@ static int daq_ioctl_map(struct daq_file *file, void __user *user)
 	map = daq_map_new(&arg);
 	if (IS_ERR(map))
 		return PTR_ERR(map);
-	/* Cyclic, so that a handle kept too long does not soon mean another mapping. */
+	/* Cyclic, so that a stale handle does not soon identify another mapping. */
 	err = xa_alloc_cyclic(&file->maps, &handle, map, XA_LIMIT(1, U16_MAX), &file->next, GFP_KERNEL);
 	if (err < 0) {
 		err = err == -EBUSY ? -ENOSPC : err;
@@ -595,7 +601,7 @@ static int daq_open(struct inode *inode, struct file *filp)
 {
 	struct daq_file *file;
 
-	/* Who knows bus addresses and can program an engine with them can write all of memory. */
+	/* A process that can program an engine with bus addresses can write to any memory. */
 	if (!capable(CAP_SYS_RAWIO))
 		return -EPERM;
 	file = kzalloc(sizeof(*file), GFP_KERNEL);
@@ -607,7 +613,7 @@ static int daq_open(struct inode *inode, struct file *filp)
 	return nonseekable_open(inode, filp);
 }
 
-/* What is still mapped now was not given back: its owner died, and its engine may be running. */
+/* Mappings that still exist were not unmapped: their process died, and the engine may be running. */
 static int daq_release(struct inode *inode, struct file *filp)
 {
 	struct daq_file *file = filp->private_data;
@@ -661,14 +667,14 @@ static void daq_device_teardown(struct pci_dev *pdev, int reason)
 	}
 }
 
-/* A device that changes hands, or goes, keeps no address of ours. */
+/* Removes the mappings of a device whose driver changes, or that is removed. */
 static int daq_bus_notify(struct notifier_block *block, unsigned long action, void *data)
 {
 	struct pci_dev *pdev = to_pci_dev(data);
 
 	switch (action) {
 	case BUS_NOTIFY_UNBIND_DRIVER:
-		/* The driver is still there to stop its engine in order. */
+		/* The driver is still bound and can stop its engine. */
 		daq_device_revoke(pdev, DAQ_DMABUF_REBOUND);
 		break;
 	case BUS_NOTIFY_UNBOUND_DRIVER:
@@ -685,7 +691,7 @@ static int daq_bus_notify(struct notifier_block *block, unsigned long action, vo
 
 static struct notifier_block daq_bus_block = {
 	.notifier_call = daq_bus_notify,
-	/* Before the IOMMU's own, which takes a removed device out of its domain. */
+	/* Must run before the IOMMU's notifier, which removes the device from its domain. */
 	.priority = 1,
 };
 

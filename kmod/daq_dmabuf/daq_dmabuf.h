@@ -2,8 +2,8 @@
 /*
  * daq_dmabuf: the bus addresses of a dma-buf, as one PCI device sees them.
  *
- * Every argument begins with argsz, the size of the argument as the caller knows it. What a caller knows beyond
- * this version must be zero (else E2BIG); less than the first version is EINVAL.
+ * Every argument begins with argsz, the size of the structure in the caller's version. Members that this version does not
+ * have must be zero (else E2BIG). A size below that of the first version is EINVAL.
  */
 #ifndef DAQ_DMABUF_H
 #define DAQ_DMABUF_H
@@ -21,24 +21,24 @@
  * struct daq_dmabuf_map - pin a dma-buf and map it for a device
  * @argsz: size of this structure
  * @flags: DAQ_DMABUF_TO_DEVICE, DAQ_DMABUF_FROM_DEVICE
- * @dmabuf_fd: the dma-buf; the mapping keeps it alive, the descriptor may be closed
+ * @dmabuf_fd: the dma-buf; the mapping holds a reference, so the descriptor may be closed
  * @revoke_eventfd: signalled once when the mapping is revoked; -1: none
  * @domain: PCI domain of the device
  * @bus: PCI bus
  * @devfn: device << 3 | function
- * @address_bits: how many address bits the engine drives, 1 to 64, for a device that no driver is bound to; 0: as
- *	its driver said, and 32 where it never had one
- * @handle: out: what the other calls take; never 0
- * @segments: out: how many pieces of consecutive bus addresses there are
- * @size: out: bytes of the dma-buf
+ * @address_bits: number of address bits of the engine, 1 to 64, for a device without a bound driver; 0: the number that
+ *	the driver has set, or 32 if the device never had a driver
+ * @handle: out: identifies the mapping in the other calls; never 0
+ * @segments: out: number of ranges of consecutive bus addresses
+ * @size: out: size of the dma-buf in bytes
  *
- * EBADF, EINVAL: no descriptor, no dma-buf, no eventfd; no or unknown flags; a bridge; bits out of range.
- * ENODEV: no such device, or it does not answer.
- * EBUSY: its DMA belongs to user space (vfio-pci, an unmanaged IOMMU domain) or to a driver that manages it alone,
- *	or it is mapped already with other address_bits.
- * EEXIST: address_bits given although a driver is bound.
- * EREMOTEIO: the exporter gave addresses that the device cannot use.
- * ENOSPC: no more handles. Else what the exporter says.
+ * EBADF, EINVAL: not a descriptor, not a dma-buf, not an eventfd; no or unknown flags; a bridge; bits out of range.
+ * ENODEV: the device does not exist or does not respond.
+ * EBUSY: the device's DMA belongs to user space (vfio-pci, an unmanaged IOMMU domain) or to a driver that manages it
+ *	alone, or the device is already mapped with other address_bits.
+ * EEXIST: address_bits is set although a driver is bound.
+ * EREMOTEIO: the exporter returned addresses that the device cannot use.
+ * ENOSPC: no free handles. Other errors come from the exporter.
  */
 struct daq_dmabuf_map {
 	__u32 argsz;
@@ -54,7 +54,7 @@ struct daq_dmabuf_map {
 	__u64 size;
 };
 
-/* Consecutive bus addresses. */
+/* A range of consecutive bus addresses. */
 struct daq_dmabuf_segment {
 	__u64 address;
 	__u64 bytes;
@@ -64,11 +64,11 @@ struct daq_dmabuf_segment {
  * struct daq_dmabuf_segments - read the bus addresses of a mapping
  * @argsz: size of this structure
  * @handle: of the mapping
- * @first: index of the first segment wanted
- * @count: in: room at @to, in segments; out: segments written
+ * @first: index of the first segment to read
+ * @count: in: capacity of @to in segments; out: number of segments written
  * @to: address of an array of struct daq_dmabuf_segment
  *
- * ENOENT: no such handle. EINVAL: @first beyond the last. EFAULT: @to. ESTALE: revoked.
+ * ENOENT: unknown handle. EINVAL: @first is beyond the last segment. EFAULT: @to is invalid. ESTALE: revoked.
  */
 struct daq_dmabuf_segments {
 	__u32 argsz;
@@ -83,25 +83,25 @@ struct daq_dmabuf_segments {
 #define DAQ_DMABUF_REVOKED	1
 
 /* struct daq_dmabuf_state.reason */
-#define DAQ_DMABUF_MOVED	1	/* the exporter moved or withdrew the memory */
+#define DAQ_DMABUF_MOVED	1	/* the exporter moved or revoked the memory */
 #define DAQ_DMABUF_REBOUND	2	/* a driver was bound to or unbound from the device */
-#define DAQ_DMABUF_REMOVED	3	/* the device is gone */
+#define DAQ_DMABUF_REMOVED	3	/* the device was removed */
 
-/* struct daq_dmabuf_state.p2p_distance, where it is not a count of ports between the two devices */
+/* struct daq_dmabuf_state.p2p_distance, if it is not the number of ports between the two devices */
 #define DAQ_DMABUF_DISTANCE_UNKNOWN	(-1)	/* this kernel is built without PCI_P2PDMA */
-#define DAQ_DMABUF_DISTANCE_REFUSED	(-2)	/* the kernel does not trust the way between the two */
-#define DAQ_DMABUF_DISTANCE_HOST	(-3)	/* the memory is in no PCI device */
+#define DAQ_DMABUF_DISTANCE_REFUSED	(-2)	/* Linux does not trust the path between the two */
+#define DAQ_DMABUF_DISTANCE_HOST	(-3)	/* the memory is not on a PCI device */
 
 /**
- * struct daq_dmabuf_state - what has become of a mapping
+ * struct daq_dmabuf_state - read the state of a mapping
  * @argsz: size of this structure
  * @handle: of the mapping
  * @state: out: DAQ_DMABUF_LIVE or DAQ_DMABUF_REVOKED
  * @reason: out: why it was revoked; 0 while live
- * @p2p_distance: out: as the kernel measured it when the mapping was made
+ * @p2p_distance: out: distance as measured by Linux when the mapping was created
  * @reserved: out: 0
  *
- * ENOENT: no such handle.
+ * ENOENT: unknown handle.
  */
 struct daq_dmabuf_state {
 	__u32 argsz;
@@ -113,11 +113,11 @@ struct daq_dmabuf_state {
 };
 
 /**
- * struct daq_dmabuf_unmap - give a mapping back; the caller has stopped the engine
+ * struct daq_dmabuf_unmap - remove a mapping; the caller must have stopped the engine
  * @argsz: size of this structure
  * @handle: of the mapping
  *
- * ENOENT: no such handle.
+ * ENOENT: unknown handle.
  */
 struct daq_dmabuf_unmap {
 	__u32 argsz;
