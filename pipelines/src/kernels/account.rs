@@ -16,7 +16,7 @@ pub(super) struct Account {
     /// Frames held since an earlier call.
     before: u64,
     /// Frames of this call that are held.
-    held: u64,
+    accumulated: u64,
     consumed: u64,
     failed: u64,
     released: u64,
@@ -36,37 +36,37 @@ impl Account {
 
     /// The frame waits for an output to come.
     pub(super) const fn hold(&mut self) {
-        self.held += 1;
+        self.accumulated += 1;
     }
 
     /// An output with all frames held so far is finished.
-    pub(super) const fn release_held(&mut self) {
-        self.consumed += self.held;
+    pub(super) const fn release_accumulated(&mut self) {
+        self.consumed += self.accumulated;
         self.released += self.before;
-        (self.held, self.before) = (0, 0);
+        (self.accumulated, self.before) = (0, 0);
     }
 
     /// No output will contain the frames held so far.
-    pub(super) const fn drop_held(&mut self) {
-        self.failed += self.held;
+    pub(super) const fn drop_accumulated(&mut self) {
+        self.failed += self.accumulated;
         self.dropped += self.before;
-        (self.held, self.before) = (0, 0);
+        (self.accumulated, self.before) = (0, 0);
     }
 
     /// Ends the call; what is held is carried into the next.
     pub(super) fn submit(&mut self) -> Submitted {
         let Self {
             before,
-            held,
+            accumulated,
             consumed,
             failed,
             released,
             dropped,
         } = std::mem::take(self);
-        self.before = before + held;
+        self.before = before + accumulated;
         Submitted {
             consumed,
-            withheld: held,
+            withheld: accumulated,
             failed,
             released,
             dropped,
@@ -88,7 +88,7 @@ mod tests {
         let first = account.submit();
         assert_eq!((first.consumed, first.withheld, first.released), (1, 2, 0));
         account.hold();
-        account.release_held();
+        account.release_accumulated();
         account.hold();
         let second = account.submit();
         assert_eq!(
@@ -96,7 +96,7 @@ mod tests {
             (1, 1, 2)
         );
         account.fail();
-        account.drop_held();
+        account.drop_accumulated();
         let third = account.submit();
         assert_eq!((third.consumed, third.failed, third.dropped), (0, 1, 1));
     }

@@ -375,9 +375,9 @@ impl KernelSpec for FileKernel {
         let image = self.image(&context.directory, device.attributes().capability, entry)?;
         Ok(match context.dispatch {
             Dispatch::Launch => Box::new(launch::FileCode::new(self, context, device, &image)?),
-            Dispatch::Persistent => {
-                Box::new(persistent::Resident::new(self, context, device, &image)?)
-            }
+            Dispatch::Persistent => Box::new(persistent::PersistentKernel::new(
+                self, context, device, &image,
+            )?),
         })
     }
 }

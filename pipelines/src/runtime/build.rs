@@ -528,12 +528,12 @@ impl Pipeline {
             let tuning = profile.tuning_for(direction, chunk, depth);
             let stream = CopyStream::new(device, direction, tuning.depth)?;
             let bell = parts.bells[&Copier::Staging(ordinal, direction)].clone();
-            let mut stager = Stager::new(Box::new(stream), tuning, bell);
+            let mut copy_engine = Stager::new(Box::new(stream), tuning, bell);
             for copy in copies {
                 let reader = self.attach(&copy.from, &copy.name, true, 1)?;
                 let producer = parts.producer(&copy.to);
                 let ledger = self.ledgers.copy(&copy.to);
-                stager.add(Lane::new(reader, producer, ledger, tuning.chunk));
+                copy_engine.add(Lane::new(reader, producer, ledger, tuning.chunk));
             }
             let way = match direction {
                 Direction::In => "to",
@@ -541,7 +541,8 @@ impl Pipeline {
             };
             let name = format!("copies {way} cuda:{ordinal}");
             let wait = keys.wait.into();
-            let runner = staging::Runner::new(name.clone(), stager, wait, self.control.clone());
+            let runner =
+                staging::Runner::new(name.clone(), copy_engine, wait, self.control.clone());
             let core = (!keys.cores.is_empty()).then(|| keys.cores[i % keys.cores.len()]);
             self.spawn(&name, Role::Step, core, move |heartbeat| {
                 runner.run(heartbeat)

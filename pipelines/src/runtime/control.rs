@@ -154,14 +154,14 @@ impl Heartbeat {
 #[derive(Debug)]
 pub(crate) struct Progress {
     since: Instant,
-    is_told: bool,
+    is_logged: bool,
 }
 
 impl Progress {
     pub(crate) fn new() -> Self {
         Self {
             since: Instant::now(),
-            is_told: false,
+            is_logged: false,
         }
     }
 
@@ -176,14 +176,14 @@ impl Progress {
         if !has_work || has_moved {
             *self = Self::new();
             heartbeat.beat();
-        } else if !self.is_told && self.since.elapsed() > STALL_TIMEOUT {
-            self.is_told = true;
+        } else if !self.is_logged && self.since.elapsed() > STALL_TIMEOUT {
+            self.is_logged = true;
             tracing::warn!(
                 "{}: its GPU has finished nothing for {} s; the GPU or its driver hangs: nvidia-smi; dmesg | grep -i xid",
                 heartbeat.name,
                 STALL_TIMEOUT.as_secs()
             );
         }
-        self.is_told
+        self.is_logged
     }
 }

@@ -57,7 +57,7 @@ pub struct Runner {
     on_device: bool,
     control: Arc<Control>,
     /// How long a device may go on with one burst once the end is overdue.
-    patience: Duration,
+    hang_timeout: Duration,
     /// Since when the end is overdue and a device has finished nothing.
     hanging: Option<Instant>,
     /// Whether a kernel that stays on its GPU was found to hang.
@@ -152,7 +152,7 @@ impl Runner {
             bell: bell.unwrap_or_default(),
             on_device: parts.on_device,
             control: parts.control,
-            patience: HANG_TIMEOUT,
+            hang_timeout: HANG_TIMEOUT,
             hanging: None,
             hung: false,
             failed: false,
@@ -195,7 +195,7 @@ impl Runner {
             }
         }
         if self.reader.has_in_flight() {
-            self.keep();
+            self.leak();
         }
     }
 
@@ -208,7 +208,7 @@ impl Runner {
     }
 
     /// Ends although the device has not finished: whatever it was given may be used by it at any time.
-    fn keep(&mut self) {
+    fn leak(&mut self) {
         if let Some(stream) = &self.stream {
             stream.device().give_up();
         }
@@ -229,7 +229,7 @@ impl Runner {
             self.hanging = None;
             return false;
         }
-        self.hanging.get_or_insert_with(Instant::now).elapsed() >= self.patience
+        self.hanging.get_or_insert_with(Instant::now).elapsed() >= self.hang_timeout
     }
 
     fn work(&mut self, heartbeat: &Heartbeat) -> Result<(), KernelError> {
@@ -444,7 +444,7 @@ impl Drop for Runner {
     fn drop(&mut self) {
         // A panic can end a kernel with work under way.
         if !self.reader.part_or_tell() {
-            self.keep();
+            self.leak();
         }
     }
 }

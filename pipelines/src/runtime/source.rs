@@ -78,14 +78,14 @@ impl Runner {
 
     fn fill(&mut self, heartbeat: &Heartbeat) -> Result<(), daq_core::source::SourceError> {
         let serves_others = self.window.is_sequencer() && !self.window.is_exclusive();
-        let patience = match self.wait {
+        let timeout = match self.wait {
             Wait::Busy => Duration::ZERO,
             _ if serves_others => SHARED_POLL_INTERVAL,
             _ => STOP_POLL_INTERVAL,
         };
         while !self.control.is_stopping() {
             heartbeat.beat();
-            match self.filler.fill(&mut self.window, patience)? {
+            match self.filler.fill(&mut self.window, timeout)? {
                 Polled::Busy | Polled::Idle => {}
                 Polled::Until(wait) if self.wait == Wait::Busy => {
                     let until = Instant::now() + wait.min(STOP_POLL_INTERVAL);
@@ -93,7 +93,7 @@ impl Runner {
                         std::hint::spin_loop();
                     }
                 }
-                Polled::Until(wait) => std::thread::sleep(wait.min(patience)),
+                Polled::Until(wait) => std::thread::sleep(wait.min(timeout)),
                 Polled::Full => self.window.wait(self.wait, STOP_POLL_INTERVAL),
                 Polled::Ended => break,
             }

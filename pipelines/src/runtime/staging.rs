@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 pub(super) struct Runner {
     /// What failures are told of, as in `copies to cuda:0`.
     pub(super) name: String,
-    pub(super) stager: Stager,
+    pub(super) copy_engine: Stager,
     pub(super) wait: Wait,
     pub(super) control: Arc<Control>,
     /// How long a device may go on with its copies once the end is overdue.
-    pub(super) patience: Duration,
+    pub(super) hang_timeout: Duration,
 }
 
 /// How long a device has finished nothing although the end is overdue.
@@ -22,29 +22,34 @@ struct Hang(Option<Instant>);
 
 impl Hang {
     fn lasts(&mut self, runner: &Runner) -> bool {
-        if !runner.stager.has_in_flight() || !runner.control.is_overdue() {
+        if !runner.copy_engine.has_in_flight() || !runner.control.is_overdue() {
             self.0 = None;
             return false;
         }
-        self.0.get_or_insert_with(Instant::now).elapsed() >= runner.patience
+        self.0.get_or_insert_with(Instant::now).elapsed() >= runner.hang_timeout
     }
 }
 
 impl Runner {
-    pub(super) fn new(name: String, stager: Stager, wait: Wait, control: Arc<Control>) -> Self {
+    pub(super) fn new(
+        name: String,
+        copy_engine: Stager,
+        wait: Wait,
+        control: Arc<Control>,
+    ) -> Self {
         Self {
             name,
-            stager,
+            copy_engine,
             wait,
             control,
-            patience: kernel::HANG_TIMEOUT,
+            hang_timeout: kernel::HANG_TIMEOUT,
         }
     }
 
     pub(super) fn run(mut self, heartbeat: &Heartbeat) {
         // Sleeps end when they should, not up to 50 us later.
         daq_core::thread::wake_on_time();
-        self.stager.tell_if_far("[staging] cores");
+        self.copy_engine.tell_if_far("[staging] cores");
         let mut hang = Hang::default();
         match self.work(heartbeat, &mut hang) {
             Ok(true) => return,
@@ -59,14 +64,14 @@ impl Runner {
                 self.control
                     .fail(FailureKind::Device, self.name.clone(), error.to_string());
                 // Frames that come while the sources stop are told as discarded.
-                while !self.stager.discard() && !hang.lasts(&self) {
+                while !self.copy_engine.discard() && !hang.lasts(&self) {
                     heartbeat.beat();
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
         }
-        if self.stager.has_in_flight() {
-            self.stager.abandon();
+        if self.copy_engine.has_in_flight() {
+            self.copy_engine.abandon();
         }
     }
 
@@ -74,13 +79,17 @@ impl Runner {
     fn work(&mut self, heartbeat: &Heartbeat, hang: &mut Hang) -> Result<bool, StagingError> {
         let mut progress = Progress::new();
         loop {
-            let step = self.stager.step()?;
-            progress.look(self.stager.has_in_flight(), step == Step::Busy, heartbeat);
+            let step = self.copy_engine.step()?;
+            progress.look(
+                self.copy_engine.has_in_flight(),
+                step == Step::Busy,
+                heartbeat,
+            );
             match step {
                 Step::Finished => return Ok(true),
                 Step::Busy => hang.0 = None,
                 Step::Idle if hang.lasts(self) => return Ok(false),
-                Step::Idle => self.stager.wait(self.wait, STOP_POLL_INTERVAL),
+                Step::Idle => self.copy_engine.wait(self.wait, STOP_POLL_INTERVAL),
             }
         }
     }

@@ -11,13 +11,13 @@ const WORD: usize = size_of::<u64>();
 
 /// Memory whose words can be seen wherever it lies.
 #[derive(Debug)]
-pub(crate) struct Area {
+pub(crate) struct SharedWords {
     region: Arc<Region>,
     /// What copies a GPU's memory, with pinned memory of its own.
     copies: Option<(Stream, Arc<Region>)>,
 }
 
-impl Area {
+impl SharedWords {
     /// At least `bytes` zeroes in host memory, or on `gpu`.
     pub(crate) fn new(gpu: Option<&'static Device>, bytes: usize) -> Result<Self, RegionError> {
         let options = HostOptions {
@@ -103,7 +103,7 @@ impl Area {
     }
 }
 
-impl Drop for Area {
+impl Drop for SharedWords {
     fn drop(&mut self) {
         if let Some((stream, _)) = &self.copies {
             // After an error copies may be under way.
@@ -143,15 +143,15 @@ mod tests {
 
     #[test]
     fn words_are_what_was_stored() {
-        let area = Area::new(None, 4096).unwrap();
-        area.store(3, &[7, 8]).unwrap();
-        assert_eq!(area.load(2, 4).unwrap(), [0, 7, 8, 0]);
+        let shared = SharedWords::new(None, 4096).unwrap();
+        shared.store(3, &[7, 8]).unwrap();
+        assert_eq!(shared.load(2, 4).unwrap(), [0, 7, 8, 0]);
     }
 
     #[test]
     #[should_panic(expected = "2 words at 511")]
     fn nothing_outside_is_seen() {
-        let area = Area::new(None, 4096).unwrap();
-        let _ = area.load(511, 2);
+        let shared = SharedWords::new(None, 4096).unwrap();
+        let _ = shared.load(511, 2);
     }
 }

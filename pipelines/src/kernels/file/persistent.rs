@@ -46,7 +46,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 const MUCH: f64 = 0.75;
 
 /// A kernel of the user's that stays on its GPU.
-pub(super) struct Resident {
+pub(super) struct PersistentKernel {
     code: Code,
     teams: u32,
     stream: driver::Stream,
@@ -151,7 +151,7 @@ fn defect(what: &str) -> KernelError {
     KernelError::Defect(format!("{what}; this is a defect in daq"))
 }
 
-impl Resident {
+impl PersistentKernel {
     pub(super) fn new(
         keys: &FileKernel,
         context: &KernelContext,
@@ -170,8 +170,8 @@ impl Resident {
         }
         let record_words = record::words(context.places).next_multiple_of(LINE_WORDS);
         // Where a device rings, the records of frames that it will write lie there with those of frames under way.
-        let laps = if context.rung_by_device { 2 } else { 1 };
-        let records = (laps * context.slots.slots.max(1)).next_power_of_two();
+        let rounds = if context.rung_by_device { 2 } else { 1 };
+        let records = (rounds * context.slots.slots.max(1)).next_power_of_two();
         let bytes = RECORDS + records * record_words * size_of::<u64>();
         let board = Mapped::new(device, bytes, Writer::Bell, &context.backends)
             .map_err(|error| unmappable(&error))?;
@@ -289,7 +289,7 @@ impl Resident {
             records.write(&mut stores, self.posted + ahead, frames, |i, record| {
                 let frame = burst.frame(first + i);
                 let meta = frame.meta();
-                record::foretell(meta.sequence + ahead, meta.epoch, record);
+                record::prepublish(meta.sequence + ahead, meta.epoch, record);
                 Ok(())
             })?;
         }
@@ -306,7 +306,7 @@ impl Resident {
     }
 
     /// Writes the records of the frames that a device writes first.
-    fn foretell_first(&mut self) -> Result<(), KernelError> {
+    fn prepublish_first(&mut self) -> Result<(), KernelError> {
         if self.rung.is_none() {
             return Ok(());
         }
@@ -317,7 +317,7 @@ impl Resident {
             scratch: &mut self.scratch,
         };
         records.write(&mut stores, 0, self.input.slots, |i, record| {
-            record::foretell(i as u64, 0, record);
+            record::prepublish(i as u64, 0, record);
             Ok(())
         })
     }
@@ -382,7 +382,7 @@ impl Resident {
     }
 }
 
-impl Kernel for Resident {
+impl Kernel for PersistentKernel {
     fn outputs(&self, frames: usize) -> usize {
         // A device may have written as many further frames as its ring has slots, and the kernel have worked on them.
         frames + self.rung.as_ref().map_or(0, |_| self.input.slots)
@@ -415,7 +415,7 @@ impl Kernel for Resident {
                 device.name()
             );
         }
-        self.foretell_first()?;
+        self.prepublish_first()?;
         let Code { input, output, .. } = &self.code;
         let count = |value: usize| Argument::U64(value as u64);
         self.code.function.launch(
@@ -560,7 +560,7 @@ impl Kernel for Resident {
     }
 }
 
-impl Drop for Resident {
+impl Drop for PersistentKernel {
     fn drop(&mut self) {
         if !self.stop() {
             // Nothing that it was given is freed.

@@ -31,7 +31,7 @@ pub(super) fn describe(frame: &Frame<'_>, record: &mut [u64]) -> Result<(), Kern
 }
 
 /// Writes what will be known of a whole frame of one place that a device has not written yet: its number in an epoch.
-pub(super) fn foretell(sequence: u64, epoch: u32, record: &mut [u64]) {
+pub(super) fn prepublish(sequence: u64, epoch: u32, record: &mut [u64]) {
     let (head, bitmap) = record.split_at_mut(HEAD);
     let meta = FrameMeta {
         sequence,

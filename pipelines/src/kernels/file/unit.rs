@@ -19,14 +19,14 @@ pub(super) enum Entry {
     /// For a burst at a time.
     Burst,
     /// Once, for all frames to come.
-    Resident,
+    Persistent,
 }
 
 impl Entry {
     pub(super) const fn of(dispatch: Dispatch) -> Self {
         match dispatch {
             Dispatch::Launch => Self::Burst,
-            Dispatch::Persistent => Self::Resident,
+            Dispatch::Persistent => Self::Persistent,
         }
     }
 }
@@ -66,7 +66,7 @@ impl Unit<'_> {
         }
         let entry = match self.entry {
             Entry::Burst => "DAQ_DETAIL_ENTRY(daq_burst, ::on_frame)",
-            Entry::Resident => "DAQ_DETAIL_RESIDENT(daq_resident, ::on_frame)",
+            Entry::Persistent => "DAQ_DETAIL_RESIDENT(daq_resident, ::on_frame)",
         };
         let _ = write!(text, "#line 4 \"{OURS}\"\n{entry}\n");
         text

@@ -140,13 +140,13 @@ pub(super) fn build(
     };
     let attributes = device.attributes();
     let processors = usize::try_from(attributes.multiprocessors.max(1)).unwrap_or(1);
-    let held = f64::from(attributes.threads_a_multiprocessor) * occupancy;
+    let resident_threads = f64::from(attributes.threads_a_multiprocessor) * occupancy;
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "a count of threads"
     )]
-    let resident = (held as usize / work.threads()).max(1);
+    let resident_blocks = (resident_threads as usize / work.threads()).max(1);
     let carry = || plain(device, channels * shape.bins * 8);
     Ok(Box::new(Averager {
         integration: Integration::new(keys, input, shape),
@@ -158,7 +158,7 @@ pub(super) fn build(
             channels,
             factor: factor / shape.integrate as f64,
             db: keys.scaling == Scaling::Db,
-            blocks: processors * resident * PIECES,
+            blocks: processors * resident_blocks * PIECES,
             partial: plain(device, scratch.partial_bytes())?,
             scratch,
             carry: [carry()?, carry()?],

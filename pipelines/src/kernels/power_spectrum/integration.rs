@@ -88,7 +88,7 @@ impl Integration {
             Step::Epoch => true,
         };
         if restart {
-            self.account.drop_held();
+            self.account.drop_accumulated();
             self.blend.clear();
             sums.clear()?;
             self.summed = 0;
@@ -123,7 +123,7 @@ impl Integration {
             if self.summed == integrate {
                 sums.finish(self.blend.finish())?;
                 self.summed = 0;
-                self.account.release_held();
+                self.account.release_accumulated();
             }
         }
         if self.summed == 0 {

@@ -81,7 +81,7 @@ impl Merging {
     fn finish(&mut self, tallies: &mut impl Tallies) -> Result<(), KernelError> {
         tallies.finish(self.blend.finish())?;
         self.merged = 0;
-        self.account.release_held();
+        self.account.release_accumulated();
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use daq_core::ledger::{Cause, SourceLedger};
 /// The numbers of an engine's frames: those that their sender tells with them, those inside of them where the design has
 /// some, else a count of transfers.
 #[derive(Debug)]
-pub(super) struct Course {
+pub(super) struct FrameNumbering {
     numbers: Option<FrameSequence>,
     /// The next frame's number.
     next: u64,
@@ -24,14 +24,14 @@ pub(super) struct Course {
     /// The same of frames up to one whose number is doubted, that one too: they are before what goes on from it.
     doubted: [u64; Cause::ALL.len()],
     /// Frames in a row whose numbers are doubted.
-    astray: u32,
-    is_told: bool,
+    doubtful_frames: u32,
+    is_logged: bool,
 }
 
 /// Frames in a row whose numbers go on from nothing, after which this is told.
-const ASTRAY: u32 = 8;
+const MAX_DOUBTFUL_FRAMES: u32 = 8;
 
-impl Course {
+impl FrameNumbering {
     pub(super) const fn new(numbers: Option<FrameSequence>) -> Self {
         Self {
             numbers,
@@ -42,8 +42,8 @@ impl Course {
             owed: [0; Cause::ALL.len()],
             origin: None,
             doubted: [0; Cause::ALL.len()],
-            astray: 0,
-            is_told: false,
+            doubtful_frames: 0,
+            is_logged: false,
         }
     }
 
@@ -63,8 +63,8 @@ impl Course {
     /// Whether it is to be told now that numbers go on from nothing: the design writes none there, or not in each frame.
     ///
     /// True once.
-    pub(super) const fn is_astray(&mut self) -> bool {
-        self.astray >= ASTRAY && !std::mem::replace(&mut self.is_told, true)
+    pub(super) const fn has_lost_sync(&mut self) -> bool {
+        self.doubtful_frames >= MAX_DOUBTFUL_FRAMES && !std::mem::replace(&mut self.is_logged, true)
     }
 
     /// Counts `transfers` of which nothing can be known any more, lost to `cause`.
@@ -82,7 +82,7 @@ impl Course {
     }
 
     /// Counts `frames` of which their sender tells as lost to `cause`, and `missing` ones before them as lost on the way.
-    pub(super) fn lose_told(frames: u64, missing: u64, cause: Cause, ledger: &SourceLedger) {
+    pub(super) fn lose_reported(frames: u64, missing: u64, cause: Cause, ledger: &SourceLedger) {
         ledger.expected.add(frames + missing);
         ledger.lost(cause).add(frames);
         ledger.lost(Cause::WireGap).add(missing);
@@ -135,13 +135,13 @@ impl Course {
             let step = numbers.next(raw, lost);
             let position = numbers.position();
             if step == Step::Doubtful {
-                self.astray = self.astray.saturating_add(1);
+                self.doubtful_frames = self.doubtful_frames.saturating_add(1);
                 let meta = self.damaged(ledger);
                 self.join();
                 self.doubted = std::mem::take(&mut self.owed);
                 return meta;
             }
-            self.astray = 0;
+            self.doubtful_frames = 0;
             match step {
                 Step::Next | Step::Doubtful => {}
                 Step::Gap(missing) => {
@@ -171,7 +171,7 @@ impl Course {
 
     /// The next frame, of which its sender tells `origin`: counts it as expected, and `missing` ones before it as lost on
     /// the way.
-    pub(super) fn told(
+    pub(super) fn reported(
         &mut self,
         origin: Origin,
         missing: u64,
@@ -200,13 +200,13 @@ impl Course {
     }
 
     /// The same of a frame whose payload is damaged: counted as lost, and its record says that nothing of it arrived.
-    pub(super) fn told_damaged(
+    pub(super) fn reported_damaged(
         &mut self,
         origin: Origin,
         missing: u64,
         ledger: &SourceLedger,
     ) -> FrameMeta {
-        let meta = self.told(origin, missing, ledger);
+        let meta = self.reported(origin, missing, ledger);
         ledger.lost(Cause::BadPacket).add(1);
         FrameMeta {
             flags: meta.flags.with(Flags::INCOMPLETE),
@@ -259,10 +259,10 @@ mod tests {
     use super::*;
     use daq_core::ledger::SourceReport;
 
-    fn numbered() -> Course {
+    fn numbered() -> FrameNumbering {
         let mut numbers = FrameSequence::new(0, 4);
         numbers.max_gap = 10;
-        Course::new(Some(numbers))
+        FrameNumbering::new(Some(numbers))
     }
 
     fn report(ledger: &SourceLedger, delivered: u64) -> SourceReport {
@@ -274,14 +274,16 @@ mod tests {
 
     #[test]
     fn losses_are_told_with_the_number_that_shows_them() {
-        let (mut course, ledger) = (numbered(), SourceLedger::default());
-        let frame = |course: &mut Course, raw| course.frame(Some(raw), Cause::WireGap, &ledger);
-        assert_eq!(frame(&mut course, 7).sequence, 7);
-        course.lose(3, Cause::Overrun, &ledger);
-        let damaged = course.damaged(&ledger);
+        let (mut numbering, ledger) = (numbered(), SourceLedger::default());
+        let frame = |numbering: &mut FrameNumbering, raw| {
+            numbering.frame(Some(raw), Cause::WireGap, &ledger)
+        };
+        assert_eq!(frame(&mut numbering, 7).sequence, 7);
+        numbering.lose(3, Cause::Overrun, &ledger);
+        let damaged = numbering.damaged(&ledger);
         assert_eq!(damaged.sequence, 11);
         // 8, 9, 10 overrun, 11 damaged, 12 never came.
-        assert_eq!(frame(&mut course, 13).sequence, 13);
+        assert_eq!(frame(&mut numbering, 13).sequence, 13);
         let found = report(&ledger, 2);
         assert_eq!(found.expected, 7);
         assert_eq!(
@@ -289,17 +291,17 @@ mod tests {
             [("overrun", 3), ("bad_packet", 1), ("wire_gap", 1)].into()
         );
         // More than could be a gap, but lost here.
-        course.lose(100, Cause::RingFull, &ledger);
-        assert_eq!(frame(&mut course, 114).flags, Flags::default());
+        numbering.lose(100, Cause::RingFull, &ledger);
+        assert_eq!(frame(&mut numbering, 114).flags, Flags::default());
         assert_eq!(report(&ledger, 3).lost["ring_full"], 100);
-        course.lose(2, Cause::Overrun, &ledger);
-        course.settle(&ledger);
+        numbering.lose(2, Cause::Overrun, &ledger);
+        numbering.settle(&ledger);
         assert_eq!(report(&ledger, 3).lost["overrun"], 5);
     }
 
     #[test]
     fn what_a_sender_tells_is_kept_and_its_epochs_become_ours() {
-        let (mut course, ledger) = (Course::new(None), SourceLedger::default());
+        let (mut numbering, ledger) = (FrameNumbering::new(None), SourceLedger::default());
         let origin = |sequence, epoch, flags| Origin {
             sequence,
             epoch,
@@ -308,12 +310,12 @@ mod tests {
             arrived: 2,
         };
         let both = Flags::EPOCH.with(Flags::INCOMPLETE);
-        let first = course.told(origin(40, 7, Flags::INCOMPLETE), 0, &ledger);
+        let first = numbering.reported(origin(40, 7, Flags::INCOMPLETE), 0, &ledger);
         assert_eq!((first.sequence, first.epoch, first.flags), (40, 0, both));
         assert_eq!((first.places, first.arrived), (3, 2));
-        let next = course.told(origin(43, 7, both), 2, &ledger);
+        let next = numbering.reported(origin(43, 7, both), 2, &ledger);
         assert_eq!((next.sequence, next.flags), (43, Flags::INCOMPLETE));
-        let anew = course.told(origin(0, 9, Flags(0)), 0, &ledger);
+        let anew = numbering.reported(origin(0, 9, Flags(0)), 0, &ledger);
         assert_eq!(
             (anew.sequence, anew.epoch, anew.flags),
             (0, 1, Flags::EPOCH)
@@ -324,15 +326,15 @@ mod tests {
 
     #[test]
     fn an_epoch_that_begins_with_a_loss_is_flagged_at_its_first_frame() {
-        let (mut course, ledger) = (Course::new(None), SourceLedger::default());
-        course.lose(2, Cause::Overrun, &ledger);
-        let first = course.frame(None, Cause::WireGap, &ledger);
+        let (mut numbering, ledger) = (FrameNumbering::new(None), SourceLedger::default());
+        numbering.lose(2, Cause::Overrun, &ledger);
+        let first = numbering.frame(None, Cause::WireGap, &ledger);
         assert_eq!((first.sequence, first.flags), (2, Flags::EPOCH));
-        let next = course.frame(None, Cause::WireGap, &ledger);
+        let next = numbering.frame(None, Cause::WireGap, &ledger);
         assert_eq!((next.sequence, next.flags), (3, Flags::default()));
-        course.interrupt();
+        numbering.interrupt();
         assert_eq!(
-            course.damaged(&ledger).flags,
+            numbering.damaged(&ledger).flags,
             Flags::EPOCH.with(Flags::INCOMPLETE)
         );
         assert_eq!(
@@ -344,49 +346,51 @@ mod tests {
 
     #[test]
     fn one_damaged_number_is_no_epoch_and_two_that_go_on_are_one() {
-        let (mut course, ledger) = (numbered(), SourceLedger::default());
-        let frame = |course: &mut Course, raw| course.frame(Some(raw), Cause::WireGap, &ledger);
-        frame(&mut course, 7);
-        let damaged = frame(&mut course, 5_000);
+        let (mut numbering, ledger) = (numbered(), SourceLedger::default());
+        let frame = |numbering: &mut FrameNumbering, raw| {
+            numbering.frame(Some(raw), Cause::WireGap, &ledger)
+        };
+        frame(&mut numbering, 7);
+        let damaged = frame(&mut numbering, 5_000);
         assert_eq!((damaged.sequence, damaged.arrived), (8, 0));
         assert_eq!(damaged.flags, Flags::INCOMPLETE);
-        course.lose(1, Cause::Overrun, &ledger);
-        assert_eq!(frame(&mut course, 11).sequence, 11);
+        numbering.lose(1, Cause::Overrun, &ledger);
+        assert_eq!(frame(&mut numbering, 11).sequence, 11);
         let found = report(&ledger, 2);
         let one_each = [("bad_packet", 1), ("overrun", 1), ("wire_gap", 1)];
         assert_eq!(found.lost, one_each.into());
         assert_eq!((found.expected, ledger.epochs.get()), (5, 1));
         // 12 is lost, the design begins anew at 100, 101 is lost.
-        course.lose(1, Cause::Overrun, &ledger);
-        assert_eq!(frame(&mut course, 100).arrived, 0);
-        course.lose(1, Cause::Overrun, &ledger);
-        let anew = frame(&mut course, 102);
+        numbering.lose(1, Cause::Overrun, &ledger);
+        assert_eq!(frame(&mut numbering, 100).arrived, 0);
+        numbering.lose(1, Cause::Overrun, &ledger);
+        let anew = frame(&mut numbering, 102);
         assert_eq!((anew.sequence, anew.flags), (102, Flags::EPOCH));
         let found = report(&ledger, 3);
         let lost = [("bad_packet", 2), ("overrun", 3), ("wire_gap", 1)];
         assert_eq!(found.lost, lost.into());
         assert_eq!((ledger.epochs.get(), ledger.jumped.get()), (2, 88));
         // A doubtful frame at the end is one, too.
-        frame(&mut course, 9);
-        course.settle(&ledger);
+        frame(&mut numbering, 9);
+        numbering.settle(&ledger);
         assert_eq!(report(&ledger, 3).lost["bad_packet"], 3);
         // After a new start the design's first number is believed.
-        course.interrupt();
-        assert_eq!(frame(&mut course, 0).flags, Flags::EPOCH);
+        numbering.interrupt();
+        assert_eq!(frame(&mut numbering, 0).flags, Flags::EPOCH);
         assert_eq!(ledger.epochs.get(), 3);
     }
 
     #[test]
     fn numbers_that_never_go_on_are_told_once() {
-        let (mut course, ledger) = (numbered(), SourceLedger::default());
+        let (mut numbering, ledger) = (numbered(), SourceLedger::default());
         let told: Vec<u64> = (0..40)
             .filter(|raw| {
-                course.frame(Some(raw * 1_000), Cause::WireGap, &ledger);
-                course.is_astray()
+                numbering.frame(Some(raw * 1_000), Cause::WireGap, &ledger);
+                numbering.has_lost_sync()
             })
             .collect();
-        assert_eq!(told, [u64::from(ASTRAY)]);
-        course.settle(&ledger);
+        assert_eq!(told, [u64::from(MAX_DOUBTFUL_FRAMES)]);
+        numbering.settle(&ledger);
         assert_eq!(report(&ledger, 1).lost, [("bad_packet", 39)].into());
         assert_eq!(ledger.epochs.get(), 1);
     }
@@ -398,9 +402,9 @@ mod tests {
             // Of each frame: come, its number damaged, overrun, never sent.
             fates in proptest::collection::vec(0_u8..6, 1..300),
         ) {
-            let (mut course, ledger) = (numbered(), SourceLedger::default());
+            let (mut numbering, ledger) = (numbered(), SourceLedger::default());
             let (mut delivered, mut damaged, mut overrun, mut unsent) = (1, 0, 0, 0);
-            course.frame(Some(0), Cause::WireGap, &ledger);
+            numbering.frame(Some(0), Cause::WireGap, &ledger);
             // The end comes whole, and no more than may be missing in a row.
             let (mut row, mut number, mut was_damaged) = (0, 0, false);
             for fate in fates.into_iter().chain([0]) {
@@ -411,18 +415,18 @@ mod tests {
                     3 if !was_damaged => {
                         was_damaged = true;
                         damaged += 1;
-                        let meta = course.frame(Some(number + 1_000_000), Cause::WireGap, &ledger);
+                        let meta = numbering.frame(Some(number + 1_000_000), Cause::WireGap, &ledger);
                         proptest::prop_assert_eq!(meta.arrived, 0);
                     }
                     3 | 4 => {
                         overrun += 1;
-                        course.lose(1, Cause::Overrun, &ledger);
+                        numbering.lose(1, Cause::Overrun, &ledger);
                     }
                     5 => unsent += 1,
                     _ => {
                         was_damaged = false;
                         delivered += 1;
-                        let meta = course.frame(Some(number), Cause::WireGap, &ledger);
+                        let meta = numbering.frame(Some(number), Cause::WireGap, &ledger);
                         proptest::prop_assert_eq!((meta.sequence, meta.arrived), (number, 1));
                     }
                 }

@@ -26,7 +26,7 @@ use daq_core::ledger::{Cause, EngineCounters, Proof, SourceLedger};
 use daq_core::notify::Wait;
 use daq_core::region::RegionError;
 use daq_core::ring::Producer;
-use frame_numbering::Course;
+use frame_numbering::FrameNumbering;
 use port::Port;
 use proof::Prover;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ pub(super) struct Runner {
     name: String,
     port: Port,
     producer: Producer,
-    course: Course,
+    numbering: FrameNumbering,
     path: Path,
     backends: Vec<Backend>,
     completions: Completions,
@@ -134,7 +134,7 @@ impl Runner {
             name: parts.name,
             port,
             producer,
-            course: Course::new(parts.numbers),
+            numbering: FrameNumbering::new(parts.numbers),
             path: Path::Unproven(prover, false),
             backends: parts.backends,
             completions: Completions::with_places(capacity, faults, places),
@@ -164,16 +164,16 @@ impl Runner {
     fn work(&mut self, heartbeat: &Heartbeat) -> Result<(), DmaError> {
         self.arm()?;
         self.started.fetch_add(1, Ordering::AcqRel);
-        let (mut idle, mut is_told) = (None, false);
+        let (mut idle, mut is_logged) = (None, false);
         while !self.control.is_stopping() {
             heartbeat.beat();
             match self.step() {
-                Ok(true) => (idle, is_told) = (None, false),
+                Ok(true) => (idle, is_logged) = (None, false),
                 Ok(false) => {
                     let idle = idle.get_or_insert_with(Instant::now).elapsed();
-                    if idle > STALL_TIMEOUT && !is_told {
-                        is_told = true;
-                        self.tell_silence(idle);
+                    if idle > STALL_TIMEOUT && !is_logged {
+                        is_logged = true;
+                        self.log_silence(idle);
                     }
                     self.pause(idle)?;
                 }
@@ -187,7 +187,7 @@ impl Runner {
     }
 
     /// Says that nothing comes from a card that has something to fill.
-    fn tell_silence(&self, idle: Duration) {
+    fn log_silence(&self, idle: Duration) {
         if !self.port.is_starved(&self.producer) {
             tracing::warn!(
                 "source {}: {} has finished no transfer for {} s: what sends to it is silent, sends elsewhere, or hangs",
@@ -245,18 +245,18 @@ impl Runner {
         if overrun > 0 {
             let first = self.completions.as_slice().first();
             match first.and_then(|done| done.origin) {
-                Some(_) => Course::lose_told(overrun, 0, Cause::Overrun, &self.ledger),
-                None => self.course.lose(overrun, Cause::Overrun, &self.ledger),
+                Some(_) => FrameNumbering::lose_reported(overrun, 0, Cause::Overrun, &self.ledger),
+                None => self.numbering.lose(overrun, Cause::Overrun, &self.ledger),
             }
             self.transfers += overrun;
         }
-        Course::lose_told(
+        FrameNumbering::lose_reported(
             self.completions.discarded(),
             0,
             Cause::Overrun,
             &self.ledger,
         );
-        Course::lose_told(0, self.completions.missing(), Cause::WireGap, &self.ledger);
+        FrameNumbering::lose_reported(0, self.completions.missing(), Cause::WireGap, &self.ledger);
         overrun
     }
 
@@ -292,7 +292,9 @@ impl Runner {
         };
         // One of which parts never came tells nothing either, where what is missing is not written by anyone.
         let is_whole = !self.port.writes_behind()
-            || first.origin.is_none_or(|told| told.arrived >= told.places);
+            || first
+                .origin
+                .is_none_or(|origin| origin.arrived >= origin.places);
         let written = if first.is_bad || !is_whole {
             0
         } else {
@@ -356,7 +358,7 @@ impl Runner {
         self.port.fall_back(&self.producer)?;
         let prover = Prover::new(&self.port, &self.producer, &self.backends)?;
         self.path = Path::Unproven(prover, false);
-        self.course.interrupt();
+        self.numbering.interrupt();
         self.arm()?;
         Ok(false)
     }
@@ -412,7 +414,7 @@ impl Runner {
         self.counters.ledger.restarts.add(1);
         self.stop_to_go_on()?;
         self.drain()?;
-        self.course.interrupt();
+        self.numbering.interrupt();
         self.arm()
     }
 
@@ -446,7 +448,7 @@ impl Runner {
             Ok(())
         };
         let rest = self.lose_rest();
-        self.course.settle(&self.ledger);
+        self.numbering.settle(&self.ledger);
         drained.and(rest)
     }
 
@@ -539,7 +541,7 @@ impl Runner {
     /// of; false where the CPU does not reach them, so that they hold something else, or none arrived.
     fn fill_missing(&self, i: u64, at: u64, done: &Done) -> bool {
         let bytes = self.port.place_bytes();
-        let Some(origin) = done.origin.filter(|told| told.arrived < told.places) else {
+        let Some(origin) = done.origin.filter(|origin| origin.arrived < origin.places) else {
             return true;
         };
         if bytes == 0 || done.is_bad {
@@ -564,28 +566,33 @@ impl Runner {
 
     /// Writes the record of the `i`-th open slot, which holds what `done`, the `at`-th completion, tells of.
     fn describe(&mut self, i: u64, at: u64, done: Done) {
-        let raw = self.course.numbers().and_then(|numbers| {
+        let raw = self.numbering.numbers().and_then(|numbers| {
             let bytes = &mut self.number[..numbers.bytes.min(8)];
             let is_inside = !done.is_bad && numbers.extent().end <= done.length;
             (is_inside && self.producer.peek(i, numbers.offset, bytes)).then(|| numbers.read(bytes))
         });
         let is_damaged = done.is_bad
             || !self.fill_missing(i, at, &done)
-            || (done.origin.is_none() && raw.is_none() && self.course.numbers().is_some());
+            || (done.origin.is_none() && raw.is_none() && self.numbering.numbers().is_some());
         let (meta, is_blank) = match done.origin {
             Some(origin) if is_damaged => {
-                let told = self.course.told_damaged(origin, done.missing, &self.ledger);
-                (told, true)
+                let origin = self
+                    .numbering
+                    .reported_damaged(origin, done.missing, &self.ledger);
+                (origin, true)
             }
-            None if is_damaged => (self.course.damaged(&self.ledger), true),
-            Some(origin) => (self.course.told(origin, done.missing, &self.ledger), false),
+            None if is_damaged => (self.numbering.damaged(&self.ledger), true),
+            Some(origin) => (
+                self.numbering.reported(origin, done.missing, &self.ledger),
+                false,
+            ),
             None => {
-                let meta = self.course.frame(raw, Cause::WireGap, &self.ledger);
+                let meta = self.numbering.frame(raw, Cause::WireGap, &self.ledger);
                 // One whose number is doubted.
                 (meta, meta.arrived == 0)
             }
         };
-        if self.course.is_astray() {
+        if self.numbering.has_lost_sync() {
             tracing::warn!(
                 "source {}: the numbers in its frames go on from nothing, and its frames count as damaged: check `offset`, \
                  `bytes`, `endian` and `step` of `sequence`, and that each frame begins with a packet of the design, which \
@@ -628,7 +635,7 @@ impl Runner {
     /// Copies frames out of the engine's own slots, throws away what it may have overtaken meanwhile, publishes the rest.
     fn carry(&mut self) -> Result<(), DmaError> {
         let count = self.completions.as_slice().len() as u64;
-        let holdable = self.port.is_holdable();
+        let supports_backpressure = self.port.supports_backpressure();
         let mut at = 0;
         // The transfer behind the last frame that was looked at.
         let mut turn = self.transfers;
@@ -677,7 +684,7 @@ impl Runner {
         for i in 0..count {
             self.transfers += self.done(i)?.passed + 1;
         }
-        if holdable {
+        if supports_backpressure {
             self.port.give_back(count);
         }
         Ok(())
@@ -690,8 +697,8 @@ impl Runner {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         for done in done.skip(at).take(count) {
             match done.origin {
-                Some(_) => Course::lose_told(1, done.missing, cause, &self.ledger),
-                None => self.course.lose(1, cause, &self.ledger),
+                Some(_) => FrameNumbering::lose_reported(1, done.missing, cause, &self.ledger),
+                None => self.numbering.lose(1, cause, &self.ledger),
             }
         }
     }

@@ -25,7 +25,7 @@ enum State {
 pub(super) struct Port {
     state: State,
     name: String,
-    holdable: bool,
+    supports_backpressure: bool,
     /// Whether the engine's slots are written packet by packet, and behind frames.
     writes_behind: bool,
     place_bytes: usize,
@@ -109,10 +109,10 @@ impl Port {
         counters: &EngineCounters,
         (writer, backends): (Writer, &[Backend]),
     ) -> Result<Self, DmaError> {
-        let holdable = engine.caps().holdable;
+        let supports_backpressure = engine.caps().holdable;
         let device = engine.device().clone();
         let is_host = producer.region().placement() == Placement::Host;
-        let region = if holdable {
+        let region = if supports_backpressure {
             producer.region().clone()
         } else {
             own(producer, writer, backends)?
@@ -142,7 +142,7 @@ impl Port {
             mapped => (mapped, region),
         };
         let (map, addresses) = mapped?;
-        let is_straight = holdable && Arc::ptr_eq(&region, producer.region());
+        let is_straight = supports_backpressure && Arc::ptr_eq(&region, producer.region());
         let bits = engine.caps().bell_bits;
         let bell = match bell {
             Some(bell) if is_straight && bits >= DeviceBell::BITS => {
@@ -166,7 +166,7 @@ impl Port {
                 .then(|| Carry::new(region, producer))
                 .transpose()?,
             state: State::Idle(engine, map),
-            holdable,
+            supports_backpressure,
             ungiven: 0,
             given: 0,
             bell,
@@ -190,8 +190,8 @@ impl Port {
         self.carry.is_some()
     }
 
-    pub(super) const fn is_holdable(&self) -> bool {
-        self.holdable
+    pub(super) const fn supports_backpressure(&self) -> bool {
+        self.supports_backpressure
     }
 
     pub(super) const fn writes_behind(&self) -> bool {
@@ -253,7 +253,7 @@ impl Port {
         match Armed::arm_ringing(engine, map, bell, &wanted) {
             Ok(armed) => self.state = State::Armed(armed),
             Err(refused) => {
-                self.keep(refused.idle);
+                self.leak(refused.idle);
                 return Err(refused.error.into());
             }
         }
@@ -261,7 +261,7 @@ impl Port {
     }
 
     /// Takes an engine back that is quiet; says whether it had to be cut off.
-    fn keep(&mut self, idle: Idle) -> bool {
+    fn leak(&mut self, idle: Idle) -> bool {
         let stuck = idle.stuck.is_some();
         self.state = match idle.memory {
             Some(memory) => State::Idle(idle.engine, memory),
@@ -275,7 +275,7 @@ impl Port {
         let State::Armed(armed) = &mut self.state else {
             return;
         };
-        if !self.holdable {
+        if !self.supports_backpressure {
             return;
         }
         let most = if is_proving { 1 } else { u64::MAX };
@@ -301,7 +301,7 @@ impl Port {
         if is_proving {
             return 1;
         }
-        if self.carry.is_none() || !self.holdable {
+        if self.carry.is_none() || !self.supports_backpressure {
             return usize::MAX;
         }
         // What the ring has no slot for waits with the engine, which can be held back.
@@ -312,7 +312,7 @@ impl Port {
 
     /// Whether the engine has nothing to fill until a reader frees a slot.
     pub(super) fn is_starved(&self, producer: &Producer) -> bool {
-        self.holdable
+        self.supports_backpressure
             && match self.carry {
                 None => producer.open() == 0,
                 Some(_) => self.ungiven == 0 && producer.open() == 0,
@@ -379,11 +379,11 @@ impl Port {
     }
 
     /// Stops the engine; true if it had to be cut off.
-    pub(super) fn stop(&mut self, patience: Duration) -> bool {
+    pub(super) fn stop(&mut self, timeout: Duration) -> bool {
         match std::mem::replace(&mut self.state, State::Lost) {
             State::Armed(armed) => {
-                let idle = armed.stop(patience);
-                self.keep(idle)
+                let idle = armed.stop(timeout);
+                self.leak(idle)
             }
             other => {
                 self.state = other;

@@ -92,7 +92,7 @@ impl Prover {
             gpu,
             slots: producer.options().slots,
             stride: producer.options().stride(),
-            alone: port.is_holdable(),
+            alone: port.supports_backpressure(),
         })
     }
 

@@ -69,7 +69,7 @@ struct Scripted {
     device: Arc<dyn DmaDevice>,
     given: Arc<Given>,
     script: Script,
-    holdable: bool,
+    supports_backpressure: bool,
     /// Where the next frame goes.
     slots: Vec<u64>,
     next: usize,
@@ -86,7 +86,7 @@ impl Engine for Scripted {
 
     fn caps(&self) -> Caps {
         Caps {
-            holdable: self.holdable,
+            holdable: self.supports_backpressure,
             bell_bits: 0,
             end_of_packet: true,
             alignment: 8,
@@ -126,11 +126,11 @@ impl Engine for Scripted {
         done.discard(words.discarded);
         done.miss(words.missing);
         let region = self.given.0.lock().unwrap().last().unwrap().clone();
-        for (told, present) in words.frames {
+        for (origin, present) in words.frames {
             let at = usize::try_from(self.slots[self.next]).unwrap();
             assert!(WRITTEN.lay(&region, at, FRAME));
             self.next = (self.next + 1) % self.slots.len();
-            assert!(done.push_with(told, &present));
+            assert!(done.push_with(origin, &present));
         }
         Ok(())
     }
@@ -151,7 +151,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(holdable: bool) -> Self {
+    fn new(supports_backpressure: bool) -> Self {
         let options = RingOptions {
             places: PLACES,
             fill: Fill::byte(FILL),
@@ -171,7 +171,7 @@ impl Bench {
                 device: given.clone(),
                 given,
                 script: script.clone(),
-                holdable,
+                supports_backpressure,
                 slots: Vec::new(),
                 next: 0,
             }),
@@ -234,8 +234,8 @@ fn frame(sequence: u64, missing: &[u32]) -> (Done, Vec<u64>) {
 
 #[test]
 fn places_that_did_not_arrive_are_filled_on_both_sides_of_a_word() {
-    for holdable in [false, true] {
-        let mut bench = Bench::new(holdable);
+    for supports_backpressure in [false, true] {
+        let mut bench = Bench::new(supports_backpressure);
         let stride = bench.runner.producer.options().stride();
         let all: Vec<u32> = (0..PLACES).collect();
         let missing: [&[u32]; 5] = [&[], &[0, 5, 63], &[63, 64], &[64, 66, 69], &all];
@@ -261,7 +261,7 @@ fn places_that_did_not_arrive_are_filled_on_both_sides_of_a_word() {
                 } else {
                     bytes.iter().copied().eq(words.take(bytes.len()))
                 };
-                assert!(is_right, "{holdable} {sequence} {place}");
+                assert!(is_right, "{supports_backpressure} {sequence} {place}");
             }
         }
         let report = bench.report();

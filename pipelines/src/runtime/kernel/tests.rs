@@ -95,7 +95,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
     let (device, jobs) = mpsc::channel::<Job>();
     let ledger = KernelLedger::default();
     let control = Arc::new(Control::new(Duration::ZERO));
-    let patience = if hangs_at < 500 {
+    let hang_timeout = if hangs_at < 500 {
         // Only the end does not wait for a device.
         control.stop();
         Duration::from_millis(50)
@@ -119,7 +119,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
         on_device: false,
         carrier: None,
     });
-    runner.patience = patience;
+    runner.hang_timeout = hang_timeout;
     let is_over = AtomicBool::new(false);
     let seen =
         std::thread::scope(|scope| {

@@ -2,7 +2,7 @@
 
 use super::control::{Reply, Request, Wire};
 use crate::bench::BenchError;
-use crate::sys::shared_words::Area;
+use crate::sys::shared_words::SharedWords;
 use daq_core::gpu::driver::Device;
 use daq_rdma::connect::{Dialler, Link, Listener, Prepare, tcp};
 use daq_rdma::register::{PeerFacts, register};
@@ -30,7 +30,7 @@ pub(super) fn failed(error: impl std::fmt::Display) -> BenchError {
 pub(super) struct Raw {
     link: Link,
     key: MemoryKey,
-    _area: Area,
+    _shared: SharedWords,
     /// The other side's memory.
     there: (u64, u32),
 }
@@ -50,8 +50,8 @@ fn memory(
     nic: &dyn Nic,
     gpu: Option<&'static Device>,
     bytes: usize,
-) -> Result<(MemoryKey, Area), BenchError> {
-    let area = Area::new(gpu, bytes)?;
+) -> Result<(MemoryKey, SharedWords), BenchError> {
+    let shared = SharedWords::new(gpu, bytes)?;
     let facts = PeerFacts::read(Path::new("/"));
     let facts = match gpu {
         Some(device) => facts.with_gpu(device.attributes()),
@@ -62,8 +62,8 @@ fn memory(
         remote_write: true,
         relaxed: false,
     };
-    let registered = register(nic, area.region(), access, &facts).map_err(failed)?;
-    Ok((registered.key, area))
+    let registered = register(nic, shared.region(), access, &facts).map_err(failed)?;
+    Ok((registered.key, shared))
 }
 
 fn greeting(key: &MemoryKey) -> Vec<u8> {
@@ -98,7 +98,7 @@ impl Raw {
         address: SocketAddr,
         size: usize,
     ) -> Result<Self, BenchError> {
-        let (key, area) = memory(&**nic, gpu, size)?;
+        let (key, shared) = memory(&**nic, gpu, size)?;
         let prepare: Prepare<'_> = &mut prepare;
         let link = tcp::dialler(address)
             .dial(
@@ -113,14 +113,14 @@ impl Raw {
         Ok(Self {
             link,
             key,
-            _area: area,
+            _shared: shared,
             there,
         })
     }
 
     fn accept(
         nic: &Arc<dyn Nic>,
-        (key, area): (MemoryKey, Area),
+        (key, shared): (MemoryKey, SharedWords),
         listener: &mut dyn Listener,
     ) -> Result<Self, BenchError> {
         let incoming = listener
@@ -135,7 +135,7 @@ impl Raw {
         Ok(Self {
             link,
             key,
-            _area: area,
+            _shared: shared,
             there,
         })
     }

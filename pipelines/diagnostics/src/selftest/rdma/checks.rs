@@ -3,7 +3,7 @@
 use super::Setup;
 use super::pair::{ANY, Memory, Pair, WORK, ends, facts, next, pattern, queues, write};
 use crate::selftest::{Verdict, expect};
-use crate::sys::shared_words::Area;
+use crate::sys::shared_words::SharedWords;
 use daq_core::gpu::driver::Device;
 use daq_rdma::register::{register, words};
 use daq_rdma::verbs::{Payload, Service, Side, Status, Verb, Way, Work};
@@ -43,11 +43,11 @@ pub(super) fn port(setup: &Setup) -> Found {
 }
 
 pub(super) fn register_host(setup: &Setup) -> Found {
-    let area = Area::new(None, BYTES)?;
-    let first = register(&*setup.nic, area.region(), ANY, &facts(None))
+    let shared = SharedWords::new(None, BYTES)?;
+    let first = register(&*setup.nic, shared.region(), ANY, &facts(None))
         .map_err(|refused| failed(refused.to_string()))?;
     let second =
-        words(&*setup.nic, area.region(), ANY).map_err(|refused| failed(refused.to_string()))?;
+        words(&*setup.nic, shared.region(), ANY).map_err(|refused| failed(refused.to_string()))?;
     expect(first.key.remote() != second.remote(), || {
         "expected another key for the same memory registered anew, found the same".to_owned()
     })?;
@@ -57,8 +57,8 @@ pub(super) fn register_host(setup: &Setup) -> Found {
 /// The best way to a GPU's memory, with all that was refused before it.
 pub(super) fn register_gpu(setup: &Setup) -> Found {
     let device = setup.gpu()?;
-    let area = Area::new(Some(device), BYTES)?;
-    match register(&*setup.nic, area.region(), ANY, &facts(Some(device))) {
+    let shared = SharedWords::new(Some(device), BYTES)?;
+    match register(&*setup.nic, shared.region(), ANY, &facts(Some(device))) {
         Ok(registered) => {
             let refused = registered.refused.iter().map(ToString::to_string);
             let told = std::iter::once(format!("by {}", registered.key.way())).chain(refused);
@@ -71,8 +71,8 @@ pub(super) fn register_gpu(setup: &Setup) -> Found {
 /// One way to a GPU's memory, whether it would be the best or not.
 fn register_by(setup: &Setup, way: Way) -> Found {
     let device = setup.gpu()?;
-    let area = Area::new(Some(device), BYTES)?;
-    match setup.nic.register(area.region(), way, ANY) {
+    let shared = SharedWords::new(Some(device), BYTES)?;
+    match setup.nic.register(shared.region(), way, ANY) {
         Ok(key) => Ok(format!("key {:#x}", key.remote())),
         Err(refused) => Err(Verdict::Skipped(refused.to_string())),
     }
@@ -102,8 +102,8 @@ fn writes(setup: &Setup, gpus: [Option<&'static Device>; 2]) -> Found {
         // Elsewhere each time, on both sides.
         let (from, to) = (MARGIN * turn, MARGIN * (turn + 1) + turn);
         let around = pattern(!id >> 24, count + 2 * MARGIN);
-        pair.near.area.store(from, &data)?;
-        pair.far.area.store(to - MARGIN, &around)?;
+        pair.near.shared.store(from, &data)?;
+        pair.far.shared.store(to - MARGIN, &around)?;
         let target = pair.far_at(to * WORD);
         let immediate = u32::try_from(id).unwrap_or(0);
         pair.to.receive(id, &[])?;
@@ -156,7 +156,7 @@ pub(super) fn send(setup: &Setup) -> Found {
     let mut pair = Pair::new(&setup.nic, Service::Rc, [None, None], BYTES)?;
     for id in 1..=16 {
         let data = pattern(id, HEAD + BODY);
-        pair.near.area.store(0, &data)?;
+        pair.near.shared.store(0, &data)?;
         let pieces = [
             pair.far.key.piece(0, HEAD * WORD),
             pair.far.key.piece(BYTES / 2, BODY * WORD),
@@ -197,8 +197,8 @@ pub(super) fn send(setup: &Setup) -> Found {
 pub(super) fn wrong_key(setup: &Setup) -> Found {
     let mut pair = Pair::new(&setup.nic, Service::Rc, [None, None], BYTES)?;
     let kept = pattern(1, 64);
-    pair.far.area.store(0, &kept)?;
-    pair.near.area.store(0, &pattern(2, 64))?;
+    pair.far.shared.store(0, &kept)?;
+    pair.near.shared.store(0, &pattern(2, 64))?;
     let (address, key) = pair.far_at(0);
     let piece = pair.near.key.piece(0, 64 * WORD);
     write(
@@ -257,17 +257,17 @@ pub(super) fn reconnect(setup: &Setup) -> Found {
         far,
     } = Pair::new(&setup.nic, Service::Rc, [None, None], BYTES)?;
     let old = (far.key.address(), far.key.remote());
-    near.area.store(0, &pattern(1, 512))?;
+    near.shared.store(0, &pattern(1, 512))?;
     to.receive(1, &[])?;
     write(&mut *from, 1, near.key.piece(0, 512 * WORD), old, Some(1))?;
     ends(&mut *to, 1, Status::Success)?;
     ends(&mut *from, 1, Status::Success)?;
-    let Memory { key, area } = far;
+    let Memory { key, shared } = far;
     drop(to);
     drop(key);
     let kept = pattern(2, 512);
-    area.store(0, &kept)?;
-    near.area.store(0, &pattern(3, 512))?;
+    shared.store(0, &kept)?;
+    near.shared.store(0, &pattern(3, 512))?;
     // To a queue that is no more.
     write(&mut *from, 2, near.key.piece(0, 512 * WORD), old, None)?;
     let done = next(&mut *from)?;
@@ -276,10 +276,10 @@ pub(super) fn reconnect(setup: &Setup) -> Found {
     })?;
     let gone = done.status.name();
     drop(from);
-    let key = register(&*setup.nic, area.region(), ANY, &facts(None))
+    let key = register(&*setup.nic, shared.region(), ANY, &facts(None))
         .map_err(|refused| failed(refused.to_string()))?
         .key;
-    let far = Memory { key, area };
+    let far = Memory { key, shared };
     far.expect(0, &kept, "memory of a destroyed queue")?;
     expect(far.key.remote() != old.1, || {
         format!("expected another key, found {:#x} again", old.1)
@@ -374,7 +374,9 @@ const fn next_blank() -> daq_rdma::verbs::WorkDone {
 /// Sends message number `sent` to a place of its own, and waits until it has left.
 fn one(pair: &mut Pair, sent: &mut u32) -> Result<(), Verdict> {
     let at = *sent as usize * MARGIN;
-    pair.near.area.store(at, &pattern((*sent).into(), MARGIN))?;
+    pair.near
+        .shared
+        .store(at, &pattern((*sent).into(), MARGIN))?;
     let target = pair.far_at(at * WORD);
     let piece = pair.near.key.piece(at * WORD, MARGIN * WORD);
     write(&mut *pair.from, (*sent).into(), piece, target, Some(*sent))?;

@@ -1,7 +1,7 @@
 //! Two queues of one card that are connected with each other, each with memory of its own.
 
 use crate::selftest::Verdict;
-use crate::sys::shared_words::Area;
+use crate::sys::shared_words::SharedWords;
 use daq_core::gpu::driver::Device;
 use daq_rdma::register::{PeerFacts, Registered, register};
 use daq_rdma::verbs::{
@@ -35,7 +35,7 @@ pub(super) fn facts(gpu: Option<&'static Device>) -> PeerFacts {
 /// Memory that the card reaches. Fields are dropped in their order.
 pub(super) struct Memory {
     pub(super) key: MemoryKey,
-    pub(super) area: Area,
+    pub(super) shared: SharedWords,
 }
 
 impl Memory {
@@ -45,9 +45,9 @@ impl Memory {
         gpu: Option<&'static Device>,
         bytes: usize,
     ) -> Result<Self, Verdict> {
-        let area = Area::new(gpu, bytes)?;
-        match register(nic, area.region(), ANY, &facts(gpu)) {
-            Ok(Registered { key, .. }) => Ok(Self { key, area }),
+        let shared = SharedWords::new(gpu, bytes)?;
+        match register(nic, shared.region(), ANY, &facts(gpu)) {
+            Ok(Registered { key, .. }) => Ok(Self { key, shared }),
             Err(refused) if gpu.is_some() => Err(Verdict::Skipped(refused.to_string())),
             Err(refused) => Err(Verdict::Failed(refused.to_string())),
         }
@@ -55,14 +55,14 @@ impl Memory {
 
     /// Fails unless these words are there from word `at` on.
     pub(super) fn expect(&self, at: usize, words: &[u64], what: &str) -> Result<(), Verdict> {
-        let found = self.area.load(at, words.len())?;
+        let found = self.shared.load(at, words.len())?;
         let wrong = words.iter().zip(&found).position(|(a, b)| a != b);
         wrong.map_or(Ok(()), |i| {
             Err(Verdict::Failed(format!(
                 "{what}: expected {:#x} in word {} of {}, found {:#x}",
                 words[i],
                 at + i,
-                self.area.placement(),
+                self.shared.placement(),
                 found[i]
             )))
         })

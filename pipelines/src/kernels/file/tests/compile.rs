@@ -110,7 +110,7 @@ fn what_daq_comes_with_can_stay_on_its_gpu() {
     for (name, text) in [("clip", CLIP), ("trigger", TRIGGER), ("touch", TOUCH)] {
         let target = Target::Ptx(7, 0);
         let ptx = keys(&[])
-            .compile(compiler, text, None, target, Entry::Resident)
+            .compile(compiler, text, None, target, Entry::Persistent)
             .unwrap_or_else(|error| panic!("{name}: {error}"));
         let ptx = String::from_utf8(ptx).unwrap();
         let entry = ".visible .entry daq_resident(";
