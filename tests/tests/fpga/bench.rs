@@ -1,4 +1,4 @@
-//! `daq bench fpga`: without a GPU, and on the simulated driver, where every way to a GPU is there.
+//! `daq bench fpga` without a GPU, and on the simulated driver, where every path to a GPU exists.
 
 use daq_tests::{Daq, Simulated};
 use serde_json::Value;
@@ -14,7 +14,7 @@ fn tables(daq: &Daq) -> Vec<Value> {
     tables.as_array().unwrap().clone()
 }
 
-/// The row of a way, by the beginning of its name.
+/// Returns the row whose name starts with `name`.
 fn row<'a>(table: &'a Value, column: &str, name: &str) -> &'a Value {
     let mut rows = table["rows"].as_array().unwrap().iter();
     let found = rows.find(|row| row[column].as_str().unwrap().starts_with(name));
@@ -28,7 +28,7 @@ fn is_measured(table: &Value, way: &str) -> bool {
 }
 
 fn moves(tables: &[Value], way: &str) {
-    // The last table names what was not measured, and why.
+    // The last table lists what was not measured, and why.
     let (first, last) = (&tables[0], &tables[tables.len() - 1]);
     assert!(is_measured(first, way), "{way}: {first:#}\n{last:#}");
 }
@@ -48,7 +48,7 @@ fn bench_fpga_host_rings_are_measured() {
 fn bench_fpga_gpu_rings_and_kernel_are_measured() {
     let simulated = Simulated::new("").with_gdr("").with_compiler();
     let daq = simulated.on(Daq::new(""));
-    // A card of LitePCIe cannot be held back: where other programs keep the CPU from this one, it may overwrite every frame.
+    // LitePCIe does not support backpressure: if other programs use the CPU, the device may overwrite every frame.
     let mut attempts = (0..8).map(|_| tables(&daq));
     let is_complete = |tables: &Vec<Value>| is_measured(&tables[0], "litepcie");
     let tables = attempts.find(is_complete);

@@ -1,23 +1,23 @@
-//! Every byte of what a card sends, through ring, kernel and file.
+//! Compares every byte that a device sends after it passed through ring, kernel and file.
 
 use crate::setup::{LITEPCIE, SLOT, XDMA, assert_stream, config, daq, data, host, packets};
 use daq_tests::{Daq, Outcome, binary};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-/// The kernel and the file of what it makes.
+/// The kernel and the file of its output.
 const FLOATS: &str = "[kernel.numbers]\nuse = \"convert\"\ninput = \"raw\"\noutput = \"floats\"\n\
                       [ring.floats]\nmemory = \"host\"\nslots = 8\n\
                       [sink.floats-on-disk]\ndriver = \"file\"\ninput = \"floats\"\npath = \"floats\"\n";
 
-/// A card as a process, killed when the test ends.
+/// An emulated device in its own process, killed when the test ends.
 pub struct Served {
     child: Child,
 }
 
 impl Served {
-    /// `daq sim-card` with `arguments` at `card.sock` in the directory of `daq`; returns when it listens. What it says
-    /// goes to `card.log`.
+    /// Starts the emulator with `arguments` at `card.sock` in the directory of `daq`; returns when it listens. Its
+    /// output goes to `card.log`.
     pub fn new(daq: &Daq, arguments: &[&str]) -> Self {
         let log = std::fs::File::create(daq.path("card.log")).unwrap();
         let mut child = Command::new(binary())
@@ -41,7 +41,6 @@ impl Served {
         Self { child }
     }
 
-    /// The process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -54,7 +53,7 @@ impl Drop for Served {
     }
 }
 
-/// What `convert` makes of int16.
+/// The output of `convert` for int16.
 fn floats(raw: &[u8]) -> Vec<u8> {
     raw.as_chunks::<2>()
         .0
@@ -63,7 +62,8 @@ fn floats(raw: &[u8]) -> Vec<u8> {
         .collect()
 }
 
-/// All `frames` frames of `bytes` bytes in all came, no other was counted, and both files have every byte.
+/// Checks that all `frames` frames of `bytes` bytes arrived, that no others were counted, and that both files have
+/// every byte.
 fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64, bytes: usize) {
     let count = |path| outcome.count(path);
     for path in [
@@ -85,7 +85,7 @@ fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64, bytes: usize) {
     assert!(data(daq, "floats") == floats(&raw), "the kernel's bytes");
 }
 
-/// Runs until `frames` frames came.
+/// Runs until `frames` frames have arrived.
 fn run(daq: &Daq, frames: u64) -> Outcome {
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc.delivered", frames);
@@ -108,7 +108,7 @@ fn xdma_in_process_delivers_every_byte() {
     }
 }
 
-/// Packets of a slot and a half: every other frame is short, and says so.
+/// Packets of one and a half slots: every second frame is short and is flagged as short.
 #[test]
 fn xdma_end_of_packet_ends_frame() {
     const PACKETS: usize = 50;
@@ -144,8 +144,8 @@ fn xdma_over_socket_delivers_every_byte() {
     }
 }
 
-/// All that LitePCIe's card sends fits into the ring, so that nothing can be overrun however slow the reader is. The last
-/// frame waits for the one after it, which never comes: the stop tells of it.
+/// All data of the LitePCIe device fits into the ring, so a slow reader cannot cause an overrun. The last frame is
+/// complete only when the next one starts, which never happens: the stop reports it.
 #[test]
 fn litepcie_in_process_delivers_every_byte() {
     const FRAMES: u64 = 60;

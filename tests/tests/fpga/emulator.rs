@@ -1,4 +1,4 @@
-//! `daq sim-card` as a process among others: users and servers that are killed, users that are hostile.
+//! The emulator as a separate process: clients and emulators that are killed, malformed clients.
 
 #[expect(dead_code, reason = "others use the rest")]
 #[path = "../../../drivers/tests/common/bench.rs"]
@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 
 const SLOT: usize = 64 << 10;
 const SLOTS: usize = 8;
-/// Tells this test's executable to be a user of the card at that path.
+/// Makes this test executable act as a client of the device at that path.
 const USER: &str = "DAQ_TEST_CARD_USER";
 
-/// A process, killed when the test ends, and what it says.
+/// A process and its output; killed when the test ends.
 struct Running {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -82,7 +82,7 @@ impl Drop for Running {
     }
 }
 
-/// A directory with the socket of a card.
+/// A directory with the socket of an emulated device.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -104,7 +104,7 @@ impl Place {
         command
     }
 
-    /// A card that is ready.
+    /// An emulated device that is ready.
     fn serve(&self, arguments: &[&str]) -> Running {
         let mut server = Running::new(&mut self.command(arguments));
         let line = server.wait_line("listening on ");
@@ -115,8 +115,8 @@ impl Place {
         server
     }
 
-    /// The card, once its last user has left: a process that a test beside this one starts has that user's connection
-    /// open, too, until it has become another program.
+    /// Opens the device after its last client has left. A process that a concurrent test starts inherits that client's
+    /// connection until it calls exec.
     fn open(&self) -> Arc<dyn Device> {
         let mut tries = 0;
         loop {
@@ -130,7 +130,7 @@ impl Place {
         }
     }
 
-    /// Uses the card as a source does, and checks what it sends from its first byte on.
+    /// Uses the device as a source does, and checks its data from the first byte on.
     fn use_card(&self) -> Bench {
         let bench = Bench::new(self.open(), SLOTS, SLOT);
         bench.start();
@@ -148,7 +148,7 @@ impl Place {
     }
 }
 
-/// Not a test of its own: what the process does that is killed.
+/// Not a test by itself: runs in the process that gets killed.
 #[test]
 fn client_process_to_be_killed() {
     let Some(socket) = std::env::var_os(USER) else {
@@ -182,13 +182,13 @@ fn emulator_client_killed_resets_device() {
         user.wait_line("the card is used");
         assert!(has_memory());
         user.kill();
-        // The next one waits in the queue until the card was taken from the one before.
+        // The next client waits in the queue until the device is released by the previous one.
         let bench = place.use_card();
         assert!(has_memory());
         bench.stop();
         drop(bench);
     }
-    // A connection that is accepted is one after the last user's was closed.
+    // A connection is accepted only after the previous client's connection is closed.
     drop(place.open());
     assert!(!has_memory());
     server.signal(Signal::TERM);
@@ -206,18 +206,18 @@ fn emulator_killed_is_reported_as_removed_device() {
     bench.wait_count(100);
     server.kill();
     until("the end", || bench.registers.read(0x1000) == GONE);
-    // Nobody writes any more, and what was the card's can be had back.
+    // The device no longer writes, and its memory can be reclaimed.
     bench.clear();
     bench.credit(5);
     let error = DmaMap::new(bench.device.clone().as_dma(), bench.region.clone()).unwrap_err();
     assert!(matches!(error, DmaError::Gone { .. }), "{error}");
     drop(bench.map.take());
     assert!(bench.is_clear());
-    // What it left in the file system does not keep the next from starting.
+    // The leftover socket file does not prevent the next emulator from starting.
     assert!(place.socket().exists());
     let server = place.serve(&[]);
     place.use_card().stop();
-    // But one that lives does.
+    // The socket of a running emulator does.
     let refused = place.command(&[]).output().unwrap();
     let stderr = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(69), "{stderr}");
@@ -261,19 +261,19 @@ fn emulator_malformed_clients_do_not_block_others() {
         header(1, 0).to_vec(),
         header(1, u32::MAX).to_vec(),
         header(2, 17).to_vec(),
-        // Half of a message.
+        // A truncated message.
         version[..18].to_vec(),
-        // Before a version was agreed on, and memory without a file.
+        // Before version negotiation, and memory without a file descriptor.
         [&header(2, 48)[..], &[0; 32]].concat(),
         [&version[..], &header(2, 48)[..], &[1; 32]].concat(),
         [&version[..], &header(8, 36)[..], &[0xff; 20]].concat(),
-        // Far more answers than are ever read.
+        // Many more replies than are ever read.
         [&version[..], &read_all.repeat(40)].concat(),
         version.repeat(100),
     ];
     for attack in &attacks {
         let mut user = UnixStream::connect(place.socket()).unwrap();
-        // It may be cut off in the middle.
+        // The connection may be closed before all is sent.
         let _ = user.write_all(attack);
         let _ = user.shutdown(std::net::Shutdown::Write);
         let mut some = [0; 64];
@@ -281,7 +281,7 @@ fn emulator_malformed_clients_do_not_block_others() {
         drop(user);
         place.use_card().stop();
     }
-    // One that says nothing and stays holds the card; when it leaves, the next is served.
+    // A client that is silent but connected occupies the device; when it disconnects, the next is served.
     let silent = UnixStream::connect(place.socket()).unwrap();
     drop(silent);
     place.use_card().stop();

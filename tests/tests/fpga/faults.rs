@@ -1,10 +1,10 @@
-//! Everything that can go wrong with a card, by its name.
+//! Every fault of a device, by its name.
 
 use crate::bytes::Served;
 use crate::setup::{LITEPCIE, SLOT, XDMA, assert_stream, config, daq, data, host, packets};
 use daq_tests::{Live, Outcome};
 
-/// XDMA's faults as the card takes them and as the engine calls them.
+/// XDMA's faults: as the emulated device names them, and as the engine counts them.
 const XDMA_FAULTS: [(&str, &str); 13] = [
     ("align", "align"),
     ("descriptor-magic", "descriptor-magic"),
@@ -21,14 +21,14 @@ const XDMA_FAULTS: [(&str, &str); 13] = [
     ("descriptor-unexpected", "descriptor-unexpected"),
 ];
 
-/// How completions are learnt of.
+/// The ways to detect completions.
 const NOTICES: [&str; 2] = ["poll", "interrupt"];
 
 fn engine<'a>(outcome: &'a Outcome, key: &str) -> &'a serde_json::Value {
     &outcome.report["sources"]["adc"]["engine"][key]
 }
 
-/// Every error bit stops the engine once; it is armed again each time, and not a byte is missing.
+/// Every error bit stops the engine once; it is restarted each time, and no byte is missing.
 #[test]
 fn xdma_errors_are_named_and_reception_continues() {
     const FRAMES: u64 = 100;
@@ -59,7 +59,7 @@ fn xdma_errors_are_named_and_reception_continues() {
         }
         let restarts = XDMA_FAULTS.len() as u64;
         assert_eq!(engine(&outcome, "restarts"), restarts);
-        // Each is a break, and says so.
+        // Each counts as an interruption.
         assert_eq!(outcome.count("sources.adc.epochs"), restarts + 1);
         assert_eq!(outcome.count("sources.adc.expected"), FRAMES);
         let raw = data(&daq, "raw");
@@ -68,7 +68,7 @@ fn xdma_errors_are_named_and_reception_continues() {
     }
 }
 
-/// One that comes before the path is proved.
+/// An error that occurs before the data path is verified.
 #[test]
 fn xdma_error_in_first_transfer_is_counted() {
     const FRAMES: u64 = 20;
@@ -83,10 +83,10 @@ fn xdma_error_in_first_transfer_is_counted() {
     assert_stream(&data(&daq, "raw"));
 }
 
-/// An engine that never gets a frame done is not armed for ever.
+/// An engine that never completes a frame is not restarted forever.
 #[test]
 fn xdma_engine_that_always_fails_ends_run() {
-    // A fault is met once, so each is one try.
+    // Each fault occurs once, so each uses up one attempt.
     let faults: Vec<String> = XDMA_FAULTS
         .iter()
         .map(|(name, _)| format!("{name}@5"))
@@ -105,7 +105,7 @@ fn xdma_engine_that_always_fails_ends_run() {
     assert_eq!(data(&daq, "raw").len(), 5 * SLOT);
 }
 
-/// A result that comes after its count is waited for.
+/// A result that is written after its count is awaited.
 #[test]
 fn xdma_late_writeback_loses_nothing() {
     const FRAMES: u64 = 40;
@@ -118,7 +118,7 @@ fn xdma_late_writeback_loses_nothing() {
     assert_stream(&data(&daq, "raw"));
 }
 
-/// All that a run of 30 frames before the card went wrong must show.
+/// Checks what a run must show if the device failed after 30 frames.
 fn is_whole_until(daq: &daq_tests::Daq, outcome: &Outcome, frames: u64) {
     assert_eq!(daq_tests::ledger::open(&outcome.report), [""; 0]);
     assert_eq!(
@@ -134,7 +134,7 @@ fn is_whole_until(daq: &daq_tests::Daq, outcome: &Outcome, frames: u64) {
     assert_stream(&raw);
 }
 
-/// A card that is pulled out ends the run, with all that had come in the file, even where nothing but memory is looked at.
+/// A removed device ends the run with all received data in the file, even if only memory is polled.
 #[test]
 fn device_removed_in_process_ends_run() {
     for source in [XDMA, LITEPCIE] {
@@ -146,7 +146,7 @@ fn device_removed_in_process_ends_run() {
             assert_eq!(outcome.code, 69, "{}", outcome.stderr);
             assert!(outcome.stderr.contains("is gone"), "{}", outcome.stderr);
             assert_eq!(engine(&outcome, "stuck"), 0);
-            // How far LitePCIe's writer was nobody can say any more, so there may be fewer.
+            // The position of LitePCIe's writer is no longer known, so fewer frames are allowed.
             let frames = outcome.count("sources.adc.delivered");
             assert!(frames == 30 || source.contains("litepcie") && frames < 30);
             is_whole_until(&daq, &outcome, frames);
@@ -154,7 +154,7 @@ fn device_removed_in_process_ends_run() {
     }
 }
 
-/// The same with a card in another process, whose registers are reached through a socket.
+/// The same for a device in another process, whose registers are accessed through a socket.
 #[test]
 fn device_removed_over_socket_ends_run() {
     for notice in NOTICES {
@@ -170,7 +170,7 @@ fn device_removed_over_socket_ends_run() {
     }
 }
 
-/// As is one whose process was killed.
+/// The same for a device whose process was killed.
 #[test]
 fn device_emulator_killed_ends_run() {
     let source = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"";
@@ -185,13 +185,13 @@ fn device_emulator_killed_ends_run() {
     is_whole_until(&daq, &outcome, 30);
 }
 
-/// Ends a run whose engine moves nothing any more.
+/// Ends a run whose engine no longer transfers data.
 fn stop_stuck(mut live: Live, frames: u64) -> Outcome {
     live.wait_count("sources.adc.delivered", frames);
     live.stop().ok()
 }
 
-/// One that will not stop is cut off, which is counted; what had come is in the file.
+/// If an engine does not stop, bus mastering is disabled and counted; all received data is in the file.
 #[test]
 fn xdma_quiesce_timeout_disables_bus_mastering() {
     for notice in NOTICES {
@@ -205,17 +205,17 @@ fn xdma_quiesce_timeout_disables_bus_mastering() {
     }
 }
 
-/// LitePCIe's writer is idle between two writes on the bus, so one that is stuck there stops like any other.
+/// LitePCIe's writer is idle between two bus writes, so a writer that hangs there stops like any other.
 #[test]
 fn litepcie_quiesce_timeout_loses_nothing() {
     let card = format!("{}faults = [\"stuck@30\"]", packets(100));
     let daq = daq(&config(LITEPCIE, &card, &host(64)));
-    // The last one before waits for the next, or for the stop.
+    // The previous transfer waits for the next one, or for the stop.
     let outcome = stop_stuck(daq.spawn(&[]), 29);
     is_whole_until(&daq, &outcome, 30);
 }
 
-/// An interrupt that never comes delays a frame and no more.
+/// A lost interrupt only delays a frame.
 #[test]
 fn xdma_lost_interrupt_loses_nothing() {
     let source = format!("{LITEPCIE}\ncompletion = \"interrupt\"");
@@ -230,7 +230,7 @@ fn xdma_lost_interrupt_loses_nothing() {
     is_whole_until(&daq, &outcome, 60);
 }
 
-/// What is told as written and is not there: in host memory there is no other path.
+/// A transfer is reported as written but never arrives; with host memory there is no other path.
 #[test]
 fn xdma_transfer_that_never_completes_ends_run() {
     for source in [XDMA, LITEPCIE] {

@@ -1,20 +1,20 @@
-//! Cards that write into a GPU's memory, on the simulated driver.
+//! Devices that write into GPU memory, on the simulated driver.
 
 use crate::setup::{LITEPCIE, SLOT, XDMA, assert_stream, config, data, numbers, packets};
 use daq_drivers::cards::{litepcie, pattern::Pattern};
 use daq_tests::{Daq, Outcome, Simulated, ledger};
 
-/// What the compiler of the simulated driver makes of it gives each frame as it is.
+/// The simulated driver's compiler turns this into a kernel that copies each frame unchanged.
 const SAME: &str = "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {\n    \
                     for (daq::Size i = in.index(); i < out.capacity; i += in.stride())\n        \
                     out.as<char>()[i] = in.as<const char>()[i];\n}\n";
 
-/// A machine whose GPU can be mapped.
+/// A machine with a GPU that can be mapped.
 fn machine() -> Simulated {
     Simulated::new("").with_compiler().with_gdr("")
 }
 
-/// The ring on a GPU, a kernel there, its results in a file.
+/// A ring on a GPU, a kernel that reads it, and the kernel's output in a file.
 fn rest(kernel: &str, slots: usize) -> String {
     format!(
         "[ring.raw]\nmemory = \"cuda:0\"\nslot = {SLOT}\nslots = {slots}\n\
@@ -32,14 +32,14 @@ fn daq(machine: &Simulated, text: &str) -> Daq {
     daq
 }
 
-/// The path of the source in the plan, with its reason.
+/// Returns the path of the source in the plan, with its reason.
 fn path(daq: &Daq) -> String {
     let plan = daq.cli(&["plan", "daq.toml"]).ok().stdout;
     let line = plan.lines().find(|line| line.trim().starts_with("path "));
     line.unwrap().trim().to_owned()
 }
 
-/// Runs until `frames` came out of the kernel; the report, and what `/metrics` showed.
+/// Runs until the kernel has written `frames` frames; returns the report and the text of `/metrics`.
 fn run(daq: &Daq, frames: u64) -> (Outcome, String) {
     let mut live = daq.spawn(&[]);
     live.wait_count("sinks.disk.frames", frames);
@@ -51,7 +51,7 @@ fn engine<'a>(outcome: &'a Outcome, key: &str) -> &'a serde_json::Value {
     &outcome.report["sources"]["adc"]["engine"][key]
 }
 
-/// All frames came, once, and every byte of them.
+/// Checks that every frame arrived exactly once with all its bytes.
 fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
     assert_eq!(
         outcome.count("sources.adc.delivered"),
@@ -66,7 +66,7 @@ fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
     assert_stream(&raw);
 }
 
-/// What the driver still holds, but for contexts, which live as long as the process.
+/// Returns what the driver has not freed, except for contexts, which live as long as the process.
 fn assert_all_given_back(machine: &Simulated) {
     let report = machine.report();
     let leaks = report["leaks"].as_object().expect("the driver was called");
@@ -101,7 +101,7 @@ fn xdma_direct_writes_into_gpu_ring() {
             metrics.contains("daq_path_proof{source=\"adc\"} 1"),
             "{metrics}"
         );
-        // No copy was made of them, by nobody.
+        // The frames were not copied.
         assert!(outcome.report["copies"].get("raw").is_none());
         assert_all_given_back(&machine);
     }
@@ -124,15 +124,15 @@ fn xdma_staged_through_host_fills_gpu_ring() {
     assert_all_given_back(&machine);
 }
 
-/// What is told as written and is not there: by way of host memory all that comes after it does arrive.
+/// A transfer is reported as written but never arrives; through host memory, everything after it does arrive.
 #[test]
 fn direct_path_that_fails_verification_falls_back() {
     for source in [XDMA, LITEPCIE] {
         let machine = machine();
         let card = format!("{}faults = [\"lie@0\"]", packets(FRAMES));
         let daq = daq(&machine, &config(source, &card, &rest("", 128)));
-        // The transfer that was a lie is gone with XDMA; LitePCIe's stream begins anew with its writer, and its last
-        // frame is told of by the stop.
+        // The false transfer is gone with XDMA. LitePCIe's stream restarts with its writer, and the stop reports its
+        // last frame.
         let (outcome, metrics) = run(&daq, FRAMES - 1);
         let frames = FRAMES - u64::from(source == XDMA);
         assert_eq!(
@@ -154,7 +154,7 @@ fn direct_path_that_fails_verification_falls_back() {
         let seen = numbers(Pattern::Counter, &data(&daq, "raw"));
         let first = u64::from(source == XDMA);
         assert_eq!(seen, (first..first + frames).collect::<Vec<_>>());
-        // What was told as finished and never came is lost, and counted.
+        // A transfer that was reported complete but never arrived is lost and counted.
         assert_eq!(
             outcome.count("sources.adc.lost.bad_packet"),
             1,
@@ -208,7 +208,7 @@ fn direct_path_required_but_impossible_is_rejected() {
     }
 }
 
-/// LitePCIe goes round in slots of its own on the GPU, and frames are copied within it.
+/// LitePCIe runs free in its own slots on the GPU, and frames are copied within the GPU.
 #[test]
 fn litepcie_frames_are_copied_within_gpu() {
     let machine = machine();
@@ -225,7 +225,7 @@ fn litepcie_frames_are_copied_within_gpu() {
     assert_all_given_back(&machine);
 }
 
-/// And is overrun there as in host memory.
+/// An overrun is counted as in host memory.
 #[test]
 fn litepcie_overrun_within_gpu_is_counted() {
     let machine = machine();
@@ -245,7 +245,7 @@ fn litepcie_overrun_within_gpu_is_counted() {
 
 const RUNG: &str = "dispatch = \"persistent\"\ndoorbell = \"device\"";
 
-/// The card itself tells a kernel that stays on the GPU of each frame.
+/// The device itself notifies a persistent kernel of each frame.
 #[test]
 fn device_doorbell_triggers_persistent_kernel() {
     let machine = machine();
@@ -254,12 +254,12 @@ fn device_doorbell_triggers_persistent_kernel() {
     is_whole(&daq, &outcome, FRAMES);
     assert_eq!(engine(&outcome, "proof"), "proven");
     assert_eq!(machine.report()["resident"], FRAMES);
-    // Three slots that the proof looks at, and the kernel that stays.
+    // The verification uses three slots and the persistent kernel.
     assert_eq!(machine.report()["launches"], 4);
     assert_all_given_back(&machine);
 }
 
-/// A card whose count begins anew cannot ring any more: the run ends, and says what to write.
+/// A device whose sequence restarts can no longer use the doorbell: the run ends and names the fix.
 #[test]
 fn device_fault_with_device_doorbell_ends_run() {
     let machine = machine();
@@ -277,7 +277,7 @@ fn device_fault_with_device_doorbell_ends_run() {
     assert_eq!(ledger::open(&outcome.report), [""; 0]);
 }
 
-/// The same kernel rung by the CPU goes on after it.
+/// The same kernel continues if the CPU writes the doorbell.
 #[test]
 fn device_fault_with_cpu_doorbell_continues_run() {
     let machine = machine();

@@ -1,5 +1,5 @@
-//! The source `fpga` through the whole binary, on simulated cards: every byte of what they sent, every fault by its name,
-//! what was lost and why.
+//! The source `fpga` through the whole binary, on emulated devices: every byte, every fault by its name, and every loss
+//! with its cause.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 

@@ -1,4 +1,4 @@
-//! Numbers inside of the frames, and registers of the design.
+//! Sequence numbers inside frames, and registers of the gateware.
 
 use crate::setup::{LITEPCIE, SLOT, XDMA, config, daq, data, host, numbers};
 use daq_drivers::cards::pattern::Pattern;
@@ -10,7 +10,7 @@ fn card(packets: u64) -> String {
     format!("packet = {SLOT}\npackets = {packets}\npattern = \"sequence\"\n")
 }
 
-/// The design loses packets before the engine sees them: only their numbers tell.
+/// The gateware loses packets before the engine: only sequence numbers show it.
 #[test]
 fn gateware_loss_is_counted() {
     const FRAMES: u64 = 100;
@@ -35,7 +35,7 @@ fn gateware_loss_is_counted() {
     }
 }
 
-/// A card with its own rate and little memory, held back by a slow reader: what its memory could not hold.
+/// A device with its own rate and little memory, under backpressure from a slow reader: its buffer overflows.
 #[test]
 fn backpressure_overflow_in_device_is_counted_as_gap() {
     let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n";
@@ -58,7 +58,7 @@ fn backpressure_overflow_in_device_is_counted_as_gap() {
     );
 }
 
-/// Numbers say how much is missing, and the engine why: what it overwrote is no gap of the wire.
+/// Sequence numbers give the amount of loss, the engine its cause: overwritten frames are not wire gaps.
 #[test]
 fn engine_overrun_is_not_counted_as_wire_gap() {
     let source = format!("{LITEPCIE}\n{SEQUENCE}");
@@ -72,7 +72,7 @@ fn engine_overrun_is_not_counted_as_wire_gap() {
     assert_eq!(seen.len() as u64, delivered);
     let lost = &outcome.report["sources"]["adc"]["lost"];
     let spanned = seen[seen.len() - 1] + 1 - seen[0];
-    // What was lost after the last frame that came is expected too, and a slow reader may have cost some.
+    // Loss after the last received frame is expected too, and a slow reader may have caused some.
     let expected = outcome.count("sources.adc.expected");
     assert!(expected >= spanned, "{expected} and {spanned}");
     assert_eq!(ledger::lost(&outcome.report, "adc"), expected - delivered);
@@ -83,7 +83,7 @@ fn engine_overrun_is_not_counted_as_wire_gap() {
     );
 }
 
-/// The same for what found no slot in the ring.
+/// The same for frames without a free ring slot.
 #[test]
 fn ring_full_is_not_counted_as_wire_gap() {
     let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n";
@@ -108,7 +108,7 @@ fn ring_full_is_not_counted_as_wire_gap() {
     );
 }
 
-/// What is written is there when it is read back, in order; before the stop as well as after the start.
+/// Registers read back the written values, in order, before the stop and after the start.
 #[test]
 fn registers_are_written_at_start_and_before_stop() {
     let registers = "registers = [\n\
@@ -120,7 +120,7 @@ fn registers_are_written_at_start_and_before_stop() {
         { bar = 0, offset = 0x4, value = 0, when = \"stop\" },\n\
         { bar = 0, offset = 0x4, value = 0, wait = \"1 min\", when = \"stop\" },\n\
         ]";
-    // A design that is told to send sends; one that is told not to does not, and nothing is wrong with that.
+    // Gateware that is enabled sends; gateware that is disabled does not, which is not an error.
     for (sends, frames) in [("1", 20), ("0", 0)] {
         let source = format!("{XDMA}\n{}", registers.replace("SENDS", sends));
         let daq = daq(&config(&source, &card(20), &host(8)));
@@ -136,7 +136,7 @@ fn registers_are_written_at_start_and_before_stop() {
             frames
         );
     }
-    // A register that never reads what is waited for is told with what it reads.
+    // A register that never reads the expected value is reported with its value.
     let source =
         format!("{XDMA}\nregisters = [{{ bar = 0, offset = 0x8, value = 7, wait = \"1 ms\" }}]");
     let outcome = daq(&config(&source, &card(20), &host(8))).run(&[]);

@@ -1,4 +1,5 @@
-//! Cards that wait for nobody: what is overwritten or finds no slot is counted, and no wrong byte is in a file.
+//! Devices without backpressure: overwritten frames and frames without a slot are counted, and no file has a wrong
+//! byte.
 
 use crate::bytes::Served;
 use crate::setup::{LITEPCIE, XDMA, config, daq, data, host, numbers, packets};
@@ -7,8 +8,9 @@ use daq_tests::{Daq, Outcome, ledger};
 use rustix::process::Signal;
 use std::time::Duration;
 
-/// What is in the file are whole frames of the stream in their order, as many as the ledger has, and no more are missing
-/// than it has lost. A count of what was lost may be too high by those that were being written, never too low.
+/// Checks that the file has complete frames of the stream in order, as many as the ledger counts, and that no more are
+/// missing than the ledger counts as lost. The lost count may be too high by frames that were being written, never too
+/// low.
 fn is_honest(daq: &Daq, outcome: &Outcome) -> Vec<u64> {
     let seen = numbers(Pattern::Counter, &data(daq, "raw"));
     assert_eq!(seen.len() as u64, outcome.count("sources.adc.delivered"));
@@ -33,12 +35,12 @@ fn litepcie_burst_beyond_reader_rate_is_counted() {
         let outcome = live.stop().ok();
         let seen = is_honest(&daq, &outcome);
         assert!(!seen.is_empty());
-        // Transfers are counted by the card, so all are known once it has stopped.
+        // The device counts transfers, so all are known once it has stopped.
         assert_eq!(outcome.count("sources.adc.expected"), 400);
     }
 }
 
-/// A daemon that stands still while a card in another process goes on, as often as it takes for an overrun.
+/// The daemon is stopped while a device in another process continues, repeatedly until an overrun occurs.
 fn stand_still(source: &str, card: &[&str]) {
     let daq = daq(&config(source, "", &host(16)));
     let _card = Served::new(&daq, card);
@@ -46,7 +48,7 @@ fn stand_still(source: &str, card: &[&str]) {
     live.wait_count("sources.adc.delivered", 50);
     daq_tests::wait_for("an overrun", || {
         live.signal(Signal::STOP);
-        // Nothing shows how far the card is: where this is too short there is another try.
+        // The device's position is not visible: if this is too short, the loop tries again.
         std::thread::sleep(Duration::from_millis(20));
         live.signal(Signal::CONT);
         (ledger::count(&live.report(), "sources.adc.lost.overrun") > 0).then_some(())
@@ -65,7 +67,7 @@ fn litepcie_overrun_while_daemon_stopped_is_counted() {
     );
 }
 
-/// An XDMA without credits goes round as well.
+/// XDMA without credits is free-running as well.
 #[test]
 fn xdma_without_credits_counts_overrun() {
     stand_still(
@@ -74,7 +76,7 @@ fn xdma_without_credits_counts_overrun() {
     );
 }
 
-/// Frames that come while a reader holds every slot of the ring.
+/// Frames that arrive while a reader holds every slot of the ring.
 #[test]
 fn ring_full_drops_are_counted() {
     let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n";
@@ -91,7 +93,7 @@ fn ring_full_drops_are_counted() {
     );
 }
 
-/// One with credits waits for the same reader, and nothing is lost.
+/// XDMA with credits waits for the same reader and loses nothing.
 #[test]
 fn backpressure_waits_for_slow_reader() {
     const FRAMES: u64 = 100;

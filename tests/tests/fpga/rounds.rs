@@ -1,4 +1,4 @@
-//! Started and stopped again and again: nothing is left open or mapped, and no card writes what was taken from it.
+//! Repeated starts and stops: no file or mapping is leaked, and no device writes to memory that was revoked.
 
 use crate::bytes::Served;
 use crate::setup::{SLOT, assert_stream, config, daq, data, host, packets};
@@ -19,12 +19,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Rounds whose traces are compared.
+/// Number of rounds that are compared.
 const ROUNDS: u32 = 100;
-/// Set in the process that a test has for itself.
+/// Set in the process that runs one test alone.
 const ALONE: &str = "DAQ_FPGA_TEST";
 
-/// Runs the test `name` in a process of its own, where nobody else opens files; false in that process.
+/// Runs the test `name` in its own process, where no other code opens files; returns false in that process.
 fn alone(name: &str) -> bool {
     if std::env::var_os(ALONE).is_some() {
         return false;
@@ -41,7 +41,7 @@ fn alone(name: &str) -> bool {
     true
 }
 
-/// What a process holds: open files, mappings of memory that is shared with cards, threads.
+/// The resources of a process: open files, mappings of memory shared with devices, threads.
 #[derive(Debug, PartialEq, Eq)]
 struct Held {
     files: Vec<String>,
@@ -53,7 +53,7 @@ fn held() -> Held {
     let dir = |path: &str| std::fs::read_dir(path).unwrap();
     let mut files: Vec<String> = dir("/proc/self/fd")
         .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
-        // Sockets and pipes carry numbers of their own; the directory that is being read is none of ours.
+        // Sockets and pipes have varying numbers; the directory being read does not count.
         .map(|link| link.to_string_lossy().split(':').next().unwrap().to_owned())
         .filter(|link| !link.starts_with("/proc/"))
         .collect();
@@ -66,7 +66,7 @@ fn held() -> Held {
     }
 }
 
-/// Starts `text` in `directory`, waits for `frames` frames, stops.
+/// Starts `text` in `directory`, waits for `frames` frames and stops.
 fn round(text: &str, directory: &Path, frames: u64) {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
@@ -96,13 +96,13 @@ fn round(text: &str, directory: &Path, frames: u64) {
     assert_eq!((engine.stuck, engine.restarts), (0, 0));
 }
 
-/// A sink that takes all and keeps nothing.
+/// A sink that discards everything.
 const NULL: &str = "[ring.raw]\nmemory = \"host\"\nslot = 4096\nslots = 16\n\
                     [sink.none]\ndriver = \"null\"\ninput = \"raw\"\n";
 
-/// Goes round `ROUNDS` times and compares what is held before and after.
+/// Runs `ROUNDS` times and compares the resources before and after.
 fn rounds(text: &str, directory: &Path) {
-    // The first ones make what stays for the life of the process.
+    // The first rounds create what lives as long as the process.
     for _ in 0..3 {
         round(text, directory, 20);
     }
@@ -129,14 +129,14 @@ fn xdma_in_process_restarts_leak_nothing() {
     }
 }
 
-/// A card whose accesses to memory that it was not given are counted.
+/// A device that counts accesses to memory that was not mapped for it.
 struct Watched {
     card: Box<dyn Card>,
     stray: Arc<AtomicU64>,
     writes: Arc<AtomicU64>,
 }
 
-/// The machine, as a watched card reaches it.
+/// The host memory as such a device accesses it.
 struct Watch<'a> {
     host: &'a dyn Host,
     stray: &'a AtomicU64,
@@ -237,7 +237,7 @@ fn xdma_over_socket_restarts_leak_nothing_and_write_nothing_outside() {
     assert!(writes.load(Ordering::Relaxed) > 20 * u64::from(ROUNDS));
 }
 
-/// One card, one daemon after the other; some of them are killed.
+/// One device, several daemons in turn, some of which are killed.
 #[test]
 fn daemon_restarts_leave_device_unmapped() {
     const FRAMES: u64 = 50;
@@ -279,7 +279,7 @@ fn daemon_restarts_leave_device_unmapped() {
     );
 }
 
-/// LitePCIe's card likewise; its table is the card's, so that every round fills it anew.
+/// The same for LitePCIe; its table is in the device, so every round fills it again.
 #[test]
 fn litepcie_restarts_leak_nothing() {
     if alone("litepcie_restarts_leak_nothing") {

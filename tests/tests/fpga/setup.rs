@@ -1,13 +1,13 @@
-//! Configurations of a card with what reads it, and what its bytes must be.
+//! Configurations with a device and its readers, and the expected bytes.
 
 use daq_drivers::cards::litepcie;
 use daq_drivers::cards::pattern::{Pattern, verify};
 use daq_tests::{Daq, files};
 
-/// Bytes of a slot, and of a packet where a test says nothing else.
+/// Bytes per slot, and per packet by default.
 pub const SLOT: usize = 4096;
 
-/// A source of a card: keys of the source, keys of its table `card`, the rest of the configuration.
+/// A source with a device: keys of the source, keys of its table `card`, the rest of the configuration.
 pub fn config(source: &str, card: &str, rest: &str) -> String {
     let card = if card.is_empty() {
         String::new()
@@ -20,7 +20,7 @@ pub fn config(source: &str, card: &str, rest: &str) -> String {
     )
 }
 
-/// The ring in host memory and a file of it.
+/// A ring in host memory and a file sink.
 pub fn host(slots: usize) -> String {
     format!(
         "[ring.raw]\nmemory = \"host\"\nslot = {SLOT}\nslots = {slots}\n\
@@ -28,17 +28,17 @@ pub fn host(slots: usize) -> String {
     )
 }
 
-/// A simulated XDMA in the daemon's process.
+/// An emulated XDMA in the daemon's process.
 pub const XDMA: &str = "device = \"inproc:xdma\"";
-/// LitePCIe's likewise.
+/// The same for LitePCIe.
 pub const LITEPCIE: &str = "device = \"inproc:litepcie\"\ncsr = \"csr.csv\"";
 
-/// A stream of `packets` packets of a slot each.
+/// A stream of `packets` packets of one slot each.
 pub fn packets(packets: u64) -> String {
     format!("packet = {SLOT}\npackets = {packets}\n")
 }
 
-/// A directory with that configuration and the `csr.csv` of LitePCIe's card.
+/// A directory with that configuration and the `csr.csv` of the LitePCIe device.
 pub fn daq(text: &str) -> Daq {
     let daq = Daq::new(text);
     daq.write("csr.csv", litepcie::CSR);
@@ -53,13 +53,13 @@ pub fn data(daq: &Daq, directory: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Panics unless `data` is the stream from its first byte on.
+/// Panics unless `data` equals the stream from its first byte on.
 pub fn assert_stream(data: &[u8]) {
     assert_eq!(verify(Pattern::Counter, SLOT as u64, 0, data), None);
 }
 
-/// The number of each frame in `data`, all of whose bytes are those of that frame of the stream; panics where they are
-/// not, or the numbers do not rise.
+/// Returns the number of each frame in `data`. Panics if a frame has bytes of another frame, or if the numbers do not
+/// rise.
 pub fn numbers(pattern: Pattern, data: &[u8]) -> Vec<u64> {
     assert_eq!(data.len() % SLOT, 0, "whole frames");
     let (words, slot) = (SLOT as u64 / 8, SLOT as u64);

@@ -1,5 +1,4 @@
-//! GPU memory that the CPU can store to: the backends on simulated libraries, and all that this machine has on a real
-//! GPU where there is one.
+//! BAR mappings of GPU memory: the backends on simulated libraries, and on this machine's GPU if there is one.
 
 mod sys;
 
@@ -12,11 +11,11 @@ use daq_tests::{Simulated, skip, test_process};
 use std::sync::Arc;
 use sys::{device_reads, device_writes, in_fork};
 
-/// Bytes of a page of the GPU.
+/// Bytes of a GPU page.
 const PAGE: usize = 64 << 10;
 /// Set in the process that runs the body of a test.
 const ALONE: &str = "DAQ_MAPPED_TEST";
-/// CUDA memory that cannot be given away, the plain kind and the other.
+/// CUDA memory that cannot be exported: plain, and virtual.
 const KINDS: [Backing; 2] = [
     Backing::Plain,
     Backing::Mapped {
@@ -25,8 +24,8 @@ const KINDS: [Backing; 2] = [
     },
 ];
 
-/// Runs `work` in a process of its own, the test called `name` again, on that machine; the calling process alone gets to
-/// see what happened there.
+/// Runs `work` in its own process on that machine by running the test `name` again. Only the calling process gets the
+/// simulated machine, to check its report.
 fn alone(
     name: &str,
     machine: impl FnOnce() -> Simulated,
@@ -40,7 +39,7 @@ fn alone(
     let output = machine
         .prepare(&mut test_process(module_path!(), name))
         .env(ALONE, "1")
-        // A loader that is there might find a GPU that is none of the machine's.
+        // An installed Vulkan loader might find a GPU that is not simulated.
         .env("VK_DRIVER_FILES", "/dev/null")
         .output()
         .unwrap();
@@ -51,7 +50,7 @@ fn alone(
     Some(machine)
 }
 
-/// Fails where something was not given back.
+/// Panics if a resource was not released.
 fn assert_all_given_back(machine: &Simulated) {
     let report = machine.report();
     for what in ["memory", "reservations", "host"] {
@@ -72,7 +71,7 @@ fn assert_all_given_back(machine: &Simulated) {
     assert_eq!(count("gdr_map"), count("gdr_unmap"), "{calls:?}");
 }
 
-/// Bytes that look like nothing else.
+/// A pattern of distinct bytes.
 fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
     (0..bytes)
         .map(|n| u8::try_from((n * 131 + n / 251 + seed * 17 + 1) % 256).unwrap())
@@ -83,8 +82,8 @@ fn backends(refused: &[Refusal]) -> Vec<Backend> {
     refused.iter().map(|refusal| refusal.backend).collect()
 }
 
-/// The memory is zero; what the CPU stores at any offset and in any size the device finds there and nowhere else; what
-/// the device writes the CPU reads.
+/// Checks that the memory is zeroed, that the device sees CPU stores of any size and offset at that position only, and
+/// that the CPU reads what the device writes.
 fn assert_both_sides_see_the_same(mapped: &Arc<Mapped>) {
     assert!(
         device_reads(mapped, 0, mapped.bytes())
@@ -141,7 +140,7 @@ fn assert_both_sides_see_the_same(mapped: &Arc<Mapped>) {
     );
 }
 
-/// What is stored through one mapping is there through the other, until both are gone.
+/// Stores through one mapping are visible through the other, until both are dropped.
 fn assert_two_mappings_agree(first: Arc<Mapped>) {
     let second = first.again().unwrap();
     assert_eq!(
@@ -157,7 +156,7 @@ fn assert_two_mappings_agree(first: Arc<Mapped>) {
     assert!(device_reads(&second, 14, 1000) == pattern(1000, 2));
 }
 
-/// A child is told and does not crash, and the parent goes on.
+/// A forked child gets an error and does not crash, and the parent continues.
 fn assert_a_fork_is_told(mapped: Arc<Mapped>) {
     let answers = || {
         let is_told =
@@ -176,7 +175,7 @@ fn assert_a_fork_is_told(mapped: Arc<Mapped>) {
     drop(stores);
     mapped.copy_to(0, &[42]).unwrap();
     assert_eq!(device_reads(&mapped, 0, 1), [42]);
-    // A child that drops it calls no library; the parent does when this closure goes.
+    // A child that drops the mapping calls no library; the parent does when this closure is dropped.
     let dropped = in_fork(move || {
         drop(mapped);
         0
@@ -348,7 +347,7 @@ fn dma_buf_with_driver_support_is_mapped() {
         name,
         || Simulated::new("dma-buf=map"),
         |device| {
-            // The simulated driver exports plain memory from its beginning alone, which large memory has at a page.
+            // The simulated driver exports plain memory only from its start, and large memory starts at a page.
             for (backing, bytes) in [(KINDS[0], 2 << 20), (KINDS[1], 100)] {
                 let mapped = Mapped::with_backing(device, bytes, Backend::DmaBuf, backing).unwrap();
                 assert_both_sides_see_the_same(&mapped);
@@ -364,7 +363,7 @@ fn dma_buf_with_driver_support_is_mapped() {
     }
 }
 
-/// Whatever step fails, the next backend has its turn, and nothing is left of the one before.
+/// Whichever step fails, the next backend is tried, and the failed one leaks nothing.
 #[test]
 fn mapping_step_failure_is_reported_and_leaks_nothing() {
     let name = "mapping_step_failure_is_reported_and_leaks_nothing";
@@ -464,7 +463,7 @@ fn mapping_larger_than_memory_is_rejected() {
             message.contains("OUT_OF_MEMORY") && message.contains("nvidia-smi"),
             "{message}"
         );
-        // Two of them are one memory.
+        // Both mappings share one allocation.
         let mapped = Mapped::with(device, 40 << 20, Backend::Gdrapi).unwrap();
         mapped.again().unwrap();
     });
@@ -490,8 +489,8 @@ fn mapping_used_after_fork_returns_error() {
     }
 }
 
-/// The memory goes below a live mapping, as when a GPU falls off the bus: the store that meets it does no harm, and it
-/// and all later ones are told.
+/// The memory disappears below a live mapping, as when a GPU falls off the bus: the store does no harm, and this and
+/// all later stores return an error.
 #[test]
 fn mapping_lost_gpu_returns_error() {
     let name = "mapping_lost_gpu_returns_error";
@@ -505,7 +504,7 @@ fn mapping_lost_gpu_returns_error() {
             bell.ring(1).unwrap();
             let mut stores = first.stores().unwrap();
             stores.copy(100, &[1; 1000]).unwrap();
-            // Mapping it a second time makes the memory go.
+            // Mapping the memory a second time makes it disappear.
             let second = first.again().unwrap();
             let lost = Err(MappedError::Lost { ordinal: 0 });
             assert_eq!(stores.copy(200, &[2; 5000]), lost);
@@ -518,14 +517,14 @@ fn mapping_lost_gpu_returns_error() {
                 message.contains("is gone") && message.contains("xid"),
                 "{message}"
             );
-            // The second mapping learns of it when it is used.
+            // The second mapping detects the loss when it is used.
             assert_eq!(second.check(), Ok(()));
             assert_eq!(second.copy_from(0, &mut [0; 8]), lost);
             assert_eq!(second.check(), lost);
             other.copy_to(0, &[3]).unwrap();
             assert_eq!(device_reads(&other, 0, 1), [3]);
             drop((bell, first, second));
-            // The next one may get the same place in the table of guards.
+            // The next mapping may get the same entry of the guard table.
             let next = Mapped::with(device, PAGE, Backend::Gdrapi).unwrap();
             next.copy_to(0, &[4]).unwrap();
         },
@@ -605,7 +604,7 @@ fn mapping_by_many_threads_succeeds() {
     }
 }
 
-/// What this machine's own GPU and libraries can do, and why they cannot do the rest.
+/// What this machine's GPU and libraries support, and why they do not support the rest.
 #[test]
 fn mapping_on_real_gpu_meets_contract() {
     let device = match Device::open(0) {

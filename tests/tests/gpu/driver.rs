@@ -1,5 +1,5 @@
-//! What `daq_core::gpu::driver` asks of the driver, on the simulated one: nothing is left when recording fails, what hangs is
-//! left alone, and answers that no binding knows are passed on.
+//! `daq_core::gpu::driver` on the simulated driver: failed recordings leak nothing, hanging work is leaked, and unknown
+//! error codes are passed on.
 
 use daq_core::gpu::Event;
 use daq_core::gpu::driver::{Backing, CudaError, Device, Memory, Stream};
@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const BYTES: usize = 4096;
 
-/// Runs `work` in a process of its own, the test called `name` again, where the driver is simulated with `options`; the
-/// driver answers what happened there, and the calling process alone gets to see it.
+/// Runs `work` in its own process by running the test `name` again, with a driver simulated with `options`. Only the
+/// calling process gets the simulated driver, to check its report.
 fn with_driver(name: &str, options: &str, work: impl FnOnce(&'static Device)) -> Option<Simulated> {
     if std::env::var_os("DAQ_SIMULATED_CUDA").is_some_and(|given| given == options) {
         work(Device::open(0).unwrap());
@@ -26,7 +26,7 @@ fn with_driver(name: &str, options: &str, work: impl FnOnce(&'static Device)) ->
     Some(simulated)
 }
 
-/// What the driver still holds, but for contexts, which live as long as the process.
+/// Returns what the driver has not freed, except for contexts, which live as long as the process.
 fn leaks(simulated: &Simulated) -> Vec<String> {
     let report = simulated.report();
     let leaks = report["leaks"].as_object().expect("the driver was called");
@@ -41,7 +41,7 @@ fn memory(device: &'static Device) -> Memory {
     Memory::with(device, BYTES, Backing::Plain).unwrap()
 }
 
-/// All bytes are `byte`.
+/// Checks that all bytes are `byte`.
 fn is_full_of(memory: &Memory, byte: u8) {
     let mut bytes = vec![!byte; BYTES];
     memory.read(0, &mut bytes).unwrap();
@@ -83,7 +83,7 @@ fn graph_recording_failure_leaks_nothing() {
             panic!("as a kernel's host side may");
         };
         catch_unwind(AssertUnwindSafe(|| stream.record(Vec::new(), panics))).unwrap_err();
-        // Nothing is being recorded any more: work is done.
+        // The stream is no longer recording: work runs.
         stream.fill(&memory, 0, 9, BYTES).unwrap();
         stream.synchronize().unwrap();
         is_full_of(&memory, 9);
@@ -116,7 +116,7 @@ fn graph_destroy_failure_frees_executable_graph() {
     });
     if let Some(simulated) = done {
         assert_eq!(simulated.report()["calls"]["cuGraphExecDestroy"], 1);
-        // The recording itself.
+        // The graph itself.
         assert_eq!(leaks(&simulated), ["graphs: 1"]);
     }
 }
@@ -124,7 +124,7 @@ fn graph_destroy_failure_frees_executable_graph() {
 #[test]
 fn event_reports_failure_with_any_error_code() {
     let name = "event_reports_failure_with_any_error_code";
-    // No driver has the second.
+    // No real driver returns the second code.
     let options = "fail=cuEventQuery@1:801,fail=cuEventQuery@2:12345";
     let done = with_driver(name, options, |device| {
         let stream = Stream::new(device, 1).unwrap();
@@ -194,7 +194,7 @@ const PIPELINE: &str = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern 
 #[test]
 fn pinning_failure_is_reported_with_fix() {
     let simulated = Simulated::new("fail=cuMemHostRegister_v2@1:2");
-    // Nothing is tried for the CPU's stores: the ring is pinned first.
+    // CPU stores are not tried, because the ring is pinned first.
     let text = PIPELINE.to_owned()
         + "[staging]\nbackends = []\n[sink.end]\ndriver = \"null\"\ninput = \"raw\"\n";
     let outcome = simulated.on(Daq::new(&text)).run(&[]);
@@ -210,7 +210,7 @@ fn truncated_module_is_rejected_before_driver() {
         + "[kernel.some]\nfile = \"some.cubin\"\ninput = \"raw\"\noutput = \"done\"\n\
            [ring.done]\nslots = 12\n[sink.end]\ndriver = \"null\"\ninput = \"done\"\n";
     let daq = simulated.on(Daq::new(&text));
-    // The header of a file with a table of 19 sections far behind its end.
+    // The header of a file with a table of 19 sections far beyond its end.
     let mut header = [0; 64];
     header[..6].copy_from_slice(b"\x7fELF\x02\x01");
     header[41] = 0x3b;

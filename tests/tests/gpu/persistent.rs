@@ -1,17 +1,17 @@
-//! Kernels that stay on their GPU, through the whole binary on the simulated driver: what comes out, what is waited for,
-//! and what becomes of the ledgers when the kernel hangs or dies.
+//! Persistent kernels through the whole binary on the simulated driver: their output, their shutdown, and the ledgers
+//! after a hang or failure.
 
 use daq_tests::{Daq, Outcome, Simulated, ledger, wait_for};
 use rustix::process::Signal;
 
-/// What the compiler of the simulated driver makes of it gives each frame as it is.
+/// The simulated driver's compiler turns this into a kernel that copies each frame unchanged.
 const SOURCE: &str = "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {\n    \
                       for (daq::Size i = in.index(); i < out.capacity; i += in.stride())\n        \
                       out.as<char>()[i] = in.as<const char>()[i];\n}\n";
 
 const FRAME: u64 = 16_384;
 
-/// A source whose frames go through a kernel of the user's, to a file in `there/`.
+/// A source whose frames pass through a user's kernel to a file in `there/`.
 fn pipeline(frames: Option<u64>, kernel: &str) -> String {
     let frames = frames.map_or(String::new(), |frames| format!("frames = {frames}\n"));
     format!(
@@ -46,7 +46,7 @@ fn bytes(daq: &Daq, directory: &str) -> Vec<u8> {
         .collect()
 }
 
-/// What the driver still holds, but for contexts, which live as long as the process.
+/// Returns what the driver has not freed, except for contexts, which live as long as the process.
 fn leaks(simulated: &Simulated) -> Vec<String> {
     let report = simulated.report();
     let leaks = report["leaks"].as_object().expect("the driver was called");
@@ -57,7 +57,7 @@ fn leaks(simulated: &Simulated) -> Vec<String> {
         .collect()
 }
 
-/// One launch did it all, no call waited for it, and all was given back.
+/// One launch processed everything, no call waited for it, and everything was freed.
 fn stayed(simulated: &Simulated, frames: u64) {
     let report = simulated.report();
     assert_eq!(report["launches"], 1, "{report:#}");
@@ -66,7 +66,7 @@ fn stayed(simulated: &Simulated, frames: u64) {
     assert_eq!(leaks(simulated), [""; 0]);
 }
 
-/// Every frame that the kernel took on is in the file, and nothing was lost.
+/// Every frame that the kernel accepted is in the file, and nothing was lost.
 fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
     for path in [
         "kernels.same.in",
@@ -81,7 +81,7 @@ fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
     assert_eq!(bytes(daq, "there").len() as u64, frames * FRAME);
 }
 
-/// The bytes of so many frames of the source as the kernel gives them when it is launched for each burst.
+/// The bytes that the kernel produces for so many frames if it is launched for each burst.
 fn launched(frames: u64, faults: &str) -> Vec<u8> {
     let simulated = simulated("");
     let daq = daq(&simulated, &(pipeline(Some(frames), "") + faults));
@@ -94,7 +94,7 @@ fn launched(frames: u64, faults: &str) -> Vec<u8> {
 #[test]
 fn persistent_kernel_output_equals_launched_kernel() {
     const FRAMES: u64 = 2000;
-    // Packets that are missing are filled.
+    // Missing packets are filled.
     let faults = "[source.adc.faults]\nloss = 0.05\n";
     let expected = launched(FRAMES, faults);
     assert_eq!(expected.len() as u64, FRAMES * FRAME);
@@ -113,7 +113,7 @@ fn persistent_kernel_output_equals_launched_kernel() {
 fn persistent_kernel_output_is_equal_for_all_backends() {
     const FRAMES: u64 = 300;
     let expected = launched(FRAMES, "");
-    // The first that is left takes the ring, the doorbell, or both; without any, frames go by the copy engine.
+    // The first available backend serves the ring, the doorbell, or both; without any, the copy engine copies frames.
     for backends in [
         r#"["gdrapi"]"#,
         r#"["dma-buf"]"#,
@@ -130,7 +130,7 @@ fn persistent_kernel_output_is_equal_for_all_backends() {
         assert!(bytes(&daq, "there") == expected, "{backends}");
         stayed(&simulated, FRAMES);
     }
-    // A doorbell must lie somewhere.
+    // A doorbell needs memory.
     let simulated = simulated("");
     let outcome =
         daq(&simulated, &pipeline(Some(FRAMES), STAYS)).run(&["--set", "staging.backends=[]"]);
@@ -160,7 +160,7 @@ fn persistent_kernel_finishes_submitted_frames_at_stop() {
     }
 }
 
-/// Frames with missing packets are kept from a kernel on a GPU, launched or persistent, and from a sink behind a GPU ring.
+/// Kernels on a GPU, launched or persistent, and sinks behind a GPU ring receive no frames with missing packets.
 #[test]
 fn persistent_kernel_with_incomplete_drop_gets_complete_frames() {
     const FRAMES: u64 = 2000;
@@ -220,7 +220,7 @@ fn persistent_kernel_without_frames_stops() {
 fn persistent_kernel_without_guarantee_counts_overrun() {
     const FRAMES: u64 = 5000;
     let simulated = simulated("latency=300");
-    // A slow sink that is waited for holds up the kernel, and the source does not wait for the kernel.
+    // A slow sink with guarantee delays the kernel, and the source does not wait for the kernel.
     let kernel = format!("{STAYS}\nguarantee = false");
     let text = pipeline(Some(FRAMES), &kernel)
         + "[sink.slow]\ndriver = \"null\"\ninput = \"back\"\ndelay = \"1 ms\"\nburst = 1\n";
@@ -240,13 +240,13 @@ fn persistent_kernel_without_guarantee_counts_overrun() {
 
 #[test]
 fn persistent_kernel_hang_is_named_and_ledgers_balance() {
-    // Of two teams one may be ahead by as many frames as there is room for.
+    // Of two block groups, one may be ahead by as many frames as fit.
     for (keys, most) in [("", 40), ("teams = 2", 40 + 32)] {
         let simulated = simulated("hang=resident@40");
         let text = pipeline(None, &format!("{STAYS}\n{keys}")) + HTTP;
         let daq = daq(&simulated, &text);
         let mut live = daq.spawn(&["--drain", "1 s"]);
-        // It is found by itself, however long that takes.
+        // The hang is detected without a request, however long that takes.
         live.wait_log("on_frame does not return");
         let outcome = live.wait();
         assert_eq!(outcome.code, 70, "{}", outcome.stderr);
@@ -263,7 +263,7 @@ fn persistent_kernel_hang_is_named_and_ledgers_balance() {
             "{:#}",
             outcome.report
         );
-        // Nobody waited for it.
+        // No call waited for the kernel.
         assert_eq!(simulated.report()["blocked"], 0, "{}", outcome.stderr);
     }
 }
@@ -275,7 +275,7 @@ fn persistent_kernel_hang_is_shown_in_status() {
     let daq = daq(&simulated, &text);
     let mut live = daq.spawn(&["--drain", "1 s"]);
     let address = live.address();
-    // Until the process has ended, or says that it is not well.
+    // Waits until the process has ended or reports that it is unhealthy.
     wait_for("a word on the kernel", || {
         let unwell = daq_tests::get(address, "/-/healthy").map_or(true, |said| said.code == 503);
         (unwell || !live.is_running()).then_some(())
@@ -306,7 +306,7 @@ fn persistent_kernel_failure_stops_run_and_ledgers_balance() {
             let made = outcome.count("kernels.same.made");
             assert!(made < 40, "{options}: {:#}", outcome.report);
             assert_eq!(outcome.count("rings.back.published"), made, "{options}");
-            // What the kernel made may have been on its way back.
+            // The kernel's last output may still have been in transfer.
             assert!(outcome.count("sinks.there.frames") <= made, "{options}");
             assert!(outcome.count("kernels.same.failed") > 0, "{options}");
         }

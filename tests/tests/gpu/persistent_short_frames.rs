@@ -1,5 +1,5 @@
-//! Frames that are shorter than they should be, in the middle of what a kernel that stays on its GPU is given: no source
-//! makes any but the last of a stream, so the kernel is driven by hand here, on the simulated driver.
+//! Short frames in the middle of the input of a persistent kernel. No source produces any except as the last frame of a
+//! stream, so this test drives the kernel directly, on the simulated driver.
 
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::Dispatch;
@@ -20,7 +20,7 @@ const NAME: &str = "persistent_kernel_skips_short_frames_and_keeps_slots";
 /// Set in the process that runs the body of the test.
 const ALONE: &str = "DAQ_RESIDENT_SHORT";
 const BYTES: usize = 4096;
-/// Slots of input and output, which share no factor, nor do bursts with either.
+/// Slots of input and output. Neither these nor the bursts share a common factor.
 const SLOTS: [usize; 2] = [16, 11];
 const BURSTS: [usize; 6] = [5, 3, 7, 1, 4, 6];
 const SOURCE: &str =
@@ -66,7 +66,7 @@ impl End {
         self.producer.publish(1);
     }
 
-    /// Takes what was published.
+    /// Receives the published frames.
     fn take(&mut self) -> Vec<(FrameMeta, Vec<u8>)> {
         let Some(lease) = self.reader.poll(usize::MAX) else {
             return Vec::new();
@@ -84,7 +84,7 @@ impl End {
     }
 }
 
-/// Single ones, two in a row, and the first and the last of a burst.
+/// Single frames, two in a row, and the first and the last of a burst.
 fn is_short(i: u64) -> bool {
     i % 13 == 4 || i % 13 == 5 || i.is_multiple_of(17)
 }
@@ -95,7 +95,7 @@ fn frame(i: u64) -> Vec<u8> {
         .collect()
 }
 
-/// In a process of its own, which has the simulated driver.
+/// Runs in its own process, which uses the simulated driver.
 fn body() {
     let device = Device::open(0).unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -119,7 +119,7 @@ fn body() {
             ..KernelContext::alone(&samples.layout(BYTES).unwrap(), Side::Cuda(0))
         })
         .unwrap_or_else(|error| panic!("{error}"));
-    // Made before the kernel stays; a kernel that stays takes nothing from it.
+    // Created before the persistent kernel starts; the kernel does not need it.
     let stream = driver::Stream::new(device, 1).unwrap();
     kernel.begin().unwrap_or_else(|error| panic!("{error}"));
 

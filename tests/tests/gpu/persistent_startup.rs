@@ -1,9 +1,9 @@
-//! Kernels that stay on their GPU, through the whole binary on the simulated driver, where not all is as the plan said:
-//! GPU memory that cannot be mapped after all, calls of the start that fail, and hangs that nothing but a clock shows.
+//! Persistent kernels through the whole binary on the simulated driver when the plan fails: GPU memory that cannot be
+//! mapped, calls that fail at startup, and hangs that only a timeout detects.
 
 use daq_tests::{Daq, Simulated};
 
-/// What the compiler of the simulated driver makes of it gives each frame as it is.
+/// The simulated driver's compiler turns this into a kernel that copies each frame unchanged.
 const SOURCE: &str = "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {\n    \
                       for (daq::Size i = in.index(); i < out.capacity; i += in.stride())\n        \
                       out.as<char>()[i] = in.as<const char>()[i];\n}\n";
@@ -11,11 +11,11 @@ const SOURCE: &str = "__device__ void on_frame(const daq::Frame& in, daq::Out& o
 const FRAME: u64 = 16_384;
 const FRAMES: u64 = 200;
 const STAYS: &str = "dispatch = \"persistent\"";
-/// A second kernel, behind the first.
+/// A second kernel after the first.
 const AGAIN: &str = "[kernel.again]\nfile = \"same.cu\"\ninput = \"back\"\noutput = \"twice\"\ndispatch = \"persistent\"\n\
                      [ring.twice]\nslots = 16\n[sink.end]\ndriver = \"file\"\ninput = \"twice\"\npath = \"end/\"\n";
 
-/// A source of `FRAMES` frames that go through a kernel of the user's, to a file in `there/`.
+/// A source of `FRAMES` frames that pass through a user's kernel to a file in `there/`.
 fn pipeline(kernel: &str) -> String {
     format!(
         "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = \"4 KiB\"\nframes = {FRAMES}\n\
@@ -27,8 +27,8 @@ fn pipeline(kernel: &str) -> String {
     )
 }
 
-/// A run on the simulated driver and its compiler. Of Vulkan none is found: a loader that is there might know a GPU that
-/// is none of the machine's.
+/// A run on the simulated driver and its compiler. Vulkan is hidden: an installed loader might find a GPU that is not
+/// simulated.
 fn daq(simulated: &Simulated, text: &str) -> Daq {
     let daq = simulated
         .on(Daq::new(text))
@@ -49,7 +49,7 @@ fn bytes(daq: &Daq, directory: &str) -> Vec<u8> {
         .collect()
 }
 
-/// No call waited for a kernel, and all was given back but contexts, which live as long as the process.
+/// No call waited for a kernel, and everything was freed except for contexts, which live as long as the process.
 fn is_clean(simulated: &Simulated, what: &str) {
     let report = simulated.report();
     assert_eq!(report["blocked"], 0, "{what}: {report:#}");
@@ -69,8 +69,8 @@ fn bar_mapping_failure_at_startup_falls_back() {
 
     let (mut without_ring, mut without_bell) = (0, 0);
     for function in ["gdr_map", "gdr_pin_buffer"] {
-        // The plan maps something first, measuring does next, then comes the ring, and then the doorbell. One call fails
-        // and another kind of memory is tried; or all do from one on.
+        // The plan maps memory first, then the tuning, then the ring, and then the doorbell. Either one call fails and
+        // another kind of memory is tried, or all calls from one on fail.
         for first in 2..=5 {
             for last in [first, 20] {
                 let fails = (first..=last).map(|nth| format!("fail={function}@{nth}:12"));
@@ -92,7 +92,7 @@ fn bar_mapping_failure_at_startup_falls_back() {
                 let report = simulated.report();
                 assert_eq!(report["resident"], FRAMES, "{what}");
                 is_clean(&simulated, &what);
-                // What was mapped is unmapped, what was pinned is unpinned.
+                // Mapped memory is unmapped, pinned memory is unpinned.
                 let calls = simulated.gdr_calls();
                 let answered = |call: &str| calls.iter().filter(|logged| *logged == call).count();
                 assert_eq!(answered("gdr_map 0"), answered("gdr_unmap 0"), "{what}");
@@ -104,7 +104,7 @@ fn bar_mapping_failure_at_startup_falls_back() {
             }
         }
     }
-    // Each function was the reason for each at least once.
+    // Each function was the reported reason at least once.
     assert!(without_ring >= 2, "{without_ring}");
     assert!(without_bell >= 2, "{without_bell}");
 }
@@ -112,11 +112,11 @@ fn bar_mapping_failure_at_startup_falls_back() {
 #[test]
 fn startup_failure_names_kernel_and_leaks_nothing() {
     for (call, kernels) in [
-        // The second kernel cannot begin while the first stays.
+        // The second kernel cannot start while the first is running.
         ("cuLaunchKernel", ["same", "again"]),
-        // The same, and what tells of its end is missing: the kernel is there and must go.
+        // The same, with the call missing that reports its end: the kernel runs and must be stopped.
         ("cuEventRecord", ["same", "again"]),
-        // Before any of them begins.
+        // Before any kernel starts.
         ("cuStreamCreate", ["same", "again"]),
     ] {
         for (nth, kernel) in (1..).zip(kernels) {
@@ -125,7 +125,7 @@ fn startup_failure_names_kernel_and_leaks_nothing() {
             let daq = daq(&healthy, &(pipeline(STAYS) + AGAIN));
             let state = daq.path("state");
             let state = ["--state-dir", state.to_str().unwrap()];
-            // What the start would measure makes these calls too.
+            // The measurements at startup make these calls too.
             let _ = daq.cli(&["tune", state[0], state[1]]).ok();
             let daq = daq.env("DAQ_SIMULATED_CUDA", &format!("fail={what}:2"));
             let outcome = daq.run(&state);
@@ -144,8 +144,8 @@ fn startup_failure_names_kernel_and_leaks_nothing() {
 
 #[test]
 fn hang_with_slow_frames_is_detected() {
-    // Ten frames a second, each of which is a sign of life to whoever counts what is begun; the rings take all that come
-    // in minutes, so that nothing is ever full.
+    // Ten frames per second, each of which looks like progress to a check that counts submitted frames. The rings hold
+    // all frames of several minutes, so nothing is ever full.
     let text = pipeline(STAYS)
         .replace(
             &format!("frames = {FRAMES}\n"),
@@ -164,13 +164,13 @@ fn hang_with_slow_frames_is_detected() {
         "{}",
         outcome.stderr
     );
-    // Frames came while it hung, and there was room for more.
+    // Frames arrived during the hang, and there was space for more.
     let taken = outcome.count("kernels.same.in");
     assert!((2..2048).contains(&taken), "{:#}", outcome.report);
     assert_eq!(outcome.count("kernels.same.made"), 0);
     assert_eq!(outcome.count("rings.back.published"), 0);
     let report = simulated.report();
     assert_eq!(report["blocked"], 0, "{report:#}");
-    // It hung in the first.
+    // The kernel hung in the first frame.
     assert_eq!(report["resident"], 1, "{report:#}");
 }

@@ -3,7 +3,7 @@
 use daq_tests::{Daq, Done, Simulated};
 use serde_json::Value;
 
-/// A slow machine's kernels stop when they get to it.
+/// Kernels on a slow machine may take long to stop.
 const PATIENT: [&str; 4] = ["selftest", "gpu", "--limit", "60s"];
 
 fn daq(simulated: &Simulated) -> Daq {
@@ -18,7 +18,7 @@ fn json(done: &Done) -> Value {
     serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
 }
 
-/// The names that `--list` tells.
+/// The names that `--list` prints.
 fn names() -> Vec<String> {
     let done = Daq::new("").cli(&["selftest", "gpu", "--list", "--json"]);
     let list = json(&done.ok());
@@ -54,7 +54,7 @@ fn selftest_on_working_memory_passes() {
         assert_eq!(checks, names(), "{backend}, {memory}");
     }
     assert_eq!(results.len(), 3 * names().len());
-    // Nothing was in the way of a kernel that stays.
+    // Nothing prevented a persistent kernel.
     assert_eq!(simulated.report()["blocked"], 0);
 }
 
@@ -95,7 +95,7 @@ fn selftest_unmappable_memory_is_skipped_with_reason() {
     }
 }
 
-/// A kernel that ends with an error is told by the check, which is named, and the exit code says so.
+/// A kernel that ends with an error fails the check, which is named, and sets the exit code.
 #[test]
 fn selftest_failure_is_named() {
     let simulated = Simulated::new("fail-async=launch@1:700");
@@ -109,7 +109,7 @@ fn selftest_failure_is_named() {
     assert!(done.stdout.contains("  ok       data "), "{done:?}");
 }
 
-/// A kernel that does not stop costs its own check and no other.
+/// A kernel that does not stop fails only its own check.
 #[test]
 fn selftest_after_leaked_device_skips_rest() {
     let simulated = Simulated::new("hang=launch@1");
@@ -164,7 +164,7 @@ fn selftest_unknown_check_is_rejected() {
     assert!(done.stderr.contains("word-order"), "{done:?}");
 }
 
-/// Rows of the table whose title has `title`.
+/// Rows of the table whose title contains `title`.
 fn rows<'a>(tables: &'a Value, title: &str) -> &'a Vec<Value> {
     let mut tables = tables.as_array().unwrap().iter();
     let has_title = |table: &&Value| table["title"].as_str().unwrap().contains(title);
@@ -210,7 +210,7 @@ fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
         assert!(figure(row, "p99") <= figure(row, "p99.9"));
         assert!(figure(row, "p99/p50") >= 1.0 && figure(row, "x host p50") > 0.0);
     }
-    // The simulated driver does not have the call.
+    // The simulated driver does not support the call.
     assert!(trips[10]["p50"].is_null(), "{:#}", trips[10]);
     let refused = rows(&tables, "no doorbell");
     let refused: Vec<_> = refused
@@ -252,7 +252,7 @@ fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
     assert_eq!(simulated.report()["blocked"], 0);
 }
 
-/// A short `bench resident`.
+/// A short `bench persistent`.
 const RESIDENT: [&str; 10] = [
     "bench", "resident", "--rounds", "1", "--trips", "20", "--window", "20ms", "--frames", "64B",
 ];
@@ -312,10 +312,10 @@ fn bench_persistent_measures_runtime() {
     assert_eq!(simulated.report()["blocked"], 0);
 }
 
-/// Of an engine that fails there are no figures, but its reason; what was measured before is shown.
+/// A failed runtime gives its reason instead of figures; earlier measurements are shown.
 #[test]
 fn bench_persistent_failure_replaces_figures() {
-    // In the frames that another thread commits.
+    // In the frames that another thread publishes.
     let simulated = Simulated::new("memory=1GiB,fail-async=resident@60:700")
         .with_gdr("")
         .with_compiler();

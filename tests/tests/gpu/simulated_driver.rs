@@ -1,9 +1,9 @@
-//! Programs find the simulated CUDA driver where they look for NVIDIA's.
+//! Programs find the simulated CUDA driver where they search for NVIDIA's.
 
 use daq_tests::{Simulated, skip};
 use std::process::Command;
 
-/// Counts devices and says whether the driver has `cuMemCreate`, through nothing but the dynamic loader.
+/// Counts devices and prints whether the driver has `cuMemCreate`, using only the dynamic loader.
 const PROGRAM: &str = "
 import ctypes
 driver = ctypes.CDLL('libcuda.so.1')

@@ -1,9 +1,9 @@
-//! Pipelines with rings on a GPU, on the simulated driver: what is copied, what is told where there is no GPU, and what
-//! becomes of the ledgers when a GPU fails.
+//! Pipelines with rings on a GPU, on the simulated driver: the copies, the reports if there is no GPU, and the ledgers
+//! after a GPU failure.
 
 use daq_tests::{Daq, Outcome, Simulated};
 
-/// A source of 2000 frames in a ring on a GPU, which a sink reads there.
+/// A source of 2000 frames in a ring on a GPU, which a sink reads in GPU memory.
 const PIPELINE: &str = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = \"4 KiB\"\n\
                         frames = 2000\nsamples = { type = \"int16\" }\n\
                         [ring.raw]\nmemory = \"MEMORY\"\nslot = \"16 KiB\"\nslots = 32\n\
@@ -13,7 +13,7 @@ fn pipeline(memory: &str) -> String {
     PIPELINE.replace("MEMORY", memory)
 }
 
-/// What the driver still holds, but for contexts, which live as long as the process.
+/// Returns what the driver has not freed, except for contexts, which live as long as the process.
 fn leaks(simulated: &Simulated) -> Vec<String> {
     let report = simulated.report();
     let leaks = report["leaks"].as_object().expect("the driver was called");
@@ -24,7 +24,7 @@ fn leaks(simulated: &Simulated) -> Vec<String> {
         .collect()
 }
 
-/// The frames that the copies of `raw` took are all accounted for.
+/// Checks that all frames read by the copies of `raw` are accounted for.
 fn is_accounted_for(outcome: &Outcome) {
     let count = |path: &str| outcome.count(path);
     assert_eq!(
@@ -49,7 +49,7 @@ fn staging_to_gpu_uses_pinned_memory_and_leaks_nothing() {
         is_accounted_for(&outcome);
         let report = simulated.report();
         assert_eq!(report["unregistered"]["copies"], 0, "{options}: {report:#}");
-        // What `daq` measures at the start comes on top.
+        // The measurements of `daq` at startup are added.
         let copied = report["copied"]["host_to_device"].as_u64().unwrap();
         assert!(copied >= 2000 * 16384, "{options}: {report:#}");
         assert_eq!(leaks(&simulated), [""; 0], "{options}");
@@ -67,8 +67,8 @@ fn staging_to_gpu_uses_pinned_memory_and_leaks_nothing() {
     }
 }
 
-/// The same source, whose frames go as they come through a kernel on the GPU, back, and to a file; and to another
-/// file by the shortest way.
+/// The same source. Its frames pass unchanged through a kernel on the GPU, back, and to a file; and directly to another
+/// file.
 fn through_a_kernel(daq: &Daq) {
     daq.write(
         "as-it-is.ptx",
@@ -87,7 +87,7 @@ const HTTP: &str = "[http]\nlisten = \"127.0.0.1:0\"\n";
 #[test]
 fn staging_to_gpu_and_back_preserves_frames() {
     let simulated = Simulated::new("latency=100");
-    // Packets that are missing are filled on the way to the GPU too.
+    // Missing packets are filled in copies to the GPU too.
     let text = pipeline("cuda:0").replace("slots = 32\n", "slots = 32\nfill = 165\n");
     let text = text + KERNEL + "[source.adc.faults]\nloss = 0.05\n";
     let daq = simulated.on(Daq::new(&text));
@@ -114,7 +114,7 @@ fn staging_to_gpu_and_back_preserves_frames() {
         .filter(|packet| packet.iter().all(|byte| *byte == 165));
     assert!(lost > 0 && filled.count() as u64 == lost, "{lost} lost");
     assert!(there == here, "what came back differs");
-    // A variable of the code is read at the start.
+    // A variable of the code is read at startup.
     let unregistered = &simulated.report()["unregistered"]["bytes"];
     assert!(unregistered.as_u64().unwrap() <= 64, "{unregistered}");
     assert_eq!(leaks(&simulated), [""; 0]);
@@ -176,7 +176,7 @@ fn tuning_is_cached_until_machine_changes() {
     let state = ["--state-dir", state.to_str().unwrap()];
     let outcome = daq.run(&state).ok();
     assert!(!outcome.stderr.contains(measured), "{}", outcome.stderr);
-    // Another driver.
+    // Another driver version.
     let newer = daq.env("DAQ_SIMULATED_CUDA", "version=13010");
     let outcome = newer.run(&state).ok();
     assert!(outcome.stderr.contains(measured), "{}", outcome.stderr);
@@ -188,7 +188,7 @@ fn tuning_measures_cpu_stores_or_reports_obstacle() {
         (Simulated::new(""), false),
         (Simulated::new("").with_gdr(""), true),
     ] {
-        // A loader of Vulkan that is there might find a GPU that is none of the machine's.
+        // An installed Vulkan loader might find a GPU that is not simulated.
         let daq = simulated
             .on(Daq::new(&pipeline("cuda:0")))
             .env("VK_DRIVER_FILES", "/dev/null");
@@ -230,7 +230,7 @@ fn plan_without_usable_driver_places_rings_in_host_memory() {
     let old = Simulated::new("version=11040");
     let incomplete = Simulated::new("").without("cuMemCreate");
     let empty = Simulated::new("no-init=100");
-    // As a driver that is newer than the bindings may answer.
+    // A driver that is newer than the bindings may return this.
     let unknown = Simulated::new("no-init=12345");
     for (simulated, why) in [
         (None, "there is no libcuda.so.1"),
@@ -258,7 +258,7 @@ fn plan_without_usable_driver_places_rings_in_host_memory() {
         let outcome = daq.run(&[]).ok();
         assert_eq!(outcome.count("sinks.end.frames"), 2000);
     }
-    // Where a GPU is asked for by its number it is missed.
+    // A GPU that is requested by number is reported as missing.
     let daq = old.on(Daq::new(&pipeline("cuda:0")));
     let outcome = daq.run(&[]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
@@ -282,7 +282,7 @@ fn gpu_memory_too_small_is_reported_with_available_size() {
     assert_eq!(leaks(&simulated), [""; 0]);
 }
 
-/// Options that let the copies fail which the start measures would end the run before it begins.
+/// Options that make the copies measured at startup fail would end the run before it starts.
 const TUNED: &str = "[staging]\nchunk = \"64 KiB\"\ndepth = 2\n";
 
 #[test]
@@ -295,7 +295,7 @@ fn gpu_failure_stops_run_and_ledgers_balance() {
             .ok();
         state.to_str().unwrap().to_owned()
     };
-    // The call fails; or the copy does, later, and with it everything on the device.
+    // Either the call fails, or the copy fails later and breaks the context.
     for (options, name) in [
         (
             "fail=cuMemcpyHtoDAsync_v2@100:719",
@@ -331,7 +331,7 @@ fn gpu_hang_does_not_block_exit() {
     let _ = daq.cli(&["tune", "--state-dir", state]).ok();
     let daq = daq.env("DAQ_SIMULATED_CUDA", "hang=copy@50");
     let mut live = daq.spawn(&["--state-dir", state, "--drain", "1 s"]);
-    // Whoever watches it is told before it is stopped.
+    // Monitoring reports the hang before the run is stopped.
     daq_tests::wait_for("a stall", || {
         (live.get("/-/healthy").code == 503).then_some(())
     });

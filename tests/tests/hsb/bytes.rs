@@ -1,4 +1,4 @@
-//! Every byte of what sensors send, through ring and file.
+//! Every byte that sensors send, through ring and file.
 
 use crate::needs_room;
 use crate::setup::{ALL, FRAME, FRAMES, PACKETS, Run, config, is_host_correct, options, own};
@@ -47,7 +47,7 @@ fn frames_and_timestamps_are_exact() {
     }
 }
 
-/// Wherever the count of packets begins, and however many bits of it the sensor keeps.
+/// For any start of the packet sequence and any number of sequence bits.
 #[test]
 fn sequence_wrap_loses_nothing() {
     needs_room!();
@@ -128,7 +128,7 @@ fn emulator_process_is_received() {
     let mut line = String::new();
     stdout.read_line(&mut line).unwrap();
     assert_eq!(line, format!("listening on {address}\n"));
-    // The port is the usual one.
+    // The port is the default.
     let daq = Daq::new(&config(&address.ip().to_string(), 1, ""));
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc0.expected", EXPECTED);

@@ -1,4 +1,4 @@
-//! Arming and disarming, whatever the device answers and however the run ends.
+//! Arming and disarming, for every reply of the device and every end of the run.
 
 use crate::needs_room;
 use crate::setup::{FRAMES, PACKETS, Run, config, is_host_correct, options, own};
@@ -8,7 +8,7 @@ use daq_tests::{Daq, wait_for};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
-/// A board that never ends, slow enough for any machine.
+/// A device that never ends, slow enough for any machine.
 fn endless(faults: &[&str]) -> Options {
     Options {
         frames: None,
@@ -49,7 +49,7 @@ fn run_after_killed_run_rearms_device() {
     is_host_correct(&counts);
 }
 
-/// A reply that is lost, or belongs to another request, is asked for again.
+/// A request is repeated if its reply is lost or belongs to another request.
 #[test]
 fn control_reply_lost_is_retried() {
     needs_room!();
@@ -65,7 +65,7 @@ fn control_reply_lost_is_retried() {
     assert_eq!(run.counts.ecb_faults, 6);
 }
 
-/// Arming that fails is reported, and tried again until it succeeds.
+/// A failed arming is reported and repeated until it succeeds.
 #[test]
 fn control_refusal_or_silence_is_reported_and_retried() {
     for (fault, reason) in [
@@ -87,7 +87,7 @@ fn control_refusal_or_silence_is_reported_and_retried() {
     }
 }
 
-/// The registers of a board that restarts are lost; both of its sensors are armed again, with other keys.
+/// A device that restarts loses its registers; both of its sensors are armed again, with new keys.
 #[test]
 fn device_restarted_is_rearmed() {
     let options = Options {
@@ -120,7 +120,7 @@ fn device_restarted_is_rearmed() {
     is_host_correct(&counts);
 }
 
-/// The port of announcements, which is one for all of this network: held by one test at a time, of whatever process.
+/// The announcement port, shared by this network: one test at a time uses it, across processes.
 pub fn announcements() -> UnixListener {
     let name = SocketAddr::from_abstract_name("daq test of announcements to UDP 12267").unwrap();
     wait_for("the end of others' announcements", || {
@@ -141,7 +141,7 @@ fn device_is_discovered() {
     };
     let first = board(11);
     let daq = Daq::new(&config("auto", 1, ""));
-    // An announcement comes once a second: on a machine that is busy for longer, it is listened for again.
+    // Announcements are sent once per second: on a machine that is busy for longer, the test listens again.
     wait_for("a device that is found", || {
         let outcome = daq.run(&["--for", "200 ms"]);
         let is_silent = outcome.stderr.contains("no device announced itself");

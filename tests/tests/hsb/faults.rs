@@ -1,4 +1,4 @@
-//! What goes wrong on the way, and that it is counted, marked, and nothing else.
+//! Network faults are counted and marked, and have no other effect.
 
 use crate::needs_room;
 use crate::setup::{ALL, FRAMES, PACKETS, Run, options};
@@ -7,14 +7,14 @@ use daq_drivers::hsb_sensor::pattern::{Pattern, verify, whose};
 const EXPECTED: u64 = FRAMES * PACKETS as u64;
 
 fn run(faults: &[&str]) -> Run {
-    // Wide enough for the gaps: beyond it, packets are believed when several in a row agree.
+    // Wide enough for the gaps: beyond it, packets are accepted if several in a row agree.
     Run::new(&options(faults), "window = 8", EXPECTED)
 }
 
 #[test]
 fn gaps_are_counted_and_annotated() {
     needs_room!();
-    // Within a frame; over its end and its metadata; whole frames between.
+    // Within a frame; across its end and its metadata; whole frames in between.
     let gaps = [
         (5, 1),
         (2 * ALL + 3, 3),
@@ -30,7 +30,7 @@ fn gaps_are_counted_and_annotated() {
         .filter(|(_, packet)| *packet < PACKETS)
         .collect();
     run.is(lost.len() as u64, 0, 0);
-    // Frames of which nothing came are there as well, filled.
+    // Frames without any packet are delivered as well, filled.
     run.has_all_but(&[], &lost);
     let dropped: u64 = gaps.iter().map(|(_, count)| count).sum();
     assert_eq!(run.counts.sensors[0].dropped, dropped);
@@ -62,7 +62,7 @@ fn duplicate_packets_are_counted() {
     run.has_all_but(&[], &[]);
 }
 
-/// The packet itself is refused, so its place is lost; nothing else changes.
+/// Only the packet itself is rejected, so its data is lost.
 #[test]
 fn malformed_packets_change_nothing() {
     needs_room!();
@@ -75,7 +75,7 @@ fn malformed_packets_change_nothing() {
     }
 }
 
-/// A socket does not show what the invariant checksum covers.
+/// A UDP socket does not show the fields that the invariant CRC covers.
 #[test]
 fn wrong_icrc_is_not_checked() {
     needs_room!();

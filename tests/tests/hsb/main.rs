@@ -1,4 +1,4 @@
-//! The whole of daq with a simulated Holoscan Sensor Bridge over the loopback interface.
+//! The whole of daq with an emulated Holoscan Sensor Bridge over the loopback interface.
 //!
 //! A test's whole stream fits into the socket's buffer, so that nothing is lost however slow the machine is.
 

@@ -1,6 +1,6 @@
-//! Frames that a sensor writes through a queue pair, of cards made of software on both sides.
+//! Frames that a sensor writes through a queue pair, with emulated NICs on both sides.
 //!
-//! The ring has more slots than a stream has frames, so that nothing is overtaken however slow the machine is.
+//! The ring has more slots than a stream has frames, so no frame is overwritten however slow the machine is.
 
 use crate::control::announcements;
 use crate::setup::{ALL, FRAME, FRAMES, PACKET, PACKETS, is_host_correct, options, own};
@@ -21,7 +21,7 @@ fn board(faults: &[&str]) -> Options {
     }
 }
 
-/// The sources `adc0` and on, one a sensor of the board at `device`, each with a ring and a file.
+/// The sources `adc0`, `adc1`, …, one per sensor of the device at `device`, each with a ring and a file.
 fn config(device: &str, sensors: usize) -> String {
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
     for sensor in 0..sensors {
@@ -43,7 +43,7 @@ struct Run {
 }
 
 impl Run {
-    /// Runs one sensor of a board until `frames` frames were expected, and ends both.
+    /// Runs one sensor of a device until `frames` frames were expected, and stops both.
     fn new(options: &Options, frames: u64) -> Self {
         let board = Board::start(options).unwrap();
         let daq = Daq::new(&config(&board.address().to_string(), 1));
@@ -69,8 +69,8 @@ fn now() -> u64 {
     u64::try_from(now.as_nanos()).unwrap()
 }
 
-/// Panics unless `bytes` are these frames of a sensor, but for the packets `without`, (frame, packet), which are filled. Where
-/// those lie.
+/// Panics unless `bytes` are these frames of a sensor, except for the packets `without`, (frame, packet), which are
+/// filled. Returns the ranges of those packets.
 fn has(bytes: &[u8], sensor: u8, frames: &[u64], without: &[(u64, usize)]) -> Vec<Range<usize>> {
     assert_eq!(bytes.len(), frames.len() * FRAME);
     let mut missing = Vec::new();
@@ -130,17 +130,17 @@ fn queue_pair_frames_and_timestamps_are_exact() {
 fn queue_pair_faults_are_counted() {
     let packet = |frame: u64, packet: u64| frame * ALL + packet;
     let faults = [
-        // A packet, the end of a frame, two ends in a row, the first of a frame that ends.
+        // A packet, the end of a frame, two ends in a row, the first packet of a frame.
         format!("drop@{}", packet(5, 3)),
         format!("drop@{}", packet(7, PACKETS as u64)),
         format!("drop@{}:10", packet(20, PACKETS as u64)),
         format!("drop@{}", packet(23, 0)),
-        // What a card refuses.
+        // Rejected by the NIC.
         format!("bad-rkey@{}", packet(10, 2)),
         format!("bad-va@{}", packet(12, 4)),
-        // The end of a frame comes twice.
+        // The end of a frame arrives twice.
         format!("duplicate@{}", packet(15, PACKETS as u64)),
-        // Without metadata, frames end with their last data.
+        // Without metadata, frames end with their last data packet.
         "restart@40".to_owned(),
     ];
     let faults: Vec<&str> = faults.iter().map(String::as_str).collect();
@@ -201,11 +201,11 @@ fn queue_pair_several_sensors_are_received() {
     is_host_correct(&board.stop());
 }
 
-/// A ring with fewer slots than a stream has frames, and a sensor that waits for nobody: what was overtaken is counted, and
-/// nothing torn is delivered.
+/// A ring with fewer slots than a stream has frames, and a sensor without backpressure: overwritten frames are counted,
+/// and no torn frame is delivered.
 #[test]
 fn queue_pair_page_wrap_tears_no_frame() {
-    // No more than the queue pair takes ends of while nobody looks.
+    // At most the number of frame ends that the queue pair holds while it is not polled.
     const MANY: u64 = 3000;
     let board = Board::start(&Options {
         rate: None,

@@ -1,4 +1,4 @@
-//! Configurations of a source `hsb`, boards for them, and what the bytes must be.
+//! Configurations of a source `hsb`, emulated devices for them, and the expected bytes.
 
 use daq_core::units::BitRate;
 use daq_drivers::hsb_sensor::pattern::{Pattern, verify};
@@ -7,17 +7,17 @@ use daq_tests::network::{Recording, loopback, recording};
 use daq_tests::{Daq, Outcome};
 use std::net::SocketAddrV4;
 
-/// Payload bytes of a packet, data packets of a frame, and bytes of a frame: its last packet is shorter, and has room for
+/// Payload bytes per packet, data packets per frame, and bytes per frame: the last packet is shorter, and has room for
 /// metadata.
 pub const PACKET: usize = 1024;
 pub const PACKETS: usize = 8;
 pub const FRAME: usize = PACKET * PACKETS - 384;
-/// Packets of a frame whose metadata come alone.
+/// Packets per frame whose metadata have their own packet.
 pub const ALL: u64 = PACKETS as u64 + 1;
-/// Frames of a stream: half a megabyte.
+/// Frames per stream: half a megabyte.
 pub const FRAMES: u64 = 64;
 
-/// A board that ends after [`FRAMES`] frames.
+/// A device that ends after [`FRAMES`] frames.
 pub fn options(faults: &[&str]) -> Options {
     Options {
         listen: "127.0.0.1:0".parse().unwrap(),
@@ -28,7 +28,8 @@ pub fn options(faults: &[&str]) -> Options {
     }
 }
 
-/// The sources `adc0` and on, one a sensor of the board at `device`, each with a ring and a file; `keys` for each source.
+/// The sources `adc0`, `adc1`, …, one per sensor of the device at `device`, each with a ring and a file; `keys` apply
+/// to each source.
 pub fn config(device: &str, sensors: usize, keys: &str) -> String {
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
     for sensor in 0..sensors {
@@ -44,10 +45,10 @@ pub fn config(device: &str, sensors: usize, keys: &str) -> String {
     text
 }
 
-/// Bytes of a receive buffer that a whole stream fits into, with what the kernel keeps beside each packet.
+/// Bytes of a receive buffer that holds a whole stream, including Linux's overhead per packet.
 const ROOM: usize = 2 << 20;
 
-/// Skips the test with the reason unless sockets are granted buffers that a whole stream fits into.
+/// Skips the test with the reason unless sockets get buffers that hold a whole stream.
 #[macro_export]
 macro_rules! needs_room {
     () => {
@@ -57,7 +58,7 @@ macro_rules! needs_room {
     };
 }
 
-/// Why a stream may not fit into a socket's buffer, if so.
+/// Returns why a stream may not fit into a socket's buffer, if so.
 pub fn lacks_room() -> Option<String> {
     let options = daq_drivers::sys::socket::Options {
         receive_buffer: ROOM,
@@ -69,7 +70,7 @@ pub fn lacks_room() -> Option<String> {
     granted.is_short().then(|| granted.to_string())
 }
 
-/// A run of one sensor of a board.
+/// A run with one sensor of a device.
 pub struct Run {
     pub daq: Daq,
     pub outcome: Outcome,
@@ -78,7 +79,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Runs until `packets` packets were expected, and ends both.
+    /// Runs until `packets` packets were expected, and stops both.
     pub fn new(options: &Options, keys: &str, packets: u64) -> Self {
         let board = Board::start(options).unwrap();
         let daq = Daq::new(&config(&board.address().to_string(), 1, keys));
@@ -100,7 +101,7 @@ impl Run {
         self.outcome.count(&format!("sources.adc0.{key}"))
     }
 
-    /// Panics unless the ledger says that, with all that is lost missing on the wire.
+    /// Panics unless the ledger has these counts, with all loss counted as wire gap.
     pub fn is(&self, lost: u64, duplicates: u64, rejected: u64) {
         let all = FRAMES * PACKETS as u64;
         let found = [
@@ -121,8 +122,8 @@ impl Run {
         );
     }
 
-    /// Panics unless the file has all frames of a stream but those in `without`, and in them each byte but those of
-    /// `missing`, in order: (frame, packet).
+    /// Panics unless the file has all frames of a stream in order, except those in `without`, and in them each byte,
+    /// except those of `missing`: (frame, packet).
     pub fn has_all_but(&self, without: &[u64], missing: &[(u64, usize)]) {
         let frames: Vec<u64> = (0..FRAMES)
             .filter(|frame| !without.contains(frame))
@@ -149,7 +150,7 @@ impl Run {
     }
 }
 
-/// Panics unless the host armed and disarmed in the right order, and asked one thing at a time.
+/// Panics unless the host armed and disarmed in the right order, with one request at a time.
 pub fn is_host_correct(counts: &Counts) {
     assert_eq!(counts.mistakes, Vec::<String>::new());
     let found = (
@@ -164,7 +165,7 @@ pub fn is_host_correct(counts: &Counts) {
     }
 }
 
-/// An address of a board of its own, with the usual ports.
+/// An address for one device, with the default ports.
 pub fn own(last: u8) -> SocketAddrV4 {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     SocketAddrV4::new([127, 64 + high % 64, low, last].into(), 8192)

@@ -1,9 +1,9 @@
-//! What kernels compute against numpy, from the files that sinks wrote.
+//! Compares kernel output in the sinks' files with numpy.
 
 use daq_tests::{Daq, Python, skip};
 use serde_json::{Value, json};
 
-/// Reads frames of a recording, all segments of it.
+/// Reads all segments of a recording.
 const READ: &str = r#"
 import glob, json, os, sys
 import numpy as np
@@ -64,7 +64,7 @@ fn kernel(name: &str, window: &str, overlap: f64, integrate: Option<u64>, scalin
     json!({ "name": name, "window": window, "overlap": overlap, "integrate": integrate, "scaling": scaling })
 }
 
-/// A source of noise and tones, its samples in a file `samples`.
+/// A source of noise and tones, with its samples in a file `samples`.
 fn source(samples: &Value, packet: u64, frames: u64, slot: u64) -> String {
     let (kind, complex, channels) = (&samples["type"], &samples["complex"], &samples["channels"]);
     format!(
@@ -143,7 +143,7 @@ fn power_spectrum_equals_numpy() {
     }
 }
 
-/// What scipy's `welch` makes of each frame.
+/// The output of scipy's `welch` for each frame.
 const WELCH: &str = r#"
 import scipy.signal
 N = p["size"]
@@ -265,7 +265,7 @@ fn convert_and_stats_equal_numpy() {
         ("float32", false, 2, 0.2),
     ] {
         let samples = json!({ "type": kind, "complex": complex, "channels": channels });
-        // Gaps in it: what missing places were filled with counts as any sample.
+        // The recording has gaps: fill values of missing packets count as samples.
         let mut text =
             source(&samples, 480, 8, 9600) + "[source.adc.faults]\nlose = [3, \"50..58\"]\n";
         let bins = if kind == "float32" {

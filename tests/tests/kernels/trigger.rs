@@ -1,5 +1,5 @@
-//! The example `configs/trigger.toml`: its kernel decides as a reference in Python does, which was written from the same
-//! rules and not from the code. On every machine with the code compiled for the CPU; with a GPU, as it stands.
+//! The example `configs/trigger.toml`: its kernel decides like a Python reference, which was written from the same
+//! rules, not from the code. It runs compiled for the CPU on every machine, and unchanged on a GPU if there is one.
 
 use daq_core::gpu::driver::{self, Compiler};
 use daq_pipelines::kernels::file::HEADER;
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Records the samples beside the decisions.
+/// Records the samples as well as the decisions.
 const RAW: &str = "\n[sink.raw]\ndriver = \"file\"\ninput = \"raw\"\npath = \"daq-out\"\n";
 
-/// Runs the reference on its arguments; what it counted. Panics where a decision is another.
+/// Runs the reference on its arguments and returns its counts. Panics if a decision differs.
 fn reference(python: &Python, arguments: &[String]) -> Value {
     let script = std::fs::read_to_string(repository().join("tests/trigger_reference.py")).unwrap();
     let config = config().to_str().unwrap().to_owned();
@@ -26,7 +26,7 @@ fn config() -> PathBuf {
     repository().join("configs/trigger.toml")
 }
 
-/// How often each outcome was counted, and in how many frames.
+/// Returns how often each outcome was counted, and in how many frames.
 fn outcomes(counts: &Value) -> [u64; 5] {
     ["frames", "quiet", "alone", "vetoed", "triggered"].map(|name| counts[name].as_u64().unwrap())
 }
@@ -46,7 +46,7 @@ impl OnTheHost {
         std::fs::write(dir.path().join("daq.cuh"), HEADER).unwrap();
         let compiled = Command::new("g++")
             .args(["-std=c++20", "-O2", "-fno-strict-aliasing"])
-            // Threads of a block are switched by longjmp, which hardened builds take for an attack.
+            // Threads of a block are switched by longjmp, which hardened builds report as an attack.
             .args(["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=0"])
             .arg("-I")
             .arg(dir.path())
@@ -65,7 +65,8 @@ impl OnTheHost {
         Ok(Self { dir })
     }
 
-    /// Decides on the frames in the file `raw`, with any number of threads the same, and compares with the reference.
+    /// Decides on the frames in the file `raw`, checks that any number of threads gives the same result, and compares
+    /// it with the reference.
     fn compare(&self, python: &Python, raw: &Path, case: &Case) -> Value {
         let records = self.dir.path().join("records");
         let text = |path: &Path| path.to_str().unwrap().to_owned();
@@ -96,7 +97,7 @@ impl OnTheHost {
     }
 }
 
-/// A form of frames, and parameters that differ from the kernel's defaults.
+/// A frame layout, and parameters that differ from the kernel's defaults.
 #[derive(Clone, Debug)]
 struct Case {
     channels: usize,
@@ -114,7 +115,7 @@ impl Case {
     }
 }
 
-/// Frames of `case`, one kind after the other, in random detail.
+/// Returns frames of `case`: every kind in turn, with random details.
 fn frames(case: &Case, random: &mut Random, count: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     for kind in 0..count {
@@ -136,13 +137,13 @@ fn frame(case: &Case, random: &mut Random, kind: u64) -> Vec<Vec<i16>> {
             let level = within(-3000, 3000);
             (0..points)
                 .map(|_| match kind {
-                    // All the same; as low as can be; as high as can be; both; a few values that are often equal.
+                    // All equal; minimum; maximum; both; a few values that are often equal.
                     0 => level,
                     1 => i16::MIN,
                     2 => i16::MAX,
                     3 => [i16::MIN, i16::MAX][usize::from(within(0, 9) == 0)],
                     4 => within(-1, 1) * 700,
-                    // Noise, for pulses on top.
+                    // Noise with pulses on top.
                     _ => level + within(-20, 20),
                 })
                 .collect()
@@ -150,7 +151,7 @@ fn frame(case: &Case, random: &mut Random, kind: u64) -> Vec<Vec<i16>> {
         .collect();
     if kind == 0 || kind > 4 {
         for _ in 0..random.below(6) {
-            // Near each other more often than chance would have it, and at the ends of the frame.
+            // Closer together than by chance, and at the ends of the frame.
             let near = match random.below(4) {
                 0 => 0,
                 1 => points - 1,
@@ -158,7 +159,7 @@ fn frame(case: &Case, random: &mut Random, kind: u64) -> Vec<Vec<i16>> {
             };
             let begin = (near + random.below(12)).min(points - 1);
             let height = match random.below(4) {
-                // Exactly the threshold on a level baseline, one below it, far above.
+                // Exactly the threshold above a level baseline, one below it, far above.
                 0 => 1500,
                 1 => 1499,
                 2 => 29_000,
@@ -197,8 +198,8 @@ fn trigger_decisions_equal_reference() {
     let mut total = [0; 5];
     for (case, count) in [
         (Case::new(8, 256, usual), 1600),
-        // The edges of what there can be: one sample, fewer samples than parts, no whole parts, all bits of a mask,
-        // the longest frame and the largest one.
+        // Extreme shapes: one sample, fewer samples than parts, no complete parts, all bits of a mask, the longest
+        // frame and the largest one.
         (
             Case::new(
                 1,
@@ -239,7 +240,7 @@ fn trigger_decisions_equal_reference() {
             ),
             80,
         ),
-        // Parameters that make no sense and still mean something.
+        // Parameters that are not useful but valid.
         (
             Case::new(
                 8,
@@ -325,7 +326,7 @@ fn simulated_detector_produces_all_event_types() {
     let counted = outcomes(&counts);
     assert_eq!(counted[0], 2000);
     assert!(counted.iter().all(|count| *count > 20), "{counted:?}");
-    // The same as recordings: frames are found by their sequence numbers. Those of the decisions are some, in runs.
+    // The same for recordings: frames are found by their sequence numbers. Decisions exist for some frames, in runs.
     let records = std::fs::read(kernel.dir.path().join("records")).unwrap();
     let runs = [(5, 100), (700, 1), (1900, 100)];
     let some: Vec<u8> = runs

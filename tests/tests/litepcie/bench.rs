@@ -1,16 +1,16 @@
-//! A card on a table: its registers by their names, its memory beside it.
+//! A test bench for a device: access to registers by name, and host memory.
 
 use crate::gateware::Names;
 use crate::memory::{Memory, UNTOUCHED};
 use daq_drivers::cards::{Card, Step};
 
-/// Where the memory begins: not at 0, and not where the addresses of a wrong half of a word would lie.
+/// Start of the memory: not 0, and not where an address with swapped halves would point.
 pub const BASE: u64 = 0x1234_0000;
 
 /// A descriptor's flags, above the 24 bits of its length.
 pub const IRQ_DISABLE: u32 = 1 << 24;
 
-/// The card and all around it.
+/// The device and its surroundings.
 pub struct Bench<C> {
     pub card: C,
     pub names: Names,
@@ -18,7 +18,8 @@ pub struct Bench<C> {
 }
 
 impl<C: Card> Bench<C> {
-    /// A card with memory for `slots` slots of `slot` bytes, each with as much behind it that nobody may touch.
+    /// Creates a device with memory for `slots` slots of `slot` bytes, each followed by as many bytes that must not
+    /// change.
     pub fn new(card: C, names: Names, slots: u32, slot: u32) -> Self {
         let memory = Memory::new(BASE, 2 * slots as usize * slot as usize);
         Self {
@@ -28,7 +29,7 @@ impl<C: Card> Bench<C> {
         }
     }
 
-    /// Where a slot is.
+    /// Returns the address of a slot.
     pub fn slot(number: u32, slot: u32) -> u64 {
         BASE + 2 * u64::from(number) * u64::from(slot)
     }
@@ -54,7 +55,7 @@ impl<C: Card> Bench<C> {
             .write(0, self.names.register(name), value, &self.memory);
     }
 
-    /// Puts a descriptor into the table of `engine`, `writer` or `reader`: its flags and length, its address.
+    /// Writes a descriptor into the table of `engine` (`writer` or `reader`): flags and length, address.
     pub fn push(&mut self, engine: &str, length: u32, address: u64) {
         let value = self
             .names
@@ -62,11 +63,11 @@ impl<C: Card> Bench<C> {
         let address = u32::try_from(address).unwrap();
         self.card.write(0, value, length, &self.memory);
         self.card.write(0, value + 4, address, &self.memory);
-        // Its address bits from 32 on, of which this design has none; and the push.
+        // Address bits from 32 on, which this gateware does not use; then the push.
         self.write(&format!("pcie_dma0_{engine}_table_we"), 0);
     }
 
-    /// Starts the writer going round over `slots` slots of `slot` bytes.
+    /// Starts the writer in loop mode over `slots` slots of `slot` bytes.
     pub fn start(&mut self, slots: u32, slot: u32) {
         self.set_writer("enable", 0);
         self.set_writer("table_reset", 1);
@@ -78,12 +79,12 @@ impl<C: Card> Bench<C> {
         self.set_writer("enable", 1);
     }
 
-    /// Ends it.
+    /// Stops it.
     pub fn stop(&mut self) {
         self.set_writer("table_loop_prog_n", 0);
         self.set_writer("table_reset", 1);
-        // What was begun comes to its end in less time than the millisecond that a driver waits: some hundred steps of
-        // a card with data, none of one without.
+        // A started transfer ends in less than the millisecond that a driver waits: some hundred steps of a device with
+        // data, none of one without.
         for _ in 0..200 {
             self.step();
         }
@@ -91,12 +92,12 @@ impl<C: Card> Bench<C> {
         self.set_writer("table_reset", 1);
     }
 
-    /// One step of the card.
+    /// Runs one step of the device.
     pub fn step(&mut self) -> Step {
         self.card.step(&self.memory)
     }
 
-    /// Steps until there is nothing to do, which must come.
+    /// Steps until the device is idle. Panics if it does not become idle.
     pub fn finish(&mut self) {
         const MAX_STEPS: usize = 1_000_000;
         let steps = (0..MAX_STEPS)
@@ -105,13 +106,13 @@ impl<C: Card> Bench<C> {
         assert!(steps < MAX_STEPS, "the card does not come to rest");
     }
 
-    /// Makes a slot untouched again.
+    /// Marks a slot as untouched.
     pub fn clear(&self, number: u32, slot: u32) {
         self.memory
             .put(Self::slot(number, slot), &vec![UNTOUCHED; slot as usize]);
     }
 
-    /// Fails unless a slot holds transfer `number` of the stream, in whole, and nothing has touched what lies behind.
+    /// Panics unless a slot holds all of transfer `number` of the stream and the bytes after the slot are unchanged.
     pub fn assert_holds(&self, number: u32, slot: u32, transfer: u64) {
         let address = Self::slot(number, slot);
         let words = u64::from(slot) / 8;

@@ -1,5 +1,5 @@
-//! The shipped model of the card beside the real gateware: the same registers set in the same order must read the same,
-//! put the same bytes into memory and raise as many interrupts.
+//! Compares the emulated device with the real gateware: the same register writes in the same order must give the same
+//! reads, the same bytes in memory and the same number of interrupts.
 
 use crate::bench::{BASE, Bench, IRQ_DISABLE};
 use crate::gateware::{Gateware, Names};
@@ -10,7 +10,7 @@ use daq_drivers::cards::{Card, litepcie};
 use daq_tests::{Random, skip};
 use std::sync::atomic::Ordering;
 
-/// Bytes of memory that descriptors lie in.
+/// Bytes of memory that descriptors point into.
 const MEMORY: u32 = 16 << 10;
 /// Registers of the writer.
 const REGISTERS: [&str; 7] = [
@@ -23,12 +23,12 @@ const REGISTERS: [&str; 7] = [
     "table_reset",
 ];
 
-/// Cards whose streams come when they are told.
+/// Devices whose stream data arrive on request.
 pub trait Fed: Card {
-    /// So many words more.
+    /// Adds so many words to the stream.
     fn more(&mut self, words: u64);
 
-    /// None that are left.
+    /// Removes the remaining words.
     fn none(&mut self);
 }
 
@@ -47,11 +47,11 @@ impl Fed for litepcie::LitePcie {
         self.hurry(8 * words);
     }
 
-    /// Its stream begins anew when the writer is enabled.
+    /// Its stream restarts when the writer is enabled.
     fn none(&mut self) {}
 }
 
-/// One thing that is done to a card.
+/// One action on a device.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Enable(u32),
@@ -72,7 +72,7 @@ impl Act {
             3 | 4 => Self::Loop(bit(random)),
             5 => Self::Reset(bit(random)),
             6..=10 => {
-                // From one word to some packets, often a whole number of them.
+                // From one word to some packets, often a whole number of packets.
                 let words = match random.below(3) {
                     0 => 32 * (1 + random.below(8)),
                     1 => 1 + random.below(31),
@@ -107,14 +107,14 @@ impl<C: Fed> Bench<C> {
             Act::Push { length, address } => self.push("writer", length, address),
             Act::Interrupts(yes) => self.write("pcie_msi_enable", bit * u32::from(yes)),
             Act::Clear => self.write("pcie_msi_clear", bit),
-            // A stream that nobody listens to is not kept for later.
+            // Stream data that is not read is not kept for later.
             Act::Feed(words) if self.writer("enable") & 1 != 0 => self.card.more(words),
             Act::Feed(_) => {}
         }
         self.finish();
     }
 
-    /// All that can be read, but for the place of the interrupt's bit, which is each design's own.
+    /// All readable state, except the position of the interrupt bit, which differs between designs.
     fn seen(&mut self) -> (Vec<u32>, u64, u64) {
         let bit = self.names.constant("pcie_dma0_writer_interrupt");
         let mut words: Vec<u32> = REGISTERS.iter().map(|name| self.writer(name)).collect();
@@ -130,7 +130,7 @@ impl<C: Fed> Bench<C> {
 fn model() -> Bench<litepcie::LitePcie> {
     let options = CardOptions {
         packet: Some(ByteSize(8)),
-        // It comes when it is told, and by itself not as long as anything here takes.
+        // It happens on request, and not by itself during this test.
         rate: Some(BitRate(1e-9)),
         ..CardOptions::default()
     };
@@ -166,7 +166,7 @@ fn emulator_transfers_equal_gateware() {
             (real.memory.faults(), model.memory.faults()),
             (vec![], vec![])
         );
-        // What the scripts come to: transfers, rounds, interrupts, bytes.
+        // Totals of the scripts: transfers, loops, interrupts, bytes.
         let (words, interrupts, written) = real.seen();
         let status = words[4];
         seen[0] += u64::from(status & 0xffff);
@@ -180,8 +180,8 @@ fn emulator_transfers_equal_gateware() {
     );
 }
 
-/// Switched off after any part of three slots, gone round: both have the same counter, which the off leaves alone and the
-/// reset of the table clears.
+/// Disabled after any part of three slots in loop mode: both have the same counter, which disabling keeps and resetting
+/// the table clears.
 #[test]
 fn emulator_stop_equals_gateware() {
     const SLOT: u32 = 512;

@@ -1,4 +1,4 @@
-//! The engine `litepcie` programs the real gateware, over the vfio-user protocol.
+//! The engine `litepcie` drives the real gateware over the vfio-user protocol.
 
 use crate::gateware::{Gateware, built};
 use crate::served::Served;
@@ -14,16 +14,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Bytes of a slot; as many behind each are nobody's.
+/// Bytes per slot; as many bytes after each slot must not change.
 const SLOT: u64 = 2048;
-/// Slots of the ring.
+/// Number of ring slots.
 const SLOTS: u64 = 8;
-/// Bytes of a transfer that is not finished.
+/// Bytes of an unfinished transfer.
 const HALF: u64 = SLOT / 2;
 /// The slot that is filled first.
 const FIRST: u64 = 3;
 
-/// Starts and stops, and each time some rounds: every transfer is in its slot when the engine tells of it, byte by byte.
+/// Starts and stops with some loops each: every transfer is complete in its slot when the engine reports it.
 #[test]
 fn engine_on_gateware_fills_slots_in_order() {
     let directory = tempfile::tempdir().unwrap();
@@ -74,7 +74,8 @@ fn engine_on_gateware_fills_slots_in_order() {
             let mut armed = Armed::arm(engine, map, &slots).unwrap();
             let (mut fed, mut seen) = (0, 0);
             while seen < 4 * SLOTS {
-                // The last transfer is told of when the next is done, and the card may not lap what is read here.
+                // The last transfer is reported when the next is done, and the device must not overwrite what is read
+                // here.
                 let more = 1 + seen + SLOTS / 2 - fed;
                 served.feed(more * SLOT / 8);
                 fed += more;
@@ -104,8 +105,8 @@ fn engine_on_gateware_fills_slots_in_order() {
                     "nothing that was read here was lapped"
                 );
             }
-            // What nobody has polled at the stop is told after it, and nothing of it is lost: whole transfers, and the
-            // beginning of one more that is not.
+            // Transfers that were not polled before the stop are reported after it without loss: complete transfers,
+            // and the start of one incomplete transfer.
             let unseen = SLOTS / 2;
             served.feed(unseen * SLOT / 8 + HALF / 8);
             wait_for("the card to take all", || {
@@ -128,10 +129,10 @@ fn engine_on_gateware_fills_slots_in_order() {
                 assert!(found == expected, "transfer {transfer}, of the stop");
             }
             map = idle.memory.unwrap();
-            // Nothing lands after that, whatever the sensor sends.
+            // Nothing is written after that, whatever the sensor sends.
             file.write_all_at(&vec![0x5a; bytes], 0).unwrap();
             served.feed(4 * SLOT);
-            // The card makes a step between any two accesses to it.
+            // The device makes one step between any two accesses.
             let registers = opening.device.registers(0).unwrap();
             for _ in 0..1000 {
                 registers.read(0);
@@ -139,7 +140,7 @@ fn engine_on_gateware_fills_slots_in_order() {
             let mut after = vec![0; bytes];
             file.read_exact_at(&mut after, 0).unwrap();
             assert!(after.iter().all(|byte| *byte == 0x5a));
-            // A disabled writer takes nothing, so what was fed is left for the next start: take it back.
+            // A disabled writer takes no data, so fed data would remain for the next start: remove it.
             served.drain();
         }
     }

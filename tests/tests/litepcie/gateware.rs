@@ -1,4 +1,4 @@
-//! LitePCIe's own gateware as a card: generated, compiled by Verilator, clocked by the card's steps.
+//! LitePCIe's own gateware as a device: generated, compiled by Verilator, clocked by the device's steps.
 
 use crate::sys::{Core, Event};
 use daq_drivers::cards::{BARS, Card, Host, Identity, Step};
@@ -9,15 +9,16 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Cycles without anything emitted after which, with its stream closed, the core is done with all it had: several
-/// times the length of its pipelines.
+/// Cycles without output after which the core, with its stream closed, is idle: several times the length of its
+/// pipelines.
 const QUIET: u32 = 64;
-/// Cycles within which the core becomes quiet, if it does.
+/// Maximum number of cycles until the core becomes idle.
 const LIMIT: u32 = 100_000;
-/// Bytes of the first base address register, as the generator has it.
+/// Bytes of BAR 0, as in the generator.
 const BAR: u32 = 128 << 10;
 
-/// Where the library and csr.csv are, made where they are not there; or why they cannot be made.
+/// Returns the paths of the library and csr.csv, and builds them if they are missing; or the reason why they cannot be
+/// built.
 pub fn built() -> Result<PathBuf, String> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     BUILT.get_or_init(build).clone()
@@ -32,7 +33,7 @@ fn build() -> Result<PathBuf, String> {
         .arg(python.path())
         .output()
         .unwrap();
-    // What is there and does not build is a failure, not a reason to skip.
+    // A build that fails although the tools exist is a failure, not a reason to skip.
     assert!(
         output.status.success(),
         "tests/litepcie/build: {}\n{}",
@@ -42,7 +43,7 @@ fn build() -> Result<PathBuf, String> {
     Ok(repository().join("target/litepcie"))
 }
 
-/// The names of a csr.csv.
+/// The names in a csr.csv.
 #[derive(Clone, Debug)]
 pub struct Names {
     registers: HashMap<String, u64>,
@@ -72,7 +73,7 @@ impl Names {
         }
     }
 
-    /// The offset of a register.
+    /// Returns the offset of a register.
     pub fn register(&self, name: &str) -> u64 {
         *self
             .registers
@@ -80,24 +81,24 @@ impl Names {
             .unwrap_or_else(|| panic!("csr.csv has no register {name}"))
     }
 
-    /// A constant that is a number.
+    /// Returns a constant that is a number.
     pub fn constant(&self, name: &str) -> u32 {
         self.constants[name].parse().unwrap()
     }
 }
 
-/// The card.
+/// The emulated device.
 pub struct Gateware {
     core: Core,
     names: Names,
-    /// Its engines, writer and reader, were enabled when last looked.
+    /// Whether its engines (writer, reader) were enabled at the last check.
     enabled: [bool; 2],
-    /// Words of the sensor's stream that are left.
+    /// Remaining words of the sensor's stream.
     feed: Arc<AtomicU64>,
 }
 
 impl Gateware {
-    /// A card of its own; or why there can be none.
+    /// Creates a device, or returns the reason why it cannot.
     pub fn new() -> Result<Self, String> {
         let built = built()?;
         Ok(Self {
@@ -113,12 +114,12 @@ impl Gateware {
         &self.names
     }
 
-    /// The words of the sensor's stream that are left for it to take: at first all there are. May be changed at any time.
+    /// The remaining words of the sensor's stream; initially unlimited. May be changed at any time.
     pub fn feed(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.feed)
     }
 
-    /// Does all that follows from what it has, its stream closed; true if it did anything.
+    /// Runs until idle with its stream closed; returns true if the core did anything.
     fn settle(&mut self, host: &dyn Host) -> bool {
         let mut did = false;
         loop {
@@ -134,7 +135,7 @@ impl Gateware {
                         header,
                     } => {
                         assert_eq!(header, if address >> 32 == 0 { 3 } else { 4 });
-                        // A bus swallows what nobody takes; tests see it in the memory's account.
+                        // A bus ignores writes outside mapped memory; tests find them in the memory's counters.
                         let _ = host.write(address, &data);
                     }
                     Event::Read {
@@ -172,8 +173,8 @@ impl Card for Gateware {
     fn read(&mut self, bar: usize, offset: u64) -> u32 {
         assert_eq!(bar, 0);
         let value = self.core.read(u32::try_from(offset).unwrap());
-        // A completion comes behind all writes that were emitted before it. As the core was quiet and its stream is
-        // closed there are none, so that nothing is owed to the host here.
+        // A completion follows all writes emitted before it. The core was idle and its stream is closed, so no write is
+        // pending.
         let more = self.core.next();
         assert_eq!(more, None, "nothing is emitted with the stream closed");
         value.expect("registers answer")
@@ -198,7 +199,7 @@ impl Card for Gateware {
         if self.enabled == [false; 2] {
             return Step::Idle;
         }
-        // Some hundred cycles are some hundred microseconds.
+        // A few hundred cycles are a few microseconds.
         let taken = match self.feed.load(Ordering::Relaxed).min(256) {
             0 => 0,
             words => self.core.run(u32::try_from(words).unwrap(), 256),

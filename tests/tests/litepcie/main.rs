@@ -1,4 +1,4 @@
-//! LitePCIe's own gateware under Verilator: what its registers do and what it emits, alone and below the whole of daq.
+//! LitePCIe's own gateware under Verilator: its registers and bus output, alone and below the whole of daq.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
@@ -17,7 +17,7 @@ use daq_tests::skip;
 use gateware::Gateware;
 use std::sync::atomic::Ordering;
 
-/// The real core with memory for so many slots; or why there is none.
+/// Creates the real core with memory for so many slots, or returns why it cannot.
 fn gateware_bench(slots: u32, slot: u32) -> Result<Bench<Gateware>, String> {
     let card = Gateware::new()?;
     let names = card.names().clone();
@@ -33,15 +33,15 @@ macro_rules! gateware {
     };
 }
 
-/// What `loop_status` reads when `finished` transfers over `slots` slots are done: the round, and which was the last.
+/// The value of `loop_status` when `finished` transfers over `slots` slots are done: the loop, and the last slot.
 fn status(finished: u64, slots: u32) -> u32 {
     let last = finished.saturating_sub(1);
     let (round, index) = (last / u64::from(slots), last % u64::from(slots));
     u32::try_from(((round % (1 << 16)) << 16) | index).unwrap()
 }
 
-/// Going round: each transfer is whole in its slot before `loop_status` tells of it, one interrupt tells of each, and
-/// `loop_status` is that of the last one that is done, so that it is the same before the first and after it.
+/// In loop mode, each transfer is complete in its slot before `loop_status` reports it, and raises one interrupt.
+/// `loop_status` shows the last completed transfer, so it has the same value before the first and after it.
 #[test]
 fn gateware_data_arrives_before_completion() {
     const SLOTS: u32 = 5;
@@ -81,7 +81,7 @@ fn gateware_data_arrives_before_completion() {
     assert_eq!(bench.memory.faults(), []);
 }
 
-/// After a stop nothing lands; after a start everything counts from 0 again.
+/// After a stop nothing is written; after a start all counts restart from 0.
 #[test]
 fn gateware_after_stop_writes_nothing() {
     const SLOTS: u32 = 3;
@@ -89,13 +89,13 @@ fn gateware_after_stop_writes_nothing() {
     let mut bench = gateware!(SLOTS, SLOT);
     for _ in 0..10 {
         bench.start(SLOTS, SLOT);
-        // Five transfers and the beginning of the next.
+        // Five transfers and the start of the next.
         let feed = bench.card.feed();
         feed.store(5 * u64::from(SLOT) / 8 + 70, Ordering::Relaxed);
         bench.finish();
         assert_eq!(bench.writer("table_loop_status"), status(5, SLOTS));
         bench.assert_holds(4 % SLOTS, SLOT, 4);
-        // The stream goes on meanwhile.
+        // The stream continues meanwhile.
         feed.store(u64::MAX, Ordering::Relaxed);
         bench.stop();
         assert_eq!(bench.writer("table_level"), 0);
@@ -110,7 +110,7 @@ fn gateware_after_stop_writes_nothing() {
     assert_eq!(bench.memory.interrupts(), 0, "none are enabled");
 }
 
-/// Without going round the table runs empty, and what is pushed later is done later.
+/// Without loop mode the table runs empty, and descriptors pushed later are processed later.
 #[test]
 fn gateware_empty_table_stops_transfers() {
     const SLOT: u32 = 512 + 64;
@@ -141,7 +141,7 @@ fn gateware_empty_table_stops_transfers() {
     assert_eq!(bench.memory.written(), 3 * u64::from(SLOT));
 }
 
-/// The table takes 256 descriptors; what is pushed beyond is lost.
+/// The table holds 256 descriptors; further pushes are lost.
 #[test]
 fn gateware_full_table_ignores_descriptors() {
     let mut bench = gateware!(1, 64);
@@ -152,7 +152,7 @@ fn gateware_full_table_ignores_descriptors() {
     }
 }
 
-/// A burst of a whole round and more that nobody reads: the counter tells how many transfers were lost.
+/// A burst of more than one loop that is not read: the counter shows the number of lost transfers.
 #[test]
 fn gateware_unread_loops_are_counted() {
     const SLOTS: u32 = 4;
@@ -168,7 +168,7 @@ fn gateware_unread_loops_are_counted() {
     }
 }
 
-/// The core's reads of memory are answered: what its reader fetches comes back through its writer.
+/// The core's memory reads are answered: the data that its reader fetches return through its writer.
 #[test]
 fn gateware_loopback_preserves_memory() {
     const BYTES: u32 = 2048;

@@ -1,9 +1,9 @@
-//! Memory that a card reaches, and an account of what it did with it.
+//! Memory that a device can access, with counters of the accesses.
 
 use daq_drivers::cards::{Fault, Host};
 use std::cell::{Cell, RefCell};
 
-/// The byte that nothing has written.
+/// The value of bytes that were never written.
 pub const UNTOUCHED: u8 = 0xa5;
 
 /// A range of device addresses.
@@ -16,7 +16,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// So many bytes at the device address `base`.
+    /// Creates `bytes` bytes at the device address `base`.
     pub fn new(base: u64, bytes: usize) -> Self {
         Self {
             base,
@@ -27,36 +27,36 @@ impl Memory {
         }
     }
 
-    /// What stands at a device address.
+    /// Reads at a device address.
     pub fn get(&self, address: u64, bytes: usize) -> Vec<u8> {
         let start = usize::try_from(address - self.base).unwrap();
         self.bytes.borrow()[start..start + bytes].to_vec()
     }
 
-    /// Puts something at a device address, or makes it untouched.
+    /// Writes at a device address, or marks it as untouched.
     pub fn put(&self, address: u64, data: &[u8]) {
         let start = usize::try_from(address - self.base).unwrap();
         self.bytes.borrow_mut()[start..start + data.len()].copy_from_slice(data);
     }
 
-    /// Whether a range is as nothing has written it.
+    /// Whether a range was never written.
     pub fn is_untouched(&self, address: u64, bytes: usize) -> bool {
         self.get(address, bytes)
             .iter()
             .all(|byte| *byte == UNTOUCHED)
     }
 
-    /// Interrupts that were raised.
+    /// Number of interrupts raised.
     pub fn interrupts(&self) -> u64 {
         self.interrupts.get()
     }
 
-    /// Bytes that were written.
+    /// Number of bytes written.
     pub fn written(&self) -> u64 {
         self.written.get()
     }
 
-    /// Accesses outside of it.
+    /// Number of accesses outside the memory.
     pub fn faults(&self) -> Vec<Fault> {
         self.faults.borrow().clone()
     }

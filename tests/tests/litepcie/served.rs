@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-/// A card that is served to one user after the other; until this is dropped.
+/// A device that serves one client after the other until this is dropped.
 pub struct Served {
     feed: Arc<AtomicU64>,
     stop: UnixStream,
@@ -18,7 +18,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Serves a card at `path`.
+    /// Serves a device at `path`.
     pub fn new(card: Gateware, path: &Path) -> Self {
         let feed = card.feed();
         let server = Server::bind(path).unwrap();
@@ -36,17 +36,17 @@ impl Served {
         }
     }
 
-    /// Gives its sensor so many words more.
+    /// Adds so many words to the sensor's stream.
     pub fn feed(&self, words: u64) {
         self.feed.fetch_add(words, Ordering::Relaxed);
     }
 
-    /// Takes back what its sensor has left.
+    /// Removes the remaining words.
     pub fn drain(&self) {
         self.feed.store(0, Ordering::Relaxed);
     }
 
-    /// Words that its sensor has left.
+    /// Returns the number of remaining words.
     pub fn left(&self) -> u64 {
         self.feed.load(Ordering::Relaxed)
     }

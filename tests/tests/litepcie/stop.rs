@@ -1,23 +1,23 @@
-//! The writer switched off at every cycle of its work, and its counter read before its table is reset.
+//! Disables the writer at every cycle of its work and reads its counter before its table is reset.
 
 use crate::gateware::{Names, built};
 use crate::status;
 use crate::sys::{Core, Event};
 use daq_tests::skip;
 
-/// Slots of the table.
+/// Number of table slots.
 const SLOTS: u32 = 3;
-/// Bytes of a slot: two packets.
+/// Bytes per slot: two packets.
 const SLOT: u32 = 512;
-/// Payload of a packet.
+/// Payload bytes per packet.
 const PACKET: u32 = 256;
-/// Where the slots begin.
+/// Start address of the slots.
 const BASE: u32 = 0x1234_0000;
-/// The cycles at which it is switched off: some transfers, more than a round.
+/// The cycles at which it is disabled: some transfers, more than one loop.
 const CYCLES: u32 = 400;
-/// In `enable`: off and idle.
+/// Value of `enable`: disabled and idle.
 const IDLE: u32 = 2;
-/// Cycles after which the core has done all that it does, and within which it comes to that.
+/// Cycles after which the idle core is done, and maximum number of cycles until it is idle.
 const QUIET: (u32, u32) = (64, 100_000);
 
 struct Writer {
@@ -33,7 +33,7 @@ impl Writer {
         u32::try_from(offset).unwrap()
     }
 
-    /// Sends the write of a register, which arrives some cycles later.
+    /// Sends a register write, which arrives some cycles later.
     fn send(&mut self, name: &str, value: u32) {
         let offset = self.at(name);
         self.core.write(offset, value);
@@ -64,7 +64,7 @@ impl Writer {
         self.packets = 0;
     }
 
-    /// Takes the packets that were emitted, each of which must be whole and the next.
+    /// Takes the emitted packets, each of which must be complete and in order.
     fn take(&mut self) {
         while let Some(event) = self.core.next() {
             let place = self.packets * PACKET % (SLOTS * SLOT);
@@ -82,8 +82,8 @@ impl Writer {
     }
 }
 
-/// Off, it ends the packet that it is in and no other, tells when it has, and `loop_status` then is that of all slots
-/// whose last packet has left, whatever the cycle; it stays so until the table is reset.
+/// When disabled, the writer completes the current packet only and reports when it has. `loop_status` then counts all
+/// slots whose last packet was sent, at any cycle, and does not change until the table is reset.
 #[test]
 fn gateware_loop_count_after_disable_is_exact() {
     let built = match built() {
@@ -101,7 +101,7 @@ fn gateware_loop_count_after_disable_is_exact() {
         writer.core.run(u32::MAX, cycles);
         writer.take();
         let before = writer.packets;
-        // The read is right behind the write.
+        // The read directly follows the write.
         writer.send("enable", 0);
         let mut reads = 0;
         while writer.read("enable") != IDLE {
@@ -116,7 +116,7 @@ fn gateware_loop_count_after_disable_is_exact() {
         half_done += u32::from(!(writer.packets * PACKET).is_multiple_of(SLOT));
         ends_after += u32::from(writer.packets > before);
 
-        // Nothing moves any more, with the stream open.
+        // Nothing changes any more, although the stream is open.
         let packets = writer.packets;
         writer.core.run(u32::MAX, 500);
         writer.take();

@@ -1,19 +1,19 @@
-//! The whole of daq above the real gateware: the card is served over the vfio-user protocol to a daemon, whose engine
-//! programs it, and every byte that it leaves in files is checked.
+//! The whole of daq above the real gateware: a daemon drives the device over the vfio-user protocol, and every byte in
+//! its files is checked.
 
 use crate::gateware::{Gateware, built};
 use crate::served::Served;
 use daq_tests::{Daq, files, skip, wait_for};
 use std::sync::atomic::Ordering;
 
-/// Bytes of a frame.
+/// Bytes per frame.
 const SLOT: u64 = 4096;
-/// Slots of the ring.
+/// Number of ring slots.
 const SLOTS: u64 = 16;
-/// Frames that come right before the stop: as many as nothing overwrites.
+/// Frames that arrive directly before the stop: few enough that none is overwritten.
 const UNSEEN: u64 = SLOTS / 2;
 
-/// A source of the card at `card.sock`, its frames in a file, as they are and as numbers of float32.
+/// A source with the device at `card.sock`; its frames in a file, raw and as float32.
 fn config(completion: &str) -> String {
     let csr = built().unwrap().join("csr.csv");
     let csr = csr.display();
@@ -38,7 +38,7 @@ fn data(daq: &Daq, directory: &str) -> Vec<u8> {
         .collect()
 }
 
-/// What the kernel makes of the counter: its halves as numbers.
+/// The kernel's output for the counter: its halves as numbers.
 fn floats(words: std::ops::Range<u64>) -> Vec<u8> {
     let halves = words.flat_map(|word| {
         let [low, high] = [word & 0xffff_ffff, word >> 32];
@@ -47,8 +47,8 @@ fn floats(words: std::ops::Range<u64>) -> Vec<u8> {
     halves.flat_map(f32::to_le_bytes).collect()
 }
 
-/// A sensor that waits for the reader: several rounds of the ring, not a byte missing, and the next run likewise from
-/// the first word on.
+/// A sensor that waits for the reader: several loops of the ring without a missing byte, and the same in the next run
+/// from the first word on.
 #[test]
 fn gateware_to_file_delivers_every_byte() {
     for completion in ["poll", "interrupt"] {
@@ -64,16 +64,16 @@ fn gateware_to_file_delivers_every_byte() {
             live.wait_ready();
             let mut fed = 0;
             while fed < 5 * SLOTS {
-                // A frame is told of when the next one is done: the one more is for that.
+                // A frame is reported when the next one is done, so one more is needed.
                 let more = SLOTS / 2 + u64::from(fed == 0);
                 served.feed(more * SLOT / 8);
                 fed += more;
                 live.wait_count("sources.card.delivered", fed - 1);
-                // Who is slow would fill the ring, and the card cannot wait.
+                // A slow reader would fill the ring, and the device does not support backpressure.
                 live.wait_count("readers.disk.read", fed - 1);
                 live.wait_count("readers.numbers.read", fed - 1);
             }
-            // Whatever of these no poll has seen yet, the stop tells of.
+            // The stop reports those that no poll has seen.
             served.feed(UNSEEN * SLOT / 8);
             fed += UNSEEN;
             wait_for("the card to take all", || {
@@ -104,8 +104,8 @@ fn gateware_to_file_delivers_every_byte() {
     }
 }
 
-/// A sensor that waits for nobody: what was overwritten is counted, and what is in the file is whole frames of the stream
-/// in their order, as many as the ledger has.
+/// A sensor that does not wait: overwritten frames are counted, and the file has complete frames of the stream in
+/// order, as many as the ledger counts.
 #[test]
 fn gateware_overrun_leaves_frames_intact() {
     let card = match Gateware::new() {
@@ -117,7 +117,7 @@ fn gateware_overrun_leaves_frames_intact() {
     let mut live = daq.spawn(&[]);
     live.wait_ready();
     live.wait_count("sources.card.delivered", 200);
-    // The daemon stands still while the card goes on for more than a round.
+    // The daemon is stopped while the device continues for more than one loop.
     live.signal(rustix::process::Signal::STOP);
     let before = served.left();
     let rounds = 3 * SLOTS * SLOT / 8;
@@ -148,7 +148,7 @@ fn gateware_overrun_leaves_frames_intact() {
         let expected: Vec<u8> = (first..next).flat_map(u64::to_le_bytes).collect();
         assert!(frame == expected, "the frame at {first}");
     }
-    // A reader that was slow may have cost some as well.
+    // A slow reader may have lost some as well.
     let causes = outcome.report["sources"]["card"]["lost"]
         .as_object()
         .unwrap();

@@ -1,14 +1,15 @@
-//! The simulated core, a library built by `tests/litepcie/build`, by its C interface (`tests/litepcie/shim.cpp`).
+//! The simulated core: a library built by `tests/litepcie/build`, called through its C interface
+//! (`tests/litepcie/shim.cpp`).
 
 use libloading::Library;
 use std::ffi::c_void;
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// Most payload of one TLP, in bytes.
+/// Maximum payload of one TLP, in bytes.
 pub const PAYLOAD: usize = 256;
 
-/// What the core did, as the library lays it out.
+/// An event of the core, in the library's layout.
 #[repr(C)]
 struct Raw {
     kind: u32,
@@ -19,34 +20,34 @@ struct Raw {
     data: [u8; PAYLOAD],
 }
 
-/// What the core did.
+/// An event of the core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It writes memory.
+    /// A memory write.
     Write {
-        /// Where.
+        /// Address.
         address: u64,
-        /// What.
+        /// Data.
         data: Vec<u8>,
-        /// Words of the TLP's header: 3 below 4 GiB.
+        /// Words of the TLP header: 3 below 4 GiB.
         header: u32,
     },
-    /// It reads memory, and waits for [`Core::complete`] with this tag.
+    /// A memory read, to be answered by [`Core::complete`] with this tag.
     Read {
-        /// Where.
+        /// Address.
         address: u64,
-        /// How much.
+        /// Length in bytes.
         bytes: u32,
-        /// Names the read.
+        /// Identifies the read.
         tag: u32,
     },
-    /// It raises an MSI.
+    /// An MSI.
     Msi(u64),
 }
 
 type Handle = *mut c_void;
 
-/// The functions of the library, as they are declared there.
+/// The functions of the library, as declared in shim.cpp.
 struct Functions {
     free: unsafe extern "C" fn(Handle),
     reset: unsafe extern "C" fn(Handle),
@@ -58,34 +59,34 @@ struct Functions {
     next: unsafe extern "C" fn(Handle, *mut Raw) -> i32,
 }
 
-/// A core of its own.
+/// A simulated core.
 pub struct Core {
     handle: NonNull<c_void>,
     functions: Functions,
-    /// The functions are valid while it is open.
+    /// Keeps the functions valid.
     _library: Library,
 }
 
-// SAFETY: a core is plain memory that is reached through its handle alone, by one thread at a time as every method
-// takes it exclusively; the library keeps nothing in thread-local or global variables between calls that a core of
+// SAFETY: a core is plain memory that is accessed only through its handle, by one thread at a time because every method
+// takes it exclusively. Between calls the library keeps nothing in thread-local or global variables that a core of
 // another thread would share.
 unsafe impl Send for Core {}
 
 impl Core {
-    /// A core after its reset, from the library at `path`.
+    /// Creates a core from the library at `path` and resets it.
     pub fn load(path: &Path) -> Self {
-        // SAFETY: the library is what the build script made of this repository's files; its initialisers are those of
-        // the C++ library and of Verilator, which want nothing.
+        // SAFETY: the build script made the library from this repository's files; its initialisers are those of the C++
+        // library and of Verilator and have no preconditions.
         let library = unsafe { Library::new(path) }.unwrap();
-        // SAFETY: the types are those of the definitions in shim.cpp. The function is called while the library is
-        // open, and wants nothing.
+        // SAFETY: the types are those of the definitions in shim.cpp. The function is called while the library is open
+        // and has no preconditions.
         let bytes = unsafe {
             library
                 .get::<unsafe extern "C" fn() -> u32>(b"litepcie_event_bytes\0")
                 .unwrap()()
         };
         assert_eq!(bytes as usize, size_of::<Raw>(), "events differ in layout");
-        // SAFETY: the types are those of the definitions in shim.cpp; the pointers are kept beside the library, which
+        // SAFETY: the types are those of the definitions in shim.cpp; the pointers are stored with the library, which
         // is closed after them.
         let functions = unsafe {
             Functions {
@@ -99,7 +100,7 @@ impl Core {
                 next: *library.get(b"litepcie_next\0").unwrap(),
             }
         };
-        // SAFETY: the type is that of the definition; the function wants nothing.
+        // SAFETY: the type is that of the definition; the function has no preconditions.
         let handle = unsafe {
             library
                 .get::<unsafe extern "C" fn() -> Handle>(b"litepcie_new\0")
@@ -114,53 +115,54 @@ impl Core {
         core
     }
 
-    /// Everything as after power-on.
+    /// Resets the core as at power-on.
     pub fn reset(&mut self) {
-        // SAFETY: the handle is that of a core that has not been freed, and nobody else uses it meanwhile.
+        // SAFETY: the handle belongs to a core that has not been freed, and no other code uses it during the call.
         unsafe { (self.functions.reset)(self.handle.as_ptr()) }
     }
 
-    /// Clocks it with its stream open until it has taken `words` of it or `cycles` have passed; the words taken.
+    /// Clocks the core with its stream open until it has taken `words` words or `cycles` have passed; returns the words
+    /// taken.
     pub fn run(&mut self, words: u32, cycles: u32) -> u32 {
-        // SAFETY: the handle is that of a core that has not been freed, and nobody else uses it meanwhile.
+        // SAFETY: the handle belongs to a core that has not been freed, and no other code uses it during the call.
         unsafe { (self.functions.run)(self.handle.as_ptr(), words, cycles) }
     }
 
-    /// Clocks it with its stream closed until it has emitted nothing for `quiet` cycles; false if that does not happen
-    /// within `limit` cycles.
+    /// Clocks the core with its stream closed until it has emitted nothing for `quiet` cycles; returns false if that
+    /// does not happen within `limit` cycles.
     pub fn settle(&mut self, quiet: u32, limit: u32) -> bool {
-        // SAFETY: the handle is that of a core that has not been freed, and nobody else uses it meanwhile.
+        // SAFETY: the handle belongs to a core that has not been freed, and no other code uses it during the call.
         unsafe { (self.functions.settle)(self.handle.as_ptr(), quiet, limit) != 0 }
     }
 
-    /// Sets a register, when it has settled.
+    /// Writes a register and waits until the write is done.
     pub fn write(&mut self, offset: u32, value: u32) {
-        // SAFETY: the handle is that of a core that has not been freed, and nobody else uses it meanwhile.
+        // SAFETY: the handle belongs to a core that has not been freed, and no other code uses it during the call.
         unsafe { (self.functions.write)(self.handle.as_ptr(), offset, value) }
     }
 
-    /// The value of a register, with the stream closed; none if it does not answer.
+    /// Reads a register with the stream closed; `None` if it does not answer.
     pub fn read(&mut self, offset: u32) -> Option<u32> {
         let mut value = 0;
-        // SAFETY: the handle is that of a core that has not been freed, and nobody else uses it meanwhile; the value
-        // is a place for one word.
+        // SAFETY: the handle belongs to a core that has not been freed, and no other code uses it during the call; the
+        // pointer is valid for one word.
         let answered =
             unsafe { (self.functions.read)(self.handle.as_ptr(), offset, &raw mut value) };
         (answered != 0).then_some(value)
     }
 
-    /// Answers a read of memory.
+    /// Answers a memory read.
     pub fn complete(&mut self, tag: u32, address: u64, data: &[u8]) {
         assert!(data.len() <= PAYLOAD && data.len().is_multiple_of(4));
         let bytes = u32::try_from(data.len()).unwrap();
-        // SAFETY: the handle is that of a core that has not been freed, and nobody else uses it meanwhile; the data are
-        // as many bytes as is said, and are only read during the call.
+        // SAFETY: the handle belongs to a core that has not been freed, and no other code uses it during the call; the
+        // data have the given length and are only read during the call.
         unsafe {
             (self.functions.complete)(self.handle.as_ptr(), tag, address, data.as_ptr(), bytes);
         }
     }
 
-    /// What it did, in the order in which it did.
+    /// Returns the events in order.
     pub fn next(&mut self) -> Option<Event> {
         let mut raw = Raw {
             kind: 0,
@@ -170,8 +172,8 @@ impl Core {
             header_words: 0,
             data: [0; PAYLOAD],
         };
-        // SAFETY: the handle is that of a core that has not been freed, and nobody else uses it meanwhile; the event is
-        // laid out as the library's, which was checked in size, and any bytes are valid in it.
+        // SAFETY: the handle belongs to a core that has not been freed, and no other code uses it during the call; the
+        // event has the library's layout, whose size was checked, and is valid for any bytes.
         if unsafe { (self.functions.next)(self.handle.as_ptr(), &raw mut raw) } == 0 {
             return None;
         }
@@ -197,7 +199,7 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // SAFETY: the handle is that of a core that has not been freed, and is not used again.
+        // SAFETY: the handle belongs to a core that has not been freed, and is not used again.
         unsafe { (self.functions.free)(self.handle.as_ptr()) }
     }
 }

@@ -1,25 +1,24 @@
-//! What these tests do that needs `unsafe`: forking, and copies of the device's own.
+//! The `unsafe` parts of these tests: forks, and copies by the device.
 
 use daq_core::gpu::bar_mapping::Mapped;
 use daq_core::gpu::driver::Stream;
 use std::sync::Arc;
 
-/// Runs `work` in a fork of this process; what it answers, or the signal that ended it as a negative number.
-///
-/// The child has the forking thread alone, so `work` must not print, nor wait for a lock that another may hold.
+/// Runs `work` in a forked child and returns its exit code, or the signal that ended it as a negative number. The child
+/// has only the forking thread, so `work` must not print and must not wait for a lock of another thread.
 pub fn in_fork(work: impl FnOnce() -> u8) -> i32 {
-    // SAFETY: the child calls `work`, which keeps to what a child of several threads may do, and ends without running
-    // anything of its parent's.
+    // SAFETY: the child calls `work`, which does only what the child of a multi-threaded process may do, and exits
+    // without running code of its parent.
     match unsafe { libc::fork() } {
         -1 => panic!("no fork: {}", std::io::Error::last_os_error()),
         0 => {
             let code = work();
-            // SAFETY: ends this process alone.
+            // SAFETY: ends only this process.
             unsafe { libc::_exit(code.into()) }
         }
         child => {
             let mut status = 0;
-            // SAFETY: a place for one status; the child is this process's.
+            // SAFETY: the pointer is valid for one status, and the child belongs to this process.
             let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
             assert_eq!(ended, child, "the child ends");
             if libc::WIFEXITED(status) {
@@ -31,13 +30,13 @@ pub fn in_fork(work: impl FnOnce() -> u8) -> i32 {
     }
 }
 
-/// What the device has at `offset`.
+/// Returns the device's data at `offset`.
 pub fn device_reads(mapped: &Arc<Mapped>, offset: usize, bytes: usize) -> Vec<u8> {
     assert!(offset + bytes <= mapped.bytes());
     let stream = Stream::new(mapped.device(), 1).unwrap();
     let mut read = vec![0x5a; bytes];
     let from = mapped.address() + offset as u64;
-    // SAFETY: both ranges are as long as is said and live until the stream is done, which is waited for.
+    // SAFETY: both ranges have the given length and live until the stream has finished, which the call waits for.
     unsafe { stream.copy_out(read.as_mut_ptr(), from, bytes) }.unwrap();
     stream.synchronize().unwrap();
     read
@@ -53,10 +52,10 @@ pub fn device_writes(mapped: &Arc<Mapped>, offset: usize, bytes: &[u8]) {
     stream.synchronize().unwrap();
 }
 
-/// Meets a file's end in a mapping of nobody's concern.
+/// Stores beyond the end of a file in a mapping that no guard covers.
 pub fn fault() -> u8 {
-    // SAFETY: the name is a text that ends with a zero; a new mapping takes nobody's memory. The store behind the end of
-    // the empty file is what this is about: it ends the process.
+    // SAFETY: the name ends with a zero; the new mapping overlaps no other memory. The store beyond the end of the
+    // empty file raises the intended fault, which ends the process.
     unsafe {
         let file = libc::memfd_create(c"empty".as_ptr(), 0);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -67,11 +66,11 @@ pub fn fault() -> u8 {
     0
 }
 
-/// Sends this process the signal of such a fault, twice: the standard library's handler takes it for a fault of its own
-/// that comes again, and steps aside.
+/// Sends this process SIGBUS twice: the standard library's handler treats it as a repeated fault and restores the
+/// default action.
 pub fn send_bus_errors() -> u8 {
     for _ in 0..2 {
-        // SAFETY: a signal to the calling thread.
+        // SAFETY: sends a signal to the calling thread.
         unsafe { libc::raise(libc::SIGBUS) };
     }
     0
