@@ -1,5 +1,5 @@
-//! A third DMA engine in one file, with a card to try it on: every step of `BRING_YOUR_OWN_ENGINE.md` is a piece of this
-//! file, and a test sees to it that it stays so.
+//! A third DMA engine in one file, with a card to try it on: `docs/src/hardware/write-an-engine.md` shows pieces of this
+//! file, and a test keeps both equal.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -390,7 +390,7 @@ fn blocks(text: &str) -> Vec<&str> {
 
 #[test]
 fn the_guide_shows_this_file() {
-    let guide = include_str!("../BRING_YOUR_OWN_ENGINE.md");
+    let guide = include_str!("../../docs/src/hardware/write-an-engine.md");
     let lines = |text: &str| -> Vec<String> {
         text.lines()
             .map(|line| line.trim().to_owned())
