@@ -1,6 +1,6 @@
 //! Registry entries: what a driver, a kernel or a sink tells of itself.
 //!
-//! The lists of entries are plain slices (`daq_drivers::SOURCES`, `daq_sinks::SINKS`,
+//! The lists of entries are plain slices (`daq_drivers::sources`, `daq_sinks::SINKS`,
 //! `daq_pipelines::kernels::KERNELS`). `daq list`, `daq new`, the JSON schema and the reference pages are
 //! derived from them.
 

@@ -1,9 +1,7 @@
 //! Sources of daq.
 
-pub mod cards;
 pub mod fpga;
 pub mod hsb;
-pub mod hsb_sensor;
 pub mod list;
 pub mod packet;
 pub mod rdma;
@@ -20,14 +18,17 @@ pub mod xdp;
 mod loopback;
 
 use daq_core::entry::SourceEntry;
+use fpga::transports::emulated::EmulatedDevices;
 
-/// Every source there is.
-pub const SOURCES: &[SourceEntry] = &[
-    udp::ENTRY,
-    xdp::ENTRY,
-    hsb::ENTRY,
-    rdma::ENTRY,
-    fpga::ENTRY,
-    sim::ENTRY,
-    replay::ENTRY,
-];
+/// All sources, in a program that offers the emulated devices `E`.
+pub const fn sources<E: EmulatedDevices>() -> [SourceEntry; 7] {
+    [
+        udp::ENTRY,
+        xdp::ENTRY,
+        hsb::ENTRY,
+        rdma::ENTRY,
+        fpga::entry::<E>(),
+        sim::ENTRY,
+        replay::ENTRY,
+    ]
+}

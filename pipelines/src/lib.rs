@@ -28,7 +28,7 @@ use daq_core::entry::Registry;
 
 /// Everything that a configuration can name.
 pub const REGISTRY: Registry = Registry {
-    sources: daq_drivers::SOURCES,
+    sources: &daq_drivers::sources::<daq_emulators::Emulators>(),
     kernels: kernels::KERNELS,
     sinks: daq_sinks::SINKS,
 };

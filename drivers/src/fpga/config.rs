@@ -1,23 +1,19 @@
 //! The keys of an `fpga` source.
 
 use super::engines::{ENGINES, EngineEntry};
-use crate::cards::options::CardOptions;
-use crate::cards::{CARDS, pattern};
+use super::transports::emulated::{CardOptions, EmulatedDevice};
 use crate::packet::{Endian, frames};
 use daq_core::config::{Problem, nearest};
-use daq_core::dma::{FrameSequence, Step};
+use daq_core::dma::FrameSequence;
 use daq_core::layout::Samples;
 use daq_core::topology::Wish;
-use daq_core::units::{ByteSize, Span};
+use daq_core::units::Span;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
 use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
-
-/// Frames of a simulated card whose numbers are looked at.
-const FRAMES: u32 = 8;
 
 /// Which card, and how it is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -288,12 +284,12 @@ impl FpgaConfig {
         ENGINES.iter().find(|entry| entry.name == name)
     }
 
-    fn check_card(&self, found: &mut Vec<Problem>) {
+    fn check_card(&self, emulated: &[EmulatedDevice], found: &mut Vec<Problem>) {
         let DeviceKey::Inproc(name) = &self.device else {
             return;
         };
-        let Some(card) = CARDS.iter().find(|card| card.name == name) else {
-            let names: Vec<String> = CARDS
+        let Some(card) = emulated.iter().find(|card| card.name == name) else {
+            let names: Vec<String> = emulated
                 .iter()
                 .map(|card| format!("\"inproc:{}\" ({})", card.name, card.summary))
                 .collect();
@@ -308,55 +304,8 @@ impl FpgaConfig {
         }
     }
 
-    /// Checks that the frames of a card in this process carry the numbers that `sequence` describes, in slots of
-    /// `slot_bytes`: what the card sends is known.
-    pub fn check_numbers(&self, slot_bytes: usize) -> Result<(), Problem> {
-        let (DeviceKey::Inproc(card), Some(sequence)) = (&self.device, &self.sequence) else {
-            return Ok(());
-        };
-        let Ok(mut numbers) = frame_sequence(sequence, self.max_gap) else {
-            return Ok(());
-        };
-        let options = self.card.clone().unwrap_or_default();
-        let packet = options.packet_bytes();
-        // The only one whose transfers end with a packet.
-        let ends = card == "xdma" && options.packet.is_some();
-        let slot = slot_bytes as u64;
-        let most = options.packets.unwrap_or(u64::MAX).saturating_mul(packet);
-        let (mut at, mut bytes) = (0_u64, [0; 8]);
-        for frame in 0..FRAMES {
-            let rest = if ends { packet - at % packet } else { slot };
-            let length = rest.min(slot);
-            if at.saturating_add(length) > most {
-                break;
-            }
-            let number = &mut bytes[..numbers.bytes.min(8)];
-            pattern::fill(options.pattern, packet, at + numbers.offset as u64, number);
-            let raw = numbers.read(number);
-            let is_inside = numbers.extent().end as u64 <= length;
-            let goes_on = is_inside && (frame == 0 || numbers.next(raw, 0) == Step::Next);
-            if frame == 0 {
-                numbers.next(raw, 0);
-            }
-            if !goes_on {
-                let (packet, slot) = (ByteSize(packet), ByteSize(slot));
-                let message = format!(
-                    "the card's frames do not carry this number: it sends packets of {packet} with the pattern `{}`, the \
-                     ring's slots have {slot}, and the number of frame {frame} does not go on from the one before",
-                    options.pattern.name()
-                );
-                return Err(Problem::at("sequence", message).help(format!(
-                    "packets as long as a slot carry one: sequence = {{ offset = 0, bytes = 8, endian = \"little\" }} with card = {{ packet = \
-                     \"{slot}\", pattern = \"sequence\" }}"
-                )));
-            }
-            at += length;
-        }
-        Ok(())
-    }
-
-    /// Everything that is wrong with it.
-    pub fn problems(&self) -> Vec<Problem> {
+    /// Everything that is wrong with it, where the program offers the devices of `emulated`.
+    pub fn problems(&self, emulated: &[EmulatedDevice]) -> Vec<Problem> {
         let mut found = Vec::new();
         if let Some(engine) = self.engine() {
             found.extend((engine.problems)(self));
@@ -382,7 +331,7 @@ impl FpgaConfig {
             let help = format!("add `engine`: {}", names.join(", "));
             found.push(Problem::at("engine", message).help(help));
         }
-        self.check_card(&mut found);
+        self.check_card(emulated, &mut found);
         for (i, step) in self.registers.iter().enumerate() {
             let mut must = |holds: bool, key: &str, message: String, help: &str| {
                 if !holds {
@@ -477,13 +426,14 @@ pub fn frame_sequence(sequence: &NumberConfig, max_gap: u64) -> Result<FrameSequ
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fpga::mock;
 
     fn read(text: &str) -> Result<FpgaConfig, String> {
         toml::from_str(text).map_err(|error| error.to_string())
     }
 
     fn keys(text: &str) -> Vec<String> {
-        let problems = read(text).unwrap().problems();
+        let problems = read(text).unwrap().problems(mock::DEVICES);
         problems
             .into_iter()
             .filter_map(|problem| problem.key)

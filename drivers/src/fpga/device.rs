@@ -65,6 +65,11 @@ pub trait Device: DmaDevice {
         Ok(())
     }
 
+    /// Where its registers are, as a `csr.csv` of LitePCIe, for a device that brings that description with it.
+    fn csr(&self) -> Option<&str> {
+        None
+    }
+
     /// Itself, for engines' buffers and maps.
     fn as_dma(self: Arc<Self>) -> Arc<dyn DmaDevice>;
 }

@@ -54,16 +54,19 @@ use engines::Opening;
 use registers::Programmed;
 use std::sync::Arc;
 use transports::Open;
+use transports::emulated::{EmulatedDevice, EmulatedDevices};
 use transports::kernel_driver::HandedDevice;
 
-/// The registry entry.
-pub const ENTRY: SourceEntry = SourceEntry {
-    name: "fpga",
-    summary: "A card's DMA engine, driven from user space: XDMA, LitePCIe, or a simulated card",
-    example: EXAMPLE,
-    schema: || schemars::schema_for!(FpgaConfig),
-    parse,
-};
+/// The registry entry, in a program that offers the emulated devices `E`.
+pub const fn entry<E: EmulatedDevices>() -> SourceEntry {
+    SourceEntry {
+        name: "fpga",
+        summary: "A card's DMA engine, driven from user space: XDMA, LitePCIe, or a simulated card",
+        example: EXAMPLE,
+        schema: || schemars::schema_for!(FpgaConfig),
+        parse: |section, diagnostics| parse(section, diagnostics, E::DEVICES),
+    }
+}
 
 const EXAMPLE: &str = r#"[source.NAME]
 driver  = "fpga"
@@ -83,23 +86,38 @@ samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 "#;
 
 /// A checked configuration.
-#[derive(Debug)]
 struct Fpga {
     config: FpgaConfig,
+    emulated: &'static [EmulatedDevice],
     engine: &'static EngineEntry,
     samples: Samples,
 }
 
-fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
-    let config: FpgaConfig = section.finish_checked(&[], diagnostics, FpgaConfig::problems)?;
+fn parse(
+    section: &mut Section,
+    diagnostics: &mut Diagnostics,
+    emulated: &'static [EmulatedDevice],
+) -> Option<Box<dyn SourceSpec>> {
+    let check = |config: &FpgaConfig| config.problems(emulated);
+    let config: FpgaConfig = section.finish_checked(&[], diagnostics, check)?;
     let engine = config.engine()?;
     let samples = config.samples.clone().unwrap_or_default();
     let fpga = Fpga {
         config,
+        emulated,
         engine,
         samples,
     };
     Some(Box::new(fpga))
+}
+
+impl Fpga {
+    fn emulated_device(&self) -> Option<&'static EmulatedDevice> {
+        let DeviceKey::Inproc(name) = &self.config.device else {
+            return None;
+        };
+        self.emulated.iter().find(|known| known.name == name)
+    }
 }
 
 impl SourceSpec for Fpga {
@@ -162,7 +180,9 @@ impl SourceSpec for Fpga {
             )
             .help("offsets count from the start of each frame; raise `slot` of the ring"));
         }
-        self.config.check_numbers(slot_bytes)?;
+        if let Some(emulated) = self.emulated_device() {
+            (emulated.check_sequence)(&self.config, slot_bytes)?;
+        }
         Ok(Geometry::new(1, slot_bytes))
     }
 
@@ -244,6 +264,7 @@ impl SourceSpec for Fpga {
         };
         let open = Open {
             directory: &context.directory,
+            emulated: self.emulated,
             card: config.card.as_ref(),
         };
         let device = match &config.device {

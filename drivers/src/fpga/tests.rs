@@ -170,7 +170,7 @@ fn read(keys: &str) -> Result<Box<dyn SourceSpec>, String> {
     let text = format!("[source.adc]\n{keys}\n");
     let document = Document::from_text("daq.toml", &text, &mut diagnostics);
     let mut section = document.sections("source").remove(0);
-    let spec = parse(&mut section, &mut diagnostics);
+    let spec = parse(&mut section, &mut diagnostics, mock::DEVICES);
     let told = diagnostics.render(document.sources(), false);
     if told.is_empty() {
         Ok(spec.unwrap())
@@ -255,39 +255,4 @@ fn the_mock_is_a_device() {
     assert_eq!(mock.identity(), Identity::default());
     let error = mock.open(&xdma::ENTRY, "", Path::new("")).err().unwrap();
     assert!(error.to_string().contains("only 0x100 bytes"), "{error}");
-}
-
-#[test]
-fn numbers_that_a_simulated_card_does_not_send_are_refused() {
-    let found = |device: &str, rest: &str| {
-        let text = format!(
-            "device = \"inproc:{device}\"\nsequence = {{ offset = 0, bytes = 8, endian = \"little\"{rest} }}"
-        );
-        let source = read(&text).unwrap();
-        source
-            .geometry(4096)
-            .map(|_| ())
-            .map_err(|problem| problem.to_string())
-    };
-    let card = |options: &str| format!(" }}\ncard = {{ {options}");
-    let sound = "packet = 4096, pattern = \"sequence\"";
-    for device in ["xdma", "litepcie"] {
-        assert_eq!(found(device, &card(sound)), Ok(()));
-        assert_eq!(found(device, ", step = 512"), Ok(()), "words that count");
-        for wrong in [
-            "packet = 8192, pattern = \"sequence\"",
-            "packet = 4104, pattern = \"sequence\"",
-            "packet = 4096",
-        ] {
-            let told = found(device, &card(wrong)).unwrap_err();
-            assert!(told.contains("do not carry this number"), "{told}");
-        }
-    }
-    let short = card("packet = 1024, pattern = \"sequence\"");
-    assert_eq!(
-        found("xdma", &short),
-        Ok(()),
-        "a transfer ends with its packet"
-    );
-    assert!(found("litepcie", &short).is_err());
 }

@@ -177,49 +177,6 @@ fn packets_that_do_not_fit_the_mtu_are_refused_with_the_largest_that_does() {
     }
 }
 
-/// In a network namespace, so that no other device announces itself.
-#[test]
-fn device_that_announces_itself_late_is_armed() {
-    use crate::hsb_sensor::{ANNOUNCE, Board, Options};
-    use std::time::{Duration, Instant};
-
-    let thread = std::thread::spawn(|| {
-        if crate::sys::own_network::enter().is_err() {
-            return eprintln!("skipped: no network namespace may be created here");
-        }
-        let ip = std::process::Command::new("ip")
-            .args(["link", "set", "lo", "up"])
-            .status();
-        if !ip.is_ok_and(|status| status.success()) {
-            return eprintln!("skipped: there is no `ip` command");
-        }
-        let pair = spec("mode = \"queue-pair\"\nnics = [\"software\"]").unwrap();
-        let built = pair.build(&context(&*pair)).unwrap();
-        assert!(matches!(built, Producers::Engine(_)));
-        let spec = spec("listen = \"127.0.0.1:4791\"").unwrap();
-        let Producers::Fillers(mut fillers) = spec.build(&context(&*spec)).unwrap() else {
-            panic!("it is no filler")
-        };
-        fillers[0].start().unwrap();
-        let board = Board::start(&Options {
-            announce: Some(SocketAddrV4::new(Ipv4Addr::LOCALHOST, ANNOUNCE)),
-            ..Options::default()
-        })
-        .unwrap();
-        let deadline = Instant::now() + Duration::from_mins(2);
-        while board.counts().sensors[0].arms == 0 {
-            assert!(
-                Instant::now() < deadline,
-                "waited two minutes for the sensor to be armed"
-            );
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        drop(fillers);
-        assert_eq!(board.stop().sensors[0].arms, 1);
-    });
-    thread.join().unwrap();
-}
-
 /// In a network namespace whose loopback interface has the MTU of Ethernet.
 #[test]
 fn mtu_of_the_interface_is_compared() {

@@ -1,7 +1,6 @@
 //! The sources' foreign calls: one thin, documented function or type a call, and the only `unsafe` of this crate.
 
 pub mod bpf;
-pub mod card_memory;
 pub mod dmabuf;
 pub mod filter;
 pub mod interface;

@@ -1,7 +1,7 @@
 //! Devices that write into GPU memory, on the simulated driver.
 
 use crate::setup::{LITEPCIE, SLOT, XDMA, assert_stream, config, data, numbers, packets};
-use daq_drivers::cards::{litepcie, pattern::Pattern};
+use daq_emulators::{litepcie, pattern::Pattern};
 use daq_tests::{Daq, Outcome, Simulated, ledger};
 
 /// The simulated driver's compiler turns this into a kernel that copies each frame unchanged.

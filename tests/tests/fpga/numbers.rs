@@ -1,7 +1,7 @@
 //! Sequence numbers inside frames, and registers of the gateware.
 
 use crate::setup::{LITEPCIE, SLOT, XDMA, config, daq, data, host, numbers};
-use daq_drivers::cards::pattern::Pattern;
+use daq_emulators::pattern::Pattern;
 use daq_tests::ledger;
 
 const SEQUENCE: &str = "sequence = { offset = 0, bytes = 8, endian = \"little\" }";

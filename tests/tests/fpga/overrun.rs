@@ -3,7 +3,7 @@
 
 use crate::bytes::Served;
 use crate::setup::{LITEPCIE, XDMA, config, daq, data, host, numbers, packets};
-use daq_drivers::cards::pattern::Pattern;
+use daq_emulators::pattern::Pattern;
 use daq_tests::{Daq, Outcome, ledger};
 use rustix::process::Signal;
 use std::time::Duration;

@@ -6,8 +6,9 @@ use daq_core::config::{Diagnostics, Document};
 use daq_core::ledger::Board;
 use daq_core::plan::{Config, Surroundings, resolve};
 use daq_core::topology::Topology;
-use daq_drivers::cards::server::Server;
-use daq_drivers::cards::{self, Card, Fault, Host, Identity, Step, options::CardOptions};
+use daq_drivers::fpga::transports::emulated::CardOptions;
+use daq_emulators::vfio_user::Server;
+use daq_emulators::{Card, Fault, Host, Identity, Step};
 use daq_pipelines::REGISTRY;
 use daq_pipelines::runtime::{Options, Pipeline};
 use daq_tests::{test_process, wait_for};
@@ -218,7 +219,7 @@ fn xdma_over_socket_restarts_leak_nothing_and_write_nothing_outside() {
         ..CardOptions::default()
     };
     let card = Watched {
-        card: cards::build("xdma", &options).unwrap(),
+        card: daq_emulators::build("xdma", &options).unwrap(),
         stray: stray.clone(),
         writes: writes.clone(),
     };
@@ -286,7 +287,7 @@ fn litepcie_restarts_leak_nothing() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("csr.csv"), cards::litepcie::CSR).unwrap();
+    std::fs::write(dir.path().join("csr.csv"), daq_emulators::litepcie::CSR).unwrap();
     let source = "device = \"inproc:litepcie\"\ncsr = \"csr.csv\"";
     let rest = NULL.replace("slots = 16", "slots = 64");
     rounds(&config(source, &packets(21), &rest), dir.path());

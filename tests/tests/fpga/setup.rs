@@ -1,7 +1,7 @@
 //! Configurations with a device and its readers, and the expected bytes.
 
-use daq_drivers::cards::litepcie;
-use daq_drivers::cards::pattern::{Pattern, verify};
+use daq_emulators::litepcie;
+use daq_emulators::pattern::{Pattern, verify};
 use daq_tests::{Daq, files};
 
 /// Bytes per slot, and per packet by default.

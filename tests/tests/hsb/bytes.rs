@@ -2,8 +2,8 @@
 
 use crate::needs_room;
 use crate::setup::{ALL, FRAME, FRAMES, PACKETS, Run, config, is_host_correct, options, own};
-use daq_drivers::hsb_sensor::pattern::{Pattern, verify};
-use daq_drivers::hsb_sensor::{Board, Options};
+use daq_emulators::hsb::pattern::{Pattern, verify};
+use daq_emulators::hsb::{Board, Options};
 use daq_tests::network::recording;
 use daq_tests::{Daq, binary};
 use serde_json::Value;

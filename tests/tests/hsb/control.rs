@@ -3,7 +3,7 @@
 use crate::needs_room;
 use crate::setup::{FRAMES, PACKETS, Run, config, is_host_correct, options, own};
 use daq_core::units::BitRate;
-use daq_drivers::hsb_sensor::{Board, Options};
+use daq_emulators::hsb::{Board, Options};
 use daq_tests::{Daq, wait_for};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};

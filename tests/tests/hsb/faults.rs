@@ -2,7 +2,7 @@
 
 use crate::needs_room;
 use crate::setup::{ALL, FRAMES, PACKETS, Run, options};
-use daq_drivers::hsb_sensor::pattern::{Pattern, verify, whose};
+use daq_emulators::hsb::pattern::{Pattern, verify, whose};
 
 const EXPECTED: u64 = FRAMES * PACKETS as u64;
 

@@ -4,8 +4,8 @@
 
 use crate::control::announcements;
 use crate::setup::{ALL, FRAME, FRAMES, PACKET, PACKETS, is_host_correct, options, own};
-use daq_drivers::hsb_sensor::pattern::{Pattern, verify};
-use daq_drivers::hsb_sensor::{Board, Counts, Options};
+use daq_emulators::hsb::pattern::{Pattern, verify};
+use daq_emulators::hsb::{Board, Counts, Options};
 use daq_tests::network::recording;
 use daq_tests::{Daq, Outcome, binary, files, wait_for};
 use serde_json::Value;

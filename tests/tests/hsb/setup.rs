@@ -1,8 +1,8 @@
 //! Configurations of a source `hsb`, emulated devices for them, and the expected bytes.
 
 use daq_core::units::BitRate;
-use daq_drivers::hsb_sensor::pattern::{Pattern, verify};
-use daq_drivers::hsb_sensor::{Board, Counts, Options};
+use daq_emulators::hsb::pattern::{Pattern, verify};
+use daq_emulators::hsb::{Board, Counts, Options};
 use daq_tests::network::{Recording, loopback, recording};
 use daq_tests::{Daq, Outcome};
 use std::net::SocketAddrV4;

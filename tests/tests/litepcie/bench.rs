@@ -2,7 +2,7 @@
 
 use crate::gateware::Names;
 use crate::memory::{Memory, UNTOUCHED};
-use daq_drivers::cards::{Card, Step};
+use daq_emulators::{Card, Step};
 
 /// Start of the memory: not 0, and not where an address with swapped halves would point.
 pub const BASE: u64 = 0x1234_0000;

@@ -5,8 +5,8 @@ use crate::bench::{BASE, Bench, IRQ_DISABLE};
 use crate::gateware::{Gateware, Names};
 use crate::gateware_bench;
 use daq_core::units::{BitRate, ByteSize};
-use daq_drivers::cards::options::CardOptions;
-use daq_drivers::cards::{Card, litepcie};
+use daq_drivers::fpga::transports::emulated::CardOptions;
+use daq_emulators::{Card, litepcie};
 use daq_tests::{Random, skip};
 use std::sync::atomic::Ordering;
 

@@ -42,6 +42,7 @@ fn engine_on_gateware_fills_slots_in_order() {
         .unwrap();
         let way = Open {
             directory: directory.path(),
+            emulated: &[],
             card: None,
         };
         let device = open(&config.device, &way).unwrap();

@@ -1,7 +1,7 @@
 //! LitePCIe's own gateware as a device: generated, compiled by Verilator, clocked by the device's steps.
 
 use crate::sys::{Core, Event};
-use daq_drivers::cards::{BARS, Card, Host, Identity, Step};
+use daq_emulators::{BARS, Card, Host, Identity, Step};
 use daq_tests::{Python, program, repository};
 use std::collections::HashMap;
 use std::path::PathBuf;

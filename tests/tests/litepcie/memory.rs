@@ -1,6 +1,6 @@
 //! Memory that a device can access, with counters of the accesses.
 
-use daq_drivers::cards::{Fault, Host};
+use daq_emulators::{Fault, Host};
 use std::cell::{Cell, RefCell};
 
 /// The value of bytes that were never written.

@@ -1,7 +1,7 @@
 //! The real gateware behind a socket.
 
 use crate::gateware::Gateware;
-use daq_drivers::cards::server::Server;
+use daq_emulators::vfio_user::Server;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;

@@ -1,7 +1,7 @@
 //! How a card is reached.
 
 pub mod dmabuf;
-pub mod inproc;
+pub mod emulated;
 pub mod iova;
 pub mod kernel_driver;
 pub mod vfio;
@@ -9,16 +9,18 @@ pub mod vfio_user;
 
 use super::config::DeviceKey;
 use super::device::{Device, DeviceError};
-use crate::cards::{self, options::CardOptions};
+use emulated::{CardOptions, EmulatedDevice};
 use std::path::Path;
 use std::sync::Arc;
 use vfio::VfioDevice;
 
 /// What opening a card may need beside its name.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Open<'a> {
     /// The directory that relative paths start from.
     pub directory: &'a Path,
+    /// The emulated devices that the program offers.
+    pub emulated: &'a [EmulatedDevice],
     /// How a simulated card in this process behaves.
     pub card: Option<&'a CardOptions>,
 }
@@ -29,10 +31,14 @@ pub fn open(device: &DeviceKey, options: &Open) -> Result<Arc<dyn Device>, Devic
         DeviceKey::Pci(address) => Ok(VfioDevice::open(address, None)?),
         DeviceKey::VfioUser(path) => vfio_user::open(&options.directory.join(path)),
         DeviceKey::Inproc(name) => {
-            let options = options.card.cloned().unwrap_or_default();
-            let card = cards::build(name, &options)
-                .map_err(|why| DeviceError::new(device.to_string(), why))?;
-            inproc::open(card)
+            let known = options.emulated.iter().find(|known| known.name == name);
+            let known = known.ok_or_else(|| {
+                DeviceError::new(
+                    device.to_string(),
+                    format!("there is no simulated card `{name}`"),
+                )
+            })?;
+            (known.open)(name, &options.card.cloned().unwrap_or_default())
         }
     }
 }

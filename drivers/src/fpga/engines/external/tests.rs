@@ -234,7 +234,7 @@ fn one_that_is_dropped_is_stopped() {
 fn keys_that_contradict_are_told() {
     let keys = |text: &str| -> Vec<String> {
         let config: FpgaConfig = toml::from_str(text).unwrap();
-        let problems = config.problems();
+        let problems = config.problems(mock::DEVICES);
         problems
             .into_iter()
             .filter_map(|problem| problem.key)

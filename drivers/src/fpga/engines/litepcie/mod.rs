@@ -183,9 +183,8 @@ impl Writer {
                 let text = String::from_utf8_lossy(&text);
                 Map::read(&text, config.channel).map_err(fail)?
             }
-            (None, None) if config.device == DeviceKey::Inproc("litepcie".to_owned()) => {
-                Map::read(crate::cards::litepcie::CSR, config.channel)
-                    .map_err(|why| unfit(name, why))?
+            (None, None) if let Some(csr) = device.csr() => {
+                Map::read(csr, config.channel).map_err(|why| unfit(name, why))?
             }
             (None, base) => Map {
                 writer: base.unwrap_or(0),

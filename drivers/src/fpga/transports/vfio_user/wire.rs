@@ -13,7 +13,7 @@ pub const MOST_FILES: usize = 16;
 /// The most pieces of memory that a device has at a time.
 pub const MOST_MAPS: usize = 256;
 
-/// The region of the configuration space; regions below [`crate::cards::BARS`] are base address registers.
+/// The region of the configuration space; regions below [`BARS`](crate::fpga::device::BARS) are base address registers.
 pub const CONFIG_REGION: u32 = 7;
 /// Regions of a PCI device.
 pub const REGIONS: u32 = 9;

@@ -4,10 +4,10 @@ use crate::cli::{exit, show};
 use clap::builder::PossibleValuesParser;
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::units::{BitRate, ByteSize};
-use daq_drivers::cards::options::{CardOptions, FaultOption};
-use daq_drivers::cards::pattern::Pattern;
-use daq_drivers::cards::server::{Server, ServerError};
-use daq_drivers::cards::{self, CARDS, Card};
+use daq_drivers::fpga::transports::emulated::{CardOptions, FaultOption};
+use daq_emulators::pattern::Pattern;
+use daq_emulators::vfio_user::{Server, ServerError};
+use daq_emulators::{CARDS, Card};
 use daq_pipelines::console::print_error;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fmt::Write;
@@ -101,7 +101,7 @@ pub(in crate::cli) fn emulate(args: &Args) -> u8 {
         fifo: args.fifo,
         faults: args.faults.clone(),
     };
-    let card = match cards::build(&args.card, &options) {
+    let card = match daq_emulators::build(&args.card, &options) {
         Ok(card) => card,
         Err(why) => {
             print_error!("error: {why}");

@@ -3,8 +3,8 @@
 use crate::cli::{exit, show};
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::units::BitRate;
-use daq_drivers::hsb_sensor::pattern::Pattern;
-use daq_drivers::hsb_sensor::{
+use daq_emulators::hsb::pattern::Pattern;
+use daq_emulators::hsb::{
     ANNOUNCE, Board, CONTROL, Counts, FAULTS, FaultOption, Options, SensorError,
 };
 use daq_pipelines::console::print_error;

@@ -7,9 +7,9 @@ use daq_core::entry::{EngineNeeds, SourceContext, SourceSpec};
 use daq_core::layout::Layout;
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
-use daq_drivers::cards::{self, Card, Fault, Host, Identity, Step};
+use daq_drivers::fpga::FpgaConfig;
 use daq_drivers::fpga::engines::Opening;
-use daq_drivers::fpga::{FpgaConfig, transports::inproc};
+use daq_emulators::{Card, Fault, Host, Identity, Step, in_process};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -170,9 +170,9 @@ impl SourceSpec for Watched {
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         let failed = |why: String| SourceError::new(self.config.device.to_string(), why);
         let options = self.config.card.clone().unwrap_or_default();
-        let card = cards::build("xdma", &options).map_err(failed)?;
+        let card = daq_emulators::build("xdma", &options).map_err(failed)?;
         let marks = self.marks.clone();
-        let device = inproc::open(Box::new(Timed { card, marks }))
+        let device = in_process::open(Box::new(Timed { card, marks }))
             .map_err(|error| failed(error.to_string()))?;
         let engine = self.config.engine();
         let engine = engine.ok_or_else(|| failed("it has no engine".to_owned()))?;

@@ -8,12 +8,12 @@ mod bench;
 use bench::{Bench, until};
 use daq_core::dma::{DmaError, DmaMap};
 use daq_core::region::{HostOptions, Region};
-use daq_drivers::cards::build;
-use daq_drivers::cards::options::CardOptions;
-use daq_drivers::cards::pattern::{Pattern, verify};
-use daq_drivers::cards::server::{Server, ServerError};
 use daq_drivers::fpga::device::{Device, GONE};
-use daq_drivers::fpga::transports::{inproc, vfio_user};
+use daq_drivers::fpga::transports::emulated::CardOptions;
+use daq_drivers::fpga::transports::vfio_user;
+use daq_emulators::pattern::{Pattern, verify};
+use daq_emulators::vfio_user::{Server, ServerError};
+use daq_emulators::{build, in_process};
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -82,7 +82,7 @@ fn options(fault: Option<&str>) -> CardOptions {
 
 /// Has `check` look at a card of its own through each transport.
 fn each(options: &CardOptions, check: impl Fn(Arc<dyn Device>)) {
-    check(inproc::open(build("xdma", options).unwrap()).unwrap());
+    check(in_process::open(build("xdma", options).unwrap()).unwrap());
     let served = Served::new(options);
     check(served.open());
 }
@@ -117,7 +117,7 @@ fn every_byte_arrives() {
 /// A card that never waits hears that it is over.
 #[test]
 fn a_busy_card_can_be_dropped() {
-    let device = inproc::open(build("litepcie", &options(None)).unwrap()).unwrap();
+    let device = in_process::open(build("litepcie", &options(None)).unwrap()).unwrap();
     let registers = device.registers(0).unwrap();
     // One slot in memory that it was not given, gone round for ever.
     for (offset, value) in [

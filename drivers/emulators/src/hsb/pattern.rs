@@ -72,7 +72,7 @@ pub fn fill(pattern: Pattern, sensor: u8, frame: u64, at: u64, into: &mut [u8]) 
 /// The first byte at which `bytes`, which begin at byte `at` of the frame, differ from it.
 ///
 /// ```
-/// use daq_drivers::hsb_sensor::pattern::{Pattern, fill, verify};
+/// use daq_emulators::hsb::pattern::{Pattern, fill, verify};
 /// let mut bytes = [0; 100];
 /// fill(Pattern::Noise, 1, 7, 1003, &mut bytes);
 /// assert_eq!(verify(Pattern::Noise, 1, 7, 1003, &bytes), None);

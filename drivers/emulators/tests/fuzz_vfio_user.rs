@@ -7,15 +7,15 @@
 
 use daq_core::dma::DmaMap;
 use daq_core::region::{HostOptions, Region};
-use daq_drivers::cards::build;
-use daq_drivers::cards::endpoint::Endpoint;
-use daq_drivers::cards::options::CardOptions;
-use daq_drivers::cards::server::attend;
+use daq_drivers::fpga::transports::emulated::CardOptions;
 use daq_drivers::fpga::transports::vfio_user;
 use daq_drivers::fpga::transports::vfio_user::socket::{Receiver, send};
 use daq_drivers::fpga::transports::vfio_user::wire::{
     Access, Command, Header, Request, long_words, words,
 };
+use daq_emulators::build;
+use daq_emulators::endpoint::Endpoint;
+use daq_emulators::vfio_user::attend;
 use rustix::net::RecvFlags;
 use std::io::Write;
 use std::net::Shutdown;

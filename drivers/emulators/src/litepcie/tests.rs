@@ -2,8 +2,8 @@
 //! repository's tests.
 
 use super::*;
-use crate::cards::Fault;
-use crate::cards::pattern::{Pattern, verify};
+use crate::Fault;
+use crate::pattern::{Pattern, verify};
 use daq_core::units::{BitRate, ByteSize};
 use std::cell::{Cell, RefCell};
 

@@ -1,12 +1,62 @@
-//! What a card can be told, by the flags of `daq sim-card` or by the table `card` of a source.
+//! Devices that are emulated in this process: what the configuration says about them, and how the program provides them.
+//!
+//! No emulator is part of this crate. Whoever builds the program passes a list of them to [`crate::sources`].
 
-use super::pattern::Pattern;
+use crate::fpga::FpgaConfig;
+use crate::fpga::device::{Device, DeviceError};
+use daq_core::config::Problem;
 use daq_core::config::nearest;
 use daq_core::units::{BitRate, ByteSize};
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
+
+/// The emulated devices that a program offers under `device = "inproc:NAME"`.
+pub trait EmulatedDevices {
+    /// All of them.
+    const DEVICES: &'static [EmulatedDevice];
+}
+
+/// One emulated device.
+pub struct EmulatedDevice {
+    /// The name in the configuration; also the name of the engine that drives it.
+    pub name: &'static str,
+    /// One sentence without a full stop.
+    pub summary: &'static str,
+    /// The faults that it can emulate.
+    pub faults: &'static [FaultKind],
+    /// Checks that its frames carry the numbers that `sequence` describes, in slots of the given number of bytes.
+    pub check_sequence: fn(&FpgaConfig, usize) -> Result<(), Problem>,
+    /// Starts the device of this name.
+    pub open: fn(&str, &CardOptions) -> Result<Arc<dyn Device>, DeviceError>,
+}
+
+/// What the 64-bit little-endian words of a stream are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(rename = "CardPattern")]
+pub enum Pattern {
+    /// Each word is its own place in the stream: 0, 1, 2, and on.
+    #[default]
+    Counter,
+    /// The same, except that the first word of each packet is the packet's number.
+    Sequence,
+}
+
+impl Pattern {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Counter, Self::Sequence];
+
+    /// Its name, as in configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Sequence => "sequence",
+        }
+    }
+}
 
 /// How a card's stream goes, and what goes wrong with it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
@@ -136,30 +186,6 @@ impl JsonSchema for FaultOption {
     }
 }
 
-/// The faults that are still to come.
-#[derive(Clone, Debug, Default)]
-pub struct Faults {
-    left: Vec<FaultOption>,
-}
-
-impl Faults {
-    /// Those of `options`.
-    pub fn new(options: &CardOptions) -> Self {
-        Self {
-            left: options.faults.clone(),
-        }
-    }
-
-    /// Whether `name` is due at `transfer`; each is due once.
-    pub fn take(&mut self, name: &str, transfer: u64) -> bool {
-        let place = self
-            .left
-            .iter()
-            .position(|fault| fault.transfer == transfer && fault.name == name);
-        place.map(|place| self.left.swap_remove(place)).is_some()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,16 +226,5 @@ mod tests {
             ..CardOptions::default()
         };
         assert!(options.check(&[]).unwrap_err().contains("leave it out"));
-    }
-
-    #[test]
-    fn a_fault_comes_once() {
-        let options = CardOptions {
-            faults: vec!["a@3".parse().unwrap(), "a@5".parse().unwrap()],
-            ..CardOptions::default()
-        };
-        let mut faults = Faults::new(&options);
-        assert!(!faults.take("a", 2) && !faults.take("b", 3));
-        assert!(faults.take("a", 3) && !faults.take("a", 3) && faults.take("a", 5));
     }
 }

@@ -8,17 +8,19 @@
 //! When a user leaves, however it does, nothing of it is left: its memory is unmapped before its connection is closed, and
 //! the card is as after power-on for the next one.
 
-use super::channel::{Channel, Message};
-use super::endpoint::Endpoint;
-use super::{BARS, Card, Step, config_space};
-use crate::fpga::transports::vfio_user::socket::{Broken, send};
-use crate::fpga::transports::vfio_user::wire::{
+mod channel;
+
+use crate::endpoint::Endpoint;
+use crate::sys::memory::{GivenError, PAGE, Piece};
+use crate::{BARS, Card, Step, config_space};
+use channel::{Channel, Message};
+use daq_core::log_limit::LogLimit;
+use daq_drivers::fpga::transports::vfio_user::socket::{Broken, send};
+use daq_drivers::fpga::transports::vfio_user::wire::{
     Access, CONFIG_REGION, DEVICE_FLAGS, IRQ_DATA_BOOL, IRQ_DATA_EVENT, IRQ_DATA_NONE, IRQ_FLAGS,
     IRQ_TRIGGER, IRQS, MAY_READ, MAY_WRITE, MOST_DATA, MOST_FILES, MOST_MAPS, MSI, MSIX,
     REGION_READ_WRITE, REGIONS, Request, UNMAP_ALL, VERSION, errno, long_words, words,
 };
-use crate::sys::card_memory::{GivenError, PAGE, Piece};
-use daq_core::log_limit::LogLimit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::io::Errno;

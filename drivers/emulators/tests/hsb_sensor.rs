@@ -2,15 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../../tests/common/mod.rs"]
 mod common;
+#[path = "../../src/sys/own_network.rs"]
+mod own_network;
 
 use common::{Rig, free_port, rig, spec};
+use daq_core::entry::{SourceContext, SourceSpec};
 use daq_core::ledger::SourceReport;
-use daq_core::source::Polled;
+use daq_core::source::{Polled, Producers};
 use daq_core::units::BitRate;
 use daq_drivers::hsb::ENTRY;
-use daq_drivers::hsb_sensor::pattern::{Pattern, verify};
-use daq_drivers::hsb_sensor::{Board, Counts, Options};
+use daq_emulators::hsb::pattern::{Pattern, verify};
+use daq_emulators::hsb::{ANNOUNCE, Board, Counts, Options};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 /// Payload bytes of a packet, data packets of a frame, and bytes of a frame, in whose last packet is room for metadata.
@@ -338,4 +343,62 @@ fn rate() {
         "{packet} bytes: asked {rate} Gbit/s, {gbit:.2} came; expected {}, delivered {}, rejected {}",
         report.expected, report.delivered, report.rejected
     );
+}
+
+fn late(keys: &str) -> Result<Box<dyn SourceSpec>, String> {
+    spec(
+        &ENTRY,
+        &format!("[source.camera]\ndriver = \"hsb\"\nring = \"raw\"\nframe = \"1 MiB\"\n{keys}"),
+    )
+}
+
+fn context(spec: &dyn SourceSpec) -> SourceContext {
+    SourceContext {
+        counts: daq_core::ledger::Counts::default(),
+        rejections: daq_core::ledger::Rejections::default(),
+        nic: None,
+        name: "camera".to_owned(),
+        directory: ".".into(),
+        geometry: spec.geometry(spec.preferred_slot().unwrap()).unwrap(),
+    }
+}
+
+/// In a network namespace, so that no other device announces itself.
+#[test]
+fn device_that_announces_itself_late_is_armed() {
+    let thread = std::thread::spawn(|| {
+        if own_network::enter().is_err() {
+            return eprintln!("skipped: no network namespace may be created here");
+        }
+        let ip = std::process::Command::new("ip")
+            .args(["link", "set", "lo", "up"])
+            .status();
+        if !ip.is_ok_and(|status| status.success()) {
+            return eprintln!("skipped: there is no `ip` command");
+        }
+        let pair = late("mode = \"queue-pair\"\nnics = [\"software\"]").unwrap();
+        let built = pair.build(&context(&*pair)).unwrap();
+        assert!(matches!(built, Producers::Engine(_)));
+        let spec = late("listen = \"127.0.0.1:4791\"").unwrap();
+        let Producers::Fillers(mut fillers) = spec.build(&context(&*spec)).unwrap() else {
+            panic!("it is no filler")
+        };
+        fillers[0].start().unwrap();
+        let board = Board::start(&Options {
+            announce: Some(SocketAddrV4::new(Ipv4Addr::LOCALHOST, ANNOUNCE)),
+            ..Options::default()
+        })
+        .unwrap();
+        let deadline = Instant::now() + Duration::from_mins(2);
+        while board.counts().sensors[0].arms == 0 {
+            assert!(
+                Instant::now() < deadline,
+                "waited two minutes for the sensor to be armed"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        drop(fillers);
+        assert_eq!(board.stop().sensors[0].arms, 1);
+    });
+    thread.join().unwrap();
 }

@@ -2,9 +2,9 @@
 
 use super::descriptor::{BYTES, Descriptor, PAGE};
 use super::{BITS, LATE, MARK, State, VERSION};
-use crate::cards::options::CardOptions;
-use crate::cards::stream::{Ready, Stream};
-use crate::cards::{Host, Step};
+use crate::stream::{Ready, Stream};
+use crate::{Host, Step};
+use daq_drivers::fpga::transports::emulated::CardOptions;
 use std::collections::VecDeque;
 use std::time::Instant;
 

@@ -13,9 +13,10 @@
 
 mod table;
 
-use super::options::{CardOptions, FaultKind, Faults};
 use super::stream::{Ready, Stream};
 use super::{BARS, Card, Host, Identity, Step};
+use crate::faults::Faults;
+use daq_drivers::fpga::transports::emulated::{CardOptions, FaultKind};
 use std::time::Instant;
 use table::Table;
 
@@ -247,6 +248,10 @@ impl LitePcie {
 }
 
 impl Card for LitePcie {
+    fn csr(&self) -> Option<&'static str> {
+        Some(CSR)
+    }
+
     fn identity(&self) -> Identity {
         let mut bars = [0; BARS];
         bars[0] = 128 << 10;

@@ -3,9 +3,9 @@
 //! The client asks for registers; the card asks for memory that the client mapped without a file descriptor. Requests of the
 //! client that arrive while the card waits for an answer are kept and handled afterwards, in order.
 
-use crate::fpga::transports::vfio_user::socket::{Broken, Received, Receiver, send};
-use crate::fpga::transports::vfio_user::wire::{Command, Fields, Header, MOST_DATA};
-use crate::sys::card_memory::Remote;
+use crate::sys::memory::Remote;
+use daq_drivers::fpga::transports::vfio_user::socket::{Broken, Received, Receiver, send};
+use daq_drivers::fpga::transports::vfio_user::wire::{Command, Fields, Header, MOST_DATA};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;

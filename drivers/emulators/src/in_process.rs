@@ -7,12 +7,12 @@
 //! Writes to registers are posted; everything else waits for its answer, which comes after what was posted before. The
 //! thread alone holds what the card may reach: memory that was unmapped is written by nobody from then on.
 
-use super::iova::Iovas;
-use crate::cards::{Card, Step, endpoint::Endpoint};
-use crate::fpga::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
-use crate::sys::card_memory::Piece;
+use crate::sys::memory::Piece;
+use crate::{Card, Step, endpoint::Endpoint};
 use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::region::Region;
+use daq_drivers::fpga::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
+use daq_drivers::fpga::transports::iova::Iovas;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::fmt;
@@ -69,8 +69,9 @@ struct Inside {
 struct InProcess {
     name: String,
     identity: Identity,
-    sizes: [u32; crate::cards::BARS],
+    sizes: [u32; crate::BARS],
     vectors: usize,
+    csr: Option<&'static str>,
     mailbox: Arc<Mailbox>,
     iovas: Mutex<Iovas>,
     thread: Option<JoinHandle<()>>,
@@ -85,7 +86,7 @@ struct Bar {
 
 /// Runs `card` in this process, memory and bus mastering enabled.
 pub fn open(card: Box<dyn Card>) -> Result<Arc<dyn Device>, DeviceError> {
-    let shown = card.identity();
+    let (shown, csr) = (card.identity(), card.csr());
     let name = format!("inproc:{:04x}:{:04x}", shown.ids[0], shown.ids[1]);
     let mut endpoint = Endpoint::new(card);
     endpoint.config_write(COMMAND, &MEMORY_AND_MASTER);
@@ -107,6 +108,7 @@ pub fn open(card: Box<dyn Card>) -> Result<Arc<dyn Device>, DeviceError> {
         },
         sizes,
         vectors: shown.vectors.into(),
+        csr,
         mailbox,
         iovas: Mutex::default(),
         thread: Some(thread),
@@ -370,6 +372,10 @@ impl Device for InProcess {
     fn reset(&self) -> Result<(), DeviceError> {
         self.reset_to(MEMORY_AND_MASTER)
             .ok_or_else(|| DeviceError::new(&*self.name, "the card's thread has ended"))
+    }
+
+    fn csr(&self) -> Option<&str> {
+        self.csr
     }
 
     fn as_dma(self: Arc<Self>) -> Arc<dyn DmaDevice> {

@@ -2,13 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
+#[path = "../../tests/common/mod.rs"]
+mod common;
+
 use daq_core::dma::{Armed, Completions, DmaBuffer, DmaMap, Engine, EngineError, Slots};
 use daq_core::region::{HostOptions, Region};
-use daq_drivers::cards::pattern::{self, Pattern};
 use daq_drivers::fpga::device::Device;
 use daq_drivers::fpga::engines::{ENGINES, Opening};
+use daq_drivers::fpga::transports::emulated::EmulatedDevices;
 use daq_drivers::fpga::transports::{self, Open};
-use daq_drivers::fpga::{FpgaConfig, engines::xdma};
+use daq_drivers::fpga::{FpgaConfig, engines::xdma, entry};
+use daq_emulators::Emulators;
+use daq_emulators::pattern::{self, Pattern};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,10 +33,12 @@ impl Bench {
     /// An engine on the card that `keys` tell of, and a ring for it.
     fn new(keys: &str) -> Self {
         let config: FpgaConfig = toml::from_str(keys).unwrap();
-        assert!(config.problems().is_empty(), "{:?}", config.problems());
+        let problems = config.problems(Emulators::DEVICES);
+        assert!(problems.is_empty(), "{problems:?}");
         let directory = Path::new("");
         let open = Open {
             directory,
+            emulated: Emulators::DEVICES,
             card: config.card.as_ref(),
         };
         let device = transports::open(&config.device, &open).unwrap();
@@ -310,4 +317,43 @@ fn a_card_that_does_not_stop_is_cut_off() {
     armed.credit(1);
     next(&mut armed, &mut done).unwrap();
     bench.stop(armed);
+}
+
+#[test]
+fn numbers_that_a_simulated_card_does_not_send_are_refused() {
+    let found = |device: &str, rest: &str| {
+        let text = format!(
+            "device = \"inproc:{device}\"\nsequence = {{ offset = 0, bytes = 8, endian = \"little\"{rest} }}"
+        );
+        let source = common::spec(
+            &entry::<Emulators>(),
+            &format!("[source.adc]\ndriver = \"fpga\"\nring = \"raw\"\n{text}"),
+        )
+        .unwrap();
+        source
+            .geometry(4096)
+            .map(|_| ())
+            .map_err(|problem| problem.to_string())
+    };
+    let card = |options: &str| format!(" }}\ncard = {{ {options}");
+    let sound = "packet = 4096, pattern = \"sequence\"";
+    for device in ["xdma", "litepcie"] {
+        assert_eq!(found(device, &card(sound)), Ok(()));
+        assert_eq!(found(device, ", step = 512"), Ok(()), "words that count");
+        for wrong in [
+            "packet = 8192, pattern = \"sequence\"",
+            "packet = 4104, pattern = \"sequence\"",
+            "packet = 4096",
+        ] {
+            let told = found(device, &card(wrong)).unwrap_err();
+            assert!(told.contains("do not carry this number"), "{told}");
+        }
+    }
+    let short = card("packet = 1024, pattern = \"sequence\"");
+    assert_eq!(
+        found("xdma", &short),
+        Ok(()),
+        "a transfer ends with its packet"
+    );
+    assert!(found("litepcie", &short).is_err());
 }

@@ -17,9 +17,10 @@
 mod channel;
 mod descriptor;
 
-use super::options::{CardOptions, FaultKind, Faults};
 use super::{BARS, Card, Host, Identity, Step};
+use crate::faults::Faults;
 use channel::Channel;
+use daq_drivers::fpga::transports::emulated::{CardOptions, FaultKind};
 use std::time::{Duration, Instant};
 
 /// Channels from the card to the host.

@@ -9,8 +9,8 @@ use super::packet::{
 };
 use super::pattern::{self, Pattern};
 use super::registers::Target;
-use crate::sys::send::Sender;
 use daq_core::log_limit::LogLimit;
+use daq_drivers::sys::send::Sender;
 use daq_rdma::verbs::Nic;
 use std::error::Error;
 use std::io;

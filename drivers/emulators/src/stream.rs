@@ -1,9 +1,9 @@
 //! The user's design on a card: a stream of packets that comes at its own rate, and the memory that it waits in.
 
-use super::options::CardOptions;
 use super::pattern::{Pattern, fill};
-use crate::sim::Pacer;
 use daq_core::units::{BitRate, ByteSize};
+use daq_drivers::fpga::transports::emulated::CardOptions;
+use daq_drivers::sim::Pacer;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -180,7 +180,7 @@ impl Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cards::pattern::verify;
+    use crate::pattern::verify;
 
     fn options() -> CardOptions {
         CardOptions {

@@ -5,19 +5,26 @@
 //!                                    └─▶ inproc: a device in this process
 //! ```
 //! A card knows nothing of how it is reached. Cards are written from what vendors tell of theirs, independently of the
-//! drivers in [`crate::fpga`]: no constant is shared, so that a mistake does not cancel itself.
+//! drivers in [`daq_drivers::fpga`]: no constant is shared, so that a mistake does not cancel itself.
 
-mod channel;
 mod config_space;
 pub mod endpoint;
+mod faults;
+pub mod hsb;
+pub mod in_process;
 pub mod litepcie;
-pub mod options;
 pub mod pattern;
-pub mod server;
+mod sequence;
 pub mod stream;
+mod sys;
+pub mod vfio_user;
 pub mod xdma;
 
-use options::{CardOptions, FaultKind};
+use daq_drivers::fpga::device::{Device, DeviceError};
+use daq_drivers::fpga::transports::emulated::{
+    CardOptions, EmulatedDevice, EmulatedDevices, FaultKind,
+};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The most base address registers of a PCI device.
@@ -50,6 +57,30 @@ pub const CARDS: &[CardEntry] = &[
         build: litepcie::build,
     },
 ];
+
+/// The devices of this crate, for the source `fpga`.
+#[derive(Debug)]
+pub struct Emulators;
+
+impl EmulatedDevices for Emulators {
+    const DEVICES: &'static [EmulatedDevice] = &[emulated(&CARDS[0]), emulated(&CARDS[1])];
+}
+
+const fn emulated(card: &CardEntry) -> EmulatedDevice {
+    EmulatedDevice {
+        name: card.name,
+        summary: card.summary,
+        faults: card.faults,
+        check_sequence: sequence::check,
+        open: start,
+    }
+}
+
+fn start(name: &str, options: &CardOptions) -> Result<Arc<dyn Device>, DeviceError> {
+    let card =
+        build(name, options).map_err(|why| DeviceError::new(format!("inproc:{name}"), why))?;
+    in_process::open(card)
+}
 
 /// Makes the card `name`.
 pub fn build(name: &str, options: &CardOptions) -> Result<Box<dyn Card>, String> {
@@ -124,6 +155,11 @@ pub trait Card: Send {
 
     /// Everything as after power-on.
     fn reset(&mut self);
+
+    /// Where its registers are, as the `csr.csv` that a LitePCIe design's build writes; `None` for other devices.
+    fn csr(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Does a bounded piece of work: at most some hundred microseconds.
     fn step(&mut self, host: &dyn Host) -> Step;

@@ -1,42 +1,16 @@
 //! The payload of a card's stream, so that every byte can be checked.
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+pub use daq_drivers::fpga::transports::emulated::Pattern;
 
 /// Bytes of a word.
 const WORD: usize = 8;
 
-/// What the 64-bit little-endian words of a stream are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-#[schemars(rename = "CardPattern")]
-pub enum Pattern {
-    /// Each word is its own place in the stream: 0, 1, 2, and on.
-    #[default]
-    Counter,
-    /// The same, except that the first word of each packet is the packet's number.
-    Sequence,
-}
-
-impl Pattern {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::Counter, Self::Sequence];
-
-    /// Its name, as in configuration.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Sequence => "sequence",
-        }
-    }
-
-    /// Word `place` of a stream whose packets are of `packet` bytes.
-    fn word(self, place: u64, packet: u64) -> u64 {
-        let words = (packet / WORD as u64).max(1);
-        match self {
-            Self::Sequence if place.is_multiple_of(words) => place / words,
-            _ => place,
-        }
+/// Word `place` of a stream whose packets are of `packet` bytes.
+fn word_of(pattern: Pattern, place: u64, packet: u64) -> u64 {
+    let words = (packet / WORD as u64).max(1);
+    match pattern {
+        Pattern::Sequence if place.is_multiple_of(words) => place / words,
+        _ => place,
     }
 }
 
@@ -46,7 +20,7 @@ pub fn fill(pattern: Pattern, packet: u64, at: u64, into: &mut [u8]) {
     let head = partial(at).min(rest.len());
     if head > 0 {
         let (bytes, after) = rest.split_at_mut(head);
-        let word = pattern.word(at / WORD as u64, packet).to_le_bytes();
+        let word = word_of(pattern, at / WORD as u64, packet).to_le_bytes();
         let skip = WORD - partial(at);
         bytes.copy_from_slice(&word[skip..skip + head]);
         at += head as u64;
@@ -73,13 +47,13 @@ pub fn fill(pattern: Pattern, packet: u64, at: u64, into: &mut [u8]) {
         }
     }
     let left = tail.len();
-    tail.copy_from_slice(&pattern.word(end, packet).to_le_bytes()[..left]);
+    tail.copy_from_slice(&word_of(pattern, end, packet).to_le_bytes()[..left]);
 }
 
 /// The first byte of the stream at which `bytes`, which begin at its byte `at`, differ from it.
 ///
 /// ```
-/// use daq_drivers::cards::pattern::{Pattern, fill, verify};
+/// use daq_emulators::pattern::{Pattern, fill, verify};
 /// let mut bytes = [0; 100];
 /// fill(Pattern::Sequence, 64, 1003, &mut bytes);
 /// assert_eq!(verify(Pattern::Sequence, 64, 1003, &bytes), None);

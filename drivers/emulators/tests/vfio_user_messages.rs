@@ -4,10 +4,10 @@
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
-use daq_drivers::cards::build;
-use daq_drivers::cards::options::CardOptions;
-use daq_drivers::cards::pattern::{Pattern, verify};
-use daq_drivers::cards::server::Server;
+use daq_drivers::fpga::transports::emulated::CardOptions;
+use daq_emulators::build;
+use daq_emulators::pattern::{Pattern, verify};
+use daq_emulators::vfio_user::Server;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;

@@ -1,8 +1,8 @@
 //! The card, driven by its registers alone.
 
 use super::*;
-use crate::cards::Fault;
-use crate::cards::pattern::{Pattern, verify};
+use crate::Fault;
+use crate::pattern::{Pattern, verify};
 use daq_core::units::{BitRate, ByteSize};
 use std::cell::RefCell;
 

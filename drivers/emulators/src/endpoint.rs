@@ -2,7 +2,7 @@
 
 use super::config_space::{ConfigSpace, Effect, TABLE_BYTES, sizes};
 use super::{BARS, Card, Fault, Host, Identity, Step};
-use crate::sys::card_memory::CardMemory;
+use crate::sys::memory::CardMemory;
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
 

@@ -1,0 +1,43 @@
+//! The faults that an emulated device still has to show.
+
+use daq_drivers::fpga::transports::emulated::{CardOptions, FaultOption};
+
+/// The faults that are still to come.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    left: Vec<FaultOption>,
+}
+
+impl Faults {
+    /// Those of `options`.
+    pub fn new(options: &CardOptions) -> Self {
+        Self {
+            left: options.faults.clone(),
+        }
+    }
+
+    /// Whether `name` is due at `transfer`; each is due once.
+    pub fn take(&mut self, name: &str, transfer: u64) -> bool {
+        let place = self
+            .left
+            .iter()
+            .position(|fault| fault.transfer == transfer && fault.name == name);
+        place.map(|place| self.left.swap_remove(place)).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_comes_once() {
+        let options = CardOptions {
+            faults: vec!["a@3".parse().unwrap(), "a@5".parse().unwrap()],
+            ..CardOptions::default()
+        };
+        let mut faults = Faults::new(&options);
+        assert!(!faults.take("a", 2) && !faults.take("b", 3));
+        assert!(faults.take("a", 3) && !faults.take("a", 3) && faults.take("a", 5));
+    }
+}

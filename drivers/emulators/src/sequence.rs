@@ -1,0 +1,58 @@
+//! Whether the frames of an emulated device carry the numbers that a source expects.
+
+use crate::pattern;
+use daq_core::config::Problem;
+use daq_core::dma::Step;
+use daq_core::units::ByteSize;
+use daq_drivers::fpga::FpgaConfig;
+use daq_drivers::fpga::config::{DeviceKey, frame_sequence};
+
+/// Number of frames that are checked.
+const FRAMES: u32 = 8;
+
+/// Checks that the frames of a card in this process carry the numbers that `sequence` describes, in slots of
+/// `slot_bytes`: what the card sends is known.
+pub fn check(config: &FpgaConfig, slot_bytes: usize) -> Result<(), Problem> {
+    let (DeviceKey::Inproc(card), Some(sequence)) = (&config.device, &config.sequence) else {
+        return Ok(());
+    };
+    let Ok(mut numbers) = frame_sequence(sequence, config.max_gap) else {
+        return Ok(());
+    };
+    let options = config.card.clone().unwrap_or_default();
+    let packet = options.packet_bytes();
+    // The only one whose transfers end with a packet.
+    let ends = card == "xdma" && options.packet.is_some();
+    let slot = slot_bytes as u64;
+    let most = options.packets.unwrap_or(u64::MAX).saturating_mul(packet);
+    let (mut at, mut bytes) = (0_u64, [0; 8]);
+    for frame in 0..FRAMES {
+        let rest = if ends { packet - at % packet } else { slot };
+        let length = rest.min(slot);
+        if at.saturating_add(length) > most {
+            break;
+        }
+        let number = &mut bytes[..numbers.bytes.min(8)];
+        pattern::fill(options.pattern, packet, at + numbers.offset as u64, number);
+        let raw = numbers.read(number);
+        let is_inside = numbers.extent().end as u64 <= length;
+        let goes_on = is_inside && (frame == 0 || numbers.next(raw, 0) == Step::Next);
+        if frame == 0 {
+            numbers.next(raw, 0);
+        }
+        if !goes_on {
+            let (packet, slot) = (ByteSize(packet), ByteSize(slot));
+            let message = format!(
+                "the card's frames do not carry this number: it sends packets of {packet} with the pattern `{}`, the \
+                 ring's slots have {slot}, and the number of frame {frame} does not go on from the one before",
+                options.pattern.name()
+            );
+            return Err(Problem::at("sequence", message).help(format!(
+                "packets as long as a slot carry one: sequence = {{ offset = 0, bytes = 8, endian = \"little\" }} with card = {{ packet = \
+                 \"{slot}\", pattern = \"sequence\" }}"
+            )));
+        }
+        at += length;
+    }
+    Ok(())
+}

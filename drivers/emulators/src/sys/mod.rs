@@ -1,0 +1,3 @@
+//! The emulators' foreign calls, and the only `unsafe` of this crate.
+
+pub mod memory;
