@@ -196,7 +196,7 @@ mod tests {
 
     /// Runs the ignored test `name` in a process of its own, which alone has the variables of systemd, and
     /// gives what the socket received.
-    fn told(name: &str, watchdog: Option<&str>) -> Vec<String> {
+    fn notifications(name: &str, watchdog: Option<&str>) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
@@ -241,16 +241,16 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_told() {
+    fn run_is_notified() {
         assert_eq!(
-            told("child_tells_a_run", None),
+            notifications("child_notifies_a_run", None),
             ["READY=1\n", "STATUS=1 Gbit/s, a b\n", "STOPPING=1\n"]
         );
     }
 
     #[test]
-    #[ignore = "run by a_run_is_told"]
-    fn child_tells_a_run() {
+    #[ignore = "run by run_is_notified"]
+    fn child_notifies_a_run() {
         assert!(present());
         assert!(send(READY));
         status("1 Gbit/s, a\nb");
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn the_watchdog_is_answered_until_a_thread_stalls() {
-        let messages = told("child_stalls", Some("20000"));
+        let messages = notifications("child_stalls", Some("20000"));
         let stalled = messages
             .iter()
             .position(|message| message == "STATUS=stalled: source adc\n")
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_without_a_socket() {
+    fn without_socket_nothing_is_sent() {
         if present() {
             eprintln!("skipped: NOTIFY_SOCKET is set for this test itself");
             return;
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_tells_rate_and_loss() {
+    fn status_line_has_rate_and_loss() {
         let mut before = Report {
             seconds: 10.0,
             ..Report::default()
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_came_in_part_are_told_of() {
+    fn partial_frames_are_in_the_status_line() {
         let source = SourceReport {
             expected: 7,
             delivered: 7,
@@ -442,8 +442,8 @@ mod tests {
                     eprintln!("skipped: this systemd-analyze cannot do {arguments:?}: {said}");
                     return;
                 }
-                let told = String::from_utf8_lossy(&output.stdout);
-                assert!(output.status.success(), "{arguments:?}: {told}{said}");
+                let stdout = String::from_utf8_lossy(&output.stdout);
+                assert!(output.status.success(), "{arguments:?}: {stdout}{said}");
                 // An unknown key or value is told and then ignored.
                 assert!(!said.contains(unit), "{said}");
             }

@@ -17,9 +17,9 @@ use std::sync::Arc;
 
 const CLIP: &str = include_str!("../../configs/kernels/clip.cu");
 
-/// Tells all that it is told: what is known of the frame, its parameters, and a sum of the payload that every thread of
+/// Writes all that it receives: what is known of the frame, its parameters, and a sum of the payload that every thread of
 /// every block has its part in.
-const TELL: &str = r"
+const REPORT: &str = r"
 struct Params {
     float gain = 1;
     int taps[4] = {};
@@ -36,13 +36,13 @@ __device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {
         Word bits[2] = {0, 0};
         for (unsigned i = 0; i < in.places(); i++)
             if (in.present(i)) bits[i / 64] |= Word(1) << (i % 64);
-        const Word told[] = {
+        const Word values[] = {
             in.sequence(), in.timestamp(), Word(in.clock()), in.epoch(), in.flags(), in.incomplete(),
             in.places(), in.arrived(), bits[0], bits[1], in.present(in.places()), in.length, in.channels, in.points,
             in.blocks, in.threads, in.stride(), out.capacity, out.channels, out.points,
             p.level, p.on, Word(p.far * 100), in.count<short>(), DAQ_THREADS,
         };
-        for (unsigned i = 0; i < 32; i++) words[i] = i < sizeof(told) / 8 ? told[i] : 0;
+        for (unsigned i = 0; i < 32; i++) words[i] = i < sizeof(values) / 8 ? values[i] : 0;
     }
     double* y = out.as<double>() + 32;
     for (daq::Size i = in.index(); i < in.points; i += in.stride()) y[i] = p.gain * x[i] + p.taps[i % 4];
@@ -54,7 +54,7 @@ const MACROS: &str = "DAQ_KERNEL(on_frame, Params)\nDAQ_ENTRY(again, on_frame)\n
 
 const POINTS: usize = 1000;
 const PLACES: u32 = 70;
-/// Words that `TELL` writes before its numbers.
+/// Words that `REPORT` writes before its numbers.
 const TOLD: usize = 32;
 /// Bursts in flight at a time, as in the engine.
 const IN_FLIGHT: usize = 9;
@@ -88,7 +88,7 @@ fn input() -> Layout {
     .unwrap()
 }
 
-fn tell(file: &str) -> FileKernel {
+fn reporting(file: &str) -> FileKernel {
     let taps = [1, -2, 300, 4].map(Value::Integer).to_vec();
     FileKernel {
         params: [
@@ -253,7 +253,7 @@ impl Bench {
 }
 
 /// Runs 200 frames through `keys` over rings of 64 slots and compares all that comes.
-fn tells_the_truth(device: &'static Device, keys: &FileKernel, directory: &Path) {
+fn reports_the_frame(device: &'static Device, keys: &FileKernel, directory: &Path) {
     let mut bench = Bench::new(device, keys, directory, 64);
     // Sizes that share no factor with the ring's, so that bursts lie over its end.
     let sizes = [5, 3, 7, 1, 4, 6, 2, 7, 5, 3];
@@ -278,7 +278,7 @@ fn tells_the_truth(device: &'static Device, keys: &FileKernel, directory: &Path)
     assert!(occupancy > 0.0 && occupancy <= 1.0, "{occupancy}");
 }
 
-/// Output `i` is what `TELL` makes of frame `i`.
+/// Output `i` is what `REPORT` makes of frame `i`.
 fn expect(i: u64, keys: &FileKernel, got: FrameMeta, words: &[u64]) {
     let (meta, bitmap, samples) = frame(i);
     let length = 8 * (TOLD + POINTS);
@@ -296,7 +296,7 @@ fn expect(i: u64, keys: &FileKernel, got: FrameMeta, words: &[u64]) {
     } else {
         1024
     };
-    let told = [
+    let values = [
         meta.sequence,
         meta.timestamp.ns,
         meta.timestamp.clock as u64,
@@ -323,7 +323,7 @@ fn expect(i: u64, keys: &FileKernel, got: FrameMeta, words: &[u64]) {
         POINTS as u64,
         declared,
     ];
-    assert_eq!(&words[..told.len()], told, "frame {i}");
+    assert_eq!(&words[..values.len()], values, "frame {i}");
     let taps = [1.0, -2.0, 300.0, 4.0];
     for (k, x) in samples.iter().enumerate() {
         let got = f64::from_bits(words[TOLD + k]);
@@ -341,22 +341,22 @@ fn a_source_file_is_compiled_and_sees_all_that_is_known() {
         return;
     };
     let directory = tempfile::tempdir().unwrap();
-    std::fs::write(directory.path().join("tell.cu"), TELL).unwrap();
-    tells_the_truth(device, &tell("tell.cu"), directory.path());
+    std::fs::write(directory.path().join("report.cu"), REPORT).unwrap();
+    reports_the_frame(device, &reporting("report.cu"), directory.path());
     let wide = FileKernel {
         blocks: Some(1),
         threads: 1024,
         shared: Some(daq_core::units::ByteSize(64 << 10)),
-        ..tell("tell.cu")
+        ..reporting("report.cu")
     };
-    tells_the_truth(device, &wide, directory.path());
+    reports_the_frame(device, &wide, directory.path());
 }
 
 /// Device code of `text` as a tool outside of daq would make it, in a file called `name`.
 fn outside(compiler: Compiler, text: &str, target: Target, path: &Path) {
     let whole = format!("#include \"daq.cuh\"\n{text}");
     let source = Source {
-        name: "tell.cu",
+        name: "report.cu",
         text: &whole,
         headers: &[("daq.cuh", HEADER)],
     };
@@ -384,24 +384,24 @@ fn files_that_are_compiled_already_run_the_same_way() {
     let directory = tempfile::tempdir().unwrap();
     let (major, minor) = device.attributes().capability;
     for (file, target) in [
-        ("tell.cubin", Target::Cubin(major, minor)),
-        ("tell.ptx", Target::Ptx(8, 0)),
+        ("report.cubin", Target::Cubin(major, minor)),
+        ("report.ptx", Target::Ptx(8, 0)),
     ] {
         outside(
             compiler,
-            &format!("{TELL}{MACROS}"),
+            &format!("{REPORT}{MACROS}"),
             target,
             &directory.path().join(file),
         );
-        if is_too_new(build(&tell(file), directory.path(), &input())) {
+        if is_too_new(build(&reporting(file), directory.path(), &input())) {
             continue;
         }
-        tells_the_truth(device, &tell(file), directory.path());
+        reports_the_frame(device, &reporting(file), directory.path());
         let again = FileKernel {
             entry: Some("again".to_owned()),
-            ..tell(file)
+            ..reporting(file)
         };
-        tells_the_truth(device, &again, directory.path());
+        reports_the_frame(device, &again, directory.path());
     }
 }
 
@@ -413,9 +413,9 @@ fn what_cannot_be_is_refused_with_a_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let (major, minor) = device.attributes().capability;
     let target = Target::Cubin(major, minor);
-    std::fs::write(directory.path().join("tell.cu"), TELL).unwrap();
+    std::fs::write(directory.path().join("report.cu"), REPORT).unwrap();
     for (file, text) in [
-        ("tell.cubin", format!("{TELL}{MACROS}")),
+        ("report.cubin", format!("{REPORT}{MACROS}")),
         (
             "bare.cubin",
             "extern \"C\" __global__ void daq_burst() {}".to_owned(),
@@ -430,34 +430,37 @@ fn what_cannot_be_is_refused_with_a_remedy() {
     };
     let with = |file: &str, key: &str, value: Value| FileKernel {
         params: [(key.to_owned(), value)].into(),
-        ..tell(file)
+        ..reporting(file)
     };
     for (keys, says) in [
         (
-            with("tell.cu", "level", Value::Integer(256)),
-            "`params.level` = 256: member `level` of `struct Params` in tell.cu is unsigned char; it does not fit; write 0 to 255",
+            with("report.cu", "level", Value::Integer(256)),
+            "`params.level` = 256: member `level` of `struct Params` in report.cu is unsigned char; it does not fit; write 0 to 255",
         ),
-        (with("tell.cu", "taps", Value::Array(Vec::new())), "write 4"),
         (
-            with("tell.cu", "gian", Value::Float(1.0)),
+            with("report.cu", "taps", Value::Array(Vec::new())),
+            "write 4",
+        ),
+        (
+            with("report.cu", "gian", Value::Float(1.0)),
             "did you mean `gain`?",
         ),
         (
-            with("tell.cubin", "level", Value::Integer(1)),
+            with("report.cubin", "level", Value::Integer(1)),
             "DAQ_PARAM(Params, level)",
         ),
-        (tell("bare.cubin"), "DAQ_KERNEL(on_frame, Params)"),
+        (reporting("bare.cubin"), "DAQ_KERNEL(on_frame, Params)"),
         (
             FileKernel {
                 entry: Some("nothing".to_owned()),
-                ..tell("tell.cubin")
+                ..reporting("report.cubin")
             },
             "DAQ_ENTRY(nothing, FUNCTION)",
         ),
         (
             FileKernel {
                 shared: Some(daq_core::units::ByteSize(1 << 20)),
-                ..tell("tell.cu")
+                ..reporting("report.cu")
             },
             "write less",
         ),

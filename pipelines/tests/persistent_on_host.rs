@@ -30,14 +30,14 @@ struct Params {
 __device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {
     daq::Size bits = 0;
     for (unsigned i = 0; i < in.places(); i++) bits += in.present(i) * (i + 1);
-    const daq::Size told[] = {in.sequence(), in.timestamp(), in.epoch(), in.flags(), in.places(), in.arrived(),
+    const daq::Size values[] = {in.sequence(), in.timestamp(), in.epoch(), in.flags(), in.places(), in.arrived(),
                               daq::Size(in.clock()), bits, in.length, in.channels, in.points, in.blocks, in.threads,
                               in.stride(), out.capacity, out.channels, out.points};
-    const daq::Size count = sizeof(told) / sizeof(told[0]);
+    const daq::Size count = sizeof(values) / sizeof(values[0]);
     const short* x = in.as<const short>();
     daq::Size* y = out.as<daq::Size>();
     for (daq::Size i = in.index(); i < out.points; i += in.stride())
-        y[i] = i < count ? told[i] : i < in.points ? daq::Size(p.gain * x[i]) : 0;
+        y[i] = i < count ? values[i] : i < in.points ? daq::Size(p.gain * x[i]) : 0;
 }
 ";
 
@@ -125,8 +125,8 @@ fn compile(directory: &Path, user: &str, options: &[&str]) -> Option<()> {
             return None;
         }
     };
-    let told = String::from_utf8_lossy(&compiled.stderr);
-    assert!(compiled.status.success(), "{told}");
+    let stderr = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "{stderr}");
     Some(())
 }
 
@@ -158,7 +158,7 @@ fn is_the_same(user: &str) {
 }
 
 #[test]
-fn what_a_kernel_is_told_is_the_same_under_both_dispatches() {
+fn kernel_arguments_are_equal_under_both_dispatches() {
     is_the_same(TELL);
 }
 
@@ -174,7 +174,7 @@ fn threads_may_take_different_times_under_both_dispatches() {
 
 /// Whatever the CPU's side and the kernel pass to each other is passed by bell or credit.
 #[test]
-fn nothing_is_read_before_it_is_told() {
+fn nothing_is_read_before_it_is_published() {
     const SANITIZER: [&str; 3] = ["-fsanitize=thread", "-DSANITIZED", "-g"];
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("empty.cpp");

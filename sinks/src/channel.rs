@@ -8,12 +8,12 @@ use std::time::Duration;
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 
 /// How long a thread waits at a channel before it looks again, in case that a wake-up was lost.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The next message; `None` when the channel is closed and empty.
 pub(crate) fn receive<T>(channel: &Receiver<T>) -> Option<T> {
     loop {
-        match channel.recv_timeout(LOOK_AGAIN) {
+        match channel.recv_timeout(POLL_INTERVAL) {
             Ok(message) => return Some(message),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return None,
@@ -24,7 +24,7 @@ pub(crate) fn receive<T>(channel: &Receiver<T>) -> Option<T> {
 /// Waits at `channel` in vain: the first wait of a thread at a channel allocates, and is better had before frames flow.
 ///
 /// Only while nothing can be sent to it.
-pub(crate) fn wait_in_vain<T>(channel: &Receiver<T>) {
+pub(crate) fn wait_without_answer<T>(channel: &Receiver<T>) {
     let _ = channel.recv_timeout(FIRST_WAIT);
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn spawn_server<T: Send + 'static>(
     let thread = std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || {
-            wait_in_vain(&queue);
+            wait_without_answer(&queue);
             drop(ready);
             serve(queue);
         })?;

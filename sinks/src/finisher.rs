@@ -171,13 +171,13 @@ mod tests {
         let finish = |n: &mut u32| -> Result<(), ()> { panic!("number {n} is bad") };
         let mut finisher = Finisher::start("finisher", 6, finish).unwrap();
         assert!(finisher.exchange(|spare| spare + 1));
-        let mut told = || {
+        let mut failure = || {
             let look = std::panic::AssertUnwindSafe(|| finisher.look(true).is_ok());
             let panic = std::panic::catch_unwind(look).unwrap_err();
             let text = panic.downcast_ref::<String>().cloned();
             text.unwrap_or_else(|| (*panic.downcast_ref::<&str>().unwrap()).to_owned())
         };
-        assert_eq!(told(), "number 7 is bad");
-        assert!(told().contains("an earlier panic"));
+        assert_eq!(failure(), "number 7 is bad");
+        assert!(failure().contains("an earlier panic"));
     }
 }

@@ -24,19 +24,19 @@ pub(crate) const fn order(order: Order) -> &'static str {
 /// An axis in metadata: its `kind` and what is known of it, in Hz.
 pub(crate) fn axis(axis: &Axis) -> Value {
     let mut known = serde_json::Map::new();
-    let mut tell = |key: &str, value: &Option<f64>| {
+    let mut insert = |key: &str, value: &Option<f64>| {
         if let Some(value) = value {
             known.insert(key.to_owned(), json!(value));
         }
     };
     let kind = match axis {
         Axis::Time { rate } => {
-            tell("rate", rate);
+            insert("rate", rate);
             "time"
         }
         Axis::Frequency { start, step } => {
-            tell("start", start);
-            tell("step", step);
+            insert("start", start);
+            insert("step", step);
             "frequency"
         }
         Axis::Fields(names) => {

@@ -321,12 +321,12 @@ mod tests {
 
     #[test]
     fn lock_error_does_not_suggest_breaking_lock() {
-        let told = |errno: Errno| LockError::io("open", Path::new("x"), errno).to_string();
-        assert!(told(Errno::LOOP).ends_with("remove it"));
+        let message = |errno: Errno| LockError::io("open", Path::new("x"), errno).to_string();
+        assert!(message(Errno::LOOP).ends_with("remove it"));
         for errno in [Errno::ACCESS, Errno::PERM, Errno::ROFS, Errno::IO] {
-            assert!(!told(errno).contains("remove"), "{}", told(errno));
+            assert!(!message(errno).contains("remove"), "{}", message(errno));
         }
-        assert!(told(Errno::BADF).contains("when no daq of that user writes there"));
+        assert!(message(Errno::BADF).contains("when no daq of that user writes there"));
     }
 
     #[test]

@@ -147,7 +147,7 @@ const fn patience() -> Span {
 }
 
 /// The longest [`RdmaKeys::patience`]: a stop waits as long.
-const MOST_PATIENCE: Duration = Duration::from_mins(1);
+const MAX_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// How frames of a GPU's ring get to the card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -205,7 +205,7 @@ impl RdmaKeys {
             // Not at `token`: the line with the secret must not be printed.
             return Err(Problem::at("token_file", message).help(help));
         }
-        if self.patience.0 > MOST_PATIENCE {
+        if self.patience.0 > MAX_TIMEOUT {
             let message = "a minute is the longest: a stop waits as long";
             return Err(Problem::at("patience", message).help("try \"1 s\""));
         }
@@ -318,16 +318,16 @@ impl SinkSpec for RdmaKeys {
         })?;
         let token = self.token_keys().read(&context.directory);
         let token = token.map_err(|error| failed(error.to_string()))?;
-        let mut dialler = self.connection.dialler(address);
+        let mut connector = self.connection.dialler(address);
         if let Some(token) = token {
-            dialler = Box::new(WithToken::new(dialler, token));
+            connector = Box::new(WithToken::new(connector, token));
         }
         let counters = Counters {
             connections: context.ledger.connections.clone(),
             stalls: context.ledger.stalls.clone(),
         };
         let options = self.options(&context);
-        let sender = Sender::new(nics, dialler, &context.memory, options, counters)
+        let sender = Sender::new(nics, connector, &context.memory, options, counters)
             .map_err(|error| failed(error.to_string()))?;
         tracing::info!("sink {}: {}", context.name, sender.path());
         Ok(Box::new(Rdma {

@@ -146,8 +146,8 @@ fn disk_full_without_guarantee_reports_drops_and_cause() {
         let (numbers, gaps) = recorded(&dir.join("out"));
         assert_eq!(ledger.frames.get(), numbers.len() as u64);
         assert!(numbers == wanted, "{numbers:?}\n{wanted:?}");
-        let told: u64 = gaps.iter().map(|(frames, _)| frames).sum();
-        assert_eq!(told, dropped as u64);
+        let annotated: u64 = gaps.iter().map(|(frames, _)| frames).sum();
+        assert_eq!(annotated, dropped as u64);
         assert!(
             gaps.iter()
                 .all(|(_, cause)| cause.as_deref() == Some("disk_full")),

@@ -427,7 +427,7 @@ proptest! {
         sink.finish().unwrap();
 
         // What the files say of every sample: (epoch, number in its epoch's stream) -> (bytes, missing).
-        let mut told = BTreeMap::new();
+        let mut listed = BTreeMap::new();
         let mut lost = 0;
         for (meta, data) in segments(dir.path(), "adc") {
             let missing: BTreeSet<u64> = meta.missing().flat_map(|(first, count)| first..first + count).collect();
@@ -444,7 +444,7 @@ proptest! {
                 for i in 0..span.bytes / group as u64 {
                     let at = usize::try_from(span.byte_start).unwrap() + usize::try_from(i).unwrap() * group;
                     let sample = (data[at..at + group].to_vec(), missing.contains(&(at as u64 / group as u64)));
-                    let known = told.insert((capture.epoch.unwrap(), first + i), sample);
+                    let known = listed.insert((capture.epoch.unwrap(), first + i), sample);
                     prop_assert!(known.is_none(), "a sample is told twice");
                 }
             }
@@ -463,6 +463,6 @@ proptest! {
             }
         }
         prop_assert_eq!(lost, jumps);
-        prop_assert_eq!(told, wanted);
+        prop_assert_eq!(listed, wanted);
     }
 }

@@ -51,7 +51,7 @@ fn stem_of_other_process_is_rejected_between_its_files() {
         }
         let other = File::create(dir.path().join(LOCK)).unwrap();
         flock(&other, FlockOperation::LockExclusive).unwrap();
-        for (text, told) in [
+        for (text, message) in [
             (
                 "4242\n",
                 "another writer has it (its lock names pid 4242); stop that",
@@ -64,7 +64,7 @@ fn stem_of_other_process_is_rejected_between_its_files() {
             let (what, why) = refusal(driver, dir.path());
             assert!(what.ends_with("/adc-*"), "{what}");
             assert!(
-                why.starts_with(told) && why.contains("give sink `adc` another `name`"),
+                why.starts_with(message) && why.contains("give sink `adc` another `name`"),
                 "{why}"
             );
             assert_eq!(names(dir.path()), before, "nothing was touched");

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 const NAME: &str = "lock_of_other_user_is_respected_until_released";
-const NOBODY: u32 = 65534;
+const UNPRIVILEGED_UID: u32 = 65534;
 
 /// What the other user's process looks at, and what it should find.
 fn look(dir: &Path, holder: &str) {
@@ -27,13 +27,13 @@ fn look(dir: &Path, holder: &str) {
         // Whoever may make files in the directory may remove them.
         assert!(!lock.exists());
     } else {
-        let told = StemLock::take(dir, "adc").unwrap_err();
+        let error = StemLock::take(dir, "adc").unwrap_err();
         let pid = Some(holder.parse().unwrap());
         assert!(
-            matches!(told, LockError::Held { pid: named, .. } if named == pid),
-            "{told}"
+            matches!(error, LockError::Held { pid: named, .. } if named == pid),
+            "{error}"
         );
-        assert!(!told.to_string().contains("remove"), "{told}");
+        assert!(!error.to_string().contains("remove"), "{error}");
     }
 }
 
@@ -55,16 +55,21 @@ fn lock_of_other_user_is_respected_until_released() {
             .env("DAQ_LOCK_DIR", dir.path())
             .env("DAQ_LOCK_HOLDER", holder)
             .current_dir("/")
-            .uid(NOBODY)
-            .gid(NOBODY)
+            .uid(UNPRIVILEGED_UID)
+            .gid(UNPRIVILEGED_UID)
             .output();
         match run {
             Ok(run) => {
-                let told = String::from_utf8_lossy(&run.stdout).into_owned()
+                let output = String::from_utf8_lossy(&run.stdout).into_owned()
                     + &String::from_utf8_lossy(&run.stderr);
-                assert!(run.status.success() && told.contains("1 passed"), "{told}");
+                assert!(
+                    run.status.success() && output.contains("1 passed"),
+                    "{output}"
+                );
             }
-            Err(error) => println!("skipped: user {NOBODY} cannot run this test: {error}"),
+            Err(error) => {
+                println!("skipped: user {UNPRIVILEGED_UID} cannot run this test: {error}")
+            }
         }
     };
     let lock = StemLock::take(dir.path(), "adc").unwrap();

@@ -13,7 +13,7 @@ const WHERE: &str = "to = \"127.0.0.1:1\"\nnics = [\"software\"]";
 
 #[test]
 fn rdma_invalid_config_is_rejected_with_fix() {
-    for (keys, told) in [
+    for (keys, message) in [
         ("to = \"host\"\nnics = [\"a\"]", "no host with a port"),
         ("to = \"host:0\"\nnics = [\"a\"]", "no host with a port"),
         ("to = \"host:1\"\nnics = []", "no card sends"),
@@ -67,7 +67,7 @@ fn rdma_invalid_config_is_rejected_with_fix() {
         ),
     ] {
         let refused = spec("rdma", "n", keys).err().unwrap();
-        assert!(refused.contains(told), "{keys}: {refused}");
+        assert!(refused.contains(message), "{keys}: {refused}");
     }
 }
 

@@ -70,8 +70,8 @@ proptest! {
         let text = builder.build().to_json();
         let meta = builder.build();
         prop_assert_eq!(Meta::parse(&text).unwrap(), meta.clone());
-        let told: Vec<u64> = meta.missing().flat_map(|(first, count)| first..first + count).collect();
-        prop_assert_eq!(told, missing.iter().copied().collect::<Vec<_>>());
+        let listed: Vec<u64> = meta.missing().flat_map(|(first, count)| first..first + count).collect();
+        prop_assert_eq!(listed, missing.iter().copied().collect::<Vec<_>>());
         let stream = meta.global.stream.as_ref().unwrap();
         prop_assert_eq!(stream.missing_samples, missing.len() as u64);
         prop_assert_eq!((stream.missing_frames, stream.frames, stream.bytes), (lost, frames.len() as u64, bytes * frames.len() as u64));
@@ -173,7 +173,7 @@ fn frames_never_sent_are_not_counted_as_missing() {
         builder.frame(&record, missing.iter().copied());
         let meta = builder.build();
         let cut = |cause: &Option<String>| cause.as_deref() == Some(CAUSE_TRUNCATED);
-        let told: Vec<_> = meta
+        let listed: Vec<_> = meta
             .annotations
             .iter()
             .map(|note| {
@@ -184,7 +184,7 @@ fn frames_never_sent_are_not_counted_as_missing() {
                 )
             })
             .collect();
-        assert_eq!(told, wanted, "{record:?} {missing:?}");
+        assert_eq!(listed, wanted, "{record:?} {missing:?}");
         let lost = wanted.iter().filter(|note| !note.2).map(|note| note.1);
         assert_eq!(
             meta.global.stream.as_ref().unwrap().missing_samples,

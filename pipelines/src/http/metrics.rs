@@ -418,7 +418,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_number_of_the_report_is_told() {
+    fn every_number_of_the_report_is_exported() {
         let text = text();
         for line in [
             r#"daq_source_expected_packets_total{source="adc"} 1000"#,
@@ -485,7 +485,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_rings_that_are_mapped_are_told_as_such() {
+    fn only_mapped_rings_are_reported_as_mapped() {
         let text = text();
         let series = text.lines();
         let series = series.filter(|line| line.starts_with("daq_ring_mapping_info{"));
@@ -523,7 +523,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn kernels_on_the_cpu_tell_nothing_of_a_gpu() {
+    fn cpu_kernels_export_no_gpu_metrics() {
         let text = text();
         for (name, kernels) in [
             ("daq_kernel_launches_total", 1),
@@ -538,7 +538,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_cause_is_told_from_the_start() {
+    fn every_cause_is_reported_from_startup() {
         let text = text();
         for cause in Cause::ALL {
             let lost = match cause {
@@ -556,7 +556,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_empty_pipeline_tells_of_itself_only() {
+    fn empty_pipeline_reports_only_process_metrics() {
         let text = Exposition::new(Arc::new(Report::default))
             .unwrap()
             .text()

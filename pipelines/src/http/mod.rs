@@ -209,7 +209,7 @@ fn serve_within(
             let server = axum::serve(Bounded::new(listener, limits), router)
                 .with_graceful_shutdown(graceful)
                 .into_future();
-            let patience = async move {
+            let grace = async move {
                 let _ = begun.await;
                 tokio::time::sleep(GRACE).await;
             };
@@ -218,7 +218,7 @@ fn serve_within(
                     tracing::error!(%error, "the HTTP server has ended");
                 },
                 // A client that neither asks nor leaves would hold the process for ever.
-                () = patience => {}
+                () = grace => {}
             }
         });
     };

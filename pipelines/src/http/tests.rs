@@ -245,7 +245,7 @@ fn status_and_page_show_duplicates_and_rejected_packets_as_loss() {
 }
 
 #[test]
-fn what_is_not_there_is_told() {
+fn unknown_path_returns_not_found() {
     let server = serve(ANY, running()).unwrap();
     assert_eq!(ask(&server, "GET", "/nothing").0, 404);
     assert_eq!(ask(&server, "POST", "/status").0, 405);

@@ -395,9 +395,11 @@ impl KernelSpec for PowerSpectrum {
 
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
         let input = &context.input;
-        let told = |problem: Problem| KernelError::Refused(problem.to_string());
-        let shape = self.shape(input).map_err(told)?;
-        let factor = self.factor(shape.size, input.sample_rate()).map_err(told)?;
+        let refused = |problem: Problem| KernelError::Refused(problem.to_string());
+        let shape = self.shape(input).map_err(refused)?;
+        let factor = self
+            .factor(shape.size, input.sample_rate())
+            .map_err(refused)?;
         match context.side {
             Side::Cpu => Ok(cpu::build(self, input, shape, factor)),
             Side::Cuda(ordinal) => cuda::build(ordinal, self, input, shape, factor),

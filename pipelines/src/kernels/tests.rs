@@ -133,7 +133,7 @@ fn sides_are_there_for_what_they_can_do() {
 }
 
 #[test]
-fn a_gpu_that_is_not_there_is_told() {
+fn missing_gpu_is_reported() {
     let input = Samples::default().layout(4096).unwrap();
     let absent = daq_core::gpu::driver::probe().map_or(0, |found| found.devices);
     for entry in built_in() {
@@ -171,7 +171,7 @@ fn frames_shorter_than_their_layout_fail_and_later_ones_go_on() {
 }
 
 #[test]
-fn a_slot_too_small_is_told() {
+fn small_slot_is_reported() {
     let meta = FrameMeta::whole(0, 4);
     let options = RingOptions::new("out", 2, 8);
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();

@@ -190,7 +190,7 @@ impl Sink for ZarrSink {
         if lost > 0 {
             self.ledger.lost.add(lost);
         }
-        let told = closed.map_err(|error| match error {
+        let result = closed.map_err(|error| match error {
             error if lost == 0 => error,
             error => SinkError::Failed {
                 what: self.dir.display().to_string(),
@@ -200,6 +200,6 @@ impl Sink for ZarrSink {
                 ),
             },
         });
-        told.and(self.failure.take().map_or(Ok(()), Err))
+        result.and(self.failure.take().map_or(Ok(()), Err))
     }
 }

@@ -25,13 +25,13 @@ pub const SCALARS: [Scalar; 6] = [
 ];
 
 /// How long something may take before it counts as hanging.
-const PATIENCE: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// Waits until `look` says so; panics with `what` where that does not happen within [`PATIENCE`].
+/// Waits until `look` says so; panics with `what` where that does not happen within [`TIMEOUT`].
 pub fn wait_for(what: &str, mut look: impl FnMut() -> bool) {
     let start = Instant::now();
     while !look() {
-        assert!(start.elapsed() < PATIENCE, "{what} did not come");
+        assert!(start.elapsed() < TIMEOUT, "{what} did not come");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

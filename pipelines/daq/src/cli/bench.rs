@@ -266,9 +266,9 @@ fn bytes(sizes: &[ByteSize]) -> Vec<usize> {
 }
 
 pub(super) fn bench(args: &Args) -> u8 {
-    let mut told = Told::new(args.what.is_json());
-    match measure(&args.what, &mut |table| told.add(&table)) {
-        Ok(()) => told.end(),
+    let mut output = Output::new(args.what.is_json());
+    match measure(&args.what, &mut |table| output.add(&table)) {
+        Ok(()) => output.end(),
         Err(error) => {
             print_error!("error: {error}");
             exit::UNAVAILABLE
@@ -400,7 +400,7 @@ fn measure(what: &What, publish: Publish<'_>) -> Result<(), BenchError> {
                 BenchError::Thread(why.to_owned())
             })?;
             let directory = state::resolve_directory(state_dir.as_deref());
-            let kept = tune::keep(measured, directory.as_deref()).map_err(BenchError::Thread)?;
+            let kept = tune::save(measured, directory.as_deref()).map_err(BenchError::Thread)?;
             print_error!("kept in {}", kept.display());
             Ok(())
         }
@@ -424,13 +424,13 @@ fn measure(what: &What, publish: Publish<'_>) -> Result<(), BenchError> {
 }
 
 /// What was measured so far: text is shown at once, JSON at the end.
-struct Told {
+struct Output {
     is_json: bool,
     tables: Vec<serde_json::Value>,
     code: u8,
 }
 
-impl Told {
+impl Output {
     const fn new(is_json: bool) -> Self {
         Self {
             is_json,

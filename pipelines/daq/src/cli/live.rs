@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_stays_is_not_told_as_launched_nor_stored_frames_as_copied() {
+    fn persistent_kernel_and_stores_are_not_reported_as_launches_and_copies() {
         let mut report = report(8, 0);
         let beam = report.kernels.get_mut("beam").unwrap();
         beam.device.as_mut().unwrap().dispatch = Dispatch::Persistent;

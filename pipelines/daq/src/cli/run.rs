@@ -127,7 +127,7 @@ pub(super) fn run(args: &Args) -> u8 {
     let file = state::file_name(&loaded.plan.name, args.sources.place());
     let (board, last_run) = state::board(directory.as_deref(), &file);
     if let Some(last) = &last_run {
-        state::tell(last);
+        state::log_last_run(last);
     }
     let options = Options {
         directory: super::directory(),

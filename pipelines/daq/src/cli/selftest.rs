@@ -78,10 +78,10 @@ pub(super) fn selftest(args: &Args) -> u8 {
     match &args.what {
         What::Gpu {
             list: true, json, ..
-        } => show(&told(&selftest::list(), *json)),
+        } => show(&render_list(&selftest::list(), *json)),
         What::Rdma {
             list: true, json, ..
-        } => show(&told(&selftest::rdma::list(), *json)),
+        } => show(&render_list(&selftest::rdma::list(), *json)),
         What::Gpu {
             device,
             backends,
@@ -103,15 +103,15 @@ pub(super) fn selftest(args: &Args) -> u8 {
                 checks: checks.clone(),
             };
             let report = selftest::rdma::rdma(&options);
-            tell(
-                report.map(|report| (told_of(*json, &report.json(), &report), report.has_failed())),
+            print_report(
+                report.map(|report| (render(*json, &report.json(), &report), report.has_failed())),
             )
         }
     }
 }
 
 /// A report as JSON, or as text.
-fn told_of(is_json: bool, json: &serde_json::Value, text: &dyn std::fmt::Display) -> String {
+fn render(is_json: bool, json: &serde_json::Value, text: &dyn std::fmt::Display) -> String {
     if is_json {
         serde_json::to_string_pretty(json).unwrap_or_default() + "\n"
     } else {
@@ -120,7 +120,7 @@ fn told_of(is_json: bool, json: &serde_json::Value, text: &dyn std::fmt::Display
 }
 
 /// Shows a report, of which a check may have failed.
-fn tell(report: Result<(String, bool), impl std::fmt::Display>) -> u8 {
+fn print_report(report: Result<(String, bool), impl std::fmt::Display>) -> u8 {
     match report {
         Ok((text, has_failed)) => show(&text).max(u8::from(has_failed)),
         Err(error) => {
@@ -150,10 +150,10 @@ fn gpu(device: u32, backends: &[BackendArg], checks: &[String], limit: Span, jso
         limit: limit.0,
     };
     let report = selftest::gpu(&options);
-    tell(report.map(|report| (told_of(json, &report.json(), &report), report.has_failed())))
+    print_report(report.map(|report| (render(json, &report.json(), &report), report.has_failed())))
 }
 
-fn told(checks: &[(&str, &str)], json: bool) -> String {
+fn render_list(checks: &[(&str, &str)], json: bool) -> String {
     if json {
         let checks: Vec<_> = checks
             .iter()

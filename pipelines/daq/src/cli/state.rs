@@ -96,7 +96,7 @@ pub(super) fn file_name(pipeline: &str, configuration: &Path) -> String {
 }
 
 /// The last run in words: what it had counted when it was killed.
-pub(super) fn tell(last: &LastRun) {
+pub(super) fn log_last_run(last: &LastRun) {
     tracing::warn!(
         "the last run (process {}) did not end cleanly; its counters were:",
         last.pid
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(with(&[]), None);
     }
     #[test]
-    fn an_unclean_end_tells_of_copies_and_gpus() {
+    fn unclean_end_reports_copies_and_gpus() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("telescope.ledger");
         let board = Board::in_file(&path, 7, 1).unwrap();

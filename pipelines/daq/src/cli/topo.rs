@@ -197,10 +197,10 @@ fn rows(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
                 _ => None,
             };
             // The plan knows more than the machine: who reads the frames, what the device can be given.
-            let is_told = way
+            let is_listed = way
                 .as_ref()
                 .is_some_and(|way| way.verdict.path() == planned.path);
-            let planned = if is_told {
+            let planned = if is_listed {
                 String::new()
             } else {
                 format!(

@@ -60,7 +60,7 @@ pub(super) fn known(topology: &Topology, directory: Option<&Path>) -> BTreeMap<u
 }
 
 /// Keeps what was measured of a card beside what is known of its GPU, which is measured where nothing is; or says why not.
-pub(super) fn keep(measured: Measured, directory: Option<&Path>) -> Result<PathBuf, String> {
+pub(super) fn save(measured: Measured, directory: Option<&Path>) -> Result<PathBuf, String> {
     let directory = directory.ok_or(NOWHERE)?;
     let topology = Topology::detect();
     let ordinal = measured.device;
@@ -89,7 +89,7 @@ pub(super) fn tune(args: &Args) -> u8 {
     }
     let directory = state::resolve_directory(args.state_dir.as_deref());
     let mut profiles = directory.as_deref().map(Profiles::load).unwrap_or_default();
-    let mut told = serde_json::Map::new();
+    let mut output = serde_json::Map::new();
     for gpu in &topology.gpus {
         let name = format!("cuda:{}", gpu.ordinal);
         let device = match Device::open(gpu.ordinal) {
@@ -111,7 +111,7 @@ pub(super) fn tune(args: &Args) -> u8 {
         if args.json {
             let profile =
                 serde_json::json!({ "name": gpu.name, "seconds": seconds, "profile": profile });
-            told.insert(name, profile);
+            output.insert(name, profile);
         } else {
             let text = describe(&profile);
             show(&format!(
@@ -122,7 +122,7 @@ pub(super) fn tune(args: &Args) -> u8 {
         profiles.set(fingerprint(&topology, gpu), profile);
     }
     if args.json {
-        show(&(serde_json::to_string_pretty(&told).unwrap_or_default() + "\n"));
+        show(&(serde_json::to_string_pretty(&output).unwrap_or_default() + "\n"));
     }
     let Some(directory) = directory else {
         print_error!("error: {NOWHERE}, or give --state-dir");

@@ -205,7 +205,7 @@ impl Card<'_> {
     fn gpus(&self, root: &Root, topology: &Topology) -> Option<Finding> {
         let sys = root.at("/sys");
         let gpus = pci::nvidia_gpus(&sys).filter(|gpus| !gpus.is_empty())?;
-        let told = gpus.iter().zip(0..).map(|(address, ordinal)| {
+        let paths = gpus.iter().zip(0..).map(|(address, ordinal)| {
             let gpu = Gpu::new(ordinal, "").placed(&pci::facts(&sys, address));
             let topology = Topology {
                 gpus: vec![gpu],
@@ -216,7 +216,7 @@ impl Card<'_> {
         });
         Some(
             self.finding("way to GPUs", "")
-                .read(Verdict::Ok, told.collect::<Vec<_>>().join(", "))
+                .read(Verdict::Ok, paths.collect::<Vec<_>>().join(", "))
                 .why("the path that follows: daq topo; whether a GPU's memory can be mapped: its line `CPU stores`"),
         )
     }

@@ -289,7 +289,7 @@ mod tests {
         findings.find(|finding| finding.name == name).unwrap()
     }
 
-    fn told(finding: &Finding) -> (Verdict, &str) {
+    fn summary(finding: &Finding) -> (Verdict, &str) {
         (finding.verdict, &finding.read)
     }
 
@@ -308,16 +308,16 @@ mod tests {
                 "backlog drops",
             )
         };
-        assert_eq!(told(&find(&none, &none)), (Ok, "none since boot"));
+        assert_eq!(summary(&find(&none, &none)), (Ok, "none since boot"));
         let found = find(&none, &some);
-        assert_eq!(told(&found), (Warn, "16 packets in 1 s, 16 since boot"));
+        assert_eq!(summary(&found), (Warn, "16 packets in 1 s, 16 since boot"));
         assert!(found.why.is_some() && found.fix.unwrap().ends_with("=40000"));
         let found = find(&some, &some);
-        assert_eq!(told(&found), (Ok, "none in 1 s, 16 since boot"));
+        assert_eq!(summary(&found), (Ok, "none in 1 s, 16 since boot"));
         assert!(found.fix.is_none() && found.why.unwrap().contains("does not grow now"));
         assert_eq!(find("x", "x").verdict, Unknown);
         assert_eq!(find("x", &some).verdict, Ok, "nothing to compare with");
-        assert_eq!(told(&find(&some, &none)), (Ok, "none since boot"));
+        assert_eq!(summary(&find(&some, &none)), (Ok, "none since boot"));
     }
 
     #[test]
@@ -365,7 +365,7 @@ mod tests {
             &[(SNMP, &snmp(1379))],
             "UDP buffer drops",
         );
-        assert_eq!(told(&found), (Ok, "1379 packets since boot"));
+        assert_eq!(summary(&found), (Ok, "1379 packets since boot"));
         assert!(found.why.unwrap().contains("--sample"));
     }
 
@@ -378,13 +378,13 @@ mod tests {
                 "UDP buffer drops",
             )
         };
-        assert_eq!(told(&find(0, 0)), (Ok, "none since boot"));
+        assert_eq!(summary(&find(0, 0)), (Ok, "none since boot"));
         assert_eq!(
-            told(&find(1379, 1379)),
+            summary(&find(1379, 1379)),
             (Ok, "none in 1 s, 1379 since boot")
         );
         let found = find(1379, 1384);
-        assert_eq!(told(&found), (Warn, "5 packets in 1 s, 1384 since boot"));
+        assert_eq!(summary(&found), (Warn, "5 packets in 1 s, 1384 since boot"));
         assert!(found.fix.unwrap().contains("net.core.rmem_max="));
         let odd = [(SNMP, "Ip: A\n")];
         assert_eq!(
@@ -404,15 +404,15 @@ mod tests {
             )
         };
         assert_eq!(
-            told(&find(1_000_000, 0)),
+            summary(&find(1_000_000, 0)),
             (Ok, "none in 1 s, 900 since boot")
         );
         assert_eq!(
-            told(&find(1_000_000, 101)),
+            summary(&find(1_000_000, 101)),
             (Ok, "101 in 1 s, 1001 since boot")
         );
         assert_eq!(
-            told(&find(1_000_000, 102)),
+            summary(&find(1_000_000, 102)),
             (Warn, "102 rounds in 1 s, 1002 since boot")
         );
         assert_eq!(find(0, 1).verdict, Ok);
@@ -448,14 +448,14 @@ mod tests {
         };
         let then = ["5000\n", "0\n", "5000\n"];
         let found = find(then, then);
-        assert_eq!(told(&found), (Ok, "none in 1 s, 5000 since boot"));
+        assert_eq!(summary(&found), (Ok, "none in 1 s, 5000 since boot"));
         // A bond counts what its cards have counted.
         let found = find(then, ["5000\n", "7\n", "5007\n"]);
-        assert_eq!(told(&found), (Warn, "7 packets in 1 s, 5007 since boot"));
+        assert_eq!(summary(&found), (Warn, "7 packets in 1 s, 5007 since boot"));
         assert!(found.fix.unwrap().contains("ethtool -G eth1 rx"));
         let only_virtual = [(bond.as_str(), "9\n")];
         let found = super::tests::find(&only_virtual, &only_virtual, "card drops");
-        assert_eq!(told(&found), (Unknown, "no hardware card found"));
+        assert_eq!(summary(&found), (Unknown, "no hardware card found"));
     }
 
     #[test]
@@ -469,7 +469,7 @@ mod tests {
             let found = named(&before, &[(SNMP, &snmp(3))], "UDP buffer drops");
             let wanted = format!("2 packets in {shown}, 3 since boot");
             let wanted = wanted.replace("0.3 s", "300 ms").replace("0.1 s", "100 ms");
-            assert_eq!(told(&found), (Warn, wanted.as_str()));
+            assert_eq!(summary(&found), (Warn, wanted.as_str()));
         }
     }
 }

@@ -123,18 +123,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_that_differ_are_told_with_their_place() {
+    fn different_bytes_are_reported_with_offset() {
         let sent = random(7, 100);
         assert_ne!(sent, random(8, 100));
         let what = || "stored".to_owned();
         assert_eq!(same(&sent, &sent, what), Ok(()));
         let mut found = sent.clone();
         found[41] ^= 1;
-        let told = format!(
+        let message = format!(
             "stored: byte 41 of 100: expected Some({}), got Some({})",
             sent[41], found[41]
         );
-        assert_eq!(same(&sent, &found, what), Err(Verdict::Failed(told)));
+        assert_eq!(same(&sent, &found, what), Err(Verdict::Failed(message)));
         assert!(same(&sent, &sent[..99], what).is_err());
     }
 }

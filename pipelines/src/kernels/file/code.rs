@@ -114,12 +114,12 @@ fn set_params(keys: &FileKernel, module: &Module) -> Result<(), KernelError> {
         )));
     };
     for (key, value) in &keys.params {
-        let Some(told) = module.read_global(&format!("daq_param_{key}"))? else {
+        let Some(bytes) = module.read_global(&format!("daq_param_{key}"))? else {
             return Err(KernelError::Refused(format!(
                 "`params.{key}`: {file} does not let `{key}` be set; put DAQ_PARAM(Params, {key}) at the end of its source"
             )));
         };
-        let Some(member) = Member::read(&told) else {
+        let Some(member) = Member::read(&bytes) else {
             return Err(KernelError::Refused(format!(
                 "`params.{key}`: member `{key}` of `struct Params` in {file} is of a type that cannot be set; make it a \
                  number, a boolean or an array of one dimension"

@@ -171,8 +171,8 @@ pub(super) fn compile_error(unit: &Unit<'_>, log: &str) -> String {
         1 => "an error".to_owned(),
         errors => format!("{errors} errors"),
     };
-    let told = diagnostics.render(&sources, false);
-    format!("{} has {count}\n\n{}", unit.name, told.trim_end())
+    let rendered = diagnostics.render(&sources, false);
+    format!("{} has {count}\n\n{}", unit.name, rendered.trim_end())
 }
 
 /// The diagnostic for what lies in the user's text or in what it includes.

@@ -182,7 +182,7 @@ impl PersistentKernel {
             board
                 .refused()
                 .iter()
-                .fold(String::new(), |told, refusal| format!("{told}; {refusal}"))
+                .fold(String::new(), |text, refusal| format!("{text}; {refusal}"))
         );
         let rung = context
             .rung_by_device
@@ -276,8 +276,8 @@ impl PersistentKernel {
             scratch: &mut self.scratch,
         };
         // What the device rang for, the kernel has worked on already, by a record that was foretold.
-        let is_told = |rung: &DeviceBell| rung.rings_for(self.posted);
-        if !self.rung.as_ref().is_some_and(is_told) {
+        let has_rung = |rung: &DeviceBell| rung.rings_for(self.posted);
+        if !self.rung.as_ref().is_some_and(has_rung) {
             records.write(&mut stores, self.posted, frames, |i, record| {
                 record::describe(&burst.frame(first + i), record)
             })?;

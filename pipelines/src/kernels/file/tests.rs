@@ -108,7 +108,7 @@ fn parameters_of_every_kind_are_read() {
 
 /// Every mistake is told at its place with a remedy.
 #[test]
-fn wrong_keys_are_told_where_they_are() {
+fn wrong_keys_are_reported_with_location() {
     for (keys, place, says) in [
         ("threads = 32", "1:", "missing key `file`"),
         ("file = \"my.c\"", "4:8", "ends in .cu"),
@@ -211,12 +211,12 @@ fn wrong_keys_are_told_where_they_are() {
             "either `rate`",
         ),
     ] {
-        let told = parse(keys).unwrap_err();
+        let message = parse(keys).unwrap_err();
         assert!(
-            told.contains(&format!("test.toml:{place}")) && told.contains(says),
-            "{keys}\n{told}"
+            message.contains(&format!("test.toml:{place}")) && message.contains(says),
+            "{keys}\n{message}"
         );
-        assert_eq!(told.matches("error: ").count(), 1, "{told}");
+        assert_eq!(message.matches("error: ").count(), 1, "{message}");
     }
 }
 
@@ -284,22 +284,22 @@ fn an_output_frame_is_as_declared_and_else_as_in_the_input() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_told_with_where_it_was_looked_for() {
+fn missing_file_is_reported_with_searched_path() {
     let directory = tempfile::tempdir().unwrap();
-    let told = FileKernel::new("none.cu")
+    let message = FileKernel::new("none.cu")
         .image(directory.path(), (9, 0), unit::Entry::Burst)
         .unwrap_err();
-    let told = format!("{told}");
+    let message = format!("{message}");
     assert!(
-        told.contains("none.cu") && told.contains(directory.path().to_str().unwrap()),
-        "{told}"
+        message.contains("none.cu") && message.contains(directory.path().to_str().unwrap()),
+        "{message}"
     );
     std::fs::write(directory.path().join("bad.cu"), b"ab\xff").unwrap();
-    let told = FileKernel::new("bad.cu").image(directory.path(), (9, 0), unit::Entry::Burst);
-    let told = told.unwrap_err().to_string();
+    let message = FileKernel::new("bad.cu").image(directory.path(), (9, 0), unit::Entry::Burst);
+    let message = message.unwrap_err().to_string();
     assert!(
-        told.contains("byte 2 of") && told.contains("UTF-8"),
-        "{told}"
+        message.contains("byte 2 of") && message.contains("UTF-8"),
+        "{message}"
     );
     // What is compiled already is taken as it is.
     std::fs::write(directory.path().join("a.ptx"), b"\x00\xff").unwrap();

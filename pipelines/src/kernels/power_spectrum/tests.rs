@@ -455,7 +455,7 @@ fn a_gap_restarts_or_is_flagged() {
 }
 
 #[test]
-fn an_epoch_restarts_and_is_told_once() {
+fn epoch_restart_is_logged_once() {
     let (input, mut given) = simple(7);
     given[0].0.flags = Flags::EPOCH;
     for (i, (meta, _)) in given[3..].iter_mut().enumerate() {
@@ -479,13 +479,13 @@ fn an_epoch_restarts_and_is_told_once() {
             failed: 1
         }
     );
-    let told: Vec<_> = outcome
+    let message: Vec<_> = outcome
         .outputs
         .iter()
         .map(|(meta, _)| (meta.epoch, meta.sequence, meta.flags))
         .collect();
     assert_eq!(
-        told,
+        message,
         [
             (0, 0, Flags::EPOCH),
             (1, 0, Flags::EPOCH),

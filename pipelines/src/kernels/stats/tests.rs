@@ -272,16 +272,19 @@ fn a_new_epoch_ends_an_output_early_and_a_gap_is_flagged() {
             failed: 0
         }
     );
-    let told: Vec<_> = outcome
+    let message: Vec<_> = outcome
         .outputs
         .iter()
         .map(|(meta, bytes)| (meta.epoch, meta.flags, as_f64(bytes)[0]))
         .collect();
-    assert_eq!(told, [(0, Flags::INCOMPLETE, 8.0), (1, Flags::EPOCH, 16.0)]);
+    assert_eq!(
+        message,
+        [(0, Flags::INCOMPLETE, 8.0), (1, Flags::EPOCH, 16.0)]
+    );
 }
 
 #[test]
-fn no_number_at_all_is_told() {
+fn frame_without_numbers_is_reported() {
     let input = Samples {
         scalar: Scalar::Float32,
         ..Samples::default()

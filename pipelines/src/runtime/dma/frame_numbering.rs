@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_told_with_the_number_that_shows_them() {
+    fn losses_are_reported_with_the_next_number() {
         let (mut numbering, ledger) = (numbered(), SourceLedger::default());
         let frame = |numbering: &mut FrameNumbering, raw| {
             numbering.frame(Some(raw), Cause::WireGap, &ledger)
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_sender_tells_is_kept_and_its_epochs_become_ours() {
+    fn reported_numbers_and_epochs_are_adopted() {
         let (mut numbering, ledger) = (FrameNumbering::new(None), SourceLedger::default());
         let origin = |sequence, epoch, flags| Origin {
             sequence,
@@ -315,9 +315,9 @@ mod tests {
         assert_eq!((first.places, first.arrived), (3, 2));
         let next = numbering.reported(origin(43, 7, both), 2, &ledger);
         assert_eq!((next.sequence, next.flags), (43, Flags::INCOMPLETE));
-        let anew = numbering.reported(origin(0, 9, Flags(0)), 0, &ledger);
+        let restarted = numbering.reported(origin(0, 9, Flags(0)), 0, &ledger);
         assert_eq!(
-            (anew.sequence, anew.epoch, anew.flags),
+            (restarted.sequence, restarted.epoch, restarted.flags),
             (0, 1, Flags::EPOCH)
         );
         let found = report(&ledger, 3);
@@ -364,8 +364,8 @@ mod tests {
         numbering.lose(1, Cause::Overrun, &ledger);
         assert_eq!(frame(&mut numbering, 100).arrived, 0);
         numbering.lose(1, Cause::Overrun, &ledger);
-        let anew = frame(&mut numbering, 102);
-        assert_eq!((anew.sequence, anew.flags), (102, Flags::EPOCH));
+        let restarted = frame(&mut numbering, 102);
+        assert_eq!((restarted.sequence, restarted.flags), (102, Flags::EPOCH));
         let found = report(&ledger, 3);
         let lost = [("bad_packet", 2), ("overrun", 3), ("wire_gap", 1)];
         assert_eq!(found.lost, lost.into());
@@ -381,15 +381,15 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_never_go_on_are_told_once() {
+    fn discontinuous_numbers_are_logged_once() {
         let (mut numbering, ledger) = (numbered(), SourceLedger::default());
-        let told: Vec<u64> = (0..40)
+        let logged: Vec<u64> = (0..40)
             .filter(|raw| {
                 numbering.frame(Some(raw * 1_000), Cause::WireGap, &ledger);
                 numbering.has_lost_sync()
             })
             .collect();
-        assert_eq!(told, [u64::from(MAX_DOUBTFUL_FRAMES)]);
+        assert_eq!(logged, [u64::from(MAX_DOUBTFUL_FRAMES)]);
         numbering.settle(&ledger);
         assert_eq!(report(&ledger, 1).lost, [("bad_packet", 39)].into());
         assert_eq!(ledger.epochs.get(), 1);

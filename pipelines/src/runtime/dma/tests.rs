@@ -273,7 +273,7 @@ fn places_that_did_not_arrive_are_filled_on_both_sides_of_a_word() {
 }
 
 #[test]
-fn what_an_engine_has_to_tell_after_a_refused_arming_is_lost() {
+fn reports_after_refused_arming_are_lost() {
     let mut bench = Bench::new(false);
     bench.step(vec![frame(0, &[])]);
     bench.script.refuse();
@@ -304,7 +304,7 @@ fn what_an_engine_has_to_tell_after_a_refused_arming_is_lost() {
 }
 
 #[test]
-fn what_an_engine_has_to_tell_once_its_path_is_given_up_is_lost() {
+fn reports_after_path_fallback_are_lost() {
     let mut bench = Bench::new(false);
     bench.step(vec![frame(0, &[])]);
     bench.runner.path = Path::GivenUp;

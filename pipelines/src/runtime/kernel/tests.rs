@@ -20,9 +20,9 @@ fn ring(name: &str, slots: usize) -> (Ring, Producer, Reader) {
 }
 
 #[derive(Default)]
-struct Told(AtomicBool);
+struct Finished(AtomicBool);
 
-impl Event for Told {
+impl Event for Finished {
     fn is_done(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -30,7 +30,7 @@ impl Event for Told {
 
 /// One call's work, and the outputs that were submitted before it.
 struct Job {
-    told: Arc<Told>,
+    finished: Arc<Finished>,
     before: u64,
 }
 
@@ -66,15 +66,15 @@ impl Kernel for Doubler {
             out.finish(FrameMeta::whole(frame.meta().sequence, 8));
             self.made += 1;
         }
-        let told = Arc::new(Told::default());
+        let finished = Arc::new(Finished::default());
         let job = Job {
-            told: told.clone(),
+            finished: finished.clone(),
             before,
         };
         // A device that hangs takes nothing.
         let _ = self.device.send(job);
         Ok(Submitted {
-            completion: Completion::Event(told),
+            completion: Completion::Event(finished),
             ..Submitted::done(burst.len() as u64)
         })
     }
@@ -145,7 +145,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
             scope.spawn(move || {
                 for job in jobs.iter().take_while(|job| job.before < hangs_at) {
                     assert!(output.published() <= job.before, "published before done");
-                    job.told.0.store(true, Ordering::Release);
+                    job.finished.0.store(true, Ordering::Release);
                 }
             });
             let mut seen = Vec::new();

@@ -9,7 +9,7 @@
 //! The thread writes strictly in the order of offsets. After a failed write it refuses what is queued behind it, untried,
 //! until the failed buffer comes again: the file is a prefix of the stream at every moment, never one with holes.
 
-use crate::channel::{receive, spawn_server, wait_in_vain};
+use crate::channel::{receive, spawn_server, wait_without_answer};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, pread, pwrite};
 use std::os::fd::OwnedFd;
@@ -235,7 +235,7 @@ impl Disk {
     /// The buffers that follow belong to another file.
     pub(super) fn next_stream(&mut self) {
         if self.stream == 0 && self.in_flight == 0 {
-            wait_in_vain(&self.done);
+            wait_without_answer(&self.done);
         }
         self.stream += 1;
     }

@@ -110,7 +110,7 @@ pub struct SegmentWriter {
     open: Option<Open>,
     /// Bytes kept spare for the metadata.
     spare: u64,
-    told_buffered: bool,
+    has_logged_buffered: bool,
 }
 
 impl SegmentWriter {
@@ -132,7 +132,7 @@ impl SegmentWriter {
             current: None,
             open: None,
             spare: META_SLACK,
-            told_buffered: false,
+            has_logged_buffered: false,
             options,
         })
     }
@@ -188,7 +188,7 @@ impl SegmentWriter {
             named: false,
             unsure: false,
         });
-        self.tell_buffered();
+        self.log_buffered();
         Ok(())
     }
 
@@ -356,7 +356,7 @@ impl SegmentWriter {
 
     /// Forgets the segment, which is committed.
     fn end(&mut self) {
-        self.tell_buffered();
+        self.log_buffered();
         self.open = None;
         self.recycle();
     }
@@ -544,10 +544,10 @@ impl SegmentWriter {
     }
 
     /// Says once that direct I/O was asked for and is not to be had.
-    fn tell_buffered(&mut self) {
+    fn log_buffered(&mut self) {
         let Some(open) = &self.open else { return };
-        if self.options.direct && !open.file.is_direct() && !self.told_buffered {
-            self.told_buffered = true;
+        if self.options.direct && !open.file.is_direct() && !self.has_logged_buffered {
+            self.has_logged_buffered = true;
             tracing::warn!(
                 path = %open.dir.display(),
                 "this filesystem refuses direct I/O: writing through the page cache"

@@ -132,9 +132,9 @@ pub(in crate::cli) fn emulate(args: &Args) -> u8 {
             };
         }
     };
-    let told = show(&introduce(args, &*card));
-    if told != 0 {
-        return told;
+    let code = show(&introduce(args, &*card));
+    if code != 0 {
+        return code;
     }
     match server.serve(card, stop.as_fd(), args.once) {
         Ok(()) => 0,

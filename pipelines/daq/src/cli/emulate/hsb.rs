@@ -231,9 +231,9 @@ pub(in crate::cli) fn emulate(args: &Args) -> u8 {
             };
         }
     };
-    let told = show(&format!("listening on {}\n", board.address()));
-    if told != 0 {
-        return told;
+    let code = show(&format!("listening on {}\n", board.address()));
+    if code != 0 {
+        return code;
     }
     let look = Timespec {
         tv_sec: 0,

@@ -127,7 +127,7 @@ fn a_device_that_is_claimed_is_compared_too() {
 }
 
 #[test]
-fn without_a_device_or_a_gpu_the_plan_alone_is_told() {
+fn without_device_or_gpu_only_the_plan_is_shown() {
     let keys = "device = \"0000:17:00.0\"\nengine = true";
     for (keys, memory) in [("", "cuda:0"), ("engine = true", "cuda:0"), (keys, "host")] {
         let row = rows_of(keys, memory).remove(0);

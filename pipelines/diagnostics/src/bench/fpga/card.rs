@@ -33,8 +33,8 @@ impl Served {
             .spawn()
             .map_err(|error| failed(error.to_string()))?;
         let mut served = Self(child);
-        let is_ready = served.0.stdout.take().is_some_and(|told| {
-            let mut lines = BufReader::new(told).lines().map_while(Result::ok);
+        let is_ready = served.0.stdout.take().is_some_and(|stdout| {
+            let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
             lines.any(|line| line.starts_with("listening on "))
         });
         if is_ready {

@@ -217,13 +217,13 @@ mod tests {
             let mut diagnostics = Diagnostics::new();
             let document = Document::from_text("bench", &text, &mut diagnostics);
             Config::read(&document, &REGISTRY, "bench", &mut diagnostics);
-            let told = diagnostics.render(document.sources(), false);
-            assert!(told.is_empty(), "{told}");
+            let rendered = diagnostics.render(document.sources(), false);
+            assert!(rendered.is_empty(), "{rendered}");
         }
     }
 
     #[test]
-    fn a_timed_card_tells_of_every_transfer() {
+    fn timed_device_reports_every_transfer() {
         let text = Method::Host.text(&bench(), 64 << 10, 0, 0.0);
         let text = text.replace("path ", "card = { packets = 160 }\npath ");
         let marks = Marks::new(0);

@@ -222,10 +222,10 @@ mod tests {
     }
 
     #[test]
-    fn a_way_that_cannot_be_is_told() {
+    fn impossible_method_is_reported() {
         let bench = bench();
-        let told = bench.rate(Method::Direct, 64 << 10, (7, 0.0), Duration::ZERO);
-        let told = told.unwrap_err().to_string();
-        assert!(told.contains("cuda:7"), "{told}");
+        let error = bench.rate(Method::Direct, 64 << 10, (7, 0.0), Duration::ZERO);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("cuda:7"), "{error}");
     }
 }

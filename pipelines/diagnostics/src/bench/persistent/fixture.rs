@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_result_is_told_as_long_as_it_is_there() {
+    fn wrong_result_is_reported_while_present() {
         let mut results = vec![0; 4 * LINE];
         for frame in 0..6_u64 {
             let at = usize::try_from(frame % 4).unwrap() * LINE;
@@ -311,8 +311,8 @@ mod tests {
         assert!(compare(&results, 6).is_ok());
         assert!(compare(&[], 0).is_ok());
         results[3 * LINE] ^= 1;
-        let told = compare(&results, 6).unwrap_err().to_string();
-        assert!(told.contains("of frame 3,"), "{told}");
+        let error = compare(&results, 6).unwrap_err().to_string();
+        assert!(error.contains("of frame 3,"), "{error}");
         assert!(compare(&results, 3).is_err(), "frame 0 is not in its slot");
     }
 }

@@ -114,7 +114,7 @@ fn an_iommu_that_is_off_comes_with_the_kernels_arguments() {
 }
 
 #[test]
-fn a_card_that_nobody_gave_away_comes_with_the_commands() {
+fn device_without_access_is_reported_with_commands() {
     let (_dir, root) = server();
     lead(&root, &format!("{CARD}/driver"), "xdma");
     let held = found(&root, "driver");
@@ -148,7 +148,7 @@ fn a_group_with_a_held_device_cannot_be_given() {
 }
 
 #[test]
-fn a_link_below_its_capability_is_told_by_what_holds_it_back() {
+fn link_below_capability_reports_its_limit() {
     let (_dir, root) = server();
     let slot = found(&root, "link");
     assert_eq!(

@@ -209,11 +209,11 @@ fn refused(refusal: &Refusal) -> Finding {
             .read(Verdict::Warn, "another version")
             .why("the driver was updated and its old kernel module is still loaded: CUDA refuses to start")
             .fix("sudo reboot  # or unload the nvidia modules and load them again"),
-        Refusal::Silent(patience) => finding
+        Refusal::Silent(timeout) => finding
             .read(Verdict::Warn, "silent")
             .why(format!(
                 "the driver did not answer in {} s: a card may have fallen off the bus",
-                patience.as_secs()
+                timeout.as_secs()
             ))
             .fix("sudo dmesg | grep -iE 'nvrm|xid'"),
         Refusal::Other(error) => finding.read(Verdict::Unknown, error),

@@ -59,7 +59,7 @@ fn one(card: &Card, backend: Backend, found: &Result<Costs, Refusal>) -> Finding
     };
     let finding = card.finding(name, from);
     match found {
-        Ok(costs) => finding.read(Verdict::Ok, "works").why(told(*costs)),
+        Ok(costs) => finding.read(Verdict::Ok, "works").why(cost_text(*costs)),
         Err(refusal) => {
             let finding = finding
                 .read(Verdict::Ok, "refused")
@@ -72,7 +72,7 @@ fn one(card: &Card, backend: Backend, found: &Result<Costs, Refusal>) -> Finding
     }
 }
 
-fn told(costs: Costs) -> String {
+fn cost_text(costs: Costs) -> String {
     let micros = |time: Duration| format!("{:.0} us", time.as_secs_f64() * 1e6);
     format!(
         "at the start: allocate {}, pin {}, map {}",

@@ -171,7 +171,7 @@ fn of_stores(tried: Tried) -> Vec<Finding> {
 }
 
 #[test]
-fn each_way_to_store_is_told_with_its_costs_or_its_refusal() {
+fn store_methods_are_reported_with_cost_or_refusal() {
     let findings = of_stores(Ok(tried(&[Backend::Vulkan, Backend::Host])));
     let best = find(&findings, "CPU stores");
     assert_eq!(
@@ -427,7 +427,7 @@ fn a_small_window_is_a_warning_where_the_card_is_large() {
 }
 
 #[test]
-fn the_driver_can_be_told_to_resize_the_window() {
+fn driver_option_to_resize_the_window_is_suggested() {
     let resource = format!("{CARD}/resource");
     let (_dir, root) = server(&[
         (&resource, Some(TINY)),

@@ -229,7 +229,7 @@ fn is_ok(found: &Finding, read: &str) {
 }
 
 #[test]
-fn a_server_as_it_should_be_has_nothing_to_mend() {
+fn well_configured_server_has_no_findings() {
     let server = Server::new();
     let findings = server.all();
     for finding in &findings {
@@ -249,7 +249,7 @@ fn a_server_as_it_should_be_has_nothing_to_mend() {
 }
 
 #[test]
-fn a_silent_card_is_told_beside_others() {
+fn silent_card_is_reported_beside_others() {
     let server = Server::new();
     let other = format!("{UP}/0000:3c:04.0/0000:3f:00.0");
     server.device(&other, "8086:1593", "020000");
@@ -262,7 +262,7 @@ fn a_silent_card_is_told_beside_others() {
 }
 
 #[test]
-fn without_cards_it_is_told_whether_there_could_be_one() {
+fn without_cards_rdma_support_is_reported() {
     let server = Server::bare();
     assert_eq!(server.all().len(), 1);
     let none = server.found("cards");

@@ -32,14 +32,14 @@ pub(super) fn port(setup: &Setup) -> Found {
         "InfiniBand"
     };
     let gid = std::net::Ipv6Addr::from(port.gid);
-    let told = format!(
+    let summary = format!(
         "port {}, {link}, packets of {} B, address {} {gid}, {} B inline, {} pieces",
         port.number, port.mtu, port.gid_index, limits.max_inline, limits.max_pieces
     );
     expect(port.is_active, || {
-        format!("expected a port that is up, found one that is down: {told}; see `rdma link`")
+        format!("expected a port that is up, found one that is down: {summary}; see `rdma link`")
     })?;
-    Ok(told)
+    Ok(summary)
 }
 
 pub(super) fn register_host(setup: &Setup) -> Found {
@@ -61,8 +61,8 @@ pub(super) fn register_gpu(setup: &Setup) -> Found {
     match register(&*setup.nic, shared.region(), ANY, &facts(Some(device))) {
         Ok(registered) => {
             let refused = registered.refused.iter().map(ToString::to_string);
-            let told = std::iter::once(format!("by {}", registered.key.way())).chain(refused);
-            Ok(told.collect::<Vec<_>>().join("; refused before it: "))
+            let summary = std::iter::once(format!("by {}", registered.key.way())).chain(refused);
+            Ok(summary.collect::<Vec<_>>().join("; refused before it: "))
         }
         Err(refused) => Err(Verdict::Skipped(refused.to_string())),
     }

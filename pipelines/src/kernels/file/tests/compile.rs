@@ -134,8 +134,8 @@ fn the_trigger_becomes_machine_code_with_all_that_can_be_set() {
     assert!(cubin.unwrap().starts_with(b"\x7fELF"));
     let ptx = compile(&keys, compiler, TRIGGER).unwrap();
     let members = names.map(|name| {
-        let told = variable(&ptx, &format!("daq_param_{name}"), 24);
-        Member::read(&told).unwrap().to_string()
+        let message = variable(&ptx, &format!("daq_param_{name}"), 24);
+        Member::read(&message).unwrap().to_string()
     });
     assert_eq!(members, ["int", "int", "int", "unsigned int", "int"]);
     assert!(
@@ -205,10 +205,11 @@ fn a_kernel_without_parameters_needs_no_struct() {
     assert!(compile(&keys(&[]), compiler, &text).is_ok());
     // A struct of that name in the user's text is the user's.
     assert!(compile(&keys(&[]), compiler, &format!("{PARAMS}{KERNEL}")).is_ok());
-    let told = compile(&keys(&[("gain", Value::Integer(1))]), compiler, &text).unwrap_err();
+    let message = compile(&keys(&[("gain", Value::Integer(1))]), compiler, &text).unwrap_err();
     assert!(
-        told.contains("`params.gain`: my.cu has no `struct Params`") && told.contains("an error"),
-        "{told}"
+        message.contains("`params.gain`: my.cu has no `struct Params`")
+            && message.contains("an error"),
+        "{message}"
     );
 }
 
@@ -241,19 +242,22 @@ fn errors_stand_at_the_users_lines() {
     ] {
         let wrong = text.replacen(from, to, 1);
         assert_ne!(wrong, text, "{from}");
-        let told = compile(&keys(&[("gain", Value::Integer(1))]), compiler, &wrong).unwrap_err();
-        assert!(told.contains(place) && told.contains(says), "{told}");
+        let message = compile(&keys(&[("gain", Value::Integer(1))]), compiler, &wrong).unwrap_err();
         assert!(
-            !told.contains("[daq]") && !told.contains("[params]"),
-            "{told}"
+            message.contains(place) && message.contains(says),
+            "{message}"
+        );
+        assert!(
+            !message.contains("[daq]") && !message.contains("[params]"),
+            "{message}"
         );
     }
     // All of them at once.
     let wrong = text
         .replace("p.gain", "p.gian")
         .replace("in.sequence()", "missing");
-    let told = compile(&keys(&[]), compiler, &wrong).unwrap_err();
-    assert!(told.starts_with("my.cu has 2 errors\n"), "{told}");
+    let message = compile(&keys(&[]), compiler, &wrong).unwrap_err();
+    assert!(message.starts_with("my.cu has 2 errors\n"), "{message}");
 }
 
 #[test]
@@ -294,9 +298,9 @@ fn what_daq_adds_fails_in_our_words() {
             "are not constants",
         ),
     ] {
-        let told = compile(&keys(&gain), compiler, &text).unwrap_err();
-        assert!(told.contains(says), "{says}:\n{told}");
-        assert!(told.starts_with("my.cu has an error\n"), "{told}");
+        let message = compile(&keys(&gain), compiler, &text).unwrap_err();
+        assert!(message.contains(says), "{says}:\n{message}");
+        assert!(message.starts_with("my.cu has an error\n"), "{message}");
     }
 }
 
@@ -364,12 +368,12 @@ fn options_and_headers_beside_the_file_reach_the_compiler() {
         made.contains("0f44400000") && made.contains(".maxntid"),
         "{made}"
     );
-    let told = keys
+    let message = keys
         .compile(compiler, &text, None, target, Entry::Burst)
         .unwrap_err()
         .to_string();
     assert!(
-        told.contains("mine.h") && told.contains("my.cu:1:"),
-        "{told}"
+        message.contains("mine.h") && message.contains("my.cu:1:"),
+        "{message}"
     );
 }

@@ -102,7 +102,7 @@ error: identifier \"scale\" is undefined
 }
 
 #[test]
-fn parameters_that_are_no_members_are_told_in_our_words() {
+fn parameters_without_member_are_reported_in_our_words() {
     let log = "[params] gian(1): error: class \"Params\" has no member \"gian\"\n\n\
                [params] gian(1): error: no instance of function template \"daq::detail::member\" matches\n";
     let shown = compile_error(&unit(vec!["gian"]), log);

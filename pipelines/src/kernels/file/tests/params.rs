@@ -90,7 +90,7 @@ fn values_go_where_the_compiler_says() {
 }
 
 #[test]
-fn what_does_not_fit_is_told_with_what_would() {
+fn value_out_of_range_is_reported_with_range() {
     let int = member(Kind::Signed, 4, None);
     let floats = member(Kind::Float, 4, Some(4));
     let two = Value::Array(vec![Value::Integer(1), Value::Integer(2)]);
@@ -133,9 +133,9 @@ fn what_does_not_fit_is_told_with_what_would() {
         why.contains("value 300 at place 1") && why.contains("0 to 255"),
         "{why}"
     );
-    let told = refused("my.cu", "level", &value, &byte, "it does not fit");
+    let message = refused("my.cu", "level", &value, &byte, "it does not fit");
     assert_eq!(
-        told,
+        message,
         "`params.level` = 300: member `level` of `struct Params` in my.cu is unsigned char[2]; it does not fit"
     );
 }

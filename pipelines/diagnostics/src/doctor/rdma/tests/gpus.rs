@@ -49,7 +49,7 @@ fn mlx5_needs_on_demand_paging() {
 }
 
 #[test]
-fn translation_on_the_way_is_told() {
+fn address_translation_is_reported() {
     let server = Server::new();
     is_ok(&server.found("IOMMU translation"), "none: the IOMMU is off");
     server.write("/sys/class/iommu/dmar0/name", "");

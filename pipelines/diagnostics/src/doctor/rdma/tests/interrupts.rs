@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn queues_of_another_node_are_told() {
+fn queues_of_another_node_are_reported() {
     let server = Server::new();
     is_ok(&server.found("interrupts"), "2 on cores of node 0");
     server.write("/proc/irq/81/effective_affinity_list", "2-3\n");
@@ -46,7 +46,7 @@ fn one_node_has_no_other() {
 }
 
 #[test]
-fn a_daemon_that_moves_them_is_told() {
+fn irqbalance_daemon_is_reported() {
     let server = Server::new();
     is_ok(&server.found("irqbalance"), "not running");
     server.write("/proc/815/comm", "irqbalance\n");

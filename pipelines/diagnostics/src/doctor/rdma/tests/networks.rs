@@ -175,7 +175,7 @@ fn marks_of_congestion() {
 }
 
 #[test]
-fn counters_that_grow_are_told_by_their_trouble() {
+fn growing_counters_are_reported_by_cause() {
     for (file, name, fix) in [
         ("counters/symbol_error", "link errors", "mlxlink -d mlx5_0"),
         (

@@ -71,7 +71,7 @@ fn no_list_of_capabilities_is_too_odd() {
 }
 
 #[test]
-fn the_other_socket_is_told() {
+fn other_socket_is_reported() {
     let server = Server::new();
     is_ok(&server.found("way to GPUs"), "PIX to 0000:3d:00.0");
     // The GPU on another host bridge of another node.
@@ -93,7 +93,7 @@ fn the_other_socket_is_told() {
 }
 
 #[test]
-fn a_switch_that_redirects_is_told_with_the_command() {
+fn redirecting_switch_is_reported_with_command() {
     let server = Server::new();
     is_ok(
         &server.found("ACS redirect"),
