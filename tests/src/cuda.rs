@@ -1,30 +1,30 @@
-//! A machine with simulated GPUs: the driver library of `daq-simulated-cuda` in the place of NVIDIA's, and that of
-//! `daq-simulated-gdr` in the place of GDRCopy's.
+//! A machine with simulated GPUs: `daq-simulated-cuda` replaces NVIDIA's driver library, and `daq-simulated-gdr`
+//! replaces GDRCopy's library.
 
 use super::Daq;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The driver's file names, in the order in which programs look for them.
+/// The driver's file names, in the order in which programs search for them.
 const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
 /// The file name of GDRCopy's library.
 const GDR: &str = "libgdrapi.so.2";
-/// The same of the run-time compiler.
+/// The file name of the run-time compiler.
 const COMPILERS: [&str; 2] = ["libnvrtc.so", "libnvrtc.so.12"];
 
-/// A directory with a driver library, and where its report goes.
+/// A directory with a driver library, and the path of its report.
 #[derive(Debug)]
 pub struct Simulated {
     dir: tempfile::TempDir,
     options: String,
-    /// Options of GDRCopy's library, where there is one.
+    /// Options of GDRCopy's library, if it is simulated.
     gdr: Option<String>,
 }
 
 impl Simulated {
-    /// A driver with `options`, which are those of `DAQ_SIMULATED_CUDA`: `"gpus=2,memory=64MiB"`.
+    /// Creates a driver with `options`, those of `DAQ_SIMULATED_CUDA`: `"gpus=2,memory=64MiB"`.
     pub fn new(options: &str) -> Self {
         let simulated = Self {
             dir: tempfile::Builder::new()
@@ -41,7 +41,7 @@ impl Simulated {
         simulated
     }
 
-    /// The same with GDRCopy's library, whose `options` are those of `DAQ_SIMULATED_GDR`: `"fail=gdr_map@1:12"`.
+    /// Adds GDRCopy's library with `options`, those of `DAQ_SIMULATED_GDR`: `"fail=gdr_map@1:12"`.
     #[must_use]
     pub fn with_gdr(mut self, options: &str) -> Self {
         let path = self.dir.path().join(GDR);
@@ -50,7 +50,7 @@ impl Simulated {
         self
     }
 
-    /// The same, but an older driver, whose library does not have the function `symbol`.
+    /// Makes the driver older: its library does not have the function `symbol`.
     #[must_use]
     pub fn without(self, symbol: &str) -> Self {
         let path = self.dir.path().join(NAMES[0]);
@@ -60,7 +60,7 @@ impl Simulated {
             .filter(|at| bytes[*at..].starts_with(&name))
             .collect();
         assert!(!found.is_empty(), "the driver has no function {symbol}");
-        // Under another first letter nobody finds it.
+        // With another first letter the loader does not find it.
         for at in found {
             bytes[at + 1] = b'_';
         }
@@ -72,8 +72,8 @@ impl Simulated {
         self
     }
 
-    /// The same with a run-time compiler, which makes of any text with an `on_frame` a kernel that gives each frame as
-    /// it is.
+    /// Adds a run-time compiler, which turns any text with an `on_frame` into a kernel that copies each frame
+    /// unchanged.
     #[must_use]
     pub fn with_compiler(self) -> Self {
         for name in COMPILERS {
@@ -83,7 +83,7 @@ impl Simulated {
         self
     }
 
-    /// The variables that make a process find the driver.
+    /// The environment variables with which a process finds the driver.
     pub fn environment(&self) -> Vec<(String, String)> {
         let mut path = self.dir.path().as_os_str().to_owned();
         if let Some(others) =
@@ -113,7 +113,7 @@ impl Simulated {
         cuda.into_iter().chain(gdr).collect()
     }
 
-    /// Makes all runs of `daq` find the driver.
+    /// Makes all runs of `daq` use the driver.
     #[must_use]
     pub fn on(&self, daq: Daq) -> Daq {
         self.environment()
@@ -121,27 +121,27 @@ impl Simulated {
             .fold(daq, |daq, (name, value)| daq.env(name, value))
     }
 
-    /// Makes a command find the driver.
+    /// Makes a command use the driver.
     pub fn prepare<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.envs(self.environment())
     }
 
-    /// What the driver has counted in the process that ended last, or null where none has called it. The keys are
-    /// explained where the driver is: in `tests/simulated_cuda/src/lib.rs`.
+    /// The driver's report on the last process that has ended; null if no process called it.
+    /// `tests/simulated_cuda/src/lib.rs` documents the keys.
     pub fn report(&self) -> Value {
         std::fs::read(self.file()).map_or(Value::Null, |report| {
             serde_json::from_slice(&report).unwrap()
         })
     }
 
-    /// Panics unless everything was given back that was taken from the driver.
+    /// Panics unless all driver resources were released.
     pub fn assert_no_leaks(&self) {
         let report = self.report();
         let leaks = report["leaks"].as_object().expect("the driver was called");
         assert!(leaks.values().all(|count| count == 0), "{leaks:#?}");
     }
 
-    /// The calls of GDRCopy's library in the processes that have ended, as `NAME ANSWER`.
+    /// The calls of GDRCopy's library in the processes that have ended, as `NAME RESULT`.
     pub fn gdr_calls(&self) -> Vec<String> {
         let calls = std::fs::read_to_string(self.gdr_file()).unwrap_or_default();
         calls.lines().map(str::to_owned).collect()
@@ -156,7 +156,7 @@ impl Simulated {
     }
 }
 
-/// The library: among the dependencies of this test's executable, or where a build of the workspace puts it.
+/// Finds the library among the dependencies of this test's executable, or in the output of a workspace build.
 fn library(name: &str) -> PathBuf {
     let file = format!("libdaq_{name}.so");
     let executable = std::env::current_exe().unwrap();

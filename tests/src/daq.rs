@@ -1,4 +1,4 @@
-//! The binary, run on a configuration in a directory of its own.
+//! Runs the binary on a configuration in its own directory.
 
 use super::TIMEOUT;
 use super::ledger;
@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The `daq` binary beside this test's executable, or the one that `DAQ_TEST_BINARY` names.
+/// Returns the `daq` binary next to this test's executable, or the one that `DAQ_TEST_BINARY` names.
 pub fn binary() -> PathBuf {
     let path = std::env::var_os("DAQ_TEST_BINARY").map_or_else(
         || {
@@ -22,7 +22,7 @@ pub fn binary() -> PathBuf {
     );
     assert!(
         path.is_file(),
-        "{} is not there; build it with `cargo build -p daq`",
+        "{} does not exist; build it with `cargo build -p daq`",
         path.display()
     );
     path
@@ -43,33 +43,33 @@ pub fn configs() -> Vec<PathBuf> {
     found
 }
 
-/// A configuration in a directory of its own, to run daq on. The directory is the working directory of every run and
-/// holds the state, so that runs of one `Daq` see each other's ends and those of two do not.
+/// A configuration in its own directory. The directory is the working directory of every run and holds the state, so
+/// that runs of one `Daq` see each other's ends and those of two do not.
 #[derive(Debug)]
 pub struct Daq {
     dir: tempfile::TempDir,
     environment: Vec<(String, String)>,
 }
 
-/// What a command that is not `run` has given.
+/// The result of a command other than `run`.
 #[derive(Clone, Debug)]
 pub struct Done {
-    /// The exit code; 128 + the signal where one ended it.
+    /// The exit code; 128 + the signal if a signal ended it.
     pub code: i32,
-    /// What it printed.
+    /// Standard output.
     pub stdout: String,
-    /// What it told.
+    /// Standard error.
     pub stderr: String,
 }
 
-/// What a run has given.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The final report; null where the run printed none.
+    /// The final report; null if the run printed none.
     pub report: Value,
-    /// The exit code; 128 + the signal where one ended it.
+    /// The exit code; 128 + the signal if a signal ended it.
     pub code: i32,
-    /// What it told.
+    /// Standard error.
     pub stderr: String,
 }
 
@@ -87,19 +87,19 @@ impl Daq {
         }
     }
 
-    /// Sets a variable for all runs.
+    /// Sets an environment variable for all runs.
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// A path in the directory.
+    /// Returns a path in the directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Writes a further file.
+    /// Writes another file into the directory.
     pub fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -107,14 +107,14 @@ impl Daq {
         path
     }
 
-    /// The binary with the environment of these tests and nothing else.
+    /// Returns a command of the binary with the environment of these tests only.
     pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new(binary());
         self.prepare(&mut command).args(arguments);
         command
     }
 
-    /// Gives any `command` directory and environment of these tests.
+    /// Sets directory and environment of these tests for any `command`.
     pub fn prepare<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command
             .current_dir(self.dir.path())
@@ -127,13 +127,13 @@ impl Daq {
             .stdin(Stdio::null())
     }
 
-    /// Runs a command to its end, whatever it is.
+    /// Runs a command until it exits.
     pub fn cli<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Done {
         self.start(self.command(arguments)).wait()
     }
 
-    /// Runs it for a while, a longer one where that was not enough for every source to deliver something: a busy machine
-    /// may give their threads no time at first.
+    /// Runs for a short time, and longer if a source has not delivered anything: a busy machine may not schedule its
+    /// threads at first.
     pub fn run_a_while(&self, arguments: &[&str]) -> Outcome {
         let mut time = Duration::from_millis(200);
         loop {
@@ -152,9 +152,9 @@ impl Daq {
         }
     }
 
-    /// `daq run daq.toml --report json` with `arguments` to its end.
+    /// Runs `daq run daq.toml --report json` with `arguments` until it exits.
     ///
-    /// Panics unless stdout holds one JSON object whose ledgers balance, or nothing where the run did not start.
+    /// Panics unless stdout holds one JSON object whose ledgers balance, or nothing if the run did not start.
     pub fn run(&self, arguments: &[&str]) -> Outcome {
         self.spawn(arguments).wait()
     }
@@ -165,7 +165,7 @@ impl Daq {
         self.spawn_command(command)
     }
 
-    /// Starts any command that ends in a run with `--report json`.
+    /// Starts any command that becomes a run with `--report json`.
     pub fn spawn_command(&self, command: Command) -> Live {
         Live::new(self.start(command))
     }
@@ -193,7 +193,7 @@ impl Daq {
     }
 }
 
-/// A process whose output goes to files.
+/// A process with its output in files.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) child: Child,
@@ -202,7 +202,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// What it has told until now.
+    /// Returns the log so far.
     pub(crate) fn stderr(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.stderr).unwrap()).into_owned()
     }
@@ -216,7 +216,7 @@ impl Process {
             if start.elapsed() > TIMEOUT {
                 let _ = self.child.kill();
                 let _ = self.child.wait();
-                panic!("the process hangs; it told:\n{}", self.stderr());
+                panic!("the process hangs; its log:\n{}", self.stderr());
             }
             std::thread::sleep(Duration::from_millis(3));
         };
@@ -250,7 +250,7 @@ impl Outcome {
         } = done;
         assert!(!stderr.contains("panicked"), "{stderr}");
         let report = if stdout.is_empty() {
-            assert_ne!(code, 0, "a run that ends well prints its report:\n{stderr}");
+            assert_ne!(code, 0, "a run that succeeds prints its report:\n{stderr}");
             Value::Null
         } else {
             let report: Value = serde_json::from_str(&stdout)
@@ -267,7 +267,7 @@ impl Outcome {
         }
     }
 
-    /// Panics unless the run ended well, with nothing pending.
+    /// Panics unless the run succeeded with nothing pending.
     #[must_use]
     pub fn ok(self) -> Self {
         assert_eq!(self.code, 0, "{}\n{:#}", self.stderr, self.report);
@@ -281,14 +281,14 @@ impl Outcome {
         self
     }
 
-    /// The number at `path`, as in `sources.adc.lost.late`; 0 where there is none.
+    /// Returns the number at `path`, as in `sources.adc.lost.late`; 0 if there is none.
     pub fn count(&self, path: &str) -> u64 {
         ledger::count(&self.report, path)
     }
 }
 
 impl Done {
-    /// Panics unless the command ended well.
+    /// Panics unless the command succeeded.
     #[must_use]
     pub fn ok(self) -> Self {
         assert_eq!(self.code, 0, "{}{}", self.stdout, self.stderr);

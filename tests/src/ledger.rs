@@ -1,8 +1,8 @@
-//! The equations of the ledgers, computed from the printed report alone.
+//! The equations of the ledgers, computed from the printed report only.
 
 use serde_json::{Map, Value};
 
-/// The number at `path`, as in `sources.adc.lost.late`; 0 where there is none.
+/// Returns the number at `path`, as in `sources.adc.lost.late`; 0 if there is none.
 pub fn count(report: &Value, path: &str) -> u64 {
     let mut value = report;
     for key in path.split('.') {
@@ -16,7 +16,7 @@ pub fn count(report: &Value, path: &str) -> u64 {
         .unwrap_or_else(|| panic!("{path} is {value}"))
 }
 
-/// Places of a source that were lost, all causes together.
+/// Lost packets of a source, all causes together.
 pub fn lost(report: &Value, source: &str) -> u64 {
     sum(&report["sources"][source]["lost"])
 }
@@ -30,7 +30,7 @@ fn sum(causes: &Value) -> u64 {
         .sum()
 }
 
-/// Copies in all classes of size.
+/// Copies of all size classes.
 fn sizes(copy: &Value) -> u64 {
     copy["sizes"]
         .as_array()
@@ -47,7 +47,7 @@ fn components<'a>(report: &'a Value, table: &str) -> &'a Map<String, Value> {
         .unwrap_or_else(|| panic!("the report has no `{table}`"))
 }
 
-/// Equations that hold at any moment and do not.
+/// Returns violations of the equations that hold at any time.
 pub fn violations_while_running(report: &Value) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut equal = |who: &str, left: (&str, u64), right: &[(&str, u64)]| {
@@ -118,7 +118,7 @@ pub fn violations_while_running(report: &Value) -> Vec<String> {
             )
         };
         equal(name, n("taken"), &[n("frames"), n("failed"), n("pending")]);
-        // A copy is counted before its size is, so while running the sizes may be behind.
+        // A copy is counted before its size is, so the sizes may lag while running.
         if sizes(copy) > n("copies").1 {
             equal(name, n("copies"), &[("sizes", sizes(copy))]);
         }
@@ -160,7 +160,7 @@ pub fn violations_while_running(report: &Value) -> Vec<String> {
     wrong
 }
 
-/// Equations that a final report breaks: those of any moment, and those between components.
+/// Returns violations in a final report: of the equations that hold at any time, and of those between components.
 pub fn violations(report: &Value) -> Vec<String> {
     let mut wrong = violations_while_running(report);
     for (name, reader) in components(report, "readers") {
@@ -173,7 +173,7 @@ pub fn violations(report: &Value) -> Vec<String> {
         }
         let n = |key: &str| count(reader, key);
         if let Some(kernel) = report["kernels"].get(name) {
-            // Frames that a hanging device holds are never retired.
+            // Frames held by a hanging device are never retired.
             let taken = count(kernel, "in").saturating_sub(count(kernel, "pending"));
             if taken != n("read") {
                 wrong.push(format!(
@@ -228,7 +228,7 @@ pub fn violations(report: &Value) -> Vec<String> {
     wrong
 }
 
-/// What is still pending in a final report.
+/// Returns what is still pending in a final report.
 pub fn open(report: &Value) -> Vec<String> {
     let mut open = Vec::new();
     for table in ["sources", "readers", "copies", "kernels"] {
@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn copy_counts_are_checked_against_rings() {
         for (table, name, key, value) in [
-            // Balanced in itself.
+            // Balanced by itself.
             ("readers", "copy to r", "read", 2),
             ("copies", "r", "copies", 4),
         ] {

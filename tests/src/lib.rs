@@ -1,17 +1,19 @@
-//! Whole-system tests of daq: what they share.
+//! Shared code of the system tests.
 //!
-//! A test gives a configuration to [`Daq`], which keeps it in a directory of its own, and runs the binary on it:
-//! [`Daq::run`] to the end, [`Daq::spawn`] to watch it. Either way the final report must be one JSON object whose
-//! ledgers balance, or the test fails. Nothing here asserts on elapsed time; [`TIMEOUT`] only turns a hang into a
-//! failure.
+//! A test gives a configuration to [`Daq`], which stores it in its own directory, and runs the binary on it:
+//! [`Daq::run`] until it exits, [`Daq::spawn`] to observe it. The final report must be one JSON object whose ledgers
+//! balance, or the test fails. No test asserts on elapsed time; [`TIMEOUT`] only turns a hang into a failure.
 //!
-//! What a test needs and does not find makes it skip with the reason: see [`skip!`] and [`Python`].
+//! A test that lacks something it needs is skipped with the reason: see [`skip!`] and [`Python`].
 
 #![allow(
     clippy::missing_panics_doc,
-    reason = "these are helpers of tests: panicking is how they report"
+    reason = "test helpers report failures by panicking"
 )]
-#![allow(clippy::unwrap_used, reason = "the same")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "test helpers report failures by panicking"
+)]
 
 mod cuda;
 mod daq;
@@ -32,21 +34,20 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long something may take before it counts as hanging: far longer than anything takes on a slow machine that
-/// has other things to do.
+/// Time after which a test fails as hanging: much longer than anything takes on a slow and busy machine.
 pub const TIMEOUT: Duration = Duration::from_mins(5);
 
-/// Ends the test, telling why it could not run. The reason is shown even where output of tests is captured.
+/// Ends the test and prints why it cannot run, even if test output is captured.
 #[macro_export]
 macro_rules! skip {
     ($($reason:tt)*) => {{
-        $crate::tell(&format!("skipped: {}", format_args!($($reason)*)));
+        $crate::print_uncaptured(&format!("skipped: {}", format_args!($($reason)*)));
         return;
     }};
 }
 
-/// Writes a line to stderr past the capture of test output.
-pub fn tell(line: &str) {
+/// Prints a line to stderr, bypassing the capture of test output.
+pub fn print_uncaptured(line: &str) {
     use std::io::Write;
     let _ = writeln!(
         std::io::stderr(),
@@ -55,18 +56,18 @@ pub fn tell(line: &str) {
     );
 }
 
-/// A TCP port that is free and that no other test is given, in this process or in another.
+/// Returns a free TCP port that no other test gets, in this process or in another.
 pub fn free_tcp_port() -> u16 {
     free(|port| TcpListener::bind(("0.0.0.0", port)).is_ok())
 }
 
-/// A UDP port that is free and that no other test is given, in this process or in another.
+/// Returns a free UDP port that no other test gets, in this process or in another.
 pub fn free_udp_port() -> u16 {
     free(|port| UdpSocket::bind(("0.0.0.0", port)).is_ok())
 }
 
-/// Ports that the system gives to nobody by itself, so that one which is free now stays so. Each is given out once
-/// while its lock, a name of the abstract namespace, is held: until this process ends.
+/// Chooses from the ports that Linux does not assign automatically, so a free port stays free. Each port is returned
+/// once while its lock, a name in the abstract namespace, is held: until this process ends.
 fn free(is_free: impl Fn(u16) -> bool) -> u16 {
     static LOCKS: Mutex<Vec<UnixDatagram>> = Mutex::new(Vec::new());
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
@@ -75,7 +76,7 @@ fn free(is_free: impl Fn(u16) -> bool) -> u16 {
         .map(|port| port.parse::<u16>().unwrap());
     let (first, last) = (range.next().unwrap(), range.next().unwrap());
     let outside = (10_000..first).chain(last.saturating_add(1)..u16::MAX);
-    // A system that gives out every port leaves no choice.
+    // If Linux assigns all ports automatically, use those too.
     let mut ports = outside.chain(first.max(10_000)..last);
     let lock = |port: u16| {
         let name = SocketAddr::from_abstract_name(format!("daq-test-port-{port}")).unwrap();
@@ -83,19 +84,19 @@ fn free(is_free: impl Fn(u16) -> bool) -> u16 {
     };
     let (port, lock) = ports
         .find_map(|port| Some((port, lock(port).filter(|_| is_free(port))?)))
-        .expect("there is a port that is free");
+        .expect("a free port exists");
     LOCKS.lock().unwrap().push(lock);
     port
 }
 
-/// Waits until `look` gives something; panics with `what` where that does not happen within [`TIMEOUT`].
-pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+/// Waits until `poll` returns a value; panics with `what` after [`TIMEOUT`].
+pub fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return found;
         }
-        assert!(start.elapsed() < TIMEOUT, "{what} did not come");
+        assert!(start.elapsed() < TIMEOUT, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -115,7 +116,7 @@ pub fn test_process(module: &str, name: &str) -> std::process::Command {
     command
 }
 
-/// The program `name` in the search path, if it is there.
+/// Returns the program `name` from the search path, if it exists.
 pub fn program(name: &str) -> Option<std::path::PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
@@ -123,7 +124,7 @@ pub fn program(name: &str) -> Option<std::path::PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// The files in `dir` whose names end in `suffix`, in order of their names; none where there is no such directory.
+/// Returns the files in `dir` whose names end in `suffix`, sorted by name; none if the directory does not exist.
 pub fn files(dir: &Path, suffix: &str) -> Vec<std::path::PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return Vec::new();
@@ -139,12 +140,12 @@ pub fn files(dir: &Path, suffix: &str) -> Vec<std::path::PathBuf> {
     found
 }
 
-/// Numbers that look random and repeat with their seed (splitmix64).
+/// Pseudo-random numbers that repeat for the same seed (splitmix64).
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

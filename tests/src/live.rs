@@ -1,4 +1,4 @@
-//! A run that is watched.
+//! A run that a test observes while it runs.
 
 use super::daq::{Outcome, Process};
 use super::{TIMEOUT, ledger, wait_for};
@@ -13,7 +13,7 @@ pub struct Live {
     process: Process,
 }
 
-/// What an HTTP server answered.
+/// The reply of an HTTP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The status code.
@@ -29,17 +29,17 @@ impl Live {
         Self { process }
     }
 
-    /// The process.
+    /// Returns the process ID.
     pub fn pid(&self) -> u32 {
         self.process.child.id()
     }
 
-    /// What it has told until now.
+    /// Returns the log so far.
     pub fn stderr(&self) -> String {
         self.process.stderr()
     }
 
-    /// Whether it still runs.
+    /// Whether the process is running.
     pub fn is_running(&mut self) -> bool {
         self.process.child.try_wait().unwrap().is_none()
     }
@@ -50,30 +50,30 @@ impl Live {
         kill_process(pid, signal).unwrap();
     }
 
-    /// SIGINT: the run drains and ends.
+    /// Sends SIGINT: the run drains its rings and exits.
     pub fn interrupt(&self) {
         self.signal(Signal::INT);
     }
 
-    /// SIGKILL, and waits until the process is gone; what it told.
+    /// Sends SIGKILL, waits until the process is gone, and returns its log.
     pub fn kill(mut self) -> String {
         self.process.child.kill().unwrap();
         self.process.child.wait().unwrap();
         self.stderr()
     }
 
-    /// Waits for the end.
+    /// Waits until the run exits.
     pub fn wait(mut self) -> Outcome {
         Outcome::of(self.process.wait())
     }
 
-    /// SIGINT, and waits for the end.
+    /// Sends SIGINT and waits until the run exits.
     pub fn stop(self) -> Outcome {
         self.interrupt();
         self.wait()
     }
 
-    /// Waits until it has told `text`.
+    /// Waits until the log contains `text`.
     pub fn wait_log(&mut self, text: &str) {
         wait_for(&format!("{text:?}"), || {
             let log = self.stderr();
@@ -82,14 +82,14 @@ impl Live {
             }
             assert!(
                 self.is_running(),
-                "the run ended without telling {text:?}:\n{}",
+                "the run ended without logging {text:?}:\n{}",
                 self.stderr()
             );
             None
         });
     }
 
-    /// The address of its HTTP side, as it told it; the configuration's port may be 0.
+    /// Returns the address of its HTTP server from the log; the configured port may be 0.
     pub fn address(&mut self) -> SocketAddr {
         self.wait_log("serving http://");
         let log = self.stderr();
@@ -97,7 +97,7 @@ impl Live {
         after.split('/').next().unwrap().parse().unwrap()
     }
 
-    /// Waits until every source has started: `/-/ready` says so.
+    /// Waits until every source has started, according to `/-/ready`.
     pub fn wait_ready(&mut self) {
         let address = self.address();
         wait_for("readiness", || {
@@ -108,13 +108,13 @@ impl Live {
         });
     }
 
-    /// Asks its HTTP side.
+    /// Sends a GET request to its HTTP server.
     pub fn get(&mut self, path: &str) -> Answer {
         let address = self.address();
         get(address, path).unwrap_or_else(|error| panic!("{path}: {error}\n{}", self.stderr()))
     }
 
-    /// The report that `/status` shows, with ledgers that balance.
+    /// Returns the report that `/status` shows; panics if its ledgers do not balance.
     pub fn report(&mut self) -> Value {
         let answer = self.get("/status");
         assert_eq!(answer.code, 200, "{}", answer.body);
@@ -125,16 +125,16 @@ impl Live {
         report
     }
 
-    /// Waits until the number at `path` of the report is at least `least`.
-    pub fn wait_count(&mut self, path: &str, least: u64) -> Value {
-        wait_for(&format!("{path} >= {least}"), || {
+    /// Waits until the number at `path` of the report is at least `min`.
+    pub fn wait_count(&mut self, path: &str, min: u64) -> Value {
+        wait_for(&format!("{path} >= {min}"), || {
             let report = self.report();
-            (ledger::count(&report, path) >= least).then_some(report)
+            (ledger::count(&report, path) >= min).then_some(report)
         })
     }
 }
 
-/// One GET over HTTP/1.0.
+/// Sends one GET request over HTTP/1.0.
 pub fn get(address: SocketAddr, path: &str) -> std::io::Result<Answer> {
     let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;

@@ -1,4 +1,4 @@
-//! What tests of network sources share: looking at sockets, and reading recordings.
+//! Shared code of network tests: socket queues and recordings.
 
 #[path = "../../drivers/tests/common/loopback.rs"]
 pub mod loopback;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::ops::Range;
 use std::path::Path;
 
-/// Fills `bytes` with what belongs to place `n` of stream `stream`: never zero, so that it is told from what is filled.
+/// Fills `bytes` with the payload of packet `n` of stream `stream`: never zero, so that it differs from fill values.
 pub fn payload(stream: u64, n: u64, bytes: &mut [u8]) {
     let mut random = Random(stream.wrapping_mul(0x1_0000_0001).wrapping_add(n << 8));
     for chunk in bytes.chunks_mut(8) {
@@ -19,21 +19,21 @@ pub fn payload(stream: u64, n: u64, bytes: &mut [u8]) {
     }
 }
 
-/// What a file sink has left, all segments in order.
+/// The output of a file sink, all segments in order.
 #[derive(Clone, Debug, Default)]
 pub struct Recording {
     /// The data.
     pub data: Vec<u8>,
-    /// Where data is continuous: bytes of the data, and the index of its first byte in the stream.
+    /// Continuous ranges: bytes of the data, and the index of the first byte in the stream.
     pub runs: Vec<(Range<usize>, u64)>,
-    /// Bytes of the data that are annotated as missing, in order, those that touch joined.
+    /// Byte ranges that are annotated as missing, in order, with adjacent ranges joined.
     pub missing: Vec<Range<usize>>,
-    /// Frames annotated as missing between others.
+    /// Number of frames annotated as missing between others.
     pub frames: u64,
 }
 
 impl Recording {
-    /// The recording in `dir` of one-byte samples named `stem`.
+    /// Reads the recording of one-byte samples named `stem` in `dir`.
     pub fn read(dir: &Path, stem: &str) -> Self {
         let mut all = Self::default();
         let number = |value: &Value| usize::try_from(value.as_u64().unwrap()).unwrap();
@@ -80,7 +80,7 @@ impl Recording {
     }
 }
 
-/// The recording of the file sink `sink` in the directory `out`.
+/// Reads the recording of the file sink `sink` in the directory `out`.
 pub fn recording(daq: &Daq, sink: &str) -> Recording {
     Recording::read(&daq.path("out"), sink)
 }

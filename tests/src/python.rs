@@ -1,23 +1,23 @@
-//! Python with packages from PyPI: senders and readers that nobody here wrote.
+//! Python with packages from PyPI: third-party senders and readers.
 
 use super::{TIMEOUT, repository};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// An interpreter that has the packages a test wants.
+/// An interpreter with the packages that a test needs.
 #[derive(Clone, Debug)]
 pub struct Python(PathBuf);
 
 impl Python {
-    /// The interpreter that `DAQ_TEST_PYTHON` names, else `.venv/bin/python` of the repository, if it can import
-    /// `packages`; otherwise why not, to be given to [`skip!`](crate::skip).
+    /// Returns the interpreter that `DAQ_TEST_PYTHON` names, else `.venv/bin/python` of the repository, if it can
+    /// import `packages`; otherwise the reason for [`skip!`](crate::skip).
     pub fn with(packages: &[&str]) -> Result<Self, String> {
         let given = std::env::var_os("DAQ_TEST_PYTHON").filter(|path| !path.is_empty());
         let path = given.map_or_else(|| repository().join(".venv/bin/python"), PathBuf::from);
         if !path.is_file() {
             return Err(format!(
-                "there is no Python at {}; tests/run makes it",
+                "no Python at {}; run tests/run to install it",
                 path.display()
             ));
         }
@@ -27,7 +27,7 @@ impl Python {
                 .output();
             if !output.is_ok_and(|output| output.status.success()) {
                 return Err(format!(
-                    "{} has no `{package}`; tests/run installs it",
+                    "{} cannot import `{package}`; run tests/run to install it",
                     path.display()
                 ));
             }
@@ -40,7 +40,7 @@ impl Python {
         &self.0
     }
 
-    /// Runs `script` with `arguments` to its end; what it printed. Panics where it fails.
+    /// Runs `script` with `arguments` until it exits and returns its output. Panics if it fails.
     pub fn run<S: AsRef<std::ffi::OsStr>>(&self, script: &str, arguments: &[S]) -> String {
         let child = self.spawn(script, arguments);
         let pid = child.id();
@@ -51,7 +51,7 @@ impl Python {
             let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             panic!(
-                "the script hangs since {:?}",
+                "the script has been hanging since {:?}",
                 start.elapsed().max(Duration::ZERO)
             );
         });
@@ -63,7 +63,7 @@ impl Python {
         out.into_owned()
     }
 
-    /// Starts `script` with `arguments`; its output is piped.
+    /// Starts `script` with `arguments` and pipes its output.
     pub fn spawn<S: AsRef<std::ffi::OsStr>>(&self, script: &str, arguments: &[S]) -> Child {
         Command::new(&self.0)
             .arg("-c")

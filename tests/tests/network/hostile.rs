@@ -1,7 +1,7 @@
-//! Senders that do everything wrong, and what of it stands in the ledger and in the files.
+//! Malformed input of every kind, and its effect on the ledger and the files.
 //!
-//! Every case is sent on its own port to its own source of one process: its packets are given one by one, and what
-//! must come of them is computed by hand, in places of 8 packets a frame and 4 open frames.
+//! Every case is sent to its own port, each with its own source, all in one process. Its packets are listed one by one.
+//! The expected ledger is computed by hand, for frames of 8 packets and 4 open frames.
 
 mod attack;
 mod cases;
@@ -21,9 +21,9 @@ fn spead_cases() -> Vec<Case> {
     [table(), spead_table()].concat()
 }
 
-/// Small packets are copied out of the kernel's messages.
+/// Small packets are copied out of the socket's messages.
 const SMALL: Kind = Kind::Raw(512);
-/// Large ones are received where they are guessed to belong.
+/// Large packets are received directly at their predicted position.
 const LARGE: Kind = Kind::Raw(4096);
 
 #[test]
@@ -92,7 +92,7 @@ fn large_spead_heaps_received_by_gro_are_accounted() {
     );
 }
 
-/// Senders that put all item pointers into a heap's first packet leave it less payload.
+/// Senders that put all item pointers into a heap's first packet leave less payload in it.
 #[test]
 fn spead_heaps_with_short_first_packet_are_accounted() {
     attack(
@@ -105,7 +105,7 @@ fn spead_heaps_with_short_first_packet_are_accounted() {
     );
 }
 
-/// A reader that stands still while far more comes than a small buffer takes.
+/// The reader stops while far more arrives than a small buffer holds.
 fn overrun(kind: Kind, offload: bool) {
     const STALLED: Range<u64> = 64..864;
     let case = Case {
@@ -140,7 +140,7 @@ fn overrun(kind: Kind, offload: bool) {
             .then_some(())
     });
     attack.shoot(&shots(STALLED), 16 << 10, offload, || ());
-    // What is still on its way would find room again when the reader goes on.
+    // Packets still in transfer would find space again when the reader continues.
     loopback::arrived();
     let drops = Queue::drops(attack.port);
     live.signal(Signal::CONT);
@@ -165,7 +165,7 @@ fn overrun(kind: Kind, offload: bool) {
             "the kernel counted other packets than are missing"
         );
     }
-    // Once the buffer is full of equal packets everything is dropped until the reader goes on.
+    // Once the buffer is full of equal packets, all packets are dropped until the reader continues.
     let gone = STALLED.end - lost..STALLED.end;
     let ledger = Ledger::lost(1000, &[("kernel_drop", lost)]);
     let case = Case {

@@ -1,15 +1,15 @@
-//! Runs with several senders, refused senders and silent senders: counters and log lines.
+//! Runs with several senders, rejected senders and silent senders: counters and log lines.
 
 use daq_tests::network::{Queue, loopback};
 use daq_tests::{Daq, Live, wait_for};
 use serde_json::Value;
 use std::net::UdpSocket;
 
-/// Payload bytes of a packet, and packets of a frame.
+/// Payload bytes per packet, and packets per frame.
 const PAYLOAD: usize = 256;
 const PLACES: usize = 16;
 
-/// The source `adc` with `keys`, which name the address, into a sink that drops the frames.
+/// The source `adc` with `keys`, which set the address, into a sink that discards frames.
 fn config(keys: &str) -> String {
     let frame = PAYLOAD * PLACES;
     format!(
@@ -34,7 +34,7 @@ fn listening(daq: &Daq) -> Live {
     live
 }
 
-/// A socket on an address of loopback.
+/// A socket on a loopback address.
 fn sender(address: &str) -> UdpSocket {
     UdpSocket::bind((address, 0)).unwrap()
 }
@@ -130,7 +130,7 @@ fn packets_all_rejected_are_logged_with_reason_and_fix() {
     assert!(!log.contains("no loss"), "{log}");
 }
 
-/// Another sender sends packets with distant numbers beside each good one.
+/// Another sender sends packets with distant numbers along with each good one.
 #[test]
 fn packets_from_other_senders_with_from_are_dropped() {
     const PACKETS: u64 = 4096;
@@ -217,7 +217,7 @@ fn silence_fails_readiness_and_is_logged() {
     assert!(outcome.stderr.contains(&hint), "{}", outcome.stderr);
 }
 
-/// A SPEAD-64-40 heap of one packet, with `item` beside the items that every packet has.
+/// A SPEAD-64-40 heap of one packet, with `item` in addition to the usual items.
 fn heap(n: u64, item: u64) -> Vec<u8> {
     let immediate = |id: u64, value: u64| 1 << 63 | id << 40 | value;
     let mut packet = vec![0x53, 4, 3, 5, 0, 0, 0, 5];

@@ -1,4 +1,4 @@
-//! Heaps sent by PyPI's `spead2`, through the whole binary into files and into arrays that PyPI's `zarr` reads.
+//! Heaps sent by PyPI's `spead2`, through the whole binary into files, and into arrays that PyPI's `zarr` reads.
 
 use daq_tests::network::{loopback, recording};
 use daq_tests::{Daq, Outcome, Python, files, skip};
@@ -9,12 +9,12 @@ use std::path::Path;
 const SEND: &str = include_str!("../../python/spead2_send.py");
 const READ: &str = include_str!("../../python/zarr_read.py");
 
-/// Bytes of UDP payload before that of the first packet of a heap: header, four items, the samples' pointer.
+/// UDP payload bytes before the sample data in the first packet of a heap: header, four items, the samples' pointer.
 const FIRST_HEADER: usize = 8 + 4 * 8 + 8;
-/// The same for the other packets, which do not repeat the pointer.
+/// The same in the other packets, which do not repeat the pointer.
 const HEADER: usize = FIRST_HEADER - 8;
 
-/// How one sender sends.
+/// Parameters of a sender.
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     name: &'static str,
@@ -41,9 +41,9 @@ const PLAIN: Stream = Stream {
 };
 
 impl Stream {
-    /// Payload bytes of a heap's first packet and of the others.
+    /// Payload bytes of a heap's first packet, and of the others.
     fn payloads(&self) -> (usize, usize) {
-        // spead2 keeps everything aligned to item pointers.
+        // spead2 aligns data to the size of item pointers.
         let packet = self.packet / 8 * 8;
         let first = packet - FIRST_HEADER;
         (first, if self.repeat { first } else { packet - HEADER })
@@ -82,7 +82,7 @@ impl Stream {
     }
 }
 
-/// Sends each of `streams` to a source of its own and waits until `expected` packets of each were seen.
+/// Sends each of `streams` to its own source and waits until `expected` packets of each have arrived.
 fn send(python: &Python, streams: &[Stream], expected: impl Fn(&Stream) -> u64) -> (Daq, Outcome) {
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
     let ports: Vec<_> = streams.iter().map(|_| loopback::free_port()).collect();
@@ -99,7 +99,7 @@ fn send(python: &Python, streams: &[Stream], expected: impl Fn(&Stream) -> u64) 
         .collect();
     python.run(SEND, &jobs);
     for stream in streams {
-        // The end of the stream comes last; where data is interleaved the last packet of data may not.
+        // The end of the stream is sent last; if data is interleaved, the last data packet may come before it.
         live.wait_count(
             &format!("sources.{}.expected", stream.name),
             expected(stream),
@@ -131,7 +131,7 @@ fn spead2_heaps_arrive_byte_identical() {
             packet: 8972,
             ..PLAIN
         },
-        // A heap of one packet, one of a packet and a byte.
+        // A heap of one packet, and a heap of one packet and one byte.
         Stream {
             name: "small",
             heap: 1000,
@@ -164,7 +164,7 @@ fn spead2_heaps_arrive_byte_identical() {
             packet: 8972,
             ..PLAIN
         },
-        // Descriptors are sent again and again by senders whose listeners may join late.
+        // Senders whose listeners may join late repeat the descriptors.
         Stream {
             name: "described",
             describe_every: 5,
@@ -219,7 +219,7 @@ fn spead2_heaps_arrive_byte_identical() {
         .collect();
     assert_eq!(read.len(), streams.len());
     for (stream, read) in streams.iter().zip(read) {
-        // Counters: 1 is that of the descriptors, and so is every sixth where they come again.
+        // Heap counters: descriptors have 1, and every sixth if they are repeated.
         let again = |i: usize| i.checked_div(stream.describe_every).unwrap_or(0);
         let sequence: Vec<_> = (0..stream.heaps)
             .map(|i| number(2 + i + again(i)))
@@ -230,8 +230,8 @@ fn spead2_heaps_arrive_byte_identical() {
     }
 }
 
-/// The first heap carries descriptors beside its samples, so it is longer than the others: it is no frame. That is
-/// counted, and told.
+/// The first heap contains descriptors as well as samples, so it is longer than the others and is not a frame. That is
+/// counted and logged.
 #[test]
 fn spead2_samples_in_descriptor_heap_are_reported() {
     let python = match Python::with(&["spead2", "numpy"]) {
@@ -277,8 +277,8 @@ fn spead2_samples_in_descriptor_heap_are_reported() {
     );
 }
 
-/// A configuration that does not know of the pointer in the first packet: everything is rejected, and the message names
-/// the keys to correct.
+/// A configuration without the pointer in the first packet: everything is rejected, and the message names the keys to
+/// correct.
 #[test]
 fn spead2_unexpected_packet_size_is_reported() {
     let python = match Python::with(&["spead2", "numpy"]) {

@@ -1,4 +1,4 @@
-//! SPEAD heaps whose sizes are learned, sent by `configs/send_spead.py`, that is by PyPI's spead2 with its defaults.
+//! SPEAD heaps whose sizes are detected, sent by `configs/send_spead.py`, which uses PyPI's spead2 with its defaults.
 
 use daq_tests::network::loopback;
 use daq_tests::{Daq, Outcome, Python, Simulated, repository, skip};
@@ -11,15 +11,15 @@ struct Stream {
     name: &'static str,
     heaps: usize,
     heap: usize,
-    /// Further arguments of the sender.
+    /// Additional arguments of the sender.
     sender: &'static str,
-    /// Further keys of the source's format.
+    /// Additional keys of the source's format.
     format: &'static str,
-    /// Further keys of the source.
+    /// Additional keys of the source.
     source: &'static str,
-    /// Where the ring lies.
+    /// Memory of the ring.
     memory: &'static str,
-    /// What the log says was learned.
+    /// The detected sizes in the log.
     learned: &'static str,
 }
 
@@ -71,7 +71,7 @@ fn send(python: &Python, daq: &Daq, stream: &Stream, port: u16) {
     python.run(&script(), &arguments);
 }
 
-/// The interpreter with these packages, or a skipped test.
+/// Returns the interpreter with these packages, or skips the test.
 macro_rules! python {
     ($($package:literal),+) => {
         match Python::with(&[$($package),+]) {
@@ -86,7 +86,7 @@ fn run(python: &Python, streams: &[Stream]) -> Daq {
     run_with(python, streams, "", |daq| daq)
 }
 
-/// The same with further `sections`, on what `prepare` makes.
+/// The same with additional `sections`, in the directory that `prepare` sets up.
 fn run_with(
     python: &Python,
     streams: &[Stream],
@@ -208,7 +208,7 @@ fn spead2_flavours_and_descriptors_arrive_byte_identical() {
             learned: "packet = 8928 B, first = 8920 B",
             ..PLAIN
         },
-        // A heap of one packet, one of a packet and a byte.
+        // A heap of one packet, and a heap of one packet and one byte.
         Stream {
             name: "small",
             heap: 1000,
@@ -253,7 +253,7 @@ fn spead2_counter_steps_with_given_keys_are_combined() {
             source: "sockets = 3",
             ..PLAIN
         },
-        // Ends before enough heaps have arrived to be sure.
+        // Ends before enough heaps have arrived to be certain.
         Stream {
             name: "brief",
             heaps: 2,
@@ -266,7 +266,7 @@ fn spead2_counter_steps_with_given_keys_are_combined() {
 #[test]
 fn learned_heaps_are_written_to_zarr() {
     let python = python!("spead2", "numpy", "zarr");
-    // As long as the ring's slots: an array's rows are.
+    // As long as the ring's slots, like the rows of the array.
     let stream = Stream {
         name: "array",
         heap: 65_536,

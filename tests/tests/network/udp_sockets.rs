@@ -1,4 +1,4 @@
-//! Sockets: several for one stream, multicast, IPv6, buffers, and ports that are taken.
+//! Sockets: several for one stream, multicast, IPv6, buffers, and ports in use.
 
 use daq_drivers::sys::send::Sender;
 use daq_drivers::sys::socket::Interface;
@@ -7,11 +7,11 @@ use daq_tests::{Daq, Live, Outcome, program, skip};
 use serde_json::json;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-/// Payload bytes of a packet, and packets of a frame.
+/// Payload bytes per packet, and packets per frame.
 const PAYLOAD: usize = 1024;
 const PLACES: usize = 16;
 
-/// The source `adc` with `keys`, which name the address, into the file sink `disk`.
+/// The source `adc` with `keys`, which set the address, into the file sink `disk`.
 fn config(keys: &str) -> String {
     let frame = PAYLOAD * PLACES;
     format!(
@@ -38,7 +38,7 @@ fn listening(daq: &Daq) -> Live {
     live
 }
 
-/// Waits until all `packets` were seen, and checks that all arrived, here and in the file.
+/// Waits until all `packets` have arrived, and checks ledger and file.
 fn whole(daq: &Daq, mut live: Live, packets: u64) -> Outcome {
     live.wait_count("sources.adc.expected", packets);
     let outcome = live.stop().ok();
@@ -82,7 +82,7 @@ fn udp_several_flows_fill_one_window() {
         .map(|_| Sender::open(to, false, None).unwrap())
         .collect();
     for n in 0..PACKETS {
-        // Each flow carries every sixteenth packet; they stay within 8 frames of each other.
+        // Each flow has every sixteenth packet; the flows stay within 8 frames of each other.
         let flow = usize::try_from(n).unwrap() % flows.len();
         flows[flow].send(&packet(n)).unwrap();
         if n % 64 == 63 {
@@ -92,7 +92,7 @@ fn udp_several_flows_fill_one_window() {
     whole(&daq, live, PACKETS);
 }
 
-/// Two addresses of one source, each with its own half of the packets.
+/// One source with two addresses, each with half of the packets.
 #[test]
 fn udp_several_addresses_fill_one_window() {
     const PACKETS: u64 = 2048;
@@ -141,7 +141,7 @@ fn udp_ipv6_is_received() {
     whole(&daq, live, 512);
 }
 
-/// Both ways to say it: listen on the group, or on any address and join.
+/// Both configurations: listen on the group, or on any address and join.
 #[test]
 fn udp_multicast_groups_are_joined() {
     for (group, keys) in [
@@ -156,7 +156,7 @@ fn udp_multicast_groups_are_joined() {
     ] {
         let port = loopback::free_port();
         let loopback = Interface::Address(Ipv4Addr::LOCALHOST);
-        // Whether this machine carries multicast over its loopback at all.
+        // Whether this machine supports multicast over its loopback interface at all.
         let probe = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         probe
             .set_read_timeout(Some(std::time::Duration::from_secs(1)))
@@ -189,7 +189,7 @@ fn udp_multicast_groups_are_joined() {
     }
 }
 
-/// For one socket and for several, against a stranger's socket that would share the port as well.
+/// With one socket and with several; against another process's socket that would share the port as well.
 #[test]
 fn udp_port_in_use_is_reported() {
     for sockets in [1, 2] {
@@ -220,7 +220,7 @@ fn udp_port_in_use_is_reported() {
     }
 }
 
-/// An address that this machine does not have.
+/// An address that does not belong to this machine.
 #[test]
 fn udp_foreign_address_is_reported() {
     let daq = Daq::new(&config("listen = \"192.0.2.1:4950\""));
@@ -233,7 +233,7 @@ fn udp_foreign_address_is_reported() {
     );
 }
 
-/// Without the capability to override it, the system's limit is told with the command that raises it.
+/// Without the capability to override it, the system limit is logged with the command that raises it.
 #[test]
 fn udp_small_receive_buffer_is_reported() {
     let limit = std::fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap();
@@ -271,7 +271,7 @@ fn udp_small_receive_buffer_is_reported() {
     }
 }
 
-/// Nothing comes: nothing is expected, and the run ends well.
+/// Without packets none is expected, and the run succeeds.
 #[test]
 fn udp_silence_is_not_counted_as_loss() {
     let port = loopback::free_port();

@@ -1,5 +1,5 @@
-//! One-packet frames that arrive on several sockets, as a digitiser sends them to several multicast groups, and restarts of
-//! such a sender.
+//! One-packet frames that arrive on several sockets, as a digitiser sends them to several multicast groups, and
+//! restarts of such a sender.
 
 use daq_drivers::sys::send::Sender;
 use daq_tests::network::{Queue, loopback, payload, recording};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 
 const PAYLOAD: usize = 512;
-/// Packets that are under way at a time, at most.
+/// Maximum number of packets in flight.
 const BURST: u64 = 512;
 
 struct Stream {
@@ -29,7 +29,7 @@ impl Stream {
             let flow = usize::try_from(n % count).unwrap();
             self.flows[flow].1.send(&packet).unwrap();
             sent.extend_from_slice(&packet[8..]);
-            // The first packet of each socket alone, so that it is clear which number a run begins with.
+            // The first packet of each socket is sent alone, so that the first number of a run is certain.
             if n < start + count || n % BURST == 0 {
                 self.drain();
             }
@@ -79,7 +79,7 @@ fn frames_on_eight_sockets_across_restart_lose_nothing() {
         };
         let mut sent = stream.send(1, 1000..1000 + PACKETS);
         live.wait_count("sources.adc.expected", PACKETS);
-        // The window is longer than this run: only after a second of silence do its numbers stand for a restart.
+        // The window is longer than this run: its numbers count as a restart only after one second of silence.
         std::thread::sleep(std::time::Duration::from_secs(3));
         sent.extend(stream.send(2, 0..PACKETS));
         live.wait_count("sources.adc.expected", 2 * PACKETS);
@@ -118,7 +118,7 @@ fn frames_on_eight_sockets_across_restart_lose_nothing() {
     }
 }
 
-/// Packets of one socket that lag by far more than the window are late or lost; they open no epoch.
+/// Packets of one socket that lag far beyond the window are late or lost; they open no epoch.
 #[test]
 fn socket_lag_beyond_window_opens_no_epoch() {
     const PACKETS: u64 = 2000;

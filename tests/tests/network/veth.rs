@@ -1,7 +1,7 @@
-//! Two network namespaces of this test's own, and a pair of virtual Ethernet interfaces between them.
+//! Two network namespaces of one test, connected by a pair of virtual Ethernet interfaces.
 //!
-//! The calling thread, with what it starts, moves into the near one; senders run in the far one. Both go when the test
-//! ends, however it does.
+//! The calling thread and what it starts move into the near namespace; senders run in the far one. Both are removed
+//! when the test ends, in every case.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #[path = "../../../drivers/src/sys/own_network.rs"]
@@ -18,13 +18,13 @@ pub const NEAR: &str = "near0";
 /// The interface of the far namespace.
 pub const FAR: &str = "far0";
 
-/// The far end of the wire.
+/// The far namespace.
 pub struct Far {
     namespace: File,
 }
 
-/// Moves the calling thread into a network namespace of its own, and makes the wire with `queues` queues and `mtu`; or why it
-/// cannot be.
+/// Moves the calling thread into a new network namespace and creates the interface pair with `queues` queues and `mtu`;
+/// or returns why it cannot.
 pub fn wire(queues: u32, mtu: u32) -> Result<Far, String> {
     let namespace = thread::spawn(new_namespace).join().unwrap()?;
     new_namespace()?;
@@ -51,14 +51,14 @@ pub fn wire(queues: u32, mtu: u32) -> Result<Far, String> {
     Ok(far)
 }
 
-/// A namespace that the calling thread is in from now on.
+/// Moves the calling thread into a new namespace.
 fn new_namespace() -> Result<File, String> {
     own_network::enter()
         .map_err(|errno| format!("making network namespaces takes root: {errno}"))?;
     File::open("/proc/thread-self/ns/net").map_err(|error| error.to_string())
 }
 
-/// Runs `ip` with `arguments` where this thread is; what it printed.
+/// Runs `ip` with `arguments` in this thread's namespace and returns its output.
 pub fn ip(arguments: &str) -> Result<String, String> {
     let arguments: Vec<_> = arguments.split_whitespace().collect();
     let done = Command::new("ip")
@@ -73,7 +73,7 @@ pub fn ip(arguments: &str) -> Result<String, String> {
 }
 
 impl Far {
-    /// Runs `work` on a thread in the far namespace: its sockets stay there.
+    /// Runs `work` on a thread in the far namespace; its sockets belong to that namespace.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let namespace = self.namespace.as_fd();
         thread::scope(|scope| {

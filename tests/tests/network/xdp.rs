@@ -1,6 +1,6 @@
-//! The source `xdp` over a pair of virtual interfaces: everything arrives, and nothing else is touched.
+//! The source `xdp` over a pair of virtual interfaces: every packet arrives, and other traffic is unaffected.
 //!
-//! Needs root, for network namespaces and for what the source itself needs.
+//! Needs root for network namespaces and for the source itself.
 
 use super::veth::{self, FAR, NEAR, ip};
 use daq_tests::network::{payload, recording};
@@ -10,14 +10,14 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 
 const SEND: &str = include_str!("../../python/spead2_send.py");
-/// Payload bytes of a packet, and packets of a frame.
+/// Payload bytes per packet, and packets per frame.
 const PAYLOAD: usize = 1024;
 const PLACES: usize = 16;
-/// Packets that are sent at a time: fewer than any queue on the way holds.
+/// Number of packets per batch: fewer than any queue on the way holds.
 const BURST: u64 = 128;
 const TO: &str = "10.77.0.1:4950";
 
-/// The wire, or a skipped test.
+/// The far namespace, or a skipped test.
 macro_rules! wire {
     ($queues:expr, $mtu:expr) => {
         match veth::wire($queues, $mtu) {
@@ -52,7 +52,7 @@ fn started(daq: &Daq) -> Live {
     live
 }
 
-/// Sockets of the far side, as many as there are to be flows.
+/// Sockets of the far namespace, one per flow.
 fn flows(far: &veth::Far, to: &str, count: usize) -> Vec<UdpSocket> {
     let to: SocketAddr = to.parse().unwrap();
     let from = if to.is_ipv4() {
@@ -71,8 +71,8 @@ fn flows(far: &veth::Far, to: &str, count: usize) -> Vec<UdpSocket> {
     })
 }
 
-/// Sends `packets` packets of `bytes` of payload over `flows` in turn, never more than fit on the way, nor so many that the
-/// queues of one thread could be late for the window that another has moved on.
+/// Sends `packets` packets with `bytes` of payload over `flows` in turn. Never more are in flight than the queues hold,
+/// nor so many that one thread's queues could fall behind the window of another.
 fn send(live: &mut Live, flows: &[UdpSocket], packets: u64, bytes: usize) {
     for n in 0..packets {
         let flow = usize::try_from(n).unwrap() % flows.len();
@@ -84,7 +84,7 @@ fn send(live: &mut Live, flows: &[UdpSocket], packets: u64, bytes: usize) {
     }
 }
 
-/// Stops it, and checks that all `packets` arrived, here and in the file.
+/// Stops the run, and checks that all `packets` arrived in ledger and file.
 fn whole(daq: &Daq, mut live: Live, packets: u64, bytes: usize) -> Outcome {
     live.wait_count("sources.adc.expected", packets);
     let outcome = live.stop().ok();
@@ -113,14 +113,14 @@ fn whole(daq: &Daq, mut live: Live, packets: u64, bytes: usize) -> Outcome {
     outcome
 }
 
-/// Whether a program picks the packets of the near interface.
+/// Whether an XDP program is attached to the near interface.
 fn is_attached() -> bool {
     ip(&format!("-details link show dev {NEAR}"))
         .unwrap()
         .contains("xdp")
 }
 
-/// A sender that nobody here wrote, in the format that `udp` has as well.
+/// A third-party sender, in a format that `udp` supports as well.
 #[test]
 fn xdp_spead2_heaps_are_byte_identical() {
     const HEAPS: usize = 8;
@@ -141,7 +141,7 @@ fn xdp_spead2_heaps_are_byte_identical() {
              [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
         ));
         let mut live = started(&daq);
-        // All of it fits on the way.
+        // All of it fits into the queues.
         let job = json!({
             "host": "10.77.0.1", "port": 4950, "file": daq.path("sent"), "heaps": HEAPS, "heap": HEAP, "packet": 1472,
             "address_bits": 40, "repeat": false, "order": "plain", "descriptors": "own", "rate": 10e6,
@@ -163,7 +163,7 @@ fn xdp_spead2_heaps_are_byte_identical() {
     }
 }
 
-/// In the driver and behind it, over both protocols.
+/// In driver mode and in generic mode, over IPv4 and IPv6.
 #[test]
 fn xdp_packets_all_arrive() {
     const PACKETS: u64 = 4096;
@@ -197,7 +197,7 @@ fn xdp_jumbo_packets_all_arrive() {
     const PACKETS: u64 = 512;
     for (chunk, mtu) in [("2 KiB", 4000_u16), ("4 KiB", 9000)] {
         let far = wire!(1, mtu.into());
-        // As long as they can be: without the headers of IP and UDP, and of this format.
+        // The maximum size: without the headers of IP, UDP and this format.
         let bytes = usize::from(mtu) - 28 - 8;
         let daq = Daq::new(&config(
             &format!("listen = \"{TO}\"\nchunk = \"{chunk}\""),
@@ -211,11 +211,11 @@ fn xdp_jumbo_packets_all_arrive() {
     }
 }
 
-/// What is not ours is the kernel's, and what it gets of ours is taken from it.
+/// Other traffic reaches Linux's network stack; matching packets that arrive there are taken from it.
 #[test]
 fn xdp_other_traffic_reaches_network_stack() {
     let far = wire!(1, 1500);
-    // Of 2008 bytes: in two fragments each.
+    // 2008 bytes: two fragments each.
     let bytes = 2000;
     let daq = Daq::new(&config(&format!("listen = \"{TO}\""), bytes));
     let mut live = started(&daq);
@@ -235,14 +235,14 @@ fn xdp_other_traffic_reaches_network_stack() {
     let mut heard = [0; 64];
     let n = other.recv(&mut heard).unwrap();
     assert_eq!(&heard[..n], b"another port");
-    // The datagrams' fragments.
+    // The fragments of the datagrams.
     send(&mut live, &flows(&far, TO, 1), 256, bytes);
     let outcome = whole(&daq, live, 256, bytes);
     let stderr = &outcome.stderr;
     assert!(stderr.contains("through the kernel's stack"), "{stderr}");
 }
 
-/// Several sockets fill one window; what comes in a queue without one comes through the kernel.
+/// Several sockets fill one window; packets of a queue without a socket arrive through Linux's stack.
 #[test]
 fn xdp_several_queues_fill_one_window() {
     const PACKETS: u64 = 4096;
@@ -282,7 +282,7 @@ fn xdp_multicast_group_is_joined() {
     whole(&daq, live, 256, PAYLOAD);
 }
 
-/// However it ends, no program stays, and the next one starts; two at a time cannot be.
+/// In every case the program is removed and the next run starts; two runs at a time are rejected.
 #[test]
 fn xdp_killed_run_leaves_no_program() {
     let far = wire!(1, 1500);
@@ -306,7 +306,7 @@ fn xdp_killed_run_leaves_no_program() {
     whole(&next, live, 256, PAYLOAD);
 }
 
-/// An interface that is set down ends nothing: packets come again once it is up.
+/// An interface that goes down does not end the run: packets arrive again once it is up.
 #[test]
 fn xdp_interface_down_and_up_continues() {
     let far = wire!(1, 1500);
@@ -320,7 +320,7 @@ fn xdp_interface_down_and_up_continues() {
     ip(&format!("link set {NEAR} down")).unwrap();
     live.wait_log("the interface is down");
     ip(&format!("link set {NEAR} up")).unwrap();
-    // Before both ends have seen each other, what is sent is lost on the way.
+    // Packets are lost until both interfaces have a carrier.
     let is_up = |shown: String| shown.contains("state UP").then_some(());
     wait_for("the near end", || {
         is_up(ip(&format!("link show dev {NEAR}")).unwrap())
@@ -334,7 +334,7 @@ fn xdp_interface_down_and_up_continues() {
     whole(&daq, live, 2 * BURST, PAYLOAD);
 }
 
-/// An interface that is removed ends the source, with its name.
+/// A removed interface ends the source with an error that names the interface.
 #[test]
 fn xdp_interface_removed_ends_run() {
     for wait in ["adaptive", "busy"] {
@@ -353,7 +353,7 @@ fn xdp_interface_removed_ends_run() {
     }
 }
 
-/// What is missing, comes twice or is nothing of ours is counted as what it is.
+/// Missing, duplicate and foreign packets are counted as such.
 #[test]
 fn xdp_gaps_and_duplicates_are_counted() {
     const PACKETS: u64 = 512;
@@ -401,7 +401,7 @@ fn xdp_gaps_and_duplicates_are_counted() {
     );
 }
 
-/// Each thing that cannot be is said, with what to do.
+/// Each impossible configuration is reported with a fix.
 #[test]
 fn xdp_impossible_config_is_reported() {
     let _far = wire!(1, 1500);

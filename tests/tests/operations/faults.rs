@@ -1,4 +1,4 @@
-//! Faults and what they leave in the ledger, through the whole binary.
+//! Simulated faults and their effect on the ledger, through the whole binary.
 
 use daq_core::reorder::Geometry;
 use daq_drivers::sim::{SimConfig, State};
@@ -6,12 +6,12 @@ use daq_tests::{Daq, Outcome};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Packets of every run of the table.
+/// Packets per run of the table.
 const PACKETS: u64 = 1000;
-/// Packets of a frame.
+/// Packets per frame.
 const PLACES: u64 = 8;
 
-/// A ledger that does not depend on rate or size.
+/// A ledger that does not depend on rate or packet size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Ledger {
     expected: u64,
@@ -23,7 +23,7 @@ struct Ledger {
     jumped: u64,
 }
 
-/// All 1000 packets, nothing wrong.
+/// All 1000 packets without a fault.
 const fn whole() -> Ledger {
     Ledger {
         expected: PACKETS,
@@ -76,15 +76,15 @@ impl Ledger {
     }
 }
 
-/// Keys of a source, keys of its faults, the ledger of 1000 packets, computed by hand.
+/// Keys of a source, keys of its faults, and the ledger of 1000 packets, computed by hand.
 fn table() -> Vec<(&'static str, &'static str, Ledger)> {
     vec![
         ("", "", whole()),
         ("", "lose = [5]", lost("wire_gap", 1)),
         ("", "lose = [5, \"100..110\"]", lost("wire_gap", 11)),
-        // A whole frame and the ends of its neighbours: 15 of frames 24, 25 and 26.
+        // A complete frame and the edges of its neighbours: 15 packets of frames 24, 25 and 26.
         ("", "lose = [\"197..212\"]", lost("wire_gap", 15)),
-        // Before the first and after the last packet nothing is expected.
+        // No packets are expected before the first and after the last.
         (
             "",
             "lose = [\"0..3\", \"990..1000\"]",
@@ -94,7 +94,7 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
                 ..whole()
             },
         ),
-        // An unreadable number leaves a gap where the packet should have been.
+        // An unreadable sequence number leaves a gap at the packet's position.
         (
             "",
             "corrupt_header_at = [7, 8, 500]",
@@ -117,12 +117,13 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
             },
         ),
         ("", "late_at = [100, \"200..204\"]", lost("late", 5)),
-        // What is held back at the end arrives while its frame is still open.
+        // Packets delayed at the end arrive while their frame is still open.
         ("", "late_at = [998]", whole()),
         ("", "reorder_at = [2, 3, 50, \"600..610\"]", whole()),
-        // Overtaken by as many as the window allows: 4 frames less one.
+        // Overtaken by the maximum that the window allows: 4 frames less one.
         ("", "reorder_at = [51, 123]\nreorder_by = 24", whole()),
-        // Four packets must agree before a count is believed: the first three are kept until the fourth opens the epoch.
+        // Four packets must agree before a sequence is accepted: the first three are kept until the fourth opens the
+        // epoch.
         (
             "restart_at = 500",
             "",
@@ -140,7 +141,7 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
                 ..whole()
             },
         ),
-        // Not beyond the window: these numbers were lost.
+        // Within the window: these numbers were lost.
         (
             "jump = { at = 500, by = 10 }",
             "",
@@ -153,13 +154,13 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
         ),
         // The number wraps after 256 packets, nearly four times.
         ("sequence_bits = 8\nstart = 250", "", whole()),
-        // 65 530 to 65 535 and on from 0; numbers in lists are those before they are cut.
+        // 65 530 to 65 535 and on from 0; lists contain numbers before truncation.
         (
             "sequence_bits = 16\nstart = 65530",
             "lose = [\"65534..65538\"]",
             lost("wire_gap", 4),
         ),
-        // A restart of a narrow count.
+        // A restart of a narrow sequence.
         (
             "sequence_bits = 10\nrestart_at = 300",
             "lose = [10]",
@@ -185,7 +186,7 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
     ]
 }
 
-/// A source with a ring that holds all of its frames and a reader.
+/// A source, a ring that holds all of its frames, and a reader.
 fn pipeline(name: &str, packet: u64, pace: &str, keys: &str, faults: &str) -> String {
     let frame = PLACES * packet;
     format!(
@@ -196,7 +197,7 @@ fn pipeline(name: &str, packet: u64, pace: &str, keys: &str, faults: &str) -> St
     )
 }
 
-/// Every fault at one rate and one size of packets.
+/// Every fault at one rate and one packet size.
 fn every_fault(packet: u64, pace: &str) {
     for (keys, faults, expected) in table() {
         let keys = format!("packets = {PACKETS}\n{keys}");
@@ -225,7 +226,7 @@ fn every_fault(packet: u64, pace: &str) {
     }
 }
 
-/// A pace of so many packets of `packet` bytes a second.
+/// A pace of so many packets of `packet` bytes per second.
 fn paced(packet: u64, packets: u64) -> String {
     format!("pace = \"{} bit/s\"", packet * 8 * packets)
 }
@@ -249,7 +250,7 @@ fn faults_at_fast_pace_are_counted() {
     every_fault(1472, &(paced(1472, 200_000) + "\nhold = true"));
 }
 
-/// The ledger that the published schedule foretells, for faults that leave the count whole.
+/// Returns the ledger that the published schedule predicts, for faults that do not alter the sequence.
 fn predict(keys: &Value, geometry: &Geometry) -> Ledger {
     let config: SimConfig = serde_json::from_value(keys.clone()).unwrap();
     let (mut low, mut high, mut front) = (u64::MAX, 0, 0);
@@ -361,7 +362,7 @@ fn sources_many_keep_separate_ledgers() {
     }
 }
 
-/// A free-running source before a reader that takes 2 ms for a frame.
+/// A free-running source with a reader that takes 2 ms per frame.
 fn slow_reader(hold: bool, sink: &str, frames: u64) -> String {
     format!(
         "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = 64\nhold = {hold}\n\
@@ -383,7 +384,7 @@ fn source_with_backpressure_and_slow_reader_loses_nothing() {
     );
     assert_eq!(outcome.count("rings.raw.ring_full"), 0);
     assert_eq!(outcome.count("readers.slow.read"), 200);
-    // The ring was full all the time.
+    // The ring was always full.
     assert_eq!(outcome.count("rings.raw.high_water"), 16);
 }
 
@@ -428,7 +429,7 @@ fn reader_without_guarantee_counts_overrun() {
         assert!(overrun > 0 && read > 0, "{:#}", outcome.report);
         assert_eq!(outcome.count("sinks.slow.frames"), read);
         if !hold {
-            // Nobody holds a source that cannot wait.
+            // A source without backpressure is never blocked.
             assert_eq!(
                 Ledger::of(&outcome, "adc"),
                 Ledger {
@@ -460,7 +461,7 @@ fn kernel_chain_with_guarantee_applies_backpressure() {
 
 #[test]
 fn gap_beyond_window_with_backpressure_loses_nothing_else() {
-    // Five whole frames are missing where four are open; the ring is nearly full all the time.
+    // Five complete frames are missing, but only four are open; the ring is always nearly full.
     let text = slow_reader(true, "", 100) + "[source.adc.faults]\nlose = [\"200..240\"]\n";
     let outcome = Daq::new(&text).run(&[]).ok();
     let expected = Ledger {

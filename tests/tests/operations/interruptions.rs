@@ -1,4 +1,4 @@
-//! Ends that nobody planned: kills, signals, ports that are taken, disks that are full.
+//! Unplanned ends: kills, signals, ports in use, full disks.
 
 use daq_drivers::sim::verify;
 use daq_tests::{Daq, Outcome, Random, binary, files, ledger, test_name, wait_for};
@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Bytes of a frame.
+/// Bytes per frame.
 const FRAME: u64 = 8192;
-/// Frames that a sink takes at once if not told otherwise.
+/// Default burst of a sink, in frames.
 const BURST: u64 = 16;
 
 /// A counter at 40 MB/s into files of 256 KiB.
@@ -61,11 +61,11 @@ fn index(path: &Path) -> u64 {
         .unwrap()
 }
 
-/// Partials that a kill may leave: the next segment begins when the one before is whole.
+/// Number of partial files that a kill may leave: the next segment is opened when the previous one is complete.
 const PARTIALS: usize = 1;
 
-/// Checks everything that one run left: `from` is the number of its first segment, `sent` the bytes after which the last
-/// frame was cut. Returns the number of the next, and the bytes that are whole.
+/// Checks all files of one run: `from` is the number of its first segment, `sent` the bytes after which the last frame
+/// was cut. Returns the next number, and the complete bytes.
 fn check_remains(dir: &Path, from: u64, sent: u64) -> (u64, u64) {
     let of_run = |suffix| {
         files(dir, suffix)
@@ -102,7 +102,7 @@ fn check_remains(dir: &Path, from: u64, sent: u64) -> (u64, u64) {
         next += 1;
     }
     let whole = at;
-    // What is not committed goes on where the committed ends, each a prefix of what was written to it.
+    // Uncommitted data continue where committed data end, each a prefix of what was written to it.
     let mut open: Vec<_> = of_run(".partial")
         .chain(of_run(".sigmf-data").filter(|path| index(path) >= next))
         .collect();
@@ -110,7 +110,7 @@ fn check_remains(dir: &Path, from: u64, sent: u64) -> (u64, u64) {
     for path in &open {
         let data = std::fs::read(path).unwrap();
         assert_eq!(index(path), next, "{open:?}");
-        // The space reserved ahead is cut off only by a clean end: behind what was written there are zeros.
+        // Only a clean end truncates preallocated space: zeros follow the written data.
         let written = verify(&data, at).map_or(data.len() as u64, |differs| differs - at);
         let rest = &data[usize::try_from(written / 8 * 8).unwrap()..];
         assert!(rest.iter().all(|byte| *byte == 0), "{}", path.display());
@@ -121,7 +121,7 @@ fn check_remains(dir: &Path, from: u64, sent: u64) -> (u64, u64) {
     (next, whole)
 }
 
-/// The number that follows `key` in what the next start told of `component`.
+/// The number that follows `key` in what the next start logged about `component`.
 fn message(stderr: &str, component: &str, key: &str) -> u64 {
     let line = stderr
         .lines()
@@ -148,7 +148,7 @@ fn kill_at_any_time_leaves_intact_segments_and_is_reported() {
     let (mut from, mut before) = (0, None);
     for run in 0..14 {
         let mut live = daq.spawn(&[]);
-        // Some are killed while they start.
+        // Some are killed during startup.
         if run % 5 != 4 {
             live.address();
         }
@@ -160,8 +160,8 @@ fn kill_at_any_time_leaves_intact_segments_and_is_reported() {
             && started
         {
             assert!(stderr.contains("did not end cleanly"), "{stderr}");
-            // A frame is handed on before it is counted as delivered, and a burst is written before it is counted:
-            // the kill may have come between.
+            // A frame is published before it is counted as delivered, and a burst is written before it is counted: the
+            // kill may have happened in between.
             let (delivered, bytes) = (
                 message(&stderr, "source.adc", "delivered"),
                 message(&stderr, "sink.disk", "bytes"),
@@ -172,7 +172,7 @@ fn kill_at_any_time_leaves_intact_segments_and_is_reported() {
             );
         }
         let (next, whole) = check_remains(&out, from, u64::MAX);
-        // The counters of a run that was killed before it counted are nothing to tell.
+        // If the run was killed before it counted, nothing is logged about its counters.
         before = (started && whole > 0).then_some(whole);
         from = next;
     }
@@ -190,7 +190,7 @@ fn kill_at_any_time_leaves_intact_segments_and_is_reported() {
     assert_eq!(whole, outcome.count("sinks.disk.bytes"));
     assert_eq!(next - from, outcome.count("sinks.disk.files"));
     assert!(next > from);
-    // A clean end is not told.
+    // A clean end is not logged.
     let outcome = daq.run(&["--for", "50ms"]).ok();
     assert!(
         !outcome.stderr.contains("did not end cleanly"),
@@ -235,7 +235,7 @@ fn second_signal_exits_immediately() {
         "{}",
         outcome.stderr
     );
-    // It did not end as it should have: the next start says so.
+    // The run did not end cleanly: the next start logs that.
     let outcome = daq
         .run(&["--for", "50ms", "--set", "sink.slow.delay=0 s"])
         .ok();
@@ -258,7 +258,7 @@ fn http_port_in_use_is_named() {
         "{}",
         outcome.stderr
     );
-    // Nothing ran, nothing was recorded.
+    // Nothing ran, so nothing was recorded.
     assert_eq!(outcome.report, Value::Null);
     assert!(
         files(&daq.path("out"), "").is_empty(),
@@ -323,7 +323,7 @@ fn concurrent_runs_of_one_pipeline_are_rejected() {
 #[test]
 fn output_lock_rejects_second_run_until_first_is_killed() {
     let daq = Daq::new(RECORDING);
-    // As a process holds it that has closed a segment and not yet begun the next.
+    // Like a process that has closed a segment and not yet opened the next.
     let path = daq.write("out/.disk.lock", "4242\n");
     let lock = std::fs::File::open(&path).unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
@@ -342,7 +342,8 @@ fn output_lock_rejects_second_run_until_first_is_killed() {
         refused.stderr
     );
     assert_eq!(files(&daq.path("out"), ""), [path]);
-    // As a kill leaves it. Unlocked by name: a process that another test is starting may hold the file for a moment.
+    // As after a kill. The lock is released explicitly, because a process that another test is starting may hold the
+    // file for a moment.
     flock(&lock, FlockOperation::Unlock).unwrap();
     let outcome = daq.run(&["--for", "50ms"]).ok();
     check_remains(&daq.path("out"), 0, outcome.count("sources.adc.bytes"));
@@ -369,7 +370,7 @@ fn output_directory_not_creatable_is_named() {
 
 const MOUNT: &str = r#"mount -t tmpfs -o size=64m daq-test "$0" || exit 90; exec "$@""#;
 
-/// Runs test `name` again in a process that sees a filesystem of 64 MiB, or hands out its directory in that process.
+/// Runs the test `name` again in a process that sees a 64 MiB filesystem; in that process, returns its directory.
 fn small_disk(name: &str) -> Option<PathBuf> {
     if let Some(dir) = std::env::var_os("DAQ_SMALL_DIR") {
         return Some(dir.into());
@@ -409,11 +410,14 @@ fn small_disk(name: &str) -> Option<PathBuf> {
             return None;
         }
     }
-    daq_tests::tell("skipped: neither `unshare -m` nor `unshare -rm` may mount a tmpfs here");
+    daq_tests::print_uncaptured(
+        "skipped: neither `unshare -m` nor `unshare -rm` may mount a tmpfs here",
+    );
     None
 }
 
-/// 5 MB/s onto a disk where 4 MiB are left; returns what fills the rest, without which there is room for many seconds.
+/// 5 MB/s onto a disk with 4 MiB left; returns the file that fills the rest. Without that file there is space for many
+/// seconds.
 fn almost_full(dir: &Path, guarantee: bool) -> (Daq, PathBuf) {
     let ballast = dir.join("ballast");
     std::fs::write(&ballast, vec![1; 60 << 20]).unwrap();
@@ -430,7 +434,8 @@ fn almost_full(dir: &Path, guarantee: bool) -> (Daq, PathBuf) {
     (Daq::new(&text), ballast)
 }
 
-/// The numbers of all frames in committed segments, which must all be whole but for the last, which the end has cut.
+/// Returns the numbers of all frames in committed segments. All must be complete except for the last, which the end has
+/// cut.
 fn frames_on_disk(dir: &Path, outcome: &Outcome) -> Vec<u64> {
     let sent = outcome.count("sources.adc.bytes");
     let mut numbers = Vec::new();
@@ -505,7 +510,7 @@ fn disk_full_without_guarantee_counts_drops() {
     );
     let numbers = frames_on_disk(&dir, &outcome);
     assert_eq!(numbers.len() as u64, outcome.count("sinks.disk.frames"));
-    // On a machine that is busy elsewhere, frames may be overwritten before the sink comes to them.
+    // On a busy machine, frames may be overwritten before the sink reads them.
     let overrun = outcome.count("readers.disk.overrun");
     assert_eq!(
         numbers.len() as u64 + dropped + overrun,

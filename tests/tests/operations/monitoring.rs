@@ -1,4 +1,4 @@
-//! What operators see: metrics, probes, status, systemd.
+//! Output for operators: metrics, probes, status, systemd.
 
 use daq_tests::{Daq, Live, Random, TIMEOUT, free_tcp_port, get, ledger, program, skip, wait_for};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A pipeline with everything in it, and faults.
+/// A pipeline with all kinds of components, and faults.
 const EVERYTHING: &str = r#"
 [source.adc]
 driver = "sim"
@@ -104,7 +104,7 @@ fn metrics_pass_promtool_lint() {
         String::from_utf8_lossy(&said),
         metrics.body
     );
-    // Help for each, and counters for everything in the report.
+    // Every metric has help text, and everything in the report has a counter.
     let names = |prefix: &str| -> BTreeSet<String> {
         let lines = metrics
             .body
@@ -128,7 +128,7 @@ fn metrics_pass_promtool_lint() {
     let _ = live.stop().ok();
 }
 
-/// Kills a server when a test is over.
+/// Kills a server when the test ends.
 struct Server(Child);
 
 impl Drop for Server {
@@ -138,7 +138,7 @@ impl Drop for Server {
     }
 }
 
-/// The only value of a query, if there is one.
+/// Returns the only value of a query, if there is one.
 fn query(server: SocketAddr, expression: &str) -> Option<f64> {
     let encoded = expression
         .replace('{', "%7B")
@@ -194,7 +194,7 @@ fn metrics_are_scraped_by_prometheus() {
             "sources.adc.lost.wire_gap",
         ),
     ] {
-        // A scrape that comes after one look at /status and before another lies between them.
+        // A scrape that happens between two reads of /status must lie between their values.
         let before = ledger::count(&live.report(), path) as f64;
         let scraped = wait_for(expression, || {
             query(server, expression).filter(|scraped| *scraped >= before)
@@ -283,7 +283,7 @@ fn metrics_counters_equal_report() {
     let _ = live.stop().ok();
 }
 
-/// Waits until every data thread advances: on a machine that is busy with other things one may not for a while.
+/// Waits until every data thread advances; on a busy machine that may take a while.
 fn wait_healthy(live: &mut Live) {
     wait_for("health", || {
         (live.get("/-/healthy").code == 200).then_some(())
@@ -322,7 +322,7 @@ fn health_and_readiness_probes_answer() {
 
 #[test]
 fn probe_while_stopping_is_healthy_but_not_ready() {
-    // What waits in the ring takes longer to drain than anybody waits for it.
+    // The frames in the ring take longer to drain than any wait in this test.
     let text = EVERYTHING
         .replace(
             "guarantee = false\ndelay = \"30 ms\"",
@@ -359,7 +359,7 @@ fn ledger_equations_hold_while_running() {
         grows(&last, &now);
         last = now;
     }
-    // They have held while all of this happened.
+    // The equations were checked throughout.
     for path in [
         "sources.adc.lost.wire_gap",
         "sources.adc.lost.late",
@@ -374,7 +374,7 @@ fn ledger_equations_hold_while_running() {
     grows(&last, &outcome.report);
 }
 
-/// No counter goes back.
+/// No counter decreases.
 fn grows(before: &Value, after: &Value) {
     for (table, keys) in [
         (
@@ -434,7 +434,7 @@ fn grows(before: &Value, after: &Value) {
     }
 }
 
-/// The next message that `wanted` describes.
+/// Returns the next message that matches `wanted`.
 fn message(socket: &UnixDatagram, live: &Live, wanted: &str) -> String {
     let mut buffer = [0; 4096];
     loop {
@@ -468,7 +468,7 @@ fn systemd_is_notified() {
     message(&socket, &live, "WATCHDOG=1");
     live.interrupt();
     message(&socket, &live, "STOPPING=1");
-    // Nobody reads any more: a full queue would hold up the end.
+    // No one reads any more: a full queue would block the exit.
     drop(socket);
     let _ = live.wait().ok();
 }

@@ -1,4 +1,4 @@
-//! Machines at their limits: descriptors, file sizes, disks that fail or hang, files that others change.
+//! Resource limits and failures: descriptors, file sizes, disks that fail or hang, files changed by others.
 
 use daq_tests::{Daq, Live, Outcome, files, ledger, program, skip, wait_for};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 
-/// A source at a slow pace before one sink, with an HTTP side.
+/// A slow source and one sink, with an HTTP server.
 fn pipeline(sink: &str) -> String {
     format!(
         "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = 1024\npace = \"40 Mbit/s\"\n\
@@ -19,7 +19,7 @@ fn pipeline(sink: &str) -> String {
 const FILE: &str = "driver = \"file\"\npath = \"out\"\nsegment = \"1 MiB\"\nbuffer = \"64 KiB\"";
 const ZARR: &str = "driver = \"zarr\"\npath = \"out\"\nchunk = \"256 KiB\"\nflush = \"200 ms\"";
 
-/// `daq run` by a shell that first sets a limit, as in `ulimit -n 96`.
+/// Starts `daq run` in a shell that first sets a limit, such as `ulimit -n 96`.
 fn spawn_limited(daq: &Daq, limit: &str, arguments: &str) -> Live {
     let mut command = Command::new("sh");
     let script =
@@ -65,7 +65,7 @@ fn state_file_truncated_while_running_does_not_end_run() {
 fn file_size_limit_is_reported_as_sink_error() {
     for sink in [FILE, ZARR] {
         let daq = Daq::new(&pipeline(sink));
-        // 64 KiB, where a shell counts in 512 bytes.
+        // 64 KiB, in a shell that counts in units of 512 bytes.
         let outcome = spawn_limited(&daq, "ulimit -f 128", "").wait();
         assert_eq!(outcome.code, 74, "{}", outcome.stderr);
         assert!(outcome.report.is_object());
@@ -73,7 +73,7 @@ fn file_size_limit_is_reported_as_sink_error() {
     }
 }
 
-/// A run under strace that lets system calls fail; `None` where there is no strace.
+/// A run under strace with injected system call failures; `None` if strace is not installed.
 fn injected(daq: &Daq, fault: &str) -> Option<Outcome> {
     let strace = program("strace")?;
     let call = fault.split(':').next().unwrap();
@@ -95,7 +95,7 @@ fn json(path: &Path) -> Value {
 #[test]
 fn failure_after_segment_commit_leaves_it_intact() {
     let daq = Daq::new(&pipeline(FILE));
-    // For each segment: its metadata, the directory before the commit, and after.
+    // For each segment: its metadata, the directory before the commit, and after it.
     let Some(outcome) = injected(&daq, "fsync:error=EIO:when=3+") else {
         skip!("strace is not there");
     };
@@ -116,7 +116,7 @@ fn failure_after_segment_commit_leaves_it_intact() {
 #[test]
 fn failure_after_chunk_commit_counts_it_as_written() {
     let daq = Daq::new(&pipeline(ZARR));
-    // A commit syncs the directories of eight arrays twice each; the last time is after the commit.
+    // A commit syncs the directories of eight arrays twice each, the second time after the commit.
     let Some(outcome) = injected(&daq, "fsync:error=EIO:when=16") else {
         skip!("strace is not there");
     };
@@ -150,7 +150,7 @@ fn descriptor_limit_is_named() {
                 0 => break,
                 // The dynamic loader opens libraries before daq starts.
                 127 => continue,
-                // It runs, and its sink cannot open the next file.
+                // The run starts, and its sink cannot open the next file.
                 74 => assert!(outcome.report.is_object(), "{why}"),
                 69 => refused += 1,
                 _ => panic!("{why}"),
@@ -172,7 +172,7 @@ fn memory_limit_for_ring_is_named() {
     }
 }
 
-/// An ext4 filesystem in a file, mounted by a loop device; unfrozen and unmounted when it is dropped.
+/// An ext4 filesystem in a file, mounted through a loop device; thawed and unmounted when dropped.
 struct Disk(std::path::PathBuf);
 
 impl Disk {
@@ -230,12 +230,12 @@ fn disk_hang_is_reported_and_does_not_block_exit() {
             (answer.code == 503 && answer.body.contains("disk")).then_some(())
         });
         if !guarantee {
-            // The ring has 64 slots; the sink has one burst in its hands.
+            // The ring has 64 slots; the sink holds one burst.
             live.wait_count("readers.disk.overrun", 500);
         }
         live.interrupt();
         live.wait_log("a write has not returned");
-        // The process cannot be gone before the disk answers.
+        // The process cannot exit before the disk answers.
         assert!(disk.call("fsfreeze", &["-u"]));
         let outcome = live.wait();
         assert_eq!(outcome.code, 74, "{}", outcome.stderr);

@@ -1,4 +1,4 @@
-//! A run whose terminal, pipe or service manager stalls or goes away: data flows on and the run ends as asked.
+//! Runs whose terminal, pipe or service manager stalls or disappears: data flows and the run ends as requested.
 
 mod flood;
 mod sys;
@@ -15,12 +15,12 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Stdio};
 use std::time::Instant;
 
-/// Bytes of a packet's payload.
+/// Payload bytes per packet.
 const PAYLOAD: usize = 1024;
 const CTRL_S: &[u8] = b"\x13";
 const CTRL_Q: &[u8] = b"\x11";
 
-/// A run that receives UDP and serves HTTP, whose stderr a test chooses.
+/// A run that receives UDP and serves HTTP, with the stderr that a test chooses.
 struct Run {
     daq: Daq,
     child: Child,
@@ -61,7 +61,7 @@ listen = "127.0.0.1:{http}"
             .stdout(stdout)
             .stderr(stderr);
         let child = command.spawn().unwrap();
-        // The slave of a terminal must not stay open here.
+        // The slave of a terminal must not stay open in this process.
         drop(command);
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let mut run = Self {
@@ -94,7 +94,7 @@ listen = "127.0.0.1:{http}"
     fn send(&self, sequence: u64) {
         let mut packet = [0; 16 + PAYLOAD];
         packet[..8].copy_from_slice(&sequence.to_be_bytes());
-        // A refusal would be one of an earlier packet.
+        // An error would refer to an earlier packet.
         let _ = self.socket.send(&packet);
     }
 
@@ -102,7 +102,7 @@ listen = "127.0.0.1:{http}"
         serde_json::from_str(&get(self.address, "/status").unwrap().body).unwrap()
     }
 
-    /// Sends packets until the source has delivered more of them than before.
+    /// Sends packets until the source has delivered more than before.
     fn assert_data_flows(&mut self) {
         let delivered = |run: &Self| {
             let status = run.status();
@@ -121,7 +121,7 @@ listen = "127.0.0.1:{http}"
         });
     }
 
-    /// Makes daq log a warning: a packet whose number is far from all others.
+    /// Makes daq log a warning: sends a packet whose number is far from all others.
     fn provoke_warning(&self) {
         self.send(1 << 50);
     }
@@ -142,7 +142,7 @@ listen = "127.0.0.1:{http}"
         }
     }
 
-    /// Asks the run to end, which must succeed with all files closed.
+    /// Requests the end of the run, which must succeed and close all files.
     fn end(&mut self, signal: Signal) {
         self.signal(signal);
         assert_eq!(self.wait(), Some(0));
@@ -158,7 +158,7 @@ impl Drop for Run {
     }
 }
 
-/// Reads `terminal` on a thread of its own until it closes, and returns what it showed so far when asked.
+/// Reads `terminal` on a separate thread until it closes; returns what it has shown so far on request.
 fn screen(mut terminal: File) -> impl Fn() -> String {
     let shown = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let copy = shown.clone();
@@ -171,7 +171,7 @@ fn screen(mut terminal: File) -> impl Fn() -> String {
     move || String::from_utf8_lossy(&shown.lock().unwrap()).into_owned()
 }
 
-/// Both ends of a pipe that is full.
+/// Both ends of a full pipe.
 fn full_pipe() -> (PipeReader, OwnedFd) {
     let (reader, writer) = std::io::pipe().unwrap();
     rustix::fs::fcntl_setfl(&writer, OFlags::NONBLOCK).unwrap();
@@ -188,7 +188,7 @@ fn terminal_closed_with_sighup_ends_run_cleanly() {
         run.assert_data_flows();
         drop(master);
         run.end(Signal::HUP);
-        // A second run of the same pipeline would report one that did not end cleanly.
+        // A second run of the same pipeline would report a run that did not end cleanly.
         let outcome = run.daq.run(&["--for", "1 ms"]).ok();
         assert!(!outcome.stderr.contains("cleanly"), "{}", outcome.stderr);
     }
@@ -254,7 +254,7 @@ fn terminal_resumed_shows_log_live_block_and_report() {
     wait_for("the warning", || shown().contains("WARN").then_some(()));
     let log = shown();
     let line = log.lines().find(|line| line.contains("WARN")).unwrap();
-    // As in 18:27:55Z, among escape sequences.
+    // A time such as 18:27:55Z, among escape sequences.
     let is_time = |word: &[u8]| word[8] == b'Z' && [word[2], word[5]] == [b':'; 2];
     assert!(line.as_bytes().windows(9).any(is_time), "{line:?}");
     // The block is erased before it is drawn again, and no line is wider than the terminal.
@@ -341,7 +341,7 @@ fn second_signal_with_blocked_sink_and_stderr_exits_immediately() {
     assert_eq!(run.wait(), Some(128 + 15));
 }
 
-/// A terminal closes and then its service manager stops the run: SIGHUP is not counted as the first signal.
+/// A terminal closes and then its service manager stops the run: SIGHUP does not count as the first signal.
 #[test]
 fn signal_after_sighup_drains_and_next_signal_exits() {
     for (delay, code) in [("1 s", 0), ("1 min", 128 + 15)] {
@@ -361,7 +361,7 @@ fn signal_after_sighup_drains_and_next_signal_exits() {
         live.signal(Signal::HUP);
         live.wait_log("SIGHUP: stopping");
         live.signal(Signal::TERM);
-        // Signals of one kind that are pending together are delivered once.
+        // Pending signals of the same kind are delivered once.
         while code != 0 && live.is_running() {
             live.signal(Signal::TERM);
         }
@@ -405,7 +405,7 @@ fn notify_socket_full_delays_nothing() {
     let (_reader, writer) = std::io::pipe().unwrap();
     let mut run = Run::start(&[], &env, writer.into(), Stdio::null());
     run.assert_data_flows();
-    // Readiness is sent once there is room.
+    // Readiness is sent once there is space.
     socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut buffer = [0; 4096];
     wait_for("READY=1", || {

@@ -1,4 +1,4 @@
-//! `daq selftest rdma` and `daq bench rdma` over cards of software, without a GPU and on the simulated driver.
+//! `daq selftest rdma` and `daq bench rdma` on emulated NICs, without a GPU and on the simulated driver.
 
 use daq_tests::{Daq, Done, Simulated};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ fn parsed(done: &Done) -> Value {
     serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
 }
 
-/// How each check ended, by name.
+/// The result of each check, by name.
 fn outcome<'a>(report: &'a Value, check: &str) -> (&'a str, &'a str) {
     let mut results = report["results"].as_array().unwrap().iter();
     let found = results.find(|result| result["check"] == check);
@@ -20,7 +20,7 @@ fn outcome<'a>(report: &'a Value, check: &str) -> (&'a str, &'a str) {
     )
 }
 
-/// What needs no GPU.
+/// Checks that need no GPU.
 const HOST: [&str; 9] = [
     "port",
     "register-host",
@@ -99,14 +99,14 @@ fn selftest_on_failing_nic_fails() {
     }
 }
 
-/// A row of a table by its first column.
+/// Returns a row of a table by its first column.
 fn row<'a>(table: &'a Value, name: &str) -> &'a Value {
     let mut rows = table["rows"].as_array().unwrap().iter();
     let found = rows.find(|row| row["way"] == name);
     found.unwrap_or_else(|| panic!("no row {name:?} in {table:#}"))
 }
 
-/// Why a way was not measured: each reason stands once, with all its ways.
+/// Why a path was not measured: each reason is printed once, with all its paths.
 fn refusal<'a>(tables: &'a [Value], way: &str) -> &'a str {
     let last = tables.last().unwrap();
     assert_eq!(last["title"], "not measured");
@@ -138,7 +138,7 @@ const SHORT: [&str; 13] = [
     "--json",
 ];
 
-/// Tables that were told.
+/// Returns the printed tables.
 fn tables(done: &Done) -> Vec<Value> {
     parsed(done).as_array().unwrap().clone()
 }
@@ -183,10 +183,10 @@ fn bench_rdma_unmeasured_result_is_not_saved() {
     assert!(kept.stderr.contains("nothing to keep"), "{kept:?}");
 }
 
-/// What a measurement of a card of software depends on, where no module lets cards reach GPUs' memory.
+/// What a measurement of an emulated NIC depends on if no module lets NICs access GPU memory.
 const BASIS: &str = "?|firmware ?|peer memory false";
 
-/// The way of a sink's frames goes by the frame size from which on host memory was faster.
+/// The path of a sink's frames depends on the frame size from which host memory was faster.
 #[test]
 fn bench_rdma_saved_result_selects_sink_path() {
     let simulated = Simulated::new("");

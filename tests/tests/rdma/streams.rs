@@ -1,19 +1,19 @@
-//! Whole daemons: sim → sink rdma ⇒ source rdma → file, over cards made of software.
+//! Whole daemons: sim → sink rdma ⇒ source rdma → file, on emulated NICs.
 
 use daq_tests::{Daq, Live, Outcome, Random, files, free_tcp_port, ledger};
 use serde_json::Value;
 
-/// Bytes of a packet, a place of a frame; packets of a frame.
+/// Bytes per packet, packets per frame, bytes per frame.
 const PACKET: u64 = 64;
 const PLACES: u64 = 8;
 const FRAME: u64 = PACKET * PLACES;
 
-/// A sender of `frames` frames that count, as fast as they are taken.
+/// A sender of `frames` counter frames, as fast as possible.
 fn near(port: u16, frames: u64, keys: &str, faults: &str) -> Daq {
     paced(port, frames, "free", keys, faults)
 }
 
-/// The same at a pace.
+/// The same at a given pace.
 fn paced(port: u16, frames: u64, pace: &str, keys: &str, faults: &str) -> Daq {
     Daq::new(&format!(
         "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = {PACKET}\n\
@@ -25,7 +25,7 @@ fn paced(port: u16, frames: u64, pace: &str, keys: &str, faults: &str) -> Daq {
     ))
 }
 
-/// A receiver into files.
+/// A receiver that writes files.
 fn far(port: u16, keys: &str, sink: &str) -> Daq {
     Daq::new(&format!(
         "[source.link]\ndriver = \"rdma\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\nplaces = {PLACES}\n{keys}\n\
@@ -46,7 +46,7 @@ fn data(daq: &Daq) -> Vec<u8> {
         .collect()
 }
 
-/// The bytes of these packets of the counter, with zeros for those that are missing.
+/// Returns the bytes of these packets of the counter, with zeros for missing ones.
 fn counter(packets: std::ops::Range<u64>, is_missing: impl Fn(u64) -> bool) -> Vec<u8> {
     let words =
         packets.flat_map(|packet| (0..PACKET / 8).map(move |i| (packet, packet * PACKET / 8 + i)));
@@ -64,7 +64,7 @@ fn frames_in_order(data: &[u8], frames: u64, is_missing: impl Fn(u64) -> bool) -
         .count() as u64
 }
 
-/// Ends a receiver once it has delivered so many frames.
+/// Stops a receiver once it has delivered so many frames.
 fn end(mut far: Live, frames: u64) -> Outcome {
     far.wait_count("sources.link.delivered", frames);
     far.stop().ok()
@@ -90,7 +90,7 @@ fn stream_delivers_sent_frames() {
             data(&receiver) == counter(0..frames * PLACES, missing),
             "{shared}"
         );
-        // What is missing is told there as here.
+        // Sender and receiver report the same missing frames.
         let metas = files(&receiver.path("out"), ".sigmf-meta");
         let meta: Value = serde_json::from_slice(&std::fs::read(&metas[0]).unwrap()).unwrap();
         let annotations = meta["annotations"].as_array().unwrap();
@@ -105,7 +105,7 @@ fn stream_delivers_sent_frames() {
 }
 
 /// An unreliable connection loses frames for which the receiver has posted no receive in time: each one is counted, and
-/// the others are whole.
+/// the others are intact.
 #[test]
 fn unreliable_stream_counts_every_frame() {
     let (port, frames) = (free_tcp_port(), 50);
@@ -156,7 +156,7 @@ fn stream_after_link_cuts_has_no_loss_or_duplicates() {
 fn stream_peer_killed_reconnects() {
     let (port, frames) = (free_tcp_port(), 20_000);
     let mut random = Random(6);
-    // Slow enough for the sender to be there whenever a receiver is killed.
+    // Slow enough for the sender to be connected whenever a receiver is killed.
     let sender = paced(port, frames, "10 Mbit/s", CARD, "");
     let mut receiver = far(port, CARD, FILE);
     let mut there = receiver.spawn(&[]);
@@ -174,7 +174,7 @@ fn stream_peer_killed_reconnects() {
     there.wait_count("sources.link.delivered", 1);
     assert!(here.is_running(), "{}", here.stderr());
     let sent = here.wait().ok();
-    // Told as sent are all of them, each once; the last receiver has an unbroken end of them.
+    // The sender counts each frame as sent once; the last receiver has an unbroken final part of them.
     assert_eq!(
         (
             sent.count("sinks.far.frames"),
@@ -189,7 +189,7 @@ fn stream_peer_killed_reconnects() {
     );
     let report = there.report();
     let had = ledger::count(&report, "sources.link.delivered");
-    // Another run of the sender, killed in the middle, and one more: their frames count anew.
+    // Another run of the sender, killed midway, and one more: their frame numbers restart.
     let another = paced(port, frames, "1 Mbit/s", CARD, "");
     let mut again = another.spawn(&[]);
     there.wait_count("sources.link.delivered", had + 300);
@@ -203,7 +203,7 @@ fn stream_peer_killed_reconnects() {
     let data = data(&receiver);
     let delivered = came.count("sources.link.delivered");
     assert_eq!(data.len() as u64, delivered * FRAME);
-    // The end of the first run, a beginning of the second, all of the third.
+    // The end of the first run, the start of the second, all of the third.
     let second = delivered - had - 50;
     let expected = [
         counter((frames - had) * PLACES..frames * PLACES, |_| false),
@@ -281,7 +281,7 @@ fn sender_without_token_or_from_other_address_is_rejected() {
     for text in [&came.stderr, &sent.stderr, &status] {
         assert!(!text.contains(TOKEN), "{text}");
     }
-    // Of another address: closed before a byte of it is read.
+    // From another address: closed before a byte of it is read.
     let receiver = far(port, &format!("{CARD}\nfrom = [\"10.0.0.0/8\"]"), FILE);
     let mut live = receiver.spawn(&[]);
     live.wait_ready();

@@ -1,4 +1,4 @@
-//! From cases to packets, and from what a run left to a verdict.
+//! Turns cases into packets, and compares the result of a run with the expectation.
 
 use super::cases::{Case, Ledger, PLACES, Shot, Wrong};
 use daq_drivers::packet::spead::{Item, build_packet, item};
@@ -13,20 +13,20 @@ use std::ops::Range;
 /// How fast packets are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rate {
-    /// The next one when the one before was received.
+    /// Each packet after the previous one was received.
     Slow,
-    /// So many bytes at a time, each packet by itself.
+    /// So many bytes per batch, each packet by itself.
     Bursts(usize),
-    /// So many bytes at a time, cut into packets by the kernel, which are received together as well.
+    /// So many bytes per batch, split into packets by Linux (GSO), which are received together as well (GRO).
     Offload(usize),
 }
 
-/// How packets are made.
+/// How packets are built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// With so much payload.
     Raw(usize),
-    /// With so much payload, and in a heap's first packet.
+    /// With so much payload, and so much in a heap's first packet.
     Spead { rest: usize, first: usize },
 }
 
@@ -66,7 +66,7 @@ impl Kind {
         }
     }
 
-    /// Payload bytes of a frame; the last packet of a heap is shorter than the others.
+    /// Payload bytes per frame; the last packet of a heap is shorter than the others.
     pub fn frame(self) -> usize {
         match self {
             Self::Raw(payload) => payload * usize::try_from(PLACES).unwrap(),
@@ -77,10 +77,10 @@ impl Kind {
     }
 }
 
-/// A case on its way to a source.
+/// A case that is being sent to a source.
 pub struct Attack<'a> {
     pub case: &'a Case,
-    /// Tells its payload from others'.
+    /// Distinguishes its payload from that of other cases.
     pub stream: u64,
     pub format: Format,
     pub source: String,
@@ -88,7 +88,7 @@ pub struct Attack<'a> {
 }
 
 impl Attack<'_> {
-    /// Unit number and place in the unit.
+    /// Unit number, and packet index in the unit.
     fn name(&self, n: u64) -> (u64, u32) {
         let per_unit = u64::from(self.format.numbering().places_per_unit);
         let unit = (n / per_unit).wrapping_mul(self.case.step) & self.format.unit_mask();
@@ -135,7 +135,7 @@ impl Attack<'_> {
         out
     }
 
-    /// A packet of SPEAD with something wrong.
+    /// Builds a SPEAD packet with a fault.
     fn wrong(&self, n: u64, wrong: Wrong, out: &mut Vec<u8>) {
         let (unit, sub) = self.name(n);
         let places = self.format.places();
@@ -171,26 +171,26 @@ impl Attack<'_> {
         match wrong {
             Wrong::Magic => out[0] ^= 1,
             Wrong::Version => out[1] = 3,
-            // More items than there are bytes.
+            // More items than the packet has space for.
             Wrong::Items => out[6..8].copy_from_slice(&u16::MAX.to_be_bytes()),
             _ => {}
         }
     }
 
-    /// Sends everything; nothing is lost on the way.
+    /// Sends everything without loss on the way.
     fn send(&self, rate: Rate) {
         let most = match rate {
             Rate::Slow => 1,
             Rate::Bursts(bytes) | Rate::Offload(bytes) => bytes,
         };
         let offload = matches!(rate, Rate::Offload(_));
-        // With bursts the queue is looked at when about as much was sent as small buffers take.
+        // In bursts, the queue is checked after about as many bytes as small buffers hold.
         self.shoot(&self.case.shots, most, offload, || {
             Queue::drained(self.port);
         });
     }
 
-    /// Sends `shots`, about `most` bytes at a time, and does `between` after each.
+    /// Sends `shots`, about `most` bytes per batch, and calls `between` after each batch.
     pub fn shoot(&self, shots: &[Shot], most: usize, offload: bool, between: impl Fn()) {
         loopback::stay();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
@@ -198,7 +198,7 @@ impl Attack<'_> {
         let packets: Vec<_> = shots.iter().map(|shot| self.packet(*shot)).collect();
         let mut left = &packets[..];
         while let Some(first) = left.first() {
-            // The kernel cuts equal packets only.
+            // Linux splits a message into packets of equal size only.
             let mut bytes = 0;
             let together = left
                 .iter()
@@ -222,7 +222,7 @@ impl Attack<'_> {
         }
     }
 
-    /// Compares ledger and file with what was foretold.
+    /// Compares ledger and file with the expectation.
     pub fn check(&self, daq: &Daq, outcome: &Outcome, frame: usize) -> Result<(), String> {
         let case = self.case;
         let ledger = Ledger::of(outcome, &self.source);
@@ -296,7 +296,7 @@ impl Attack<'_> {
         Ok(())
     }
 
-    /// Where place `n` lies in its frame.
+    /// The byte range of packet `n` in its frame.
     fn extent(&self, n: u64) -> Range<usize> {
         let places = self.format.places();
         match &self.format {
@@ -309,7 +309,7 @@ impl Attack<'_> {
     }
 }
 
-/// Cases on their way to sources of their own, in one process with a file sink for each.
+/// Cases that are sent to their own sources, in one process with one file sink each.
 pub fn prepare<'a>(kind: Kind, keys: &str, cases: &'a [Case]) -> (Daq, Vec<Attack<'a>>) {
     let mut attacks = Vec::new();
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
@@ -337,7 +337,7 @@ pub fn prepare<'a>(kind: Kind, keys: &str, cases: &'a [Case]) -> (Daq, Vec<Attac
     (Daq::new(&text), attacks)
 }
 
-/// Sends every case of `cases` at `rate` and compares what comes of it.
+/// Sends every case of `cases` at `rate` and checks the results.
 pub fn attack(kind: Kind, rate: Rate, cases: &[Case]) {
     let (daq, attacks) = prepare(kind, "receive_buffer = \"1 MiB\"", cases);
     let mut live = daq.spawn(&[]);
@@ -369,7 +369,7 @@ pub fn attack(kind: Kind, rate: Rate, cases: &[Case]) {
         wrong.join("\n"),
         outcome.stderr
     );
-    // What is refused is told, by source and once for each reason.
+    // Rejections are logged once per source and reason.
     for attack in attacks
         .iter()
         .filter(|attack| attack.case.ledger.rejected > 0)

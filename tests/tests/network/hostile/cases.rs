@@ -1,12 +1,12 @@
-//! What is sent and what must come of it.
+//! The packets of each case, and the expected result.
 
 use daq_tests::{Outcome, Random};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Packets of a frame.
+/// Packets per frame.
 pub const PLACES: u64 = 8;
-/// Places that the window holds open.
+/// Packet slots that the window keeps open.
 pub const OPEN: u64 = 4 * PLACES;
 /// Packets of most cases.
 pub const PACKETS: u64 = 400;
@@ -14,21 +14,21 @@ pub const PACKETS: u64 = 400;
 /// One datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shot {
-    /// The packet of a place, as it should be.
+    /// The correct packet of a packet slot.
     Good(u64),
-    /// It ends a byte early.
+    /// One byte too short.
     Short(u64),
-    /// It has a byte too much.
+    /// One byte too long.
     Long(u64),
-    /// So many bytes of nothing.
+    /// So many zero bytes.
     Garbage(usize),
-    /// A number between those that there are.
+    /// A sequence number between the valid ones.
     Between(u64),
     /// Only for `spead`.
     Spead(u64, Wrong),
 }
 
-/// What can be wrong with a packet of SPEAD.
+/// Faults of a SPEAD packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
     Magic,
@@ -39,11 +39,11 @@ pub enum Wrong {
     NoOffset,
     Offset,
     Items,
-    /// Not wrong: a heap of another length.
+    /// Not a fault: a heap of another length.
     OtherLength,
 }
 
-/// What the report says.
+/// The expected counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
     pub expected: u64,
@@ -87,7 +87,7 @@ impl Ledger {
         ledger
     }
 
-    /// All `packets`, nothing wrong.
+    /// All `packets` without a fault.
     pub fn whole(packets: u64) -> Self {
         Self {
             expected: packets,
@@ -97,7 +97,7 @@ impl Ledger {
         }
     }
 
-    /// All `packets` but those lost.
+    /// All `packets` except for those lost.
     pub fn lost(packets: u64, lost: &[(&'static str, u64)]) -> Self {
         let gone: u64 = lost.iter().map(|(_, n)| n).sum();
         Self {
@@ -108,18 +108,18 @@ impl Ledger {
     }
 }
 
-/// What is sent and what must come of it.
+/// The packets of a case, and the expected result.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub name: &'static str,
-    /// Further keys of the source.
+    /// Additional keys of the source.
     pub keys: &'static str,
-    /// Bytes of the running number (`raw`), and what it grows by.
+    /// Bytes of the sequence number (`raw`), and its step.
     pub bytes: usize,
     pub step: u64,
     pub shots: Vec<Shot>,
     pub ledger: Ledger,
-    /// What the file holds: for each epoch the places from its first to its last, but those missing.
+    /// The expected file: for each epoch the range of packet slots, and the missing ones.
     pub stored: Vec<(Range<u64>, BTreeSet<u64>)>,
 }
 
@@ -127,7 +127,7 @@ pub fn good(places: Range<u64>) -> impl Iterator<Item = Shot> + Clone {
     places.map(Shot::Good)
 }
 
-/// Packets in order, but for those that `replace` says something else of.
+/// Packets in order, except where `replace` defines something else.
 pub fn with(places: Range<u64>, mut replace: impl FnMut(u64) -> Option<Vec<Shot>>) -> Vec<Shot> {
     places
         .flat_map(|n| replace(n).unwrap_or_else(|| vec![Shot::Good(n)]))
@@ -135,7 +135,7 @@ pub fn with(places: Range<u64>, mut replace: impl FnMut(u64) -> Option<Vec<Shot>
 }
 
 impl Case {
-    /// Packets `places` of a 64-bit number, of which `shots` are sent and `missing` never stored.
+    /// Packet slots `places` of a 64-bit sequence, of which `shots` are sent and `missing` are never stored.
     pub fn new(
         name: &'static str,
         places: Range<u64>,
@@ -156,7 +156,7 @@ impl Case {
     }
 }
 
-/// Faults that every format has.
+/// Faults that exist in every format.
 pub fn table() -> Vec<Case> {
     use Shot::{Garbage, Good, Long, Short};
     let all = 0..PACKETS;
@@ -177,7 +177,7 @@ pub fn table() -> Vec<Case> {
             &[5],
             Ledger::lost(PACKETS, &[("wire_gap", 1)]),
         ),
-        // A whole frame and the ends of its neighbours.
+        // A complete frame and the edges of its neighbours.
         Case::new(
             "many-lost",
             all.clone(),
@@ -185,7 +185,7 @@ pub fn table() -> Vec<Case> {
             &run(197..212),
             Ledger::lost(PACKETS, &[("wire_gap", 15)]),
         ),
-        // Before the first and after the last packet nothing is expected, but its frame has holes.
+        // No packets are expected before the first and after the last, but their frames have holes.
         Case::new(
             "ends-lost",
             3..390,
@@ -193,7 +193,7 @@ pub fn table() -> Vec<Case> {
             &[],
             Ledger::whole(387),
         ),
-        // 51 comes after 75, the last that keeps its frame open; neighbours and whole frames swap places.
+        // 51 comes after 75, the last packet that keeps its frame open; neighbours and complete frames are swapped.
         Case::new(
             "reordered",
             all.clone(),
@@ -202,14 +202,14 @@ pub fn table() -> Vec<Case> {
                 75 => Some(vec![Good(75), Good(51)]),
                 120 => Some(vec![Good(121), Good(120)]),
                 200..216 => Some(vec![Good(if n < 208 { n + 8 } else { n - 8 })]),
-                // Three frames backwards: all of them open when the last one comes first.
+                // Three frames in reverse order: all of them are open when the last one arrives first.
                 328..352 => Some(vec![Good(679 - n)]),
                 _ => None,
             }),
             &[],
             Ledger::whole(PACKETS),
         ),
-        // The first packet four frames on closes their frames: both come a packet later.
+        // The first packet four frames ahead closes their frames: both packets arrive one packet later.
         Case::new(
             "late",
             all.clone(),
@@ -221,7 +221,7 @@ pub fn table() -> Vec<Case> {
             &[100, 259],
             Ledger::lost(PACKETS, &[("late", 2)]),
         ),
-        // So late that its fate was settled long ago: no number to believe.
+        // So late that its disposition was final long ago: not a plausible sequence number.
         Case::new(
             "very-late",
             all.clone(),
@@ -236,7 +236,7 @@ pub fn table() -> Vec<Case> {
                 ..Ledger::lost(PACKETS, &[("wire_gap", 1)])
             },
         ),
-        // At once, while its frame is open, after it was closed.
+        // Duplicates: immediately, while the frame is open, after it was closed.
         Case::new(
             "duplicates",
             all.clone(),
@@ -252,7 +252,7 @@ pub fn table() -> Vec<Case> {
                 ..Ledger::whole(PACKETS)
             },
         ),
-        // Late and late again: the second is a duplicate.
+        // Late twice: the second one is a duplicate.
         Case::new(
             "late-twice",
             all.clone(),
@@ -290,7 +290,7 @@ pub fn table() -> Vec<Case> {
                 ..Ledger::lost(PACKETS, &[("wire_gap", 2)])
             },
         ),
-        // Nothing is lost to what never was a packet.
+        // Datagrams that are not packets cause no loss.
         Case::new(
             "garbage",
             all.clone(),
@@ -313,7 +313,7 @@ pub fn table() -> Vec<Case> {
                 ..Ledger::whole(PACKETS)
             },
         ),
-        // Numbers far away that do not agree with each other; one of them again and again.
+        // Distant sequence numbers that do not agree with each other; one of them repeatedly.
         Case::new(
             "strays",
             all.clone(),
@@ -341,7 +341,7 @@ pub fn table() -> Vec<Case> {
                 ..Ledger::whole(PACKETS)
             },
         ),
-        // Within reach: the numbers between were lost.
+        // Within range: the numbers in between were lost.
         Case::new(
             "small-jump",
             0..PACKETS + 30,
@@ -349,8 +349,8 @@ pub fn table() -> Vec<Case> {
             &run(200..230),
             Ledger::lost(PACKETS + 30, &[("wire_gap", 30)]),
         ),
-        // Beyond twice the window: the first three packets are kept aside, the fourth confirms the gap, which counts as lost
-        // where it is no longer than a gap may be.
+        // Beyond twice the window: the first three packets are kept, the fourth confirms the gap, which counts as lost
+        // if it is not longer than the maximum gap.
         Case::new(
             "long-gap",
             0..1200,
@@ -383,7 +383,7 @@ pub fn table() -> Vec<Case> {
                 },
             )
         },
-        // Longer than any gap: the fourth packet confirms an epoch.
+        // Longer than the maximum gap: the fourth packet confirms an epoch.
         Case {
             stored: vec![
                 (0..200, BTreeSet::new()),
@@ -419,7 +419,7 @@ pub fn table() -> Vec<Case> {
                 },
             )
         },
-        // The sender restarts twice, once with gaps on either side.
+        // The sender restarts twice, once with gaps before and after.
         Case {
             stored: vec![
                 (1000..1198, BTreeSet::from([1003])),
@@ -449,14 +449,14 @@ pub fn table() -> Vec<Case> {
 }
 
 impl Case {
-    /// Nothing before `first` was ever expected.
+    /// No packet before `first` was ever expected.
     fn from(mut self, first: u64) -> Self {
         self.stored[0].0.start = first;
         self
     }
 }
 
-/// Numbers as only `raw` packets have them.
+/// Sequence numbers that only `raw` packets can have.
 pub fn raw_table() -> Vec<Case> {
     let run = |first: u64, lost: &[u64], swap: u64| {
         let places = first..first + PACKETS;
@@ -482,9 +482,9 @@ pub fn raw_table() -> Vec<Case> {
     };
     let end = 1 << 32;
     vec![
-        // Round more than once.
+        // More than one wrap.
         wrap("8-bit", 1, 250, &[255, 256, 512], 300),
-        // 65 534 to 65 537 are lost over the wrap.
+        // 65 534 to 65 537 are lost across the wrap.
         wrap(
             "16-bit",
             2,
@@ -492,9 +492,9 @@ pub fn raw_table() -> Vec<Case> {
             &[65_534, 65_535, 65_536, 65_537],
             65_532,
         ),
-        // The last before the wrap and the first after it swap places.
+        // The last packet before the wrap and the first after it are swapped.
         wrap("32-bit", 4, end - 100, &[], end - 1),
-        // Counts samples: what lies between two packets is no number of a packet.
+        // Counts samples: values between two packets are not valid packet numbers.
         Case {
             step: 4096,
             ..Case::new(
@@ -512,7 +512,7 @@ pub fn raw_table() -> Vec<Case> {
                 },
             )
         },
-        // Counts samples with 16 bits: round every 64 packets.
+        // Counts samples with 16 bits: one wrap per 64 packets.
         Case {
             step: 1024,
             ..wrap("16-bit-steps", 2, 40, &[63, 64, 129], 191)
@@ -520,7 +520,7 @@ pub fn raw_table() -> Vec<Case> {
     ]
 }
 
-/// Faults that only `spead` has.
+/// Faults that exist only in `spead`.
 pub fn spead_table() -> Vec<Case> {
     use Wrong::{
         Flavour, Items, Magic, NoCounter, NoLength, NoOffset, Offset, OtherLength, Version,
@@ -543,7 +543,7 @@ pub fn spead_table() -> Vec<Case> {
                 ..Ledger::lost(PACKETS, &[("wire_gap", 8)])
             },
         ),
-        // A heap of descriptors takes a number of its own and no place: before the first, between, again.
+        // A heap of descriptors takes a heap number but no packet slot: before the first, in between, and repeated.
         Case {
             stored: vec![(8..PACKETS, (80..88).collect())],
             ..Case::new(
@@ -581,17 +581,18 @@ pub fn spead_table() -> Vec<Case> {
     ]
 }
 
-/// Every fault at random. What becomes of a packet is drawn first, when it is sent follows from it.
+/// Random faults. The disposition of a packet is drawn first; its sending time follows from it.
 pub fn mixed(name: &'static str, seed: u64) -> Case {
     let mut random = Random(seed);
     let count = 640;
     let mut ledger = Ledger::whole(count);
     let (mut gaps, mut late, mut missing) = (0, 0, BTreeSet::new());
-    // When, in places and then in order, and what.
+    // Sending time in packet slots, order within it, and the packet.
     let mut order: Vec<(u64, u64, Shot)> = Vec::new();
     for n in 0..count {
         let frame = n / PLACES;
-        // The first packets of frames come in time, so that what is late is late for all rates; so does the end.
+        // The first packets of frames are in time, so that late packets are late at all rates; the last packet is as
+        // well.
         let is_safe = n % PLACES == 0 || n + 20 * PLACES > count;
         let dice = if is_safe { 50 } else { random.below(50) };
         let mut at = |place: u64, shot| order.push((place, order.len() as u64, shot));

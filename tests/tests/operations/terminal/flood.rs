@@ -1,11 +1,11 @@
-//! What others send cannot flood the log.
+//! Remote input cannot flood the log.
 
 use daq_tests::{Daq, free_tcp_port, free_udp_port, wait_for};
 use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::time::Duration;
 
-/// Log lines that start and end of a run and a limit with a line every five seconds may cause.
+/// Maximum number of log lines from start and end of a run, plus one line every five seconds.
 const MAX_LINES: usize = 40;
 
 #[test]

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::FromRawFd;
 
-/// Opens a pseudo terminal of `columns` and `rows`: its master, which a terminal emulator would read, and its slave.
+/// Opens a pseudo terminal of `columns` and `rows`. Returns its master, which a terminal emulator reads, and its slave.
 pub fn open(columns: u16, rows: u16) -> (File, File) {
     let size = libc::winsize {
         ws_row: rows,
@@ -12,8 +12,8 @@ pub fn open(columns: u16, rows: u16) -> (File, File) {
         ws_ypixel: 0,
     };
     let (mut master, mut slave) = (-1, -1);
-    // SAFETY: the call writes one descriptor to each of the first two addresses, reads `size`, and takes null for the
-    // name and the modes, which are not wanted.
+    // SAFETY: the call writes one descriptor to each of the first two addresses and reads `size`; null is allowed for
+    // the name and the modes.
     let result = unsafe {
         libc::openpty(
             &raw mut master,
@@ -25,12 +25,12 @@ pub fn open(columns: u16, rows: u16) -> (File, File) {
     };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     for descriptor in [master, slave] {
-        // SAFETY: the descriptor was just opened; the call only sets its flag. A child that had the master would keep the
-        // terminal open.
+        // SAFETY: the descriptor was just opened; the call only sets its flag. A child that inherited the master would
+        // keep the terminal open.
         unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
-    // SAFETY: the default action is no function of this process. Under nohup, children would ignore the signal.
+    // SAFETY: the default action is not a function of this process. Under nohup, children would ignore the signal.
     unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
-    // SAFETY: both descriptors were just opened, and nothing else closes them.
+    // SAFETY: both descriptors were just opened and are closed by no other code.
     unsafe { (File::from_raw_fd(master), File::from_raw_fd(slave)) }
 }
