@@ -614,9 +614,9 @@ fn mapping_on_real_gpu_meets_contract() {
     for found in probe(device, &Backend::ALL) {
         let (backend, answer) = found;
         match answer {
-            Err(refusal) => daq_tests::tell(&format!("not checked: {refusal}")),
+            Err(refusal) => daq_tests::print_uncaptured(&format!("not checked: {refusal}")),
             Ok(costs) => {
-                daq_tests::tell(&format!("{backend}: {costs:?}"));
+                daq_tests::print_uncaptured(&format!("{backend}: {costs:?}"));
                 for bytes in [1, PAGE + 1, 3 << 20] {
                     let mapped = Mapped::with(device, bytes, backend).unwrap();
                     assert_both_sides_see_the_same(&mapped);
