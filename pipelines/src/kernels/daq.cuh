@@ -1,15 +1,15 @@
-// daq.cuh: what a kernel of your own sees of daq. This file is the whole interface.
+// daq.cuh: the interface between daq and a kernel of your own. This file is the whole interface.
 //
 //   [kernel.clip]
 //   file   = "clip.cu"
 //   input  = "raw"
 //   output = "clean"
 //   params = { gain = 2.5, taps = [1, 2, 1, 0] }      # members of your struct Params
-//   frame  = { type = "float32" }                     # what an output frame means; the rest as in the input
+//   frame  = { type = "float32" }                     # format of an output frame; other keys as in the input
 //
 //   // clip.cu
 //   struct Params {
-//       float gain = 1;                               // what the configuration does not name keeps its default
+//       float gain = 1;                               // members that the configuration does not set keep these defaults
 //       int taps[4] = {1, 0, 0, 0};
 //   };
 //
@@ -20,35 +20,35 @@
 //           y[i] = p.gain * x[i];
 //   }
 //
-// on_frame is called once for every frame, by all threads of all blocks of that frame: `blocks` blocks of `threads`
-// threads, as the configuration declares them. Each input frame gives one output frame of the declared length, which
-// keeps the sequence number, timestamp and flags of the input.
+// daq calls on_frame once for every frame, in all threads of all blocks of that frame. The configuration declares the number
+// of blocks (`blocks`) and of threads per block (`threads`). Each input frame gives one output frame of the declared
+// length. The output frame has the sequence number, timestamp and flags of the input frame.
 //
-// With dispatch = "persistent" the kernel is not launched for each burst: it stays on the GPU and waits for frames, so
-// that a frame is worked on about two microseconds after it came. The function is the same, and so are its results.
-// `teams` frames are worked on at a time, each by `blocks` blocks, and all of these must fit on the GPU together.
+// With dispatch = "persistent" daq does not launch the kernel for each burst. The kernel runs on the GPU for the whole run
+// and waits for frames. It starts work on a frame about two microseconds after the frame is committed. The function and
+// its results are the same. The kernel works on `teams` frames at a time, each with `blocks` blocks; all these blocks must
+// fit on the GPU at the same time.
 //
-// What holds
-// - Which part is this thread's is told by `in` (index and stride, or block and thread), never by blockIdx and gridDim:
-//   how frames lie in the grid is daq's business, and may change.
-// - Blocks may meet at nothing: __syncthreads() and what it is made of are allowed, synchronisation of the whole grid
-//   is not, nor are launches from the device. Blocks run in any order; frames run side by side.
-// - Nothing may be kept from one call to the next: no static or global variable is written.
-// - The output slot holds anything before: write every byte of it. The input is read only.
-// - A kernel that stays finds other frames at the same addresses: read the input by plain loads, not by __ldg nor
-//   through pointers that are both const and __restrict__, which may give what was there before.
-// - A kernel that stays and is done with no frame for 5 s, although it has some, is taken for one that hangs: the
-//   pipeline ends.
-// - Both are aligned to 64 bytes. Missing packets were filled before, as the ring's `fill` says.
-// - Frames shorter than the input's declared length are never seen here; daq counts them as failed.
-// - Without parameters, take `const daq::NoParams&`.
+// Rules
+// - Get this thread's part of the work from `in` (index and stride, or block and thread), never from blockIdx and
+//   gridDim. The mapping of frames to the grid is internal to daq and may change.
+// - Blocks must not synchronise with each other. __syncthreads() and warp-level functions are allowed. Synchronisation of
+//   the whole grid and launches from the device are not. Blocks run in any order, and frames run concurrently.
+// - Do not keep state between calls: do not write static or global variables.
+// - The output slot initially holds undefined data: write every byte of it. The input is read-only.
+// - A persistent kernel reads new frames at the same addresses. Read the input with plain loads. Do not use __ldg or
+//   pointers that are both const and __restrict__, because these may return stale data.
+// - If a persistent kernel has frames but finishes none of them for 5 s, daq assumes that it hangs and ends the pipeline.
+// - Input and output are aligned to 64 bytes. daq fills missing packets first, as the ring's `fill` declares.
+// - on_frame is not called for frames shorter than the declared length of the input; daq counts them as failed.
+// - Without parameters, declare the third argument as `const daq::NoParams&`.
 //
-// daq compiles a .cu file itself, with this header included already; other headers are found beside the file.
-// DAQ_THREADS is the declared number of threads of a block, so that arrays in shared memory can be sized by it;
-// dynamic shared memory (extern __shared__ ...) has the bytes declared as `shared`.
+// daq compiles a .cu file itself and includes this header. It finds other headers in the directory of the file.
+// DAQ_THREADS is the declared number of threads per block; use it as the size of arrays in shared memory. The configuration
+// declares the size of dynamic shared memory (extern __shared__ ...) as `shared`.
 //
-// To compile it yourself, name function and members at the end of the file (daq ignores these lines when it compiles
-// the file, where the function must be on_frame and the struct Params):
+// To compile the file yourself, name the function and the members at the end of the file. daq ignores these lines when it
+// compiles the file; then the function must be called on_frame and the struct Params.
 //
 //   #include "daq.cuh"
 //   ...
@@ -57,15 +57,15 @@
 //   DAQ_PARAM(Params, taps)
 //
 //   daq reference kernel-header > daq.cuh
-//   nvcc -std=c++17 -cubin -arch=sm_90 clip.cu        # for this architecture, or
-//   nvcc -std=c++17 -ptx -arch=compute_80 clip.cu     # for it and newer ones; then file = "clip.ptx"
+//   nvcc -std=c++17 -cubin -arch=sm_90 clip.cu        # for one architecture, or
+//   nvcc -std=c++17 -ptx -arch=compute_80 clip.cu     # for this one and newer; then file = "clip.ptx"
 //
-// Needs C++17.
+// The header needs C++17.
 
 #ifndef DAQ_CUH
 #define DAQ_CUH
 
-// Threads of a block; where nobody declares them, the most that there can be.
+// Number of threads per block; if it is not declared, the maximum.
 #ifndef DAQ_THREADS
 #define DAQ_THREADS 1024
 #endif
@@ -74,23 +74,23 @@ namespace daq {
 
 using Size = unsigned long long;
 
-// Flags of a frame, as bits.
+// Flags of a frame, one bit each.
 enum Flags : unsigned {
-    INCOMPLETE = 1,  // at least one place was missing and is filled
-    EPOCH = 2,       // the first frame of an epoch: what came before is not continuous with it
-    TRUNCATED = 4,   // the stream ended, or began, inside this frame
-    SUSPECT = 8,     // payload whose check failed at the source is inside
+    INCOMPLETE = 1,  // at least one packet was missing and was filled
+    EPOCH = 2,       // first frame of an epoch: the stream is not continuous with earlier frames
+    TRUNCATED = 4,   // the stream started or ended inside this frame
+    SUSPECT = 8,     // contains payload whose checksum failed at the source
 };
 
-// Who told a frame's time.
+// The clock of a frame's timestamp.
 enum class Clock : unsigned {
     none = 0,
-    host = 1,       // the host's UTC when daq handled the frame
-    kernel = 2,     // the host's UTC when the operating system received its first packet
-    sensor = 3,     // the sensor's own count
-    simulated = 4,  // the nominal time of the first sample
-    recorded = 5,   // taken from a recording
-    sensor_utc = 6, // the sensor's own count, from a declared origin in UTC
+    host = 1,       // UTC of the host when daq processed the frame
+    kernel = 2,     // UTC of the host when Linux received the frame's first packet
+    sensor = 3,     // counter of the sensor
+    simulated = 4,  // nominal time of the first sample
+    recorded = 5,   // from a recording
+    sensor_utc = 6, // counter of the sensor, with a declared origin in UTC
 };
 
 // For kernels without parameters.
@@ -98,7 +98,7 @@ struct NoParams {};
 
 namespace detail {
 
-// A burst, as the host describes it.
+// A burst; the host fills this structure.
 struct Burst {
     const unsigned char* input;
     Size input_stride, input_slots, input_first;
@@ -110,10 +110,10 @@ struct Burst {
     Size out_bytes, out_channels, out_points;
 };
 
-// Words of a record before its bitmap: sequence, timestamp, epoch and flags, places and arrived, clock.
+// Number of words in a record before its bitmap: sequence, timestamp, epoch and flags, places and arrived, clock.
 enum : unsigned { RECORD_WORDS = 5 };
 
-// Bytes from the first slot of a ring to frame `i` of a burst that begins at slot `first`.
+// Offset in bytes, from the start of a ring, of frame `i` of a burst that begins at slot `first`.
 __device__ inline Size slot(Size stride, Size slots, Size first, unsigned i) {
     const Size at = first + i;
     return (at < slots ? at : at - slots) * stride;
@@ -121,17 +121,17 @@ __device__ inline Size slot(Size stride, Size slots, Size first, unsigned i) {
 
 }  // namespace detail
 
-// One input frame, and which part of the work is this thread's.
+// One input frame, and the part of the work of this thread.
 class Frame {
   public:
-    const Size length;        // bytes of payload
-    const unsigned channels;  // as the input's layout says
-    const Size points;        // of each channel
+    const Size length;        // payload in bytes
+    const unsigned channels;  // number of channels in the layout of the input
+    const Size points;        // number of points per channel
 
-    const unsigned block = blockIdx.x;     // this block among those of the frame
-    const unsigned blocks = gridDim.x;     // blocks of the frame
-    const unsigned thread = threadIdx.x;   // this thread in its block
-    const unsigned threads = blockDim.x;   // threads of a block
+    const unsigned block = blockIdx.x;     // index of this block within the frame
+    const unsigned blocks = gridDim.x;     // number of blocks of the frame
+    const unsigned thread = threadIdx.x;   // index of this thread within its block
+    const unsigned threads = blockDim.x;   // number of threads per block
 
     // The payload as numbers of type T.
     template <class T>
@@ -145,13 +145,13 @@ class Frame {
         return length / sizeof(T);
     }
 
-    // This thread among all threads of the frame, and their number: for loops over the payload.
+    // Index of this thread among all threads of the frame, and their number: use them in loops over the payload.
     __device__ Size index() const { return static_cast<Size>(block) * threads + thread; }
     __device__ Size stride() const { return static_cast<Size>(blocks) * threads; }
 
-    // What is known of the frame. It is read from the host's memory when it is asked for, which takes about a
-    // microsecond: ask outside of loops. A kernel that a device rings is told number and epoch alone: it may be at work
-    // before the host knows of the frame.
+    // Metadata of the frame. Each call reads host memory, which takes about one microsecond: call these functions outside
+    // of loops. With doorbell = "device" only the sequence number and the epoch are valid, because the kernel may work on
+    // a frame before the host has its metadata.
     __device__ Size sequence() const { return record_[0]; }
     __device__ Size timestamp() const { return record_[1]; }  // nanoseconds since the clock's epoch
     __device__ Clock clock() const { return static_cast<Clock>(record_[4]); }
@@ -159,7 +159,8 @@ class Frame {
     __device__ unsigned flags() const { return static_cast<unsigned>(record_[2] >> 32); }
     __device__ bool incomplete() const { return flags() & INCOMPLETE; }
 
-    // Places (packets) that make up the frame, 0 where it has none; how many arrived; and whether place `i` did.
+    // Number of packets in a complete frame (0 if the source has no packets), number of packets that arrived, and whether
+    // packet `i` arrived.
     __device__ unsigned places() const { return static_cast<unsigned>(record_[3]); }
     __device__ unsigned arrived() const { return static_cast<unsigned>(record_[3] >> 32); }
     __device__ bool present(unsigned i) const {
@@ -167,7 +168,7 @@ class Frame {
         return all == 0 || (i < all && (record_[detail::RECORD_WORDS + i / 64] >> (i % 64) & 1));
     }
 
-    // daq's own: frame `i` of a burst.
+    // Internal: frame `i` of a burst.
     __device__ Frame(const detail::Burst& burst, unsigned i)
         : length(burst.in_bytes),
           channels(static_cast<unsigned>(burst.in_channels)),
@@ -183,9 +184,9 @@ class Frame {
 // The output frame.
 class Out {
   public:
-    const Size capacity;      // bytes, all of which make the frame
-    const unsigned channels;  // as the output's layout says
-    const Size points;        // of each channel
+    const Size capacity;      // size of the frame in bytes
+    const unsigned channels;  // number of channels in the layout of the output
+    const Size points;        // number of points per channel
 
     // The payload as numbers of type T.
     template <class T>
@@ -199,7 +200,7 @@ class Out {
         return capacity / sizeof(T);
     }
 
-    // daq's own: output `i` of a burst.
+    // Internal: output `i` of a burst.
     __device__ Out(const detail::Burst& burst, unsigned i)
         : capacity(burst.out_bytes),
           channels(static_cast<unsigned>(burst.out_channels)),
@@ -210,14 +211,14 @@ class Out {
     unsigned char* const payload_;
 };
 
-// daq's own: how a kernel that stays on its GPU is told of frames, and tells that it is done with them.
+// Internal: how a persistent kernel receives frames and returns credits.
 namespace detail {
 
-// The word that the host stores: frames posted so far, how often the shifts have changed, whether to stop.
+// The doorbell word that the host stores: number of frames submitted so far, generation of the shifts, stop bit.
 enum : unsigned { GENERATION_BIT = 48, SHIFTS_WORD = 8 };
-constexpr Size POSTED = (1ull << GENERATION_BIT) - 1, STOP = 1ull << 63;
+constexpr Size SUBMITTED = (1ull << GENERATION_BIT) - 1, STOP = 1ull << 63;
 
-// The word as it is now; what the host stored before it is there for all threads of the caller's warp.
+// Returns the word. Everything that the host stored before it is visible to all threads of the caller's warp.
 __device__ inline Size load_bell(const Size* bell) {
 #ifdef __CUDA_ARCH__
     Size value;
@@ -228,11 +229,11 @@ __device__ inline Size load_bell(const Size* bell) {
 #endif
 }
 
-// Where a device that writes frames by itself rings: the count of its transfers, which it stores as the last write of each,
-// and two lines behind it the frames that had been posted when it began to count, all ones until then.
-enum : unsigned { BASE_WORD = 8, RUNG = 0xffffff };  // the bits of the count
+// The doorbell of a device that writes frames itself: the number of its transfers, which the device stores as the last write
+// of each transfer. At BASE_WORD: the number of frames submitted when the device started to count; all ones before.
+enum : unsigned { BASE_WORD = 8, RUNG = 0xffffff };  // RUNG: mask of the number's bits
 
-// The count as it is now; what the device wrote before it is there for all threads of the caller's warp.
+// Returns the number. Everything that the device wrote before it is visible to all threads of the caller's warp.
 __device__ inline unsigned load_count(const Size* rung) {
 #ifdef __CUDA_ARCH__
     unsigned value;
@@ -243,9 +244,9 @@ __device__ inline unsigned load_count(const Size* rung) {
 #endif
 }
 
-// Says in the host's memory that everything before is done. What was written lies in the GPU's memory, where whoever
-// the host tells of it reads it (copies and kernels that begin after this was seen): it must have arrived there, not at
-// the host, which a fence for the whole system would wait for as well, half a microsecond over the bus.
+// Stores a credit in host memory: all earlier work is complete. The results are in GPU memory. Copies and kernels that
+// start after the host has seen the credit read them there. Therefore a GPU-wide fence is sufficient. A system-wide fence
+// would also wait until the results are visible to the host, which takes half a microsecond over the bus.
 __device__ inline void store_credit(Size* credit, Size value) {
 #ifdef __CUDA_ARCH__
     asm volatile("fence.acq_rel.gpu;\n\tst.relaxed.sys.global.u64 [%0], %1;" : : "l"(credit), "l"(value) : "memory");
@@ -254,27 +255,28 @@ __device__ inline void store_credit(Size* credit, Size value) {
 #endif
 }
 
-// Brings the threads of a warp together.
+// Synchronises the threads of a warp.
 __device__ inline void together() {
 #ifdef __CUDA_ARCH__
     __syncwarp();
 #endif
 }
 
-// Frames as they are posted, those of one team: the blocks that work on the same frames.
-struct Post {
+// The submitted frames of one team. A team is the group of blocks that work on the same frames.
+struct Submissions {
     const Size* const bell;
-    const Size* const rung;  // what a device rings; null where the host alone does
-    Size* const credit;      // of this block
+    const Size* const rung;  // doorbell of a device; null if only the host rings
+    Size* const credit;      // credit of this block
     const Size* const records;
     const Size last_record;
     const Size teams;
-    Burst burst;             // of one frame: the team's next
-    Size next;               // its number, counted from the kernel's start
-    Size done;               // the team's frames before it
-    Size seen, generation;   // the word of the host, and the shifts that are in use
+    Burst burst;             // one frame: the next frame of the team
+    Size next;               // number of that frame since the start of the kernel
+    Size done;               // number of frames that the team has finished
+    Size seen, generation;   // last doorbell word seen, and generation of the shifts in use
 
-    __device__ Post(const Size* bell_word, const Size* rung_word, Size* credits, const Burst& rings, Size record_count)
+    __device__ Submissions(const Size* bell_word, const Size* rung_word, Size* credits, const Burst& rings,
+                           Size record_count)
         : bell(bell_word),
           rung(rung_word),
           credit(credits + static_cast<Size>(blockIdx.y) * gridDim.x + blockIdx.x),
@@ -287,30 +289,30 @@ struct Post {
           seen(0),
           generation(~0ull) {}
 
-    __device__ bool is_posted() const { return next < (seen & POSTED); }
+    __device__ bool is_submitted() const { return next < (seen & SUBMITTED); }
 
-    // Whether the device has written the team's next frame: its count is ahead of the frames before.
+    // Whether the device has written the team's next frame: its number of transfers exceeds the frames before.
     __device__ bool is_rung() const {
         if (rung == nullptr) return false;
         const Size base = load_bell(rung + BASE_WORD);
         if (base == ~0ull) return false;
         const unsigned ahead = (load_count(rung) - static_cast<unsigned>(next - base)) & RUNG;
-        // Never more than the device's ring holds.
+        // The device is never ahead by more than the slots of its ring.
         return ahead != 0 && ahead <= burst.input_slots;
     }
 
-    // Waits for the team's next frame; false where there will be none. Each warp looks for itself, which saves a
-    // barrier between the host's store and the first byte that is read.
+    // Waits for the team's next frame; returns false if the kernel must stop. Each warp polls the doorbell itself, which
+    // saves a barrier between the host's store and the first read of the frame.
     __device__ bool wait() {
-        if (!is_posted()) {
+        if (!is_submitted()) {
             for (;;) {
                 seen = load_bell(bell);
-                if (is_posted()) break;
+                if (is_submitted()) break;
                 if (seen & STOP) return false;
                 if (is_rung()) break;
             }
         }
-        // Threads of a warp may have seen it one look apart.
+        // Threads of a warp may see the word in different iterations.
         together();
         const Size now = (seen & ~STOP) >> GENERATION_BIT;
         if (now != generation) {
@@ -322,19 +324,19 @@ struct Post {
         return true;
     }
 
-    // The frame in hand is done by this thread. Once all threads of the block are there the host is told: after the
-    // last of the frames that are known to be posted, and after every eighth.
+    // Marks the current frame as finished by this thread. Once all threads of the block have finished it, stores the credit
+    // after the last frame that is known to be submitted, and after every eighth frame.
     __device__ void finish() {
         ++done;
         next += teams;
         __syncthreads();
-        if (threadIdx.x == 0 && (!is_posted() || done % 8 == 0)) store_credit(credit, done);
+        if (threadIdx.x == 0 && (!is_submitted() || done % 8 == 0)) store_credit(credit, done);
         burst.input_first = after(burst.input_first, burst.input_slots);
         burst.output_first = after(burst.output_first, burst.output_slots);
         burst.records = records + (next & last_record) * burst.record_words;
     }
 
-    // The slot that the team takes after `slot`.
+    // The next slot of the team after `slot`.
     __device__ Size after(Size slot, Size slots) const {
         slot += teams;
         return slot < slots ? slot : slot % slots;
@@ -343,7 +345,7 @@ struct Post {
 
 }  // namespace detail
 
-// What the host must know of a member of Params to set it.
+// Description of a member of Params, with which the host sets it.
 namespace detail {
 
 template <class T> struct Kind { enum : unsigned { value = 0 }; };
@@ -384,9 +386,9 @@ template <class P, class Base, class T> __host__ __device__ constexpr Member<P, 
 }  // namespace detail
 }  // namespace daq
 
-// daq's own: the parameters, a member's description, the entry.
+// Internal: the parameters, a member's description, the entry points.
 #define DAQ_DETAIL_PARAMS(PARAMS)                                                                                     \
-    static_assert(sizeof(PARAMS) <= 61440, "Params has more than the 60 KiB that it may have");                       \
+    static_assert(sizeof(PARAMS) <= 61440, "struct Params is larger than the limit of 60 KiB");                       \
     extern "C" {                                                                                                      \
     __constant__ PARAMS daq_params = PARAMS{};                                                                        \
     __constant__ unsigned daq_header = 1;                                                                             \
@@ -413,20 +415,20 @@ template <class P, class Base, class T> __host__ __device__ constexpr Member<P, 
 #define DAQ_DETAIL_RESIDENT(NAME, FUNCTION)                                                                           \
     extern "C" __global__ void __launch_bounds__(DAQ_THREADS) NAME(                                                   \
         const daq::Size* bell, const daq::Size* rung, daq::Size* credits, const unsigned char* input,                 \
-        daq::Size input_stride, daq::Size input_slots, unsigned char* output, daq::Size output_stride, daq::Size output_slots,                \
-        const daq::Size* records, daq::Size record_words, daq::Size record_count, daq::Size in_bytes,                 \
-        daq::Size in_channels, daq::Size in_points, daq::Size out_bytes, daq::Size out_channels,                      \
-        daq::Size out_points) {                                                                                       \
+        daq::Size input_stride, daq::Size input_slots, unsigned char* output, daq::Size output_stride,                \
+        daq::Size output_slots, const daq::Size* records, daq::Size record_words, daq::Size record_count,             \
+        daq::Size in_bytes, daq::Size in_channels, daq::Size in_points, daq::Size out_bytes,                          \
+        daq::Size out_channels, daq::Size out_points) {                                                               \
         const daq::detail::Burst rings = {input, input_stride, input_slots, 0,                                        \
                                           output, output_stride, output_slots, 0,                                     \
                                           records, record_words, in_bytes, in_channels,                               \
                                           in_points, out_bytes, out_channels, out_points};                            \
-        daq::detail::Post post(bell, rung, credits, rings, record_count);                                             \
-        while (post.wait()) {                                                                                         \
-            const daq::Frame in(post.burst, 0);                                                                       \
-            daq::Out out(post.burst, 0);                                                                              \
+        daq::detail::Submissions submissions(bell, rung, credits, rings, record_count);                               \
+        while (submissions.wait()) {                                                                                  \
+            const daq::Frame in(submissions.burst, 0);                                                                \
+            daq::Out out(submissions.burst, 0);                                                                       \
             FUNCTION(in, out, daq_params);                                                                            \
-            post.finish();                                                                                            \
+            submissions.finish();                                                                                     \
         }                                                                                                             \
     }
 
@@ -435,11 +437,11 @@ template <class P, class Base, class T> __host__ __device__ constexpr Member<P, 
 #define DAQ_ENTRY(NAME, FUNCTION)
 #define DAQ_PARAM(PARAMS, MEMBER)
 #else
-// Makes FUNCTION the kernel of a file that is compiled outside of daq, with parameters of type PARAMS.
+// Makes FUNCTION the kernel of a file that is compiled outside of daq. PARAMS is the type of its parameters.
 #define DAQ_KERNEL(FUNCTION, PARAMS) DAQ_DETAIL_PARAMS(PARAMS) DAQ_DETAIL_ENTRY(daq_burst, FUNCTION)
-// A further kernel of the same file and parameters, which `entry = "NAME"` in the configuration chooses.
+// Adds another kernel to the same file, with the same parameters. `entry = "NAME"` in the configuration selects it.
 #define DAQ_ENTRY(NAME, FUNCTION) DAQ_DETAIL_ENTRY(NAME, FUNCTION)
-// Lets the configuration set MEMBER.
+// Makes MEMBER settable in the configuration.
 #define DAQ_PARAM(PARAMS, MEMBER) DAQ_DETAIL_PARAM(PARAMS, MEMBER)
 #endif
 

@@ -1,20 +1,20 @@
 // Averaged power spectra.
 //
-// Blocks of samples are transformed in shared memory by Stockham's algorithm: passes of radix 2, 3, 4, 5, 7 or 8, each
-// of which leaves the data sorted, so that no reordering is left over. A thread keeps its points in registers while
-// they are rewritten, so one buffer suffices. Longer transforms of A * B points go through memory once: columns of
-// length A, then rows of length B (Bailey's four steps without the last transposition):
+// Blocks of samples are transformed in shared memory with Stockham's algorithm, in passes of radix 2, 3, 4, 5, 7 or 8. Each
+// pass leaves the data in order, so no reordering is needed at the end. A thread keeps its points in registers while
+// they are rewritten, so one buffer is sufficient. Longer transforms of A * B points use global memory once: columns of
+// length A, then rows of length B (Bailey's four-step algorithm without the last transposition):
 //
 //   x[b + B a]  --columns-->  y[ka, b]  --times w^(b ka)-->  --rows-->  X[ka + A kb]
 //
-// Where samples are real, two successive blocks are the real and the imaginary part of one transform. The sums of
-// |Z|^2 are folded into those of both: |A[k]|^2 + |B[k]|^2 = (|Z[k]|^2 + |Z[N-k]|^2) / 2.
+// For real samples, two successive blocks are the real and the imaginary part of one transform. The sums of |Z|^2 are folded
+// into the sums of both blocks: |A[k]|^2 + |B[k]|^2 = (|Z[k]|^2 + |Z[N-k]|^2) / 2.
 
 #include "samples.cuh"
 
-// Most points of a transform that a thread holds.
+// Maximum number of points of a transform per thread.
 constexpr int POINTS = 8;
-constexpr int MOST_THREADS = 1024; // so a thread has at least 64 registers
+constexpr int MAX_THREADS = 1024; // leaves at least 64 registers per thread
 
 struct alignas(8) Complex {
     float x, y;
@@ -28,9 +28,9 @@ __device__ inline Complex operator*(Complex a, Complex b) {
 // a times -i
 __device__ inline Complex turned(Complex a) { return {a.y, -a.x}; }
 
-// Transforms of R points, in place.
+// A transform of R points, in place.
 template <int R> struct Small {
-    // For odd R, by pairs of points whose roots are conjugate.
+    // For odd R: uses pairs of points whose roots are complex conjugates.
     __device__ __forceinline__ static void run(Complex* v) {
         constexpr float COS[3][7] = {{1.0f, -0.5f, -0.5f},
                                      {1.0f, 0.30901699437494742f, -0.80901699437494742f, -0.80901699437494742f,
@@ -104,15 +104,17 @@ template <> struct Small<8> {
 struct Batch {
     Complex* buffer;
     const Complex* roots; // exp(-2 pi i k / size)
-    u64 radices;          // four bits each, the first pass lowest
+    u64 radices;          // four bits each; the first pass is in the lowest bits
     u32 size, count;
 
-    // Points are spread so that those at a distance of a small power of two lie in different banks; so are transforms.
+    // Padding, so that points at a distance of a small power of two are in different banks. The pitch of transforms is odd
+    // for the same reason.
     __device__ static u32 place(u32 point) { return point + (point >> 4); }
     __device__ u32 pitch() const { return place(size) | 1; }
     __device__ u32 at(u32 transform, u32 point) const { return transform * pitch() + place(point); }
 
-    // One pass; `done` is the product of the radices before. The last pass adds squared magnitudes to `sums` if asked.
+    // One pass. `done` is the product of the radices of earlier passes. If `squares` is set, the last pass adds squared
+    // magnitudes to `sums`.
     template <int R> __device__ __forceinline__ void pass(u32 done, bool squares, double (&sums)[POINTS]) const {
         constexpr int K = POINTS / R;
         u32 across = size / R, work = across * count;
@@ -121,7 +123,7 @@ struct Batch {
         Complex v[K][R];
 #pragma unroll
         for (int q = 0; q < K; q++) {
-            // Threads without work repeat the last: points that are not always read cost registers on all ways.
+            // Threads without work repeat the last item, because conditional reads would cost registers on all paths.
             u32 i = threadIdx.x + q * blockDim.x;
             i = i < work ? i : work - 1;
             u32 t = by_transform.of(i), j = i - t * across;
@@ -161,7 +163,7 @@ struct Batch {
         __syncthreads();
     }
 
-    // All passes over what is in the buffer. Other threads' points must be visible.
+    // All passes over the buffer. The points of other threads must be visible.
     __device__ __forceinline__ void run(bool squares, double (&sums)[POINTS]) const {
         u32 done = 1;
         for (u64 rest = radices; rest != 0; rest >>= 4) {
@@ -178,7 +180,7 @@ struct Batch {
         }
     }
 
-    // Puts the sums of the last pass where its points were.
+    // Stores the sums of the last pass at the positions of its points.
     template <int R> __device__ __forceinline__ void spread(double* to, const double (&sums)[POINTS]) const {
         constexpr int K = POINTS / R;
         u32 across = size / R;
@@ -222,9 +224,9 @@ struct Samples {
     }
 };
 
-// The means of blocks, to be subtracted: those of spectrum `s` of a channel at `first[s * step]`.
+// The means to subtract from blocks; the mean of spectrum `s` of a channel is at `first[s * step]`.
 struct Means {
-    const Complex* first; // null if nothing is subtracted
+    const Complex* first; // null: no mean is subtracted
     u32 step;
 
     __device__ Means of(u64 s, u32 channel) const {
@@ -232,8 +234,8 @@ struct Means {
     }
 };
 
-// Fills the buffer with blocks that begin at `starts`, two for each transform where samples are real; null stands for
-// zeroes. Point `e` of transform `t` is point `first + t * t_step + e * e_step` of its block.
+// Fills the buffer with the blocks that begin at `starts`; a null pointer means zeros. For real samples each transform has
+// two blocks. Point `e` of transform `t` is point `first + t * t_step + e * e_step` of its block.
 template <class N>
 __device__ void fill(const Batch& batch, const Samples& in, const u8* const* starts, Means means, const float* window,
                      u32 first, u32 t_step, u32 e_step, u32 count, bool columns) {
@@ -279,7 +281,7 @@ __device__ inline void fill_any(const Batch& batch, const Samples& in, const u8*
     }
 }
 
-// Adds this thread's part of the `size` points of a block that begins at `start` to `x` and `y`.
+// Adds this thread's share of the `size` points of a block that begins at `start` to `x` and `y`.
 template <class N>
 __device__ void add_points(const Samples& in, const u8* start, u32 size, double& x, double& y) {
     const N* a = (const N*)start;
@@ -294,8 +296,8 @@ __device__ void add_points(const Samples& in, const u8* start, u32 size, double&
     }
 }
 
-// The means of blocks of samples: `means` gets one for each spectrum and channel.
-// blocks: (spectrum, channel), the channel running fastest; 256 threads
+// Computes the means of blocks of samples and writes one per spectrum and channel to `means`.
+// blocks: (spectrum, channel), the channel varies fastest; 256 threads
 extern "C" __global__ void __launch_bounds__(256)
     power_spectrum_means(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
                          u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u32 channels, u32 size,
@@ -339,9 +341,9 @@ struct Piece {
     }
 };
 
-// Short transforms from samples to sums: `partial` gets `bins` numbers for each piece and channel.
-// blocks: (output, piece, channel), the channel running fastest
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
+// Short transforms, from samples to sums. Writes `bins` numbers per piece and channel to `partial`.
+// blocks: (output, piece, channel), the channel varies fastest
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     power_spectrum_short(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
                          u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u64 total, u64 left,
                          u64 each, u64 chunk, u32 pieces, u32 channels, u32 size, u32 count, u64 radices,
@@ -378,10 +380,10 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
     }
 }
 
-// The columns of long transforms: `work` gets `down` * `across` points for each spectrum and channel, of which only
-// those of a pair's first spectrum are written where samples are real.
-// blocks: (spectrum, channel, group of `count` columns), the group running fastest
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
+// The columns of long transforms. `work` has `down` * `across` points per spectrum and channel. For real samples only the
+// points of the first spectrum of each pair are written.
+// blocks: (spectrum, channel, group of `count` columns), the group varies fastest
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     power_spectrum_columns(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
                            u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u64 total, u64 left,
                            u64 each, u64 chunk, u32 channels, u32 down, u32 across, u32 count, u64 radices,
@@ -419,9 +421,9 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
     }
 }
 
-// The rows of long transforms: `partial` gets `down` * `across` numbers for each piece and channel.
-// blocks: (output, piece, channel, group of `count` rows), the group running fastest
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
+// The rows of long transforms. Writes `down` * `across` numbers per piece and channel to `partial`.
+// blocks: (output, piece, channel, group of `count` rows), the group varies fastest
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     power_spectrum_rows(u32 complex, u64 total, u64 left, u64 each, u64 chunk, u32 pieces, u32 channels, u32 down,
                         u32 across, u32 count, u64 radices, const Complex* roots, const Complex* work,
                         double* partial) {
@@ -458,9 +460,9 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
     }
 }
 
-// Adds up the pieces of each output and what was carried over, and writes the output, or what is carried on.
-// `size` is not 0 where partial sums are still to be folded.
-// blocks: (output, channel, 32 bins), the bins running fastest; 256 threads
+// Adds up the pieces of each output and the sums carried over from earlier bursts. Writes complete outputs; writes the sums
+// of an incomplete output to `carry`. `fold` is not 0 if partial sums must still be folded.
+// blocks: (output, channel, 32 bins), the bins vary fastest; 256 threads
 extern "C" __global__ void __launch_bounds__(256)
     power_spectrum_combine(const double* partial, u64 total, u64 left, u64 each, u64 chunk, u32 pieces, u32 channels,
                            u32 bins, u32 width, u32 fold, u32 complete, u64 carried, double* carry, u64 out_base,

@@ -1,5 +1,5 @@
-// What the device code of the built-in kernels shares: rings, the types of numbers, and which part of a burst a block
-// works on. Compiled by NVRTC, which needs no headers, and by a C++ compiler in the tests.
+// Shared by the device code of the built-in kernels: rings, number types, and the part of a burst that a block processes.
+// NVRTC compiles it without any system headers; the tests compile it with a C++ compiler.
 
 #ifndef DYNAMIC_SHARED
 #define DYNAMIC_SHARED(type, name) extern __shared__ type name[]
@@ -9,7 +9,7 @@ typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Types of numbers, as the host's `code_of` gives them.
+// Number types; the values equal those of `code_of` on the host.
 enum Scalar : u32 { INT8, UINT8, INT16, INT32, FLOAT32, FLOAT64 };
 
 // Consecutive slots of a ring: frame `i` is in slot `(first + i) % slots`.
@@ -20,8 +20,8 @@ struct Ring {
     __device__ u8* frame(u64 i) const { return (u8*)(base + (first + i) % slots * stride); }
 };
 
-// A run of items (spectra, frames) is cut into outputs: the first takes `left` items, which complete it, later ones
-// `each`; the last may stay incomplete. Output `o` begins at `begin(o)`.
+// Divides a run of items (spectra or frames) into outputs. The first output takes `left` items, which complete it. Each
+// further output takes `each` items; the last one may remain incomplete. Output `o` begins at item `begin(o)`.
 struct Cut {
     u64 total, left, each;
 
@@ -33,7 +33,8 @@ struct Cut {
     __device__ u64 output_of(u64 item) const { return item < left ? 0 : 1 + (item - left) / each; }
 };
 
-// x / by for x < 2^16 and 1 < by < 2^16 (Granlund and Montgomery: the error of the inverse stays below one).
+// Computes x / by for x < 2^16 and 1 <= by < 2^16, by multiplication with an inverse (Granlund and Montgomery: the error of
+// the inverse is below one).
 struct Divider {
     u32 by, inverse;
 

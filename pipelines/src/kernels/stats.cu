@@ -1,13 +1,12 @@
-// What values numbers take: each block looks at a part of one channel of one frame, and a second kernel puts the
-// parts together.
+// Statistics of numbers. Each block processes a part of one channel of one frame; a second kernel combines the parts.
 
 #include "samples.cuh"
 
 constexpr u32 THREADS = 256;
-// Tables of codes that a block counts in turn.
+// Number of tables in which a block counts codes; groups of threads use different tables.
 constexpr u32 TABLES = 8;
 
-// The fields of one channel, still as sums.
+// The statistics of one channel, as sums.
 struct Tally {
     u64 count, clip;
     double min, max, sum, squares;
@@ -19,7 +18,7 @@ struct Tally {
         sum = squares = 0.0;
     }
     __device__ void add(double x, double low, double high) {
-        // Comparisons with a NaN are false, so it moves neither minimum nor maximum.
+        // Comparisons with a NaN are false, so a NaN changes neither minimum nor maximum.
         min = x < min ? x : min;
         max = x > max ? x : max;
         bool number = x == x;
@@ -49,13 +48,13 @@ __device__ inline void gather(Tally* tallies, Tally mine) {
     }
 }
 
-// Equally wide bins with the edges that numpy gives them.
+// Bins of equal width, with the same edges as in numpy.
 struct Bins {
     u32 count, rounds;
     double low, high, per_unit;
     const double* edges;
 
-    // The bin of `x`; `count` outside of the range.
+    // The bin of `x`; `count` if `x` is outside the range.
     __device__ u32 of(double x) const {
         if (!(x >= low && x <= high)) return count;
         u32 near = (u32)((x - low) * per_unit);
@@ -83,7 +82,7 @@ struct Part {
     __device__ bool side_by_side() const { return point_step == parts; }
 };
 
-// blocks: (frame, part, channel), the channel running fastest
+// blocks: (frame, part, channel), the channel varies fastest
 __device__ inline Part part_of(Ring ring, u32 bytes, u32 parts, u64 points, u32 channels, u64 point_step,
                                u64 channel_step, u64 chunk, u32 pieces, Cut cut) {
     u32 channel = blockIdx.x % channels, piece = blockIdx.x / channels % pieces;
@@ -102,7 +101,7 @@ template <class N> struct alignas(16) Wide {
     N x[16 / sizeof(N)];
 };
 
-// Calls `each` for every number of the part, as many at a time as 16 bytes hold where they lie side by side.
+// Calls `each` for every number of the part. Reads 16 bytes at a time if the numbers are contiguous.
 template <class N, class F> __device__ __forceinline__ void walk(const Part& part, F each) {
     constexpr u32 V = 16 / sizeof(N);
     const N* source = (const N*)part.base;
@@ -138,7 +137,7 @@ __device__ void count_numbers(const Part& part, Bins bins, u32* shared, u64* cou
     });
 }
 
-// Numbers of more than 8 bits. `in_shared` histograms are counted in shared memory first.
+// Numbers of more than 8 bits. `in_shared`: histograms are first counted in shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS)
     stats_numbers(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 parts, u64 points,
                   u32 channels, u64 point_step, u64 channel_step, u64 total, u64 left, u64 each, u64 chunk, u32 pieces,
@@ -173,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Numbers of 8 bits: only the codes are counted, from which all else follows.
+// Numbers of 8 bits: counts only the codes; all statistics follow from these counts.
 extern "C" __global__ void __launch_bounds__(THREADS)
     stats_codes(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 parts, u64 points,
                 u32 channels, u64 point_step, u64 channel_step, u64 total, u64 left, u64 each, u64 chunk, u32 pieces,
@@ -211,9 +210,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) partial[blockIdx.x] = tallies[0];
 }
 
-// Adds up the parts of each output and what was kept of it before. Writes the outputs that are complete and empties
-// what they were made of; keeps the rest.
-// blocks: (output, channel), the channel running fastest
+// Adds up the parts of each output and the tally kept from earlier bursts. Writes complete outputs and clears their tallies;
+// keeps the tallies of incomplete outputs.
+// blocks: (output, channel), the channel varies fastest
 extern "C" __global__ void __launch_bounds__(THREADS)
     stats_finish(const Tally* partial, u64 total, u64 left, u64 each, u32 pieces, u32 channels, u32 bins, u64* counts,
                  Tally* kept, u32 buffers, u32 buffer, u32 complete, u64 out_base, u64 out_stride, u32 out_slots,
