@@ -390,11 +390,7 @@ fn blocks(text: &str) -> Vec<&str> {
 
 #[test]
 fn the_guide_shows_this_file() {
-<<<<<<< HEAD:drivers/tests/toy_engine.rs
-    let guide = include_str!("../../docs/src/hardware/write-an-engine.md");
-=======
-    let guide = include_str!("../../BRING_YOUR_OWN_ENGINE.md");
->>>>>>> 1615d9b (refactor(emulators): move emulated devices to the crate daq-emulators):drivers/emulators/tests/toy_engine.rs
+    let guide = include_str!("../../../docs/src/hardware/write-an-engine.md");
     let lines = |text: &str| -> Vec<String> {
         text.lines()
             .map(|line| line.trim().to_owned())

@@ -8,12 +8,8 @@ use bench::{Bench, until};
 use daq_core::dma::{DmaError, DmaMap};
 use daq_drivers::fpga::device::{Device, GONE};
 use daq_drivers::fpga::transports::vfio_user;
-<<<<<<< HEAD
-use daq_tests::{TIMEOUT, binary, test_process};
-=======
 use daq_emulators::pattern::{Pattern, verify};
-use daq_tests::{PATIENCE, binary, test_process};
->>>>>>> 1615d9b (refactor(emulators): move emulated devices to the crate daq-emulators)
+use daq_tests::{TIMEOUT, binary, test_process};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
