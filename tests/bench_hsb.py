@@ -1,9 +1,9 @@
-"""A simulated Holoscan Sensor Bridge into a host ring, over the loopback interface: rate, loss, CPU.
+"""Measures rate, loss and CPU time of a simulated Holoscan Sensor Bridge that sends into a host ring over loopback.
 
 Usage: python tests/bench_hsb.py [SECONDS [BINARY]]
 
-Needs target/release/daq, or BINARY. The sensor runs on core 0, the source on core 1. A row a packet size and rate: what
-was asked of the sensor, what came, packets lost, and the CPU time of both in cores. Prints Markdown.
+Needs target/release/daq, or BINARY. The sensor runs on core 0, the source on core 1. Prints a Markdown table with one row per
+packet size and rate: requested rate, packets sent, delivered, lost and rejected, and the CPU time of both in cores.
 """
 
 import json
@@ -52,13 +52,13 @@ def reap(process, used, key):
 
 
 def measure(binary, packet, rate, seconds):
-    """One run: report of the source, counts of the sensor, CPU seconds of both."""
+    """Runs once; returns the report of the source, the counters of the sensor, and the CPU seconds of both."""
     frames = int(rate * 1e9 * seconds / 8 / FRAME)
-    with tempfile.TemporaryDirectory() as place:
-        config = os.path.join(place, "hsb.toml")
+    with tempfile.TemporaryDirectory() as directory:
+        config = os.path.join(directory, "hsb.toml")
         with open(config, "w") as file:
             file.write(CONFIG.format(port=free_port(), address=ADDRESS, frame=FRAME, packet=packet))
-        environment = dict(os.environ, DAQ_LOG="error", XDG_STATE_HOME=place)
+        environment = dict(os.environ, DAQ_LOG="error", XDG_STATE_HOME=directory)
         sensor = subprocess.Popen(
             ["taskset", "-c", "0", binary, "sim-hsb", "--listen", ADDRESS, "--announce", "off", "--once", "--json",
              "--rate", f"{rate} Gbit/s", "--frames", str(frames)],
@@ -66,7 +66,7 @@ def measure(binary, packet, rate, seconds):
         assert sensor.stdout.readline().startswith("listening on "), "the sensor does not listen"
         source = subprocess.Popen(
             ["taskset", "-c", "1", binary, "run", config, "--report", "json", "--for", f"{seconds + 1} s"],
-            stdout=subprocess.PIPE, text=True, env=environment, cwd=place)
+            stdout=subprocess.PIPE, text=True, env=environment, cwd=directory)
         used, texts = {}, {}
         readers = [threading.Thread(target=lambda key=key, pipe=pipe: texts.update({key: pipe.read()}))
                    for key, pipe in (("source", source.stdout), ("sensor", sensor.stdout))]
@@ -84,7 +84,7 @@ def measure(binary, packet, rate, seconds):
 def main():
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 5
     binary = sys.argv[2] if len(sys.argv) > 2 else os.path.join(ROOT, "target/release/daq")
-    print("| packet | asked Gbit/s | packets sent | delivered | lost | rejected | source, cores | sensor, cores |")
+    print("| packet | requested Gbit/s | packets sent | delivered | lost | rejected | source, cores | sensor, cores |")
     print("|---|---|---|---|---|---|---|---|")
     for packet in (1408, 8704):
         for rate in (2, 5, 8, 12):

@@ -1,10 +1,10 @@
-"""UDP receive with reassembly: daq against spead2, on the same packets, in one run.
+"""Compares UDP receive with reassembly of daq and of spead2, on the same packets, in one run.
 
 Usage: python tests/bench_udp.py [SECONDS]
 
 Needs numpy and spead2, and target/release/{daq,examples/spead_send}. The sender runs on core 0, the receiver
-on core 1; both receivers get the same receive buffer. For each packet size: the highest rate at which three
-runs lose nothing, and the CPU seconds per GB of payload at the lower of both. Prints Markdown.
+on core 1; both receivers have the same receive buffer. For each packet size, prints the highest rate at which three
+runs lose nothing, and the CPU seconds per GB of payload at 0.9 of the lower of both rates. Prints Markdown.
 """
 
 import json
@@ -99,7 +99,7 @@ def daq(packet, rate, seconds):
         sender = 0.0
     source = report["sources"]["in"]
     total = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    # The sender spins for all of its run; what is left is the receiver.
+    # The sender uses a whole core while it runs; the remaining CPU time is that of the receiver.
     cpu = total - passed - sender
     return payload * 8 / passed / 1e9, 1 - source["delivered"] / packets, max(cpu, 0.0) / (payload / 1e9)
 
@@ -120,19 +120,19 @@ def shape(packet):
 
 
 def clean(receive, packet, rate, seconds):
-    """The best rate that was sent if three runs lose nothing, else None."""
+    """Returns the highest sent rate of three runs, or None if one of them lost packets."""
     rates = []
     for _ in range(3):
         sent, lost, _ = receive(packet, rate, seconds)
         if lost > 0:
             return None
         rates.append(sent)
-    # A moment in which the machine does something else is no ceiling.
+    # The maximum, because other load on the machine can slow the sender down for a moment.
     return max(rates)
 
 
 def highest(receive, packet, seconds):
-    """The highest rate without loss, and whether a higher one lost something; else it is the sender's ceiling."""
+    """Returns the highest rate without loss, and whether a higher rate lost packets. If not, the sender is the limit."""
     best, step, lossy = 0.0, 8.0, False
     rate = 8.0
     while step >= 0.5:
@@ -143,7 +143,7 @@ def highest(receive, packet, seconds):
             rate = max(rate - step, 0.5)
         else:
             best = max(best, sent)
-            # `rate` counts whole packets, `sent` their payload.
+            # `rate` includes headers; `sent` is payload only.
             if sent < rate * 0.95 * shape(packet)[0] / packet:
                 break
             rate += step
@@ -157,8 +157,8 @@ def main():
     print("| packet | | daq | spead2 | daq ÷ spead2 |\n|---|---|---|---|---|")
     for packet in (1472, 8972):
         (ours, our_loss), (theirs, their_loss) = highest(daq, packet, seconds), highest(spead2, packet, seconds)
-        told = [f"{rate:.1f}" if lossy else f"{rate:.1f} (sender's ceiling)" for rate, lossy in ((ours, our_loss), (theirs, their_loss))]
-        print(f"| {packet} | loss-free Gbit/s of payload | {told[0]} | {told[1]} | {ours / theirs:.2f} |", flush=True)
+        cells = [f"{rate:.1f}" if lossy else f"{rate:.1f} (sender limit)" for rate, lossy in ((ours, our_loss), (theirs, their_loss))]
+        print(f"| {packet} | loss-free Gbit/s of payload | {cells[0]} | {cells[1]} | {ours / theirs:.2f} |", flush=True)
         rate = min(ours, theirs) * 0.9
         cpu = [sorted(receive(packet, rate, seconds * 2)[2] for _ in range(5))[2] for receive in (daq, spead2)]
         print(f"| {packet} | CPU s per GB at {rate:.1f} Gbit/s | {cpu[0]:.3f} | {cpu[1]:.3f} | {cpu[0] / cpu[1]:.2f} |", flush=True)

@@ -1,14 +1,14 @@
-"""UDP into GPU memory: loopback → pinned host ring → ring on the GPU → power spectrum there. Loss by rate.
+"""Measures loss by rate of UDP into GPU memory: loopback → pinned host ring → GPU ring → power spectrum on the GPU.
 
 Usage: python3 tests/bench_udp_gpu.py [--rates 15,20,25] [--seconds 2] [--runs 5] [--packet 8000]
 
 Needs a GPU, and target/release/{daq,examples/spead_send} or the environment variables DAQ and SPEAD_SEND with
-their paths. One thread receives. Where this process may use at least 8 cores, the sender, the receiver, both
-staging threads, the kernel and the sink get one each; else none is pinned. As root, net.core.rmem_max is raised
-for as long as the script runs.
+their paths. One thread receives. If this process may use at least 8 cores, the sender, the receiver, both copy
+engine threads, the kernel and the sink run on one core each; otherwise no thread is pinned. As root, the script
+raises net.core.rmem_max while it runs.
 
-Each rate is run again and again until a run loses something. Prints Markdown, then the highest rate at which all
-runs lost nothing. Ends with 69 where there is no GPU, with 1 where a run's accounts do not add up.
+Each rate is measured in up to RUNS runs; the first loss ends the rate. Prints Markdown, then the highest rate at
+which all runs lost nothing. Exits with 69 if there is no GPU, and with 1 if the counters of a run are inconsistent.
 """
 
 import argparse
@@ -69,11 +69,11 @@ def free_port():
 
 
 def pinning():
-    """The sender's core, and the lines that pin daq's threads; nothing where cores are few."""
+    """Returns the sender's core and the configuration lines that pin daq's threads; empty if there are few cores."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 8:
         return None, {"receiver": "", "kernel": "", "sink": "", "staging": ""}
-    # The first core takes what else the machine does.
+    # The first core is left to other programs.
     sender, receiver, inward, outward, kernel, sink = cores[1:7]
     return sender, {
         "receiver": f"cores = [{receiver}]",
@@ -84,7 +84,7 @@ def pinning():
 
 
 def tune(state):
-    """Measures the GPU once, so that no run has to; ends where there is none."""
+    """Runs `daq tune` once, so that no run has to measure the GPU; exits if there is no GPU."""
     command = [DAQ, "tune", "--json", "--state-dir", state]
     tuned = subprocess.run(command, capture_output=True, text=True, check=False)
     if tuned.returncode != 0:
@@ -94,7 +94,7 @@ def tune(state):
 
 
 def wait_ready(notified, receiver, errors):
-    """Until daq says that its source has started, in the way that it tells systemd."""
+    """Waits until daq has sent READY=1, as to systemd: its source has started."""
     while receiver.poll() is None:
         try:
             if "READY=1" in notified.recv(4096).decode().splitlines():
@@ -102,11 +102,11 @@ def wait_ready(notified, receiver, errors):
         except TimeoutError:
             continue
     errors.seek(0)
-    raise SystemExit(f"daq ended before it was ready:\n{errors.read()}")
+    raise SystemExit(f"daq exited before it was ready:\n{errors.read()}")
 
 
 def wait_read(port, receiver):
-    """Until no packet waits in the socket of `port`."""
+    """Waits until the socket of `port` holds no packets."""
     while receiver.poll() is None:
         with open("/proc/net/udp") as table:
             sockets = [line.split() for line in table.readlines()[1:]]
@@ -114,12 +114,12 @@ def wait_read(port, receiver):
         if not any(waiting):
             break
         time.sleep(0.01)
-    # What was taken last is on its way through the rings.
+    # The last packets are still on their way through the rings.
     time.sleep(0.2)
 
 
 def run(rate, packet, seconds, cores, directory):
-    """Sends for some seconds; what was sent, and daq's report."""
+    """Sends for some seconds; returns the counters of the sender and the report of daq."""
     port, payload = free_port(), packet - HEADER
     heap = (1 << 20) // payload * payload
     sender, lines = cores
@@ -137,7 +137,7 @@ def run(rate, packet, seconds, cores, directory):
         receiver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
         try:
             wait_ready(notified, receiver, errors)
-            # Closed, it refuses what daq tells later, instead of having it wait for room.
+            # Closed here, so that later messages of daq fail instead of blocking when the socket is full.
             notified.close()
             os.unlink(notify)
             command = [SPEAD_SEND, f"127.0.0.1:{port}", str(packet), str(rate), str(seconds)]
@@ -148,7 +148,7 @@ def run(rate, packet, seconds, cores, directory):
             report, _ = receiver.communicate()
             errors.seek(0)
             if receiver.returncode != 0 or not report:
-                raise SystemExit(f"daq ended with {receiver.returncode}:\n{errors.read()}")
+                raise SystemExit(f"daq exited with {receiver.returncode}:\n{errors.read()}")
         finally:
             if receiver.poll() is None:
                 receiver.kill()
@@ -157,21 +157,21 @@ def run(rate, packet, seconds, cores, directory):
 
 
 def account(sent, report):
-    """One run in figures; ends where its accounts do not add up."""
+    """Returns the figures of one run; exits if its counters are inconsistent."""
     _, packets, payload, passed = sent
     source, kernel, copy = report["sources"]["in"], report["kernels"]["spectrum"], report["copies"]["heaps"]
     lost = {cause: count for cause, count in source["lost"].items() if count}
     faults = []
     if source["expected"] != source["delivered"] + source["pending"] + sum(lost.values()):
-        faults.append(f"expected packets are not those delivered, pending and lost: {source}")
+        faults.append(f"expected packets are not the sum of delivered, pending and lost ones: {source}")
     if kernel["failed"] or copy["failed"]:
         faults.append(f"frames failed on the GPU: {kernel}, {copy}")
-    # At most the last frame is still open.
+    # The receiver cannot expect more packets than were sent.
     if source["expected"] > packets:
-        faults.append(f"{packets} packets were sent, {source['expected']} expected")
+        faults.append(f"{packets} packets were sent, but {source['expected']} expected")
     if faults:
         raise SystemExit("\n".join(faults))
-    # What was lost behind the last packet that arrived is in no ledger of the receiver's.
+    # Packets lost after the last one that arrived are in no ledger of the receiver.
     unseen = packets - source["expected"]
     if unseen:
         lost["unseen"] = unseen
@@ -187,9 +187,9 @@ def account(sent, report):
 
 
 def search(rates, arguments, directory):
-    """The runs of the highest rate at which none lost anything, and what that rate is; `None` if there is none."""
+    """Returns the runs at the highest loss-free rate and a remark on that rate; `None` if there is no such rate."""
     best = None
-    print("| Gbit/s asked | run | payload Gbit/s | packets sent | expected | lost | bytes a copy | GPU busy | host ring, most slots |")
+    print("| requested Gbit/s | run | payload Gbit/s | packets sent | expected | lost | bytes per copy | GPU busy | host ring, maximum slots used |")
     print("|---|---|---|---|---|---|---|---|---|")
     for rate in rates:
         runs = []
@@ -204,16 +204,16 @@ def search(rates, arguments, directory):
             )
         if runs[-1]["lost"]:
             continue
-        best = runs, f"asked for {rate:g}"
-        # `rate` counts whole packets, what was sent their payload.
+        best = runs, f"requested {rate:g}"
+        # `rate` includes headers; the measured rates are payload only.
         share = (arguments.packet - HEADER) / arguments.packet
         if statistics.median(each["rate"] for each in runs) < rate * 0.95 * share:
-            return runs, f"the sender's ceiling, asked for {rate:g}"
+            return runs, f"sender limit, requested {rate:g}"
     return best
 
 
 def raise_buffers():
-    """Room for the receive buffer, as root; the value to be put back, if it was changed."""
+    """As root, raises net.core.rmem_max for the receive buffer; returns the old value if it was changed."""
     before = int(RMEM_MAX.read_text())
     if os.geteuid() != 0 or before >= BUFFER:
         return None
@@ -227,16 +227,16 @@ def raise_buffers():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", default="15,20,25,30,35,40,45,50,55,60", help="Gbit/s, in turn")
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long a run sends")
-    parser.add_argument("--runs", type=int, default=5, help="runs in a row that must lose nothing")
-    parser.add_argument("--packet", type=int, default=8000, help="bytes of UDP payload of a packet")
+    parser.add_argument("--rates", default="15,20,25,30,35,40,45,50,55,60", help="rates in Gbit/s, separated by commas")
+    parser.add_argument("--seconds", type=float, default=2.0, help="duration of a run")
+    parser.add_argument("--runs", type=int, default=5, help="number of consecutive runs that must lose nothing")
+    parser.add_argument("--packet", type=int, default=8000, help="UDP payload of a packet in bytes")
     arguments = parser.parse_args()
     rates = sorted(float(rate) for rate in arguments.rates.split(","))
     with tempfile.TemporaryDirectory() as directory:
         gpu = tune(f"{directory}/state")
         pinned = "unpinned threads" if pinning()[0] is None else "pinned threads"
-        print(f"{gpu}, packets of {arguments.packet} bytes, {arguments.seconds:g} s a run, {pinned}\n")
+        print(f"{gpu}, packets of {arguments.packet} bytes, {arguments.seconds:g} s per run, {pinned}\n")
         before = raise_buffers()
         try:
             best = search(rates, arguments, directory)
@@ -244,13 +244,13 @@ def main():
             if before is not None:
                 RMEM_MAX.write_text(f"{before}\n")
     if best is None:
-        print("\nNo rate was free of loss.")
+        print("\nPackets were lost at every rate.")
         return
-    runs, told = best
+    runs, remark = best
     middle = {key: statistics.median(each[key] for each in runs) for key in ("rate", "copy", "busy", "high")}
     print(
-        f"\nFree of loss in {len(runs)} runs in a row: {middle['rate']:.2f} Gbit/s of payload ({told}); medians: "
-        f"{middle['copy']:.0f} bytes a copy, GPU busy {middle['busy'] * 100:.1f} %, {middle['high']:.0f} slots of the host ring"
+        f"\nNo loss in {len(runs)} consecutive runs: {middle['rate']:.2f} Gbit/s of payload ({remark}); medians: "
+        f"{middle['copy']:.0f} bytes per copy, GPU busy {middle['busy'] * 100:.1f} %, {middle['high']:.0f} slots of the host ring in use"
     )
 
 

@@ -1,11 +1,12 @@
-"""The sources `udp` and `xdp` on the same packets, over one pair of virtual interfaces, in one run.
+"""Compares the sources `udp` and `xdp` on the same packets, over one pair of virtual interfaces, in one run.
 
 Usage: sudo python tests/bench_xdp.py [SECONDS] [PACKET,PACKET]
 
-Needs root, iproute2 (ip, tc), util-linux (unshare, nsenter) and target/release/{daq,examples/spead_send} (or below
-`DAQ_BENCH_TARGET`). The sender runs on core 0 in a network namespace of its own, the receiver on core 1. For each packet size and kind of sender: the highest rate at which
-three runs lose nothing, and the receiver's CPU time a packet at a rate below all of those. With virtual interfaces the
-kernel's part of reception, and the program of `xdp`, run on the sender's core. Prints Markdown.
+Needs root, iproute2 (ip, tc), util-linux (unshare, nsenter) and target/release/{daq,examples/spead_send} (or the same
+files below `DAQ_BENCH_TARGET`). The sender runs on core 0 in its own network namespace, the receiver on core 1. For each
+packet size and kind of sender, prints the highest rate at which three runs lose nothing, and the receiver's CPU time per
+packet at 0.8 of the lowest of those rates. With virtual interfaces the Linux part of reception, and the program of
+`xdp`, run on the sender's core. Prints Markdown.
 """
 
 import json
@@ -23,8 +24,8 @@ PORT = 4950
 ADDRESS = "10.77.0.1"
 SOURCE = {
     "udp": 'driver = "udp"\nreceive_buffer = "32 MiB"',
-    "xdp, native": 'driver = "xdp"\ninterface = "near0"\nattach = "native"\npackets = 16384',
-    "xdp, generic": 'driver = "xdp"\ninterface = "near0"\nattach = "generic"\npackets = 16384',
+    "xdp, native": 'driver = "xdp"\ninterface = "local0"\nattach = "native"\npackets = 16384',
+    "xdp, generic": 'driver = "xdp"\ninterface = "local0"\nattach = "generic"\npackets = 16384',
 }
 CONFIG = """
 [http]
@@ -51,19 +52,19 @@ def run(command, **more):
     return subprocess.run(command.split(), check=True, capture_output=True, text=True, **more).stdout
 
 
-def wire():
-    """The far namespace's process."""
+def connect():
+    """Creates the interfaces; returns the process that holds the remote namespace."""
     run("ip link set lo up")
-    far = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo ready; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    far.stdout.readline()
-    run(f"ip link add near0 type veth peer name far0 netns {far.pid}")
-    run(f"ip address add {ADDRESS}/24 dev near0")
-    run("ip link set near0 up")
-    run(f"nsenter -t {far.pid} -n ip address add 10.77.0.2/24 dev far0")
-    # Without a queue before it, the interface drops what its peer is too busy to take: 256 packets are soon there.
-    run(f"nsenter -t {far.pid} -n tc qdisc replace dev far0 root pfifo limit 10000")
-    run(f"nsenter -t {far.pid} -n ip link set far0 up")
-    return far
+    remote = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo ready; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    remote.stdout.readline()
+    run(f"ip link add local0 type veth peer name remote0 netns {remote.pid}")
+    run(f"ip address add {ADDRESS}/24 dev local0")
+    run("ip link set local0 up")
+    run(f"nsenter -t {remote.pid} -n ip address add 10.77.0.2/24 dev remote0")
+    # Without this queue, the interface drops packets while its peer is busy: its own queue holds only 256 packets.
+    run(f"nsenter -t {remote.pid} -n tc qdisc replace dev remote0 root pfifo limit 10000")
+    run(f"nsenter -t {remote.pid} -n ip link set remote0 up")
+    return remote
 
 
 def shape(packet):
@@ -71,8 +72,8 @@ def shape(packet):
     return payload, (1 << 20) // payload * payload
 
 
-def receive(far, kind, plain, packet, rate, seconds):
-    """The rate in Gbit/s of payload that was sent, what part was lost, and the receiver's CPU ns a packet."""
+def receive(remote, kind, plain, packet, rate, seconds):
+    """Returns the sent rate in Gbit/s of payload, the share of lost packets, and the receiver's CPU ns per packet."""
     payload, heap = shape(packet)
     with tempfile.TemporaryDirectory() as directory:
         config = f"{directory}/bench.toml"
@@ -84,7 +85,7 @@ def receive(far, kind, plain, packet, rate, seconds):
             try:
                 address = wait_ready(receiver)
                 before = cpu_of(receiver.pid)
-                sender = f"nsenter -t {far.pid} -n {TARGET}/examples/spead_send {ADDRESS}:{PORT} {packet} {rate} {seconds} 0"
+                sender = f"nsenter -t {remote.pid} -n {TARGET}/examples/spead_send {ADDRESS}:{PORT} {packet} {rate} {seconds} 0"
                 more = {"PLAIN": "1"} if plain else {}
                 _, packets, sent, passed = run(sender, env=dict(os.environ, **more)).split()
                 wait_still(address)
@@ -106,14 +107,14 @@ def cpu_of(pid):
 def wait_ready(receiver):
     for line in receiver.stderr:
         if "serving http://" in line:
-            # What it tells afterwards is little.
+            # daq prints little after this line, so the pipe cannot fill up.
             time.sleep(0.3)
             return line.split("serving http://")[1].split()[0].rstrip("/,;")
     raise SystemExit("daq did not start")
 
 
 def wait_still(address):
-    """Waits until nothing more comes: what is queued when the sender ends is received, not lost."""
+    """Waits until no more packets arrive: packets queued when the sender ends are received, not lost."""
     last, still = -1, 0
     while still < 3:
         time.sleep(0.1)
@@ -123,15 +124,15 @@ def wait_still(address):
         last = expected
 
 
-def highest(far, kind, plain, packet, seconds):
-    """The highest rate at which three runs lose nothing, and whether a higher one lost something; else it is the sender's
-    ceiling. Of three runs the slowest counts. Each next rate lies between the highest that lost nothing and the lowest that
-    lost something; none is tried again."""
+def highest(remote, kind, plain, packet, seconds):
+    """Returns the highest rate at which three runs lose nothing, and whether a higher rate lost packets. If not, the sender
+    is the limit. The slowest of three runs counts. Each next rate is between the highest rate without loss and the lowest
+    rate with loss; no rate is measured twice."""
     best, good, bad, rate = 0.0, 0.0, None, 4.0
     while bad is None or bad - good > 0.25:
         slowest = None
         for _ in range(3):
-            sent, lost, _ = receive(far, kind, plain, packet, rate, seconds)
+            sent, lost, _ = receive(remote, kind, plain, packet, rate, seconds)
             if lost > 0:
                 slowest = None
                 break
@@ -141,7 +142,7 @@ def highest(far, kind, plain, packet, seconds):
         else:
             good, best = rate, max(best, slowest)
             if slowest < rate * 0.95 * shape(packet)[0] / packet:
-                # The sender does no more.
+                # The sender has reached its maximum.
                 break
         rate = good + 4.0 if bad is None else (good + bad) / 2
     return best, bad is not None
@@ -153,25 +154,25 @@ def main():
         os.execvp("unshare", ["unshare", "--net", sys.executable, *sys.argv])
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
     wanted = [int(packet) for packet in sys.argv[2].split(",")] if len(sys.argv) > 2 else [1472, 8972]
-    far = wire()
+    remote = connect()
     kinds = list(SOURCE)
     print("| packet, sender | | " + " | ".join(kinds) + " |\n|---|---|" + "---|" * len(kinds))
     for packet, plain in ((1472, False), (1472, True), (8972, True)):
         if packet not in wanted:
             continue
         mtu = packet + 28
-        run(f"ip link set near0 mtu {mtu}")
-        run(f"nsenter -t {far.pid} -n ip link set far0 mtu {mtu}")
-        told = f"{packet}, {'one at a time' if plain else 'many at a time'}"
-        best = [highest(far, kind, plain, packet, seconds) for kind in kinds]
-        cells = [f"{rate:.2f}" + ("" if lossy else " (sender's ceiling)") for rate, lossy in best]
-        print(f"| {told} | loss-free Gbit/s of payload | {' | '.join(cells)} |", flush=True)
+        run(f"ip link set local0 mtu {mtu}")
+        run(f"nsenter -t {remote.pid} -n ip link set remote0 mtu {mtu}")
+        row = f"{packet}, {'single packets' if plain else 'batches'}"
+        best = [highest(remote, kind, plain, packet, seconds) for kind in kinds]
+        cells = [f"{rate:.2f}" + ("" if lossy else " (sender limit)") for rate, lossy in best]
+        print(f"| {row} | loss-free Gbit/s of payload | {' | '.join(cells)} |", flush=True)
         rate = min(rate for rate, _ in best if rate > 0) * 0.8
-        runs = [[receive(far, kind, plain, packet, rate, 2 * seconds) for _ in range(5)] for kind in kinds]
+        runs = [[receive(remote, kind, plain, packet, rate, 2 * seconds) for _ in range(5)] for kind in kinds]
         middle = lambda kind, i: sorted(run[i] for run in kind)[2]
         cells = [f"{middle(kind, 2):.0f}" + (f" (loses {lost:.1%})" if (lost := middle(kind, 1)) else "") for kind in runs]
-        print(f"| {told} | receiver's CPU ns a packet at {rate:.1f} Gbit/s | {' | '.join(cells)} |", flush=True)
-    far.kill()
+        print(f"| {row} | receiver's CPU ns per packet at {rate:.1f} Gbit/s | {' | '.join(cells)} |", flush=True)
+    remote.kill()
 
 
 if __name__ == "__main__":
