@@ -1,6 +1,6 @@
 # For the cases of kmod/daq_dmabuf: . tests/guest/dmabuf.sh (cases run in the root of the repository).
 . tests/guest/lib.sh
-probe=$DAQ_BIN/examples/dmabuf_probe
+probe=$DAQ_BIN/dmabuf_probe
 
 # Loads the module, and those that stand in for a GPU's driver and a card's; ends the case where they are missing.
 for module in daq_dmabuf bar_exporter edu_driver; do
@@ -11,7 +11,7 @@ for module in daq_dmabuf bar_exporter edu_driver; do
     lsmod | grep -q "^$module " || insmod "$DAQ_GUEST_MODULES/$module.ko" || exit 1
 done
 if [ ! -x "$probe" ]; then
-    echo "skip $(basename "$0"): $probe was not built: cargo build -p daq-drivers --examples"
+    echo "skip $(basename "$0"): $probe was not built: cargo build -p daq-guest-programs"
     exit 0
 fi
 
