@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_refused_with_an_example() {
+    fn invalid_sender_is_rejected_with_example() {
         for text in [
             "",
             "10.0.0",
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_refuse_everything_are_problems() {
+    fn sender_list_that_rejects_everything_is_reported() {
         let list = |texts: &[&str]| List(texts.iter().map(|text| text.parse().unwrap()).collect());
         let four: SocketAddr = "0.0.0.0:4950".parse().unwrap();
         let six: SocketAddr = "[::]:4950".parse().unwrap();
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duplicate_from_a_second_sender_is_logged_once() {
+    fn duplicate_from_second_sender_is_logged_once() {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
         let mut first = SenderWatch::new("adc", address("0.0.0.0:4950"));
         let mut second = first.another(address("0.0.0.0:4951"));
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_are_found_in_their_messages() {
+    fn packets_are_located_in_messages() {
         let found = [0, 1, 2, 3, 6, 7].map(|packet| message_of([1, 2, 4].into_iter(), packet));
         assert_eq!(found, [0, 1, 1, 2, 2, 3]);
     }

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hint_of_a_group_names_interface_firewall_and_port() {
+    fn multicast_hint_names_interface_firewall_and_port() {
         let listen = ["0.0.0.0:4950".parse().unwrap()];
         let group = "239.77.66.55".parse().unwrap();
         let hint = hint(&listen, &[group], Some("eth1"), false);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn joined_groups_are_found_in_the_list_of_the_kernel() {
+    fn joined_groups_are_found_in_proc() {
         let own = u32::from_ne_bytes([239, 1, 2, 3]);
         let text = format!(
             "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n\

@@ -60,7 +60,7 @@ fn fuzz_roce() {
 type Step = (u8, u8, i8, u8);
 
 #[test]
-fn fuzz_placing() {
+fn fuzz_packet_position() {
     let text = format!(
         "[source.camera]\ndriver = \"hsb\"\nring = \"raw\"\nlisten = \"{}\"\nframe = 700\npacket = 256\npages = 4\n\
          queue_pair = 5\nrkey = 9\nbase = 4096\nstride = 1024\ncontrol = false\n",

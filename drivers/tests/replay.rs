@@ -164,7 +164,7 @@ fn present_len(frames: &[Frame]) -> u64 {
 }
 
 #[test]
-fn a_capture_with_loss_and_reorder_gives_an_exact_ledger() {
+fn capture_with_loss_and_reorder_gives_exact_ledger() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("a.pcap");
     let gone = [17, 18, 250];
@@ -202,7 +202,7 @@ fn a_capture_with_loss_and_reorder_gives_an_exact_ledger() {
 }
 
 #[test]
-fn only_what_was_sent_to_the_port_is_taken_and_captures_follow_each_other() {
+fn captures_are_filtered_by_port_and_played_in_order() {
     let dir = TempDir::new().unwrap();
     let (first, second) = (dir.path().join("a.pcap"), dir.path().join("b.pcap"));
     let packets = |range: std::ops::Range<u64>| -> Vec<_> {
@@ -229,7 +229,7 @@ fn only_what_was_sent_to_the_port_is_taken_and_captures_follow_each_other() {
 
 /// Records of 1 to 11 datagrams each, into a ring that is full in the middle of some.
 #[test]
-fn datagrams_that_were_captured_as_one_are_split() {
+fn coalesced_datagrams_are_split() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("a.pcap");
     let numbers: Vec<u64> = (0..400).collect();
@@ -257,7 +257,7 @@ fn datagrams_that_were_captured_as_one_are_split() {
 }
 
 #[test]
-fn captures_that_cannot_be_split_are_refused_with_the_fix() {
+fn capture_that_cannot_be_split_is_rejected_with_fix() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("a.pcap");
     let mut odd: Vec<u8> = (1..4).flat_map(packet).collect();
@@ -285,7 +285,7 @@ fn captures_that_cannot_be_split_are_refused_with_the_fix() {
 }
 
 #[test]
-fn recorded_times_are_kept_and_a_full_ring_holds_or_counts() {
+fn recorded_times_are_kept_with_and_without_backpressure() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("a.pcap");
     let packets: Vec<_> = (0..64).map(|i| (i, 1, 7_000_000_000 + i * 1000)).collect();
@@ -351,7 +351,7 @@ fn play(rig: &mut Rig, epochs: u64) -> Vec<Frame> {
 /// Each pass is an epoch with the same ledger, and nothing is refused between them: also where the recording is shorter
 /// than the window, and where it ends just before its own beginning.
 #[test]
-fn a_capture_is_played_again_and_again() {
+fn capture_is_looped() {
     let dir = TempDir::new().unwrap();
     let (first, second) = (dir.path().join("a.pcap"), dir.path().join("b.pcap"));
     for (start, lost_one, count) in [(1000, 1017, 100), (5, 8, 10)] {
@@ -472,7 +472,7 @@ fn sigmf_text(path: &Path, more: &str) -> String {
 }
 
 #[test]
-fn a_recording_comes_back_with_the_same_bytes_and_the_same_places_lost() {
+fn recording_replay_has_same_bytes_and_gaps() {
     let dir = TempDir::new().unwrap();
     // Frames 10, 11, 12, then 3 frames missing, 16, 17; a new count 0, 1, 2. Missing: the last place of 11 and the
     // first of 12 in one mark, and place 2 of the second epoch's frame 1.
@@ -542,7 +542,7 @@ fn a_recording_comes_back_with_the_same_bytes_and_the_same_places_lost() {
 }
 
 #[test]
-fn a_recording_is_played_again_and_again() {
+fn recording_is_looped() {
     let dir = TempDir::new().unwrap();
     // Frames 10, 11, 14, then a count that begins anew: 12, 13. Missing: the first and the last place of a pass, and one
     // between.
@@ -594,7 +594,7 @@ fn a_recording_is_played_again_and_again() {
 }
 
 #[test]
-fn segments_of_a_directory_follow_each_other() {
+fn segments_of_directory_are_played_in_order() {
     let dir = TempDir::new().unwrap();
     let data = bytes(0, 6 * FRAME);
     for segment in 0..3_u64 {
@@ -651,7 +651,7 @@ impl ConcatBytes for Vec<Frame> {
 }
 
 #[test]
-fn a_foreign_recording_is_cut_into_frames_and_nothing_is_left_over() {
+fn third_party_recording_is_split_into_frames_without_rest() {
     let dir = TempDir::new().unwrap();
     let data = bytes(3, 8 * 1000);
     for (big_endian, name) in [(false, "little"), (true, "big")] {
@@ -704,7 +704,7 @@ fn a_foreign_recording_is_cut_into_frames_and_nothing_is_left_over() {
 }
 
 #[test]
-fn the_example_is_valid_and_what_is_wrong_is_told() {
+fn example_is_valid_and_errors_are_reported() {
     let example = ENTRY
         .example
         .replace("NAME", "adc")

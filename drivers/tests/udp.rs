@@ -121,7 +121,7 @@ fn open(text: &str, slot: usize, slots: usize) -> Rig {
 }
 
 #[test]
-fn packets_in_order_arrive_whole_at_any_size() {
+fn packets_in_order_of_any_size_arrive_intact() {
     for (payload, count) in [
         (1, 3000),
         (64, 3000),
@@ -283,7 +283,7 @@ proptest! {
     /// byte are those of a window that is given the packets one by one. Copied packets (small) and guessed places
     /// (large), numbers wide and so narrow that they wrap.
     #[test]
-    fn a_hostile_sender_is_accounted_exactly(
+    fn malformed_packets_are_counted_exactly(
         fates in prop::collection::vec(fate(), 1..500),
         large: bool,
         offload: bool,
@@ -302,7 +302,7 @@ proptest! {
     }
 
     #[test]
-    fn hostile_heaps_are_accounted_exactly(
+    fn malformed_heaps_are_counted_exactly(
         fates in prop::collection::vec(fate(), 1..500),
         large: bool,
         offload: bool,
@@ -321,7 +321,7 @@ proptest! {
     /// With a small window it matters where batches end; still every packet is counted once, every place too, and
     /// no byte is anywhere but in its place.
     #[test]
-    fn a_hostile_sender_finds_no_hole_in_a_small_window(
+    fn malformed_packets_in_small_window_are_counted_exactly(
         fates in prop::collection::vec(fate(), 1..500),
         large: bool,
         offload: bool,
@@ -358,7 +358,7 @@ fn spead_text(port: SocketAddr, places: Places, window: usize) -> String {
 }
 
 #[test]
-fn gaps_jumps_and_restarts_are_told_apart() {
+fn gaps_jumps_and_restarts_are_distinguished() {
     for payload in [100, 5000] {
         let format = raw(payload, 64);
         let port = free_port();
@@ -396,7 +396,7 @@ fn gaps_jumps_and_restarts_are_told_apart() {
 }
 
 #[test]
-fn descriptors_and_the_end_of_a_stream_are_no_loss() {
+fn descriptors_and_end_of_stream_are_not_loss() {
     for rest in [500, 6000] {
         let places = Places {
             unit_bytes: rest * 3 + 100,
@@ -521,7 +521,7 @@ fn flows_on_several_sockets_fill_one_window() {
 }
 
 #[test]
-fn a_group_is_joined() {
+fn multicast_group_is_joined() {
     let port = free_port();
     let text = raw_text(
         &format!("\"0.0.0.0:{}\"", port.port()),
@@ -558,7 +558,7 @@ fn a_group_is_joined() {
 }
 
 #[test]
-fn frames_carry_the_time_of_the_kernel_or_of_the_sensor() {
+fn frames_have_receive_or_sensor_time() {
     let port = free_port();
     let before = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
     let mut rig = open(&raw_text(&format!("\"{port}\""), 100, 64, ""), 1000, 8);
@@ -601,7 +601,7 @@ fn frames_carry_the_time_of_the_kernel_or_of_the_sensor() {
 
 /// With a sample rate, the time of the first packet that arrived gives the time of the first missing one.
 #[test]
-fn a_frame_without_its_first_packets_has_the_time_of_its_start() {
+fn frame_without_first_packets_has_start_time() {
     for (rate, expected) in [
         ("", 1_000_300),
         ("samples = { rate = \"1 GHz\" }", 1_000_000),
@@ -642,7 +642,7 @@ fn a_frame_without_its_first_packets_has_the_time_of_its_start() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_told_with_a_remedy() {
+fn open_failure_is_reported_with_fix() {
     let fails = |text: &str| {
         let spec = spec(&ENTRY, text).unwrap();
         rig(&*spec, 1 << 20, 8).err().expect("an error").to_string()
@@ -685,7 +685,7 @@ fn what_cannot_be_opened_is_told_with_a_remedy() {
 }
 
 #[test]
-fn everything_wrong_in_a_section_is_told_at_once() {
+fn section_errors_are_reported_together() {
     let errors = spec(
         &ENTRY,
         "[source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = [\"0.0.0.0:4950\", \"127.0.0.1:4950\"]\n\
@@ -719,7 +719,7 @@ fn everything_wrong_in_a_section_is_told_at_once() {
 }
 
 #[test]
-fn the_example_is_valid() {
+fn udp_example_is_valid() {
     let spec = spec(&ENTRY, ENTRY.example).unwrap_or_else(|errors| panic!("{errors}"));
     let geometry = spec.geometry(spec.preferred_slot().unwrap()).unwrap();
     assert_eq!(geometry.frame_bytes, 1 << 20);

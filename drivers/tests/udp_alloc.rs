@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 #[test]
-fn receiving_allocates_nothing() {
+fn udp_reception_allocates_nothing() {
     for payload in [1456, 8956] {
         let port = free_port();
         let text = format!(

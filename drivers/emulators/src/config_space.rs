@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_says_what_the_card_is() {
+    fn config_space_header_identifies_device() {
         let config = config();
         assert_eq!(word(&config, 0), 0x9034_10ee);
         assert_eq!(word(&config, 8) >> 8, 0x05_80_00);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_writes_all_ones_reads_the_sizes() {
+    fn bar_written_with_all_ones_reads_its_size() {
         let mut config = config();
         for (bar, bytes) in [0x1000_u32, 0x1000, 0x10000, 0, 0, 0]
             .into_iter()
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_capabilities_are_a_list_that_ends() {
+    fn capability_list_terminates() {
         let config = config();
         let (mut at, mut ids) = (word(&config, 0x34) & 0xff, Vec::new());
         while at != 0 {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_cannot_be_written_and_a_reset_is_noticed() {
+    fn read_only_registers_keep_value_and_reset_is_detected() {
         let mut config = config();
         assert_eq!(config.write(0, &[0; 4]), Effect::None);
         assert_eq!(word(&config, 0), 0x9034_10ee);

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_comes_once() {
+    fn fault_occurs_once() {
         let options = CardOptions {
             faults: vec!["a@3".parse().unwrap(), "a@5".parse().unwrap()],
             ..CardOptions::default()

@@ -101,7 +101,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_part_of_a_stream_is_that_part(
+        fn pattern_of_part_equals_part_of_stream(
             sequence: bool,
             packet in 1_u64..40,
             at in 0_usize..2000,

@@ -211,7 +211,7 @@ mod tests {
 
     /// A stream with a rate that is taken as fast as it comes has no packet that waits.
     #[test]
-    fn a_packet_that_is_to_come_can_be_lost() {
+    fn future_packet_can_be_lost() {
         let mut stream = Stream::new(&CardOptions {
             packets: Some(6),
             rate: Some(BitRate(64.0 * 8.0)),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_stream_waits_and_ends() {
+    fn free_running_stream_waits_and_ends() {
         for piece in [1, 7, 63, 64, 65, 1000] {
             let mut stream = Stream::new(&CardOptions {
                 packets: Some(5),
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_without_packets_ends_marked() {
+    fn stream_without_packets_ends_with_flag() {
         let mut stream = Stream::new(&CardOptions {
             packets: Some(2),
             ..CardOptions::default()
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_memory_cannot_hold_is_lost_by_whole_packets() {
+    fn fifo_overflow_loses_complete_packets() {
         let mut stream = Stream::new(&CardOptions {
             // A packet a millisecond, 10 in memory.
             rate: Some(BitRate(64.0 * 8.0 * 1000.0)),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_comes_before_its_time() {
+    fn burst_arrives_early() {
         let mut stream = Stream::new(&CardOptions {
             rate: Some(BitRate(64.0 * 8.0 * 1000.0)),
             packets: Some(20),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_packet_that_was_not_begun_is_lost() {
+    fn next_unstarted_packet_is_lost() {
         let mut stream = Stream::new(&CardOptions {
             packets: Some(4),
             ..options()

@@ -88,7 +88,7 @@ fn each(options: &CardOptions, check: impl Fn(Arc<dyn Device>)) {
 }
 
 #[test]
-fn every_byte_arrives() {
+fn transfers_deliver_every_byte() {
     each(&options(None), |device| {
         let identity = device.identity();
         assert_eq!((identity.vendor, identity.class), (0x10ee, 0x05_80_00));
@@ -116,7 +116,7 @@ fn every_byte_arrives() {
 
 /// A card that never waits hears that it is over.
 #[test]
-fn a_busy_card_can_be_dropped() {
+fn busy_device_can_be_dropped() {
     let device = in_process::open(build("litepcie", &options(None)).unwrap()).unwrap();
     let registers = device.registers(0).unwrap();
     // One slot in memory that it was not given, gone round for ever.
@@ -136,7 +136,7 @@ fn a_busy_card_can_be_dropped() {
 
 /// What can program a card's DMA can write the memory of whoever uses it.
 #[test]
-fn nobody_else_may_use_a_socket() {
+fn socket_in_use_rejects_second_client() {
     use std::os::unix::fs::PermissionsExt;
     let served = Served::new(&options(None));
     let mode = std::fs::metadata(served.path())
@@ -147,7 +147,7 @@ fn nobody_else_may_use_a_socket() {
 }
 
 #[test]
-fn interrupts_come() {
+fn interrupts_are_delivered() {
     each(&options(None), |device| {
         let interrupts = device.interrupts(32).unwrap();
         let bench = Bench::new(device.clone(), SLOTS, SLOT);
@@ -171,7 +171,7 @@ fn interrupts_come() {
 }
 
 #[test]
-fn memory_that_was_taken_away_is_never_written() {
+fn unmapped_memory_is_never_written() {
     each(&options(None), |device| {
         let mut bench = Bench::new(device, SLOTS, SLOT);
         bench.start();
@@ -189,7 +189,7 @@ fn memory_that_was_taken_away_is_never_written() {
 }
 
 #[test]
-fn a_card_that_is_cut_off_is_quiet_and_comes_back() {
+fn device_with_bus_mastering_off_is_quiet_and_recovers() {
     each(&options(None), |device| {
         let bench = Bench::new(device.clone(), SLOTS, SLOT);
         bench.start();
@@ -213,7 +213,7 @@ fn a_card_that_is_cut_off_is_quiet_and_comes_back() {
 }
 
 #[test]
-fn an_engine_that_is_stuck_is_freed_by_a_reset() {
+fn stuck_engine_is_recovered_by_reset() {
     each(&options(Some("stuck@3")), |device| {
         let bench = Bench::new(device.clone(), SLOTS, SLOT);
         bench.start();
@@ -229,7 +229,7 @@ fn an_engine_that_is_stuck_is_freed_by_a_reset() {
 }
 
 #[test]
-fn a_card_that_is_pulled_out_reads_all_ones() {
+fn removed_device_reads_all_ones() {
     each(&options(Some("remove@5")), |device| {
         let bench = Bench::new(device.clone(), SLOTS, SLOT);
         bench.start();
@@ -244,7 +244,7 @@ fn a_card_that_is_pulled_out_reads_all_ones() {
 }
 
 #[test]
-fn starting_and_stopping_a_hundred_times_loses_nothing() {
+fn hundred_restarts_lose_nothing() {
     each(&options(None), |device| {
         let bench = Bench::new(device, SLOTS, SLOT);
         let mut at = 0;
@@ -268,7 +268,7 @@ fn starting_and_stopping_a_hundred_times_loses_nothing() {
 }
 
 #[test]
-fn what_is_not_there_is_named() {
+fn missing_socket_is_named() {
     each(&options(None), |device| {
         for bar in [3, 5, 6] {
             let error = device.registers(bar).err().unwrap().to_string();
@@ -279,7 +279,7 @@ fn what_is_not_there_is_named() {
 }
 
 #[test]
-fn a_server_is_given_files_alone() {
+fn dma_memory_without_file_is_rejected() {
     let served = Served::new(&options(None));
     let device = served.open();
     let private = Region::host(4096, HostOptions::default()).unwrap();
@@ -289,7 +289,7 @@ fn a_server_is_given_files_alone() {
 }
 
 #[test]
-fn one_user_after_the_other_finds_the_card_as_new() {
+fn each_client_gets_reset_device() {
     let served = Served::new(&options(None));
     let first = Bench::new(served.open(), SLOTS, SLOT);
     first.start();
@@ -309,7 +309,7 @@ fn one_user_after_the_other_finds_the_card_as_new() {
 }
 
 #[test]
-fn a_server_that_ends_is_a_device_that_is_gone() {
+fn server_exit_is_reported_as_removed_device() {
     let mut served = Served::new(&options(None));
     let bench = Bench::new(served.open(), SLOTS, SLOT);
     bench.start();
@@ -328,7 +328,7 @@ fn a_server_that_ends_is_a_device_that_is_gone() {
 }
 
 #[test]
-fn a_socket_is_taken_over_from_the_dead_alone() {
+fn socket_is_replaced_only_if_server_is_dead() {
     let served = Served::new(&options(None));
     let live = Server::bind(&served.path());
     assert!(matches!(live, Err(ServerError::Live(_))), "{live:?}");

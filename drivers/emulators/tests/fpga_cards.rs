@@ -147,12 +147,12 @@ fn xdma_delivers_every_byte() {
 }
 
 #[test]
-fn xdma_starts_and_stops_a_hundred_times() {
+fn xdma_hundred_restarts_lose_nothing() {
     every_byte("device = \"inproc:xdma\"\nchannel = 3", 20, 100);
 }
 
 #[test]
-fn xdma_delivers_every_byte_by_interrupts() {
+fn xdma_with_interrupts_delivers_every_byte() {
     every_byte(
         "device = \"inproc:xdma\"\nchannel = 2\ncompletion = \"interrupt\"",
         1000,
@@ -161,7 +161,7 @@ fn xdma_delivers_every_byte_by_interrupts() {
 }
 
 #[test]
-fn xdma_tells_the_length_of_packets() {
+fn xdma_packet_length_is_reported() {
     let mut bench = Bench::new("device = \"inproc:xdma\"\ncard = { packet = \"5 KiB\" }");
     let mut armed = bench.arm(0, None);
     armed.credit(8);
@@ -175,7 +175,7 @@ fn xdma_tells_the_length_of_packets() {
 }
 
 #[test]
-fn xdma_rings_a_doorbell_with_its_count() {
+fn xdma_completed_count_is_written_to_doorbell() {
     let mut bench = Bench::new("device = \"inproc:xdma\"");
     let bell = DmaBuffer::new(bench.device.clone().as_dma(), 4096).unwrap();
     for _ in 0..3 {
@@ -194,7 +194,7 @@ fn xdma_rings_a_doorbell_with_its_count() {
 }
 
 #[test]
-fn xdma_without_credits_goes_round_and_says_what_it_lost() {
+fn xdma_without_credits_counts_overrun() {
     let mut bench =
         Bench::new("device = \"inproc:xdma\"\ncredits = false\ncard = { rate = \"100 MB/s\" }");
     let mut armed = bench.arm(3, None);
@@ -226,7 +226,7 @@ fn xdma_without_credits_goes_round_and_says_what_it_lost() {
 }
 
 #[test]
-fn every_error_of_the_card_has_its_name() {
+fn device_errors_are_named() {
     let faults = [
         ("align", "align"),
         ("descriptor-magic", "descriptor-magic"),
@@ -271,7 +271,7 @@ fn every_error_of_the_card_has_its_name() {
 }
 
 #[test]
-fn a_card_that_is_pulled_out_is_gone() {
+fn removed_device_is_reported() {
     for keys in ["", "completion = \"interrupt\"\n", "credits = false\n"] {
         let mut bench = Bench::new(&format!(
             "device = \"inproc:xdma\"\n{keys}card = {{ faults = [\"remove@20\"] }}"
@@ -299,7 +299,7 @@ fn a_card_that_is_pulled_out_is_gone() {
 }
 
 #[test]
-fn a_card_that_does_not_stop_is_cut_off() {
+fn quiesce_timeout_disables_bus_mastering() {
     let mut bench = Bench::new("device = \"inproc:xdma\"\ncard = { faults = [\"stuck@3\"] }");
     let mut armed = bench.arm(0, None);
     armed.credit(8);
@@ -320,7 +320,7 @@ fn a_card_that_does_not_stop_is_cut_off() {
 }
 
 #[test]
-fn numbers_that_a_simulated_card_does_not_send_are_refused() {
+fn sequence_format_not_sent_by_emulated_device_is_rejected() {
     let found = |device: &str, rest: &str| {
         let text = format!(
             "device = \"inproc:{device}\"\nsequence = {{ offset = 0, bytes = 8, endian = \"little\"{rest} }}"

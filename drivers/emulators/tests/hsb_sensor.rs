@@ -94,7 +94,7 @@ fn check(frames: &[Frame]) {
 }
 
 #[test]
-fn frames_arrive_whole() {
+fn frames_arrive_intact() {
     let all = FRAMES * PACKETS as u64;
     for (embedded, offload, psn20, psn) in [
         (false, true, false, 0),
@@ -123,7 +123,7 @@ fn frames_arrive_whole() {
 }
 
 #[test]
-fn faults_are_accounted_for() {
+fn faults_are_counted() {
     let all = FRAMES * PACKETS as u64;
     let gaps = [
         (5, 1),
@@ -188,7 +188,7 @@ fn faults_are_accounted_for() {
 }
 
 #[test]
-fn a_restart_opens_an_epoch() {
+fn restart_opens_epoch() {
     let (frames, rig, _) = run(&options(&["restart@20"]), "", 0);
     let report = rig.report();
     // The packets before the one that confirms the new count are placed, too.
@@ -219,7 +219,7 @@ fn fill_all(rigs: &mut [Rig], is_done: impl Fn(&[Rig]) -> bool) {
 }
 
 #[test]
-fn restarted_board_is_armed_again_and_begins_an_epoch() {
+fn restarted_device_is_rearmed_and_opens_epoch() {
     let options = Options {
         frames: Some(60),
         ..options(&["reboot@20"])
@@ -254,7 +254,7 @@ fn restarted_board_is_armed_again_and_begins_an_epoch() {
 }
 
 #[test]
-fn board_that_answers_from_another_address_is_armed() {
+fn device_replying_from_other_address_is_armed() {
     let options = Options {
         answer_from: Some(std::net::Ipv4Addr::new(127, 76, 0, 9)),
         ..options(&[])
@@ -266,7 +266,7 @@ fn board_that_answers_from_another_address_is_armed() {
 }
 
 #[test]
-fn dead_sensor_does_not_end_the_others() {
+fn silent_sensor_does_not_stop_others() {
     let options = Options {
         sensors: 3,
         dead: vec![1],
@@ -365,7 +365,7 @@ fn context(spec: &dyn SourceSpec) -> SourceContext {
 
 /// In a network namespace, so that no other device announces itself.
 #[test]
-fn device_that_announces_itself_late_is_armed() {
+fn device_announced_late_is_armed() {
     let thread = std::thread::spawn(|| {
         if own_network::enter().is_err() {
             return eprintln!("skipped: no network namespace may be created here");

@@ -297,7 +297,7 @@ fn open(card: impl Card + 'static) -> (Arc<dyn Device>, Result<Box<dyn Engine>, 
 }
 
 #[test]
-fn a_third_engine_fills_a_ring_in_order() {
+fn toy_engine_fills_ring_in_order() {
     const SLOTS: usize = 5;
     const BYTES: usize = 4096;
     let (device, engine) = open(ToyCard::default());
@@ -363,7 +363,7 @@ fn a_third_engine_fills_a_ring_in_order() {
 }
 
 #[test]
-fn another_card_is_refused_with_what_was_read() {
+fn other_device_is_rejected_with_its_id() {
     struct Other;
     impl Card for Other {
         fn identity(&self) -> Identity {
@@ -389,7 +389,7 @@ fn blocks(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn the_guide_shows_this_file() {
+fn guide_contains_this_code() {
     let guide = include_str!("../../../docs/src/hardware/write-an-engine.md");
     let lines = |text: &str| -> Vec<String> {
         text.lines()

@@ -181,7 +181,7 @@ fn with_card(check: impl FnOnce(&mut Client)) {
 }
 
 #[test]
-fn memory_mapped_without_a_descriptor_is_read_and_written_by_messages() {
+fn memory_without_descriptor_is_accessed_by_messages() {
     with_card(|client| {
         client.map(BASE, 0, BYTES as u64).unwrap();
         // Memory and bus mastering.
@@ -228,7 +228,7 @@ fn memory_mapped_without_a_descriptor_is_read_and_written_by_messages() {
 }
 
 #[test]
-fn unaligned_maps_are_refused() {
+fn unaligned_mapping_is_rejected() {
     const EINVAL: u32 = 22;
     const EEXIST: u32 = 17;
     with_card(|client| {
@@ -249,7 +249,7 @@ fn unaligned_maps_are_refused() {
 
 /// A client that does not answer costs the card a fault, not its life.
 #[test]
-fn client_that_leaves_without_answering_ends_only_its_own_connection() {
+fn client_disconnect_ends_only_its_connection() {
     with_card(|client| {
         client.map(BASE, 0, BYTES as u64).unwrap();
         client.write_region(CONFIG, 4, &[6, 0]);

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn software_cards_have_addresses_and_faults() {
+    fn emulated_nics_have_addresses_and_faults() {
         for name in [
             "software",
             "software:127.0.0.1",
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_what_was_chosen() {
+    fn auto_uses_planned_nic() {
         let auto = Names::One(AUTO.to_owned());
         assert!(auto.is_auto() && !auto.is_mixed());
         assert_eq!(auto.resolved(Some("mlx5_1")), ["mlx5_1"]);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn rails_go_round_the_cards_and_a_card_is_opened_once() {
+    fn rails_are_spread_over_nics_opened_once() {
         let names = ["a", "b", "a"].map(str::to_owned);
         let mut opened = Vec::new();
         let open = |name: &str| {

@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_have_three_spellings() {
+    fn device_accepts_three_spellings() {
         let read = |text: &str| text.parse::<DeviceKey>();
         assert_eq!(
             read("0000:3B:00.0"),
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn the_engine_is_named_or_follows_from_the_card() {
+    fn engine_is_declared_or_detected() {
         let engine = |text: &str| read(text).unwrap().engine().map(|entry| entry.name);
         assert_eq!(engine("device = \"inproc:xdma\""), Some("xdma"));
         assert_eq!(
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_is_told() {
+    fn contradicting_keys_are_reported() {
         assert_eq!(
             keys(
                 "device = \"3b:00.0\"\nengine = \"edu\"\ncredits = true\nbase = 0\ncsr = \"x\"\ncores = [1, 2]"

@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_as_they_are_written() {
+    fn guard_messages_round_trip() {
         let config = 3;
         let version = 2;
         for word in [
@@ -608,7 +608,7 @@ mod tests {
     }
 
     #[test]
-    fn an_orphan_cuts_off_what_is_still_mapped_and_only_then_lets_go() {
+    fn guard_orphaned_disables_device_before_unmapping() {
         let bench = bench();
         let (end, held) = std::io::pipe().unwrap();
         tell(&bench.socket, Word::Hold, &[held.as_fd()]).unwrap();
@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_a_map_is_kept_until_it_ends() {
+    fn guard_keeps_memory_until_its_mapping_ends() {
         let bench = bench();
         let (end, held) = std::io::pipe().unwrap();
         tell(&bench.socket, Word::Hold, &[held.as_fd()]).unwrap();
@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_in_order_is_told_once_everything_is_closed() {
+    fn guard_clean_end_is_reported_after_close() {
         let bench = bench();
         let (end, held) = std::io::pipe().unwrap();
         tell(&bench.socket, Word::Hold, &[held.as_fd()]).unwrap();
@@ -656,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_word_is_refused_and_changes_nothing() {
+    fn guard_invalid_message_is_rejected() {
         let bench = bench();
         rustix::net::send(&bench.socket, b"who are you", SendFlags::NOSIGNAL).unwrap();
         let mut answer = [0; ANSWER];
@@ -686,7 +686,7 @@ mod tests {
     }
 
     #[test]
-    fn many_descriptors_go_in_several_messages() {
+    fn guard_many_descriptors_use_several_messages() {
         let (end, writer) = std::io::pipe().unwrap();
         let held: Vec<OwnedFd> = (0..MOST_DESCRIPTORS + 3)
             .map(|_| writer.try_clone().unwrap().into())
@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_ends_before_it_begins_is_an_error() {
+    fn guard_connection_closed_early_is_error() {
         let (ours, theirs) = connection().unwrap();
         drop(ours);
         let end = serve(theirs.as_fd(), |_, _, _| -> Recorder { unreachable!() });
@@ -713,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_no_owner_is_told() {
+    fn guard_foreign_program_is_reported() {
         let file = std::fs::File::open("/dev/null").unwrap();
         let program = Path::new("/bin/true");
         if !program.exists() {

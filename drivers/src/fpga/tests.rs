@@ -39,7 +39,7 @@ fn poll(engine: &mut dyn Engine) -> Result<usize, EngineError> {
 }
 
 #[test]
-fn edu_fills_a_slot_by_as_many_copies_as_it_takes() {
+fn edu_fills_slot_by_several_copies() {
     let mock = edu();
     let mut engine = mock.open(&edu::ENTRY, "", Path::new("")).unwrap();
     engine.arm(&slots()).unwrap();
@@ -73,7 +73,7 @@ fn edu_fills_a_slot_by_as_many_copies_as_it_takes() {
 }
 
 #[test]
-fn edu_tells_of_no_slot_that_was_not_filled_in_time() {
+fn edu_incomplete_slot_is_not_reported() {
     let mock = edu();
     let mut engine = mock.open(&edu::ENTRY, "", Path::new("")).unwrap();
     engine.arm(&slots()).unwrap();
@@ -103,7 +103,7 @@ fn edu_interrupts_are_acknowledged() {
 }
 
 #[test]
-fn a_device_of_another_engine_is_recognised() {
+fn device_of_other_engine_is_detected() {
     let mock = edu();
     let error = mock.open(&xdma::ENTRY, "", Path::new("")).err().unwrap();
     assert!(error.to_string().contains("1234:11e8"), "{error}");
@@ -115,7 +115,7 @@ fn a_device_of_another_engine_is_recognised() {
 }
 
 #[test]
-fn a_designs_registers_are_written_around_the_engine() {
+fn registers_are_written_before_start_and_after_stop() {
     let mock = edu();
     let steps = "registers = [
         { bar = 0, offset = 0x200, value = 7 },
@@ -181,7 +181,7 @@ fn read(keys: &str) -> Result<Box<dyn SourceSpec>, String> {
 }
 
 #[test]
-fn the_plan_is_told_what_the_engine_needs() {
+fn plan_gets_engine_requirements() {
     let spec = read("device = \"3b:00.0\"\nengine = \"xdma\"\npath = \"staged\"").unwrap();
     let needs = spec.engine().unwrap();
     assert_eq!(needs.device.as_deref(), Some("0000:3b:00.0"));
@@ -225,7 +225,7 @@ fn the_plan_is_told_what_the_engine_needs() {
 }
 
 #[test]
-fn mistakes_are_shown_where_they_are() {
+fn config_errors_are_located() {
     let told = |keys: &str| read(keys).err().unwrap();
     let error = told("device = \"0000:3b:00\"\nengine = \"xdma\"");
     assert!(
@@ -249,7 +249,7 @@ fn mistakes_are_shown_where_they_are() {
 }
 
 #[test]
-fn the_mock_is_a_device() {
+fn mock_implements_device() {
     // Without BARs an engine says so.
     let mock = Mock::new(0x100, Identity::default(), |_, _, _| true);
     assert_eq!(mock.identity(), Identity::default());

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announcement_is_read() {
+    fn announcement_is_parsed() {
         let expected = Announcement {
             mac: [0x48, 0xb0, 0x2d, 1, 2, 3],
             plane: Some(1),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn other_messages_are_none() {
+    fn other_messages_are_ignored() {
         let good = message();
         for length in 0..BYTES {
             assert_eq!(parse(&good[..length]), None);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn who_speaks_is_found_once() {
+    fn device_is_discovered_once() {
         // Bound first, so that the port is free for whoever shares it.
         let shared = open("127.0.0.1:0".parse().unwrap()).unwrap();
         let to = shared.local_addr().unwrap();

@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_written_and_read() {
+    fn registers_are_written_and_read() {
         let (address, thread) = device(2, |_, request| vec![reply(request, 0, 0x1234_5678)]);
         let ecb = Ecb::shared(address).unwrap();
         assert!(Arc::ptr_eq(&ecb, &Ecb::shared(address).unwrap()));
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_asked_again_and_strangers_are_ignored() {
+    fn lost_reply_is_retried_and_foreign_senders_are_ignored() {
         let (address, thread) = device(2, |n, request| {
             let mut stale = reply(request, 0, 1);
             stale[2] ^= 0xff;
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_and_silence_are_told() {
+    fn refusal_and_silence_are_reported() {
         let (address, thread) = device(1 + TRIES as usize, |n, request| match n {
             0 => vec![reply(request, 3, 0)],
             _ => Vec::new(),
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_from_another_address_of_the_device_is_accepted() {
+    fn reply_from_other_address_of_device_is_accepted() {
         // The device has two addresses: it is asked at one, and answers from the other, with the control port.
         let asked = UdpSocket::bind((Ipv4Addr::new(127, 77, 0, 1), 0)).unwrap();
         let address = asked.local_addr().unwrap();
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_judged_by_their_registers() {
+    fn version_is_checked_by_registers() {
         for (number, part) in [
             (0, Some("unknown")),
             (0x2511, Some("update the gateware")),

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn by_hand() {
+    fn metadata_written_by_hand_is_parsed() {
         let mut bytes: [u8; BYTES] = std::array::from_fn(|i| u8::try_from(i).unwrap());
         bytes[12..24].copy_from_slice(&[0, 0, 0, 0, 0x65, 0, 0, 1, 0x3b, 0x9a, 0xc9, 0xff]);
         let metadata = Metadata::parse(&bytes);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_none() {
+    fn invalid_time_is_none() {
         let metadata = Metadata::parse(&[0; BYTES]);
         let none = [
             (0, 1_000_000_000),

@@ -315,7 +315,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn gaps_of_any_length_are_counted(
+        fn psn_gaps_of_any_length_are_counted(
             start in 0_u32..1 << 24,
             is_narrow: bool,
             pages in 1_u32..9,
@@ -337,7 +337,7 @@ mod tests {
         }
 
         #[test]
-        fn what_comes_a_little_late_is_found(back in 0_u64..24, first in 0_u32..1 << 20) {
+        fn psn_slightly_late_packet_is_located(back in 0_u64..24, first in 0_u32..1 << 20) {
             let mut order = order(first, 8);
             let (frame, psn, at) = packet(first, 24, 8, 100);
             prop_assert_eq!(order.find(psn, &at), Course::Frame(frame));
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_fits_no_frame_is_astray_until_others_agree() {
+    fn psn_outside_frames_is_lost_sync_until_confirmed() {
         let mut order = order(0, 8);
         for n in 1..50 {
             let (frame, psn, at) = packet(0, 24, 8, n);
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_ends_early_is_one() {
+    fn psn_short_frame_counts_as_frame() {
         let mut order = order(0, 8);
         order.follow(0, 2, &spot(0, 2));
         // Packets 3 and 4 were never made: metadata come next.
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn whether_metadata_come_alone_is_learned_without_seeing_them() {
+    fn psn_separate_metadata_packet_is_detected_when_lost() {
         for more in 0..2 {
             let mut order = Order::new(8, 5, 4, 4);
             order.begin(100, &spot(0, 3));
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_again_is_of_the_past() {
+    fn psn_repeated_packet_is_in_the_past() {
         let mut order = order(0, 8);
         for n in 1..600 {
             let (frame, psn, at) = packet(0, 24, 8, n);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_told_a_new_key_never_counts_anew_in_the_past() {
+    fn psn_with_new_key_never_restarts_in_the_past() {
         let mut order = order(0, 8).without_return();
         for n in 1..600 {
             let (frame, psn, at) = packet(0, 24, 8, n);
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_for_others_to_say() {
+    fn psn_known_position_is_set_externally() {
         let mut order = order(0, 8);
         for n in 1..60 {
             let (frame, psn, at) = packet(0, 24, 8, n);
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_one_packet_recover_from_a_restart() {
+    fn psn_one_packet_frames_recover_after_restart() {
         let mut order = Order::new(8, 1, 0, 4);
         order.begin(500, &spot(0, 0));
         order.ends(false);
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_moves_nothing() {
+    fn psn_lookup_changes_nothing() {
         let mut order = Order::new(8, 5, 4, 4);
         order.begin(100, &spot(0, 3));
         // As if metadata came alone, which the next packet contradicts.
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_that_counts_anew_keeps_as_many_bits() {
+    fn psn_width_is_kept_after_restart() {
         let mut order = order(0xf0_0000, 8);
         order.begin(0, &spot(0, 0));
         // Beyond half of what fewer bits count.

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_and_metadata_have_their_places() {
+    fn page_packets_and_metadata_have_offsets() {
         let spot = |page, index, bytes, metadata| {
             Ok(Spot {
                 page,
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_refused() {
+    fn page_other_addresses_are_rejected() {
         let mut other = write(0x1000, 256, None);
         other.rkey = 8;
         assert!(matches!(
@@ -273,7 +273,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_leads_outside_a_frame(
+        fn page_offsets_stay_inside_frame(
             frame in 1_usize..5000,
             packet in 1_usize..20,
             count in 1_u32..4097,

@@ -136,7 +136,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_packet_by_hand() {
+    fn packet_written_by_hand_is_parsed() {
         let mut packet = vec![
             0x2b, 0x10, 0xff, 0xff, 0, 0x01, 0x02, 0x03, 0, 0x0a, 0x0b, 0x0c,
         ];
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_write_is_refused() {
+    fn packet_other_than_write_is_rejected() {
         let good = Packet::default().bytes();
         assert!(parse(&good).is_ok());
         for length in 0..32 {
@@ -189,7 +189,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_built_is_parsed(
+        fn packet_round_trips(
             queue_pair in 0_u32..1 << 24,
             psn in 0_u32..1 << 24,
             address: u64,
@@ -207,7 +207,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_understood_or_refused(mut packet in proptest::collection::vec(any::<u8>(), 0..80), opcode in 0x2a_u8..=0x2b, flags: bool) {
+        fn random_bytes_are_parsed_or_rejected(mut packet in proptest::collection::vec(any::<u8>(), 0..80), opcode in 0x2a_u8..=0x2b, flags: bool) {
             if flags && packet.len() > 4 {
                 packet[..4].copy_from_slice(&[opcode, 0, 0xff, 0xff]);
             }

@@ -31,7 +31,7 @@ fn context(spec: &dyn SourceSpec) -> SourceContext {
 }
 
 #[test]
-fn what_contradicts_a_mode_is_told_with_its_key() {
+fn key_contradicting_mode_is_reported() {
     let cases = [
         ("", "no address to receive on"),
         ("listen = \"0.0.0.0:4791\"\nnics = [\"mlx5_0\"]", "any card"),
@@ -76,7 +76,7 @@ fn what_contradicts_a_mode_is_told_with_its_key() {
 }
 
 #[test]
-fn a_last_packet_that_is_too_short_to_tell_is_refused() {
+fn ambiguous_short_last_packet_is_rejected() {
     let of = |frame: usize| {
         let text = format!("[source.camera]\nframe = {frame}\n{PAIR}nics = [\"mlx5_0\"]");
         let mut diagnostics = Diagnostics::new();
@@ -89,7 +89,7 @@ fn a_last_packet_that_is_too_short_to_tell_is_refused() {
 }
 
 #[test]
-fn the_plan_learns_what_a_queue_pair_needs() {
+fn plan_gets_queue_pair_requirements() {
     let card = spec(&format!("{PAIR}nics = [\"mlx5_1:2@3\"]\npath = \"staged\"")).unwrap();
     let needs = card.engine().unwrap();
     assert_eq!(needs.device.as_deref(), Some("mlx5_1"));
@@ -138,7 +138,7 @@ fn the_plan_learns_what_a_queue_pair_needs() {
 }
 
 #[test]
-fn a_card_that_is_not_there_is_named() {
+fn missing_nic_is_named() {
     let nic = spec(&format!("{PAIR}nics = [\"nosuch0\"]")).unwrap();
     let error = nic.build(&context(&*nic)).err().unwrap().to_string();
     assert!(error.contains("nosuch0"), "{error}");
@@ -154,7 +154,7 @@ fn a_card_that_is_not_there_is_named() {
 }
 
 #[test]
-fn packets_that_do_not_fit_the_mtu_are_refused_with_the_largest_that_does() {
+fn packet_beyond_mtu_is_rejected_with_maximum() {
     for (packet, mtu, max) in [
         (1408, 1500, None),
         (1536, 1500, Some("1408 B")),
@@ -179,7 +179,7 @@ fn packets_that_do_not_fit_the_mtu_are_refused_with_the_largest_that_does() {
 
 /// In a network namespace whose loopback interface has the MTU of Ethernet.
 #[test]
-fn mtu_of_the_interface_is_compared() {
+fn packet_size_is_compared_with_interface_mtu() {
     let thread = std::thread::spawn(|| {
         if crate::sys::own_network::enter().is_err() {
             return eprintln!("skipped: no network namespace may be created here");

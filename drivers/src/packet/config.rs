@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn the_examples_are_valid() {
+    fn format_examples_are_valid() {
         for entry in super::super::FORMATS {
             let (kind, rest) = entry.example.split_once('\n').unwrap();
             assert_eq!(
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_is_told_at_once() {
+    fn format_errors_are_reported_together() {
         let found = raw(r#"
             header = "8 B"
             payload = "70 KB"
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_declared_is_what_is_parsed() {
+    fn declared_format_is_parsed_as_declared() {
         let format = raw(r#"
             header = 16
             payload = "1 KiB"
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn time_has_a_tick_in_picoseconds_and_an_origin_in_utc() {
+    fn time_has_picosecond_tick_and_utc_origin() {
         let scale = |keys: &str| {
             let text = "header = 16\npayload = 16\nsequence = { offset = 0, bytes = 8 }\n";
             let time = format!("{text}timestamp = {{ offset = 8, bytes = 8{keys} }}");
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_keys_are_refused() {
+    fn unknown_format_keys_are_rejected() {
         assert!(toml::from_str::<SpeadConfig>("heap = 4000\npacket = 1432\npackets = 3").is_err());
     }
 }

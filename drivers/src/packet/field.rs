@@ -128,7 +128,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn ticks_of_a_fast_clock_do_not_drift() {
+    fn fast_clock_ticks_do_not_drift() {
         let scale = TimeScale {
             nanoseconds: 1_000_000_000,
             ticks: 1_712_000_000,
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_keeps_its_neighbours() {
+    fn field_write_keeps_adjacent_bits() {
         let field = Field::new(1, 2, Endian::Big, 4, 8);
         let mut header = [0xff; 4];
         field.write(&mut header, 0x1ab);
@@ -159,7 +159,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn field_round_trips(
             offset in 0usize..20, bytes in 1usize..=8, little: bool, shift in 0u32..8, value: u64, noise: [u8; 32],
         ) {
             let endian = if little { Endian::Little } else { Endian::Big };

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_raw_hold_whole_packets_and_whole_points() {
+    fn raw_frames_hold_complete_packets_and_points() {
         let format = Format::Raw(Raw::new(
             16,
             1456,
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heap_is_a_frame() {
+    fn spead_heap_is_one_frame() {
         let places = Places {
             unit_bytes: 4000,
             first: 1416,

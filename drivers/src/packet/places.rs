@@ -63,7 +63,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_short_first_place_shifts_the_others() {
+    fn short_first_packet_shifts_the_others() {
         let places = Places {
             unit_bytes: 4000,
             first: 1416,
@@ -79,7 +79,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn places_cover_the_unit_once(unit in 1usize..100_000, first in 1usize..9000, rest in 1usize..9000) {
+        fn packets_cover_unit_exactly_once(unit in 1usize..100_000, first in 1usize..9000, rest in 1usize..9000) {
             let places = Places { unit_bytes: unit, first, rest };
             let mut end = 0;
             for sub in 0..places.count() {

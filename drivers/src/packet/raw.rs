@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_by_hand() {
+    fn raw_packet_written_by_hand_is_parsed() {
         let mut packet = [0u8; 52];
         packet[..12].copy_from_slice(&[0xab, 0xcd, 0, 0, 0, 0, 1, 2, 0x10, 0x20, 0, 0]);
         let expected = Packet {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn another_length_is_rejected() {
+    fn raw_packet_of_other_length_is_rejected() {
         for length in (0..200).filter(|length| *length != 52) {
             let expected = Err(Reject::Length {
                 expected: 52,
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_outside_the_header_is_no_panic() {
+    fn raw_field_outside_header_does_not_panic() {
         let raw = Raw::new(4, 4, 0, Field::new(6, 8, Endian::Big, 0, 64), 1);
         assert_eq!(raw.parse(&[0; 8]), Err(Reject::Short { need: 4, got: 8 }));
         let mut out = Vec::new();
@@ -223,7 +223,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_built_is_parsed(unit: u64, ticks: u32, payload in proptest::collection::vec(any::<u8>(), 32), cut in 0usize..=52) {
+        fn raw_packet_round_trips(unit: u64, ticks: u32, payload in proptest::collection::vec(any::<u8>(), 32), cut in 0usize..=52) {
             let mut format = Format::Raw(format());
             let unit = unit & format.unit_mask();
             let mut packet = Vec::new();

@@ -16,7 +16,7 @@ fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
 const LISTEN: &str = "listen = \"127.0.0.1:0\"\n";
 
 #[test]
-fn what_contradicts_is_told_with_its_key() {
+fn contradicting_keys_are_reported() {
     let cases = [
         ("nics = []", "no card receives"),
         ("nics = [\"auto\", \"mlx5_0\"]", "`auto` beside other cards"),
@@ -59,7 +59,7 @@ fn what_contradicts_is_told_with_its_key() {
 }
 
 #[test]
-fn the_plan_learns_what_it_needs() {
+fn plan_gets_rdma_requirements() {
     let card = spec(&format!("{LISTEN}nics = [\"mlx5_1:2@3\"]\nplaces = 3")).unwrap();
     let needs = card.engine().unwrap();
     assert_eq!(
@@ -85,7 +85,7 @@ fn the_plan_learns_what_it_needs() {
 }
 
 #[test]
-fn an_engine_is_built_of_cards_and_a_place_to_come_to() {
+fn engine_is_built_from_nics_and_listen_address() {
     let text = format!("{LISTEN}nics = [\"software\", \"software\"]\nqueues = 2");
     let spec = spec(&text).unwrap();
     let context = SourceContext {
@@ -104,7 +104,7 @@ fn an_engine_is_built_of_cards_and_a_place_to_come_to() {
 }
 
 #[test]
-fn what_is_not_there_is_named() {
+fn missing_nic_is_named() {
     let context = |spec: &dyn SourceSpec| SourceContext {
         counts: daq_core::ledger::Counts::default(),
         rejections: daq_core::ledger::Rejections::default(),
@@ -124,7 +124,7 @@ fn what_is_not_there_is_named() {
 }
 
 #[test]
-fn auto_is_the_card_that_the_plan_has_chosen() {
+fn auto_uses_planned_nic() {
     let auto = spec(&format!("{LISTEN}nics = \"auto\"")).unwrap();
     assert_eq!(auto.engine().unwrap().device.as_deref(), Some("auto"));
     let mut context = SourceContext {

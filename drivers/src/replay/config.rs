@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_and_speeds_are_read() {
+    fn paths_and_speeds_are_parsed() {
         let config = read("path = \"a.pcap\"").unwrap();
         assert_eq!(
             (config.path, config.speed, config.hold),
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_is_told() {
+    fn contradicting_keys_are_reported() {
         assert_eq!(
             keys("path = \"a.pcap\"\nspeed = 0\nname = \"x\"", true),
             ["speed", "name"]

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_scaled_and_absolute() {
+    fn due_times_are_scaled_and_absolute() {
         let now = Instant::now();
         let mut table = Timetable::new(Speed::Times(2.0));
         assert_eq!(table.wait(5_000_000_000, now), None);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_set_back_begins_anew() {
+    fn clock_set_back_restarts_timing() {
         let now = Instant::now();
         let mut table = Timetable::new(Speed::Times(1.0));
         assert_eq!(table.wait(50_000_000_000, now), None);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn free_never_waits() {
+    fn free_speed_never_waits() {
         let now = Instant::now();
         let mut table = Timetable::new(Speed::Free);
         assert!(table.is_free());

@@ -82,7 +82,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_what_is_expected(offset in prop_oneof![0_u64..100_000, any::<u64>()], bytes in 0_usize..10_000) {
+        fn counter_pattern_is_verified(offset in prop_oneof![0_u64..100_000, any::<u64>()], bytes in 0_usize..10_000) {
             let mut stream = Vec::new();
             write(offset, bytes, |piece| stream.extend_from_slice(piece));
             prop_assert_eq!(stream.len(), bytes);
@@ -93,7 +93,7 @@ mod tests {
         }
 
         #[test]
-        fn one_wrong_byte_is_found(offset in 0_u64..100_000, bytes in 1_usize..10_000, at: prop::sample::Index, flip in 1_u8..) {
+        fn counter_pattern_wrong_byte_is_found(offset in 0_u64..100_000, bytes in 1_usize..10_000, at: prop::sample::Index, flip in 1_u8..) {
             let mut stream: Vec<u8> = (0..bytes as u64).map(|i| expected_byte(offset + i)).collect();
             let at = at.index(bytes);
             stream[at] ^= flip;

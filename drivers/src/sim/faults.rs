@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn probabilities_are_what_they_say() {
+    fn fault_probabilities_are_as_declared() {
         let faults = faults(
             "loss = 0.1\ncorrupt_header = 0.05\ncorrupt_payload = 0.04\nduplicate = 0.03\nlate = 0.02\nreorder = 0.2",
         );
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_have_their_mean_length_and_keep_the_share() {
+    fn loss_bursts_have_declared_mean_length_and_share() {
         let mut dice = faults("loss = 0.05\nloss_burst = 10").dice();
         let (mut lost, mut bursts, mut before) = (0.0, 0.0, Fate::Sent);
         for sequence in 0..1_000_000 {
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_repeats_and_another_does_not() {
+    fn same_seed_repeats_and_other_seed_differs() {
         let roll = |seed: u64| {
             let mut dice = Faults {
                 seed,
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_name_exactly_their_packets_and_leave_chance_alone() {
+    fn fault_lists_apply_to_listed_packets_only() {
         let listed = faults("loss = 0.5\nlate_at = [3, \"10..13\", \"12..20\"]\nlose = [12]");
         let (mut with, mut without) = (listed.dice(), faults("loss = 0.5").dice());
         for sequence in 0..200 {
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_joined() {
+    fn consecutive_numbers_are_joined() {
         let numbers: Numbers = [(5, 6), (100, 120), (3, 5), (110, 130), (7, 7)]
             .into_iter()
             .collect();
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_name_their_keys() {
+    fn fault_errors_name_keys() {
         let wrong = faults(
             "loss = 1.5\nlate = -1.0\nduplicate = 0.7\nreorder = 0.7\nloss_burst = 0.5\nreorder_by = 0",
         );

@@ -108,7 +108,7 @@ mod tests {
     proptest! {
         /// Waiting as long as is asked for makes the next packet due, and not two; nothing drifts.
         #[test]
-        fn waiting_brings_the_next_packet(rate in 0.1_f64..1e7, seconds in 0.0_f64..1e5) {
+        fn packet_is_due_after_wait(rate in 0.1_f64..1e7, seconds in 0.0_f64..1e5) {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and not negative")]
             let made = (seconds * rate) as u64;
             let pacer = Pacer::new(Instant::now(), rate);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_is_due_at_once() {
+    fn overdue_packets_are_due_immediately() {
         let pacer = Pacer::new(Instant::now(), 1000.0);
         let now = pacer.start + Duration::from_millis(500);
         assert_eq!(pacer.due(now), 500);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn paces_are_read() {
+    fn paces_are_parsed() {
         #[derive(Debug, Deserialize)]
         struct Keys {
             pace: Pace,

@@ -214,7 +214,7 @@ struct Case {
 }
 
 #[test]
-fn every_fault_alone_does_what_it_says() {
+fn single_fault_has_documented_effect() {
     let fault = |keys, lost| Case {
         keys,
         lost,
@@ -265,7 +265,7 @@ fn every_fault_alone_does_what_it_says() {
 }
 
 #[test]
-fn what_is_lost_at_the_ends_was_never_expected() {
+fn loss_at_start_and_end_is_not_expected() {
     let text = "packet = 64\npackets = 40\n[faults]\nlose = [0, 1, 38, 39]";
     let report = bench(text, 256, 16).run().report();
     assert_eq!(
@@ -372,7 +372,7 @@ fn foretell(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
 proptest! {
     /// All faults at once, any shape: the ledger is the foretold one, held back or not, paced or not.
     #[test]
-    fn all_faults_together_are_foretold(
+    fn combined_faults_match_prediction(
         // TOML has no integers beyond 63 bits.
         seed in 0..=i64::MAX,
         chances in prop::array::uniform6(0.0_f64..0.06),
@@ -409,7 +409,7 @@ proptest! {
 
     /// With slots for a part only and a reader that comes when it likes, a source that waits loses nothing.
     #[test]
-    fn held_back_nothing_is_lost(slots in 2_usize..6, places in 1_usize..70, packets in 0_u64..600, reads in prop::collection::vec(0_usize..4, 1..20), window in 2_usize..5) {
+    fn backpressure_loses_nothing(slots in 2_usize..6, places in 1_usize..70, packets in 0_u64..600, reads in prop::collection::vec(0_usize..4, 1..20), window in 2_usize..5) {
         let text = format!("pattern = \"counter\"\npacket = 24\npackets = {packets}\nwindow = {window}");
         let mut bench = bench(&text, places * 24, slots);
         let mut reads = reads.iter().cycle();
@@ -430,7 +430,7 @@ proptest! {
 }
 
 #[test]
-fn held_back_with_faults_and_few_slots_only_the_faults_are_lost() {
+fn backpressure_with_faults_loses_only_faults() {
     let text = "pattern = \"counter\"\npacket = 64\npackets = 5000\nwindow = 3\n[faults]\nloss = 0.02\nlate = 0.02\n\
                 reorder = 0.1\nreorder_by = 5\nduplicate = 0.05";
     let mut bench = bench(text, 512, 4);
@@ -455,7 +455,7 @@ fn held_back_with_faults_and_few_slots_only_the_faults_are_lost() {
 }
 
 #[test]
-fn not_held_back_a_reader_that_does_not_read_costs_what_it_holds() {
+fn without_backpressure_stalled_reader_costs_its_slots() {
     for pace in ["pace = \"1000 Gbit/s\"", "hold = false"] {
         let text = format!("pattern = \"counter\"\npacket = 64\npackets = 400\n{pace}");
         let mut bench = bench(&text, 256, 8);
@@ -477,7 +477,7 @@ fn not_held_back_a_reader_that_does_not_read_costs_what_it_holds() {
 }
 
 #[test]
-fn a_restarted_sender_opens_an_epoch() {
+fn sender_restart_opens_epoch() {
     for (hold, slots) in [(true, 5), (false, 128)] {
         let text = format!(
             "pattern = \"counter\"\npacket = 64\npackets = 300\nrestart_at = 202\nhold = {hold}"
@@ -500,7 +500,7 @@ fn a_restarted_sender_opens_an_epoch() {
 }
 
 #[test]
-fn a_jump_is_a_gap_or_an_epoch() {
+fn sequence_jump_is_gap_or_epoch() {
     let near = bench(
         "packet = 64\npackets = 300\njump = { at = 100, by = 20 }",
         512,
@@ -556,7 +556,7 @@ fn narrow_numbers_wrap_without_loss() {
 }
 
 #[test]
-fn frames_count_packets_that_faults_take_too() {
+fn frame_count_includes_faulty_packets() {
     let text = "packet = 64\nframes = 50\n[faults]\nlose = [3]\nduplicate_at = [5]";
     let bench = bench(text, 512, 8).run();
     assert_eq!(
@@ -567,7 +567,7 @@ fn frames_count_packets_that_faults_take_too() {
 }
 
 #[test]
-fn timestamps_are_those_of_the_first_sample() {
+fn frame_time_is_time_of_first_sample() {
     let text = "samples = { type = \"int16\", rate = \"1 MHz\" }\npacket = 64\nframes = 40\nspeed = 1e6\nstart = 3";
     let bench = bench(text, 512, 64).run();
     let first = bench.frames[1].meta.timestamp;
@@ -581,7 +581,7 @@ fn timestamps_are_those_of_the_first_sample() {
 }
 
 #[test]
-fn a_slow_rate_says_when_to_come_back_and_gives_nothing_early() {
+fn slow_rate_returns_wait_time_and_no_early_packet() {
     let mut bench = bench("pace = \"8 bit/s\"\npacket = \"8 KiB\"", 8192, 4);
     match bench.fill() {
         Polled::Until(wait) => assert!(
@@ -594,7 +594,7 @@ fn a_slow_rate_says_when_to_come_back_and_gives_nothing_early() {
 }
 
 #[test]
-fn if_everything_is_lost_the_thread_still_comes_back() {
+fn total_loss_does_not_block_thread() {
     let mut forever = bench("packet = 64\n[faults]\nloss = 1.0", 512, 4);
     for _ in 0..100 {
         assert_eq!(forever.fill(), Polled::Busy);
@@ -613,7 +613,7 @@ fn if_everything_is_lost_the_thread_still_comes_back() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_bytes() {
+fn same_seed_gives_same_bytes() {
     let run = |seed: u64, pace: &str| {
         let text = format!(
             "samples = {{ type = \"int8\", channels = 2, rate = \"1 MHz\" }}\nnoise = 0.1\nseed = {seed}\npacket = 64\n\
@@ -632,7 +632,7 @@ fn the_same_seed_gives_the_same_bytes() {
 }
 
 #[test]
-fn tones_go_on_across_packets_and_frames() {
+fn tones_are_continuous_across_packets_and_frames() {
     let text = "samples = { type = \"float32\", complex = true, rate = \"1 MHz\" }\npacket = 72\nframes = 100\npace = \"free\"\n\
                 tones = [{ frequency = \"12.5 kHz\", amplitude = 0.5 }]";
     let bench = bench(text, 1000, 4).run();
@@ -654,7 +654,7 @@ fn tones_go_on_across_packets_and_frames() {
 }
 
 #[test]
-fn held_packets_need_no_further_memory() {
+fn delayed_packets_allocate_nothing() {
     let config: SimConfig = toml::from_str(
         "packets = 20_000\npacket = 8\n[faults]\nlate = 0.4\nreorder = 0.4\nreorder_by = 20",
     )
@@ -666,7 +666,7 @@ fn held_packets_need_no_further_memory() {
 }
 
 #[test]
-fn the_example_is_valid() {
+fn sim_example_is_valid() {
     let mut diagnostics = Diagnostics::new();
     let text = ENTRY
         .example
@@ -711,7 +711,7 @@ fn the_example_is_valid() {
 }
 
 #[test]
-fn errors_point_at_their_keys() {
+fn sim_errors_are_located() {
     let errors = spec("samples = { channels = 2, rate = \"1 MHz\" }\nnoise = 0.1\ntones = [{ frequency = \"1 kHz\", amplitude = 0.5, channel = 7 }]\n[faults]\nloss = 1.5\nlose = [\"9..3\"]")
         .err()
         .unwrap();

@@ -212,7 +212,7 @@ mod tests {
     use std::mem::offset_of;
 
     #[test]
-    fn structures_are_laid_out_as_the_header_says() {
+    fn struct_layouts_match_header() {
         // As the C compiler has them on every 64-bit machine: no padding, 64-bit members aligned.
         assert_eq!(argsz::<Map>(), 40);
         assert_eq!(offset_of!(Map, devfn), 21);

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_drops_packets_of_senders_that_are_not_allowed() {
+    fn linux_drops_packets_of_other_senders() {
         let sender = Sender::bind("127.1.2.3:0").unwrap();
         let port = sender.local_addr().unwrap().port();
         let own = format!("127.1.2.3:{port}");
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_drops_packets_of_ipv6_senders_that_are_not_allowed() {
+    fn linux_drops_packets_of_other_ipv6_senders() {
         let Ok(sender) = Sender::bind("[::1]:0") else {
             eprintln!("skipped: this machine has no IPv6 loopback");
             return;

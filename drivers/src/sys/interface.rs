@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loopback_interface_has_its_address_and_nobody_a_strangers() {
+    fn loopback_has_its_address_and_foreign_address_is_not_found() {
         let loopback = Interface::with_address(Ipv4Addr::LOCALHOST)
             .unwrap()
             .unwrap();

@@ -41,7 +41,7 @@ fn packets(count: u8, size: usize) -> Vec<u8> {
 }
 
 #[test]
-fn plain_packets_arrive_one_a_message() {
+fn plain_packets_arrive_one_per_message() {
     let socket = open(&large());
     loopback::stay();
     let sent = packets(20, 1472);
@@ -78,14 +78,14 @@ impl ConcatBytes for Vec<(Message, Vec<u8>)> {
 }
 
 #[test]
-fn nothing_there_is_no_message() {
+fn empty_socket_returns_no_message() {
     let socket = open(&Options::default());
     assert_eq!(RecvBatch::plain(4, 2048).recv(&socket, 4).unwrap(), 0);
     assert!(!socket.wait(Duration::ZERO).unwrap());
 }
 
 #[test]
-fn empty_and_truncated_datagrams_are_told() {
+fn empty_and_truncated_datagrams_are_reported() {
     let socket = open(&Options::default());
     loopback::stay();
     let mut sender = Sender::open(socket.local(), false, None).unwrap();
@@ -115,7 +115,7 @@ fn empty_and_truncated_datagrams_are_told() {
 }
 
 #[test]
-fn coalesced_packets_tell_their_size() {
+fn coalesced_packets_have_segment_size() {
     let socket = open(&Options {
         coalesce: true,
         timestamps: true,
@@ -158,7 +158,7 @@ fn coalesced_packets_tell_their_size() {
 }
 
 #[test]
-fn timestamps_are_of_now() {
+fn receive_timestamps_are_current() {
     let socket = open(&Options {
         timestamps: true,
         ..Options::default()
@@ -177,7 +177,7 @@ fn timestamps_are_of_now() {
 }
 
 #[test]
-fn scatter_puts_headers_and_payloads_apart() {
+fn scatter_separates_headers_and_payloads() {
     const HEADER: usize = 16;
     const PAYLOAD: usize = 500;
     const COUNT: usize = 10;
@@ -237,7 +237,7 @@ fn scatter_puts_headers_and_payloads_apart() {
 }
 
 #[test]
-fn the_granted_buffer_is_told() {
+fn granted_buffer_size_is_returned() {
     let granted = open(&large()).granted();
     assert_eq!(granted.asked, 1 << 20);
     assert!(granted.got > 0);
@@ -274,7 +274,7 @@ fn the_granted_buffer_is_told() {
 }
 
 #[test]
-fn drops_are_counted() {
+fn socket_drops_are_counted() {
     let socket = open(&Options {
         receive_buffer: 4096,
         ..Options::default()
@@ -290,7 +290,7 @@ fn drops_are_counted() {
 }
 
 #[test]
-fn a_port_in_use_is_named() {
+fn port_in_use_is_named() {
     let first = open(&Options::default());
     let error = UdpSocket::open(first.local(), &Options::default()).unwrap_err();
     assert!(matches!(error, SocketError::InUse { address } if address == first.local()));
@@ -302,7 +302,7 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
-fn sockets_of_a_group_share_a_port() {
+fn group_sockets_share_port() {
     let options = Options {
         reuse_port: true,
         ..large()
@@ -335,7 +335,7 @@ fn sockets_of_a_group_share_a_port() {
 }
 
 #[test]
-fn what_cannot_be_bound_or_joined_is_named() {
+fn bind_or_join_failure_is_named() {
     let open = |address: &str, options: &Options| {
         UdpSocket::open(address.parse().unwrap(), options).unwrap_err()
     };
@@ -407,7 +407,7 @@ fn multicast(group: &str, wildcard: &str, interface: &Interface) -> Result<(), S
 }
 
 #[test]
-fn multicast_over_loopback() {
+fn multicast_over_loopback_is_received() {
     let by_name = Interface::from("lo");
     let by_address = Interface::from("127.0.0.1");
     assert_eq!(by_address, Interface::Address(Ipv4Addr::LOCALHOST));

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ranges_are_found_behind_other_capabilities() {
+    fn iova_ranges_are_found_after_other_capabilities() {
         let body = vec![2, 0, 0xfedf_ffff, 0xfef0_0000, u64::MAX];
         let found = ranges(&info(2, &[(3, vec![65535]), (1, body.clone())]));
         assert_eq!(found, Some(vec![0..=0xfedf_ffff, 0xfef0_0000..=u64::MAX]));
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_cut_short_or_goes_in_circles_is_none() {
+    fn truncated_or_cyclic_capabilities_are_ignored() {
         let whole = info(2, &[(1, vec![1, 0, 4095])]);
         assert!(ranges(&whole).is_some());
         for bytes in 0..whole.len() {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_descriptor_of_vfio_is_an_error() {
+    fn foreign_descriptor_is_rejected() {
         let file = std::fs::File::open("/dev/null").unwrap();
         let fd = std::os::fd::AsFd::as_fd(&file);
         assert!(unmap(fd, 0, 4096).is_err());

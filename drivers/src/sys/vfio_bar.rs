@@ -86,7 +86,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn words_are_little_endian_and_lie_where_they_are_asked_for() {
+    fn bar_words_are_little_endian_at_their_offset() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [0u8; 12288]).unwrap();
         let whole = Bar::open(file.path()).unwrap();
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "word at 0x1000 of 0x1000 bytes")]
-    fn a_word_behind_the_end_is_refused() {
+    fn bar_word_beyond_end_is_rejected() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [0u8; 4096]).unwrap();
         Bar::open(file.path()).unwrap().read(4096);

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_all_of_what_keeps_it() {
+    fn mapping_keeps_its_memory() {
         let region = Region::host(4096, HostOptions::default()).unwrap();
         let memory = Memory::region(&region).unwrap();
         assert_eq!(Some(memory.address()), region.cpu_address());
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_whose_unmapping_the_kernel_refuses_is_never_freed() {
+    fn memory_with_failed_unmap_is_leaked() {
         let region = Region::host(4096, HostOptions::default()).unwrap();
         let (map, error) = refused(&region).unmap().unwrap_err();
         assert!(error.raw_os_error().is_some(), "{error}");
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_that_has_ended_asks_for_nothing_and_keeps_nothing() {
+    fn ended_map_makes_no_calls_and_keeps_nothing() {
         let region = Region::host(4096, HostOptions::default()).unwrap();
         let mut map = refused(&region);
         map.keeper = None;

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn even_messages_are_taken_many_at_a_time() {
+    fn even_messages_are_received_in_batches() {
         let mut tune = Tune::default();
         for _ in 0..10 {
             tune.saw(good(44));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn uneven_messages_are_taken_one_at_a_time() {
+    fn uneven_messages_are_received_singly() {
         let mut tune = Tune::default();
         tune.saw(good(8));
         tune.saw(Seen {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn guessing_rests_longer_the_longer_it_is_of_no_use() {
+    fn prediction_backs_off_after_misses() {
         let mut tune = Tune::default();
         let bad = Seen {
             messages: 1,

@@ -450,7 +450,7 @@ mod tests {
 
     /// A share of the stack's that is larger than a batch is taken at once, and what is more is told of.
     #[test]
-    fn the_stack_is_taken_in_rounds() {
+    fn network_stack_packets_are_received_in_turn() {
         const SENT: usize = ROUNDS * MESSAGES + 2 * MESSAGES + 1;
         let options = Options {
             receive_buffer: 1 << 20,

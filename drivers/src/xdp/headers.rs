@@ -145,7 +145,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn the_payload_is_found(six: bool, tag in prop::option::of(prop::sample::select(&ETHERTYPE_TAGS[..])),
+        fn payload_is_located(six: bool, tag in prop::option::of(prop::sample::select(&ETHERTYPE_TAGS[..])),
                                 bytes in prop::collection::vec(any::<u8>(), 0..3000), padding in 0_usize..64) {
             let whole = packet(six, tag, &bytes, padding);
             let found = payload(&whole);
@@ -158,7 +158,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn any_bytes_are_found_inside_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), six: bool) {
+        fn random_bytes_are_located_inside_or_rejected(bytes in prop::collection::vec(any::<u8>(), 0..200), six: bool) {
             let mut whole = packet(six, None, &[1; 32], 0);
             for (to, from) in whole.iter_mut().skip(14).zip(&bytes) {
                 *to = *from;
@@ -172,7 +172,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_sender_is_found_with_a_tag_and_without() {
+    fn sender_is_found_with_and_without_vlan_tag() {
         for tag in [None, Some(0x8100)] {
             let found = |six| sender(&packet(six, tag, &[1; 32], 0)).unwrap();
             assert_eq!(found(false), "10.10.10.10:2313".parse().unwrap());
@@ -183,7 +183,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_the_program_passes_on_is_refused() {
+    fn packets_passed_by_program_are_rejected() {
         let whole = packet(false, None, &[1; 100], 0);
         let with = |at: usize, byte: u8| {
             let mut other = whole.clone();

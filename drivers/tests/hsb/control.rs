@@ -98,7 +98,7 @@ impl Device {
 }
 
 #[test]
-fn a_sensor_is_armed_in_order_and_disarmed_in_reverse() {
+fn sensor_is_armed_in_order_and_disarmed_in_reverse() {
     let device = Device::new(0b1_1000, 4, None);
     let listen = free_port();
     let mut rig = device.sensor(listen, "sensor = 3");
@@ -136,7 +136,7 @@ fn a_sensor_is_armed_in_order_and_disarmed_in_reverse() {
 }
 
 #[test]
-fn a_sensor_that_cannot_be_armed_is_left_disarmed_and_tried_again() {
+fn sensor_arming_failure_leaves_it_disarmed_and_retries() {
     let device = Device::new(1, 4, Some(PORT_3 + 0x14));
     let mut rig = device.sensor(free_port(), "sensor = 3");
     // It must not end the run, and with it other sources.
@@ -157,7 +157,7 @@ fn a_sensor_that_cannot_be_armed_is_left_disarmed_and_tried_again() {
 }
 
 #[test]
-fn sensors_of_a_plane_share_their_packets_size() {
+fn sensors_of_one_data_plane_share_packet_size() {
     let device = Device::new(1, 11, None);
     let mut rig = device.sensor(free_port(), "sensor = 3");
     rig.fillers[0].start().unwrap();
@@ -175,7 +175,7 @@ fn sensors_of_a_plane_share_their_packets_size() {
 }
 
 #[test]
-fn a_sensor_that_another_took_over_is_left_to_it() {
+fn sensor_taken_over_by_other_host_is_not_rearmed() {
     // Another key; another host with the same key; another port of the same host.
     for (register, word) in [(0x04, 10), (0x28, 0x7f00_0002), (0x2c, 1)] {
         let device = Device::new(0, 4, None);
@@ -189,7 +189,7 @@ fn a_sensor_that_another_took_over_is_left_to_it() {
 }
 
 #[test]
-fn a_sensor_is_one_sources_however_its_device_is_named() {
+fn sensor_used_twice_is_rejected_for_any_device_name() {
     let device = Device::new(0, 4, None);
     let more = format!("device = \"{}\"\nsensor = 3", device.address);
     let build = || {
@@ -207,7 +207,7 @@ fn a_sensor_is_one_sources_however_its_device_is_named() {
 }
 
 #[test]
-fn nobody_takes_a_sensor_twice() {
+fn sensor_opened_twice_is_rejected() {
     let parsed = |more: &str| {
         spec(&ENTRY, &text("127.0.0.1:4791".parse().unwrap(), more))
             .unwrap()
@@ -236,7 +236,7 @@ fn nobody_takes_a_sensor_twice() {
 }
 
 #[test]
-fn keys_are_checked() {
+fn hsb_keys_invalid_are_rejected() {
     let to: SocketAddr = "127.0.0.1:4791".parse().unwrap();
     for (more, key) in [
         ("packet = 500", "packet"),
@@ -273,7 +273,7 @@ fn keys_are_checked() {
 }
 
 #[test]
-fn device_that_is_absent_at_startup_is_armed_when_it_answers() {
+fn device_absent_at_startup_is_armed_when_it_replies() {
     let (absent, listen) = (free_port(), free_port());
     let spec = spec(&ENTRY, &text(listen, &format!("device = \"{absent}\""))).unwrap();
     let mut rig = rig(&*spec, FRAME.next_multiple_of(64), 8).unwrap();
@@ -289,7 +289,7 @@ fn device_that_is_absent_at_startup_is_armed_when_it_answers() {
 }
 
 #[test]
-fn device_that_lost_its_registers_is_armed_again_with_a_new_key() {
+fn device_without_registers_is_rearmed_with_new_key() {
     const RKEY: u32 = 0x1004;
     let device = Device::new(0, 4, None);
     let listen = free_port();
@@ -340,7 +340,7 @@ fn device_that_lost_its_registers_is_armed_again_with_a_new_key() {
 }
 
 #[test]
-fn idle_sensor_with_its_registers_is_not_armed_again() {
+fn idle_sensor_with_registers_is_not_rearmed() {
     let device = Device::new(0, 4, None);
     let mut rig = device.sensor(free_port(), "rearm_after = \"100 ms\"");
     rig.fillers[0].start().unwrap();
@@ -363,7 +363,7 @@ fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_long_replay_with_our_own_key_changes_nothing() {
+fn long_replay_with_own_key_changes_nothing() {
     let device = Device::new(0, 4, None);
     let listen = free_port();
     let text = text(listen, &format!("device = \"{}\"", device.address));

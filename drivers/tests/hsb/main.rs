@@ -132,7 +132,7 @@ fn stamps(rig: &mut Rig) -> Vec<(u64, Timestamp)> {
 }
 
 #[test]
-fn frames_come_whole_however_their_metadata_come() {
+fn frames_with_any_metadata_placement_arrive_intact() {
     for embeds in [false, true] {
         let (mut rig, mut sender) = receiver("");
         let sensor = Sensor { embeds, ..SENSOR };
@@ -154,7 +154,7 @@ fn frames_come_whole_however_their_metadata_come() {
 }
 
 #[test]
-fn a_frame_has_the_sensors_time() {
+fn frame_has_sensor_time() {
     for embeds in [false, true] {
         let (mut rig, mut sender) = receiver("");
         let sensor = Sensor { embeds, ..SENSOR };
@@ -175,7 +175,7 @@ fn a_frame_has_the_sensors_time() {
 }
 
 #[test]
-fn a_frame_whose_metadata_are_lost_has_no_time() {
+fn frame_without_metadata_has_no_time() {
     let (mut rig, mut sender) = receiver("");
     for frame in 0..4 {
         let mut packets = SENSOR.frame(frame);
@@ -202,7 +202,7 @@ fn a_frame_whose_metadata_are_lost_has_no_time() {
 }
 
 #[test]
-fn what_is_missing_is_marked_filled_and_counted() {
+fn missing_packets_are_marked_filled_and_counted() {
     for embeds in [false, true] {
         let (mut rig, mut sender) = receiver("");
         let sensor = Sensor { embeds, ..SENSOR };
@@ -252,7 +252,7 @@ fn what_is_missing_is_marked_filled_and_counted() {
 }
 
 #[test]
-fn a_number_that_wraps_is_no_loss() {
+fn sequence_wrap_loses_nothing() {
     for (bits, first) in [(20, 0xf_ffe0), (24, 0xff_ffe0), (24, 0xf_ffe0)] {
         let (mut rig, mut sender) = receiver("");
         let sensor = Sensor {
@@ -274,7 +274,7 @@ fn a_number_that_wraps_is_no_loss() {
 }
 
 #[test]
-fn many_frames_in_a_row_may_be_lost() {
+fn many_consecutive_lost_frames_are_counted() {
     let (mut rig, mut sender) = receiver("");
     send(&mut rig, &mut sender, &SENSOR.frame(0));
     // As many as the pages go round five times, and some.
@@ -290,7 +290,7 @@ fn many_frames_in_a_row_may_be_lost() {
 }
 
 #[test]
-fn a_hostile_sender_changes_nothing() {
+fn malformed_packets_change_nothing() {
     let (mut rig, mut sender) = receiver("");
     send(&mut rig, &mut sender, &SENSOR.frame(0));
     rig.read();
@@ -386,7 +386,7 @@ fn index_of_a_repeated_packet_is_returned() {
 }
 
 #[test]
-fn what_is_sent_again_long_after_is_a_duplicate() {
+fn packet_repeated_much_later_is_duplicate() {
     let (mut rig, mut sender) = receiver("");
     for frame in 0..40 {
         send(&mut rig, &mut sender, &SENSOR.frame(frame));
@@ -407,7 +407,7 @@ fn what_is_sent_again_long_after_is_a_duplicate() {
 }
 
 #[test]
-fn a_sensor_that_is_armed_anew_begins_an_epoch() {
+fn rearmed_sensor_opens_epoch() {
     let (mut rig, mut sender) = receiver("");
     for frame in 0..10 {
         send(&mut rig, &mut sender, &SENSOR.frame(frame));
@@ -433,7 +433,7 @@ fn a_sensor_that_is_armed_anew_begins_an_epoch() {
 }
 
 #[test]
-fn a_restarted_count_loses_nothing_though_each_packet_comes_twice() {
+fn sequence_restart_with_duplicates_loses_nothing() {
     let (mut rig, mut sender) = receiver("");
     let other = Sensor {
         first: 77_777,
@@ -454,7 +454,7 @@ fn a_restarted_count_loses_nothing_though_each_packet_comes_twice() {
 }
 
 #[test]
-fn a_count_that_restarts_with_numbers_of_the_past_loses_nothing() {
+fn sequence_restart_to_past_numbers_loses_nothing() {
     let (mut rig, mut sender) = receiver("");
     for frame in (0..40).chain(0..10) {
         send(&mut rig, &mut sender, &SENSOR.frame(frame));
@@ -474,7 +474,7 @@ fn a_count_that_restarts_with_numbers_of_the_past_loses_nothing() {
 }
 
 #[test]
-fn packets_that_agree_with_nothing_are_rejected_when_the_stream_goes_on() {
+fn unconfirmed_packets_are_rejected_when_stream_continues() {
     let (mut rig, mut sender) = receiver("");
     send(&mut rig, &mut sender, &SENSOR.frame(0));
     let other = Sensor {
@@ -492,7 +492,7 @@ fn packets_that_agree_with_nothing_are_rejected_when_the_stream_goes_on() {
 }
 
 #[test]
-fn what_comes_first_after_its_frame_was_closed_is_late() {
+fn first_packet_after_frame_close_is_late() {
     let (mut rig, mut sender) = receiver("window = 2");
     for frame in 0..5 {
         send(&mut rig, &mut sender, &SENSOR.frame(frame));
@@ -520,7 +520,7 @@ fn what_comes_first_after_its_frame_was_closed_is_late() {
 }
 
 #[test]
-fn metadata_that_overtake_others_are_no_repetition() {
+fn metadata_out_of_order_are_not_duplicates() {
     let (mut rig, mut sender) = receiver("");
     let [mut first, second] = [0, 1].map(|frame| SENSOR.frame(frame));
     let overtaken = first.pop().unwrap();
@@ -539,7 +539,7 @@ fn metadata_that_overtake_others_are_no_repetition() {
 }
 
 #[test]
-fn metadata_alone_do_not_lead_the_stream_away() {
+fn metadata_alone_do_not_move_stream_position() {
     let (mut rig, mut sender) = receiver("");
     send(&mut rig, &mut sender, &SENSOR.frame(0));
     for frame in 1..30 {

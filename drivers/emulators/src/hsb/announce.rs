@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_announcement_has_its_fields_in_place() {
+    fn announcement_fields_are_at_specified_offsets() {
         let message = message("192.168.0.2:8192".parse().unwrap(), 0x0102);
         assert_eq!(message[..4], [1, 1, 6, 0]);
         assert_eq!(message[8..10], [1, 2]);

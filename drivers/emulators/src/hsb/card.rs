@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packet_is_taken_apart_as_it_was_made() {
+    fn packet_round_trips() {
         let flow = Flow {
             from: "127.0.0.1:12288".parse().unwrap(),
             to: "127.0.0.2:4791".parse().unwrap(),

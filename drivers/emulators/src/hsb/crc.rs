@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_the_known_one_in_any_pieces() {
+    fn crc_in_any_pieces_equals_known_value() {
         // The check value of CRC-32/ISO-HDLC.
         assert_eq!(Crc::new().with(b"123456789").value(), 0xcbf4_3926);
         let bytes: Vec<u8> = (0..=255).cycle().take(1000).collect();

@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_are_read_and_told_back() {
+    fn faults_round_trip() {
         for text in [
             "drop@50",
             "gap@50:3",
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_meet_what_they_name() {
+    fn faults_apply_to_named_packets() {
         let faults = Faults::new(&["gap@50:3".parse().unwrap(), "silent@7".parse().unwrap()]);
         let hit: Vec<u64> = (45..60).filter(|at| faults.hits("gap", *at)).collect();
         assert_eq!(hit, [50, 51, 52]);

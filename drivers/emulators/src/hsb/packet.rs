@@ -162,7 +162,7 @@ mod tests {
     };
 
     #[test]
-    fn a_packet_is_laid_out_as_the_specification_says() {
+    fn packet_layout_matches_specification() {
         let headers = Headers {
             opcode: WRITE_IMMEDIATE,
             queue: 0xab12_3456,
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_is_that_of_the_masked_packet() {
+    fn icrc_covers_masked_packet() {
         let headers = Headers {
             opcode: WRITE,
             queue: 2,
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_has_its_fields_in_place() {
+    fn metadata_fields_are_at_specified_offsets() {
         let bytes = Metadata {
             psn: 0x0102_0304,
             start: (0x1111_1111_2222_2222, 0x3333_3333),

@@ -108,7 +108,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_part_of_a_frame_is_that_part(
+        fn pattern_of_part_equals_part_of_frame(
             noise: bool,
             sensor: u8,
             frame in 0_u64..1 << 32,

@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn the_right_order_arms_and_disarms() {
+    fn registers_in_right_order_arm_and_disarm() {
         let mut registers = Registers::new(2, 1);
         assert_eq!(write(&mut registers, &[(0x0200_030c, 0)]), []);
         assert_eq!(write(&mut registers, &whole()), []);
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_orders_are_noticed() {
+    fn registers_in_wrong_order_are_detected() {
         let mistakes = |effects: &[Effect]| {
             effects
                 .iter()
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_sent_to_is_not() {
+    fn unreachable_destination_is_not_armed() {
         for (address, value) in [
             (0x0200_0304, 0),
             (0x0200_0304, 512),
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_no_other_registers() {
+    fn unknown_register_is_rejected() {
         let mut registers = Registers::new(2, 2);
         let mut there = Vec::new();
         for address in (0..0x2000).chain(0x0200_0000..0x0203_0000) {

@@ -188,7 +188,7 @@ fn check_frame(packets: &[Packet], frame: u64, psn: u32, embedded: bool) {
 }
 
 #[test]
-fn frames_arrive_whole() {
+fn frames_arrive_intact() {
     for (embedded, offload) in [(false, true), (true, true), (false, false)] {
         let board = Board::start(&Options {
             embedded,
@@ -223,7 +223,7 @@ fn frames_arrive_whole() {
 }
 
 #[test]
-fn what_is_disarmed_sends_nothing_more() {
+fn sensor_disarmed_stops_sending() {
     let board = Board::start(&Options {
         frames: None,
         rate: Some(BitRate(20e6)),
@@ -250,7 +250,7 @@ fn what_is_disarmed_sends_nothing_more() {
 }
 
 #[test]
-fn packets_that_are_to_go_wrong_do() {
+fn packet_faults_are_applied() {
     // The second packet of frame 1, alone or with what follows.
     let at = u64::from(PACKETS) + 1;
     let received = |fault: &str| {
@@ -298,7 +298,7 @@ fn packets_that_are_to_go_wrong_do() {
 }
 
 #[test]
-fn frames_that_are_to_go_wrong_do() {
+fn frame_faults_are_applied() {
     let received = |fault: &str, frames: usize| {
         let board = Board::start(&options(&[fault])).unwrap();
         let mut host = Host::new(&board);
@@ -347,7 +347,7 @@ fn sequence_numbers_wrap() {
 }
 
 #[test]
-fn the_control_plane_refuses_what_is_none() {
+fn control_plane_rejects_invalid_requests() {
     let board = Board::start(&options(&["ecb-status@7", "ecb-sequence@8"])).unwrap();
     let mut host = Host::new(&board);
     assert_eq!(host.access(0x14, 0x0200_0308, 0), (0, 12_288));
@@ -405,7 +405,7 @@ fn the_control_plane_refuses_what_is_none() {
 }
 
 #[test]
-fn announcements_come() {
+fn announcements_are_sent() {
     let listener = UdpSocket::bind("127.0.0.1:0").unwrap();
     listener.set_read_timeout(Some(PATIENCE)).unwrap();
     let SocketAddr::V4(to) = listener.local_addr().unwrap() else {
@@ -429,7 +429,7 @@ fn announcements_come() {
 }
 
 #[test]
-fn options_that_cannot_be_are_refused() {
+fn invalid_options_are_rejected() {
     for options in [
         Options {
             sensors: 0,

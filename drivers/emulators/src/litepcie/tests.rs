@@ -116,7 +116,7 @@ fn ending(transfers: u64, faults: &[&str]) -> CardOptions {
 }
 
 #[test]
-fn it_goes_round_and_begins_anew() {
+fn loop_mode_wraps_and_restarts() {
     let mut bench = Bench::new(&ending(10, &[]));
     for interrupts in [10, 20] {
         bench.start();
@@ -132,7 +132,7 @@ fn it_goes_round_and_begins_anew() {
 }
 
 #[test]
-fn the_first_transfer_does_not_show_in_the_status() {
+fn first_transfer_is_not_visible_in_status() {
     for (transfers, status) in [
         (0, (0, 0)),
         (1, (0, 0)),
@@ -149,7 +149,7 @@ fn the_first_transfer_does_not_show_in_the_status() {
 }
 
 #[test]
-fn the_counter_of_rounds_wraps() {
+fn loop_counter_wraps() {
     let mut bench = Bench::new(&CardOptions {
         packet: Some(ByteSize(8)),
         packets: Some(3 * 65_536 + 1),
@@ -169,7 +169,7 @@ fn the_counter_of_rounds_wraps() {
 }
 
 #[test]
-fn a_stuck_one_moves_until_a_reset() {
+fn stuck_writer_keeps_running_until_reset() {
     let mut bench = Bench::new(&ending(10, &["stuck@3"]));
     bench.start();
     assert_eq!(bench.run(), Step::Idle);
@@ -184,7 +184,7 @@ fn a_stuck_one_moves_until_a_reset() {
 }
 
 #[test]
-fn one_that_is_pulled_out_is_gone() {
+fn removed_device_reads_all_ones() {
     let mut bench = Bench::new(&ending(10, &["remove@2"]));
     bench.start();
     assert_eq!(bench.run(), Step::Removed);
@@ -193,7 +193,7 @@ fn one_that_is_pulled_out_is_gone() {
 }
 
 #[test]
-fn a_lie_is_told_and_not_written() {
+fn false_completion_is_reported_without_write() {
     let mut bench = Bench::new(&ending(3, &["lie@1", "lost-interrupt@2"]));
     bench.start();
     bench.run();
@@ -206,7 +206,7 @@ fn a_lie_is_told_and_not_written() {
 
 /// A burst is one step of more than a round, also where the stream has a rate; its data are those of the stream.
 #[test]
-fn a_burst_overruns_every_reader() {
+fn burst_overruns_every_reader() {
     for rate in [None, Some(BitRate(1e-6))] {
         let mut bench = Bench::new(&CardOptions {
             rate,
@@ -226,7 +226,7 @@ fn a_burst_overruns_every_reader() {
 }
 
 #[test]
-fn whole_packets_of_the_bus_are_written_before_the_rest_is_there() {
+fn full_bus_packets_are_written_before_end_of_transfer() {
     let mut bench = Bench::new(&CardOptions {
         packet: Some(ByteSize(8)),
         packets: Some(100),
@@ -245,7 +245,7 @@ fn whole_packets_of_the_bus_are_written_before_the_rest_is_there() {
 
 /// What the registers are called in `csr.csv` is where they are.
 #[test]
-fn the_names_are_those_of_the_registers() {
+fn register_names_match_csr_csv() {
     let address = |name: &str| {
         let line = CSR
             .lines()

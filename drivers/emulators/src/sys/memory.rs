@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_reached_across_pieces_and_nowhere_else() {
+    fn memory_access_spans_mappings_and_stays_inside() {
         let (a, b) = (region(PAGE), region(PAGE));
         let mut memory = CardMemory::default();
         memory.give(0x10000, Piece::of(&a).unwrap()).unwrap();
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_the_memory_of_whoever_made_it() {
+    fn mapped_file_is_shared_with_client() {
         let region = region(4 * PAGE);
         let file = region.file().unwrap();
         let mut memory = CardMemory::default();
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_off_is_a_fault_and_no_crash() {
+    fn truncated_file_returns_fault() {
         let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 2 * PAGE).unwrap();
         let mut memory = CardMemory::default();
@@ -459,7 +459,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_never_overlap(asked in prop::collection::vec((0_u64..64, 0_u64..6), 1..20)) {
+        fn overlapping_mapping_is_rejected(asked in prop::collection::vec((0_u64..64, 0_u64..6), 1..20)) {
             let region = region(6 * PAGE);
             let file = region.file().unwrap();
             let mut memory = CardMemory::default();
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_card_has_lives_as_long() {
+    fn mapping_lives_as_long_as_device_uses_it() {
         let region = region(PAGE);
         let mut memory = CardMemory::default();
         memory.give(0, Piece::of(&region).unwrap()).unwrap();
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_do_not_wrap() {
+    fn address_overflow_is_rejected() {
         let region = region(PAGE);
         let mut memory = CardMemory::default();
         assert!(

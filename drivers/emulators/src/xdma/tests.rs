@@ -182,7 +182,7 @@ fn with(fault: &str) -> CardOptions {
 }
 
 #[test]
-fn the_blocks_say_what_they_are() {
+fn identification_registers_are_correct() {
     let mut bench = Bench::new(&CardOptions::default());
     assert_eq!(bench.get(0x2000) >> 16, 0x1fc2);
     assert_eq!(bench.get(0x3000) >> 16, 0x1fc3);
@@ -200,7 +200,7 @@ fn the_blocks_say_what_they_are() {
 }
 
 #[test]
-fn credits_hold_the_channel_and_the_ring_goes_round() {
+fn credits_apply_backpressure_and_ring_wraps() {
     let mut bench = Bench::new(&CardOptions::default());
     bench.start(true, LOG | POLL);
     assert_eq!(bench.run(), Step::Idle);
@@ -237,7 +237,7 @@ fn credits_hold_the_channel_and_the_ring_goes_round() {
 }
 
 #[test]
-fn without_credits_the_ring_goes_round_until_the_stream_ends() {
+fn ring_without_credits_is_free_running() {
     let mut bench = Bench::new(&CardOptions {
         packets: Some(20),
         ..CardOptions::default()
@@ -261,7 +261,7 @@ fn without_credits_the_ring_goes_round_until_the_stream_ends() {
 }
 
 #[test]
-fn packets_end_slots_early_and_span_them() {
+fn packet_end_completes_slot_early() {
     for (packet, lengths) in [
         (1000, vec![(1000, 1); 6]),
         (4096, vec![(4096, 1); 6]),
@@ -296,7 +296,7 @@ fn packets_end_slots_early_and_span_them() {
 }
 
 #[test]
-fn every_error_bit_is_logged_where_it_is_asked_for_and_stops_the_channel() {
+fn enabled_error_bits_are_logged_and_stop_channel() {
     for (name, bit) in BITS {
         for is_logged in [true, false] {
             let mut bench = Bench::new(&with(&format!("{name}@2")));
@@ -322,7 +322,7 @@ fn every_error_bit_is_logged_where_it_is_asked_for_and_stops_the_channel() {
 }
 
 #[test]
-fn wrong_descriptors_are_refused() {
+fn invalid_descriptor_is_rejected() {
     type Change = fn(&mut [u32; 8]);
     let wrong: [(Change, u32); 4] = [
         (|words| words[0] &= 0xffff, 1 << 4),
@@ -349,7 +349,7 @@ fn wrong_descriptors_are_refused() {
 }
 
 #[test]
-fn a_descriptor_that_stops_stops() {
+fn stop_descriptor_stops_channel() {
     let mut bench = Bench::new(&CardOptions::default());
     bench.descriptor(3, |words| words[0] |= 1);
     bench.start(false, LOG);
@@ -358,7 +358,7 @@ fn a_descriptor_that_stops_stops() {
 }
 
 #[test]
-fn only_a_transfer_that_has_begun_is_finished() {
+fn only_started_transfer_is_finished_after_stop() {
     let options = CardOptions {
         // A packet a second, of which the first two are there after the clock has run for two.
         rate: Some(BitRate(8.0 * 1024.0)),
@@ -375,7 +375,7 @@ fn only_a_transfer_that_has_begun_is_finished() {
 }
 
 #[test]
-fn interrupts_follow_the_status_by_its_rising() {
+fn interrupt_is_raised_on_rising_status() {
     let mut bench = Bench::new(&CardOptions::default());
     // Vector 9 for channel 1, and not before it is enabled.
     bench.set(0x20a0, 9 << 8 | 3);
@@ -399,7 +399,7 @@ fn interrupts_follow_the_status_by_its_rising() {
 }
 
 #[test]
-fn faults_do_what_their_names_say() {
+fn faults_have_named_effect() {
     let mut bench = Bench::new(&with("stuck@2"));
     bench.start(true, LOG | POLL);
     bench.credit(5);
@@ -449,7 +449,7 @@ fn faults_do_what_their_names_say() {
 }
 
 #[test]
-fn a_gate_that_is_closed_holds_the_stream() {
+fn closed_gate_blocks_stream() {
     let mut bench = Bench::new(&CardOptions::default());
     bench.card.write(USER, 4, 0, &bench.memory);
     bench.start(true, LOG);

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_without_the_token_is_refused_and_counted() {
+    fn peer_without_token_is_rejected_and_counted() {
         let token = |text: &str| Token::new(text.as_bytes()).unwrap();
         let hello = vec![1; Hello::BYTES];
         let with = |text: &str| [&hello, text.as_bytes()].concat();
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_read_from_key_or_file_and_never_shown() {
+    fn token_from_key_or_file_is_never_printed() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("token"), "0123456789abcdef\n").unwrap();
         std::fs::write(directory.path().join("short"), "0123456789\n").unwrap();

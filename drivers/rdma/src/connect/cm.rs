@@ -639,7 +639,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_are_sentences() {
+    fn rejection_reason_is_sentence() {
         assert_eq!(refusal(28, b"the ring is full\0\0\0"), "the ring is full");
         assert!(refusal(8, &[0; 148]).contains("nobody listens"));
         assert_eq!(refusal(24, &[0; 148]), "reason 24 of rdma_cm");
@@ -647,13 +647,13 @@ mod tests {
     }
 
     #[test]
-    fn diallers_that_never_come_whole_are_bounded_and_forgotten() {
+    fn incomplete_connectors_are_limited_and_dropped() {
         assert_eq!((most_begun(2), most_begun(255)), (64, 255));
         assert!(is_late(STEP) && !is_late(STEP / 2));
     }
 
     #[test]
-    fn a_long_refusal_is_cut_between_characters() {
+    fn long_rejection_is_truncated_at_character_boundary() {
         let short = "no";
         assert_eq!(cut(short), short.as_bytes());
         let long = "ä".repeat(100);
@@ -664,7 +664,7 @@ mod tests {
 
     /// Rails of several diallers come in any order; each dialler gets its own, in their order.
     #[test]
-    fn rails_of_a_dialler_belong_together() {
+    fn rails_of_one_connector_are_grouped() {
         let begun = [Some((7, 1)), Some((9, 0)), None, Some((9, 2)), Some((7, 0))];
         assert_eq!(complete(&begun, 2), Some(vec![4, 0]));
         assert_eq!(complete(&begun, 3), None);
@@ -674,7 +674,7 @@ mod tests {
     }
 
     #[test]
-    fn greetings_say_where_they_belong() {
+    fn greeting_identifies_rail_and_connector() {
         let hello = Hello {
             mode: crate::stream::wire::Mode::Write,
             rail: 1,
@@ -695,7 +695,7 @@ mod tests {
 
     /// Where there is no librdmacm, or no kernel's part of it, a sentence says so.
     #[test]
-    fn what_is_absent_is_told() {
+    fn missing_library_is_reported() {
         let address = "127.0.0.1:0".parse().unwrap();
         match listener(address) {
             Ok(_) => println!("this host has rdma_cm: nothing to be refused"),

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_silent_make_room_for_those_who_speak() {
+    fn silent_peers_are_dropped_for_active_ones() {
         // Of any length that this test would see the end of.
         let (mut door, address) = door(10 * LONG);
         let silent: Vec<_> = (0..2 * MOST)
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slow_and_the_foreign_are_turned_away() {
+    fn slow_and_foreign_peers_are_rejected() {
         let turned_away = |patience, bytes: &[u8]| {
             let (mut door, address) = door(patience);
             let mut stranger = TcpStream::connect(address).unwrap();

@@ -81,7 +81,7 @@ fn gone(watch: &mut dyn Watch) -> Gone {
 }
 
 #[test]
-fn rails_are_connected_and_watched() {
+fn rails_are_connected_and_monitored() {
     let mut listener = waiting();
     let (mut here, mut there) = linked(&mut listener, 3);
     assert_eq!((here.watch.gone(), there.watch.gone()), (None, None));
@@ -95,7 +95,7 @@ fn rails_are_connected_and_watched() {
 }
 
 #[test]
-fn an_answer_is_broken_off() {
+fn accept_can_be_cancelled() {
     let mut listener = waiting();
     let mut silent = TcpStream::connect(listener.address()).unwrap();
     silent.write_all(&hello(1).encode()).unwrap();
@@ -113,7 +113,7 @@ fn an_answer_is_broken_off() {
 }
 
 #[test]
-fn nobody_comes() {
+fn accept_without_peer_times_out() {
     let mut listener = waiting();
     assert!(listener.accept(&nics(1), Duration::ZERO).unwrap().is_none());
     let short = Duration::from_millis(20);
@@ -144,7 +144,7 @@ fn sentence(error: ConnectError) -> String {
 }
 
 #[test]
-fn a_dialler_is_turned_away_with_a_sentence() {
+fn rejected_connector_gets_reason() {
     let mut listener = waiting();
     let dialled = dial(listener.address(), 2, OPTIONS);
     let short = Duration::from_millis(100);
@@ -186,7 +186,7 @@ fn a_dialler_is_turned_away_with_a_sentence() {
 }
 
 #[test]
-fn strangers_do_not_keep_a_dialler_out() {
+fn pending_peers_do_not_block_connector() {
     let mut listener = waiting();
     let address = listener.address();
     let hello = hello(1).encode();
@@ -220,7 +220,7 @@ fn hello(rails: usize) -> Frame {
 }
 
 #[test]
-fn a_dialler_that_goes_away_midway_is_an_error() {
+fn connector_disconnect_during_handshake_is_error() {
     let mut listener = waiting();
     let mut stranger = TcpStream::connect(listener.address()).unwrap();
     stranger.write_all(&hello(1).encode()).unwrap();
@@ -259,7 +259,7 @@ fn answered(bytes: &[u8], ends: bool, limit: Duration) -> ConnectError {
 }
 
 #[test]
-fn a_dialler_is_not_fooled_by_a_listener() {
+fn connector_detects_foreign_listener() {
     let foreign = |bytes: &[u8]| match answered(bytes, false, LONG) {
         ConnectError::Foreign { why, .. } => why,
         other => panic!("{other}"),
@@ -323,7 +323,7 @@ fn rails() -> impl Strategy<Value = Rails> {
 
 proptest! {
     #[test]
-    fn frames_come_back(rails in rails(), is_answer: bool) {
+    fn handshake_frames_round_trip(rails in rails(), is_answer: bool) {
         let frame = if is_answer { Frame::Answer(rails) } else { Frame::Hello(rails) };
         let bytes = frame.encode();
         prop_assert_eq!(exchange::wanted(&bytes), Ok(bytes.len()));
@@ -333,7 +333,7 @@ proptest! {
 }
 
 #[test]
-fn a_peers_words_are_shown_without_what_moves_a_terminal() {
+fn peer_text_is_printed_without_control_characters() {
     assert_eq!(clean(b"no\x1b[2Jroom\r\n"), "no [2Jroom  ");
     assert_eq!(clean("a\u{202e}b\u{9b}c ä".as_bytes()), "a b c ä");
     assert_eq!(clean(b"\xff"), "\u{fffd}");

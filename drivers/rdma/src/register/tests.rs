@@ -53,7 +53,7 @@ fn all_facts() -> Vec<PeerFacts> {
 }
 
 #[test]
-fn every_answer_leads_to_the_best_way_left() {
+fn registration_falls_back_to_best_remaining_method() {
     let mut cases = 0;
     for facts in all_facts() {
         for by_buffer in ANSWERS {
@@ -109,7 +109,7 @@ fn every_answer_leads_to_the_best_way_left() {
 }
 
 #[test]
-fn dma_buf_refused_with_524_names_the_error_and_the_remedy() {
+fn dma_buf_refused_with_524_names_error_and_fix() {
     let ask = |open_modules| {
         let facts = PeerFacts {
             open_modules,
@@ -181,7 +181,7 @@ impl Nic for Fake {
 }
 
 #[test]
-fn host_memory_goes_one_way_and_words_are_never_relaxed() {
+fn host_memory_has_one_method_and_words_never_relaxed_ordering() {
     let region = Region::host(1, HostOptions::default()).unwrap();
     for facts in all_facts() {
         for answer in ANSWERS {
@@ -218,7 +218,7 @@ fn host_memory_goes_one_way_and_words_are_never_relaxed() {
 }
 
 #[test]
-fn remedies_fit_what_was_found() {
+fn fixes_match_findings() {
     let facts = |open, module| PeerFacts {
         open_modules: Some(open),
         peer_module: module,
@@ -258,7 +258,7 @@ fn remedies_fit_what_was_found() {
 }
 
 #[test]
-fn facts_come_from_the_system() {
+fn facts_are_read_from_system() {
     let root = tempfile::tempdir().unwrap();
     assert_eq!(PeerFacts::read(root.path()), PeerFacts::default());
     let write = |path: &str, text: &str| {

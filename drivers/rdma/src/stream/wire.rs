@@ -461,7 +461,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn greetings_come_back(
+        fn greetings_round_trip(
             (stream, first, slot, credit_address) in (any::<u64>(), 0..END, 0..END, 0..=u64::MAX - 8),
             (places, credit_key, rails) in (0..=MAX_PLACES, any::<u32>(), 1..=u8::MAX),
             is_send: bool,
@@ -475,7 +475,7 @@ mod tests {
         }
 
         #[test]
-        fn offers_come_back(
+        fn offers_round_trip(
             (next, slot_address, record_address, credits) in (0..END, 0..END, 0..END, 0..END),
             (slot, more) in (0..1_u64 << 40, 0..64_u64),
             (slots, slot_key, record_key, places) in (1..1_u32 << 20, any::<u32>(), any::<u32>(), 0..=MAX_PLACES),
@@ -491,7 +491,7 @@ mod tests {
 
         /// What is computed with an offer that was read does not overflow, whatever the peer says.
         #[test]
-        fn an_offer_that_was_read_can_be_computed_with(
+        fn parsed_offer_does_not_overflow(
             words in proptest::collection::vec(prop_oneof![any::<u64>(), 0..1_u64 << 20, Just(u64::MAX), Just(END - 1)], 6),
             (slots, turn, places) in (any::<u32>(), any::<u32>(), any::<u32>()),
             small: bool,
@@ -516,7 +516,7 @@ mod tests {
         }
 
         #[test]
-        fn records_come_back(
+        fn records_round_trip(
             (number, sequence, epoch, ns, length) in any::<(u64, u64, u64, u64, u64)>(),
             (flags, places, arrived) in any::<(u32, u32, u32)>(),
         ) {
@@ -529,7 +529,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_else_is_taken_for_one(bytes in proptest::collection::vec(any::<u8>(), 0..128)) {
+        fn other_bytes_are_not_parsed_as_record(bytes in proptest::collection::vec(any::<u8>(), 0..128)) {
             let is_ours = bytes.starts_with(&MAGIC.to_le_bytes());
             prop_assert!(is_ours || Hello::decode(&bytes).is_err() && Offer::decode(&bytes).is_err());
             prop_assert!(is_ours || Record::decode(&bytes).is_err());
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_values_are_rejected() {
         let hello = Hello {
             mode: Mode::Write,
             rail: 0,

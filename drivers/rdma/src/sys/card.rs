@@ -196,7 +196,7 @@ mod tests {
     use crate::sys::device::{Address, AddressKind, PortInfo};
 
     #[test]
-    fn a_port_without_an_address_is_told_with_what_helps() {
+    fn port_without_address_is_reported_with_fix() {
         let port = PortInfo {
             number: 1,
             is_active: true,

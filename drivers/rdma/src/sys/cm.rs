@@ -464,7 +464,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_back() {
+    fn addresses_round_trip() {
         for text in ["10.0.0.1:4791", "[2001:db8::7]:18515", "[fe80::1%3]:9"] {
             let address: SocketAddr = text.parse().unwrap();
             assert_eq!(Storage::new(address).address(), Some(address));
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn every_event_has_its_kind() {
+    fn every_cm_event_is_mapped() {
         let kinds: Vec<Kind> = (0..17).map(kind).collect();
         use Kind::{
             Address, Disconnected, Established, Failed, Other, Rejected, Removed, Request,

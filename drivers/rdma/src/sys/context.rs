@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_have_their_names() {
+    fn every_async_event_is_named() {
         assert_eq!(named(0), NicEvent::CompletionOverrun);
         assert_eq!(named(8), NicEvent::Fatal);
         assert_eq!(named(9), NicEvent::PortUp);

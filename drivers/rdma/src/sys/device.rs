@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_address_is_chosen() {
+    fn best_gid_is_selected() {
         use AddressKind::{InfiniBand, RoceV1, RoceV2};
         let link = "fe80::b83f:d2ff:fea1:b2c4";
         let usual = vec![
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sysfs_says_is_read() {
+    fn nic_attributes_are_read_from_sysfs() {
         let root = tempfile::tempdir().unwrap();
         let at = root.path();
         let write = |path: &str, text: &str| {
@@ -346,14 +346,14 @@ mod tests {
 
     /// A card that sysfs does not show, as when it was just removed, is no reason to panic.
     #[test]
-    fn a_card_that_is_gone_has_nothing_to_say() {
+    fn removed_nic_has_no_attributes() {
         let info = info(Path::new("/proc/none"), "mlx5_9");
         assert_eq!((info.name.as_str(), info.ports.len()), ("mlx5_9", 0));
         assert_eq!((info.pci, info.node), (None, None));
     }
 
     #[test]
-    fn addresses_of_the_network_are_told_from_those_of_the_link() {
+    fn ip_gids_are_distinguished_from_link_local() {
         let gid = |text: &str| text.parse::<Ipv6Addr>().unwrap().octets();
         assert_eq!(
             ip(gid("::ffff:10.0.0.1")),

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_status_is_told_apart() {
+    fn every_completion_status_is_distinct() {
         let expected = [
             (0, Status::Success),
             (1, Status::Local),
@@ -179,7 +179,7 @@ mod tests {
 
     /// What a user meets first has a remedy; the words are those that he can type.
     #[test]
-    fn refusals_name_what_helps() {
+    fn errors_name_fix() {
         let expected = [
             (Call::List, libc::ENOSYS, "modprobe ib_uverbs"),
             (Call::List, libc::EOPNOTSUPP, "install rdma-core"),

@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn access_is_what_was_asked_for() {
+    fn registration_uses_requested_access() {
         let none = Access::default();
         assert_eq!(flags(none), 0, "the card may read alone");
         let received = Access {

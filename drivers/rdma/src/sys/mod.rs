@@ -59,7 +59,7 @@ pub fn open(name: &str, port: u8, gid_index: Option<u8>) -> Result<Arc<dyn Nic>,
 mod tests {
     /// Without libibverbs, or without the kernel's part, there is a sentence with what to install or load; never a panic.
     #[test]
-    fn what_is_absent_is_told() {
+    fn missing_library_is_reported() {
         match super::devices() {
             Ok(devices) => println!("this host has libibverbs, and {} cards", devices.len()),
             Err(error) => assert!(

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_are_as_long_as_both_take() {
+    fn path_mtu_is_minimum_of_both() {
         for (bytes, code) in [(256, 1), (512, 2), (1024, 3), (2048, 4), (4096, 5)] {
             assert_eq!((mtu_code(bytes), mtu_bytes(code)), (code, bytes));
         }
@@ -222,7 +222,7 @@ mod tests {
 
     /// What each service needs and no more: the kernel refuses attributes that a step does not take.
     #[test]
-    fn each_service_says_what_its_step_takes() {
+    fn each_service_sets_required_attributes() {
         let masks = |service| {
             (
                 init(service, ETHERNET, 5).mask,
@@ -255,7 +255,7 @@ mod tests {
 
     /// 7 is for ever: of receivers that are not ready for every card, of silence for soft-RoCE.
     #[test]
-    fn a_peer_that_is_never_ready_is_told_of() {
+    fn receiver_not_ready_retries_are_limited() {
         let step = send(Service::Rc, 1).attributes;
         assert!(step.rnr_retry < 7, "{}", step.rnr_retry);
         assert!(step.retry_cnt < 7, "{}", step.retry_cnt);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn ethernet_goes_by_address_and_infiniband_by_identifier() {
+    fn ethernet_uses_gid_and_infiniband_uses_lid() {
         let there = route(ETHERNET, &peer());
         assert_eq!((there.is_global, there.dlid), (1, 0));
         assert_eq!((there.grh.sgid_index, there.grh.hop_limit), (3, 64));

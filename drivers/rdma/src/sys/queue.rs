@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn completions_tell_side_bytes_and_immediate() {
+    fn completion_has_direction_bytes_and_immediate() {
         use ib::ibv_wc_opcode as is;
         let sent = done(&wc(is::IBV_WC_RDMA_WRITE, 0, 5), 0);
         assert_eq!((sent.id, sent.side, sent.immediate), (7, Side::Sent, None));
@@ -526,7 +526,7 @@ mod tests {
 
     /// What was collected before a poll fails is not lost.
     #[test]
-    fn a_poll_that_fails_later_keeps_what_came() {
+    fn poll_failure_keeps_earlier_completions() {
         let mut completed = [done(&wc(0, 0, 0), 0); 5];
         let mut scratch = vec![wc(0, 0, 0); 2];
         let mut answers = [2, 2, -1].into_iter();
@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_pieces_than_there_is_room_for() {
+    fn scatter_list_is_limited() {
         let header = ib::ibv_sge {
             addr: 1,
             length: HEADER,

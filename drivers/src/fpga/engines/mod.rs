@@ -226,7 +226,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_narrow_count_is_followed(modulus in 1_u64..1 << 40, grown in proptest::collection::vec(0_u64..1 << 40, 0..50)) {
+        fn narrow_counter_is_extended(modulus in 1_u64..1 << 40, grown in proptest::collection::vec(0_u64..1 << 40, 0..50)) {
             let mut count = Count::new(modulus);
             let mut truth = 0;
             for by in grown {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_checked() {
+    fn invalid_slots_are_rejected() {
         let caps = Caps {
             holdable: true,
             bell_bits: 0,

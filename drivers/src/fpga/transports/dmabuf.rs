@@ -361,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_lspci_writes_them() {
+    fn pci_addresses_are_parsed_in_lspci_format() {
         let parse = |text: &str| Function::from_str(text).map(|function| function.to_string());
         assert_eq!(parse("0000:3b:1f.7").as_deref(), Ok("0000:3b:1f.7"));
         assert_eq!(parse("3B:00.0").as_deref(), Ok("0000:3b:00.0"));
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_contiguous_ends_with_its_segment_and_with_the_memory() {
+    fn contiguous_range_ends_at_segment_and_memory_end() {
         let segment = |address, bytes| Segment { address, bytes };
         let segments = [segment(0x9000, 0x1000), segment(0x4000, 0x3000)];
         let at = |offset| contiguous_from(&segments, 0x3800, offset);
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_module_it_says_how_to_get_it() {
+    fn missing_module_error_names_fix() {
         if std::path::Path::new(PATH).exists() {
             eprintln!("skipped: {PATH} exists");
             return;

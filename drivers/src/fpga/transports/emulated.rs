@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_are_read_and_checked() {
+    fn fault_options_are_parsed_and_checked() {
         assert_eq!(
             "overrun@50".parse(),
             Ok(FaultOption {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_are_whole_words_and_rates_are_positive() {
+    fn packet_size_and_rate_are_checked() {
         let with = |packet| CardOptions {
             packet: Some(ByteSize(packet)),
             ..CardOptions::default()

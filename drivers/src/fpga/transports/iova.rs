@@ -144,7 +144,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn low_addresses_come_first_and_are_used_again_last() {
+    fn iova_allocation_is_ascending_and_reuses_last() {
         let mut iovas = Iovas::default();
         let first = iovas.take(4096).unwrap();
         let second = iovas.take(4096).unwrap();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_back_is_used_again_once_nothing_else_is_left() {
+    fn iova_freed_range_is_reused_only_when_needed() {
         let valid = 0..=FIRST + 4 * STEP - 1;
         let mut iovas = Iovas::new(Some(vec![valid]));
         assert_eq!(iovas.take(STEP), Some(FIRST));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupts_are_kept_clear_of() {
+    fn iova_interrupt_range_is_not_allocated() {
         let mut iovas = Iovas::default();
         // What does not fit below them fits behind.
         assert_eq!(iovas.take(*INTERRUPTS.start()), Some(NARROW));
@@ -208,7 +208,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_taken_is_free_and_what_is_free_is_found(
+        fn iova_random_allocation_is_consistent(
             steps in prop::collection::vec((any::<bool>(), 1u64..8 * STEP, any::<prop::sample::Index>()), 1..60),
             starts in prop::collection::btree_set(0u64..40, 2..8),
             is_high in any::<bool>(),
@@ -237,7 +237,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_given_back_is_used_again_late(bytes in prop::collection::vec(1u64..(16 << 20), 1..40)) {
+        fn iova_freed_range_is_reused_late(bytes in prop::collection::vec(1u64..(16 << 20), 1..40)) {
             let mut iovas = Iovas::default();
             let mut last = 0;
             // All of it together fits below several times.

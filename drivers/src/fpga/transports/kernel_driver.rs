@@ -365,7 +365,7 @@ mod tests {
     use daq_core::region::HostOptions;
 
     #[test]
-    fn what_is_in_the_way_is_told_with_what_helps() {
+    fn kernel_driver_obstacle_is_reported_with_fix() {
         assert!(scattered(Some((0x1000, 4096))).contains("no larger than that"));
         assert!(scattered(None).contains("nothing is mapped"));
         assert!(why_revoked(Some(Reason::Moved)).contains("moved"));
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_region_becomes_a_dma_buf() {
+    fn kernel_driver_shared_region_becomes_dma_buf() {
         if !Path::new(UDMABUF).exists() {
             eprintln!("skipped: there is no {UDMABUF}");
             return;

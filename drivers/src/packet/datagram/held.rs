@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn datagrams_come_out_in_order_until_the_memory_is_full() {
+    fn datagrams_are_returned_in_order_until_memory_is_full() {
         let mut held = Held::new(2 * HEAD + 10);
         let time = |ns| Timestamp {
             ns,

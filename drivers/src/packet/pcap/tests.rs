@@ -44,7 +44,7 @@ fn group() -> SocketAddr {
 }
 
 #[test]
-fn every_link_layer() {
+fn pcap_every_link_layer_is_parsed() {
     let four = ipv4(17, 0x4000, &udp(b"payload"));
     let six = ipv6(17, &[], &udp(b"payload"));
     let group6 = SocketAddr::from(("ff02::1:2".parse::<Ipv6Addr>().unwrap(), 4950));
@@ -82,7 +82,7 @@ fn every_link_layer() {
 }
 
 #[test]
-fn extensions_of_ipv6() {
+fn pcap_ipv6_extension_headers_are_skipped() {
     // Hop-by-hop options, then an authentication header, then an atomic fragment header.
     let options = [[51, 0, 0, 0, 0, 0, 0, 0]].concat();
     let chain = [
@@ -104,7 +104,7 @@ fn extensions_of_ipv6() {
 }
 
 #[test]
-fn what_is_no_whole_datagram_is_told_apart() {
+fn pcap_incomplete_datagrams_are_classified() {
     assert_eq!(found(101, &ipv4(6, 0, &[0; 20])), Err(Skip::NotUdp));
     assert_eq!(
         found(1, &[&[0; 12][..], &[8, 6], &[0; 28]].concat()),
@@ -252,7 +252,7 @@ fn read_all(bytes: &[u8]) -> (Vec<Seen>, Capture<Cursor<Vec<u8>>>) {
 }
 
 #[test]
-fn pcapng_of_both_byte_orders_and_sections() {
+fn pcapng_in_both_byte_orders_with_sections_is_read() {
     let frame = ipv4(17, 0, &udp(b"payload"));
     let expected: Vec<_> = [105_000_000_007, 2_000_976_562, 500_000_000, 0]
         .map(|ns| (ns, group(), b"payload".to_vec()))
@@ -292,7 +292,7 @@ fn pcap(magic: u32, frames: &[(u32, u32, &[u8])]) -> Vec<u8> {
 }
 
 #[test]
-fn pcap_in_micro_and_nanoseconds() {
+fn pcap_in_micro_and_nanoseconds_is_read() {
     let frame = ipv4(17, 0, &udp(b"payload"));
     let other = ipv4(1, 0, &[0; 8]);
     for (magic, ns) in [(0xa1b2_c3d4, 7_000_123_000), (0xa1b2_3c4d, 7_000_000_123)] {
@@ -309,7 +309,7 @@ fn pcap_in_micro_and_nanoseconds() {
 }
 
 #[test]
-fn a_torn_file_gives_what_is_whole() {
+fn pcap_truncated_file_returns_complete_packets() {
     let frame = ipv4(17, 0, &udp(b"payload"));
     let whole = pcap(0xa1b2_c3d4, &[(7, 0, &frame), (8, 0, &frame)]);
     let record = 16 + frame.len();
@@ -325,7 +325,7 @@ fn a_torn_file_gives_what_is_whole() {
 }
 
 #[test]
-fn what_is_no_capture_is_said() {
+fn pcap_invalid_file_is_reported() {
     let error = |bytes: &[u8]| {
         Capture::new(Path::new("x.bin"), bytes)
             .err()
@@ -352,7 +352,7 @@ fn what_is_no_capture_is_said() {
 }
 
 #[test]
-fn a_damaged_block_ends_it_with_a_reason() {
+fn pcap_damaged_block_ends_with_reason() {
     let frame = ipv4(17, 0, &udp(b"payload"));
     let mut file = pcapng(false, &frame);
     let last = file.len() - 4;
@@ -371,7 +371,7 @@ fn a_damaged_block_ends_it_with_a_reason() {
 
 proptest! {
     #[test]
-    fn no_flipped_byte_panics(big: bool, at in 0usize..600, value: u8) {
+    fn pcap_with_flipped_bytes_does_not_panic(big: bool, at in 0usize..600, value: u8) {
         let frame = ipv4(17, 0, &udp(b"payload"));
         for mut file in [pcapng(big, &frame), pcap(0xa1b2_c3d4, &[(7, 123, &frame)])] {
             let at = at % file.len();
@@ -437,7 +437,7 @@ fn captured(options: &[&str], payloads: &[Vec<u8>]) -> Option<(Vec<u8>, SocketAd
 }
 
 #[test]
-fn captures_of_tcpdump() {
+fn pcap_of_tcpdump_is_read() {
     let payloads: Vec<Vec<u8>> = (0u8..20)
         .map(|i| vec![i; 1 + 70 * usize::from(i)])
         .collect();
@@ -470,7 +470,7 @@ fn captures_of_tcpdump() {
 }
 
 #[test]
-fn frames_that_tcpdump_cut_are_counted() {
+fn pcap_packets_truncated_by_snaplen_are_counted() {
     let Some((file, _)) = captured(&["-i", "lo", "-s", "60"], &[vec![1; 10], vec![2; 1000]]) else {
         return;
     };

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_those_of_most_counters() {
+    fn step_is_that_of_most_counters() {
         let top = 1 << 40;
         for (counters, step, is_certain) in [
             (&[][..], 0, true),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_were_learned_wrong_are_logged() {
+    fn wrongly_detected_step_is_logged() {
         assert!(seen(1, 1, (0..40).map(|n| 2 * n)));
         assert!(seen(2, 1, 0..40));
         assert!(seen(2, 4, 0..40));

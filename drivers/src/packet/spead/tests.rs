@@ -53,7 +53,7 @@ fn sent(heap: usize) -> Vec<u8> {
 }
 
 #[test]
-fn recorded_heap_with_descriptors_is_another_heap() {
+fn recorded_heap_with_descriptors_differs() {
     let places = Places {
         unit_bytes: 400,
         first: 144,
@@ -74,7 +74,7 @@ fn recorded_heap_with_descriptors_is_another_heap() {
 }
 
 #[test]
-fn recorded_repeated_pointers_make_equal_packets() {
+fn recorded_repeated_pointers_give_equal_packets() {
     let places = Places {
         unit_bytes: 400,
         first: 144,
@@ -94,7 +94,7 @@ fn recorded_repeated_pointers_make_equal_packets() {
 }
 
 #[test]
-fn recorded_wider_addresses() {
+fn recorded_wider_addresses_are_parsed() {
     let places = Places {
         unit_bytes: 400,
         first: 152,
@@ -120,7 +120,7 @@ fn recorded_wider_addresses() {
 }
 
 #[test]
-fn recorded_packets_of_another_size_name_the_keys() {
+fn recorded_packets_of_other_size_name_keys() {
     let places = Places {
         unit_bytes: 400,
         first: 160,
@@ -143,7 +143,7 @@ fn recorded_packets_of_another_size_name_the_keys() {
 }
 
 #[test]
-fn what_is_built_is_what_the_recorded_sender_made() {
+fn built_packets_equal_recorded_packets() {
     let places = Places {
         unit_bytes: 400,
         first: 152,
@@ -184,7 +184,7 @@ fn parse(items: &[Item], payload: usize) -> Result<Parsed, Reject> {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn missing_items_are_named() {
     let [counter, heap, offset, payload] =
         [(1, 7), (2, 100), (3, 80), (4, 20)].map(|(id, v)| Item::immediate(id, v));
     assert!(matches!(
@@ -247,7 +247,7 @@ fn what_is_missing_is_named() {
 }
 
 #[test]
-fn no_prefix_is_data_and_no_byte_breaks_it() {
+fn truncated_or_damaged_packet_is_not_data() {
     let mut packet = Vec::new();
     let mut spead = Spead::new(
         40,
@@ -283,7 +283,7 @@ fn no_prefix_is_data_and_no_byte_breaks_it() {
 
 proptest! {
     #[test]
-    fn what_is_built_is_parsed(
+    fn spead_packet_round_trips(
         unit: u64, ticks: u64, heap in 1usize..5000, first in 1usize..1500, rest in 1usize..1500, wide: bool, cut in 0usize..200,
     ) {
         let bits = if wide { 48 } else { 40 };

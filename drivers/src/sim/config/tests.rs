@@ -19,7 +19,7 @@ fn keys(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn an_empty_section_is_a_free_running_ramp() {
+fn empty_section_is_free_running_ramp() {
     let config = config("");
     assert_eq!((config.pace(), config.hold()), (Pace::Free, true));
     assert_eq!(config.recipe().pattern, Pattern::Ramp);
@@ -37,7 +37,7 @@ fn an_empty_section_is_a_free_running_ramp() {
 }
 
 #[test]
-fn a_rate_is_kept_and_not_held_back() {
+fn rate_without_backpressure_is_kept() {
     let config = config(
         "samples = { type = \"int16\", complex = true, channels = 2, rate = \"1 MHz\" }\nspeed = 2.0",
     );
@@ -57,7 +57,7 @@ fn a_rate_is_kept_and_not_held_back() {
 }
 
 #[test]
-fn frames_are_whole_packets_and_whole_points() {
+fn frames_hold_complete_packets_and_points() {
     // (samples, packet, slot) and (places, place_bytes, frame_bytes)
     let cases = [
         ("", "", 10_000, (1, 10_000, 10_000)),
@@ -100,7 +100,7 @@ fn frames_are_whole_packets_and_whole_points() {
 }
 
 #[test]
-fn what_does_not_fit_the_ring_is_told() {
+fn frame_larger_than_ring_slot_is_reported() {
     let cases = [
         ("packet = \"8 KiB\"", 4096, "packet"),
         (
@@ -138,7 +138,7 @@ fn what_does_not_fit_the_ring_is_told() {
 }
 
 #[test]
-fn every_problem_is_told_at_once() {
+fn config_errors_are_reported_together() {
     let found = keys(
         "samples = { channels = 0, rate = \"0 Hz\" }\npattern = \"ramp\"\nnoise = 0.1\npacket = 0\nwindow = 1\n\
          speed = -1.0\npackets = 1\nframes = 1\nsequence_bits = 7\nstart = 1000\nrestart_at = 0\n\

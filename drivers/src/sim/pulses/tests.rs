@@ -28,7 +28,7 @@ fn pulses() -> Pulses {
 }
 
 #[test]
-fn a_table_holds_the_sum_of_all_pulses_of_all_rounds() {
+fn table_holds_sum_of_all_wrapped_pulses() {
     let hits = [
         (0, 10.25, 0.5),
         (0, 12.0, 0.25),
@@ -73,7 +73,7 @@ fn a_table_holds_the_sum_of_all_pulses_of_all_rounds() {
 }
 
 #[test]
-fn a_pulse_is_as_high_as_its_event() {
+fn pulse_height_equals_event_amplitude() {
     let one = [Hit {
         channel: 0,
         at: 100.0,
@@ -92,7 +92,7 @@ fn a_pulse_is_as_high_as_its_event() {
 }
 
 #[test]
-fn events_come_at_random_and_repeat_with_the_seed() {
+fn random_events_repeat_with_seed() {
     let (pulses, samples) = (pulses(), samples(8));
     let period = 1_000_000;
     let hits = pulses.hits(&samples, period, 7, 0);
@@ -132,7 +132,7 @@ fn events_come_at_random_and_repeat_with_the_seed() {
 }
 
 #[test]
-fn named_channels_see_all_or_none() {
+fn events_affect_named_channels_only() {
     let pulses = Pulses {
         channels: Some(vec![1, 5, 2]),
         shared: 1.0,
@@ -159,7 +159,7 @@ fn named_channels_see_all_or_none() {
 }
 
 #[test]
-fn what_cannot_be_made_is_told() {
+fn impossible_pulses_are_reported() {
     let wrong = Pulses {
         rate: Frequency(2e6),
         amplitude: f64::NAN,

@@ -89,7 +89,7 @@ fn bytes(signal: &Signal, frame: u64, extent: std::ops::Range<usize>) -> Vec<u8>
 proptest! {
     /// Any sample of any frame is the sum of the tones there, whatever the type.
     #[test]
-    fn tones_are_what_they_should_be(
+    fn tones_have_declared_amplitude_and_frequency(
         scalar in prop::sample::select(SCALARS.to_vec()),
         complex: bool,
         channels in 1_u32..4,
@@ -133,7 +133,7 @@ proptest! {
 
     /// However a frame is cut, its bytes are the same.
     #[test]
-    fn cuts_do_not_show(
+    fn signal_is_continuous_across_packets(
         pattern in prop::sample::select(vec![Pattern::Ramp, Pattern::Counter, Pattern::Silence]),
         noise in prop::sample::select(vec![0.0, 0.1]),
         planar: bool,
@@ -156,7 +156,7 @@ proptest! {
 }
 
 #[test]
-fn a_frequency_that_does_not_close_is_made_as_near_as_can_be_and_told() {
+fn frequency_is_rounded_to_period_and_reported() {
     let mut recipe = recipe(samples(Scalar::Float32, false, 1, Order::Interleaved, 1e6));
     recipe.tones = vec![tone(123_456.789, 1.0, 0.0, None)];
     let plan = recipe.cycles();
@@ -243,7 +243,7 @@ fn noise_is_gaussian_independent_and_repeatable() {
 }
 
 #[test]
-fn pulses_are_added_to_the_real_part_of_their_channels() {
+fn pulses_are_added_to_real_part_of_their_channels() {
     let mut recipe = recipe(samples(Scalar::Float64, true, 2, Order::Interleaved, 1e6));
     (recipe.noise, recipe.seed) = (0.1, 3);
     let length = point_bytes(&recipe.samples) * 10_000;
@@ -294,7 +294,7 @@ fn pulses_are_added_to_the_real_part_of_their_channels() {
 }
 
 #[test]
-fn the_ramp_counts_samples() {
+fn ramp_counts_samples() {
     for scalar in SCALARS {
         let mut recipe = recipe(samples(scalar, true, 3, Order::Interleaved, 1.0));
         recipe.samples.rate = None;
@@ -320,7 +320,7 @@ fn the_ramp_counts_samples() {
 }
 
 #[test]
-fn silence_is_the_middle() {
+fn silence_is_mid_scale() {
     let mut silent = recipe(samples(Scalar::Uint8, false, 1, Order::Interleaved, 1.0));
     silent.pattern = Pattern::Silence;
     assert_eq!(bytes(&silent.build(1000), 7, 100..110), [128; 10]);
@@ -329,7 +329,7 @@ fn silence_is_the_middle() {
 }
 
 #[test]
-fn what_cannot_be_made_is_told() {
+fn impossible_signal_is_reported() {
     let mut wrong = recipe(samples(Scalar::Int16, false, 2, Order::Interleaved, 1e6));
     wrong.noise = -1.0;
     wrong.tones = vec![

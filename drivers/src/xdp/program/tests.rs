@@ -94,7 +94,7 @@ fn addresses() -> Vec<SocketAddr> {
 }
 
 #[test]
-fn packets_of_senders_that_are_not_allowed_are_dropped() {
+fn program_drops_packets_of_other_senders() {
     apart(|| {
         // The packets come from port 2313 (0x0909) of 10.10.10.10 and of fdfd:fdfd:….
         let six = "fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd";
@@ -134,7 +134,7 @@ fn packets_of_senders_that_are_not_allowed_are_dropped() {
 }
 
 #[test]
-fn it_picks_what_the_parser_understands_and_nothing_else() {
+fn program_selects_exactly_what_parser_accepts() {
     apart(|| {
         let Some(loaded) = loaded(&addresses(), true) else {
             return;
@@ -189,7 +189,7 @@ fn it_picks_what_the_parser_understands_and_nothing_else() {
 }
 
 #[test]
-fn the_verifier_takes_the_longest_one() {
+fn verifier_accepts_longest_program() {
     apart(|| {
         let many: Vec<SocketAddr> = (0..u16::try_from(MOST_ADDRESSES).unwrap())
             .map(|n| SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 1], 1000 + n)))

@@ -50,7 +50,7 @@ fn refused_write(verb: impl Fn(&MemoryKey) -> Verb, access: Access) {
 }
 
 #[test]
-fn a_write_that_is_not_allowed_fails_both_queues() {
+fn write_without_permission_fails_both_queue_pairs() {
     let at = |address: u64, key: u32| Verb::Write {
         address,
         key,
@@ -69,7 +69,7 @@ fn a_write_that_is_not_allowed_fails_both_queues() {
 }
 
 #[test]
-fn a_dropped_key_is_refused_and_a_new_one_is_another() {
+fn dropped_memory_region_is_rejected_and_key_not_reused() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &none, 4096);
     let region = Arc::clone(two.far.region());
@@ -88,7 +88,7 @@ fn a_dropped_key_is_refused_and_a_new_one_is_another() {
 }
 
 #[test]
-fn a_key_of_this_side_that_is_gone_fails_its_work() {
+fn dropped_local_memory_region_fails_its_work() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &none, 4096);
     // It waits for a receive.
@@ -159,7 +159,7 @@ fn nothing_later(
 }
 
 #[test]
-fn nothing_is_written_for_a_queue_that_was_dropped() {
+fn dropped_queue_pair_writes_nothing() {
     let status = nothing_later(|to, far| {
         drop(to);
         (None, Some(far))
@@ -168,7 +168,7 @@ fn nothing_is_written_for_a_queue_that_was_dropped() {
 }
 
 #[test]
-fn a_dropped_queue_leaves_nobody_behind() {
+fn dropped_queue_pair_disconnects_peer() {
     let none = Faults::none();
     for _ in 0..50 {
         let mut two = two(Service::Rc, &none, &none, 4096);
@@ -185,7 +185,7 @@ fn a_dropped_queue_leaves_nobody_behind() {
 }
 
 #[test]
-fn nothing_is_written_by_a_key_that_was_dropped() {
+fn dropped_memory_region_is_never_written() {
     let status = nothing_later(|to, far| {
         drop(far);
         (Some(to), None)
@@ -194,7 +194,7 @@ fn nothing_is_written_by_a_key_that_was_dropped() {
 }
 
 #[test]
-fn a_peer_without_receives_is_not_ready() {
+fn peer_without_receives_is_not_ready() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &faults("patience=20"), &none, 4096);
     write(&mut two, 0, &[1; 8], 0, None);
@@ -204,7 +204,7 @@ fn a_peer_without_receives_is_not_ready() {
 }
 
 #[test]
-fn work_waits_for_a_receive() {
+fn send_waits_for_receive() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &none, 4096);
     two.from.post(&simple(1, SEND, b"word")).unwrap();
@@ -215,7 +215,7 @@ fn work_waits_for_a_receive() {
 }
 
 #[test]
-fn a_link_is_cut_where_it_was_asked_for() {
+fn link_is_cut_at_configured_message() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &faults("cut@3"), &none, 4096);
     for id in 0..5 {
@@ -250,7 +250,7 @@ fn a_link_is_cut_where_it_was_asked_for() {
 }
 
 #[test]
-fn a_receiver_can_cut_too() {
+fn link_is_cut_by_receiver() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &faults("cut-received@1"), 4096);
     two.to.receive(1, &[]).unwrap();
@@ -268,7 +268,7 @@ fn a_receiver_can_cut_too() {
 }
 
 #[test]
-fn a_peer_that_never_comes_does_not_answer() {
+fn connect_to_missing_peer_times_out() {
     let card = Card::new(LOOPBACK, faults("patience=20")).unwrap();
     let (mut here, gone) = (
         card.queue(&options(Service::Rc)).unwrap(),
@@ -282,7 +282,7 @@ fn a_peer_that_never_comes_does_not_answer() {
 }
 
 #[test]
-fn unreliable_queues_lose_without_a_word() {
+fn unreliable_queue_pair_loses_silently() {
     let none = Faults::none();
     let mut two = two(Service::Uc, &faults("lose@2"), &none, 4096);
     two.to.receive(5, &[]).unwrap();
@@ -318,7 +318,7 @@ fn write_after(from: &mut dyn Queue) {
 }
 
 #[test]
-fn datagrams_are_of_one_packet_and_carry_a_key() {
+fn datagram_is_one_packet_with_qkey() {
     let none = Faults::none();
     let mut two = two(Service::Ud, &none, &none, 8192);
     assert_ne!(two.to.endpoint().datagram_key, 0);
@@ -345,7 +345,7 @@ fn datagrams_are_of_one_packet_and_carry_a_key() {
 }
 
 #[test]
-fn acknowledgements_are_held_as_long_as_told() {
+fn acknowledgement_delay_is_applied() {
     let held = faults("hold");
     let mut two = two(Service::Rc, &Faults::none(), &held, 4096);
     two.to.receive(1, &[]).unwrap();
@@ -358,7 +358,7 @@ fn acknowledgements_are_held_as_long_as_told() {
 }
 
 #[test]
-fn a_completion_queue_that_is_overrun_says_so() {
+fn completion_queue_overrun_is_reported() {
     let small = faults("completions=2");
     let mut two = two(Service::Rc, &Faults::none(), &small, 4096);
     for id in 0..3 {
@@ -377,7 +377,7 @@ fn a_completion_queue_that_is_overrun_says_so() {
 }
 
 #[test]
-fn a_queue_holds_as_much_as_it_said() {
+fn queue_pair_has_stated_capacity() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &none, 4096);
     let verb = Verb::Write {
@@ -411,7 +411,7 @@ fn a_queue_holds_as_much_as_it_said() {
 }
 
 #[test]
-fn a_killed_queue_flushes() {
+fn killed_queue_pair_flushes() {
     let mut two = two(Service::Rc, &faults("kill@1"), &Faults::none(), 4096);
     two.from.receive(7, &[]).unwrap();
     let verb = Verb::Write {
@@ -433,7 +433,7 @@ fn a_killed_queue_flushes() {
 }
 
 #[test]
-fn a_port_that_goes_down_takes_its_links_along() {
+fn port_down_disconnects_its_links() {
     let faults = Faults::none();
     let mut two = two(Service::Rc, &faults, &Faults::none(), 4096);
     two.to.receive(1, &[]).unwrap();
@@ -455,7 +455,7 @@ fn a_port_that_goes_down_takes_its_links_along() {
 }
 
 #[test]
-fn a_message_that_does_not_fit_fails_both_queues() {
+fn message_too_long_fails_both_queue_pairs() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &none, 4096);
     two.to.receive(1, &[two.far.piece(0, 7)]).unwrap();
@@ -466,7 +466,7 @@ fn a_message_that_does_not_fit_fails_both_queues() {
 }
 
 #[test]
-fn registrations_are_refused_in_the_way_that_was_asked_for() {
+fn registration_fault_is_applied() {
     let faults = faults("dma-buf=95,host=12");
     let card = Card::new(LOOPBACK, faults.clone()).unwrap();
     let region = region(1);
@@ -483,7 +483,7 @@ fn registrations_are_refused_in_the_way_that_was_asked_for() {
 }
 
 #[test]
-fn texts_of_faults_are_read_or_refused() {
+fn fault_options_are_parsed_or_rejected() {
     for text in [
         "",
         "cut@100,lose@5",
@@ -526,7 +526,7 @@ fn shut_out(card: &Endpoint, number: u32) {
 }
 
 #[test]
-fn strangers_at_a_cards_port_disturb_nobody() {
+fn foreign_connections_do_not_disturb_links() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &none, 4096);
     let endpoint = two.to.endpoint();
@@ -548,7 +548,7 @@ fn strangers_at_a_cards_port_disturb_nobody() {
 }
 
 #[test]
-fn words_are_stored_at_once() {
+fn words_are_stored_immediately() {
     let memory = region(4096);
     let here = Arc::clone(&memory);
     let writer = std::thread::spawn(move || {
@@ -564,7 +564,7 @@ fn words_are_stored_at_once() {
 }
 
 #[test]
-fn words_are_never_seen_by_halves() {
+fn words_are_never_torn() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &none, 4096);
     let memory = Arc::clone(two.far.region());

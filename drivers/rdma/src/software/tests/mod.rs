@@ -86,7 +86,7 @@ fn write(two: &mut Two, id: u64, bytes: &[u8], at: usize, immediate: Option<u32>
 }
 
 #[test]
-fn a_write_with_an_immediate_arrives() {
+fn write_with_immediate_arrives() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &none, 1 << 20);
     two.to.receive(7, &[]).unwrap();
@@ -104,7 +104,7 @@ fn a_write_with_an_immediate_arrives() {
 }
 
 #[test]
-fn who_knows_a_queues_number_alone_may_write_to_one_that_takes_anyone() {
+fn write_to_open_queue_pair_needs_only_its_number() {
     let (card, sensor) = (
         Card::new(LOOPBACK, Faults::none()).unwrap(),
         Card::new(LOOPBACK, Faults::none()).unwrap(),

@@ -166,7 +166,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn memory_is_as_the_model_says(
+    fn memory_equals_reference_model(
         steps in proptest::collection::vec(step(), 0..MOST - 1),
         lost in proptest::collection::vec(1..MOST as u64 - 1, 0..4),
         is_reliable: bool,

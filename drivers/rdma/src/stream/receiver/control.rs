@@ -694,7 +694,7 @@ mod tests {
     const CARRIED: usize = 148;
 
     #[test]
-    fn rejections_name_what_differs_and_what_to_change_on_which_host() {
+    fn rejection_names_difference_fix_and_host() {
         let shape = Shape {
             mode: Mode::Write,
             service: Service::Rc,

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_what_was_written() {
+    fn shared_words_round_trip() {
         let mut area = Area::new(100).unwrap();
         area.write(64, &7_u64.to_le_bytes());
         assert_eq!((area.word(56), area.word(64)), (0, 7));
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "of an area of")]
-    fn nothing_is_written_outside() {
+    fn shared_words_outside_are_rejected() {
         let mut area = Area::new(64).unwrap();
         let end = area.region().bytes();
         area.write(end - 4, &[0; 5]);

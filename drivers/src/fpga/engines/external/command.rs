@@ -244,7 +244,7 @@ mod tests {
     const LONG: Duration = Duration::from_mins(1);
 
     #[test]
-    fn the_document_is_what_the_guide_says() {
+    fn command_input_matches_guide() {
         let told = serde_json::to_value(job()).unwrap();
         let expected = serde_json::json!({
             "action": "start",
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_reads_the_whole_document_from_its_input() {
+    fn command_reads_document_from_stdin() {
         let folder = tempfile::tempdir().unwrap();
         let words = ["sh", "-c", "cat >told"].map(str::to_owned);
         let hook = Hook::new(&words, folder.path(), LONG).unwrap();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_counts_from_the_directory_and_a_name_does_not() {
+    fn command_path_is_relative_and_name_uses_search_path() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("program-card");
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_wrong_is_told_in_the_commands_own_words() {
+    fn command_error_output_is_reported() {
         let why = shell("echo no card; exit 3", LONG).unwrap_err();
         assert!(why.contains("(start)") && why.contains("no card"), "{why}");
         assert!(why.contains("exit status: 3"), "{why}");
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_end_is_killed_with_what_it_has_started() {
+    fn command_timeout_kills_process_group() {
         // Its child would keep this test waiting for an hour if it were waited for.
         let why = shell("sleep 3600 & sleep 3600", Duration::ZERO).unwrap_err();
         assert!(why.contains("raise `within`"), "{why}");

@@ -68,7 +68,7 @@ fn faulted(engine: &mut Handed) -> Vec<&'static str> {
 }
 
 #[test]
-fn one_that_is_held_back_reads_its_credits_and_is_followed() {
+fn external_engine_with_backpressure_reads_credits() {
     let desk = Desk::new();
     let mut engine = desk.engine("cat >>told; echo >>told", "credits = true");
     // Left over from whoever had the page before.
@@ -113,7 +113,7 @@ fn one_that_is_held_back_reads_its_credits_and_is_followed() {
 }
 
 #[test]
-fn what_one_that_goes_round_has_overwritten_is_skipped() {
+fn external_engine_free_running_overrun_is_skipped() {
     let desk = Desk::new();
     let mut engine = desk.engine("cat >told", "");
     assert!(!engine.caps().holdable);
@@ -144,7 +144,7 @@ fn what_one_that_goes_round_has_overwritten_is_skipped() {
 }
 
 #[test]
-fn a_count_that_cannot_be_is_a_fault_by_its_name() {
+fn external_engine_impossible_count_is_named_fault() {
     let desk = Desk::new();
     let mut engine = desk.engine("cat >told", "");
     engine.arm(&slots()).unwrap();
@@ -168,7 +168,7 @@ fn a_count_that_cannot_be_is_a_fault_by_its_name() {
 }
 
 #[test]
-fn addresses_that_hold_no_more_end_it_with_the_reason() {
+fn external_engine_revoked_addresses_end_run_with_reason() {
     let desk = Desk::new();
     let mut engine = desk.engine("cat >told", "");
     engine.arm(&slots()).unwrap();
@@ -194,7 +194,7 @@ fn armed(desk: &Desk, script: &str) -> Result<Armed, Box<daq_core::dma::Refused>
 }
 
 #[test]
-fn a_command_that_does_not_stop_the_card_has_it_cut_off() {
+fn external_engine_stop_failure_disables_bus_mastering() {
     let desk = Desk::new();
     let running = armed(&desk, "grep -q start").unwrap();
     assert_eq!(desk.mock.mapped.load(Ordering::SeqCst), 2);
@@ -206,7 +206,7 @@ fn a_command_that_does_not_stop_the_card_has_it_cut_off() {
 }
 
 #[test]
-fn a_start_that_fails_is_followed_by_a_stop() {
+fn external_engine_start_failure_runs_stop_command() {
     let desk = Desk::new();
     let script = "tee -a told | grep -q stop || { echo no bitstream; exit 4; }";
     let refused = armed(&desk, script).unwrap_err();
@@ -221,7 +221,7 @@ fn a_start_that_fails_is_followed_by_a_stop() {
 }
 
 #[test]
-fn one_that_is_dropped_is_stopped() {
+fn external_engine_dropped_is_stopped() {
     let desk = Desk::new();
     let mut engine = desk.engine("cat >told", "");
     engine.arm(&slots()).unwrap();
@@ -231,7 +231,7 @@ fn one_that_is_dropped_is_stopped() {
 }
 
 #[test]
-fn keys_that_contradict_are_told() {
+fn external_engine_contradicting_keys_are_reported() {
     let keys = |text: &str| -> Vec<String> {
         let config: FpgaConfig = toml::from_str(text).unwrap();
         let problems = config.problems(mock::DEVICES);

@@ -136,7 +136,7 @@ memory_region,csr,0xf0000000,65536,io
 ";
 
     #[test]
-    fn a_designs_registers_are_found() {
+    fn csr_csv_registers_are_found() {
         let msi = Msi {
             enable: 0x2800,
             clear: Some(0x2804),
@@ -163,7 +163,7 @@ memory_region,csr,0xf0000000,65536,io
     }
 
     #[test]
-    fn what_is_lacking_is_told() {
+    fn csr_csv_missing_register_is_reported() {
         let error = Map::read(TEXT, 2).unwrap_err();
         assert!(
             error.contains("pcie_dma0_writer_enable, pcie_dma1"),

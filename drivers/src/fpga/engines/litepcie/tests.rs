@@ -61,7 +61,7 @@ fn poll(engine: &mut Writer, room: usize) -> Result<(usize, u64), EngineError> {
 }
 
 #[test]
-fn it_is_started_and_stopped_in_order() {
+fn litepcie_start_and_stop_write_registers_in_order() {
     let mock = device();
     let mut engine = open(&mock, BASE, Path::new("")).unwrap();
     assert_eq!(mock.registers.writes(), []);
@@ -89,7 +89,7 @@ fn it_is_started_and_stopped_in_order() {
 }
 
 #[test]
-fn the_counter_tells_what_is_done() {
+fn litepcie_loop_status_gives_completed_slots() {
     let mock = device();
     let mut engine = armed(&mock, 8);
     assert_eq!(poll(&mut engine, 8), Ok((0, 0)));
@@ -116,7 +116,7 @@ fn the_counter_tells_what_is_done() {
 }
 
 #[test]
-fn what_a_stop_leaves_is_told_as_far_as_it_is_known() {
+fn litepcie_stop_reports_known_transfers() {
     // Index and round at the stop; transfers that are told, and those that are overwritten.
     for (round, index, told, overrun) in [
         (0, 0, 0, 0),
@@ -158,7 +158,7 @@ fn what_a_stop_leaves_is_told_as_far_as_it_is_known() {
 }
 
 #[test]
-fn what_cannot_be_is_a_fault() {
+fn litepcie_impossible_status_is_fault() {
     let faults = |error| match error {
         Err(EngineError::Faulted { faults, .. }) => faults,
         other => panic!("{other:?}"),
@@ -184,7 +184,7 @@ fn what_cannot_be_is_a_fault() {
 }
 
 #[test]
-fn a_writer_that_stays_busy_is_stuck() {
+fn litepcie_busy_writer_times_out() {
     let mock = device();
     let mut engine = armed(&mock, 8);
     mock.registers.hold(0x2000, 0);
@@ -199,7 +199,7 @@ fn a_writer_that_stays_busy_is_stuck() {
 }
 
 #[test]
-fn slots_that_it_cannot_reach_are_refused() {
+fn litepcie_unreachable_slots_are_rejected() {
     let mock = device();
     let mut engine = open(&mock, BASE, Path::new("")).unwrap();
     let refused = |slots: Slots, engine: &mut Writer| engine.arm(&slots).unwrap_err().to_string();
@@ -222,7 +222,7 @@ fn slots_that_it_cannot_reach_are_refused() {
 }
 
 #[test]
-fn a_writer_that_was_left_running_is_stopped_first() {
+fn litepcie_running_writer_is_stopped_first() {
     let mock = device();
     let mut engine = open(&mock, BASE, Path::new("")).unwrap();
     mock.registers.set(0x2000, 1);
@@ -234,7 +234,7 @@ fn a_writer_that_was_left_running_is_stopped_first() {
 }
 
 #[test]
-fn registers_outside_of_the_bar_are_refused_when_it_is_opened() {
+fn litepcie_register_outside_bar_is_rejected_on_open() {
     let directory = tempfile::tempdir().unwrap();
     let told = |writer: u64, enable: u64, clear: u64| {
         let text = format!(
@@ -261,7 +261,7 @@ fn registers_outside_of_the_bar_are_refused_when_it_is_opened() {
 }
 
 #[test]
-fn interrupts_and_wide_addresses_come_from_the_csr_csv() {
+fn litepcie_interrupts_and_wide_addresses_follow_csr_csv() {
     let directory = tempfile::tempdir().unwrap();
     let text = "\
 csr_register,pcie_dma0_writer_enable,0x2000,1,rw
@@ -310,7 +310,7 @@ constant,dma_addr_width,64,,
 proptest! {
     /// Every transfer is yielded or skipped, once, and none that may be overwritten is yielded.
     #[test]
-    fn no_transfer_is_lost_from_the_counter(
+    fn litepcie_counter_loses_no_transfer(
         count in 4_u64..257, steps in proptest::collection::vec((0_u64..1 << 15, 1_usize..50), 1..60),
     ) {
         let mock = device();

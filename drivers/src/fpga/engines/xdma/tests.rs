@@ -91,7 +91,7 @@ fn poll(engine: &mut Xdma, room: usize) -> Result<(Vec<usize>, u64), EngineError
 }
 
 #[test]
-fn it_is_started_in_the_order_of_the_guide() {
+fn xdma_start_follows_product_guide_order() {
     let mock = device();
     let mut engine = open(&mock, "").unwrap();
     // Credits were tried.
@@ -143,7 +143,7 @@ fn it_is_started_in_the_order_of_the_guide() {
 }
 
 #[test]
-fn results_tell_what_is_done() {
+fn xdma_writeback_gives_completed_slots() {
     let mock = device();
     let mut engine = armed(
         &mock,
@@ -180,7 +180,7 @@ fn results_tell_what_is_done() {
 }
 
 #[test]
-fn every_error_bit_has_its_name() {
+fn xdma_error_bits_are_named() {
     let named = |error| match error {
         Err(EngineError::Faulted { faults, engine, .. }) => {
             assert_eq!(engine, "xdma");
@@ -253,7 +253,7 @@ fn every_error_bit_has_its_name() {
 }
 
 #[test]
-fn a_missing_result_is_told_after_the_count_has_wrapped() {
+fn xdma_missing_result_after_wrap_is_reported() {
     let mut engine = armed(&device(), "", &slots(3));
     engine.result_patience = Duration::ZERO;
     // As after so many transfers that were told.
@@ -276,7 +276,7 @@ fn a_missing_result_is_told_after_the_count_has_wrapped() {
 }
 
 #[test]
-fn packets_longer_than_a_slot_are_told() {
+fn xdma_packet_longer_than_slot_is_reported() {
     let mut engine = armed(&device(), "", &slots(6));
     let cut = |engine: &mut Xdma| {
         let mut done = Completions::new(8, FAULTS.len());
@@ -298,7 +298,7 @@ fn packets_longer_than_a_slot_are_told() {
 }
 
 #[test]
-fn an_empty_packet_is_bad_and_stalls_nothing() {
+fn xdma_empty_packet_is_fault_without_stall() {
     let mut engine = armed(&device(), "", &slots(3));
     engine.credit(3);
     finish(&engine, 0, 0x52b4_0001, 0);
@@ -315,7 +315,7 @@ fn an_empty_packet_is_bad_and_stalls_nothing() {
 }
 
 #[test]
-fn an_idle_card_that_is_gone_is_told_in_time() {
+fn xdma_removed_idle_device_is_detected() {
     let mock = device();
     let mut engine = armed(&mock, "", &slots(3));
     engine.look_time = Duration::ZERO;
@@ -325,7 +325,7 @@ fn an_idle_card_that_is_gone_is_told_in_time() {
 }
 
 #[test]
-fn a_channel_that_was_left_running_is_stopped_before_its_mode_changes() {
+fn xdma_running_channel_is_stopped_before_mode_change() {
     let mock = device();
     mock.registers.set(0x1104, 1);
     mock.registers.set(0x1140, 1);
@@ -336,7 +336,7 @@ fn a_channel_that_was_left_running_is_stopped_before_its_mode_changes() {
 }
 
 #[test]
-fn a_card_that_is_gone_is_told() {
+fn xdma_removed_device_is_reported() {
     let mock = device();
     let mut engine = armed(&mock, "", &slots(3));
     let gone = Err(EngineError::Gone {
@@ -351,7 +351,7 @@ fn a_card_that_is_gone_is_told() {
 }
 
 #[test]
-fn a_busy_engine_is_stuck_and_cut_off() {
+fn xdma_quiesce_timeout_disables_bus_mastering() {
     let mock = device();
     let engine = Box::new(open(&mock, "").unwrap());
     let region = Region::host(3 * 4096, HostOptions::default()).unwrap();
@@ -380,7 +380,7 @@ fn a_busy_engine_is_stuck_and_cut_off() {
 }
 
 #[test]
-fn its_count_rings_a_doorbell() {
+fn xdma_count_is_written_to_doorbell() {
     let mock = device();
     let mut engine = open(&mock, "").unwrap();
     assert_eq!(
@@ -404,7 +404,7 @@ fn its_count_rings_a_doorbell() {
 }
 
 #[test]
-fn it_goes_round_without_credits() {
+fn xdma_without_credits_is_free_running() {
     let mock = device();
     let mut engine = open(&mock, "credits = false").unwrap();
     let caps = engine.caps();
@@ -440,7 +440,7 @@ fn it_goes_round_without_credits() {
 }
 
 #[test]
-fn interrupts_are_those_of_the_channel() {
+fn xdma_interrupts_are_per_channel() {
     let mock = device();
     mock.registers.set(0x20a4, 0x1f1f_1f1f);
     let mut engine = open(&mock, "completion = \"interrupt\"").unwrap();
@@ -470,7 +470,7 @@ fn interrupts_are_those_of_the_channel() {
 }
 
 #[test]
-fn what_is_no_xdma_is_refused_with_what_was_read() {
+fn xdma_foreign_device_is_rejected_with_register_value() {
     let told = |mock: &Arc<Mock>, keys: &str| match open(mock, keys) {
         Err(error) => error.to_string(),
         Ok(_) => panic!("opened"),
@@ -513,7 +513,7 @@ proptest! {
 
     /// Without credits every transfer is yielded or skipped, once, whatever the count does.
     #[test]
-    fn no_transfer_is_lost_from_the_count(
+    fn xdma_count_loses_no_transfer(
         count_slots in 3_u64..40, steps in proptest::collection::vec((0_u64..1 << 23, 1_usize..50), 1..60),
     ) {
         let mut engine = armed(&device(), "credits = false", &slots(count_slots));

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_of_vfio_is_handed_over() {
+    fn device_bound_to_vfio_is_opened() {
         let root = machine(&[
             ("0000:3b:00.0", Some("17"), Some("vfio-pci")),
             ("0000:3a:00.0", Some("17"), Some("pcieport")),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_or_no_device_is_told() {
+    fn invalid_address_or_missing_device_is_reported() {
         let root = machine(&[]);
         for text in [
             "3b:00.0",
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn another_driver_is_told_with_the_commands() {
+    fn device_bound_to_other_driver_is_reported_with_commands() {
         let root = machine(&[
             ("0000:3b:00.0", Some("17"), Some("xdma")),
             ("0000:3c:00.0", Some("18"), None),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_with_a_gpu_in_it_is_told() {
+    fn iommu_group_with_gpu_is_reported() {
         let root = machine(&[
             ("0000:3b:00.0", Some("17"), Some("vfio-pci")),
             ("0000:3c:00.0", Some("17"), Some("nvidia")),

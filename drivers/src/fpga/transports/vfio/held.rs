@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_open_under_a_name_is_duplicated_and_nothing_else() {
+    fn held_descriptor_is_duplicated_by_name() {
         let folder = tempfile::tempdir().unwrap();
         let name = folder.path().join("nvidia");
         let name = name.to_str().unwrap();

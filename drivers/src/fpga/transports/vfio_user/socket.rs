@@ -176,7 +176,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn messages_come_whole_with_their_own_descriptors() {
+    fn messages_arrive_complete_with_their_descriptors() {
         let (mut a, b) = UnixStream::pair().unwrap();
         let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let header = |id| Header::request(id, Command::RegionWrite, 6);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_cannot_be_are_refused() {
+    fn impossible_message_length_is_rejected() {
         for bytes in [0, 15, u32::try_from(MOST_BYTES + 1).unwrap(), u32::MAX] {
             let (a, b) = UnixStream::pair().unwrap();
             let header = Header {

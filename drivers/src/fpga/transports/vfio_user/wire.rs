@@ -432,7 +432,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_sixteen_bytes_in_order() {
+    fn headers_have_sixteen_bytes_in_order() {
         let header = Header {
             id: 0x0201,
             command: 0x0403,
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_repeat_what_was_asked() {
+    fn replies_echo_request() {
         let asked = Header::request(7, Command::RegionRead, 16);
         assert!(asked.is_request() && asked.wants_reply() && !asked.is_reply());
         assert!(!Header::post(7, Command::RegionWrite, 20).wants_reply());
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_read() {
+    fn requests_are_parsed() {
         let map = long_words([32, 3], [0x1000, 0x2_0000_0000, 0x3000]);
         assert_eq!(
             Request::parse(2, &map),

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_had_ended_when_it_is_armed_anew_is_lost() {
+fn frames_ended_before_rearming_are_lost() {
     let mut bench = Bench::new(5, 24, false);
     for frame in 0..10 {
         bench.send(frame, &[]);
@@ -25,7 +25,7 @@ fn what_had_ended_when_it_is_armed_anew_is_lost() {
 }
 
 #[test]
-fn requests_that_fail_are_counted() {
+fn failed_requests_are_counted() {
     let mut bench = Bench::new(5, 24, false);
     lock(&bench.seen).refuses = true;
     bench.stop();
@@ -33,7 +33,7 @@ fn requests_that_fail_are_counted() {
 }
 
 #[test]
-fn device_that_lost_its_registers_is_armed_with_another_queue_pair() {
+fn device_without_registers_is_rearmed_with_new_queue_pair() {
     let mut bench = Bench::with(5, 24, false, Duration::from_millis(100));
     bench.send_all(0..3);
     bench.take(3);
@@ -74,7 +74,7 @@ fn poll_until(bench: &mut Bench, what: &str, mut is_met: impl FnMut(&Bench) -> b
 }
 
 #[test]
-fn device_that_announces_itself_late_is_armed() {
+fn device_announced_late_is_armed() {
     let looks = Arc::new(Mutex::new((0, false)));
     let found = looks.clone();
     let target = |control| {
@@ -146,7 +146,7 @@ fn wrong_keys_and_addresses_change_nothing() {
 }
 
 #[test]
-fn after_a_failure_the_sensor_writes_by_another_key() {
+fn sensor_after_failure_uses_new_key() {
     let mut bench = Bench::new(5, 24, false);
     bench.send_all(0..3);
     bench.take(3);
@@ -189,7 +189,7 @@ fn untold() -> Bench {
 }
 
 #[test]
-fn what_had_ended_when_its_completions_fail_is_not_known_to_be_whole() {
+fn frames_ended_at_completion_failure_are_incomplete() {
     for call in [Call::Poll, Call::Receive] {
         let mut bench = untold();
         lock(&bench.seen).fails = Some(call);
@@ -233,7 +233,7 @@ fn what_had_ended_when_its_completions_fail_is_not_known_to_be_whole() {
 }
 
 #[test]
-fn what_had_ended_when_its_queue_stops_is_whole() {
+fn frames_ended_at_queue_pair_stop_are_complete() {
     let mut bench = untold();
     lock(&bench.seen).fails = Some(Call::All);
     assert!(bench.poll().is_err());
@@ -251,7 +251,7 @@ fn what_had_ended_when_its_queue_stops_is_whole() {
 }
 
 #[test]
-fn what_had_ended_when_the_sensor_does_not_fall_silent_is_not_known_to_be_whole() {
+fn frames_ended_while_sensor_continues_are_incomplete() {
     let mut bench = untold();
     bench.stop_within(Duration::ZERO);
     let (done, lapsed) = bench.rest();
@@ -274,7 +274,7 @@ fn what_had_ended_when_the_sensor_does_not_fall_silent_is_not_known_to_be_whole(
 }
 
 #[test]
-fn once_stopped_nothing_is_written_and_what_had_ended_is_told() {
+fn after_stop_nothing_is_written_and_ended_frames_are_reported() {
     let mut bench = Bench::new(5, 24, false);
     bench.send_all(0..8);
     bench.hear(7);
@@ -320,7 +320,7 @@ fn once_stopped_nothing_is_written_and_what_had_ended_is_told() {
 }
 
 #[test]
-fn slots_that_are_no_pages_are_refused() {
+fn slots_that_are_not_pages_are_rejected() {
     let mut bench = Bench::new(5, 24, false);
     bench.stop();
     let (mut engine, map) = bench.idle.take().unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_sensor_that_counts_anew_begins_an_epoch() {
+fn sequence_restart_opens_epoch() {
     let mut bench = Bench::new(5, 24, false);
     bench.send_all(0..3);
     bench.take(3);
@@ -25,7 +25,7 @@ fn a_sensor_that_counts_anew_begins_an_epoch() {
 }
 
 #[test]
-fn an_end_that_comes_again_is_no_frame_and_what_metadata_tell_is_counted() {
+fn repeated_frame_end_is_ignored_and_metadata_counted() {
     let mut bench = Bench::new(5, 24, false);
     bench.send_all(0..3);
     bench.take(3);
@@ -64,7 +64,7 @@ fn an_end_that_comes_again_is_no_frame_and_what_metadata_tell_is_counted() {
 }
 
 #[test]
-fn ends_of_the_past_that_go_on_begin_an_epoch_and_what_was_not_believed_is_lost() {
+fn continuing_past_frame_ends_open_epoch() {
     let mut bench = Bench::new(5, 24, false);
     for frame in 0..16 {
         bench.send(frame, &[]);
@@ -95,7 +95,7 @@ fn ends_of_the_past_that_go_on_begin_an_epoch_and_what_was_not_believed_is_lost(
 }
 
 #[test]
-fn an_outage_of_any_length_is_counted_by_the_metadata() {
+fn outage_of_any_length_is_counted_from_metadata() {
     // Beyond half of 20 bits, and all of them over all pages, so that they are as if nothing had been lost.
     for (psn, bits, outage) in [
         (0x10_0005, 24, 100_000),
@@ -127,7 +127,7 @@ fn an_outage_of_any_length_is_counted_by_the_metadata() {
 }
 
 #[test]
-fn an_outage_that_nothing_tells_of_is_an_epoch() {
+fn outage_without_metadata_opens_epoch() {
     let mut bench = Bench::new(5, 24, false);
     bench.plain = true;
     bench.send_all(0..3);
@@ -142,7 +142,7 @@ fn an_outage_that_nothing_tells_of_is_an_epoch() {
 }
 
 #[test]
-fn whether_metadata_come_alone_is_learned_anew() {
+fn separate_metadata_packet_is_detected_again() {
     let mut bench = Bench::new(5, 24, false);
     bench.plain = true;
     bench.send(0, &[]);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn frames_come_byte_for_byte_over_many_rounds() {
+fn frames_over_many_loops_are_byte_identical() {
     for (psn, bits, embeds) in [(7, 24, false), (0xf_ffd0, 24, true), (0xf_ffd0, 20, false)] {
         let mut bench = Bench::new(psn, bits, embeds);
         assert_eq!(bench.register(0), {
@@ -33,7 +33,7 @@ fn frames_come_byte_for_byte_over_many_rounds() {
 }
 
 #[test]
-fn what_is_missing_is_counted_and_named() {
+fn missing_packets_are_counted_and_named() {
     for embeds in [false, true] {
         let last = if embeds { PACKETS - 1 } else { PACKETS };
         let mut bench = Bench::new(100, 24, embeds);
@@ -81,7 +81,7 @@ fn what_is_missing_is_counted_and_named() {
 }
 
 #[test]
-fn what_the_sensor_did_not_write_to_its_end_is_missing() {
+fn unwritten_end_of_frame_is_missing() {
     const LAST: usize = FRAME - (PACKETS - 1) * PACKET;
     for plain in [false, true] {
         let mut bench = Bench::new(5, 24, false);
@@ -119,7 +119,7 @@ fn what_the_sensor_did_not_write_to_its_end_is_missing() {
 }
 
 #[test]
-fn what_the_sensor_overtakes_is_not_told_as_whole() {
+fn frame_overwritten_by_sensor_is_incomplete() {
     let mut bench = Bench::new(0, 24, false);
     bench.send_all(0..20);
     bench.hear(19);
@@ -145,7 +145,7 @@ fn what_the_sensor_overtakes_is_not_told_as_whole() {
 }
 
 #[test]
-fn metadata_of_another_frame_prove_that_a_page_was_written_since() {
+fn metadata_of_other_frame_marks_page_as_overwritten() {
     let mut bench = Bench::new(5, 24, false);
     for frame in 0..10 {
         bench.send(frame, &[]);
@@ -167,7 +167,7 @@ fn metadata_of_another_frame_prove_that_a_page_was_written_since() {
 }
 
 #[test]
-fn more_ends_than_receives_leave_nothing_that_is_whole() {
+fn frame_ends_beyond_receives_leave_no_complete_frame() {
     let mut bench = Bench::new(5, 24, false);
     bench.stop();
     lock(&bench.seen).most = Some(15);
@@ -190,7 +190,7 @@ fn more_ends_than_receives_leave_nothing_that_is_whole() {
 
 /// The engine is held back while the sensor goes on: what it says is whole is, and all is counted.
 #[test]
-fn a_sensor_that_comes_round_tears_nothing() {
+fn sensor_wrapping_ring_tears_no_frame() {
     let mut bench = Bench::new(5, 24, false);
     let (mut sent, mut transfers, mut whole, mut lost) = (0, 0, 0, 0);
     for burst in [8, 30, 3, 5, 8, 2, 40, 7, 9, 1, 16, 6, 6] {

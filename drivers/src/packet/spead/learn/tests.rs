@@ -60,7 +60,7 @@ fn learn(spead: &mut Spead, datagrams: impl IntoIterator<Item = Vec<u8>>) -> Lea
 }
 
 #[test]
-fn sizes_step_and_flavour_are_learned_from_default_heaps() {
+fn sizes_step_and_flavour_are_detected_from_default_heaps() {
     for (bits, step) in [(40, 1), (48, 2), (40, 24)] {
         let mut spead = learner(Given::default());
         let heaps = (0..8).flat_map(|i| {
@@ -82,7 +82,7 @@ fn sizes_step_and_flavour_are_learned_from_default_heaps() {
 }
 
 #[test]
-fn heaps_with_descriptors_give_the_bytes_of_heaps_without() {
+fn heaps_with_descriptors_equal_heaps_without() {
     let mut spead = learner(Given::default());
     let heaps = (0..6).flat_map(|i| heap(40, i, if i == 0 { 172 } else { 0 }, 60_000, 1472));
     learn(&mut spead, heaps);
@@ -109,7 +109,7 @@ fn heaps_with_descriptors_give_the_bytes_of_heaps_without() {
 }
 
 #[test]
-fn packets_of_descriptors_alone_are_control() {
+fn packets_with_descriptors_only_are_control() {
     let mut spead = learner(Given::default());
     learn(
         &mut spead,
@@ -130,7 +130,7 @@ fn packets_of_descriptors_alone_are_control() {
 }
 
 #[test]
-fn one_wrong_packet_does_not_change_what_is_learned() {
+fn one_wrong_packet_does_not_change_detected_sizes() {
     let mut spead = learner(Given::default());
     let wrong = heap(40, 1 << 30, 0, 64, 1472);
     let heaps = (0..6).flat_map(|i| heap(40, 2 * i, 0, 60_000, 1472));
@@ -142,7 +142,7 @@ fn one_wrong_packet_does_not_change_what_is_learned() {
 }
 
 #[test]
-fn counters_beside_the_grid_do_not_change_the_step() {
+fn off_grid_counters_do_not_change_step() {
     // A forged heap between the others, and heaps of descriptors with a count of their own.
     let forged = |i: u64| (i == 1).then(|| heap(40, 3, 0, 60_000, 1472));
     let descriptors = |i: u64| (i % 3 == 2).then(|| heap(40, 1 << 35 | i, 300, 0, 1472));
@@ -161,7 +161,7 @@ fn counters_beside_the_grid_do_not_change_the_step() {
 }
 
 #[test]
-fn heap_longer_than_the_slot_is_refused_with_the_fix() {
+fn heap_longer_than_slot_is_rejected_with_fix() {
     let spead = learner(Given::default());
     let learner = spead.learner().unwrap();
     let datagrams: Vec<_> = (0..6).flat_map(|i| heap(40, i, 0, 70_000, 1472)).collect();

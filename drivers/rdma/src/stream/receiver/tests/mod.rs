@@ -46,7 +46,7 @@ fn send(rig: &mut Rig, bare: &mut Bare, frames: std::ops::Range<u64>) {
 }
 
 #[test]
-fn frames_come_in_order_over_all_rails() {
+fn frames_over_all_rails_arrive_in_order() {
     for (mode, rails) in KINDS {
         let (mut rig, mut bare) = connected(mode, rails, 5);
         send(&mut rig, &mut bare, 0..100);
@@ -62,7 +62,7 @@ fn frames_come_in_order_over_all_rails() {
 }
 
 #[test]
-fn credits_are_never_more_than_free_slots() {
+fn credits_never_exceed_free_slots() {
     for (mode, rails) in KINDS {
         let (mut rig, mut bare) = connected(mode, rails, 4);
         rig.gives = false;
@@ -80,7 +80,7 @@ fn credits_are_never_more_than_free_slots() {
 }
 
 #[test]
-fn a_frame_without_a_credit_ends_the_link() {
+fn frame_without_credit_ends_link() {
     let (mut rig, mut bare) = connected(Mode::Write, 1, 4);
     rig.gives = false;
     send(&mut rig, &mut bare, 0..4);
@@ -94,7 +94,7 @@ fn a_frame_without_a_credit_ends_the_link() {
 }
 
 #[test]
-fn a_message_without_a_credit_finds_no_receive() {
+fn message_without_credit_finds_no_receive() {
     let (mut rig, mut bare) = connected(Mode::Send, 1, 4);
     rig.gives = false;
     (0..5).for_each(|n| bare.send(n));
@@ -103,7 +103,7 @@ fn a_message_without_a_credit_finds_no_receive() {
 }
 
 #[test]
-fn a_frame_that_was_half_there_is_asked_for_again() {
+fn partial_frame_is_requested_again() {
     let (mut rig, mut bare) = connected(Mode::Write, 2, 4);
     send(&mut rig, &mut bare, 0..6);
     // Frame 7 is there in full and frame 6 lacks its record: neither counts.
@@ -119,7 +119,7 @@ fn a_frame_that_was_half_there_is_asked_for_again() {
 }
 
 #[test]
-fn what_was_finished_when_a_link_broke_is_told_once() {
+fn frame_completed_at_link_break_is_delivered_once() {
     for (mode, rails) in KINDS {
         let (mut rig, mut bare) = connected(mode, rails, 5);
         rig.most = 0;
@@ -147,7 +147,7 @@ fn what_was_finished_when_a_link_broke_is_told_once() {
 }
 
 #[test]
-fn the_keys_of_before_name_nothing() {
+fn memory_regions_of_old_link_are_invalid() {
     let (mut rig, mut bare) = connected(Mode::Write, 1, 4);
     send(&mut rig, &mut bare, 0..1);
     rig.until(|rig| rig.got.len() == 1);
@@ -176,7 +176,7 @@ fn the_keys_of_before_name_nothing() {
 }
 
 #[test]
-fn a_stream_goes_on_and_another_one_begins_an_epoch() {
+fn stream_continues_and_new_stream_opens_epoch() {
     let (mut rig, mut bare) = connected(Mode::Write, 2, 4);
     send(&mut rig, &mut bare, 0..3);
     rig.until(|rig| rig.got.len() == 3);
@@ -219,7 +219,7 @@ fn a_stream_goes_on_and_another_one_begins_an_epoch() {
 }
 
 #[test]
-fn another_sender_waits_until_the_first_is_gone() {
+fn second_sender_waits_for_first_to_disconnect() {
     let (mut rig, mut bare) = connected(Mode::Write, 1, 4);
     let mut other = Bare::new(Mode::Write, Service::Rc, 1, 2);
     let refused = dial(&mut rig, &mut other).unwrap_err().to_string();
@@ -231,7 +231,7 @@ fn another_sender_waits_until_the_first_is_gone() {
 }
 
 #[test]
-fn a_sender_that_parts_is_no_fault_and_one_that_dies_is() {
+fn sender_detach_is_clean_and_sender_death_is_fault() {
     for parts in [true, false] {
         let (mut rig, mut bare) = connected(Mode::Write, 1, 4);
         send(&mut rig, &mut bare, 0..3);
@@ -252,7 +252,7 @@ fn a_sender_that_parts_is_no_fault_and_one_that_dies_is() {
 }
 
 #[test]
-fn a_receiver_that_was_started_anew_goes_on_with_what_can_be_sent() {
+fn restarted_receiver_continues_with_available_frames() {
     let (mut rig, mut bare) = connected(Mode::Write, 1, 4);
     send(&mut rig, &mut bare, 0..7);
     rig.until(|rig| rig.got.len() == 7);
@@ -269,7 +269,7 @@ fn a_receiver_that_was_started_anew_goes_on_with_what_can_be_sent() {
 }
 
 #[test]
-fn who_does_not_keep_to_the_protocol_loses_the_link() {
+fn protocol_violation_ends_link() {
     let bad = |n: u64, change: fn(&mut crate::stream::wire::Record)| {
         let mut record = record(n);
         change(&mut record);
@@ -333,7 +333,7 @@ fn who_does_not_keep_to_the_protocol_loses_the_link() {
 }
 
 #[test]
-fn a_message_longer_than_its_slot_is_refused_by_the_card() {
+fn message_longer_than_slot_is_rejected_by_nic() {
     let (mut rig, mut bare) = connected(Mode::Send, 1, 5);
     let verb = crate::verbs::Verb::Send { immediate: None };
     let bytes = crate::stream::wire::Record::bytes(rig::PLACES) + rig::SLOT + 8;
@@ -343,7 +343,7 @@ fn a_message_longer_than_its_slot_is_refused_by_the_card() {
 }
 
 #[test]
-fn foreign_greetings_are_turned_away() {
+fn foreign_greetings_are_rejected() {
     let mut rig = Rig::new(Mode::Write, Service::Rc, 2, 4);
     let mut bare = Bare::new(Mode::Write, Service::Rc, 2, 1);
     let address = rig.address;
@@ -380,7 +380,7 @@ fn foreign_greetings_are_turned_away() {
 }
 
 #[test]
-fn nothing_is_written_once_it_is_quiet() {
+fn after_quiesce_nothing_is_written() {
     for (mode, rails) in KINDS {
         let (mut rig, mut bare) = connected(mode, rails, 6);
         send(&mut rig, &mut bare, 0..4);
@@ -446,7 +446,7 @@ proptest::proptest! {
 
     /// Whatever breaks and whenever: every frame is told once, in order, with its own content.
     #[test]
-    fn every_frame_is_told_once(acts in acts(), kind in 0..KINDS.len()) {
+    fn every_frame_is_delivered_once(acts in acts(), kind in 0..KINDS.len()) {
         let (mode, rails) = KINDS[kind];
         let (mut rig, mut bare) = connected(mode, rails, 5);
         let mut next = 0;

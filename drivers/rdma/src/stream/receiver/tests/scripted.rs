@@ -335,7 +335,7 @@ impl Stage {
 }
 
 #[test]
-fn unreliable_frames_that_are_lost_are_passed_over() {
+fn lost_unreliable_frames_are_skipped() {
     let mut stage = Stage::new(Mode::Write, Service::Uc);
     assert!(!stage.engine.caps().holdable);
     stage.frame(0);
@@ -358,7 +358,7 @@ fn unreliable_frames_that_are_lost_are_passed_over() {
 }
 
 #[test]
-fn an_unreliable_payload_that_is_not_as_long_as_told_is_no_frame() {
+fn unreliable_payload_of_wrong_length_is_not_delivered() {
     let mut stage = Stage::new(Mode::Write, Service::Uc);
     stage.lay(0, &rig::record(0));
     stage.finish(Record::bytes(PLACES), Some(0));
@@ -371,7 +371,7 @@ fn an_unreliable_payload_that_is_not_as_long_as_told_is_no_frame() {
 }
 
 #[test]
-fn what_is_lost_at_the_end_is_known_by_what_the_sender_says_on_parting() {
+fn loss_at_end_is_known_from_sender_detach() {
     for (mode, service) in [(Mode::Write, Service::Uc), (Mode::Send, Service::Ud)] {
         let mut stage = Stage::new(mode, service);
         let frame = |stage: &Stage, n: u64| match mode {
@@ -408,7 +408,7 @@ fn what_is_lost_at_the_end_is_known_by_what_the_sender_says_on_parting() {
 }
 
 #[test]
-fn lost_datagrams_are_missing_and_pass_no_slot_over() {
+fn lost_datagrams_are_missing_and_skip_no_slot() {
     let mut stage = Stage::new(Mode::Send, Service::Ud);
     for (slot, n) in [(0, 0), (1, 7), (2, 8)] {
         stage.lay(slot, &rig::record(n));
@@ -422,7 +422,7 @@ fn lost_datagrams_are_missing_and_pass_no_slot_over() {
 }
 
 #[test]
-fn receives_are_posted_again_before_credits_are_given() {
+fn receives_are_posted_before_credits_are_sent() {
     let mut stage = Stage::new(Mode::Write, Service::Rc);
     let posted = || *stage.script.posted.lock().unwrap();
     assert_eq!(posted(), SLOTS + 1);
@@ -438,7 +438,7 @@ fn receives_are_posted_again_before_credits_are_given() {
 }
 
 #[test]
-fn queues_are_destroyed_before_keys_are_dropped() {
+fn queue_pairs_are_destroyed_before_memory_regions() {
     for ends_by_fault in [false, true] {
         let mut stage = Stage::new(Mode::Write, Service::Rc);
         stage.script.told.lock().unwrap().clear();
@@ -455,7 +455,7 @@ fn queues_are_destroyed_before_keys_are_dropped() {
 }
 
 #[test]
-fn what_a_queue_tells_as_it_is_stopped_counts_on_reliable_connections() {
+fn completions_during_stop_count_on_reliable_connections() {
     let late = |stage: &Stage, n: u64| {
         stage.lay(usize::try_from(n).unwrap() % SLOTS, &rig::record(n));
         stage.script.late.lock().unwrap().push_back(WorkDone {
@@ -483,7 +483,7 @@ fn what_a_queue_tells_as_it_is_stopped_counts_on_reliable_connections() {
 }
 
 #[test]
-fn a_sender_that_is_being_answered_is_broken_off() {
+fn stop_during_accept_disconnects_sender() {
     for is_cut_off in [false, true] {
         let script = Arc::<Script>::default();
         script.is_silent.store(true, Ordering::Release);
@@ -502,7 +502,7 @@ fn a_sender_that_is_being_answered_is_broken_off() {
 }
 
 #[test]
-fn each_status_is_counted_by_its_name() {
+fn completion_status_is_counted_by_name() {
     let statuses = [
         (Status::Unanswered, "unanswered"),
         (Status::RemoteAccess, "remote-access"),
@@ -533,7 +533,7 @@ fn each_status_is_counted_by_its_name() {
 }
 
 #[test]
-fn what_happens_to_a_card_is_counted() {
+fn nic_events_are_counted() {
     let mut stage = Stage::new(Mode::Write, Service::Rc);
     let mut events = stage.script.events.lock().unwrap();
     events.extend([NicEvent::PortDown, NicEvent::CompletionOverrun]);

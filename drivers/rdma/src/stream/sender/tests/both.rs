@@ -152,7 +152,7 @@ fn compare(near: &Near, told: &[Told]) {
 }
 
 #[test]
-fn both_ends_understand_each_other() {
+fn sender_and_receiver_exchange_frames() {
     let base = Shape::default();
     for shape in [
         base.clone(),
@@ -201,7 +201,7 @@ fn both_ends_understand_each_other() {
 }
 
 #[test]
-fn a_receiver_that_frees_nothing_holds_the_sender_back() {
+fn receiver_without_free_slots_applies_backpressure() {
     let shape = Shape::default();
     let far = Far::start(&shape);
     let mut near = Near::new(far.address, 1, options(&shape));
@@ -320,7 +320,7 @@ impl Queue for SlowQueue {
 }
 
 #[test]
-fn what_was_acknowledged_is_told_even_if_its_completion_comes_last() {
+fn acknowledged_frame_is_reported_before_late_completion() {
     for (mode, rails) in [
         (Mode::Write, 1),
         (Mode::Write, 3),
@@ -354,7 +354,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(10))]
 
     #[test]
-    fn whatever_breaks_between_both_ends_every_frame_is_told_once(
+    fn random_link_faults_deliver_every_frame_once(
         near_faults in proptest::collection::vec(("cut@|kill@", 1..600_u32), 0..4),
         far_faults in proptest::collection::vec(("cut-received@|cut@|kill@", 1..600_u32), 0..4),
         rails in 1..4_usize,

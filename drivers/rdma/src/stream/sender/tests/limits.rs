@@ -96,7 +96,7 @@ fn sender(
 }
 
 #[test]
-fn a_queue_that_is_not_made_is_asked_for_smaller() {
+fn queue_pair_creation_failure_retries_smaller() {
     let far = Bare::start(Shape::default());
     let make = |sends, inline| {
         let card = Small::new(sends, inline, usize::MAX);
@@ -116,7 +116,7 @@ fn a_queue_that_is_not_made_is_asked_for_smaller() {
 }
 
 #[test]
-fn where_frames_are_copied_to_is_made_at_the_start() {
+fn copy_buffer_is_allocated_at_startup() {
     let shape = Shape::default();
     let far = Bare::start(shape.clone());
     // A ring of 32 MiB is more than the card takes, what frames are copied to is not.
@@ -143,7 +143,7 @@ fn where_frames_are_copied_to_is_made_at_the_start() {
 }
 
 #[test]
-fn room_is_made_for_a_receivers_records_where_messages_need_it() {
+fn record_buffer_is_allocated_for_messages() {
     for mode in [Mode::Write, Mode::Send] {
         let shape = Shape {
             mode,
@@ -170,7 +170,7 @@ fn room_is_made_for_a_receivers_records_where_messages_need_it() {
 }
 
 #[test]
-fn room_that_is_not_to_be_had_is_told_and_nothing_goes() {
+fn buffer_allocation_failure_is_reported_and_nothing_sent() {
     let shape = Shape {
         mode: Mode::Send,
         places: 100_000,
@@ -195,7 +195,7 @@ fn room_that_is_not_to_be_had_is_told_and_nothing_goes() {
 }
 
 #[test]
-fn work_that_is_not_acknowledged_across_calls_ends_the_connection() {
+fn unacknowledged_work_ends_connection() {
     let shape = Shape::default();
     let far = Bare::start(shape.clone());
     let mut near = Near::new(far.address, 1, options(&shape));
@@ -253,7 +253,7 @@ impl Dialler for Slow {
 }
 
 #[test]
-fn an_attempt_under_way_connects_nothing_after_the_end() {
+fn connect_attempt_after_stop_is_cancelled() {
     let shape = Shape::default();
     let far = Bare::start(shape.clone());
     let begun = Arc::new(AtomicBool::new(false));

@@ -197,7 +197,7 @@ fn lengths(frames: usize) -> Vec<usize> {
 }
 
 #[test]
-fn every_frame_comes_whichever_way() {
+fn frames_arrive_by_every_method() {
     let base = Shape::default();
     for shape in [
         base.clone(),
@@ -272,7 +272,7 @@ fn every_frame_comes_whichever_way() {
 }
 
 #[test]
-fn frames_that_are_copied_for_their_reader_are_copied_to_registered_memory() {
+fn copied_frames_use_registered_memory() {
     let shape = Shape::default();
     let far = Bare::start(shape.clone());
     let mut near = Near::with(far.address, 1, options(&shape), (false, Faults::none()));
@@ -282,7 +282,7 @@ fn frames_that_are_copied_for_their_reader_are_copied_to_registered_memory() {
 }
 
 #[test]
-fn a_full_receiver_is_told_and_waited_for() {
+fn full_receiver_is_reported_and_awaited() {
     let shape = Shape {
         slots: 4,
         ..Shape::default()
@@ -322,7 +322,7 @@ fn a_full_receiver_is_told_and_waited_for() {
 }
 
 #[test]
-fn a_receiver_that_goes_and_comes_back_gets_the_rest() {
+fn receiver_reconnected_gets_remaining_frames() {
     for (rails, mode) in [(1, Mode::Write), (3, Mode::Write), (2, Mode::Send)] {
         let shape = Shape {
             mode,
@@ -342,7 +342,7 @@ fn a_receiver_that_goes_and_comes_back_gets_the_rest() {
 }
 
 #[test]
-fn a_refused_key_and_receives_that_are_not_there_are_gone_round() {
+fn rejected_region_and_missing_receives_are_retried() {
     let shape = Shape {
         faults: "patience=50".parse().unwrap(),
         ..Shape::default()
@@ -364,7 +364,7 @@ fn a_refused_key_and_receives_that_are_not_there_are_gone_round() {
 }
 
 #[test]
-fn frames_that_do_not_fit_are_refused_with_a_sentence() {
+fn frame_size_mismatch_is_rejected_with_reason() {
     for (slot, places, told) in [(8192, 0, "slot = \"8192 B\""), (4096, 70, "places = 70")] {
         let shape = Shape::default();
         let far = Bare::start(shape.clone());
@@ -390,7 +390,7 @@ fn frames_that_do_not_fit_are_refused_with_a_sentence() {
 }
 
 #[test]
-fn what_was_dropped_meanwhile_is_not_promised() {
+fn frames_dropped_during_outage_are_not_announced() {
     let shape = Shape::default();
     let far = Bare::start(shape.clone());
     let mut near = Near::new(far.address, 1, options(&shape));
@@ -415,7 +415,7 @@ fn what_was_dropped_meanwhile_is_not_promised() {
 }
 
 #[test]
-fn nobody_there_is_no_hang() {
+fn missing_receiver_does_not_hang() {
     let shape = Shape::default();
     let nobody = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = nobody.local_addr().unwrap();
@@ -439,7 +439,7 @@ fn nobody_there_is_no_hang() {
 }
 
 #[test]
-fn a_receiver_that_leaves_while_nothing_goes_is_noticed() {
+fn receiver_exit_while_idle_is_detected() {
     let shape = Shape::default();
     let far = Bare::start(shape.clone());
     let mut near = Near::new(far.address, 1, options(&shape));
@@ -454,7 +454,7 @@ fn a_receiver_that_leaves_while_nothing_goes_is_noticed() {
 }
 
 #[test]
-fn a_link_that_is_cut_while_nothing_goes_is_noticed() {
+fn link_cut_while_idle_is_detected() {
     for mode in [Mode::Write, Mode::Send] {
         let faults: Faults = "patience=20".parse().unwrap();
         let shape = Shape {
@@ -480,7 +480,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn whatever_breaks_every_frame_comes_once(
+    fn random_faults_deliver_every_frame_once(
         near_faults in proptest::collection::vec(("cut@|kill@", 1..400_u32), 0..4),
         far_faults in proptest::collection::vec(("cut-received@|cut@", 1..400_u32), 0..4),
         dies in proptest::collection::vec(1..150_u64, 0..3),
