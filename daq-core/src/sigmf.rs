@@ -3,7 +3,7 @@
 //! Follows the [SigMF specification](https://sigmf.org) 1.2: a recording is a data file of nothing but samples and a JSON
 //! file with three parts, `global`, `captures` (where a contiguous run of samples starts) and `annotations`. What SigMF has
 //! no field for stands in the namespace `daq`, declared as an optional extension: its keys are explained
-//! at the sink `file` in `docs/src/reference/config.md`.
+//! in `docs/src/reference/file-formats.md`.
 //!
 //! A sample is one point of every channel: `core:sample_start` 5 of a recording with 2 channels of `ci16_le` is byte 40.
 

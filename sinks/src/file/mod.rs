@@ -72,25 +72,7 @@ path = \"out\"
 
 /// The keys of a `file` sink.
 ///
-/// The metadata follows [SigMF](https://sigmf.org) 1.2. `core:datatype` declares little-endian numbers, as
-/// `samples.type` explains. What SigMF has no field for is in the extension `daq`:
-///
-/// | key | where | meaning |
-/// |---|---|---|
-/// | `daq:bytes` | global | bytes of the data file |
-/// | `daq:frames` | global, capture | frames in the data file, in the capture |
-/// | `daq:frame_bytes` | global | bytes of a whole frame |
-/// | `daq:places` | global | packets per frame; 0 where frames have no packets |
-/// | `daq:segment` | global | number of this file in its recording |
-/// | `daq:source` | global | the ring that the frames come from |
-/// | `daq:missing_samples` | global | samples that did not arrive and are filled |
-/// | `daq:missing_frames` | global, capture, annotation | frames that did not arrive and are not in the file: in total, and before this sample |
-/// | `daq:channels`, `daq:points`, `daq:order`, `daq:axis` | global | shape of a frame, where it is not interleaved samples over time |
-/// | `daq:frame_rate` | global | frames per second, where the shape is given and the rate is known |
-/// | `daq:sequence`, `daq:epoch` | capture | number of its first frame, and the epoch of that number |
-/// | `daq:clock`, `daq:time_ns` | capture | clock that gave the time of its first frame, and nanoseconds of that clock |
-/// | `daq:cause` | annotation | why samples or frames are missing: `truncated` (the stream began or ended inside the frame) or `disk_full` (the sink had no space). Without it they did not arrive in time; whether as `wire_gap`, `kernel_drop`, `late`, `bad_packet` or `ring_full` is known only after the frame was written, and only the ledger counts it |
-/// | `daq:merged` | annotation | number of adjacent spans that this annotation stands for |
+/// Data and metadata of the files: [File formats](file-formats.md).
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileKeys {
