@@ -142,7 +142,7 @@ impl Watchdog {
                     let names = now.stalled.join(", ");
                     tracing::error!(
                         stalled = names,
-                        "data threads do not advance; the watchdog is not answered"
+                        "data threads do not advance; not answering the systemd watchdog"
                     );
                     status(&format!("stalled: {names}"));
                 }
@@ -162,7 +162,7 @@ impl Watchdog {
                 thread: Some(thread),
             }),
             Err(error) => {
-                tracing::error!(%error, "no thread for the watchdog; systemd will end this service");
+                tracing::error!(%error, "cannot start the watchdog thread; systemd will stop this service");
                 None
             }
         }
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(
             messages[stalled + 1..],
             ["STATUS=asked again\n"],
-            "no answer after the stall, and told once"
+            "no notification after the stall, and logged once"
         );
     }
 
@@ -444,7 +444,7 @@ mod tests {
                 }
                 let stdout = String::from_utf8_lossy(&output.stdout);
                 assert!(output.status.success(), "{arguments:?}: {stdout}{said}");
-                // An unknown key or value is told and then ignored.
+                // systemd logs an unknown key or value and ignores it.
                 assert!(!said.contains(unit), "{said}");
             }
         }

@@ -55,7 +55,7 @@ const MACROS: &str = "DAQ_KERNEL(on_frame, Params)\nDAQ_ENTRY(again, on_frame)\n
 const POINTS: usize = 1000;
 const PLACES: u32 = 70;
 /// Words that `REPORT` writes before its numbers.
-const TOLD: usize = 32;
+const VALUES: usize = 32;
 /// Bursts in flight at a time, as in the engine.
 const IN_FLIGHT: usize = 9;
 
@@ -99,7 +99,7 @@ fn reporting(file: &str) -> FileKernel {
         .into(),
         frame: FrameKeys {
             scalar: Some(Scalar::Float64),
-            points: Some(TOLD + POINTS),
+            points: Some(VALUES + POINTS),
             ..FrameKeys::default()
         },
         blocks: Some(3),
@@ -281,7 +281,7 @@ fn reports_the_frame(device: &'static Device, keys: &FileKernel, directory: &Pat
 /// Output `i` is what `REPORT` makes of frame `i`.
 fn expect(i: u64, keys: &FileKernel, got: FrameMeta, words: &[u64]) {
     let (meta, bitmap, samples) = frame(i);
-    let length = 8 * (TOLD + POINTS);
+    let length = 8 * (VALUES + POINTS);
     let wanted = FrameMeta {
         length,
         places: 0,
@@ -316,7 +316,7 @@ fn expect(i: u64, keys: &FileKernel, got: FrameMeta, words: &[u64]) {
         blocks * threads,
         length as u64,
         1,
-        (TOLD + POINTS) as u64,
+        (VALUES + POINTS) as u64,
         7,
         1,
         25,
@@ -326,7 +326,7 @@ fn expect(i: u64, keys: &FileKernel, got: FrameMeta, words: &[u64]) {
     assert_eq!(&words[..values.len()], values, "frame {i}");
     let taps = [1.0, -2.0, 300.0, 4.0];
     for (k, x) in samples.iter().enumerate() {
-        let got = f64::from_bits(words[TOLD + k]);
+        let got = f64::from_bits(words[VALUES + k]);
         assert_eq!(
             got,
             2.5 * f64::from(*x) + taps[k % 4],

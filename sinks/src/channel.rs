@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Long enough to really wait, even on a busy machine.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 
-/// How long a thread waits at a channel before it looks again, in case that a wake-up was lost.
+/// How often a waiting thread polls the channel, in case that a wake-up was lost.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The next message; `None` when the channel is closed and empty.

@@ -7,8 +7,10 @@ use serde_json::{Value, json};
 /// Refuses layouts without samples.
 pub(crate) fn check_layout(layout: &Layout) -> Result<(), Problem> {
     if layout.frame_bytes() == 0 {
-        return Err(Problem::at("input", "its frames hold no whole point")
-            .help("raise the `slot` of the input ring"));
+        return Err(
+            Problem::at("input", "its frames are smaller than one point")
+                .help("raise the `slot` of the input ring"),
+        );
     }
     Ok(())
 }

@@ -1,15 +1,16 @@
 //! The lock of a stem: one writer of `STEM-…` in a directory at a time.
 //!
-//! A sink holds `.STEM.lock`, a file beside those it writes, from before it looks at them until the last of them is whole.
-//! A second process that wants the stem meanwhile is refused. The file holds the number of the process that writes.
+//! A sink locks `.STEM.lock`, in the directory of its files, before it reads them and until the last file is complete.
+//! A second process that requests the stem is refused. The file contains the process id of the writer.
 //!
-//! - **A clean end** removes the file and then lets the lock go. Whoever opened the file before that comes to hold the lock
-//!   of a file that is no longer there; so everyone looks, once the lock is theirs, whether the path still names what they
-//!   locked, and begins anew if not.
-//! - **A kill** lets the lock go and leaves the file, which hinders nobody: what counts is the lock (`flock`), not the file.
-//! - **Another user's lock** that may only be read is taken by a descriptor for reading, and then names nobody.
-//! - **Where the filesystem has no locks** (some network ones) the sink says so and goes on. Nothing is overwritten even
-//!   then, as files are only ever created anew, but two processes at once may take each other's numbers and fail.
+//! - **A clean end** removes the file and then releases the lock. A process that opened the file before that locks a
+//!   deleted file. So each process checks, after it has locked, whether the path still names the locked file, and starts
+//!   again if not.
+//! - **A kill** releases the lock and leaves the file. This is harmless: only the lock (`flock`) counts, not the file.
+//! - **Another user's lock file** without write permission is locked through a read-only descriptor. It then contains no
+//!   process id.
+//! - **On a filesystem without locks** (some network filesystems) the sink logs this and continues. Files are never
+//!   overwritten, because they are opened with exclusive creation. But two processes may use the same numbers and fail.
 
 use crate::directory::{failure, remedy};
 use daq_core::sink::SinkError;
@@ -206,7 +207,7 @@ impl StemLock {
 
 impl Drop for StemLock {
     fn drop(&mut self) {
-        // Removed while it is still locked: nobody else can hold the file that goes. If someone removed ours by hand,
+        // Removed while it is still locked: no other process can hold the removed file. If someone removed ours by hand,
         // the one there now is another's.
         if is_named(&self.file, &self.path) {
             // A file that stays is as one that a kill left.
@@ -216,7 +217,8 @@ impl Drop for StemLock {
 }
 
 /// The lock's file, made if it is not there; for reading only if it may not be written to, which is enough to lock it.
-/// `None` if it may not be written to and is not there: its holder removed it just now, or nobody may make it.
+/// Returns `None` if the file is missing and cannot be created: its holder has just removed it, or the directory is
+/// read-only.
 fn open(path: &Path) -> Result<Option<File>, Errno> {
     let open = |flags| {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -243,7 +245,7 @@ fn is_named(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Writes into the lock who holds it. It helps whoever is refused and nothing else: failing to changes nothing.
+/// Writes the process id into the lock file. It is used in error messages only, so errors are ignored.
 fn sign(file: &File) {
     let text = format!("{}\n", std::process::id());
     let _ = file

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// What `daq` knows of `null`.
 pub const ENTRY: SinkEntry = SinkEntry {
     name: "null",
-    summary: "Counts frames and keeps nothing, to measure or to rehearse a slow consumer",
+    summary: "Counts frames and discards them, for measurements or to simulate a slow consumer",
     example: "\
 [sink.NAME]
 driver = \"null\"

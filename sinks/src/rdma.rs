@@ -1,7 +1,7 @@
 //! `rdma`: frames to the source `rdma` of another host, by a network card that does RDMA.
 //!
 //! Frames go with all that is known of them (number, epoch, timestamp, which places arrived) by writes into the
-//! receiver's slots, or by messages. How they go, what is promised and what happens when the receiver is away is told in
+//! receiver's slots, or by messages. The protocol, its guarantees and the behaviour without a receiver are described in
 //! [`daq_rdma::stream`]; this file reads the configuration and opens the cards.
 //!
 //! # From where
@@ -13,7 +13,7 @@
 //!
 //! # The receiver is away
 //! What happens to frames meanwhile is declared by the sink's `guarantee`: they wait, or they are dropped and counted. A
-//! receiver that is full is away, too, once it has taken nothing for `patience`.
+//! full receiver also counts as disconnected when it has accepted nothing for `patience`.
 
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
@@ -146,7 +146,7 @@ const fn patience() -> Span {
     Span(Duration::from_secs(1))
 }
 
-/// The longest [`RdmaKeys::patience`]: a stop waits as long.
+/// Maximum of [`RdmaKeys::patience`]: a stop waits this long.
 const MAX_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// How frames of a GPU's ring get to the card.

@@ -45,7 +45,7 @@ impl Stem {
         Some((Self { path, name }, keys))
     }
 
-    /// What nobody else may write.
+    /// The claim of the stem's files.
     pub(crate) fn claims(&self) -> Vec<Claim> {
         vec![Claim::Stem(self.path.join(&self.name))]
     }

@@ -302,7 +302,7 @@ fn file_keys_invalid_are_rejected() {
         ),
         (
             "path = \"out\"\nsegment = 0",
-            "a file of no bytes holds no frame",
+            "a segment must be larger than 0 bytes",
         ),
         (
             "path = \"out\"\nrotate = \"0 s\"",

@@ -7,7 +7,7 @@ use serde::Serialize;
 pub struct Health {
     /// Whether every source has started.
     pub ready: bool,
-    /// Whether the pipeline has been told to end and drains.
+    /// Whether the pipeline was stopped and drains.
     pub stopping: bool,
     /// Names of the data threads that have not advanced for longer than they may.
     pub stalled: Vec<String>,

@@ -1,4 +1,4 @@
-//! Ledgers as Prometheus metrics, read when somebody asks and never on the data path.
+//! Ledgers as Prometheus metrics, read per request and never on the data path.
 
 use super::metric::{Kind, Metric, Read, seconds};
 use super::process::{self, Process};

@@ -1,4 +1,4 @@
-//! The HTTP side: metrics, probes, status and a small page, on one thread away from the data path.
+//! The HTTP server: metrics, probes, status and a small page. It runs on one thread outside the data path.
 //!
 //! | route | answer |
 //! |---|---|
@@ -40,15 +40,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// How long requests in progress may take to end once the server is told to stop.
+/// Maximum time that requests in progress may take when the server stops.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The section `[http]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Http {
-    /// Address and port to serve metrics, probes and status on; port 0 takes any free one. Whoever reaches
-    /// it reads everything: keep it on loopback or behind a proxy that authenticates.
+    /// Address and port of the server for metrics, probes and status; port 0 takes any free port. Everyone who can connect
+    /// can read everything: keep it on loopback, or behind a proxy that authenticates.
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
     /// Host names that the server answers to, beside IP addresses, `localhost` and the names of this machine (its host name,
@@ -81,16 +81,16 @@ impl Default for Http {
 /// The state of the data threads, taken when called.
 pub type HealthFn = Arc<dyn Fn() -> Health + Send + Sync>;
 
-/// What the server tells. Both functions run on the server's thread, at every request.
+/// The data that the server exports. Both functions run on the server's thread, at every request.
 #[derive(Clone)]
 pub struct HttpState {
     /// Name of the pipeline.
     pub name: String,
     /// Host names that the server answers to ([`Http::hosts`]), beside those of this machine.
     pub hosts: Vec<String>,
-    /// All ledgers now.
+    /// Returns all current ledgers.
     pub report: ReportFn,
-    /// The state of the data threads now.
+    /// Returns the current state of the data threads.
     pub health: HealthFn,
     /// The plan as `daq plan` shows it.
     pub plan: Value,
@@ -109,7 +109,7 @@ pub enum HttpError {
         /// The system's answer.
         source: io::Error,
     },
-    /// The thread or its runtime could not be made.
+    /// The thread or its runtime could not start.
     #[error(
         "http: cannot start the server's thread: {0}; raise the limits on threads and open files (ulimit -u and -n, \
          TasksMax= and LimitNOFILE=)"
@@ -147,7 +147,7 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Takes the port `listen`, so that whoever wants it learns early that it cannot be had.
+/// Binds `listen`. Call it early, so that an unavailable port is reported before a run starts.
 ///
 /// # Errors
 /// If the address cannot be bound.
@@ -162,7 +162,7 @@ pub fn bind(listen: SocketAddr) -> Result<TcpListener, HttpError> {
 /// Serves `state` on `listen`. The port is bound before this returns.
 ///
 /// # Errors
-/// If the address cannot be bound or the thread not be made.
+/// If the address cannot be bound or the thread cannot start.
 pub fn serve(listen: SocketAddr, state: HttpState) -> Result<Server, HttpError> {
     serve_on(bind(listen)?, state)
 }
@@ -170,7 +170,7 @@ pub fn serve(listen: SocketAddr, state: HttpState) -> Result<Server, HttpError> 
 /// Serves `state` on a port that [`bind`] has taken.
 ///
 /// # Errors
-/// If the thread cannot be made.
+/// If the thread cannot start.
 pub fn serve_on(listener: TcpListener, state: HttpState) -> Result<Server, HttpError> {
     serve_within(listener, state, Limits::of_process())
 }
@@ -202,7 +202,7 @@ fn serve_within(
         runtime.block_on(async move {
             let (begin, begun) = oneshot::channel::<()>();
             let graceful = async move {
-                // A dropped sender asks for the end just as well.
+                // A dropped sender also stops the server.
                 let _ = stopped.await;
                 let _ = begin.send(());
             };
@@ -217,7 +217,7 @@ fn serve_within(
                 ended = server => if let Err(error) = ended {
                     tracing::error!(%error, "the HTTP server has ended");
                 },
-                // A client that neither asks nor leaves would hold the process for ever.
+                // Without this limit, a client that keeps its connection open would block the exit.
                 () = grace => {}
             }
         });
@@ -234,13 +234,13 @@ fn serve_within(
 }
 
 impl Server {
-    /// The address it listens on, with the port that was taken for port 0.
+    /// Returns the address that the server listens on, with the port that was assigned for port 0.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Ends it: no new connections, requests in progress are answered within a second. The port is free when
-    /// this returns.
+    /// Stops the server. Requests in progress are answered for at most one second. The port is free when this
+    /// returns.
     pub fn stop(mut self) {
         self.end();
     }

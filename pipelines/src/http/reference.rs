@@ -1,4 +1,4 @@
-//! The reference page of the metrics, made from their table.
+//! The reference page of the metrics, generated from their table.
 
 use super::metric::Metric;
 use super::table::METRICS;
@@ -13,12 +13,11 @@ pub fn reference() -> String {
         .collect();
     let mut page = format!(
         "# Metrics\n\n\
-         What `/metrics` tells, in Prometheus' text format. Made from the table in the source; a test keeps the \
-         two equal.\n\n\
-         Counters end in `_total` and start at 0 with the process. Units are bytes, seconds, packets, frames \
-         and slots. Label values are the names of the configuration; `cause` is one of {}. `from` and `to` are \
+         The metrics of `/metrics`, in the Prometheus text format. This page is generated from the source code.\n\n\
+         Names of counters end in `_total`. Counters start at 0 with the process. Units are bytes, seconds, packets, \
+         frames and slots. Label values are names from the configuration; `cause` is one of {}. `from` and `to` are \
          the rings of a copy between host memory and a GPU. A histogram has the series `NAME_bucket` with the \
-         upper bound `le` of each class of size, `NAME_sum` and `NAME_count`.\n\n\
+         upper bound `le` of each size class, `NAME_sum` and `NAME_count`.\n\n\
          These equations hold in every scrape, for each source, ring, reader, copy and kernel:\n\n\
          ```text\n\
          source   expected  = delivered + pending + sum over causes of lost\n\
@@ -27,7 +26,7 @@ pub fn reference() -> String {
          copy     taken     = copied + failed + pending\n\
          kernel   input     = consumed + withheld + failed + pending\n\
          ```\n\n\
-         At the end of a run, this equation holds for each sink and its reader; `lost` counts some of `frames` once more:\n\n\
+         At the end of a run, this equation holds for each sink and its reader; frames in `lost` are also counted in `frames`:\n\n\
          ```text\n\
          sink     frames + dropped = read + discarded\n\
          ```\n\n",
@@ -71,7 +70,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// `DAQ_UPDATE=1 cargo test` writes the page anew.
+    /// `DAQ_UPDATE=1 cargo test` rewrites the page.
     #[test]
     fn the_reference_page_is_up_to_date() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/reference/metrics.md");

@@ -1,4 +1,4 @@
-//! What each route answers.
+//! The handlers of all routes.
 
 use super::{Exposition, HttpError, HttpState, host};
 use axum::Router;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const PAGE: &str = include_str!("page.html");
-/// The page brings its own script and style, and asks nobody but this server.
+/// The page contains its script and style, and sends requests to this server only.
 const POLICY: &str =
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'";
 
@@ -23,7 +23,7 @@ struct Shared {
     exposition: Exposition,
 }
 
-/// The object that `/status` gives.
+/// The response of `/status`.
 #[derive(Serialize)]
 struct Status<'a> {
     version: &'static str,
@@ -33,7 +33,7 @@ struct Status<'a> {
     stalled: &'a [String],
     silent: &'a [String],
     seconds: f64,
-    /// The loss state of each source in words.
+    /// The loss state of each source, as text.
     loss: BTreeMap<&'a str, Loss>,
     /// Log messages that did not reach stderr.
     log_dropped: u64,
@@ -55,7 +55,7 @@ pub(super) fn router(state: HttpState) -> Result<Router, HttpError> {
         .route("/-/healthy", get(healthy))
         .route("/-/ready", get(ready))
         .route("/status", get(status))
-        .fallback(async || (StatusCode::NOT_FOUND, "not here; see /\n"))
+        .fallback(async || (StatusCode::NOT_FOUND, "not found; see /\n"))
         .layer(middleware::from_fn_with_state(shared.clone(), guard))
         .with_state(shared))
 }
@@ -68,7 +68,7 @@ async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
         Some(name) => (
             StatusCode::MISDIRECTED_REQUEST,
             format!(
-                "{name:?} is not a name of this server: use its IP address, or add the name to `hosts` in [http]\n"
+                "{name:?} is not a host name of this server; use its IP address, or add the name to `hosts` in [http]\n"
             ),
         )
             .into_response(),

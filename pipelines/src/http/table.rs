@@ -4,7 +4,7 @@
 
 use super::metric::{Kind, Metric, Read, seconds};
 
-const NORMAL: &str = "Grows by itself while data flow.";
+const NORMAL: &str = "Normal: it grows while data flow.";
 const NOTHING: &str = "None needed.";
 
 /// Every metric, in the order of the reference page.
@@ -13,46 +13,50 @@ pub static METRICS: &[Metric] = &[
         name: "daq_source_expected_packets_total",
         kind: Kind::Counter,
         help: "Packets between the first and the last sequence number seen, summed over epochs.",
-        meaning: "What should have arrived. Always the sum of delivered, pending and lost. For sources whose \
-                  sequence number counts transfers or frames, the unit is that.",
+        meaning: "The number of packets that should have arrived. Always the sum of delivered, \
+                  pending and lost. If the sequence number counts transfers or frames, this is the \
+                  unit.",
         cause: "A rate of 0: the sender is silent, or its packets do not reach this socket.",
-        remedy: "Look for the packets with `sudo tcpdump -ni any udp port PORT`; check address, multicast \
-                 group, cabling and firewall.",
+        remedy: "Search for the packets with `sudo tcpdump -ni any udp port PORT`; check address, \
+                 multicast group, cabling and firewall.",
         read: Read::Source(|s| s.expected),
     },
     Metric {
         name: "daq_source_delivered_packets_total",
         kind: Kind::Counter,
         help: "Packets in published frames.",
-        meaning: "What arrived and was handed on.",
-        cause: "A rate below that of daq_source_expected_packets_total: loss.",
-        remedy: "Look at daq_source_lost_packets_total by cause.",
+        meaning: "The number of packets that arrived and were published.",
+        cause: "A rate below that of daq_source_expected_packets_total: packets are lost.",
+        remedy: "Check daq_source_lost_packets_total by cause.",
         read: Read::Source(|s| s.delivered),
     },
     Metric {
         name: "daq_source_pending_packets",
         kind: Kind::Gauge,
-        help: "Packets whose fate is open: their frame is still being filled.",
-        meaning: "Places in open slots. At most the window's slots times the packets of a frame.",
-        cause: "A value that stays high while nothing is delivered: the sender has stopped in the middle of a \
-                frame, or no slot becomes free.",
-        remedy: "Look at daq_ring_full_frames_total of the source's ring and at the rate of the sender.",
+        help: "Packets in frames that are still being filled.",
+        meaning: "Packet slots in open frames. At most the frames of the window times the packets \
+                  per frame.",
+        cause: "A value that stays high while nothing is delivered: the sender stopped in the middle \
+                of a frame, or no ring slot becomes free.",
+        remedy: "Check daq_ring_full_frames_total of the source's ring and the rate of the sender.",
         read: Read::Source(|s| s.pending),
     },
     Metric {
         name: "daq_source_lost_packets_total",
         kind: Kind::Counter,
         help: "Packets lost, by cause.",
-        meaning: "Every expected packet that is in no published frame, under exactly one cause. Every cause is \
-                  exported from the start, with 0.",
-        cause: "wire_gap: lost before this host, or in its network card, or rejected when it came \
-                (daq_source_rejected_packets_total). kernel_drop: the socket's receive \
-                buffer was full. late: it came after its frame was closed. bad_packet: it was damaged. \
-                ring_full: a reader held the ring. overrun: the device overwrote it.",
-        remedy: "wire_gap: compare `ethtool -S DEV` here with the switch's counters; use flow control or a \
-                 lower rate. kernel_drop: raise net.core.rmem_max and the source's receive buffer, pin its \
-                 thread to a core of its own. late: enlarge the window. bad_packet: look at the sender and \
-                 the cable. ring_full, overrun: see daq_ring_full_frames_total.",
+        meaning: "Every expected packet that is in no published frame, under exactly one cause. \
+                  Every cause is exported from startup, with value 0.",
+        cause: "wire_gap: lost before this host or in its network card, or rejected on arrival \
+                (daq_source_rejected_packets_total). kernel_drop: the receive buffer of the socket \
+                was full. late: the packet arrived after its frame was closed. bad_packet: the \
+                packet was damaged. ring_full: a reader blocked the ring. overrun: the device \
+                overwrote the packet.",
+        remedy: "wire_gap: compare `ethtool -S DEV` with the counters of the switch; use flow \
+                 control or a lower rate. kernel_drop: raise net.core.rmem_max and the receive \
+                 buffer of the source, pin its thread to a core of its own. late: enlarge the \
+                 window. bad_packet: check the sender and the cable. ring_full, overrun: see \
+                 daq_ring_full_frames_total.",
         read: Read::Lost,
     },
     Metric {
@@ -67,31 +71,32 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_source_incomplete_frames_total",
         kind: Kind::Counter,
-        help: "Published frames some of whose packets are missing.",
-        meaning: "Those packets are filled and marked as missing. Sources whose unit is the packet count them in lost, too; for \
-                  DMA engines the unit of lost is the frame. What a stream lacks before its first and after its last \
-                  packet is not missing.",
+        help: "Published frames with missing packets.",
+        meaning: "The missing packets are filled and marked as missing. Sources whose unit is the \
+                  packet also count them in lost; for DMA engines the unit of lost is the frame. \
+                  Packets before the first and after the last packet of a stream are not missing.",
         cause: "Lost packets; for a sensor bridge also a sensor that ended a frame early.",
-        remedy: "Look for drops at the card and the switch: `ethtool -S`; daq_source_counts_total, `short`, says what the \
-                 sensor ended early.",
+        remedy: "Check for drops at the card and the switch with `ethtool -S`. \
+                 daq_source_counts_total, `short`, is the number of frames that the sensor ended \
+                 early.",
         read: Read::Source(|s| s.incomplete),
     },
     Metric {
         name: "daq_source_duplicate_packets_total",
         kind: Kind::Counter,
-        help: "Packets whose place had arrived already; not in expected.",
-        meaning: "The first copy was kept, this one was dropped.",
-        cause: "Two paths through the network, a mirroring port, or a sender that repeats itself.",
-        remedy: "Harmless for the data; take away the second path if it costs too much.",
+        help: "Packets whose packet slot was already filled; not in expected.",
+        meaning: "The first copy was kept, this copy was dropped.",
+        cause: "Two paths through the network, a mirroring port, or a sender that repeats packets.",
+        remedy: "Harmless for the data. Remove the second path if it costs too much.",
         read: Read::Source(|s| s.duplicates),
     },
     Metric {
         name: "daq_source_rejected_packets_total",
         kind: Kind::Counter,
-        help: "Packets without a readable or believable sequence number; not in expected.",
-        meaning: "They could be placed nowhere.",
-        cause: "Another sender on this port, a format declared wrongly, or a sender that has just restarted: a \
-                jump must be confirmed by several packets before an epoch opens.",
+        help: "Packets without a readable or plausible sequence number; not in expected.",
+        meaning: "These packets belong to no frame.",
+        cause: "Another sender on this port, a wrong format section, or a sender that has just \
+                restarted: several packets must confirm a jump before a new epoch starts.",
         remedy: "Compare a captured packet with the format section; give each sender its own port.",
         read: Read::Source(|s| s.rejected),
     },
@@ -99,7 +104,7 @@ pub static METRICS: &[Metric] = &[
         name: "daq_source_control_packets_total",
         kind: Kind::Counter,
         help: "Packets that carry no data by design, such as descriptors and end of stream.",
-        meaning: "They were understood and are no loss.",
+        meaning: "Control packets are processed and are not a loss.",
         cause: NORMAL,
         remedy: NOTHING,
         read: Read::Source(|s| s.control),
@@ -107,19 +112,19 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_source_epochs_total",
         kind: Kind::Counter,
-        help: "Times that counting began: 1 after the first packet.",
+        help: "Epochs: continuous sequences of packet numbers. 1 after the first packet.",
         meaning: "Each further epoch is a restart of the sender or a jump of its sequence number.",
         cause: "The sender was restarted, lost its clock or reset its counter; or two senders share a port.",
-        remedy: "Look at the sender's log at that moment; give each sender its own port.",
+        remedy: "Check the sender's log at that time; give each sender its own port.",
         read: Read::Source(|s| s.epochs),
     },
     Metric {
         name: "daq_source_jumped_packets_total",
         kind: Kind::Counter,
-        help: "Sequence numbers jumped over, forward, at the start of an epoch; not in expected.",
-        meaning: "What would have been lost if the jump was an outage and not a restart.",
+        help: "Sequence numbers skipped forward at the start of an epoch; not in expected.",
+        meaning: "The number of lost packets, if the jump was an outage and not a restart.",
         cause: "An outage longer than the window, or a restarted sender.",
-        remedy: "If the sender did not restart, count these as lost and look at the network.",
+        remedy: "If the sender did not restart, count these as lost and check the network.",
         read: Read::Source(|s| s.jumped),
     },
     Metric {
@@ -127,63 +132,64 @@ pub static METRICS: &[Metric] = &[
         kind: Kind::Gauge,
         help: "When the last packet with data arrived, in seconds since 1970; 0 before the first.",
         meaning: "Sampled five times a second. Rejected packets and packets without data do not count.",
-        cause: "A value that stands still: the sender is silent, or what it sends is rejected.",
-        remedy: "Alert on `time() - daq_source_last_packet_timestamp_seconds > 10`, or set `silent_after` in the source: the log \
-                 then says where to look.",
+        cause: "A constant value: the sender is silent, or its packets are rejected.",
+        remedy: "Alert on `time() - daq_source_last_packet_timestamp_seconds > 10`, or set \
+                 `silent_after` in the source: the log then names the likely cause.",
         read: Read::LastPacket,
     },
     Metric {
         name: "daq_source_silent",
         kind: Kind::Gauge,
-        help: "1 while no packet with data has arrived for longer than silent_after of the source.",
-        meaning: "`/-/ready` answers 503 meanwhile. Always 0 without `silent_after`.",
+        help: "1 while no data packet has arrived for longer than silent_after of the source.",
+        meaning: "While it is 1, `/-/ready` answers 503. Always 0 without `silent_after`.",
         cause: "The sender has stopped, or its packets do not reach this source.",
-        remedy: "See the log line that begins with the source's name.",
+        remedy: "See the log line that starts with the source's name.",
         read: Read::Source(|s| s.silent.into()),
     },
     Metric {
         name: "daq_path_fallback_total",
         kind: Kind::Counter,
-        help: "Times that the path of a DMA engine's bytes was given up for another.",
-        meaning: "The device did not write where it should have, or could not be given that memory; its frames go through \
-                  host memory since.",
-        cause: "Two slots of this machine between which peer-to-peer writes do not arrive.",
-        remedy: "`daq topo` says which slots they are; move the card, or declare path = \"staged\".",
+        help: "Times that a DMA engine switched from direct writes to the path through host memory.",
+        meaning: "The device wrote to a wrong address, or could not use the memory. Its frames now \
+                  go through host memory.",
+        cause: "Peer-to-peer writes between two PCIe slots of this machine do not arrive.",
+        remedy: "`daq topo` names the slots. Move the card, or set path = \"staged\".",
         read: Read::Engine(|e| e.fallbacks),
     },
     Metric {
         name: "daq_path_proof",
         kind: Kind::Gauge,
-        help: "Whether a DMA engine's path was seen to work: 0 unproven, 1 proven, 2 disproved.",
-        meaning: "The first transfer is compared with what had been laid in its slot before.",
-        cause: "0: nothing has come yet. 2: what the engine told as written was not there.",
-        remedy: "0: look whether the design sends. 2: `dmesg | grep -iE 'dmar|iommu|aer'`.",
+        help: "Whether the data path of a DMA engine was verified: 0 not yet, 1 verified, 2 failed.",
+        meaning: "The first transfer is compared with a pattern that was written to its slot before.",
+        cause: "0: no transfer yet. 2: the engine reported a transfer whose data did not arrive.",
+        remedy: "0: check whether the design sends. 2: `dmesg | grep -iE 'dmar|iommu|aer'`.",
         read: Read::Engine(|e| e.proof as u64),
     },
     Metric {
         name: "daq_engine_restarts_total",
         kind: Kind::Counter,
-        help: "Times that a DMA engine was armed again after it had stopped with a fault.",
-        meaning: "Each is a break in the stream.",
-        cause: "Faults on the bus or of the design.",
-        remedy: "Look at daq_engine_faults_total for their names.",
+        help: "Times that a DMA engine was restarted after a fault.",
+        meaning: "Each restart interrupts the stream.",
+        cause: "Faults on the bus or in the design.",
+        remedy: "daq_engine_faults_total names the faults.",
         read: Read::Engine(|e| e.restarts),
     },
     Metric {
         name: "daq_engine_stuck_total",
         kind: Kind::Counter,
-        help: "Times that a DMA engine would not stop and was cut off the bus.",
-        meaning: "Bus mastering was taken from it and it was reset before its memory was let go.",
-        cause: "A design that hangs.",
-        remedy: "Look at the design: a stream without an end, a clock that stands.",
+        help: "Times that a DMA engine did not stop in time (quiesce timeout).",
+        meaning: "Bus mastering was disabled and the device was reset before its memory was freed.",
+        cause: "The design hangs.",
+        remedy: "Check the design: a stream without an end, a stopped clock.",
         read: Read::Engine(|e| e.stuck),
     },
     Metric {
         name: "daq_source_counts_total",
         kind: Kind::Counter,
-        help: "What a source counts beside its ledger, by name.",
-        meaning: "See the driver's page: `hsb` counts the frames whose metadata came, those that its sensor left out or \
-                  ended early, and requests that its device did not answer or refused.",
+        help: "Counters of a source that are not part of its ledger, by name.",
+        meaning: "See the driver's page. `hsb` counts frames whose metadata arrived, frames that its \
+                  sensor skipped or ended early, and requests that its device did not answer or \
+                  refused.",
         cause: "See the driver's page.",
         remedy: NOTHING,
         read: Read::Counts,
@@ -192,10 +198,10 @@ pub static METRICS: &[Metric] = &[
         name: "daq_engine_faults_total",
         kind: Kind::Counter,
         help: "Faults that a DMA engine reported, by name.",
-        meaning: "The error bits of its status, in words.",
-        cause: "See the name; read errors and unsupported requests come from the bus. The table of each source tells of \
-                its own.",
-        remedy: "`dmesg | grep -iE 'dmar|iommu|aer'`; the design for the others.",
+        meaning: "The error bits of the engine's status register, by name.",
+        cause: "See the name. Read errors and unsupported requests come from the bus. The reference \
+                of each source lists its faults.",
+        remedy: "Bus faults: `dmesg | grep -iE 'dmar|iommu|aer'`. Other faults: check the design.",
         read: Read::Faults,
     },
     Metric {
@@ -212,25 +218,28 @@ pub static METRICS: &[Metric] = &[
         kind: Kind::Gauge,
         help: "Seconds since the newest frame of the ring was published; absent before the first.",
         meaning: "Sampled five times a second, so it is at most 0.2 s too small.",
-        cause: "A value that grows: the ring's source is silent, or the kernel before it stands still.",
-        remedy: "Look at daq_source_last_packet_timestamp_seconds of the source, and at the rings before this one.",
+        cause: "A growing value: the ring's source is silent, or the kernel before the ring does not \
+                advance.",
+        remedy: "Check daq_source_last_packet_timestamp_seconds of the source, and the rings before \
+                 this one.",
         read: Read::FrameAge,
     },
     Metric {
         name: "daq_ring_high_water_slots",
         kind: Kind::Gauge,
-        help: "Most slots in use at a time since the start.",
-        meaning: "How much of the ring was ever needed. Equal to the capacity: it was full at least once, or a \
-                  reader without guarantee lagged by the whole ring.",
+        help: "Maximum number of slots in use at the same time since startup.",
+        meaning: "The part of the ring that was ever needed. If it equals the capacity, the ring was \
+                  full at least once, or a reader without guarantee lagged by the whole ring.",
         cause: "A reader paused: a slow disk, a busy core, a long integration.",
-        remedy: "Enlarge `slots` while it comes near the capacity; shrink them if it never does.",
+        remedy: "Increase `slots` if the value comes near the capacity. Decrease `slots` if it never \
+                 does.",
         read: Read::Ring(|r| r.high_water),
     },
     Metric {
         name: "daq_ring_made_frames_total",
         kind: Kind::Counter,
-        help: "Frames offered to the ring.",
-        meaning: "Always the sum of published and refused (ring full).",
+        help: "Frames that the producer offered to the ring.",
+        meaning: "Always the sum of published and refused frames (ring full).",
         cause: NORMAL,
         remedy: NOTHING,
         read: Read::Ring(|r| r.made),
@@ -238,33 +247,39 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_ring_published_frames_total",
         kind: Kind::Counter,
-        help: "Frames handed to the readers.",
+        help: "Frames published to the readers.",
         meaning: "Its rate is the frame rate of the ring.",
-        cause: "A rate of 0: the source or kernel that fills it has nothing, or a reader holds it.",
-        remedy: "Look at the producer's ledger and at daq_ring_full_frames_total.",
+        cause: "A rate of 0: the source or kernel that fills the ring has no data, or a reader \
+                blocks the ring.",
+        remedy: "Check the producer's ledger and daq_ring_full_frames_total.",
         read: Read::Ring(|r| r.published),
     },
     Metric {
         name: "daq_ring_full_frames_total",
         kind: Kind::Counter,
         help: "Frames refused because no slot was free.",
-        meaning: "Loss by a reader with `guarantee = true` in front of a producer that cannot wait.",
-        cause: "The reader named by daq_reader_held_frames_total is slower than the source on average, or \
-                paused for longer than the ring lasts. On RING@host, which `copy to RING` holds: a guaranteed \
-                reader of RING, on the GPU, is too slow, or the copies to the GPU are.",
-        remedy: "On average too slow: give it a core, a faster disk, less work. Pauses: more `slots`. If its \
-                 loss is acceptable: `guarantee = false`. On RING@host: the same for that reader of RING whose \
-                 daq_reader_pending_frames is near the capacity of RING; if there is none, for the copies.",
+        meaning: "Loss caused by a reader with `guarantee = true` behind a producer that cannot \
+                  wait.",
+        cause: "The reader named by daq_reader_held_frames_total is slower than the source on \
+                average, or paused for longer than the ring can buffer. On RING@host, which `copy to \
+                RING` blocks: a guaranteed reader of RING, on the GPU, is too slow, or the copies to \
+                the GPU are too slow.",
+        remedy: "If the reader is too slow on average: give it a core of its own, a faster disk, or \
+                 less work. If it pauses: increase `slots`. If its loss is acceptable: set \
+                 `guarantee = false`. On RING@host: the same for the reader of RING whose \
+                 daq_reader_pending_frames is near the capacity of RING; if there is none, for the \
+                 copies.",
         read: Read::Ring(|r| r.ring_full),
     },
     Metric {
         name: "daq_ring_mapping_info",
         kind: Kind::Gauge,
-        help: "Always 1, for rings on a GPU that the CPU can store to; the label says what made their memory.",
-        meaning: "Frames of such a ring are stored by the CPU where that is faster than the copy engine: \
+        help: "Always 1, for GPU rings that the CPU can store to; the label is the mapping backend.",
+        meaning: "The CPU stores frames to such a ring if that is faster than the copy engine: \
                   daq_copy_stored_frames_total.",
-        cause: "A ring that is missing: its frames are large, or the CPU has no way to store to that GPU.",
-        remedy: "`daq plan` tells why not; `daq doctor` tells what would make it possible.",
+        cause: "A ring without this metric: its frames are large, or the CPU cannot store to that \
+                GPU.",
+        remedy: "`daq plan` prints the reason; `daq doctor` prints how to enable it.",
         read: Read::Mapping,
     },
     Metric {
@@ -279,35 +294,38 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_reader_read_frames_total",
         kind: Kind::Counter,
-        help: "Frames read to the end.",
-        meaning: "Its rate is what the reader keeps up with.",
+        help: "Frames that the reader has finished.",
+        meaning: "Its rate is the frame rate of the reader.",
         cause: "A rate below that of daq_reader_published_frames_total: the reader falls behind.",
-        remedy: "Look at daq_reader_pending_frames, and at the processor time of its thread.",
+        remedy: "Check daq_reader_pending_frames, and the processor time of its thread.",
         read: Read::Reader(|r| r.read),
     },
     Metric {
         name: "daq_reader_overrun_frames_total",
         kind: Kind::Counter,
-        help: "Frames overwritten before the reader came to them.",
-        meaning: "Loss of this reader alone, allowed by `guarantee = false`.",
+        help: "Frames overwritten before the reader read them.",
+        meaning: "Loss of this reader only, allowed by `guarantee = false`.",
         cause: "The reader is slower than the source.",
-        remedy: "As for daq_ring_full_frames_total; or `guarantee = true` if the source should wait for it.",
+        remedy: "As for daq_ring_full_frames_total; or set `guarantee = true` if the source should \
+                 wait for this reader.",
         read: Read::Reader(|r| r.overrun),
     },
     Metric {
         name: "daq_reader_discarded_frames_total",
         kind: Kind::Counter,
-        help: "Frames thrown away by declared policy, or because they changed while being read.",
-        meaning: "Frames that were taken but went nowhere.",
-        cause: "A sink's overflow policy (disk full), or a producer that cannot be stopped lapped the reader.",
-        remedy: "Make space on the medium; more `slots` against lapping.",
+        help: "Frames discarded by the declared policy, or because they changed while being read.",
+        meaning: "Frames that were read but not used.",
+        cause: "A sink's overflow policy (disk full), or a free-running producer overwrote the \
+                frame.",
+        remedy: "Free space on the disk; increase `slots` against overwriting.",
         read: Read::Reader(|r| r.discarded),
     },
     Metric {
         name: "daq_reader_dropped_incomplete_frames_total",
         kind: Kind::Counter,
-        help: "Frames with missing packets that were not handed to the reader.",
-        meaning: "By `incomplete = \"drop\"` in the reader's section; other readers of the ring get these frames.",
+        help: "Frames with missing packets that the reader skipped.",
+        meaning: "Caused by `incomplete = \"drop\"` in the reader's section. Other readers of the \
+                  ring get these frames.",
         cause: "Packets were lost, or the stream began or ended inside a frame.",
         remedy: "As for daq_source_lost_packets_total.",
         read: Read::Reader(|r| r.dropped_incomplete),
@@ -315,27 +333,28 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_reader_pending_frames",
         kind: Kind::Gauge,
-        help: "Frames that wait for the reader or are being read: its lag.",
-        meaning: "Near 0: it keeps up. Near daq_ring_capacity_slots: it is about to lose or to hold back.",
-        cause: "A pause of the reader, or a reader that is too slow.",
+        help: "Lag of the reader: frames that wait for it or are being read.",
+        meaning: "Near 0: it keeps up. Near daq_ring_capacity_slots: it is about to lose frames or \
+                  to block the producer.",
+        cause: "The reader pauses, or is too slow.",
         remedy: "As for daq_ring_full_frames_total.",
         read: Read::Reader(|r| r.pending),
     },
     Metric {
         name: "daq_reader_held_frames_total",
         kind: Kind::Counter,
-        help: "Frames that the producer refused because this reader held the ring.",
-        meaning: "Names the reader behind daq_ring_full_frames_total.",
-        cause: "This reader is too slow. `copy to RING`: it waits for a slot of RING, which a reader of RING \
-                holds, or the copies to the GPU are too slow.",
-        remedy: "As for daq_ring_full_frames_total, for this reader; for `copy to RING`, look at the readers of \
-                 RING.",
+        help: "Frames that the producer refused because this reader blocked the ring.",
+        meaning: "Names the reader that causes daq_ring_full_frames_total.",
+        cause: "This reader is too slow. `copy to RING`: it waits for a slot of RING that a reader \
+                of RING blocks, or the copies to the GPU are too slow.",
+        remedy: "As for daq_ring_full_frames_total, for this reader. For `copy to RING`, check the \
+                 readers of RING.",
         read: Read::Reader(|r| r.held),
     },
     Metric {
         name: "daq_copy_taken_frames_total",
         kind: Kind::Counter,
-        help: "Frames of which a copy between host memory and a GPU was begun.",
+        help: "Frames whose copy between host memory and a GPU was started.",
         meaning: "Always the sum of copied, failed and pending.",
         cause: NORMAL,
         remedy: NOTHING,
@@ -344,49 +363,50 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_copy_frames_total",
         kind: Kind::Counter,
-        help: "Frames copied, and published in the ring named by `to`.",
+        help: "Frames copied and published in the ring named by `to`.",
         meaning: "Its rate is the frame rate of that ring.",
         cause: "A rate below that of daq_ring_published_frames_total of the ring named by `from`: the \
                 copies fall behind.",
-        remedy: "Compare daq_copy_bytes_total over daq_copy_busy_seconds_total with what `daq tune` \
-                 measured. If it is as much, the bus is full; if the copies are idle, the ring named by \
-                 `to` is: look at daq_reader_pending_frames of its readers.",
+        remedy: "Compare daq_copy_bytes_total divided by daq_copy_busy_seconds_total with the result \
+                 of `daq tune`. If they are equal, the bus is saturated. If the copies are idle, the \
+                 ring named by `to` is full: check daq_reader_pending_frames of its readers.",
         read: Read::Copy(|c| c.frames as f64),
     },
     Metric {
         name: "daq_copy_failed_frames_total",
         kind: Kind::Counter,
-        help: "Frames lost in copies in which the device failed.",
-        meaning: "Loss: they are in no ring any more. The pipeline ends after the first.",
-        cause: "The GPU fell off the bus, ran into a memory error, or was reset.",
-        remedy: "The log names the error; look for `Xid` in `dmesg`, and run `daq doctor`.",
+        help: "Frames lost because the device failed during a copy.",
+        meaning: "These frames are in no ring. The pipeline ends after the first.",
+        cause: "The GPU fell off the bus, had a memory error, or was reset.",
+        remedy: "The log names the error. Search `dmesg` for `Xid`, and run `daq doctor`.",
         read: Read::Copy(|c| c.failed as f64),
     },
     Metric {
         name: "daq_copy_stored_frames_total",
         kind: Kind::Counter,
-        help: "Frames copied that the CPU stored; the GPU's copy engine copied the others.",
-        meaning: "A part of daq_copy_frames_total: all of it where a kernel stays on the GPU and alone reads the \
-                  ring, small bursts elsewhere.",
-        cause: "0: no backend can map the ring (daq_ring_mapping_info), or bursts are larger than the cut-over.",
-        remedy: "`daq plan` tells which way a copy goes and why.",
+        help: "Copied frames that the CPU stored; the GPU's copy engine copied the others.",
+        meaning: "A part of daq_copy_frames_total: all frames if a persistent kernel is the only \
+                  reader of the ring, otherwise those of small bursts.",
+        cause: "0: no backend can map the ring (daq_ring_mapping_info), or bursts are larger than \
+                the CPU-store threshold.",
+        remedy: "`daq plan` prints the method of each copy and the reason.",
         read: Read::Copy(|c| c.stored as f64),
     },
     Metric {
         name: "daq_copy_pending_frames",
         kind: Kind::Gauge,
-        help: "Frames whose copy is under way.",
+        help: "Frames whose copy is in progress.",
         meaning: "At most the frames of the copies in daq_copy_in_flight.",
-        cause: "A value that does not change while daq_copy_frames_total stands still: the GPU or its \
-                driver hangs.",
-        remedy: "Look at `nvidia-smi`, at `dmesg` and at `/-/healthy`.",
+        cause: "A constant value while daq_copy_frames_total does not grow: the GPU or its driver \
+                hangs.",
+        remedy: "Check `nvidia-smi`, `dmesg` and `/-/healthy`.",
         read: Read::Copy(|c| c.pending as f64),
     },
     Metric {
         name: "daq_copies_total",
         kind: Kind::Counter,
-        help: "Copies done; each holds all frames that were ready, up to a limit.",
-        meaning: "daq_copy_frames_total over it is the number of frames that went together.",
+        help: "Completed copies. Each contains all frames that were ready, up to a limit.",
+        meaning: "daq_copy_frames_total divided by it is the number of frames per copy.",
         cause: NORMAL,
         remedy: NOTHING,
         read: Read::Copy(|c| c.copies as f64),
@@ -394,21 +414,21 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_copy_bytes_total",
         kind: Kind::Counter,
-        help: "Bytes copied, without those that a failed copy may have moved.",
-        meaning: "Its rate is the throughput of the copy; over the rate of daq_copy_busy_seconds_total it \
-                  is the bandwidth while the copy is at work.",
-        cause: "A bandwidth far below what `daq tune` measured: copies too small to fill the bus, a narrow \
-                or slow PCIe link, or another user of it.",
-        remedy: "Look at daq_copy_size_bytes: if most copies are small, use larger slots. `daq doctor` \
-                 tells what the link could do and does.",
+        help: "Bytes copied, without those of failed copies.",
+        meaning: "Its rate is the throughput of the copy. Divided by the rate of \
+                  daq_copy_busy_seconds_total it is the bandwidth while copies are in progress.",
+        cause: "A bandwidth far below the result of `daq tune`: copies too small to saturate the \
+                bus, a narrow or slow PCIe link, or other traffic on it.",
+        remedy: "Check daq_copy_size_bytes: if most copies are small, use larger slots. `daq doctor` \
+                 prints the maximum and the current speed of the link.",
         read: Read::Copy(|c| c.bytes as f64),
     },
     Metric {
         name: "daq_copy_in_flight",
         kind: Kind::Gauge,
-        help: "Copies under way: the depth of the queue.",
-        meaning: "0: nothing waits to be copied. The copies of a GPU in one direction share `depth` of the \
-                  section [staging], or what `daq tune` measured; at that the bus is the limit.",
+        help: "Copies in progress: the depth of the queue.",
+        meaning: "0: no frame waits. All copies of a GPU in one direction share `depth` of the \
+                  section [staging], or the value of `daq tune`. At this value the bus is the limit.",
         cause: "Data arrive faster than they are copied.",
         remedy: "As for daq_copy_frames_total.",
         read: Read::Copy(|c| c.in_flight as f64),
@@ -416,24 +436,24 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_copy_busy_seconds_total",
         kind: Kind::Counter,
-        help: "Seconds during which at least one copy was under way.",
-        meaning: "Its rate is the part of the time that the copy was at work; near 1 the bus is always in \
+        help: "Seconds with at least one copy in progress.",
+        meaning: "Its rate is the share of time with a copy in progress. Near 1 the bus is always in \
                   use.",
-        cause: "Near 1: the bus is full, or the copies are small and each pays its latency.",
-        remedy: "Look at daq_copy_size_bytes. Small copies: larger slots. Large ones: fewer bytes a sample, \
-                 or a GPU of its own for some of the sources.",
+        cause: "Near 1: the bus is saturated, or the copies are small and latency dominates.",
+        remedy: "Check daq_copy_size_bytes. Small copies: use larger slots. Large copies: reduce the \
+                 bytes per sample, or use another GPU for some of the sources.",
         read: Read::Copy(|c| seconds(c.busy_ns)),
     },
     Metric {
         name: "daq_copy_size_bytes",
         kind: Kind::Histogram,
         help: "Copies by size in bytes.",
-        meaning: "The sum is that of daq_copy_bytes_total, the count that of daq_copies_total. Copies grow \
-                  by themselves with the load, up to the chunk that `daq tune` finds.",
-        cause: "Small copies: low load, or the ring named by `to` is nearly full, so that few frames find a \
-                slot.",
-        remedy: "At low load none needed. Else more `slots` in the ring named by `to`, and a look at \
-                 daq_reader_pending_frames of its readers.",
+        meaning: "The sum equals daq_copy_bytes_total, the count equals daq_copies_total. Copies \
+                  grow with the load, up to the chunk size that `daq tune` measures.",
+        cause: "Small copies: low load, or the ring named by `to` is nearly full, so that few frames \
+                find a slot.",
+        remedy: "At low load none needed. Otherwise increase `slots` in the ring named by `to`, and \
+                 check daq_reader_pending_frames of its readers.",
         read: Read::CopySizes,
     },
     Metric {
@@ -448,8 +468,8 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_kernel_consumed_frames_total",
         kind: Kind::Counter,
-        help: "Frames whose content has gone into output.",
-        meaning: "What the kernel has finished.",
+        help: "Frames whose content is in the kernel's output.",
+        meaning: "Frames that the kernel has finished.",
         cause: NORMAL,
         remedy: NOTHING,
         read: Read::Kernel(|k| k.consumed),
@@ -457,7 +477,7 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_kernel_withheld_frames",
         kind: Kind::Gauge,
-        help: "Frames that wait inside the kernel for their integration to end.",
+        help: "Frames in an integration that has not ended.",
         meaning: "Between 0 and the length of an integration.",
         cause: "An integration in progress.",
         remedy: NOTHING,
@@ -467,26 +487,26 @@ pub static METRICS: &[Metric] = &[
         name: "daq_kernel_failed_frames_total",
         kind: Kind::Counter,
         help: "Frames that the kernel could not process.",
-        meaning: "They gave no output.",
-        cause: "A frame of another length than the kernel was planned for, or too incomplete to use.",
+        meaning: "These frames have no output.",
+        cause: "A frame of a different length than planned, or too incomplete to use.",
         remedy: "The log names the first such frame and the reason.",
         read: Read::Kernel(|k| k.failed),
     },
     Metric {
         name: "daq_kernel_pending_frames",
         kind: Kind::Gauge,
-        help: "Frames in work.",
+        help: "Frames that the kernel is processing.",
         meaning: "At most the frames of one burst.",
-        cause: "A value that does not change while daq_kernel_input_frames_total stands still: it hangs, or its \
-                output ring is held.",
-        remedy: "Look at daq_reader_pending_frames of the output ring's readers and at `/-/healthy`.",
+        cause: "A constant value while daq_kernel_input_frames_total does not grow: the kernel \
+                hangs, or its output ring is full.",
+        remedy: "Check daq_reader_pending_frames of the output ring's readers and `/-/healthy`.",
         read: Read::Kernel(|k| k.pending),
     },
     Metric {
         name: "daq_kernel_made_frames_total",
         kind: Kind::Counter,
-        help: "Frames made by the kernel.",
-        meaning: "Fewer than the input's where it integrates.",
+        help: "Frames produced by the kernel.",
+        meaning: "Fewer than the input frames if the kernel integrates.",
         cause: NORMAL,
         remedy: NOTHING,
         read: Read::Kernel(|k| k.made),
@@ -494,9 +514,9 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_kernel_dispatch_info",
         kind: Kind::Gauge,
-        help: "Always 1, for kernels on a GPU; the label says how bursts reach them.",
-        meaning: "`launch`: one launch a burst. `persistent`: the kernel stays on the GPU and waits for its \
-                  doorbell; it is neither launched nor timed.",
+        help: "Always 1, for kernels on a GPU; the label is the dispatch method.",
+        meaning: "`launch`: one launch per burst. `persistent`: the kernel runs permanently on the \
+                  GPU and waits for its doorbell; it has no launches and no timing.",
         cause: "Constant: `dispatch` of the kernel.",
         remedy: NOTHING,
         read: Read::Dispatch,
@@ -504,8 +524,9 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_kernel_launches_total",
         kind: Kind::Counter,
-        help: "Bursts of frames put on the GPU and done; only for kernels that are launched there.",
-        meaning: "daq_kernel_consumed_frames_total over it is about the number of frames in a burst.",
+        help: "Completed bursts on the GPU; only for kernels with dispatch `launch`.",
+        meaning: "daq_kernel_consumed_frames_total divided by it is approximately the number of \
+                  frames per burst.",
         cause: NORMAL,
         remedy: NOTHING,
         read: Read::Launched(|d| d.launches as f64),
@@ -513,49 +534,52 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_kernel_device_seconds_total",
         kind: Kind::Counter,
-        help: "Seconds that the GPU took for the bursts of the kernel; only for kernels that are launched there.",
-        meaning: "Its rate is the part of the time that the GPU was busy with this kernel.",
-        cause: "Near 1: the GPU can do no more of this kernel.",
-        remedy: "Choose a cheaper method or less resolution, or spread the kernels over more GPUs. Kernels \
-                 that share a GPU slow each other.",
+        help: "GPU time of the kernel's bursts, in seconds; only for kernels with dispatch `launch`.",
+        meaning: "Its rate is the share of time that the GPU was busy with this kernel.",
+        cause: "Near 1: the GPU is saturated by this kernel.",
+        remedy: "Choose a cheaper method or a lower resolution, or distribute the kernels over more \
+                 GPUs. Kernels that share a GPU slow each other down.",
         read: Read::Launched(|d| seconds(d.busy_ns)),
     },
     Metric {
         name: "daq_kernel_launch_gap_seconds_total",
         kind: Kind::Counter,
-        help: "Seconds that the GPU waited on the kernel's stream between one burst and the next; only for \
-               kernels that are launched there.",
-        meaning: "Idle time: with that of daq_kernel_device_seconds_total its rate comes to about 1.",
-        cause: "Above 0 at low load as a matter of course. While daq_reader_pending_frames of the kernel \
-                grows: its thread is too late with the next burst.",
-        remedy: "Pin the thread to a core of its own; use larger slots, so that a burst lasts longer.",
+        help: "GPU idle time between bursts on the kernel's stream, in seconds; only for kernels \
+               with dispatch `launch`.",
+        meaning: "The sum of its rate and the rate of daq_kernel_device_seconds_total is \
+                  approximately 1.",
+        cause: "Above 0 at low load is normal. If daq_reader_pending_frames of the kernel grows, its \
+                thread submits the next burst too late.",
+        remedy: "Pin the thread to a core of its own. Use larger slots, so that a burst takes \
+                 longer.",
         read: Read::Launched(|d| seconds(d.gap_ns)),
     },
     Metric {
         name: "daq_kernel_occupancy_ratio",
         kind: Kind::Gauge,
-        help: "Part of a multiprocessor's threads that the kernel's blocks can keep occupied, from 0 to 1; \
+        help: "Share of a multiprocessor's threads that the kernel's blocks can occupy, from 0 to 1; \
                only for kernels on a GPU.",
-        meaning: "Fixed when the kernel is planned; a property of its code, not of the load.",
-        cause: "A low value: the kernel needs many registers or much shared memory for each block.",
-        remedy: "None needed while daq_kernel_device_seconds_total grows slowly; many fast kernels have a \
-                 low one.",
+        meaning: "Constant. It depends on the code of the kernel, not on the load.",
+        cause: "A low value: the kernel needs many registers or much shared memory per block.",
+        remedy: "None needed while daq_kernel_device_seconds_total grows slowly. Many fast kernels \
+                 have a low value.",
         read: Read::Device(|d| d.occupancy_ppm as f64 / 1e6),
     },
     Metric {
         name: "daq_sink_frames_total",
         kind: Kind::Counter,
-        help: "Frames taken over by the sink.",
-        meaning: "Frames that are not in a finished file yet are lost in a kill; daq_sink_lost_frames_total counts those whose write failed.",
-        cause: "A rate of 0 while its ring is being filled: the medium hangs.",
-        remedy: "Look at daq_sink_full, and at the medium with `iostat -x 1`.",
+        help: "Frames accepted by the sink.",
+        meaning: "If the process is killed, frames that are not in a finished file are lost. \
+                  daq_sink_lost_frames_total counts frames whose write failed.",
+        cause: "A rate of 0 while its ring is filled: the disk hangs.",
+        remedy: "Check daq_sink_full, and the disk with `iostat -x 1`.",
         read: Read::Sink(|s| s.frames),
     },
     Metric {
         name: "daq_sink_bytes_total",
         kind: Kind::Counter,
-        help: "Payload bytes of the frames taken over by the sink.",
-        meaning: "Its rate is the throughput to the medium.",
+        help: "Payload bytes of the frames accepted by the sink.",
+        meaning: "Its rate is the write throughput.",
         cause: NORMAL,
         remedy: NOTHING,
         read: Read::Sink(|s| s.bytes),
@@ -563,8 +587,8 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_sink_files_total",
         kind: Kind::Counter,
-        help: "Files, or their like, completed.",
-        meaning: "Each is whole and has its metadata beside it.",
+        help: "Completed files or stores.",
+        meaning: "Each is complete, including its metadata.",
         cause: NORMAL,
         remedy: NOTHING,
         read: Read::Sink(|s| s.files),
@@ -572,53 +596,56 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "daq_sink_full",
         kind: Kind::Gauge,
-        help: "1 while the medium has no space or the receiver is away, else 0.",
-        meaning: "The sink follows its declared overflow policy until it can go on.",
-        cause: "The disk or the quota is full; the receiver of an `rdma` sink has ended, or its ring is full.",
-        remedy: "Make space, start the receiver, or point the sink elsewhere; it goes on by itself.",
+        help: "1 while the disk is full or the receiver is disconnected, else 0.",
+        meaning: "The sink applies its overflow policy until it can continue.",
+        cause: "The disk or the quota is full; the receiver of an `rdma` sink has stopped, or its \
+                ring is full.",
+        remedy: "Free disk space, start the receiver, or change the path of the sink. It continues \
+                 without a restart.",
         read: Read::Sink(|s| u64::from(s.full)),
     },
     Metric {
         name: "daq_sink_dropped_frames_total",
         kind: Kind::Counter,
-        help: "Frames that the sink did not take because the medium had no space or failed, or the receiver was away.",
-        meaning: "Loss at the very end; these frames are not in daq_sink_frames_total.",
+        help: "Frames that the sink refused because the disk was full or failed, or the receiver was \
+               disconnected.",
+        meaning: "These frames are lost. They are not in daq_sink_frames_total.",
         cause: "A full or failing disk.",
-        remedy: "Make space; read `dmesg` and `smartctl -a DEV` if there is some.",
+        remedy: "Free disk space. If there is space, read `dmesg` and `smartctl -a DEV`.",
         read: Read::Sink(|s| s.dropped),
     },
     Metric {
         name: "daq_sink_lost_frames_total",
         kind: Kind::Counter,
-        help: "Frames that the sink took and could not write.",
-        meaning: "Loss at the very end; these frames are in daq_sink_frames_total as well.",
+        help: "Frames that the sink accepted but could not write.",
+        meaning: "These frames are lost. They are also in daq_sink_frames_total.",
         cause: "A write failed, or the disk was still full at the end of the run.",
-        remedy: "Make space; read `dmesg` and `smartctl -a DEV` if there is some.",
+        remedy: "Free disk space. If there is space, read `dmesg` and `smartctl -a DEV`.",
         read: Read::Sink(|s| s.lost),
     },
     Metric {
         name: "daq_sink_connections_total",
         kind: Kind::Counter,
-        help: "Times that the sink was connected with its peer; 0 where it has none.",
-        meaning: "1 in a quiet run; each one more is a break that was gone round.",
-        cause: "The receiver was restarted, or the link was cut.",
-        remedy: "Read the log: each break says why.",
+        help: "Connections of the sink to its peer; 0 for sinks without a peer.",
+        meaning: "1 in an undisturbed run. Each further connection follows an interruption.",
+        cause: "The receiver restarted, or the link was down.",
+        remedy: "The log names the reason for each interruption.",
         read: Read::Sink(|s| s.connections),
     },
     Metric {
         name: "daq_sink_stalls_total",
         kind: Kind::Counter,
-        help: "Times that the sink began to wait because its peer had no room for frames.",
-        meaning: "A few a second are harmless; frames wait in the ring before the sink meanwhile.",
-        cause: "The receiver's readers are slower than what is sent.",
-        remedy: "Give the receiver's ring more slots, or speed up what reads it.",
+        help: "Times that the sink had to wait because its peer had no free slot.",
+        meaning: "A few per second are harmless. Meanwhile frames wait in the ring before the sink.",
+        cause: "The receiver's readers are slower than the sender.",
+        remedy: "Increase `slots` of the receiver's ring, or make its readers faster.",
         read: Read::Sink(|s| s.stalls),
     },
     Metric {
         name: "daq_ledger_violations",
         kind: Kind::Gauge,
-        help: "Ledgers whose equation does not hold; always 0 unless daq itself is wrong.",
-        meaning: "Above 0 the numbers of this page cannot be trusted.",
+        help: "Ledgers whose equation does not hold; always 0 unless daq has a defect.",
+        meaning: "If it is above 0, the counters cannot be trusted.",
         cause: "A defect of daq.",
         remedy: "Report it with the output of `/status`.",
         read: Read::Pipeline(|r| r.violations().len() as f64),
@@ -627,16 +654,17 @@ pub static METRICS: &[Metric] = &[
         name: "daq_uptime_seconds",
         kind: Kind::Gauge,
         help: "Seconds since the pipeline started.",
-        meaning: "Falls back to 0 at a restart.",
-        cause: "A restart: by hand, by systemd, after a crash.",
-        remedy: "`journalctl -u 'daq@*'` tells who ended it; `last_run` of `/status` tells whether uncleanly.",
+        meaning: "Starts again at 0 after a restart.",
+        cause: "A restart: by an operator, by systemd, or after a crash.",
+        remedy: "`journalctl -u 'daq@*'` shows who stopped it; `last_run` of `/status` shows whether \
+                 the run ended uncleanly.",
         read: Read::Pipeline(|r| r.seconds),
     },
     Metric {
         name: "daq_build_info",
         kind: Kind::Gauge,
-        help: "Always 1; the label says which version runs.",
-        meaning: "Join it to other metrics to see what changed with an upgrade.",
+        help: "Always 1; the label is the version.",
+        meaning: "Join it with other metrics to see what an upgrade changed.",
         cause: "Constant.",
         remedy: NOTHING,
         read: Read::Build,
@@ -645,8 +673,8 @@ pub static METRICS: &[Metric] = &[
         name: "daq_log_dropped_total",
         kind: Kind::Counter,
         help: "Log messages dropped because stderr was not read or failed.",
-        meaning: "Messages that found the queue of the log full, or whose terminal, pipe or journal went away. Data \
-                  are not delayed.",
+        meaning: "Messages that did not fit into the log queue, or whose terminal, pipe or journal \
+                  was closed. Data are not delayed.",
         cause: "A terminal stopped with Ctrl-S, a pipe that is not read, a journal that stalls, a closed ssh session.",
         remedy: "Read stderr again, or send it to a file or to the journal.",
         read: Read::Process(|p| p.dropped_messages),
@@ -656,15 +684,15 @@ pub static METRICS: &[Metric] = &[
         kind: Kind::Counter,
         help: "Processor time of all threads, user and system, in seconds.",
         meaning: "Its rate is the number of cores in use.",
-        cause: "Threads that poll busily use a whole core each, by design.",
-        remedy: "Choose a waiting policy that sleeps if cores are scarce.",
+        cause: "Threads with busy polling use a whole core each, by design.",
+        remedy: "Choose a wait policy that sleeps if cores are scarce.",
         read: Read::Process(|p| p.cpu_seconds),
     },
     Metric {
         name: "process_resident_memory_bytes",
         kind: Kind::Gauge,
         help: "Memory in RAM, in bytes.",
-        meaning: "After the start it stays near the total that `daq plan` prints.",
+        meaning: "After startup it stays near the total that `daq plan` prints.",
         cause: "Steady growth would be a defect.",
         remedy: "Report it with the output of `/status`.",
         read: Read::Process(|p| p.resident_bytes),
@@ -682,17 +710,17 @@ pub static METRICS: &[Metric] = &[
         name: "daq_process_locked_memory_bytes",
         kind: Kind::Gauge,
         help: "Memory locked in RAM, in bytes.",
-        meaning: "Rings that can be neither swapped out nor moved.",
+        meaning: "Memory of rings that cannot be swapped out or moved.",
         cause: "Less than the rings of `daq plan`: the memlock limit is too low.",
-        remedy: "`daq doctor` gives the command for the memlock limit.",
+        remedy: "`daq doctor` prints the command that raises the memlock limit.",
         read: Read::Process(|p| p.locked_bytes),
     },
     Metric {
         name: "process_threads",
         kind: Kind::Gauge,
         help: "Threads of the process.",
-        meaning: "As many as `daq plan` lists, and a few for HTTP and signals.",
-        cause: "Constant after the start.",
+        meaning: "The threads that `daq plan` lists, plus a few for HTTP and signals.",
+        cause: "Constant after startup.",
         remedy: NOTHING,
         read: Read::Process(|p| p.threads),
     },
@@ -708,7 +736,7 @@ pub static METRICS: &[Metric] = &[
     Metric {
         name: "process_max_fds",
         kind: Kind::Gauge,
-        help: "Most file descriptors that the process may open.",
+        help: "Maximum number of open file descriptors.",
         meaning: "The soft limit.",
         cause: "Constant.",
         remedy: "LimitNOFILE= in the unit, `ulimit -n` in a shell.",

@@ -1,6 +1,6 @@
 //! `file`: a kernel of the user's own, in CUDA C++, PTX or machine code.
 //!
-//! A section `[kernel.NAME]` with `file` in place of `use`. What such a file contains is told by the header
+//! A section `[kernel.NAME]` with `file` in place of `use`. The contents of such a file are described by the header
 //! [`HEADER`], which `daq reference kernel-header` prints.
 //!
 //! | file | noun |
@@ -11,7 +11,7 @@
 //! | `unit` | the text that is compiled: the user's, and what goes with it |
 //! | `message` | what the compiler says, shown with the user's lines |
 //! | `code` | the user's code on its device |
-//! | `record` | what it is told of a frame |
+//! | `record` | the metadata of a frame that it receives |
 //! | `launch` | the kernel that is launched for each burst |
 //! | `resident` | the kernel that stays on its GPU |
 
@@ -56,9 +56,9 @@ const WARP: u32 = 32;
 const MAX_BLOCKS: u32 = 65_535;
 /// Teams of a kernel that stays at most.
 const MAX_TEAMS: u32 = 4096;
-/// Bytes of input a thread works on where nobody says how many blocks there are.
+/// Input bytes per thread, if the number of blocks is not configured.
 const BYTES_A_THREAD: usize = 64;
-/// Blocks of a frame where nobody says how many there are, at most.
+/// Maximum number of blocks per frame, if the number is not configured.
 const USUAL_BLOCKS: usize = 256;
 /// Shared memory of a block that no device has.
 const MAX_SHARED: u64 = 1 << 20;
@@ -77,7 +77,7 @@ output = \"OUTPUT\"
 # params = { gain = 2.5, taps = [1, 2, 1, 0] }
 # What an output frame means; what is left out is as in the input.
 # frame = { type = \"float32\" }
-# Frames that a kernel that stays on its GPU (dispatch = \"persistent\") works on at a time.
+# Frames that a persistent kernel (dispatch = \"persistent\") works on at a time.
 # teams = 1
 # Blocks for each frame; by the frame's size if left out.
 # blocks = 64

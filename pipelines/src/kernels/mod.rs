@@ -124,8 +124,10 @@ fn not_host(which: &str) -> KernelError {
 /// Refuses layouts without numbers.
 fn not_empty(input: &Layout) -> Result<(), Problem> {
     if input.points == 0 || input.channels == 0 {
-        return Err(Problem::at("input", "its frames hold no whole point")
-            .help("raise the `slot` of the input ring"));
+        return Err(
+            Problem::at("input", "its frames are smaller than one point")
+                .help("raise the `slot` of the input ring"),
+        );
     }
     Ok(())
 }

@@ -215,7 +215,7 @@ pub enum Partial {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Gap {
-    /// The integration starts anew; what went in counts as failed.
+    /// Restarts the integration. Frames in it count as failed.
     #[default]
     Restart,
     /// The integration goes on with the frames that come; the output is flagged.

@@ -17,7 +17,7 @@
 //! Otherwise missing places count as what they were filled with.
 //!
 //! The number of an output is that of its first frame divided by `every`, rounded down. A new epoch of the input
-//! ends an output early: no output has frames of two epochs, and `count` tells how much went in. Missing frames
+//! ends an output early: no output has frames of two epochs, and `count` is the number of samples. Missing frames
 //! do not end it; the output is then flagged `INCOMPLETE`.
 //!
 //! On a GPU counts, extremes and histograms are the same numbers as on the CPU; sums are added in another order, so

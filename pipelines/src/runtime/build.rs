@@ -127,11 +127,15 @@ fn measured(
             let device = Device::open(ordinal)?;
             let profile = match measure_with(device, &config.staging.backends) {
                 Ok(profile) => {
-                    tracing::info!("cuda:{ordinal}: measured its copies; `daq tune` keeps that");
+                    tracing::info!(
+                        "cuda:{ordinal}: measured copy rates for this run; `daq tune` saves them"
+                    );
                     profile
                 }
                 Err(error) => {
-                    tracing::warn!("cuda:{ordinal}: its copies are not tuned: {error}");
+                    tracing::warn!(
+                        "cuda:{ordinal}: cannot measure copy rates, using defaults: {error}"
+                    );
                     Profile::usual()
                 }
             };
@@ -175,7 +179,7 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
                     tracing::debug!("ring {}: {error}", planned.name);
                 }
                 Err(RegionError::Unmappable(error)) => tracing::warn!(
-                    "ring {}: {error}; its frames go by the copy engine",
+                    "ring {}: {error}; its frames are copied by the copy engine",
                     planned.name
                 ),
                 Err(error) => return Err(error),
@@ -313,7 +317,7 @@ impl Pipeline {
     ) -> Result<(Ring, Producer), StartError> {
         let copies = parts.plan.copies.iter();
         let copies = copies.filter(|copy| copy.from == planned.name || copy.to == planned.name);
-        // Whoever carries frames to it is its only reader.
+        // The copy thread is its only reader.
         let mut into = copies.clone().filter(|copy| copy.to == planned.name);
         let quiet = into.any(|copy| matches!(parts.copier(copy), Copier::Kernel(_)));
         let ring_options = RingOptions {

@@ -1,16 +1,16 @@
-//! What the threads of a pipeline and its owner share: whether to stop, what went wrong, signs of life.
+//! State that the threads of a pipeline share: the stop request, failures, heartbeats.
 
 use super::{Failure, FailureKind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest a data thread waits before it looks whether to stop.
+/// How often a waiting data thread checks for a stop request.
 pub(crate) const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// A data thread that has not moved for so long stalls.
+/// Time without a heartbeat after which a data thread counts as stalled.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What threads and owner share.
+/// State that the threads and the pipeline share.
 #[derive(Debug)]
 pub struct Control {
     stop: AtomicBool,
@@ -72,7 +72,7 @@ impl Control {
             component,
             why,
         };
-        // The log last: whatever becomes of it, the pipeline stops.
+        // Log last: the pipeline must stop even if logging blocks.
         let line = format!("{}: {}", failure.component, failure.why);
         self.failures
             .lock()
@@ -94,7 +94,7 @@ pub enum Role {
     Sink,
 }
 
-/// A sign of life of one data thread.
+/// The heartbeat of one data thread.
 #[derive(Debug)]
 pub struct Heartbeat {
     pub(crate) name: String,
@@ -106,7 +106,7 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Returns the sign of life of the thread `name`.
+    /// Returns the heartbeat of the thread `name`.
     pub fn new(name: String, role: Role) -> Arc<Self> {
         Arc::new(Self {
             name,
@@ -149,8 +149,8 @@ impl Heartbeat {
     }
 }
 
-/// Whether a device goes on with what it was given. The thread of one that does not shows no sign of life, so that it
-/// is told as stalled.
+/// Whether a device makes progress. The thread of a device without progress has no heartbeat, so that it is reported
+/// as stalled.
 #[derive(Debug)]
 pub(crate) struct Progress {
     since: Instant,
@@ -179,7 +179,7 @@ impl Progress {
         } else if !self.is_logged && self.since.elapsed() > STALL_TIMEOUT {
             self.is_logged = true;
             tracing::warn!(
-                "{}: its GPU has finished nothing for {} s; the GPU or its driver hangs: nvidia-smi; dmesg | grep -i xid",
+                "{}: the GPU has completed no work for {} s; the GPU or its driver hangs: check nvidia-smi; dmesg | grep -i xid",
                 heartbeat.name,
                 STALL_TIMEOUT.as_secs()
             );

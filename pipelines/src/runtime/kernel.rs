@@ -60,7 +60,7 @@ pub struct Runner {
     hang_timeout: Duration,
     /// Since when the end is overdue and a device has finished nothing.
     hanging: Option<Instant>,
-    /// Whether a kernel that stays on its GPU was found to hang.
+    /// Whether a persistent kernel was found to hang.
     hung: bool,
     /// Whether work has failed: what ends from then on is not published, for the slots before it were never filled.
     failed: bool,
@@ -68,13 +68,13 @@ pub struct Runner {
     timing: Timing,
 }
 
-/// How long a device may go on with one burst once the end is overdue, unless told otherwise.
+/// Default timeout for a device to finish a burst when the end is overdue.
 pub(crate) const HANG_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often what rings no bell is looked after by a thread that sleeps.
+/// How often a sleeping thread polls work that sends no notification.
 const DEVICE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Bursts of one kernel on a GPU at a time: enough that the GPU never waits for the host.
+/// Maximum number of bursts of one kernel on a GPU at a time. Enough to keep the GPU busy.
 pub(crate) const MAX_IN_FLIGHT: usize = 8;
 
 /// Work that a device has not finished: what to count and publish when it has.
@@ -160,7 +160,7 @@ impl Runner {
         }
     }
 
-    /// Lets a kernel that stays on its GPU begin.
+    /// Lets a persistent kernel begin.
     pub fn begin(&mut self) -> Result<(), KernelError> {
         self.kernel.as_mut().map_or(Ok(()), |kernel| kernel.begin())
     }
@@ -182,10 +182,10 @@ impl Runner {
             };
             self.control
                 .fail(kind, format!("kernel `{}`", self.name), error.to_string());
-            // Frames that come while the sources stop are told as discarded.
+            // Frames that arrive while the sources stop are counted as discarded.
             while !self.is_finished() && !self.hangs() {
                 heartbeat.beat();
-                // What fails now fails for the reason that has been told.
+                // Later failures have the cause that was already logged.
                 let _ = self.reap();
                 if let Some(carrier) = &mut self.carrier {
                     carrier.discard();
@@ -332,7 +332,7 @@ impl Runner {
         if frames == 0 {
             if self.producer.is_abandoned() {
                 return Err(KernelError::Unavailable(format!(
-                    "ring `{}` is held by a reader whose device hangs",
+                    "ring `{}` is blocked by a reader whose device hangs",
                     self.producer.options().name
                 )));
             }

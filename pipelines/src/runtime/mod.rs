@@ -1,4 +1,4 @@
-//! The runtime: a plan made to run.
+//! The runtime: runs a plan.
 //!
 //! ```text
 //!   source threads ──▶ ring ──▶ kernel thread ──▶ ring ──▶ sink thread
@@ -42,7 +42,7 @@ use std::time::Duration;
 /// Why a pipeline did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The plan needs hardware that is not there.
+    /// The plan needs hardware that is not available.
     #[error("{0}")]
     Unavailable(String),
     /// No memory.
@@ -53,10 +53,10 @@ pub enum StartError {
         /// What happened.
         source: RegionError,
     },
-    /// A ring could not be made.
+    /// A ring could not be created.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// No place for counters.
+    /// The counter file could not be created.
     #[error(transparent)]
     Board(#[from] BoardError),
     /// A source could not be opened.
@@ -99,7 +99,7 @@ pub enum StartError {
     },
 }
 
-/// Whose fault a failure is.
+/// The kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
     /// A medium, a socket or a file failed.
@@ -113,7 +113,7 @@ pub enum FailureKind {
 /// What went wrong while the pipeline ran; it drains and ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Whose fault it is.
+    /// The kind of failure.
     pub kind: FailureKind,
     /// The component, such as ``sink `disk` ``.
     pub component: String,
@@ -130,7 +130,7 @@ pub struct Options {
     pub board: Board,
     /// How long sinks that cannot write may hold up the end.
     pub drain: Duration,
-    /// What was measured of GPUs before, by their ordinals; others are measured at the start.
+    /// Saved profiles of GPUs by ordinal. GPUs without a profile are measured at startup.
     pub profiles: BTreeMap<u32, Profile>,
 }
 
@@ -279,7 +279,7 @@ impl Pipeline {
     fn close(&self) -> (Report, Vec<Failure>) {
         let report = self.report();
         for violation in report.violations() {
-            tracing::error!("the ledger does not balance, a defect of daq: {violation}");
+            tracing::error!("the ledger does not balance (defect of daq): {violation}");
         }
         self.board.end();
         let failures = self.control.failures();

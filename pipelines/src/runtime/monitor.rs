@@ -127,7 +127,7 @@ impl Source {
         }
     }
 
-    /// Whether everything that arrives is rejected, which is returned once: the number of packets.
+    /// Whether all arriving packets are rejected, which is returned once: the number of packets.
     fn rejects_everything(&mut self, report: &SourceReport, now: Instant) -> Option<u64> {
         let rejected = report.rejected.saturating_sub(self.rejected);
         let least = if self.expected == 0 { 1 } else { MANY };
@@ -157,7 +157,7 @@ impl Source {
             None => "; the first message of the source above names the reason".to_owned(),
         };
         tracing::warn!(
-            "source {name}: everything that arrives is rejected, {} so far{why}",
+            "source {name}: all arriving packets are rejected, {} so far{why}",
             counted(rejected, "packet")
         );
     }
@@ -253,12 +253,12 @@ fn look(
                     count => format!(" (rejected: {})", counted(count, "packet")),
                 };
                 let reason = format!(
-                    "source {name}: no packet with data for more than {} s{also}",
+                    "source {name}: no data packet for more than {} s{also}",
                     limit.as_secs_f64()
                 );
                 activity.with(|seen| seen.silent.insert(name.clone(), reason));
                 tracing::warn!(
-                    "source {name}: no packet with data for {:.0} s{also}; {}",
+                    "source {name}: no data packet for {:.0} s{also}; {}",
                     quiet.as_secs_f64(),
                     (source.watched.hint)()
                 );

@@ -1,4 +1,4 @@
-//! A sink's thread: leases go in, a full medium is waited for or told.
+//! A sink's thread: writes leases, and waits or drops frames while the medium is full.
 
 use super::{Control, FailureKind, Heartbeat, STALL_TIMEOUT, STOP_POLL_INTERVAL};
 use daq_core::ledger::SinkLedger;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// How often a full medium is tried again.
 const RETRY: Duration = Duration::from_millis(250);
-/// How often a sink is told that time passes.
+/// How often the sink's `tick` is called.
 const TICK: Duration = Duration::from_secs(1);
 
 pub(super) struct Runner {
@@ -49,7 +49,7 @@ impl Runner {
             );
         }
         if failed {
-            // The ring must not be held by a sink that is gone; what comes is told as discarded.
+            // A failed sink must not block the ring; further frames count as discarded.
             while !self.reader.is_finished() {
                 heartbeat.beat();
                 self.ledger.dropped.add(self.reader.discard_pending());
@@ -109,7 +109,7 @@ impl Writer<'_> {
                         self.ledger.full.set(0);
                         self.limits.1.run(|suppressed| {
                             tracing::warn!(
-                                "sink {}: it takes frames again, going on{suppressed}",
+                                "sink {}: it accepts frames again{suppressed}",
                                 self.name
                             );
                         });
@@ -119,7 +119,7 @@ impl Writer<'_> {
                     if self.ledger.full.get() == 0 {
                         self.ledger.full.set(1);
                         let policy = if self.guarantee {
-                            "holding the ring meanwhile"
+                            "blocking the ring until it continues"
                         } else {
                             "dropping frames meanwhile"
                         };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(super) struct Runner {
-    /// What failures are told of, as in `copies to cuda:0`.
+    /// Component name in error messages, for example `copies to cuda:0`.
     pub(super) name: String,
     pub(super) copy_engine: Stager,
     pub(super) wait: Wait,
@@ -63,7 +63,7 @@ impl Runner {
             Err(error) => {
                 self.control
                     .fail(FailureKind::Device, self.name.clone(), error.to_string());
-                // Frames that come while the sources stop are told as discarded.
+                // Frames that arrive while the sources stop are counted as discarded.
                 while !self.copy_engine.discard() && !hang.lasts(&self) {
                     heartbeat.beat();
                     std::thread::sleep(Duration::from_millis(1));

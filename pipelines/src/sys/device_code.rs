@@ -29,8 +29,8 @@ pub(crate) fn user_code(
     // read, one output slot of the declared length to write, and their parameters. The module goes to `kernels::file`
     // alone, which passes the arguments of the entry that the header makes: slots that are leased or reserved until
     // the mark of the burst is done, or a kernel that stays has given its credit, and records in memory that it owns
-    // and keeps as long. What a kernel that stays reads the CPU stores while it runs: before the doorbell that tells of
-    // it, and not again before the credit. Code made with another header is told by the header's version before
+    // and keeps as long. What a kernel that stays reads the CPU stores while it runs: before the doorbell that announces
+    // it, and not again before the credit. Code compiled with another header is detected by the header's version before
     // anything of it runs, and code whose entry declares other arguments is refused when it is launched, where the
     // driver knows them.
     unsafe { Module::load(device, name, image) }

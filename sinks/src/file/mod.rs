@@ -1,13 +1,12 @@
-//! `file`: frames one after the other in data files, each with SigMF metadata beside it.
+//! `file`: writes frames to data files, each with a SigMF metadata file.
 //!
-//! A recording is a row of segments, `NAME-000000.sigmf-data` and `NAME-000000.sigmf-meta` and so on. How a segment
-//! becomes whole, and what a kill at any moment leaves, is told in [`segment`]; what the metadata says,
-//! in [`sigmf`](crate::sigmf). Numbers go on where an earlier run ended. What a killed run left is settled and told at
-//! the start. Only one process at a time writes segments of one name in one directory, see [`lock`](crate::lock).
+//! A recording is a row of segments, `NAME-000000.sigmf-data` and `NAME-000000.sigmf-meta` and so on. [`segment`] describes
+//! how a segment is committed and what a kill leaves, [`sigmf`](crate::sigmf) the metadata. Segment numbers continue those
+//! of an earlier run. Files that a killed run left are recovered and logged at startup. Only one process at a time writes segments of one name in one directory, see [`lock`](crate::lock).
 //!
 //! # What is written
 //! The payload of every frame, byte for byte. A frame that ends inside a sample is written up to its last whole sample,
-//! one that holds no whole sample not at all; the metadata tells both. Samples over time of one channel or of
+//! a frame without a whole sample is skipped; the metadata records both. Samples over time of one channel or of
 //! interleaved channels are what SigMF means by samples. Everything else (spectra, planar channels, named values) is
 //! written as it is, with `core:num_channels` 1 and the shape of a frame in `daq:channels`, `daq:points`, `daq:order` and
 //! `daq:axis`, and the frames a second in `daq:frame_rate`.
@@ -45,7 +44,7 @@ use std::path::{Path, PathBuf};
 /// What `daq` knows of `file`.
 pub const ENTRY: SinkEntry = SinkEntry {
     name: "file",
-    summary: "Writes frames to data files with SigMF metadata, by direct I/O, whole after a kill",
+    summary: "Writes frames to data files with SigMF metadata, with direct I/O; files stay valid after a kill",
     example: "\
 [sink.NAME]
 driver = \"file\"
@@ -124,7 +123,8 @@ impl StemKeys for FileKeys {
     fn check(&self) -> Result<(), Problem> {
         if self.segment.0 == 0 {
             return Err(
-                Problem::at("segment", "a file of no bytes holds no frame").help("try \"1 GiB\"")
+                Problem::at("segment", "a segment must be larger than 0 bytes")
+                    .help("try \"1 GiB\""),
             );
         }
         if self.rotate.is_some_and(|rotate| rotate.0.is_zero()) {
@@ -187,14 +187,14 @@ impl SinkSpec for File {
         let found = recover(&lock).map_err(sink_error)?;
         for path in &found.completed {
             tracing::warn!(
-                "sink {}: an earlier run ended while it closed {}; it is whole and was closed now",
+                "sink {}: an earlier run ended while closing {}; the file is complete and is now closed",
                 context.name,
                 path.display()
             );
         }
         for left in &found.partial {
             tracing::warn!(
-                "sink {}: an earlier run ended without closing {}; the {} in it are a prefix of what it took",
+                "sink {}: an earlier run ended without closing {}; it contains the first {} of that file",
                 context.name,
                 left.path.display(),
                 ByteSize(left.bytes)

@@ -6,7 +6,7 @@ use daq_core::layout::{Axis, Layout, Order, Scalar};
 use daq_core::sigmf::{Datatype, Number};
 use daq_core::sink::SinkContext;
 
-/// The recording of the frames that `context` tells of.
+/// Returns the recording of the frames of `context`.
 pub(super) fn recording(
     context: &SinkContext,
     description: Option<String>,

@@ -28,7 +28,7 @@ pub(super) struct FileSink {
     opened: Instant,
     /// Epoch and number of the last frame that was refused for want of space.
     refused: Option<(u32, u64)>,
-    /// Found after frames were taken in the same call: told by the next.
+    /// An error that occurred after frames were accepted in the same call. The next call returns it.
     failure: Option<SinkError>,
     ledger: SinkLedger,
     /// Held until everything above is gone.
@@ -155,7 +155,7 @@ impl FileSink {
         SinkError::Failed {
             what: path.map_or_else(|| "a segment".to_owned(), |path| path.display().to_string()),
             why: format!(
-                "this segment could not be made whole: {why}. {kept} bytes are kept in it, {lost} frames are not"
+                "this segment could not be completed: {why}. It contains {kept} bytes, {lost} frames are lost"
             ),
         }
     }
@@ -174,7 +174,7 @@ impl FileSink {
         }
         if self.builder.frames() == 0 || self.writer.is_empty() {
             if let Some(path) = self.writer.abandon() {
-                // Nothing is in it; if it stays, the next start tells of a partial of 0 bytes.
+                // The file is empty. If it is not removed, the next start logs a partial of 0 bytes.
                 let _ = std::fs::remove_file(path);
             }
             return Ok(());

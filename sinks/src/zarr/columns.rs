@@ -51,7 +51,7 @@ pub(super) fn chunk_rows(chunk: ByteSize, frame_bytes: usize) -> u64 {
     (chunk.0 / (frame_bytes as u64).max(1)).max(1)
 }
 
-/// The arrays for frames as `context` tells of, `rows` of them in a chunk.
+/// Returns the arrays for frames of `context`, with `rows` frames per chunk.
 pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, SinkError> {
     let layout = &context.layout;
     // A multiple of the rows of `frames`, so that one chunk of frames never spans two of these.

@@ -10,7 +10,7 @@
 //! | `sequence` | uint64 | `[n]` | the frame's number in its epoch; where it jumps, frames are missing |
 //! | `epoch` | uint32 | `[n]` | how often the producer's counting has restarted |
 //! | `timestamp_ns` | uint64 | `[n]` | nanoseconds of the clock below |
-//! | `clock` | uint8 | `[n]` | who told the time; the attribute `names` of the array spells the numbers out |
+//! | `clock` | uint8 | `[n]` | the clock of the timestamp; the attribute `names` of the array maps numbers to names |
 //! | `length` | uint64 | `[n]` | valid bytes of the frame |
 //! | `flags` | uint32 | `[n]` | bits, spelled out in the attribute `bits` of the array |
 //! | `present` | bool | `[n, places]` | which places (packets) arrived; only where frames have places |
@@ -32,7 +32,7 @@
 //! 4. the shape of `frames` (its `zarr.json`): **the commit**.
 //!
 //! So at every moment the first `frames.shape[0]` rows of all arrays are whole and belong together; after a kill the other
-//! arrays may be longer by one commit. The next start cuts those to the length of `frames`, tells how many frames the
+//! arrays may be longer by one commit. The next start truncates them to the length of `frames`, logs how many frames the
 //! store holds, and changes the attribute `state` of the group from `writing` to `recovered`; a store that was closed says
 //! `complete`. Frames taken since the last commit are lost with a kill: at most one chunk being written, another being
 //! filled, and never more than `flush` of time if the disk keeps up.
@@ -67,7 +67,7 @@ use std::time::Duration;
 /// What `daq` knows of `zarr`.
 pub const ENTRY: SinkEntry = SinkEntry {
     name: "zarr",
-    summary: "Writes frames as a chunked array that Python's zarr and xarray read, whole after a kill",
+    summary: "Writes frames to a Zarr array for Python's zarr and xarray; it stays valid after a kill",
     example: "\
 [sink.NAME]
 driver = \"zarr\"

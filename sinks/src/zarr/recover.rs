@@ -8,7 +8,7 @@ use daq_core::units::counted;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Settles and tells the stores of the locked stem that were not closed, and returns the next number.
+/// Recovers and logs the stores of the locked stem that were not closed; returns the next number.
 pub(super) fn recover(lock: &StemLock, sink: &str) -> Result<u64, SinkError> {
     let (dir, stem) = (lock.dir(), lock.stem());
     let mut next = 0;
@@ -31,13 +31,13 @@ pub(super) fn recover(lock: &StemLock, sink: &str) -> Result<u64, SinkError> {
         match settle(&path) {
             Ok(None) => {}
             Ok(Some(frames)) => tracing::warn!(
-                "sink {sink}: an earlier run ended without closing {}; whole in it: {}",
+                "sink {sink}: an earlier run ended without closing {}; complete in it: {}",
                 path.display(),
                 counted(frames, "frame")
             ),
             // What an earlier run left is no reason not to record.
             Err(error) => {
-                tracing::warn!("sink {sink}: cannot tell what an earlier run left: {error}");
+                tracing::warn!("sink {sink}: cannot check the files of an earlier run: {error}");
             }
         }
     }

@@ -27,7 +27,7 @@ pub(super) struct ZarrSink {
     flushed: Instant,
     /// Rows committed.
     committed: u64,
-    /// Found after frames were taken in the same call: told by the next.
+    /// An error that occurred after frames were accepted in the same call. The next call returns it.
     failure: Option<SinkError>,
     ledger: SinkLedger,
     /// Held until everything above is gone.
@@ -195,7 +195,7 @@ impl Sink for ZarrSink {
             error => SinkError::Failed {
                 what: self.dir.display().to_string(),
                 why: format!(
-                    "{error}. Not in it: the last {} taken",
+                    "{error}. Lost: the last {} accepted frames",
                     counted(lost, "frame")
                 ),
             },

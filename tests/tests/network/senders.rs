@@ -101,7 +101,7 @@ fn packets_all_rejected_are_logged_with_reason_and_fix() {
     }
     module.send_to(&[1], ("127.0.0.1", port)).unwrap();
     live.wait_count("sources.adc.rejected", 51);
-    live.wait_log("everything that arrives is rejected");
+    live.wait_log("all arriving packets are rejected");
     let report = live.report();
     let reasons = &report["sources"]["adc"]["rejected_by"];
     let sum: u64 = reasons
@@ -115,7 +115,7 @@ fn packets_all_rejected_are_logged_with_reason_and_fix() {
     let log = &outcome.stderr;
     let line = log
         .lines()
-        .find(|line| line.contains("everything that arrives"));
+        .find(|line| line.contains("all arriving packets"));
     let length = 8 + PAYLOAD;
     for part in [
         "51 packets".to_owned(),
@@ -171,13 +171,13 @@ fn silence_fails_readiness_and_is_logged() {
         "listen = \"127.0.0.1:{port}\"\nsilent_after = \"1 s\""
     )));
     let mut live = listening(&daq);
-    live.wait_log("no packet with data for");
+    live.wait_log("no data packet for");
     let answer = live.get("/-/ready");
     assert_eq!(answer.code, 503);
     assert!(
         answer
             .body
-            .contains("silent: source adc: no packet with data for more than 1 s"),
+            .contains("silent: source adc: no data packet for more than 1 s"),
         "{}",
         answer.body
     );

@@ -460,7 +460,7 @@ fn disk_full_with_guarantee_applies_backpressure() {
     };
     let (daq, ballast) = almost_full(&dir, true);
     let mut live = daq.spawn(&[]);
-    live.wait_log("; holding the ring meanwhile");
+    live.wait_log("; blocking the ring until it continues");
     // The ring fills up and the source waits; nothing is lost.
     let report = wait_for("a full ring before a full disk", || {
         let report = live.report();
@@ -470,7 +470,7 @@ fn disk_full_with_guarantee_applies_backpressure() {
     assert_eq!(ledger::lost(&report, "adc"), 0, "{report:#}");
     assert_eq!(live.get("/-/healthy").code, 200);
     std::fs::remove_file(ballast).unwrap();
-    live.wait_log("it takes frames again, going on");
+    live.wait_log("it accepts frames again");
     let outcome = live.stop().ok();
     assert_eq!(ledger::lost(&outcome.report, "adc"), 0);
     assert_eq!(
@@ -497,7 +497,7 @@ fn disk_full_without_guarantee_counts_drops() {
     live.wait_log("; dropping frames meanwhile");
     live.wait_count("sinks.disk.dropped", 100);
     std::fs::remove_file(ballast).unwrap();
-    live.wait_log("it takes frames again, going on");
+    live.wait_log("it accepts frames again");
     let frames = ledger::count(&live.report(), "sinks.disk.frames");
     live.wait_count("sinks.disk.frames", frames + 10);
     let outcome = live.stop().ok();
@@ -542,7 +542,7 @@ fn disk_full_at_stop_does_not_block_exit() {
     };
     let (daq, _) = almost_full(&dir, true);
     let mut live = daq.spawn(&["--drain", "300ms"]);
-    live.wait_log("; holding the ring meanwhile");
+    live.wait_log("; blocking the ring until it continues");
     live.wait_count("rings.raw.high_water", 256);
     let outcome = live.stop();
     assert_eq!(outcome.code, 74, "{}", outcome.stderr);

@@ -1,4 +1,4 @@
-//! `daq bench`: measurements of this machine.
+//! `daq bench`: benchmarks of this machine.
 
 use super::{exit, show, state, tune};
 use clap::{Subcommand, ValueEnum};
@@ -17,12 +17,12 @@ pub(super) struct Args {
     what: What,
 }
 
-/// The sizes of stores that are compared unless others are given.
+/// Default sizes of CPU stores.
 const STORES: &str = "4 B,16 B,64 B,256 B,1 KiB,4 KiB,16 KiB,64 KiB,256 KiB,1 MiB,4 MiB";
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// The staging engine beside other ways to bring frames to a GPU, and the bare copy as the ceiling.
+    /// Compare the copy engine thread with other methods to copy frames to a GPU. The upper limit is one large copy.
     Staging {
         #[command(flatten)]
         shared: Shared,
@@ -33,61 +33,62 @@ enum What {
             default_value = "8 KiB,64 KiB,1 MiB,4 MiB"
         )]
         frames: Vec<ByteSize>,
-        /// Rings on the GPU at a time, for comparison with one; each takes 256 MiB of both memories.
+        /// Number of GPU rings that run at the same time, compared with one. Each ring takes 256 MiB of host and of GPU
+        /// memory.
         #[arg(long, default_value_t = 8)]
         rings: usize,
-        /// How the engine's threads wait.
+        /// How the copy engine threads wait.
         #[arg(long, value_enum, default_value = "adaptive")]
         wait: WaitArg,
-        /// Instead of comparing, stream for this long at a share of the ceiling and count what is lost.
+        /// Instead of comparing, stream for this long at a share of the upper limit and count lost frames.
         #[arg(long, value_name = "TIME")]
         soak: Option<Span>,
-        /// That share.
+        /// The share of the upper limit.
         #[arg(long, default_value_t = 0.9, requires = "soak")]
         share: f64,
     },
-    /// Bandwidth of copies by size.
+    /// Measure the bandwidth of copies by size.
     Copybw {
         #[command(flatten)]
         shared: Shared,
-        /// Sizes of a copy.
+        /// Copy sizes.
         #[arg(
             long,
             value_delimiter = ',',
             default_value = "4 KiB,16 KiB,64 KiB,256 KiB,1 MiB,4 MiB,16 MiB,64 MiB"
         )]
         sizes: Vec<ByteSize>,
-        /// Sizes of a store of the CPU, aligned and not, beside other ways to store; 4 MiB at most.
+        /// Sizes of CPU stores to GPU memory, aligned and unaligned, at most 4 MiB.
         #[arg(long, value_delimiter = ',', default_value = STORES)]
         stores: Vec<ByteSize>,
     },
-    /// Latency of copies by size.
+    /// Measure the latency of copies by size.
     Copylat {
         #[command(flatten)]
         shared: Shared,
-        /// Sizes of a copy.
+        /// Copy sizes.
         #[arg(
             long,
             value_delimiter = ',',
             default_value = "64 B,1 KiB,4 KiB,16 KiB,64 KiB,256 KiB,1 MiB"
         )]
         sizes: Vec<ByteSize>,
-        /// Sizes of a store of the CPU, aligned and not, beside other ways to store; 4 MiB at most.
+        /// Sizes of CPU stores to GPU memory, aligned and unaligned, at most 4 MiB.
         #[arg(long, value_delimiter = ',', default_value = STORES)]
         stores: Vec<ByteSize>,
     },
-    /// How long a word takes from the CPU to a kernel that waits for it and back, beside launches and copies.
+    /// Measure the round trip of a word from the CPU to a persistent kernel, compared with launches and copies.
     Doorbell {
-        /// CUDA's number of the GPU.
+        /// CUDA device number of the GPU.
         #[arg(long, default_value_t = 0)]
         device: u32,
-        /// Rounds, of which medians are taken.
+        /// Number of rounds. The median is reported.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
-        /// Round trips of each way a round.
+        /// Round trips per method and round.
         #[arg(long, default_value_t = 20_000)]
         trips: usize,
-        /// Sizes of what the CPU stores and the copy engine copies.
+        /// Sizes of CPU stores and of GPU copies.
         #[arg(
             long,
             value_delimiter = ',',
@@ -105,15 +106,15 @@ enum What {
         #[arg(long)]
         json: bool,
     },
-    /// What it takes to make and to free GPU memory that the CPU can store to, by backend and size.
+    /// Measure how long it takes to allocate and free CPU-mapped GPU memory, by backend and size.
     Apiperf {
-        /// CUDA's number of the GPU.
+        /// CUDA device number of the GPU.
         #[arg(long, default_value_t = 0)]
         device: u32,
-        /// Rounds, of which medians are taken.
+        /// Number of rounds. The median is reported.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
-        /// Sizes of the memory.
+        /// Allocation sizes.
         #[arg(
             long,
             value_delimiter = ',',
@@ -124,13 +125,13 @@ enum What {
         #[arg(long)]
         json: bool,
     },
-    /// Kernels that stay on a GPU, in the engine: from a frame's commit to its result, alone and beside copies, and
-    /// frames a second.
+    /// Measure persistent kernels in a pipeline: latency from a frame's commit to its result, with and without
+    /// concurrent copies, and frames per second.
     #[command(name = "resident")]
     Persistent {
         #[command(flatten)]
         shared: Shared,
-        /// Frames of each way a round.
+        /// Frames per method and round.
         #[arg(long, default_value_t = 20_000)]
         trips: usize,
         /// Frame sizes, multiples of 16 bytes.
@@ -140,49 +141,51 @@ enum What {
             default_value = "64 B,256 B,1 KiB,4 KiB,16 KiB"
         )]
         frames: Vec<ByteSize>,
-        /// Code to run instead of one that adds up a frame's words: a kernel of your own, as `file` in [kernel.NAME].
+        /// CUDA file of the kernel, as `file` in [kernel.NAME]. The default kernel adds up the words of a frame.
         #[arg(long)]
         file: Option<std::path::PathBuf>,
     },
-    /// Cards of software into rings: in this process and in another, into host memory, and where there is a GPU through
-    /// host memory and straight into its memory; how fast, at what cost, and how long until a kernel has seen a frame.
+    /// Measure emulated FPGA cards: throughput, CPU time and latency until a kernel reads a frame. The card runs in this
+    /// process and in another one. It writes to host memory and, if there is a GPU, to GPU memory.
     Fpga {
         #[command(flatten)]
         shared: Shared,
-        /// Frames of each way a round whose latency is taken.
+        /// Frames per method and round whose latency is measured.
         #[arg(long, default_value_t = 300)]
         trips: usize,
         /// Frame sizes, multiples of 64 bytes, 4 KiB to 8 MiB.
         #[arg(long, value_delimiter = ',', default_value = "64 KiB,1 MiB,4 MiB")]
         frames: Vec<ByteSize>,
     },
-    /// From one host to another by network cards: bandwidth and latency of host and GPU memory, by queues alone and from
-    /// ring to ring, direct and staged. Start it with --listen on one host, then with --to on the other, which prints;
-    /// with neither it is both, on this host. The host that listens serves whoever comes first: use a network you trust.
+    /// Measure RDMA between two hosts: bandwidth and latency of host and GPU memory, for queue pairs alone and from ring
+    /// to ring, direct and staged. Start it with --listen on one host, then with --to on the other, which prints the
+    /// results. Without both options, both sides run on this host. The listening side accepts the first connection
+    /// without authentication: use a trusted network.
     Rdma {
         #[command(flatten)]
         shared: Shared,
-        /// Wait at this address for the side that measures, and end with it.
+        /// Listen at this address for the measuring side. Exits together with it.
         #[arg(long, value_name = "ADDRESS", conflicts_with = "to")]
         listen: Option<std::net::SocketAddr>,
-        /// Measure to the side that listens at this address.
+        /// Connect to the listening side at this address and measure.
         #[arg(long, value_name = "ADDRESS")]
         to: Option<std::net::SocketAddr>,
-        /// The cards, as in `mlx5_0:PORT@GID`, as many on both sides; `software:ADDRESS` is one made of software. Without,
-        /// the first card there is, or one of software. Queues alone use the first one.
+        /// Network cards, for example `mlx5_0:PORT@GID`. Both sides need the same number of cards.
+        /// `software:ADDRESS` is an emulated card. The default is the first card, or an emulated one. Queue pairs alone
+        /// use the first card.
         #[arg(long, value_delimiter = ',')]
         nics: Vec<String>,
-        /// Round trips of each way a round.
+        /// Round trips per method and round.
         #[arg(long, default_value_t = 1000)]
         trips: usize,
-        /// Keep in the state directory up to which size of a frame the card sends faster out of the GPU's memory than out
-        /// of host memory: a sink `rdma` with `path = "auto"` goes by it. For one card at a time.
+        /// Save the largest frame size at which the card sends faster from GPU memory than from host memory. A sink
+        /// `rdma` with `path = "auto"` uses this value. For one card at a time.
         #[arg(long, conflicts_with = "listen")]
         keep: bool,
-        /// Where that is kept; without it, by the rules of systemd and XDG.
+        /// Directory for the saved value. The default is the state directory by the rules of systemd and XDG.
         #[arg(long, value_name = "DIR", requires = "keep")]
         state_dir: Option<PathBuf>,
-        /// Sizes of a message, multiples of 8 bytes up to 64 MiB.
+        /// Message sizes, multiples of 8 bytes, at most 64 MiB.
         #[arg(
             long,
             value_delimiter = ',',
@@ -190,18 +193,18 @@ enum What {
         )]
         sizes: Vec<ByteSize>,
     },
-    /// What putting work on a GPU costs: kernels one by one beside the same recorded once and replayed.
+    /// Measure launch overhead: single launches compared with a CUDA graph of the same kernels.
     Launch {
-        /// CUDA's number of the GPU.
+        /// CUDA device number of the GPU.
         #[arg(long, default_value_t = 0)]
         device: u32,
-        /// Rounds, of which medians are taken.
+        /// Number of rounds. The median is reported.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
-        /// Bursts of each way a round.
+        /// Bursts per method and round.
         #[arg(long, default_value_t = 2000)]
         bursts: usize,
-        /// Kernels of a burst.
+        /// Kernels per burst.
         #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
         kernels: Vec<usize>,
         /// Print JSON.
@@ -212,13 +215,13 @@ enum What {
 
 #[derive(Debug, clap::Args)]
 struct Shared {
-    /// CUDA's number of the GPU.
+    /// CUDA device number of the GPU.
     #[arg(long, default_value_t = 0)]
     device: u32,
-    /// Rounds, of which medians are taken.
+    /// Number of rounds. The median is reported.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// How long each way is measured a round.
+    /// Duration of a measurement per method and round.
     #[arg(long, value_name = "TIME", default_value = "300 ms")]
     window: Span,
     /// Print JSON.
@@ -401,7 +404,7 @@ fn measure(what: &What, publish: Publish<'_>) -> Result<(), BenchError> {
             })?;
             let directory = state::resolve_directory(state_dir.as_deref());
             let kept = tune::save(measured, directory.as_deref()).map_err(BenchError::Thread)?;
-            print_error!("kept in {}", kept.display());
+            print_error!("saved in {}", kept.display());
             Ok(())
         }
         What::Launch {

@@ -1,6 +1,6 @@
 //! `daq check`: what can be found wrong with a configuration without running it, and what was not looked at.
 
-use super::load::{Loaded, Look, Sources};
+use super::load::{Hardware, Loaded, Sources};
 use super::{exit, show};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostic, Diagnostics, Document, Section};
@@ -15,8 +15,12 @@ use std::path::Path;
 
 /// Checks and prints the result.
 pub(super) fn check(sources: &Sources, no_hardware: bool) -> u8 {
-    let look = if no_hardware { Look::Away } else { Look::At };
-    let (loaded, mut unchecked) = match Loaded::examine(sources, look) {
+    let hardware = if no_hardware {
+        Hardware::None
+    } else {
+        Hardware::Detect
+    };
+    let (loaded, mut unchecked) = match Loaded::examine(sources, hardware) {
         Ok(examined) => examined,
         Err(code) => return code,
     };

@@ -1,10 +1,10 @@
 //! `daq graph`.
 
-use super::load::{Loaded, Look, Sources};
+use super::load::{Hardware, Loaded, Sources};
 use daq_core::plan::GraphFormat;
 
 pub(super) fn graph(sources: &Sources, format: GraphFormat) -> u8 {
-    match Loaded::read(sources, Look::Into) {
+    match Loaded::read(sources, Hardware::Probe) {
         Ok(loaded) => super::show(&loaded.plan.graph(format)),
         Err(code) => code,
     }

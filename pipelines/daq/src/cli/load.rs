@@ -65,17 +65,17 @@ impl Sources {
     }
 }
 
-/// How closely the machine is looked at.
+/// Which hardware the plan uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Look<'a> {
-    /// Not at all.
-    Away,
-    /// At what it has.
-    At,
-    /// And whether the CPU can store to GPUs' memory, where the plan depends on it: opens these GPUs.
-    Into,
-    /// At this one instead.
-    On(&'a Topology),
+pub(super) enum Hardware<'a> {
+    /// None.
+    None,
+    /// The devices of this machine, without opening them.
+    Detect,
+    /// The devices of this machine. Opens GPUs if the plan depends on CPU stores to their memory.
+    Probe,
+    /// A recorded machine.
+    Recorded(&'a Topology),
 }
 
 /// A configuration without errors.
@@ -88,22 +88,25 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
-    /// Reads and plans; on errors shows them and gives the exit code.
-    pub(super) fn read(sources: &Sources, look: Look<'_>) -> Result<Self, u8> {
-        Self::load(sources, look, None)
+    /// Reads and plans. Prints errors and returns the exit code.
+    pub(super) fn read(sources: &Sources, hardware: Hardware<'_>) -> Result<Self, u8> {
+        Self::load(sources, hardware, None)
     }
 
-    /// As [`read`](Self::read), and examines the files that the configuration names. Returns as well what was not
-    /// examined.
-    pub(super) fn examine(sources: &Sources, look: Look<'_>) -> Result<(Self, Vec<String>), u8> {
+    /// As [`read`](Self::read), and also checks the files that the configuration names. Returns the checks that were
+    /// skipped.
+    pub(super) fn examine(
+        sources: &Sources,
+        hardware: Hardware<'_>,
+    ) -> Result<(Self, Vec<String>), u8> {
         let mut unchecked = Vec::new();
-        let loaded = Self::load(sources, look, Some(&mut unchecked))?;
+        let loaded = Self::load(sources, hardware, Some(&mut unchecked))?;
         Ok((loaded, unchecked))
     }
 
     fn load(
         sources: &Sources,
-        look: Look<'_>,
+        hardware: Hardware<'_>,
         unchecked: Option<&mut Vec<String>>,
     ) -> Result<Self, u8> {
         let mut diagnostics = Diagnostics::new();
@@ -116,7 +119,13 @@ impl Loaded {
             let mut document = document
                 .with_overrides(&overrides, &mut diagnostics)
                 .expanded(&environment, &mut diagnostics);
-            let loaded = Self::relate(&mut document, sources, look, unchecked, &mut diagnostics);
+            let loaded = Self::relate(
+                &mut document,
+                sources,
+                hardware,
+                unchecked,
+                &mut diagnostics,
+            );
             (document, loaded)
         } else {
             (document, None)
@@ -140,7 +149,7 @@ impl Loaded {
     fn relate(
         document: &mut Document,
         sources: &Sources,
-        look: Look<'_>,
+        hardware: Hardware<'_>,
         unchecked: Option<&mut Vec<String>>,
         diagnostics: &mut Diagnostics,
     ) -> Option<Self> {
@@ -161,24 +170,26 @@ impl Loaded {
                 .push((section, vec![Claim::TcpPort(http.listen)]));
             Some(http)
         });
-        let mut topology = match look {
-            Look::Away => Topology::unknown(),
-            Look::At | Look::Into => Topology::detect(),
-            Look::On(topology) => topology.clone(),
+        let mut topology = match hardware {
+            Hardware::None => Topology::unknown(),
+            Hardware::Detect | Hardware::Probe => Topology::detect(),
+            Hardware::Recorded(topology) => topology.clone(),
         };
         let is_measured =
             |sink: &Component<_, dyn SinkSpec>| sink.spec.accepts() == Placements::Measured;
-        if matches!(look, Look::At | Look::Into) && config.sinks.iter().any(is_measured) {
+        if matches!(hardware, Hardware::Detect | Hardware::Probe)
+            && config.sinks.iter().any(is_measured)
+        {
             around.profiles = tune::known(&topology, sources.state().as_deref());
         }
         let writes = |source: &Component<_, dyn SourceSpec>| {
             let needs = source.spec.engine();
             needs.is_some_and(|needs| needs.device.is_some())
         };
-        if look == Look::Into && config.sources.iter().any(writes) {
+        if hardware == Hardware::Probe && config.sources.iter().any(writes) {
             daq_diagnostics::doctor::look_at_windows(&mut topology.gpus);
         }
-        if look == Look::Into
+        if hardware == Hardware::Probe
             && let Some(plan) = resolve(&config, &topology, &around, &mut Diagnostics::new())
         {
             let gpus = topology.gpus.into_iter().map(|gpu| {
@@ -192,7 +203,7 @@ impl Loaded {
         }
         let plan = resolve(&config, &topology, &around, diagnostics);
         if let Some(unchecked) = unchecked {
-            let has_hardware = look != Look::Away;
+            let has_hardware = hardware != Hardware::None;
             *unchecked = check::files(
                 &config,
                 &around.directory,
@@ -202,7 +213,7 @@ impl Loaded {
             );
         }
         let mut plan = plan?;
-        if matches!(look, Look::At | Look::Into) {
+        if matches!(hardware, Hardware::Detect | Hardware::Probe) {
             let sources = config.sources.iter();
             plan.unavailable.extend(sources.filter_map(|source| {
                 let why = source.spec.unavailable()?;

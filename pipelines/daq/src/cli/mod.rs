@@ -1,4 +1,4 @@
-//! The command line: one file a command.
+//! The command line: one file per command.
 
 mod bench;
 mod changes;
@@ -21,7 +21,7 @@ use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use daq_core::plan::GraphFormat;
 use daq_core::units::Span;
 use daq_pipelines::console::{self, print_error};
-use load::{Loaded, Look, Sources};
+use load::{Hardware, Loaded, Sources};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -30,7 +30,7 @@ use std::process::ExitCode;
 pub mod exit {
     /// The command line is wrong.
     pub const USAGE: u8 = 64;
-    /// Hardware, a port or a library that is needed is not there.
+    /// Required hardware, a port or a library is not available.
     pub const UNAVAILABLE: u8 = 69;
     /// A defect of daq.
     pub const INTERNAL: u8 = 70;
@@ -40,7 +40,7 @@ pub mod exit {
     pub const CONFIG: u8 = 78;
 }
 
-/// Streams sensor data into rings, runs kernels on it, writes files, and accounts for every packet.
+/// Stream sensor data into rings, run kernels on it, write files, and account for every packet.
 #[derive(Debug, Parser)]
 #[command(name = "daq", version, max_term_width = 100)]
 struct Cli {
@@ -50,24 +50,24 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a pipeline until its sources end or it is told to stop.
+    /// Run a pipeline until its sources end or a signal stops it.
     Run(run::Args),
-    /// Check a configuration; all errors are shown at once.
+    /// Check a configuration and print all errors at once.
     Check {
         #[command(flatten)]
         sources: Sources,
-        /// Check what any machine can check; what was not checked is listed.
+        /// Do not use this machine's hardware. The checks that are skipped are listed.
         #[arg(long)]
         no_hardware: bool,
     },
-    /// Show what runs where, with sizes, paths and reasons.
+    /// Print the plan: what runs where, with sizes, data paths and reasons.
     Plan {
         #[command(flatten)]
         sources: Sources,
-        /// Plan without looking at this machine.
+        /// Plan without this machine's hardware.
         #[arg(long)]
         no_hardware: bool,
-        /// Plan for the machine that `daq topo --record` kept there.
+        /// Plan for the machine that `daq topo --record` saved in DIR.
         #[arg(long, value_name = "DIR", conflicts_with = "no_hardware")]
         topology: Option<PathBuf>,
         /// Print JSON.
@@ -76,57 +76,57 @@ enum Command {
     },
     /// List sources, kernels and sinks.
     List,
-    /// Print a commented, valid configuration to begin with.
+    /// Print a valid, commented configuration as a starting point.
     New {
-        /// What it is made of: a source, kernels and a sink, as in `udp/power-spectrum/file`; what is left
-        /// out is chosen.
+        /// The source, kernels and sink, for example `udp/power-spectrum/file`. Defaults are used for parts that are
+        /// left out.
         #[arg(value_name = "SOURCE/KERNEL/SINK")]
         parts: String,
     },
-    /// Draw the pipeline.
+    /// Print a diagram of the pipeline.
     Graph {
         #[command(flatten)]
         sources: Sources,
-        /// The language of the drawing.
+        /// Language of the diagram.
         #[arg(long, value_enum, default_value = "mermaid")]
         format: Format,
     },
-    /// Show how PCIe devices and GPUs hang together, and whether a device can write straight into a GPU.
+    /// Show the PCIe topology, and whether a device can write directly to GPU memory.
     Topo(topo::Args),
-    /// Look at this machine: what holds data back, and the command that mends it.
+    /// Diagnose this machine and print the commands that fix it.
     Doctor {
         /// Print JSON.
         #[arg(long)]
         json: bool,
-        /// How long to watch whether packets are being dropped; 0s looks at the totals only.
+        /// How long to watch drop counters. With 0s only the totals since boot are read.
         #[arg(long, value_name = "TIME", default_value = "1 s")]
         sample: Span,
     },
-    /// Measure this machine: the ways to a GPU side by side, and those to another host.
+    /// Benchmark data paths of this machine: to a GPU, from an FPGA, and to another host.
     Bench(bench::Args),
-    /// Check this machine: whether what the CPU, a GPU and network cards store for each other arrives.
+    /// Verify that CPU, GPU and network cards can exchange data on this machine.
     Selftest(selftest::Args),
-    /// Be a PCIe card of software, behind a socket, for those who have none on their desk.
+    /// Emulate a PCIe card over a vfio-user socket.
     #[command(name = "sim-card")]
     EmulateCard(emulate::card::Args),
-    /// Be a Holoscan Sensor Bridge of software, for those who have none on their desk.
+    /// Emulate a Holoscan Sensor Bridge.
     #[command(name = "sim-hsb")]
     EmulateHsb(emulate::hsb::Args),
-    /// Measure how this machine's GPUs copy, in under a second each, and keep that for later runs.
+    /// Measure the copy rates of this machine's GPUs and save them for later runs (under 1 s per GPU).
     Tune(tune::Args),
     /// Print the JSON schema of configurations, or a reference page.
     Reference {
-        /// Which page.
+        /// The page.
         #[arg(value_enum, default_value = "schema")]
         page: reference::Page,
     },
-    /// Outlive a daemon that is killed, and stop its card; for daq itself.
+    /// Stop a card after its daemon was killed. daq starts this process itself.
     #[command(name = daq_drivers::fpga::guard::COMMAND, hide = true)]
     FpgaGuard {
         /// The card's PCI address, for messages.
         device: String,
     },
-    /// Print completions for a shell.
+    /// Print shell completions.
     Completions {
         /// The shell.
         shell: clap_complete::Shell,
@@ -189,7 +189,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Prints to stdout; a reader that has gone away is no error.
+/// Prints to stdout. A closed pipe is not an error.
 fn show(text: &str) -> u8 {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => exit::IO,
@@ -202,16 +202,16 @@ fn plan(sources: &Sources, no_hardware: bool, recorded: Option<&Path>, json: boo
         Ok(there) => there,
         Err(code) => return code,
     };
-    let look = match &there {
-        Some(topology) => Look::On(topology),
-        None if no_hardware => Look::Away,
-        None => Look::Into,
+    let hardware = match &there {
+        Some(topology) => Hardware::Recorded(topology),
+        None if no_hardware => Hardware::None,
+        None => Hardware::Probe,
     };
-    match Loaded::read(sources, look) {
+    match Loaded::read(sources, hardware) {
         Ok(Loaded { plan, .. }) if json => match serde_json::to_string_pretty(&plan) {
             Ok(text) => show(&(text + "\n")),
             Err(error) => {
-                print_error!("error: the plan cannot be printed as JSON: {error}");
+                print_error!("error: cannot format the plan as JSON: {error}");
                 exit::INTERNAL
             }
         },
@@ -243,7 +243,7 @@ fn doctor(json: bool, sample: Span) -> u8 {
     show(&text).max(if bad { exit::UNAVAILABLE } else { 0 })
 }
 
-/// The directory that relative paths in a configuration start from: this process's.
+/// Returns the directory of relative paths in a configuration: the working directory.
 fn directory() -> PathBuf {
     std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))
 }

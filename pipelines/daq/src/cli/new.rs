@@ -120,27 +120,27 @@ fn example<S: ?Sized>(text: &mut String, entry: &Entry<S>, name: &str, input: &s
 
 /// The keys that every reader of a ring has.
 const READER: &str = "\
-# guarantee = true       # the ring waits for it, or counts ring_full; false = it may be overrun, and is told
+# guarantee = true       # true: the ring waits for this reader or counts ring_full; false: the reader may be overrun
 # wait = \"adaptive\"      # or \"busy\", \"event\"
-# core = 1               # the core of its thread
-# burst = 16             # most frames at once
+# core = 1               # CPU core of the thread
+# burst = 16             # maximum number of frames per call
 ";
 
 /// The keys that every kernel has beside those.
 const KERNEL: &str = "\
-# dispatch = \"launch\"    # on a GPU: one launch a burst; \"persistent\": your own .cu stays there and waits
+# dispatch = \"launch\"    # on a GPU: one launch per burst; \"persistent\": the kernel of your .cu file keeps running
 ";
 
 fn declare(text: &mut String, ring: &str) {
     let _ = writeln!(
         text,
         "[ring.{ring}]\n\
-         memory = \"auto\"        # or \"host\", \"cuda:0\"; auto = the first GPU, host memory where there is none\n\
-         slots = 64             # frames that the ring holds\n\
-         # slot = \"1 MiB\"       # payload bytes of a frame; without it, what the producer makes\n\
-         # fill = \"zero\"        # what missing packets show: \"zero\", \"nan\" or a byte\n\
-         # lock = true          # lock in memory as far as the memlock limit allows\n\
-         # huge = true          # hugepages where they are to be had\n\
+         memory = \"auto\"        # or \"host\", \"cuda:0\"; auto = the first GPU, or host memory without a GPU\n\
+         slots = 64             # number of frames\n\
+         # slot = \"1 MiB\"       # payload size of a frame; default: set by the producer\n\
+         # fill = \"zero\"        # content of missing packets: \"zero\", \"nan\" or a byte\n\
+         # lock = true          # lock the ring in RAM, up to the memlock limit\n\
+         # huge = true          # use hugepages if available\n\
          # node = 0             # preferred NUMA node\n"
     );
 }

@@ -1,7 +1,7 @@
 //! `daq run`.
 
 use super::live::{Live, Style, ledger};
-use super::load::{Loaded, Look, Sources};
+use super::load::{Hardware, Loaded, Sources};
 use super::{exit, state};
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::kernel::KernelError;
@@ -26,33 +26,33 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 
-/// A stop that takes longer is told of.
+/// A stop that takes longer is logged.
 const SOON: Duration = Duration::from_secs(1);
-/// How often the main thread looks whether to stop.
+/// How often the main thread checks for a stop request.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How often the state is logged without `--verbose`.
 const SUMMARY: Duration = Duration::from_mins(1);
 
-/// What `daq run` is told.
+/// Arguments of `daq run`.
 #[derive(Debug, ClapArgs)]
 #[command(after_long_help = AFTER_HELP)]
 pub(super) struct Args {
     #[command(flatten)]
     sources: Sources,
-    /// Stop after this long, as in `10s`.
+    /// Stop after this time, for example `10s`.
     #[arg(long = "for", value_name = "TIME")]
     duration: Option<Span>,
-    /// Stop as soon as a ring has published this many frames; what is open then is still delivered.
+    /// Stop when RING has published N frames. Frames in progress are still delivered.
     #[arg(long, value_name = "RING=N", value_parser = frames)]
     frames: Option<(String, u64)>,
-    /// Print the final ledger on stdout in this form, and nothing else there.
+    /// Print the final ledger to stdout in this format. Nothing else is printed to stdout.
     #[arg(long, value_enum)]
     report: Option<Form>,
-    /// How long sinks that cannot write may hold up the end.
+    /// Maximum time to wait at the end for sinks that cannot write.
     #[arg(long, value_name = "TIME", default_value = "10 s")]
     drain: Span,
-    /// Log the state every second; by default it is logged once a minute, and shown live on a terminal.
+    /// Log the state every second. By default it is logged every minute, or shown live on a terminal.
     #[arg(short, long)]
     verbose: bool,
 }
@@ -79,13 +79,13 @@ fn frames(text: &str) -> Result<(String, u64), String> {
     let (ring, count) = text.split_once('=').ok_or("write RING=N, as in raw=1000")?;
     let count = count
         .parse()
-        .map_err(|_| format!("`{count}` is no number of frames"))?;
+        .map_err(|_| format!("`{count}` is not a number of frames"))?;
     Ok((ring.to_owned(), count))
 }
 
 pub(super) fn run(args: &Args) -> u8 {
     log();
-    let loaded = match Loaded::read(&args.sources, Look::Into) {
+    let loaded = match Loaded::read(&args.sources, Hardware::Probe) {
         Ok(loaded) => loaded,
         Err(code) => return code,
     };
@@ -114,7 +114,7 @@ pub(super) fn run(args: &Args) -> u8 {
             return exit::UNAVAILABLE;
         }
     };
-    // Before anything is counted or recorded, for nothing ought to be where the port cannot be had.
+    // Before any file is written: a run that cannot bind its port must leave nothing behind.
     let listener = match loaded.http.as_ref().map(|http| http::bind(http.listen)) {
         None => None,
         Some(Ok(listener)) => Some(listener),
@@ -247,7 +247,7 @@ impl Signal {
         Ok(Self { came })
     }
 
-    /// The name of the signal that came.
+    /// Returns the name of the received signal.
     fn came(&self) -> Option<&'static str> {
         match self.came.load(Ordering::Acquire) {
             0 => None,
@@ -399,13 +399,13 @@ fn watch(args: &Args, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Fail
             tracing::info!("stopping: draining rings (at most {})", args.drain);
         }
         live.show(|| pipeline.report());
-        // Looked at here, too, so that a stall is timed whether or not anybody asks for it.
+        // Read here as well, so that stalls are timed even without HTTP requests.
         let health = health();
         reported.update(&health, &pipeline);
         if pipeline.is_state_lost() && !std::mem::replace(&mut is_state_lost, true) {
             tracing::warn!(
-                "another program truncated this run's state file: the counters are whole, but a kill would not be \
-                 reported at the next start; keep clean-up jobs away from the state directory"
+                "another program truncated this run's counter file; the counters are correct, but they are lost if the \
+                 process is killed; exclude the state directory from clean-up jobs"
             );
         }
         let hung = pipeline.hung_sinks();
@@ -420,20 +420,20 @@ fn watch(args: &Args, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Fail
 
 /// Returns whether stdout is a terminal that was closed.
 fn is_hangup(error: &std::io::Error) -> bool {
-    // Of a closed terminal only the kind of file is known.
+    // fstat still reports the file type of a closed terminal.
     let is_device = rustix::fs::fstat(std::io::stdout())
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice);
     is_device && error.raw_os_error() == Some(libc::EIO)
 }
 
-/// Prints the ledger and gives the exit code.
+/// Prints the ledger; returns the exit code.
 fn conclude(args: &Args, report: &Report, failures: &[Failure]) -> u8 {
     let text = match args.report {
         Some(Form::Json) => serde_json::to_string(report).unwrap_or_default() + "\n",
         _ => ledger(report),
     };
     let shown = match console::print(text) {
-        // A reader that closed its end is no error, nor is an unread report that was not asked for.
+        // A closed pipe is not an error. Neither is an unread report that was not requested.
         Err(error) if error.kind() == ErrorKind::BrokenPipe || is_hangup(&error) => 0,
         Err(error) if error.kind() == ErrorKind::TimedOut && args.report.is_none() => 0,
         Err(error) => {

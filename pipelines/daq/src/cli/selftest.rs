@@ -1,4 +1,4 @@
-//! `daq selftest`: checks of this machine that say what was expected and what was found.
+//! `daq selftest`: checks that CPU, GPU and network cards can exchange data.
 
 use super::{exit, show};
 use clap::{Subcommand, ValueEnum};
@@ -15,19 +15,19 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Whether what the CPU and a GPU store for each other arrives, by every way that this machine has. Exits with 1 if
-    /// a check failed, with 69 if there is no GPU.
+    /// Verify stores between the CPU and a GPU with every mapping backend of this machine. Exits with 1 if a check
+    /// fails, with 69 if there is no GPU.
     Gpu {
-        /// CUDA's number of the GPU.
+        /// CUDA device number of the GPU.
         #[arg(long, default_value_t = 0)]
         device: u32,
-        /// What maps the GPU's memory; all ways without.
+        /// Mapping backends to check [default: all].
         #[arg(long = "backend", value_enum, value_delimiter = ',')]
         backends: Vec<BackendArg>,
-        /// The checks, by name; all without.
+        /// Names of the checks to run [default: all].
         #[arg(long = "check", value_delimiter = ',', value_parser = parser(&selftest::list()))]
         checks: Vec<String>,
-        /// How long a kernel that stays may take to stop.
+        /// Time limit for a persistent kernel to stop.
         #[arg(long, value_name = "TIME", default_value = "100 ms")]
         limit: Span,
         /// List the checks.
@@ -37,19 +37,19 @@ enum What {
         #[arg(long)]
         json: bool,
     },
-    /// Whether network cards do what daq needs of them: memory of this host and of a GPU registered and written, keys
-    /// that are refused, connections made anew, frames from the sink rdma to the source rdma. Each card talks to itself;
-    /// the report says what holds, what was refused with its remedy, and what `daq doctor` finds: attach it where you
-    /// tell of a problem, or of a card that works. Exits with 1 if a check failed, with 69 if there is no card.
+    /// Verify RDMA network cards: registration and writes of host and GPU memory, rejected keys, reconnection, and
+    /// frames from the sink rdma to the source rdma. Each card connects to itself. The report lists passed checks,
+    /// refused operations with their fix, and the findings of `daq doctor`. Attach it to bug reports. Exits with 1 if a
+    /// check fails, with 69 if there is no card.
     Rdma {
-        /// The cards, as in `mlx5_0`, `mlx5_0:PORT` or `mlx5_0:PORT@GID`; `software` is one made of software. All cards
-        /// without.
+        /// Network cards: `mlx5_0`, `mlx5_0:PORT` or `mlx5_0:PORT@GID`; `software` is an emulated card
+        /// [default: all cards].
         #[arg(long, value_delimiter = ',')]
         nics: Vec<String>,
-        /// CUDA's number of the GPU.
+        /// CUDA device number of the GPU.
         #[arg(long, default_value_t = 0)]
         device: u32,
-        /// The checks, by name; all without.
+        /// Names of the checks to run [default: all].
         #[arg(long = "check", value_delimiter = ',', value_parser = parser(&selftest::rdma::list()))]
         checks: Vec<String>,
         /// List the checks.
@@ -110,7 +110,7 @@ pub(super) fn selftest(args: &Args) -> u8 {
     }
 }
 
-/// A report as JSON, or as text.
+/// Formats a report as JSON or text.
 fn render(is_json: bool, json: &serde_json::Value, text: &dyn std::fmt::Display) -> String {
     if is_json {
         serde_json::to_string_pretty(json).unwrap_or_default() + "\n"
@@ -119,7 +119,7 @@ fn render(is_json: bool, json: &serde_json::Value, text: &dyn std::fmt::Display)
     }
 }
 
-/// Shows a report, of which a check may have failed.
+/// Prints a report; returns the exit code.
 fn print_report(report: Result<(String, bool), impl std::fmt::Display>) -> u8 {
     match report {
         Ok((text, has_failed)) => show(&text).max(u8::from(has_failed)),

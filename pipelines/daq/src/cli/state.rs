@@ -34,7 +34,7 @@ fn directory(get: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 pub(super) fn board(directory: Option<&Path>, file: &str) -> (Board, Option<LastRun>) {
     let Some(directory) = directory else {
         tracing::warn!(
-            "no state directory (neither HOME nor XDG_STATE_HOME is set): a kill would not be told"
+            "no state directory (HOME and XDG_STATE_HOME are not set): counters stay in memory and are lost if the process is killed"
         );
         return (Board::in_memory(), None);
     };
@@ -57,18 +57,20 @@ pub(super) fn board(directory: Option<&Path>, file: &str) -> (Board, Option<Last
         Ok(board) => (board, last),
         Err(error @ BoardError::Busy { .. }) => {
             tracing::warn!(
-                "{error}; this run keeps its counters in memory, a kill would not be told"
+                "{error}; counters of this run stay in memory and are lost if the process is killed"
             );
             (Board::in_memory(), None)
         }
         Err(error) => {
-            tracing::warn!("{error}; counters stay in memory, a kill would not be told");
+            tracing::warn!(
+                "{error}; counters stay in memory and are lost if the process is killed"
+            );
             (Board::in_memory(), last)
         }
     }
 }
 
-/// Tries for a second: a process that was just killed may still hold its file.
+/// Retries for 1 s: a process that was just killed may still hold its file.
 fn patiently(open: impl Fn() -> Result<Board, BoardError>) -> Result<Board, BoardError> {
     for _ in 0..20 {
         match open() {
@@ -79,7 +81,7 @@ fn patiently(open: impl Fn() -> Result<Board, BoardError>) -> Result<Board, Boar
     open()
 }
 
-/// The name of a pipeline's file: pipelines of one name from different places must not meet.
+/// Returns the name of a pipeline's counter file. It differs for pipelines of the same name in different files.
 pub(super) fn file_name(pipeline: &str, configuration: &Path) -> String {
     let place = configuration
         .canonicalize()
@@ -95,7 +97,7 @@ pub(super) fn file_name(pipeline: &str, configuration: &Path) -> String {
     format!("{pipeline}-{hash:016x}.ledger")
 }
 
-/// The last run in words: what it had counted when it was killed.
+/// Logs the counters of a run that was killed.
 pub(super) fn log_last_run(last: &LastRun) {
     tracing::warn!(
         "the last run (process {}) did not end cleanly; its counters were:",

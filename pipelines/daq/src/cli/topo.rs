@@ -1,6 +1,6 @@
-//! `daq topo`: the PCIe tree, and the path that each source would take.
+//! `daq topo`: the PCIe tree and the data path of each source.
 
-use super::load::{Loaded, Look, Sources};
+use super::load::{Hardware, Loaded, Sources};
 use super::{exit, show};
 use daq_core::claim::Claim;
 use daq_core::gpu::Backend;
@@ -13,25 +13,25 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// TOML files, of whose sources the paths are shown; without, those of all devices that could be sources.
+    /// TOML files of a pipeline, whose data paths are shown. Without files, the paths of all possible source devices.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Set one value of the files, as in `--set ring.raw.slots=128`.
     #[arg(long, value_name = "KEY=VALUE", requires = "files")]
     set: Vec<String>,
-    /// What is printed.
+    /// Output format.
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
-    /// Show every device.
+    /// Show all PCIe devices.
     #[arg(long)]
     all: bool,
-    /// Bytes of the ring that a device would write into; files say it by themselves.
+    /// Size of the ring that a device writes to, if no files are given.
     #[arg(long, value_name = "SIZE", default_value = "64 MiB")]
     ring: ByteSize,
-    /// Keep what is read of this machine in a new directory, as for a bug report; it holds no serial numbers.
+    /// Save this machine's topology in a new directory, for example for a bug report. It contains no serial numbers.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["from", "files"])]
     record: Option<PathBuf>,
-    /// Show the machine that `--record` kept there.
+    /// Show the topology that `--record` saved in DIR.
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
 }
@@ -86,7 +86,7 @@ pub(super) fn topo(args: &Args) -> u8 {
         };
     }
     let sources = Sources::of(&args.files, &args.set);
-    let loaded = match Loaded::read(&sources, Look::On(&topology)) {
+    let loaded = match Loaded::read(&sources, Hardware::Recorded(&topology)) {
         Ok(loaded) => loaded,
         Err(code) => return code,
     };

@@ -1,4 +1,4 @@
-//! `daq tune`: measures how this machine's GPUs copy, and keeps that for later runs.
+//! `daq tune`: measures the copy rates of this machine's GPUs and saves them for later runs.
 
 use super::{exit, show, state};
 use daq_core::gpu::driver::{Device, probe};
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Where it is kept; without it, the state directory.
+    /// Directory for the results [default: the state directory].
     #[arg(long, value_name = "DIRECTORY")]
     state_dir: Option<PathBuf>,
     /// Print JSON.
@@ -25,10 +25,10 @@ pub(super) struct Args {
 /// update.
 const MODULE: &str = "/proc/driver/nvidia/version";
 
-/// Why nothing can be kept.
-const NOWHERE: &str = "there is no place to keep it: set HOME or XDG_STATE_HOME";
+/// Shown if there is no directory for the profiles.
+const NOWHERE: &str = "cannot save the profile: no state directory; set HOME or XDG_STATE_HOME";
 
-/// What tells whether a profile of `gpu` still holds.
+/// Returns the key of `gpu`'s profile. It changes with hardware, driver and topology, which invalidates the profile.
 fn fingerprint(topology: &Topology, gpu: &Gpu) -> String {
     let pci = gpu
         .pci
@@ -45,7 +45,7 @@ fn fingerprint(topology: &Topology, gpu: &Gpu) -> String {
     basis.fingerprint()
 }
 
-/// What was measured before of GPUs of `topology`, and still holds.
+/// Returns the saved profiles of `topology`'s GPUs that are still valid.
 pub(super) fn known(topology: &Topology, directory: Option<&Path>) -> BTreeMap<u32, Profile> {
     let Some(directory) = directory.filter(|_| !topology.gpus.is_empty()) else {
         return BTreeMap::new();
@@ -59,14 +59,16 @@ pub(super) fn known(topology: &Topology, directory: Option<&Path>) -> BTreeMap<u
     .collect()
 }
 
-/// Keeps what was measured of a card beside what is known of its GPU, which is measured where nothing is; or says why not.
+/// Saves the measurement of a network card in the profile of its GPU. Measures the GPU if it has no profile.
+///
+/// Returns the file, or what failed.
 pub(super) fn save(measured: Measured, directory: Option<&Path>) -> Result<PathBuf, String> {
     let directory = directory.ok_or(NOWHERE)?;
     let topology = Topology::detect();
     let ordinal = measured.device;
     let mut gpus = topology.gpus.iter();
     let gpu = gpus.find(|gpu| gpu.ordinal == ordinal);
-    let gpu = gpu.ok_or_else(|| format!("cuda:{ordinal} is not there any more"))?;
+    let gpu = gpu.ok_or_else(|| format!("cuda:{ordinal} is no longer available"))?;
     let fingerprint = fingerprint(&topology, gpu);
     let mut profiles = Profiles::load(directory);
     let mut profile = match profiles.get(&fingerprint) {
@@ -84,7 +86,7 @@ pub(super) fn save(measured: Measured, directory: Option<&Path>) -> Result<PathB
 pub(super) fn tune(args: &Args) -> u8 {
     let topology = Topology::detect();
     if topology.gpus.is_empty() {
-        print_error!("error: there is nothing to measure: {}", topology.no_gpu);
+        print_error!("error: no GPU to measure: {}", topology.no_gpu);
         return exit::UNAVAILABLE;
     }
     let directory = state::resolve_directory(args.state_dir.as_deref());
@@ -129,7 +131,7 @@ pub(super) fn tune(args: &Args) -> u8 {
         return exit::IO;
     };
     match profiles.save(&directory) {
-        Ok(file) if !args.json => show(&format!("kept in {}\n", file.display())),
+        Ok(file) if !args.json => show(&format!("saved in {}\n", file.display())),
         Ok(_) => 0,
         Err(error) => {
             print_error!("error: {}: {error}", directory.display());
@@ -155,13 +157,13 @@ fn describe(profile: &Profile) -> String {
         text
     };
     let cut_over = match profile.cut_over {
-        Some(0) => "  the CPU never stores to it faster than the GPU copies\n".to_owned(),
+        Some(0) => "  GPU copies are faster than CPU stores at every size\n".to_owned(),
         Some(bytes) => format!(
-            "  the CPU stores to it faster than the GPU copies up to {}\n",
+            "  CPU stores are faster than GPU copies up to {}\n",
             ByteSize(bytes as u64)
         ),
         None => format!(
-            "  the CPU could not store to it; where it can, it does up to the usual {}\n",
+            "  CPU stores to GPU memory are not available; the default threshold is {}\n",
             ByteSize(profile.cut_over() as u64)
         ),
     };

@@ -41,7 +41,7 @@ pub fn apiperf(
                         figures.push(time.as_secs_f64() * 1e3);
                     }
                 }
-                // Of many sizes that cannot be made the least tells the most.
+                // Of the sizes that cannot be allocated, only the smallest is reported.
                 Err(refusal) => {
                     refused.entry(refusal.to_string()).or_insert(bytes);
                 }

@@ -169,11 +169,11 @@ impl Pair {
     ) -> Result<(), BenchError> {
         let (reader, producer) = self.copied;
         let stream = CopyStream::new(device, Direction::In, tuning.depth)?;
-        let mut stager = Stager::new(Box::new(stream), tuning, Arc::new(Bell::default()));
+        let mut copy_engine = Stager::new(Box::new(stream), tuning, Arc::new(Bell::default()));
         let ledger = CopyLedger::default();
-        stager.add(Lane::new(reader, producer, ledger, tuning.chunk));
+        copy_engine.add(Lane::new(reader, producer, ledger, tuning.chunk));
         Self::time(self.source, &self.target, bytes, times, || {
-            stager.step().map(drop)
+            copy_engine.step().map(drop)
         })
     }
 

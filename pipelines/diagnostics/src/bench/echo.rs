@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 /// The device code, as PTX for compute capability 7.0.
 const CODE: &[u8] = include_bytes!("../../../generated/echo.ptx");
 
-/// How long an answer may take, and a kernel to end.
+/// Timeout for a reply, and for a kernel to end.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a kernel waits for its bell, in nanoseconds, until it ends by itself; less than the host's patience.
+/// Time without a doorbell after which a kernel ends by itself, in nanoseconds. Shorter than [`REPLY_TIMEOUT`].
 const KERNEL_TIMEOUT_NS: u64 = 3_000_000_000;
 /// The bell's bit that stops a kernel.
 const STOP: u64 = 1 << 63;
-/// Looks at the reply between two looks at the clock.
+/// Polls of the reply between two reads of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 1 << 12;
 
 /// The kernels.

@@ -35,7 +35,7 @@ pub struct FpgaArgs {
 /// What was not measured, with the reason.
 type Refused = BTreeSet<(String, String)>;
 
-/// Measures and tells. Without a GPU, what goes to one is told as not measured.
+/// Measures and publishes tables. Without a GPU, the methods that need one are listed as not measured.
 pub fn fpga(args: &FpgaArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let mut refused = Refused::new();
     let gpu = match args.common.open() {

@@ -16,11 +16,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The longest that a thread waits before it looks whether to stop.
+/// How often a waiting thread checks for a stop request.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Frames that are published, and given back, at a time.
 const BURST: usize = 512;
-/// Steps of the staging thread between two looks at its own CPU time.
+/// Steps of the copy engine thread between two reads of its CPU time.
 const STEPS_PER_CPU_SAMPLE: u64 = 64;
 
 /// What one lane is to do.
@@ -34,7 +34,7 @@ pub(super) struct Load {
     pub(super) rate: Option<f64>,
 }
 
-/// What a rig tells while it runs; by direction, in and out, where both can be meant.
+/// Counters of a running harness. Arrays are indexed by direction: in, out.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
     /// Bytes that have come through.
@@ -96,7 +96,7 @@ impl Harness {
         for (direction, tuning) in ways.into_iter().zip(tunings) {
             let bell = Arc::new(Bell::default());
             let stream = CopyStream::new(device, direction, tuning.depth)?;
-            let mut stager = Stager::new(Box::new(stream), tuning, bell.clone());
+            let mut copy_engine = Stager::new(Box::new(stream), tuning, bell.clone());
             let mut is_used = false;
             for (i, (load, place)) in loads
                 .iter()
@@ -107,12 +107,12 @@ impl Harness {
                 is_used = true;
                 let copies = CopyLedger::default();
                 harness.copies.push((i, direction, copies.clone()));
-                stager.add(harness.lane(load, place, &bell, copies, tuning)?);
+                copy_engine.add(harness.lane(load, place, &bell, copies, tuning)?);
             }
             if is_used {
                 let shared = harness.shared.clone();
                 harness.threads.push(std::thread::spawn(move || {
-                    serve(stager, wait, &shared, index(direction))
+                    serve(copy_engine, wait, &shared, index(direction))
                         .map_err(|error| error.to_string())
                 }));
             }
@@ -218,7 +218,7 @@ impl Drop for Harness {
 }
 
 fn serve(
-    mut stager: Stager,
+    mut copy_engine: Stager,
     wait: Wait,
     shared: &Shared,
     index: usize,
@@ -226,13 +226,13 @@ fn serve(
     daq_core::thread::wake_on_time();
     let mut steps = 0_u64;
     loop {
-        match stager.step() {
+        match copy_engine.step() {
             Ok(Step::Finished) => return Ok(()),
             Ok(Step::Busy) => {}
-            Ok(Step::Idle) => stager.wait(wait, STOP_POLL_INTERVAL),
+            Ok(Step::Idle) => copy_engine.wait(wait, STOP_POLL_INTERVAL),
             Err(error) => {
                 shared.stop.store(true, Ordering::Release);
-                while !stager.discard() {
+                while !copy_engine.discard() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 return Err(error);

@@ -80,7 +80,7 @@ pub enum BenchError {
     Thread(String),
 }
 
-/// What every measurement is told.
+/// Arguments of every measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Common {
     /// CUDA's number of the GPU.

@@ -48,7 +48,7 @@ pub struct PersistentArgs {
     pub file: Option<std::path::PathBuf>,
 }
 
-/// Measures and tells.
+/// Measures and publishes tables.
 pub fn persistent(args: &PersistentArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let device = args.common.open()?;
     let bench = Bench {

@@ -39,7 +39,7 @@ const MAX_ROUND_TRIPS: usize = 1 << 20;
 pub enum Role {
     /// It waits for the other side, serves one measurement and ends.
     Listen(SocketAddr),
-    /// It goes to the other side, measures and tells.
+    /// Connects to the other side, measures and publishes tables.
     Dial(SocketAddr),
     /// Both, over this host's loopback.
     Both,
@@ -309,10 +309,10 @@ pub fn rdma(args: &RdmaArgs, publish: Publish<'_>) -> Result<Option<Measured>, B
             let listener = bound((Ipv4Addr::LOCALHOST, 0).into())?;
             let address = listener.local_addr().map_err(failed)?;
             std::thread::scope(|scope| {
-                // The listener goes with its side, so that nobody waits for one that has failed.
+                // The listener is dropped with its side, so that the other side does not wait for one that failed.
                 let there = scope.spawn(move || listen(args, &listener));
                 let here = dial(args, address, publish);
-                // One that failed before it came leaves nobody to wait for.
+                // A side that failed before it connected is not waited for.
                 if here.is_err() {
                     drop(TcpStream::connect(address));
                 }

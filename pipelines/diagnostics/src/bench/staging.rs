@@ -19,7 +19,7 @@ const RING: usize = 256 << 20;
 const LARGE: usize = 64 << 20;
 /// Batches of copies in flight.
 const BATCHES: usize = 4;
-/// How long a rig runs before it is looked at.
+/// How long a harness runs before it is measured.
 const WARM_UP: Duration = Duration::from_millis(150);
 
 /// What to measure.
@@ -76,7 +76,7 @@ impl Method {
 const IN_BESIDE: &str = "engine in beside out";
 const OUT_BESIDE: &str = "engine out beside in";
 
-/// Measures and tells.
+/// Measures and publishes tables.
 pub fn staging(args: &StagingArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let device = args.common.open()?;
     let profile = measure(device)?;

@@ -1,6 +1,6 @@
 //! FPGA cards: the IOMMU, who holds each card, what shares its group, what its link and the bridges above it do.
 //!
-//! Which path follows is `daq topo`'s business; whether a GPU's memory can be mapped is told with each GPU.
+//! `daq topo` shows the resulting path. Whether GPU memory can be mapped is reported with each GPU.
 
 use super::root::Root;
 use super::{Finding, Verdict};
@@ -39,10 +39,10 @@ fn iommu(tree: &PciTree, is_needed: bool) -> Finding {
         Iommu::On => finding.read(Verdict::Ok, "on"),
         Iommu::Off if !is_needed => finding
             .read(Verdict::Ok, "off")
-            .why("no FPGA card is here that would need it"),
+            .why("no FPGA card that needs it"),
         Iommu::Off => finding
             .read(Verdict::Warn, "off")
-            .why("VFIO gives no card to programs without it")
+            .why("without it VFIO cannot give cards to user programs")
             .fix(turn_on(tree)),
     }
 }
@@ -87,7 +87,7 @@ impl Card<'_> {
             Some(VFIO) => finding.read(Verdict::Ok, VFIO),
             Some(other) => finding
                 .read(Verdict::Ok, other)
-                .why("programs cannot drive the card while this driver holds it")
+                .why("user programs cannot drive the card while this driver is bound to it")
                 .fix(give),
             None => finding
                 .read(Verdict::Warn, "none")
@@ -105,7 +105,7 @@ impl Card<'_> {
             } else {
                 finding
                     .read(Verdict::Unknown, "none")
-                    .why("there are groups only where the IOMMU is on")
+                    .why("IOMMU groups exist only if the IOMMU is enabled")
             };
         };
         // Bridges stay with their drivers (`vfio_dev_viable` of the kernel's drivers/vfio).
@@ -133,7 +133,7 @@ impl Card<'_> {
                 Verdict::Warn,
                 format!("{number}: shared with {}", held.join(", ")),
             )
-            .why("VFIO gives all of a group to programs or nothing: the card cannot be opened")
+            .why("VFIO requires that all devices of an IOMMU group are bound to vfio-pci: the card cannot be opened")
             .fix(format!(
                 "{}  # if nothing needs them; else put the card into a slot below another root port",
                 commands.collect::<Vec<_>>().join(" && ")
@@ -145,7 +145,7 @@ impl Card<'_> {
         let finding = self.finding("link", "{current,max}_link_{speed,width}");
         let hops = self.tree.hops(self.device);
         if self.tree.processor.is_virtual || hops.is_empty() {
-            return finding.why("the machine does not tell, as in a virtual machine");
+            return finding.why("not reported by this machine, for example a virtual machine");
         }
         let narrow = hops.iter().find_map(|hop| Some((hop, slow(hop)?)));
         let Some((hop, why)) = narrow else {
@@ -191,13 +191,13 @@ impl Card<'_> {
                     Verdict::Ok,
                     format!("{} redirects ({})", bridge.address, bridge.acs.bits()),
                 )
-                .why("what the card writes to a GPU goes up to the processor and back down: slower than through the switch, and groups are small")
+                .why("peer-to-peer writes to a GPU are redirected through the processor: slower than through the switch, with small IOMMU groups")
         } else if redirects(None).is_some() {
-            finding.why("only root may read it").fix("sudo daq doctor")
+            finding.why("readable only by root").fix("sudo daq doctor")
         } else {
             finding
                 .read(Verdict::Ok, "no switch redirects")
-                .why("what the card writes to a GPU below the same switch stays in it, unless the card is behind vfio-pci and the IOMMU is on")
+                .why("peer-to-peer writes to a GPU below the same switch stay in the switch, unless the card uses vfio-pci and the IOMMU is enabled")
         }
     }
 
@@ -217,7 +217,7 @@ impl Card<'_> {
         Some(
             self.finding("way to GPUs", "")
                 .read(Verdict::Ok, paths.collect::<Vec<_>>().join(", "))
-                .why("the path that follows: daq topo; whether a GPU's memory can be mapped: its line `CPU stores`"),
+                .why("`daq topo` shows the resulting path; the line `CPU stores` of the GPU shows whether its memory can be mapped"),
         )
     }
 }

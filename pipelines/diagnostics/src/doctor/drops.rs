@@ -1,6 +1,6 @@
 //! What the kernel has dropped since it was booted, and whether it drops now.
 //!
-//! The counters never fall, so a total tells of any time since the start. They are read twice: only one that
+//! The counters never decrease, so a total covers the time since boot. They are read twice: only one that
 //! grows between the two is a warning. What is compared is each core's and each card's own counter: one that comes or
 //! goes between the two readings, or starts again from 0, is no drop.
 
@@ -108,7 +108,7 @@ impl Drops {
                 total: now.core_total(BACKLOG),
                 grown: grown(cores(BACKLOG)),
                 least: 1,
-                why: "dropped before they reached any socket, for netdev_max_backlog was too small",
+                why: "dropped before they reached a socket, because netdev_max_backlog is too small",
                 fix: format!("sudo sysctl -w net.core.netdev_max_backlog={wanted}"),
             },
             Watched {
@@ -118,7 +118,7 @@ impl Drops {
                 grown: grown(cores(SQUEEZED)),
                 // A few belong to every burst; one in ten thousand packets costs throughput.
                 least: 2 + cores(PACKETS).unwrap_or(0) / 10_000,
-                why: "the kernel stopped receiving with packets left, which overflows the card's ring",
+                why: "Linux stopped a receive round with packets left, which overflows the card's ring",
                 fix: "sudo sysctl -w net.core.netdev_budget=600 net.core.netdev_budget_usecs=8000"
                     .to_owned(),
             },
@@ -132,7 +132,7 @@ impl Drops {
                         .map(|(now, then)| now.saturating_sub(then)),
                 ),
                 least: 1,
-                why: "packets of any program that came while its receive buffer was full",
+                why: "packets of any program that arrived while its receive buffer was full",
                 fix: format!(
                     "sudo sysctl -w net.core.rmem_max={RMEM_WANTED}  # if they were daq's: see kernel_drop in its ledger"
                 ),
@@ -143,9 +143,9 @@ impl Drops {
                 total: now.cards.as_ref().map(|cards| cards.values().sum()),
                 grown: grown(self.cards_grown(&now)),
                 least: 1,
-                why: "the card had no free buffer when they came",
+                why: "the card had no free buffer when the packets arrived",
                 fix: format!(
-                    "sudo ethtool -G {0} rx 4096  # or the most that `ethtool -g {0}` shows",
+                    "sudo ethtool -G {0} rx 4096  # or the maximum that `ethtool -g {0}` shows",
                     self.worst(&now)
                 ),
             },
@@ -215,11 +215,11 @@ impl Watched {
                 let (grown, why) = match grown {
                     0 => (
                         "none".to_owned(),
-                        "from an earlier time: it does not grow now",
+                        "counted earlier; the counter does not grow now",
                     ),
                     grown => (
                         grown.to_string(),
-                        "it grows, but too little to cost anything",
+                        "the counter grows, but too slowly to matter",
                     ),
                 };
                 self.finding
@@ -232,7 +232,7 @@ impl Watched {
             None => self
                 .finding
                 .read(Verdict::Ok, format!("{total} {what} since boot"))
-                .why("whether it grows now was not looked at: --sample 1s"),
+                .why("growth was not measured; use --sample 1s"),
         }
     }
 }

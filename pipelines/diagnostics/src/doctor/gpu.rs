@@ -131,10 +131,11 @@ fn judge(root: &Root, asked: Option<&Result<NvmlFacts, Refusal>>, cuda: &Cuda) -
         .collect();
     let module = driver::Module::read(root);
     if addresses.is_empty() && module.is_none() {
-        let none = Finding::new(GROUP, "GPU", PCI).why("no NVIDIA GPU: rings lie in host memory");
+        let none = Finding::new(GROUP, "GPU", PCI)
+            .why("no NVIDIA GPU: rings are allocated in host memory");
         return vec![match on_bus {
             Some(_) => none.read(Verdict::Ok, "none"),
-            None => none.why("without an NVIDIA GPU rings lie in host memory"),
+            None => none.why("without an NVIDIA GPU rings are allocated in host memory"),
         }];
     }
     let mut findings = driver::examine(root, module.as_ref(), asked, &cuda.facts);
@@ -172,7 +173,7 @@ fn identity(card: &Card, has_answer: bool) -> Finding {
         let finding = card
             .finding("card", card.file("driver"))
             .read(Verdict::Warn, format!("held by {other}"))
-            .why("CUDA cannot use it: rings lie in host memory or on another GPU");
+            .why("CUDA cannot use it: rings are allocated in host memory or on another GPU");
         return if other == "nouveau" {
             finding.fix(format!("{}  # then reboot", driver::INSTALL))
         } else {
@@ -205,7 +206,7 @@ fn identity(card: &Card, has_answer: bool) -> Finding {
             if has_answer {
                 finding
                     .read(Verdict::Unknown, model)
-                    .why("NVML does not list it: not given to this container, or not started by the driver (`sudo dmesg | grep -i nvrm`)")
+                    .why("not listed by NVML: not passed to this container, or not started by the driver (`sudo dmesg | grep -i nvrm`)")
             } else {
                 finding.read(Verdict::Ok, model)
             }

@@ -13,7 +13,7 @@ const NVIDIA: &str = "0x10de";
 /// The first byte of the PCI class of display and 3D controllers.
 const DISPLAY: &str = "0x03";
 
-/// Where the dynamic linker looks by itself, where it is told to on Debian, and where CUDA installs.
+/// Where the dynamic linker looks by itself, where Debian configures it to, and where CUDA installs.
 const DIRECTORIES: [&str; 9] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
@@ -97,7 +97,7 @@ const LIBRARIES: [Library; 7] = [
         name: "librdmacm",
         files: &["librdmacm.so.1"],
         needs: Needs::Rdma,
-        purpose: "connections by rdma_cm; without it queue pairs are told over TCP",
+        purpose: "connections by rdma_cm; without it queue pairs are exchanged over TCP",
         install: "sudo apt install librdmacm1",
     },
 ];

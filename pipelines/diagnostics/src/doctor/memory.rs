@@ -87,7 +87,7 @@ fn huge_pages(root: &Root) -> Finding {
     let size = ByteSize(size.saturating_mul(1024));
     let fix = "sudo sysctl -w vm.nr_hugepages=256";
     if total == 0 {
-        let without = "rings take ordinary pages, transparently huge ones where enabled";
+        let without = "rings use normal pages, or transparent hugepages if enabled";
         finding
             .read(Verdict::Ok, format!("none of {size} reserved"))
             .why(without)
@@ -96,7 +96,7 @@ fn huge_pages(root: &Root) -> Finding {
         let used = format!("all {total} of {size} in use");
         finding
             .read(Verdict::Warn, used)
-            .why("none is left for rings")
+            .why("none is free for rings")
             .fix(format!(
                 "sudo sysctl -w vm.nr_hugepages={}",
                 total.saturating_add(256)
@@ -177,12 +177,12 @@ fn available(root: &Root) -> Finding {
         finding
     } else if limited {
         finding
-            .why("the control group's limit; `daq plan` prints what a pipeline takes")
+            .why("the control group's limit; `daq plan` prints the memory of a pipeline")
             .fix("sudo systemctl set-property UNIT MemoryMax=infinity  # or: docker update --memory SIZE CONTAINER")
     } else {
         finding
-            .why("`daq plan` prints what a pipeline takes")
-            .fix("ps aux --sort=-rss | head  # then end what is large")
+            .why("`daq plan` prints the memory of a pipeline")
+            .fix("ps aux --sort=-rss | head  # then stop large processes")
     }
 }
 

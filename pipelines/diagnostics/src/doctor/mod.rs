@@ -1,4 +1,4 @@
-//! `daq doctor`: what of this machine stands in the way of lossless data, and the command that mends it.
+//! `daq doctor`: diagnoses what prevents lossless data on this machine, with the commands that fix it.
 //!
 //! Nearly every check reads a few files and judges; nothing is changed. Libraries are opened on the running machine
 //! alone, and only where an NVIDIA GPU or its driver shows: NVIDIA's NVML and CUDA, which open the driver's device files
@@ -218,7 +218,7 @@ pub fn render(findings: &[Finding], color: bool) -> String {
             .count()
     };
     let sum = match (count(Verdict::Bad), count(Verdict::Warn)) {
-        (0, 0) => "Nothing stands in the way.".to_owned(),
+        (0, 0) => "No problems found.".to_owned(),
         (0, 1) => "1 warning: daq runs, with less margin before it loses packets.".to_owned(),
         (0, warnings) => {
             format!("{warnings} warnings: daq runs, with less margin before it loses packets.")
@@ -232,7 +232,7 @@ pub fn render(findings: &[Finding], color: bool) -> String {
             .as_ref()
             .is_some_and(|fix| fix.contains("sysctl -w"))
     }) {
-        text.push_str("What sysctl -w sets lasts until the next boot; a line in /etc/sysctl.d/90-daq.conf keeps it.\n");
+        text.push_str("Values set by sysctl -w last until the next boot; put them in /etc/sysctl.d/90-daq.conf to keep them.\n");
     }
     text
 }

@@ -10,7 +10,7 @@ pub(super) const CORE: &str = "/proc/sys/net/core";
 /// Holds 13 ms at 10 Gbit/s: longer than a busy system keeps a thread from its core.
 const RMEM_ENOUGH: u64 = 16 << 20;
 pub(super) const RMEM_WANTED: u64 = 64 << 20;
-/// Linux' default; smaller values have been set by somebody.
+/// Linux' default; a smaller value was set by an administrator.
 const RMEM_DEFAULT: u64 = 212_992;
 const BACKLOG_ENOUGH: u64 = 10_000;
 pub(super) const BACKLOG_WANTED: u64 = 30_000;
@@ -26,7 +26,7 @@ pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
             RMEM_ENOUGH,
             RMEM_WANTED,
             true,
-            "a source's receive buffer cannot be larger, and drops packets while its thread waits for a core",
+            "limits the receive buffer of a source, which drops packets while its thread waits for a core",
         ),
         setting(
             root,
@@ -34,7 +34,7 @@ pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
             RMEM_DEFAULT,
             RMEM_DEFAULT,
             true,
-            "smaller than Linux' default; sources ask for their own size all the same",
+            "smaller than the Linux default; sources request their own size",
         ),
         setting(
             root,
@@ -42,7 +42,7 @@ pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
             BACKLOG_ENOUGH,
             BACKLOG_WANTED,
             false,
-            "bursts over loopback, through tunnels or steered to other cores are dropped beyond it",
+            "larger bursts over loopback, through tunnels or steered to other cores are dropped",
         ),
         setting(
             root,
@@ -50,7 +50,7 @@ pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
             BUDGET,
             2 * BUDGET,
             false,
-            "packets taken in one round of the kernel's receiving",
+            "maximum number of packets per receive round of Linux",
         ),
     ];
     findings.extend(before.watched(root).into_iter().map(Watched::finding));
@@ -69,7 +69,7 @@ fn setting(
     let path = format!("{CORE}/{name}");
     let finding = Finding::new(GROUP, name, path.as_str());
     let Some(value) = root.value::<u64>(&path) else {
-        return finding.why("not visible in this network namespace: look on the host");
+        return finding.why("not visible in this network namespace; run daq doctor on the host");
     };
     let shown = if bytes {
         ByteSize(value).to_string()

@@ -55,10 +55,10 @@ fn isolated(root: &Root) -> Finding {
         None => finding,
         Some(cores) if cores.is_empty() => finding
             .read(Verdict::Ok, "none")
-            .why("only the lowest latencies need some"),
+            .why("needed only for the lowest latencies"),
         Some(cores) => finding
             .read(Verdict::Ok, cores)
-            .why("the scheduler puts nothing there: pin data threads to them"),
+            .why("the scheduler does not use these cores: pin data threads to them"),
     }
 }
 
@@ -67,7 +67,7 @@ fn quota(root: &Root) -> Finding {
         None => Finding::new(GROUP, "processor quota", "/proc/self/cgroup").read(Verdict::Ok, "none"),
         Some((cores, file)) => Finding::new(GROUP, "processor quota", file)
             .read(Verdict::Warn, format!("{cores:.2} cores"))
-            .why("data threads stand still once the quota of a period is used up, which loses packets")
+            .why("data threads stop when the quota of a period is used up, which loses packets")
             .fix("sudo systemctl set-property UNIT CPUQuota=  # or: docker update --cpu-quota -1 CONTAINER"),
     }
 }
@@ -93,7 +93,7 @@ fn governor(root: &Root) -> Finding {
         } else {
             finding
                 .read(Verdict::Ok, "none")
-                .why("the clock is not this kernel's to set, as in a virtual machine")
+                .why("this machine cannot set the clock frequency, for example a virtual machine")
         };
     }
     let read = governors
@@ -106,7 +106,7 @@ fn governor(root: &Root) -> Finding {
     } else {
         finding
             .read(Verdict::Warn, read)
-            .why("cores slow down between bursts and are late for the next one")
+            .why("cores reduce their clock between bursts, which delays the next burst")
             .fix(format!("echo performance | sudo tee {pattern}"))
     }
 }
@@ -137,7 +137,7 @@ fn idle(root: &Root) -> Finding {
     let Some((latency, name)) = deepest else {
         return finding
             .read(Verdict::Ok, "none")
-            .why("idling is not this kernel's to set, as in a virtual machine");
+            .why("this machine cannot set idle states, for example a virtual machine");
     };
     let read = format!("{name} wakes in {latency} us");
     if latency <= WAKE_US {
@@ -145,7 +145,7 @@ fn idle(root: &Root) -> Finding {
     } else {
         finding
             .read(Verdict::Warn, read)
-            .why("a sleeping core is late for the first packets of a burst")
+            .why("waking up a core delays the first packets of a burst")
             .fix(format!(
                 "sudo cpupower idle-set -D {WAKE_US}  # package linux-cpupower"
             ))
@@ -166,11 +166,11 @@ fn numa(root: &Root) -> Finding {
             ..finding
         }
         .read(Verdict::Warn, format!("{nodes}, balancing"))
-        .why("the kernel unmaps pages of rings to see who uses them, which delays data threads")
+        .why("Linux unmaps ring pages to sample accesses, which delays data threads")
         .fix("sudo sysctl -w kernel.numa_balancing=0"),
         nodes => finding
             .read(Verdict::Ok, nodes.to_string())
-            .why("give rings and threads the node of their network card"),
+            .why("place rings and threads on the NUMA node of their network card"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Network cards for RDMA: what they need of the kernel and of this build, their place beside GPUs, their ports, the
 //! network behind them.
 //!
-//! What a GPU has to say of it is told with each GPU, locked memory with memory, libraries with libraries.
+//! Facts about a GPU are reported with each GPU, locked memory with memory, libraries with libraries.
 
 mod counters;
 mod files;
@@ -39,7 +39,7 @@ const CAPABLE: [(&str, &str); 6] = [
 struct Machine<'a> {
     root: &'a Root,
     topology: Topology,
-    /// What this process was told by its environment; `None` where another machine's files are read.
+    /// The environment of this process; `None` where another machine's files are read.
     scatter: Option<String>,
 }
 
@@ -183,11 +183,11 @@ fn cards(machine: &Machine<'_>) -> Finding {
             .fix(format!("sudo modprobe {module} ib_uverbs rdma_ucm")),
         (None, Some((address, _, module))) if nics.is_empty() => finding
             .read(Verdict::Ok, names)
-            .why(format!("{address} may be able to do RDMA"))
+            .why(format!("{address} may support RDMA"))
             .fix(format!("sudo modprobe {module}")),
         (None, _) if nics.is_empty() => finding
             .read(Verdict::Ok, names)
-            .why("sources and sinks `rdma` can use a card of software (nics = [\"software\"])"),
+            .why("sources and sinks `rdma` can use an emulated card (nics = [\"software\"])"),
         _ => finding.read(Verdict::Ok, names),
     }
 }
@@ -203,7 +203,7 @@ fn firmware(card: &Card<'_>) -> Finding {
         Some(version) => finding.read(Verdict::Ok, format!("{version} ({what})")),
         None if card.nic.pci.is_none() => finding
             .read(Verdict::Ok, "none")
-            .why("the kernel is the card: correct, and slow"),
+            .why("Linux emulates the card: correct, but slow"),
         None => finding,
     }
 }

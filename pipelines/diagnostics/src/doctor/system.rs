@@ -55,12 +55,12 @@ fn kernel(root: &Root) -> Finding {
     if version < OLDEST {
         finding
             .read(Verdict::Bad, text)
-            .why("older than 3.2, the oldest that daq runs on")
+            .why("daq requires 3.2 or newer")
             .fix(fix)
     } else if version < COALESCING {
         finding
             .read(Verdict::Warn, text)
-            .why("before 5.0 the kernel cannot coalesce UDP packets (UDP_GRO): receiving costs about three times as much")
+            .why("Linux before 5.0 cannot coalesce UDP packets (UDP_GRO): receiving costs about three times as much CPU time")
             .fix(fix)
     } else {
         finding.read(Verdict::Ok, text)
@@ -71,7 +71,7 @@ fn io_uring(root: &Root) -> Finding {
     let finding = Finding::new(GROUP, "io_uring", URING);
     let fix = "sudo sysctl -w kernel.io_uring_disabled=0";
     // No sink depends on it, so a machine that forbids it is as good.
-    let why = "not needed: files are written by direct I/O";
+    let why = "not needed: files are written with direct I/O";
     match root.value::<u8>(URING) {
         Some(0) => finding.read(Verdict::Ok, "allowed"),
         Some(1) => finding
@@ -82,7 +82,7 @@ fn io_uring(root: &Root) -> Finding {
         None => match release(root) {
             Some((version, _)) if version < URING_SETTING => finding
                 .read(Verdict::Ok, "allowed")
-                .why("this kernel has no setting to forbid it"),
+                .why("this Linux has no setting to disable it"),
             _ => finding,
         },
     }
@@ -123,14 +123,14 @@ fn synchronised(clock: Option<ClockState>) -> Finding {
     if !state.synchronised {
         return finding
             .read(Verdict::Warn, "not synchronised")
-            .why("timestamps are as wrong as the clock")
+            .why("timestamps have the error of the clock")
             .fix("sudo apt install chrony && sudo systemctl enable --now chrony");
     }
     let read = format!("synchronised within {error}");
     match state.tai_offset {
         0 => finding
             .read(Verdict::Ok, read)
-            .why("TAI − UTC was not told to the kernel: timestamps are UTC"),
+            .why("the TAI − UTC offset of Linux is not set: timestamps are UTC"),
         offset => finding.read(Verdict::Ok, format!("{read}, TAI − UTC {offset} s")),
     }
 }
@@ -142,7 +142,7 @@ fn clocksource(root: &Root) -> Finding {
         Some(name) if matches!(name.as_str(), "hpet" | "acpi_pm" | "jiffies" | "refined-jiffies" | "pit") => finding
             .read(Verdict::Warn, name)
             .why("every timestamp is a slow system call")
-            .fix(format!("echo tsc | sudo tee {CLOCKSOURCE}  # `sudo dmesg | grep -i tsc` says why it was not chosen")),
+            .fix(format!("echo tsc | sudo tee {CLOCKSOURCE}  # `sudo dmesg | grep -i tsc` shows why it was not chosen")),
         Some(name) => finding.read(Verdict::Ok, name),
     }
 }

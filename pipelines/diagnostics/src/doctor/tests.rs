@@ -77,7 +77,7 @@ fn a_line_has_everything() {
         warn  rmem_max  4 MiB  (/proc/sys/net/core/rmem_max)  too small  fix: sudo sysctl -w net.core.rmem_max=67108864\n  \
         ok    swap      4 MiB  (/proc/sys/net/core/rmem_max)  if wanted: sudo swapoff -a\n\n\
         1 warning: daq runs, with less margin before it loses packets.\n\
-        What sysctl -w sets lasts until the next boot; a line in /etc/sysctl.d/90-daq.conf keeps it.\n";
+        Values set by sysctl -w last until the next boot; put them in /etc/sysctl.d/90-daq.conf to keep them.\n";
     assert_eq!(text, expected);
 }
 

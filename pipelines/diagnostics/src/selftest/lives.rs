@@ -82,7 +82,7 @@ pub(super) fn use_after_free(target: &Target) -> Result<(), Verdict> {
     })?;
     let read = target.read(&held, 0, 8)?;
     same(&[8, 7, 6, 5, 4, 3, 2, 1], &read, || {
-        "a doorbell whose memory nobody else holds".to_owned()
+        "a doorbell that has the only reference to its memory".to_owned()
     })?;
     drop((held, bell));
     expect(weak.upgrade().is_none(), || {

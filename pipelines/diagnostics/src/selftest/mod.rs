@@ -60,7 +60,7 @@ failures!(
     std::io::Error
 );
 
-/// Fails unless `holds`; what was expected and what was found is told by `what`.
+/// Fails unless `holds`; `what` returns what was expected and found.
 fn expect(holds: bool, what: impl FnOnce() -> String) -> Result<(), Verdict> {
     if holds {
         return Ok(());
@@ -80,68 +80,71 @@ struct Check {
 const CHECKS: [Check; 12] = [
     Check {
         name: "data",
-        what: "bytes stored by the CPU at odd offsets, in odd sizes, are those that CUDA reads, and the other way",
+        what: "CPU stores at odd offsets and sizes are read back by CUDA, and CUDA writes by the CPU",
         run: bytes::data,
     },
     Check {
         name: "edges",
-        what: "no byte before or behind is touched",
+        what: "bytes before and after a store are unchanged",
         run: bytes::edges,
     },
     Check {
         name: "small-buffers",
-        what: "many buffers of 1 B to 4 KiB at a time",
+        what: "many buffers of 1 B to 4 KiB at the same time",
         run: bytes::small_buffers,
     },
     Check {
         name: "two-mappings",
-        what: "two buffers at a time keep apart, and one outlives the other",
+        what: "two buffers do not overlap, and one stays valid after the other is freed",
         run: lives::two_mappings,
     },
     Check {
         name: "double-map",
-        what: "mapping the same memory again shows the same bytes or is an error; either mapping outlives the other",
+        what: "a second mapping of the same memory has the same bytes or is an error; each stays valid after the other is unmapped",
         run: lives::double_map,
     },
     Check {
         name: "use-after-free",
-        what: "nothing behind the end can be reached; whoever holds a part keeps the memory; then all of it is gone",
+        what: "accesses beyond the end fail; a reference to a part keeps the memory mapped; after the last one it is unmapped",
         run: lives::use_after_free,
     },
     Check {
         name: "concurrent-pinning",
-        what: "threads map, use and unmap at once",
+        what: "threads map, use and unmap concurrently",
         run: lives::concurrent_pinning,
     },
     Check {
         name: "fork",
-        what: "a child of this process gets an error, and what the parent stores arrives as before",
+        what: "a forked child gets an error, and stores of the parent still arrive",
         run: lives::fork,
     },
     Check {
         name: "kernel-sees",
-        what: "a kernel reads what was stored before its doorbell rang",
+        what: "a kernel reads data that was stored before its doorbell",
         run: kernels::kernel_sees,
     },
     Check {
         name: "word-order",
-        what: "the bytes are there when the doorbell is, every time",
+        what: "data is visible whenever the doorbell is visible",
         run: kernels::word_order,
     },
     Check {
         name: "staging",
-        what: "frames through a ring in mapped memory, with credits, arrive whole and in order",
+        what: "frames through a mapped ring with credits arrive complete and in order",
         run: kernels::staging,
     },
     Check {
         name: "resident-stop",
-        what: "a kernel that stays stops within the limit",
+        what: "a persistent kernel stops within the limit",
         run: kernels::resident_stop,
     },
 ];
 
 /// The check that ends the use of the device and is the last for this reason.
-const LOST: (&str, &str) = ("lost", "after the device is given up every use is an error");
+const LOST: (&str, &str) = (
+    "lost",
+    "after the device is marked as lost, every use is an error",
+);
 
 /// Name and meaning of each check.
 pub fn list() -> Vec<(&'static str, &'static str)> {

@@ -10,7 +10,7 @@ pub(crate) struct ClockState {
     pub(crate) synchronised: bool,
     /// Largest error that the kernel reckons with, in microseconds.
     pub(crate) max_error_us: i64,
-    /// TAI − UTC in seconds as the daemon told the kernel; 0 means that nobody did.
+    /// TAI − UTC in seconds as set by the clock daemon; 0 means not set.
     pub(crate) tai_offset: i32,
 }
 

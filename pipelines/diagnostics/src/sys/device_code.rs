@@ -15,7 +15,7 @@ pub(crate) fn launched(
     unsafe { Module::load(device, name, ptx) }
 }
 
-/// Loads the PTX of kernels that stay and answer doorbells, called `name` in messages.
+/// Loads the PTX of persistent kernels that answer doorbells, called `name` in messages.
 pub(crate) fn answering(
     device: &'static Device,
     name: &str,
@@ -25,7 +25,7 @@ pub(crate) fn answering(
     // passes the arguments that the file declares: addresses in mapped memory and in memory that it keeps until the
     // kernel has ended, or for ever where it does not end. The CPU stores to what such a kernel reads while it runs;
     // that is what it is for: words are loaded and stored whole on both sides, no reference is made to the memory, and
-    // frames are stored before the doorbell that tells of them and not again before the kernel's answer. Whatever a
+    // frames are stored before the doorbell that announces them and not again before the kernel's answer. Whatever a
     // kernel reads in between goes nowhere but to memory of the measurement or the check.
     unsafe { Module::load(device, name, ptx) }
 }

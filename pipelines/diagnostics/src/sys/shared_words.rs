@@ -121,7 +121,7 @@ fn word(region: &Region, at: usize) -> &AtomicU64 {
     );
     // SAFETY: the word is inside of host memory, as was just seen, aligned as regions begin at pages, and the region is
     // borrowed as long as the result. Whoever writes it beside us is a card, or a software card by other atomic or
-    // plain stores of which a completion tells before these words are looked at.
+    // plain stores whose completion is polled before these words are read.
     unsafe { region.address().cast::<AtomicU64>().add(at).as_ref() }
 }
 

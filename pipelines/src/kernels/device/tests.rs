@@ -50,7 +50,7 @@ fn the_code_is_that_of_the_sources() {
     if std::env::var_os("DAQ_NVRTC").is_none()
         && let Some(library) = in_python()
     {
-        // The library is looked for once a process, so another one is told where it is.
+        // The library is searched once per process, so the test runs again in a child with DAQ_NVRTC set.
         let name = concat!(module_path!(), "::the_code_is_that_of_the_sources");
         // Tests are named without their crate.
         let (_, name) = name.split_once("::").unwrap();

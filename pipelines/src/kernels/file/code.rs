@@ -23,7 +23,7 @@ pub(super) struct Code {
     pub(super) output: Shape,
 }
 
-/// What the code is told of frames.
+/// The frame metadata that the code receives.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) bytes: usize,
@@ -70,8 +70,8 @@ impl Code {
                 "{file} was {}; put DAQ_KERNEL(on_frame, Params) at the end of its source and compile it with the header \
                  that `daq reference kernel-header` prints",
                 match made_with {
-                    None => "made without the macro DAQ_KERNEL of daq.cuh",
-                    Some(_) => "made with the daq.cuh of another version of daq",
+                    None => "compiled without the macro DAQ_KERNEL of daq.cuh",
+                    Some(_) => "compiled with daq.cuh of another daq version",
                 }
             )));
         }

@@ -159,7 +159,7 @@ impl FrameKeys {
             .help("name them in `fields`, or say what they run over in `axis`")),
             (None, Axis::Fields(names)) => Ok(Axis::Fields(names.clone())),
             (None, axis @ Axis::Frequency { .. }) if points == input.points => Ok(axis.clone()),
-            // Where other points lie, nobody has said.
+            // The positions of other points are unknown.
             (Some(AxisKey::Frequency), _) | (None, Axis::Frequency { .. }) => Ok(Axis::Frequency {
                 start: self.start.map(|start| start.0),
                 step: self.step.map(|step| step.0),

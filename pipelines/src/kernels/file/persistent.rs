@@ -36,11 +36,11 @@ const RECORDS: usize = 128;
 const LINE_WORDS: usize = 8;
 /// Bits of the bell's word that count frames; the next ones count changes of the shifts.
 const POSTED_BITS: u32 = 48;
-/// Changes of the shifts are told modulo this.
+/// Changes of the shifts are counted modulo this.
 const GENERATIONS: u64 = 1 << 15;
 /// The bit of the bell's word that ends the kernel.
 const STOP: u64 = 1 << 63;
-/// How long the kernel may take to end once it is told to, or to finish what must be finished before it goes on.
+/// Timeout for the kernel to stop, or to finish work that must be done before it continues.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// The part of a GPU that kernels may take for good without a warning.
 const MUCH: f64 = 0.75;
@@ -50,7 +50,7 @@ pub(super) struct PersistentKernel {
     code: Code,
     teams: u32,
     stream: driver::Stream,
-    /// What the kernel is told: bell, shifts, records.
+    /// Memory that the kernel reads: doorbell, shifts, records.
     board: Arc<Mapped>,
     bell: Doorbell,
     credits: Arc<Credits>,
@@ -161,7 +161,7 @@ impl PersistentKernel {
         let mut code = Code::load(keys, context, device, image, ENTRY)?;
         let teams = keys.teams.unwrap_or(1);
         if keys.blocks.is_none() {
-            // Nobody asked for more than there is room for.
+            // No more frames are submitted than there are slots.
             let most = code.function.blocks_at_a_time(&code.grid)? / teams;
             code.grid.blocks[0] = code.grid.blocks[0].min(most.max(1));
         }
@@ -275,7 +275,7 @@ impl PersistentKernel {
             count: self.records,
             scratch: &mut self.scratch,
         };
-        // What the device rang for, the kernel has worked on already, by a record that was foretold.
+        // What the device rang for, the kernel has worked on already, by a pre-published record.
         let has_rung = |rung: &DeviceBell| rung.rings_for(self.posted);
         if !self.rung.as_ref().is_some_and(has_rung) {
             records.write(&mut stores, self.posted, frames, |i, record| {
@@ -322,7 +322,7 @@ impl PersistentKernel {
         })
     }
 
-    /// Tells the kernel that the next frame lies in other slots than those behind the last one.
+    /// Publishes that the next frame is not in the slots after the last one.
     fn shift(&mut self, slots: [usize; 2]) -> Result<(), KernelError> {
         // Frames under way are found by the shifts as they are.
         self.settle()?;
@@ -410,7 +410,7 @@ impl Kernel for PersistentKernel {
         })?;
         if device.share() > MUCH {
             tracing::warn!(
-                "kernels that stay take {:.0} % of {}: what else is launched there waits for room",
+                "persistent kernels occupy {:.0} % of {}; other kernels on this GPU wait for free multiprocessors",
                 100.0 * device.share(),
                 device.name()
             );
@@ -452,7 +452,7 @@ impl Kernel for PersistentKernel {
                 Ok(())
             }
             Err(unmarked) => {
-                // The kernel runs and nothing tells its end: what it was given is freed behind it alone.
+                // The end of the kernel is unknown while it runs: its memory is freed only after it.
                 let _ = self.bell.ring(word(self.posted, self.generation) | STOP);
                 let _ = self.stream.synchronize();
                 Err(unmarked.into())
@@ -468,9 +468,9 @@ impl Kernel for PersistentKernel {
             return Ok(());
         }
         let error = running.end.failure().unwrap_or_else(|| CudaError {
-            what: "a kernel that stays on its GPU".to_owned(),
+            what: "a persistent kernel".to_owned(),
             code: 0,
-            name: "it has ended although nobody told it to".to_owned(),
+            name: "it ended without a stop request".to_owned(),
             detail: "on_frame must return, not exit".to_owned(),
         });
         self.credits.fail(error.clone());
@@ -486,7 +486,7 @@ impl Kernel for PersistentKernel {
         let (frame, i) = values.into_iter().enumerate().map(first).min()?;
         Some(format!(
             "on_frame does not return: of {} frames since the kernel's start, frame {frame} or one of the next that \
-             its team works on is not done by block {} (a block tells of up to 8 at a time); look for a loop that does \
+             its team works on is not done by block {} (a block reports up to 8 at a time); look for a loop that does \
              not end and for __syncthreads() that not all threads reach",
             self.posted,
             i % blocks.max(1)

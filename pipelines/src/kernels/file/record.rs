@@ -1,4 +1,4 @@
-//! What device code is told of a frame: a record of words, as in daq.cuh.
+//! The frame metadata that device code receives: a record of words, as in daq.cuh.
 
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::KernelError;

@@ -106,7 +106,7 @@ fn parameters_of_every_kind_are_read() {
     assert_eq!(kernel.params["d"].to_string(), "[1, 2.0, false]");
 }
 
-/// Every mistake is told at its place with a remedy.
+/// Every error is reported with its location and a remedy.
 #[test]
 fn wrong_keys_are_reported_with_location() {
     for (keys, place, says) in [
@@ -257,7 +257,7 @@ fn an_output_frame_is_as_declared_and_else_as_in_the_input() {
         step: Some(2000.0),
     };
     assert_eq!(spectrum.axis, axis);
-    // A spectrum of other points lies nobody knows where.
+    // The positions of a spectrum of other points are unknown.
     let again = framed("{ type = \"int8\" }", &spectrum).unwrap();
     assert_eq!(again.axis, axis);
     let fewer = framed("{ points = 4 }", &spectrum).unwrap();

@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// The name of the header.
 pub(super) const HEADER_NAME: &str = "daq.cuh";
-/// What the compiler is told to be the file of the lines that daq adds.
+/// File name of the lines that daq adds, in messages of the compiler.
 pub(super) const OURS: &str = "[daq]";
 /// The same of the line for a parameter; its key follows.
 pub(super) const PARAMETER: &str = "[params] ";

@@ -1,4 +1,4 @@
-//! Which spectra go into which output, whoever computes them.
+//! Which spectra go into which output, on CPU and GPU.
 
 use super::super::account::Account;
 use super::super::blend::{Blend, Step};
@@ -79,7 +79,7 @@ impl Integration {
         Ok(self.account.submit())
     }
 
-    /// Starts anew where `meta` does not go with what has been integrated.
+    /// Restarts if `meta` does not continue the current integration.
     fn meet(&mut self, meta: &FrameMeta, sums: &mut impl Sums) -> Result<(), KernelError> {
         let step = self.blend.step(meta);
         let restart = match step {

@@ -157,7 +157,7 @@ struct State {
 }
 
 impl State {
-    /// Writes what was counted as one frame and starts anew.
+    /// Writes the counts as one frame and resets them.
     fn finish(&mut self, meta: FrameMeta, out: &mut SlotsMut<'_>) -> Result<(), KernelError> {
         let bins = self.counts.len() / self.channels.len();
         let fields = FIELDS.len() + bins;

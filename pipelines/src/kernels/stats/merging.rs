@@ -1,4 +1,4 @@
-//! Which frames go into which output, whoever counts them.
+//! Which frames go into which output, on CPU and GPU.
 
 use super::super::account::Account;
 use super::super::blend::{Blend, Step};
@@ -12,7 +12,7 @@ pub(super) trait Tallies {
     /// Counts the numbers of frame `i` of the burst.
     fn add(&mut self, i: usize, frame: &Frame<'_>) -> Result<(), KernelError>;
 
-    /// Writes what was counted as one frame with this record, and starts anew.
+    /// Writes the counts as one frame with this record, and resets them.
     fn finish(&mut self, meta: FrameMeta) -> Result<(), KernelError>;
 }
 

@@ -4,8 +4,8 @@ use daq_core::dma::{FrameSequence, Origin, Step};
 use daq_core::frame::{Flags, FrameMeta};
 use daq_core::ledger::{Cause, SourceLedger};
 
-/// The numbers of an engine's frames: those that their sender tells with them, those inside of them where the design has
-/// some, else a count of transfers.
+/// Assigns frame numbers: those that the sender reports, those inside the frames if the design writes them, otherwise a
+/// count of transfers.
 #[derive(Debug)]
 pub(super) struct FrameNumbering {
     numbers: Option<FrameSequence>,
@@ -28,7 +28,7 @@ pub(super) struct FrameNumbering {
     is_logged: bool,
 }
 
-/// Frames in a row whose numbers go on from nothing, after which this is told.
+/// Number of consecutive frames with doubtful numbers after which a warning is logged.
 const MAX_DOUBTFUL_FRAMES: u32 = 8;
 
 impl FrameNumbering {
@@ -60,7 +60,7 @@ impl FrameNumbering {
         }
     }
 
-    /// Whether it is to be told now that numbers go on from nothing: the design writes none there, or not in each frame.
+    /// Returns whether to log that frame numbers do not continue: the design may not write them, or not in every frame.
     ///
     /// True once.
     pub(super) const fn has_lost_sync(&mut self) -> bool {
@@ -81,7 +81,7 @@ impl FrameNumbering {
         ledger.lost(cause).add(transfers);
     }
 
-    /// Counts `frames` of which their sender tells as lost to `cause`, and `missing` ones before them as lost on the way.
+    /// Counts `frames` that their sender reports as lost to `cause`, and `missing` frames before them as wire gap.
     pub(super) fn lose_reported(frames: u64, missing: u64, cause: Cause, ledger: &SourceLedger) {
         ledger.expected.add(frames + missing);
         ledger.lost(cause).add(frames);
@@ -169,8 +169,8 @@ impl FrameNumbering {
         meta
     }
 
-    /// The next frame, of which its sender tells `origin`: counts it as expected, and `missing` ones before it as lost on
-    /// the way.
+    /// Returns the record of the next frame, for which its sender reports `origin`. Counts it as expected, and `missing`
+    /// frames before it as wire gap.
     pub(super) fn reported(
         &mut self,
         origin: Origin,
@@ -360,7 +360,7 @@ mod tests {
         let one_each = [("bad_packet", 1), ("overrun", 1), ("wire_gap", 1)];
         assert_eq!(found.lost, one_each.into());
         assert_eq!((found.expected, ledger.epochs.get()), (5, 1));
-        // 12 is lost, the design begins anew at 100, 101 is lost.
+        // 12 is lost, the design restarts at 100, 101 is lost.
         numbering.lose(1, Cause::Overrun, &ledger);
         assert_eq!(frame(&mut numbering, 100).arrived, 0);
         numbering.lose(1, Cause::Overrun, &ledger);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Single numbers that are damaged, and losses between them, are told exactly.
+        /// Single damaged numbers, and losses between them, are counted exactly.
         #[test]
         fn damaged_numbers_are_counted_one_by_one(
             // Of each frame: come, its number damaged, overrun, never sent.

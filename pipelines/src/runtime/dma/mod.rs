@@ -33,14 +33,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long an engine may take to stop; then it is cut off.
+/// Timeout for an engine to stop; after it bus mastering is disabled.
 const STOP: Duration = Duration::from_millis(500);
-/// Faults in a row, without a frame between them, after which an engine is given up.
+/// Number of consecutive faults without a frame after which the pipeline fails.
 const FAULTS: u32 = 8;
 /// How long the thread polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
-/// How long it sleeps where there is no interrupt, and at most where slots that were freed meanwhile are to be credited.
+/// Sleep time without interrupts.
 const IDLE_SLEEP: Duration = Duration::from_micros(50);
+/// Maximum wait for an interrupt, so that freed slots are credited in time.
 const CREDIT_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Why an engine's thread ends.
@@ -190,7 +191,7 @@ impl Runner {
     fn log_silence(&self, idle: Duration) {
         if !self.port.is_starved(&self.producer) {
             tracing::warn!(
-                "source {}: {} has finished no transfer for {} s: what sends to it is silent, sends elsewhere, or hangs",
+                "source {}: {} has finished no transfer for {} s: its sender is silent, sends to another address, or hangs",
                 self.name,
                 self.port.name(),
                 idle.as_secs()
@@ -232,14 +233,14 @@ impl Runner {
         for (name, times) in names.iter().zip(self.completions.faults()) {
             if *times > 0 && self.counters.fault(name, *times) {
                 tracing::warn!(
-                    "source {}: its engine reports {name}; further ones are counted",
+                    "source {}: its engine reports {name}; further faults are counted only",
                     self.name
                 );
             }
         }
     }
 
-    /// Counts what is told of beside completions as lost; transfers that were overwritten.
+    /// Counts losses that the engine reports outside completions, and overwritten transfers.
     fn count_lost(&mut self) -> u64 {
         let overrun = self.completions.overrun();
         if overrun > 0 {
@@ -305,7 +306,7 @@ impl Runner {
         // earlier frame in this slot.
         let is_mapped = first.origin.is_some() && !self.port.can_fall_back();
         let Some(seen) = prover.look(&self.port, slot, written, !is_looked_at)? else {
-            // It tells nothing, so the next one is looked at; this one is as good as damaged.
+            // Nothing can be verified with this transfer, so it counts as damaged and the next one is checked.
             self.path = Path::Unproven(prover, true);
             if !is_mapped {
                 self.completions.spoil();
@@ -350,7 +351,7 @@ impl Runner {
             return Ok(false);
         }
         tracing::warn!(
-            "source {}: {why}: this path does not work here; its frames go through host memory instead",
+            "source {}: {why}; the direct path does not work on this machine, its frames now go through host memory",
             self.name
         );
         self.counters.ledger.fallbacks.add(1);
@@ -371,7 +372,7 @@ impl Runner {
             self.counters.prove(Proof::Proven);
         }
         tracing::info!(
-            "source {}: its path is proved: {written} bytes came where they should, and nothing beside them changed",
+            "source {}: data path verified ({written} bytes written exactly, neighbours unchanged)",
             self.name
         );
         if self.port.wants_to_ring() && !self.control.is_stopping() {
@@ -406,11 +407,11 @@ impl Runner {
         }
         if self.port.is_ringing() {
             return Err(DmaError::Unbelievable(format!(
-                "{error}; it rings the doorbell of a kernel that stays, whose count cannot begin anew: write doorbell = \
+                "{error}; it rings the doorbell of a persistent kernel, whose count cannot restart; set doorbell = \
                  \"cpu\" for a source that is to go on after faults"
             )));
         }
-        tracing::warn!("source {}: {error}; it is armed again", self.name);
+        tracing::warn!("source {}: {error}; restarting the engine", self.name);
         self.counters.ledger.restarts.add(1);
         self.stop_to_go_on()?;
         self.drain()?;
@@ -467,7 +468,7 @@ impl Runner {
             self.drop_frames(0, count, cause);
             match polled {
                 Ok(()) | Err(DmaError::Engine(EngineError::Faulted { .. })) if count > 0 => {}
-                // It has been told why it stopped.
+                // The reason was logged.
                 Ok(()) | Err(DmaError::Engine(EngineError::Faulted { .. })) => return Ok(()),
                 Err(error) => return Err(error),
             }
@@ -483,7 +484,7 @@ impl Runner {
             self.count_faults();
             let taken = self.take()?;
             match polled {
-                // It has been told why it stopped.
+                // The reason was logged.
                 Ok(()) | Err(DmaError::Engine(EngineError::Faulted { .. })) if taken => {}
                 Ok(()) | Err(DmaError::Engine(EngineError::Faulted { .. })) => break,
                 Err(error) => return Err(error),
@@ -594,7 +595,7 @@ impl Runner {
         };
         if self.numbering.has_lost_sync() {
             tracing::warn!(
-                "source {}: the numbers in its frames go on from nothing, and its frames count as damaged: check `offset`, \
+                "source {}: frame numbers do not continue any known sequence, and its frames count as damaged; check `offset`, \
                  `bytes`, `endian` and `step` of `sequence`, and that each frame begins with a packet of the design, which \
                  a packet that is longer than a slot of the ring prevents",
                 self.name

@@ -61,7 +61,7 @@ fn own(
     let bytes = producer.options().region_bytes();
     let device = Device::open(ordinal).map_err(RegionError::from)?;
     match Region::mapped(device, bytes, writer, backends) {
-        // A network card's driver is told where the memory is, as for the unreliable writes of the source `rdma`: it needs no
+        // A network card's driver receives the address of the memory, as for the unreliable writes of the source `rdma`: it needs no
         // mapping. Where the CPU looks at what has come, the plan has asked for one.
         Err(RegionError::Unmappable(error)) if writer == Writer::Nic => {
             tracing::debug!("slots of its own: {error}");

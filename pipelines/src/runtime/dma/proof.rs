@@ -110,7 +110,7 @@ impl Prover {
         )))
     }
 
-    /// Looks at what became of them: `written` bytes of slot `slot` have been told as written, by the first transfer that
+    /// Compares them: `written` bytes of slot `slot` were reported as written, by the first transfer that
     /// was looked at if it `is_first`. `None` where so few bytes tell nothing.
     pub(super) fn look(
         &self,

@@ -1,4 +1,4 @@
-//! The runner with an engine that is told what to say.
+//! The runner with a scripted engine.
 
 use super::*;
 use daq_core::dma::{Caps, DmaDevice, DmaError as MapError, Origin, Sentinel, Slots, Stuck};

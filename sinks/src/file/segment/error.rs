@@ -41,14 +41,16 @@ pub enum SegmentError {
         path: PathBuf,
     },
     /// Syncing failed once: what the disk holds is unknown, so the segment can only be abandoned.
-    #[error("an earlier sync of {path} failed: it stays marked .partial; check the disk (dmesg)")]
+    #[error(
+        "an earlier sync of {path} failed; the file keeps the suffix .partial; check the disk (dmesg)"
+    )]
     Unsure {
         /// The data file.
         path: PathBuf,
     },
     /// The segment is committed and closed; only the last sync of its directory failed.
     #[error(
-        "{path} is whole, but its directory could not be synced: {source}; it may be missing after a power cut; {remedy}"
+        "{path} is complete, but its directory could not be synced: {source}; the file may be missing after a power failure; {remedy}"
     )]
     Unsynced {
         /// The metadata file.

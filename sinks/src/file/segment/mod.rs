@@ -20,7 +20,7 @@
 //! the data is whole, so [`recover()`] finishes the commit. A tmp that is torn proves nothing: its data is marked
 //! `.partial` (again). The directory is synced between the renames so that a power cut keeps their order, too.
 //!
-//! Whoever writes segments of a stem holds its [lock](crate::lock), without which there is no [`recover()`].
+//! The writer of a stem holds its [lock](crate::lock), which [`recover()`] requires.
 //!
 //! Bytes reach the data file strictly in order: a partial is a prefix of what was written to the segment, cut anywhere.
 //! Nothing here ever deletes or overwrites data.

@@ -6,7 +6,7 @@ use crate::lock::StemLock;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The metadata key that tells the size of the data file; [`recover`] trusts a metadata file only if it agrees.
+/// The metadata key with the size of the data file. [`recover`] trusts a metadata file only if the size is equal.
 const BYTES_KEY: &str = "daq:bytes";
 
 /// The name of segment `index` of `stem`: `STEM-000042`.
@@ -67,7 +67,7 @@ struct Found {
 /// Looks at the segments of the stem that `lock` is of, finishes or marks what a kill left, and reports it. Deletes no
 /// data.
 ///
-/// Only names made by [`segment_name`] are looked at. Holding the lock, nobody else is writing what it finds.
+/// Only names made by [`segment_name`] are looked at. The lock excludes other writers.
 pub fn recover(lock: &StemLock) -> Result<Recovered, SegmentError> {
     let (dir, stem) = (lock.dir(), lock.stem());
     let mut found: BTreeMap<u64, Found> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! `daq sim-card`: a card of software behind a vfio-user socket, for a source in another process.
+//! `daq sim-card`: emulates a PCIe card over a vfio-user socket.
 
 use crate::cli::{exit, show};
 use clap::builder::PossibleValuesParser;
@@ -15,44 +15,44 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-/// What `daq sim-card` is told.
+/// Arguments of `daq sim-card`.
 #[derive(Debug, ClapArgs)]
 #[command(after_long_help = faults())]
 pub(in crate::cli) struct Args {
-    /// Which card.
+    /// The card to emulate.
     #[arg(value_parser = PossibleValuesParser::new(CARDS.iter().map(|card| card.name)))]
     card: String,
-    /// Where it is served: `device = "vfio-user:PATH"` in a source.
+    /// Path of the socket. A source uses it with `device = "vfio-user:PATH"`.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// Payload of each channel, as in `"8 Gbit/s"`; without it, as fast as it goes.
+    /// Payload rate per channel, for example `"8 Gbit/s"` [default: unlimited].
     #[arg(long)]
     rate: Option<BitRate>,
-    /// Bytes of a packet of the stream; without it, the stream has no packets.
+    /// Packet size of the stream. Without it, the stream is not divided into packets.
     #[arg(long, value_name = "SIZE")]
     packet: Option<ByteSize>,
-    /// What the payload is.
+    /// Payload pattern.
     #[arg(long, value_enum, default_value = "counter")]
     pattern: Words,
-    /// End the stream after so many packets, of 4 KiB without --packet.
+    /// End the stream after N packets. Without --packet a packet has 4 KiB.
     #[arg(long, value_name = "N")]
     packets: Option<u64>,
-    /// What a stream with a rate keeps while its engine is held back; beyond that packets are lost [default: 1 MiB].
+    /// FIFO size of a stream with --rate. While the engine is blocked, packets beyond it are lost [default: 1 MiB].
     #[arg(long, value_name = "SIZE")]
     fifo: Option<ByteSize>,
-    /// What goes wrong, and at which transfer, counted from 0; once. May be given often; --help lists the names.
+    /// Inject fault NAME once, at transfer TRANSFER (counted from 0). Can be repeated; --help lists the faults.
     #[arg(long = "fault", value_name = "NAME@TRANSFER")]
     faults: Vec<FaultOption>,
-    /// End after one user.
+    /// Exit after the first client disconnects.
     #[arg(long)]
     once: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Words {
-    /// 64-bit words that count from 0 over the whole stream.
+    /// 64-bit words that count up from 0 over the whole stream.
     Counter,
-    /// The same, and the first word of each packet is its number.
+    /// As `counter`, but the first word of each packet is the packet number.
     Sequence,
 }
 
@@ -68,13 +68,13 @@ fn faults() -> String {
     text
 }
 
-/// What is said at the start.
+/// Returns the text that is printed at startup.
 fn introduce(args: &Args, card: &dyn Card) -> String {
     let summary = CARDS.iter().find(|entry| entry.name == args.card);
     let [vendor, device, ..] = card.identity().ids;
     let rate = match args.rate {
-        Some(rate) => format!("{rate} a channel"),
-        None => "as fast as it goes".to_owned(),
+        Some(rate) => format!("{rate} per channel"),
+        None => "unlimited rate".to_owned(),
     };
     let packet = match args.packet {
         Some(packet) => format!("packets of {packet}"),
@@ -108,7 +108,7 @@ pub(in crate::cli) fn emulate(args: &Args) -> u8 {
             return exit::USAGE;
         }
     };
-    // A byte comes through when it is to end.
+    // A signal writes a byte to this socket.
     let stop = UnixStream::pair().and_then(|(stop, signal)| {
         for number in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::low_level::pipe::register(number, signal.try_clone()?)?;
@@ -118,7 +118,7 @@ pub(in crate::cli) fn emulate(args: &Args) -> u8 {
     let (stop, _signal) = match stop {
         Ok(stop) => stop,
         Err(error) => {
-            print_error!("error: signals cannot be caught: {error}");
+            print_error!("error: cannot install signal handlers: {error}");
             return exit::INTERNAL;
         }
     };

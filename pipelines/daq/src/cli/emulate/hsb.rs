@@ -1,4 +1,4 @@
-//! `daq sim-hsb`: a Holoscan Sensor Bridge of software, for a source in another process.
+//! `daq sim-hsb`: emulates a Holoscan Sensor Bridge.
 
 use crate::cli::{exit, show};
 use clap::{Args as ClapArgs, ValueEnum};
@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::unix::net::UnixStream;
 use std::str::FromStr;
 
-/// What `daq sim-hsb` is told.
+/// Arguments of `daq sim-hsb`.
 #[derive(Debug, ClapArgs)]
 #[command(after_long_help = faults())]
 #[expect(
@@ -23,73 +23,73 @@ use std::str::FromStr;
     reason = "each is a switch of the command line"
 )]
 pub(in crate::cli) struct Args {
-    /// Where its control plane listens; data comes from the same address. Each board takes an address of its own; on
-    /// the loopback interface 127.0.0.2, 127.0.0.3 and so on.
+    /// Address of the control plane and source address of the data. Each board needs its own address; on the loopback
+    /// interface use 127.0.0.2, 127.0.0.3 and so on.
     #[arg(long, value_name = "ADDRESS[:PORT]", default_value = "127.0.0.1")]
     listen: Listen,
-    /// Where it announces itself once a second, or "off" [default: this machine where it listens on the loopback
-    /// interface, else everyone on its network].
+    /// Destination of the announcement that is sent once per second, or "off" [default: this machine if --listen is a
+    /// loopback address, otherwise broadcast].
     #[arg(long, value_name = "ADDRESS[:PORT]")]
     announce: Option<Announce>,
-    /// Sensors: virtual ports that a host can arm.
+    /// Number of sensors (virtual ports that a host can arm).
     #[arg(long, value_name = "N", default_value_t = 1)]
     sensors: usize,
-    /// Planes: each has a mask of the sensors that it sends for.
+    /// Number of data planes. Each has a mask of the sensors that it sends.
     #[arg(long, value_name = "N", default_value_t = 1)]
     planes: usize,
-    /// Payload of each sensor, as in `"5 Gbit/s"`; without it, as fast as it goes.
+    /// Payload rate per sensor, for example `"5 Gbit/s"` [default: unlimited].
     #[arg(long)]
     rate: Option<BitRate>,
-    /// Each sensor falls silent after so many frames; how large they are and where they go, the host says.
+    /// Number of frames that each sensor sends. The host sets their size and destination.
     #[arg(long, value_name = "N")]
     frames: Option<u64>,
-    /// What the payload is.
+    /// Payload pattern.
     #[arg(long, value_enum, default_value = "counter")]
     pattern: Words,
-    /// Put metadata into the last data packet where there is room, instead of always into a packet of its own.
+    /// Append metadata to the last data packet if it has room, instead of sending a separate packet.
     #[arg(long)]
     embedded: bool,
-    /// Keep only the low 20 bits of packet sequence numbers.
+    /// Send only the low 20 bits of packet sequence numbers.
     #[arg(long)]
     psn20: bool,
     /// The first packet sequence number.
     #[arg(long, value_name = "N", default_value_t = 0)]
     psn: u32,
-    /// Send each packet with a call of its own: slower, and more like what a board sends.
+    /// Send each packet with its own system call. This is slower, and closer to a hardware board.
     #[arg(long)]
     no_offload: bool,
-    /// Write by queue pairs of this network card instead of sending packets, to a source with mode = "queue-pair": a card
-    /// made of software as "software", at the address of --listen as "software:ADDRESS", or one that does RDMA, as in
-    /// "mlx5_0" (run with soft-RoCE alone).
+    /// Send with RDMA writes of this network card, to a source with mode = "queue-pair". "software" is an emulated card;
+    /// the source connects to it as "software:ADDRESS", with the address of --listen. "mlx5_0" is an RDMA card
+    /// (tested with soft-RoCE only).
     #[arg(long, value_name = "NAME")]
     nic: Option<String>,
-    /// Answer control requests from this address of the machine instead of the one of --listen.
+    /// Send control replies from this local address instead of the --listen address.
     #[arg(long, value_name = "ADDRESS")]
     answer_from: Option<Ipv4Addr>,
-    /// A sensor that can be armed and sends nothing. May be given often.
+    /// Number of a sensor that can be armed but sends nothing. Can be repeated.
     #[arg(long, value_name = "SENSOR")]
     dead: Vec<usize>,
-    /// What goes wrong, and which packet of a sensor, frame or request meets it, counted from 0; :COUNT is how many. May
-    /// be given often; --help lists the names.
+    /// Inject fault NAME at packet, frame or request N (counted from 0), COUNT times. Can be repeated; --help lists the
+    /// faults.
     #[arg(long = "fault", value_name = "NAME@N[:COUNT]")]
     faults: Vec<FaultOption>,
-    /// End when a host has armed it and has disarmed all of it.
+    /// Exit when a host has armed sensors and disarmed all of them.
     #[arg(long)]
     once: bool,
-    /// Print what has happened as JSON.
+    /// Print the final counts as JSON.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Words {
-    /// 64-bit words of sensor, frame number and place in the frame.
+    /// 64-bit words of sensor, frame number and position in the frame.
     Counter,
-    /// The same, scattered over all bits.
+    /// As `counter`, scrambled over all bits.
     Noise,
 }
 
-/// An address with the control plane's port where none is given.
+/// An address. The default port is that of the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Listen(SocketAddrV4);
 
@@ -101,7 +101,7 @@ impl FromStr for Listen {
     }
 }
 
-/// An address with the announcements' port where none is given, or none.
+/// An address, or `off`. The default port is that of announcements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Announce(Option<SocketAddrV4>);
 
@@ -205,7 +205,7 @@ fn render(counts: &Counts) -> String {
 
 pub(in crate::cli) fn emulate(args: &Args) -> u8 {
     crate::cli::run::log();
-    // A byte comes through when it is to end.
+    // A signal writes a byte to this socket.
     let stop = UnixStream::pair().and_then(|(stop, signal)| {
         for number in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::low_level::pipe::register(number, signal.try_clone()?)?;
@@ -215,7 +215,7 @@ pub(in crate::cli) fn emulate(args: &Args) -> u8 {
     let (stop, _signal) = match stop {
         Ok(stop) => stop,
         Err(error) => {
-            print_error!("error: signals cannot be caught: {error}");
+            print_error!("error: cannot install signal handlers: {error}");
             return exit::INTERNAL;
         }
     };
@@ -245,7 +245,7 @@ pub(in crate::cli) fn emulate(args: &Args) -> u8 {
             Ok(ready) => ready > 0,
             Err(rustix::io::Errno::INTR) => false,
             Err(error) => {
-                print_error!("error: waiting failed: {error}");
+                print_error!("error: poll failed: {error}");
                 return exit::INTERNAL;
             }
         };
@@ -258,7 +258,7 @@ pub(in crate::cli) fn emulate(args: &Args) -> u8 {
         match serde_json::to_string(&counts) {
             Ok(text) => show(&(text + "\n")),
             Err(error) => {
-                print_error!("error: the counts cannot be printed as JSON: {error}");
+                print_error!("error: cannot format the counts as JSON: {error}");
                 exit::INTERNAL
             }
         }

@@ -124,7 +124,7 @@ pub(super) fn latencies(
     Ok(table)
 }
 
-/// Frames a second through a ring with credits, by the number that one doorbell tells of.
+/// Frames per second through a ring with credits, by the number of frames per doorbell.
 pub(super) fn rates(
     device: &'static Device,
     bench: &Bench,

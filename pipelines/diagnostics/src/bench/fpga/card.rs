@@ -82,7 +82,7 @@ impl Marks {
     }
 }
 
-/// An XDMA card that takes the time behind the last byte of each payload, before anything tells of it.
+/// An XDMA card that takes the time behind the last byte of each payload, before the card reports it.
 struct Timed {
     card: Box<dyn Card>,
     marks: Marks,

@@ -16,7 +16,7 @@ use daq_pipelines::runtime::{Options, Pipeline};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long a pipeline may move nothing.
+/// Timeout for a pipeline that makes no progress.
 pub(super) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The source's name; its thread is not called what a card's is.
 const SOURCE: &str = "adc";
@@ -186,7 +186,7 @@ impl Fixture {
         let engine = source.engine.clone().unwrap_or_default();
         if engine.proof != Proof::Proven || engine.fallbacks > 0 || engine.restarts > 0 {
             return Err(failed(format!(
-                "its path is {}, given up {} times; the engine was started anew {} times",
+                "its path is {}, {} path fallbacks, {} engine restarts",
                 engine.proof.name(),
                 engine.fallbacks,
                 engine.restarts

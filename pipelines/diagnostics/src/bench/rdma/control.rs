@@ -41,7 +41,7 @@ pub(super) enum Reply {
     Refused { why: String },
 }
 
-/// The two sides' line.
+/// The control connection of the two sides.
 pub(super) struct Wire {
     input: BufReader<TcpStream>,
     output: TcpStream,
@@ -75,19 +75,22 @@ impl Wire {
         let mut line = serde_json::to_string(what).map_err(|error| failed("a line", error))?;
         line.push('\n');
         let sent = self.output.write_all(line.as_bytes());
-        sent.map_err(|error| failed("telling it", error))
+        sent.map_err(|error| failed("sending", error))
     }
 
     pub(super) fn receive<T: DeserializeOwned>(&mut self) -> Result<T, BenchError> {
         let mut line = String::new();
         let read = (&mut self.input).take(LINE).read_line(&mut line);
-        read.map_err(|error| failed("hearing it", error))?;
+        read.map_err(|error| failed("receiving", error))?;
         if line.is_empty() {
-            return Err(failed("hearing it", "it has ended; see what it told"));
+            return Err(failed(
+                "receiving",
+                "connection closed; see the error of the other side",
+            ));
         }
         serde_json::from_str(&line).map_err(|error| {
             failed(
-                "it speaks something else, have the same daq on both sides",
+                "unknown message; run the same daq version on both sides",
                 error,
             )
         })

@@ -13,7 +13,7 @@ use std::net::{IpAddr, TcpListener};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long nothing may move.
+/// Timeout without progress.
 pub(crate) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A running pipeline.
@@ -23,7 +23,7 @@ fn failed(why: impl Into<String>) -> BenchError {
     BenchError::Thread(why.into())
 }
 
-/// A port of `host` that nobody listens at now.
+/// Returns a free port of `host`.
 pub(crate) fn free_port(host: IpAddr) -> Result<u16, BenchError> {
     let bound = TcpListener::bind((host, 0)).and_then(|listener| listener.local_addr());
     bound

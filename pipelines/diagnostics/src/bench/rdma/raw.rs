@@ -126,7 +126,7 @@ impl Raw {
         let incoming = listener
             .accept(std::slice::from_ref(nic), LIMIT)
             .map_err(failed)?;
-        let incoming = incoming.ok_or_else(|| failed("nobody came"))?;
+        let incoming = incoming.ok_or_else(|| failed("the other side did not connect"))?;
         let there = greeted(incoming.greetings())?;
         let prepare: Prepare<'_> = &mut prepare;
         let link = incoming

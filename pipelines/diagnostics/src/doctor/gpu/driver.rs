@@ -118,7 +118,7 @@ fn peermem(root: &Root, module: Option<&Module>, cuda: &BTreeMap<String, CudaFac
     if root.exists(PEERMEM) && is_old_loaded {
         return finding
             .read(Verdict::Warn, "loaded beside nv_peer_mem")
-            .why("both tell network cards where GPU memory is, and get into each other's way")
+            .why("both provide GPU memory to network cards and conflict with each other")
             .fix(remove);
     }
     if root.exists(PEERMEM) {
@@ -127,7 +127,7 @@ fn peermem(root: &Root, module: Option<&Module>, cuda: &BTreeMap<String, CudaFac
     if is_old_loaded {
         return finding
             .read(Verdict::Warn, "its predecessor nv_peer_mem is loaded")
-            .why("nobody maintains it, and nvidia_peermem does not load beside it")
+            .why("it is no longer maintained, and nvidia_peermem cannot be loaded at the same time")
             .fix(remove);
     }
     let has_dma_buf = if cuda.is_empty() {

@@ -1,4 +1,4 @@
-//! The card's state, as NVML tells it: persistence, memory errors, slices, clocks.
+//! The card's state, as reported by NVML: persistence, memory errors, slices, clocks.
 
 use super::nvml::{Brakes, NvmlCard, SOURCE};
 use super::{Card, Finding, Verdict};
@@ -27,7 +27,7 @@ fn persistence(card: &Card, facts: &NvmlCard) -> Finding {
         Some(true) => finding.read(Verdict::Ok, "on"),
         Some(false) => finding
             .read(Verdict::Warn, "off")
-            .why("the driver stops the card when nobody uses it: the next start takes seconds and counters are lost")
+            .why("the driver stops an unused card: the next start takes seconds and counters are lost")
             .fix(format!(
                 "sudo nvidia-smi -i {} -pm 1  # for good: sudo systemctl enable --now nvidia-persistenced",
                 card.address

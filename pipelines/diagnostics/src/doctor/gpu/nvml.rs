@@ -1,4 +1,4 @@
-//! Plain facts from NVIDIA's management library, which is opened at run time. It is only asked, never told.
+//! Plain facts from NVIDIA's management library, which is opened at run time. daq only reads from it.
 
 use daq_core::topology::pci::{Lanes, Link, canonical};
 use nvml_wrapper::Device;
@@ -75,7 +75,7 @@ pub(super) enum Refusal {
 /// Opens the library and asks. Waits at most a minute, for a sick driver may never answer.
 pub(super) fn ask() -> Result<NvmlFacts, Refusal> {
     let (sender, receiver) = mpsc::channel();
-    // If nobody waits any more, the answer is of no use.
+    // If the caller has timed out, the answer is discarded.
     let asked = std::thread::Builder::new()
         .name("nvml".to_owned())
         .spawn(move || drop(sender.send(read(LIBRARY.as_ref()))));
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn a_library_that_does_not_start_says_why() {
         assert_eq!(
-            read("libnvidia-ml-of-nobody.so.1".as_ref()),
+            read("libnvidia-ml-absent.so.1".as_ref()),
             Err(Refusal::NoLibrary)
         );
         // NVML_ERROR_LIB_RM_VERSION_MISMATCH and NVML_ERROR_NO_PERMISSION of nvml.h.

@@ -49,7 +49,7 @@ fn link(card: &Card, is_virtual: bool) -> Finding {
     };
     let finding = card.finding("link", from);
     let Some(Link { now, most }) = known_link(card) else {
-        return finding.why("the machine does not tell, as in a virtual machine");
+        return finding.why("not reported by this machine, for example a virtual machine");
     };
     let expected = lanes_of_slot(card, is_virtual).map_or(most.width, |slot| slot.min(most.width));
     if now.width < expected {
@@ -174,7 +174,7 @@ fn window(root: &Root, card: &Card) -> Finding {
     if memory.is_none() && total < LARGE_WINDOW {
         return finding
             .read(Verdict::Unknown, size(total))
-            .why("small if the card has more than 8 GiB, which only NVML tells");
+            .why("too small if the card has more than 8 GiB, which only NVML reports");
     }
     finding.read(Verdict::Ok, size(total))
 }
@@ -187,7 +187,7 @@ fn node(root: &Root, card: &Card) -> Finding {
         return if topology.nodes.len() == 1 {
             finding.read(Verdict::Ok, "the only one")
         } else {
-            finding.why("the firmware does not tell, as in a virtual machine")
+            finding.why("not reported by the firmware, for example in a virtual machine")
         };
     };
     let Some(node) = topology.nodes.iter().find(|node| node.id == id) else {

@@ -45,7 +45,7 @@ fn best(finding: Finding, tried: &[(Backend, Result<Costs, Refusal>)]) -> Findin
     }
 }
 
-/// One backend. One that refuses is no fault: another may work, which [`best`] tells.
+/// The finding of one backend. A refused backend is not a fault: another may work, see [`best`].
 fn one(card: &Card, backend: Backend, found: &Result<Costs, Refusal>) -> Finding {
     let (name, from, fix) = match backend {
         Backend::Gdrapi => ("by gdrapi", "gdr_pin_buffer, gdr_map", Some(GDRAPI)),

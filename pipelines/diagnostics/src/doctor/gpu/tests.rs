@@ -281,7 +281,7 @@ fn without_a_gpu_there_is_one_line() {
     );
     assert_eq!(
         findings[0].why.as_deref(),
-        Some("no NVIDIA GPU: rings lie in host memory")
+        Some("no NVIDIA GPU: rings are allocated in host memory")
     );
     let (_dir, root) = machine(&[]);
     let findings = of_files(&root);

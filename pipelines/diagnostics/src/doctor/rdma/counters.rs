@@ -89,7 +89,7 @@ const TROUBLES: [Trouble; 7] = [
             "hw_counters/resp_remote_access_errors",
             "hw_counters/req_remote_access_errors",
         ],
-        why: "a peer wrote where it may not: an old key after a reconnect, a wrong address, or somebody else's sender",
+        why: "a peer wrote to a forbidden address: an old key after a reconnection, a wrong address, or an unknown sender",
         fix: "rdma resource show qp  # whose queue pairs are connected; then the configuration of those peers",
     },
 ];

@@ -25,7 +25,7 @@ pub(super) fn examine(machine: &Machine<'_>) -> Vec<Finding> {
         machine,
         "rdma_ucm",
         [UCM, UCM_CLASS],
-        "connections by rdma_cm are not possible; those that tell queue pairs over TCP are",
+        "connections by rdma_cm are not possible; connections that exchange queue pairs over TCP are",
     ));
     if machine.root.exists(UCM) || machine.root.exists(UCM_CLASS) {
         findings.push(opened(machine, GROUP.to_owned(), "rdma_cm file", "rdma_cm"));

@@ -63,7 +63,7 @@ fn pfc(card: &Card<'_>, port: &NicPort, interface: &str) -> Finding {
     }
 }
 
-/// Whether the card tells senders of marks (notification point) and slows down when told (reaction point).
+/// Whether the card notifies senders of ECN marks (notification point) and slows down when notified (reaction point).
 fn ecn(card: &Card<'_>, port: &NicPort, interface: &str) -> Finding {
     let base = format!("{NET}/{interface}/ecn");
     let finding = card.of_port(port, "ECN", format!("{base}/roce_{{np,rp}}/enable/*"));
@@ -91,8 +91,8 @@ fn ecn(card: &Card<'_>, port: &NicPort, interface: &str) -> Finding {
         finding.read(Verdict::Ok, format!("for priority {}", on(&both)))
     } else {
         let read = match (np.contains(&true), rp.contains(&true)) {
-            (true, _) => "tells senders, does not slow down itself",
-            (false, true) => "slows down, tells no sender",
+            (true, _) => "notifies senders, does not slow down itself",
+            (false, true) => "slows down, does not notify senders",
             (false, false) => "off",
         };
         finding

@@ -1,4 +1,4 @@
-//! What lets a card write a GPU's memory, as far as it is not told with each GPU.
+//! What a card needs to write to GPU memory, except what is reported with each GPU.
 
 use super::{Finding, GROUP, Machine, Verdict};
 use daq_core::topology::tree::Iommu;
@@ -37,9 +37,9 @@ fn registration(machine: &Machine<'_>) -> Finding {
         return finding;
     };
     if version >= DMA_BUF_KERNEL {
-        finding
-            .read(Verdict::Ok, format!("Linux {release}"))
-            .why("takes GPU memory as dma-bufs; whether a GPU exports them is told with it")
+        finding.read(Verdict::Ok, format!("Linux {release}")).why(
+            "accepts GPU memory as dma-bufs; whether a GPU exports them is reported with the GPU",
+        )
     } else if machine.topology.peer_memory {
         finding
             .read(Verdict::Ok, format!("Linux {release}"))

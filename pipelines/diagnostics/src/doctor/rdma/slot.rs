@@ -68,7 +68,7 @@ fn gpus(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
         }
         Relation::Unknown => finding
             .read(Verdict::Unknown, read)
-            .why("a virtual machine or the firmware does not tell"),
+            .why("not reported by the virtual machine or the firmware"),
         _ => finding
             .read(Verdict::Ok, read)
             .why("the path that follows: daq topo"),
@@ -121,7 +121,7 @@ fn redirect(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
     }
     Some(
         if apart.iter().any(|bridge| bridge.acs.redirects().is_none()) {
-            finding.why("only root may read it").fix("sudo daq doctor")
+            finding.why("readable only by root").fix("sudo daq doctor")
         } else {
             finding.read(Verdict::Ok, "none on the way to the nearest GPU")
         },
@@ -167,7 +167,7 @@ fn relaxed(card: &Card<'_>, control: Option<u16>) -> Finding {
     let finding = of_control(card, "relaxed ordering");
     let address = card.device.map_or("", |device| device.address.as_str());
     match control {
-        None => finding.why("only root may read it").fix("sudo daq doctor"),
+        None => finding.why("readable only by root").fix("sudo daq doctor"),
         Some(control) if control & RELAXED != 0 => finding.read(Verdict::Ok, "allowed"),
         Some(_) => finding
             .read(Verdict::Warn, "not allowed")
@@ -183,7 +183,7 @@ fn read(card: &Card<'_>, control: Option<u16>) -> Finding {
     let finding = of_control(card, "MaxReadReq");
     let address = card.device.map_or("", |device| device.address.as_str());
     let Some(control) = control else {
-        return finding.why("only root may read it").fix("sudo daq doctor");
+        return finding.why("readable only by root").fix("sudo daq doctor");
     };
     let bytes = 128_u32 << (control >> MAX_READ_SHIFT & 7);
     let shown = format!("{bytes} B");

@@ -210,7 +210,7 @@ fn one(findings: &[Finding], name: &str) -> Finding {
     one.clone()
 }
 
-/// That a finding is a warning which reads and is mended so.
+/// Asserts that a finding is a warning with this text and fix.
 fn warns(found: &Finding, read: &str, fix: &str) {
     assert_eq!(
         (found.verdict, found.read.as_str()),

@@ -49,9 +49,10 @@ pub(super) fn register_host(setup: &Setup) -> Found {
     let second =
         words(&*setup.nic, shared.region(), ANY).map_err(|refused| failed(refused.to_string()))?;
     expect(first.key.remote() != second.remote(), || {
-        "expected another key for the same memory registered anew, found the same".to_owned()
+        "expected a different key after registering the same memory again, found the same key"
+            .to_owned()
     })?;
-    Ok("host memory, and words that tell of payload".to_owned())
+    Ok("host memory, payload and notification words".to_owned())
 }
 
 /// The best way to a GPU's memory, with all that was refused before it.
@@ -62,7 +63,7 @@ pub(super) fn register_gpu(setup: &Setup) -> Found {
         Ok(registered) => {
             let refused = registered.refused.iter().map(ToString::to_string);
             let summary = std::iter::once(format!("by {}", registered.key.way())).chain(refused);
-            Ok(summary.collect::<Vec<_>>().join("; refused before it: "))
+            Ok(summary.collect::<Vec<_>>().join("; refused methods: "))
         }
         Err(refused) => Err(Verdict::Skipped(refused.to_string())),
     }
@@ -248,7 +249,7 @@ pub(super) fn no_receive(setup: &Setup) -> Found {
     Ok(format!("ended with {}", Status::NotReady.name()))
 }
 
-/// The queue of a peer is destroyed, its memory registered anew: what still goes to the old key changes nothing.
+/// Destroys the queue pair of a peer and registers its memory again: writes with the old key change nothing.
 pub(super) fn reconnect(setup: &Setup) -> Found {
     let Pair {
         mut from,
@@ -301,12 +302,8 @@ pub(super) fn reconnect(setup: &Setup) -> Found {
         Some(4),
     )?;
     ends(&mut *to, 4, Status::Success)?;
-    far.expect(
-        0,
-        &pattern(3, 512),
-        "memory written after all was made anew",
-    )?;
-    // Whoever reads `near` is done before it goes.
+    far.expect(0, &pattern(3, 512), "memory written after the reconnection")?;
+    // All reads of `near` are complete before it is dropped.
     ends(&mut *from, 4, Status::Success)?;
     Ok(format!(
         "a destroyed queue answers {gone}, the key of before is refused, the new one taken"

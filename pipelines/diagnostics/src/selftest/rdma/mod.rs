@@ -48,7 +48,7 @@ impl Setup {
     fn gpu(&self) -> Result<&'static Device, Verdict> {
         self.gpu
             .clone()
-            .map_err(|_| Verdict::Skipped("there is no GPU, as told above".to_owned()))
+            .map_err(|_| Verdict::Skipped("no GPU, see above".to_owned()))
     }
 }
 
@@ -68,67 +68,67 @@ const CHECKS: [Check; 17] = [
     },
     Check {
         name: "register-host",
-        what: "host memory is registered, and has another key each time",
+        what: "host memory can be registered, with a different key each time",
         run: checks::register_host,
     },
     Check {
         name: "register-gpu",
-        what: "a GPU's memory is registered in the best way, with what was refused before it",
+        what: "GPU memory can be registered with the best method; methods that were refused are listed",
         run: checks::register_gpu,
     },
     Check {
         name: "register-dma-buf",
-        what: "a GPU's memory is registered by its dma-buf",
+        what: "GPU memory can be registered by dma-buf",
         run: checks::register_dma_buf,
     },
     Check {
         name: "register-peermem",
-        what: "a GPU's memory is registered by its address, by nvidia-peermem",
+        what: "GPU memory can be registered by address, through nvidia-peermem",
         run: checks::register_peer,
     },
     Check {
         name: "write-host",
-        what: "writes with immediates into host memory arrive, whole, and touch nothing else",
+        what: "writes with immediate data to host memory arrive complete, neighbouring bytes are unchanged",
         run: checks::write_host,
     },
     Check {
         name: "write-to-gpu",
-        what: "the same from host memory into a GPU's, read back by CUDA",
+        what: "as write-host, from host memory to GPU memory, read back by CUDA",
         run: checks::write_to_gpu,
     },
     Check {
         name: "write-from-gpu",
-        what: "the same from a GPU's memory into host memory",
+        what: "as write-host, from GPU memory to host memory",
         run: checks::write_from_gpu,
     },
     Check {
         name: "write-between-gpus",
-        what: "the same from a GPU's memory into a GPU's",
+        what: "as write-host, from GPU memory to GPU memory",
         run: checks::write_between_gpus,
     },
     Check {
         name: "send",
-        what: "messages arrive in receives of two pieces, and out of the work itself",
+        what: "messages arrive in receives of two pieces; inline messages arrive",
         run: checks::send,
     },
     Check {
         name: "wrong-key",
-        what: "a write with a wrong key, or beyond the end, is refused and changes nothing",
+        what: "a write with a wrong key or beyond the end is rejected and changes nothing",
         run: checks::wrong_key,
     },
     Check {
         name: "no-receive",
-        what: "a peer without receives is told of, and never waited for without end",
+        what: "a peer without posted receives is reported, with a bounded wait",
         run: checks::no_receive,
     },
     Check {
         name: "reconnect",
-        what: "after keys were made anew a late write is refused and changes nothing",
+        what: "after memory is registered again, a write with the old key is rejected and changes nothing",
         run: checks::reconnect,
     },
     Check {
         name: "unreliable",
-        what: "an unreliable connection loses what finds no receive, in order, and goes on",
+        what: "an unreliable connection drops messages without a posted receive, keeps the order, and continues",
         run: checks::unreliable,
     },
     Check {

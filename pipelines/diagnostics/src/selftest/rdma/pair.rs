@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a completion may take; a card tells of a peer without receives or answers well before.
+/// Timeout for a completion. A card reports a peer without receives or replies well before.
 const LIMIT: Duration = Duration::from_mins(1);
 /// What a peer may do with memory.
 pub(super) const ANY: Access = Access {

@@ -57,7 +57,7 @@ impl Report {
     }
 
     /// The same for programs: `version`, `kernel`, `gpu`, `results` with `check`, `nic`, `outcome` and `detail`,
-    /// `findings` as `daq doctor` tells them, and the counts `ok`, `failed` and `skipped`.
+    /// `findings` as in `daq doctor`, and the counts `ok`, `failed` and `skipped`.
     pub fn json(&self) -> Value {
         let results = self.entries.iter().map(|entry| {
             json!({

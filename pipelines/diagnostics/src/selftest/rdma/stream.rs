@@ -100,7 +100,7 @@ fn run(setup: &Setup, memories: [&str; 2], path: &str) -> Found {
     })?;
     let engine = source.engine.clone().unwrap_or_default();
     Ok(format!(
-        "{FRAMES} frames of {FRAME} B: {}, bytes as sent; path {}, given up {} times",
+        "{FRAMES} frames of {FRAME} B: {}, bytes as sent; path {}, {} path fallbacks",
         source.loss(),
         engine.proof.name(),
         engine.fallbacks
@@ -135,7 +135,7 @@ pub(super) fn staged(setup: &Setup) -> Found {
 
 pub(super) fn direct(setup: &Setup) -> Found {
     let gpu = format!("cuda:{}", setup.gpu()?.ordinal());
-    // Whether the card reaches the GPU at all is told by another check.
+    // Another check reports whether the card can access the GPU.
     super::checks::register_gpu(setup)?;
     run(setup, [&gpu, &gpu], "direct")
 }

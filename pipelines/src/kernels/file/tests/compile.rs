@@ -116,7 +116,7 @@ fn what_daq_comes_with_can_stay_on_its_gpu() {
         let entry = ".visible .entry daq_resident(";
         assert_eq!(ptx.matches(entry).count(), 1, "{name}: {ptx}");
         // The bell is looked at, and credits are given, in the order that the host relies on; payload is never taken
-        // from the cache for what nobody writes.
+        // from the cache for memory that is not written.
         let bell = "ld.acquire.sys.global.u64";
         assert!(ptx.contains(bell), "{name}: {ptx}");
         let credit = "fence.acq_rel.gpu;\n\tst.relaxed.sys.global.u64";

@@ -60,7 +60,7 @@ fn a_kernel_without_peer_memory_cannot_load_it() {
 }
 
 #[test]
-fn gdrdrv_must_be_of_the_librarys_version() {
+fn gdrdrv_must_match_the_library_version() {
     let found = |version: &str| {
         let (_dir, root) = machine(&[("/sys/module/gdrdrv/version", version)]);
         gdrdrv(&root)

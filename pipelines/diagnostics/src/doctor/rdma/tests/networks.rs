@@ -152,7 +152,7 @@ fn marks_of_congestion() {
     let found = server.found("ECN");
     warns(
         &found,
-        "tells senders, does not slow down itself",
+        "notifies senders, does not slow down itself",
         "roce_rp/enable/3",
     );
     server.write(&side("roce_np"), "0\n");
@@ -160,7 +160,7 @@ fn marks_of_congestion() {
     server.write(&side("roce_rp"), "1\n");
     warns(
         &server.found("ECN"),
-        "slows down, tells no sender",
+        "slows down, does not notify senders",
         "roce_np/enable/3",
     );
     server.remove("/sys/class/net/eth0/ecn");
