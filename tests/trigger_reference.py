@@ -1,4 +1,4 @@
-"""Makes the decisions of configs/trigger.toml anew, from the recorded samples, and compares them.
+"""Recomputes the decisions of configs/trigger.toml from the recorded samples and compares them.
 
     trigger_reference.py CONFIG DIRECTORY [NAME=VALUE ...]
     trigger_reference.py CONFIG RAW DECISIONS [NAME=VALUE ...]
@@ -8,7 +8,7 @@ decision must have its samples; or the files RAW and DECISIONS with the frames f
 NAME=VALUE are parameters in place of those in CONFIG; `channels` is one of them. Prints how many frames had which
 outcome, and the first differences. Exit code 1 if there are any, or if there is nothing to compare.
 
-Written from the rules that configs/kernels/trigger.cu tells, event by event where that looks sample by sample.
+Written from the rules documented in configs/kernels/trigger.cu. It works event by event, the kernel sample by sample.
 """
 
 import glob
@@ -99,26 +99,26 @@ def main(arguments):
 
     if len(paths) == 1:
         numbers, raw = recorded(paths[0], "raw", channels * points)
-        told, found = recorded(paths[0], "decisions", FIELDS + channels)
+        decided, found = recorded(paths[0], "decisions", FIELDS + channels)
     else:
         raw = np.fromfile(paths[0], "<i2").reshape(-1, channels * points)
         found = np.fromfile(paths[1], "<i4").reshape(-1, FIELDS + channels)
-        numbers = told = np.arange(len(raw))
-    if len(numbers) != len(raw) or len(told) != len(found) or not np.isin(told, numbers).all():
+        numbers = decided = np.arange(len(raw))
+    if len(numbers) != len(raw) or len(decided) != len(found) or not np.isin(decided, numbers).all():
         print(f"{len(raw)} frames of samples and {len(found)} decisions do not belong together")
         return 1
 
     # A recording of samples may end later than that of decisions.
-    raw = raw[np.searchsorted(numbers, told)]
+    raw = raw[np.searchsorted(numbers, decided)]
     expected = decide(raw.reshape(-1, channels, points), params)
-    expected[:, 0] = (told & 0xFFFFFFFF).astype(np.uint32).view(np.int32) if len(told) else 0
-    expected[:, 1] = told >> 32
+    expected[:, 0] = (decided & 0xFFFFFFFF).astype(np.uint32).view(np.int32) if len(decided) else 0
+    expected[:, 1] = decided >> 32
     expected[:, 7] = found[:, 7]
     counts = {name: int((expected[:, 2] == i).sum()) for i, name in enumerate(OUTCOMES)}
     wrong = np.flatnonzero((expected != found).any(axis=1))
     print(json.dumps({"frames": len(found), **counts, "wrong": len(wrong)}))
     for i in wrong[:5]:
-        print(f"frame {told[i]}: {found[i].tolist()}, expected {expected[i].tolist()}")
+        print(f"frame {decided[i]}: {found[i].tolist()}, expected {expected[i].tolist()}")
     return int(len(wrong) > 0 or len(found) == 0)
 
 

@@ -69,7 +69,7 @@ fn read(text: &str, overrides: &Overrides) {
             if let Some(mut inner) = section.clone().take_section("d", &mut diagnostics) {
                 let before = diagnostics.errors();
                 let value = inner.finish::<Inner>(&[], &mut diagnostics);
-                // What is wrong twice is told once, so the number may stay.
+                // A repeated error is reported once, so the number may stay the same.
                 assert!(value.is_none() || diagnostics.errors() == before);
             }
             let before = diagnostics.has_errors();

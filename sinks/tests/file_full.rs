@@ -1,4 +1,4 @@
-//! The `file` sink on a disk that is really full: no frame torn, doubled or lost untold.
+//! The `file` sink on a full disk: no frame is torn, duplicated or lost without being counted.
 
 #![allow(clippy::unwrap_used)]
 

@@ -50,7 +50,7 @@ fn files(dir: &Path) -> Vec<String> {
     names
 }
 
-/// What a metadata file tells of the frames a second.
+/// Returns the frame rate in a metadata file.
 fn frame_rate(meta: &Path) -> Option<f64> {
     let text = std::fs::read(meta).unwrap();
     let meta: serde_json::Value = serde_json::from_slice(&text).unwrap();
@@ -445,7 +445,7 @@ proptest! {
                     let at = usize::try_from(span.byte_start).unwrap() + usize::try_from(i).unwrap() * group;
                     let sample = (data[at..at + group].to_vec(), missing.contains(&(at as u64 / group as u64)));
                     let known = listed.insert((capture.epoch.unwrap(), first + i), sample);
-                    prop_assert!(known.is_none(), "a sample is told twice");
+                    prop_assert!(known.is_none(), "a sample is listed twice");
                 }
             }
         }

@@ -24,7 +24,7 @@ fn look(dir: &Path, holder: &str) {
         let second = StemLock::take(dir, "adc");
         assert!(matches!(second, Err(LockError::Held { .. })), "{second:?}");
         drop(held);
-        // Whoever may make files in the directory may remove them.
+        // A user who may create files in the directory may remove them.
         assert!(!lock.exists());
     } else {
         let error = StemLock::take(dir, "adc").unwrap_err();

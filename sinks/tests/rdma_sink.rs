@@ -1,4 +1,4 @@
-//! What an `rdma` sink's configuration may say, and what it does where nobody receives.
+//! Configurations of an `rdma` sink, and its behaviour without a receiver.
 
 #![allow(clippy::unwrap_used)]
 
@@ -122,7 +122,7 @@ fn rdma_missing_nics_and_receivers_are_reported() {
     slots.finish(FrameMeta::whole(0, 64));
     slots.publish();
     let lease = reader.poll(1).unwrap();
-    // Nobody listens at port 1.
+    // No process listens on port 1.
     let away = sink.consume(&lease, 0).unwrap_err();
     assert!(
         matches!(away, SinkError::Away { ref what, .. } if what == "receiver 127.0.0.1:1"),

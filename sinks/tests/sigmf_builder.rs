@@ -123,7 +123,7 @@ fn new_segment_remembers_last_frame() {
 
 #[test]
 fn frames_never_sent_are_not_counted_as_missing() {
-    // Six places of 10 samples a frame: (first frame of an epoch, truncated, missing places) and what is told of it, as
+    // Six places of 10 samples a frame: (first frame of an epoch, truncated, missing places) and the expected annotation, as
     // (first sample, samples, whether it was cut off).
     type Case = (
         bool,

@@ -254,7 +254,7 @@ fn sigmf_python_reads_gaps_and_epochs() {
         (&json!(1e6), &json!(2))
     );
     assert_eq!(global["core:description"], "a \"test\"\nwith µ");
-    // The two frames lost between the segments are told in the second.
+    // The two frames lost between the segments are recorded in the second.
     assert_eq!(seen[1]["annotations"][0]["daq:missing_frames"], 2);
     assert_eq!(seen[1]["captures"][0]["core:global_index"], 640);
     // Our own reader sees the same.

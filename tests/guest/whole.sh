@@ -131,7 +131,7 @@ await() {
 }
 has_come() { [ "$(now "$1" sources.link.delivered)" -ge "$2" ]; }
 listens() { grep -qs 'serving http' "$1/log"; }
-told() { [ "$(grep -c "$2" "$1/log")" -ge "${3:-1}" ]; }
+logged() { [ "$(grep -c "$2" "$1/log")" -ge "${3:-1}" ]; }
 
 # What a run of so many frames writes without a network between: alone FRAMES FILE.
 alone() {

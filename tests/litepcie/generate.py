@@ -4,7 +4,7 @@ The core is LitePCIe as `LiteXSoC.add_pcie` builds it. What a chip would have ar
 
 - the PHY by the pins of its two streams of TLPs and of its MSIs, so that a program can be the bus;
 - the sensor by a counter of 64-bit words, 0 when the writer is enabled, that advances with each word the writer takes
-  while the pin `stream_open` is high; `stream_taken` tells of each. `source_interval` is the number of cycles it pauses
+  while the pin `stream_open` is high; `stream_taken` signals each. `source_interval` is the number of cycles it pauses
   after each word.
 """
 

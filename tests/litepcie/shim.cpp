@@ -19,7 +19,7 @@ namespace {
 constexpr uint32_t READ = 0x00, READ_64 = 0x20, WRITE = 0x40, WRITE_64 = 0x60, COMPLETION = 0x4a;
 constexpr uint32_t HOST = 0x0000;   // Our requester id.
 constexpr uint32_t CORE = 0x0100;   // The core's, as the generator sets it.
-constexpr unsigned PATIENCE = 4096; // Cycles that the core may take for a register; it takes some tens.
+constexpr unsigned TIMEOUT = 4096; // Cycles that the core may take for a register; it takes some tens.
 
 uint32_t swapped(uint32_t word) { return __builtin_bswap32(word); }
 
@@ -40,7 +40,7 @@ struct litepcie_event {
     uint64_t address;
     uint32_t tag;
     uint32_t header_words;
-    uint8_t data[256]; // Of a write: as many bytes as told, in the order of addresses.
+    uint8_t data[256]; // Of a write: as many bytes as the length says, in the order of addresses.
 };
 }
 
@@ -194,7 +194,7 @@ int litepcie_read(litepcie *it, uint32_t offset, uint32_t *value) {
     it->answered = false;
     it->tag++;
     it->send({READ << 24 | 1, HOST << 16 | uint32_t{it->tag} << 8 | 0x0f, offset});
-    for (unsigned i = 0; i < PATIENCE && !it->answered; i++) {
+    for (unsigned i = 0; i < TIMEOUT && !it->answered; i++) {
         it->tick(false);
     }
     *value = it->answer;

@@ -1,4 +1,4 @@
-//! Once a pipeline runs, its data threads allocate nothing.
+//! Checks that the data threads of a running pipeline allocate nothing.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
@@ -14,11 +14,11 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Threads whose allocations are told apart.
+/// Maximum number of threads with separate counters.
 const THREADS: usize = 64;
 
 thread_local! {
-    /// Where this thread counts: its place plus 1, `usize::MAX` if it is none of daq's; 0 is not known yet.
+    /// Index of this thread's counter plus 1; `usize::MAX` if it is not a thread of daq; 0 if not yet known.
     static PLACE: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -109,7 +109,7 @@ samples = { type = "int16", complex = true, channels = 2, rate = "1 MHz" }
 noise = 0.1
 packet = 1024
 pace = "160 Mbit/s"
-hold = HOLD
+hold = BACKPRESSURE
 
 [source.adc.faults]
 loss = 0.01
@@ -171,7 +171,7 @@ path = "out"
 buffer = "64 KiB"
 "#;
 
-/// Runs it, and counts while `frames` frames go through, after a hundred.
+/// Runs the pipeline and counts allocations during `frames` frames, after the first hundred.
 fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
     let dir = tempfile::tempdir().unwrap();
     let mut diagnostics = Diagnostics::new();
@@ -188,7 +188,7 @@ fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
     };
     let pipeline = Pipeline::start(&config, &plan, &options).unwrap();
     let published = |ring: &str| pipeline.published(ring).unwrap();
-    // The first frames open files and make threads known to each other: each thread must have had its share.
+    // The first frames open files and initialise thread state, so every thread must have processed some.
     wait_for("the first frames", || {
         let report = pipeline.report();
         let all_read = report.readers.values().all(|reader| reader.read > 0);
@@ -219,10 +219,10 @@ fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
     counted
 }
 
-// One test: another one running beside it would be counted.
+// The only test of this binary: a concurrent test would be counted.
 #[test]
 fn data_threads_when_running_allocate_nothing() {
-    // The counter counts, and tells threads apart.
+    // The counter works, separately for each thread.
     ARMED.store(true, Ordering::SeqCst);
     let allocate = |name: &str| {
         let body = || drop(std::hint::black_box(vec![1_u8; 100]));
@@ -244,7 +244,7 @@ fn data_threads_when_running_allocate_nothing() {
 
     for hold in ["true", "false"] {
         assert_eq!(
-            run(&PIPELINE.replace("HOLD", hold), 1000),
+            run(&PIPELINE.replace("BACKPRESSURE", hold), 1000),
             [],
             "hold = {hold}"
         );

@@ -25,7 +25,7 @@ driver = "null"
 input = "raw"
 "#;
 
-/// The configuration that the design shows.
+/// The configuration in the design document.
 const DESIGN: &str = r#"
 [source.adc]
 driver = "udp"
@@ -76,7 +76,7 @@ fn sinks() -> impl Iterator<Item = &'static str> {
     REGISTRY.sinks.iter().map(|entry| entry.name)
 }
 
-/// What stderr says, and that the exit code is that of a wrong configuration.
+/// Checks the exit code for a wrong configuration and returns stderr.
 fn errors(done: Done) -> String {
     assert_eq!(
         (done.code, done.stdout.as_str()),
@@ -227,7 +227,7 @@ fn config_of_design_document_is_valid() {
 fn config_errors_are_reported_together_with_location_and_suggestion() {
     let text = SMALL
         .replace("slots = 16", "slotz = 16")
-        .replace("pattern = \"counter\"", "patern = \"counter\"")
+        .replace("pattern = \"counter\"", "patern = \"counter\"") // misspelt on purpose
         .replace("driver = \"null\"", "driver = \"nul\"")
         .replace("input = \"raw\"", "input = \"row\"");
     let message = errors(Daq::new(&text).cli(&["check", "daq.toml"]));
@@ -239,7 +239,7 @@ fn config_errors_are_reported_together_with_location_and_suggestion() {
     };
     for (wrong, column, meant) in [
         ("slotz", 1, "did you mean `slots`?"),
-        ("patern", 1, "did you mean `pattern`?"),
+        ("patern", 1, "did you mean `pattern`?"), // misspelt on purpose
         ("driver = \"nul\"", 10, "did you mean \"null\"?"),
         ("input = \"row\"", 9, "did you mean \"raw\"?"),
     ] {
@@ -253,7 +253,7 @@ fn config_errors_are_reported_together_with_location_and_suggestion() {
             "the line of {wrong}:\n{message}"
         );
     }
-    // One mistake is one error: whoever names the ring with a wrong key has made none.
+    // One mistake is one error: the component that names the ring with a wrong key is correct.
     assert!(
         message.contains("4 errors") && message.matches("\nerror").count() == 3,
         "{message}"
@@ -287,7 +287,7 @@ fn config_unknown_driver_is_reported_with_other_errors() {
     for error in [
         "unknown driver \"smi\" in [source.adc]",
         "`wait` cannot be \"bsy\"",
-        "unknown key `pakcet` in [source.adc]",
+        "unknown key `pakcet` in [source.adc]", // misspelt on purpose
         "core 99999 is not among the cores of this process",
         "unknown driver \"nul\" in [sink.drop]",
         "a burst of 0 frames",
@@ -546,7 +546,7 @@ fn usage_error_exits_64_with_hint() {
 #[test]
 fn run_ends_after_duration_or_frame_count() {
     let daq = Daq::new(&SMALL.replace("packets = 1000\n", ""));
-    // The source is endless, so that only the time ends it.
+    // The source is endless, so only the time limit ends the run.
     let _ = daq.run_a_while(&[]);
     let outcome = daq.run(&["--frames", "raw=100"]).ok();
     assert!(
@@ -573,7 +573,7 @@ fn run_without_json_prints_text_report() {
     }
 }
 
-/// The heart of a pipeline in a drawing: every component, and as many arrows as there are connections.
+/// Checks the body of a graph: every component, and one arrow per connection.
 fn draws(drawing: &str, arrow: &str) {
     for name in [
         "antenna",
@@ -702,7 +702,7 @@ fn reference_pages_are_printed() {
     assert!(schema["properties"]["source"].is_object(), "{schema:#}");
 }
 
-/// What a process holds beyond rings, kernels and sinks: the program itself (some 15 MiB in the dev profile), the
+/// Memory of a process beyond rings, kernels and sinks: the program itself (some 15 MiB in the dev profile), the
 /// stacks of its threads, the HTTP side, the allocator's arenas. It does not grow with the configuration's sizes.
 const OVERHEAD: u64 = 64 << 20;
 
@@ -720,7 +720,7 @@ fn status(pid: u32, key: &str) -> u64 {
 
 #[test]
 fn run_memory_stays_within_plan() {
-    // Large rings, so that a plan that forgot one would be found out.
+    // Large rings, so that a ring missing from the plan is detected.
     let text = r#"
         [source.adc]
         driver = "sim"
@@ -772,7 +772,7 @@ fn run_memory_stays_within_plan() {
     );
 
     let mut live = daq.spawn(&[]);
-    // Every ring has gone round: all of it was touched.
+    // Every ring has wrapped, so all of its memory was touched.
     live.wait_count("rings.raw.published", 200);
     live.wait_count("rings.floats.published", 200);
     live.wait_count("rings.spectra.published", 64);

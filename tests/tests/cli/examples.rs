@@ -1,4 +1,4 @@
-//! The examples in `configs/`: each is valid, and runs where it needs nobody else.
+//! The examples in `configs/`: each is valid, and runs if it needs no peer.
 
 use daq_tests::{Daq, Done, configs, files, repository};
 use serde_json::Value;
@@ -18,7 +18,7 @@ fn examples_all_pass_check() {
     }
 }
 
-/// Writes the kernels of the examples where the examples name them.
+/// Writes the kernels of the examples to the paths in the examples.
 fn write_kernels(daq: &Daq) {
     for code in files(&repository().join("configs/kernels"), ".cu") {
         let name = format!("configs/kernels/{}", code.file_name().unwrap().display());
@@ -26,7 +26,7 @@ fn write_kernels(daq: &Daq) {
     }
 }
 
-/// Whether all that is wrong with `path` is that it needs a GPU and there is none.
+/// Whether the only error of `path` is the missing GPU.
 fn lacks_gpu(path: &str, done: &Done) -> bool {
     let lacks = done.code == 78
         && done.stderr.contains("runs on a GPU only")

@@ -1,4 +1,4 @@
-//! What sinks leave on disk, read by packages from PyPI.
+//! Files of the sinks, read by packages from PyPI.
 
 use daq_tests::{Daq, Outcome, Python, files, ledger, skip};
 use serde_json::{Value, json};
@@ -238,7 +238,7 @@ fn sigmf_overrun_frames_are_annotated() {
     if refused == 0 {
         skip!("the sink kept up with a source as fast as it goes");
     }
-    // Every segment tells what was lost before its own frames; before the first and after the last nobody tells.
+    // Every segment records what was lost before its own frames; loss before the first and after the last is not recorded.
     let reported = sum(&seen, "missing", 2);
     let first = seen[0]["captures"][0][1].as_u64().unwrap() / 64;
     let last = seen.last().unwrap();
@@ -327,7 +327,7 @@ words = np.arange(rows * 64, dtype="<u8").reshape(-1, 8)
 words[~wanted] = 0
 assert frames.tobytes() == words.tobytes()
 time = store["timestamp_ns"][:]
-# Who is missing as a whole tells no time.
+# A frame that is missing completely has no time.
 timed = wanted.reshape(rows, 8).any(axis=1)
 names = store["clock"].attrs["names"]
 assert timed.sum() == rows - 2 and (time[~timed] == 0).all(), time

@@ -1,4 +1,4 @@
-//! Frames with missing packets: counted by every source, and kept from readers that want none.
+//! Frames with missing packets: counted by every source, and dropped for readers with `incomplete = "drop"`.
 
 use daq_tests::{Daq, files, ledger};
 

@@ -1,4 +1,4 @@
-//! What a foreign tool captured and what daq recorded, replayed.
+//! Replays captures of third-party tools and recordings of daq.
 
 use daq_drivers::packet::pcap::Capture;
 use daq_drivers::sys::send::Sender;
@@ -62,7 +62,7 @@ fn datagrams() -> Vec<Vec<u8>> {
 /// Packets of those that are lost.
 const LOST: u64 = 14;
 
-/// A running tcpdump that listens, or why there is none.
+/// Starts tcpdump, or returns why it cannot.
 fn tcpdump(port: u16, packets: usize, to: &Path) -> Result<Child, String> {
     let program = program("tcpdump").ok_or("there is no tcpdump; tests/run installs it")?;
     let mut command = Command::new(program);
@@ -82,7 +82,7 @@ fn tcpdump(port: u16, packets: usize, to: &Path) -> Result<Child, String> {
         ])
         .arg(to);
     if rustix::process::geteuid().is_root() {
-        // Else it becomes a user who may not write there.
+        // Otherwise it changes to a user without write permission.
         command.args(["-Z", "root"]);
     }
     command
@@ -99,7 +99,7 @@ fn tcpdump(port: u16, packets: usize, to: &Path) -> Result<Child, String> {
             return Err(format!("tcpdump may not capture: {text}"));
         }
     }
-    // What it tells at the end must find a reader.
+    // Its final output must be read.
     std::thread::spawn(move || stderr.read_to_string(&mut String::new()));
     Ok(child)
 }

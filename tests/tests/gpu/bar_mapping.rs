@@ -157,14 +157,14 @@ fn assert_two_mappings_agree(first: Arc<Mapped>) {
 }
 
 /// A forked child gets an error and does not crash, and the parent continues.
-fn assert_a_fork_is_told(mapped: Arc<Mapped>) {
+fn assert_fork_is_error(mapped: Arc<Mapped>) {
     let answers = || {
-        let is_told =
+        let is_reported =
             |result: Result<(), MappedError>| matches!(result, Err(MappedError::Forked { .. }));
         let mut byte = [0];
-        u8::from(is_told(mapped.check()))
-            + u8::from(is_told(mapped.copy_to(0, &[1])))
-            + u8::from(is_told(mapped.copy_from(0, &mut byte)))
+        u8::from(is_reported(mapped.check()))
+            + u8::from(is_reported(mapped.copy_to(0, &[1])))
+            + u8::from(is_reported(mapped.copy_from(0, &mut byte)))
     };
     let mut stores = mapped.stores().unwrap();
     let in_child = in_fork(|| {
@@ -480,7 +480,7 @@ fn mapping_used_after_fork_returns_error() {
         || Simulated::new("dma-buf=map").with_gdr(""),
         |device| {
             for backend in [Backend::Gdrapi, Backend::DmaBuf, Backend::Host] {
-                assert_a_fork_is_told(Mapped::with(device, PAGE, backend).unwrap());
+                assert_fork_is_error(Mapped::with(device, PAGE, backend).unwrap());
             }
         },
     );
@@ -620,7 +620,7 @@ fn mapping_on_real_gpu_meets_contract() {
                 for bytes in [1, PAGE + 1, 3 << 20] {
                     let mapped = Mapped::with(device, bytes, backend).unwrap();
                     assert_both_sides_see_the_same(&mapped);
-                    assert_a_fork_is_told(mapped);
+                    assert_fork_is_error(mapped);
                 }
                 if matches!(backend, Backend::Gdrapi | Backend::DmaBuf) {
                     for backing in KINDS {

@@ -248,7 +248,7 @@ fn plan_without_usable_driver_places_rings_in_host_memory() {
         }
         let plan = daq.cli(&["plan", "daq.toml"]).ok();
         if simulated.is_none() && plan.stdout.contains("ring raw @ cuda:") {
-            daq_tests::skip!("this machine has a GPU: what is told without one cannot be seen");
+            daq_tests::skip!("this machine has a GPU: output without a GPU cannot be checked");
         }
         assert!(
             plan.stdout.contains("ring raw @ host") && plan.stdout.contains(why),

@@ -10,7 +10,7 @@ pub const BASE: u64 = 0x1234_0000;
 /// A descriptor's flags, above the 24 bits of its length.
 pub const IRQ_DISABLE: u32 = 1 << 24;
 
-/// The device and its surroundings.
+/// The device, its memory and its register names.
 pub struct Bench<C> {
     pub card: C,
     pub names: Names,

@@ -121,7 +121,7 @@ fn gateware_overrun_leaves_frames_intact() {
     live.signal(rustix::process::Signal::STOP);
     let before = served.left();
     let rounds = 3 * SLOTS * SLOT / 8;
-    wait_for("rounds that nobody reads", || {
+    wait_for("loops that no one reads", || {
         (before - served.left() > rounds).then_some(())
     });
     live.signal(rustix::process::Signal::CONT);

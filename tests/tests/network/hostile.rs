@@ -150,7 +150,7 @@ fn overrun(kind: Kind, offload: bool) {
     assert_eq!(
         Queue::drops(attack.port),
         drops,
-        "dropped while nobody stood still"
+        "packets were dropped although the reader was running"
     );
     let outcome = live.stop().ok();
     let lost = 1000 - outcome.count("sources.stalled.delivered");

@@ -245,7 +245,7 @@ fn udp_small_receive_buffer_is_reported() {
     let port = loopback::free_port();
     let keys = |bytes: u64| format!("listen = \"127.0.0.1:{port}\"\nreceive_buffer = {bytes}");
     let warning = format!("net.core.rmem_max={asked}");
-    for (bytes, is_told) in [(asked, true), (limit, false)] {
+    for (bytes, is_logged) in [(asked, true), (limit, false)] {
         let daq = Daq::new(&config(&keys(bytes)));
         let mut command = daq.command(&["run", "daq.toml", "--report", "json", "--for", "100ms"]);
         if rustix::process::geteuid().is_root() {
@@ -264,7 +264,7 @@ fn udp_small_receive_buffer_is_reported() {
         let outcome = daq.spawn_command(command).wait().ok();
         assert_eq!(
             outcome.stderr.contains(&warning),
-            is_told,
+            is_logged,
             "{bytes} of {limit}:\n{}",
             outcome.stderr
         );

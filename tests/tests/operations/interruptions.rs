@@ -126,7 +126,7 @@ fn message(stderr: &str, component: &str, key: &str) -> u64 {
     let line = stderr
         .lines()
         .find(|line| line.contains(&format!("  {component}: ")));
-    let line = line.unwrap_or_else(|| panic!("nothing is told of {component}:\n{stderr}"));
+    let line = line.unwrap_or_else(|| panic!("nothing is logged about {component}:\n{stderr}"));
     let after = line
         .split(&format!("{key} "))
         .nth(1)

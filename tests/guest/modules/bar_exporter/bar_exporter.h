@@ -8,7 +8,7 @@
 
 #define BAR_EXPORT_BYTES	(1U << 20)	/* of a BAR; less if it is smaller */
 
-#define BAR_EXPORT_BARE		(1U << 0)	/* physical addresses that the IOMMU is not told of */
+#define BAR_EXPORT_BARE		(1U << 0)	/* physical addresses without an IOMMU mapping */
 #define BAR_EXPORT_PAGES	(1U << 1)	/* page by page, the last page first */
 #define BAR_EXPORT_NO_PIN	(1U << 2)	/* refuses to be pinned: EAGAIN */
 #define BAR_EXPORT_SHORT	(1U << 3)	/* maps a page less than it has */
@@ -24,6 +24,6 @@ struct bar_export {
 };
 
 #define BAR_EXPORT	_IO(0xDB, 0)	/* struct bar_export; returns the dma-buf's descriptor */
-#define BAR_MOVE	_IO(0xDB, 1)	/* the dma-buf's descriptor; tells its importers that the memory moves */
+#define BAR_MOVE	_IO(0xDB, 1)	/* the dma-buf's descriptor; notifies its importers that the memory moves */
 
 #endif

@@ -216,7 +216,7 @@ unsafe extern "C" fn gdr_map(
         let offset = libc::off_t::try_from(pinned.offset).map_err(|_| libc::EINVAL)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let file = pinned.file.as_raw_fd();
-        // SAFETY: a new mapping at an address of the system's choice takes nobody's memory.
+        // SAFETY: a new mapping at an address of the system's choice overlaps no other memory.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -234,7 +234,7 @@ unsafe extern "C" fn gdr_map(
         // SAFETY: not null, so there is room for one, by the caller's word.
         unsafe { address.write(base) };
         state.maps += 1;
-        // SAFETY: the descriptor is open; whoever has mapped the file finds nothing behind its addresses, which is what
+        // SAFETY: the descriptor is open; every mapping of the file loses its memory, which is what
         // the option asks for.
         if state.maps == OPTIONS.lose && unsafe { libc::ftruncate(file, 0) } != 0 {
             return Err(last_error());
@@ -244,7 +244,7 @@ unsafe extern "C" fn gdr_map(
 }
 
 /// # Safety
-/// As the header asks: nobody uses the mapping any more.
+/// As the header asks: the mapping is no longer used.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn gdr_unmap(
     _gdr: *mut c_void,
@@ -258,7 +258,7 @@ unsafe extern "C" fn gdr_unmap(
             return Err(libc::EINVAL);
         }
         pinned.mapped = None;
-        // SAFETY: `gdr_map` has mapped these bytes, and nobody uses them, by the caller's word.
+        // SAFETY: `gdr_map` has mapped these bytes, and they are unused, as the caller guarantees.
         if unsafe { libc::munmap(address, bytes) } == 0 {
             Ok(())
         } else {

@@ -227,7 +227,7 @@ impl Attack<'_> {
         let case = self.case;
         let ledger = Ledger::of(outcome, &self.source);
         if ledger != case.ledger {
-            return Err(format!("{ledger:?}, foretold was\n{:?}", case.ledger));
+            return Err(format!("{ledger:?}, expected\n{:?}", case.ledger));
         }
         let file = recording(daq, &format!("{}-disk", self.source));
         let mut at = 0;
@@ -277,7 +277,7 @@ impl Attack<'_> {
         }
         if at != file.data.len() {
             return Err(format!(
-                "{} bytes in the file, foretold were {at}",
+                "{} bytes in the file, expected {at}",
                 file.data.len()
             ));
         }
@@ -348,7 +348,7 @@ pub fn attack(kind: Kind, rate: Rate, cases: &[Case]) {
     for attack in &attacks {
         assert!(
             matches!(attack.case.shots.last(), Some(Shot::Good(_))),
-            "the end is told by a good packet"
+            "a valid packet marks the end"
         );
         live.wait_count(
             &format!("sources.{}.expected", attack.source),

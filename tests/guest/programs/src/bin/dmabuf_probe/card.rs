@@ -1,7 +1,7 @@
 //! `edu` as a card that daq does not program: the command of `engine = "hook"`, the design that it starts, and what must
 //! have come of it.
 //!
-//! `edu` moves one block when it is told to, so a process plays the design: it makes each frame in a page of its own, has
+//! `edu` moves one block on command, so a process plays the design: it makes each frame in a page of its own, has
 //! the device fetch it, and write it, and then the count.
 
 use crate::machine::{Edu, Memory, TRANSFER, Why, address, find, why};
@@ -33,7 +33,7 @@ fn frame(number: u64) -> Vec<u8> {
         .collect()
 }
 
-/// The command: reads what daq tells from standard input.
+/// The command: reads daq's input from standard input.
 pub fn hook() -> Result<(), Why> {
     let job: Value = serde_json::from_reader(std::io::stdin()).map_err(why("standard input"))?;
     match job["action"].as_str() {
@@ -112,7 +112,7 @@ fn run(job: &Value) -> Result<(), Why> {
     let first = usize::try_from(number(&job["first"])?).map_err(why("first"))?;
     let count = number(&job["count"]["address"])?;
     let credits = job["credits"]["address"].as_u64();
-    // Not opened anew, which would make it a master where it must not be one any more.
+    // Not opened again, which would make it a master where it must not be one any more.
     let edu = Edu::look()?;
     let (dmabuf, memory) = Memory::host()?;
     let module = Module::open().map_err(why("module"))?;

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 /// The exporter maps page by page, the last page first (bar_exporter.h).
 pub const PAGES: u32 = 1 << 1;
-/// The exporter gives physical addresses that the IOMMU is not told of.
+/// The exporter gives physical addresses without an IOMMU mapping.
 pub const BARE_ADDRESSES: u32 = 1 << 0;
 
 /// With an IOMMU that translates, one that does not, and none.

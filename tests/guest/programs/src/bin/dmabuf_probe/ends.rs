@@ -98,7 +98,7 @@ fn killed() -> Result<(), Why> {
         return Err(format!("the child did not come to write: {said:?}"));
     }
     bar.write(0, &[SENTINEL; PAGE])?;
-    // Opened anew it would be a master again.
+    // Opened again, it would be a master again.
     let edu = Edu::look()?;
     nothing_landed(&edu, &bar, "killed")
 }

@@ -28,7 +28,7 @@ fn events(attachment: &Attachment) -> Result<u64, Why> {
     }
 }
 
-/// Fails unless it is revoked because of `reason`, and was told so once.
+/// Fails unless it is revoked because of `reason`, and this was reported once.
 fn revoked(attachment: &Attachment, reason: Reason) -> Result<(), Why> {
     let state = attachment.state().map_err(why("state"))?;
     if state != State::Revoked(reason) {

@@ -1,7 +1,7 @@
 //! Events, overruns, registrations.
 
 use crate::ends::{
-    BYTES, End, NOTHING, OPEN, Outcome, PATIENCE, next, options, pair, succeeded, that, write,
+    BYTES, End, NOTHING, OPEN, Outcome, TIMEOUT, next, options, pair, succeeded, that, write,
 };
 use daq_core::gpu::driver::Device;
 use daq_core::region::{HostOptions, Region};
@@ -26,11 +26,11 @@ pub fn come_before(nic: &Arc<dyn Nic>) -> Outcome<String> {
         // What is acknowledged has completed there.
         succeeded(&next(&mut *one.queue)?, id, Side::Sent)?;
         let begin = Instant::now();
-        that(other.queue.wait(PATIENCE)?, "it cannot wait")?;
-        that(begin.elapsed() < PATIENCE, "it was slept over")?;
+        that(other.queue.wait(TIMEOUT)?, "it cannot wait")?;
+        that(begin.elapsed() < TIMEOUT, "it was slept over")?;
         let mut done = [NOTHING];
         while other.queue.poll(&mut done)? == 0 {
-            that(begin.elapsed() < PATIENCE, "no completion came")?;
+            that(begin.elapsed() < TIMEOUT, "no completion came")?;
         }
         succeeded(&done[0], id, Side::Received)?;
     }
@@ -70,9 +70,9 @@ pub fn waiting(nic: &Arc<dyn Nic>) -> Outcome<String> {
                 let begin = Instant::now();
                 let can = other
                     .queue
-                    .wait(PATIENCE)
+                    .wait(TIMEOUT)
                     .map_err(|error| error.to_string())?;
-                if !can || begin.elapsed() >= PATIENCE {
+                if !can || begin.elapsed() >= TIMEOUT {
                     return Err(format!("round {id}: no event came"));
                 }
                 sleeps += 1;
@@ -114,7 +114,7 @@ pub fn overrun(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let mut posted = 0;
     let begin = Instant::now();
     // A card of which work keeps its place until its completion is collected refuses before anything is lost.
-    while posted < 64 && begin.elapsed() < PATIENCE / 6 {
+    while posted < 64 && begin.elapsed() < TIMEOUT / 6 {
         match one.queue.post(&work) {
             Ok(()) => posted += 1,
             Err(error) if error.errno == 12 => std::thread::sleep(Duration::from_millis(1)),
@@ -130,7 +130,7 @@ pub fn overrun(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let begin = Instant::now();
     let error = loop {
         match one.queue.poll(&mut done) {
-            Ok(_) => that(begin.elapsed() < PATIENCE, "polls say nothing of it")?,
+            Ok(_) => that(begin.elapsed() < TIMEOUT, "polls say nothing of it")?,
             Err(error) => break error,
         }
     };

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Bytes of each region.
 pub const BYTES: usize = 1 << 16;
 /// How long anything may take; an emulated machine is slow.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 /// What access the peer gets.
 pub const OPEN: Access = Access {
     local_write: true,
@@ -107,7 +107,7 @@ pub const NOTHING: WorkDone = WorkDone {
 pub fn next(queue: &mut dyn Queue) -> Outcome<WorkDone> {
     let begin = Instant::now();
     let mut done = [NOTHING];
-    while begin.elapsed() < PATIENCE {
+    while begin.elapsed() < TIMEOUT {
         if queue.poll(&mut done)? > 0 {
             return Ok(done[0]);
         }
@@ -129,16 +129,16 @@ pub fn write<'a>(to: &MemoryKey, offset: u64, payload: Payload<'a>) -> Work<'a> 
     }
 }
 
-/// The same work, with `told` at the other end.
-pub fn telling(work: Work<'_>, told: u32) -> Work<'_> {
+/// The same work with the immediate value `value`.
+pub fn telling(work: Work<'_>, value: u32) -> Work<'_> {
     let verb = match work.verb {
         Verb::Write { address, key, .. } => Verb::Write {
             address,
             key,
-            immediate: Some(told),
+            immediate: Some(value),
         },
         Verb::Send { .. } => Verb::Send {
-            immediate: Some(told),
+            immediate: Some(value),
         },
     };
     Work { verb, ..work }

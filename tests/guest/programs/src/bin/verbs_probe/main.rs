@@ -112,13 +112,13 @@ fn all_of(report: &mut Report, nic: &Arc<dyn Nic>) {
         ("ud: datagrams", work::datagrams),
         ("waiting: what came before is seen", card::come_before),
         ("waiting: no event is lost", card::waiting),
-        ("an overrun completion queue is told", card::overrun),
+        ("an overrun completion queue is reported", card::overrun),
         ("registering: host memory by other ways", card::other_ways),
         ("registering: a GPU's memory", card::gpu_memory),
         ("rdma_cm: both roles, and parting", managed::managed),
         ("rdma_cm: a peer that vanishes is gone", managed::vanished),
         ("rdma_cm: a refusal arrives in its words", managed::refused),
-        ("rdma_cm: nobody listens", managed::nobody),
+        ("rdma_cm: no listener", managed::no_listener),
     ];
     for (what, check) in checks {
         report.check(&format!("{name} {what}"), check(nic));

@@ -1,6 +1,6 @@
 //! rdma_cm in both roles.
 
-use crate::ends::{Outcome, PATIENCE, memory, next, options, succeeded, telling, that, write};
+use crate::ends::{Outcome, TIMEOUT, memory, next, options, succeeded, telling, that, write};
 use daq_rdma::connect::cm;
 use daq_rdma::connect::{ConnectError, Dialler, Link, Listener};
 use daq_rdma::stream::wire::{Hello, Mode};
@@ -16,7 +16,7 @@ pub fn address(nic: &Arc<dyn Nic>) -> Outcome<SocketAddr> {
     Ok(SocketAddr::new(ip, 18_515))
 }
 
-/// A link of the card with itself, the dialler's side first.
+/// A link of the card with itself, the connector's side first.
 pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryKey, MemoryKey)> {
     let address = address(nic)?;
     let mut listener = cm::listener(address)?;
@@ -35,14 +35,14 @@ pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryKey, MemoryKey)>
                     &options(Service::Rc),
                     &[b"hello".to_vec()],
                     &mut |_, _| Ok(()),
-                    PATIENCE,
+                    TIMEOUT,
                 )
                 .map_err(|error| error.to_string())
         })
     };
     let incoming = listener
-        .accept(&[Arc::clone(nic)], PATIENCE)?
-        .ok_or("nobody came")?;
+        .accept(&[Arc::clone(nic)], TIMEOUT)?
+        .ok_or("no peer connected")?;
     let said = &incoming.greetings()[0];
     that(said.starts_with(b"hello"), format!("{said:?}"))?;
     let mut prepared = 0;
@@ -55,18 +55,20 @@ pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryKey, MemoryKey)>
         },
     )?;
     that(prepared == 1, format!("prepared {prepared} times"))?;
-    let dialled = dialling.join().map_err(|_| "the dialler has panicked")??;
+    let connected = dialling
+        .join()
+        .map_err(|_| "the connector has panicked")??;
     that(
-        dialled.greetings[0].starts_with(&answer),
-        format!("{:?}", dialled.greetings),
+        connected.greetings[0].starts_with(&answer),
+        format!("{:?}", connected.greetings),
     )?;
-    Ok((dialled, accepted, ours, theirs))
+    Ok((connected, accepted, ours, theirs))
 }
 
-/// Waits until the other side is told to be gone.
+/// Waits until the other side is reported as disconnected.
 pub fn gone(link: &mut Link) -> Outcome<String> {
     let begin = Instant::now();
-    while begin.elapsed() < PATIENCE {
+    while begin.elapsed() < TIMEOUT {
         if let Some(why) = link.watch.gone() {
             return Ok(why.to_string());
         }
@@ -76,11 +78,11 @@ pub fn gone(link: &mut Link) -> Outcome<String> {
 }
 
 pub fn managed(nic: &Arc<dyn Nic>) -> Outcome<String> {
-    let (mut dialled, mut accepted, ours, theirs) = linked(nic)?;
-    that(dialled.watch.gone().is_none(), "it is gone already")?;
+    let (mut connected, mut accepted, ours, theirs) = linked(nic)?;
+    that(connected.watch.gone().is_none(), "it is gone already")?;
     let pieces = [ours.piece(0, 16)];
     let work = write(&theirs, 32, Payload::Memory(&pieces));
-    dialled.rails[0].post(&telling(work, 3))?;
+    connected.rails[0].post(&telling(work, 3))?;
     let done = next(&mut *accepted.rails[0])?;
     succeeded(&done, 5, Side::Received)?;
     that(done.immediate == Some(3), format!("{done:?}"))?;
@@ -88,14 +90,14 @@ pub fn managed(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let pieces = [theirs.piece(0, 8)];
     accepted.rails[0].post(&write(&ours, 0, Payload::Memory(&pieces)))?;
     succeeded(&next(&mut *accepted.rails[0])?, 1, Side::Sent)?;
-    dialled.watch.part(0);
+    connected.watch.part(0);
     gone(&mut accepted)
 }
 
 pub fn vanished(nic: &Arc<dyn Nic>) -> Outcome<String> {
-    let (mut dialled, accepted, _ours, _theirs) = linked(nic)?;
+    let (mut connected, accepted, _ours, _theirs) = linked(nic)?;
     drop(accepted);
-    gone(&mut dialled)
+    gone(&mut connected)
 }
 
 pub fn refused(nic: &Arc<dyn Nic>) -> Outcome<String> {
@@ -103,20 +105,20 @@ pub fn refused(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let mut listener = cm::listener(address)?;
     let dialling = dial(nic, address);
     let incoming = listener
-        .accept(&[Arc::clone(nic)], PATIENCE)?
-        .ok_or("nobody came")?;
+        .accept(&[Arc::clone(nic)], TIMEOUT)?
+        .ok_or("no peer connected")?;
     incoming.refuse("the ring is of another size");
-    match dialling.join().map_err(|_| "the dialler has panicked")? {
+    match dialling.join().map_err(|_| "the connector has panicked")? {
         Err(ConnectError::Refused { why, .. }) if why == "the ring is of another size" => Ok(why),
         Err(error) => Err(error.into()),
         Ok(()) => Err("it was connected".into()),
     }
 }
 
-pub fn nobody(nic: &Arc<dyn Nic>) -> Outcome<String> {
+pub fn no_listener(nic: &Arc<dyn Nic>) -> Outcome<String> {
     match dial(nic, address(nic)?)
         .join()
-        .map_err(|_| "the dialler has panicked")?
+        .map_err(|_| "the connector has panicked")?
     {
         Err(error @ ConnectError::Refused { .. }) => Ok(error.to_string()),
         Err(error) => Err(error.into()),
@@ -135,7 +137,7 @@ pub fn dial(nic: &Arc<dyn Nic>, address: SocketAddr) -> Dialling {
                 &options(Service::Rc),
                 &[b"hello".to_vec()],
                 &mut |_, _| Ok(()),
-                PATIENCE,
+                TIMEOUT,
             )
             .map(drop)
     })
@@ -149,7 +151,7 @@ pub fn undeclared(one: &str, other: &str) -> Outcome<String> {
     let dialling = dial(&one, address);
     let come = listener.accept(&[other], Duration::from_secs(3))?;
     that(come.is_none(), "it was let in")?;
-    match dialling.join().map_err(|_| "the dialler has panicked")? {
+    match dialling.join().map_err(|_| "the connector has panicked")? {
         Err(ConnectError::Refused { why, .. }) if why.contains("declared is") => Ok(why),
         Err(error) => Err(error.into()),
         Ok(()) => Err("it was connected".into()),
@@ -187,12 +189,14 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
                     &options(Service::Rc),
                     &greetings,
                     &mut |_, _| Ok(()),
-                    PATIENCE,
+                    TIMEOUT,
                 )
                 .map_err(|error| error.to_string())
         })
     };
-    let incoming = listener.accept(&nics, PATIENCE)?.ok_or("nobody came")?;
+    let incoming = listener
+        .accept(&nics, TIMEOUT)?
+        .ok_or("no peer connected")?;
     for (said, greeting) in incoming.greetings().iter().zip(&greetings) {
         that(said.starts_with(greeting), format!("{said:?}"))?;
     }
@@ -200,11 +204,13 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
     let mut accepted = incoming.accept(&options(Service::Rc), &answers, &mut |rail, queue| {
         queue.receive(rail as u64, &[])
     })?;
-    let mut dialled = dialling.join().map_err(|_| "the dialler has panicked")??;
-    for (said, answer) in dialled.greetings.iter().zip(&answers) {
+    let mut connected = dialling
+        .join()
+        .map_err(|_| "the connector has panicked")??;
+    for (said, answer) in connected.greetings.iter().zip(&answers) {
         that(said.starts_with(answer), format!("{said:?}"))?;
     }
-    for (rail, queue) in dialled.rails.iter_mut().enumerate() {
+    for (rail, queue) in connected.rails.iter_mut().enumerate() {
         queue.post(&Work {
             id: 1,
             verb: Verb::Send {
@@ -217,5 +223,5 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
         succeeded(&done, rail as u64, Side::Received)?;
     }
     accepted.watch.part(0);
-    gone(&mut dialled)
+    gone(&mut connected)
 }

@@ -1,7 +1,7 @@
 //! Work and how it ends.
 
 use crate::ends::{
-    End, NOTHING, OPEN, Outcome, PATIENCE, next, options, pair, succeeded, telling, that, write,
+    End, NOTHING, OPEN, Outcome, TIMEOUT, next, options, pair, succeeded, telling, that, write,
 };
 use daq_rdma::verbs::{Nic, Payload, Service, Side, Status, Verb, Way, Work};
 use std::sync::Arc;
@@ -101,7 +101,7 @@ pub fn many(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let (mut sent, mut acknowledged, mut arrived) = (0, 0, 0);
     let begin = Instant::now();
     while arrived < FRAMES {
-        that(begin.elapsed() < 4 * PATIENCE, format!("{arrived} arrived"))?;
+        that(begin.elapsed() < 4 * TIMEOUT, format!("{arrived} arrived"))?;
         // No more than 8 on their way, so that slots are not written before they are looked at.
         while sent < FRAMES && sent < acknowledged + 8 && sent < arrived + 8 {
             let slot = (sent % 8) as usize * 1024;
@@ -154,10 +154,10 @@ pub fn old_key(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let End { queue, key: ended } = other;
     let region = Arc::clone(ended.region());
     drop(ended);
-    let anew = nic.register(&region, Way::Host, OPEN)?;
+    let again = nic.register(&region, Way::Host, OPEN)?;
     that(
-        anew.remote() != key,
-        "memory that was registered anew has the same key",
+        again.remote() != key,
+        "memory that was registered again has the same key",
     )?;
     let pieces = [one.key.piece(0, 8)];
     one.queue.post(&Work {

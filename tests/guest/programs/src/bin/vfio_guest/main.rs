@@ -39,7 +39,7 @@ const INTERRUPT: u32 = 4;
 const BUFFER: u32 = 0x40000;
 const PAGE: usize = 4096;
 /// Bytes of a transfer; QEMU before version 8 ends itself over one that fills the device's memory of a page.
-const MOST: usize = 2048;
+const MAX_COPY: usize = 2048;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -90,13 +90,13 @@ fn check(name: &str, is_so: bool, else_: impl FnOnce() -> String) {
 }
 
 /// An error that was expected, and what its text must tell.
-fn check_error<T, E: ToString>(name: &str, result: std::result::Result<T, E>, tells: &str) {
+fn check_error<T, E: ToString>(name: &str, result: std::result::Result<T, E>, expected: &str) {
     match result {
         Ok(_) => println!("FAIL {name}: it was not refused"),
         Err(error) => {
             let error = error.to_string();
-            check(name, error.contains(tells), || {
-                format!("{error:?} does not tell {tells:?}")
+            check(name, error.contains(expected), || {
+                format!("{error:?} does not contain {expected:?}")
             });
         }
     }
@@ -176,10 +176,10 @@ impl Peer {
     }
 }
 
-/// What is to be told of a device that does not belong to VFIO.
+/// What must be reported for a device that does not belong to VFIO.
 fn refused(owner: &Path, edu: &str) {
     let open = VfioDevice::open(edu, Some(owner));
-    check_error("unbound: the remedy is told", open, "/driver_override");
+    check_error("unbound: the fix is reported", open, "/driver_override");
 }
 
 fn open_descriptors() -> Result<usize> {
@@ -307,9 +307,9 @@ fn host_memory(device: &Arc<VfioDevice>, edu: &dyn Registers) -> Result {
     let mut expected = fill(&region, 2)?;
     let map = DmaMap::new(device.clone().as_dma(), region.clone())?;
     let address = u32::try_from(map.address())?;
-    into_device(edu, address + 3 * 4096, MOST);
-    into_memory(edu, address + 7 * 4096, MOST);
-    expected.copy_within(3 * PAGE / 4..(3 * PAGE + MOST) / 4, 7 * PAGE / 4);
+    into_device(edu, address + 3 * 4096, MAX_COPY);
+    into_memory(edu, address + 7 * 4096, MAX_COPY);
+    expected.copy_within(3 * PAGE / 4..(3 * PAGE + MAX_COPY) / 4, 7 * PAGE / 4);
     into_memory(edu, address + 4096 + 4, 100);
     expected.copy_within(3 * PAGE / 4..(3 * PAGE + 100) / 4, (PAGE + 4) / 4);
     check(
@@ -336,15 +336,15 @@ fn host_memory(device: &Arc<VfioDevice>, edu: &dyn Registers) -> Result {
         device.unmap(map.address() + 4096, PAGE),
         "nothing is mapped there",
     );
-    into_memory(edu, address, MOST);
-    expected.copy_within(3 * PAGE / 4..(3 * PAGE + MOST) / 4, 0);
+    into_memory(edu, address, MAX_COPY);
+    expected.copy_within(3 * PAGE / 4..(3 * PAGE + MAX_COPY) / 4, 0);
     check(
         "unmap: what was refused is still mapped",
         words(&region)? == expected,
         || "it is not".to_owned(),
     );
     drop(map);
-    into_memory(edu, address + 2 * 4096, MOST);
+    into_memory(edu, address + 2 * 4096, MAX_COPY);
     check(
         "unmap: nothing lands any more",
         words(&region)? == expected,
@@ -354,7 +354,7 @@ fn host_memory(device: &Arc<VfioDevice>, edu: &dyn Registers) -> Result {
     let map = DmaMap::new(device.clone().as_dma(), region.clone())?;
     let address = u32::try_from(map.address())?;
     device.cut_off()?;
-    into_memory(edu, address + 2 * 4096, MOST);
+    into_memory(edu, address + 2 * 4096, MAX_COPY);
     check(
         "cut off: nothing lands any more",
         words(&region)? == expected,
@@ -405,9 +405,9 @@ fn peer(owner: &Path, edu: &str, memory: &str) -> Result {
         let address = u32::try_from(begin)?;
         let at = |offset: usize| u32::try_from(offset).map(|offset| address + offset);
         for (from, to, bytes) in [
-            (0, 0x10000, MOST),
-            (bytes - MOST, 0x20000, MOST),
-            (0x30000, bytes - MOST, MOST),
+            (0, 0x10000, MAX_COPY),
+            (bytes - MAX_COPY, 0x20000, MAX_COPY),
+            (0x30000, bytes - MAX_COPY, MAX_COPY),
             (0x40000, 0x50ffc, 8),
         ] {
             into_device(&*edu, at(from)?, bytes);
@@ -418,16 +418,16 @@ fn peer(owner: &Path, edu: &str, memory: &str) -> Result {
             "{resource}: peer-to-peer, byte by byte, nothing else touched"
         ));
         // One page behind the end: whatever lies there in the bus's addresses is not reached.
-        into_memory(&*edu, at(bytes)?, MOST);
+        into_memory(&*edu, at(bytes)?, MAX_COPY);
         peer.check(&format!("{resource}: nothing beyond the end"));
         device.unmap(begin, bytes)?;
-        into_memory(&*edu, at(0x60000)?, MOST);
+        into_memory(&*edu, at(0x60000)?, MAX_COPY);
         peer.check(&format!("{resource}: unmapped, nothing lands"));
     }
     Ok(())
 }
 
-/// A daemon that has mapped a peer and waits to be killed; tells what its killer must know.
+/// A daemon that has mapped a peer and waits to be killed; prints what its killer needs.
 fn daemon(owner: &Path, edu: &str, memory: &str) -> Result {
     let peer = Bar::open(Path::new(&format!(
         "/sys/bus/pci/devices/{memory}/resource2_wc"
@@ -521,9 +521,9 @@ fn killed(owner: &str, edu: &str, memory: &str) -> Result {
         let pid = Pid::from_raw(pid.parse()?).ok_or("no process id")?;
         let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
         let engine = Stolen::from(&daemon)?;
-        into_device(&engine, address, MOST);
-        into_memory(&engine, address + 0x10000, MOST);
-        peer.moved(0, 0x10000, MOST);
+        into_device(&engine, address, MAX_COPY);
+        into_memory(&engine, address + 0x10000, MAX_COPY);
+        peer.moved(0, 0x10000, MAX_COPY);
         peer.check("while the daemon lives its device writes");
 
         rustix::process::kill_process(pid, Signal::INT)?;
@@ -536,17 +536,17 @@ fn killed(owner: &str, edu: &str, memory: &str) -> Result {
         daemon.kill()?;
         daemon.wait()?;
         ended(&process)?;
-        into_memory(&engine, address + 0x20000, MOST);
+        into_memory(&engine, address + 0x20000, MAX_COPY);
         if has_owner {
             peer.check("killed: the owner has stopped the device, nothing lands");
             engine.enable()?;
-            into_memory(&engine, address + 0x20000, MOST);
+            into_memory(&engine, address + 0x20000, MAX_COPY);
             peer.check(
                 "killed: the owner has ended the map, nothing lands even from a device that runs",
             );
         } else {
             // What the owner is for; were it otherwise, the check above would prove nothing.
-            peer.moved(0, 0x20000, MOST);
+            peer.moved(0, 0x20000, MAX_COPY);
             peer.check("killed, with its owner: the device writes on");
         }
     }

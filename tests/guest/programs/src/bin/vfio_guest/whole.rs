@@ -2,8 +2,8 @@
 //! a GPU: the simulated driver of `tests/simulated_cuda` with its memory in the BAR of another device.
 
 use crate::{
-    COMMAND, DESTINATION, MOST, PAGE, Peer, RUN, Result, Stolen, check, ended, fill, into_device,
-    into_memory,
+    COMMAND, DESTINATION, MAX_COPY, PAGE, Peer, RUN, Result, Stolen, check, ended, fill,
+    into_device, into_memory,
 };
 use daq_core::dma::DmaMap;
 use daq_core::region::{HostOptions, Region};
@@ -20,7 +20,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Bytes of a frame: two copies of the device.
-const FRAME: usize = 2 * MOST;
+const FRAME: usize = 2 * MAX_COPY;
 /// Where its numbers are served.
 const HTTP: &str = "127.0.0.1:9464";
 /// What the simulated run-time compiler makes of it gives each frame as it is.
@@ -186,9 +186,9 @@ impl<'a> Whole<'a> {
         let (_first, second) = (map()?, map()?);
         let words = fill(second.region(), 9)?;
         let address = u32::try_from(second.address())?;
-        into_device(&*device.registers(0)?, address, MOST);
+        into_device(&*device.registers(0)?, address, MAX_COPY);
         let bytes = words.iter().flat_map(|word| word.to_le_bytes());
-        Ok(bytes.take(MOST).collect())
+        Ok(bytes.take(MAX_COPY).collect())
     }
 
     /// Whether the device may write memory by itself.
@@ -203,13 +203,13 @@ impl<'a> Whole<'a> {
         check(
             "run, unbound: it ends as unavailable",
             done.code == Some(69),
-            || done.told(),
+            || done.described(),
         );
         let remedy = format!("/sys/bus/pci/devices/{}/driver_override", self.edu);
         check(
-            "run, unbound: the commands that bind it are told",
+            "run, unbound: the commands that bind it are reported",
             done.log.contains(&remedy),
-            || done.told(),
+            || done.described(),
         );
         Ok(())
     }
@@ -293,11 +293,11 @@ impl<'a> Whole<'a> {
         running.wait_for_data()?;
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
         let done = running.end()?;
-        let told = "this path does not work here; its frames go through host memory instead";
+        let described = "this path does not work here; its frames go through host memory instead";
         check(
             "run, disproved: it is explained",
-            done.log.contains(told),
-            || done.told(),
+            done.log.contains(described),
+            || done.described(),
         );
         done.check("run, disproved", &payload, 1, "disproved", 1);
         Ok(())
@@ -325,10 +325,10 @@ impl<'a> Whole<'a> {
         while engine.read(COMMAND) & RUN != 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
-        into_memory(&engine, target, MOST);
+        into_memory(&engine, target, MAX_COPY);
         peer.check("run, killed: nothing lands in the GPU's memory");
         engine.enable()?;
-        into_memory(&engine, target, MOST);
+        into_memory(&engine, target, MAX_COPY);
         peer.check("run, killed: nothing lands even from a device that runs");
         drop(engine);
         // Now with its owner alone between the end and the next start.
@@ -421,21 +421,21 @@ impl Drop for Running {
 }
 
 impl Outcome {
-    fn told(&self) -> String {
-        format!("status {:?}, and it told:\n{}", self.code, self.log)
+    fn described(&self) -> String {
+        format!("status {:?}, and its log:\n{}", self.code, self.log)
     }
 
     /// What is wrong with it, if not all of it went well and it wrote whole frames of `part` repeated, `frames` at least.
     fn problem(&self, part: &[u8], frames: usize) -> Option<String> {
-        let frame = part.len() * (FRAME / MOST);
+        let frame = part.len() * (FRAME / MAX_COPY);
         if self.code != Some(0) {
-            return Some(self.told());
+            return Some(self.described());
         }
         let bytes = self.data.len();
         if bytes < frames * frame || !bytes.is_multiple_of(frame) {
             return Some(format!(
                 "{bytes} bytes of frames of {frame}; {}",
-                self.told()
+                self.described()
             ));
         }
         let wrong = self
@@ -457,7 +457,7 @@ impl Outcome {
         check(
             &format!("{name}: the path is {proof}, {fallbacks} were given up"),
             engine["proof"] == proof && engine["fallbacks"] == fallbacks,
-            || format!("{engine}; {}", self.told()),
+            || format!("{engine}; {}", self.described()),
         );
     }
 }
@@ -483,7 +483,7 @@ fn owner_of(parent: Option<u32>) -> Result<Option<Pid>> {
     Ok(None)
 }
 
-/// What a run tells over HTTP.
+/// What a run reports over HTTP.
 fn metrics() -> Result<String> {
     let mut stream = TcpStream::connect(HTTP)?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;

@@ -65,7 +65,7 @@ impl Bar {
 
 impl Drop for Bar {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `open` made, which nobody else knows.
+        // SAFETY: the mapping that `open` made, which no other code uses.
         let _ = unsafe { rustix::mm::munmap(self.at.cast(), self.bytes) };
     }
 }
@@ -107,7 +107,7 @@ fn owned(fd: i32) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just made it for us, nobody else owns it.
+    // SAFETY: Linux has just created it, and no other code owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
