@@ -1,6 +1,6 @@
 //! Network cards by the names that configurations use.
 
-use crate::software::{Card, Faults};
+use crate::emulated::{Card, Faults};
 use crate::verbs::{Nic, VerbsError};
 pub use daq_core::topology::nic::SOFTWARE;
 use daq_core::topology::nic::{self, AUTO};

@@ -7,7 +7,7 @@ use super::packet::{OVERHEAD, WRITE, WRITE_IMMEDIATE};
 use super::registers::Target;
 use daq_core::dma::{DmaBuffer, DmaError};
 use daq_rdma::nics;
-use daq_rdma::registrar::{Keys, Registrar};
+use daq_rdma::registration::set::{Keys, Registrar};
 use daq_rdma::verbs::{
     Access, Endpoint, Nic, Payload, Queue, QueueOptions, Service, Side, Status, Verb, VerbsError,
     Work, WorkDone,

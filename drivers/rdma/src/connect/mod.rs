@@ -8,9 +8,9 @@
 //! By `rdma_cm` greetings are the private data of the connection, one connection a rail; by TCP all goes over one stream,
 //! which stays open so that a peer's end is seen at once.
 
+pub(crate) mod acceptor;
 pub mod access;
 pub mod cm;
-pub(crate) mod door;
 pub mod exchange;
 pub mod tcp;
 

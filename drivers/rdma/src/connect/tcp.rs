@@ -7,8 +7,8 @@
 //!           ── Ready ──▶              all are connected: the listener may send
 //! ```
 
+use super::acceptor::{Door, Guest};
 use super::access::Allows;
-use super::door::{Door, Guest};
 use super::exchange::{self, Frame, HEAD, PARTING, Rails};
 use super::{Breaker, ConnectError, Dialler, Gone, Incoming, Link, Listener, Prepare, Watch};
 use crate::verbs::{Nic, Queue, QueueOptions};

@@ -4,7 +4,7 @@
 use super::exchange::{Frame, MAX_SENTENCE, Rails};
 use super::tcp::{self, TcpWaiting};
 use super::*;
-use crate::software::{Card, Faults};
+use crate::emulated::{Card, Faults};
 use crate::verbs::{Endpoint, Service};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketType};

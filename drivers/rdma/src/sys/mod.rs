@@ -1,15 +1,15 @@
 //! Network cards by libibverbs and librdmacm, which are opened at run time. Other `unsafe` of this
-//! crate is in `software/sys`, which moves bytes between sockets and memory, and in `stream/sys`, memory that cards share.
+//! crate is in `emulated/sys`, which moves bytes between sockets and memory, and in `stream/sys`, memory that cards share.
 //!
 //! ```text
 //!   device.rs   which cards there are, their ports and addresses
 //!   context.rs  a card, opened; its protection domain; what happens to it
-//!   card.rs     the seam's `Nic` over it
-//!     ├─ memory.rs   registrations
-//!     ├─ queue.rs    work, completions, waiting
-//!     ├─ parts.rs    queue pair, completion queue, channel, address handle
-//!     └─ modify.rs   from made to connected, by an endpoint or by what rdma_cm says
-//!   cm.rs       rdma_cm's identifiers and events
+//!   nic.rs           the seam's `Nic` over it
+//!     ├─ memory.rs      registrations
+//!     ├─ queue_pair.rs  work, completions, waiting
+//!     ├─ objects.rs     queue pair, completion queue, channel, address handle
+//!     └─ modify.rs      from made to connected, by an endpoint or by what rdma_cm says
+//!   cm.rs            rdma_cm's identifiers and events
 //!   errno.rs    what a refusal means and what helps
 //!   ffi/        the libraries' types, constants and functions
 //! ```
@@ -26,19 +26,19 @@ pub(crate) mod cm;
 pub mod device;
 pub mod errno;
 
-mod card;
 mod context;
 mod ffi;
 mod memory;
 mod modify;
-mod parts;
-mod queue;
+mod nic;
+mod objects;
+mod queue_pair;
 
 use crate::verbs::{Nic, VerbsError};
 use std::sync::Arc;
 
 pub use device::{Address, AddressKind, DeviceInfo, PortInfo};
-pub use queue::VerbsQueue;
+pub use queue_pair::VerbsQueue;
 
 /// The cards there are. An error where libibverbs or the kernel's part is absent says so in a sentence.
 pub fn devices() -> Result<Vec<DeviceInfo>, VerbsError> {
@@ -52,7 +52,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, VerbsError> {
 /// Opens the card `name` at `port`, with an entry of that port's table of addresses, or the best one there
 /// ([`device::choose`]).
 pub fn open(name: &str, port: u8, gid_index: Option<u8>) -> Result<Arc<dyn Nic>, VerbsError> {
-    Ok(Arc::new(card::Card::open(name, port, gid_index)?))
+    Ok(Arc::new(nic::Card::open(name, port, gid_index)?))
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ use super::seen::{Counters, Seen};
 use super::supervisor::{Rearm, Supervisor, Target};
 use daq_core::dma::{Caps, Completions, DmaDevice, Engine, EngineError, Sentinel, Slots, Stuck};
 use daq_core::source::SourceError;
-use daq_rdma::registrar::{Keys, Registrar};
+use daq_rdma::registration::set::{Keys, Registrar};
 use daq_rdma::verbs::{Access, Nic, NicEvent, Queue, Side, Status, WorkDone};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};

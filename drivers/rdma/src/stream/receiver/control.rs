@@ -8,7 +8,7 @@
 //! The engine looks at one word a poll; it takes the lock only when that says so.
 
 use crate::connect::{self, Breaker, Incoming, Listener};
-use crate::registrar::{EndLinks, Keys, Registrar};
+use crate::registration::set::{EndLinks, Keys, Registrar};
 use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::verbs::{Nic, NicEvent, Queue, QueueOptions, Service, VerbsError};
 use daq_core::dma::DmaError;

@@ -3,7 +3,7 @@
 use super::MAX_GAP;
 use super::control::{self, Connected, Fault, SENDS, Shape, Terms, rail_of, slot_of};
 use crate::connect::Watch;
-use crate::registrar::Keys;
+use crate::registration::set::Keys;
 use crate::stream::wire::{Hello, Mode, Record};
 use crate::verbs::{Payload, Queue, Service, Side, Status, Verb, Work, WorkDone};
 use daq_core::dma::DmaBuffer;

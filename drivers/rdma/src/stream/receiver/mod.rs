@@ -23,7 +23,7 @@ pub use control::FAULTS;
 
 use super::wire::Mode;
 use crate::connect::Listener;
-use crate::registrar::Registrar;
+use crate::registration::set::Registrar;
 use crate::verbs::{Access, Nic, Service};
 use control::{Asked, Connected, Control, Phase, Rejection, Shape, Shared, Terms};
 use daq_core::dma::{

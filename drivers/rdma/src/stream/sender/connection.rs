@@ -4,8 +4,8 @@ use super::memory::Records;
 use super::rail::Rail;
 use super::{MAX_RAILS, Options};
 use crate::connect::{ConnectError, Dialler, Watch};
-use crate::register;
-use crate::stream::sys::area::Area;
+use crate::registration;
+use crate::stream::sys::shared_words::Area;
 use crate::stream::wire::{Hello, MAX_PLACES, Mode, Offer, Record};
 use crate::verbs::{Access, MemoryKey, Nic, QueueOptions, Service};
 use daq_core::notify::Wait;
@@ -258,7 +258,7 @@ impl Terms {
         let mut keys = Vec::with_capacity(rails);
         let mut hello = Vec::with_capacity(rails);
         for (i, nic) in self.nics.iter().enumerate() {
-            let key = register::words(&**nic, credits.region(), access)
+            let key = registration::words(&**nic, credits.region(), access)
                 .map_err(|error| error.to_string())?;
             hello.push(Hello {
                 mode: self.options.mode,

@@ -2,8 +2,8 @@
 
 use super::rail::{Source, Told};
 use super::{Broken, Options, SenderError};
-use crate::register::{self, PeerFacts, Registered, Unregistrable};
-use crate::stream::sys::area::Area;
+use crate::registration::{self, PeerFacts, Registered, Unregistrable};
+use crate::stream::sys::shared_words::Area;
 use crate::stream::wire::{Mode, Record};
 use crate::verbs::{Access, MemoryKey, Nic};
 use daq_core::region::{Placement, Region};
@@ -27,7 +27,7 @@ fn on_each(nics: &[Arc<dyn Nic>], region: &Arc<Region>) -> Result<Keys, Unregist
             continue;
         }
         let Registered { key, refused } =
-            register::register(&**nic, region, Access::default(), &facts)?;
+            registration::register(&**nic, region, Access::default(), &facts)?;
         for refusal in refused {
             tracing::info!("{}: {refusal}", nic.name());
         }

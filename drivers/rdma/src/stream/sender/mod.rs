@@ -131,7 +131,7 @@ pub enum SenderError {
     Verbs(#[from] VerbsError),
     /// A card cannot read a GPU's memory.
     #[error("{0}; write `path = \"staged\"` to go by host memory")]
-    Registering(#[from] crate::register::Unregistrable),
+    Registering(#[from] crate::registration::Unregistrable),
     /// There is no memory for records.
     #[error(transparent)]
     Memory(#[from] RegionError),

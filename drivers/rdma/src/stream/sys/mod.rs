@@ -1,3 +1,3 @@
 //! What needs `unsafe`.
 
-pub mod area;
+pub mod shared_words;

@@ -14,7 +14,7 @@ use daq_core::dma::{Armed as Engaged, DmaMap, Done};
 use daq_core::frame::{Clock, Flags};
 use daq_core::ledger::Counter;
 use daq_core::region::{HostOptions, Region};
-use daq_rdma::software::{Card, Faults};
+use daq_rdma::emulated::{Card, Faults};
 use daq_rdma::verbs::{
     Endpoint, Limits, MemoryKey, Payload, Piece, Port, QueueOptions, Service, Verb, VerbsError,
     Way, Work,

@@ -5,7 +5,7 @@ use crate::bench::BenchError;
 use crate::sys::shared_words::SharedWords;
 use daq_core::gpu::driver::Device;
 use daq_rdma::connect::{Dialler, Link, Listener, Prepare, tcp};
-use daq_rdma::register::{PeerFacts, register};
+use daq_rdma::registration::{PeerFacts, register};
 use daq_rdma::verbs::{
     Access, MemoryKey, Nic, Payload, Queue, QueueOptions, Service, Side, Status, Verb, VerbsError,
     Work, WorkDone,

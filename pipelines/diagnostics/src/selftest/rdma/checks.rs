@@ -5,7 +5,7 @@ use super::pair::{ANY, Memory, Pair, WORK, ends, facts, next, pattern, queues, w
 use crate::selftest::{Verdict, expect};
 use crate::sys::shared_words::SharedWords;
 use daq_core::gpu::driver::Device;
-use daq_rdma::register::{register, words};
+use daq_rdma::registration::{register, words};
 use daq_rdma::verbs::{Payload, Service, Side, Status, Verb, Way, Work};
 
 /// What a check found, or how it ended else.

@@ -3,7 +3,7 @@
 use crate::selftest::Verdict;
 use crate::sys::shared_words::SharedWords;
 use daq_core::gpu::driver::Device;
-use daq_rdma::register::{PeerFacts, Registered, register};
+use daq_rdma::registration::{PeerFacts, Registered, register};
 use daq_rdma::verbs::{
     Access, MemoryKey, Nic, Payload, Piece, Queue, QueueOptions, Service, Side, Status, Verb, Work,
     WorkDone,

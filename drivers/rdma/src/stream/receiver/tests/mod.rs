@@ -1,11 +1,11 @@
 //! The receiving end against a bare sender.
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
-mod rig;
-mod scripted;
+mod fixture;
+mod mock_nic;
 
 use super::*;
-use rig::{Bare, Rig, low, record};
+use fixture::{Bare, Rig, low, record};
 
 const KINDS: [(Mode, usize); 4] = [
     (Mode::Write, 1),
@@ -285,7 +285,7 @@ fn protocol_violation_ends_link() {
         |bare, bad| {
             bare.tell(
                 3,
-                &bad(3, |record| record.length = rig::SLOT as u64 + 1),
+                &bad(3, |record| record.length = fixture::SLOT as u64 + 1),
                 Some(3),
             );
         },
@@ -336,7 +336,7 @@ fn protocol_violation_ends_link() {
 fn message_longer_than_slot_is_rejected_by_nic() {
     let (mut rig, mut bare) = connected(Mode::Send, 1, 5);
     let verb = crate::verbs::Verb::Send { immediate: None };
-    let bytes = crate::stream::wire::Record::bytes(rig::PLACES) + rig::SLOT + 8;
+    let bytes = crate::stream::wire::Record::bytes(fixture::PLACES) + fixture::SLOT + 8;
     bare.post(0, verb, &[(0, bytes)], true);
     rig.until(|rig| rig.fault("local") + rig.fault("peer-gone") > 0);
     assert_eq!(rig.fault("local"), 1);
@@ -374,7 +374,7 @@ fn foreign_greetings_are_rejected() {
         assert!(refused.to_string().contains(why), "{refused}");
         rig.until(|rig| rig.fault("foreign") == i as u64 + 1);
     }
-    bare.hello.slot = rig::SLOT as u64 + 1;
+    bare.hello.slot = fixture::SLOT as u64 + 1;
     let refused = dial(&mut rig, &mut bare).unwrap_err().to_string();
     assert!(refused.contains("set `slot = "), "{refused}");
 }

@@ -5,16 +5,16 @@
     reason = "panicking is how tests report; patterns are cut"
 )]
 
-mod bare;
-mod both;
+mod baseline;
+mod end_to_end;
 mod limits;
 
 use super::{Away, Counters, Options, Sender};
 use crate::connect::tcp;
-use crate::software::{Card, Faults};
+use crate::emulated::{Card, Faults};
 use crate::stream::wire::Mode;
 use crate::verbs::{Nic, Service};
-use bare::{Bare, Got, Shape, expected};
+use baseline::{Bare, Got, Shape, expected};
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
 use daq_core::ledger::{ReaderLedger, RingLedger};
 use daq_core::notify::Wait;

@@ -21,11 +21,11 @@ const PATIENCE: Duration = Duration::from_secs(4);
 /// `peer=ERRNO`, `host=ERRNO` (memory is not registered in this way). Messages are counted from 1 on, over all queues.
 ///
 /// ```
-/// use daq_rdma::software::Faults;
+/// use daq_rdma::emulated::Faults;
 /// let faults: Faults = "cut@100,lose@5".parse()?;
 /// assert!("cut@never".parse::<Faults>().is_err());
 /// # drop(faults);
-/// # Ok::<(), daq_rdma::software::UnknownFault>(())
+/// # Ok::<(), daq_rdma::emulated::UnknownFault>(())
 /// ```
 #[derive(Clone, Default)]
 pub struct Faults(Arc<Mutex<Plan>>);

@@ -2,8 +2,8 @@
 
 use super::super::{Counters, FAULTS, Options, Receiver};
 use crate::connect::{ConnectError, Dialler, Link, tcp};
-use crate::registrar::{Keys, Registrar};
-use crate::software::{Card, Faults};
+use crate::emulated::{Card, Faults};
+use crate::registration::set::{Keys, Registrar};
 use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::verbs::{
     Access, Nic, Payload, Piece, Queue, QueueOptions, Service, Side, Status, Verb, Work, WorkDone,

@@ -1,7 +1,7 @@
 //! What a card does, word by word: cards that do only what a test says.
 
 use super::super::*;
-use super::rig::{self, PLACES, PRESENT, SLOT, STRIDE};
+use super::fixture::{self, PLACES, PRESENT, SLOT, STRIDE};
 use crate::connect::{self, ConnectError, Incoming, Listener, Prepare, Watch};
 use crate::stream::wire::{Hello, Record};
 use crate::verbs::{
@@ -329,8 +329,8 @@ impl Stage {
 
     /// Frame `n` comes whole into its slot, by an unreliable connection.
     fn frame(&self, n: u64) {
-        self.lay(usize::try_from(n).unwrap() % SLOTS, &rig::record(n));
-        self.finish(rig::length(n), Some(rig::low(n)));
+        self.lay(usize::try_from(n).unwrap() % SLOTS, &fixture::record(n));
+        self.finish(fixture::length(n), Some(fixture::low(n)));
     }
 }
 
@@ -349,7 +349,7 @@ fn lost_unreliable_frames_are_skipped() {
     // Credits for what has been copied.
     assert_eq!(stage.poll(), []);
     // The record of 3 is lost, so that of an earlier frame lies there; and the payload of 4.
-    stage.finish(rig::length(3), Some(3));
+    stage.finish(fixture::length(3), Some(3));
     stage.frame(5);
     assert_eq!(stage.poll(), [(5, 2, 2)]);
     assert_eq!(stage.engine.lapsed().unwrap(), 3);
@@ -360,7 +360,7 @@ fn lost_unreliable_frames_are_skipped() {
 #[test]
 fn unreliable_payload_of_wrong_length_is_not_delivered() {
     let mut stage = Stage::new(Mode::Write, Service::Uc);
-    stage.lay(0, &rig::record(0));
+    stage.lay(0, &fixture::record(0));
     stage.finish(Record::bytes(PLACES), Some(0));
     assert_eq!(stage.poll(), []);
     assert_eq!(stage.fault("bad-record"), 1);
@@ -377,8 +377,8 @@ fn loss_at_end_is_known_from_sender_detach() {
         let frame = |stage: &Stage, n: u64| match mode {
             Mode::Write => stage.frame(n),
             Mode::Send => {
-                stage.lay(usize::try_from(n).unwrap(), &rig::record(n));
-                stage.finish(Record::bytes(PLACES) + rig::length(n), None);
+                stage.lay(usize::try_from(n).unwrap(), &fixture::record(n));
+                stage.finish(Record::bytes(PLACES) + fixture::length(n), None);
             }
         };
         frame(&stage, 0);
@@ -411,13 +411,13 @@ fn loss_at_end_is_known_from_sender_detach() {
 fn lost_datagrams_are_missing_and_skip_no_slot() {
     let mut stage = Stage::new(Mode::Send, Service::Ud);
     for (slot, n) in [(0, 0), (1, 7), (2, 8)] {
-        stage.lay(slot, &rig::record(n));
-        stage.finish(Record::bytes(PLACES) + rig::length(n), None);
+        stage.lay(slot, &fixture::record(n));
+        stage.finish(Record::bytes(PLACES) + fixture::length(n), None);
     }
     assert_eq!(stage.poll(), [(0, 0, 0), (7, 6, 0), (8, 0, 0)]);
     // A number that was there already.
-    stage.lay(3, &rig::record(7));
-    stage.finish(Record::bytes(PLACES) + rig::length(7), None);
+    stage.lay(3, &fixture::record(7));
+    stage.finish(Record::bytes(PLACES) + fixture::length(7), None);
     assert_eq!((stage.poll(), stage.fault("bad-record")), (vec![], 1));
 }
 
@@ -426,7 +426,7 @@ fn receives_are_posted_before_credits_are_sent() {
     let mut stage = Stage::new(Mode::Write, Service::Rc);
     let posted = || *stage.script.posted.lock().unwrap();
     assert_eq!(posted(), SLOTS + 1);
-    stage.lay(0, &rig::record(0));
+    stage.lay(0, &fixture::record(0));
     stage.finish(Record::bytes(PLACES), Some(0));
     assert_eq!(stage.poll(), [(0, 0, 0)]);
     assert_eq!(*stage.script.posted.lock().unwrap(), SLOTS + 2);
@@ -457,13 +457,13 @@ fn queue_pairs_are_destroyed_before_memory_regions() {
 #[test]
 fn completions_during_stop_count_on_reliable_connections() {
     let late = |stage: &Stage, n: u64| {
-        stage.lay(usize::try_from(n).unwrap() % SLOTS, &rig::record(n));
+        stage.lay(usize::try_from(n).unwrap() % SLOTS, &fixture::record(n));
         stage.script.late.lock().unwrap().push_back(WorkDone {
             id: n,
             side: Side::Received,
             status: Status::Success,
-            bytes: u32::try_from(Record::bytes(PLACES) + rig::length(n)).unwrap(),
-            immediate: Some(rig::low(n)),
+            bytes: u32::try_from(Record::bytes(PLACES) + fixture::length(n)).unwrap(),
+            immediate: Some(fixture::low(n)),
         });
     };
     for mode in [Mode::Write, Mode::Send] {
@@ -562,7 +562,7 @@ fn nic_events_are_counted() {
 impl Stage {
     /// Frame `n` comes whole, by a reliable connection.
     fn frame_of_writes(&self, n: u64) {
-        self.lay(usize::try_from(n).unwrap() % SLOTS, &rig::record(n));
-        self.finish(Record::bytes(PLACES), Some(rig::low(n)));
+        self.lay(usize::try_from(n).unwrap() % SLOTS, &fixture::record(n));
+        self.finish(Record::bytes(PLACES), Some(fixture::low(n)));
     }
 }

@@ -102,10 +102,10 @@ fn dropped_local_memory_region_fails_its_work() {
 fn keep_writing(mut from: Box<dyn Queue>, near: &MemoryKey, (address, key): (u64, u32)) -> Status {
     let (bytes, mut done) = (
         near.region().bytes(),
-        [crate::software::pair::sent(0, Status::Success)],
+        [crate::emulated::pair::sent(0, Status::Success)],
     );
     for round in (0..=u8::MAX).cycle() {
-        crate::software::sys::store(near.region(), 0, &vec![round; bytes]).unwrap();
+        crate::emulated::sys::store(near.region(), 0, &vec![round; bytes]).unwrap();
         let verb = Verb::Write {
             address,
             key,
@@ -242,7 +242,7 @@ fn link_is_cut_at_configured_message() {
         assert_eq!(status, wanted);
     }
     // The receiver has no work that anyone could answer, so it learns nothing.
-    let mut done = [crate::software::pair::sent(0, Status::Success)];
+    let mut done = [crate::emulated::pair::sent(0, Status::Success)];
     assert_eq!(two.to.poll(&mut done).unwrap(), 0);
     two.to.post(&simple(20, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.to), (20, Status::Unanswered));
@@ -351,7 +351,7 @@ fn acknowledgement_delay_is_applied() {
     two.to.receive(1, &[]).unwrap();
     two.from.post(&simple(0, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.to), (1, Status::Success));
-    let mut done = [crate::software::pair::sent(0, Status::Success)];
+    let mut done = [crate::emulated::pair::sent(0, Status::Success)];
     assert_eq!(two.from.poll(&mut done).unwrap(), 0);
     held.hold(false);
     assert_eq!(end(&mut *two.from), (0, Status::Success));
@@ -370,7 +370,7 @@ fn completion_queue_overrun_is_reported() {
     for id in 0..3 {
         assert_eq!(end(&mut *two.from), (id, Status::Success));
     }
-    let mut done = [crate::software::pair::sent(0, Status::Success)];
+    let mut done = [crate::emulated::pair::sent(0, Status::Success)];
     assert_eq!(two.to.poll(&mut done).unwrap_err().errno, libc::EOVERFLOW);
     assert_eq!(two.card.event(), Some(NicEvent::CompletionOverrun));
     assert_eq!(two.card.event(), None);
@@ -553,11 +553,11 @@ fn words_are_stored_immediately() {
     let here = Arc::clone(&memory);
     let writer = std::thread::spawn(move || {
         for round in 0..2_000_000_u32 {
-            crate::software::sys::store(&here, 8, &[round.to_le_bytes()[0]; 8]).unwrap();
+            crate::emulated::sys::store(&here, 8, &[round.to_le_bytes()[0]; 8]).unwrap();
         }
     });
     while !writer.is_finished() {
-        let word = crate::software::sys::load_word(&memory, 8).to_ne_bytes();
+        let word = crate::emulated::sys::load_word(&memory, 8).to_ne_bytes();
         assert!(word.iter().all(|byte| *byte == word[0]), "{word:?}");
     }
     writer.join().unwrap();
@@ -570,7 +570,7 @@ fn words_are_never_torn() {
     let memory = Arc::clone(two.far.region());
     let reader = std::thread::spawn(move || {
         loop {
-            let word = crate::software::sys::load_word(&memory, 8).to_ne_bytes();
+            let word = crate::emulated::sys::load_word(&memory, 8).to_ne_bytes();
             assert!(word.iter().all(|byte| *byte == word[0]), "{word:?}");
             if word[0] == u8::MAX {
                 break;

@@ -15,7 +15,7 @@ mod faults;
 mod memory;
 mod message;
 mod pair;
-mod queue;
+mod queue_pair;
 mod receiving;
 mod sending;
 mod sys;
@@ -24,7 +24,7 @@ mod tests;
 
 pub use faults::{Faults, UnknownFault};
 
-use crate::connect::door::{Door, Guest};
+use crate::connect::acceptor::{Door, Guest};
 use crate::verbs::{
     Access, Endpoint, Limits, MemoryKey, Nic, NicEvent, Port, Queue, QueueOptions, Service,
     VerbsError, Way,
@@ -336,7 +336,7 @@ impl Nic for Card {
         let pair = Arc::new(Pair::new(card, numbers, datagram_key, *options));
         tables.queues.insert(number, Arc::downgrade(&pair));
         drop(tables);
-        Ok(Box::new(queue::SoftwareQueue::new(pair)))
+        Ok(Box::new(queue_pair::SoftwareQueue::new(pair)))
     }
 
     fn event(&self) -> Option<NicEvent> {

@@ -6,6 +6,8 @@
 //! ```
 //! Whatever was tried, or not even tried, is kept with its reason and its remedy.
 
+pub mod set;
+
 use crate::verbs::{Access, MemoryKey, Nic, VerbsError, Way};
 use daq_core::gpu::driver::{Attributes, Device};
 use daq_core::region::{Placement, Region};

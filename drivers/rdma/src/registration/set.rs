@@ -2,7 +2,7 @@
 //!
 //! A link is whatever keeps a peer able to write: the connection of a stream, or a queue that a sensor writes through.
 
-use crate::register::{self, PeerFacts};
+use crate::registration::{self, PeerFacts};
 use crate::verbs::{Access, MemoryKey, Nic};
 use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::region::Region;
@@ -87,7 +87,7 @@ impl Registrar {
         let facts = PeerFacts::of(region.placement());
         let mut keys = Vec::with_capacity(self.nics.len());
         for nic in &self.nics {
-            let registered = register::register(&**nic, region, self.access, &facts);
+            let registered = registration::register(&**nic, region, self.access, &facts);
             let registered = registered.map_err(|error| DmaError::Unreachable {
                 device: self.name.clone(),
                 memory: format!("{} bytes on {}", region.bytes(), region.placement()),

@@ -75,7 +75,7 @@ fn run(service: Service, steps: &[Step], lost: &[u64], seed: u8) {
     let faults: Faults = text.join(",").parse().unwrap();
     let mut two = two(service, &faults, &Faults::none(), bytes);
     let ours = pattern(seed);
-    crate::software::sys::store(two.near.region(), 0, &ours).unwrap();
+    crate::emulated::sys::store(two.near.region(), 0, &ours).unwrap();
     let place = |i: usize| AREA + i * (RECORD + MESSAGE);
     for i in 0..=steps.len() {
         let pieces = [

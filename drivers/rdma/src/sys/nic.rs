@@ -6,7 +6,7 @@ use super::errno::found;
 use super::ffi as ib;
 use super::memory;
 use super::modify::{self, Place};
-use super::queue::{HEADER, MAX_PIECES, Made, VerbsQueue};
+use super::queue_pair::{HEADER, MAX_PIECES, Made, VerbsQueue};
 use crate::verbs::{
     Access, Endpoint, Limits, MemoryKey, Nic, NicEvent, Port, Queue, QueueOptions, Service,
     VerbsError, Way,

@@ -2,8 +2,8 @@
 
 use crate::connect::tcp::TcpWaiting;
 use crate::connect::{Link, Listener};
-use crate::software::{Card, Faults};
-use crate::stream::sys::area::Area;
+use crate::emulated::{Card, Faults};
+use crate::stream::sys::shared_words::Area;
 use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::verbs::{
     Access, MemoryKey, Nic, Payload, Piece, Queue, QueueOptions, Service, Side, Status, Verb,

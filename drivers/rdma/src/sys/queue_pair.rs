@@ -4,7 +4,7 @@ use super::context::{self, Context};
 use super::errno::{self, Call, found, last, refused};
 use super::ffi::{self as ib, ibv_wr_opcode as opcode};
 use super::modify::{self, Place, Step};
-use super::parts::{Channel, CompletionQueue, Destination, Pair};
+use super::objects::{Channel, CompletionQueue, Destination, Pair};
 use crate::verbs::{
     Endpoint, MemoryKey, Payload, Piece, Queue, QueueOptions, Service, Side, Status, Verb,
     VerbsError, Work, WorkDone,
