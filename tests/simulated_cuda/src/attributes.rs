@@ -1,20 +1,20 @@
-//! What the simulated devices say about themselves: the figures of an H100.
+//! Attributes of the simulated devices: the figures of an H100.
 
 use crate::options::{DmaBuf, Options};
 
-/// Bytes of dynamic shared memory that a block may use at most, after it asked for them.
+/// Maximum bytes of dynamic shared memory per block after an opt-in.
 pub const SHARED_OPTIN: i32 = 227 << 10;
-/// Bytes of shared memory that a block may use without asking.
+/// Bytes of shared memory per block without an opt-in.
 pub const SHARED: i32 = 48 << 10;
-/// Bytes of shared memory of a multiprocessor.
+/// Bytes of shared memory per multiprocessor.
 pub const SHARED_MULTIPROCESSOR: i32 = 228 << 10;
-/// Multiprocessors of a device.
+/// Multiprocessors per device.
 pub const MULTIPROCESSORS: u32 = 132;
-/// Threads of a block.
+/// Threads per block.
 pub const THREADS: u32 = 1024;
-/// Threads of a multiprocessor.
+/// Threads per multiprocessor.
 pub const THREADS_MULTIPROCESSOR: u32 = 2048;
-/// Blocks of a multiprocessor.
+/// Blocks per multiprocessor.
 pub const BLOCKS_MULTIPROCESSOR: u32 = 32;
 /// Blocks and threads in each direction.
 pub const GRID: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
@@ -25,12 +25,12 @@ pub const CAPABILITY: i32 = 90;
 /// The longest pitch of a two-dimensional copy in bytes.
 pub const PITCH: u64 = 0x7fff_ffff;
 
-/// The PCI bus of a device. Its number has letters in hexadecimal, as those of many real ones have.
+/// The PCI bus of a device. Its number has hexadecimal letters, like those of many real ones.
 pub const fn bus(ordinal: i32) -> i32 {
     0xab + ordinal
 }
 
-/// The value of the attribute with the driver's number; 0 where this knows none.
+/// Returns the value of the attribute with the driver's number; 0 if it is unknown.
 pub const fn value(options: &Options, ordinal: i32, attribute: i32) -> i32 {
     match attribute {
         1 => THREADS.cast_signed(),

@@ -1,10 +1,10 @@
-//! What calls return: the driver's `CUresult`.
+//! Return codes of calls: the driver's `CUresult`.
 
 use std::ffi::CStr;
 
 /// A `CUresult`.
 pub type Code = i32;
-/// What a call has done, or why not.
+/// The result of a call, or its error code.
 pub type Result<T = ()> = std::result::Result<T, Code>;
 
 macro_rules! codes {
@@ -84,7 +84,7 @@ codes! {
     UNKNOWN = 999 "unknown error",
 }
 
-/// Whether a code leaves the context unusable: every later call that needs it reports the same.
+/// Whether a code makes the context unusable: every later call that needs it returns the same code.
 pub const fn is_sticky(code: Code) -> bool {
     matches!(
         code,

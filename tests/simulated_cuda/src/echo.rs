@@ -1,13 +1,13 @@
-//! Kernels that stay and answer a doorbell: what `daq bench doorbell` and `daq selftest` run.
+//! Persistent kernels that answer a doorbell, for `daq bench doorbell` and `daq selftest`.
 //!
-//! All take bell, reply and limit first; the limit is for mappings that do not work, which those here do.
+//! All take doorbell, reply and limit first; the limit is for mappings that do not work, which the simulated ones do.
 
 use crate::code::Result;
 use crate::kernels::{Kernel, Memory};
 
-/// Bit of the bell: whether to stop.
+/// Bit of the doorbell: stop.
 const STOP: u64 = 1 << 63;
-/// What the words that come with a bell are made of.
+/// The values from which the payload words are computed.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// All of them.
@@ -39,7 +39,7 @@ const fn echo(name: &'static str) -> Kernel {
     }
 }
 
-/// Answers each change of the bell after `work` is done, which gets its value before and now.
+/// Answers each change of the doorbell after `work`, which gets its previous and current value.
 fn answer(memory: &dyn Memory, values: &[u64], mut work: impl FnMut(u64, u64) -> Result) -> Result {
     let mut last = 0;
     loop {

@@ -1,4 +1,4 @@
-//! Decides what goes wrong, by counting.
+//! Injects faults by counting operations.
 
 use crate::code::Code;
 use crate::options::{Failure, Options};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The options of this process.
 ///
-/// Panics where they are wrong: a test must not run on another machine than it asked for.
+/// Panics if they are invalid: a test must not run on another machine than it requested.
 pub static OPTIONS: LazyLock<Options> = LazyLock::new(|| {
     let text = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
     Options::parse(&text).unwrap_or_else(|error| panic!("{error}"))
@@ -20,17 +20,17 @@ pub struct Executed {
     count: AtomicU64,
 }
 
-/// Copies that streams have begun.
+/// Copies that streams have started.
 pub static COPIES: Executed = Executed::new("copy");
-/// Launches that streams have begun.
+/// Launches that streams have started.
 pub static LAUNCHES: Executed = Executed::new("launch");
-/// Frames that kernels which stay have begun.
+/// Frames that persistent kernels have started.
 pub static RESIDENT: Executed = Executed::new("resident");
 
-/// What becomes of an operation.
+/// The outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is done.
+    /// It completes.
     Done,
     /// It breaks its context.
     Fails(Code),
@@ -46,7 +46,7 @@ impl Executed {
         }
     }
 
-    /// Counts one that begins.
+    /// Counts a new operation.
     pub fn begin(&self) -> Fate {
         let nth = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         if find(&OPTIONS.hang, self.what, nth).is_some() {
@@ -56,13 +56,13 @@ impl Executed {
         }
     }
 
-    /// How many have begun.
+    /// Number of operations started.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 }
 
-/// The code that the `nth` call of `symbol` is to return instead of being done.
+/// Returns the code that the `nth` call of `symbol` must return instead of running.
 pub fn of_call(symbol: &str, nth: u64) -> Option<Code> {
     find(&OPTIONS.fail, symbol, nth)
 }

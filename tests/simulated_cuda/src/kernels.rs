@@ -1,35 +1,35 @@
-//! Kernels that do something: host functions that stand in for entries, by name. Every other entry does nothing.
+//! Kernels with an effect: host functions that replace entries, by name. Every other entry does nothing.
 
 use crate::code::Result;
 use crate::resident;
 use std::ops::Range;
 
-/// A host function that stands in for a kernel.
+/// A host function that replaces a kernel.
 #[derive(Debug)]
 pub struct Kernel {
     /// The name of the entry.
     pub name: &'static str,
     /// Bytes of each of its parameters, at most 8.
     pub parameters: &'static [usize],
-    /// What it does with the values of the parameters and the blocks in x, y and z.
+    /// Runs it with the values of the parameters and the blocks in x, y and z.
     pub run: fn(&dyn Memory, &[u64], [u32; 3]) -> Result,
     /// Whether it runs until it is stopped.
     pub stays: bool,
 }
 
-/// Memory as kernels see it. An address that leads nowhere is the error that breaks a context.
+/// Memory as kernels access it. An invalid address is the error that breaks a context.
 pub trait Memory {
     /// Copies `bytes` bytes.
     fn copy(&self, to: u64, from: u64, bytes: usize) -> Result;
     /// Fills `bytes` bytes with zeros.
     fn clear(&self, to: u64, bytes: usize) -> Result;
-    /// A word as it is now, with all that was written before it.
+    /// Reads a word with acquire ordering.
     fn load(&self, word: u64) -> Result<u64>;
-    /// Writes a word, after all that was written before.
+    /// Writes a word with release ordering.
     fn store(&self, word: u64, value: u64) -> Result;
-    /// The error that has broken the context meanwhile.
+    /// The error that has broken the context in the meantime.
     fn check(&self) -> Result;
-    /// Lets others run: there is nothing to do.
+    /// Yields to other threads: there is nothing to do.
     fn rest(&self);
 }
 
@@ -41,8 +41,8 @@ pub const KERNELS: &[Kernel] = &[
         run: |memory, values, _| memory.copy(values[0], values[1], size(values[2])?),
         stays: false,
     },
-    // What daq.cuh makes of a function of the user's: here one that gives each frame as it is, as far as the output
-    // has room, and zeros behind it.
+    // The entry that daq.cuh generates from a user's function: here it copies each frame unchanged as far as the output
+    // has space, and writes zeros after it.
     Kernel {
         name: "daq_burst",
         parameters: &[8; 16],
@@ -55,14 +55,14 @@ pub const KERNELS: &[Kernel] = &[
         },
         stays: false,
     },
-    // The same that stays on its GPU.
+    // The same as a persistent kernel.
     Kernel {
         name: "daq_resident",
         parameters: &[8; 18],
         run: resident::run,
         stays: true,
     },
-    // Counts sentinels: what proves a path.
+    // Counts sentinels, to verify a data path.
     Kernel {
         name: "daq_proof",
         parameters: &[8; 6],
@@ -95,7 +95,7 @@ fn sentinel(seed: u64, i: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Makes bytes `part` of the output at `to` of the input at an address, of so many bytes: those of the input, then zeros.
+/// Writes bytes `part` of the output at `to`: the bytes of the input, then zeros.
 pub fn give(memory: &dyn Memory, to: u64, (from, bytes): (u64, u64), part: Range<u64>) -> Result {
     let end = part.end.min(bytes).max(part.start);
     memory.copy(to + part.start, from + part.start, size(end - part.start)?)?;
@@ -106,7 +106,7 @@ fn size(bytes: u64) -> Result<usize> {
     usize::try_from(bytes).map_err(|_| crate::code::ILLEGAL_ADDRESS)
 }
 
-/// The host function for the entry `name`.
+/// Returns the host function of the entry `name`.
 pub fn find(name: &str) -> Option<&'static Kernel> {
     let mut kernels = KERNELS.iter().chain(&crate::echo::KERNELS);
     kernels.find(|kernel| kernel.name == name)

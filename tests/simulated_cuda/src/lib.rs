@@ -1,38 +1,38 @@
-//! A stand-in for the CUDA driver library `libcuda.so.1`, so that the whole of daq runs on machines without a GPU.
+//! A replacement for the CUDA driver library `libcuda.so.1`, so that the whole of daq runs on machines without a GPU.
 //!
-//! It is strict where the driver forgives, since it exists to find mistakes: device memory cannot be touched through
-//! its address and is never zero by itself, streams are threads of their own, what is out of order is refused with
-//! the code that the driver documents, and everything is counted.
+//! It is stricter than the driver, because its purpose is to find errors: device memory cannot be accessed through its
+//! address and is never zeroed, streams are separate threads, calls out of order are rejected with the documented code,
+//! and everything is counted.
 //!
-//! Two variables shape it. `DAQ_SIMULATED_CUDA` is a list of options, see [`Options`]; an option that is not known
-//! ends the process. `DAQ_SIMULATED_CUDA_REPORT` names a file that gets a report in JSON when a context ends and when
-//! the process does:
+//! Two environment variables configure it. `DAQ_SIMULATED_CUDA` is a list of options, see [`Options`]; an unknown
+//! option ends the process. `DAQ_SIMULATED_CUDA_REPORT` names a file for a JSON report, written when a context or the
+//! process ends:
 //!
 //! | key | meaning |
 //! |---|---|
 //! | `calls` | calls of each function |
 //! | `copied` | bytes copied: `host_to_device`, `device_to_host`, `device_to_device`, `host_to_host` |
 //! | `copies`, `fills`, `launches` | operations that streams have executed |
-//! | `resident` | frames that kernels which stay have begun |
-//! | `blocked` | calls that had to wait for a kernel that stays |
-//! | `unregistered` | copies from or to host memory that the driver did not know: `copies` and their `bytes` |
-//! | `leaks` | what lived on when its context ended, and what lives now |
-//! | `errors` | calls that were refused, by their code; answers "not ready" (600) are no errors |
+//! | `resident` | frames that persistent kernels have started |
+//! | `blocked` | calls that had to wait for a persistent kernel |
+//! | `unregistered` | copies from or to host memory that is unknown to the driver: `copies` and their `bytes` |
+//! | `leaks` | objects that outlived their context, and objects that exist now |
+//! | `errors` | rejected calls by code; "not ready" (600) is not an error |
 //!
-//! In a broken context calls that give something back say that it is broken, but what they give back is no leak. Freeing
-//! memory waits for all streams of its context, as the driver does: where one hangs, it does not return.
+//! In a broken context, calls that release something return the error, but what they release is not a leak. Freeing
+//! memory waits for all streams of its context, as the driver does: if one hangs, the call does not return.
 //!
-//! `daq_simulated_memory` is no function of the driver's: through it the stand-ins of other libraries find the memory
-//! behind a device address.
+//! `daq_simulated_memory` is not a function of the driver: through it, other simulated libraries find the memory behind
+//! a device address.
 //!
-//! A kernel that stays on its device (`daq_resident`) holds up every call that waits for the device. Such a call is
-//! counted and told on stderr, and ends the process if it waits for too long: a program that makes one would hang.
+//! A persistent kernel (`daq_resident`) blocks every call that waits for the device. Such a call is counted and logged
+//! to stderr, and ends the process if it waits too long: a real program would hang.
 //!
-//! The library is a stand-in for the run-time compiler `libnvrtc.so` too: it makes, of any text that defines
-//! `on_frame`, code with the entries that the text names.
+//! The library also replaces the run-time compiler `libnvrtc.so`: from any text that defines `on_frame` it makes code
+//! with the entries that the text names.
 //!
-//! What it does not do: run kernels (only those in `kernels.rs`, by name), peer access, memory pools, external
-//! memory, capture across several streams.
+//! Not supported: running kernels (except those in `kernels.rs`, by name), peer access, memory pools, external memory,
+//! capture across several streams.
 
 mod attributes;
 mod code;

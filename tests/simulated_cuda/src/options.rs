@@ -1,4 +1,4 @@
-//! The shape of the simulated machine and what goes wrong on it, from `DAQ_SIMULATED_CUDA`.
+//! Properties and faults of the simulated machine, from `DAQ_SIMULATED_CUDA`.
 
 use crate::code::{self, Code};
 use std::path::PathBuf;
@@ -8,35 +8,36 @@ use std::time::Duration;
 ///
 /// | option | meaning |
 /// |---|---|
-/// | `version=12040` | what `cuDriverGetVersion` says; older ones refuse newer PTX; 13000 without |
-/// | `gpus=2` | number of devices; 1 without |
-/// | `memory=64MiB` | memory of each device, in `KiB`, `MiB` or `GiB`; 256 MiB without |
-/// | `bar=FILE` | the devices' memory lies in that file: the BAR of a PCI device as sysfs shows it, so that cards reach it |
+/// | `version=12040` | return value of `cuDriverGetVersion`; older drivers reject newer PTX; default 13000 |
+/// | `gpus=2` | number of devices; default 1 |
+/// | `memory=64MiB` | memory of each device, in `KiB`, `MiB` or `GiB`; default 256 MiB |
+/// | `bar=FILE` | the devices' memory is in that file: the BAR of a PCI device in sysfs, so that real devices can access it |
 /// | `no-init=100` | `cuInit` returns this code |
 /// | `vmm=0` | no virtual memory management |
 /// | `rdma=0` | no `GPUDirect` RDMA |
 /// | `posix-fd=0` | memory cannot be shared as a file descriptor |
-/// | `dma-buf=map` | dma-bufs can be mapped; `none`: there are none; without, they can be handed on, not mapped |
-/// | `ordering=0` | the attribute `GPU_DIRECT_RDMA_WRITES_ORDERING`; 100 without |
-/// | `latency=50` | µs that each copy takes at least |
-/// | `gbps=20` | 10⁹ bytes a second that a copy engine moves at most |
-/// | `timeout=1` | seconds that a call waits for a kernel that stays before it ends the process; 20 without |
+/// | `dma-buf=map` | dma-bufs can be mapped; `none`: not supported; default: they can be shared, not mapped |
+/// | `ordering=0` | the attribute `GPU_DIRECT_RDMA_WRITES_ORDERING`; default 100 |
+/// | `latency=50` | minimum duration of each copy in µs |
+/// | `gbps=20` | maximum rate of a copy engine in 10⁹ bytes per second |
+/// | `timeout=1` | seconds that a call waits for a persistent kernel before it ends the process; default 20 |
 /// | `fail=SYMBOL@N:CODE` | the N-th call of a function returns the code; if the code is one that breaks a context, so do later calls |
 /// | `fail-async=copy@N:CODE`, `launch@N`, `resident@N` | the N-th executed operation breaks its context with the code |
 /// | `hang=copy@N`, `launch@N`, `resident@N` | the N-th executed operation never ends |
 ///
-/// What is counted as `resident` are the frames that kernels which stay begin. Counts begin at 1; options from `fail` on may be given several times.
+/// `resident` counts the frames that persistent kernels start. Counts begin at 1; options from `fail` on may be given
+/// several times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// What `cuDriverGetVersion` says: 1000 × major + 10 × minor.
+    /// Return value of `cuDriverGetVersion`: 1000 × major + 10 × minor.
     pub version: i32,
     /// Number of devices.
     pub gpus: i32,
     /// Bytes of memory of each device.
     pub memory: usize,
-    /// The file in which all memory of the devices lies; without it, memory of this process.
+    /// The file with all memory of the devices; without it, memory of this process.
     pub bar: Option<PathBuf>,
-    /// What `cuInit` returns; 0 where it succeeds.
+    /// Return value of `cuInit`; 0 for success.
     pub no_init: Code,
     /// Whether there is virtual memory management.
     pub vmm: bool,
@@ -44,15 +45,15 @@ pub struct Options {
     pub rdma: bool,
     /// Whether memory can be shared as a file descriptor.
     pub posix_fd: bool,
-    /// What can be done with dma-bufs.
+    /// Support for dma-bufs.
     pub dma_buf: DmaBuf,
     /// The attribute `GPU_DIRECT_RDMA_WRITES_ORDERING`.
     pub ordering: i32,
-    /// What each copy takes at least.
+    /// Minimum duration of each copy.
     pub latency: Duration,
-    /// 10⁹ bytes a second that a copy engine moves at most; 0 without a limit.
+    /// Maximum rate of a copy engine in 10⁹ bytes per second; 0 without a limit.
     pub gbps: u32,
-    /// How long a call waits for a kernel that stays before it ends the process: a real driver would wait for ever.
+    /// How long a call waits for a persistent kernel before it ends the process: a real driver would wait forever.
     pub timeout: Duration,
     /// Calls that fail.
     pub fail: Vec<Failure>,
@@ -62,25 +63,25 @@ pub struct Options {
     pub hang: Vec<Failure>,
 }
 
-/// What can be done with the dma-bufs of device memory.
+/// Support for dma-bufs of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaBuf {
-    /// There are none.
+    /// Not supported.
     None,
-    /// They can be handed on; the CPU cannot map them to store to them.
+    /// They can be shared; the CPU cannot map them.
     Export,
     /// The CPU can map them.
     Map,
 }
 
-/// One thing that goes wrong.
+/// An injected fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The function, `copy`, `launch` or `resident`.
     pub what: String,
-    /// Which of them, from 1.
+    /// Number of the operation, from 1.
     pub nth: u64,
-    /// With which code.
+    /// The error code.
     pub code: Code,
 }
 
@@ -108,7 +109,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Reads the value of `DAQ_SIMULATED_CUDA`. The error names the option that is wrong.
+    /// Parses `DAQ_SIMULATED_CUDA`. The error names the invalid option.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut options = Self::default();
         for option in text.split(',').map(str::trim).filter(|o| !o.is_empty()) {
@@ -182,7 +183,7 @@ fn failure(value: &str, with_code: bool) -> Option<Failure> {
     })
 }
 
-/// Whether it is an error, be it one that only a newer driver has.
+/// Whether it is an error code, including those of newer drivers only.
 const fn is_error(code: Code) -> bool {
     code != code::SUCCESS
 }

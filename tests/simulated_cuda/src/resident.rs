@@ -1,27 +1,27 @@
-//! The kernel that stays: what daq.cuh makes of a function of the user's where `dispatch` is "persistent"; here one that
-//! gives each frame as it is, as far as the output has room, and zeros behind it.
+//! The persistent kernel that daq.cuh generates from a user's function if `dispatch` is "persistent". Here it copies
+//! each frame unchanged as far as the output has space, and writes zeros after it.
 //!
-//! Its blocks take turns at random, so that teams and blocks overtake each other. It looks closer than a GPU does:
-//! whatever would go wrong there without a word is told on stderr and breaks the context.
+//! Its blocks run in random order, so that groups and blocks overtake each other. It is stricter than a GPU: a protocol
+//! violation that a GPU would ignore is logged to stderr and breaks the context.
 
 use crate::code::{ASSERT, Result};
 use crate::faults::{Fate, RESIDENT};
 use crate::kernels::{Memory, give};
 
-/// Bits of the bell: frames posted so far.
+/// Bits of the doorbell: number of frames submitted so far.
 const POSTED: u64 = (1 << 48) - 1;
-/// Bit of the bell: whether to stop.
+/// Bit of the doorbell: stop.
 const STOP: u64 = 1 << 63;
-/// Where the shifts lie, in bytes behind the bell.
+/// Offset of the shifts from the doorbell in bytes.
 const SHIFTS: u64 = 64;
-/// Where the base of a device's count lies behind it.
+/// Offset of the base of a device's count.
 const RUNG_BASE: u64 = 64;
 /// Bits of that count.
 const RUNG: u64 = 0xff_ffff;
 /// Words of a record before its bitmap.
 const RECORD_WORDS: u64 = 5;
 
-/// One of the two rings.
+/// An input or output ring.
 #[derive(Clone, Copy, Debug)]
 struct Slots {
     base: u64,
@@ -29,7 +29,7 @@ struct Slots {
     count: u64,
     /// Bytes of a frame.
     bytes: u64,
-    /// From the number of a frame to that of its slot.
+    /// Offset from a frame number to its slot number.
     shift: u64,
 }
 
@@ -40,33 +40,33 @@ impl Slots {
     }
 }
 
-/// A block, one of a team.
+/// A block of a group.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
-    /// Frames of its team that it is done with.
+    /// Number of completed frames of its group.
     done: u64,
-    /// As many as its credit says.
+    /// The same as published in its credit.
     reported: u64,
 }
 
-/// The kernel while it runs.
+/// The running kernel.
 struct Resident<'a> {
     memory: &'a dyn Memory,
     bell: u64,
-    /// What a device rings; 0 where the host alone does.
+    /// The doorbell that a device writes; 0 if only the host does.
     rung: u64,
     credits: u64,
     records: [u64; 3],
     input: Slots,
     output: Slots,
     teams: u64,
-    /// Block b of team t is number t × blocks of a team + b.
+    /// Block b of group t has the number t × blocks per group + b.
     blocks: Vec<Block>,
-    /// Frames of each team that were begun, and whether the last of them never ends.
+    /// Number of frames started per group, and whether the last of them hangs.
     begun: Vec<(u64, bool)>,
-    /// The bell as it was last seen.
+    /// The doorbell value at the last read.
     seen: u64,
-    /// Frames that the host has posted or a device has rung for.
+    /// Number of frames that the host has submitted or a device has signalled.
     posted: u64,
     generation: Option<u64>,
     random: u64,
@@ -151,14 +151,14 @@ impl<'a> Resident<'a> {
                 continue;
             };
             self.turn(block)?;
-            // With more to do already, one word for several frames will do.
+            // With more to do already, one word may cover several frames.
             if self.below(3) == 0 {
                 self.settle(block)?;
             }
         }
     }
 
-    /// Looks at the bell; how many frames are posted.
+    /// Reads the doorbell and returns the number of submitted frames.
     fn look(&mut self) -> Result<u64> {
         let bell = self.memory.load(self.bell)?;
         let (before, posted) = (self.seen & POSTED, bell & POSTED);
@@ -184,7 +184,7 @@ impl<'a> Resident<'a> {
             ))?;
         }
         self.seen = bell;
-        // The shifts are read when there is a frame that needs them.
+        // The shifts are read when a frame needs them.
         if posted > before && self.generation != Some(generation(bell)) {
             if self.generation.is_some() && self.done() < before {
                 wrong(&format!(
@@ -199,7 +199,7 @@ impl<'a> Resident<'a> {
         Ok(posted)
     }
 
-    /// How many frames a device has rung for beyond those that are posted.
+    /// Number of frames that a device has signalled beyond the submitted ones.
     fn rung_ahead(&self) -> Result<Option<u64>> {
         if self.rung == 0 {
             return Ok(None);
@@ -213,12 +213,12 @@ impl<'a> Resident<'a> {
         Ok(Some(ahead).filter(|ahead| *ahead <= self.input.count && self.seen & STOP == 0))
     }
 
-    /// How many of the first frames are done by all of their blocks.
+    /// Number of leading frames that all of their blocks have completed.
     fn done(&self) -> u64 {
         self.prefix(|block| block.done)
     }
 
-    /// How many of them the host knows to be done.
+    /// Number of those that the host knows to be complete.
     fn reported(&self) -> u64 {
         self.prefix(|block| block.reported)
     }
@@ -233,13 +233,13 @@ impl<'a> Resident<'a> {
             .unwrap_or(0)
     }
 
-    /// The team of a block and the frame that it would take next.
+    /// Returns the group of a block and the frame that it would start next.
     fn next(&self, block: usize) -> (usize, u64) {
         let team = block / (self.blocks.len() / self.begun.len());
         (team, self.blocks[block].done * self.teams + team as u64)
     }
 
-    /// A block that has a frame to work on.
+    /// Returns a block that has a frame to process.
     fn choose(&mut self, posted: u64) -> Option<usize> {
         let count = self.blocks.len();
         let first = usize::try_from(self.below(count as u64)).unwrap_or(0);
@@ -251,7 +251,7 @@ impl<'a> Resident<'a> {
         })
     }
 
-    /// A block does its part of a frame.
+    /// Processes a block's part of a frame.
     fn turn(&mut self, block: usize) -> Result {
         let (team, frame) = self.next(block);
         if self.blocks[block].done == self.begun[team].0 {
@@ -283,7 +283,7 @@ impl<'a> Resident<'a> {
         Ok(())
     }
 
-    /// Tells the host what a block has done, if it does not know.
+    /// Publishes the progress of a block to the host, if it is not published yet.
     fn settle(&mut self, block: usize) -> Result {
         let Block { done, reported } = self.blocks[block];
         if reported < done {
@@ -301,7 +301,7 @@ impl<'a> Resident<'a> {
         self.credits.wrapping_add(8 * word as u64)
     }
 
-    /// A number below `end` (xorshift).
+    /// Returns a number below `end` (xorshift).
     fn below(&mut self, end: u64) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;

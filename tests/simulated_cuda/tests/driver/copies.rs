@@ -1,4 +1,4 @@
-//! Bytes come back as they went.
+//! Copies preserve bytes.
 
 use crate::sys::context;
 use crate::{cu, ok, passes};

@@ -1,4 +1,4 @@
-//! What goes wrong on request.
+//! Injected faults.
 
 use crate::sys::context;
 use crate::{alone, cu, ok, passes};
@@ -49,14 +49,14 @@ fn stream_error_is_sticky() {
             assert_eq!(cu!(cuEventSynchronize(event)), 719);
             assert_eq!(allocate().0, 719);
             assert_eq!(cu!(cuCtxSynchronize()), 719);
-            // Giving back says so too, and counts.
+            // Calls that release objects return the error as well, and count.
             assert_eq!(cu!(cuMemFree_v2(device)), 719);
             assert_eq!(cu!(cuEventDestroy_v2(event)), 719);
             assert_eq!(cu!(cuStreamDestroy_v2(stream)), 719);
-            // What needs no context goes on.
+            // Calls without a context still work.
             let mut count = 0;
             ok!(cuDeviceGetCount(&raw mut count));
-            // A new context is a new beginning.
+            // A new context works again.
             ok!(cuDevicePrimaryCtxRelease_v2(0));
             assert_eq!(allocate().0, 709);
             context(0);
@@ -82,7 +82,7 @@ fn fatal_call_breaks_context() {
             context(0);
             assert_eq!(cu!(cuStreamQuery(null_mut())), 214);
             assert_eq!(allocate().0, 214);
-            // The other device is not concerned.
+            // The other device is not affected.
             context(1);
             assert_eq!(allocate().0, 0);
         },

@@ -18,8 +18,8 @@ use std::process::{Command, Output, Stdio};
 /// Set in the process that runs the body of a test.
 const ALONE: &str = "DAQ_SIMULATED_CUDA_TEST";
 
-/// Runs the body of the test `name` in a process of its own, on the machine of `options`. What it returns is what
-/// that process has given; nothing in that process itself.
+/// Runs the body of the test `name` in its own process, on the machine of `options`. Returns the result of that
+/// process; nothing in that process itself.
 fn alone(name: &str, options: &str, body: impl FnOnce()) -> Option<Alone> {
     if std::env::var_os(ALONE).is_some() {
         body();
@@ -56,7 +56,7 @@ fn alone(name: &str, options: &str, body: impl FnOnce()) -> Option<Alone> {
     })
 }
 
-/// As [`alone`], and the body must succeed. The report.
+/// Like [`alone`], and the body must succeed. Returns the report.
 fn passes(name: &str, options: &str, body: impl FnOnce()) -> Option<serde_json::Value> {
     let alone = alone(name, options, body)?;
     let stderr = String::from_utf8_lossy(&alone.output.stderr);

@@ -1,4 +1,4 @@
-//! Device memory, host memory, and what is refused.
+//! Device memory, host memory, and rejected calls.
 
 use crate::sys::{access, context, dereference, gate, mapped, properties};
 use crate::{alone, cu, ok, passes};
@@ -45,7 +45,7 @@ fn allocated_memory_is_poisoned() {
         let (code, address) = allocate(5000);
         assert_eq!(code, 0);
         assert_eq!(read(address, 5000), [0xa5; 5000]);
-        // No more is promised of small allocations.
+        // Small allocations have no larger alignment guarantee.
         assert_eq!(address % 1024, 512);
     });
 }
@@ -141,7 +141,7 @@ fn virtual_memory_calls_out_of_order_are_rejected() {
                 1,
                 "not mapped"
             );
-            // The same memory twice, one behind the other, as rings do.
+            // The same memory mapped twice in a row, as for rings.
             let second = address + GRANULE as u64;
             ok!(cuMemMap(address, GRANULE, 0, handle, 0));
             assert_eq!(
@@ -153,7 +153,7 @@ fn virtual_memory_calls_out_of_order_are_rejected() {
             assert_eq!(cu!(cuMemsetD8_v2(address, 1, 16)), 1, "no access");
             ok!(cuMemSetAccess(address, 2 * GRANULE, &raw const access, 1));
             assert_eq!(read(address, 32), [0xa5; 32]);
-            // Across the seam.
+            // Across the boundary.
             ok!(cuMemsetD8_v2(second - 16, 9, 32));
             assert_eq!(read(address, 17), [&[9; 16][..], &[0xa5]].concat());
             assert_eq!(

@@ -1,4 +1,4 @@
-//! Kernels that stay on their device.
+//! Persistent kernels.
 
 use crate::sys::context;
 use crate::{alone, cu, ok, passes};
@@ -15,7 +15,7 @@ const IN_BYTES: u64 = 300;
 const OUT_BYTES: u64 = 400;
 const RECORD_WORDS: u64 = 6;
 
-/// Pages that host and device share: the bell, its shifts, credits and records.
+/// Pages shared by host and device: the doorbell, its shifts, credits and records.
 #[repr(align(4096))]
 struct Shared([AtomicU64; 1024]);
 
@@ -32,7 +32,7 @@ fn address(at: usize) -> u64 {
     std::ptr::from_ref(word(at)) as u64
 }
 
-/// A kernel that stays, between a ring of device memory and one of host memory.
+/// A persistent kernel between a ring in device memory and one in host memory.
 struct Resident {
     input: u64,
     output: Vec<u8>,
@@ -102,7 +102,7 @@ impl Resident {
         let output = self.output.as_ptr() as u64;
         [
             bell,
-            // No device rings.
+            // No device writes the doorbell.
             0,
             credits,
             self.input,
@@ -150,7 +150,7 @@ impl Resident {
         word(0).store(self.bell, Ordering::Release);
     }
 
-    /// Moves the slots against the frames.
+    /// Changes the offset of slots relative to frames.
     fn shift(&mut self, input: u64, output: u64) {
         word(8).store(input, Ordering::Relaxed);
         word(9).store(output, Ordering::Relaxed);
@@ -169,7 +169,7 @@ impl Resident {
         })
     }
 
-    /// Waits until all that was posted is done.
+    /// Waits until all submitted frames are complete.
     fn wait(&self) {
         while !self.has(self.posted) {
             ok!(cuStreamQuery(null_mut()));
@@ -182,14 +182,14 @@ impl Resident {
             .output
             .as_ptr()
             .wrapping_add(usize::try_from(slot % SLOTS * STRIDE).unwrap());
-        // SAFETY: the slot is in the output, and the kernel has told that it is done with it.
+        // SAFETY: the slot is in the output, and the kernel has reported that it is done with it.
         (0..usize::try_from(STRIDE).unwrap())
             .map(|n| unsafe { at.add(n).read_volatile() })
             .collect()
     }
 }
 
-/// What a slot of the output holds after a frame full of `byte`.
+/// The content of an output slot after a frame full of `byte`.
 fn given(byte: u8) -> Vec<u8> {
     let part = |byte: u8, bytes: u64| vec![byte; usize::try_from(bytes).unwrap()];
     [
@@ -225,7 +225,7 @@ fn goes_round(teams: u32, blocks: u32) {
         frames += burst;
     }
     assert_eq!(cu!(cuStreamQuery(kernel.stream)), 600, "it stays");
-    // What is posted with the stop is done.
+    // Frames submitted with the stop are processed.
     kernel.posted += 4;
     kernel.bell += 4;
     kernel.stop();
@@ -281,7 +281,7 @@ fn device_wide_call_waits_for_persistent_kernel() {
     if let Some(ended) = ended {
         let stderr = String::from_utf8_lossy(&ended.output.stderr).into_owned();
         assert!(ended.output.status.success(), "{stderr}");
-        // The thread may have come too late to meet the kernel: then it did not wait.
+        // The thread may have been too late to meet the kernel: then it did not wait.
         let blocked = stderr
             .matches("cuMemFree_v2 waits for a kernel that stays")
             .count();
@@ -327,7 +327,7 @@ fn frame_that_hangs_blocks_only_its_block_group() {
     passes(name, "hang=resident@1", || {
         let mut kernel = Resident::new(2, 1).start();
         kernel.post(8);
-        // One of the teams goes on.
+        // One of the groups continues.
         let done = || [0, 1].map(|team| word(CREDITS + team).load(Ordering::Acquire));
         while !done().contains(&4) {
             ok!(cuStreamQuery(null_mut()));
@@ -351,7 +351,7 @@ fn persistent_kernel_failure_breaks_context() {
     });
 }
 
-/// What a program does wrong with the kernel, and what comes of it.
+/// A protocol violation of a program, and its result.
 fn ends_with(code: i32, kernel: &Resident) {
     assert_eq!(cu!(cuStreamSynchronize(kernel.stream)), code);
 }
@@ -384,7 +384,7 @@ fn persistent_kernel_invalid_address_breaks_context() {
     }
 }
 
-/// Waits until the kernel, of whose teams the first frame holds one up, has seen what was posted.
+/// Waits until the kernel, with one group blocked by the first frame, has seen all submitted frames.
 fn seen() {
     while [0, 1].map(|team| word(CREDITS + team).load(Ordering::Acquire)) == [0, 0] {
         std::thread::yield_now();
