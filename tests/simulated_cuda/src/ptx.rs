@@ -180,7 +180,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
-/// In `.param .u64 .ptr .global .align 4 name` the word tells where a pointer leads, and in a type like
+/// In `.param .u64 .ptr .global .align 4 name` the word names the target of a pointer, and in a type like
 /// `ld.global` it is no word of its own.
 fn is_parameter(words: &[&str], at: usize) -> bool {
     at > 0 && matches!(words[at - 1], ".ptr")

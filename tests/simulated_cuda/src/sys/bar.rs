@@ -38,7 +38,7 @@ impl Bar {
         })
     }
 
-    /// A descriptor of the file, and where in it `bytes` bytes begin that nobody else has.
+    /// Returns a descriptor of the file, and the offset of `bytes` free bytes in it.
     pub fn take(&self, bytes: usize) -> Option<(OwnedFd, usize)> {
         let file = self.file.try_clone().ok()?;
         let bytes = bytes.checked_next_multiple_of(PAGE)?;

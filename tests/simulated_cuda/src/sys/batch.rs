@@ -19,8 +19,8 @@ struct Attributes {
 /// The arguments that both versions of the batch have in common.
 #[derive(Clone, Copy)]
 struct Batch {
-    tos: In<u64>,
-    froms: In<u64>,
+    targets: In<u64>,
+    sources: In<u64>,
     bytes: In<usize>,
     count: usize,
     attributes: In<Attributes>,
@@ -42,7 +42,7 @@ impl Batch {
         let mut copies = Vec::with_capacity(self.count);
         for n in 0..self.count {
             let copy = || {
-                let (to, from) = (self.tos.at(n)?, self.froms.at(n)?);
+                let (to, from) = (self.targets.at(n)?, self.sources.at(n)?);
                 Copy::linear((Said::Either, to), (Said::Either, from), self.bytes.at(n)?)
             };
             copies.push(copy().map_err(|code| (Some(n), code))?);
@@ -78,8 +78,8 @@ impl Batch {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyBatchAsync(
-    tos: In<u64>,
-    froms: In<u64>,
+    targets: In<u64>,
+    sources: In<u64>,
     bytes: In<usize>,
     count: usize,
     attributes: In<Attributes>,
@@ -90,8 +90,8 @@ extern "C" fn cuMemcpyBatchAsync(
 ) -> Code {
     call!(cuMemcpyBatchAsync).in_context(|_| {
         let batch = Batch {
-            tos,
-            froms,
+            targets,
+            sources,
             bytes,
             count,
             attributes,
@@ -107,8 +107,8 @@ extern "C" fn cuMemcpyBatchAsync(
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyBatchAsync_v2(
-    tos: In<u64>,
-    froms: In<u64>,
+    targets: In<u64>,
+    sources: In<u64>,
     bytes: In<usize>,
     count: usize,
     attributes: In<Attributes>,
@@ -118,8 +118,8 @@ extern "C" fn cuMemcpyBatchAsync_v2(
 ) -> Code {
     call!(cuMemcpyBatchAsync_v2).in_context(|_| {
         let batch = Batch {
-            tos,
-            froms,
+            targets,
+            sources,
             bytes,
             count,
             attributes,

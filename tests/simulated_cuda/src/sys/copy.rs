@@ -239,18 +239,18 @@ impl Copy {
         };
         for row in 0..self.rows as u64 {
             let start = |end: &End| usize::try_from(end.pitch * row).map_err(|_| INVALID_VALUE);
-            let mut froms = from.part(start(&self.from)?, self.width);
+            let mut sources = from.part(start(&self.from)?, self.width);
             let mut source = (0, 0);
             for (mut to, mut bytes) in to.part(start(&self.to)?, self.width) {
                 while bytes > 0 {
                     if source.1 == 0 {
-                        source = froms.next().ok_or(INVALID_VALUE)?;
+                        source = sources.next().ok_or(INVALID_VALUE)?;
                     }
                     let length = bytes.min(source.1);
                     // SAFETY: `length` bytes are inside a piece on both sides. Pieces of device memory are mapped
                     // as long as they are held. Registered host memory is mapped as long as it is registered, and
                     // it was a moment ago; unregistered memory is mapped because its owner waits for this copy:
-                    // that is what callers of the driver vouch for, as they do for nobody else writing what is
+                    // callers of the driver guarantee that, as they do that no other code writes what is
                     // read or touching what is written. The two sides may overlap, which this copy allows.
                     unsafe { std::ptr::copy(source.0 as *const u8, to as *mut u8, length) };
                     (to, bytes) = (to + length, bytes - length);

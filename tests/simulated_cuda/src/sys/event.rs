@@ -69,7 +69,7 @@ impl Event {
     pub fn wait(&self, nth: u64, until: impl Fn() -> bool) {
         let mut state = lock(&self.state);
         while state.pending.contains(&nth) && !until() {
-            // What `until` looks at wakes nobody.
+            // A change of what `until` checks wakes no waiter.
             state = self
                 .changed
                 .wait_timeout(state, Duration::from_millis(5))
@@ -143,7 +143,7 @@ extern "C" fn cuEventCreate(event: Out<usize>, flags: c_uint) -> Code {
     })
 }
 
-/// What is pending goes on; nobody can ask for it any more.
+/// Pending work continues, but its state can no longer be queried.
 #[unsafe(no_mangle)]
 extern "C" fn cuEventDestroy_v2(event: usize) -> Code {
     call!(cuEventDestroy_v2).giving_back(|_| EVENTS.remove(event).map(|_| ()))

@@ -72,7 +72,7 @@ impl Fill {
                 let length = block.len().min(bytes - start);
                 // SAFETY: `length` bytes from `start` on are inside a piece. Pieces of device memory are mapped as
                 // long as they are held, and registered host memory as long as it is registered, for which callers
-                // of the driver vouch. `block` holds `length` bytes and is nobody else's.
+                // of the driver vouch. `block` holds `length` bytes and is used by no other code.
                 unsafe {
                     let to = (address as *mut u8).add(start);
                     to.copy_from_nonoverlapping(block.as_ptr(), length);

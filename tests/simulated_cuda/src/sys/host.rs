@@ -54,12 +54,12 @@ fn allocate(bytes: usize, ordinal: i32) -> Result<u64> {
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
     );
-    // SAFETY: a new mapping at an address of the system's choice takes nobody's memory.
+    // SAFETY: a new mapping at an address of the system's choice overlaps no other memory.
     let base = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
     if base == libc::MAP_FAILED {
         return Err(OUT_OF_MEMORY);
     }
-    // SAFETY: `bytes` bytes were mapped there for writing a moment ago, and nobody else knows them.
+    // SAFETY: `bytes` bytes were mapped there for writing a moment ago, and no other code uses them.
     unsafe { ptr::write_bytes(base.cast::<u8>(), POISON, bytes) };
     space::lock().register(base as u64, bytes, ordinal, true)?;
     Ok(base as u64)
@@ -77,7 +77,7 @@ extern "C" fn cuMemHostAlloc(out: Out<u64>, bytes: usize, flags: c_uint) -> Code
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFreeHost(address: u64) -> Code {
     call!(cuMemFreeHost).alone().giving_back(|device| {
-        // A broken context is told after the memory is given back.
+        // A broken context is reported after the memory is freed.
         let _ = device.drain();
         let bytes = space::lock()
             .unregister(address, true)

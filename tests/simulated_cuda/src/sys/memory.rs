@@ -41,7 +41,7 @@ extern "C" fn cuMemFree_v2(address: u64) -> Code {
         if address == 0 {
             return Ok(());
         }
-        // A broken context is told after the memory is given back.
+        // A broken context is reported after the memory is freed.
         let _ = device.drain();
         space::lock().unplace(address, Origin::Allocated)
     })

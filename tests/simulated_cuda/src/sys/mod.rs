@@ -107,7 +107,7 @@ impl Call {
 /// Where a function puts what it gives.
 ///
 /// Made only by callers of the driver's functions, which vouch, as the driver's manual asks, that it is null or
-/// valid for writes of as many `T` as the function gives, and that nobody else uses that memory during the call.
+/// valid for writes of as many `T` as the function gives, and that no other code uses that memory during the call.
 #[repr(transparent)]
 struct Out<T>(*mut T);
 
@@ -157,7 +157,7 @@ impl Out<c_char> {
 /// What a function is given to read, one `T` or several.
 ///
 /// Made only by callers of the driver's functions, which vouch, as the driver's manual asks, that it is null or
-/// valid for reads of as many `T` as the function takes, and that nobody writes that memory during the call.
+/// valid for reads of as many `T` as the function takes, and that no other code writes that memory during the call.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 struct In<T>(*const T);
@@ -226,7 +226,7 @@ pub fn alive() -> Alive {
 }
 
 extern "C" fn end() {
-    // Whoever only opened the library has nothing to report.
+    // A process that only opened the library has nothing to report.
     if COUNTS.any() {
         report::write();
     }

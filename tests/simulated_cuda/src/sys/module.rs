@@ -110,7 +110,7 @@ impl Module {
 fn read(image: In<u8>) -> std::result::Result<Image, (Code, String)> {
     let plain = |code| (code, String::new());
     let byte = |n| image.at(n).map_err(plain);
-    // No byte is read behind one that tells that this is no image.
+    // Reading stops at the first byte that is not part of an image.
     let mut magic = true;
     for (n, expected) in b"\x7fELF".iter().enumerate() {
         magic = magic && byte(n)? == *expected;

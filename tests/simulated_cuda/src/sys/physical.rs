@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What fresh memory is full of: whoever reads what was never written shall notice.
+/// Fill value of allocated memory, so that reads of unwritten memory are detected.
 pub const POISON: u8 = 0xa5;
 
 static ALIVE: AtomicUsize = AtomicUsize::new(0);
@@ -88,7 +88,7 @@ impl Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        // SAFETY: `map` has mapped so many bytes at `base`, this value owned the mapping, and whoever uses it holds
+        // SAFETY: `map` has mapped so many bytes at `base`, this value owned the mapping, and every user holds
         // an `Arc` of this value.
         unsafe { libc::munmap(self.base as *mut libc::c_void, self.lead + self.bytes) };
         if let Some(bar) = &*BAR {
@@ -122,24 +122,24 @@ fn file(bytes: usize) -> Option<OwnedFd> {
     if file < 0 {
         return None;
     }
-    // SAFETY: `memfd_create` has just opened the descriptor, and nobody else has it.
+    // SAFETY: `memfd_create` has just opened the descriptor, and no other code has it.
     let file = unsafe { OwnedFd::from_raw_fd(file) };
     let length = libc::off_t::try_from(bytes).ok()?;
-    // SAFETY: the descriptor is open; nobody has mapped the file yet.
+    // SAFETY: the descriptor is open; the file is not mapped yet.
     (unsafe { libc::ftruncate(file.as_raw_fd(), length) } == 0).then_some(file)
 }
 
-/// Maps `bytes` bytes of a file from `begin` on, which are nobody else's, and fills them with poison.
+/// Maps `bytes` bytes of a file from `begin` on, which are otherwise unused, and fills them with poison.
 fn map(file: &OwnedFd, begin: usize, bytes: usize) -> Option<usize> {
     let begin = libc::off_t::try_from(begin).ok()?;
     let (protection, sharing) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
     let file = file.as_raw_fd();
-    // SAFETY: the descriptor is open; a new mapping at an address of the system's choice takes nobody's memory.
+    // SAFETY: the descriptor is open; a new mapping at an address of the system's choice overlaps no other memory.
     let base = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, sharing, file, begin) };
     if base == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: `bytes` bytes were mapped there for writing a moment ago, and nobody else knows them: the file is fresh, or
+    // SAFETY: `bytes` bytes were mapped there for writing a moment ago, and no other code uses them: the file is new, or
     // the piece of it was taken for us alone.
     unsafe { ptr::write_bytes(base.cast::<u8>(), POISON, bytes) };
     Some(base as usize)

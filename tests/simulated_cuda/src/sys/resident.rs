@@ -1,4 +1,4 @@
-//! Kernels that stay on their device, and who waits for them.
+//! Persistent kernels, and the calls that wait for them.
 
 use super::context::{self, Device};
 use super::copy::Said;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A kernel that stays, from its launch to its end.
+/// A persistent kernel, from its launch to its end.
 #[derive(Debug)]
 pub struct Running {
     device: &'static Device,
@@ -88,8 +88,8 @@ fn word<T>(address: u64, writes: bool, with: impl FnOnce(&AtomicU64) -> T) -> Re
     let (at, _) = pieces.part(0, 8).next().ok_or(ILLEGAL_ADDRESS)?;
     // SAFETY: 8 bytes are inside a piece, at a multiple of 8 as the address is one: pieces begin at multiples of 8
     // where their addresses do. Pieces of device memory are mapped as long as they are held; registered host memory is
-    // as long as it is registered, and who unregisters it waits for kernels that stay. Whoever else uses the word does
-    // so as a whole, by the word of those who launch such kernels.
+    // as long as it is registered, and unregistering waits for persistent kernels. All other code uses the word
+    // only as a whole, as launchers of such kernels guarantee.
     Ok(with(unsafe { AtomicU64::from_ptr(at as *mut u64) }))
 }
 

@@ -9,7 +9,7 @@ use crate::code::{
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-/// Bytes of addresses that are kept for devices. None is given twice, so that whoever uses what was freed is caught.
+/// Bytes of addresses that are kept for devices. None is reused, so that a use after free is detected.
 const ARENA: usize = 16 << 40;
 /// Granularity of virtual memory management.
 pub const GRANULARITY: usize = 2 << 20;
@@ -92,7 +92,7 @@ pub const fn skew(bytes: usize) -> usize {
 impl Space {
     fn new() -> Self {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the system's choice takes nobody's memory.
+        // SAFETY: a new mapping at an address of the system's choice overlaps no other memory.
         let arena =
             unsafe { libc::mmap(std::ptr::null_mut(), ARENA, libc::PROT_NONE, flags, -1, 0) };
         assert!(

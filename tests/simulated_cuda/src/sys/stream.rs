@@ -63,7 +63,7 @@ pub struct Stream {
     is_default: bool,
     /// Its context is gone: nothing is to be done any more.
     is_abandoned: AtomicBool,
-    /// Whether a kernel that stays is on it.
+    /// Whether a persistent kernel runs on it.
     stays: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -128,7 +128,7 @@ impl Stream {
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        // An error of another stream wakes nobody here.
+        // An error of another stream does not wake this wait.
         let poll_interval = Duration::from_millis(5);
         self.changed
             .wait_timeout(state, poll_interval)
@@ -262,7 +262,7 @@ impl Stream {
             {
                 self.device.fail(code);
             }
-            // Whoever sees the event passed sees the stream so far, and the other way round.
+            // A thread that sees the event as passed sees the stream's progress, and vice versa.
             let mut state = lock(&self.state);
             operation.pass();
             state.completed += 1;
@@ -329,7 +329,7 @@ impl Operation {
         let is_over = || device.check().is_err() || stream.is_abandoned();
         match self {
             Self::Copy(copy) => copy.execute(device),
-            // Whoever relies on the order of a batch is mistaken.
+            // The order within a batch is not guaranteed.
             Self::Batch(copies) => copies
                 .iter()
                 .rev()
@@ -357,7 +357,7 @@ impl Operation {
         }
     }
 
-    /// What follows even where nothing is done any more, so that nobody waits for ever.
+    /// Runs even if the stream executes nothing any more, so that no waiter blocks forever.
     fn pass(&self) {
         match self {
             Self::Record(event, nth) => event.pass(*nth),

@@ -141,10 +141,10 @@ fn copy_batch_copies_every_entry() {
         let device = allocate(8192);
         let mut from = bytes(8192);
         ok!(cuMemHostRegister_v2(from.as_mut_ptr().cast(), 8192, 0));
-        let (mut tos, mut froms, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut targets, mut sources, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
         for n in 0..8_u64 {
-            tos.push(device + 1024 * n);
-            froms.push(from.as_ptr() as u64 + 1024 * (7 - n));
+            targets.push(device + 1024 * n);
+            sources.push(from.as_ptr() as u64 + 1024 * (7 - n));
             sizes.push(1024);
         }
         let zero = crate::sys::location();
@@ -160,8 +160,8 @@ fn copy_batch_copies_every_entry() {
         ok!(cuStreamCreate(&raw mut stream, 1));
         let mut batch = |count, stream| {
             cu!(cuMemcpyBatchAsync_v2(
-                tos.as_mut_ptr(),
-                froms.as_mut_ptr(),
+                targets.as_mut_ptr(),
+                sources.as_mut_ptr(),
                 sizes.as_mut_ptr(),
                 count,
                 &raw mut attributes,
